@@ -1,0 +1,273 @@
+//! What a filter is: a layer of a disk's stack that sees every I/O on its way down and on its way up.
+//!
+//! The stack ([`crate::stack`]) calls a filter's hooks; a filter answers with a [`Verdict`] and asks for more
+//! through its [`Cx`]. It never calls its neighbour, never waits, never reads a clock. Each filter is one file in
+//! this folder, its manual page beside the others in `docs/filters/`; [`FilterSpec`] is the table they are chosen from.
+//!
+//! # Always true
+//! Rules F1-F5, which the stack keeps for every filter and `tests/stack.rs` checks against a dumb model:
+//! - F1: `submit` is called top filter first, `complete` bottom filter first.
+//! - F2: an I/O that a filter ends on its way down is completed only through the filters above that one.
+//! - F3: each `submit` that was answered [`Verdict::Pass`] is followed by exactly one `complete`.
+//! - F4, F5: a filter that answers a write or a flush itself has made durable what that answer promises.
+//! - F6: a guest's I/O is not edited; a filter that wants other offsets or lengths sends its own ([`Cx::lower`]).
+//!
+//! # Source
+//! The verdicts are those that VMware's program page lists for I/O filters (pass, complete, fail, defer).
+
+use crate::request::{Data, DiskId, Flags, IoId, Op, Outcome, Token};
+use crate::units::Time;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+use core::fmt;
+use core::str::FromStr;
+use options::{OptionsError, refuse};
+
+pub mod fault;
+pub mod null;
+pub mod options;
+pub mod stats;
+pub mod trace;
+
+/// How many filters one disk may carry: more than any sensible stack, few enough for a small fixed index.
+pub const MAX_FILTERS: usize = 16;
+
+/// A layer of a disk's stack. All hooks must return at once.
+pub trait Filter: Send {
+    /// Its name in configuration, reports and manual.
+    fn name(&self) -> &'static str;
+
+    /// An I/O on its way down.
+    ///
+    /// `Pass` hands it to the next layer, `Done` ends it here, `Defer` keeps it: the filter must then answer it
+    /// exactly once with [`Cx::resume`].
+    fn submit(&mut self, cx: &mut Cx<'_>, io: &Io) -> Verdict;
+
+    /// An I/O that this filter had passed, on its way up; `io.outcome` is what the layers below made of it.
+    ///
+    /// `Pass` hands that up, `Done` replaces it, `Defer` keeps the I/O as above.
+    fn complete(&mut self, cx: &mut Cx<'_>, io: &Io) -> Verdict;
+
+    /// An I/O of this filter's own ([`Cx::lower`]) has ended.
+    fn lower_done(&mut self, _cx: &mut Cx<'_>, _tag: u64, _outcome: Outcome) {}
+
+    /// Bytes that this filter sent aside ([`Cx::side_write`]) are written, or could not be; the buffer comes back.
+    fn side_done(&mut self, _cx: &mut Cx<'_>, _buffer: Vec<u8>, _outcome: Outcome) {}
+
+    /// When it next wants [`Filter::tick`], and why. Must not be in the past after a tick.
+    fn deadline(&self) -> Option<(Time, Why)> {
+        None
+    }
+
+    /// Whether [`Filter::deadline`] is ever anything but `None`: most filters are never asked.
+    fn timed(&self) -> bool {
+        false
+    }
+
+    /// Its deadline has passed.
+    fn tick(&mut self, _cx: &mut Cx<'_>) {}
+
+    /// It is being taken out of the stack, with none of its I/Os in flight: last chance to send bytes aside.
+    fn retire(&mut self, _cx: &mut Cx<'_>) {}
+
+    /// What it has seen, for the outside.
+    fn report(&self) -> FilterReport {
+        FilterReport::Nothing
+    }
+}
+
+/// What a filter makes of an I/O.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Verdict {
+    /// Carry on.
+    Pass,
+    /// It ends here, so.
+    Done(Outcome),
+    /// The filter owns it now and resumes it later, exactly once.
+    Defer,
+}
+
+/// Why something wants to be woken, for traces and the dashboard.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Why {
+    /// A filter holds an I/O back for a time.
+    Delay,
+    /// Buffered records should not wait for more.
+    Records,
+}
+
+/// An I/O inside a stack, as its filters see it.
+#[derive(Clone, Debug)]
+pub struct Io {
+    /// Its name inside the shard.
+    pub id: IoId,
+    /// What is asked.
+    pub op: Op,
+    /// How.
+    pub flags: Flags,
+    /// Where on the disk, in bytes.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub len: u64,
+    /// The bytes.
+    pub data: Data,
+    /// When the front end first saw it waiting.
+    pub arrived: Time,
+    /// When it entered the stack.
+    pub entered: Time,
+    /// When it left the stack's bottom for the datastore.
+    pub issued: Time,
+    /// When the datastore answered.
+    pub returned: Time,
+    /// How it ended so far; `Ok` on its way down.
+    pub outcome: Outcome,
+    pub(crate) origin: Origin,
+    /// The filter that deferred it, and which way it was going.
+    pub(crate) parked: Option<(u8, Way)>,
+}
+
+/// Who waits for an I/O's end.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Origin {
+    Guest(Token),
+    Filter { level: u8, tag: u64 },
+}
+
+/// Which way an I/O goes through the stack.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Way {
+    Down,
+    Up,
+}
+
+/// A filter's own I/O, which enters the stack just below it.
+#[derive(Clone, Copy, Debug)]
+pub struct Lower {
+    /// What is asked.
+    pub op: Op,
+    /// How.
+    pub flags: Flags,
+    /// Where on the disk, in bytes.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub len: u64,
+    /// The bytes: a part of a deferred guest's buffer, which stays valid until that guest's I/O is resumed.
+    pub data: Data,
+}
+
+/// What a filter may ask for while one of its hooks runs.
+pub struct Cx<'a> {
+    pub(crate) now: Time,
+    pub(crate) disk: DiskId,
+    pub(crate) level: u8,
+    pub(crate) wants: &'a mut VecDeque<Want>,
+}
+
+/// A filter's wish, carried out by the stack after the hook returns.
+pub(crate) enum Want {
+    Lower { level: u8, tag: u64, lower: Lower },
+    Resume { level: u8, io: IoId, verdict: Verdict },
+    Side { level: u8, buffer: Vec<u8> },
+}
+
+impl Cx<'_> {
+    /// The time of the event that is being handled.
+    pub fn now(&self) -> Time {
+        self.now
+    }
+
+    /// The disk whose stack this is.
+    pub fn disk(&self) -> DiskId {
+        self.disk
+    }
+
+    /// Sends an I/O of the filter's own to the layers below; [`Filter::lower_done`] gets `tag` back with its end.
+    pub fn lower(&mut self, tag: u64, lower: Lower) {
+        self.wants.push_back(Want::Lower { level: self.level, tag, lower });
+    }
+
+    /// Lets a deferred I/O go on in the direction it had: `Pass`, or `Done` with an outcome.
+    ///
+    /// # Panics
+    /// When the stack finds that this filter does not hold `io`, or when the verdict is `Defer`: answering an I/O
+    /// twice would tell a guest that data is safe which is not.
+    pub fn resume(&mut self, io: IoId, verdict: Verdict) {
+        self.wants.push_back(Want::Resume { level: self.level, io, verdict });
+    }
+
+    /// Appends `buffer` to the filter's side file; it comes back, to be used again, in [`Filter::side_done`].
+    pub fn side_write(&mut self, buffer: Vec<u8>) {
+        self.wants.push_back(Want::Side { level: self.level, buffer });
+    }
+}
+
+/// What a filter tells about itself.
+#[derive(Clone, Debug, Default)]
+pub enum FilterReport {
+    /// It has nothing to tell.
+    #[default]
+    Nothing,
+    /// [`stats`].
+    Stats(Box<stats::StatsReport>),
+    /// [`fault`].
+    Fault(fault::FaultReport),
+    /// [`trace`].
+    Trace(trace::TraceReport),
+}
+
+/// Which filter, with its settings: how configuration names one.
+#[derive(Clone, Debug, PartialEq)]
+pub enum FilterSpec {
+    /// [`null`].
+    Null,
+    /// [`stats`].
+    Stats,
+    /// [`fault`].
+    Fault(fault::FaultSpec),
+    /// [`trace`].
+    Trace(trace::TraceSpec),
+}
+
+impl FilterSpec {
+    /// Makes the filter.
+    pub fn build(&self) -> Box<dyn Filter> {
+        match self {
+            FilterSpec::Null => Box::new(null::Null),
+            FilterSpec::Stats => Box::new(stats::Stats::new()),
+            FilterSpec::Fault(spec) => Box::new(fault::FaultFilter::new(spec.clone())),
+            FilterSpec::Trace(spec) => Box::new(trace::Trace::new(spec)),
+        }
+    }
+}
+
+impl FromStr for FilterSpec {
+    type Err = OptionsError;
+
+    /// Reads `NAME` or `NAME:OPTIONS`, as on the command line.
+    fn from_str(text: &str) -> Result<FilterSpec, OptionsError> {
+        let (name, options) = text.split_once(':').unwrap_or((text, ""));
+        match name {
+            "null" | "stats" if !options.is_empty() => {
+                Err(refuse!("the {name} filter has no options: write only {name}"))
+            }
+            "null" => Ok(FilterSpec::Null),
+            "stats" => Ok(FilterSpec::Stats),
+            "fault" => options.parse().map(FilterSpec::Fault),
+            "trace" => options.parse().map(FilterSpec::Trace),
+            _ => Err(refuse!("there is no filter `{name}`: there are null, stats, fault and trace")),
+        }
+    }
+}
+
+impl fmt::Display for FilterSpec {
+    /// As [`FilterSpec::from_str`] reads it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FilterSpec::Null => f.write_str("null"),
+            FilterSpec::Stats => f.write_str("stats"),
+            FilterSpec::Fault(spec) => write!(f, "fault:{spec}"),
+            FilterSpec::Trace(spec) => write!(f, "trace:{spec}"),
+        }
+    }
+}

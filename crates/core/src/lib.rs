@@ -1,0 +1,21 @@
+//! Decides what happens to every I/O of a host's disks, and never performs any of it.
+//!
+//! An I/O thread (or the simulator) feeds a [`shard::Shard`] with events and carries out the effects that it
+//! appends. Time, sizes and identities are plain values that come in by argument; bytes stay outside and are
+//! known here only by the names of their buffers. There is no clock, lock, channel or system call in this crate.
+//!
+//! Read it in a request's order: [`request`] (what a guest asked), [`shard`] (the one door in),
+//! [`stack`] (down the filters and up again), [`filter`] (each filter, one file).
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod filter;
+pub mod histogram;
+pub mod request;
+pub mod shard;
+pub mod slab;
+pub mod stack;
+pub mod units;

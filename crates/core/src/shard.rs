@@ -1,0 +1,647 @@
+//! The decisions of one I/O thread: every request of its disks comes in here, and everything to be done comes out.
+//!
+//! The I/O thread (or the simulator) calls [`Shard::handle`] for each event and carries out the effects in order.
+//! The shard keeps the door of each disk (range, read-only, being changed) and leaves the way through the filters to
+//! [`crate::stack`]. It does not know rings, sockets, files or bytes.
+//!
+//! # Always true
+//! - every [`Event::Submitted`] is answered by exactly one [`Effect::Answer`] (property-tested with random filters)
+//! - no I/O starts on a disk that is being changed, and none is refused for it: they wait, in order
+//! - an I/O that reaches the datastore lies within the disk
+//!
+//! # Picture: a disk's door
+//! ```text
+//!            Rearrange              quiet
+//!   Open ──────────────> Changing ─────────> Open        requests wait meanwhile
+//!     │ Detach                     quiet
+//!     └────────────────> Leaving  ─────────> gone        requests are answered Gone
+//! ```
+
+use crate::filter::{FilterReport, Io, Why};
+use crate::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome, Request, Token};
+use crate::slab::Slab;
+use crate::stack::{self, FilterKey, Place, Stack, Walk};
+use crate::units::Time;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// What happens to an I/O thread.
+pub enum Event {
+    /// A front end has a request.
+    Submitted {
+        /// For which disk.
+        disk: DiskId,
+        /// The front end's name for it.
+        token: Token,
+        /// The request.
+        request: Request,
+    },
+    /// The datastore has ended an I/O that an [`Effect::Start`] gave it.
+    Finished {
+        /// Of which disk.
+        disk: DiskId,
+        /// Which.
+        io: IoId,
+        /// How.
+        outcome: Outcome,
+    },
+    /// The moment of [`Shard::deadline`] has come.
+    Ticked,
+    /// Bytes of a filter's [`Effect::SideWrite`] are on their file, or could not be put there.
+    SideWritten {
+        /// Of which disk.
+        disk: DiskId,
+        /// Whose.
+        filter: FilterKey,
+        /// The buffer, to be used again.
+        buffer: Vec<u8>,
+        /// How it went.
+        outcome: Outcome,
+    },
+    /// A disk comes to this thread.
+    Attach {
+        /// Under this name.
+        disk: DiskId,
+        /// Bytes it holds.
+        size: u64,
+        /// Whether writes are refused.
+        read_only: bool,
+        /// Its filters.
+        stack: Stack,
+    },
+    /// The disk's filters are to be these from now on; answered by [`Effect::Rearranged`].
+    Rearrange {
+        /// Which disk.
+        disk: DiskId,
+        /// Top first.
+        places: Vec<Place>,
+    },
+    /// The disk's size is to be this from now on.
+    Resize {
+        /// Which disk.
+        disk: DiskId,
+        /// Bytes.
+        size: u64,
+    },
+    /// The disk goes; answered by [`Effect::Detached`] once nothing of it is in flight.
+    Detach {
+        /// Which disk.
+        disk: DiskId,
+    },
+}
+
+/// What an I/O thread must do, in the order given.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Effect {
+    /// Give this I/O to the disk's datastore, and report its end with [`Event::Finished`].
+    Start {
+        /// Of which disk.
+        disk: DiskId,
+        /// Which.
+        io: IoId,
+        /// What is asked.
+        op: Op,
+        /// How.
+        flags: Flags,
+        /// Where, in bytes.
+        offset: u64,
+        /// How much, in bytes.
+        len: u64,
+        /// The bytes.
+        data: Data,
+    },
+    /// Tell the front end how its request ended.
+    Answer {
+        /// Of which disk.
+        disk: DiskId,
+        /// The front end's name for it.
+        token: Token,
+        /// What it was.
+        op: Op,
+        /// How it ended.
+        outcome: Outcome,
+    },
+    /// Append these bytes to the filter's side file, then hand the buffer back with [`Event::SideWritten`].
+    SideWrite {
+        /// Of which disk.
+        disk: DiskId,
+        /// Whose.
+        filter: FilterKey,
+        /// The bytes.
+        buffer: Vec<u8>,
+    },
+    /// The disk has its new filters.
+    Rearranged {
+        /// Which disk.
+        disk: DiskId,
+    },
+    /// Nothing of the disk is left here.
+    Detached {
+        /// Which disk.
+        disk: DiskId,
+    },
+}
+
+/// See the module.
+pub struct Shard {
+    /// By number; a vacant place is a disk that was detached.
+    disks: Vec<Option<Disk>>,
+    ios: Slab<Io>,
+    /// Disks with a filter that has deadlines.
+    timed: Vec<DiskId>,
+    /// Completions that matched no I/O. Not zero means that a datastore or the engine is at fault.
+    strays: u64,
+}
+
+struct Disk {
+    size: u64,
+    read_only: bool,
+    door: Door,
+    stack: Stack,
+    /// Requests that came while the filters change, in order.
+    waiting: VecDeque<(Token, Request)>,
+}
+
+enum Door {
+    Open,
+    Changing(Vec<Place>),
+    Leaving,
+}
+
+/// What a shard tells of one disk.
+#[derive(Clone, Debug)]
+pub struct DiskReport {
+    /// Guests' I/Os between their entry and their answer.
+    pub in_flight: usize,
+    /// Requests that wait for a change of filters.
+    pub waiting: usize,
+    /// What each filter tells, top first.
+    pub filters: Vec<(FilterKey, &'static str, FilterReport)>,
+}
+
+impl Shard {
+    /// Without disks, with room for `in_flight` I/Os before it allocates.
+    pub fn new(in_flight: usize) -> Shard {
+        Shard {
+            disks: Vec::new(),
+            ios: Slab::with_capacity(in_flight),
+            timed: Vec::new(),
+            strays: 0,
+        }
+    }
+
+    /// The only way in. What must be done is appended to `out`, in order.
+    ///
+    /// # Panics
+    /// When an event names a disk that was never attached or is gone, except `Finished` and `SideWritten`, which
+    /// may come late: the engine knows its disks.
+    pub fn handle(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
+        match event {
+            Event::Submitted {
+                disk,
+                token,
+                request,
+            } => self.submitted(now, disk, token, &request, out),
+            Event::Finished { disk, io, outcome } => self.finished(now, disk, io, outcome, out),
+            Event::Ticked => self.ticked(now, out),
+            Event::SideWritten {
+                disk,
+                filter,
+                buffer,
+                outcome,
+            } => {
+                self.side_written(now, disk, filter, buffer, outcome, out);
+            }
+            Event::Attach {
+                disk,
+                size,
+                read_only,
+                stack,
+            } => {
+                self.attach(
+                    disk,
+                    Disk {
+                        size,
+                        read_only,
+                        door: Door::Open,
+                        stack,
+                        waiting: VecDeque::new(),
+                    },
+                );
+            }
+            Event::Rearrange { disk, places } => {
+                self.disk(disk).door = Door::Changing(places);
+                self.settle(now, disk, out);
+            }
+            Event::Resize { disk, size } => self.disk(disk).size = size,
+            Event::Detach { disk } => {
+                self.disk(disk).door = Door::Leaving;
+                self.settle(now, disk, out);
+            }
+        }
+    }
+
+    /// When it next wants [`Event::Ticked`], and why.
+    pub fn deadline(&self) -> Option<(Time, Why)> {
+        let deadlines = self
+            .timed
+            .iter()
+            .filter_map(|disk| self.disks[disk.0 as usize].as_ref()?.stack.deadline());
+        deadlines.min_by_key(|(at, _)| *at)
+    }
+
+    /// What it knows of one disk; `None` for one that it does not have.
+    pub fn report(&self, disk: DiskId) -> Option<DiskReport> {
+        let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
+        Some(DiskReport {
+            in_flight: disk.stack.in_flight,
+            waiting: disk.waiting.len(),
+            filters: disk.stack.reports(),
+        })
+    }
+
+    /// Guests' and filters' I/Os inside.
+    pub fn in_flight(&self) -> usize {
+        self.ios.len()
+    }
+
+    /// Completions that matched no I/O.
+    pub fn strays(&self) -> u64 {
+        self.strays
+    }
+
+    fn disk(&mut self, id: DiskId) -> &mut Disk {
+        self.disks[id.0 as usize]
+            .as_mut()
+            .expect("the engine names only disks that it has attached")
+    }
+
+    fn attach(&mut self, id: DiskId, disk: Disk) {
+        let place = id.0 as usize;
+        if self.disks.len() <= place {
+            self.disks.resize_with(place + 1, || None);
+        }
+        assert!(self.disks[place].is_none(), "a disk is attached once");
+        self.disks[place] = Some(disk);
+        self.note_timed();
+    }
+
+    /// Remembers which disks have deadlines, so that nobody asks the others.
+    fn note_timed(&mut self) {
+        self.timed.clear();
+        for (place, disk) in (0u32..).zip(&self.disks) {
+            if disk.as_ref().is_some_and(|disk| disk.stack.timed) {
+                self.timed.push(DiskId(place));
+            }
+        }
+    }
+
+    fn submitted(
+        &mut self,
+        now: Time,
+        id: DiskId,
+        token: Token,
+        request: &Request,
+        out: &mut Vec<Effect>,
+    ) {
+        let disk = self.disks[id.0 as usize]
+            .as_mut()
+            .expect("the engine names only disks that it has attached");
+        match disk.door {
+            Door::Open => {}
+            Door::Changing(_) => return disk.waiting.push_back((token, *request)),
+            Door::Leaving => {
+                return out.push(Effect::Answer {
+                    disk: id,
+                    token,
+                    op: request.op,
+                    outcome: Err(Fault::Gone),
+                });
+            }
+        }
+        if let Err(fault) = disk.admits(request) {
+            return out.push(Effect::Answer {
+                disk: id,
+                token,
+                op: request.op,
+                outcome: Err(fault),
+            });
+        }
+        disk.stack.submit(
+            &mut Walk {
+                now,
+                disk: id,
+                ios: &mut self.ios,
+                out,
+            },
+            token,
+            request,
+        );
+    }
+
+    fn finished(
+        &mut self,
+        now: Time,
+        id: DiskId,
+        io: IoId,
+        outcome: Outcome,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            self.strays += 1;
+            return;
+        };
+        if !disk.stack.finish(
+            &mut Walk {
+                now,
+                disk: id,
+                ios: &mut self.ios,
+                out,
+            },
+            io,
+            outcome,
+        ) {
+            self.strays += 1;
+        }
+        if !matches!(disk.door, Door::Open) {
+            self.settle(now, id, out);
+        }
+    }
+
+    fn ticked(&mut self, now: Time, out: &mut Vec<Effect>) {
+        for place in 0..self.timed.len() {
+            let id = self.timed[place];
+            let disk = self.disks[id.0 as usize]
+                .as_mut()
+                .expect("a disk with deadlines is attached");
+            disk.stack.tick(&mut Walk {
+                now,
+                disk: id,
+                ios: &mut self.ios,
+                out,
+            });
+        }
+        for place in 0..self.disks.len() {
+            if self.disks[place]
+                .as_ref()
+                .is_some_and(|disk| !matches!(disk.door, Door::Open))
+            {
+                let id = DiskId(u32::try_from(place).expect("disks are numbered in 32 bits"));
+                self.settle(now, id, out);
+            }
+        }
+    }
+
+    fn side_written(
+        &mut self,
+        now: Time,
+        id: DiskId,
+        filter: FilterKey,
+        buffer: Vec<u8>,
+        outcome: Outcome,
+        out: &mut Vec<Effect>,
+    ) {
+        if let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) {
+            let mut walk = Walk {
+                now,
+                disk: id,
+                ios: &mut self.ios,
+                out,
+            };
+            disk.stack.side_done(&mut walk, filter, buffer, outcome);
+        }
+    }
+
+    /// Carries out a change of filters or a detachment, once nothing is between the filters any more.
+    fn settle(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
+        let disk = self.disk(id);
+        if !disk.stack.is_quiet() {
+            return;
+        }
+        match core::mem::replace(&mut disk.door, Door::Open) {
+            Door::Open => {}
+            Door::Changing(places) => {
+                disk.stack.rearrange(now, id, places, out);
+                out.push(Effect::Rearranged { disk: id });
+                let waiting = core::mem::take(&mut disk.waiting);
+                self.note_timed();
+                for (token, request) in waiting {
+                    self.submitted(now, id, token, &request, out);
+                }
+            }
+            Door::Leaving => {
+                disk.stack.rearrange(now, id, Vec::new(), out);
+                for (token, request) in disk.waiting.drain(..) {
+                    out.push(Effect::Answer {
+                        disk: id,
+                        token,
+                        op: request.op,
+                        outcome: Err(Fault::Gone),
+                    });
+                }
+                self.disks[id.0 as usize] = None;
+                self.note_timed();
+                out.push(Effect::Detached { disk: id });
+            }
+        }
+    }
+}
+
+impl Disk {
+    /// Whether the request makes sense for this disk.
+    fn admits(&self, request: &Request) -> Outcome {
+        if self.read_only && request.op.modifies() {
+            return Err(Fault::ReadOnly);
+        }
+        let end = request.offset.checked_add(request.len);
+        if stack::has_range(request.op) && end.is_none_or(|end| end > self.size) {
+            // As NBD wants it: a write past the end is lack of space, any other is nonsense.
+            let write = matches!(request.op, Op::Write | Op::WriteZeroes);
+            return Err(if write {
+                Fault::NoSpace
+            } else {
+                Fault::Invalid
+            });
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::FilterSpec;
+    use alloc::vec;
+
+    const DISK: DiskId = DiskId(0);
+
+    fn shard(filters: usize) -> Shard {
+        let filters = (0..).zip(vec![FilterSpec::Null; filters]);
+        let stack = Stack::new(
+            filters
+                .map(|(key, spec)| (FilterKey(key), spec.build()))
+                .collect(),
+        );
+        let mut shard = Shard::new(4);
+        let attach = Event::Attach {
+            disk: DISK,
+            size: 8192,
+            read_only: false,
+            stack,
+        };
+        shard.handle(Time::ZERO, attach, &mut Vec::new());
+        shard
+    }
+
+    fn request(op: Op, offset: u64, len: u64) -> Request {
+        Request {
+            op,
+            flags: Flags::NONE,
+            offset,
+            len,
+            data: Data::NONE,
+            arrived: Time::ZERO,
+        }
+    }
+
+    fn submit(shard: &mut Shard, token: u64, request: Request) -> Vec<Effect> {
+        let mut out = Vec::new();
+        shard.handle(
+            Time::ZERO,
+            Event::Submitted {
+                disk: DISK,
+                token: Token(token),
+                request,
+            },
+            &mut out,
+        );
+        out
+    }
+
+    fn finish(shard: &mut Shard, io: IoId) -> Vec<Effect> {
+        let mut out = Vec::new();
+        shard.handle(
+            Time::ZERO,
+            Event::Finished {
+                disk: DISK,
+                io,
+                outcome: Ok(()),
+            },
+            &mut out,
+        );
+        out
+    }
+
+    fn started(effects: &[Effect]) -> IoId {
+        match effects {
+            [Effect::Start { io, .. }] => *io,
+            other => panic!("expected one start, not {other:?}"),
+        }
+    }
+
+    #[test]
+    fn a_request_starts_and_its_end_is_the_answer() {
+        let mut shard = shard(3);
+        let io = started(&submit(&mut shard, 7, request(Op::Read, 0, 4096)));
+        let answer = Effect::Answer {
+            disk: DISK,
+            token: Token(7),
+            op: Op::Read,
+            outcome: Ok(()),
+        };
+        assert_eq!(finish(&mut shard, io), [answer]);
+        assert_eq!(shard.in_flight(), 0);
+    }
+
+    #[test]
+    fn a_completion_that_comes_twice_ends_nothing() {
+        let mut shard = shard(0);
+        let io = started(&submit(&mut shard, 1, request(Op::Write, 0, 512)));
+        finish(&mut shard, io);
+        let other = started(&submit(&mut shard, 2, request(Op::Write, 0, 512)));
+        assert_eq!(finish(&mut shard, io), []);
+        assert_eq!((shard.strays(), shard.in_flight()), (1, 1));
+        assert_eq!(finish(&mut shard, other).len(), 1);
+    }
+
+    #[test]
+    fn what_lies_past_the_end_never_starts() {
+        let mut shard = shard(1);
+        for (op, offset, len, fault) in [
+            (Op::Read, 8192, 1, Fault::Invalid),
+            (Op::Write, 4096, 4097, Fault::NoSpace),
+            (Op::Discard, u64::MAX, 2, Fault::Invalid),
+            (Op::WriteZeroes, 0, u64::MAX, Fault::NoSpace),
+        ] {
+            let answer = Effect::Answer {
+                disk: DISK,
+                token: Token(0),
+                op,
+                outcome: Err(fault),
+            };
+            assert_eq!(submit(&mut shard, 0, request(op, offset, len)), [answer]);
+        }
+    }
+
+    #[test]
+    fn requests_wait_while_the_filters_change_and_then_go_on_in_order() {
+        let mut shard = shard(1);
+        let io = started(&submit(&mut shard, 1, request(Op::Write, 0, 512)));
+        let mut out = Vec::new();
+        let places = vec![
+            Place::New(FilterKey(9), FilterSpec::Null.build()),
+            Place::Keep(FilterKey(0)),
+        ];
+        shard.handle(
+            Time::ZERO,
+            Event::Rearrange { disk: DISK, places },
+            &mut out,
+        );
+        assert_eq!(out, []);
+        assert_eq!(submit(&mut shard, 2, request(Op::Write, 0, 512)), []);
+        assert_eq!(submit(&mut shard, 3, request(Op::Flush, 0, 0)), []);
+
+        let effects = finish(&mut shard, io);
+
+        assert!(matches!(
+            effects[0],
+            Effect::Answer {
+                token: Token(1),
+                ..
+            }
+        ));
+        assert!(matches!(effects[1], Effect::Rearranged { .. }));
+        assert!(matches!(effects[2], Effect::Start { op: Op::Write, .. }));
+        assert!(matches!(effects[3], Effect::Start { op: Op::Flush, .. }));
+        let keys: Vec<u32> = shard
+            .report(DISK)
+            .expect("attached")
+            .filters
+            .iter()
+            .map(|f| f.0.0)
+            .collect();
+        assert_eq!(keys, [9, 0]);
+    }
+
+    #[test]
+    fn a_disk_leaves_only_when_its_last_io_has_ended() {
+        let mut shard = shard(1);
+        let io = started(&submit(&mut shard, 1, request(Op::Read, 0, 512)));
+        let mut out = Vec::new();
+        shard.handle(Time::ZERO, Event::Detach { disk: DISK }, &mut out);
+        assert_eq!(out, []);
+        let refused = submit(&mut shard, 2, request(Op::Read, 0, 512));
+        assert!(matches!(
+            refused[..],
+            [Effect::Answer {
+                outcome: Err(Fault::Gone),
+                ..
+            }]
+        ));
+        assert!(matches!(
+            finish(&mut shard, io)[..],
+            [Effect::Answer { .. }, Effect::Detached { .. }]
+        ));
+        assert!(shard.report(DISK).is_none());
+    }
+}

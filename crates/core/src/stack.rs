@@ -1,0 +1,416 @@
+//! Carries each I/O of one disk down its filters, hands it to the datastore, and carries it up again.
+//!
+//! The shard calls [`Stack::submit`] when a request has passed the door and [`Stack::finish`] when the datastore has
+//! answered. Filters never call each other: everything moves in the one flat loop of `Walk::run`, and what a
+//! filter asks for meanwhile (its own I/O, resumption of a deferred one) waits in a list until the hook has returned.
+//!
+//! # Always true
+//! - each I/O ends exactly once: its place in the slab is given up at the same moment (asserted in `end`)
+//! - `in_flight` counts the guest's I/Os inside, `lower` the filters' own; both zero means nothing can move
+//!
+//! # Picture
+//! ```text
+//!   guest ──> submit ┌──────────┐ complete ──> answer
+//!                  0 │  stats   │
+//!                  1 │  fault   │ ── lower ─┐   a filter's own I/O enters below it
+//!                  2 │  null    │ <─────────┘
+//!                    └──────────┘
+//!                  Effect::Start   finish
+//! ```
+
+use crate::filter::{
+    Cx, Filter, FilterReport, Io, Lower, MAX_FILTERS, Origin, Verdict, Want, Way, Why,
+};
+use crate::request::{DiskId, IoId, Op, Outcome, Request, Token};
+use crate::shard::Effect;
+use crate::slab::Slab;
+use crate::units::Time;
+use alloc::boxed::Box;
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// Names a filter of a stack, also after others were put above it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FilterKey(pub u32);
+
+/// One place of a new arrangement of filters.
+pub enum Place {
+    /// The filter that stands under this key now, with all that it knows.
+    Keep(FilterKey),
+    /// A new one.
+    New(FilterKey, Box<dyn Filter>),
+}
+
+/// A disk's filters, top first, and what is inside them.
+pub struct Stack {
+    layers: Vec<Layer>,
+    wants: VecDeque<Want>,
+    /// Guests' I/Os between their entry and their answer.
+    pub(crate) in_flight: usize,
+    /// Filters' own I/Os under way.
+    pub(crate) lower: usize,
+    /// Whether any filter has deadlines.
+    pub(crate) timed: bool,
+}
+
+struct Layer {
+    key: FilterKey,
+    filter: Box<dyn Filter>,
+}
+
+impl Stack {
+    /// A stack of new filters, top first.
+    ///
+    /// # Panics
+    /// With more than [`MAX_FILTERS`] (the plan refuses them before).
+    pub fn new(filters: Vec<(FilterKey, Box<dyn Filter>)>) -> Stack {
+        let places = filters
+            .into_iter()
+            .map(|(key, filter)| Place::New(key, filter))
+            .collect();
+        let mut stack = Stack {
+            layers: Vec::new(),
+            wants: VecDeque::new(),
+            in_flight: 0,
+            lower: 0,
+            timed: false,
+        };
+        stack.arrange(places);
+        stack
+    }
+
+    /// Whether no I/O is inside, the guest's or a filter's.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.in_flight == 0 && self.lower == 0
+    }
+
+    /// Takes on the new arrangement and gives back the filters that have no place in it.
+    fn arrange(&mut self, places: Vec<Place>) -> Vec<Layer> {
+        assert!(
+            places.len() <= MAX_FILTERS,
+            "a stack has at most {MAX_FILTERS} filters"
+        );
+        let mut old: Vec<Option<Layer>> = self.layers.drain(..).map(Some).collect();
+        for place in places {
+            let layer = match place {
+                Place::New(key, filter) => Layer { key, filter },
+                Place::Keep(key) => {
+                    let kept = old
+                        .iter_mut()
+                        .find(|l| l.as_ref().is_some_and(|l| l.key == key));
+                    kept.and_then(Option::take)
+                        .expect("a kept filter stands in the old arrangement, once")
+                }
+            };
+            self.layers.push(layer);
+        }
+        self.timed = self.layers.iter().any(|layer| layer.filter.timed());
+        old.into_iter().flatten().collect()
+    }
+
+    /// Changes the filters; nothing may be inside. Those taken out may still send bytes aside.
+    pub(crate) fn rearrange(
+        &mut self,
+        now: Time,
+        disk: DiskId,
+        places: Vec<Place>,
+        out: &mut Vec<Effect>,
+    ) {
+        assert!(
+            self.is_quiet(),
+            "filters change only while no I/O is between them"
+        );
+        for mut gone in self.arrange(places) {
+            gone.filter.retire(&mut Cx {
+                now,
+                disk,
+                level: 0,
+                wants: &mut self.wants,
+            });
+            for want in self.wants.drain(..) {
+                if let Want::Side { buffer, .. } = want {
+                    out.push(Effect::SideWrite {
+                        disk,
+                        filter: gone.key,
+                        buffer,
+                    });
+                }
+            }
+        }
+    }
+
+    /// A guest's request enters at the top.
+    pub(crate) fn submit(&mut self, walk: &mut Walk<'_>, token: Token, request: &Request) {
+        self.in_flight += 1;
+        let io = walk.enter(Origin::Guest(token), request);
+        walk.down(self, io, 0);
+        walk.run(self);
+    }
+
+    /// The datastore has ended an I/O. Returns false when there is no such I/O (a stray completion).
+    pub(crate) fn finish(&mut self, walk: &mut Walk<'_>, id: IoId, outcome: Outcome) -> bool {
+        let Some(io) = walk.ios.get_mut(id) else {
+            return false;
+        };
+        if io.parked.is_some() {
+            return false;
+        }
+        io.outcome = outcome;
+        io.returned = walk.now;
+        walk.up(self, id, self.layers.len());
+        walk.run(self);
+        true
+    }
+
+    /// Lets every filter whose deadline has come act.
+    pub(crate) fn tick(&mut self, walk: &mut Walk<'_>) {
+        for level in 0..self.layers.len() {
+            let layer = &mut self.layers[level];
+            if layer
+                .filter
+                .deadline()
+                .is_some_and(|(at, _)| at <= walk.now)
+            {
+                layer.filter.tick(&mut walk.cx(level, &mut self.wants));
+                assert!(
+                    layer.filter.deadline().is_none_or(|(at, _)| at > walk.now),
+                    "a tick moves the deadline of the filter `{}`",
+                    layer.filter.name()
+                );
+            }
+        }
+        walk.run(self);
+    }
+
+    /// A side buffer comes back to the filter that sent it, if it is still here.
+    pub(crate) fn side_done(
+        &mut self,
+        walk: &mut Walk<'_>,
+        key: FilterKey,
+        buffer: Vec<u8>,
+        outcome: Outcome,
+    ) {
+        if let Some(level) = self.layers.iter().position(|layer| layer.key == key) {
+            let mut cx = walk.cx(level, &mut self.wants);
+            self.layers[level]
+                .filter
+                .side_done(&mut cx, buffer, outcome);
+            walk.run(self);
+        }
+    }
+
+    /// The earliest deadline of its filters.
+    pub(crate) fn deadline(&self) -> Option<(Time, Why)> {
+        self.layers
+            .iter()
+            .filter_map(|layer| layer.filter.deadline())
+            .min_by_key(|(at, _)| *at)
+    }
+
+    /// What each filter tells, top first.
+    pub fn reports(&self) -> Vec<(FilterKey, &'static str, FilterReport)> {
+        self.layers
+            .iter()
+            .map(|l| (l.key, l.filter.name(), l.filter.report()))
+            .collect()
+    }
+}
+
+/// One event's walk through a stack: what it may touch, and where its effects go.
+pub(crate) struct Walk<'a> {
+    pub(crate) now: Time,
+    pub(crate) disk: DiskId,
+    pub(crate) ios: &'a mut Slab<Io>,
+    pub(crate) out: &'a mut Vec<Effect>,
+}
+
+impl Walk<'_> {
+    fn cx<'w>(&self, level: usize, wants: &'w mut VecDeque<Want>) -> Cx<'w> {
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "a stack has at most MAX_FILTERS levels"
+        )]
+        let level = level as u8;
+        Cx {
+            now: self.now,
+            disk: self.disk,
+            level,
+            wants,
+        }
+    }
+
+    fn enter(&mut self, origin: Origin, request: &Request) -> IoId {
+        let now = self.now;
+        self.ios.insert_with(|id| Io {
+            id,
+            op: request.op,
+            flags: request.flags,
+            offset: request.offset,
+            len: request.len,
+            data: request.data,
+            arrived: request.arrived,
+            entered: now,
+            issued: Time::ZERO,
+            returned: Time::ZERO,
+            outcome: Ok(()),
+            origin,
+            parked: None,
+        })
+    }
+
+    /// Carries an I/O down from `level`, to the datastore unless a filter ends or keeps it.
+    fn down(&mut self, stack: &mut Stack, id: IoId, from: usize) {
+        let io = self.ios.get_mut(id).expect("an I/O that moves is inside");
+        for level in from..stack.layers.len() {
+            let mut cx = Cx {
+                now: self.now,
+                disk: self.disk,
+                level: level_u8(level),
+                wants: &mut stack.wants,
+            };
+            match stack.layers[level].filter.submit(&mut cx, io) {
+                Verdict::Pass => {}
+                Verdict::Done(outcome) => {
+                    io.outcome = outcome;
+                    return self.up(stack, id, level);
+                }
+                Verdict::Defer => {
+                    io.parked = Some((level_u8(level), Way::Down));
+                    return;
+                }
+            }
+        }
+        io.issued = self.now;
+        self.out.push(Effect::Start {
+            disk: self.disk,
+            io: id,
+            op: io.op,
+            flags: io.flags,
+            offset: io.offset,
+            len: io.len,
+            data: io.data,
+        });
+    }
+
+    /// Carries an I/O up through the filters above `below`, to whoever waits for it.
+    fn up(&mut self, stack: &mut Stack, id: IoId, below: usize) {
+        let io = self.ios.get_mut(id).expect("an I/O that moves is inside");
+        let top = match io.origin {
+            Origin::Guest(_) => 0,
+            Origin::Filter { level, .. } => usize::from(level) + 1,
+        };
+        for level in (top..below).rev() {
+            let mut cx = Cx {
+                now: self.now,
+                disk: self.disk,
+                level: level_u8(level),
+                wants: &mut stack.wants,
+            };
+            match stack.layers[level].filter.complete(&mut cx, io) {
+                Verdict::Pass => {}
+                Verdict::Done(outcome) => io.outcome = outcome,
+                Verdict::Defer => {
+                    io.parked = Some((level_u8(level), Way::Up));
+                    return;
+                }
+            }
+        }
+        self.end(stack, id);
+    }
+
+    /// The one place where an I/O ends.
+    fn end(&mut self, stack: &mut Stack, id: IoId) {
+        let io = self.ios.remove(id).expect("an I/O ends exactly once");
+        match io.origin {
+            Origin::Guest(token) => {
+                stack.in_flight -= 1;
+                self.out.push(Effect::Answer {
+                    disk: self.disk,
+                    token,
+                    op: io.op,
+                    outcome: io.outcome,
+                });
+            }
+            Origin::Filter { level, tag } => {
+                stack.lower -= 1;
+                let mut cx = self.cx(level.into(), &mut stack.wants);
+                stack.layers[usize::from(level)]
+                    .filter
+                    .lower_done(&mut cx, tag, io.outcome);
+            }
+        }
+    }
+
+    /// Carries out what the filters asked for, until none asks for more.
+    fn run(&mut self, stack: &mut Stack) {
+        while let Some(want) = stack.wants.pop_front() {
+            match want {
+                Want::Lower { level, tag, lower } => self.lower(stack, level, tag, lower),
+                Want::Resume { level, io, verdict } => self.resume(stack, level, io, verdict),
+                Want::Side { level, buffer } => {
+                    let filter = stack.layers[usize::from(level)].key;
+                    self.out.push(Effect::SideWrite {
+                        disk: self.disk,
+                        filter,
+                        buffer,
+                    });
+                }
+            }
+        }
+    }
+
+    fn lower(&mut self, stack: &mut Stack, level: u8, tag: u64, lower: Lower) {
+        stack.lower += 1;
+        let Lower {
+            op,
+            flags,
+            offset,
+            len,
+            data,
+        } = lower;
+        let request = Request {
+            op,
+            flags,
+            offset,
+            len,
+            data,
+            arrived: self.now,
+        };
+        let id = self.enter(Origin::Filter { level, tag }, &request);
+        self.down(stack, id, usize::from(level) + 1);
+    }
+
+    fn resume(&mut self, stack: &mut Stack, level: u8, id: IoId, verdict: Verdict) {
+        let io = self
+            .ios
+            .get_mut(id)
+            .expect("a resumed I/O is inside: it was not answered before");
+        let (at, way) = io.parked.take().expect("a resumed I/O was deferred");
+        assert_eq!(at, level, "only the filter that deferred an I/O resumes it");
+        match (verdict, way) {
+            (Verdict::Pass, Way::Down) => self.down(stack, id, usize::from(level) + 1),
+            (Verdict::Pass, Way::Up) => self.up(stack, id, level.into()),
+            (Verdict::Done(outcome), _) => {
+                io.outcome = outcome;
+                self.up(stack, id, level.into());
+            }
+            (Verdict::Defer, _) => {
+                panic!("a deferred I/O is resumed with an answer, not deferred again")
+            }
+        }
+    }
+}
+
+/// A level as filters carry it.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "a stack has at most MAX_FILTERS levels"
+)]
+fn level_u8(level: usize) -> u8 {
+    level as u8
+}
+
+/// Whether a flush stands for the operation: it has no range.
+pub(crate) fn has_range(op: Op) -> bool {
+    op != Op::Flush
+}
