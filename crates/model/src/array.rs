@@ -1,0 +1,432 @@
+//! An array of disks or SSDs: takes I/Os, says when the next one may be done, and which ones are.
+//!
+//! The simulator and the engine's `emulated` datastore call it; it splits an I/O over members (`stripe.rs`),
+//! puts writes into its cache (`cache.rs`) and lets members work (`disk.rs`, `ssd.rs`). It does not
+//! know what the bytes are, and it never refuses an I/O: an offset past its end wraps round, so a small model can
+//! stand behind a large disk.
+//!
+//! # Always true
+//! - Every I/O submitted completes exactly once, never before it was submitted, at a moment told beforehand by
+//!   [`Array::next_completion`].
+//! - Same specification, seed and calls: same answers. Ties go by the order in which things began.
+//! - A member does not rest while it has work.
+//! - Each step costs O(log n) in the I/Os that are in flight, times the members an I/O touches.
+//!
+//! # Picture
+//! ```text
+//! submit ─┬─> cache full? wait ─> in the cache ────────────────────┐
+//!         └─> first parts on members ─> parts that follow ─────────┴─> link ─> completed ─> pop_completed
+//!              destage: the same, with nobody waiting
+//! ```
+//!
+//! # Units
+//! The face speaks the driver's nanoseconds, the inside work nanoseconds (`clock.rs`); bytes.
+
+use alloc::collections::{BinaryHeap, VecDeque};
+use alloc::vec::Vec;
+use core::cmp::Reverse;
+
+use crate::cache::Dirty;
+use crate::clock::Clock;
+use crate::disk::Disk;
+use crate::random::Random;
+use crate::spec::{ArraySpec, CacheSpec, MemberSpec, SpecError};
+use crate::ssd::{Job, Ssd, Started, transfer};
+use crate::stripe::{Part, Stripe};
+
+/// What an I/O does.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum IoKind {
+    /// Reads.
+    Read,
+    /// Writes.
+    Write,
+    /// Makes durable what was written; offset and length mean nothing.
+    Flush,
+}
+
+/// An I/O as the model sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct ModelIo {
+    /// The driver's name for it; comes back untouched.
+    pub id: u64,
+    /// What it does.
+    pub kind: IoKind,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub len: u64,
+}
+
+/// An I/O that is done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Completion {
+    /// What it was called.
+    pub id: u64,
+    /// When it was done: at or before the `now` at which it was asked for.
+    pub at: u64,
+}
+
+/// A longer I/O costs as much as one of this length: far above what front ends let through (32 MiB), and few enough
+/// chunks to list.
+const LONGEST: u64 = 256 << 20;
+
+/// An array at work.
+#[derive(Clone, Debug)]
+pub struct Array {
+    spec: ArraySpec,
+    capacity: u64,
+    stripe: Stripe,
+    random: Random,
+    clock: Clock,
+    /// The latest moment that the driver told.
+    now: u64,
+    members: Vec<Member>,
+    /// Pieces of work that each member has, waiting or begun.
+    load: Vec<u32>,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// What will happen: when (work time), in which order, what.
+    events: BinaryHeap<Reverse<(u64, u64, Event)>>,
+    sequence: u64,
+    link_free: u64,
+    dirty: Dirty,
+    /// Bytes on their way from the cache to members.
+    destaging: u64,
+    destages: u32,
+    /// Writes that wait for room in the cache.
+    no_room: VecDeque<u32>,
+    completed: VecDeque<Completion>,
+    outstanding: usize,
+    /// Emptied after each use; kept for its room.
+    parts: Vec<Part>,
+}
+
+#[derive(Clone, Debug)]
+enum Member {
+    Disk(Disk),
+    Ssd(Ssd),
+}
+
+/// One I/O, of the driver or a write back, while it is inside.
+#[derive(Clone, Debug)]
+struct Slot {
+    io: ModelIo,
+    destage: bool,
+    /// Pieces on members that are still to be done.
+    pending: u32,
+    /// What may begin when they are.
+    then: Vec<Part>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Event {
+    /// A member has done a piece of work for a slot.
+    Worked { member: u32, slot: u32 },
+    /// An answer leaves the cache, towards the link.
+    Cached { slot: u32 },
+    /// An answer reaches the host.
+    Delivered { slot: u32 },
+}
+
+impl Array {
+    /// An idle array as specified.
+    pub fn new(spec: &ArraySpec, seed: u64) -> Result<Array, SpecError> {
+        spec.validate()?;
+        let member = || match &spec.member {
+            MemberSpec::Disk(disk) => Member::Disk(Disk::new(disk.clone())),
+            MemberSpec::Ssd(ssd) => Member::Ssd(Ssd::new(ssd.clone())),
+        };
+        Ok(Array {
+            capacity: spec.capacity(),
+            stripe: Stripe {
+                level: spec.level,
+                members: spec.members,
+                chunk: spec.chunk,
+            },
+            random: Random::new(seed),
+            clock: Clock::new(),
+            now: 0,
+            members: (0..spec.members).map(|_| member()).collect(),
+            load: (0..spec.members).map(|_| 0).collect(),
+            slots: Vec::new(),
+            free: Vec::new(),
+            events: BinaryHeap::new(),
+            sequence: 0,
+            link_free: 0,
+            dirty: Dirty::default(),
+            destaging: 0,
+            destages: 0,
+            no_room: VecDeque::new(),
+            completed: VecDeque::new(),
+            outstanding: 0,
+            parts: Vec::new(),
+            spec: spec.clone(),
+        })
+    }
+
+    /// Takes an I/O. A `now` before one that was told earlier counts as that one.
+    pub fn submit(&mut self, now: u64, mut io: ModelIo) {
+        self.advance(now);
+        // The answer's bytes are the driver's affair; here a length of nothing still costs an access.
+        io.len = io.len.clamp(1, self.capacity.min(LONGEST));
+        io.offset = (io.offset % self.capacity).min(self.capacity - io.len);
+        self.outstanding += 1;
+        let slot = self.occupy(io, false);
+        let now = self.clock.work_at(self.now);
+        match (self.spec.cache.clone(), io.kind) {
+            (None, _) => self.begin(now, slot),
+            (Some(cache), IoKind::Read) => {
+                let held = self.dirty.covers(io.offset, io.offset + io.len);
+                if held || self.random.chance(cache.read_hits_permille) {
+                    self.after(now, cache.hit, Event::Cached { slot });
+                } else {
+                    self.begin(now, slot);
+                }
+            }
+            // Larger than the cache: straight through.
+            (Some(cache), IoKind::Write) if io.len > cache.size => self.begin(now, slot),
+            (Some(cache), IoKind::Write) => {
+                self.no_room.push_back(slot);
+                self.fill(now, &cache);
+            }
+            // What the cache holds is durable.
+            (Some(cache), IoKind::Flush) => self.after(now, cache.hit, Event::Cached { slot }),
+        }
+    }
+
+    /// When to ask again: no I/O completes before this moment. `None` while nothing is under way.
+    ///
+    /// Something may happen inside at that moment without an I/O being done (RAID 5 has read and now writes); then
+    /// [`Array::pop_completed`] has nothing and this tells a later moment.
+    pub fn next_completion(&self) -> Option<u64> {
+        match self.completed.front() {
+            Some(done) => Some(done.at),
+            None => self
+                .events
+                .peek()
+                .map(|Reverse((work, ..))| self.clock.real_at(*work)),
+        }
+    }
+
+    /// The next I/O that is done at `now`, in the order in which they were.
+    pub fn pop_completed(&mut self, now: u64) -> Option<Completion> {
+        self.advance(now);
+        self.completed.pop_front()
+    }
+
+    /// From `now` on it works at `permille` thousandths of its specified speed, also on what it has begun.
+    pub fn set_speed(&mut self, now: u64, permille: u32) {
+        self.advance(now);
+        self.clock.set_speed(self.now, permille);
+    }
+
+    /// Nothing gets done from `now` until `until`; `u64::MAX` means until [`Array::resume`].
+    pub fn stall(&mut self, now: u64, until: u64) {
+        self.advance(now);
+        self.clock.stall(self.now, until);
+    }
+
+    /// Ends a stall early.
+    pub fn resume(&mut self, now: u64) {
+        self.advance(now);
+        self.clock.resume(self.now);
+    }
+
+    /// I/Os submitted and not yet done.
+    pub fn outstanding(&self) -> usize {
+        self.outstanding
+    }
+
+    /// Bytes in the cache that members do not have yet.
+    pub fn dirty_bytes(&self) -> u64 {
+        self.dirty.bytes() + self.destaging
+    }
+
+    /// Bytes of data that it takes.
+    pub fn capacity(&self) -> u64 {
+        self.capacity
+    }
+
+    /// Lets everything happen that happens until `now`.
+    fn advance(&mut self, now: u64) {
+        self.now = self.now.max(now);
+        let work = self.clock.work_at(self.now);
+        while let Some(Reverse((at, ..))) = self.events.peek()
+            && *at <= work
+            && let Some(Reverse((at, _, event))) = self.events.pop()
+        {
+            match event {
+                Event::Worked { member, slot } => self.worked(at, member, slot),
+                Event::Cached { slot } => self.answer(at, slot),
+                Event::Delivered { slot } => self.deliver(at, slot),
+            }
+        }
+    }
+
+    fn worked(&mut self, now: u64, member: u32, slot: u32) {
+        match &mut self.members[member as usize] {
+            Member::Disk(disk) => disk.finish(),
+            Member::Ssd(ssd) => ssd.finish(),
+        }
+        self.load[member as usize] -= 1;
+        self.run(now, member);
+        let waiting = &mut self.slots[slot as usize];
+        waiting.pending -= 1;
+        if waiting.pending > 0 {
+            return;
+        }
+        if !waiting.then.is_empty() {
+            core::mem::swap(&mut self.parts, &mut waiting.then);
+            self.give_parts(now, slot);
+        } else if waiting.destage {
+            self.destaged(now, slot);
+        } else {
+            self.answer(now, slot);
+        }
+    }
+
+    /// Gives an I/O's first parts to members.
+    fn begin(&mut self, now: u64, slot: u32) {
+        let Slot { io, then, .. } = &mut self.slots[slot as usize];
+        self.stripe.split(
+            io.kind,
+            io.offset,
+            io.len,
+            &self.load,
+            &mut self.parts,
+            then,
+        );
+        self.give_parts(now, slot);
+    }
+
+    fn give_parts(&mut self, now: u64, slot: u32) {
+        for part in &self.parts {
+            let Part {
+                member,
+                kind,
+                offset,
+                len,
+            } = *part;
+            let job = Job {
+                slot,
+                kind,
+                offset,
+                len,
+            };
+            let pieces = match &mut self.members[member as usize] {
+                Member::Disk(disk) => disk.submit(job),
+                Member::Ssd(ssd) => ssd.submit(job),
+            };
+            self.load[member as usize] += pieces;
+            self.slots[slot as usize].pending += pieces;
+        }
+        // All are given before any begins, so that none can end alone and take the I/O for done.
+        let mut parts = core::mem::take(&mut self.parts);
+        for part in parts.drain(..) {
+            self.run(now, part.member);
+        }
+        self.parts = parts;
+    }
+
+    /// Lets a member begin whatever it can.
+    fn run(&mut self, now: u64, member: u32) {
+        loop {
+            let started = match &mut self.members[member as usize] {
+                Member::Disk(disk) => disk.start(&mut self.random),
+                Member::Ssd(ssd) => ssd.start(&mut self.random),
+            };
+            let Some(Started { slot, takes }) = started else {
+                return;
+            };
+            self.after(now, takes, Event::Worked { member, slot });
+        }
+    }
+
+    /// Lets waiting writes into the cache while there is room, and writes back what is too much.
+    fn fill(&mut self, now: u64, cache: &CacheSpec) {
+        while let Some(&slot) = self.no_room.front() {
+            let ModelIo { offset, len, .. } = self.slots[slot as usize].io;
+            if self.dirty_bytes() + len > cache.size {
+                break;
+            }
+            self.no_room.pop_front();
+            self.dirty.insert(offset, offset + len);
+            self.after(now, cache.hit, Event::Cached { slot });
+        }
+        while self.destages < cache.destage_depth
+            && (self.dirty.bytes() > cache.destage_above || !self.no_room.is_empty())
+            && let Some((start, end)) = self.dirty.take(self.stripe.row())
+        {
+            let io = ModelIo {
+                id: 0,
+                kind: IoKind::Write,
+                offset: start,
+                len: end - start,
+            };
+            self.destaging += io.len;
+            self.destages += 1;
+            let slot = self.occupy(io, true);
+            self.begin(now, slot);
+        }
+    }
+
+    fn destaged(&mut self, now: u64, slot: u32) {
+        self.destaging -= self.slots[slot as usize].io.len;
+        self.destages -= 1;
+        self.free.push(slot);
+        if let Some(cache) = self.spec.cache.clone() {
+            self.fill(now, &cache);
+        }
+    }
+
+    /// Sends an answer over the link, behind those before it.
+    fn answer(&mut self, now: u64, slot: u32) {
+        let mut leaves = now;
+        if let Some(rate) = self.spec.link.bytes_per_second {
+            leaves = leaves.max(self.link_free) + transfer(self.slots[slot as usize].io.len, rate);
+            self.link_free = leaves;
+        }
+        let at = leaves + self.spec.link.latency;
+        if at > now {
+            self.after(at, 0, Event::Delivered { slot });
+        } else {
+            self.deliver(now, slot);
+        }
+    }
+
+    fn deliver(&mut self, work: u64, slot: u32) {
+        let id = self.slots[slot as usize].io.id;
+        self.completed.push_back(Completion {
+            id,
+            at: self.clock.real_at(work).min(self.now),
+        });
+        self.outstanding -= 1;
+        self.free.push(slot);
+    }
+
+    fn after(&mut self, now: u64, takes: u64, event: Event) {
+        self.events
+            .push(Reverse((now.saturating_add(takes), self.sequence, event)));
+        self.sequence += 1;
+    }
+
+    fn occupy(&mut self, io: ModelIo, destage: bool) -> u32 {
+        match self.free.pop() {
+            Some(slot) => {
+                let old = &mut self.slots[slot as usize];
+                (old.io, old.destage) = (io, destage);
+                slot
+            }
+            None => {
+                self.slots.push(Slot {
+                    io,
+                    destage,
+                    pending: 0,
+                    then: Vec::new(),
+                });
+                u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 I/Os in flight")
+            }
+        }
+    }
+}

@@ -1,0 +1,44 @@
+//! Disks, SSDs and arrays in virtual time: says when each I/O would be done, and touches no data.
+//!
+//! The simulator drives an [`Array`] with its own clock, and the engine's `emulated` datastore drives the very same
+//! value with the monotonic one. Nothing here sleeps, asks for the time or draws from anything but its own seed, so
+//! the same specification, seed and calls give the same answers on every machine. Whoever drives it keeps the bytes.
+//!
+//! Read it from the outside in: [`spec`] (what may be modelled, and the names for it), [`mod@array`] (the public face,
+//! and how an I/O becomes work for members), `stripe.rs` (RAID layouts), `cache.rs` (the write-back cache), `disk.rs`
+//! and `ssd.rs` (members), `clock.rs` (changing speed and stalls), [`random`].
+//!
+//! # Example
+//! ```
+//! use tidegate_model::{Array, ArraySpec, IoKind, ModelIo};
+//!
+//! let spec = ArraySpec::named("raid5-8x10k")?;
+//! let mut array = Array::new(&spec, 42)?;
+//! array.submit(0, ModelIo { id: 7, kind: IoKind::Read, offset: 1 << 30, len: 4096 });
+//! let when = array.next_completion().expect("an I/O is in flight");
+//! assert!(when > 1_000_000, "a random read on a disk takes milliseconds");
+//! assert_eq!(array.pop_completed(when).map(|done| done.id), Some(7));
+//! # Ok::<(), tidegate_model::SpecError>(())
+//! ```
+//!
+//! # Units
+//! Time is nanoseconds in a `u64` since an origin of the driver's choice. Sizes and offsets are bytes.
+
+#![no_std]
+#![forbid(unsafe_code)]
+
+extern crate alloc;
+
+pub mod array;
+mod cache;
+mod clock;
+mod disk;
+pub mod random;
+pub mod spec;
+mod ssd;
+mod stripe;
+
+pub use array::{Array, Completion, IoKind, ModelIo};
+pub use random::Random;
+pub use spec::{ArraySpec, SpecError};
+pub use stripe::Level;

@@ -1,0 +1,165 @@
+//! An SSD: one queue, several channels, different costs to read and to write.
+//!
+//! [`crate::array`] gives it jobs and asks it to start pages; it says when each page is done. A long job is cut into
+//! pages, which run on as many channels as are free. It keeps no clock and no list of what is running.
+//!
+//! # Always true
+//! - No channel is idle while a page waits (the array starts pages until [`Ssd::start`] refuses).
+//! - Pages start in the order in which they came; on one channel they also end in it.
+//! - `busy <= channels`.
+//!
+//! # Units
+//! Nanoseconds of work time; bytes.
+
+use alloc::collections::VecDeque;
+
+use crate::array::IoKind;
+use crate::random::Random;
+use crate::spec::{Cost, SsdSpec, Variation};
+
+/// Work for one member, as the array hands it down.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Job {
+    /// The array's slot that waits for it.
+    pub(crate) slot: u32,
+    pub(crate) kind: IoKind,
+    /// Where on the member.
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+}
+
+/// Something a member began: which slot it is for, and how long it takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Started {
+    pub(crate) slot: u32,
+    pub(crate) takes: u64,
+}
+
+/// An SSD at work.
+#[derive(Clone, Debug)]
+pub(crate) struct Ssd {
+    spec: SsdSpec,
+    waiting: VecDeque<Job>,
+    busy: u32,
+}
+
+impl Ssd {
+    pub(crate) fn new(spec: SsdSpec) -> Ssd {
+        Ssd {
+            spec,
+            waiting: VecDeque::new(),
+            busy: 0,
+        }
+    }
+
+    /// Takes a job and says into how many pages it falls.
+    pub(crate) fn submit(&mut self, job: Job) -> u32 {
+        self.waiting.push_back(job);
+        match job.kind {
+            IoKind::Flush => 1,
+            IoKind::Read | IoKind::Write => {
+                u32::try_from(job.len.div_ceil(self.spec.page).max(1)).unwrap_or(u32::MAX)
+            }
+        }
+    }
+
+    /// Begins the oldest waiting page, if a channel is free.
+    pub(crate) fn start(&mut self, random: &mut Random) -> Option<Started> {
+        if self.busy == self.spec.channels {
+            return None;
+        }
+        let job = self.waiting.front_mut()?;
+        let page = job.len.min(self.spec.page);
+        let cost = match job.kind {
+            IoKind::Read => service(self.spec.read, page),
+            IoKind::Write => service(self.spec.write, page),
+            IoKind::Flush => self.spec.flush,
+        };
+        let started = Started {
+            slot: job.slot,
+            takes: match self.spec.variation {
+                Variation::Fixed => cost,
+                Variation::Exponential => random.exponential(cost),
+            }
+            .max(1),
+        };
+        job.len -= page;
+        if job.len == 0 || job.kind == IoKind::Flush {
+            self.waiting.pop_front();
+        }
+        self.busy += 1;
+        Some(started)
+    }
+
+    /// A page is done; its channel is free.
+    pub(crate) fn finish(&mut self) {
+        self.busy = self
+            .busy
+            .checked_sub(1)
+            .expect("a page ends only after it began");
+    }
+}
+
+fn service(cost: Cost, bytes: u64) -> u64 {
+    cost.base + transfer(bytes, cost.bytes_per_second)
+}
+
+/// How long `bytes` take at a rate, rounded up.
+pub(crate) fn transfer(bytes: u64, bytes_per_second: u64) -> u64 {
+    let ns = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(bytes_per_second));
+    u64::try_from(ns).unwrap_or(u64::MAX >> 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::MemberSpec;
+
+    fn ssd(channels: u32) -> Ssd {
+        let Some(MemberSpec::Ssd(spec)) = MemberSpec::named("ssd") else {
+            panic!("an SSD")
+        };
+        Ssd::new(SsdSpec { channels, ..spec })
+    }
+
+    fn job(slot: u32, kind: IoKind, len: u64) -> Job {
+        Job {
+            slot,
+            kind,
+            offset: 0,
+            len,
+        }
+    }
+
+    #[test]
+    fn a_long_read_takes_every_channel_and_a_short_one_waits_its_turn() {
+        let (mut ssd, mut random) = (ssd(4), Random::new(1));
+        assert_eq!(ssd.submit(job(1, IoKind::Read, 5 * 16_384)), 5);
+        assert_eq!(ssd.submit(job(2, IoKind::Read, 4_096)), 1);
+        for _ in 0..4 {
+            assert_eq!(ssd.start(&mut random).unwrap().slot, 1);
+        }
+        assert_eq!(ssd.start(&mut random), None);
+        ssd.finish();
+        assert_eq!(ssd.start(&mut random).unwrap().slot, 1);
+        ssd.finish();
+        assert_eq!(ssd.start(&mut random).unwrap().slot, 2);
+    }
+
+    #[test]
+    fn writing_costs_more_than_reading() {
+        let (mut ssd, mut random) = (ssd(2), Random::new(1));
+        ssd.submit(job(1, IoKind::Read, 4_096));
+        ssd.submit(job(2, IoKind::Write, 4_096));
+        let read = ssd.start(&mut random).unwrap().takes;
+        let write = ssd.start(&mut random).unwrap().takes;
+        assert!(write > read);
+    }
+
+    #[test]
+    fn a_transfer_takes_its_bytes_at_its_rate() {
+        assert_eq!(transfer(1_000_000, 1_000_000_000), 1_000_000);
+        assert_eq!(transfer(1, 3_000_000_000), 1);
+        assert_eq!(transfer(0, 1_000), 0);
+    }
+}
