@@ -1,0 +1,9 @@
+//! The client's half of NBD: for disks that lie on another NBD server, and for measuring our own.
+//!
+//! An [`Uri`](uri::Uri) says where and what; a [`Handshake`](handshake::Handshake) negotiates it;
+//! [`requests`] then turns requests into messages and replies into steps. Like the server's half it takes and gives
+//! slices, and knows no socket.
+
+pub mod handshake;
+pub mod requests;
+pub mod uri;

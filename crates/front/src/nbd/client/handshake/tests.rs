@@ -1,0 +1,198 @@
+//! Servers of every kind, as seen by a client. Our own server is met in `tests/nbd_properties.rs`.
+
+use super::*;
+
+fn greeting(flags: u16) -> Vec<u8> {
+    let mut bytes = GREETING.to_be_bytes().to_vec();
+    bytes.extend(OPTION.to_be_bytes());
+    bytes.extend(flags.to_be_bytes());
+    bytes
+}
+
+fn answer(option: u32, code: u32, data: &[u8]) -> Vec<u8> {
+    let mut bytes = ANSWER.to_be_bytes().to_vec();
+    bytes.extend(option.to_be_bytes());
+    bytes.extend(code.to_be_bytes());
+    bytes.extend(len32(data.len()).to_be_bytes());
+    bytes.extend(data);
+    bytes
+}
+
+fn export(size: u64) -> Vec<u8> {
+    let mut data = info::EXPORT.to_be_bytes().to_vec();
+    data.extend(size.to_be_bytes());
+    data.extend([0, 1]);
+    answer(option::GO, reply::INFO, &data)
+}
+
+fn block(sizes: [u32; 3]) -> Vec<u8> {
+    let mut data = info::BLOCK_SIZE.to_be_bytes().to_vec();
+    sizes
+        .iter()
+        .for_each(|size| data.extend(size.to_be_bytes()));
+    answer(option::GO, reply::INFO, &data)
+}
+
+fn ack(option: u32) -> Vec<u8> {
+    answer(option, reply::ACK, &[])
+}
+
+fn plain() -> Wishes {
+    Wishes {
+        export: "disk0".to_owned(),
+        ..Wishes::default()
+    }
+}
+
+fn run(wishes: Wishes, said: &[Vec<u8>]) -> (Step, Vec<u8>) {
+    let mut out = Vec::new();
+    let (_, step) = Handshake::new(wishes).advance(&said.concat(), &mut out);
+    (step, out)
+}
+
+#[test]
+fn a_server_that_tells_its_block_sizes_is_believed_if_they_make_sense() {
+    let said = |sizes| vec![greeting(3), export(1 << 20), block(sizes), ack(option::GO)];
+    let (step, _) = run(plain(), &said([1, 4096, 1 << 25]));
+    let Step::Finished(negotiated) = step else {
+        panic!("{step:?}")
+    };
+    assert_eq!(negotiated.size, 1 << 20);
+    assert_eq!(negotiated.block.minimum, 1);
+    for sizes in [
+        [0, 4096, 1 << 25],
+        [3, 4096, 1 << 25],
+        [4096, 512, 1 << 25],
+        [512, 512, 1],
+    ] {
+        let (step, _) = run(plain(), &said(sizes));
+        assert_eq!(step, Step::Failed(Failure::BadBlockSizes));
+    }
+}
+
+#[test]
+fn a_server_without_go_is_asked_by_export_name() {
+    for (greeting, no_zeroes) in [(greeting(3), true), (greeting(1), false)] {
+        let mut said = vec![greeting, answer(option::GO, reply::ERR_UNSUP, b"")];
+        said.push([&(1_u64 << 20).to_be_bytes()[..], &[0, 1]].concat());
+        if !no_zeroes {
+            said.push(vec![0; PADDING_BYTES]);
+        }
+        let (step, out) = run(plain(), &said);
+        assert!(matches!(step, Step::Finished(negotiated) if negotiated.size == 1 << 20));
+        assert!(out.ends_with(b"\0\0\0\x01\0\0\0\x05disk0"));
+    }
+}
+
+#[test]
+fn a_server_that_is_not_fixed_is_asked_by_export_name_at_once() {
+    let mut reply = (1_u64 << 20).to_be_bytes().to_vec();
+    reply.extend([0, 1]);
+    reply.extend([0; PADDING_BYTES]);
+    let (step, out) = run(plain(), &[greeting(0), reply]);
+    assert!(matches!(step, Step::Finished(_)));
+    assert_eq!(out[..4], [0; 4]);
+}
+
+#[test]
+fn what_a_server_does_not_know_is_done_without() {
+    let wishes = Wishes {
+        structured: true,
+        extents: true,
+        ..plain()
+    };
+    let mut said = vec![
+        greeting(3),
+        answer(option::STRUCTURED_REPLY, reply::ERR_UNSUP, b"no"),
+        export(512),
+        ack(option::GO),
+    ];
+    let (step, _) = run(wishes.clone(), &said);
+    assert!(matches!(step, Step::Finished(negotiated) if !negotiated.structured));
+    said[1] = ack(option::STRUCTURED_REPLY);
+    said.insert(2, answer(option::SET_META_CONTEXT, reply::ERR_UNSUP, b"no"));
+    let (step, _) = run(wishes.clone(), &said);
+    assert!(matches!(step, Step::Finished(negotiated) if negotiated.context.is_none()));
+    let context = [&9_u32.to_be_bytes()[..], b"base:allocation"].concat();
+    said[2] = answer(option::SET_META_CONTEXT, reply::META_CONTEXT, &context);
+    said.insert(3, ack(option::SET_META_CONTEXT));
+    let (step, _) = run(wishes, &said);
+    assert!(matches!(step, Step::Finished(negotiated) if negotiated.context == Some(9)));
+}
+
+#[test]
+fn a_wish_for_tls_is_never_given_up() {
+    let wishes = Wishes {
+        tls: true,
+        ..plain()
+    };
+    let (step, _) = run(wishes.clone(), &[greeting(2)]);
+    assert_eq!(step, Step::Failed(Failure::NoTls));
+    let no = answer(option::STARTTLS, reply::ERR_POLICY, b"");
+    let (step, out) = run(wishes.clone(), &[greeting(3), no]);
+    assert_eq!(step, Step::Failed(Failure::NoTls));
+    assert_eq!(out.len(), 4 + 16, "flags and STARTTLS, and not a word more");
+
+    let mut client = Handshake::new(wishes);
+    let mut out = Vec::new();
+    let injected = [greeting(3), ack(option::STARTTLS), export(1)].concat();
+    let (used, step) = client.advance(&injected, &mut out);
+    assert_eq!((used, step), (18 + 20, Step::StartTls));
+    let mut inside = client.inside_tls();
+    let said = [export(512), ack(option::GO)].concat();
+    let (_, step) = inside.advance(&said, &mut out);
+    assert!(matches!(step, Step::Finished(negotiated) if negotiated.size == 512));
+}
+
+#[test]
+fn what_makes_no_sense_ends_it_with_a_reason() {
+    let mut oldstyle = greeting(3);
+    oldstyle[8] ^= 1;
+    let refused = Failure::Refused {
+        code: reply::ERR_UNKNOWN,
+        words: "gone".to_owned(),
+    };
+    assert_eq!(
+        refused.to_string(),
+        "the server has no such export (it says: gone)"
+    );
+    let mut wrong = export(512);
+    wrong[0] ^= 1;
+    let endless = answer(option::GO, reply::INFO, &[0, 9]).repeat(257);
+    for (said, failure) in [
+        (vec![vec![b'S'; 18]], Failure::NotNbd),
+        (vec![oldstyle], Failure::TooOld),
+        (
+            vec![greeting(3), export(512), ack(option::LIST)],
+            Failure::BadAnswer,
+        ),
+        (vec![greeting(3), ack(option::GO)], Failure::BadAnswer),
+        (vec![greeting(3), wrong], Failure::BadAnswer),
+        (
+            vec![greeting(3), answer(option::GO, reply::SERVER, b"")],
+            Failure::BadAnswer,
+        ),
+        (
+            vec![greeting(3), answer(option::GO, reply::INFO, b"\0")],
+            Failure::BadAnswer,
+        ),
+        (
+            vec![greeting(3), answer(option::GO, reply::ERR_UNKNOWN, b"gone")],
+            refused,
+        ),
+        (
+            vec![greeting(3), answer(option::GO, reply::INFO, &[0; 8193])],
+            Failure::TooMuch,
+        ),
+        (vec![greeting(3), endless], Failure::TooMuch),
+    ] {
+        let (step, _) = run(plain(), &said);
+        assert_eq!(step, Step::Failed(failure));
+    }
+    let long = Wishes {
+        export: "a".repeat(4097),
+        ..Wishes::default()
+    };
+    let (step, _) = run(long, &[]);
+    assert_eq!(step, Step::Failed(Failure::NameTooLong));
+}

@@ -1,0 +1,272 @@
+//! Which requests pass, how the others are refused, and what replies look like.
+
+use super::*;
+use crate::nbd::handshake::{BlockSizes, ExportInfo};
+
+const ALL: Abilities = Abilities::from_bits(u16::MAX).without(Abilities::READ_ONLY);
+const SIZE: u64 = 64 << 20;
+
+fn session(abilities: Abilities) -> Session {
+    Session::new(&Negotiated {
+        export: ExportInfo {
+            size: SIZE,
+            abilities,
+            block: BlockSizes::default(),
+            ..ExportInfo::default()
+        },
+        structured: true,
+        context: Some(1),
+    })
+}
+
+fn ask(abilities: Abilities, command: u16, flags: u16, offset: u64, len: u32) -> Step {
+    let header = RequestHeader {
+        flags,
+        command,
+        cookie: 7,
+        offset,
+        len,
+    };
+    session(abilities).decode(&header.encode())
+}
+
+fn fault(step: Step) -> Option<Fault> {
+    match step {
+        Step::Refuse(_, fault) => Some(fault),
+        Step::Request(_) => None,
+        other => panic!("{other:?}"),
+    }
+}
+
+fn asked(op: Op, len: u32) -> Asked {
+    Asked {
+        op,
+        offset: 4096,
+        len,
+        ..Asked::unknown(7)
+    }
+}
+
+#[test]
+fn a_part_of_a_message_is_waited_for_and_a_wrong_one_is_a_violation() {
+    assert_eq!(session(ALL).decode(&[0; 27]), Step::Need(28));
+    let step = session(ALL).decode(&[0; 28]);
+    assert_eq!(step, Step::Violation(Violation::BadMagic));
+}
+
+#[test]
+fn every_command_becomes_its_op_in_the_words_of_the_core() {
+    let zeroes = Flags::FUA.with(Flags::FAST_ONLY);
+    for (command, flags, op, meant) in [
+        (command::READ, command_flag::DF, Op::Read, Flags::NONE),
+        (command::READ, command_flag::FUA, Op::Read, Flags::NONE),
+        (command::WRITE, command_flag::FUA, Op::Write, Flags::FUA),
+        (command::TRIM, 0, Op::Discard, Flags::NONE),
+        (command::CACHE, 0, Op::Prefetch, Flags::NONE),
+        (command::WRITE_ZEROES, 0, Op::WriteZeroes, Flags::MAY_UNMAP),
+        (command::WRITE_ZEROES, 1 | 2 | 16, Op::WriteZeroes, zeroes),
+        (command::BLOCK_STATUS, 8, Op::Extents, Flags::NONE),
+    ] {
+        let Step::Request(asked) = ask(ALL, command, flags, 512, 1024) else {
+            panic!("{op:?} was refused")
+        };
+        let request = asked.request(Data::NONE, Time::ZERO);
+        assert_eq!((request.op, request.flags), (op, meant));
+        assert_eq!((request.offset, request.len), (512, 1024));
+        let payload = if op == Op::Write { 1024 } else { 0 };
+        assert_eq!(asked.payload, payload);
+        assert_eq!(asked.first_only, op == Op::Extents);
+    }
+    assert!(matches!(
+        ask(ALL, command::FLUSH, 0, 0, 0),
+        Step::Request(_)
+    ));
+    assert_eq!(ask(ALL, command::DISCONNECT, 0, 0, 0), Step::Disconnect);
+}
+
+#[test]
+fn a_range_past_the_end_is_refused_as_the_protocol_says() {
+    for (command, expected) in [
+        (command::READ, Fault::Invalid),
+        (command::WRITE, Fault::NoSpace),
+        (command::WRITE_ZEROES, Fault::NoSpace),
+        (command::TRIM, Fault::Invalid),
+        (command::BLOCK_STATUS, Fault::Invalid),
+        (command::CACHE, Fault::Invalid),
+    ] {
+        assert_eq!(fault(ask(ALL, command, 0, SIZE - 512, 512)), None);
+        assert_eq!(fault(ask(ALL, command, 0, SIZE - 511, 512)), Some(expected));
+        assert_eq!(fault(ask(ALL, command, 0, u64::MAX, 512)), Some(expected));
+        assert_eq!(fault(ask(ALL, command, 0, 0, 0)), Some(Fault::Invalid));
+    }
+}
+
+#[test]
+fn a_disk_that_grew_takes_requests_beyond_its_old_end() {
+    let mut session = session(ALL);
+    let header = RequestHeader {
+        flags: 0,
+        command: command::READ,
+        cookie: 7,
+        offset: SIZE,
+        len: 512,
+    };
+    assert!(matches!(session.decode(&header.encode()), Step::Refuse(..)));
+    session.resized(SIZE + 512);
+    assert!(matches!(session.decode(&header.encode()), Step::Request(_)));
+}
+
+#[test]
+fn a_refused_write_tells_how_much_to_throw_away_and_an_absurd_one_ends_the_connection() {
+    let step = ask(ALL, command::WRITE, 0, 0, PAYLOAD_MAX + 1);
+    let Step::Refuse(asked, Fault::Invalid) = step else {
+        panic!("{step:?}")
+    };
+    assert_eq!(asked.payload, PAYLOAD_MAX + 1);
+    assert_eq!(fault(ask(ALL, command::WRITE, 0, 0, PAYLOAD_MAX)), None);
+    for len in [SKIP_MAX + 1, u32::MAX] {
+        let step = ask(ALL, command::WRITE, 0, 0, len);
+        assert_eq!(step, Step::Violation(Violation::WriteTooLong));
+    }
+    let step = ask(ALL, command::READ, 0, 0, u32::MAX);
+    assert_eq!(fault(step), Some(Fault::Invalid));
+}
+
+#[test]
+fn a_read_only_disk_refuses_all_that_modifies_and_a_payload_is_still_due() {
+    let read_only = ALL.with(Abilities::READ_ONLY);
+    for command in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
+        let step = ask(read_only, command, 0, 0, 512);
+        let Step::Refuse(asked, Fault::ReadOnly) = step else {
+            panic!("{step:?}")
+        };
+        assert_eq!(asked.payload == 512, command == command::WRITE);
+    }
+    assert_eq!(fault(ask(read_only, command::READ, 0, 0, 512)), None);
+}
+
+#[test]
+fn what_was_not_offered_is_invalid() {
+    for (command, len) in [
+        (command::FLUSH, 0),
+        (command::TRIM, 512),
+        (command::CACHE, 512),
+        (command::WRITE_ZEROES, 512),
+        (8, 512),
+        (u16::MAX, 512),
+    ] {
+        let step = ask(Abilities::NONE, command, 0, 0, len);
+        assert_eq!(fault(step), Some(Fault::Invalid), "{command}");
+    }
+    for (command, flags) in [
+        (command::READ, command_flag::REQ_ONE),
+        (command::WRITE, command_flag::NO_HOLE),
+        (command::TRIM, command_flag::FAST_ZERO),
+        (command::READ, 1 << 15),
+    ] {
+        let step = ask(ALL, command, flags, 0, 512);
+        assert_eq!(fault(step), Some(Fault::Invalid), "{command} {flags}");
+    }
+    let step = ask(Abilities::NONE, command::WRITE, command_flag::FUA, 0, 512);
+    assert_eq!(fault(step), Some(Fault::Invalid));
+    assert_eq!(
+        fault(ask(ALL, command::FLUSH, 0, 1, 0)),
+        Some(Fault::Invalid)
+    );
+}
+
+#[test]
+fn a_read_is_answered_by_one_chunk_or_by_a_simple_reply() {
+    let mut session = session(ALL);
+    let read = asked(Op::Read, 512);
+    let head = session.data(&read);
+    assert_eq!(head.as_bytes().len(), 28);
+    assert_eq!(head.as_bytes()[4..8], [0, 1, 0, 1]);
+    assert_eq!(head.as_bytes()[16..20], 520_u32.to_be_bytes());
+    let failed = session.done(&read, Err(Fault::Io));
+    assert_eq!(failed.as_bytes()[4..8], [0, 1, 0x80, 1]);
+    assert_eq!(failed.as_bytes()[16..], [0, 0, 0, 6, 0, 0, 0, 5, 0, 0]);
+    session.structured = false;
+    assert_eq!(session.data(&read).as_bytes().len(), 16);
+    let failed = session.done(&read, Err(Fault::Gone));
+    assert_eq!(
+        failed.as_bytes()[..8],
+        [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 108]
+    );
+}
+
+#[test]
+fn what_carries_no_bytes_is_answered_simply_in_either_dialect() {
+    let done = session(ALL).done(&asked(Op::Write, 512), Ok(()));
+    assert_eq!(
+        done.as_bytes(),
+        [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]
+    );
+}
+
+/// The extents that a client would read out of the reply, in KiB.
+fn told(asked: &Asked, extents: &[(u64, ExtentKind)]) -> Vec<(u64, ExtentKind)> {
+    let mut out = b"before".to_vec();
+    let extents = extents.iter().map(|(kib, kind)| Extent {
+        len: kib << 10,
+        kind: *kind,
+    });
+    session(ALL).extents(asked, extents, &mut out);
+    let reply = &out[6..];
+    let len = reply.len() - CHUNK_BYTES;
+    assert_eq!(reply[16..20], len32(len).to_be_bytes());
+    crate::nbd::client::requests::extents(&reply[24..])
+        .map(|extent| (extent.len >> 10, extent.kind))
+        .collect()
+}
+
+#[test]
+fn extents_are_joined_and_cut_at_the_end_of_what_was_asked() {
+    use ExtentKind::{Data, Hole, Zero};
+    let all = asked(Op::Extents, 64 << 10);
+    assert_eq!(told(&all, &[]), [(64, Data)]);
+    assert_eq!(told(&all, &[(u64::MAX >> 10, Hole)]), [(64, Hole)]);
+    assert_eq!(
+        told(&all, &[(4, Data), (4, Data), (8, Zero)]),
+        [(8, Data), (8, Zero)]
+    );
+    assert_eq!(
+        told(&all, &[(32, Data), (40, Hole), (9, Data)]),
+        [(32, Data), (32, Hole)]
+    );
+    let first = Asked {
+        first_only: true,
+        ..all
+    };
+    assert_eq!(
+        told(&first, &[(4, Data), (4, Data), (8, Zero)]),
+        [(8, Data)]
+    );
+    assert_eq!(told(&first, &[(4, Data)]), [(4, Data)]);
+    let most = asked(Op::Extents, u32::MAX);
+    assert_eq!(
+        told(&most, &[(1 << 30, Zero)]).first().map(|(kib, _)| *kib),
+        Some(4194303)
+    );
+}
+
+#[test]
+fn a_reply_of_extents_has_a_greatest_length() {
+    let extents = (0..20_000).map(|i| Extent {
+        len: 512,
+        kind: if i % 2 == 0 {
+            ExtentKind::Data
+        } else {
+            ExtentKind::Hole
+        },
+    });
+    let mut out = Vec::new();
+    session(ALL).extents(&asked(Op::Extents, u32::MAX), extents, &mut out);
+    assert_eq!(out.len(), Session::EXTENTS_REPLY_MAX);
+}
+
+#[test]
+#[should_panic(expected = "must carry them")]
+fn a_read_cannot_be_done_without_its_data() {
+    session(ALL).done(&asked(Op::Read, 512), Ok(()));
+}

@@ -1,0 +1,453 @@
+//! The numbers and the fixed-size messages of the NBD protocol, for both halves.
+//!
+//! Everything that has a place and a width on the wire is written here once; what the messages mean is decided in
+//! [`handshake`](super::handshake), [`session`](super::session) and [`client`](super::client).
+//!
+//! # Picture
+//! ```text
+//! option    IHAVEOPT:8  option:4  len:4             data
+//! answer    magic:8     option:4  reply:4  len:4    data
+//! request   magic:4     flags:2   command:2  cookie:8  offset:8  len:4    payload (writes)
+//! simple    magic:4     errno:4   cookie:8                                payload (reads)
+//! chunk     magic:4     flags:2   kind:2     cookie:8  len:4              payload
+//! ```
+//!
+//! # Units
+//! Every number is big-endian. Offsets and lengths are bytes.
+
+use tidegate_core::request::{Extent, ExtentKind, Fault, Op};
+
+/// First word of a server's greeting: `NBDMAGIC`.
+pub const GREETING: u64 = 0x4e42_444d_4147_4943;
+/// Second word of a greeting, and first of every option: `IHAVEOPT`.
+pub const OPTION: u64 = 0x4948_4156_454f_5054;
+/// First word of every answer to an option.
+pub const ANSWER: u64 = 0x0003_e889_0455_65a9;
+/// First word of a request.
+pub const REQUEST: u32 = 0x2560_9513;
+/// First word of a simple reply.
+pub const SIMPLE: u32 = 0x6744_6698;
+/// First word of a structured reply's chunk.
+pub const CHUNK: u32 = 0x668e_33ef;
+
+/// Bytes of a greeting.
+pub const GREETING_BYTES: usize = 18;
+/// Bytes of an option before its data.
+pub const OPTION_BYTES: usize = 16;
+/// Bytes of an answer before its data.
+pub const ANSWER_BYTES: usize = 20;
+/// Bytes of a request before its payload.
+pub const REQUEST_BYTES: usize = 28;
+/// Bytes of a simple reply before its payload.
+pub const SIMPLE_BYTES: usize = 16;
+/// Bytes of a chunk before its payload.
+pub const CHUNK_BYTES: usize = 20;
+/// Zeroes that end the answer to [`option::EXPORT_NAME`], unless both sides agreed to leave them out.
+pub const PADDING_BYTES: usize = 124;
+/// Bytes of one extent in a block status chunk.
+pub const EXTENT_BYTES: usize = 8;
+
+/// The most bytes that one read or write may carry. The protocol document names 32 MiB as what every client may
+/// assume of a server; every client known to us keeps to it.
+pub const PAYLOAD_MAX: u32 = 32 << 20;
+/// The longest string (export name, description, query) that the protocol allows.
+pub const STRING_MAX: usize = 4096;
+/// The one metadata context there is for everybody.
+pub const BASE_ALLOCATION: &str = "base:allocation";
+
+/// Flags of the greeting; the client answers with the same bits.
+pub mod hello {
+    /// Fixed newstyle: unknown options get an answer instead of a closed connection.
+    pub const FIXED_NEWSTYLE: u16 = 1;
+    /// The padding after [`EXPORT_NAME`](super::option::EXPORT_NAME) can be left out.
+    pub const NO_ZEROES: u16 = 2;
+}
+
+/// What a client asks before the transmission phase.
+pub mod option {
+    /// Choose an export and begin; without any means to say no but to hang up.
+    pub const EXPORT_NAME: u32 = 1;
+    /// End politely.
+    pub const ABORT: u32 = 2;
+    /// Which exports are there?
+    pub const LIST: u32 = 3;
+    /// Speak TLS from here on.
+    pub const STARTTLS: u32 = 5;
+    /// What is this export like?
+    pub const INFO: u32 = 6;
+    /// Choose an export and begin.
+    pub const GO: u32 = 7;
+    /// Answer reads in chunks.
+    pub const STRUCTURED_REPLY: u32 = 8;
+    /// Which metadata contexts are there?
+    pub const LIST_META_CONTEXT: u32 = 9;
+    /// Choose metadata contexts for block status.
+    pub const SET_META_CONTEXT: u32 = 10;
+    /// 64-bit lengths.
+    pub const EXTENDED_HEADERS: u32 = 11;
+}
+
+/// How a server answers an option.
+pub mod reply {
+    /// Yes, or: that was all.
+    pub const ACK: u32 = 1;
+    /// One export of a list.
+    pub const SERVER: u32 = 2;
+    /// One fact about an export.
+    pub const INFO: u32 = 3;
+    /// One metadata context.
+    pub const META_CONTEXT: u32 = 4;
+    /// Set in every answer that says no.
+    pub const ERROR: u32 = 1 << 31;
+    /// The option is not known.
+    pub const ERR_UNSUP: u32 = ERROR + 1;
+    /// The option is not allowed here.
+    pub const ERR_POLICY: u32 = ERROR + 2;
+    /// The option makes no sense.
+    pub const ERR_INVALID: u32 = ERROR + 3;
+    /// Only over TLS.
+    pub const ERR_TLS_REQD: u32 = ERROR + 5;
+    /// No such export.
+    pub const ERR_UNKNOWN: u32 = ERROR + 6;
+    /// The server is going away.
+    pub const ERR_SHUTDOWN: u32 = ERROR + 7;
+    /// The option is too long.
+    pub const ERR_TOO_BIG: u32 = ERROR + 9;
+}
+
+/// Facts about an export, as [`reply::INFO`] tells them.
+pub mod info {
+    /// Size and transmission flags.
+    pub const EXPORT: u16 = 0;
+    /// Its canonical name.
+    pub const NAME: u16 = 1;
+    /// Words for people.
+    pub const DESCRIPTION: u16 = 2;
+    /// Smallest, best and largest request.
+    pub const BLOCK_SIZE: u16 = 3;
+}
+
+/// What a request asks.
+pub mod command {
+    /// Read.
+    pub const READ: u16 = 0;
+    /// Write.
+    pub const WRITE: u16 = 1;
+    /// Disconnect; has no reply.
+    pub const DISCONNECT: u16 = 2;
+    /// Flush.
+    pub const FLUSH: u16 = 3;
+    /// Discard.
+    pub const TRIM: u16 = 4;
+    /// Prefetch.
+    pub const CACHE: u16 = 5;
+    /// Write zeroes.
+    pub const WRITE_ZEROES: u16 = 6;
+    /// Tell extents.
+    pub const BLOCK_STATUS: u16 = 7;
+}
+
+/// How a request wants to be carried out.
+pub mod command_flag {
+    /// Durable before it is answered.
+    pub const FUA: u16 = 1;
+    /// Zeroes must keep their space.
+    pub const NO_HOLE: u16 = 2;
+    /// A read's data in one chunk.
+    pub const DF: u16 = 4;
+    /// One extent is enough.
+    pub const REQ_ONE: u16 = 8;
+    /// Fail rather than write zeroes slowly.
+    pub const FAST_ZERO: u16 = 16;
+}
+
+/// What a chunk of a structured reply holds.
+pub mod chunk {
+    /// Flag: the last one of its reply.
+    pub const DONE: u16 = 1;
+    /// Nothing.
+    pub const NONE: u16 = 0;
+    /// An offset and the data found there.
+    pub const OFFSET_DATA: u16 = 1;
+    /// An offset and how many zeroes are there.
+    pub const OFFSET_HOLE: u16 = 2;
+    /// A metadata context and extents.
+    pub const BLOCK_STATUS: u16 = 5;
+    /// Bit of every kind that tells of an error.
+    pub const IS_ERROR: u16 = 1 << 15;
+    /// An error and words.
+    pub const ERROR: u16 = IS_ERROR + 1;
+    /// An error, words, and where it happened.
+    pub const ERROR_OFFSET: u16 = IS_ERROR + 2;
+}
+
+/// Error numbers of replies.
+pub mod errno {
+    /// Read-only.
+    pub const EPERM: u32 = 1;
+    /// The disk could not.
+    pub const EIO: u32 = 5;
+    /// Nonsense.
+    pub const EINVAL: u32 = 22;
+    /// Full, or past the end.
+    pub const ENOSPC: u32 = 28;
+    /// Cannot be done that way.
+    pub const ENOTSUP: u32 = 95;
+    /// The server is going away.
+    pub const ESHUTDOWN: u32 = 108;
+}
+
+/// States of `base:allocation`.
+pub mod state {
+    /// Takes no space.
+    pub const HOLE: u32 = 1;
+    /// Reads as zeroes.
+    pub const ZERO: u32 = 2;
+}
+
+/// What a disk can do, as the transmission flags of the wire.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Abilities(u16);
+
+impl Abilities {
+    /// Nothing but reads and writes.
+    pub const NONE: Abilities = Abilities(0);
+    /// The field is filled in; set in everything that is sent.
+    pub const HAS_FLAGS: Abilities = Abilities(1);
+    /// Only reads.
+    pub const READ_ONLY: Abilities = Abilities(1 << 1);
+    /// Flush.
+    pub const FLUSH: Abilities = Abilities(1 << 2);
+    /// Durable writes on request.
+    pub const FUA: Abilities = Abilities(1 << 3);
+    /// Seeks are dear.
+    pub const ROTATIONAL: Abilities = Abilities(1 << 4);
+    /// Discard.
+    pub const TRIM: Abilities = Abilities(1 << 5);
+    /// Write zeroes.
+    pub const WRITE_ZEROES: Abilities = Abilities(1 << 6);
+    /// Reads in one chunk on request; goes with structured replies, so the handshake sets it, not the disk.
+    pub const DF: Abilities = Abilities(1 << 7);
+    /// A flush on one connection covers them all.
+    pub const MULTI_CONN: Abilities = Abilities(1 << 8);
+    /// Prefetch.
+    pub const CACHE: Abilities = Abilities(1 << 10);
+    /// Write zeroes, only if that is fast.
+    pub const FAST_ZERO: Abilities = Abilities(1 << 11);
+
+    /// As on the wire; bits that we do not know stay, and mean nothing.
+    pub const fn from_bits(bits: u16) -> Abilities {
+        Abilities(bits)
+    }
+
+    /// For the wire.
+    pub const fn bits(self) -> u16 {
+        self.0
+    }
+
+    /// Whether all of `other` is there.
+    pub const fn has(self, other: Abilities) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// Both sets.
+    #[must_use]
+    pub const fn with(self, other: Abilities) -> Abilities {
+        Abilities(self.0 | other.0)
+    }
+
+    /// Without any of `other`.
+    #[must_use]
+    pub const fn without(self, other: Abilities) -> Abilities {
+        Abilities(self.0 & !other.0)
+    }
+}
+
+/// A request's header.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RequestHeader {
+    /// A set of [`command_flag`]s.
+    pub flags: u16,
+    /// One of [`command`].
+    pub command: u16,
+    /// The client's name for it.
+    pub cookie: u64,
+    /// First byte.
+    pub offset: u64,
+    /// How many bytes.
+    pub len: u32,
+}
+
+impl RequestHeader {
+    /// For the wire.
+    pub fn encode(&self) -> [u8; REQUEST_BYTES] {
+        let mut bytes = [0; REQUEST_BYTES];
+        bytes[0..4].copy_from_slice(&REQUEST.to_be_bytes());
+        bytes[4..6].copy_from_slice(&self.flags.to_be_bytes());
+        bytes[6..8].copy_from_slice(&self.command.to_be_bytes());
+        bytes[8..16].copy_from_slice(&self.cookie.to_be_bytes());
+        bytes[16..24].copy_from_slice(&self.offset.to_be_bytes());
+        bytes[24..28].copy_from_slice(&self.len.to_be_bytes());
+        bytes
+    }
+
+    /// From the wire; `None` if it does not begin like a request.
+    #[inline]
+    pub fn decode(bytes: &[u8; REQUEST_BYTES]) -> Option<RequestHeader> {
+        let mut rest = Fields(bytes);
+        (rest.u32()? == REQUEST).then_some(())?;
+        Some(RequestHeader {
+            flags: rest.u16()?,
+            command: rest.u16()?,
+            cookie: rest.u64()?,
+            offset: rest.u64()?,
+            len: rest.u32()?,
+        })
+    }
+}
+
+/// Takes numbers and strings off the front of a slice; `None` where the slice is too short.
+pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
+
+impl<'a> Fields<'a> {
+    #[inline]
+    fn array<const N: usize>(&mut self) -> Option<[u8; N]> {
+        let (head, rest) = self.0.split_first_chunk::<N>()?;
+        self.0 = rest;
+        Some(*head)
+    }
+
+    #[inline]
+    pub(crate) fn u16(&mut self) -> Option<u16> {
+        self.array().map(u16::from_be_bytes)
+    }
+
+    #[inline]
+    pub(crate) fn u32(&mut self) -> Option<u32> {
+        self.array().map(u32::from_be_bytes)
+    }
+
+    #[inline]
+    pub(crate) fn u64(&mut self) -> Option<u64> {
+        self.array().map(u64::from_be_bytes)
+    }
+
+    /// A 32-bit length and so many bytes of text.
+    pub(crate) fn string(&mut self) -> Option<&'a str> {
+        let len = usize::try_from(self.u32()?).ok()?;
+        let (head, rest) = self.0.split_at_checked(len)?;
+        self.0 = rest;
+        (len <= STRING_MAX).then(|| std::str::from_utf8(head).ok())?
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+/// A length that is known to fit the wire's 32 bits, because everything we send is bounded far below.
+#[inline]
+pub(crate) fn len32(len: usize) -> u32 {
+    u32::try_from(len).expect("nothing that we send in one message comes near 4 GiB")
+}
+
+/// The error number by which `fault` is told. ENOTSUP is for [`command_flag::FAST_ZERO`] alone: clients take it as
+/// "try the slow way", and only there is a slow way.
+pub const fn errno_of(fault: Fault, op: Op) -> u32 {
+    match fault {
+        Fault::Io => errno::EIO,
+        Fault::NoSpace => errno::ENOSPC,
+        Fault::Invalid => errno::EINVAL,
+        Fault::ReadOnly => errno::EPERM,
+        Fault::Unsupported if matches!(op, Op::WriteZeroes) => errno::ENOTSUP,
+        Fault::Unsupported => errno::EINVAL,
+        Fault::Gone => errno::ESHUTDOWN,
+    }
+}
+
+/// What a server means by an error number. Numbers that the protocol does not name count as I/O errors.
+pub const fn fault_of(errno: u32) -> Fault {
+    match errno {
+        errno::EPERM => Fault::ReadOnly,
+        errno::EINVAL => Fault::Invalid,
+        errno::ENOSPC => Fault::NoSpace,
+        errno::ENOTSUP => Fault::Unsupported,
+        errno::ESHUTDOWN => Fault::Gone,
+        _ => Fault::Io,
+    }
+}
+
+/// One extent of a block status chunk.
+pub(crate) fn encode_extent(len: u32, kind: ExtentKind) -> [u8; EXTENT_BYTES] {
+    let state = match kind {
+        ExtentKind::Data => 0,
+        ExtentKind::Hole => state::HOLE | state::ZERO,
+        ExtentKind::Zero => state::ZERO,
+    };
+    let mut bytes = [0; EXTENT_BYTES];
+    bytes[..4].copy_from_slice(&len.to_be_bytes());
+    bytes[4..].copy_from_slice(&state.to_be_bytes());
+    bytes
+}
+
+/// Back from the wire. A hole that does not promise zeroes may hold anything: data. `None` for a length of zero.
+pub(crate) fn decode_extent(bytes: &[u8; EXTENT_BYTES]) -> Option<Extent> {
+    let mut fields = Fields(bytes);
+    let len = u64::from(fields.u32()?);
+    let state = fields.u32()?;
+    let kind = match (state & state::ZERO != 0, state & state::HOLE != 0) {
+        (true, true) => ExtentKind::Hole,
+        (true, false) => ExtentKind::Zero,
+        (false, _) => ExtentKind::Data,
+    };
+    (len > 0).then_some(Extent { len, kind })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_request_survives_the_wire_and_a_wrong_magic_does_not() {
+        let header = RequestHeader {
+            flags: 1,
+            command: 6,
+            cookie: 7,
+            offset: 1 << 40,
+            len: 9,
+        };
+        let mut bytes = header.encode();
+        assert_eq!(RequestHeader::decode(&bytes), Some(header));
+        bytes[0] ^= 1;
+        assert_eq!(RequestHeader::decode(&bytes), None);
+    }
+
+    #[test]
+    fn a_string_longer_than_the_bytes_or_the_protocol_is_refused() {
+        assert_eq!(Fields(&[0, 0, 0, 2, b'h', b'i']).string(), Some("hi"));
+        assert_eq!(Fields(&[0, 0, 0, 3, b'h', b'i']).string(), None);
+        assert_eq!(Fields(&[255, 255, 255, 255]).string(), None);
+        assert_eq!(Fields(&[0, 0, 0, 1, 0xff]).string(), None);
+        let mut long = 4097_u32.to_be_bytes().to_vec();
+        long.extend([b'a'; 4097]);
+        assert_eq!(Fields(&long).string(), None);
+    }
+
+    #[test]
+    fn every_fault_comes_back_from_its_error_number() {
+        for fault in Fault::ALL {
+            assert_eq!(fault_of(errno_of(fault, Op::WriteZeroes)), fault);
+        }
+        assert_eq!(errno_of(Fault::Unsupported, Op::Discard), errno::EINVAL);
+        assert_eq!(fault_of(4711), Fault::Io);
+    }
+
+    #[test]
+    fn every_kind_of_extent_comes_back_from_its_state() {
+        for kind in [ExtentKind::Data, ExtentKind::Hole, ExtentKind::Zero] {
+            let extent = Extent { len: 4096, kind };
+            assert_eq!(decode_extent(&encode_extent(4096, kind)), Some(extent));
+        }
+        assert_eq!(decode_extent(&[0; EXTENT_BYTES]), None);
+    }
+}

@@ -1,0 +1,519 @@
+//! Lets the clients that people use loose on our server's half, and our client's half loose on their servers.
+//!
+//! They come from the Debian packages libnbd-bin, nbdkit, python3-libnbd and qemu-utils; a missing one fails the test.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "what fails in a test's helper fails the test"
+)]
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use tidegate_core::request::{Extent, ExtentKind, Flags, Op};
+use tidegate_front::nbd::client::handshake::{Handshake, Negotiated, Step, Wishes};
+use tidegate_front::nbd::client::requests::{
+    Part, Replies, Sent, Step as Heard, What, disconnect, extents,
+};
+use tidegate_front::nbd::wire::Abilities;
+
+#[path = "nbd_peers/server.rs"]
+mod server;
+
+use server::Server;
+
+const MIB: usize = 1 << 20;
+
+/// Runs a program to its end, which comes within a minute or is a fault, and gives what it printed.
+fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
+    // Debian's nbdsh wants Debian's python, whatever other stands before it.
+    let path = std::env::var("PATH").unwrap_or_default();
+    let output = Command::new("timeout")
+        .env("PATH", format!("/usr/bin:{path}"))
+        .args(["--kill-after=5", "60", program])
+        .args(arguments)
+        .output()
+        .expect("timeout is in coreutils");
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    match output.status.code() {
+        Some(0) => Ok(said),
+        Some(127) => panic!(
+            "{program} is missing: apt-get install libnbd-bin nbdkit python3-libnbd qemu-utils"
+        ),
+        Some(124 | 137) => panic!("{program} {arguments:?} did not end: {said}"),
+        _ => Err(said),
+    }
+}
+
+fn good(program: &str, arguments: &[&str]) -> String {
+    run(program, arguments).unwrap_or_else(|said| panic!("{program} {arguments:?}: {said}"))
+}
+
+/// Bytes that are nowhere the same, with holes.
+fn picture(len: usize) -> Vec<u8> {
+    let mut state = 1_u64;
+    let mut bytes = vec![0; len];
+    for (index, block) in bytes.chunks_mut(4096).enumerate() {
+        if index % 7 < 3 {
+            continue;
+        }
+        for byte in block {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            *byte = state.to_be_bytes()[0];
+        }
+    }
+    bytes
+}
+
+#[test]
+fn nbdinfo_reads_everything_that_we_tell() {
+    let server = Server::start("info", 8 * MIB + 512, Abilities::NONE);
+    let told = good("nbdinfo", &[&server.uri("disk0")]);
+    for line in [
+        "newstyle-fixed without TLS, using structured packets",
+        "export-size: 8389120",
+        "content:",
+        "base:allocation",
+        "is_read_only: false",
+        "can_cache: true",
+        "can_df: true",
+        "can_fast_zero: true",
+        "can_flush: true",
+        "can_fua: true",
+        "can_multi_conn: true",
+        "can_trim: true",
+        "can_zero: true",
+        "block_size_minimum: 1",
+        "block_size_preferred: 4096",
+        "block_size_maximum: 33554432",
+    ] {
+        assert!(told.contains(line), "{line} is not in:\n{told}");
+    }
+    let told = good("nbdinfo", &["--list", "--json", &server.uri("")]);
+    assert!(told.contains("\"export-name\": \"disk0\""), "{told}");
+    assert!(told.contains("memory for a test"), "{told}");
+    let refused = run("nbdinfo", &[&server.uri("nope")]).unwrap_err();
+    assert!(refused.contains("for export: nope"), "{refused}");
+}
+
+#[test]
+fn nbdinfo_draws_the_map_of_a_disk() {
+    let server = Server::start("map", 8 * MIB, Abilities::NONE);
+    let uri = server.uri("disk0");
+    good(
+        "qemu-io",
+        &["-f", "raw", "-c", "write 1M 2M", "-c", "write 5M 512", &uri],
+    );
+    let told = good("nbdinfo", &["--map", &uri]);
+    let map: Vec<Vec<&str>> = told
+        .lines()
+        .map(|line| line.split_whitespace().collect())
+        .collect();
+    assert_eq!(
+        map,
+        [
+            ["0", "1048576", "3", "hole,zero"],
+            ["1048576", "2097152", "0", "data"],
+            ["3145728", "2097152", "3", "hole,zero"],
+            ["5242880", "4096", "0", "data"],
+            ["5246976", "3141632", "3", "hole,zero"],
+        ]
+    );
+}
+
+#[test]
+fn nbdcopy_brings_back_what_it_took_there() {
+    let server = Server::start("copy", 64 * MIB, Abilities::NONE);
+    let (there, back) = (server.folder().join("there"), server.folder().join("back"));
+    std::fs::write(&there, picture(64 * MIB)).unwrap();
+    let (there, back) = (there.to_str().unwrap(), back.to_str().unwrap());
+    good("nbdcopy", &["--flush", there, &server.uri("disk0")]);
+    good("nbdcopy", &[&server.uri("disk0"), back]);
+    assert!(std::fs::read(there).unwrap() == std::fs::read(back).unwrap());
+    // The largest requests there are, one at a time.
+    good(
+        "nbdcopy",
+        &[
+            "--request-size=33554432",
+            "--requests=1",
+            &server.uri(""),
+            back,
+        ],
+    );
+    assert!(std::fs::read(there).unwrap() == std::fs::read(back).unwrap());
+}
+
+#[test]
+fn qemu_img_converts_compares_and_checks() {
+    let server = Server::start("img", 16 * MIB, Abilities::NONE);
+    let uri = server.uri("disk0");
+    let (raw, qcow2) = (server.folder().join("raw"), server.folder().join("qcow2"));
+    std::fs::write(&raw, picture(16 * MIB)).unwrap();
+    let (raw, qcow2) = (raw.to_str().unwrap(), qcow2.to_str().unwrap());
+    assert!(good("qemu-img", &["info", &uri]).contains("virtual size: 16 MiB"));
+    good(
+        "qemu-img",
+        &["convert", "-n", "-f", "raw", "-O", "raw", raw, &uri],
+    );
+    good(
+        "qemu-img",
+        &["compare", "-f", "raw", "-F", "raw", raw, &uri],
+    );
+    good(
+        "qemu-img",
+        &["convert", "-f", "raw", "-O", "qcow2", &uri, qcow2],
+    );
+    good("qemu-img", &["check", qcow2]);
+    good(
+        "qemu-img",
+        &["compare", "-f", "qcow2", "-F", "raw", qcow2, &uri],
+    );
+    let map = good("qemu-img", &["map", "--output=json", "-f", "raw", &uri]);
+    assert!(
+        map.contains("\"present\": false") || map.contains("\"zero\": true"),
+        "{map}"
+    );
+}
+
+#[test]
+fn qemu_io_finds_its_patterns_where_it_left_them() {
+    let server = Server::start("io", 8 * MIB, Abilities::NONE);
+    let mut arguments = vec!["-f", "raw"];
+    for command in [
+        "write -P 0xab 3 5000",
+        "write -f -P 0xcd 1M 64k",
+        "write -z -u 1030k 8k",
+        "write -z 1050k 4k",
+        "discard 2M 1M",
+        "flush",
+        "aio_write -P 0x11 4M 1M",
+        "aio_write -P 0x22 5M 1M",
+        "aio_flush",
+        "read -P 0xab 3 5000",
+        "read -P 0xcd 1M 6k",
+        "read -P 0 1030k 8k",
+        "read -P 0 1050k 4k",
+        "read -P 0x11 4M 1M",
+        "read -P 0x22 5M 1M",
+    ] {
+        arguments.extend(["-c", command]);
+    }
+    let uri = server.uri("disk0");
+    arguments.push(&uri);
+    let said = good("qemu-io", &arguments);
+    assert!(!said.contains("Pattern verification failed"), "{said}");
+}
+
+#[test]
+fn a_read_only_export_is_read_and_not_written() {
+    let server = Server::start("ro", MIB, Abilities::READ_ONLY);
+    let uri = server.uri("disk0");
+    assert!(good("nbdinfo", &[&uri]).contains("is_read_only: true"));
+    good(
+        "qemu-io",
+        &["-r", "-f", "raw", "-c", "read -P 0 0 1M", &uri],
+    );
+    assert!(run("qemu-io", &["-f", "raw", "-c", "write 0 512", &uri]).is_err());
+}
+
+/// Does what a well-behaved libnbd would not let it do, and expects the errors that the protocol names.
+const SCRIPT: &str = r#"
+import errno
+h.set_strict_mode(0)
+h.add_meta_context(nbd.CONTEXT_BASE_ALLOCATION)
+h.connect_uri(uri)
+size = h.get_size()
+
+def refused(number, act):
+    try:
+        act()
+    except nbd.Error as error:
+        assert error.errnum == number, (error.errnum, number)
+    else:
+        raise AssertionError("it was not refused")
+
+refused(errno.ENOSPC, lambda: h.pwrite(b"x" * 512, size))
+refused(errno.ENOSPC, lambda: h.zero(512, size - 511))
+refused(errno.EINVAL, lambda: h.pread(512, size))
+refused(errno.EINVAL, lambda: h.trim(512, size))
+refused(errno.EINVAL, lambda: h.pread(0, 0))
+refused(errno.EINVAL, lambda: h.pread(512, 0, 1 << 15))
+refused(errno.EINVAL, lambda: h.pread((32 << 20) + 1, 0))
+refused(errno.EINVAL, lambda: h.pwrite(bytearray((32 << 20) + 1), 0))
+
+# What was refused has left the stream in order.
+h.pwrite(b"tide" * 1024, 8192, nbd.CMD_FLAG_FUA)
+assert h.pread(4096, 8192, nbd.CMD_FLAG_DF) == b"tide" * 1024
+h.zero(4096, 8192, nbd.CMD_FLAG_NO_HOLE | nbd.CMD_FLAG_FAST_ZERO)
+assert h.pread(4096, 8192) == bytearray(4096)
+h.pwrite(b"gate", 0)
+h.cache(size, 0)
+h.trim(4096, 65536)
+h.flush()
+
+def told(flags):
+    entries = []
+    h.block_status(size, 0, lambda context, offset, some, error: entries.extend(some), flags)
+    return entries
+
+assert told(0) == [4096, 0, size - 4096, 3], told(0)
+assert told(nbd.CMD_FLAG_REQ_ONE) == [4096, 0]
+
+# Many at once, answered each by its own.
+buffers = [nbd.Buffer(4096) for _ in range(64)]
+for i, buffer in enumerate(buffers):
+    h.pwrite(bytes([i]) * 4096, 4096 * i)
+cookies = [h.aio_pread(buffer, 4096 * i) for i, buffer in enumerate(buffers)]
+for cookie in cookies:
+    while not h.aio_command_completed(cookie):
+        h.poll(-1)
+for i, buffer in enumerate(buffers):
+    assert buffer.to_bytearray() == bytes([i]) * 4096
+
+# A disk that goes bad says so.
+h.pwrite(b"\xee", 0)
+refused(errno.EIO, lambda: h.flush())
+h.shutdown()
+
+plain = nbd.NBD()
+plain.set_request_structured_replies(False)
+plain.connect_uri(uri)
+assert not plain.get_structured_replies_negotiated()
+assert plain.pread(4096, 4096) == bytes([1]) * 4096
+plain.set_strict_mode(0)
+refused(errno.EINVAL, lambda: plain.pread(512, size))
+refused(errno.EINVAL, lambda: plain.pread(512, 0, nbd.CMD_FLAG_DF))
+plain.shutdown()
+print("all is well")
+"#;
+
+#[test]
+fn nbdsh_is_answered_as_the_protocol_says_also_where_it_misbehaves() {
+    let server = Server::start("sh", 128 * MIB, Abilities::NONE);
+    let script = format!("uri = {:?}\n{SCRIPT}", server.uri("disk0"));
+    let said = good("nbdsh", &["-c", &script]);
+    assert!(said.contains("all is well"), "{said}");
+}
+
+/// Our client's half on a blocking socket.
+struct Client {
+    socket: UnixStream,
+    input: Vec<u8>,
+    negotiated: Negotiated,
+    replies: Replies,
+}
+
+impl Client {
+    fn connect(path: &Path, export: &str, structured: bool) -> Client {
+        let mut socket = UnixStream::connect(path).unwrap();
+        let wishes = Wishes {
+            export: export.to_owned(),
+            structured,
+            extents: structured,
+            tls: false,
+        };
+        let mut shake = Handshake::new(wishes);
+        let mut input = Vec::new();
+        let negotiated = loop {
+            let mut out = Vec::new();
+            let (used, step) = shake.advance(&input, &mut out);
+            input.drain(..used);
+            socket.write_all(&out).unwrap();
+            match step {
+                Step::Need(bytes) => fill(&mut socket, &mut input, bytes),
+                Step::Finished(negotiated) => break negotiated,
+                other => panic!("{other:?}"),
+            }
+        };
+        let replies = Replies::new(&negotiated);
+        Client {
+            socket,
+            input,
+            negotiated,
+            replies,
+        }
+    }
+
+    /// Asks, and waits for the whole answer: the bytes read, or the extents.
+    fn ask(&mut self, sent: Sent, payload: &[u8]) -> (Vec<u8>, Vec<Extent>) {
+        self.socket.write_all(&sent.encode(7)).unwrap();
+        self.socket.write_all(payload).unwrap();
+        let mut read = vec![
+            0;
+            if sent.op == Op::Read {
+                sent.len as usize
+            } else {
+                0
+            }
+        ];
+        let mut told = Vec::new();
+        loop {
+            let step = self
+                .replies
+                .decode(&self.input, |cookie| (cookie == 7).then_some(sent));
+            let Part {
+                what,
+                last,
+                consumed,
+                ..
+            } = match step {
+                Heard::Need(bytes) => {
+                    fill(&mut self.socket, &mut self.input, bytes);
+                    continue;
+                }
+                Heard::Part(part) => part,
+                Heard::Violation(violation) => panic!("{violation}"),
+            };
+            self.input.drain(..consumed);
+            match what {
+                What::Data { offset, len } => {
+                    let at = usize::try_from(offset - sent.offset).unwrap();
+                    let payload = self.payload(len);
+                    read[at..at + payload.len()].copy_from_slice(&payload);
+                }
+                What::Extents { bytes } => {
+                    let payload = self.payload(bytes);
+                    told.extend(extents(&payload));
+                }
+                What::Zeroes { .. } | What::Nothing => {}
+                What::Failed(fault) => panic!("{fault:?}"),
+            }
+            if last {
+                return (read, told);
+            }
+        }
+    }
+
+    fn payload(&mut self, len: u32) -> Vec<u8> {
+        fill(&mut self.socket, &mut self.input, len as usize);
+        self.input.drain(..len as usize).collect()
+    }
+}
+
+impl Drop for Client {
+    fn drop(&mut self) {
+        let _ = self.socket.write_all(&disconnect());
+    }
+}
+
+fn fill(socket: &mut UnixStream, input: &mut Vec<u8>, bytes: usize) {
+    let mut piece = [0; 4096];
+    while input.len() < bytes {
+        let got = socket.read(&mut piece).unwrap();
+        assert!(got > 0, "the server hung up");
+        input.extend_from_slice(&piece[..got]);
+    }
+}
+
+/// Writes, reads back, and asks for extents what `size` bytes of somebody else's disk have.
+fn exercise(path: &Path, export: &str, structured: bool) {
+    let mut client = Client::connect(path, export, structured);
+    assert_eq!(client.negotiated.structured, structured);
+    assert_eq!(client.negotiated.context.is_some(), structured);
+    let size = client.negotiated.size;
+    assert_eq!(size, 4 << 20);
+    let sent = |op, offset, len| Sent {
+        op,
+        flags: Flags::NONE,
+        offset,
+        len,
+    };
+    let bytes = picture(64 << 10);
+    let write = Sent {
+        flags: Flags::FUA,
+        ..sent(Op::Write, 1 << 20, 64 << 10)
+    };
+    client.ask(write, &bytes);
+    client.ask(sent(Op::Flush, 0, 0), &[]);
+    let (read, _) = client.ask(sent(Op::Read, (1 << 20) - 4096, 72 << 10), &[]);
+    assert!(read[..4096].iter().all(|byte| *byte == 0));
+    assert!(read[4096..][..64 << 10] == bytes);
+    let zeroes = Sent {
+        flags: Flags::MAY_UNMAP,
+        ..sent(Op::WriteZeroes, 1 << 20, 64 << 10)
+    };
+    client.ask(zeroes, &[]);
+    let (read, _) = client.ask(sent(Op::Read, 1 << 20, 64 << 10), &[]);
+    assert!(read.iter().all(|byte| *byte == 0));
+    if structured {
+        let (_, told) = client.ask(sent(Op::Extents, 0, 4 << 20), &[]);
+        assert_eq!(
+            told.first().map(|extent| extent.kind),
+            Some(ExtentKind::Hole)
+        );
+    }
+}
+
+/// Somebody else's server, gone with the test.
+struct Theirs {
+    folder: PathBuf,
+}
+
+impl Theirs {
+    /// Starts a program that goes to the background by itself once it listens.
+    fn start(program: &str, arguments: impl FnOnce(&Path) -> Vec<String>) -> Theirs {
+        let folder = std::env::temp_dir().join(format!("tg-{program}-{}", std::process::id()));
+        std::fs::create_dir_all(&folder).unwrap();
+        let theirs = Theirs { folder };
+        let status = Command::new(program)
+            .args(arguments(&theirs.folder))
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .status();
+        match status {
+            Ok(status) => assert!(status.success(), "{program} did not start: {status}"),
+            Err(error) => panic!("{program}: {error}: apt-get install nbdkit qemu-utils"),
+        }
+        theirs
+    }
+
+    fn socket(&self) -> PathBuf {
+        self.folder.join("sock")
+    }
+}
+
+impl Drop for Theirs {
+    fn drop(&mut self) {
+        if let Ok(pid) = std::fs::read_to_string(self.folder.join("pid")) {
+            let _ = Command::new("kill").arg(pid.trim()).status();
+        }
+        let _ = std::fs::remove_dir_all(&self.folder);
+    }
+}
+
+#[test]
+fn our_client_reads_and_writes_on_nbdkit() {
+    let server = Theirs::start("nbdkit", |folder| {
+        let (socket, pid) = (folder.join("sock"), folder.join("pid"));
+        let (socket, pid) = (socket.display(), pid.display());
+        format!("-U {socket} -P {pid} memory 4M")
+            .split(' ')
+            .map(String::from)
+            .collect()
+    });
+    exercise(&server.socket(), "", true);
+    exercise(&server.socket(), "", false);
+}
+
+#[test]
+fn our_client_reads_and_writes_on_qemu_nbd() {
+    let server = Theirs::start("qemu-nbd", |folder| {
+        let image = folder.join("image");
+        std::fs::File::create(&image)
+            .unwrap()
+            .set_len(4 << 20)
+            .unwrap();
+        let (socket, pid) = (folder.join("sock"), folder.join("pid"));
+        let (socket, pid, image) = (socket.display(), pid.display(), image.display());
+        let options = "--fork -t -e 4 -f raw -x disk0 --discard=unmap";
+        let line = format!("{options} --pid-file {pid} -k {socket} {image}");
+        line.split(' ').map(String::from).collect()
+    });
+    exercise(&server.socket(), "disk0", true);
+    exercise(&server.socket(), "disk0", false);
+}
