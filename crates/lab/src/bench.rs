@@ -1,0 +1,379 @@
+//! The data-path bench: which servers meet in which scenario, round by round.
+//!
+//! [`run`] is what `xtask` and `tidegate-bench` call. Scenarios ([`scenarios`], [`fleet`], [`instructions`]) list
+//! contestants; this file makes them compete: A, B, A, B ..., each trial with a fresh server, client and server pinned to
+//! a core each, and a whole round thrown away when the machine was not quiet during one of its trials.
+//!
+//! # Always true
+//! - Every series of a case has the same rounds, so that ratios can be taken round by round.
+//! # Units
+//! - Percent of one core; IOPS; microseconds.
+
+pub mod fleet;
+pub mod instructions;
+pub mod measure;
+pub mod scenarios;
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use clap::{Args, ValueEnum};
+
+use crate::peers::{self, Store, Tidegate};
+use crate::report::{Figures, Machine, Report, Series};
+use crate::server;
+
+/// A group of cases.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
+pub enum Scenario {
+    /// vhost-user-blk on nothing: QD 1, 8, 32, 128.
+    Null,
+    /// vhost-user-blk on a file: QD 1, 8, 32, 128, with fio as the limit.
+    File,
+    /// NBD on nothing and on memory: QD 1, 8, 32, 128.
+    Nbd,
+    /// What filters cost.
+    Filters,
+    /// One and four guests of one daemon.
+    Vms,
+    /// From 1 to 64 disks on one I/O thread.
+    Disks,
+    /// Instructions per request under callgrind.
+    Instructions,
+}
+
+/// The bench's flags.
+#[derive(Args, Clone, Debug)]
+pub struct Options {
+    /// Only these scenarios, separated by commas
+    #[arg(long, value_enum, value_delimiter = ',')]
+    pub only: Vec<Scenario>,
+    /// Three short trials: to see that it works, not to publish
+    #[arg(long)]
+    pub quick: bool,
+    /// Quiet rounds per case (default 7, quick 3)
+    #[arg(long, value_name = "N")]
+    pub trials: Option<usize>,
+    /// Seconds measured per trial (default 2, quick 0.5)
+    #[arg(long, value_name = "S")]
+    pub seconds: Option<f64>,
+    /// Also write everything as JSON
+    #[arg(long, value_name = "FILE")]
+    pub json: Option<PathBuf>,
+    /// Measure only: do not judge, do not fail
+    #[arg(long)]
+    pub no_check: bool,
+    /// The Tidegate to measure; while it does not exist, the peers are measured alone
+    #[arg(long, value_name = "PATH", default_value = "target/release/tidegate")]
+    pub tidegate: PathBuf,
+    /// A tidegate-bench whose bare ring loop is shown as the ceiling
+    #[arg(long, value_name = "PATH")]
+    pub bare: Option<PathBuf>,
+    /// The servers' core
+    #[arg(long, value_name = "CPU", default_value_t = 0)]
+    pub server_cpu: usize,
+    /// The clients' core
+    #[arg(long, value_name = "CPU", default_value_t = 1)]
+    pub client_cpu: usize,
+    /// Reject a round in which other processes, or other machines, took more of a core than this
+    #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
+    pub max_noise: f64,
+    /// Where the test file is made: a directory on the datastore to measure
+    #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
+    pub dir: PathBuf,
+    /// The test file's size in MiB
+    #[arg(long, value_name = "MIB", default_value_t = 1024)]
+    pub file_mib: u64,
+}
+
+/// What a trial needs to know.
+#[derive(Debug)]
+pub struct Bench {
+    /// The flags.
+    pub options: Options,
+    /// Sockets and logs live here while the bench runs.
+    pub scratch: tempfile::TempDir,
+    /// Quiet rounds per case.
+    pub trials: usize,
+    /// Before the window.
+    pub warm: Duration,
+    /// The window.
+    pub span: Duration,
+}
+
+/// Runs one trial.
+pub type Trial<'a> = Box<dyn Fn(&Bench) -> Result<Figures> + 'a>;
+
+/// One who takes part in a case.
+pub struct Contestant<'a> {
+    /// The name in the table.
+    pub name: String,
+    /// Runs one trial.
+    pub trial: Trial<'a>,
+}
+
+impl<'a> Contestant<'a> {
+    /// Names a trial.
+    pub fn new(name: impl Into<String>, trial: impl Fn(&Bench) -> Result<Figures> + 'a) -> Self {
+        Self {
+            name: name.into(),
+            trial: Box::new(trial),
+        }
+    }
+}
+
+/// Runs the bench, prints its tables, writes its JSON; whether every check passed (always, with `--no-check`).
+///
+/// # Errors
+/// A server or client fails, or the machine has too few cores.
+pub fn run(options: Options) -> Result<bool> {
+    let bench = Bench::new(options)?;
+    let mut report = Report {
+        machine: Machine::here(),
+        ..Report::default()
+    };
+    if !bench.has_tidegate() {
+        let path = bench.options.tidegate.display();
+        report.notes.push(format!(
+            "{path} does not exist: the peers are measured alone"
+        ));
+    }
+    let outcome = bench.measure(&mut report);
+    // What was measured before a failure is shown all the same.
+    let passed = finish(&bench, &report)?;
+    outcome.map(|()| passed)
+}
+
+fn finish(bench: &Bench, report: &Report) -> Result<bool> {
+    let machine = &report.machine;
+    println!(
+        "{}, {} CPUs, Linux {}\n",
+        machine.processor, machine.cpus, machine.kernel
+    );
+    println!("{}", report.table());
+    println!(
+        "{} trials rejected for noise above {} %",
+        report.rejected(),
+        bench.options.max_noise
+    );
+    for note in &report.notes {
+        println!("note: {note}");
+    }
+    if !bench.options.no_check {
+        println!("\n{}", report.verdicts());
+    }
+    if let Some(path) = &bench.options.json {
+        let text =
+            serde_json::to_string_pretty(report).context("cannot write the report as JSON")?;
+        std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+    }
+    Ok(bench.options.no_check || report.passed())
+}
+
+impl Bench {
+    /// Pins this thread and makes the scratch directory.
+    ///
+    /// # Errors
+    /// A core is missing or no directory can be made.
+    pub fn new(mut options: Options) -> Result<Self> {
+        if options.server_cpu == options.client_cpu {
+            bail!(
+                "server and client need a core each: choose two with --server-cpu and --client-cpu"
+            );
+        }
+        server::pin(options.client_cpu)?;
+        if let Ok(path) = options.tidegate.canonicalize() {
+            options.tidegate = path;
+        }
+        let (trials, seconds) = if options.quick { (3, 0.5) } else { (7, 2.0) };
+        let seconds = options.seconds.unwrap_or(seconds);
+        if !(seconds > 0.0 && seconds < 3600.0) {
+            bail!("--seconds {seconds}: a trial lasts between 0 and 3600 seconds");
+        }
+        Ok(Self {
+            scratch: tempfile::tempdir().context("cannot create a scratch directory")?,
+            trials: options.trials.unwrap_or(trials).max(1),
+            warm: Duration::from_millis(300),
+            span: Duration::from_secs_f64(seconds),
+            options,
+        })
+    }
+
+    fn chosen(&self) -> Vec<Scenario> {
+        let mut chosen = self.options.only.clone();
+        if chosen.is_empty() {
+            chosen = Scenario::value_variants().to_vec();
+        }
+        chosen.sort();
+        chosen.dedup();
+        chosen
+    }
+
+    fn measure(&self, report: &mut Report) -> Result<()> {
+        for scenario in self.chosen() {
+            match scenario {
+                Scenario::Null => scenarios::null(self, report)?,
+                Scenario::File => scenarios::file(self, report)?,
+                Scenario::Nbd => scenarios::nbd(self, report)?,
+                Scenario::Filters => scenarios::filters(self, report)?,
+                Scenario::Vms => fleet::vms(self, report)?,
+                Scenario::Disks => fleet::disks(self, report)?,
+                Scenario::Instructions => instructions::run(self, report)?,
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is a Tidegate to measure.
+    #[must_use]
+    pub fn has_tidegate(&self) -> bool {
+        self.options.tidegate.is_file()
+    }
+
+    /// A path in the scratch directory.
+    #[must_use]
+    pub fn path(&self, name: &str) -> PathBuf {
+        self.scratch.path().join(name)
+    }
+
+    /// A Tidegate on `store`.
+    #[must_use]
+    pub fn tidegate(&self, store: &Store, filters: &[&str], poll_us: u32) -> Tidegate {
+        Tidegate {
+            program: self.options.tidegate.clone(),
+            store: store.clone(),
+            filters: filters.iter().map(|filter| (*filter).to_owned()).collect(),
+            poll_us,
+        }
+    }
+
+    /// Lets contestants compete in one case until there are enough quiet rounds, or twice as many were tried.
+    ///
+    /// # Errors
+    /// A trial fails.
+    pub fn compete(
+        &self,
+        report: &mut Report,
+        scenario: &str,
+        case: &str,
+        contestants: &[Contestant<'_>],
+    ) -> Result<()> {
+        let mut series: Vec<Series> = contestants
+            .iter()
+            .map(|contestant| Series {
+                scenario: scenario.into(),
+                case: case.into(),
+                contestant: contestant.name.clone(),
+                trials: Vec::new(),
+                rejected: 0,
+            })
+            .collect();
+        for _ in 0..2 * self.trials {
+            if series
+                .first()
+                .is_none_or(|series| series.trials.len() == self.trials)
+            {
+                break;
+            }
+            let round = contestants
+                .iter()
+                .map(|contestant| {
+                    (contestant.trial)(self)
+                        .with_context(|| format!("{scenario}, {case}, {}", contestant.name))
+                })
+                .collect::<Result<Vec<_>>>()?;
+            keep_if_quiet(&mut series, round, self.options.max_noise);
+        }
+        for series in &series {
+            if series.trials.len() < self.trials {
+                report.notes.push(format!(
+                    "{scenario}, {case}, {}: {} quiet rounds of {} wanted",
+                    series.contestant,
+                    series.trials.len(),
+                    self.trials
+                ));
+            }
+        }
+        eprintln!("{scenario}, {case}: done");
+        report.series.extend(series);
+        Ok(())
+    }
+}
+
+/// Adds a round to its series, or counts what spoilt it.
+fn keep_if_quiet(series: &mut [Series], round: Vec<Figures>, max_noise: f64) {
+    let noisy: Vec<bool> = round
+        .iter()
+        .map(|figures| figures.noise.exceeds(max_noise))
+        .collect();
+    let quiet = !noisy.contains(&true);
+    for ((series, figures), noisy) in series.iter_mut().zip(round).zip(noisy) {
+        if quiet {
+            series.trials.push(figures);
+        }
+        series.rejected += usize::from(noisy);
+    }
+}
+
+/// Makes the test file: wholly written, with bytes that no server can tell to be zeroes.
+///
+/// # Errors
+/// The directory is full or not writable.
+pub fn test_file(dir: &Path, mib: u64) -> Result<tempfile::NamedTempFile> {
+    use std::io::Write;
+    let mut file = tempfile::NamedTempFile::new_in(dir)
+        .with_context(|| format!("cannot make a test file in {}", dir.display()))?;
+    let mut block = vec![0; 1 << 20];
+    for index in 0..mib {
+        crate::stamp::fill(&mut block, index << 20, 1);
+        file.write_all(&block)
+            .with_context(|| format!("cannot write {mib} MiB in {}", dir.display()))?;
+    }
+    file.as_file()
+        .sync_all()
+        .context("cannot sync the test file")?;
+    Ok(file)
+}
+
+/// The programs a scenario needs that are not there; each is noted once.
+pub(crate) fn missing(report: &mut Report, programs: &[&str]) -> bool {
+    let mut lacks = false;
+    for program in programs.iter().filter(|program| !peers::installed(program)) {
+        let note = format!("{program} is not installed: install it to compare with it");
+        if !report.notes.contains(&note) {
+            report.notes.push(note);
+        }
+        lacks = true;
+    }
+    lacks
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::noise::Noise;
+
+    #[test]
+    fn one_noisy_trial_spoils_its_round_for_all() {
+        let series = |name: &str| Series {
+            scenario: String::new(),
+            case: String::new(),
+            contestant: name.into(),
+            trials: Vec::new(),
+            rejected: 0,
+        };
+        let figures = |foreign_percent: f64| Figures {
+            noise: Noise {
+                foreign_percent,
+                steal_percent: 0.0,
+            },
+            ..Figures::default()
+        };
+        let mut both = [series("a"), series("b")];
+        keep_if_quiet(&mut both, vec![figures(1.0), figures(9.0)], 5.0);
+        keep_if_quiet(&mut both, vec![figures(1.0), figures(2.0)], 5.0);
+        assert_eq!((both[0].trials.len(), both[1].trials.len()), (1, 1));
+        assert_eq!((both[0].rejected, both[1].rejected), (0, 1));
+    }
+}

@@ -1,0 +1,130 @@
+//! Instructions per request, counted by callgrind: a figure that does not wobble.
+//!
+//! The server runs under valgrind twice, for a few and for many requests; the difference is what the requests cost, and
+//! start and end drop out. Guests are the usual ones, QD 32.
+
+use std::path::Path;
+
+use anyhow::{Context, Result};
+
+use super::scenarios::STACKS;
+use super::{Bench, missing};
+use crate::load::{Load, Source};
+use crate::peers::{self, Store};
+use crate::report::{Check, Report, Rule};
+use crate::server::{Launch, Server};
+use crate::statistics;
+use crate::tally::Until;
+use crate::vhost::{Station, Vm, VmOptions, Wait};
+
+const FEW: u64 = 20_000;
+const MANY: u64 = 120_000;
+const DEPTH: u16 = 32;
+
+/// Counts with no filter and with each stack.
+///
+/// # Errors
+/// A run fails.
+pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
+    let mut plain = None;
+    if bench.has_tidegate() && !missing(report, &["valgrind"]) {
+        let count = ours(bench, &[])?;
+        report
+            .notes
+            .push(format!("instructions per request, no filter: {count:.0}"));
+        plain = Some(count);
+    }
+    for (name, filters, bound) in STACKS {
+        let ratio = match plain {
+            None => None,
+            Some(plain) => {
+                let count = ours(bench, filters)?;
+                report
+                    .notes
+                    .push(format!("instructions per request, {name}: {count:.0}"));
+                statistics::ratio(&[count], &[plain])
+            }
+        };
+        let claim = format!("instructions per request, {name} by no filter's");
+        report
+            .checks
+            .push(Check::new(claim, Rule::AtMost(bound), ratio));
+    }
+    Ok(())
+}
+
+fn ours(bench: &Bench, filters: &[&str]) -> Result<f64> {
+    let tidegate = bench.tidegate(&Store::Null, filters, 0);
+    let socket = bench.path("counted.sock");
+    per_request(
+        bench,
+        &peers::tidegate(
+            "tidegate",
+            &tidegate,
+            Some(&socket),
+            None,
+            bench.options.server_cpu,
+        ),
+    )
+}
+
+/// Instructions that a server of one vhost-user socket spends per request.
+///
+/// # Errors
+/// valgrind, the server or the guest fails.
+#[expect(
+    clippy::cast_precision_loss,
+    reason = "instruction counts stay below 2^52"
+)]
+pub fn per_request(bench: &Bench, launch: &Launch) -> Result<f64> {
+    let few = count(bench, launch, FEW)?;
+    let many = count(bench, launch, MANY)?;
+    Ok(many.saturating_sub(few) as f64 / (MANY - FEW) as f64)
+}
+
+fn count(bench: &Bench, launch: &Launch, requests: u64) -> Result<u64> {
+    let out = bench.path("callgrind.out");
+    let under = under_callgrind(launch, &out);
+    let server = Server::start(&under, bench.scratch.path())?;
+    let vm = Vm::connect(VmOptions::new(&launch.sockets[0], DEPTH))?;
+    let mut sources = [Source::new(Load::random_reads(DEPTH, vm.config().size))];
+    let mut station = Station::new(vec![vm], Wait::Sleep);
+    station.run(&mut sources, Until::Count(requests), &mut |_| {})?;
+    drop(station);
+    server.stop()?;
+    let text = std::fs::read_to_string(&out)
+        .with_context(|| format!("callgrind wrote no {}", out.display()))?;
+    total(&text).context("callgrind's output has no total")
+}
+
+fn under_callgrind(launch: &Launch, out: &Path) -> Launch {
+    let mut under = launch.clone();
+    under.program = "valgrind".into();
+    let mut words = vec![
+        "--tool=callgrind".into(),
+        format!("--callgrind-out-file={}", out.display()).into(),
+    ];
+    words.push(launch.program.clone().into_os_string());
+    words.append(&mut under.arguments);
+    under.arguments = words;
+    under
+}
+
+fn total(text: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| {
+        line.strip_prefix("totals:")
+            .or_else(|| line.strip_prefix("summary:"))
+    })?;
+    line.split_whitespace().next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_total_is_read() {
+        assert_eq!(total("events: Ir\nsummary: 12345 6\n"), Some(12_345));
+        assert_eq!(total("events: Ir\n"), None);
+    }
+}

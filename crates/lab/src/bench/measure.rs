@@ -1,0 +1,192 @@
+//! One trial: a fresh server, a client, the window between two edges, figures.
+//!
+//! [`super::Bench::compete`] calls it through the contestants.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use super::Bench;
+use crate::load::{Load, Source};
+use crate::nbd::Connection;
+use crate::noise::{self, Look};
+use crate::report::Figures;
+use crate::server::{Launch, Server, own_cpu_time};
+use crate::tally::{Edge, Tally, Until};
+use crate::vhost::{Station, Vm, VmOptions, Wait};
+
+/// CPU clocks and the machine, seen at both edges of the window.
+struct Watch<'a> {
+    server: &'a Server,
+    seen: Vec<Result<Seen>>,
+}
+
+struct Seen {
+    server: Duration,
+    client: Duration,
+    machine: Look,
+}
+
+impl<'a> Watch<'a> {
+    fn new(server: &'a Server) -> Self {
+        Self {
+            server,
+            seen: Vec::with_capacity(2),
+        }
+    }
+
+    fn look(&mut self, _edge: Edge) {
+        let seen = self.server.cpu_time().and_then(|server| {
+            Ok(Seen {
+                server,
+                client: own_cpu_time()?,
+                machine: noise::look()?,
+            })
+        });
+        self.seen.push(seen);
+    }
+
+    fn figures(self, tallies: &[Tally]) -> Result<Figures> {
+        let all = Tally::sum(tallies);
+        if all.errors > 0 {
+            bail!(
+                "{} answered {} requests with an error",
+                self.server.last_words(),
+                all.errors
+            );
+        }
+        if all.completed == 0 {
+            bail!("the server answered nothing within the window");
+        }
+        let resident_bytes = self.server.resident()?;
+        let mut seen = self.seen.into_iter();
+        let (Some(open), Some(close)) = (seen.next().transpose()?, seen.next().transpose()?) else {
+            bail!("the window was not opened and closed");
+        };
+        let server = close.server.saturating_sub(open.server);
+        let client = close.client.saturating_sub(open.client);
+        let seconds = all.elapsed.as_secs_f64();
+        Ok(Figures {
+            iops: all.iops(),
+            p50_us: all.percentile_us(50.0),
+            p99_us: all.percentile_us(99.0),
+            p999_us: all.percentile_us(99.9),
+            cpu_percent_per_kiops: server.as_secs_f64() / seconds * 100.0 / (all.iops() / 1000.0),
+            client_percent: client.as_secs_f64() / seconds * 100.0,
+            unfairness: unfairness(tallies),
+            resident_bytes,
+            noise: noise::between(open.machine, close.machine, server + client),
+        })
+    }
+}
+
+/// The fastest queue's IOPS by the slowest one's.
+fn unfairness(tallies: &[Tally]) -> f64 {
+    let fastest = tallies.iter().map(Tally::iops).fold(0.0, f64::max);
+    let slowest = tallies
+        .iter()
+        .map(Tally::iops)
+        .fold(f64::INFINITY, f64::min);
+    fastest / slowest.max(1e-9)
+}
+
+/// Starts a server and drives it by one guest per socket, 4 KiB random reads, `depth` in flight each.
+///
+/// # Errors
+/// The server or a guest fails.
+pub fn vhost(bench: &Bench, launch: &Launch, depth: u16) -> Result<Figures> {
+    let server = Server::start(launch, bench.scratch.path())?;
+    let figures = guests(bench, &server, &launch.sockets, depth)?;
+    server.stop()?;
+    Ok(figures)
+}
+
+/// Drives a running server by one guest per socket.
+///
+/// # Errors
+/// The server or a guest fails.
+pub fn guests(bench: &Bench, server: &Server, sockets: &[PathBuf], depth: u16) -> Result<Figures> {
+    let vms = sockets
+        .iter()
+        .map(|socket| Vm::connect(VmOptions::new(socket, depth)))
+        .collect::<Result<Vec<_>>>()?;
+    let mut sources: Vec<Source> = vms
+        .iter()
+        .zip(1..)
+        .map(|(vm, seed)| {
+            Source::new(Load {
+                seed,
+                ..Load::random_reads(depth, vm.config().size)
+            })
+        })
+        .collect();
+    let mut station = Station::new(vms, Wait::Sleep);
+    let mut watch = Watch::new(server);
+    let until = Until::Time(bench.warm, bench.span);
+    let tallies = station.run(&mut sources, until, &mut |edge| watch.look(edge))?;
+    watch.figures(&tallies)
+}
+
+/// Starts a server and drives it by one NBD connection, 4 KiB random reads.
+///
+/// # Errors
+/// The server or the connection fails.
+pub fn nbd(
+    bench: &Bench,
+    launch: &Launch,
+    socket: &Path,
+    export: &str,
+    depth: u16,
+) -> Result<Figures> {
+    let server = Server::start(launch, bench.scratch.path())?;
+    let mut connection = Connection::open(socket, export, depth, 4096, None)?;
+    let mut source = Source::new(Load::random_reads(depth, connection.export().size));
+    let mut watch = Watch::new(&server);
+    let until = Until::Time(bench.warm, bench.span);
+    let tally = connection.run(&mut source, until, &mut |edge| watch.look(edge))?;
+    let figures = watch.figures(&[tally])?;
+    drop(connection);
+    server.stop()?;
+    Ok(figures)
+}
+
+/// Runs fio on the file itself.
+///
+/// # Errors
+/// fio fails.
+pub fn fio(bench: &Bench, file: &Path, depth: u16) -> Result<Figures> {
+    let (before, own) = (noise::look()?, own_cpu_time()?);
+    let (mut figures, cpu) = crate::fio::random_reads(
+        file,
+        depth,
+        bench.warm,
+        bench.span,
+        bench.options.server_cpu,
+    )?;
+    let own = own_cpu_time()?.saturating_sub(own);
+    // fio's own start and warm-up are not in what it reports; its window's share of the span is.
+    let share = (bench.warm + bench.span).as_secs_f64() / bench.span.as_secs_f64();
+    figures.noise = noise::between(
+        before,
+        noise::look().context("after fio")?,
+        cpu.mul_f64(share) + own,
+    );
+    Ok(figures)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unfairness_is_the_fastest_by_the_slowest() {
+        let tally = |completed| Tally {
+            completed,
+            elapsed: Duration::from_secs(1),
+            ..Tally::default()
+        };
+        assert_eq!(unfairness(&[tally(100), tally(80), tally(90)]), 1.25);
+        assert_eq!(unfairness(&[tally(100)]), 1.0);
+    }
+}

@@ -1,0 +1,347 @@
+//! One disk against the peers: on nothing, on a file, over NBD, behind filters.
+//!
+//! Each function lists who competes in each case and which ratios must hold.
+
+use anyhow::Result;
+
+use super::{Bench, Contestant, measure, missing, test_file};
+use crate::peers::{self, Store};
+use crate::report::{Check, Figures, Report, Rule};
+use crate::statistics::{self, Spread};
+use crate::vhost::Wait;
+
+/// Queue depths of the tables.
+const DEPTHS: [u16; 4] = [1, 8, 32, 128];
+/// Long enough that a polling I/O thread does not fall asleep between requests at queue depth 1.
+const POLL_US: u32 = 1000;
+/// Tidegate's names in the tables.
+pub const POLLING: &str = "tidegate, polling";
+/// It sleeps as soon as there is nothing to do.
+pub const ASLEEP: &str = "tidegate, asleep";
+const DAEMON: &str = "qemu-storage-daemon";
+
+fn iops(figures: &Figures) -> f64 {
+    figures.iops
+}
+
+fn cpu(figures: &Figures) -> f64 {
+    figures.cpu_percent_per_kiops
+}
+
+fn case(depth: u16) -> String {
+    format!("QD {depth}")
+}
+
+fn ours<'a>(name: &'a str, store: &'a Store, filters: &'a [&'a str], depth: u16) -> Contestant<'a> {
+    let poll_us = if name == ASLEEP { 0 } else { POLL_US };
+    Contestant::new(name, move |bench| {
+        let socket = bench.path("vhost.sock");
+        let tidegate = bench.tidegate(store, filters, poll_us);
+        let launch = peers::tidegate(
+            name,
+            &tidegate,
+            Some(&socket),
+            None,
+            bench.options.server_cpu,
+        );
+        measure::vhost(bench, &launch, depth)
+    })
+}
+
+fn daemon(store: &Store, depth: u16) -> Contestant<'_> {
+    Contestant::new(DAEMON, move |bench| {
+        let sockets = [bench.path("vhost.sock")];
+        measure::vhost(
+            bench,
+            &peers::storage_daemon(store, &sockets, bench.options.server_cpu),
+            depth,
+        )
+    })
+}
+
+/// vhost-user-blk on nothing.
+///
+/// # Errors
+/// A trial fails.
+pub fn null(bench: &Bench, report: &mut Report) -> Result<()> {
+    const SCENARIO: &str = "vhost null";
+    let store = Store::Null;
+    for depth in DEPTHS {
+        let mut contestants = Vec::new();
+        if bench.has_tidegate() {
+            contestants.push(ours(POLLING, &store, &[], depth));
+            contestants.push(ours(ASLEEP, &store, &[], depth));
+        }
+        if !missing(report, &[DAEMON]) {
+            contestants.push(daemon(&store, depth));
+        }
+        if let Some(program) = &bench.options.bare {
+            for wait in [Wait::Sleep, Wait::Poll] {
+                let name = peers::bare(program, &bench.path("bare.sock"), wait, 0).name;
+                contestants.push(Contestant::new(name, move |bench| {
+                    let socket = bench.path("bare.sock");
+                    measure::vhost(
+                        bench,
+                        &peers::bare(program, &socket, wait, bench.options.server_cpu),
+                        depth,
+                    )
+                }));
+            }
+        }
+        bench.compete(report, SCENARIO, &case(depth), &contestants)?;
+    }
+    let mut claim =
+        |depth: u16, name: &str, what: &str, rule: Rule, figure: fn(&Figures) -> f64| {
+            let ratio = report.ratio(SCENARIO, &case(depth), name, DAEMON, figure);
+            report.checks.push(Check::new(
+                format!("{SCENARIO} QD {depth}: {name}: {what} by {DAEMON}'s"),
+                rule,
+                ratio,
+            ));
+        };
+    claim(1, POLLING, "IOPS", Rule::AtLeast(2.0), iops);
+    claim(1, ASLEEP, "IOPS", Rule::AtLeast(1.15), iops);
+    for depth in [32, 128] {
+        for name in [POLLING, ASLEEP] {
+            claim(depth, name, "IOPS", Rule::AtLeast(1.8), iops);
+            claim(depth, name, "CPU per I/O", Rule::AtMost(0.45), cpu);
+        }
+    }
+    Ok(())
+}
+
+/// vhost-user-blk on a file, with fio on the same file as the limit.
+///
+/// # Errors
+/// A trial fails, or the file cannot be made.
+pub fn file(bench: &Bench, report: &mut Report) -> Result<()> {
+    const SCENARIO: &str = "vhost file";
+    const FIO: &str = "fio on the file";
+    let file = test_file(&bench.options.dir, bench.options.file_mib)?;
+    let store = Store::File(file.path().to_owned());
+    for depth in DEPTHS {
+        let mut contestants = Vec::new();
+        if bench.has_tidegate() {
+            contestants.push(ours(POLLING, &store, &[], depth));
+            contestants.push(ours(ASLEEP, &store, &[], depth));
+        }
+        if !missing(report, &[DAEMON]) {
+            contestants.push(daemon(&store, depth));
+        }
+        if !missing(report, &["fio"]) {
+            contestants.push(Contestant::new(FIO, |bench| {
+                measure::fio(bench, file.path(), depth)
+            }));
+        }
+        bench.compete(report, SCENARIO, &case(depth), &contestants)?;
+    }
+    for (depth, bound) in [(1, 0.80), (32, 0.97), (128, 0.97)] {
+        let ratio = report.ratio(SCENARIO, &case(depth), POLLING, FIO, iops);
+        let claim = format!("{SCENARIO} QD {depth}: {POLLING}: IOPS by fio's");
+        report
+            .checks
+            .push(Check::new(claim, Rule::AtLeast(bound), ratio));
+    }
+    for depth in [32, 128] {
+        let ratio = report.ratio(SCENARIO, &case(depth), ASLEEP, DAEMON, cpu);
+        let claim = format!("{SCENARIO} QD {depth}: {ASLEEP}: CPU per I/O by {DAEMON}'s");
+        report
+            .checks
+            .push(Check::new(claim, Rule::AtMost(0.85), ratio));
+    }
+    Ok(())
+}
+
+/// NBD over a Unix socket, on nothing and on memory.
+///
+/// # Errors
+/// A trial fails.
+pub fn nbd(bench: &Bench, report: &mut Report) -> Result<()> {
+    for (scenario, store) in [("NBD null", Store::Null), ("NBD memory", Store::Memory)] {
+        for depth in DEPTHS {
+            let contestants = nbd_contestants(bench, report, &store, depth);
+            bench.compete(report, scenario, &case(depth), &contestants)?;
+        }
+        let best = best_of(report, scenario, "QD 32", iops, f64::max);
+        let ratio = best.and_then(|best| against(report, scenario, "QD 32", iops, &best));
+        report.checks.push(Check::new(
+            format!("{scenario} QD 32: {ASLEEP}: IOPS by the best peer's"),
+            Rule::AtLeast(1.5),
+            ratio,
+        ));
+        let cheapest = best_of(report, scenario, "QD 32", cpu, f64::min);
+        let ratio =
+            cheapest.and_then(|cheapest| against(report, scenario, "QD 32", cpu, &cheapest));
+        report.checks.push(Check::new(
+            format!("{scenario} QD 32: {ASLEEP}: CPU per I/O by the cheapest peer's"),
+            Rule::AtMost(1.0),
+            ratio,
+        ));
+    }
+    Ok(())
+}
+
+fn nbd_contestants<'a>(
+    bench: &Bench,
+    report: &mut Report,
+    store: &'a Store,
+    depth: u16,
+) -> Vec<Contestant<'a>> {
+    let mut contestants = Vec::new();
+    if bench.has_tidegate() {
+        contestants.push(Contestant::new(ASLEEP, move |bench: &Bench| {
+            let socket = bench.path("nbd.sock");
+            let tidegate = bench.tidegate(store, &[], 0);
+            let launch = peers::tidegate(
+                ASLEEP,
+                &tidegate,
+                None,
+                Some(&socket),
+                bench.options.server_cpu,
+            );
+            measure::nbd(bench, &launch, &socket, "", depth)
+        }));
+    }
+    if !missing(report, &["nbdkit"]) {
+        contestants.push(Contestant::new("nbdkit", move |bench: &Bench| {
+            let socket = bench.path("nbd.sock");
+            let launch = peers::nbdkit(store, &[], &socket, bench.options.server_cpu);
+            measure::nbd(bench, &launch, &socket, "", depth)
+        }));
+    }
+    // QEMU's null driver is as good as memory to it; once is enough.
+    if *store == Store::Null && !missing(report, &["qemu-nbd", DAEMON]) {
+        contestants.push(Contestant::new("qemu-nbd", move |bench: &Bench| {
+            let socket = bench.path("nbd.sock");
+            let launch = peers::qemu_nbd(store, &socket, bench.options.server_cpu);
+            measure::nbd(bench, &launch, &socket, "", depth)
+        }));
+        contestants.push(Contestant::new(DAEMON, move |bench: &Bench| {
+            let socket = bench.path("nbd.sock");
+            let launch = peers::storage_daemon_nbd(store, &socket, bench.options.server_cpu);
+            measure::nbd(bench, &launch, &socket, "d", depth)
+        }));
+    }
+    contestants
+}
+
+/// Round by round the best figure of all peers.
+fn best_of(
+    report: &Report,
+    scenario: &str,
+    case: &str,
+    figure: fn(&Figures) -> f64,
+    better: fn(f64, f64) -> f64,
+) -> Option<Vec<f64>> {
+    report
+        .series
+        .iter()
+        .filter(|series| {
+            series.scenario == scenario && series.case == case && series.contestant != ASLEEP
+        })
+        .map(|series| series.each(figure))
+        .reduce(|best, each| {
+            best.iter()
+                .zip(&each)
+                .map(|(one, two)| better(*one, *two))
+                .collect()
+        })
+}
+
+fn against(
+    report: &Report,
+    scenario: &str,
+    case: &str,
+    figure: fn(&Figures) -> f64,
+    theirs: &[f64],
+) -> Option<Spread> {
+    statistics::ratio(&report.find(scenario, case, ASLEEP)?.each(figure), theirs)
+}
+
+/// The stacks whose cost is measured, with the most that their CPU per I/O may grow.
+pub const STACKS: [(&str, &[&str], f64); 3] = [
+    ("null", &["null"], 1.01),
+    ("3 x null", &["null", "null", "null"], 1.03),
+    ("stats", &["stats"], 1.03),
+];
+
+/// What filters cost, on a null datastore; nbdkit with none, one and three of its own beside it.
+///
+/// # Errors
+/// A trial fails.
+pub fn filters(bench: &Bench, report: &mut Report) -> Result<()> {
+    const SCENARIO: &str = "filters";
+    const NONE: &str = "tidegate, no filter";
+    const CASE: &str = "QD 32";
+    let store = Store::Null;
+    let mut contestants = Vec::new();
+    if bench.has_tidegate() {
+        contestants.push(ours(NONE, &store, &[], 32));
+        for (name, filters, _) in &STACKS {
+            contestants.push(ours(name, &store, filters, 32));
+        }
+    }
+    if !missing(report, &["nbdkit"]) {
+        const PLAIN: [&str; 3] = ["nofilter", "noextents", "nozero"];
+        for count in [0, 1, 3] {
+            let store = &store;
+            contestants.push(Contestant::new(
+                format!("nbdkit, {count} filters"),
+                move |bench: &Bench| {
+                    let socket = bench.path("nbd.sock");
+                    let launch =
+                        peers::nbdkit(store, &PLAIN[..count], &socket, bench.options.server_cpu);
+                    measure::nbd(bench, &launch, &socket, "", 32)
+                },
+            ));
+        }
+    }
+    bench.compete(report, SCENARIO, CASE, &contestants)?;
+    for (name, _, bound) in STACKS {
+        let ratio = report.ratio(SCENARIO, CASE, name, NONE, cpu);
+        let claim = format!("{SCENARIO} {CASE}: {name}: CPU per I/O by no filter's");
+        report
+            .checks
+            .push(Check::new(claim, Rule::AtMost(bound), ratio));
+        let ratio = report.ratio(SCENARIO, CASE, name, NONE, iops);
+        let claim = format!("{SCENARIO} {CASE}: {name}: IOPS by no filter's");
+        report
+            .checks
+            .push(Check::new(claim, Rule::AtLeast(2.0 - bound), ratio));
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::report::Series;
+
+    #[test]
+    fn the_best_peer_is_chosen_round_by_round() {
+        let series = |contestant: &str, values: [f64; 2]| Series {
+            scenario: "NBD null".into(),
+            case: "QD 32".into(),
+            contestant: contestant.into(),
+            trials: values
+                .map(|iops| Figures {
+                    iops,
+                    ..Figures::default()
+                })
+                .to_vec(),
+            rejected: 0,
+        };
+        let report = Report {
+            series: vec![
+                series(ASLEEP, [300.0, 300.0]),
+                series("nbdkit", [100.0, 200.0]),
+                series("qemu-nbd", [150.0, 100.0]),
+            ],
+            ..Report::default()
+        };
+        let best = best_of(&report, "NBD null", "QD 32", iops, f64::max).expect("two peers");
+        assert_eq!(best, [150.0, 200.0]);
+        let ratio = against(&report, "NBD null", "QD 32", iops, &best).expect("two rounds");
+        assert_eq!((ratio.low, ratio.high), (1.5, 2.0));
+    }
+}

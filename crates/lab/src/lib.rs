@@ -1,0 +1,26 @@
+//! Measures the data path: our own clients, the peers, and what must hold between them.
+//!
+//! Stands outside the product: it starts servers (Tidegate and its peers) as processes, drives them as guests and
+//! NBD clients would, and judges ratios taken in the same run. [`bench::run`] is the front door, for `xtask` and for
+//! the small binary `tidegate-bench`. The clients ([`vhost`], [`nbd`]) serve crash and correctness tests as well.
+//!
+//! # Always true
+//! - No unsafe code: memory shared with a server is reached through `vm-memory`'s atomics and volatile slices.
+//! - A number is reported only from a trial during which the machine was quiet (see [`noise`]).
+
+#![forbid(unsafe_code)]
+
+pub mod bare;
+pub mod bench;
+pub mod fio;
+pub mod histogram;
+pub mod load;
+pub mod nbd;
+pub mod noise;
+pub mod peers;
+pub mod report;
+pub mod server;
+pub mod stamp;
+pub mod statistics;
+pub mod tally;
+pub mod vhost;

@@ -1,0 +1,242 @@
+//! The command lines of the servers that are compared: Tidegate, and what people use now.
+//!
+//! [`crate::bench`] decides which are run against which.
+
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
+
+use crate::server::Launch;
+use crate::vhost::Wait;
+
+/// The size of disks that hold nothing.
+pub const NULL_SIZE: u64 = 1 << 30;
+
+/// What lies behind a disk.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Store {
+    /// Nothing: reads are answered at once.
+    Null,
+    /// Memory of the server.
+    Memory,
+    /// A file, by O_DIRECT where the peer can.
+    File(PathBuf),
+}
+
+/// How a Tidegate is started.
+#[derive(Clone, Debug)]
+pub struct Tidegate {
+    /// The binary.
+    pub program: PathBuf,
+    /// What lies behind its disk.
+    pub store: Store,
+    /// Filters, top first.
+    pub filters: Vec<String>,
+    /// How long its I/O thread polls before it sleeps.
+    pub poll_us: u32,
+}
+
+fn words<const N: usize>(words: [&str; N]) -> Vec<OsString> {
+    words.iter().map(OsString::from).collect()
+}
+
+fn launch(
+    name: &str,
+    program: &Path,
+    arguments: Vec<OsString>,
+    sockets: &[PathBuf],
+    cpu: usize,
+) -> Launch {
+    Launch {
+        name: name.into(),
+        program: program.into(),
+        arguments,
+        sockets: sockets.to_vec(),
+        cpu: Some(cpu),
+    }
+}
+
+/// `tidegate serve-one`, listening on a vhost-user socket or an NBD one.
+#[must_use]
+pub fn tidegate(
+    name: &str,
+    options: &Tidegate,
+    vhost: Option<&Path>,
+    nbd: Option<&Path>,
+    cpu: usize,
+) -> Launch {
+    let mut arguments = words(["serve-one"]);
+    arguments.push(match &options.store {
+        Store::Null => format!("null:{NULL_SIZE}").into(),
+        Store::Memory => format!("memory:{NULL_SIZE}").into(),
+        Store::File(path) => path.into(),
+    });
+    for (flag, socket) in [("--vhost-user", vhost), ("--nbd", nbd)] {
+        if let Some(socket) = socket {
+            arguments.extend([flag.into(), socket.into()]);
+        }
+    }
+    for filter in &options.filters {
+        arguments.extend(words(["--filter", filter]));
+    }
+    arguments.extend(words([
+        "--poll-us",
+        &options.poll_us.to_string(),
+        "--cpu",
+        &cpu.to_string(),
+    ]));
+    let sockets: Vec<PathBuf> = [vhost, nbd]
+        .into_iter()
+        .flatten()
+        .map(Path::to_owned)
+        .collect();
+    // It pins its I/O thread itself; the rest of it belongs on the same core, to be counted there.
+    launch(name, &options.program, arguments, &sockets, cpu)
+}
+
+fn qemu_node(store: &Store, name: &str) -> String {
+    match store {
+        Store::Null | Store::Memory => {
+            format!("driver=null-co,node-name={name},size={NULL_SIZE},read-zeroes=on")
+        }
+        Store::File(path) => {
+            format!(
+                "driver=file,node-name={name},filename={},aio=io_uring,cache.direct=on",
+                path.display()
+            )
+        }
+    }
+}
+
+/// qemu-storage-daemon with one vhost-user-blk export per socket, all on its one thread.
+#[must_use]
+pub fn storage_daemon(store: &Store, sockets: &[PathBuf], cpu: usize) -> Launch {
+    let mut arguments = Vec::new();
+    for (index, socket) in sockets.iter().enumerate() {
+        let node = qemu_node(store, &format!("d{index}"));
+        let export = format!(
+            "type=vhost-user-blk,id=e{index},node-name=d{index},writable=on,addr.type=unix,addr.path={}",
+            socket.display()
+        );
+        arguments.extend(words(["--blockdev", &node, "--export", &export]));
+    }
+    launch(
+        "qemu-storage-daemon",
+        Path::new("qemu-storage-daemon"),
+        arguments,
+        sockets,
+        cpu,
+    )
+}
+
+/// qemu-storage-daemon with an NBD export named `d`.
+#[must_use]
+pub fn storage_daemon_nbd(store: &Store, socket: &Path, cpu: usize) -> Launch {
+    let server = format!("addr.type=unix,addr.path={}", socket.display());
+    let arguments = words([
+        "--blockdev",
+        &qemu_node(store, "d"),
+        "--nbd-server",
+        &server,
+        "--export",
+        "type=nbd,id=e,node-name=d,name=d,writable=on",
+    ]);
+    launch(
+        "qemu-storage-daemon",
+        Path::new("qemu-storage-daemon"),
+        arguments,
+        &[socket.into()],
+        cpu,
+    )
+}
+
+/// nbdkit with its null, memory or file plug-in (which uses the page cache).
+#[must_use]
+pub fn nbdkit(store: &Store, filters: &[&str], socket: &Path, cpu: usize) -> Launch {
+    let mut arguments = words(["-f", "-U"]);
+    arguments.push(socket.into());
+    arguments.extend(
+        filters
+            .iter()
+            .map(|filter| OsString::from(format!("--filter={filter}"))),
+    );
+    match store {
+        Store::Null => arguments.extend(words(["null", &NULL_SIZE.to_string()])),
+        Store::Memory => arguments.extend(words(["memory", &NULL_SIZE.to_string()])),
+        Store::File(path) => {
+            arguments.push("file".into());
+            arguments.push(path.into());
+        }
+    }
+    launch(
+        "nbdkit",
+        Path::new("nbdkit"),
+        arguments,
+        &[socket.into()],
+        cpu,
+    )
+}
+
+/// qemu-nbd for up to 16 clients.
+#[must_use]
+pub fn qemu_nbd(store: &Store, socket: &Path, cpu: usize) -> Launch {
+    let mut arguments = words(["-k"]);
+    arguments.push(socket.into());
+    let node = qemu_node(store, "d");
+    arguments.extend(words(["-e", "16", "-t", "--image-opts", &node]));
+    launch(
+        "qemu-nbd",
+        Path::new("qemu-nbd"),
+        arguments,
+        &[socket.into()],
+        cpu,
+    )
+}
+
+/// The bare ring loop of [`crate::bare`], as `program bare --socket SOCKET` with `program` a `tidegate-bench`.
+#[must_use]
+pub fn bare(program: &Path, socket: &Path, wait: Wait, cpu: usize) -> Launch {
+    let mut arguments = words(["bare", "--socket"]);
+    arguments.push(socket.into());
+    if wait == Wait::Poll {
+        arguments.push("--poll".into());
+    }
+    let name = if wait == Wait::Poll {
+        "bare loop, polling"
+    } else {
+        "bare loop, asleep"
+    };
+    launch(name, program, arguments, &[socket.into()], cpu)
+}
+
+/// Whether a program is there to be run.
+#[must_use]
+pub fn installed(program: &str) -> bool {
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    std::env::split_paths(&path).any(|dir| dir.join(program).is_file())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn serve_one_is_given_its_store_sockets_and_filters() {
+        let options = Tidegate {
+            program: "tidegate".into(),
+            store: Store::Null,
+            filters: vec!["stats".into(), "null".into()],
+            poll_us: 50,
+        };
+        let launch = tidegate("ours", &options, Some(Path::new("/s")), None, 1);
+        let line: Vec<_> = launch
+            .arguments
+            .iter()
+            .map(|word| word.to_string_lossy())
+            .collect();
+        assert_eq!(
+            line.join(" "),
+            "serve-one null:1073741824 --vhost-user /s --filter stats --filter null --poll-us 50 --cpu 1"
+        );
+        assert_eq!(launch.sockets, [PathBuf::from("/s")]);
+    }
+}

@@ -1,0 +1,285 @@
+//! A server under measurement: started, pinned, waited for, its CPU and memory read, stopped.
+//!
+//! The command lines are [`crate::peers`]'s. A server lives for one trial, so that no trial inherits another's luck.
+//!
+//! # Always true
+//! - A started server ends with its value, also when a trial fails.
+
+use std::ffi::OsString;
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::signal::{Signal, kill};
+use nix::time::clock_getcpuclockid;
+use nix::unistd::Pid;
+
+/// How long a server may take until it listens, or until it ends.
+const PATIENCE: Duration = Duration::from_secs(20);
+
+/// How to start a server.
+#[derive(Clone, Debug)]
+pub struct Launch {
+    /// Its name in the table.
+    pub name: String,
+    /// The program.
+    pub program: PathBuf,
+    /// Its arguments.
+    pub arguments: Vec<OsString>,
+    /// Sockets on which it listens once it is ready.
+    pub sockets: Vec<PathBuf>,
+    /// The one CPU on which it runs; none for anywhere.
+    pub cpu: Option<usize>,
+}
+
+/// A running server.
+#[derive(Debug)]
+pub struct Server {
+    name: String,
+    child: Child,
+    log: PathBuf,
+}
+
+impl Server {
+    /// Starts it and waits until it listens. What it says goes to a log in `scratch`.
+    ///
+    /// # Errors
+    /// The program is missing, ends at once, or does not listen in time; its last words are in the error.
+    pub fn start(launch: &Launch, scratch: &Path) -> Result<Self> {
+        for socket in &launch.sockets {
+            // A socket left by an earlier trial would be taken for this server's.
+            let _absent = std::fs::remove_file(socket);
+        }
+        let log = scratch.join("server.log");
+        let output =
+            File::create(&log).with_context(|| format!("cannot create {}", log.display()))?;
+        let mut command = match launch.cpu {
+            Some(cpu) => {
+                let mut command = Command::new("taskset");
+                command
+                    .arg("--cpu-list")
+                    .arg(cpu.to_string())
+                    .arg(&launch.program);
+                command
+            }
+            None => Command::new(&launch.program),
+        };
+        let child = command
+            .args(&launch.arguments)
+            .stdin(Stdio::null())
+            .stdout(output.try_clone().context("cannot duplicate the log")?)
+            .stderr(output)
+            .spawn()
+            .with_context(|| format!("cannot start {}", launch.program.display()))?;
+        let mut server = Self {
+            name: launch.name.clone(),
+            child,
+            log,
+        };
+        server.wait_until_it_listens(&launch.sockets)?;
+        Ok(server)
+    }
+
+    fn wait_until_it_listens(&mut self, sockets: &[PathBuf]) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        while !listening(sockets)? {
+            if let Some(status) = self
+                .child
+                .try_wait()
+                .context("cannot ask for the server's state")?
+            {
+                bail!("{} ended with {status}: {}", self.name, self.last_words());
+            }
+            if Instant::now() > deadline {
+                bail!(
+                    "{} does not listen after {PATIENCE:?}: {}",
+                    self.name,
+                    self.last_words()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        Ok(())
+    }
+
+    /// What it wrote to its log.
+    #[must_use]
+    pub fn last_words(&self) -> String {
+        std::fs::read_to_string(&self.log)
+            .unwrap_or_default()
+            .trim()
+            .to_owned()
+    }
+
+    /// Its process number.
+    #[must_use]
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    fn as_pid(&self) -> Pid {
+        Pid::from_raw(
+            i32::try_from(self.child.id()).expect("Linux process numbers are positive and small"),
+        )
+    }
+
+    /// CPU time of all its threads, those that ended included.
+    ///
+    /// # Errors
+    /// The server is gone.
+    pub fn cpu_time(&self) -> Result<Duration> {
+        let clock = clock_getcpuclockid(self.as_pid())
+            .with_context(|| format!("{} is gone: {}", self.name, self.last_words()))?;
+        Ok(Duration::from(
+            clock.now().context("cannot read the server's CPU clock")?,
+        ))
+    }
+
+    /// Resident memory in bytes.
+    ///
+    /// # Errors
+    /// The server is gone.
+    pub fn resident(&self) -> Result<u64> {
+        let path = format!("/proc/{}/status", self.child.id());
+        let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
+        resident_of(&text).with_context(|| format!("{path} tells no VmRSS"))
+    }
+
+    /// Asks it to end and waits; kills it when it will not.
+    ///
+    /// # Errors
+    /// It cannot be signalled or waited for.
+    pub fn stop(mut self) -> Result<()> {
+        if self
+            .child
+            .try_wait()
+            .context("cannot ask for the server's state")?
+            .is_some()
+        {
+            return Ok(());
+        }
+        kill(self.as_pid(), Signal::SIGTERM)
+            .with_context(|| format!("cannot stop {}", self.name))?;
+        let deadline = Instant::now() + PATIENCE;
+        while self
+            .child
+            .try_wait()
+            .context("cannot wait for the server")?
+            .is_none()
+        {
+            if Instant::now() > deadline {
+                bail!(
+                    "{} does not end on SIGTERM: {}",
+                    self.name,
+                    self.last_words()
+                );
+            }
+            std::thread::sleep(Duration::from_millis(2));
+        }
+        Ok(())
+    }
+
+    /// Kills it as a crash would, and waits until it is gone.
+    ///
+    /// # Errors
+    /// It cannot be killed.
+    pub fn crash(mut self) -> Result<()> {
+        self.child
+            .kill()
+            .with_context(|| format!("cannot kill {}", self.name))?;
+        self.child.wait().context("cannot wait for the server")?;
+        Ok(())
+    }
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        // Gone already, usually.
+        let _gone = self.child.kill();
+        let _reaped = self.child.wait();
+    }
+}
+
+/// Pins the calling thread, and threads that it starts, to one CPU.
+///
+/// # Errors
+/// There is no such CPU, or this process may not use it.
+pub fn pin(cpu: usize) -> Result<()> {
+    let mut set = CpuSet::new();
+    set.set(cpu)
+        .with_context(|| format!("there is no CPU {cpu}"))?;
+    sched_setaffinity(Pid::from_raw(0), &set).with_context(|| format!("cannot run on CPU {cpu}"))
+}
+
+/// CPU time of this process.
+///
+/// # Errors
+/// Never on Linux.
+pub fn own_cpu_time() -> Result<Duration> {
+    let clock = nix::time::ClockId::CLOCK_PROCESS_CPUTIME_ID;
+    Ok(Duration::from(
+        clock.now().context("cannot read our own CPU clock")?,
+    ))
+}
+
+/// Whether all sockets are listened on, without connecting: some servers take one client only.
+fn listening(sockets: &[PathBuf]) -> Result<bool> {
+    let table = std::fs::read_to_string("/proc/net/unix").context("cannot read /proc/net/unix")?;
+    Ok(sockets.iter().all(|socket| listens(&table, socket)))
+}
+
+/// Flag 0x10000 marks a socket that accepts connections.
+fn listens(table: &str, socket: &Path) -> bool {
+    table.lines().any(|line| {
+        let mut words = line.split_whitespace();
+        words.nth(3) == Some("00010000") && words.nth(3).map(Path::new) == Some(socket)
+    })
+}
+
+fn resident_of(status: &str) -> Option<u64> {
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))?;
+    Some(line.trim().strip_suffix("kB")?.trim().parse::<u64>().ok()? * 1024)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_socket_counts_once_it_is_listened_on() {
+        let dir = tempfile::tempdir().expect("a scratch directory");
+        let path = dir.path().join("s");
+        let sockets = [path.clone()];
+        assert!(!listening(&sockets).expect("/proc"));
+        let _listener = std::os::unix::net::UnixListener::bind(&path).expect("a socket");
+        assert!(listening(&sockets).expect("/proc"));
+    }
+
+    #[test]
+    fn resident_memory_is_read_in_bytes() {
+        assert_eq!(
+            resident_of("Name:\tx\nVmRSS:\t    1024 kB\n"),
+            Some(1 << 20)
+        );
+        assert_eq!(resident_of("Name:\tx\n"), None);
+    }
+
+    #[test]
+    fn a_server_that_ends_at_once_is_an_error_with_its_last_words() {
+        let dir = tempfile::tempdir().expect("a scratch directory");
+        let launch = Launch {
+            name: "loser".into(),
+            program: "sh".into(),
+            arguments: vec!["-c".into(), "echo no luck; exit 3".into()],
+            sockets: vec![dir.path().join("never")],
+            cpu: None,
+        };
+        let error = Server::start(&launch, dir.path()).expect_err("it ends");
+        assert!(error.to_string().contains("no luck"), "{error}");
+    }
+}

@@ -1,0 +1,236 @@
+//! What verified writes contain, and what is known about every block written so far.
+//!
+//! A stamp names the place and the write that it belongs to, in every 512 bytes, so that a block that is stale,
+//! misplaced, torn or foreign is told apart. The [`Ledger`] survives a client's run, a server's crash and a
+//! reconnection: what was acknowledged before must be there after.
+//!
+//! # Always true
+//! - A block has at most one request in flight, so its content is never a matter of chance.
+//! # Units
+//! - Offsets and lengths in bytes; a sequence number per write, from 1.
+
+use std::fmt;
+
+const CHUNK: usize = 512;
+const MAGIC: u64 = 0x7464_6774_5354_4D50;
+
+/// A block that is not what was written there.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Mismatch {
+    /// Where in the disk, in bytes.
+    pub offset: u64,
+    /// The write that should be found.
+    pub expected: u64,
+    /// What was found instead, in words.
+    pub found: String,
+}
+
+impl fmt::Display for Mismatch {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "offset {}: expected write {}, found {}",
+            self.offset, self.expected, self.found
+        )
+    }
+}
+
+impl std::error::Error for Mismatch {}
+
+/// Fills `data`, which goes to `offset`, with the stamp of write `sequence`.
+pub fn fill(data: &mut [u8], offset: u64, sequence: u64) {
+    let mut place = offset;
+    for chunk in data.chunks_mut(CHUNK) {
+        let mut noise = mix(place ^ sequence.rotate_left(32));
+        for (index, word) in chunk.chunks_mut(8).enumerate() {
+            let value = match index {
+                0 => MAGIC,
+                1 => place,
+                2 => sequence,
+                _ => {
+                    noise = noise.wrapping_mul(0x9E37_79B9_7F4A_7C15).rotate_left(23) ^ sequence;
+                    noise
+                }
+            };
+            word.copy_from_slice(&value.to_le_bytes()[..word.len()]);
+        }
+        place += CHUNK as u64;
+    }
+}
+
+/// Whether `data`, read at `offset`, is exactly what write `sequence` left there.
+///
+/// # Errors
+/// The first 512 bytes that differ, described.
+pub fn check(data: &[u8], offset: u64, sequence: u64) -> Result<(), Mismatch> {
+    let mut expected = [0; CHUNK];
+    let mut place = offset;
+    for chunk in data.chunks(CHUNK) {
+        let wanted = &mut expected[..chunk.len()];
+        fill(wanted, place, sequence);
+        if chunk != wanted {
+            return Err(Mismatch {
+                offset: place,
+                expected: sequence,
+                found: describe(chunk, place),
+            });
+        }
+        place += CHUNK as u64;
+    }
+    Ok(())
+}
+
+fn describe(chunk: &[u8], place: u64) -> String {
+    let word = |index: usize| {
+        chunk.get(index * 8..index * 8 + 8).map_or(0, |bytes| {
+            let mut word = [0; 8];
+            word.copy_from_slice(bytes);
+            u64::from_le_bytes(word)
+        })
+    };
+    if chunk.iter().all(|byte| *byte == 0) {
+        "zeroes".into()
+    } else if word(0) != MAGIC {
+        "foreign bytes".into()
+    } else if word(1) == place {
+        format!("write {} or a part of it", word(2))
+    } else {
+        format!("write {} of offset {}", word(2), word(1))
+    }
+}
+
+/// Which write each block of a region must show.
+#[derive(Clone, Debug, Default)]
+pub struct Ledger {
+    written: Vec<u64>,
+    busy: Vec<bool>,
+    last: u64,
+}
+
+impl Ledger {
+    /// Knows nothing yet about `blocks` blocks.
+    #[must_use]
+    pub fn new(blocks: usize) -> Self {
+        Self {
+            written: vec![0; blocks],
+            busy: vec![false; blocks],
+            last: 0,
+        }
+    }
+
+    /// Takes a block for one request; false while another request has it.
+    pub fn take(&mut self, block: usize) -> bool {
+        !std::mem::replace(&mut self.busy[block], true)
+    }
+
+    /// The number for the next write.
+    pub fn next_sequence(&mut self) -> u64 {
+        self.last += 1;
+        self.last
+    }
+
+    /// The write that `block` must show; none while it was never written.
+    #[must_use]
+    pub fn expected(&self, block: usize) -> Option<u64> {
+        (self.written[block] != 0).then_some(self.written[block])
+    }
+
+    /// Write `sequence` of `block` was acknowledged.
+    pub fn acknowledge(&mut self, block: usize, sequence: u64) {
+        self.written[block] = sequence;
+    }
+
+    /// The request that took `block` is over.
+    pub fn release(&mut self, block: usize) {
+        self.busy[block] = false;
+    }
+
+    /// How many blocks were written.
+    #[must_use]
+    pub fn written(&self) -> usize {
+        self.written
+            .iter()
+            .filter(|sequence| **sequence != 0)
+            .count()
+    }
+
+    /// How many blocks there are.
+    #[must_use]
+    pub fn len(&self) -> usize {
+        self.written.len()
+    }
+
+    /// Whether there are none.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.written.is_empty()
+    }
+}
+
+/// The finaliser of splitmix64: every bit of the input reaches every bit of the output.
+#[must_use]
+pub fn mix(mut value: u64) -> u64 {
+    value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    value = (value ^ (value >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    value ^ (value >> 31)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stamped(offset: u64, sequence: u64) -> Vec<u8> {
+        let mut data = vec![0; 4096];
+        fill(&mut data, offset, sequence);
+        data
+    }
+
+    #[test]
+    fn a_stamp_is_recognised() {
+        assert_eq!(check(&stamped(8192, 7), 8192, 7), Ok(()));
+    }
+
+    #[test]
+    fn a_stale_block_is_named() {
+        let error = check(&stamped(8192, 6), 8192, 7).expect_err("stale");
+        assert!(error.found.contains("write 6"), "{error}");
+    }
+
+    #[test]
+    fn a_misplaced_block_is_named() {
+        let error = check(&stamped(4096, 7), 8192, 7).expect_err("misplaced");
+        assert!(error.found.contains("of offset 4096"), "{error}");
+    }
+
+    #[test]
+    fn a_torn_block_and_a_flipped_bit_are_found() {
+        let (mut torn, old) = (stamped(0, 2), stamped(0, 1));
+        torn[2048..].copy_from_slice(&old[2048..]);
+        assert_eq!(check(&torn, 0, 2).expect_err("torn").offset, 2048);
+        let mut flipped = stamped(0, 2);
+        flipped[4095] ^= 1;
+        assert_eq!(check(&flipped, 0, 2).expect_err("flipped").offset, 3584);
+    }
+
+    #[test]
+    fn zeroes_and_foreign_bytes_are_told_apart() {
+        assert_eq!(check(&[0; 512], 0, 1).expect_err("zeroes").found, "zeroes");
+        assert_eq!(
+            check(&[9; 512], 0, 1).expect_err("foreign").found,
+            "foreign bytes"
+        );
+    }
+
+    #[test]
+    fn a_block_is_lent_once() {
+        let mut ledger = Ledger::new(2);
+        assert!(ledger.take(1));
+        assert!(!ledger.take(1));
+        ledger.release(1);
+        assert!(ledger.take(1));
+        assert_eq!(ledger.expected(1), None);
+        ledger.acknowledge(1, 5);
+        assert_eq!(ledger.expected(1), Some(5));
+        assert_eq!((ledger.written(), ledger.len()), (1, 2));
+    }
+}

@@ -1,0 +1,138 @@
+//! What one queue or connection achieved in a measured window.
+//!
+//! Filled by the clients, merged and turned into figures by the bench.
+//!
+//! # Units
+//! - Latencies in nanoseconds inside, microseconds in [`Tally::percentile_us`].
+
+use std::time::Duration;
+
+use crate::histogram::Histogram;
+use crate::stamp::Mismatch;
+
+/// When a run ends.
+#[derive(Clone, Copy, Debug)]
+pub enum Until {
+    /// Warms up for the first span, then measures for the second.
+    Time(Duration, Duration),
+    /// Ends after so many requests in all queues together; everything is measured.
+    Count(u64),
+    /// Ends when no source has anything more to ask.
+    Exhausted,
+}
+
+/// The two moments at which a measured window opens and closes, told to the caller on the client's thread.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Edge {
+    /// The window opens now.
+    Open,
+    /// The window closes now.
+    Close,
+}
+
+/// How often a client stops expecting an answer: a server that is silent for so long is a failure, not a slow disk.
+pub const SILENCE: Duration = Duration::from_secs(10);
+
+/// Counts and latencies of one window.
+#[derive(Clone, Debug, Default)]
+pub struct Tally {
+    /// Requests answered without an error.
+    pub completed: u64,
+    /// Requests answered with an error.
+    pub errors: u64,
+    /// Blocks that did not hold what was written there, the first few.
+    pub mismatches: Vec<Mismatch>,
+    /// How many blocks did not hold what was written there.
+    pub mismatched: u64,
+    /// Times the server was lost and found again.
+    pub reconnections: u64,
+    /// How long requests took.
+    pub latency: Histogram,
+    /// The window's length.
+    pub elapsed: Duration,
+}
+
+impl Tally {
+    /// Counts a block that is not what was written.
+    pub fn mismatch(&mut self, mismatch: Mismatch) {
+        self.mismatched += 1;
+        if self.mismatches.len() < 8 {
+            self.mismatches.push(mismatch);
+        }
+    }
+
+    /// Requests per second.
+    #[must_use]
+    #[expect(clippy::cast_precision_loss, reason = "counts stay far below 2^52")]
+    pub fn iops(&self) -> f64 {
+        self.completed as f64 / self.elapsed.as_secs_f64().max(1e-9)
+    }
+
+    /// A percentile of latency in microseconds.
+    #[must_use]
+    #[expect(
+        clippy::cast_precision_loss,
+        reason = "latencies stay far below 2^52 ns"
+    )]
+    pub fn percentile_us(&self, percent: f64) -> f64 {
+        self.latency.percentile(percent) as f64 / 1000.0
+    }
+
+    /// Forgets counts and latencies at the start of a window; what was found wrong stays.
+    pub fn reopen(&mut self) {
+        self.completed = 0;
+        self.latency.clear();
+    }
+
+    /// The sum of several queues over the same window.
+    #[must_use]
+    pub fn sum(tallies: &[Self]) -> Self {
+        let mut all = Self::default();
+        for tally in tallies {
+            all.completed += tally.completed;
+            all.errors += tally.errors;
+            all.mismatched += tally.mismatched;
+            all.mismatches.extend(tally.mismatches.iter().cloned());
+            all.reconnections += tally.reconnections;
+            all.latency.merge(&tally.latency);
+            all.elapsed = all.elapsed.max(tally.elapsed);
+        }
+        all
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_sum_adds_counts_over_one_window() {
+        let one = Tally {
+            completed: 100,
+            elapsed: Duration::from_secs(2),
+            ..Tally::default()
+        };
+        let two = Tally {
+            completed: 300,
+            elapsed: Duration::from_secs(2),
+            ..Tally::default()
+        };
+        assert_eq!(Tally::sum(&[one, two]).iops(), 200.0);
+    }
+
+    #[test]
+    fn reopening_keeps_what_was_found_wrong() {
+        let mut tally = Tally {
+            completed: 5,
+            errors: 1,
+            ..Tally::default()
+        };
+        tally.mismatch(Mismatch {
+            offset: 0,
+            expected: 1,
+            found: "zeroes".into(),
+        });
+        tally.reopen();
+        assert_eq!((tally.completed, tally.errors, tally.mismatched), (0, 1, 1));
+    }
+}

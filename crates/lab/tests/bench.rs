@@ -1,0 +1,90 @@
+//! The bench as a program: it measures peers, writes JSON, and does not pass what it could not measure.
+//!
+//! Trials are as short as they can be; no figure is judged here. Needs nbdkit and valgrind.
+
+use std::path::Path;
+use std::process::{Command, Output};
+
+use clap::Parser;
+use serde_json::Value;
+use tidegate_lab::bench::{Bench, Options, instructions};
+use tidegate_lab::peers;
+use tidegate_lab::vhost::Wait;
+
+const PROGRAM: &str = env!("CARGO_BIN_EXE_tidegate-bench");
+
+fn bench(words: &[&str]) -> Output {
+    Command::new(PROGRAM)
+        .args([
+            "data-path",
+            "--only",
+            "filters",
+            "--trials",
+            "1",
+            "--seconds",
+            "0.05",
+        ])
+        .args(["--max-noise", "100000", "--tidegate", "/nowhere/tidegate"])
+        .args(words)
+        .output()
+        .expect("the bench starts")
+}
+
+#[test]
+fn peers_are_measured_while_there_is_no_tidegate() {
+    let dir = tempfile::tempdir().expect("a scratch directory");
+    let json = dir.path().join("report.json");
+    let output = bench(&["--no-check", "--json", json.to_str().expect("a plain path")]);
+    assert!(
+        output.status.success(),
+        "{}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    let text = std::fs::read_to_string(&json).expect("the report was written");
+    let report: Value = serde_json::from_str(&text).expect("the report is JSON");
+    let series = report["series"].as_array().expect("a list of series");
+    assert_eq!(series.len(), 3, "nbdkit with none, one and three filters");
+    for series in series {
+        let trial = &series["trials"][0];
+        assert!(trial["iops"].as_f64().expect("a number") > 0.0);
+        assert!(trial["cpu_percent_per_kiops"].as_f64().expect("a number") > 0.0);
+        assert!(trial["resident_bytes"].as_u64().expect("a number") > 0);
+    }
+    assert!(String::from_utf8_lossy(&output.stdout).contains("nbdkit, 3 filters"));
+}
+
+#[test]
+fn what_could_not_be_measured_fails_the_bench() {
+    let output = bench(&[]);
+    assert_eq!(output.status.code(), Some(1));
+    let text = String::from_utf8_lossy(&output.stdout);
+    assert!(
+        text.contains("void") && text.contains("does not exist"),
+        "{text}"
+    );
+}
+
+#[test]
+fn one_core_for_both_sides_is_refused() {
+    let output = bench(&["--server-cpu", "1", "--client-cpu", "1"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&output.stderr).contains("need a core each"));
+}
+
+#[derive(Parser)]
+struct Flags {
+    #[command(flatten)]
+    options: Options,
+}
+
+#[test]
+fn instructions_are_counted_per_request() {
+    let bench = Bench::new(Flags::parse_from(["bench", "--quick"]).options).expect("two cores");
+    let socket = bench.path("counted.sock");
+    let launch = peers::bare(Path::new(PROGRAM), &socket, Wait::Sleep, 0);
+    let count = instructions::per_request(&bench, &launch).expect("callgrind counts");
+    assert!(
+        (50.0..50_000.0).contains(&count),
+        "{count} instructions for a request of the bare loop"
+    );
+}
