@@ -195,6 +195,7 @@ impl Shard {
     /// # Panics
     /// When an event names a disk that was never attached or is gone, except `Finished` and `SideWritten`, which
     /// may come late: the engine knows its disks.
+    #[inline]
     pub fn handle(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
         match event {
             Event::Submitted {
@@ -203,6 +204,15 @@ impl Shard {
                 request,
             } => self.submitted(now, disk, token, &request, out),
             Event::Finished { disk, io, outcome } => self.finished(now, disk, io, outcome, out),
+            rare => self.administer(now, rare, out),
+        }
+    }
+
+    /// Everything but the two events that each request makes.
+    #[cold]
+    fn administer(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
+        match event {
+            Event::Submitted { .. } | Event::Finished { .. } => unreachable!("handled at the door"),
             Event::Ticked => self.ticked(now, out),
             Event::SideWritten {
                 disk,
@@ -218,6 +228,7 @@ impl Shard {
                 read_only,
                 stack,
             } => {
+                let waiting = VecDeque::new();
                 self.attach(
                     disk,
                     Disk {
@@ -225,7 +236,7 @@ impl Shard {
                         read_only,
                         door: Door::Open,
                         stack,
-                        waiting: VecDeque::new(),
+                        waiting,
                     },
                 );
             }
@@ -296,6 +307,7 @@ impl Shard {
         }
     }
 
+    #[inline]
     fn submitted(
         &mut self,
         now: Time,
@@ -339,6 +351,7 @@ impl Shard {
         );
     }
 
+    #[inline]
     fn finished(
         &mut self,
         now: Time,
@@ -449,6 +462,7 @@ impl Shard {
 
 impl Disk {
     /// Whether the request makes sense for this disk.
+    #[inline]
     fn admits(&self, request: &Request) -> Outcome {
         if self.read_only && request.op.modifies() {
             return Err(Fault::ReadOnly);

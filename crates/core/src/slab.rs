@@ -52,16 +52,10 @@ impl<T> Slab<T> {
     ///
     /// # Panics
     /// With 2^32 values inside: no queue is that deep.
+    #[inline]
     pub fn insert_with(&mut self, make: impl FnOnce(IoId) -> T) -> IoId {
         if self.free == NONE {
-            let index =
-                u32::try_from(self.places.len()).expect("fewer than 2^32 I/Os are in flight");
-            self.places.push(Place {
-                generation: 0,
-                next_free: NONE,
-                value: None,
-            });
-            self.free = index;
+            self.grow();
         }
         let index = self.free;
         let place = &mut self.places[index as usize];
@@ -75,7 +69,20 @@ impl<T> Slab<T> {
         id
     }
 
+    /// One place more.
+    #[cold]
+    fn grow(&mut self) {
+        let index = u32::try_from(self.places.len()).expect("fewer than 2^32 I/Os are in flight");
+        self.places.push(Place {
+            generation: 0,
+            next_free: NONE,
+            value: None,
+        });
+        self.free = index;
+    }
+
     /// The value under `id`, while it is inside.
+    #[inline]
     pub fn get(&self, id: IoId) -> Option<&T> {
         let place = self.places.get(id.index as usize)?;
         if place.generation == id.generation {
@@ -86,6 +93,7 @@ impl<T> Slab<T> {
     }
 
     /// The value under `id`, to change.
+    #[inline]
     pub fn get_mut(&mut self, id: IoId) -> Option<&mut T> {
         let place = self.places.get_mut(id.index as usize)?;
         if place.generation == id.generation {
@@ -96,6 +104,7 @@ impl<T> Slab<T> {
     }
 
     /// Takes the value under `id` out; the id is worth nothing from now on.
+    #[inline]
     pub fn remove(&mut self, id: IoId) -> Option<T> {
         let place = self.places.get_mut(id.index as usize)?;
         if place.generation != id.generation {
@@ -107,6 +116,23 @@ impl<T> Slab<T> {
         self.free = id.index;
         self.len -= 1;
         Some(value)
+    }
+
+    /// Drops the value under `id` where it lies; says whether it was inside.
+    #[inline]
+    pub fn discard(&mut self, id: IoId) -> bool {
+        let Some(place) = self.places.get_mut(id.index as usize) else {
+            return false;
+        };
+        if place.generation != id.generation || place.value.is_none() {
+            return false;
+        }
+        place.value = None;
+        place.generation = place.generation.wrapping_add(1);
+        place.next_free = self.free;
+        self.free = id.index;
+        self.len -= 1;
+        true
     }
 
     /// Every value, by place.

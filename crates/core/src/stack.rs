@@ -140,6 +140,7 @@ impl Stack {
     }
 
     /// A guest's request enters at the top.
+    #[inline]
     pub(crate) fn submit(&mut self, walk: &mut Walk<'_>, token: Token, request: &Request) {
         self.in_flight += 1;
         let io = walk.enter(Origin::Guest(token), request);
@@ -148,6 +149,7 @@ impl Stack {
     }
 
     /// The datastore has ended an I/O. Returns false when there is no such I/O (a stray completion).
+    #[inline]
     pub(crate) fn finish(&mut self, walk: &mut Walk<'_>, id: IoId, outcome: Outcome) -> bool {
         let Some(io) = walk.ios.get_mut(id) else {
             return false;
@@ -239,6 +241,7 @@ impl Walk<'_> {
         }
     }
 
+    #[inline]
     fn enter(&mut self, origin: Origin, request: &Request) -> IoId {
         let now = self.now;
         self.ios.insert_with(|id| Io {
@@ -258,24 +261,26 @@ impl Walk<'_> {
         })
     }
 
-    /// Carries an I/O down from `level`, to the datastore unless a filter ends or keeps it.
+    /// Carries an I/O down from level `from`, to the datastore unless a filter ends or keeps it.
+    #[inline]
     fn down(&mut self, stack: &mut Stack, id: IoId, from: usize) {
         let io = self.ios.get_mut(id).expect("an I/O that moves is inside");
-        for level in from..stack.layers.len() {
-            let mut cx = Cx {
-                now: self.now,
-                disk: self.disk,
-                level: level_u8(level),
-                wants: &mut stack.wants,
-            };
-            match stack.layers[level].filter.submit(&mut cx, io) {
-                Verdict::Pass => {}
+        let mut cx = Cx {
+            now: self.now,
+            disk: self.disk,
+            level: level_u8(from),
+            wants: &mut stack.wants,
+        };
+        for layer in &mut stack.layers[from..] {
+            match layer.filter.submit(&mut cx, io) {
+                Verdict::Pass => cx.level += 1,
                 Verdict::Done(outcome) => {
+                    let level = cx.level;
                     io.outcome = outcome;
-                    return self.up(stack, id, level);
+                    return self.up(stack, id, level.into());
                 }
                 Verdict::Defer => {
-                    io.parked = Some((level_u8(level), Way::Down));
+                    io.parked = Some((cx.level, Way::Down));
                     return;
                 }
             }
@@ -292,25 +297,27 @@ impl Walk<'_> {
         });
     }
 
-    /// Carries an I/O up through the filters above `below`, to whoever waits for it.
+    /// Carries an I/O up through the filters above level `below`, to whoever waits for it.
+    #[inline]
     fn up(&mut self, stack: &mut Stack, id: IoId, below: usize) {
         let io = self.ios.get_mut(id).expect("an I/O that moves is inside");
         let top = match io.origin {
             Origin::Guest(_) => 0,
             Origin::Filter { level, .. } => usize::from(level) + 1,
         };
-        for level in (top..below).rev() {
-            let mut cx = Cx {
-                now: self.now,
-                disk: self.disk,
-                level: level_u8(level),
-                wants: &mut stack.wants,
-            };
-            match stack.layers[level].filter.complete(&mut cx, io) {
+        let mut cx = Cx {
+            now: self.now,
+            disk: self.disk,
+            level: level_u8(below),
+            wants: &mut stack.wants,
+        };
+        for layer in stack.layers[top..below].iter_mut().rev() {
+            cx.level -= 1;
+            match layer.filter.complete(&mut cx, io) {
                 Verdict::Pass => {}
                 Verdict::Done(outcome) => io.outcome = outcome,
                 Verdict::Defer => {
-                    io.parked = Some((level_u8(level), Way::Up));
+                    io.parked = Some((cx.level, Way::Up));
                     return;
                 }
             }
@@ -319,16 +326,19 @@ impl Walk<'_> {
     }
 
     /// The one place where an I/O ends.
+    #[inline]
     fn end(&mut self, stack: &mut Stack, id: IoId) {
-        let io = self.ios.remove(id).expect("an I/O ends exactly once");
-        match io.origin {
+        let io = self.ios.get(id).expect("an I/O ends exactly once");
+        let (origin, op, outcome) = (io.origin, io.op, io.outcome);
+        self.ios.discard(id);
+        match origin {
             Origin::Guest(token) => {
                 stack.in_flight -= 1;
                 self.out.push(Effect::Answer {
                     disk: self.disk,
                     token,
-                    op: io.op,
-                    outcome: io.outcome,
+                    op,
+                    outcome,
                 });
             }
             Origin::Filter { level, tag } => {
@@ -336,13 +346,21 @@ impl Walk<'_> {
                 let mut cx = self.cx(level.into(), &mut stack.wants);
                 stack.layers[usize::from(level)]
                     .filter
-                    .lower_done(&mut cx, tag, io.outcome);
+                    .lower_done(&mut cx, tag, outcome);
             }
         }
     }
 
     /// Carries out what the filters asked for, until none asks for more.
+    #[inline]
     fn run(&mut self, stack: &mut Stack) {
+        if !stack.wants.is_empty() {
+            self.run_wants(stack);
+        }
+    }
+
+    #[cold]
+    fn run_wants(&mut self, stack: &mut Stack) {
         while let Some(want) = stack.wants.pop_front() {
             match want {
                 Want::Lower { level, tag, lower } => self.lower(stack, level, tag, lower),
