@@ -1,0 +1,9 @@
+//! Speaks to guests and clients: their rings and bytes become requests, and answers become rings and bytes again.
+//!
+//! Two front ends, both pure: [`vhost`] walks virtio rings that lie in a guest's memory, [`nbd`] reads and writes the
+//! NBD protocol. Neither does I/O: the engine maps the memory, holds the sockets, and moves the data.
+
+#![forbid(unsafe_code)]
+
+pub mod nbd;
+pub mod vhost;

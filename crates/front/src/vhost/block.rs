@@ -1,0 +1,327 @@
+//! What a chain means to a block device: header, data, status; and the configuration space that announces it all.
+//!
+//! [`crate::vhost::queue`] hands over the pieces of a chain; [`parse`] makes a [`BlockRequest`] of them. Nothing is
+//! assumed about how the guest cut the pieces: a header may share a descriptor with data, as virtio 1 allows.
+//!
+//! # Units
+//! On the ring, sectors of 512 bytes whatever the block size; a [`BlockRequest`] is in bytes.
+//!
+//! # Source
+//! VIRTIO 1.2 §5.2.
+
+use super::GuestMemory;
+use super::queue::{Nonsense, Taken};
+
+/// Feature bits of a block device and of virtio itself that this front end understands.
+pub mod feature {
+    /// `seg_max` is valid.
+    pub const SEG_MAX: u64 = 1 << 2;
+    /// The disk is read-only.
+    pub const RO: u64 = 1 << 5;
+    /// `blk_size` is valid.
+    pub const BLK_SIZE: u64 = 1 << 6;
+    /// The device has a cache that FLUSH empties.
+    pub const FLUSH: u64 = 1 << 9;
+    /// `topology` is valid.
+    pub const TOPOLOGY: u64 = 1 << 10;
+    /// `writeback` is valid and may be written.
+    pub const CONFIG_WCE: u64 = 1 << 11;
+    /// There are several queues.
+    pub const MQ: u64 = 1 << 12;
+    /// DISCARD is understood.
+    pub const DISCARD: u64 = 1 << 13;
+    /// WRITE_ZEROES is understood.
+    pub const WRITE_ZEROES: u64 = 1 << 14;
+    /// VHOST_F_LOG_ALL: writes to guest memory are logged.
+    pub const LOG_ALL: u64 = 1 << 26;
+    /// Descriptors may point at tables of descriptors.
+    pub const INDIRECT_DESC: u64 = 1 << 28;
+    /// Notifications are suppressed by index.
+    pub const EVENT_IDX: u64 = 1 << 29;
+    /// The vhost-user protocol has feature bits of its own.
+    pub const PROTOCOL_FEATURES: u64 = 1 << 30;
+    /// virtio 1.
+    pub const VERSION_1: u64 = 1 << 32;
+}
+
+/// The unit of every sector number on the ring.
+pub const SECTOR: u64 = 512;
+
+/// `S_OK`: done.
+pub const STATUS_OK: u8 = 0;
+/// `S_IOERR`: failed.
+pub const STATUS_IOERR: u8 = 1;
+/// `S_UNSUPP`: not understood.
+pub const STATUS_UNSUPP: u8 = 2;
+
+/// Bytes that GET_ID answers at most.
+pub const ID_BYTES: usize = 20;
+
+/// The most that one request may carry, so that a guest cannot make the daemon hold an absurd list.
+/// Linux guests stay below 4 MiB, Windows ones below 2 MiB.
+pub const MAX_DATA: u64 = 64 << 20;
+
+/// The most that one DISCARD or WRITE_ZEROES may cover, in sectors: the bytes then fit 32 bits, as everywhere below.
+pub const MAX_RANGE_SECTORS: u32 = u32::MAX >> 9;
+
+const HEADER: usize = 16;
+const RANGE: usize = 16;
+const T_IN: u32 = 0;
+const T_OUT: u32 = 1;
+const T_FLUSH: u32 = 4;
+const T_GET_ID: u32 = 8;
+const T_DISCARD: u32 = 11;
+const T_WRITE_ZEROES: u32 = 13;
+const RANGE_UNMAP: u32 = 1;
+
+/// A request, as the guest meant it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct BlockRequest<S> {
+    /// The chain's first descriptor, by which it is completed.
+    pub head: u16,
+    /// What is asked.
+    pub kind: Kind,
+    /// Where the status byte belongs.
+    pub status: S,
+}
+
+/// What a guest may ask of a block device. Data segments come beside it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// Read into the segments.
+    Read {
+        /// Byte offset on the disk.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Write from the segments.
+    Write {
+        /// Byte offset on the disk.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Make earlier writes durable.
+    Flush,
+    /// Put the disk's serial into the segments, at most [`ID_BYTES`].
+    GetId {
+        /// Room for it, in bytes.
+        len: u64,
+    },
+    /// The range is of no more use.
+    Discard {
+        /// Byte offset on the disk.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+    },
+    /// Zeroes, please.
+    WriteZeroes {
+        /// Byte offset on the disk.
+        offset: u64,
+        /// Bytes.
+        len: u64,
+        /// Whether the space may be given back.
+        unmap: bool,
+    },
+    /// A type that this device does not know: answered UNSUPP.
+    Unknown,
+}
+
+/// Makes a request of a chain's pieces. On return `data` holds the segments of the request's bytes.
+pub(super) fn parse<M: GuestMemory>(
+    memory: &M,
+    head: u16,
+    walked: Result<(), Nonsense>,
+    data: &mut Vec<M::Segment>,
+    writable: &mut Vec<M::Segment>,
+) -> Taken<M::Segment> {
+    let status = pop_status::<M>(writable);
+    let bad = |why| Taken::Bad { head, status, why };
+    if let Err(why) = walked {
+        return bad(why);
+    }
+    let Some(status) = status else {
+        return bad(Nonsense::Short);
+    };
+    let mut header = [0; HEADER];
+    if memory.peek(data, &mut header) < HEADER {
+        return bad(Nonsense::Short);
+    }
+    drop_front::<M>(data, HEADER);
+    let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
+    let sector = u64::from_le_bytes(sector);
+    let kind = match u32::from_le_bytes([t0, t1, t2, t3]) {
+        T_IN => {
+            std::mem::swap(data, writable);
+            ranged::<M>(sector, data).map(|(offset, len)| Kind::Read { offset, len })
+        }
+        T_OUT => ranged::<M>(sector, data).map(|(offset, len)| Kind::Write { offset, len }),
+        T_FLUSH => {
+            // No bytes belong to it: those that came with it are not to be held.
+            data.clear();
+            Ok(Kind::Flush)
+        }
+        T_GET_ID => {
+            std::mem::swap(data, writable);
+            Ok(Kind::GetId {
+                len: total::<M>(data),
+            })
+        }
+        T_DISCARD => range(memory, data).map(|range| match range.flags {
+            0 => Kind::Discard {
+                offset: range.offset,
+                len: range.len,
+            },
+            _ => Kind::Unknown,
+        }),
+        T_WRITE_ZEROES => range(memory, data).map(|range| match range.flags {
+            0 => Kind::WriteZeroes {
+                offset: range.offset,
+                len: range.len,
+                unmap: false,
+            },
+            RANGE_UNMAP => Kind::WriteZeroes {
+                offset: range.offset,
+                len: range.len,
+                unmap: true,
+            },
+            _ => Kind::Unknown,
+        }),
+        _ => Ok(Kind::Unknown),
+    };
+    match kind {
+        Ok(kind) => Taken::Request(BlockRequest { head, kind, status }),
+        Err(why) => bad(why),
+    }
+}
+
+/// The status is the last byte that the device may write.
+fn pop_status<M: GuestMemory>(writable: &mut Vec<M::Segment>) -> Option<M::Segment> {
+    while let Some(last) = writable.last_mut() {
+        let len = M::segment_len(last);
+        if len == 0 {
+            writable.pop();
+            continue;
+        }
+        let status = M::segment_skip(last, len - 1);
+        if len == 1 {
+            writable.pop();
+        } else {
+            *last = M::segment_take(last, len - 1);
+        }
+        return Some(status);
+    }
+    None
+}
+
+/// Removes the first `bytes` of a list of segments.
+fn drop_front<M: GuestMemory>(segments: &mut Vec<M::Segment>, mut bytes: usize) {
+    let mut whole = 0;
+    for segment in segments.iter_mut() {
+        let len = M::segment_len(segment);
+        if len > bytes {
+            *segment = M::segment_skip(segment, bytes);
+            break;
+        }
+        bytes -= len;
+        whole += 1;
+    }
+    segments.drain(..whole);
+}
+
+fn total<M: GuestMemory>(segments: &[M::Segment]) -> u64 {
+    segments.iter().map(|s| M::segment_len(s) as u64).sum()
+}
+
+/// Offset and length of a read or write, in bytes.
+fn ranged<M: GuestMemory>(sector: u64, data: &[M::Segment]) -> Result<(u64, u64), Nonsense> {
+    let len = total::<M>(data);
+    if !len.is_multiple_of(SECTOR) || len > MAX_DATA {
+        return Err(Nonsense::Fields);
+    }
+    let offset = sector.checked_mul(SECTOR).ok_or(Nonsense::Fields)?;
+    Ok((offset, len))
+}
+
+struct Range {
+    offset: u64,
+    len: u64,
+    flags: u32,
+}
+
+/// The one segment of a DISCARD or WRITE_ZEROES (one is what the configuration space announces).
+fn range<M: GuestMemory>(memory: &M, data: &mut Vec<M::Segment>) -> Result<Range, Nonsense> {
+    let mut bytes = [0; RANGE];
+    if total::<M>(data) != RANGE as u64 || memory.peek(data, &mut bytes) != RANGE {
+        return Err(Nonsense::Fields);
+    }
+    data.clear();
+    let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, flags @ ..] = bytes;
+    let sector = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
+    let sectors = u32::from_le_bytes([n0, n1, n2, n3]);
+    if sectors > MAX_RANGE_SECTORS {
+        return Err(Nonsense::Fields);
+    }
+    let offset = sector.checked_mul(SECTOR).ok_or(Nonsense::Fields)?;
+    Ok(Range {
+        offset,
+        len: u64::from(sectors) * SECTOR,
+        flags: u32::from_le_bytes(flags),
+    })
+}
+
+/// What a guest reads in the configuration space.
+#[derive(Clone, Copy, Debug)]
+pub struct BlockConfig {
+    /// Bytes on the disk; the guest sees whole blocks of them.
+    pub size: u64,
+    /// Logical block size in bytes: the smallest that the guest should send.
+    pub block_size: u32,
+    /// Block size below which the datastore must read before it can write, in bytes.
+    pub physical_block_size: u32,
+    /// Best size of an I/O, in bytes.
+    pub optimal_io_size: u32,
+    /// Most data segments of a request.
+    pub seg_max: u32,
+    /// Rings.
+    pub queues: u16,
+    /// Whether the disk has a write-back cache, which FLUSH empties.
+    pub write_back: bool,
+}
+
+impl BlockConfig {
+    /// Bytes of the configuration space.
+    pub const LEN: usize = 60;
+    /// Position of `writeback`, the one field that a guest may write.
+    pub const WRITEBACK: usize = 32;
+
+    /// `struct virtio_blk_config`, little-endian.
+    pub fn encode(&self) -> [u8; BlockConfig::LEN] {
+        let mut space = [0; BlockConfig::LEN];
+        let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
+        // A capacity that ends inside a block invites I/O that this device would have to refuse.
+        let blocks = self.size / u64::from(self.block_size.max(1));
+        let sectors = blocks * u64::from(self.block_size) / SECTOR;
+        put(0, &sectors.to_le_bytes());
+        put(12, &self.seg_max.to_le_bytes());
+        put(20, &self.block_size.to_le_bytes());
+        let ratio = (self.physical_block_size / self.block_size.max(1)).max(1);
+        put(24, &[u8::try_from(ratio.ilog2()).unwrap_or(0), 0]);
+        put(
+            28,
+            &(self.optimal_io_size / self.block_size.max(1)).to_le_bytes(),
+        );
+        put(Self::WRITEBACK, &[self.write_back.into()]);
+        put(34, &self.queues.to_le_bytes());
+        put(36, &MAX_RANGE_SECTORS.to_le_bytes());
+        put(40, &1u32.to_le_bytes());
+        let alignment = u64::from(self.physical_block_size) / SECTOR;
+        put(44, &u32::try_from(alignment).unwrap_or(1).to_le_bytes());
+        put(48, &MAX_RANGE_SECTORS.to_le_bytes());
+        put(52, &1u32.to_le_bytes());
+        put(56, &[1]);
+        space
+    }
+}

@@ -1,0 +1,541 @@
+//! One split virtqueue: takes what the guest made available, gives back what is used, and knows who must be told.
+//!
+//! The I/O thread calls [`Queue::next`] until it yields nothing, [`Queue::complete`] for each answer, and
+//! [`Queue::publish`] once a turn. A bad chain costs its guest that one request; a ring that makes no sense
+//! ([`Broken`]) stops this queue and nothing else.
+//!
+//! # Always true
+//! - a head is completed only while it is in flight, so the used ring never holds more than `size` entries
+//! - `last_avail` moves by one for each chain taken, good or bad
+//! - a chain is followed for at most [`MAX_SEGMENTS`] descriptors (fewer in a smaller table), so a loop ends
+//! - a request holds at most [`MAX_SEGMENTS`] pieces of memory, whatever its descriptors say
+//!
+//! # Picture
+//! ```text
+//!   guest's memory      desc table     avail ring: flags idx ring[size] used_event
+//!                                      used ring:  flags idx elem[size] avail_event
+//!   last_avail ──> next() ──> in flight ──> complete() ──> used_idx ──publish()──> used.idx, call?
+//! ```
+//!
+//! # Source
+//! VIRTIO 1.2 §2.7 (layout, §2.7.5.3 indirect descriptors, §2.7.7 and §2.7.10 notification suppression).
+
+use super::block::{self, BlockRequest};
+use super::inflight::Inflight;
+use super::{Area, GuestMemory};
+use std::sync::atomic::{Ordering, fence};
+
+/// The largest ring that virtio allows.
+pub const MAX_SIZE: u16 = 32_768;
+
+/// The most descriptors of a chain, and the most pieces of memory that they may come to where memory is cut into
+/// regions. One readv or writev of the kernel takes as many (UIO_MAXIOV), and QEMU's own devices follow no longer
+/// chain; drivers stay at the announced `seg_max` and two more. It also bounds what one hostile chain costs.
+pub const MAX_SEGMENTS: usize = 1024;
+
+const DESC_NEXT: u16 = 1;
+const DESC_WRITE: u16 = 2;
+const DESC_INDIRECT: u16 = 4;
+const DESC_BYTES: usize = 16;
+const AVAIL_NO_INTERRUPT: u16 = 1;
+const USED_NO_NOTIFY: u16 = 1;
+/// `flags` and `idx` come before the entries of either ring.
+const RING_HEADER: usize = 4;
+const IDX: usize = 2;
+
+/// Where a ring lies and how guest and device agreed to use it.
+#[derive(Clone, Copy, Debug)]
+pub struct QueueConfig {
+    /// Entries; a power of two up to [`MAX_SIZE`].
+    pub size: u16,
+    /// Guest address of the descriptor table.
+    pub desc: u64,
+    /// Guest address of the available ring.
+    pub avail: u64,
+    /// Guest address of the used ring.
+    pub used: u64,
+    /// The next available entry to take (what `SET_VRING_BASE` said).
+    pub base: u16,
+    /// VIRTIO_F_EVENT_IDX was negotiated.
+    pub event_idx: bool,
+    /// VIRTIO_F_INDIRECT_DESC was negotiated.
+    pub indirect: bool,
+    /// Guest address at which writes to the used ring are logged for live migration.
+    pub log_used: Option<u64>,
+}
+
+/// Why a queue cannot go on: its rings themselves make no sense.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Broken {
+    /// The size is no power of two or too large.
+    Size(u16),
+    /// A ring is not aligned as virtio demands.
+    Misaligned,
+    /// A ring lies outside the guest's memory.
+    Outside,
+    /// The available index is further ahead than the ring is long.
+    IndexJump,
+    /// An available entry names a descriptor beyond the table.
+    Head(u16),
+    /// An available entry names a chain that is still in flight.
+    Reused(u16),
+    /// The in-flight region does not fit the ring.
+    Inflight,
+}
+
+/// Why one chain was refused; the guest sees an I/O error, or a used entry without a status when it left no room for one.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Nonsense {
+    /// The chain is longer than its table: it loops.
+    Loop,
+    /// More descriptors or pieces of memory than [`MAX_SEGMENTS`].
+    Long,
+    /// A descriptor names memory that the guest does not have.
+    Outside,
+    /// An indirect descriptor is malformed, nested, or was never negotiated.
+    Indirect,
+    /// A readable descriptor comes after a writable one.
+    Order,
+    /// There is no header, or no byte for the status.
+    Short,
+    /// A descriptor index beyond the table.
+    Index,
+    /// The request's own fields make no sense (length of a discard, flags).
+    Fields,
+}
+
+/// What [`Queue::next`] found.
+#[derive(Debug)]
+pub enum Taken<S> {
+    /// A request; its data segments are in the caller's list.
+    Request(BlockRequest<S>),
+    /// Nonsense: to be completed with an error status, if there is room for one.
+    Bad {
+        /// Its first descriptor, by which it is completed.
+        head: u16,
+        /// Where its status byte belongs.
+        status: Option<S>,
+        /// What is wrong.
+        why: Nonsense,
+    },
+}
+
+/// See the module.
+pub struct Queue<M: GuestMemory> {
+    desc: M::Area,
+    avail: M::Area,
+    used: M::Area,
+    config: QueueConfig,
+    mask: u16,
+    /// Next available entry to take.
+    last_avail: u16,
+    /// The guest's available index as last read.
+    avail_seen: u16,
+    /// Next used entry to fill; ahead of the guest's view until `publish`.
+    used_idx: u16,
+    /// What the guest sees as used.
+    published: u16,
+    /// Heads that were taken and not yet completed.
+    taken: Vec<bool>,
+    in_flight: u16,
+    inflight: Option<Inflight<M::Area>>,
+    writable: Vec<M::Segment>,
+    kicks_wanted: bool,
+}
+
+impl<M: GuestMemory> Queue<M> {
+    /// A queue over rings in `memory`.
+    ///
+    /// # Errors
+    /// [`Broken`] when the rings cannot be where the guest says.
+    pub fn new(memory: &M, config: QueueConfig) -> Result<Queue<M>, Broken> {
+        let size = config.size;
+        if size == 0 || size > MAX_SIZE || !size.is_power_of_two() {
+            return Err(Broken::Size(size));
+        }
+        let aligned = config.desc.is_multiple_of(16)
+            && config.avail.is_multiple_of(2)
+            && config.used.is_multiple_of(4);
+        if !aligned {
+            return Err(Broken::Misaligned);
+        }
+        let entries = usize::from(size);
+        let area = |addr, len| memory.area(addr, len).ok_or(Broken::Outside);
+        let used = area(config.used, RING_HEADER + 8 * entries + 2)?;
+        let used_idx = used.load_u16(IDX);
+        let base = position(config.base, used_idx, size);
+        Ok(Queue {
+            desc: area(config.desc, DESC_BYTES * entries)?,
+            avail: area(config.avail, RING_HEADER + 2 * entries + 2)?,
+            used,
+            config,
+            mask: size - 1,
+            last_avail: base,
+            avail_seen: base,
+            used_idx,
+            published: used_idx,
+            taken: vec![false; entries],
+            in_flight: 0,
+            inflight: None,
+            writable: Vec::with_capacity(8),
+            kicks_wanted: true,
+        })
+    }
+
+    /// Keeps account of what is in flight in memory that outlives this process, and returns the heads that an earlier
+    /// process took but never completed, in the order it took them: they are to be taken again with [`Queue::retake`].
+    ///
+    /// # Errors
+    /// [`Broken::Inflight`] when the region does not fit.
+    pub fn track(&mut self, region: M::Area, region_len: usize) -> Result<Vec<u16>, Broken> {
+        let mut inflight =
+            Inflight::open(region, region_len, self.config.size).ok_or(Broken::Inflight)?;
+        let heads = inflight.recover(self.used_idx);
+        if !inflight.is_fresh() {
+            // What was taken is used or in flight, so the account knows the position, and better than the front end,
+            // which after a crash says the used index, or one that it read before the last answers.
+            let resumed = u16::try_from(heads.len()).map_err(|_| Broken::Inflight)?;
+            self.last_avail = self.used_idx.wrapping_add(resumed);
+            self.avail_seen = self.last_avail;
+        }
+        self.inflight = Some(inflight);
+        Ok(heads)
+    }
+
+    /// How many chains are taken and not completed.
+    pub fn in_flight(&self) -> u16 {
+        self.in_flight
+    }
+
+    /// The next available entry: what `GET_VRING_BASE` answers once nothing is in flight.
+    pub fn position(&self) -> u16 {
+        self.last_avail
+    }
+
+    /// Entries in the ring.
+    pub fn size(&self) -> u16 {
+        self.config.size
+    }
+
+    /// Whether the guest has made something available that was not taken yet.
+    pub fn has_work(&self) -> bool {
+        self.avail_seen != self.last_avail || self.avail.load_u16(IDX) != self.last_avail
+    }
+
+    /// Takes the next chain. Its data segments are put into `data` (which is cleared first).
+    ///
+    /// # Errors
+    /// [`Broken`] when the ring itself makes no sense.
+    pub fn next(
+        &mut self,
+        memory: &M,
+        data: &mut Vec<M::Segment>,
+    ) -> Result<Option<Taken<M::Segment>>, Broken> {
+        if self.avail_seen == self.last_avail {
+            let idx = self.avail.acquire_u16(IDX);
+            if idx.wrapping_sub(self.last_avail) > self.config.size {
+                return Err(Broken::IndexJump);
+            }
+            if idx == self.last_avail {
+                return Ok(None);
+            }
+            self.avail_seen = idx;
+        }
+        let slot = usize::from(self.last_avail & self.mask);
+        let head = self.avail.load_u16(RING_HEADER + 2 * slot);
+        if head >= self.config.size {
+            return Err(Broken::Head(head));
+        }
+        if self.taken[usize::from(head)] {
+            return Err(Broken::Reused(head));
+        }
+        self.last_avail = self.last_avail.wrapping_add(1);
+        if let Some(inflight) = &mut self.inflight {
+            inflight.take(head);
+        }
+        Ok(Some(self.open(memory, head, data)))
+    }
+
+    /// Takes a chain again that an earlier process had taken ([`Queue::track`]).
+    ///
+    /// # Errors
+    /// [`Broken`] when the head makes no sense.
+    pub fn retake(
+        &mut self,
+        memory: &M,
+        head: u16,
+        data: &mut Vec<M::Segment>,
+    ) -> Result<Taken<M::Segment>, Broken> {
+        if head >= self.config.size {
+            return Err(Broken::Head(head));
+        }
+        if self.taken[usize::from(head)] {
+            return Err(Broken::Reused(head));
+        }
+        Ok(self.open(memory, head, data))
+    }
+
+    fn open(&mut self, memory: &M, head: u16, data: &mut Vec<M::Segment>) -> Taken<M::Segment> {
+        self.taken[usize::from(head)] = true;
+        self.in_flight += 1;
+        data.clear();
+        let mut writable = std::mem::take(&mut self.writable);
+        writable.clear();
+        let walked = self.walk(memory, head, data, &mut writable);
+        let taken = block::parse(memory, head, walked, data, &mut writable);
+        self.writable = writable;
+        taken
+    }
+
+    /// Follows a chain and sorts its pieces into those the device reads and those it writes. On an error `writable`
+    /// holds the status byte, if there is one beyond doubt, and nothing else.
+    fn walk(
+        &self,
+        memory: &M,
+        head: u16,
+        readable: &mut Vec<M::Segment>,
+        writable: &mut Vec<M::Segment>,
+    ) -> Result<(), Nonsense> {
+        let first = Descriptor::decode(self.desc.load_16(DESC_BYTES * usize::from(head)));
+        if first.flags & DESC_INDIRECT == 0 {
+            let load = |index| Some(self.desc.load_16(DESC_BYTES * usize::from(index)));
+            return follow(memory, load, head, self.config.size, readable, writable);
+        }
+        let bytes = first.len as usize;
+        if !self.config.indirect
+            || first.flags & DESC_NEXT != 0
+            || bytes == 0
+            || !bytes.is_multiple_of(DESC_BYTES)
+        {
+            return Err(Nonsense::Indirect);
+        }
+        let entries = u16::try_from(bytes / DESC_BYTES).map_err(|_| Nonsense::Indirect)?;
+        let load = |index| {
+            memory.load_16(
+                first
+                    .addr
+                    .checked_add(DESC_BYTES as u64 * u64::from(index))?,
+            )
+        };
+        follow(memory, load, 0, entries, readable, writable)
+    }
+
+    /// Hands a chain back with `written` bytes of its writable part filled. Seen by the guest after `publish`.
+    ///
+    /// # Panics
+    /// When `head` is not in flight: a request would be answered twice.
+    pub fn complete(&mut self, head: u16, written: u32) {
+        let taken = &mut self.taken[usize::from(head)];
+        assert!(*taken, "a chain is completed once, while it is in flight");
+        *taken = false;
+        self.in_flight -= 1;
+        let at = RING_HEADER + 8 * usize::from(self.used_idx & self.mask);
+        self.used
+            .store_u64(at, u64::from(written) << 32 | u64::from(head));
+        if let Some(inflight) = &mut self.inflight {
+            inflight.complete(head);
+        }
+        self.used_idx = self.used_idx.wrapping_add(1);
+    }
+
+    /// Whether completed chains wait for [`Queue::publish`].
+    pub fn is_dirty(&self) -> bool {
+        self.used_idx != self.published
+    }
+
+    /// Shows the guest all that was completed, in one store, and says whether it wants to be told.
+    pub fn publish(&mut self, memory: &M) -> bool {
+        let old = self.published;
+        if old == self.used_idx {
+            return false;
+        }
+        self.used.release_u16(IDX, self.used_idx);
+        self.published = self.used_idx;
+        if let Some(inflight) = &mut self.inflight {
+            inflight.published(self.used_idx);
+        }
+        self.log_used(memory, old);
+        // The guest's wish must not be read before our index is visible, or both sides would wait.
+        fence(Ordering::SeqCst);
+        if self.config.event_idx {
+            let event = self
+                .avail
+                .load_u16(RING_HEADER + 2 * usize::from(self.config.size));
+            let passed = self.used_idx.wrapping_sub(event).wrapping_sub(1);
+            passed < self.used_idx.wrapping_sub(old)
+        } else {
+            self.avail.load_u16(0) & AVAIL_NO_INTERRUPT == 0
+        }
+    }
+
+    fn log_used(&self, memory: &M, old: u16) {
+        let Some(base) = self.config.log_used else {
+            return;
+        };
+        let mut idx = old;
+        while idx != self.used_idx {
+            let at = RING_HEADER + 8 * usize::from(idx & self.mask);
+            // The front end's number, which may be anything; the log ignores what lies behind its end.
+            memory.mark_dirty(base.wrapping_add(at as u64), 8);
+            idx = idx.wrapping_add(1);
+        }
+        memory.mark_dirty(base, RING_HEADER);
+    }
+
+    /// Asks the guest not to kick: the ring is looked at anyway.
+    pub fn silence_kicks(&mut self) {
+        if self.kicks_wanted {
+            self.kicks_wanted = false;
+            if !self.config.event_idx {
+                self.used.store_u16(0, USED_NO_NOTIFY);
+            }
+            // With event-idx, leaving avail_event behind is silence enough.
+        }
+    }
+
+    /// Asks the guest to kick for the next request. Returns whether something came meanwhile: then no kick may follow.
+    pub fn want_kicks(&mut self) -> bool {
+        self.kicks_wanted = true;
+        if self.config.event_idx {
+            self.used.store_u16(
+                RING_HEADER + 8 * usize::from(self.config.size),
+                self.last_avail,
+            );
+        } else {
+            self.used.store_u16(0, 0);
+        }
+        fence(Ordering::SeqCst);
+        self.has_work()
+    }
+}
+
+/// Where a ring goes on that the front end says is at `base`. Nothing is used before it is taken, so a base behind the
+/// used index is old: it was read while a predecessor still answered what it had in flight.
+fn position(base: u16, used_idx: u16, size: u16) -> u16 {
+    let behind = used_idx.wrapping_sub(base);
+    if behind <= size { used_idx } else { base }
+}
+
+/// Follows `next` links from `start` in the table of `entries` that `load` reads.
+fn follow<M: GuestMemory>(
+    memory: &M,
+    load: impl Fn(u16) -> Option<[u8; DESC_BYTES]>,
+    start: u16,
+    entries: u16,
+    readable: &mut Vec<M::Segment>,
+    writable: &mut Vec<M::Segment>,
+) -> Result<(), Nonsense> {
+    let mut index = start;
+    for _ in 0..usize::from(entries).min(MAX_SEGMENTS) {
+        let Some(desc) = load(index).map(Descriptor::decode) else {
+            return hopeless(Nonsense::Outside, writable);
+        };
+        if desc.flags & DESC_INDIRECT != 0 {
+            return hopeless(Nonsense::Indirect, writable);
+        }
+        let list = if desc.flags & DESC_WRITE != 0 {
+            &mut *writable
+        } else if writable.is_empty() {
+            &mut *readable
+        } else {
+            return salvage(memory, load, index, entries, Nonsense::Order, writable);
+        };
+        if !memory.segments(desc.addr, desc.len, list) {
+            return salvage(memory, load, index, entries, Nonsense::Outside, writable);
+        }
+        if readable.len() + writable.len() > MAX_SEGMENTS {
+            return salvage(memory, load, index, entries, Nonsense::Long, writable);
+        }
+        if desc.flags & DESC_NEXT == 0 {
+            return Ok(());
+        }
+        index = desc.next;
+        if index >= entries {
+            return hopeless(Nonsense::Index, writable);
+        }
+    }
+    let why = if usize::from(entries) > MAX_SEGMENTS {
+        Nonsense::Long
+    } else {
+        Nonsense::Loop
+    };
+    hopeless(why, writable)
+}
+
+/// A chain without an end has no status byte: what looks like it may be somebody's data.
+#[cold]
+fn hopeless<S>(why: Nonsense, writable: &mut Vec<S>) -> Result<(), Nonsense> {
+    writable.clear();
+    Err(why)
+}
+
+/// The piece at `index` cannot be used. Looks for the chain's end all the same, and leaves its status byte alone in
+/// `writable`: a guest that hears nothing may take what its status byte held before for an answer.
+#[cold]
+fn salvage<M: GuestMemory>(
+    memory: &M,
+    load: impl Fn(u16) -> Option<[u8; DESC_BYTES]>,
+    mut index: u16,
+    entries: u16,
+    why: Nonsense,
+    writable: &mut Vec<M::Segment>,
+) -> Result<(), Nonsense> {
+    for _ in 0..usize::from(entries).min(MAX_SEGMENTS) {
+        let Some(desc) = load(index).map(Descriptor::decode) else {
+            break;
+        };
+        if desc.flags & DESC_INDIRECT != 0 {
+            break;
+        }
+        if desc.flags & DESC_WRITE != 0 && desc.len > 0 {
+            writable.clear();
+            let last = desc.addr.checked_add(u64::from(desc.len) - 1);
+            // Outside too: the list stays empty, and this may still not be the last one.
+            let _ = last.is_some_and(|last| memory.segments(last, 1, writable));
+        }
+        if desc.flags & DESC_NEXT == 0 {
+            return Err(why);
+        }
+        index = desc.next;
+        if index >= entries {
+            break;
+        }
+    }
+    hopeless(why, writable)
+}
+
+struct Descriptor {
+    addr: u64,
+    len: u32,
+    flags: u16,
+    next: u16,
+}
+
+impl Descriptor {
+    fn decode(bytes: [u8; DESC_BYTES]) -> Descriptor {
+        let [
+            a0,
+            a1,
+            a2,
+            a3,
+            a4,
+            a5,
+            a6,
+            a7,
+            l0,
+            l1,
+            l2,
+            l3,
+            f0,
+            f1,
+            n0,
+            n1,
+        ] = bytes;
+        Descriptor {
+            addr: u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
+            len: u32::from_le_bytes([l0, l1, l2, l3]),
+            flags: u16::from_le_bytes([f0, f1]),
+            next: u16::from_le_bytes([n0, n1]),
+        }
+    }
+}

@@ -1,0 +1,17 @@
+//! A fake guest and the queue walker, over memory that is only bytes: sensible requests, hostile ones, sleep and wake-up,
+//! and death at every store.
+
+#[path = "vhost_guest/bench.rs"]
+mod bench;
+#[path = "vhost_guest/crashes.rs"]
+mod crashes;
+#[path = "vhost_guest/driver.rs"]
+mod driver;
+#[path = "vhost_guest/hostile.rs"]
+mod hostile;
+#[path = "vhost_guest/memory.rs"]
+mod memory;
+#[path = "vhost_guest/requests.rs"]
+mod requests;
+#[path = "vhost_guest/rings.rs"]
+mod rings;

@@ -1,0 +1,311 @@
+//! A guest's memory that is only a vector of bytes per region, with a moment for others between any two accesses.
+//!
+//! The queue under test sees it as [`GuestMemory`]; the fake guest reads and writes the same bytes directly.
+//! [`Memory::between`] runs the guest's next step just before the device's n-th access, so that every interleaving of the
+//! two can be tried. [`Memory::die_after`] lets the device's stores come to nothing after the n-th, as if it had been killed.
+
+use std::cell::{Cell, RefCell};
+use std::rc::Rc;
+use tidegate_front::vhost::{Area, GuestMemory};
+
+/// What a test does while the device waits.
+type Step = Box<dyn FnOnce()>;
+
+/// See the module. Clones are the same memory.
+#[derive(Clone)]
+pub(crate) struct Memory {
+    regions: Rc<Vec<Region>>,
+    tape: Rc<Tape>,
+}
+
+struct Region {
+    guest: u64,
+    bytes: Rc<RefCell<Vec<u8>>>,
+}
+
+/// What happens as the device accesses shared memory.
+#[derive(Default)]
+struct Tape {
+    accesses: Cell<u64>,
+    steps: RefCell<Vec<(u64, Step)>>,
+    stores_left: Cell<Option<u64>>,
+    dirty: RefCell<Vec<(u64, usize)>>,
+}
+
+/// A piece of guest memory, by region.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Segment {
+    region: usize,
+    at: usize,
+    len: usize,
+}
+
+/// A stretch of one region, or of memory beside the guest's (an in-flight region).
+pub(crate) struct View {
+    bytes: Rc<RefCell<Vec<u8>>>,
+    start: usize,
+    len: usize,
+    tape: Rc<Tape>,
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "regions are small, and found by their bounds"
+)]
+impl Memory {
+    /// Regions that begin at these guest addresses and hold these bytes.
+    pub(crate) fn new(regions: impl IntoIterator<Item = (u64, Vec<u8>)>) -> Memory {
+        let regions = regions.into_iter().map(|(guest, bytes)| Region {
+            guest,
+            bytes: Rc::new(RefCell::new(bytes)),
+        });
+        Memory {
+            regions: Rc::new(regions.collect()),
+            tape: Rc::default(),
+        }
+    }
+
+    fn find(&self, addr: u64) -> Option<(usize, usize, usize)> {
+        self.regions.iter().enumerate().find_map(|(index, region)| {
+            let at = addr.checked_sub(region.guest)?;
+            let len = region.bytes.borrow().len() as u64;
+            (at < len).then(|| (index, at as usize, (len - at) as usize))
+        })
+    }
+
+    /// The guest stores bytes.
+    pub(crate) fn poke(&self, addr: u64, bytes: &[u8]) {
+        for (i, byte) in (0u64..).zip(bytes) {
+            let (region, at, _) = self.find(addr + i).expect("the guest writes to its memory");
+            self.regions[region].bytes.borrow_mut()[at] = *byte;
+        }
+    }
+
+    /// The guest loads `N` bytes.
+    pub(crate) fn look<const N: usize>(&self, addr: u64) -> [u8; N] {
+        let mut out = [0; N];
+        for (i, byte) in (0u64..).zip(&mut out) {
+            let (region, at, _) = self.find(addr + i).expect("the guest reads its memory");
+            *byte = self.regions[region].bytes.borrow()[at];
+        }
+        out
+    }
+
+    /// The guest addresses of every byte of these segments, in order.
+    pub(crate) fn addresses(&self, segments: &[Segment]) -> Vec<u64> {
+        let mut out = Vec::new();
+        for segment in segments {
+            let from = self.regions[segment.region].guest + segment.at as u64;
+            out.extend(from..from + segment.len as u64);
+        }
+        out
+    }
+
+    /// Memory beside the guest's, that others see too.
+    pub(crate) fn view(&self, bytes: &Rc<RefCell<Vec<u8>>>) -> View {
+        View {
+            bytes: Rc::clone(bytes),
+            start: 0,
+            len: bytes.borrow().len(),
+            tape: Rc::clone(&self.tape),
+        }
+    }
+
+    /// Runs `step` just before the device's `access`-th access from now on (the first is 0).
+    pub(crate) fn between(&self, access: u64, step: Step) {
+        let at = self.tape.accesses.get() + access;
+        self.tape.steps.borrow_mut().push((at, step));
+    }
+
+    /// How often the device has accessed shared memory.
+    pub(crate) fn accesses(&self) -> u64 {
+        self.tape.accesses.get()
+    }
+
+    /// Runs what [`Memory::between`] has not come to yet.
+    pub(crate) fn run_rest(&self) {
+        let rest = std::mem::take(&mut *self.tape.steps.borrow_mut());
+        for (_, step) in rest {
+            step();
+        }
+    }
+
+    /// The device is dead after `stores` stores.
+    pub(crate) fn die_after(&self, stores: u64) {
+        self.tape.stores_left.set(Some(stores));
+    }
+
+    /// Whether it has died.
+    pub(crate) fn is_dead(&self) -> bool {
+        self.tape.stores_left.get() == Some(0)
+    }
+
+    /// A new one lives.
+    pub(crate) fn revive(&self) {
+        self.tape.stores_left.set(None);
+    }
+
+    /// What was noted for live migration.
+    pub(crate) fn dirty(&self) -> Vec<(u64, usize)> {
+        self.tape.dirty.borrow().clone()
+    }
+}
+
+impl Tape {
+    fn access(&self) {
+        let now = self.accesses.get();
+        self.accesses.set(now + 1);
+        loop {
+            let mut steps = self.steps.borrow_mut();
+            let Some(at) = steps.iter().position(|(at, _)| *at <= now) else {
+                return;
+            };
+            let (_, step) = steps.remove(at);
+            drop(steps);
+            step();
+        }
+    }
+
+    fn may_store(&self) -> bool {
+        match self.stores_left.get() {
+            None => true,
+            Some(0) => false,
+            Some(left) => {
+                self.stores_left.set(Some(left - 1));
+                true
+            }
+        }
+    }
+}
+
+impl GuestMemory for Memory {
+    type Area = View;
+    type Segment = Segment;
+
+    fn area(&self, addr: u64, len: usize) -> Option<View> {
+        let (region, start, left) = self.find(addr)?;
+        (len <= left).then(|| View {
+            bytes: Rc::clone(&self.regions[region].bytes),
+            start,
+            len,
+            tape: Rc::clone(&self.tape),
+        })
+    }
+
+    fn load_16(&self, addr: u64) -> Option<[u8; 16]> {
+        self.area(addr, 16).map(|view| view.load_16(0))
+    }
+
+    fn segments(&self, mut addr: u64, len: u32, out: &mut Vec<Segment>) -> bool {
+        let mut need = len as usize;
+        while need > 0 {
+            let Some((region, at, left)) = self.find(addr) else {
+                return false;
+            };
+            let len = need.min(left);
+            out.push(Segment { region, at, len });
+            need -= len;
+            let Some(next) = addr.checked_add(len as u64) else {
+                return need == 0;
+            };
+            addr = next;
+        }
+        true
+    }
+
+    fn peek(&self, segments: &[Segment], bytes: &mut [u8]) -> usize {
+        let mut done = 0;
+        for segment in segments {
+            let take = segment.len.min(bytes.len() - done);
+            let from = self.regions[segment.region].bytes.borrow();
+            bytes[done..done + take].copy_from_slice(&from[segment.at..segment.at + take]);
+            done += take;
+        }
+        done
+    }
+
+    fn segment_len(segment: &Segment) -> usize {
+        segment.len
+    }
+
+    fn segment_skip(segment: &Segment, bytes: usize) -> Segment {
+        assert!(bytes <= segment.len, "skips what is there");
+        Segment {
+            at: segment.at + bytes,
+            len: segment.len - bytes,
+            ..*segment
+        }
+    }
+
+    fn segment_take(segment: &Segment, bytes: usize) -> Segment {
+        assert!(bytes <= segment.len, "takes what is there");
+        Segment {
+            len: bytes,
+            ..*segment
+        }
+    }
+
+    fn mark_dirty(&self, addr: u64, len: usize) {
+        self.tape.dirty.borrow_mut().push((addr, len));
+    }
+}
+
+impl View {
+    fn load<const N: usize>(&self, at: usize, aligned: bool) -> [u8; N] {
+        assert!(
+            at + N <= self.len && (!aligned || (self.start + at).is_multiple_of(N)),
+            "loads {N} bytes at {at} of {}",
+            self.len
+        );
+        self.tape.access();
+        let bytes = self.bytes.borrow();
+        let mut out = [0; N];
+        out.copy_from_slice(&bytes[self.start + at..self.start + at + N]);
+        out
+    }
+
+    fn store<const N: usize>(&self, at: usize, value: [u8; N], aligned: bool) {
+        assert!(
+            at + N <= self.len && (!aligned || (self.start + at).is_multiple_of(N)),
+            "stores {N} bytes at {at} of {}",
+            self.len
+        );
+        self.tape.access();
+        if self.tape.may_store() {
+            self.bytes.borrow_mut()[self.start + at..self.start + at + N].copy_from_slice(&value);
+        }
+    }
+}
+
+impl Area for View {
+    fn load_u16(&self, at: usize) -> u16 {
+        u16::from_le_bytes(self.load(at, true))
+    }
+    fn acquire_u16(&self, at: usize) -> u16 {
+        u16::from_le_bytes(self.load(at, true))
+    }
+    fn store_u16(&self, at: usize, value: u16) {
+        self.store(at, value.to_le_bytes(), true);
+    }
+    fn release_u16(&self, at: usize, value: u16) {
+        self.store(at, value.to_le_bytes(), true);
+    }
+    fn load_u8(&self, at: usize) -> u8 {
+        u8::from_le_bytes(self.load(at, true))
+    }
+    fn store_u8(&self, at: usize, value: u8) {
+        self.store(at, [value], true);
+    }
+    fn load_u64(&self, at: usize) -> u64 {
+        u64::from_le_bytes(self.load(at, true))
+    }
+    fn store_u64(&self, at: usize, value: u64) {
+        // In two halves, so that a death may come between them.
+        let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
+        self.store(at, [a, b, c, d], true);
+        self.store(at + 4, [e, f, g, h], true);
+    }
+    fn load_16(&self, at: usize) -> [u8; 16] {
+        self.load(at, false)
+    }
+}
