@@ -1,0 +1,132 @@
+//! Where disks live: the trait that every kind of datastore serves, and the kinds, one file each.
+//!
+//! An [`Image`] is one open disk image. The control side opens it (which may block), an I/O thread owns it from then
+//! on and gives it each I/O that leaves a disk's stack. The image performs it on the thread's ring and reports
+//! the end, at once or through [`Lane::finish`].
+//!
+//! # Always true
+//! - each job is ended exactly once: by [`Progress::Done`], or by one [`Lane::finish`] after [`Progress::Pending`]
+//! - an image never blocks its thread
+
+use crate::errand::Map;
+use crate::sys::buffers::Buffers;
+use crate::sys::ring::{Completion, Ring, Tag};
+use tidegate_core::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome};
+use tidegate_core::units::Time;
+
+pub mod dir;
+pub mod emulated;
+pub mod memory;
+pub mod nbd;
+pub mod null;
+
+/// An I/O for an image to perform.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Job {
+    pub(crate) io: IoId,
+    pub(crate) op: Op,
+    pub(crate) flags: Flags,
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    pub(crate) data: Data,
+}
+
+/// How far a job got at once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Progress {
+    Done(Outcome),
+    Pending,
+}
+
+/// One open disk image, owned by one I/O thread.
+pub(crate) trait Image {
+    /// Performs a job, or begins to.
+    fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress;
+
+    /// An operation of this image's has ended on the ring.
+    fn completed(&mut self, _lane: &mut Lane<'_>, _completion: Completion) {}
+
+    /// A question for extents that it sent to the errand thread is answered.
+    fn mapped(&mut self, _lane: &mut Lane<'_>, _map: Map) {}
+
+    /// A connection that it had the errands make is there, or could not be made.
+    fn connected(&mut self, _lane: &mut Lane<'_>, _connect: nbd::connect::Connect) {}
+
+    /// When it wants [`Image::tick`].
+    fn deadline(&self) -> Option<Time> {
+        None
+    }
+
+    /// Its deadline has passed.
+    fn tick(&mut self, _lane: &mut Lane<'_>) {}
+
+    /// The disk has this size from now on, in bytes.
+    fn resized(&mut self, _size: u64) {}
+
+    /// Begins to close; true once nothing of it is on the ring (asked again after each completion).
+    fn close(&mut self, _lane: &mut Lane<'_>) -> bool {
+        true
+    }
+}
+
+/// What an image may use of its I/O thread while it works.
+pub(crate) struct Lane<'a> {
+    pub(crate) now: Time,
+    pub(crate) disk: DiskId,
+    pub(crate) ring: &'a mut Ring,
+    pub(crate) buffers: &'a mut Buffers,
+    pub(crate) finished: &'a mut Vec<(DiskId, IoId, Outcome)>,
+    pub(crate) errands: &'a crate::errand::Errands,
+}
+
+impl Lane<'_> {
+    /// Ends a pending job.
+    pub(crate) fn finish(&mut self, io: IoId, outcome: Outcome) {
+        self.finished.push((self.disk, io, outcome));
+    }
+
+    /// The tag for an operation of this image's, which comes back in [`Image::completed`].
+    pub(crate) fn tag(&self, slot: u32) -> Tag {
+        Tag {
+            kind: crate::thread::tag::IMAGE,
+            owner: self.disk.0,
+            slot,
+        }
+    }
+}
+
+/// What the outside should know about an image that was opened.
+#[derive(Clone, Debug)]
+pub struct ImageInfo {
+    /// Bytes, as it is now.
+    pub size: u64,
+    /// Smallest I/O that is not read, changed and written back, in bytes.
+    pub block_size: u32,
+    /// Whether the system's page cache lies between.
+    pub buffered: bool,
+    /// Something the operator should know about how it was opened, as a sentence.
+    pub remark: Option<String>,
+}
+
+/// An image that is open and not yet attached.
+pub struct OpenedImage {
+    pub(crate) image: Box<dyn Image + Send>,
+    /// What is known of it.
+    pub info: ImageInfo,
+}
+
+/// What an error number of the kernel means to a guest.
+pub(crate) fn fault(errno: i32) -> Fault {
+    match errno {
+        libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Fault::NoSpace,
+        libc::EROFS | libc::EPERM | libc::EACCES => Fault::ReadOnly,
+        libc::EOPNOTSUPP | libc::ENOSYS | libc::ENOTTY => Fault::Unsupported,
+        libc::EINVAL => Fault::Invalid,
+        _ => Fault::Io,
+    }
+}
+
+/// A whole number of bytes as memory counts them. Lengths were bounded by the front ends.
+pub(crate) fn bytes(len: u64) -> usize {
+    usize::try_from(len).expect("lengths fit the memory of a 64-bit host")
+}

@@ -1,0 +1,485 @@
+//! Disk images in files or on block devices, read and written directly where the file system allows it.
+//!
+//! An image has two open files: one with O_DIRECT for whole 4 KiB blocks, one through the page cache for anything
+//! smaller, where the kernel reads, changes and writes back the block. A block is never touched by both at once
+//! on behalf of requests that do not overlap, so neither can undo the other.
+//!
+//! # Always true
+//! - a file is used only under an exclusive lock (shared, for a read-only disk) of each of its two descriptions, which the
+//!   kernel keeps until the last operation of ours has ended, even when the daemon is killed
+//! - a request that asks for durability completes after RWF_DSYNC or fdatasync, never before
+//! - a read that meets the end of the file is an error, not zeroes: the image was cut behind our back
+//!
+//! # Source
+//! open(2) on O_DIRECT and its alignment; fallocate(2); the pairing of direct and buffered I/O in `docs/decisions/`.
+
+use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes, fault};
+use crate::errand::{Errand, Map, Task};
+use crate::error::{Error, Kind, Result};
+use crate::sys::os::{self, DirectAlignment};
+use crate::sys::ring::{Completion, Durability};
+use std::fs::{File, OpenOptions};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use tidegate_core::request::{Data, Extent, Fault, Flags, IoId, Op};
+
+/// The granularity below which the page cache is used: that of the page cache itself, so that a page is never both
+/// cached for one request and written directly for its neighbour.
+const PAGE: usize = 4096;
+
+/// How long to wait for a lock that a dying predecessor still holds for its last operations.
+const LOCK_PATIENCE: Duration = Duration::from_secs(20);
+const LOCK_RETRY: Duration = Duration::from_millis(20);
+
+/// Zeroes are written in pieces of this many bytes where the file system cannot make them itself.
+const ZERO_PIECE: usize = 1 << 20;
+
+/// Bytes of one extent in a buffer.
+const EXTENT_BYTES: u32 = 16;
+
+/// How to open an image.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Options {
+    /// Refuse writes, and share the file with other readers.
+    pub read_only: bool,
+    /// Use the page cache for everything.
+    pub buffered: bool,
+}
+
+/// Opens the image at `path`, a file or a block device, and locks it. Blocks for up to 20 s while another holds it.
+///
+/// # Errors
+/// When it cannot be opened, is neither file nor block device, or is in use by another daemon.
+pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
+    let shown = path.display();
+    let buffered = open_as(path, options, 0)
+        .map_err(|e| Error::io(format!("cannot open the image {shown}"), e))?;
+    let meta = buffered
+        .metadata()
+        .map_err(|e| Error::io(format!("cannot look at the image {shown}"), e))?;
+    let kind = meta.file_type();
+    let size = if kind.is_file() {
+        meta.len()
+    } else if kind.is_block_device() {
+        os::block_device_size(&buffered)
+            .map_err(|e| Error::io(format!("cannot ask {shown} for its size"), e))?
+    } else {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("{shown} is neither a file nor a block device"),
+        ));
+    };
+    lock(&buffered, 0, options, path)?;
+    let direct = open_direct(path, options)?;
+    let mut remark = None;
+    if direct.is_none() && !options.buffered {
+        remark = Some(format!(
+            "the file system of {shown} has no direct I/O: the page cache is used"
+        ));
+    }
+    let (direct, alignment) = direct.unzip();
+    let block_size = alignment.map_or(512, |a| u32::try_from(a.offset).unwrap_or(4096));
+    let info = ImageInfo {
+        size,
+        block_size,
+        buffered: direct.is_none(),
+        remark,
+    };
+    let image = Dir {
+        buffered: Arc::new(buffered.into()),
+        direct: direct.map(OwnedFd::from),
+        alignment: alignment.unwrap_or(DirectAlignment {
+            memory: 1,
+            offset: 1,
+        }),
+        pending: Vec::new(),
+        free: Vec::new(),
+        zero_range: true,
+        punch_hole: true,
+        parted: options.read_only,
+    };
+    Ok(OpenedImage {
+        image: Box::new(image),
+        info,
+    })
+}
+
+fn open_as(path: &Path, options: Options, flags: i32) -> std::io::Result<File> {
+    OpenOptions::new()
+        .read(true)
+        .write(!options.read_only)
+        .custom_flags(libc::O_CLOEXEC | flags)
+        .open(path)
+}
+
+fn open_direct(path: &Path, options: Options) -> Result<Option<(File, DirectAlignment)>> {
+    if options.buffered {
+        return Ok(None);
+    }
+    let file = match open_as(path, options, libc::O_DIRECT) {
+        Ok(file) => file,
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
+        Err(error) => {
+            return Err(Error::io(
+                format!("cannot open the image {} directly", path.display()),
+                error,
+            ));
+        }
+    };
+    lock(&file, 1, options, path)?;
+    let alignment = os::direct_alignment(&file).unwrap_or(DirectAlignment {
+        memory: PAGE,
+        offset: PAGE,
+    });
+    Ok(Some((file, alignment)))
+}
+
+fn lock(file: &File, byte: u8, options: Options, path: &Path) -> Result<()> {
+    let deadline = Instant::now() + LOCK_PATIENCE;
+    loop {
+        match os::lock(file, byte, !options.read_only) {
+            Ok(()) => return Ok(()),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                if Instant::now() >= deadline {
+                    let text = format!(
+                        "the image {} is in use by another daemon; stop or detach it there first",
+                        path.display()
+                    );
+                    return Err(Error::new(Kind::Busy, text));
+                }
+                std::thread::sleep(LOCK_RETRY);
+            }
+            Err(error) => {
+                return Err(Error::io(
+                    format!("cannot lock the image {}", path.display()),
+                    error,
+                ));
+            }
+        }
+    }
+}
+
+struct Dir {
+    buffered: Arc<OwnedFd>,
+    direct: Option<OwnedFd>,
+    alignment: DirectAlignment,
+    pending: Vec<Option<Pending>>,
+    free: Vec<u32>,
+    /// Cleared when the file system turns out not to know it.
+    zero_range: bool,
+    punch_hole: bool,
+    /// The last sync is under way or done.
+    parted: bool,
+}
+
+/// A job under way.
+struct Pending {
+    job: Job,
+    /// Bytes moved so far.
+    done: u64,
+    step: Step,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Step {
+    Move,
+    Punch,
+    ZeroRange,
+    /// Zeroes written one piece at a time, from this buffer.
+    WriteZeroes {
+        buffer: u32,
+        piece: u64,
+    },
+    Sync,
+    /// The errand thread looks for holes.
+    Ask,
+    /// The last sync before the image is closed.
+    Part,
+}
+
+impl Image for Dir {
+    fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
+        let step = match job.op {
+            Op::Read | Op::Write => Step::Move,
+            Op::Flush => Step::Sync,
+            Op::Discard if self.punch_hole => Step::Punch,
+            Op::Discard | Op::Prefetch => return Progress::Done(Ok(())),
+            Op::WriteZeroes if job.flags.has(Flags::MAY_UNMAP) && self.punch_hole => Step::Punch,
+            Op::WriteZeroes => Step::ZeroRange,
+            Op::Extents => {
+                self.ask_extents(lane, job);
+                return Progress::Pending;
+            }
+        };
+        if job.len == 0 && job.op != Op::Flush {
+            return Progress::Done(Ok(()));
+        }
+        let slot = self.note(Pending { job, done: 0, step });
+        if step == Step::ZeroRange && !self.zero_range {
+            self.write_zeroes(lane, slot);
+        } else {
+            self.go(lane, slot);
+        }
+        Progress::Pending
+    }
+
+    fn completed(&mut self, lane: &mut Lane<'_>, completion: Completion) {
+        let slot = completion.tag.slot;
+        let pending = self.pending[slot as usize]
+            .as_mut()
+            .expect("a completion belongs to a pending job");
+        match pending.step {
+            Step::Move => lane.buffers.returned(pending.job.data.buffer),
+            Step::WriteZeroes { buffer, .. } => lane.buffers.returned(buffer),
+            Step::Part => {
+                if completion.result < 0 {
+                    tracing::warn!(disk = lane.disk.0, errno = -completion.result, "the last sync of an image failed");
+                }
+                self.pending[slot as usize] = None;
+                return self.free.push(slot);
+            }
+            _ => {}
+        }
+        match u64::try_from(completion.result) {
+            Ok(moved) => self.advanced(lane, slot, moved),
+            Err(_) => self.failed(lane, slot, -completion.result),
+        }
+    }
+
+    fn mapped(&mut self, lane: &mut Lane<'_>, map: Map) {
+        let pending = self.pending[map.slot as usize]
+            .as_ref()
+            .expect("an answered question is pending");
+        let mut data = pending.job.data;
+        for extent in &map.extents {
+            lane.buffers.put(data, &extent.encode());
+            data = data.skip(EXTENT_BYTES);
+        }
+        self.end(lane, map.slot, map.outcome);
+    }
+
+    fn close(&mut self, lane: &mut Lane<'_>) -> bool {
+        let quiet = self.free.len() == self.pending.len();
+        if quiet && !self.parted {
+            // What the guest never flushed was never promised; an orderly goodbye keeps it all the same.
+            self.parted = true;
+            let flush = Job { io: NOBODY, op: Op::Flush, flags: Flags::NONE, offset: 0, len: 0, data: Data::NONE };
+            let slot = self.note(Pending { job: flush, done: 0, step: Step::Part });
+            self.go(lane, slot);
+            return false;
+        }
+        quiet
+    }
+}
+
+/// The name of an operation that no guest waits for.
+const NOBODY: IoId = IoId::from_bits(u64::MAX);
+
+impl Dir {
+    /// The file for an operation on `len` bytes: direct when all of it is aligned.
+    fn file_for(&self, lane: &Lane<'_>, data: Data, offset: u64, len: u64) -> RawFd {
+        match &self.direct {
+            Some(direct) => {
+                let blocks = self.alignment.offset.max(PAGE) as u64;
+                let aligned = offset.is_multiple_of(blocks)
+                    && len.is_multiple_of(blocks)
+                    && lane.buffers.is_memory_aligned(data, self.alignment.memory);
+                if aligned {
+                    direct.as_raw_fd()
+                } else {
+                    self.buffered.as_raw_fd()
+                }
+            }
+            None => self.buffered.as_raw_fd(),
+        }
+    }
+
+    /// Submits the next operation of a job.
+    fn go(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        let pending = self.pending[slot as usize]
+            .as_ref()
+            .expect("a job that moves is pending");
+        let Pending { job, done, step } = *pending;
+        let tag = lane.tag(slot);
+        let (offset, left) = (job.offset + done, job.len - done);
+        let start = u32::try_from(done).expect("a request's bytes are counted in 32 bits");
+        match step {
+            Step::Ask => {}
+            Step::Move => {
+                let data = job.data.skip(start);
+                let fd = self.file_for(lane, data, offset, left);
+                if job.op == Op::Read {
+                    lane.ring
+                        .read(fd, lane.buffers, data, bytes(left), offset, tag);
+                } else {
+                    let durable = if job.flags.has(Flags::FUA) {
+                        Durability::Durable
+                    } else {
+                        Durability::Cached
+                    };
+                    lane.ring
+                        .write(fd, lane.buffers, data, bytes(left), offset, durable, tag);
+                }
+            }
+            Step::Sync | Step::Part => lane.ring.sync(self.buffered.as_raw_fd(), tag),
+            Step::Punch => {
+                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+                lane.ring
+                    .allocate(self.buffered.as_raw_fd(), mode, offset, left, tag);
+            }
+            Step::ZeroRange => {
+                let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
+                lane.ring
+                    .allocate(self.buffered.as_raw_fd(), mode, offset, left, tag);
+            }
+            Step::WriteZeroes { buffer, piece } => {
+                let len = left.min(piece);
+                let data = Data { buffer, start: 0 };
+                let fd = self.buffered.as_raw_fd();
+                lane.ring.write(
+                    fd,
+                    lane.buffers,
+                    data,
+                    bytes(len),
+                    offset,
+                    Durability::Cached,
+                    tag,
+                );
+            }
+        }
+    }
+
+    /// An operation went well, as far as `moved` bytes.
+    fn advanced(&mut self, lane: &mut Lane<'_>, slot: u32, moved: u64) {
+        let pending = self.pending[slot as usize]
+            .as_mut()
+            .expect("a job that advances is pending");
+        let job = pending.job;
+        match pending.step {
+            Step::Sync | Step::Ask | Step::Part => return self.end(lane, slot, Ok(())),
+            Step::Punch | Step::ZeroRange => pending.done = job.len,
+            Step::Move | Step::WriteZeroes { .. } => {
+                if moved == 0 {
+                    return self.end(lane, slot, Err(Fault::Io));
+                }
+                pending.done += moved;
+            }
+        }
+        if pending.done < job.len {
+            return self.go(lane, slot);
+        }
+        let zeroed = matches!(job.op, Op::WriteZeroes | Op::Discard);
+        if zeroed && job.flags.has(Flags::FUA) {
+            self.give_back(lane, slot);
+            self.step(slot, Step::Sync);
+            return self.go(lane, slot);
+        }
+        self.end(lane, slot, Ok(()));
+    }
+
+    /// An operation failed: try what else does the same, or tell.
+    fn failed(&mut self, lane: &mut Lane<'_>, slot: u32, errno: i32) {
+        let pending = self.pending[slot as usize]
+            .as_ref()
+            .expect("a job that fails is pending");
+        let job = pending.job;
+        let not_known = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL);
+        match (pending.step, job.op) {
+            (Step::Move | Step::Sync, _) if matches!(errno, libc::EINTR | libc::EAGAIN) => {
+                self.go(lane, slot)
+            }
+            (Step::Punch, Op::Discard) if not_known => {
+                self.punch_hole = errno == libc::EINVAL;
+                self.end(lane, slot, Ok(()));
+            }
+            (Step::Punch, _) if not_known => {
+                self.punch_hole = errno == libc::EINVAL;
+                self.step(slot, Step::ZeroRange);
+                self.go(lane, slot);
+            }
+            (Step::ZeroRange, _) if not_known => {
+                self.zero_range = errno == libc::EINVAL;
+                self.write_zeroes(lane, slot);
+            }
+            _ => self.end(lane, slot, Err(fault(errno))),
+        }
+    }
+
+    fn write_zeroes(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        let job = self.pending[slot as usize]
+            .as_ref()
+            .expect("a job that moves is pending")
+            .job;
+        if job.flags.has(Flags::FAST_ONLY) {
+            return self.end(lane, slot, Err(Fault::Unsupported));
+        }
+        let piece = job.len.min(ZERO_PIECE as u64);
+        match lane.buffers.claim_pool(bytes(piece)) {
+            Ok(buffer) => {
+                lane.buffers.clear(Data { buffer, start: 0 }, bytes(piece));
+                self.step(slot, Step::WriteZeroes { buffer, piece });
+                self.go(lane, slot);
+            }
+            Err(_) => self.end(lane, slot, Err(Fault::Io)),
+        }
+    }
+
+    fn ask_extents(&mut self, lane: &mut Lane<'_>, job: Job) {
+        let slot = self.note(Pending {
+            job,
+            done: 0,
+            step: Step::Ask,
+        });
+        let map = Map {
+            slot,
+            file: Arc::clone(&self.buffered),
+            offset: job.offset,
+            len: job.len,
+            most: lane.buffers.len(job.data.buffer) / Extent::SIZE,
+            extents: Vec::new(),
+            outcome: Ok(()),
+        };
+        lane.errands.send(Errand {
+            disk: lane.disk,
+            task: Task::Map(map),
+        });
+    }
+
+    /// Gives a job a place.
+    fn note(&mut self, pending: Pending) -> u32 {
+        let slot = self.free.pop().unwrap_or_else(|| {
+            self.pending.push(None);
+            u32::try_from(self.pending.len() - 1).expect("fewer than 2^32 operations are in flight")
+        });
+        self.pending[slot as usize] = Some(pending);
+        slot
+    }
+
+    fn step(&mut self, slot: u32, step: Step) {
+        self.pending[slot as usize]
+            .as_mut()
+            .expect("a job that moves is pending")
+            .step = step;
+    }
+
+    /// Releases the buffer of zeroes, if the job has one.
+    fn give_back(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        if let Some(Pending {
+            step: Step::WriteZeroes { buffer, .. },
+            ..
+        }) = &self.pending[slot as usize]
+        {
+            lane.buffers.release(*buffer);
+        }
+    }
+
+    fn end(&mut self, lane: &mut Lane<'_>, slot: u32, outcome: tidegate_core::request::Outcome) {
+        self.give_back(lane, slot);
+        let pending = self.pending[slot as usize].take().expect("a job ends once");
+        self.free.push(slot);
+        lane.finish(pending.job.io, outcome);
+    }
+}

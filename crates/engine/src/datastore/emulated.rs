@@ -1,0 +1,244 @@
+//! A datastore that answers as slowly as an array of disks or SSDs would: bytes in memory, time from the model.
+//!
+//! The array of `tidegate-model`, which the simulator drives in virtual time, is driven here with the thread's clock:
+//! for trying out how a host behaves on storage that one does not have. A job's bytes move when the model says
+//! that it is done.
+//!
+//! # Always true
+//! - a job ends at the moment that the model gives, or with the first turn of its thread after it
+//! - the deadline is the model's next completion, known without looking at the jobs
+//!
+//! # Units
+//! The model counts nanoseconds since the clock's origin, and bytes; it wraps offsets beyond its capacity.
+
+use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes};
+use crate::error::{Error, Kind, Result};
+use crate::sys::memory::Memory;
+use std::str::FromStr;
+use tidegate_core::request::{Extent, ExtentKind, Flags, Op};
+use tidegate_core::units::Time;
+use tidegate_model::{Array, ArraySpec, IoKind, ModelIo};
+
+/// What a change of the map alone (a discard) costs: one sector's write.
+const MAP_CHANGE: u64 = 512;
+/// The least size, so that there is something to serve.
+const SMALLEST: u64 = 512;
+
+/// Which array, how large a disk on it, and which chances.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Spec {
+    /// The model's name for it, as in `raid5-8x10k+cache`.
+    pub array: String,
+    /// Bytes of the disk.
+    pub size: u64,
+    /// Where the model's chances begin; the same seed and I/O give the same times.
+    pub seed: u64,
+}
+
+impl FromStr for Spec {
+    type Err = Error;
+
+    /// Reads `raid5-8x10k,size=10G,seed=1`, with or without `emulated:` before it.
+    fn from_str(text: &str) -> Result<Spec> {
+        let text = text.strip_prefix("emulated:").unwrap_or(text);
+        let mut words = text.split(',');
+        let array = words.next().unwrap_or_default().to_owned();
+        let (mut size, mut seed) = (None, 0);
+        for word in words {
+            match word.split_once('=') {
+                Some(("size", value)) => size = Some(size_of(value)?),
+                Some(("seed", value)) => {
+                    seed = value
+                        .parse()
+                        .map_err(|_| invalid(format!("seed={value} is not a whole number")))?;
+                }
+                _ => {
+                    return Err(invalid(format!(
+                        "an emulated datastore has no option `{word}`: write emulated:ARRAY,size=10G,seed=1"
+                    )));
+                }
+            }
+        }
+        let size = size.ok_or_else(|| {
+            invalid("an emulated datastore needs a size: write emulated:ARRAY,size=10G".into())
+        })?;
+        Ok(Spec { array, size, seed })
+    }
+}
+
+/// Reads `10G`, `512MiB`, `4096`: binary multiples, as sizes of disks are.
+fn size_of(text: &str) -> Result<u64> {
+    let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
+    let unit = match &text[digits.len()..] {
+        "" | "B" => 1_u64,
+        "K" | "k" | "KiB" => 1 << 10,
+        "M" | "MiB" => 1 << 20,
+        "G" | "GiB" => 1 << 30,
+        "T" | "TiB" => 1 << 40,
+        _ => {
+            return Err(invalid(format!(
+                "size={text} is not a size: write 10G or 512MiB"
+            )));
+        }
+    };
+    let count: Option<u64> = digits.parse().ok();
+    count
+        .and_then(|count| count.checked_mul(unit))
+        .ok_or_else(|| invalid(format!("size={text} is not a size: write 10G or 512MiB")))
+}
+
+fn invalid(what: String) -> Error {
+    Error::new(Kind::Invalid, what)
+}
+
+/// Opens an image on an idle array, all zeroes.
+///
+/// # Errors
+/// When no array has that name, or the system has no address space for the bytes.
+pub fn open(spec: &Spec) -> Result<OpenedImage> {
+    let array = ArraySpec::named(&spec.array)
+        .and_then(|array| Array::new(&array, spec.seed))
+        .map_err(|error| invalid(error.to_string()))?;
+    if spec.size < SMALLEST {
+        return Err(invalid(format!(
+            "an emulated disk of {} bytes: at least {SMALLEST} are needed",
+            spec.size
+        )));
+    }
+    let size = spec.size;
+    let memory = Memory::new(bytes(size)).map_err(|e| {
+        Error::io(
+            format!("cannot reserve {size} bytes of memory for a disk"),
+            e,
+        )
+    })?;
+    let remark = (size > array.capacity()).then(|| {
+        format!(
+            "the disk is larger than the {} bytes of the emulated array: offsets beyond wrap round in its timing",
+            array.capacity()
+        )
+    });
+    let info = ImageInfo {
+        size,
+        block_size: 512,
+        buffered: false,
+        remark,
+    };
+    let image = Emulated {
+        memory,
+        array,
+        jobs: Vec::new(),
+        free: Vec::new(),
+    };
+    Ok(OpenedImage {
+        image: Box::new(image),
+        info,
+    })
+}
+
+struct Emulated {
+    memory: Memory,
+    array: Array,
+    /// By the model's name for them: jobs inside the array.
+    jobs: Vec<Option<Job>>,
+    free: Vec<usize>,
+}
+
+impl Image for Emulated {
+    fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
+        let unmapped = job.op == Op::WriteZeroes && job.flags.has(Flags::MAY_UNMAP);
+        let (kind, len) = match job.op {
+            Op::Read => (IoKind::Read, job.len),
+            Op::Flush => (IoKind::Flush, 0),
+            Op::Write => (IoKind::Write, job.len),
+            Op::WriteZeroes if !unmapped => (IoKind::Write, job.len),
+            Op::WriteZeroes | Op::Discard => (IoKind::Write, MAP_CHANGE),
+            Op::Prefetch => return Progress::Done(Ok(())),
+            Op::Extents => {
+                let all = Extent {
+                    len: job.len,
+                    kind: ExtentKind::Data,
+                };
+                lane.buffers.put(job.data, &all.encode());
+                return Progress::Done(Ok(()));
+            }
+        };
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.jobs.push(None);
+            self.jobs.len() - 1
+        });
+        self.jobs[place] = Some(job);
+        let io = ModelIo {
+            id: place as u64,
+            kind,
+            offset: job.offset,
+            len,
+        };
+        self.array.submit(lane.now.as_nanos(), io);
+        Progress::Pending
+    }
+
+    fn deadline(&self) -> Option<Time> {
+        self.array.next_completion().map(Time::from_nanos)
+    }
+
+    fn tick(&mut self, lane: &mut Lane<'_>) {
+        while let Some(done) = self.array.pop_completed(lane.now.as_nanos()) {
+            let place = bytes(done.id);
+            let job = self.jobs[place].take().expect("the model ends an I/O once");
+            self.free.push(place);
+            self.perform(lane, &job);
+            lane.finish(job.io, Ok(()));
+        }
+    }
+}
+
+impl Emulated {
+    fn perform(&mut self, lane: &mut Lane<'_>, job: &Job) {
+        let (at, len) = (bytes(job.offset), bytes(job.len));
+        match job.op {
+            Op::Read => self.memory.read(at, len, lane.buffers, job.data),
+            Op::Write => self.memory.write(at, len, lane.buffers, job.data),
+            Op::WriteZeroes | Op::Discard => self.memory.clear(at, len),
+            Op::Flush | Op::Extents | Op::Prefetch => {}
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_spec_names_the_array_the_size_and_the_seed() {
+        let spec: Spec = "emulated:raid5-8x10k,size=10G,seed=7"
+            .parse()
+            .expect("a spec");
+        let expected = Spec {
+            array: "raid5-8x10k".into(),
+            size: 10 << 30,
+            seed: 7,
+        };
+        assert_eq!(spec, expected);
+        let short: Spec = "ssd,size=512MiB".parse().expect("a spec");
+        assert_eq!((short.size, short.seed), (512 << 20, 0));
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_spec_is_told() {
+        for text in [
+            "ssd",
+            "ssd,size=x",
+            "ssd,size=1Q",
+            "ssd,size=1G,seed=-1",
+            "ssd,size=1G,fast",
+        ] {
+            let error = text.parse::<Spec>().expect_err(text);
+            assert_eq!(error.kind(), Kind::Invalid, "{text}");
+        }
+        let nobody: Spec = "raid7-3xtape,size=1G"
+            .parse()
+            .expect("names are judged when it is opened");
+        assert_eq!(open(&nobody).err().map(|e| e.kind()), Some(Kind::Invalid));
+    }
+}

@@ -1,0 +1,423 @@
+//! Disk images on another NBD server: requests are pipelined to it, and sent again when it comes back after a loss.
+//!
+//! The image is on its disk's I/O thread, with one connection (`line.rs`) on the thread's ring. What it owes is
+//! `work.rs`; finding the server again is an errand (`connect.rs`). Writes that the server had answered and not made
+//! durable when it died are its own affair, as a disk's cache is: a guest that flushes loses nothing. A server that
+//! lives on while only the connection breaks must have ended or dropped what came over the old one before it takes a
+//! new one; else an old write of its may undo a newer one. Nothing in the protocol lets a client make sure.
+//!
+//! # Always true
+//! - a request waits at most the patience of [`Options`] for a server that is away or silent; from then on requests
+//!   fail at once, until the server is back
+//! - a server that breaks the protocol is left, counted, and tried again no more often than the pauses say
+//! - jobs end only while the kernel holds none of their bytes
+//!
+//! # Picture
+//! ```text
+//!              answers                    lost, lied, silent
+//!   ┌─> Up ──────────────> Up ────────────────────────────> Down ── pause 100 ms .. 5 s ──> connecting ─┐
+//!   └───────────────────────────────────────────────────────────────────────── what has no answer again ┘
+//! ```
+//!
+//! # Source
+//! The NBD protocol document; `tidegate_front::nbd::client`.
+
+pub(crate) mod connect;
+mod coverage;
+mod line;
+mod work;
+
+use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes};
+use crate::errand::{Errand, Task};
+use crate::error::{Error, Kind, Result};
+use crate::sys::ring::Completion;
+use connect::{Connect, Connected, Target, uri_of};
+use line::{Line, Loss};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Duration;
+use tidegate_core::request::{Data, Extent, ExtentKind, Fault, Op};
+use tidegate_core::units::{Span, Time};
+use tidegate_front::nbd::wire::Abilities;
+use work::{Offer, Plan, Work, ZEROES};
+
+/// The first pause before a server is tried again, and the longest: doubled each time that nothing came of it.
+const FIRST_PAUSE: Span = Span::from_millis(100);
+const LONGEST_PAUSE: Span = Span::from_secs(5);
+/// How long a goodbye may take.
+const GOODBYE: Span = Span::from_secs(1);
+
+/// Images get numbers, so that a late answer to one is not taken for another's.
+static SERIAL: AtomicU64 = AtomicU64::new(0);
+
+/// How to use a server.
+#[derive(Clone, Debug)]
+pub struct Options {
+    /// How long requests wait for a server that is away or silent before they fail.
+    pub patience: Duration,
+    /// How long connecting and negotiating may take, each time.
+    pub connect: Duration,
+    /// The block size that the disk will show; a server that takes only larger requests is refused.
+    pub block_size: u32,
+    /// What is counted; keep a clone to read it.
+    pub counts: Arc<Counts>,
+}
+
+impl Default for Options {
+    /// 30 s, which guests survive with their usual timeouts; 5 s; 512 bytes.
+    fn default() -> Options {
+        Options {
+            patience: Duration::from_secs(30),
+            connect: Duration::from_secs(5),
+            block_size: 512,
+            counts: Arc::default(),
+        }
+    }
+}
+
+/// What happened to the connection of an image.
+#[derive(Debug, Default)]
+pub struct Counts {
+    /// Connections that ended though they were wanted.
+    pub lost: AtomicU64,
+    /// Those of them that ended because the server broke the protocol.
+    pub violations: AtomicU64,
+    /// Those of them that ended because the server was silent for too long.
+    pub silent: AtomicU64,
+    /// Attempts to come back that came to nothing.
+    pub refused: AtomicU64,
+    /// Attempts that succeeded.
+    pub returned: AtomicU64,
+}
+
+fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}
+
+/// Connects to the export that `uri` names (`nbd://host/export`, `nbd+unix:///export?socket=/run/nbd.sock`, or the
+/// path of a Unix socket), and negotiates. Blocks for as long as `options` say.
+///
+/// # Errors
+/// When the server cannot be reached or does not answer in time, has no such export, or takes only requests larger
+/// than the disk's blocks.
+pub fn open(uri: &str, options: &Options) -> Result<OpenedImage> {
+    let uri = uri_of(uri)?;
+    let target = Arc::new(Target {
+        uri,
+        patience: options.connect,
+    });
+    let connected = target.connect_in_time()?;
+    let offer = Offer::of(&connected.agreed);
+    if offer.minimum > options.block_size {
+        let text = format!(
+            "the NBD server {} takes only requests of {} bytes and multiples: \
+             give the disk blocks of that size, not of {}",
+            target.uri, offer.minimum, options.block_size
+        );
+        return Err(Error::new(Kind::Invalid, text));
+    }
+    let can = |ability| offer.abilities.has(ability);
+    let remark = if can(Abilities::READ_ONLY) {
+        Some(format!("{} is exported read-only: writes fail", target.uri))
+    } else if !can(Abilities::FLUSH) {
+        Some(format!(
+            "{} knows no flush: what is durable is up to it",
+            target.uri
+        ))
+    } else {
+        None
+    };
+    let info = ImageInfo {
+        size: offer.size,
+        block_size: offer.minimum,
+        buffered: false,
+        remark,
+    };
+    let image = Upstream {
+        target,
+        serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+        offer,
+        patience: span(options.patience),
+        counts: Arc::clone(&options.counts),
+        first: Some(connected),
+        line: None,
+        connecting: false,
+        retry_at: None,
+        pause: FIRST_PAUSE,
+        lost_since: None,
+        moved_at: Time::ZERO,
+        failing: false,
+        closing: None,
+        work: Work::new(),
+        zeroes: None,
+    };
+    Ok(OpenedImage {
+        image: Box::new(image),
+        info,
+    })
+}
+
+fn span(duration: Duration) -> Span {
+    Span::from_nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+}
+
+struct Upstream {
+    target: Arc<Target>,
+    serial: u64,
+    /// What the first connection offered.
+    offer: Offer,
+    patience: Span,
+    counts: Arc<Counts>,
+    /// The connection with which it was opened, until its thread has it.
+    first: Option<Connected>,
+    line: Option<Line>,
+    connecting: bool,
+    retry_at: Option<Time>,
+    pause: Span,
+    /// Since when no line has answered anything, though one should.
+    lost_since: Option<Time>,
+    /// When bytes last moved, or the first of the present jobs came.
+    moved_at: Time,
+    /// Requests fail at once.
+    failing: bool,
+    /// It closes, and this is when it no longer says goodbye.
+    closing: Option<Time>,
+    work: Work,
+    /// A buffer of zeroes, once one was needed.
+    zeroes: Option<u32>,
+}
+
+impl Image for Upstream {
+    fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
+        self.first_line(lane);
+        let (op, flush, zeroes) = match Plan::of(&self.offer, &job) {
+            Plan::Done(outcome) => return Progress::Done(outcome),
+            Plan::TellData => {
+                let all = Extent {
+                    len: job.len,
+                    kind: ExtentKind::Data,
+                };
+                lane.buffers.put(job.data, &all.encode());
+                return Progress::Done(Ok(()));
+            }
+            Plan::Ask { op, flush } => (op, flush, None),
+            Plan::SendZeroes { flush } => match self.zeroes(lane) {
+                Ok(buffer) => (Op::Write, flush, Some(buffer)),
+                Err(_) => return Progress::Done(Err(Fault::Io)),
+            },
+        };
+        if self.failing {
+            return Progress::Done(Err(Fault::Io));
+        }
+        if self.work.is_empty() {
+            self.moved_at = lane.now;
+        }
+        self.work.begin(&self.offer, job, op, flush, zeroes);
+        self.go(lane);
+        Progress::Pending
+    }
+
+    fn completed(&mut self, lane: &mut Lane<'_>, completion: Completion) {
+        let line = self
+            .line
+            .as_mut()
+            .expect("an operation belongs to the line");
+        let slot = completion.tag.slot;
+        if line.completed(lane, slot, completion.result, &self.offer, &mut self.work) {
+            self.moved_at = lane.now;
+        }
+        self.go(lane);
+    }
+
+    fn connected(&mut self, lane: &mut Lane<'_>, connect: Connect) {
+        if connect.serial != self.serial || self.closing.is_some() {
+            return;
+        }
+        self.connecting = false;
+        let result = connect.result.expect("an errand that comes back was run");
+        match result.and_then(|connected| self.accept(lane, connected)) {
+            Ok(()) => {
+                count(&self.counts.returned);
+                tracing::info!(server = %self.target.uri, "the NBD server is back");
+                if self.work.is_empty() {
+                    self.lost_since = None;
+                }
+                self.failing = false;
+                self.moved_at = lane.now;
+                self.go(lane);
+            }
+            Err(error) => {
+                count(&self.counts.refused);
+                tracing::debug!(%error, "an NBD server is still away");
+                self.retry(lane.now);
+            }
+        }
+    }
+
+    fn deadline(&self) -> Option<Time> {
+        let retry = self
+            .retry_at
+            .filter(|_| self.line.is_none() && !self.connecting);
+        let patience = self.patience_ends();
+        [retry, patience, self.closing].into_iter().flatten().min()
+    }
+
+    fn tick(&mut self, lane: &mut Lane<'_>) {
+        if self.closing.is_some_and(|at| at <= lane.now) {
+            // The loss ends what is under way, and with it the closing.
+            self.closing = Some(Time::NEVER);
+            if let Some(line) = &mut self.line {
+                line.lose(Loss::Dismissed);
+            }
+        }
+        if self.patience_ends().is_some_and(|at| at <= lane.now) {
+            self.give_up(lane);
+        }
+        let due = self.retry_at.is_some_and(|at| at <= lane.now);
+        if due && self.line.is_none() && !self.connecting {
+            self.retry_at = None;
+            self.connecting = true;
+            let connect = Connect {
+                serial: self.serial,
+                target: Arc::clone(&self.target),
+                result: None,
+            };
+            lane.errands.send(Errand {
+                disk: lane.disk,
+                task: Task::Connect(connect),
+            });
+        }
+    }
+
+    fn close(&mut self, lane: &mut Lane<'_>) -> bool {
+        self.first = None;
+        self.retry_at = None;
+        if self.closing.is_none() {
+            self.closing = Some(lane.now + GOODBYE);
+            if let Some(line) = &mut self.line {
+                line.part(lane);
+            }
+        }
+        self.drop_quiet_line(lane);
+        if self.line.is_some() {
+            return false;
+        }
+        if let Some(zeroes) = self.zeroes.take() {
+            lane.buffers.release(zeroes);
+        }
+        true
+    }
+}
+
+impl Upstream {
+    /// Takes the connection into use with which the image was opened.
+    fn first_line(&mut self, lane: &mut Lane<'_>) {
+        if let Some(connected) = self.first.take()
+            && let Err(error) = self.accept(lane, connected)
+        {
+            tracing::warn!(%error, "an NBD connection could not be used");
+            self.retry(lane.now);
+        }
+    }
+
+    /// Takes a new connection into use, if the server is still as able as it was.
+    fn accept(&mut self, lane: &mut Lane<'_>, connected: Connected) -> Result<()> {
+        if !Offer::of(&connected.agreed).covers(&self.offer) {
+            let text = format!(
+                "the NBD server {} came back smaller or less able than it was: restore it",
+                self.target.uri
+            );
+            return Err(Error::new(Kind::Invalid, text));
+        }
+        let line = Line::new(connected, lane.buffers)
+            .map_err(|e| Error::io("no memory for an NBD connection", e))?;
+        self.line = Some(line);
+        Ok(())
+    }
+
+    /// The zeroes to send to a server that cannot make its own.
+    fn zeroes(&mut self, lane: &mut Lane<'_>) -> std::io::Result<u32> {
+        if let Some(buffer) = self.zeroes {
+            return Ok(buffer);
+        }
+        let len = bytes(ZEROES.into());
+        let buffer = lane.buffers.claim_pool(len)?;
+        lane.buffers.clear(Data { buffer, start: 0 }, len);
+        self.zeroes = Some(buffer);
+        Ok(buffer)
+    }
+
+    /// When the patience of whoever waits is at its end.
+    fn patience_ends(&self) -> Option<Time> {
+        if self.failing || self.work.is_empty() {
+            return None;
+        }
+        let since = self.lost_since.unwrap_or(self.moved_at).min(self.moved_at);
+        Some(since + self.patience)
+    }
+
+    /// Does what can be done, and tells what has ended. Call after anything has changed.
+    fn go(&mut self, lane: &mut Lane<'_>) {
+        if let Some(line) = &mut self.line
+            && line.go(lane, &self.offer, &mut self.work) > 0
+        {
+            // It answers: what was, is over.
+            self.lost_since = None;
+            self.pause = FIRST_PAUSE;
+        }
+        self.drop_quiet_line(lane);
+        self.tell(lane);
+    }
+
+    /// Tells of the jobs that have ended.
+    fn tell(&mut self, lane: &mut Lane<'_>) {
+        for (io, outcome) in self.work.ended.drain(..) {
+            lane.finish(io, outcome);
+        }
+    }
+
+    /// Lets a line go that is lost, once the kernel holds nothing of it.
+    fn drop_quiet_line(&mut self, lane: &mut Lane<'_>) {
+        let Some(line) = self
+            .line
+            .take_if(|line| line.loss().is_some() && line.is_quiet())
+        else {
+            return;
+        };
+        let loss = line.loss();
+        line.free(lane.buffers);
+        if self.closing.is_some() {
+            return;
+        }
+        count(&self.counts.lost);
+        match loss {
+            Some(Loss::Lied) => count(&self.counts.violations),
+            Some(Loss::Dismissed) => count(&self.counts.silent),
+            Some(Loss::Gone | Loss::Leaving) | None => {}
+        }
+        tracing::warn!(server = %self.target.uri, why = ?loss, "the connection to an NBD server is lost; trying again");
+        self.work.again();
+        if self.failing {
+            self.work.fail_all(Fault::Io);
+        }
+        self.lost_since.get_or_insert(lane.now);
+        self.retry(lane.now);
+    }
+
+    fn retry(&mut self, now: Time) {
+        self.retry_at = Some(now + self.pause);
+        self.pause = (self.pause + self.pause).min(LONGEST_PAUSE);
+    }
+
+    /// Nobody is to wait any longer.
+    fn give_up(&mut self, lane: &mut Lane<'_>) {
+        self.failing = true;
+        if let Some(line) = &mut self.line {
+            line.lose(Loss::Dismissed);
+        } else {
+            self.work.fail_all(Fault::Io);
+        }
+        self.drop_quiet_line(lane);
+        self.tell(lane);
+    }
+}

@@ -1,0 +1,446 @@
+//! One connection to an NBD server on the I/O thread's ring: requests out, replies in.
+//!
+//! The image moves it on after anything has changed; it takes requests from the [`Work`] and gives it the answers.
+//! Payloads of writes go out straight from their buffers; large ones of reads come straight into theirs.
+//!
+//! # Always true
+//! - at most one send and one receive are under way, and the line is dropped only when neither is
+//! - bytes of a request that the kernel may still read belong to a part that is `aboard`, which does not end
+//! - after a lie nothing more is believed: the line is broken
+
+use super::connect::Connected;
+use super::work::{Lie, Offer, Work};
+use crate::datastore::{Lane, bytes};
+use crate::sys::buffers::Buffers;
+use crate::sys::message::Message;
+use crate::sys::os;
+use std::os::fd::{AsRawFd, OwnedFd};
+use tidegate_core::request::{Data, Fault, Op};
+use tidegate_front::nbd::client::requests::{self, Part, Replies, Step, What};
+use tidegate_front::nbd::wire::{EXTENT_BYTES, REQUEST_BYTES};
+
+/// The slots of the line's operations on the ring.
+pub(super) const RECEIVE: u32 = 0;
+pub(super) const SEND: u32 = 1;
+
+/// Bytes received at once: as our own server's side.
+const INPUT: usize = 256 << 10;
+/// Requests in one message; bounds its head's memory.
+const MOST_PARTS: usize = 256;
+/// Bytes of payload after which a message is full (the last may be larger): a few milliseconds of a fast network.
+const MOST_BYTES: usize = 4 << 20;
+/// Payloads with this much missing come straight into their buffer; smaller ones with what follows them.
+const LARGE: usize = 32 << 10;
+/// What a reply's head needs in almost every case.
+const HEAD: usize = 64;
+/// Bytes are moved from the input in pieces that stay in the processor's cache.
+const PIECE: usize = 4096;
+
+/// Why a line ends.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Loss {
+    /// The server hung up, or the network failed.
+    Gone,
+    /// It says that it is shutting down.
+    Leaving,
+    /// It broke the protocol.
+    Lied,
+    /// We have had enough of it.
+    Dismissed,
+}
+
+/// What is left of a reply whose head is understood.
+#[derive(Clone, Copy)]
+struct Body {
+    cookie: u64,
+    last: bool,
+    left: usize,
+    kind: BodyKind,
+}
+
+#[derive(Clone, Copy)]
+enum BodyKind {
+    /// Into the buffer, from here on.
+    Data(Data),
+    Extents,
+}
+
+/// See the module.
+pub(super) struct Line {
+    socket: OwnedFd,
+    replies: Replies,
+    message: Message,
+    heads: u32,
+    input: u32,
+    /// Received and not understood: from, to.
+    fill: (usize, usize),
+    body: Option<Body>,
+    sending: bool,
+    /// Requests whose bytes are in the message.
+    aboard: Vec<u32>,
+    /// The buffer that a receive under way fills.
+    receiving: Option<u32>,
+    loss: Option<Loss>,
+    /// The last thing sent says goodbye.
+    parting: bool,
+}
+
+impl Line {
+    pub(super) fn new(connected: Connected, buffers: &mut Buffers) -> std::io::Result<Line> {
+        let heads = buffers.claim_pool(MOST_PARTS * REQUEST_BYTES)?;
+        let input = match buffers.claim_pool(INPUT) {
+            Ok(input) => input,
+            Err(error) => {
+                buffers.release(heads);
+                return Err(error);
+            }
+        };
+        Ok(Line {
+            replies: Replies::new(&connected.agreed),
+            socket: connected.socket,
+            message: Message::new(),
+            heads,
+            input,
+            fill: (0, 0),
+            body: None,
+            sending: false,
+            aboard: Vec::new(),
+            receiving: None,
+            loss: None,
+            parting: false,
+        })
+    }
+
+    /// Why it ends, if it does.
+    pub(super) fn loss(&self) -> Option<Loss> {
+        self.loss
+    }
+
+    /// Whether the kernel holds nothing of it.
+    pub(super) fn is_quiet(&self) -> bool {
+        !self.sending && self.receiving.is_none()
+    }
+
+    /// Gives its memory back; only when it is quiet.
+    pub(super) fn free(self, buffers: &mut Buffers) {
+        buffers.release(self.heads);
+        buffers.release(self.input);
+    }
+
+    /// Ends it: the kernel gives up what it holds of it.
+    pub(super) fn lose(&mut self, why: Loss) {
+        if self.loss.is_none() {
+            self.loss = Some(why);
+            os::shut_down(&self.socket, true);
+        }
+    }
+
+    /// Says goodbye if nothing is under way; else, or when that cannot be said, just goes.
+    pub(super) fn part(&mut self, lane: &mut Lane<'_>) {
+        if self.sending || self.parting || self.loss.is_some() {
+            return self.lose(Loss::Dismissed);
+        }
+        self.parting = true;
+        self.message.clear();
+        self.push_head(lane, 0, &requests::disconnect());
+        self.submit(lane);
+    }
+
+    /// An operation of it has ended. Returns whether bytes moved.
+    pub(super) fn completed(
+        &mut self,
+        lane: &mut Lane<'_>,
+        slot: u32,
+        result: i32,
+        offer: &Offer,
+        work: &mut Work,
+    ) -> bool {
+        let moved = usize::try_from(result);
+        if slot == SEND {
+            self.sent(moved, -result, offer, work);
+        } else {
+            self.received(lane, moved, -result);
+        }
+        moved.is_ok_and(|bytes| bytes > 0)
+    }
+
+    fn sent(
+        &mut self,
+        moved: Result<usize, std::num::TryFromIntError>,
+        errno: i32,
+        offer: &Offer,
+        work: &mut Work,
+    ) {
+        self.sending = false;
+        match moved {
+            Ok(bytes) => self.message.sent(bytes),
+            Err(_) if matches!(errno, libc::EINTR | libc::EAGAIN) => {}
+            Err(_) => self.lose(Loss::Gone),
+        }
+        if self.loss.is_some() || self.message.is_empty() {
+            self.message.clear();
+            for part in self.aboard.drain(..) {
+                work.landed(offer, part);
+            }
+            if self.parting {
+                self.lose(Loss::Dismissed);
+            }
+        }
+    }
+
+    fn received(
+        &mut self,
+        lane: &mut Lane<'_>,
+        moved: Result<usize, std::num::TryFromIntError>,
+        errno: i32,
+    ) {
+        let buffer = self.receiving.take().expect("one receive was under way");
+        lane.buffers.returned(buffer);
+        match moved {
+            Ok(0) => self.lose(Loss::Gone),
+            Ok(bytes) if buffer == self.input => self.fill.1 += bytes,
+            Ok(bytes) => self.advance_body(bytes),
+            Err(_) if matches!(errno, libc::EINTR | libc::EAGAIN) => {}
+            Err(_) => self.lose(Loss::Gone),
+        }
+    }
+
+    fn advance_body(&mut self, bytes: usize) {
+        let body = self.body.as_mut().expect("a payload waits for its bytes");
+        body.left -= bytes;
+        if let BodyKind::Data(data) = &mut body.kind {
+            *data = data.skip(u32::try_from(bytes).expect("a payload is far below 4 GiB"));
+        }
+    }
+
+    /// Understands what has come and keeps a send and a receive going. Returns how many replies were understood.
+    pub(super) fn go(&mut self, lane: &mut Lane<'_>, offer: &Offer, work: &mut Work) -> u32 {
+        let mut replies = 0;
+        if self.loss.is_none()
+            && let Err(loss) = self.understand(lane, offer, work, &mut replies)
+        {
+            self.lose(loss);
+        }
+        if self.loss.is_none() {
+            self.send(lane, work);
+            self.receive(lane);
+        }
+        replies
+    }
+
+    fn understand(
+        &mut self,
+        lane: &mut Lane<'_>,
+        offer: &Offer,
+        work: &mut Work,
+        replies: &mut u32,
+    ) -> Result<(), Loss> {
+        loop {
+            if let Some(body) = self.body {
+                self.take_body(lane, work)?;
+                let left = self.body.map_or(0, |body| body.left);
+                if left > 0 {
+                    return Ok(());
+                }
+                self.body = None;
+                if body.last {
+                    work.answered(offer, body.cookie)
+                        .map_err(|Lie| Loss::Lied)?;
+                    *replies += 1;
+                }
+                continue;
+            }
+            let Some(part) = self.head(lane, work)? else {
+                return Ok(());
+            };
+            self.fill.0 += part.consumed;
+            let (cookie, last) = (part.cookie, part.last);
+            let body = |left, kind| {
+                Some(Body {
+                    cookie,
+                    last,
+                    left,
+                    kind,
+                })
+            };
+            match part.what {
+                What::Nothing => {}
+                What::Data { offset, len } => {
+                    let data = work.cover(cookie, offset, len).map_err(|Lie| Loss::Lied)?;
+                    self.body = body(bytes(len.into()), BodyKind::Data(data));
+                }
+                What::Zeroes { offset, len } => {
+                    let data = work.cover(cookie, offset, len).map_err(|Lie| Loss::Lied)?;
+                    lane.buffers.clear(data, bytes(len.into()));
+                }
+                What::Extents { bytes: len } => {
+                    self.body = body(bytes(len.into()), BodyKind::Extents)
+                }
+                What::Failed(Fault::Gone) => return Err(Loss::Leaving),
+                What::Failed(fault) => work.fail(cookie, fault),
+            }
+            if self.body.is_none() && last {
+                work.answered(offer, cookie).map_err(|Lie| Loss::Lied)?;
+                *replies += 1;
+            }
+        }
+    }
+
+    /// The next reply's head, if it has come whole.
+    fn head(&mut self, lane: &mut Lane<'_>, work: &Work) -> Result<Option<Part>, Loss> {
+        let have = self.fill.1 - self.fill.0;
+        if have == 0 {
+            return Ok(None);
+        }
+        let mut short = [0; HEAD];
+        let mut long = Vec::new();
+        let mut head = &mut short[..have.min(HEAD)];
+        loop {
+            lane.buffers.get(self.at(self.fill.0), head);
+            match self.replies.decode(head, |cookie| work.sent(cookie)) {
+                Step::Part(part) => return Ok(Some(part)),
+                Step::Violation(violation) => {
+                    tracing::debug!(%violation, "an NBD server broke the protocol");
+                    return Err(Loss::Lied);
+                }
+                Step::Need(more) if more <= have && more > head.len() => {
+                    // An error with its words.
+                    long.resize(more, 0);
+                    head = &mut long;
+                }
+                Step::Need(more) if more < INPUT => return Ok(None),
+                Step::Need(_) => return Err(Loss::Lied),
+            }
+        }
+    }
+
+    /// Moves what the input has of a payload to where it belongs.
+    fn take_body(&mut self, lane: &mut Lane<'_>, work: &mut Work) -> Result<(), Loss> {
+        while let Some(Body {
+            cookie, left, kind, ..
+        }) = self.body
+        {
+            let here = left.min(self.fill.1 - self.fill.0).min(PIECE);
+            match kind {
+                BodyKind::Data(data) if here > 0 => {
+                    let mut piece = [0; PIECE];
+                    lane.buffers.get(self.at(self.fill.0), &mut piece[..here]);
+                    lane.buffers.put(data, &piece[..here]);
+                    self.take(here);
+                }
+                BodyKind::Extents if here >= EXTENT_BYTES => {
+                    let mut piece = [0; EXTENT_BYTES];
+                    lane.buffers.get(self.at(self.fill.0), &mut piece);
+                    let extent = requests::extents(&piece).next().ok_or(Loss::Lied)?;
+                    let list = work.data_of(cookie);
+                    let room = lane.buffers.len(list.buffer) - list.start as usize;
+                    if let Some((data, extent)) = work.tell(cookie, extent, room) {
+                        lane.buffers.put(data, &extent.encode());
+                    }
+                    self.take(EXTENT_BYTES);
+                }
+                _ => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    fn take(&mut self, bytes: usize) {
+        self.fill.0 += bytes;
+        self.advance_body(bytes);
+    }
+
+    fn at(&self, position: usize) -> Data {
+        Data {
+            buffer: self.input,
+            start: u32::try_from(position).expect("the input is far below 4 GiB"),
+        }
+    }
+
+    fn send(&mut self, lane: &mut Lane<'_>, work: &mut Work) {
+        if self.sending || self.parting {
+            return;
+        }
+        if self.message.is_empty() {
+            let (mut heads, mut payload) = (0, 0);
+            while heads < MOST_PARTS && payload < MOST_BYTES {
+                let Some((at, part)) = work.next() else {
+                    break;
+                };
+                let head = part.sent.encode(part.cookie);
+                self.push_head(lane, heads, &head);
+                heads += 1;
+                if part.sent.op == Op::Write {
+                    let len = bytes(part.sent.len.into());
+                    part.aboard = true;
+                    self.aboard.push(at);
+                    self.message.push(
+                        lane.buffers,
+                        part.data.buffer,
+                        part.data.start as usize,
+                        len,
+                    );
+                    payload += len;
+                }
+            }
+        }
+        if !self.message.is_empty() {
+            self.submit(lane);
+        }
+    }
+
+    fn push_head(&mut self, lane: &mut Lane<'_>, index: usize, head: &[u8; REQUEST_BYTES]) {
+        let start = index * REQUEST_BYTES;
+        let data = Data {
+            buffer: self.heads,
+            start: u32::try_from(start).expect("the heads of a message are few"),
+        };
+        lane.buffers.put(data, head);
+        self.message
+            .push(lane.buffers, self.heads, start, REQUEST_BYTES);
+    }
+
+    fn submit(&mut self, lane: &mut Lane<'_>) {
+        self.message.prepare();
+        lane.ring
+            .send(self.socket.as_raw_fd(), &self.message, lane.tag(SEND));
+        self.sending = true;
+    }
+
+    fn receive(&mut self, lane: &mut Lane<'_>) {
+        if self.receiving.is_some() {
+            return;
+        }
+        let fd = self.socket.as_raw_fd();
+        let tag = lane.tag(RECEIVE);
+        if self.fill.0 == self.fill.1 {
+            self.fill = (0, 0);
+            if let Some(Body {
+                left,
+                kind: BodyKind::Data(data),
+                ..
+            }) = self.body
+                && left >= LARGE
+            {
+                // A plain read, for it takes lists: guests' memory comes in pieces.
+                lane.ring.read(fd, lane.buffers, data, left, 0, tag);
+                self.receiving = Some(data.buffer);
+                return;
+            }
+        } else if INPUT - self.fill.1 < INPUT / 4 {
+            self.make_room(lane);
+        }
+        let data = self.at(self.fill.1);
+        lane.ring
+            .receive(fd, lane.buffers, data, INPUT - self.fill.1, tag);
+        self.receiving = Some(self.input);
+    }
+
+    /// Moves the beginning of a reply to the front of the input: it is short, else it would have been understood.
+    fn make_room(&mut self, lane: &mut Lane<'_>) {
+        let mut rest = vec![0; self.fill.1 - self.fill.0];
+        lane.buffers.get(self.at(self.fill.0), &mut rest);
+        lane.buffers.put(self.at(0), &rest);
+        self.fill = (0, rest.len());
+    }
+}

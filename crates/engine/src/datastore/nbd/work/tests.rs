@@ -1,0 +1,235 @@
+use super::*;
+
+const ALL: Offer = Offer {
+    abilities: Abilities::HAS_FLAGS
+        .with(Abilities::FLUSH)
+        .with(Abilities::FUA)
+        .with(Abilities::TRIM)
+        .with(Abilities::WRITE_ZEROES),
+    minimum: 512,
+    payload: 8192,
+    extents: true,
+    size: 1 << 30,
+};
+
+fn job(op: Op, offset: u64, len: u64) -> Job {
+    Job {
+        io: IoId::from_bits(1),
+        op,
+        flags: Flags::NONE,
+        offset,
+        len,
+        data: Data {
+            buffer: 0,
+            start: 0,
+        },
+    }
+}
+
+fn cookies(work: &mut Work) -> Vec<(u64, u64, u32)> {
+    let mut all = Vec::new();
+    while let Some((_, part)) = work.next() {
+        all.push((part.cookie, part.sent.offset, part.sent.len));
+    }
+    all
+}
+
+#[test]
+fn a_large_write_is_cut_to_what_the_server_takes_and_ends_once() {
+    let mut work = Work::new();
+    work.begin(&ALL, job(Op::Write, 4096, 20_480), Op::Write, false, None);
+    let parts = cookies(&mut work);
+    let ranges: Vec<_> = parts
+        .iter()
+        .map(|(_, offset, len)| (*offset, *len))
+        .collect();
+    assert_eq!(ranges, [(4096, 8192), (12_288, 8192), (20_480, 4096)]);
+    for (cookie, ..) in &parts {
+        assert!(work.ended.is_empty());
+        work.answered(&ALL, *cookie).expect("a plain answer");
+    }
+    assert_eq!(work.ended, [(IoId::from_bits(1), Ok(()))]);
+    assert!(work.is_empty());
+}
+
+#[test]
+fn a_server_without_fua_gets_a_flush_behind_the_write() {
+    let offer = Offer {
+        abilities: Abilities::FLUSH,
+        ..ALL
+    };
+    let durable = Job {
+        flags: Flags::FUA,
+        ..job(Op::Write, 0, 512)
+    };
+    assert_eq!(
+        Plan::of(&offer, &durable),
+        Plan::Ask {
+            op: Op::Write,
+            flush: true
+        }
+    );
+    let mut work = Work::new();
+    work.begin(&offer, durable, Op::Write, true, None);
+    let (_, part) = work.next().expect("a request is queued");
+    assert_eq!(
+        part.sent.flags,
+        Flags::NONE,
+        "the server would refuse the flag"
+    );
+    let cookie = part.cookie;
+    work.answered(&offer, cookie).expect("a plain answer");
+    assert!(work.ended.is_empty(), "the flush is missing");
+    let flush = cookies(&mut work);
+    assert_eq!((flush[0].1, flush[0].2), (0, 0));
+    work.answered(&offer, flush[0].0).expect("a plain answer");
+    assert_eq!(work.ended.len(), 1);
+}
+
+#[test]
+fn what_the_server_cannot_do_is_done_without() {
+    let nothing = Offer {
+        abilities: Abilities::HAS_FLAGS,
+        extents: false,
+        ..ALL
+    };
+    let fast = Job {
+        flags: Flags::FAST_ONLY,
+        ..job(Op::WriteZeroes, 0, 512)
+    };
+    for (job, plan) in [
+        (job(Op::Flush, 0, 0), Plan::Done(Ok(()))),
+        (job(Op::Discard, 0, 512), Plan::Done(Ok(()))),
+        (
+            job(Op::WriteZeroes, 0, 512),
+            Plan::SendZeroes { flush: false },
+        ),
+        (fast, Plan::Done(Err(Fault::Unsupported))),
+        (job(Op::Extents, 0, 512), Plan::TellData),
+        (job(Op::Read, 1, 512), Plan::Done(Err(Fault::Invalid))),
+    ] {
+        assert_eq!(Plan::of(&nothing, &job), plan, "{job:?}");
+    }
+}
+
+#[test]
+fn after_a_loss_what_has_no_answer_goes_again_in_its_order() {
+    let mut work = Work::new();
+    work.sequence = u32::MAX - 1;
+    for at in 0..5 {
+        work.begin(&ALL, job(Op::Write, at * 512, 512), Op::Write, false, None);
+    }
+    let first = cookies(&mut work);
+    work.answered(&ALL, first[1].0).expect("a plain answer");
+    work.begin(&ALL, job(Op::Write, 5 * 512, 512), Op::Write, false, None);
+    work.again();
+    assert!(
+        work.sent(first[0].0).is_none(),
+        "nothing was sent on the new line yet"
+    );
+    let offsets: Vec<u64> = cookies(&mut work).iter().map(|part| part.1 / 512).collect();
+    assert_eq!(offsets, [0, 2, 3, 4, 5]);
+}
+
+#[test]
+fn a_read_that_is_called_done_without_all_its_bytes_is_a_lie() {
+    let mut work = Work::new();
+    work.begin(&ALL, job(Op::Read, 4096, 1024), Op::Read, false, None);
+    let (cookie, ..) = cookies(&mut work)[0];
+    assert_eq!(
+        work.cover(cookie, 4608, 512),
+        Ok(Data {
+            buffer: 0,
+            start: 512
+        })
+    );
+    assert_eq!(work.cover(cookie, 4608, 512), Err(Lie));
+    assert_eq!(work.answered(&ALL, cookie), Err(Lie));
+}
+
+#[test]
+fn an_answer_that_comes_before_its_bytes_have_left_waits_for_them() {
+    let mut work = Work::new();
+    work.begin(&ALL, job(Op::Write, 0, 512), Op::Write, false, None);
+    let (at, part) = work.next().expect("a request is queued");
+    part.aboard = true;
+    let cookie = part.cookie;
+    work.answered(&ALL, cookie).expect("a plain answer");
+    assert!(work.ended.is_empty(), "the kernel still reads its buffer");
+    assert!(
+        work.sent(cookie).is_none(),
+        "a second answer is one to nothing"
+    );
+    work.landed(&ALL, at);
+    assert_eq!(work.ended.len(), 1);
+}
+
+#[test]
+fn a_job_that_failed_asks_no_more() {
+    let mut work = Work::new();
+    work.begin(&ALL, job(Op::Write, 0, 40 * 8192), Op::Write, false, None);
+    let parts = cookies(&mut work);
+    assert_eq!(parts.len(), 16);
+    work.fail(parts[3].0, Fault::NoSpace);
+    for (cookie, ..) in &parts {
+        work.answered(&ALL, *cookie).expect("a plain answer");
+    }
+    // Those that were answered before the failure each let one more out.
+    let late = cookies(&mut work);
+    assert_eq!(late.len(), 3);
+    for (cookie, ..) in late {
+        work.answered(&ALL, cookie).expect("a plain answer");
+    }
+    assert_eq!(work.ended, [(IoId::from_bits(1), Err(Fault::NoSpace))]);
+}
+
+#[test]
+fn extents_are_cut_to_what_was_asked_and_to_their_room() {
+    let mut work = Work::new();
+    work.begin(&ALL, job(Op::Extents, 0, 8192), Op::Extents, false, None);
+    let (cookie, ..) = cookies(&mut work)[0];
+    let kind = tidegate_core::request::ExtentKind::Hole;
+    let extent = |len| Extent { len, kind };
+    assert_eq!(
+        work.answered(&ALL, cookie),
+        Err(Lie),
+        "an answer without an extent"
+    );
+    let told = work.tell(cookie, extent(4096), 48).expect("room");
+    assert_eq!((told.0.start, told.1.len), (0, 4096));
+    let told = work.tell(cookie, extent(1 << 40), 48).expect("room");
+    assert_eq!((told.0.start, told.1.len), (16, 4096));
+    assert!(work.tell(cookie, extent(1), 48).is_none());
+    work.answered(&ALL, cookie).expect("it told some");
+}
+
+#[test]
+fn a_server_must_come_back_as_able_as_it_was() {
+    assert!(ALL.covers(&ALL));
+    for worse in [
+        Offer {
+            abilities: ALL.abilities.without(Abilities::FUA),
+            ..ALL
+        },
+        Offer {
+            abilities: ALL.abilities.with(Abilities::READ_ONLY),
+            ..ALL
+        },
+        Offer { size: 1, ..ALL },
+        Offer {
+            minimum: 4096,
+            ..ALL
+        },
+        Offer {
+            payload: 4096,
+            ..ALL
+        },
+        Offer {
+            extents: false,
+            ..ALL
+        },
+    ] {
+        assert!(!worse.covers(&ALL), "{worse:?}");
+        assert!(ALL.covers(&worse), "{worse:?}");
+    }
+}

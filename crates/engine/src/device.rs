@@ -1,0 +1,21 @@
+//! The devices through which guests and clients reach their disks.
+//!
+//! [`ring`] and [`nbd`] live on I/O threads: they turn what arrives into requests and answers into what leaves.
+//! [`vhost`] is the vhost-user protocol itself, on a thread of its own off the data path.
+
+use crate::device::ring::Reply;
+use tidegate_front::nbd::session::Asked;
+
+pub(crate) mod nbd;
+pub(crate) mod ring;
+pub(crate) mod vhost;
+
+/// Who waits for a request's end.
+pub(crate) enum ReplyTo {
+    /// Nobody: the buffer belongs to no request.
+    Nobody,
+    /// A guest's queue.
+    Ring { queue: u32, reply: Reply },
+    /// An NBD client.
+    Nbd { connection: u32, asked: Asked },
+}

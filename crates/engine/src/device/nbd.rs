@@ -1,0 +1,540 @@
+//! One NBD client on its disk's I/O thread: bytes become requests, answers become bytes.
+//!
+//! First and last stop of an NBD client's I/O, after the handshake (which runs elsewhere). Requests are decoded from one
+//! large receive, many at a time; replies are gathered and sent in one system call, payloads straight from their buffers.
+//!
+//! # Always true
+//! - at most one receive and one send are under way, so the streams stay in order
+//! - a client that does not read its replies holds at most [`MOST_REQUESTS`] requests and about [`MOST_BYTES`] of
+//!   buffers: then nothing more is received from it
+//! - once it is closed from our side no request of it reaches the shard, whatever has arrived: its disk may be gone
+//! - the connection is dropped when nothing of it is in flight: no request, no receive, no send
+//!
+//! # Picture
+//! ```text
+//!   socket ──> input buffer ──decode──> requests ──> shard
+//!                  └ rest of a large payload goes straight into its own buffer
+//!   socket <── sending <── next <── answers          (sending is with the kernel; next gathers meanwhile)
+//! ```
+
+use super::ReplyTo;
+use crate::sys::buffers::Buffers;
+use crate::sys::message::Message;
+use crate::sys::ring::{Completion, Tag};
+use crate::thread::{Desk, tag};
+use std::os::fd::{AsRawFd, OwnedFd};
+use tidegate_core::request::{Data, DiskId, Extent, Fault, Op, Outcome};
+use tidegate_front::nbd::session::{Asked, Head, Session, Step};
+
+/// Bytes received at once: some thousand requests, or a few dozen 4 KiB writes.
+const INPUT: usize = 256 << 10;
+/// Requests of one client between their arrival and the sending of their replies.
+const MOST_REQUESTS: usize = 512;
+/// Bytes of buffers that one client may hold before nothing more is taken from it (one request always is).
+const MOST_BYTES: usize = 64 << 20;
+/// Room for the heads of all replies of a message.
+const HEADS: usize = MOST_REQUESTS * Head::MAX;
+/// Extents that one answer tells: the client asks again for the rest.
+const MOST_EXTENTS: usize = 2048;
+/// More than the head of a reply that tells extents.
+const EXTENTS_HEAD: usize = 64;
+
+/// See the module.
+pub(crate) struct Connection {
+    socket: OwnedFd,
+    disk: DiskId,
+    session: Session,
+    input: u32,
+    /// Received bytes in `input` that are not decoded yet: from, to.
+    fill: (usize, usize),
+    /// The buffer that a receive under way fills.
+    receiving: Option<u32>,
+    payload: Option<Payload>,
+    sending: Outgoing,
+    next: Outgoing,
+    sent_off: bool,
+    /// Requests in the shard.
+    in_flight: usize,
+    /// Bytes in buffers of requests and replies.
+    held: usize,
+    /// No more is received: the client has said goodbye, or is gone.
+    closing: bool,
+    /// Nothing more is taken from it, also of what has arrived: its disk may be gone.
+    dismissed: bool,
+    /// Nothing can be sent any more.
+    dead: bool,
+    noted: bool,
+    /// Dropped with the connection: so whoever let the client in knows that it has gone.
+    presence: Option<Box<dyn Send>>,
+}
+
+/// A write whose payload is still arriving.
+#[derive(Clone, Copy)]
+struct Payload {
+    /// What it belongs to; `None` when it is to be thrown away, before this refusal is sent.
+    asked: Asked,
+    refused: Option<Fault>,
+    buffer: Option<u32>,
+    got: usize,
+}
+
+/// Replies on their way out.
+struct Outgoing {
+    message: Message,
+    heads: u32,
+    used: usize,
+    /// Buffers to release once it is sent.
+    buffers: Vec<u32>,
+    replies: usize,
+}
+
+impl Outgoing {
+    fn new(buffers: &mut Buffers) -> std::io::Result<Outgoing> {
+        let heads = buffers.claim_pool(HEADS)?;
+        Ok(Outgoing {
+            message: Message::new(),
+            heads,
+            used: 0,
+            buffers: Vec::new(),
+            replies: 0,
+        })
+    }
+
+    fn push_head(&mut self, buffers: &mut Buffers, head: &Head) {
+        let bytes = head.as_bytes();
+        let start = u32::try_from(self.used).expect("the heads of a message are few");
+        buffers.put(
+            Data {
+                buffer: self.heads,
+                start,
+            },
+            bytes,
+        );
+        self.message
+            .push(buffers, self.heads, self.used, bytes.len());
+        self.used += bytes.len();
+        self.replies += 1;
+    }
+
+    fn is_empty(&self) -> bool {
+        self.replies == 0
+    }
+
+    /// Everything is out, or never will be; returns the bytes that its buffers held.
+    fn clear(&mut self, buffers: &mut Buffers) -> usize {
+        let mut held = 0;
+        for buffer in self.buffers.drain(..) {
+            held += buffers.len(buffer);
+            buffers.release(buffer);
+        }
+        self.message.clear();
+        self.used = 0;
+        self.replies = 0;
+        held
+    }
+}
+
+impl Connection {
+    /// Takes over a socket after the handshake; `early` are bytes that came with its end.
+    pub(crate) fn new(
+        socket: OwnedFd,
+        disk: DiskId,
+        session: Session,
+        early: &[u8],
+        buffers: &mut Buffers,
+    ) -> std::io::Result<Connection> {
+        let input = buffers.claim_pool(INPUT)?;
+        let early = &early[..early.len().min(INPUT)];
+        buffers.put(
+            Data {
+                buffer: input,
+                start: 0,
+            },
+            early,
+        );
+        Ok(Connection {
+            socket,
+            disk,
+            session,
+            input,
+            fill: (0, early.len()),
+            receiving: None,
+            payload: None,
+            sending: Outgoing::new(buffers)?,
+            next: Outgoing::new(buffers)?,
+            sent_off: false,
+            in_flight: 0,
+            held: 0,
+            closing: false,
+            dismissed: false,
+            dead: false,
+            noted: false,
+            presence: None,
+        })
+    }
+
+    /// Holds this until the connection's end.
+    pub(crate) fn with_presence(mut self, presence: Box<dyn Send>) -> Connection {
+        self.presence = Some(presence);
+        self
+    }
+
+    pub(crate) fn disk(&self) -> DiskId {
+        self.disk
+    }
+
+    /// The disk has another size.
+    pub(crate) fn resized(&mut self, size: u64) {
+        self.session.resized(size);
+    }
+
+    /// Takes no more from the client; what is in flight is answered.
+    pub(crate) fn close(&mut self) {
+        self.closing = true;
+        self.dismissed = true;
+        // Ends a receive that waits for a client with nothing to say, and a send that waits for one that does not read.
+        crate::sys::os::shut_down(&self.socket, self.dead);
+    }
+
+    /// A receive or send has ended.
+    pub(crate) fn completed(&mut self, desk: &mut Desk, completion: Completion) {
+        if completion.tag.kind == tag::RECEIVE {
+            self.received(desk, completion.result);
+        } else {
+            self.sent(desk, completion.result);
+        }
+    }
+
+    fn received(&mut self, desk: &mut Desk, result: i32) {
+        let target = self.receiving.take().expect("one receive was under way");
+        desk.buffers.returned(target);
+        match usize::try_from(result) {
+            Ok(0) => self.closing = true,
+            Ok(bytes) if target == self.input => self.fill.1 += bytes,
+            Ok(bytes) => {
+                let payload = self
+                    .payload
+                    .as_mut()
+                    .expect("a payload waits for its bytes");
+                payload.got += bytes;
+            }
+            Err(_) if matches!(-result, libc::EINTR | libc::EAGAIN) => {}
+            Err(_) => {
+                self.closing = true;
+                self.dead = true;
+            }
+        }
+    }
+
+    fn sent(&mut self, desk: &mut Desk, result: i32) {
+        self.sent_off = false;
+        match usize::try_from(result) {
+            Ok(bytes) => self.sending.message.sent(bytes),
+            Err(_) if matches!(-result, libc::EINTR | libc::EAGAIN) => {}
+            Err(_) => {
+                self.dead = true;
+                self.close();
+            }
+        }
+        if self.dead || self.sending.message.is_empty() {
+            self.held -= self.sending.clear(&mut desk.buffers);
+        }
+    }
+
+    /// Decodes what has arrived, then keeps a receive and a send going. Call after anything has changed.
+    /// Returns whether the connection is at its end and can be dropped.
+    pub(crate) fn go(&mut self, me: u32, desk: &mut Desk) -> bool {
+        self.noted = false;
+        self.decode(me, desk);
+        self.send(me, desk);
+        self.receive(me, desk);
+        let quiet = self.in_flight == 0 && self.receiving.is_none() && !self.sent_off;
+        quiet && self.closing && (self.dead || self.next.is_empty())
+    }
+
+    /// Gives its memory back; only when [`Connection::go`] said that it is at its end.
+    pub(crate) fn free(mut self, buffers: &mut Buffers) {
+        self.sending.clear(buffers);
+        self.next.clear(buffers);
+        if let Some(buffer) = self.payload.and_then(|p| p.buffer) {
+            buffers.release(buffer);
+        }
+        for slot in [self.sending.heads, self.next.heads, self.input] {
+            buffers.release(slot);
+        }
+    }
+
+    /// Whether the client must wait before more is taken from it.
+    fn is_full(&self) -> bool {
+        let replies = self.next.replies + self.sending.replies;
+        self.in_flight + replies >= MOST_REQUESTS || self.held >= MOST_BYTES
+    }
+
+    fn decode(&mut self, me: u32, desk: &mut Desk) {
+        while !self.dead && !self.dismissed {
+            if self.payload.is_some() {
+                if !self.finish_payload(me, desk) {
+                    return;
+                }
+                continue;
+            }
+            if self.closing && self.fill.0 == self.fill.1 || self.is_full() {
+                return;
+            }
+            let mut bytes = [0; 32];
+            let have = (self.fill.1 - self.fill.0).min(bytes.len());
+            desk.buffers.get(self.at(self.fill.0), &mut bytes[..have]);
+            match self.session.decode(&bytes[..have]) {
+                Step::Need(_) => return,
+                Step::Request(asked) => self.begin(me, desk, asked, None),
+                Step::Refuse(asked, fault) => self.begin(me, desk, asked, Some(fault)),
+                Step::Disconnect => {
+                    self.fill = (0, 0);
+                    self.closing = true;
+                    return;
+                }
+                Step::Violation(_) => {
+                    self.fill = (0, 0);
+                    self.dead = true;
+                    self.close();
+                    return;
+                }
+            }
+        }
+    }
+
+    fn begin(&mut self, me: u32, desk: &mut Desk, asked: Asked, refused: Option<Fault>) {
+        self.fill.0 += tidegate_front::nbd::wire::REQUEST_BYTES;
+        if asked.payload > 0 {
+            let buffer = match refused {
+                None => self.claim(desk, asked.payload as usize),
+                Some(_) => None,
+            };
+            let refused = refused.or(if buffer.is_none() {
+                Some(Fault::Io)
+            } else {
+                None
+            });
+            self.payload = Some(Payload {
+                asked,
+                refused,
+                buffer,
+                got: 0,
+            });
+            return;
+        }
+        match refused {
+            Some(fault) => self.refuse(me, desk, &asked, fault),
+            None => self.submit_without_payload(me, desk, asked),
+        }
+    }
+
+    fn submit_without_payload(&mut self, me: u32, desk: &mut Desk, asked: Asked) {
+        let room = match asked.op {
+            Op::Read => asked.len as usize,
+            Op::Extents if asked.first_only => EXTENTS_HEAD + Extent::SIZE,
+            Op::Extents => EXTENTS_HEAD + MOST_EXTENTS * Extent::SIZE,
+            _ => 0,
+        };
+        match self.claim(desk, room) {
+            Some(buffer) => {
+                if asked.op == Op::Extents {
+                    // A zero length ends a list that the datastore leaves short.
+                    desk.buffers.clear(Data { buffer, start: 0 }, room);
+                }
+                self.submit(me, desk, asked, buffer);
+            }
+            None => self.refuse(me, desk, &asked, Fault::Io),
+        }
+    }
+
+    fn submit(&mut self, me: u32, desk: &mut Desk, asked: Asked, buffer: u32) {
+        self.in_flight += 1;
+        let request = asked.request(Data { buffer, start: 0 }, desk.now);
+        desk.submit(
+            self.disk,
+            request,
+            ReplyTo::Nbd {
+                connection: me,
+                asked,
+            },
+        );
+    }
+
+    fn refuse(&mut self, me: u32, desk: &mut Desk, asked: &Asked, fault: Fault) {
+        let head = self.session.done(asked, Err(fault));
+        self.next.push_head(&mut desk.buffers, &head);
+        self.note(me, desk);
+    }
+
+    fn note(&mut self, me: u32, desk: &mut Desk) {
+        if !self.noted {
+            self.noted = true;
+            desk.note_talking(me);
+        }
+    }
+
+    fn claim(&mut self, desk: &mut Desk, len: usize) -> Option<u32> {
+        let buffer = desk.buffers.claim_pool(len).ok()?;
+        self.held += len;
+        Some(buffer)
+    }
+
+    fn at(&self, position: usize) -> Data {
+        Data {
+            buffer: self.input,
+            start: u32::try_from(position).expect("the input is far below 4 GiB"),
+        }
+    }
+
+    /// Moves received bytes to the payload they belong to; true once it is whole and its request is on its way.
+    fn finish_payload(&mut self, me: u32, desk: &mut Desk) -> bool {
+        let Some(mut payload) = self.payload else {
+            return true;
+        };
+        let need = payload.asked.payload as usize - payload.got;
+        let here = (self.fill.1 - self.fill.0).min(need);
+        if let (Some(buffer), true) = (payload.buffer, here > 0) {
+            let start = u32::try_from(payload.got).expect("a payload is far below 4 GiB");
+            desk.buffers
+                .copy(self.at(self.fill.0), Data { buffer, start }, here);
+        }
+        self.fill.0 += here;
+        payload.got += here;
+        if here < need {
+            self.payload = Some(payload);
+            return false;
+        }
+        self.payload = None;
+        match (payload.refused, payload.buffer) {
+            (None, Some(buffer)) => self.submit(me, desk, payload.asked, buffer),
+            (refused, _) => self.refuse(me, desk, &payload.asked, refused.unwrap_or(Fault::Io)),
+        }
+        true
+    }
+
+    /// Keeps one receive going, unless the client must wait.
+    fn receive(&mut self, me: u32, desk: &mut Desk) {
+        if self.receiving.is_some() || self.closing || (self.payload.is_none() && self.is_full()) {
+            return;
+        }
+        let tag = Tag {
+            kind: tag::RECEIVE,
+            owner: me,
+            slot: 0,
+        };
+        let fd = self.socket.as_raw_fd();
+        if self.fill.0 == self.fill.1 {
+            self.fill = (0, 0);
+            if let Some(Payload {
+                asked,
+                buffer: Some(buffer),
+                got,
+                ..
+            }) = self.payload
+            {
+                // The rest of a large payload goes where it belongs, without a copy.
+                let start = u32::try_from(got).expect("a payload is far below 4 GiB");
+                let left = asked.payload as usize - got;
+                desk.ring
+                    .receive(fd, &mut desk.buffers, Data { buffer, start }, left, tag);
+                self.receiving = Some(buffer);
+                return;
+            }
+        } else if self.fill.1 == INPUT {
+            self.make_room(desk);
+        }
+        if self.fill.1 < INPUT {
+            let data = self.at(self.fill.1);
+            desk.ring
+                .receive(fd, &mut desk.buffers, data, INPUT - self.fill.1, tag);
+            self.receiving = Some(self.input);
+        }
+    }
+
+    /// Moves the beginning of a message to the front of the input.
+    fn make_room(&mut self, desk: &mut Desk) {
+        let len = self.fill.1 - self.fill.0;
+        let mut rest = [0; 32];
+        if len <= rest.len() {
+            desk.buffers.get(self.at(self.fill.0), &mut rest[..len]);
+            desk.buffers.put(self.at(0), &rest[..len]);
+            self.fill = (0, len);
+        }
+    }
+
+    /// Keeps one send going.
+    fn send(&mut self, me: u32, desk: &mut Desk) {
+        if self.sent_off {
+            return;
+        }
+        if self.dead {
+            self.held -= self.next.clear(&mut desk.buffers);
+            return;
+        }
+        if self.sending.message.is_empty() {
+            if self.next.is_empty() {
+                return;
+            }
+            std::mem::swap(&mut self.sending, &mut self.next);
+        }
+        self.sending.message.prepare();
+        let tag = Tag {
+            kind: tag::SEND,
+            owner: me,
+            slot: 0,
+        };
+        desk.ring
+            .send(self.socket.as_raw_fd(), &self.sending.message, tag);
+        self.sent_off = true;
+    }
+
+    /// A request has ended. Returns whether the thread should call [`Connection::go`], being the first to ask.
+    pub(crate) fn answer(
+        &mut self,
+        buffers: &mut Buffers,
+        buffer: u32,
+        asked: &Asked,
+        outcome: Outcome,
+    ) -> bool {
+        self.in_flight -= 1;
+        match (outcome, asked.op) {
+            (Ok(()), Op::Read) => {
+                let head = self.session.data(asked);
+                self.next.push_head(buffers, &head);
+                self.next
+                    .message
+                    .push(buffers, buffer, 0, asked.len as usize);
+                self.next.buffers.push(buffer);
+            }
+            (Ok(()), Op::Extents) => self.answer_extents(buffers, buffer, asked),
+            _ => {
+                let head = self.session.done(asked, outcome);
+                self.next.push_head(buffers, &head);
+                self.held -= buffers.len(buffer);
+                buffers.release(buffer);
+            }
+        }
+        !std::mem::replace(&mut self.noted, true)
+    }
+
+    fn answer_extents(&mut self, buffers: &mut Buffers, buffer: u32, asked: &Asked) {
+        let mut extents = Vec::new();
+        for at in 0..buffers.len(buffer) / Extent::SIZE {
+            let mut bytes = [0; Extent::SIZE];
+            let start = u32::try_from(at * Extent::SIZE).expect("a list of extents is short");
+            buffers.get(Data { buffer, start }, &mut bytes);
+            match Extent::decode(&bytes) {
+                Some(extent) => extents.push(extent),
+                None => break,
+            }
+        }
+        let mut reply = Vec::with_capacity(EXTENTS_HEAD + 8 * extents.len());
+        self.session.extents(asked, extents, &mut reply);
+        // The list in memory was longer than what it is on the wire, so its buffer has room for the reply.
+        buffers.put(Data { buffer, start: 0 }, &reply);
+        self.next.message.push(buffers, buffer, 0, reply.len());
+        self.next.buffers.push(buffer);
+        self.next.replies += 1;
+    }
+}

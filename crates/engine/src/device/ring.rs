@@ -1,0 +1,377 @@
+//! One queue of a vhost-user-blk device on its I/O thread: chains become requests, answers become used entries.
+//!
+//! First and last stop of a guest's I/O. The protocol thread ([`super::vhost`]) attaches and stops it by orders; the ring
+//! itself is walked by `tidegate-front`, over the guest's memory.
+//!
+//! # Always true
+//! - the queue is dropped only when nothing of it is in flight
+//! - a guest is told write-through (no write-back cache) means that each of its writes is durable before it is answered
+//! - a ring that makes no sense stops here, is counted and told through the error descriptor; nobody else notices
+
+use super::ReplyTo;
+use crate::sys::buffers::Buffers;
+use crate::sys::eventfd::EventFd;
+use crate::sys::guest::{Mapping, Segment};
+use crate::sys::ring::{Ring, Tag};
+use crate::thread::{Desk, tag};
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::Sender;
+use tidegate_core::request::{Data, DiskId, Fault, Flags, Op, Outcome, Request};
+use tidegate_core::units::Time;
+use tidegate_front::vhost::block::{
+    BlockRequest, ID_BYTES, Kind, STATUS_IOERR, STATUS_OK, STATUS_UNSUPP,
+};
+use tidegate_front::vhost::queue::{Broken, Queue, Taken};
+
+/// What all queues of a device share with its protocol thread.
+#[derive(Debug)]
+pub(crate) struct DeviceFacts {
+    /// What GET_ID answers.
+    pub(crate) serial: String,
+    /// Whether the guest knows of a write-back cache and flushes it.
+    pub(crate) write_back: AtomicBool,
+    /// Chains that made no sense.
+    pub(crate) nonsense: AtomicU64,
+    /// Queues that were stopped because their rings made no sense.
+    pub(crate) broken: AtomicU64,
+}
+
+/// How to answer a chain.
+#[derive(Clone, Copy)]
+pub(crate) struct Reply {
+    head: u16,
+    status: Segment,
+    /// Bytes that a success writes for the guest, the status included.
+    written: u32,
+    read: bool,
+}
+
+/// See the module.
+pub(crate) struct RingDevice {
+    disk: DiskId,
+    queue: Queue<Mapping>,
+    memory: Rc<Mapping>,
+    facts: Arc<DeviceFacts>,
+    kick: EventFd,
+    call: Option<EventFd>,
+    error: Option<EventFd>,
+    /// Heads that a predecessor left in flight, to be taken first.
+    left_behind: VecDeque<u16>,
+    /// Whether the thread looks at it each turn.
+    pub(crate) active: bool,
+    /// Whether its kicks are watched.
+    pub(crate) last_request: Time,
+    /// Whom to tell where a successor goes on, once nothing is in flight: set when the queue is to stop.
+    stopping: Option<Sender<u16>>,
+    broken: bool,
+    marked_dirty: bool,
+    scratch: Vec<Segment>,
+}
+
+/// What a queue is made of.
+pub(crate) struct Parts {
+    pub(crate) disk: DiskId,
+    pub(crate) queue: Queue<Mapping>,
+    pub(crate) memory: Mapping,
+    pub(crate) facts: Arc<DeviceFacts>,
+    pub(crate) kick: EventFd,
+    pub(crate) call: Option<EventFd>,
+    pub(crate) error: Option<EventFd>,
+    pub(crate) left_behind: Vec<u16>,
+}
+
+impl RingDevice {
+    pub(crate) fn new(parts: Parts) -> RingDevice {
+        let Parts {
+            disk,
+            queue,
+            memory,
+            facts,
+            kick,
+            call,
+            error,
+            left_behind,
+        } = parts;
+        RingDevice {
+            disk,
+            queue,
+            memory: Rc::new(memory),
+            facts,
+            kick,
+            call,
+            error,
+            left_behind: left_behind.into(),
+            active: false,
+            last_request: Time::ZERO,
+            stopping: None,
+            broken: false,
+            marked_dirty: false,
+            scratch: Vec::with_capacity(64),
+        }
+    }
+
+    /// Begins to watch the guest's kicks.
+    pub(crate) fn watch_kicks(&self, index: u32, ring: &mut Ring) {
+        ring.watch(self.kick.as_raw_fd(), kick_tag(index));
+    }
+
+    /// Stops watching them.
+    pub(crate) fn ignore_kicks(&self, index: u32, ring: &mut Ring) {
+        ring.cancel(
+            kick_tag(index),
+            Tag {
+                kind: tag::NOTHING,
+                owner: 0,
+                slot: 0,
+            },
+        );
+    }
+
+    /// From now on the thread looks by itself.
+    pub(crate) fn wake(&mut self) {
+        self.active = true;
+        self.queue.silence_kicks();
+    }
+
+    /// From now on the guest kicks. True when something came meanwhile, or waits to be taken again.
+    pub(crate) fn want_kicks(&mut self) -> bool {
+        self.queue.want_kicks() && !self.broken && self.stopping.is_none()
+    }
+
+    /// Whether a request waits to be taken.
+    pub(crate) fn has_work(&self) -> bool {
+        !self.broken && self.stopping.is_none() && self.queue.has_work()
+    }
+
+    /// Whether nothing of it is in flight.
+    pub(crate) fn is_drained(&self) -> bool {
+        self.queue.in_flight() == 0
+    }
+
+    /// Takes nothing more; `reply` hears the position once what is in flight has ended.
+    pub(crate) fn stop(&mut self, reply: Sender<u16>) {
+        self.stopping = Some(reply);
+    }
+
+    /// Whether it is to stop.
+    pub(crate) fn is_stopping(&self) -> bool {
+        self.stopping.is_some()
+    }
+
+    /// Tells who stopped it where a successor goes on.
+    pub(crate) fn farewell(self) {
+        if let Some(reply) = self.stopping {
+            // The front end may have gone meanwhile.
+            let _ = reply.send(self.queue.position());
+        }
+    }
+
+    /// The guest's interrupt has another descriptor. It may have missed one: signal.
+    pub(crate) fn set_call(&mut self, call: Option<EventFd>) {
+        self.call = call;
+        self.call_guest();
+    }
+
+    /// Takes up to `most` requests and hands them to the shard; returns how many.
+    pub(crate) fn fetch(&mut self, index: u32, desk: &mut Desk, most: usize) -> usize {
+        if self.broken || self.stopping.is_some() {
+            return 0;
+        }
+        let mut count = 0;
+        while count < most {
+            match self.take() {
+                Ok(Some(taken)) => self.begin(index, desk, taken),
+                Ok(None) => break,
+                Err(broken) => {
+                    self.give_up(broken);
+                    break;
+                }
+            }
+            count += 1;
+        }
+        if count > 0 {
+            self.last_request = desk.now;
+        }
+        count
+    }
+
+    fn take(&mut self) -> Result<Option<Taken<Segment>>, Broken> {
+        if let Some(head) = self.left_behind.pop_front() {
+            return self
+                .queue
+                .retake(&self.memory, head, &mut self.scratch)
+                .map(Some);
+        }
+        self.queue.next(&self.memory, &mut self.scratch)
+    }
+
+    /// Stops this queue: what its rings say cannot be acted on.
+    fn give_up(&mut self, broken: Broken) {
+        self.broken = true;
+        self.facts.broken.fetch_add(1, Ordering::Relaxed);
+        tracing::warn!(
+            disk = self.disk.0,
+            ?broken,
+            "a guest's ring makes no sense: this queue is stopped until it is set up anew"
+        );
+        if let Some(error) = &self.error {
+            error.signal();
+        }
+    }
+
+    fn begin(&mut self, index: u32, desk: &mut Desk, taken: Taken<Segment>) {
+        match taken {
+            Taken::Request(request) => self.request(index, desk, &request),
+            Taken::Bad { head, status, .. } => {
+                self.facts.nonsense.fetch_add(1, Ordering::Relaxed);
+                if let Some(status) = status {
+                    status.put_u8(STATUS_IOERR);
+                    self.memory.mark_segment(&status);
+                }
+                self.complete_now(index, desk, head, u32::from(status.is_some()));
+            }
+        }
+    }
+
+    /// Completes a chain that needs no disk.
+    fn complete_now(&mut self, index: u32, desk: &mut Desk, head: u16, written: u32) {
+        self.queue.complete(head, written);
+        if self.is_dirty_first() {
+            desk.note_dirty(index);
+        }
+    }
+
+    fn request(&mut self, index: u32, desk: &mut Desk, request: &BlockRequest<Segment>) {
+        let BlockRequest { head, kind, status } = *request;
+        let (op, flags, offset, len) = match kind {
+            Kind::Read { offset, len } => (Op::Read, Flags::NONE, offset, len),
+            Kind::Write { offset, len } => (Op::Write, self.durability(), offset, len),
+            Kind::Flush => (Op::Flush, Flags::NONE, 0, 0),
+            Kind::Discard { offset, len } => (Op::Discard, self.durability(), offset, len),
+            Kind::WriteZeroes { offset, len, unmap } => {
+                let unmap = if unmap { Flags::MAY_UNMAP } else { Flags::NONE };
+                (Op::WriteZeroes, self.durability().with(unmap), offset, len)
+            }
+            Kind::GetId { len } => return self.tell_id(index, desk, head, &status, len),
+            Kind::Unknown => {
+                status.put_u8(STATUS_UNSUPP);
+                self.memory.mark_segment(&status);
+                return self.complete_now(index, desk, head, 1);
+            }
+        };
+        let read = op == Op::Read;
+        let filled = if read {
+            u32::try_from(len).unwrap_or(u32::MAX - 1)
+        } else {
+            0
+        };
+        let buffer = desk.buffers.claim_guest(&self.memory, &mut self.scratch);
+        let reply = Reply {
+            head,
+            status,
+            written: filled + 1,
+            read,
+        };
+        let data = Data { buffer, start: 0 };
+        let request = Request {
+            op,
+            flags,
+            offset,
+            len,
+            data,
+            arrived: desk.now,
+        };
+        desk.submit(
+            self.disk,
+            request,
+            ReplyTo::Ring {
+                queue: index,
+                reply,
+            },
+        );
+    }
+
+    /// A guest that was told of no write-back cache sends no flush: its writes must be durable as they are.
+    fn durability(&self) -> Flags {
+        if self.facts.write_back.load(Ordering::Relaxed) {
+            Flags::NONE
+        } else {
+            Flags::FUA
+        }
+    }
+
+    fn tell_id(&mut self, index: u32, desk: &mut Desk, head: u16, status: &Segment, len: u64) {
+        let mut id = [0; ID_BYTES];
+        let serial = self.facts.serial.as_bytes();
+        let used = serial.len().min(ID_BYTES);
+        id[..used].copy_from_slice(&serial[..used]);
+        let room = usize::try_from(len).unwrap_or(usize::MAX).min(ID_BYTES);
+        let buffer = desk.buffers.claim_guest(&self.memory, &mut self.scratch);
+        desk.buffers.put(Data { buffer, start: 0 }, &id[..room]);
+        self.mark_read(&desk.buffers, buffer);
+        desk.buffers.release(buffer);
+        status.put_u8(STATUS_OK);
+        self.memory.mark_segment(status);
+        self.complete_now(index, desk, head, u32::try_from(room).unwrap_or(0) + 1);
+    }
+
+    /// A request has ended.
+    pub(crate) fn answer(
+        &mut self,
+        buffers: &mut Buffers,
+        buffer: u32,
+        reply: &Reply,
+        outcome: Outcome,
+    ) {
+        let (status, written) = match outcome {
+            Ok(()) => (STATUS_OK, reply.written),
+            Err(Fault::Unsupported) => (STATUS_UNSUPP, 1),
+            Err(_) => (STATUS_IOERR, 1),
+        };
+        if reply.read && self.memory.is_logging() {
+            self.mark_read(buffers, buffer);
+        }
+        reply.status.put_u8(status);
+        self.memory.mark_segment(&reply.status);
+        self.queue.complete(reply.head, written);
+    }
+
+    fn mark_read(&self, buffers: &Buffers, buffer: u32) {
+        for segment in buffers.segments(buffer) {
+            self.memory.mark_segment(segment);
+        }
+    }
+
+    /// Whether it has something to publish and was not noted for that yet.
+    pub(crate) fn is_dirty_first(&mut self) -> bool {
+        let first = !self.marked_dirty && self.queue.is_dirty();
+        self.marked_dirty |= first;
+        first
+    }
+
+    /// Shows the guest what was answered, and calls it if it wants to be.
+    pub(crate) fn publish(&mut self) {
+        self.marked_dirty = false;
+        if self.queue.publish(&self.memory) {
+            self.call_guest();
+        }
+    }
+
+    fn call_guest(&self) {
+        if let Some(call) = &self.call {
+            call.signal();
+        }
+    }
+}
+
+fn kick_tag(index: u32) -> Tag {
+    Tag {
+        kind: tag::KICK,
+        owner: index,
+        slot: 0,
+    }
+}

@@ -1,0 +1,643 @@
+//! The vhost-user protocol of one front end (QEMU, Cloud Hypervisor, libblkio), on a thread of its own.
+//!
+//! The crate `vhost` speaks the messages; this file keeps what they set up (memory, rings, features) and starts and stops
+//! queues on the disk's I/O thread by orders. No request passes here.
+//!
+//! # Always true
+//! - a queue runs on the I/O thread, or its position is in `base`: never both
+//! - memory, log and features change only while no queue runs
+//! - when the front end is gone, this returns only after everything that it had in flight has ended, so that a
+//!   reconnecting one never finds a request under way twice
+//!
+//! # Picture: one ring
+//! ```text
+//!            kick and addresses known, enabled
+//!   Idle ────────────────────────────────────> Running (a queue on the I/O thread)
+//!     ^   GET_VRING_BASE, disabled, memory change │
+//!     └───────────────────────────────────────────┘   position comes back
+//! ```
+//!
+//! # Source
+//! The vhost-user protocol document; VIRTIO 1.2 §5.2.
+
+use super::ring::{DeviceFacts, Parts};
+use crate::handle::DiskCore;
+use crate::inbox::Order;
+use crate::sys::eventfd::EventFd;
+use crate::sys::guest::{DirtyLog, GuestArea, Mapping, Mmap, Region};
+use crate::sys::os;
+use crate::thread::orders::{AttachQueue, QueueChange, StopQueue};
+use std::fs::File;
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Mutex};
+use tidegate_front::vhost::block::{BlockConfig, feature};
+use tidegate_front::vhost::inflight;
+use tidegate_front::vhost::queue::{Queue, QueueConfig};
+use vhost::VhostUserMemoryRegionBase;
+use vhost::vhost_user::message::{
+    VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
+    VhostUserLog, VhostUserMemoryRegion, VhostUserProtocolFeatures, VhostUserShMemConfig,
+    VhostUserSharedMsg, VhostUserSingleMemoryRegion, VhostUserVringAddrFlags, VhostUserVringState,
+};
+use vhost::vhost_user::{
+    Backend, BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut,
+};
+
+/// Memory slots that a front end may fill: as many as QEMU asks for at most (its limit is 509; libblkio wants 32).
+const MEMORY_SLOTS: u64 = 509;
+/// Data segments of one request that are announced: what Linux uses with a ring of 128 and its two extra descriptors.
+const SEGMENTS: u32 = 126;
+/// The best size of an I/O, announced to guests, in bytes.
+const OPTIMAL_IO: u32 = 64 << 10;
+/// The physical block, in bytes: smaller writes are read, changed and written back below.
+const PHYSICAL_BLOCK: u32 = 4096;
+
+/// Serves one front end until it goes away and everything that it had in flight has ended.
+pub(crate) fn serve(disk: &Arc<DiskCore>, stream: UnixStream) {
+    let protocol = Arc::new(Mutex::new(Protocol::new(Arc::clone(disk))));
+    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&protocol));
+    loop {
+        match handler.handle_request() {
+            Ok(()) => {}
+            Err(Error::Disconnected | Error::SocketBroken(_) | Error::PartialMessage) => break,
+            Err(Error::SocketRetry(_)) => {}
+            Err(
+                error @ (Error::ReqHandlerError(_)
+                | Error::InvalidParam
+                | Error::InvalidOperation(_)),
+            ) => {
+                // Told to the front end where it asked for replies; it decides whether to go on.
+                tracing::warn!(disk = %disk.name, %error, "a vhost-user request was refused");
+            }
+            Err(error) => {
+                tracing::warn!(disk = %disk.name, %error, "the vhost-user connection is closed: its front end broke the protocol");
+                break;
+            }
+        }
+    }
+    disk.set_backend_channel(None);
+    protocol
+        .lock()
+        .unwrap_or_else(std::sync::PoisonError::into_inner)
+        .stop_all();
+}
+
+/// What one ring was told so far.
+#[derive(Default)]
+struct Setup {
+    size: u16,
+    /// Descriptor table, available ring, used ring: addresses in the front end's process.
+    rings: Option<(u64, u64, u64)>,
+    log_used: Option<u64>,
+    base: u16,
+    kick: Option<File>,
+    call: Option<File>,
+    error: Option<File>,
+    enabled: bool,
+    /// Its number on the I/O thread while it runs.
+    running: Option<u32>,
+}
+
+/// The region in which requests in flight are accounted for.
+struct InflightRegion {
+    map: Arc<Mmap>,
+    queues: u16,
+    queue_size: u16,
+}
+
+struct Protocol {
+    disk: Arc<DiskCore>,
+    facts: Arc<DeviceFacts>,
+    features: u64,
+    protocol_features: VhostUserProtocolFeatures,
+    memory: Mapping,
+    log: Option<Arc<DirtyLog>>,
+    inflight: Option<InflightRegion>,
+    rings: Vec<Setup>,
+}
+
+impl Protocol {
+    fn new(disk: Arc<DiskCore>) -> Protocol {
+        let rings = (0..disk.spec.queues).map(|_| Setup::default()).collect();
+        let facts = Arc::clone(&disk.facts);
+        facts.write_back.store(false, Ordering::Relaxed);
+        Protocol {
+            disk,
+            facts,
+            features: 0,
+            protocol_features: VhostUserProtocolFeatures::empty(),
+            memory: Mapping::empty(),
+            log: None,
+            inflight: None,
+            rings,
+        }
+    }
+
+    fn offered(&self) -> u64 {
+        let spec = &self.disk.spec;
+        let mut features = feature::SEG_MAX
+            | feature::BLK_SIZE
+            | feature::FLUSH
+            | feature::TOPOLOGY
+            | feature::CONFIG_WCE
+            | feature::MQ
+            | feature::LOG_ALL
+            | feature::INDIRECT_DESC
+            | feature::EVENT_IDX
+            | feature::PROTOCOL_FEATURES
+            | feature::VERSION_1;
+        if spec.read_only {
+            features |= feature::RO;
+        } else {
+            features |= feature::DISCARD | feature::WRITE_ZEROES;
+        }
+        if !spec.write_back {
+            features &= !(feature::FLUSH | feature::CONFIG_WCE);
+        }
+        features
+    }
+
+    fn config(&self) -> [u8; BlockConfig::LEN] {
+        let spec = &self.disk.spec;
+        BlockConfig {
+            size: self.disk.size(),
+            block_size: spec.block_size,
+            physical_block_size: PHYSICAL_BLOCK.max(spec.block_size),
+            optimal_io_size: OPTIMAL_IO,
+            seg_max: SEGMENTS,
+            queues: spec.queues,
+            write_back: self.facts.write_back.load(Ordering::Relaxed),
+        }
+        .encode()
+    }
+
+    fn ring(&mut self, index: u32) -> Result<&mut Setup> {
+        self.rings
+            .get_mut(index as usize)
+            .ok_or(Error::InvalidParam)
+    }
+
+    /// Starts a ring if everything that it needs is there.
+    fn start_if_ready(&mut self, index: u32) -> Result<()> {
+        let always_enabled = self.features & feature::PROTOCOL_FEATURES == 0;
+        let ring = self.ring(index)?;
+        let ready = ring.running.is_none() && ring.kick.is_some() && ring.rings.is_some();
+        if ready && (ring.enabled || always_enabled) {
+            self.start(index)
+        } else {
+            Ok(())
+        }
+    }
+
+    fn start(&mut self, index: u32) -> Result<()> {
+        let logging = self.features & feature::LOG_ALL != 0;
+        let memory = self.memory.logging(self.log.clone().filter(|_| logging));
+        let guest = |user| {
+            memory
+                .guest_of_user(user)
+                .ok_or_else(|| refuse("a ring lies outside the guest's memory"))
+        };
+        let setup = &self.rings[index as usize];
+        let (desc, avail, used) = setup.rings.ok_or(Error::InvalidParam)?;
+        let config = QueueConfig {
+            size: setup.size,
+            desc: guest(desc)?,
+            avail: guest(avail)?,
+            used: guest(used)?,
+            base: setup.base,
+            event_idx: self.features & feature::EVENT_IDX != 0,
+            indirect: self.features & feature::INDIRECT_DESC != 0,
+            log_used: setup.log_used.filter(|_| logging),
+        };
+        let mut queue = Queue::new(&memory, config)
+            .map_err(|broken| refuse(format!("a ring makes no sense: {broken:?}")))?;
+        let left_behind = match self.inflight_area(index, config.size) {
+            Some((area, len)) => queue
+                .track(area, len)
+                .map_err(|_| refuse("the in-flight region does not fit the ring"))?,
+            None => Vec::new(),
+        };
+        let setup = &self.rings[index as usize];
+        let event = |file: &Option<File>| -> Result<Option<EventFd>> {
+            file.as_ref()
+                .map(|f| f.try_clone().map(EventFd::from_file))
+                .transpose()
+                .map_err(Error::ReqHandlerError)
+        };
+        let kick = event(&setup.kick)?.ok_or(Error::InvalidParam)?;
+        let (call, error) = (event(&setup.call)?, event(&setup.error)?);
+        let facts = Arc::clone(&self.facts);
+        let parts = Parts {
+            disk: self.disk.id,
+            queue,
+            memory,
+            facts,
+            kick,
+            call,
+            error,
+            left_behind,
+        };
+        let (reply, answer) = channel();
+        self.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })))?;
+        let running = answer
+            .recv()
+            .map_err(|_| refuse("the disk's I/O thread is gone"))?;
+        self.rings[index as usize].running = Some(running);
+        Ok(())
+    }
+
+    fn inflight_area(&self, index: u32, size: u16) -> Option<(GuestArea, usize)> {
+        let region = self.inflight.as_ref()?;
+        if index >= u32::from(region.queues) || size > region.queue_size {
+            return None;
+        }
+        let len = inflight::region_len(region.queue_size);
+        Some((
+            GuestArea::of_map(&region.map, len * index as usize, len)?,
+            len,
+        ))
+    }
+
+    fn order(&self, order: Order) -> Result<()> {
+        self.disk
+            .inbox
+            .send(order)
+            .map_err(|_| refuse("the disk's I/O thread does not take orders any more"))
+    }
+
+    /// Stops a ring and remembers where it was; waits for what it has in flight.
+    fn stop(&mut self, index: u32) -> Result<()> {
+        let Some(queue) = self.ring(index)?.running.take() else {
+            return Ok(());
+        };
+        let (reply, position) = channel();
+        self.order(Order::StopQueue(StopQueue {
+            queue,
+            what: QueueChange::Stop(reply),
+        }))?;
+        let position = position
+            .recv()
+            .map_err(|_| refuse("the disk's I/O thread is gone"))?;
+        self.rings[index as usize].base = position;
+        Ok(())
+    }
+
+    fn stop_all(&mut self) {
+        for index in 0..self.disk.spec.queues {
+            if let Err(error) = self.stop(index.into()) {
+                tracing::warn!(disk = %self.disk.name, %error, "a queue could not be stopped");
+            }
+        }
+    }
+
+    /// Makes a change that no running ring may see half of.
+    fn while_stopped(&mut self, change: impl FnOnce(&mut Protocol) -> Result<()>) -> Result<()> {
+        let running: Vec<u32> = (0..)
+            .zip(&self.rings)
+            .filter(|(_, r)| r.running.is_some())
+            .map(|(i, _)| i)
+            .collect();
+        for &index in &running {
+            self.stop(index)?;
+        }
+        let changed = change(self);
+        for &index in &running {
+            self.start(index)?;
+        }
+        changed
+    }
+}
+
+/// An error that the front end is told.
+fn refuse(what: impl Into<String>) -> Error {
+    Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, what.into()))
+}
+
+fn map_region(region: &VhostUserMemoryRegion, file: &File) -> Result<Region> {
+    Region::map(
+        file,
+        region.guest_phys_addr,
+        region.user_addr,
+        region.mmap_offset,
+        region.memory_size,
+    )
+    .map_err(Error::ReqHandlerError)
+}
+
+impl VhostUserBackendReqHandlerMut for Protocol {
+    fn set_owner(&mut self) -> Result<()> {
+        Ok(())
+    }
+
+    fn reset_owner(&mut self) -> Result<()> {
+        self.stop_all();
+        self.rings.fill_with(Setup::default);
+        Ok(())
+    }
+
+    fn reset_device(&mut self) -> Result<()> {
+        self.reset_owner()
+    }
+
+    fn get_features(&mut self) -> Result<u64> {
+        Ok(self.offered())
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<()> {
+        if features & !self.offered() != 0 {
+            return Err(refuse(
+                "the front end acknowledged features that were not offered",
+            ));
+        }
+        if features == self.features {
+            return Ok(());
+        }
+        self.while_stopped(|own| {
+            let first = own.features == 0;
+            own.features = features;
+            if first || features & feature::FLUSH == 0 {
+                // A guest that cannot flush must not be given a cache.
+                own.facts
+                    .write_back
+                    .store(features & feature::FLUSH != 0, Ordering::Relaxed);
+            }
+            Ok(())
+        })
+    }
+
+    fn set_mem_table(
+        &mut self,
+        regions: &[VhostUserMemoryRegion],
+        files: Vec<File>,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<Vec<VhostUserMemoryRegionBase>>> {
+        let mut memory = Mapping::empty();
+        for (region, file) in regions.iter().zip(&files) {
+            memory = memory
+                .with(map_region(region, file)?)
+                .map_err(Error::ReqHandlerError)?;
+        }
+        self.while_stopped(|own| {
+            own.memory = memory;
+            Ok(())
+        })?;
+        Ok(None)
+    }
+
+    fn get_max_mem_slots(&mut self) -> Result<u64> {
+        Ok(MEMORY_SLOTS)
+    }
+
+    fn add_mem_region(
+        &mut self,
+        region: &VhostUserSingleMemoryRegion,
+        file: File,
+        _postcopy: Option<bool>,
+    ) -> Result<Option<VhostUserMemoryRegionBase>> {
+        if self.memory.regions() as u64 >= MEMORY_SLOTS {
+            return Err(refuse("all memory slots are taken"));
+        }
+        let memory = self
+            .memory
+            .with(map_region(region, &file)?)
+            .map_err(Error::ReqHandlerError)?;
+        self.while_stopped(|own| {
+            own.memory = memory;
+            Ok(())
+        })?;
+        Ok(None)
+    }
+
+    fn remove_mem_region(&mut self, region: &VhostUserSingleMemoryRegion) -> Result<()> {
+        let (guest, len) = (region.guest_phys_addr, region.memory_size);
+        let memory = self
+            .memory
+            .without(guest, len)
+            .ok_or_else(|| refuse("there is no such memory region"))?;
+        self.while_stopped(|own| {
+            own.memory = memory;
+            Ok(())
+        })
+    }
+
+    fn set_vring_num(&mut self, index: u32, num: u32) -> Result<()> {
+        let size = u16::try_from(num).map_err(|_| Error::InvalidParam)?;
+        let ring = self.ring(index)?;
+        if ring.running.is_some() {
+            return Err(refuse("a running ring does not change its size"));
+        }
+        ring.size = size;
+        Ok(())
+    }
+
+    fn set_vring_addr(
+        &mut self,
+        index: u32,
+        flags: VhostUserVringAddrFlags,
+        descriptor: u64,
+        used: u64,
+        available: u64,
+        log: u64,
+    ) -> Result<()> {
+        let logged = flags.contains(VhostUserVringAddrFlags::VHOST_VRING_F_LOG);
+        self.ring(index)?;
+        let running = self.rings[index as usize].running.is_some();
+        if running {
+            self.stop(index)?;
+        }
+        let ring = &mut self.rings[index as usize];
+        ring.rings = Some((descriptor, available, used));
+        ring.log_used = logged.then_some(log);
+        if running { self.start(index) } else { Ok(()) }
+    }
+
+    fn set_vring_base(&mut self, index: u32, base: u32) -> Result<()> {
+        // The upper half belongs to packed rings.
+        let base = u16::try_from(base & 0xffff).map_err(|_| Error::InvalidParam)?;
+        let ring = self.ring(index)?;
+        if ring.running.is_some() {
+            return Err(refuse("a running ring does not change its position"));
+        }
+        ring.base = base;
+        Ok(())
+    }
+
+    fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
+        self.stop(index)?;
+        let ring = self.ring(index)?;
+        // The ring starts anew with its next kick descriptor.
+        ring.kick = None;
+        Ok(VhostUserVringState::new(index, ring.base.into()))
+    }
+
+    fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let index = u32::from(index);
+        let fd = fd.ok_or_else(|| refuse("a ring without a kick descriptor is not served: it would have to be polled for ever"))?;
+        self.stop(index)?;
+        self.ring(index)?.kick = Some(fd);
+        self.start_if_ready(index)
+    }
+
+    fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        let index = u32::from(index);
+        let call = fd
+            .as_ref()
+            .map(|f| f.try_clone().map(EventFd::from_file))
+            .transpose();
+        let call = call.map_err(Error::ReqHandlerError)?;
+        let ring = self.ring(index)?;
+        ring.call = fd;
+        match ring.running {
+            Some(queue) => self.order(Order::StopQueue(StopQueue {
+                queue,
+                what: QueueChange::Call(call),
+            })),
+            None => Ok(()),
+        }
+    }
+
+    fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        self.ring(index.into())?.error = fd;
+        Ok(())
+    }
+
+    fn get_protocol_features(&mut self) -> Result<VhostUserProtocolFeatures> {
+        Ok(VhostUserProtocolFeatures::MQ
+            | VhostUserProtocolFeatures::LOG_SHMFD
+            | VhostUserProtocolFeatures::REPLY_ACK
+            | VhostUserProtocolFeatures::CONFIG
+            | VhostUserProtocolFeatures::BACKEND_REQ
+            | VhostUserProtocolFeatures::INFLIGHT_SHMFD
+            | VhostUserProtocolFeatures::RESET_DEVICE
+            | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
+    }
+
+    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
+        self.protocol_features = VhostUserProtocolFeatures::from_bits_truncate(features);
+        Ok(())
+    }
+
+    fn get_queue_num(&mut self) -> Result<u64> {
+        Ok(self.rings.len() as u64)
+    }
+
+    fn set_vring_enable(&mut self, index: u32, enable: bool) -> Result<()> {
+        self.ring(index)?.enabled = enable;
+        if enable {
+            self.start_if_ready(index)
+        } else {
+            self.stop(index)
+        }
+    }
+
+    fn get_config(
+        &mut self,
+        offset: u32,
+        size: u32,
+        _flags: VhostUserConfigFlags,
+    ) -> Result<Vec<u8>> {
+        // Front ends newer than this device read fields that it does not have: zeroes.
+        let mut space = self.config().to_vec();
+        let end = offset.checked_add(size).ok_or(Error::InvalidParam)? as usize;
+        space.resize(end.max(space.len()), 0);
+        Ok(space[offset as usize..end].to_vec())
+    }
+
+    fn set_config(
+        &mut self,
+        offset: u32,
+        bytes: &[u8],
+        _flags: VhostUserConfigFlags,
+    ) -> Result<()> {
+        let (true, &[wish]) = (offset as usize == BlockConfig::WRITEBACK, bytes) else {
+            return Err(refuse("only the write-back setting may be written"));
+        };
+        if self.features & feature::FLUSH == 0 && wish != 0 {
+            return Err(refuse("a guest without FLUSH has no write-back cache"));
+        }
+        self.facts.write_back.store(wish != 0, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn set_backend_req_fd(&mut self, backend: Backend) {
+        backend.set_reply_ack_flag(
+            self.protocol_features
+                .contains(VhostUserProtocolFeatures::REPLY_ACK),
+        );
+        self.disk.set_backend_channel(Some(backend));
+    }
+
+    fn set_gpu_socket(&mut self, _backend: GpuBackend) -> Result<()> {
+        Err(Error::InvalidOperation("a disk is no display"))
+    }
+
+    fn get_shared_object(&mut self, _object: VhostUserSharedMsg) -> Result<File> {
+        Err(Error::InvalidOperation("a disk shares no objects"))
+    }
+
+    fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        let len = inflight::region_len(wanted.queue_size) as u64 * u64::from(wanted.num_queues);
+        let file = os::memory_file(c"tidegate-inflight", len).map_err(Error::ReqHandlerError)?;
+        let given = VhostUserInflight::new(len, 0, wanted.num_queues, wanted.queue_size);
+        self.take_inflight(&given, &file)?;
+        Ok((given, file))
+    }
+
+    fn set_inflight_fd(&mut self, given: &VhostUserInflight, file: File) -> Result<()> {
+        self.take_inflight(given, &file)
+    }
+
+    fn set_device_state_fd(
+        &mut self,
+        _direction: VhostTransferStateDirection,
+        _phase: VhostTransferStatePhase,
+        _file: File,
+    ) -> Result<Option<File>> {
+        Err(Error::InvalidOperation(
+            "a disk has no state of its own to transfer",
+        ))
+    }
+
+    fn check_device_state(&mut self) -> Result<()> {
+        Err(Error::InvalidOperation(
+            "a disk has no state of its own to transfer",
+        ))
+    }
+
+    fn get_shmem_config(&mut self) -> Result<VhostUserShMemConfig> {
+        Err(Error::InvalidOperation("a disk has no shared memory"))
+    }
+
+    fn set_log_base(&mut self, log: &VhostUserLog, file: File) -> Result<()> {
+        let log =
+            DirtyLog::map(&file, log.mmap_offset, log.mmap_size).map_err(Error::ReqHandlerError)?;
+        self.while_stopped(|own| {
+            own.log = Some(Arc::new(log));
+            Ok(())
+        })
+    }
+}
+
+impl Protocol {
+    fn take_inflight(&mut self, given: &VhostUserInflight, file: &File) -> Result<()> {
+        let needed = inflight::region_len(given.queue_size) as u64 * u64::from(given.num_queues);
+        let long_enough = file.metadata().map_err(Error::ReqHandlerError)?.len()
+            >= given.mmap_offset + given.mmap_size;
+        if given.mmap_size < needed || needed == 0 || !long_enough {
+            return Err(refuse(
+                "the in-flight region is shorter than its rings need",
+            ));
+        }
+        let len = usize::try_from(given.mmap_size).map_err(|_| Error::InvalidParam)?;
+        let map = Mmap::file(file, given.mmap_offset, len).map_err(Error::ReqHandlerError)?;
+        self.inflight = Some(InflightRegion {
+            map: Arc::new(map),
+            queues: given.num_queues,
+            queue_size: given.queue_size,
+        });
+        Ok(())
+    }
+}

@@ -1,0 +1,177 @@
+//! Runs the few calls that the kernel's ring cannot (finding holes), on a thread that may block.
+//!
+//! An image hands over an [`Errand`]; the thread runs it and drops it, answered, into the I/O thread's inbox. A
+//! stuck datastore holds up other errands of the same I/O thread, never its I/O.
+
+use crate::datastore::nbd::connect::Connect;
+use crate::error::Error;
+use crate::inbox::{Inbox, Order};
+use std::io::Write;
+use std::os::fd::{AsRawFd, OwnedFd};
+use std::sync::mpsc::{Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError};
+use tidegate_core::request::{DiskId, Extent, ExtentKind, Outcome};
+use tidegate_core::stack::FilterKey;
+
+/// A call that may block, and its answer.
+pub(crate) struct Errand {
+    pub(crate) disk: DiskId,
+    pub(crate) task: Task,
+}
+
+/// What may be sent away.
+pub(crate) enum Task {
+    /// Which parts of a file hold data.
+    Map(Map),
+    /// Append bytes to a filter's side file.
+    Append {
+        file: Arc<OwnedFd>,
+        filter: FilterKey,
+        buffer: Vec<u8>,
+        outcome: Outcome,
+    },
+    /// Find an NBD server again.
+    Connect(Connect),
+}
+
+/// A question for the extents of a file.
+pub(crate) struct Map {
+    /// The image's own name for it.
+    pub(crate) slot: u32,
+    /// The file to look at, shared with the image.
+    pub(crate) file: Arc<OwnedFd>,
+    /// The range, in bytes.
+    pub(crate) offset: u64,
+    pub(crate) len: u64,
+    /// At most so many extents.
+    pub(crate) most: usize,
+    /// The answer.
+    pub(crate) extents: Vec<Extent>,
+    pub(crate) outcome: Outcome,
+}
+
+/// Where an I/O thread sends its errands.
+pub(crate) struct Errands {
+    queue: Sender<Errand>,
+    /// For errands that get a thread of their own.
+    name: String,
+    inbox: Arc<Inbox>,
+}
+
+impl Errands {
+    /// Starts the thread; it ends with this value.
+    pub(crate) fn start(name: &str, inbox: Arc<Inbox>) -> std::io::Result<Errands> {
+        let (queue, errands) = channel::<Errand>();
+        let back = Arc::clone(&inbox);
+        std::thread::Builder::new()
+            .name(format!("{name}-errands"))
+            .spawn(move || {
+                for mut errand in errands {
+                    errand.run();
+                    // A full or closed inbox means that the I/O thread is going: nobody waits for the answer.
+                    let _ = back.send(Order::Errand(errand));
+                }
+            })?;
+        Ok(Errands {
+            queue,
+            name: format!("{name}-connect"),
+            inbox,
+        })
+    }
+
+    /// Sends one off.
+    pub(crate) fn send(&self, errand: Errand) {
+        if matches!(errand.task, Task::Connect(_)) {
+            return self.send_alone(errand);
+        }
+        self.queue
+            .send(errand)
+            .expect("the errand thread lives as long as its sender");
+    }
+}
+
+impl Errands {
+    /// Runs one on a thread of its own: a server that is away takes seconds, and must not hold up the others.
+    fn send_alone(&self, errand: Errand) {
+        let errand = Arc::new(Mutex::new(Some(errand)));
+        let (own, inbox) = (Arc::clone(&errand), Arc::clone(&self.inbox));
+        let started = std::thread::Builder::new()
+            .name(self.name.clone())
+            .spawn(move || {
+                if let Some(mut errand) = taken(&own) {
+                    errand.run();
+                    // As above.
+                    let _ = inbox.send(Order::Errand(errand));
+                }
+            });
+        if let Err(error) = started
+            && let Some(mut errand) = taken(&errand)
+        {
+            errand.refuse(error);
+            let _ = self.inbox.send(Order::Errand(errand));
+        }
+    }
+}
+
+fn taken(errand: &Mutex<Option<Errand>>) -> Option<Errand> {
+    errand.lock().unwrap_or_else(PoisonError::into_inner).take()
+}
+
+impl Errand {
+    /// It could not even be begun.
+    fn refuse(&mut self, error: std::io::Error) {
+        if let Task::Connect(connect) = &mut self.task {
+            let error = Error::io("cannot start a thread to reach an NBD server", error);
+            connect.result = Some(Err(error));
+        }
+    }
+
+    fn run(&mut self) {
+        match &mut self.task {
+            Task::Map(map) => map.outcome = outcome(map.walk()),
+            Task::Append {
+                file,
+                buffer,
+                outcome: end,
+                ..
+            } => *end = outcome(append(file, buffer)),
+            Task::Connect(connect) => connect.run(),
+        }
+    }
+}
+
+fn outcome(result: std::io::Result<()>) -> Outcome {
+    result.map_err(|error| crate::datastore::fault(error.raw_os_error().unwrap_or(libc::EIO)))
+}
+
+fn append(file: &OwnedFd, bytes: &[u8]) -> std::io::Result<()> {
+    std::fs::File::from(file.try_clone()?).write_all(bytes)
+}
+
+impl Map {
+    /// Walks the holes of the range. What a file system cannot tell counts as data.
+    fn walk(&mut self) -> std::io::Result<()> {
+        use crate::sys::os::{seek_data, seek_hole};
+        let fd = self.file.as_raw_fd();
+        let end = self.offset + self.len;
+        let mut at = self.offset;
+        while at < end && self.extents.len() < self.most {
+            let (next, kind) = match seek_data(fd, at) {
+                Ok(Some(data)) if data == at => {
+                    (seek_hole(fd, at)?.unwrap_or(end), ExtentKind::Data)
+                }
+                Ok(Some(data)) => (data, ExtentKind::Hole),
+                Ok(None) => (end, ExtentKind::Hole),
+                Err(error) if error.raw_os_error() == Some(libc::EINVAL) => (end, ExtentKind::Data),
+                Err(error) => return Err(error),
+            };
+            let next = next.clamp(at + 1, end);
+            self.extents.push(Extent {
+                len: next - at,
+                kind,
+            });
+            at = next;
+        }
+        Ok(())
+    }
+}

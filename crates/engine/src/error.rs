@@ -1,0 +1,87 @@
+//! What can go wrong when the engine opens, attaches or serves something: a kind to match on, and words to read.
+
+use std::fmt;
+use std::io;
+
+/// What kind of trouble it is, for callers that must act on it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Kind {
+    /// There is no such file, disk or server.
+    NotFound,
+    /// Somebody else holds it.
+    Busy,
+    /// It exists and must not.
+    Exists,
+    /// The caller asked for something that makes no sense.
+    Invalid,
+    /// The system does not let us.
+    Denied,
+    /// The kernel or the datastore cannot do it.
+    Unsupported,
+    /// It took too long.
+    TimedOut,
+    /// The engine is stopping, or the disk has gone.
+    Gone,
+    /// The system or the datastore failed.
+    Io,
+}
+
+/// An error of the engine.
+#[derive(Debug)]
+pub struct Error {
+    kind: Kind,
+    what: String,
+    source: Option<io::Error>,
+}
+
+/// What most of the engine returns.
+pub type Result<T> = std::result::Result<T, Error>;
+
+impl Error {
+    /// `what` says what failed and what to do about it, as a sentence without a full stop.
+    pub fn new(kind: Kind, what: impl Into<String>) -> Error {
+        Error {
+            kind,
+            what: what.into(),
+            source: None,
+        }
+    }
+
+    /// The same, caused by what the system said; the kind follows from that.
+    pub fn io(what: impl Into<String>, source: io::Error) -> Error {
+        let kind = match source.kind() {
+            io::ErrorKind::NotFound => Kind::NotFound,
+            io::ErrorKind::WouldBlock => Kind::Busy,
+            io::ErrorKind::AlreadyExists | io::ErrorKind::AddrInUse => Kind::Exists,
+            io::ErrorKind::InvalidInput => Kind::Invalid,
+            io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => Kind::Denied,
+            io::ErrorKind::Unsupported => Kind::Unsupported,
+            io::ErrorKind::TimedOut => Kind::TimedOut,
+            _ => Kind::Io,
+        };
+        Error {
+            kind,
+            what: what.into(),
+            source: Some(source),
+        }
+    }
+
+    /// What kind of trouble it is.
+    pub fn kind(&self) -> Kind {
+        self.kind
+    }
+}
+
+impl fmt::Display for Error {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(&self.what)
+    }
+}
+
+impl std::error::Error for Error {
+    fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
+        self.source
+            .as_ref()
+            .map(|e| e as &(dyn std::error::Error + 'static))
+    }
+}

@@ -1,0 +1,596 @@
+//! The engine as the daemon holds it: I/O threads, and a handle for each attached disk.
+//!
+//! Everything here runs on the caller's thread and may block for as long as the I/O thread (or a datastore that must
+//! drain) takes to answer. No request passes through.
+//!
+//! # Always true
+//! - a disk lives on one I/O thread, its home, from attach to detach
+//! - one front end at a time speaks vhost-user to a disk; the next is served when everything of the last has ended
+
+use crate::datastore::OpenedImage;
+use crate::device::ring::DeviceFacts;
+use crate::device::vhost;
+use crate::error::{Error, Kind, Result};
+use crate::inbox::{Inbox, Order};
+use crate::sys::os;
+use crate::thread::orders::{Attach, Change, NbdConnection, Report, ThreadReport, What};
+use crate::thread::{Habits, IoThread};
+use ::vhost::vhost_user::{Backend, VhostUserFrontendReqHandler};
+use std::fs::OpenOptions;
+use std::net::Shutdown;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tidegate_core::filter::trace::format::TracedDisk;
+use tidegate_core::filter::{FilterSpec, MAX_FILTERS};
+use tidegate_core::request::DiskId;
+use tidegate_core::shard::DiskReport;
+use tidegate_core::stack::{FilterKey, Place, Stack};
+use tidegate_core::units::Span;
+use tidegate_front::nbd::handshake::Negotiated;
+use tidegate_front::nbd::session::Session;
+
+/// Disks on one engine: their numbers must fit a tag.
+const MOST_DISKS: usize = 1 << 20;
+
+/// How the I/O threads are to be.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// How many; at least one.
+    pub threads: usize,
+    /// How long an idle thread may look for work before it sleeps; zero: not at all.
+    pub poll: Span,
+    /// Look for work that long whenever idle, rather than only when requests come fast enough for it to pay.
+    pub always_poll: bool,
+    /// CPUs to stay on, one a thread, in turn; empty: wherever the system puts them.
+    pub cpus: Vec<usize>,
+}
+
+/// A disk as its front ends are to show it.
+#[derive(Clone, Debug)]
+pub struct DiskSpec {
+    /// Its name, for logs.
+    pub name: String,
+    /// Bytes.
+    pub size: u64,
+    /// Logical block size shown to guests, in bytes: 512 or 4096.
+    pub block_size: u32,
+    /// Refuse writes.
+    pub read_only: bool,
+    /// Offer guests a write-back cache that they flush; else each write is durable before it is answered.
+    pub write_back: bool,
+    /// What GET_ID answers; at most 20 bytes are shown.
+    pub serial: String,
+    /// Its identity, noted in traces.
+    pub uuid: [u8; 16],
+    /// Most queues of a vhost-user front end.
+    pub queues: u16,
+    /// Its filters, top first.
+    pub filters: Vec<FilterSpec>,
+}
+
+/// The I/O threads of a host.
+pub struct Engine {
+    threads: Vec<Thread>,
+    /// Disk numbers in use.
+    disks: Arc<Mutex<Vec<bool>>>,
+}
+
+struct Thread {
+    inbox: Arc<Inbox>,
+    join: Option<JoinHandle<()>>,
+    load: Arc<AtomicUsize>,
+}
+
+/// An attached disk. Clones name the same one.
+#[derive(Clone)]
+pub struct Disk {
+    core: Arc<DiskCore>,
+}
+
+/// What the handles and protocol threads of a disk share.
+pub(crate) struct DiskCore {
+    pub(crate) name: String,
+    pub(crate) id: DiskId,
+    pub(crate) spec: DiskSpec,
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) facts: Arc<DeviceFacts>,
+    size: AtomicU64,
+    filters: Mutex<Filters>,
+    /// The front end's socket while one is connected, to send it away.
+    front_end: Mutex<Option<UnixStream>>,
+    /// How to tell the front end that the configuration has changed.
+    channel: Mutex<Option<Backend>>,
+    gone: AtomicBool,
+    numbers: Arc<Mutex<Vec<bool>>>,
+    load: Arc<AtomicUsize>,
+}
+
+struct Filters {
+    specs: Vec<(FilterKey, FilterSpec)>,
+    next_key: u32,
+}
+
+/// Counts of a disk's vhost-user device.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct DeviceReport {
+    /// Chains that made no sense, each answered with an error.
+    pub nonsense: u64,
+    /// Queues stopped because their rings made no sense.
+    pub broken_queues: u64,
+    /// Whether a front end is connected.
+    pub connected: bool,
+}
+
+fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // A panic elsewhere while one of these is held leaves plain values that are still true.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+impl Engine {
+    /// Starts the I/O threads.
+    ///
+    /// # Errors
+    /// When the kernel has no io_uring of the needed age or forbids it, or a CPU does not exist.
+    pub fn start(settings: &Settings) -> Result<Engine> {
+        if settings.threads == 0 {
+            return Err(Error::new(
+                Kind::Invalid,
+                "at least one I/O thread is needed",
+            ));
+        }
+        let mut threads = Vec::new();
+        for index in 0..settings.threads {
+            let cpu =
+                (!settings.cpus.is_empty()).then(|| settings.cpus[index % settings.cpus.len()]);
+            let habits = Habits {
+                poll: settings.poll,
+                always_poll: settings.always_poll,
+                cpu,
+            };
+            let started = IoThread::start(format!("tidegate-io{index}"), habits);
+            let (inbox, join) = started.map_err(|e| {
+                Error::io(
+                    "cannot start an I/O thread: Linux 6.1 or newer with io_uring allowed \
+                     (sysctl kernel.io_uring_disabled = 0) is needed",
+                    e,
+                )
+            })?;
+            threads.push(Thread {
+                inbox,
+                join: Some(join),
+                load: Arc::default(),
+            });
+        }
+        Ok(Engine {
+            threads,
+            disks: Arc::default(),
+        })
+    }
+
+    /// Attaches a disk to the I/O thread that has the fewest.
+    ///
+    /// # Errors
+    /// When the disk's settings make no sense together with its image, or a filter's file cannot be opened.
+    pub fn attach(&self, spec: DiskSpec, opened: OpenedImage) -> Result<Disk> {
+        check(&spec, &opened)?;
+        let keys = (0..).map(FilterKey);
+        let known = spec.filters.iter().map(|filter| introduce(filter, &spec));
+        let specs: Vec<(FilterKey, FilterSpec)> = keys.zip(known).collect();
+        let sides = open_sides(&specs)?;
+        let id = self.number()?;
+        let thread = self
+            .threads
+            .iter()
+            .min_by_key(|t| t.load.load(Ordering::Relaxed))
+            .expect("there are threads");
+        thread.load.fetch_add(1, Ordering::Relaxed);
+        let stack = Stack::new(
+            specs
+                .iter()
+                .map(|(key, spec)| (*key, spec.build()))
+                .collect(),
+        );
+        let core = Arc::new(DiskCore {
+            name: spec.name.clone(),
+            id,
+            inbox: Arc::clone(&thread.inbox),
+            facts: Arc::new(DeviceFacts {
+                serial: spec.serial.clone(),
+                write_back: AtomicBool::new(false),
+                nonsense: AtomicU64::new(0),
+                broken: AtomicU64::new(0),
+            }),
+            size: AtomicU64::new(spec.size),
+            filters: Mutex::new(Filters {
+                next_key: u32::try_from(specs.len()).unwrap_or(u32::MAX),
+                specs,
+            }),
+            front_end: Mutex::new(None),
+            channel: Mutex::new(None),
+            gone: AtomicBool::new(false),
+            numbers: Arc::clone(&self.disks),
+            load: Arc::clone(&thread.load),
+            spec,
+        });
+        let (reply, answer) = channel();
+        let (size, read_only) = (core.spec.size, core.spec.read_only);
+        let attach = Attach {
+            disk: id,
+            size,
+            read_only,
+            stack,
+            sides,
+            image: opened.image,
+            reply,
+        };
+        core.order(Order::Attach(Box::new(attach)))?;
+        wait(&answer, None)?;
+        Ok(Disk { core })
+    }
+
+    /// A disk number that is not in use.
+    fn number(&self) -> Result<DiskId> {
+        let mut numbers = guard(&self.disks);
+        let at = numbers.iter().position(|used| !used).unwrap_or_else(|| {
+            numbers.push(false);
+            numbers.len() - 1
+        });
+        if at >= MOST_DISKS {
+            return Err(Error::new(
+                Kind::Invalid,
+                format!("one host serves at most {MOST_DISKS} disks"),
+            ));
+        }
+        numbers[at] = true;
+        Ok(DiskId(
+            u32::try_from(at).expect("checked against the limit"),
+        ))
+    }
+
+    /// What each I/O thread tells of itself and its disks.
+    ///
+    /// # Errors
+    /// When one does not answer.
+    pub fn threads(&self) -> Result<Vec<ThreadReport>> {
+        self.threads
+            .iter()
+            .map(|thread| report_of(&thread.inbox))
+            .collect()
+    }
+
+    /// Ends the I/O threads. Disks still attached are dropped as they are: detach them before.
+    pub fn stop(mut self) {
+        self.end();
+    }
+
+    fn end(&mut self) {
+        for thread in &mut self.threads {
+            if let Some(join) = thread.join.take() {
+                // A thread that refuses orders has stopped already.
+                let _ = thread.inbox.send(Order::Stop);
+                let _ = join.join();
+            }
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.end();
+    }
+}
+
+fn report_of(inbox: &Inbox) -> Result<ThreadReport> {
+    let (reply, answer) = channel();
+    let asked = inbox.send(Order::Report(Report { reply }));
+    asked.map_err(|_| Error::new(Kind::Gone, "an I/O thread does not take orders any more"))?;
+    answer
+        .recv()
+        .map_err(|_| Error::new(Kind::Gone, "an I/O thread has ended"))
+}
+
+/// Refuses what cannot work, before anything is attached.
+fn check(spec: &DiskSpec, opened: &OpenedImage) -> Result<()> {
+    if spec.size > opened.info.size {
+        let text = format!(
+            "disk {} is to have {} bytes, but its image has only {}: was the image cut? \
+             Restore it, or shrink the disk with `tidegate disk resize`",
+            spec.name, spec.size, opened.info.size
+        );
+        return Err(Error::new(Kind::Invalid, text));
+    }
+    if !matches!(spec.block_size, 512 | 4096) {
+        let text = format!(
+            "block size {}: only 512 and 4096 bytes exist",
+            spec.block_size
+        );
+        return Err(Error::new(Kind::Invalid, text));
+    }
+    if spec.queues == 0 || spec.queues > 256 {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("{} queues: 1 to 256 are possible", spec.queues),
+        ));
+    }
+    check_filters(&spec.filters)
+}
+
+fn check_filters(filters: &[FilterSpec]) -> Result<()> {
+    if filters.len() > MAX_FILTERS {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("a disk has at most {MAX_FILTERS} filters"),
+        ));
+    }
+    Ok(())
+}
+
+/// Tells a filter whose I/O it will see, where it notes that.
+fn introduce(filter: &FilterSpec, disk: &DiskSpec) -> FilterSpec {
+    let mut filter = filter.clone();
+    if let FilterSpec::Trace(trace) = &mut filter {
+        trace.disk = TracedDisk { uuid: disk.uuid, size: disk.size, unix_origin: unix_origin() };
+    }
+    filter
+}
+
+/// What the wall clock said at the monotonic clock's zero, in nanoseconds since 1970; asked once, so that it stays
+/// the same for all disks.
+fn unix_origin() -> u64 {
+    static ORIGIN: OnceLock<u64> = OnceLock::new();
+    *ORIGIN.get_or_init(|| {
+        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let wall = u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX);
+        wall.saturating_sub(os::now().as_nanos())
+    })
+}
+
+/// Opens the files that filters append to.
+fn open_sides(specs: &[(FilterKey, FilterSpec)]) -> Result<Vec<(FilterKey, Arc<OwnedFd>)>> {
+    let mut sides = Vec::new();
+    for (key, spec) in specs {
+        if let FilterSpec::Trace(trace) = spec {
+            let file = OpenOptions::new()
+                .create(true)
+                .append(true)
+                .open(&trace.path);
+            let file = file
+                .map_err(|e| Error::io(format!("cannot open the trace file {}", trace.path), e))?;
+            sides.push((*key, Arc::new(OwnedFd::from(file))));
+        }
+    }
+    Ok(sides)
+}
+
+/// Waits for an I/O thread's answer.
+fn wait(answer: &Receiver<Result<()>>, patience: Option<Duration>) -> Result<()> {
+    match patience {
+        None => answer
+            .recv()
+            .unwrap_or_else(|_| Err(Error::new(Kind::Gone, "the disk's I/O thread has ended"))),
+        Some(patience) => match answer.recv_timeout(patience) {
+            Ok(result) => result,
+            Err(RecvTimeoutError::Timeout) => {
+                let text = format!(
+                    "I/O in flight did not end within {patience:?}: is the datastore stuck?"
+                );
+                Err(Error::new(Kind::TimedOut, text))
+            }
+            Err(RecvTimeoutError::Disconnected) => {
+                Err(Error::new(Kind::Gone, "the disk's I/O thread has ended"))
+            }
+        },
+    }
+}
+
+impl DiskCore {
+    /// Bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    pub(crate) fn set_backend_channel(&self, channel: Option<Backend>) {
+        *guard(&self.channel) = channel;
+    }
+
+    fn order(&self, order: Order) -> Result<()> {
+        let sent = self.inbox.send(order);
+        sent.map_err(|_| {
+            Error::new(
+                Kind::Busy,
+                "the disk's I/O thread has too many orders waiting; try again",
+            )
+        })
+    }
+
+    fn change(&self, what: What, patience: Option<Duration>) -> Result<()> {
+        let (reply, answer) = channel();
+        self.order(Order::Change(Box::new(Change {
+            disk: self.id,
+            what,
+            reply,
+        })))?;
+        wait(&answer, patience)
+    }
+}
+
+impl Disk {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.core.name
+    }
+
+    /// Its number, as [`ThreadReport::disks`] tells it.
+    pub fn id(&self) -> DiskId {
+        self.core.id
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.core.size()
+    }
+
+    /// Its filters, top first.
+    pub fn filters(&self) -> Vec<FilterSpec> {
+        guard(&self.core.filters)
+            .specs
+            .iter()
+            .map(|(_, spec)| spec.clone())
+            .collect()
+    }
+
+    /// Gives it these filters, top first, without losing an I/O: requests wait until none is between the old ones. A
+    /// filter that was there with the same settings stays as it is, with what it knows.
+    ///
+    /// # Errors
+    /// Too many filters, a file that cannot be opened, or I/O that does not end within `patience`: the change is
+    /// then still under way, and takes place when it does.
+    pub fn restack(&self, filters: &[FilterSpec], patience: Duration) -> Result<()> {
+        check_filters(filters)?;
+        let mut current = guard(&self.core.filters);
+        let mut old = current.specs.clone();
+        let mut next_key = current.next_key;
+        let (mut specs, mut places, mut fresh) = (Vec::new(), Vec::new(), Vec::new());
+        for spec in filters {
+            let spec = &introduce(spec, &self.core.spec);
+            if let Some(at) = old.iter().position(|(_, kept)| kept == spec) {
+                let (key, spec) = old.remove(at);
+                places.push(Place::Keep(key));
+                specs.push((key, spec));
+            } else {
+                let key = FilterKey(next_key);
+                next_key += 1;
+                places.push(Place::New(key, spec.build()));
+                specs.push((key, spec.clone()));
+                fresh.push((key, spec.clone()));
+            }
+        }
+        let sides = open_sides(&fresh)?;
+        let changed = self
+            .core
+            .change(What::Filters { places, sides }, Some(patience));
+        if changed.as_ref().is_ok_and(|()| true)
+            || changed.as_ref().is_err_and(|e| e.kind() == Kind::TimedOut)
+        {
+            *current = Filters { specs, next_key };
+        }
+        changed
+    }
+
+    /// Gives it another size, in bytes; its image must be as large already. Guests are told.
+    ///
+    /// # Errors
+    /// When its I/O thread is gone.
+    pub fn resize(&self, size: u64) -> Result<()> {
+        self.core.change(What::Size(size), None)?;
+        self.core.size.store(size, Ordering::Relaxed);
+        // Tell outside the lock: the front end may answer with a request of its own first.
+        let channel = guard(&self.core.channel).clone();
+        if let Some(channel) = channel
+            && let Err(error) = channel.handle_config_change()
+        {
+            tracing::warn!(disk = %self.core.name, %error, "the front end could not be told of the new size");
+        }
+        Ok(())
+    }
+
+    /// What its shard knows of it.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn report(&self) -> Result<DiskReport> {
+        let report = report_of(&self.core.inbox)?;
+        let mine = report.disks.into_iter().find(|(id, _)| *id == self.core.id);
+        mine.map(|(_, report)| report)
+            .ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
+    }
+
+    /// What its vhost-user device counts.
+    pub fn device_report(&self) -> DeviceReport {
+        DeviceReport {
+            nonsense: self.core.facts.nonsense.load(Ordering::Relaxed),
+            broken_queues: self.core.facts.broken.load(Ordering::Relaxed),
+            connected: guard(&self.core.front_end).is_some(),
+        }
+    }
+
+    /// Hands an NBD client over whose handshake is done. `early` are bytes that came with the handshake's end.
+    ///
+    /// # Errors
+    /// When the disk is gone.
+    pub fn serve_nbd(
+        &self,
+        socket: OwnedFd,
+        negotiated: &Negotiated,
+        early: Vec<u8>,
+    ) -> Result<()> {
+        self.serve_nbd_present(socket, negotiated, early, Box::new(()))
+    }
+
+    /// The same; `presence` is dropped when the client has gone, so that whoever let it in can keep count.
+    ///
+    /// # Errors
+    /// When the disk is gone.
+    pub fn serve_nbd_present(
+        &self,
+        socket: OwnedFd,
+        negotiated: &Negotiated,
+        early: Vec<u8>,
+        presence: Box<dyn Send>,
+    ) -> Result<()> {
+        let session = Session::new(negotiated);
+        self.core.order(Order::Nbd(Box::new(NbdConnection {
+            disk: self.core.id,
+            socket,
+            session,
+            early,
+            presence,
+        })))
+    }
+
+    /// Speaks vhost-user with a front end until it goes away and everything that it had in flight has ended. Blocks;
+    /// call it on a thread of its own.
+    ///
+    /// # Errors
+    /// When another front end is connected, or the disk is gone.
+    pub fn serve_vhost(&self, stream: UnixStream) -> Result<()> {
+        let own = stream
+            .try_clone()
+            .map_err(|e| Error::io("cannot take on a vhost-user connection", e))?;
+        {
+            let mut front_end = guard(&self.core.front_end);
+            if self.core.gone.load(Ordering::Acquire) {
+                return Err(Error::new(Kind::Gone, "the disk is not attached any more"));
+            }
+            if front_end.is_some() {
+                let text =
+                    "another front end is connected to this disk: one virtual machine at a time";
+                return Err(Error::new(Kind::Busy, text));
+            }
+            *front_end = Some(own);
+        }
+        vhost::serve(&self.core, stream);
+        *guard(&self.core.front_end) = None;
+        Ok(())
+    }
+
+    /// Takes it away: clients are sent off, what is in flight ends, the image is made durable and closed.
+    ///
+    /// # Errors
+    /// When its I/O does not end within `patience`: it then goes when it does.
+    pub fn detach(&self, patience: Duration) -> Result<()> {
+        self.core.gone.store(true, Ordering::Release);
+        if let Some(front_end) = guard(&self.core.front_end).as_ref() {
+            let _ = front_end.shutdown(Shutdown::Both);
+        }
+        self.core.change(What::Detach, Some(patience))?;
+        self.core.load.fetch_sub(1, Ordering::Relaxed);
+        guard(&self.core.numbers)[self.core.id.0 as usize] = false;
+        Ok(())
+    }
+}

@@ -1,0 +1,107 @@
+//! How other threads speak to an I/O thread: orders in a bounded queue, and a bell that rings only when it sleeps.
+//!
+//! # Always true
+//! - an order that `send` accepted is seen: either the thread finds `mail` set before it sleeps, or the bell wakes it
+//! - a full queue refuses, visibly
+//! - a thread that is busy costs its senders no system call, and an empty inbox costs the thread one load
+
+use crate::errand::Errand;
+use crate::sys::eventfd::EventFd;
+use crate::thread::orders::{Attach, AttachQueue, Change, NbdConnection, Report, StopQueue};
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, RawFd};
+use std::sync::Mutex;
+use std::sync::atomic::{AtomicBool, Ordering, fence};
+
+/// More orders than any burst of administration makes.
+const ROOM: usize = 4096;
+
+/// What an I/O thread may be told.
+pub(crate) enum Order {
+    Attach(Box<Attach>),
+    Change(Box<Change>),
+    AttachQueue(Box<AttachQueue>),
+    StopQueue(StopQueue),
+    Nbd(Box<NbdConnection>),
+    Report(Report),
+    Errand(Errand),
+    Stop,
+}
+
+/// The order came too late, or too many are waiting. It comes back.
+pub(crate) struct Refused;
+
+/// See the module.
+pub(crate) struct Inbox {
+    queue: Mutex<VecDeque<Order>>,
+    mail: AtomicBool,
+    asleep: AtomicBool,
+    bell: EventFd,
+}
+
+impl Inbox {
+    pub(crate) fn new() -> std::io::Result<Inbox> {
+        Ok(Inbox {
+            queue: Mutex::new(VecDeque::new()),
+            mail: AtomicBool::new(false),
+            asleep: AtomicBool::new(false),
+            bell: EventFd::new()?,
+        })
+    }
+
+    /// Leaves an order.
+    pub(crate) fn send(&self, order: Order) -> Result<(), Refused> {
+        {
+            let mut queue = self.queue.lock().map_err(|_| Refused)?;
+            if queue.len() >= ROOM {
+                return Err(Refused);
+            }
+            queue.push_back(order);
+            self.mail.store(true, Ordering::Release);
+        }
+        fence(Ordering::SeqCst);
+        if self.asleep.swap(false, Ordering::SeqCst) {
+            self.bell.signal();
+        }
+        Ok(())
+    }
+
+    /// The bell, for the thread to watch.
+    pub(crate) fn bell(&self) -> RawFd {
+        self.bell.as_raw_fd()
+    }
+
+    /// Whether there may be orders.
+    pub(crate) fn has_mail(&self) -> bool {
+        self.mail.load(Ordering::Acquire)
+    }
+
+    /// Takes all orders into `out`.
+    pub(crate) fn take(&self, out: &mut VecDeque<Order>) {
+        if let Ok(mut queue) = self.queue.lock() {
+            self.mail.store(false, Ordering::Relaxed);
+            out.append(&mut queue);
+        }
+    }
+
+    /// The thread is about to sleep. False when an order came meanwhile: it must not.
+    pub(crate) fn doze(&self) -> bool {
+        self.asleep.store(true, Ordering::SeqCst);
+        fence(Ordering::SeqCst);
+        if self.has_mail() {
+            self.asleep.store(false, Ordering::SeqCst);
+            return false;
+        }
+        true
+    }
+
+    /// The thread is awake.
+    pub(crate) fn wake(&self) {
+        self.asleep.store(false, Ordering::SeqCst);
+    }
+
+    /// The bell has rung.
+    pub(crate) fn silence(&self) {
+        self.bell.drain();
+    }
+}

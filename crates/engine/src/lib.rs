@@ -1,0 +1,26 @@
+//! Performs what the core decides: I/O threads on io_uring, buffers, datastores, and the devices of guests.
+//!
+//! The daemon starts an [`Engine`], opens images with [`datastore`], and attaches them as [`Disk`]s; the handles take
+//! orders from there. Inside, a request's way is: [`device`](self) (a ring or a connection) to `thread.rs` (one turn) to
+//! the core's shard, to [`datastore`], and back.
+//!
+//! This is the only crate of the project with unsafe code, all of it in `src/sys/`.
+
+#![deny(unsafe_code)]
+
+pub mod datastore;
+mod device;
+mod errand;
+mod error;
+mod handle;
+mod inbox;
+#[expect(unsafe_code, reason = "the one place for it; see the module")]
+mod sys;
+mod thread;
+
+pub use error::{Error, Kind, Result};
+pub use handle::{DeviceReport, Disk, DiskSpec, Engine, Settings};
+pub use thread::orders::ThreadReport;
+
+/// The NBD protocol, for those who do the handshake before they hand a client over.
+pub use tidegate_front::nbd;

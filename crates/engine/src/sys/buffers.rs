@@ -1,0 +1,352 @@
+//! The bytes of requests in flight: scatter lists over guest memory, or memory of our own.
+//!
+//! A front end claims a slot for each request; its number is the `buffer` of the request's `Data` and travels
+//! through the shard. Datastores reach the bytes through it, and the front end releases it with the answer.
+//!
+//! # Always true
+//! - a slot's segments stay valid while it is claimed: guest memory is kept mapped by the slot, pool memory is owned by it
+//! - a slot is released only when the kernel holds none of its bytes (`in_kernel == 0`, asserted)
+//! - in steady state nothing is allocated: lists and pool blocks are used again
+//!
+//! # Units
+//! Positions and lengths are bytes inside the slot.
+
+use super::guest::{Mapping, Mmap, Segment};
+use std::rc::Rc;
+use tidegate_core::request::Data;
+
+/// Pool blocks come in powers of two from this, so that one fits the next request of about its size.
+const SMALLEST_BLOCK: usize = 4096;
+/// Blocks above this are given back to the system rather than kept.
+const LARGEST_KEPT: usize = 1 << 20;
+/// Free blocks kept per size.
+const KEPT_PER_SIZE: usize = 64;
+
+/// See the module.
+pub(crate) struct Buffers {
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    pool: Pool,
+}
+
+#[derive(Default)]
+struct Slot {
+    segments: Vec<Segment>,
+    len: usize,
+    keep: Keep,
+    /// Lists that the kernel reads for a part of the slot; kept until that operation's end.
+    part: Vec<Segment>,
+    in_kernel: u32,
+}
+
+/// What keeps a slot's segments valid.
+#[derive(Default)]
+enum Keep {
+    #[default]
+    Vacant,
+    Guest(#[expect(dead_code, reason = "held for its drop")] Rc<Mapping>),
+    Pool(Mmap),
+}
+
+impl Buffers {
+    /// Empty.
+    pub(crate) fn new() -> Buffers {
+        Buffers {
+            slots: Vec::new(),
+            free: Vec::new(),
+            pool: Pool::default(),
+        }
+    }
+
+    /// A slot over guest memory. The list is taken from `segments`, which gets an empty one with room instead.
+    pub(crate) fn claim_guest(&mut self, memory: &Rc<Mapping>, segments: &mut Vec<Segment>) -> u32 {
+        let index = self.vacant();
+        let slot = &mut self.slots[index as usize];
+        slot.len = segments.iter().map(Segment::len).sum();
+        std::mem::swap(&mut slot.segments, segments);
+        slot.keep = Keep::Guest(Rc::clone(memory));
+        index
+    }
+
+    /// A slot of `len` bytes of our own, page-aligned. What is in them is not defined.
+    ///
+    /// # Errors
+    /// When the system has no memory.
+    pub(crate) fn claim_pool(&mut self, len: usize) -> std::io::Result<u32> {
+        let block = self.pool.take(len)?;
+        let index = self.vacant();
+        let slot = &mut self.slots[index as usize];
+        slot.len = len;
+        slot.segments.clear();
+        if len > 0 {
+            slot.segments.push(Segment::new(block.base(), len));
+        }
+        slot.keep = Keep::Pool(block);
+        Ok(index)
+    }
+
+    fn vacant(&mut self) -> u32 {
+        self.free.pop().unwrap_or_else(|| {
+            self.slots.push(Slot::default());
+            u32::try_from(self.slots.len() - 1).expect("fewer than 2^32 requests are in flight")
+        })
+    }
+
+    /// Gives a slot back.
+    ///
+    /// # Panics
+    /// While the kernel still holds its bytes, or when it is not claimed.
+    pub(crate) fn release(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        assert_eq!(
+            slot.in_kernel, 0,
+            "a buffer is released only when the kernel is done with it"
+        );
+        match std::mem::take(&mut slot.keep) {
+            Keep::Vacant => panic!("a buffer is released once"),
+            Keep::Guest(_) => {}
+            Keep::Pool(block) => self.pool.put(block),
+        }
+        slot.segments.clear();
+        self.free.push(index);
+    }
+
+    /// Bytes in a slot.
+    pub(crate) fn len(&self, index: u32) -> usize {
+        self.slots[index as usize].len
+    }
+
+    /// Whether the slot's memory is our own, so that stale bytes in it might be another disk's.
+    pub(crate) fn is_pool(&self, index: u32) -> bool {
+        matches!(self.slots[index as usize].keep, Keep::Pool(_))
+    }
+
+    /// The segments of a slot.
+    pub(crate) fn segments(&self, index: u32) -> &[Segment] {
+        &self.slots[index as usize].segments
+    }
+
+    /// Whether every piece from `data` on begins and ends in memory at multiples of `alignment`, as direct I/O demands.
+    pub(crate) fn is_memory_aligned(&self, data: Data, alignment: usize) -> bool {
+        (data.start as usize).is_multiple_of(alignment)
+            && self
+                .segments(data.buffer)
+                .iter()
+                .all(|s| s.is_aligned(alignment) && s.len().is_multiple_of(alignment))
+    }
+
+    /// The scatter list of `len` bytes from `data`, for the kernel: valid until [`Buffers::returned`].
+    ///
+    /// # Panics
+    /// When the range is not inside the slot, or when a part of this slot is lent already: one list at a time.
+    pub(super) fn lend(&mut self, data: Data, len: usize) -> &[Segment] {
+        let slot = &mut self.slots[data.buffer as usize];
+        let start = data.start as usize;
+        assert!(
+            start + len <= slot.len,
+            "an operation lies within its buffer"
+        );
+        slot.in_kernel += 1;
+        if start == 0 && len == slot.len {
+            return &slot.segments;
+        }
+        assert_eq!(
+            slot.in_kernel, 1,
+            "one part of a buffer is with the kernel at a time"
+        );
+        slot.part.clear();
+        for piece in pieces(&slot.segments, start, len) {
+            slot.part.push(piece);
+        }
+        &slot.part
+    }
+
+    /// The kernel is done with one operation on the slot.
+    ///
+    /// # Panics
+    /// When it had none.
+    pub(crate) fn returned(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        slot.in_kernel = slot
+            .in_kernel
+            .checked_sub(1)
+            .expect("the kernel returns only what it was lent");
+    }
+
+    /// Copies `bytes` into the slot from `data` on; as much as fits.
+    pub(crate) fn put(&mut self, data: Data, bytes: &[u8]) {
+        let mut rest = bytes;
+        for piece in pieces(self.segments(data.buffer), data.start as usize, bytes.len()) {
+            let (now, later) = rest.split_at(piece.len());
+            // SAFETY: the piece is valid memory of its length (module invariant); `now` is as long and a plain slice,
+            // so they do not overlap.
+            unsafe {
+                std::ptr::copy_nonoverlapping(now.as_ptr(), piece.0.iov_base.cast(), now.len())
+            };
+            rest = later;
+        }
+    }
+
+    /// Copies out of the slot from `data` on into `bytes`; as much as there is.
+    pub(crate) fn get(&self, data: Data, bytes: &mut [u8]) {
+        let mut done = 0;
+        for piece in pieces(self.segments(data.buffer), data.start as usize, bytes.len()) {
+            done += gather(&[piece], &mut bytes[done..]);
+        }
+    }
+
+    /// Copies `len` bytes from one slot of our own memory to another.
+    ///
+    /// # Panics
+    /// When either is not one piece that long, or both are the same.
+    pub(crate) fn copy(&mut self, from: Data, to: Data, len: usize) {
+        let source = one_piece(self.segments(from.buffer), from.start as usize, len);
+        let target = one_piece(self.segments(to.buffer), to.start as usize, len);
+        assert_ne!(
+            from.buffer, to.buffer,
+            "bytes are copied between two buffers"
+        );
+        // SAFETY: both pieces are valid memory of `len` bytes (module invariant), of different mappings.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                source.0.iov_base.cast::<u8>(),
+                target.0.iov_base.cast(),
+                len,
+            )
+        };
+    }
+
+    /// Fills `len` bytes from `data` on with zeroes.
+    pub(crate) fn clear(&mut self, data: Data, len: usize) {
+        for piece in pieces(self.segments(data.buffer), data.start as usize, len) {
+            // SAFETY: the piece is valid memory of its length (module invariant).
+            unsafe { std::ptr::write_bytes(piece.0.iov_base.cast::<u8>(), 0, piece.len()) };
+        }
+    }
+}
+
+impl Default for Buffers {
+    fn default() -> Buffers {
+        Buffers::new()
+    }
+}
+
+/// The pieces of `segments` that make up `len` bytes from `start`; fewer when they end before.
+pub(super) fn pieces(
+    segments: &[Segment],
+    start: usize,
+    len: usize,
+) -> impl Iterator<Item = Segment> + '_ {
+    let mut skip = start;
+    let mut left = len;
+    segments.iter().filter_map(move |segment| {
+        let here = segment.len();
+        if skip >= here {
+            skip -= here;
+            return None;
+        }
+        let take = (here - skip).min(left);
+        // SAFETY: skip < the segment's length.
+        let base = unsafe { segment.0.iov_base.cast::<u8>().add(skip) };
+        skip = 0;
+        left -= take;
+        (take > 0).then(|| Segment::new(base, take))
+    })
+}
+
+/// The one piece that `len` bytes from `start` are.
+fn one_piece(segments: &[Segment], start: usize, len: usize) -> Segment {
+    let piece = pieces(segments, start, len)
+        .next()
+        .expect("the range lies within the buffer");
+    assert_eq!(piece.len(), len, "our own memory is in one piece");
+    piece
+}
+
+/// Copies from the front of `segments` into `bytes`, as far as both reach; returns how many.
+pub(super) fn gather(segments: &[Segment], bytes: &mut [u8]) -> usize {
+    let mut done = 0;
+    for segment in segments {
+        let take = segment.len().min(bytes.len() - done);
+        // SAFETY: the segment is valid memory of its length (module invariant), `take` fits both sides.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                segment.0.iov_base.cast(),
+                bytes[done..].as_mut_ptr(),
+                take,
+            )
+        };
+        done += take;
+    }
+    done
+}
+
+/// Free blocks of our own, by size.
+#[derive(Default)]
+struct Pool {
+    sizes: [Vec<Mmap>; 9],
+}
+
+impl Pool {
+    fn class(len: usize) -> usize {
+        (len.max(SMALLEST_BLOCK).next_power_of_two() / SMALLEST_BLOCK).ilog2() as usize
+    }
+
+    fn take(&mut self, len: usize) -> std::io::Result<Mmap> {
+        if let Some(block) = self.sizes.get_mut(Pool::class(len)).and_then(Vec::pop) {
+            return Ok(block);
+        }
+        Mmap::anonymous(len.max(SMALLEST_BLOCK).next_power_of_two())
+    }
+
+    fn put(&mut self, block: Mmap) {
+        if block.len() <= LARGEST_KEPT {
+            let free = &mut self.sizes[Pool::class(block.len())];
+            if free.len() < KEPT_PER_SIZE {
+                free.push(block);
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn data(buffer: u32, start: u32) -> Data {
+        Data { buffer, start }
+    }
+
+    #[test]
+    fn bytes_come_back_as_they_were_put() {
+        let mut buffers = Buffers::new();
+        let slot = buffers.claim_pool(10_000).expect("memory");
+        buffers.put(data(slot, 100), b"hello");
+        let mut out = [0; 5];
+        buffers.get(data(slot, 100), &mut out);
+        assert_eq!(&out, b"hello");
+        buffers.clear(data(slot, 101), 3);
+        buffers.get(data(slot, 100), &mut out);
+        assert_eq!(&out, b"h\0\0\0o");
+        buffers.release(slot);
+        assert_eq!(buffers.slots.len(), buffers.free.len());
+    }
+
+    #[test]
+    fn a_part_that_is_lent_has_the_right_pieces() {
+        let mut buffers = Buffers::new();
+        let slot = buffers.claim_pool(8192).expect("memory");
+        assert_eq!(buffers.lend(data(slot, 512), 1024)[0].len(), 1024);
+        buffers.returned(slot);
+        buffers.release(slot);
+    }
+
+    #[test]
+    #[should_panic(expected = "the kernel is done with it")]
+    fn a_buffer_that_the_kernel_holds_is_not_released() {
+        let mut buffers = Buffers::new();
+        let slot = buffers.claim_pool(4096).expect("memory");
+        buffers.lend(data(slot, 0), 4096);
+        buffers.release(slot);
+    }
+}

@@ -1,0 +1,50 @@
+//! Event counters: how a guest kicks us, how we call it, how threads wake each other.
+
+use std::fs::File;
+use std::io::{self, Read, Write};
+use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+
+/// An eventfd; non-blocking when it is our own.
+pub(crate) struct EventFd(File);
+
+impl EventFd {
+    /// A fresh one, at zero.
+    ///
+    /// # Errors
+    /// What the system says, usually too many open files.
+    pub(crate) fn new() -> io::Result<EventFd> {
+        // SAFETY: no memory is involved.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC | libc::EFD_NONBLOCK) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is fresh and owned by nobody else.
+        Ok(EventFd(unsafe { File::from_raw_fd(fd) }))
+    }
+
+    /// One that came over a socket.
+    pub(crate) fn from_file(file: File) -> EventFd {
+        EventFd(file)
+    }
+
+    /// Adds one. A full counter means that the other side is asleep on many events already: nothing is lost.
+    pub(crate) fn signal(&self) {
+        // The only other error is a descriptor that is no eventfd, sent by a front end that fools itself.
+        let _ = (&self.0).write(&1u64.to_ne_bytes());
+    }
+
+    /// Sets it to zero; returns what it was.
+    pub(crate) fn drain(&self) -> u64 {
+        let mut count = [0; 8];
+        match (&self.0).read(&mut count) {
+            Ok(8) => u64::from_ne_bytes(count),
+            _ => 0,
+        }
+    }
+}
+
+impl AsRawFd for EventFd {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0.as_raw_fd()
+    }
+}

@@ -1,0 +1,534 @@
+//! A guest's memory, mapped from the files that its front end sent.
+//!
+//! The vhost-user device builds a [`Mapping`] from the regions of the protocol and gives it to the I/O thread; the
+//! queue walker of `tidegate-front` sees it as [`GuestMemory`].
+//!
+//! # Always true
+//! - a [`Segment`] or [`GuestArea`] lies wholly within one region
+//! - regions do not overlap in guest addresses (checked when a mapping is made)
+
+use std::fs::File;
+use std::io;
+use std::os::fd::AsRawFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
+use tidegate_front::vhost::{Area, GuestMemory};
+
+/// Pages of the dirty log, as vhost fixes them.
+const LOG_PAGE: u64 = 4096;
+
+/// A shared mapping of a file, unmapped when dropped.
+pub(crate) struct Mmap {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+// SAFETY: the mapping is plain memory without thread affinity; all access goes through raw pointers.
+unsafe impl Send for Mmap {}
+// SAFETY: as above; concurrent access is by volatile or atomic operations only.
+unsafe impl Sync for Mmap {}
+
+impl Mmap {
+    /// Maps `len` bytes of `file` from `offset`, readable and writable, shared.
+    ///
+    /// # Errors
+    /// What mmap says.
+    pub(crate) fn file(file: &File, offset: u64, len: usize) -> io::Result<Mmap> {
+        let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        Mmap::new(
+            len,
+            libc::MAP_SHARED | libc::MAP_NORESERVE,
+            file.as_raw_fd(),
+            offset,
+        )
+    }
+
+    /// `len` bytes of private zeroes, page-aligned, backed by memory only once touched.
+    ///
+    /// # Errors
+    /// What mmap says.
+    pub(crate) fn anonymous(len: usize) -> io::Result<Mmap> {
+        Mmap::new(
+            len,
+            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
+            -1,
+            0,
+        )
+    }
+
+    fn new(len: usize, flags: i32, fd: i32, offset: libc::off_t) -> io::Result<Mmap> {
+        let prot = libc::PROT_READ | libc::PROT_WRITE;
+        // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
+        let base = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, fd, offset) };
+        if base == libc::MAP_FAILED {
+            return Err(io::Error::last_os_error());
+        }
+        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        Ok(Mmap { base, len })
+    }
+
+    /// Where it begins.
+    pub(crate) fn base(&self) -> *mut u8 {
+        self.base.as_ptr()
+    }
+
+    /// Bytes mapped.
+    pub(crate) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Gives the whole pages of a range back to the system; they read as zeroes afterwards.
+    ///
+    /// # Panics
+    /// When the range is not inside.
+    pub(crate) fn discard(&self, start: usize, len: usize) {
+        assert!(
+            start.checked_add(len).is_some_and(|end| end <= self.len),
+            "a discard lies within the mapping"
+        );
+        // SAFETY: the range was just checked to lie inside the mapping.
+        let at = unsafe { self.base.as_ptr().add(start) };
+        // SAFETY: MADV_DONTNEED on a private anonymous mapping only drops its content; failure leaves it as it is.
+        unsafe { libc::madvise(at.cast(), len, libc::MADV_DONTNEED) };
+    }
+}
+
+impl Drop for Mmap {
+    fn drop(&mut self) {
+        // SAFETY: base and len are those of a mapping that this value owns; the module's invariants keep users away.
+        unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
+    }
+}
+
+/// A size or distance that fits this machine's memory.
+fn memory_size(bytes: u64) -> usize {
+    usize::try_from(bytes).expect("addresses have 64 bits on every machine that this runs on")
+}
+
+/// One stretch of guest memory.
+pub(crate) struct Region {
+    /// First guest address.
+    pub(crate) guest: u64,
+    /// Address of the same byte in the front end's process, which ring addresses refer to.
+    pub(crate) user: u64,
+    /// Bytes.
+    pub(crate) len: u64,
+    map: Mmap,
+    /// Position of the region's first byte in the mapping.
+    skip: usize,
+}
+
+impl Region {
+    /// Maps a region of the vhost-user protocol: `len` bytes that begin `offset` bytes into `file`.
+    ///
+    /// # Errors
+    /// An address range that wraps, or what mmap says.
+    pub(crate) fn map(
+        file: &File,
+        guest: u64,
+        user: u64,
+        offset: u64,
+        len: u64,
+    ) -> io::Result<Region> {
+        let wraps = guest.checked_add(len).is_none() || user.checked_add(len).is_none();
+        if wraps || len == 0 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a memory region is empty or wraps around",
+            ));
+        }
+        let page_start = offset & !(LOG_PAGE - 1);
+        let skip = usize::try_from(offset - page_start).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let map_len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+        let map_len = map_len
+            .checked_add(skip)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        if file.metadata()?.len() < page_start + map_len as u64 {
+            // Touching pages behind the end of a file would be a SIGBUS.
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a memory region is longer than its file",
+            ));
+        }
+        Ok(Region {
+            guest,
+            user,
+            len,
+            map: Mmap::file(file, page_start, map_len)?,
+            skip,
+        })
+    }
+
+    /// Host address of the byte at `guest`, with the bytes left in the region from there.
+    fn find(&self, guest: u64) -> Option<(*mut u8, u64)> {
+        let at = guest.checked_sub(self.guest)?;
+        if at >= self.len {
+            return None;
+        }
+        // SAFETY: at < len, and skip + len bytes are mapped.
+        let host = unsafe { self.map.base().add(self.skip + memory_size(at)) };
+        Some((host, self.len - at))
+    }
+}
+
+/// All of a guest's memory at one moment, and the log of what devices write, while one is kept.
+#[derive(Clone)]
+pub(crate) struct Mapping {
+    regions: Vec<Arc<Region>>,
+    log: Option<Arc<DirtyLog>>,
+}
+
+/// The bitmap in which devices note what they write during live migration.
+pub(crate) struct DirtyLog {
+    map: Mmap,
+}
+
+impl DirtyLog {
+    /// Maps a log of `len` bytes at `offset` of `file`.
+    ///
+    /// # Errors
+    /// What mmap says, or a file shorter than it claims.
+    pub(crate) fn map(file: &File, offset: u64, len: u64) -> io::Result<DirtyLog> {
+        let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+        if file.metadata()?.len() < offset + len as u64 {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "the dirty log is longer than its file",
+            ));
+        }
+        Ok(DirtyLog {
+            map: Mmap::file(file, offset, len)?,
+        })
+    }
+
+    fn mark(&self, addr: u64, len: usize) {
+        let Some(last) = (len as u64)
+            .checked_sub(1)
+            .and_then(|l| addr.checked_add(l))
+        else {
+            return;
+        };
+        for page in addr / LOG_PAGE..=last / LOG_PAGE {
+            let byte = memory_size(page / 8);
+            if byte >= self.map.len() {
+                return;
+            }
+            // SAFETY: byte < len, checked above.
+            let at = unsafe { self.map.base().add(byte) };
+            // SAFETY: the byte is mapped for as long as self, and only ever accessed atomically by us.
+            let atom = unsafe { AtomicU8::from_ptr(at) };
+            atom.fetch_or(1 << (page % 8), Ordering::Relaxed);
+        }
+    }
+}
+
+impl Mapping {
+    /// No memory at all.
+    pub(crate) fn empty() -> Mapping {
+        Mapping {
+            regions: Vec::new(),
+            log: None,
+        }
+    }
+
+    /// This and one region more.
+    ///
+    /// # Errors
+    /// When it overlaps another in guest addresses.
+    pub(crate) fn with(&self, region: Region) -> io::Result<Mapping> {
+        let overlaps =
+            |r: &Arc<Region>| region.guest < r.guest + r.len && r.guest < region.guest + region.len;
+        if self.regions.iter().any(overlaps) {
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "memory regions overlap",
+            ));
+        }
+        let mut next = self.clone();
+        next.regions.push(Arc::new(region));
+        Ok(next)
+    }
+
+    /// This without the region that begins at guest address `guest` and is `len` long; `None` if there is none.
+    pub(crate) fn without(&self, guest: u64, len: u64) -> Option<Mapping> {
+        let at = self
+            .regions
+            .iter()
+            .position(|r| r.guest == guest && r.len == len)?;
+        let mut next = self.clone();
+        next.regions.remove(at);
+        Some(next)
+    }
+
+    /// This with writes logged from now on, or no longer.
+    pub(crate) fn logging(&self, log: Option<Arc<DirtyLog>>) -> Mapping {
+        Mapping {
+            regions: self.regions.clone(),
+            log,
+        }
+    }
+
+    /// Number of regions.
+    pub(crate) fn regions(&self) -> usize {
+        self.regions.len()
+    }
+
+    /// The guest address of what the front end's process has at `user`.
+    pub(crate) fn guest_of_user(&self, user: u64) -> Option<u64> {
+        let region = self
+            .regions
+            .iter()
+            .find(|r| user.checked_sub(r.user).is_some_and(|at| at < r.len))?;
+        Some(region.guest + (user - region.user))
+    }
+
+    /// Whether writes are logged.
+    pub(crate) fn is_logging(&self) -> bool {
+        self.log.is_some()
+    }
+
+    /// Notes a segment of this memory as written, when a log is kept.
+    pub(crate) fn mark_segment(&self, segment: &Segment) {
+        let Some(log) = &self.log else { return };
+        let host = segment.0.iov_base as usize;
+        for region in &self.regions {
+            let start = region.map.base() as usize + region.skip;
+            if let Some(at) = host
+                .checked_sub(start)
+                .filter(|&at| (at as u64) < region.len)
+            {
+                return log.mark(region.guest + at as u64, segment.0.iov_len);
+            }
+        }
+    }
+
+    fn find(&self, guest: u64) -> Option<(&Arc<Region>, *mut u8, u64)> {
+        self.regions
+            .iter()
+            .find_map(|r| r.find(guest).map(|(host, left)| (r, host, left)))
+    }
+}
+
+/// A contiguous piece of memory for scatter and gather, as the kernel wants it.
+#[derive(Clone, Copy)]
+#[repr(transparent)]
+pub(crate) struct Segment(pub(super) libc::iovec);
+
+// SAFETY: an address and a length; using them is safe only while what they point into is kept mapped, which the
+// module's invariants see to on whichever thread.
+unsafe impl Send for Segment {}
+
+impl Segment {
+    pub(super) fn new(base: *mut u8, len: usize) -> Segment {
+        Segment(libc::iovec {
+            iov_base: base.cast(),
+            iov_len: len,
+        })
+    }
+
+    /// Bytes.
+    pub(crate) fn len(&self) -> usize {
+        self.0.iov_len
+    }
+
+    /// Whether its address is a multiple of `alignment`.
+    pub(crate) fn is_aligned(&self, alignment: usize) -> bool {
+        (self.0.iov_base as usize).is_multiple_of(alignment)
+    }
+
+    /// Stores one byte at its start, if there is room.
+    pub(crate) fn put_u8(&self, value: u8) {
+        if self.0.iov_len > 0 {
+            // SAFETY: a non-empty segment points to at least one mapped byte (module invariant).
+            unsafe { self.0.iov_base.cast::<u8>().write_volatile(value) };
+        }
+    }
+}
+
+impl GuestMemory for Mapping {
+    type Area = GuestArea;
+    type Segment = Segment;
+
+    fn area(&self, addr: u64, len: usize) -> Option<GuestArea> {
+        let (region, base, left) = self.find(addr)?;
+        (len as u64 <= left).then(|| GuestArea {
+            base,
+            len,
+            _region: Keep::Region(Arc::clone(region)),
+        })
+    }
+
+    fn load_16(&self, addr: u64) -> Option<[u8; 16]> {
+        let (_, host, left) = self.find(addr)?;
+        // SAFETY: 16 bytes are left in the region from `host`.
+        (left >= 16).then(|| unsafe { load_16(host) })
+    }
+
+    fn segments(&self, mut addr: u64, len: u32, out: &mut Vec<Segment>) -> bool {
+        let mut need = u64::from(len);
+        while need > 0 {
+            let Some((_, host, left)) = self.find(addr) else {
+                return false;
+            };
+            let take = need.min(left);
+            out.push(Segment::new(host, memory_size(take)));
+            need -= take;
+            // Cannot wrap: the region that held `addr` does not.
+            addr += take;
+        }
+        true
+    }
+
+    fn peek(&self, segments: &[Segment], bytes: &mut [u8]) -> usize {
+        super::buffers::gather(segments, bytes)
+    }
+
+    fn segment_len(segment: &Segment) -> usize {
+        segment.len()
+    }
+
+    fn segment_skip(segment: &Segment, bytes: usize) -> Segment {
+        let bytes = bytes.min(segment.len());
+        // SAFETY: at most the segment's own length further on, so still inside it or one past its end.
+        let base = unsafe { segment.0.iov_base.cast::<u8>().add(bytes) };
+        Segment::new(base, segment.len() - bytes)
+    }
+
+    fn segment_take(segment: &Segment, bytes: usize) -> Segment {
+        Segment::new(segment.0.iov_base.cast(), bytes.min(segment.len()))
+    }
+
+    fn mark_dirty(&self, addr: u64, len: usize) {
+        if let Some(log) = &self.log {
+            log.mark(addr, len);
+        }
+    }
+}
+
+/// A stretch of shared memory (rings, in-flight region) that stays mapped while this lives.
+pub(crate) struct GuestArea {
+    base: *mut u8,
+    len: usize,
+    _region: Keep,
+}
+
+// SAFETY: a pointer into a mapping that is kept alive by reference count and has no thread affinity.
+unsafe impl Send for GuestArea {}
+
+/// What keeps an area mapped.
+enum Keep {
+    Region(#[expect(dead_code, reason = "held for its drop")] Arc<Region>),
+    Map(#[expect(dead_code, reason = "held for its drop")] Arc<Mmap>),
+}
+
+impl GuestArea {
+    /// `len` bytes of `map` from `start`; `None` if they are not inside.
+    pub(crate) fn of_map(map: &Arc<Mmap>, start: usize, len: usize) -> Option<GuestArea> {
+        if start.checked_add(len)? > map.len() {
+            return None;
+        }
+        // SAFETY: start + len lies within the mapping, checked above.
+        let base = unsafe { map.base().add(start) };
+        Some(GuestArea {
+            base,
+            len,
+            _region: Keep::Map(Arc::clone(map)),
+        })
+    }
+
+    /// The address of `bytes` bytes at `at`.
+    fn at(&self, at: usize, bytes: usize) -> *mut u8 {
+        assert!(
+            at <= self.len && bytes <= self.len - at,
+            "an access lies within its area"
+        );
+        // SAFETY: at + bytes <= len, checked above.
+        unsafe { self.base.add(at) }
+    }
+
+    /// The same as an atomic.
+    fn atom(&self, at: usize) -> &AtomicU16 {
+        let place = self.at(at, 2).cast::<u16>();
+        assert!(place.is_aligned(), "an atomic access is aligned");
+        // SAFETY: mapped for as long as self and aligned, both checked; other parties access it atomically.
+        unsafe { AtomicU16::from_ptr(place) }
+    }
+}
+
+impl Area for GuestArea {
+    fn load_u16(&self, at: usize) -> u16 {
+        u16::from_le(self.atom(at).load(Ordering::Relaxed))
+    }
+
+    fn acquire_u16(&self, at: usize) -> u16 {
+        u16::from_le(self.atom(at).load(Ordering::Acquire))
+    }
+
+    fn store_u16(&self, at: usize, value: u16) {
+        self.atom(at).store(value.to_le(), Ordering::Relaxed);
+    }
+
+    fn release_u16(&self, at: usize, value: u16) {
+        self.atom(at).store(value.to_le(), Ordering::Release);
+    }
+
+    fn load_u8(&self, at: usize) -> u8 {
+        // SAFETY: `at` checks the bounds.
+        unsafe { self.at(at, 1).read_volatile() }
+    }
+
+    fn store_u8(&self, at: usize, value: u8) {
+        // SAFETY: `at` checks the bounds.
+        unsafe { self.at(at, 1).write_volatile(value) };
+    }
+
+    fn load_u64(&self, at: usize) -> u64 {
+        let place = self.at(at, 8).cast::<u64>();
+        assert!(
+            place.is_aligned(),
+            "the only 64-bit values read are the in-flight region's counters"
+        );
+        // SAFETY: `at` checks the bounds, the assertion the alignment.
+        u64::from_le(unsafe { place.read_volatile() })
+    }
+
+    fn store_u64(&self, at: usize, value: u64) {
+        let place = self.at(at, 8).cast::<u32>();
+        assert!(
+            place.is_aligned(),
+            "used entries and counters are aligned to four bytes"
+        );
+        #[expect(clippy::cast_possible_truncation, reason = "the low half is taken on purpose")]
+        let [low, high] = [value as u32, (value >> 32) as u32];
+        // SAFETY: `at` checks the bounds of eight bytes, the assertion the alignment.
+        unsafe { place.write_volatile(low.to_le()) };
+        // SAFETY: the second four of those eight bytes.
+        let place = unsafe { place.add(1) };
+        // SAFETY: as the first half.
+        unsafe { place.write_volatile(high.to_le()) };
+    }
+
+    fn load_16(&self, at: usize) -> [u8; 16] {
+        // SAFETY: `at` checks the bounds.
+        unsafe { load_16(self.at(at, 16)) }
+    }
+}
+
+/// Copies 16 bytes that a guest may be writing: whatever mixture comes out is believed only after checks.
+///
+/// # Safety
+/// 16 bytes are mapped at `place`.
+unsafe fn load_16(place: *const u8) -> [u8; 16] {
+    let words = place.cast::<[u64; 2]>();
+    if !words.is_aligned() {
+        // SAFETY: the caller's promise; an array of bytes has no alignment.
+        return unsafe { place.cast::<[u8; 16]>().read_volatile() };
+    }
+    // SAFETY: the caller's promise, and the alignment was just checked.
+    let [low, high] = unsafe { words.read_volatile() };
+    let mut bytes = [0; 16];
+    bytes[..8].copy_from_slice(&low.to_ne_bytes());
+    bytes[8..].copy_from_slice(&high.to_ne_bytes());
+    bytes
+}

@@ -1,0 +1,184 @@
+//! A few system calls that the standard library lacks.
+
+use std::fs::File;
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use tidegate_core::units::Time;
+
+/// Now, on the monotonic clock.
+pub(crate) fn now() -> Time {
+    let mut at = MaybeUninit::<libc::timespec>::uninit();
+    // SAFETY: the call fills the timespec it is given.
+    let ok = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, at.as_mut_ptr()) };
+    assert_eq!(ok, 0, "the monotonic clock exists");
+    // SAFETY: filled by the successful call.
+    let at = unsafe { at.assume_init() };
+    Time::from_nanos(at.tv_sec.unsigned_abs() * 1_000_000_000 + at.tv_nsec.unsigned_abs())
+}
+
+/// Locks one byte of a file for this open file description: held until its last reference is gone, the kernel's own
+/// for operations still under way included. So a successor gets it only when nothing of ours can reach the disk.
+///
+/// # Errors
+/// `WouldBlock` when somebody else holds it.
+pub(crate) fn lock(file: &File, byte: u8, exclusive: bool) -> io::Result<()> {
+    let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
+    // SAFETY: flock is plain old data; zero is valid.
+    let mut lock: libc::flock = unsafe { std::mem::zeroed() };
+    let short = |constant| libc::c_short::try_from(constant).expect("the kernel's constants fit their field");
+    lock.l_type = short(kind);
+    lock.l_whence = short(libc::SEEK_SET);
+    lock.l_start = byte.into();
+    lock.l_len = 1;
+    // SAFETY: the kernel reads the structure during the call.
+    let got = unsafe { libc::fcntl(file.as_raw_fd(), libc::F_OFD_SETLK, &raw const lock) };
+    if got == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EAGAIN | libc::EACCES) => Err(io::ErrorKind::WouldBlock.into()),
+        _ => Err(error),
+    }
+}
+
+/// What unaligned direct I/O a file refuses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DirectAlignment {
+    /// Of memory, in bytes.
+    pub(crate) memory: usize,
+    /// Of offsets and lengths, in bytes.
+    pub(crate) offset: usize,
+}
+
+/// The alignment that direct I/O on this file needs; `None` when the system does not tell.
+pub(crate) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
+    let mut info = MaybeUninit::<libc::statx>::zeroed();
+    let empty = c"".as_ptr();
+    // SAFETY: an empty path with AT_EMPTY_PATH means the descriptor itself; the call fills the structure.
+    let ok = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            empty,
+            libc::AT_EMPTY_PATH,
+            libc::STATX_DIOALIGN,
+            info.as_mut_ptr(),
+        )
+    };
+    if ok != 0 {
+        return None;
+    }
+    // SAFETY: zeroed before and filled by the successful call.
+    let info = unsafe { info.assume_init() };
+    if info.stx_mask & libc::STATX_DIOALIGN == 0 || info.stx_dio_offset_align == 0 {
+        return None;
+    }
+    Some(DirectAlignment {
+        memory: info.stx_dio_mem_align as usize,
+        offset: info.stx_dio_offset_align as usize,
+    })
+}
+
+/// The next offset from `from` on at which the file has data; `None` when there is none.
+///
+/// # Errors
+/// What lseek says, for files without holes to ask about.
+pub(crate) fn seek_data(fd: RawFd, from: u64) -> io::Result<Option<u64>> {
+    seek(fd, from, libc::SEEK_DATA)
+}
+
+/// The next offset from `from` on at which the file has a hole (its end is one).
+///
+/// # Errors
+/// As [`seek_data`].
+pub(crate) fn seek_hole(fd: RawFd, from: u64) -> io::Result<Option<u64>> {
+    seek(fd, from, libc::SEEK_HOLE)
+}
+
+fn seek(fd: RawFd, from: u64, whence: i32) -> io::Result<Option<u64>> {
+    let from = libc::off_t::try_from(from).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: no memory is involved; nobody relies on the file's position.
+    let at = unsafe { libc::lseek(fd, from, whence) };
+    if at >= 0 {
+        return Ok(Some(at.unsigned_abs()));
+    }
+    let error = io::Error::last_os_error();
+    if error.raw_os_error() == Some(libc::ENXIO) {
+        Ok(None)
+    } else {
+        Err(error)
+    }
+}
+
+/// Bytes of a block device.
+///
+/// # Errors
+/// When it is none, or what the driver says.
+pub(crate) fn block_device_size(file: &File) -> io::Result<u64> {
+    const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
+    let mut size = 0u64;
+    // SAFETY: this request stores one u64.
+    let ok = unsafe { libc::ioctl(file.as_raw_fd(), BLKGETSIZE64, &raw mut size) };
+    if ok == 0 {
+        Ok(size)
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// Keeps the calling thread on one CPU.
+///
+/// # Errors
+/// When there is no such CPU or the thread may not use it.
+pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
+    // SAFETY: cpu_set_t is plain old data; zero is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    if cpu >= libc::CPU_SETSIZE.unsigned_abs() as usize {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    // SAFETY: the CPU's bit is inside the set, checked above.
+    unsafe { libc::CPU_SET(cpu, &mut set) };
+    // SAFETY: zero means the calling thread; the kernel reads the set during the call.
+    let ok = unsafe { libc::sched_setaffinity(0, size_of::<libc::cpu_set_t>(), &raw const set) };
+    if ok == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
+/// An anonymous file in memory.
+///
+/// # Errors
+/// What memfd_create says.
+pub(crate) fn memory_file(name: &std::ffi::CStr, len: u64) -> io::Result<File> {
+    use std::os::fd::FromRawFd;
+    // SAFETY: the name is a terminated string that the kernel copies.
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+    if fd < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the descriptor is fresh and owned by nobody else.
+    let file = unsafe { File::from_raw_fd(fd) };
+    file.set_len(len)?;
+    Ok(file)
+}
+
+/// What the calling thread has used of a CPU, in nanoseconds.
+pub(crate) fn thread_cpu_ns() -> u64 {
+    let mut at = MaybeUninit::<libc::timespec>::uninit();
+    // SAFETY: the call fills the timespec it is given.
+    let ok = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, at.as_mut_ptr()) };
+    assert_eq!(ok, 0, "every thread has a CPU clock");
+    // SAFETY: filled by the successful call.
+    let at = unsafe { at.assume_init() };
+    at.tv_sec.unsigned_abs() * 1_000_000_000 + at.tv_nsec.unsigned_abs()
+}
+
+/// Ends the receiving side of a socket, or both sides. A socket that is gone already is as it should be.
+pub(crate) fn shut_down(socket: &OwnedFd, both: bool) {
+    let how = if both { libc::SHUT_RDWR } else { libc::SHUT_RD };
+    // SAFETY: no memory is involved.
+    unsafe { libc::shutdown(socket.as_raw_fd(), how) };
+}

@@ -1,0 +1,293 @@
+//! The kernel's I/O ring of one I/O thread.
+//!
+//! Every operation carries a [`Tag`], by which its completion finds its way back. Buffers are lent from
+//! [`Buffers`] slots; the thread tells the slot when the completion has come.
+//!
+//! # Always true
+//! - an operation is never refused for want of room: a full submission queue is submitted first
+//! - the ring belongs to the thread that made it (SINGLE_ISSUER), which alone submits and reaps
+
+use super::buffers::Buffers;
+use super::guest::Segment;
+use io_uring::{IoUring, cqueue, opcode, squeue, types};
+use std::io;
+use std::os::fd::RawFd;
+use tidegate_core::request::Data;
+use tidegate_core::units::Span;
+
+/// Submission queue entries. A full queue costs one early system call, no more.
+const ENTRIES: u32 = 512;
+/// Completion queue entries; the kernel keeps what does not fit (NODROP).
+const COMPLETIONS: u32 = 8192;
+
+/// What an operation belongs to: a kind, and two numbers that the kind gives a meaning.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Tag {
+    /// Which table `owner` counts in; chosen by the thread.
+    pub(crate) kind: u8,
+    /// At most 24 bits.
+    pub(crate) owner: u32,
+    /// The owner's own.
+    pub(crate) slot: u32,
+}
+
+impl Tag {
+    fn to_bits(self) -> u64 {
+        debug_assert!(self.owner < 1 << 24, "an owner's number fits 24 bits");
+        u64::from(self.kind) << 56 | u64::from(self.owner) << 32 | u64::from(self.slot)
+    }
+
+    #[expect(clippy::cast_possible_truncation, reason = "each part is taken on purpose")]
+    fn from_bits(bits: u64) -> Tag {
+        Tag {
+            kind: (bits >> 56) as u8,
+            owner: (bits >> 32) as u32 & 0x00ff_ffff,
+            slot: bits as u32,
+        }
+    }
+}
+
+/// An operation that has ended.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Completion {
+    /// Whose.
+    pub(crate) tag: Tag,
+    /// What the system call would have returned, negative for an error number.
+    pub(crate) result: i32,
+    /// Whether the operation goes on and will complete again.
+    pub(crate) more: bool,
+}
+
+/// See the module.
+pub(crate) struct Ring {
+    inner: IoUring,
+    queued: bool,
+}
+
+impl Ring {
+    /// A ring for the calling thread.
+    ///
+    /// # Errors
+    /// When the kernel has no io_uring, forbids it, or is older than 6.1.
+    pub(crate) fn new() -> io::Result<Ring> {
+        let inner = IoUring::builder()
+            .setup_single_issuer()
+            .setup_defer_taskrun()
+            .setup_taskrun_flag()
+            .setup_submit_all()
+            .setup_cqsize(COMPLETIONS)
+            .build(ENTRIES)?;
+        Ok(Ring {
+            inner,
+            queued: false,
+        })
+    }
+
+    fn push(&mut self, entry: squeue::Entry, tag: Tag) {
+        let entry = entry.user_data(tag.to_bits());
+        // SAFETY: what the entry points at stays valid until its completion: the callers below lend it from slots
+        // and structures that live that long (see `sys`).
+        while unsafe { self.inner.submission().push(&entry) }.is_err() {
+            self.submit_now();
+        }
+        self.queued = true;
+    }
+
+    fn submit_now(&mut self) {
+        match self.inner.submit() {
+            Ok(_) => {}
+            // Busy: completions must be reaped first, which the thread does next. Interrupted: try again then.
+            Err(error)
+                if matches!(
+                    error.raw_os_error(),
+                    Some(libc::EBUSY | libc::EAGAIN | libc::EINTR)
+                ) => {}
+            Err(error) => panic!("the kernel refuses our submissions: {error}"),
+        }
+    }
+
+    /// Reads `len` bytes at `offset` of `fd` into the buffer.
+    pub(crate) fn read(
+        &mut self,
+        fd: RawFd,
+        buffers: &mut Buffers,
+        data: Data,
+        len: usize,
+        offset: u64,
+        tag: Tag,
+    ) {
+        let entry = match buffers.lend(data, len) {
+            [one] => opcode::Read::new(types::Fd(fd), one.0.iov_base.cast(), clamp(one.len()))
+                .offset(offset)
+                .build(),
+            many => opcode::Readv::new(types::Fd(fd), iovecs(many), count(many))
+                .offset(offset)
+                .build(),
+        };
+        self.push(entry, tag);
+    }
+
+    /// Writes `len` bytes from the buffer at `offset` of `fd`; durable before it completes if `durable`.
+    #[expect(clippy::too_many_arguments, reason = "a write has that many parts")]
+    pub(crate) fn write(
+        &mut self,
+        fd: RawFd,
+        buffers: &mut Buffers,
+        data: Data,
+        len: usize,
+        offset: u64,
+        durable: Durability,
+        tag: Tag,
+    ) {
+        let flags = match durable {
+            Durability::Cached => 0,
+            Durability::Durable => libc::RWF_DSYNC,
+        };
+        let entry = match buffers.lend(data, len) {
+            [one] => opcode::Write::new(types::Fd(fd), one.0.iov_base.cast(), clamp(one.len()))
+                .offset(offset)
+                .rw_flags(flags)
+                .build(),
+            many => opcode::Writev::new(types::Fd(fd), iovecs(many), count(many))
+                .offset(offset)
+                .rw_flags(flags)
+                .build(),
+        };
+        self.push(entry, tag);
+    }
+
+    /// Makes what was written to `fd` durable (fdatasync).
+    pub(crate) fn sync(&mut self, fd: RawFd, tag: Tag) {
+        self.push(
+            opcode::Fsync::new(types::Fd(fd))
+                .flags(types::FsyncFlags::DATASYNC)
+                .build(),
+            tag,
+        );
+    }
+
+    /// Changes the allocation of a range of `fd`.
+    pub(crate) fn allocate(&mut self, fd: RawFd, mode: i32, offset: u64, len: u64, tag: Tag) {
+        self.push(
+            opcode::Fallocate::new(types::Fd(fd), len)
+                .offset(offset)
+                .mode(mode)
+                .build(),
+            tag,
+        );
+    }
+
+    /// Completes each time `fd` becomes readable, until cancelled.
+    pub(crate) fn watch(&mut self, fd: RawFd, tag: Tag) {
+        let entry = opcode::PollAdd::new(types::Fd(fd), libc::POLLIN as u32)
+            .multi(true)
+            .build();
+        self.push(entry, tag);
+    }
+
+    /// Receives up to `len` bytes from the socket `fd` into the buffer.
+    pub(crate) fn receive(
+        &mut self,
+        fd: RawFd,
+        buffers: &mut Buffers,
+        data: Data,
+        len: usize,
+        tag: Tag,
+    ) {
+        let entry = match buffers.lend(data, len) {
+            [one] => {
+                opcode::Recv::new(types::Fd(fd), one.0.iov_base.cast(), clamp(one.len())).build()
+            }
+            _ => panic!("bytes are received into one piece of memory"),
+        };
+        self.push(entry, tag);
+    }
+
+    /// Sends the segments of `message` to its socket.
+    pub(crate) fn send(&mut self, fd: RawFd, message: &super::message::Message, tag: Tag) {
+        let entry = opcode::SendMsg::new(types::Fd(fd), message.header())
+            .flags(libc::MSG_NOSIGNAL as u32)
+            .build();
+        self.push(entry, tag);
+    }
+
+    /// Cancels the operations with this tag; they complete with ECANCELED or as they would have.
+    pub(crate) fn cancel(&mut self, target: Tag, tag: Tag) {
+        let entry = opcode::AsyncCancel::new(target.to_bits()).build();
+        self.push(entry, tag);
+    }
+
+    /// Hands queued operations to the kernel and lets it post completions, without waiting. No system call when there is
+    /// nothing of either.
+    pub(crate) fn submit(&mut self) {
+        let submission = self.inner.submission();
+        if self.queued || submission.taskrun() || submission.cq_overflow() {
+            drop(submission);
+            self.queued = false;
+            self.submit_now();
+        }
+    }
+
+    /// Waits until an operation completes, or for `timeout`.
+    pub(crate) fn wait(&mut self, timeout: Option<Span>) {
+        self.queued = false;
+        let result = match timeout {
+            None => self.inner.submitter().submit_and_wait(1),
+            Some(span) => {
+                let nanos = span.as_nanos();
+                let time = types::Timespec::new()
+                    .sec(nanos / 1_000_000_000)
+                    .nsec((nanos % 1_000_000_000) as u32);
+                self.inner
+                    .submitter()
+                    .submit_with_args(1, &types::SubmitArgs::new().timespec(&time))
+            }
+        };
+        match result {
+            Ok(_) => {}
+            Err(error) => match error.raw_os_error() {
+                Some(libc::ETIME | libc::EINTR | libc::EBUSY | libc::EAGAIN) => {}
+                _ => panic!("the kernel refuses to wait on our ring: {error}"),
+            },
+        }
+    }
+
+    /// Takes up to `most` completions into `out`.
+    pub(crate) fn reap(&mut self, most: usize, out: &mut Vec<Completion>) {
+        let completions = self.inner.completion().take(most);
+        out.extend(completions.map(|entry| Completion {
+            tag: Tag::from_bits(entry.user_data()),
+            result: entry.result(),
+            more: cqueue::more(entry.flags()),
+        }));
+    }
+
+    /// Whether a completion is waiting to be reaped or to be posted.
+    pub(crate) fn has_completions(&mut self) -> bool {
+        !self.inner.completion().is_empty() || self.inner.submission().taskrun()
+    }
+}
+
+/// Whether a write may still be in a cache when it completes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Durability {
+    /// It may.
+    Cached,
+    /// It is on stable storage (RWF_DSYNC).
+    Durable,
+}
+
+/// A list as the kernel reads it.
+fn iovecs(segments: &[Segment]) -> *const libc::iovec {
+    segments.as_ptr().cast()
+}
+
+fn count(segments: &[Segment]) -> u32 {
+    clamp(segments.len())
+}
+
+/// One operation moves less than 4 GiB; what is left over comes back as a short count.
+fn clamp(len: usize) -> u32 {
+    const MOST: u32 = !4095;
+    u32::try_from(len).unwrap_or(MOST)
+}

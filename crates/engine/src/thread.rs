@@ -1,0 +1,642 @@
+//! One I/O thread: gathers what its guests and datastores did, asks the shard what follows, and does it.
+//!
+//! A turn has a fixed order: orders from other threads, completions of the ring, requests of the active queues, what the
+//! shard wants done about them, used entries shown to guests, and one system call that submits it all. With nothing
+//! to do it spins briefly where that pays, then sleeps until something happens ([`idle`]).
+//!
+//! # Always true
+//! - everything here belongs to this thread alone: no lock is taken and nothing allocated for a request in steady state
+//! - an idle thread sleeps without a timer: no wake-ups
+//! - a panic aborts the process: the kernel may still be writing into our buffers, and a wrong byte is worse than a restart
+//!
+//! # Picture
+//! ```text
+//!   inbox ──┐                              ┌─> image.start ──> ring ──┐
+//!   ring ───┼─> Event ──> Shard ──> Effect ┤                          │ completion
+//!   queues ─┘      ▲                       └─> device.answer          │
+//!                  └──────────────────────────────────────────────────┘
+//! ```
+
+use crate::datastore::{Image, Job, Lane, Progress};
+use crate::device::ReplyTo;
+use crate::device::nbd::Connection;
+use crate::device::ring::RingDevice;
+use crate::errand::{Errand, Errands, Task};
+use crate::inbox::{Inbox, Order};
+use crate::sys::buffers::Buffers;
+use crate::sys::os;
+use crate::sys::ring::{Completion, Ring, Tag};
+use idle::Idle;
+use orders::Parting;
+use std::collections::VecDeque;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use tally::Tally;
+use tidegate_core::request::{DiskId, IoId, Outcome, Request, Token};
+use tidegate_core::shard::{Effect, Event, Shard};
+use tidegate_core::stack::FilterKey;
+use tidegate_core::units::{Span, Time};
+
+pub(crate) mod idle;
+pub(crate) mod orders;
+pub(crate) mod tally;
+
+/// What a completion's owner counts in.
+pub(crate) mod tag {
+    /// The inbox's bell.
+    pub(crate) const BELL: u8 = 1;
+    /// A guest's kick; the owner is a queue.
+    pub(crate) const KICK: u8 = 2;
+    /// An image's operation; the owner is a disk.
+    pub(crate) const IMAGE: u8 = 3;
+    /// Bytes from an NBD client; the owner is a connection.
+    pub(crate) const RECEIVE: u8 = 4;
+    /// Bytes to an NBD client; the owner is a connection.
+    pub(crate) const SEND: u8 = 5;
+    /// A cancellation, of which nobody wants to hear.
+    pub(crate) const NOTHING: u8 = 6;
+}
+
+/// Completions taken in one turn, so that one queue's flood does not hold up the others' requests.
+const COMPLETIONS_PER_TURN: usize = 256;
+/// Requests taken from one queue in one turn: a deep queue waits for the shallow ones.
+const REQUESTS_PER_QUEUE: usize = 32;
+/// I/Os that the shard holds before it first allocates.
+const IN_FLIGHT: usize = 1024;
+/// Turns between looks for queues that have gone quiet.
+const TURNS_PER_SWEEP: u32 = 64;
+/// A queue without requests for this long is no longer looked at each turn; its guest kicks for the next one.
+const QUIET: Span = Span::from_millis(1);
+
+/// How an I/O thread is to behave.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Habits {
+    /// How long it may spin before it sleeps; zero: never.
+    pub(crate) poll: Span,
+    /// Spin whenever idle, rather than only when requests come fast enough for it to pay.
+    pub(crate) always_poll: bool,
+    /// The CPU to stay on.
+    pub(crate) cpu: Option<usize>,
+}
+
+/// What a device uses of its thread to hand requests over.
+pub(crate) struct Desk {
+    pub(crate) now: Time,
+    pub(crate) ring: Ring,
+    pub(crate) buffers: Buffers,
+    shard: Shard,
+    effects: Vec<Effect>,
+    /// By buffer: who waits for the request that it belongs to.
+    waiting: Vec<ReplyTo>,
+    /// Queues with answers that their guests do not see yet.
+    dirty: Vec<u32>,
+    /// Connections that have something to send or decode.
+    talking: Vec<u32>,
+}
+
+impl Desk {
+    /// Hands a request to the shard. `request.data.buffer` names a claimed buffer, which comes back with the answer.
+    pub(crate) fn submit(&mut self, disk: DiskId, request: Request, reply: ReplyTo) {
+        let buffer = request.data.buffer;
+        if self.waiting.len() <= buffer as usize {
+            self.waiting
+                .resize_with(buffer as usize + 1, || ReplyTo::Nobody);
+        }
+        self.waiting[buffer as usize] = reply;
+        let event = Event::Submitted {
+            disk,
+            token: Token(buffer.into()),
+            request,
+        };
+        self.shard.handle(self.now, event, &mut self.effects);
+    }
+
+    /// This queue has answers to show.
+    pub(crate) fn note_dirty(&mut self, queue: u32) {
+        self.dirty.push(queue);
+    }
+
+    /// This connection has something to do.
+    pub(crate) fn note_talking(&mut self, connection: u32) {
+        self.talking.push(connection);
+    }
+}
+
+/// A disk that lives here.
+pub(crate) struct Place {
+    image: Box<dyn Image + Send>,
+    sides: Vec<(FilterKey, Arc<OwnedFd>)>,
+    parting: Option<Parting>,
+    changing: Option<orders::Reply>,
+}
+
+/// See the module.
+pub(crate) struct IoThread {
+    name: String,
+    inbox: Arc<Inbox>,
+    errands: Errands,
+    desk: Desk,
+    disks: Vec<Option<Place>>,
+    queues: Vec<Option<RingDevice>>,
+    /// Queues that are looked at each turn.
+    active: Vec<u32>,
+    connections: Vec<Option<Connection>>,
+    /// Ends that images reported and the shard has not heard of.
+    finished: Vec<(DiskId, IoId, Outcome)>,
+    carrying: Vec<Effect>,
+    completions: Vec<Completion>,
+    letters: VecDeque<Order>,
+    idle: Idle,
+    tally: Tally,
+    turns: u32,
+    stopping: bool,
+}
+
+impl IoThread {
+    /// Starts a thread; returns its inbox once its ring works.
+    pub(crate) fn start(
+        name: String,
+        habits: Habits,
+    ) -> std::io::Result<(Arc<Inbox>, std::thread::JoinHandle<()>)> {
+        let inbox = Arc::new(Inbox::new()?);
+        let (ready, made) = std::sync::mpsc::channel();
+        let own = Arc::clone(&inbox);
+        let handle = std::thread::Builder::new()
+            .name(name.clone())
+            .spawn(move || {
+                // The guard turns a panic anywhere below into an abort, after the panic's message was printed.
+                let guard = AbortOnPanic;
+                match IoThread::new(name, own, habits) {
+                    Ok(mut thread) => {
+                        let _ = ready.send(Ok(()));
+                        thread.run();
+                    }
+                    Err(error) => {
+                        let _ = ready.send(Err(error));
+                    }
+                }
+                drop(guard);
+            })?;
+        match made.recv() {
+            Ok(Ok(())) => Ok((inbox, handle)),
+            Ok(Err(error)) => Err(error),
+            Err(_) => Err(std::io::Error::other("an I/O thread died while starting")),
+        }
+    }
+
+    fn new(name: String, inbox: Arc<Inbox>, habits: Habits) -> std::io::Result<IoThread> {
+        if let Some(cpu) = habits.cpu {
+            os::pin_to(cpu)?;
+        }
+        let mut ring = Ring::new()?;
+        ring.watch(
+            inbox.bell(),
+            Tag {
+                kind: tag::BELL,
+                owner: 0,
+                slot: 0,
+            },
+        );
+        let now = os::now();
+        Ok(IoThread {
+            errands: Errands::start(&name, Arc::clone(&inbox))?,
+            name,
+            inbox,
+            desk: Desk {
+                now,
+                ring,
+                buffers: Buffers::new(),
+                shard: Shard::new(IN_FLIGHT),
+                effects: Vec::with_capacity(2 * IN_FLIGHT),
+                waiting: Vec::with_capacity(IN_FLIGHT),
+                dirty: Vec::new(),
+                talking: Vec::new(),
+            },
+            disks: Vec::new(),
+            queues: Vec::new(),
+            active: Vec::new(),
+            connections: Vec::new(),
+            finished: Vec::with_capacity(IN_FLIGHT),
+            carrying: Vec::with_capacity(2 * IN_FLIGHT),
+            completions: Vec::with_capacity(COMPLETIONS_PER_TURN),
+            letters: VecDeque::new(),
+            idle: Idle::new(habits.poll, habits.always_poll),
+            tally: Tally::new(now),
+            turns: 0,
+            stopping: false,
+        })
+    }
+
+    fn run(&mut self) {
+        while !self.stopping {
+            if self.turn() {
+                self.idle.worked(self.desk.now);
+            } else {
+                self.rest();
+            }
+        }
+    }
+
+    /// One turn. Returns whether there was anything to do.
+    fn turn(&mut self) -> bool {
+        self.desk.now = os::now();
+        let mut worked = false;
+        if self.inbox.has_mail() {
+            worked |= self.read_mail();
+        }
+        worked |= self.reap();
+        worked |= self.fetch();
+        worked |= self.deadlines();
+        self.settle();
+        self.desk.ring.submit();
+        self.turns = self.turns.wrapping_add(1);
+        if self.turns.is_multiple_of(TURNS_PER_SWEEP) {
+            self.sweep();
+        }
+        self.tally.turn(self.desk.now, worked);
+        worked
+    }
+
+    /// Carries out and publishes, until neither leaves anything to do: the thread may sleep after that.
+    fn settle(&mut self) {
+        loop {
+            self.publish();
+            if self.desk.effects.is_empty() {
+                return;
+            }
+            self.carry();
+        }
+    }
+
+    fn read_mail(&mut self) -> bool {
+        let mut letters = std::mem::take(&mut self.letters);
+        self.inbox.take(&mut letters);
+        let any = !letters.is_empty();
+        for order in letters.drain(..) {
+            self.obey(order);
+        }
+        self.letters = letters;
+        any
+    }
+
+    /// Takes completions off the ring and hands each to its owner.
+    fn reap(&mut self) -> bool {
+        let mut completions = std::mem::take(&mut self.completions);
+        self.desk.ring.reap(COMPLETIONS_PER_TURN, &mut completions);
+        let any = !completions.is_empty();
+        for completion in completions.drain(..) {
+            self.completed(completion);
+        }
+        self.completions = completions;
+        any
+    }
+
+    fn completed(&mut self, completion: Completion) {
+        let Tag { kind, owner, .. } = completion.tag;
+        match kind {
+            tag::BELL => {
+                self.inbox.silence();
+                if !completion.more {
+                    self.desk.ring.watch(self.inbox.bell(), completion.tag);
+                }
+            }
+            tag::KICK => self.kicked(owner, completion),
+            tag::IMAGE => {
+                self.with_image(DiskId(owner), |image, lane| {
+                    image.completed(lane, completion)
+                });
+                self.close_if_parting(DiskId(owner));
+            }
+            tag::RECEIVE | tag::SEND => self.connection_event(owner, completion),
+            _ => {}
+        }
+    }
+
+    /// A guest has kicked: its queue is looked at from now on.
+    fn kicked(&mut self, index: u32, completion: Completion) {
+        let Some(queue) = self.queues.get_mut(index as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        if !completion.more && completion.result != -libc::ECANCELED {
+            queue.watch_kicks(index, &mut self.desk.ring);
+        }
+        if !queue.active {
+            queue.wake();
+            self.active.push(index);
+        }
+    }
+
+    /// Takes requests from every active queue.
+    fn fetch(&mut self) -> bool {
+        let mut any = false;
+        for at in 0..self.active.len() {
+            let index = self.active[at];
+            let Some(queue) = &mut self.queues[index as usize] else {
+                continue;
+            };
+            any |= queue.fetch(index, &mut self.desk, REQUESTS_PER_QUEUE) > 0;
+        }
+        any
+    }
+
+    /// Lets the shard and the images act whose time has come.
+    fn deadlines(&mut self) -> bool {
+        let now = self.desk.now;
+        let mut any = false;
+        if self.desk.shard.deadline().is_some_and(|(at, _)| at <= now) {
+            self.desk
+                .shard
+                .handle(now, Event::Ticked, &mut self.desk.effects);
+            any = true;
+        }
+        for place in 0..self.disks.len() {
+            let due = |disk: &Place| disk.image.deadline().is_some_and(|at| at <= now);
+            if self.disks[place].as_ref().is_some_and(due) {
+                let id = DiskId(u32::try_from(place).expect("disks are numbered in 32 bits"));
+                self.with_image(id, |image, lane| image.tick(lane));
+                any = true;
+            }
+        }
+        any
+    }
+
+    /// The earliest moment at which something must be done unasked.
+    fn next_deadline(&self) -> Option<Time> {
+        let shard = self.desk.shard.deadline().map(|(at, _)| at);
+        let images = self
+            .disks
+            .iter()
+            .flatten()
+            .filter_map(|disk| disk.image.deadline());
+        shard.into_iter().chain(images).min()
+    }
+
+    /// Runs `act` on a disk's image, then tells the shard of the I/Os that it ended.
+    fn with_image(&mut self, id: DiskId, act: impl FnOnce(&mut dyn Image, &mut Lane<'_>)) {
+        let Some(place) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        let mut lane = Lane {
+            now: self.desk.now,
+            disk: id,
+            ring: &mut self.desk.ring,
+            buffers: &mut self.desk.buffers,
+            finished: &mut self.finished,
+            errands: &self.errands,
+        };
+        act(&mut *place.image, &mut lane);
+        self.report_finished();
+    }
+
+    fn report_finished(&mut self) {
+        for (disk, io, outcome) in self.finished.drain(..) {
+            self.desk.shard.handle(
+                self.desk.now,
+                Event::Finished { disk, io, outcome },
+                &mut self.desk.effects,
+            );
+        }
+    }
+
+    /// Carries out what the shard wants, until it wants no more.
+    fn carry(&mut self) {
+        while !self.desk.effects.is_empty() {
+            std::mem::swap(&mut self.carrying, &mut self.desk.effects);
+            let mut carrying = std::mem::take(&mut self.carrying);
+            for effect in carrying.drain(..) {
+                self.carry_out(effect);
+            }
+            self.carrying = carrying;
+            self.report_finished();
+        }
+    }
+
+    fn carry_out(&mut self, effect: Effect) {
+        match effect {
+            Effect::Start {
+                disk,
+                io,
+                op,
+                flags,
+                offset,
+                len,
+                data,
+            } => {
+                self.start_job(
+                    disk,
+                    Job {
+                        io,
+                        op,
+                        flags,
+                        offset,
+                        len,
+                        data,
+                    },
+                );
+            }
+            Effect::Answer { token, outcome, .. } => self.answer(token, outcome),
+            Effect::SideWrite {
+                disk,
+                filter,
+                buffer,
+            } => self.side_write(disk, filter, buffer),
+            Effect::Rearranged { disk } => self.rearranged(disk),
+            Effect::Detached { disk } => self.detached(disk),
+        }
+    }
+
+    fn start_job(&mut self, disk: DiskId, job: Job) {
+        let place = self.disks[disk.0 as usize]
+            .as_mut()
+            .expect("the shard's disks are this thread's");
+        let mut lane = Lane {
+            now: self.desk.now,
+            disk,
+            ring: &mut self.desk.ring,
+            buffers: &mut self.desk.buffers,
+            finished: &mut self.finished,
+            errands: &self.errands,
+        };
+        if let Progress::Done(outcome) = place.image.start(&mut lane, job) {
+            let event = Event::Finished {
+                disk,
+                io: job.io,
+                outcome,
+            };
+            self.desk
+                .shard
+                .handle(self.desk.now, event, &mut self.desk.effects);
+        }
+    }
+
+    /// Tells a request's front end how it ended.
+    fn answer(&mut self, token: Token, outcome: Outcome) {
+        let buffer = u32::try_from(token.0).expect("a token is a buffer's number");
+        match std::mem::replace(&mut self.desk.waiting[buffer as usize], ReplyTo::Nobody) {
+            ReplyTo::Ring { queue, reply } => {
+                let device = self.queues[queue as usize]
+                    .as_mut()
+                    .expect("a queue outlives its requests");
+                device.answer(&mut self.desk.buffers, buffer, &reply, outcome);
+                self.desk.buffers.release(buffer);
+                if device.is_dirty_first() {
+                    self.desk.dirty.push(queue);
+                }
+            }
+            ReplyTo::Nbd { connection, asked } => {
+                let device = self.connections[connection as usize]
+                    .as_mut()
+                    .expect("a connection outlives its requests");
+                if device.answer(&mut self.desk.buffers, buffer, &asked, outcome) {
+                    self.desk.talking.push(connection);
+                }
+            }
+            ReplyTo::Nobody => panic!("every request has somebody who waits for it, once"),
+        }
+    }
+
+    /// Shows guests and clients what was answered in this turn.
+    fn publish(&mut self) {
+        while let Some(index) = self.desk.dirty.pop() {
+            if let Some(queue) = &mut self.queues[index as usize] {
+                queue.publish();
+            }
+            self.part_with_queue_if_drained(index);
+        }
+        while let Some(index) = self.desk.talking.pop() {
+            self.move_connection(index);
+        }
+    }
+
+    fn side_write(&mut self, disk: DiskId, filter: FilterKey, buffer: Vec<u8>) {
+        let place = self.disks[disk.0 as usize]
+            .as_ref()
+            .expect("the shard's disks are this thread's");
+        match place.sides.iter().find(|(key, _)| *key == filter) {
+            Some((_, file)) => {
+                let file = Arc::clone(file);
+                self.errands.send(Errand {
+                    disk,
+                    task: Task::Append {
+                        file,
+                        filter,
+                        buffer,
+                        outcome: Ok(()),
+                    },
+                });
+            }
+            None => {
+                let outcome = Err(tidegate_core::request::Fault::Gone);
+                let event = Event::SideWritten {
+                    disk,
+                    filter,
+                    buffer,
+                    outcome,
+                };
+                self.desk
+                    .shard
+                    .handle(self.desk.now, event, &mut self.desk.effects);
+            }
+        }
+    }
+
+    /// Stops looking at queues that have had nothing for a while.
+    fn sweep(&mut self) {
+        let now = self.desk.now;
+        let queues = &mut self.queues;
+        self.active.retain(|&index| {
+            let Some(queue) = &mut queues[index as usize] else {
+                return false;
+            };
+            let keep = now.since(queue.last_request) < QUIET || queue.want_kicks();
+            if !keep {
+                queue.active = false;
+            }
+            keep
+        });
+    }
+
+    /// Nothing to do: spin while that pays, then sleep.
+    fn rest(&mut self) {
+        let begin = self.desk.now;
+        if self.idle.should_spin() && self.spin(begin) {
+            return;
+        }
+        // Guests and other threads must be able to wake us before we look a last time.
+        let mut work = false;
+        for &index in &self.active {
+            if let Some(queue) = &mut self.queues[index as usize] {
+                work |= queue.want_kicks();
+            }
+        }
+        if work {
+            for &index in &self.active {
+                if let Some(queue) = &mut self.queues[index as usize] {
+                    queue.wake();
+                }
+            }
+            return;
+        }
+        for index in self.active.drain(..) {
+            if let Some(queue) = &mut self.queues[index as usize] {
+                queue.active = false;
+            }
+        }
+        if !self.inbox.doze() {
+            return;
+        }
+        let before = os::now();
+        let timeout = self.next_deadline().map(|at| at.since(before));
+        self.desk.ring.wait(timeout);
+        self.inbox.wake();
+        self.tally.slept(before, os::now());
+    }
+
+    /// Looks for work for as long as spinning pays; true when there is some.
+    fn spin(&mut self, begin: Time) -> bool {
+        let deadline = self.next_deadline().unwrap_or(Time::NEVER);
+        let until = (begin + self.idle.window()).min(deadline);
+        loop {
+            for &index in &self.active {
+                if self.queues[index as usize]
+                    .as_ref()
+                    .is_some_and(RingDevice::has_work)
+                {
+                    self.tally.spun(begin, os::now());
+                    return true;
+                }
+            }
+            if self.desk.ring.has_completions() || self.inbox.has_mail() {
+                self.desk.ring.submit();
+                self.tally.spun(begin, os::now());
+                return true;
+            }
+            std::hint::spin_loop();
+            let now = os::now();
+            if now >= until {
+                self.tally.spun(begin, now);
+                return now >= deadline;
+            }
+        }
+    }
+
+    /// How many of each thing are here, for reports.
+    fn census(&self) -> (usize, usize, usize) {
+        (
+            self.disks.iter().flatten().count(),
+            self.queues.iter().flatten().count(),
+            self.connections.iter().flatten().count(),
+        )
+    }
+}
+
+/// Aborts the process when it is dropped by a panic's unwinding.
+struct AbortOnPanic;
+
+impl Drop for AbortOnPanic {
+    fn drop(&mut self) {
+        if std::thread::panicking() {
+            std::process::abort();
+        }
+    }
+}

@@ -1,0 +1,457 @@
+//! What other threads may ask of an I/O thread, and how it obeys.
+//!
+//! The handles of [`crate::handle`] and the vhost-user protocol threads send [`Order`]s; each that can take a while carries
+//! a channel for its answer. Nothing here is on a request's way.
+
+use super::{IoThread, Place};
+use crate::datastore::Image;
+use crate::device::nbd::Connection;
+use crate::device::ring::{Parts, RingDevice};
+use crate::errand::Task;
+use crate::error::{Error, Kind, Result};
+use crate::inbox::Order;
+use crate::sys::eventfd::EventFd;
+use crate::sys::os;
+use crate::sys::ring::Completion;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::mpsc::Sender;
+use tidegate_core::request::DiskId;
+use tidegate_core::shard::{DiskReport, Event};
+use tidegate_core::stack::{FilterKey, Place as FilterPlace, Stack};
+use tidegate_core::units::Span;
+use tidegate_front::nbd::session::Session;
+
+/// Where an order's answer goes.
+pub(crate) type Reply = Sender<Result<()>>;
+
+/// A disk comes to this thread.
+pub(crate) struct Attach {
+    pub(crate) disk: DiskId,
+    pub(crate) size: u64,
+    pub(crate) read_only: bool,
+    pub(crate) stack: Stack,
+    pub(crate) sides: Vec<(FilterKey, Arc<OwnedFd>)>,
+    pub(crate) image: Box<dyn Image + Send>,
+    pub(crate) reply: Reply,
+}
+
+/// Something about a disk changes.
+pub(crate) struct Change {
+    pub(crate) disk: DiskId,
+    pub(crate) what: What,
+    pub(crate) reply: Reply,
+}
+
+/// What changes.
+pub(crate) enum What {
+    /// Its filters, top first; and the side files of those that have one.
+    Filters {
+        places: Vec<FilterPlace>,
+        sides: Vec<(FilterKey, Arc<OwnedFd>)>,
+    },
+    /// Its size, in bytes.
+    Size(u64),
+    /// It goes. Answered when nothing of it is left.
+    Detach,
+}
+
+/// A guest's queue comes; the answer is its number here.
+pub(crate) struct AttachQueue {
+    pub(crate) parts: Parts,
+    pub(crate) reply: Sender<u32>,
+}
+
+/// Something about a guest's queue changes.
+pub(crate) struct StopQueue {
+    pub(crate) queue: u32,
+    pub(crate) what: QueueChange,
+}
+
+/// What changes.
+pub(crate) enum QueueChange {
+    /// It stops; the answer, once nothing of it is in flight, is the position at which a successor goes on.
+    Stop(Sender<u16>),
+    /// Its guest is called through another descriptor.
+    Call(Option<EventFd>),
+}
+
+/// An NBD client comes, its handshake done.
+pub(crate) struct NbdConnection {
+    pub(crate) disk: DiskId,
+    pub(crate) socket: OwnedFd,
+    pub(crate) session: Session,
+    pub(crate) early: Vec<u8>,
+    /// Dropped when the client has gone.
+    pub(crate) presence: Box<dyn Send>,
+}
+
+/// Somebody wants to know.
+pub(crate) struct Report {
+    pub(crate) reply: Sender<ThreadReport>,
+}
+
+/// What an I/O thread tells of itself.
+#[derive(Clone, Debug)]
+pub struct ThreadReport {
+    /// Its name.
+    pub name: String,
+    /// How long it has lived.
+    pub age: Span,
+    /// How much of that it worked.
+    pub busy: Span,
+    /// How much it looked for work in vain.
+    pub spinning: Span,
+    /// How much it slept.
+    pub sleeping: Span,
+    /// Turns, and those among them that found nothing.
+    pub turns: u64,
+    /// Turns that found nothing.
+    pub empty_turns: u64,
+    /// Times it was woken.
+    pub wakes: u64,
+    /// CPU time that the system counts for it.
+    pub cpu: Span,
+    /// I/Os inside its shard.
+    pub in_flight: usize,
+    /// Completions that matched no I/O: must be zero.
+    pub strays: u64,
+    /// Its disks.
+    pub disks: Vec<(DiskId, DiskReport)>,
+    /// Guests' queues on it.
+    pub queues: usize,
+    /// NBD clients on it.
+    pub connections: usize,
+}
+
+/// A disk that is leaving.
+pub(crate) struct Parting {
+    reply: Reply,
+    /// The shard has let go of it; its image closes.
+    detached: bool,
+}
+
+impl IoThread {
+    pub(super) fn obey(&mut self, order: Order) {
+        match order {
+            Order::Attach(attach) => self.attach(*attach),
+            Order::Change(change) => self.change(*change),
+            Order::AttachQueue(attach) => self.attach_queue(*attach),
+            Order::StopQueue(stop) => self.change_queue(stop),
+            Order::Nbd(connection) => self.attach_connection(*connection),
+            Order::Report(report) => {
+                // Who asked may have gone meanwhile.
+                let _ = report.reply.send(self.report());
+            }
+            Order::Errand(errand) => self.errand_done(errand.disk, errand.task),
+            Order::Stop => self.stopping = true,
+        }
+    }
+
+    fn attach(&mut self, attach: Attach) {
+        let Attach {
+            disk,
+            size,
+            read_only,
+            stack,
+            sides,
+            image,
+            reply,
+        } = attach;
+        let at = disk.0 as usize;
+        if self.disks.len() <= at {
+            self.disks.resize_with(at + 1, || None);
+        }
+        self.disks[at] = Some(Place {
+            image,
+            sides,
+            parting: None,
+            changing: None,
+        });
+        let event = Event::Attach {
+            disk,
+            size,
+            read_only,
+            stack,
+        };
+        self.desk
+            .shard
+            .handle(self.desk.now, event, &mut self.desk.effects);
+        let _ = reply.send(Ok(()));
+    }
+
+    fn change(&mut self, change: Change) {
+        let Change { disk, what, reply } = change;
+        let Some(place) = self.disks.get_mut(disk.0 as usize).and_then(Option::as_mut) else {
+            let _ = reply.send(Err(Error::new(
+                Kind::Gone,
+                "the disk is not attached any more",
+            )));
+            return;
+        };
+        if place.parting.is_some() || place.changing.is_some() {
+            let text = "the disk is being changed already; try again when that is done";
+            let _ = reply.send(Err(Error::new(Kind::Busy, text)));
+            return;
+        }
+        let event = match what {
+            What::Filters { places, sides } => {
+                // Files of filters that go stay until their last bytes are written: they travel with the errand.
+                place.sides.extend(sides);
+                place.changing = Some(reply);
+                Event::Rearrange { disk, places }
+            }
+            What::Size(size) => {
+                place.image.resized(size);
+                for connection in self
+                    .connections
+                    .iter_mut()
+                    .flatten()
+                    .filter(|c| c.disk() == disk)
+                {
+                    connection.resized(size);
+                }
+                let _ = reply.send(Ok(()));
+                Event::Resize { disk, size }
+            }
+            What::Detach => {
+                place.parting = Some(Parting {
+                    reply,
+                    detached: false,
+                });
+                self.send_clients_away(disk);
+                Event::Detach { disk }
+            }
+        };
+        self.desk
+            .shard
+            .handle(self.desk.now, event, &mut self.desk.effects);
+    }
+
+    fn send_clients_away(&mut self, disk: DiskId) {
+        for (index, connection) in (0u32..).zip(&mut self.connections) {
+            if let Some(connection) = connection.as_mut().filter(|c| c.disk() == disk) {
+                connection.close();
+                self.desk.note_talking(index);
+            }
+        }
+    }
+
+    /// The shard has put the new filters in place.
+    pub(super) fn rearranged(&mut self, disk: DiskId) {
+        let Some(place) = self.disks[disk.0 as usize].as_mut() else {
+            return;
+        };
+        if let Some(report) = self.desk.shard.report(disk) {
+            place
+                .sides
+                .retain(|(key, _)| report.filters.iter().any(|(kept, ..)| kept == key));
+        }
+        if let Some(reply) = place.changing.take() {
+            let _ = reply.send(Ok(()));
+        }
+    }
+
+    /// The shard has let go of a disk.
+    pub(super) fn detached(&mut self, disk: DiskId) {
+        if let Some(parting) = self.disks[disk.0 as usize]
+            .as_mut()
+            .and_then(|place| place.parting.as_mut())
+        {
+            parting.detached = true;
+        }
+        self.close_if_parting(disk);
+    }
+
+    /// Drops a disk that is leaving, once nothing of it is on the ring.
+    pub(super) fn close_if_parting(&mut self, disk: DiskId) {
+        let parting = |place: &Place| {
+            place
+                .parting
+                .as_ref()
+                .is_some_and(|parting| parting.detached)
+        };
+        if !self
+            .disks
+            .get(disk.0 as usize)
+            .and_then(Option::as_ref)
+            .is_some_and(parting)
+        {
+            return;
+        }
+        let mut closed = false;
+        self.with_image(disk, |image, lane| closed = image.close(lane));
+        if closed
+            && let Some(Place {
+                parting: Some(parting),
+                ..
+            }) = self.disks[disk.0 as usize].take()
+        {
+            let _ = parting.reply.send(Ok(()));
+        }
+    }
+
+    fn attach_queue(&mut self, attach: AttachQueue) {
+        let vacant = self.queues.iter().position(Option::is_none);
+        let at = vacant.unwrap_or_else(|| {
+            self.queues.push(None);
+            self.queues.len() - 1
+        });
+        let index = u32::try_from(at).expect("queues are numbered in 24 bits");
+        let mut queue = RingDevice::new(attach.parts);
+        queue.watch_kicks(index, &mut self.desk.ring);
+        // The guest may have kicked before we watched: look once.
+        queue.wake();
+        queue.last_request = self.desk.now;
+        self.queues[at] = Some(queue);
+        self.active.push(index);
+        if attach.reply.send(index).is_err() {
+            // The front end went away meanwhile.
+            self.queues[at] = None;
+        }
+    }
+
+    fn change_queue(&mut self, stop: StopQueue) {
+        let StopQueue { queue: index, what } = stop;
+        let Some(queue) = self.queues.get_mut(index as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        match what {
+            QueueChange::Call(call) => queue.set_call(call),
+            QueueChange::Stop(reply) => {
+                queue.stop(reply);
+                queue.ignore_kicks(index, &mut self.desk.ring);
+                self.part_with_queue_if_drained(index);
+            }
+        }
+    }
+
+    /// Drops a queue that is to stop, once nothing of it is in flight.
+    pub(super) fn part_with_queue_if_drained(&mut self, index: u32) {
+        let Some(queue) = self.queues[index as usize].as_mut() else {
+            return;
+        };
+        if queue.is_stopping() && queue.is_drained() {
+            queue.publish();
+            if let Some(queue) = self.queues[index as usize].take() {
+                queue.farewell();
+            }
+            self.active.retain(|&active| active != index);
+        }
+    }
+
+    fn attach_connection(&mut self, order: NbdConnection) {
+        let NbdConnection {
+            disk,
+            socket,
+            session,
+            early,
+            presence,
+        } = order;
+        let here = |place: &Place| place.parting.is_none();
+        if !self
+            .disks
+            .get(disk.0 as usize)
+            .and_then(Option::as_ref)
+            .is_some_and(here)
+        {
+            // The disk went meanwhile: dropping the socket tells the client.
+            return;
+        }
+        let connection =
+            match Connection::new(socket, disk, session, &early, &mut self.desk.buffers) {
+                Ok(connection) => connection.with_presence(presence),
+                Err(error) => {
+                    tracing::warn!(%error, "no memory for an NBD client: its connection is closed");
+                    return;
+                }
+            };
+        let at = self
+            .connections
+            .iter()
+            .position(Option::is_none)
+            .unwrap_or_else(|| {
+                self.connections.push(None);
+                self.connections.len() - 1
+            });
+        self.connections[at] = Some(connection);
+        self.desk
+            .note_talking(u32::try_from(at).expect("connections are numbered in 24 bits"));
+    }
+
+    pub(super) fn connection_event(&mut self, index: u32, completion: Completion) {
+        if let Some(connection) = self
+            .connections
+            .get_mut(index as usize)
+            .and_then(Option::as_mut)
+        {
+            connection.completed(&mut self.desk, completion);
+            self.desk.note_talking(index);
+        }
+    }
+
+    /// Lets a connection do what it can; drops it at its end.
+    pub(super) fn move_connection(&mut self, index: u32) {
+        let Some(connection) = self.connections[index as usize].as_mut() else {
+            return;
+        };
+        if connection.go(index, &mut self.desk)
+            && let Some(connection) = self.connections[index as usize].take()
+        {
+            connection.free(&mut self.desk.buffers);
+        }
+    }
+
+    fn errand_done(&mut self, disk: DiskId, task: Task) {
+        match task {
+            Task::Map(map) => {
+                self.with_image(disk, |image, lane| image.mapped(lane, map));
+                self.close_if_parting(disk);
+            }
+            Task::Connect(connect) => {
+                self.with_image(disk, |image, lane| image.connected(lane, connect));
+                self.close_if_parting(disk);
+            }
+            Task::Append {
+                filter,
+                buffer,
+                outcome,
+                ..
+            } => {
+                let event = Event::SideWritten {
+                    disk,
+                    filter,
+                    buffer,
+                    outcome,
+                };
+                self.desk
+                    .shard
+                    .handle(self.desk.now, event, &mut self.desk.effects);
+            }
+        }
+    }
+
+    fn report(&self) -> ThreadReport {
+        let now = os::now();
+        let disks = (0u32..).map(DiskId).take(self.disks.len());
+        let (_, queues, connections) = self.census();
+        ThreadReport {
+            name: self.name.clone(),
+            age: self.tally.age(now),
+            busy: self.tally.busy,
+            spinning: self.tally.spinning,
+            sleeping: self.tally.sleeping,
+            turns: self.tally.turns,
+            empty_turns: self.tally.empty_turns,
+            wakes: self.tally.wakes,
+            cpu: Span::from_nanos(os::thread_cpu_ns()),
+            in_flight: self.desk.shard.in_flight(),
+            strays: self.desk.shard.strays(),
+            disks: disks
+                .filter_map(|id| Some((id, self.desk.shard.report(id)?)))
+                .collect(),
+            queues,
+            connections,
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! Clients that behave badly, and disks that are slow: nobody else notices.
+
+use super::client::Verifier;
+use super::rig::{PATIENCE, attach, client, engine, eventually, filters, raw};
+use std::io::{Read, Write};
+use std::time::Duration;
+use tidegate_core::request::{Fault, Flags, Op};
+use tidegate_engine::Kind;
+use tidegate_engine::datastore::memory;
+use tidegate_engine::nbd::client::requests::Sent;
+
+const SIZE: u64 = 64 << 20;
+
+/// Resident memory of this process, in bytes.
+fn resident() -> u64 {
+    let text = std::fs::read_to_string("/proc/self/statm").unwrap();
+    text.split(' ').nth(1).unwrap().parse::<u64>().unwrap() * 4096
+}
+
+fn request(op: Op, offset: u64, len: u32) -> Vec<u8> {
+    let sent = Sent {
+        op,
+        flags: Flags::NONE,
+        offset,
+        len,
+    };
+    sent.encode(1).to_vec()
+}
+
+#[test]
+fn a_client_that_never_reads_its_replies_holds_bounded_memory_and_nobody_up() {
+    let engine = engine(1);
+    let disk = attach(&engine, memory::open(SIZE).unwrap());
+    let (mut deaf, _) = raw(&disk);
+    deaf.set_write_timeout(Some(Duration::from_millis(500)))
+        .unwrap();
+    let before = resident();
+    let ask = request(Op::Read, 0, 1 << 20).repeat(1000);
+    // 100 GiB of replies, if all were taken. The server stops taking: that is what ends this loop.
+    assert!((0..100).any(|_| deaf.write_all(&ask).is_err()));
+    let mut others = Verifier::new(client(&disk), 0, 4 << 20, 512, 1);
+    for _ in 0..50 {
+        others.round();
+    }
+    // Other tests run beside this one: far less than what was asked for, far more than what one client may hold.
+    let grown = resident().saturating_sub(before);
+    assert!(grown < 2 << 30, "{grown} bytes for one client");
+    let report = disk.report().unwrap();
+    assert!(report.in_flight < 1000, "{}", report.in_flight);
+    drop(deaf);
+    drop(others);
+    eventually("its connection is dropped", || {
+        engine.threads().unwrap()[0].connections == 0
+    });
+}
+
+#[test]
+fn half_a_message_and_garbage_close_their_connection_and_hold_nobody_up() {
+    let engine = engine(1);
+    let disk = attach(&engine, memory::open(SIZE).unwrap());
+    let mut silent = Vec::new();
+    for len in [1, 4, 27, 28, 28 + 100] {
+        let (mut stream, _) = raw(&disk);
+        let mut message = request(Op::Write, 0, 4096);
+        message.resize(len.max(28), 7);
+        stream.write_all(&message[..len]).unwrap();
+        silent.push(stream);
+    }
+    let (mut garbage, _) = raw(&disk);
+    garbage.write_all(&[0x5a; 8192]).unwrap();
+    let mut bytes = [0; 16];
+    // Closed: an end, or a reset where unread bytes were left.
+    assert!(!matches!(garbage.read(&mut bytes), Ok(1..)));
+    let mut others = Verifier::new(client(&disk), 0, 4 << 20, 512, 1);
+    for _ in 0..50 {
+        others.round();
+    }
+    assert_eq!(disk.report().unwrap().in_flight, 0);
+    drop(silent);
+    drop(others);
+    eventually("connections are dropped", || {
+        engine.threads().unwrap()[0].connections == 0
+    });
+}
+
+#[test]
+fn a_client_that_goes_in_the_middle_of_everything_leaves_nothing_behind() {
+    let engine = engine(1);
+    let disk = attach(&engine, memory::open(SIZE).unwrap());
+    disk.restack(&filters(&["fault:delay=2ms"]), PATIENCE)
+        .unwrap();
+    for round in 0..200_usize {
+        let (mut stream, _) = raw(&disk);
+        let mut message = request(Op::Read, 0, 65_536).repeat(20);
+        message.extend(request(Op::Write, 0, 4096));
+        message.extend(vec![1; round * 20]);
+        stream.write_all(&message).unwrap();
+        if round % 2 == 0 {
+            stream.shutdown(std::net::Shutdown::Both).unwrap();
+        }
+    }
+    eventually("connections are dropped", || {
+        let report = &engine.threads().unwrap()[0];
+        report.connections == 0 && report.in_flight == 0
+    });
+}
+
+#[test]
+fn a_detach_waits_for_io_in_flight_and_clients_are_sent_away() {
+    let engine = engine(1);
+    let disk = attach(&engine, memory::open(SIZE).unwrap());
+    let mut c = client(&disk);
+    c.write(0, &[5; 4096]).unwrap();
+    disk.restack(&filters(&["fault:delay=300ms"]), PATIENCE)
+        .unwrap();
+    for _ in 0..32 {
+        c.ask(Op::Read, Flags::NONE, 0, 4096, &[]);
+    }
+    eventually("the requests are inside", || {
+        disk.report().unwrap().in_flight == 32
+    });
+    let other = disk.clone();
+    disk.detach(PATIENCE).unwrap();
+    for _ in 0..32 {
+        let (_, answer) = c.next_answer().expect("what was in flight is answered");
+        assert_eq!(answer, Ok(vec![5; 4096]));
+    }
+    assert!(c.next_answer().is_none(), "then the connection ends");
+    assert_eq!(
+        other.detach(PATIENCE).err().map(|e| e.kind()),
+        Some(Kind::Gone)
+    );
+    // Others come to live on the same thread, under the same number.
+    let next = attach(&engine, memory::open(SIZE).unwrap());
+    assert_eq!(client(&next).read(0, 4096), Ok(vec![0; 4096]));
+}
+
+/// The client's requests are in the server's input when the disk goes: none may reach a disk that is not there.
+#[test]
+fn a_disk_goes_under_a_client_that_asked_much_and_reads_late() {
+    let engine = engine(1);
+    let disk = attach(&engine, memory::open(SIZE).unwrap());
+    let (mut late, _) = raw(&disk);
+    late.write_all(&request(Op::Read, 0, 65_536).repeat(4000))
+        .unwrap();
+    eventually("the server stops taking its requests", || {
+        let turns = || engine.threads().unwrap()[0].turns;
+        let before = turns();
+        turns() - before <= 2
+    });
+    disk.detach(PATIENCE).unwrap();
+    let mut rest = Vec::new();
+    late.set_read_timeout(Some(PATIENCE)).unwrap();
+    // An end or a reset; what comes before it are replies.
+    let _ = late.read_to_end(&mut rest);
+    assert!(rest.len() < 4000 * 65_536);
+    drop(late);
+    eventually("its connection is dropped", || {
+        engine.threads().unwrap()[0].connections == 0
+    });
+    let next = attach(&engine, memory::open(SIZE).unwrap());
+    assert_eq!(client(&next).read(0, 4096), Ok(vec![0; 4096]));
+}
+
+#[test]
+fn a_disk_that_hangs_holds_up_no_other_on_its_thread() {
+    let engine = engine(1);
+    let stuck = attach(&engine, memory::open(SIZE).unwrap());
+    stuck
+        .restack(&filters(&["fault:delay=3600s"]), PATIENCE)
+        .unwrap();
+    let mut waiting = client(&stuck);
+    for _ in 0..64 {
+        waiting.ask(Op::Read, Flags::NONE, 0, 4096, &[]);
+    }
+    let free = attach(&engine, memory::open(SIZE).unwrap());
+    let mut others = Verifier::new(client(&free), 0, 4 << 20, 512, 1);
+    for _ in 0..100 {
+        others.round();
+    }
+    assert_eq!(stuck.report().unwrap().in_flight, 64);
+    let early = stuck.detach(Duration::from_millis(10));
+    assert_eq!(early.err().map(|e| e.kind()), Some(Kind::TimedOut));
+}
+
+#[test]
+fn what_lies_outside_of_the_disk_is_refused() {
+    let engine = engine(1);
+    let disk = attach(&engine, memory::open(1 << 20).unwrap());
+    let mut c = client(&disk);
+    for (at, len) in [
+        (1 << 20, 1),
+        ((1 << 20) - 1, 2),
+        (u64::MAX, 1),
+        (u64::MAX - 511, 512),
+    ] {
+        assert_eq!(c.read(at, len).err(), Some(Fault::Invalid), "{at}+{len}");
+    }
+    assert!(c.read((1 << 20) - 512, 512).is_ok());
+}

@@ -1,0 +1,15 @@
+//! The engine on real io_uring, through its public face: disks on every kind of datastore, driven by NBD clients.
+//!
+//! Some tests mount a tmpfs and must run as root.
+
+#![expect(clippy::unwrap_used, reason = "these are tests")]
+
+mod client;
+mod clients;
+mod datastores;
+mod filters;
+mod locks;
+mod many;
+mod rig;
+mod space;
+mod upstream;

@@ -1,0 +1,76 @@
+//! Many disks at once, and an engine that has nothing to do.
+
+use super::rig::{PATIENCE, attach, client, engine, image, open_file, tempdir};
+use std::time::Duration;
+use tidegate_engine::datastore::{emulated, memory};
+
+#[test]
+fn five_hundred_disks_live_on_two_threads() {
+    let dir = tempdir();
+    let engine = engine(2);
+    let disks: Vec<_> = (0..500)
+        .map(|index| {
+            let path = image(dir.path(), &format!("image{index}"), 1 << 20);
+            attach(&engine, open_file(&path))
+        })
+        .collect();
+    let mut clients: Vec<_> = disks.iter().map(client).collect();
+    for (client, byte) in clients.iter_mut().zip((0..=250).cycle()) {
+        client.write(4096, &[byte; 4096]).unwrap();
+    }
+    for (client, byte) in clients.iter_mut().zip((0..=250).cycle()) {
+        assert_eq!(client.read(4096, 4096), Ok(vec![byte; 4096]));
+    }
+    for report in engine.threads().unwrap() {
+        assert_eq!(report.disks.len(), 250, "they are spread evenly");
+    }
+    for disk in disks {
+        disk.detach(PATIENCE).unwrap();
+    }
+    assert!(
+        engine
+            .threads()
+            .unwrap()
+            .iter()
+            .all(|report| report.disks.is_empty())
+    );
+}
+
+/// Counts how often the thread was woken, by whatever but our questions.
+#[test]
+fn an_idle_engine_makes_no_wake_ups() {
+    let dir = tempdir();
+    let engine = engine(1);
+    let mut disks = Vec::new();
+    for index in 0..98 {
+        let path = image(dir.path(), &format!("image{index}"), 1 << 20);
+        disks.push(attach(&engine, open_file(&path)));
+    }
+    disks.push(attach(&engine, memory::open(1 << 20).unwrap()));
+    let spec: emulated::Spec = "raid5-8x10k+cache,size=1M".parse().unwrap();
+    disks.push(attach(&engine, emulated::open(&spec).unwrap()));
+    let mut clients: Vec<_> = disks.iter().map(client).collect();
+    for client in &mut clients {
+        client.write(0, &[1; 4096]).unwrap();
+    }
+    let report = || engine.threads().unwrap().remove(0);
+    // Whatever follows the last answers is over when two questions in a row find nothing else.
+    super::rig::eventually("the thread comes to rest", || {
+        let before = report().turns;
+        report().turns - before <= 2
+    });
+    let before = report();
+    // Not to wait for anything: this is how long is looked.
+    std::thread::sleep(Duration::from_secs(1));
+    let after = report();
+    assert!(
+        after.wakes - before.wakes <= 1,
+        "{} wakes, one by our question",
+        after.wakes - before.wakes
+    );
+    assert!(
+        after.turns - before.turns <= 2,
+        "{} turns",
+        after.turns - before.turns
+    );
+}

@@ -1,0 +1,216 @@
+//! Space on a file system: given back by trims, run out of, taken away behind our back.
+
+use super::client::pattern;
+use super::rig::{attach, client, engine, image, open_file, tempdir};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use tempfile::TempDir;
+use tidegate_core::request::{ExtentKind, Fault, Flags};
+
+fn blocks(path: &Path) -> u64 {
+    std::fs::metadata(path).unwrap().blocks()
+}
+
+#[test]
+fn a_discard_gives_space_back_and_zeroes_do_as_they_are_told() {
+    let dir = tempdir();
+    let path = image(dir.path(), "image", 8 << 20);
+    let engine = engine(1);
+    let disk = attach(&engine, open_file(&path));
+    let mut c = client(&disk);
+    c.write_with(Flags::FUA, 0, &pattern(0, 1, 8 << 20))
+        .unwrap();
+    let full = blocks(&path);
+    assert!(full >= (8 << 20) / 512, "{full}");
+    c.discard(0, 2 << 20).unwrap();
+    c.flush().unwrap();
+    let (after, half) = (blocks(&path), (2 << 20) / 512);
+    assert!(after <= full - half + 64, "{full} -> {after}");
+    assert!(c.read(0, 2 << 20).unwrap().iter().all(|b| *b == 0));
+    // May be given back: is.
+    c.write_zeroes(Flags::MAY_UNMAP.with(Flags::FUA), 2 << 20, 2 << 20)
+        .unwrap();
+    assert!(blocks(&path) <= after - half + 64);
+    // Must keep its space: does.
+    let before = blocks(&path);
+    c.write_zeroes(Flags::NONE, 4 << 20, 2 << 20).unwrap();
+    c.flush().unwrap();
+    assert!(blocks(&path) + 64 >= before);
+    assert!(c.read(2 << 20, 4 << 20).unwrap().iter().all(|b| *b == 0));
+    // An odd range: exactly its bytes, and no others.
+    c.write_zeroes(Flags::MAY_UNMAP, (6 << 20) + 100, 10_000)
+        .unwrap();
+    let bytes = c.read(6 << 20, 16_384).unwrap();
+    let wanted = pattern(6 << 20, 1, 16_384);
+    assert!(bytes[..100] == wanted[..100] && bytes[10_100..] == wanted[10_100..]);
+    assert!(bytes[100..10_100].iter().all(|b| *b == 0));
+}
+
+#[test]
+fn the_extents_of_a_sparse_file_are_told() {
+    let dir = tempdir();
+    let path = image(dir.path(), "image", 8 << 20);
+    let engine = engine(1);
+    let disk = attach(&engine, open_file(&path));
+    let mut c = client(&disk);
+    c.write_with(Flags::FUA, 1 << 20, &[1; 1 << 20]).unwrap();
+    c.write_with(Flags::FUA, 4 << 20, &[1; 65_536]).unwrap();
+    let told: Vec<_> = c
+        .extents(0, 8 << 20)
+        .iter()
+        .map(|e| (e.len, e.kind))
+        .collect();
+    let (hole, data) = (ExtentKind::Hole, ExtentKind::Data);
+    let wanted = [
+        (1 << 20, hole),
+        (1 << 20, data),
+        (2 << 20, hole),
+        (65_536, data),
+        ((4 << 20) - 65_536, hole),
+    ];
+    assert_eq!(told, wanted);
+    let inside: Vec<_> = c
+        .extents((1 << 20) + 512, 1024)
+        .iter()
+        .map(|e| (e.len, e.kind))
+        .collect();
+    assert_eq!(inside, [(1024, data)]);
+}
+
+/// A small file system of its own.
+struct Mount {
+    dir: TempDir,
+}
+
+impl Mount {
+    fn tmpfs(size: &str) -> Mount {
+        let dir = tempdir();
+        let status = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", &format!("size={size}"), "none"])
+            .arg(dir.path())
+            .status()
+            .expect("mount exists");
+        assert!(
+            status.success(),
+            "a tmpfs is mounted: this test must run as root"
+        );
+        Mount { dir }
+    }
+
+    fn ext4(size: u64) -> Mount {
+        let dir = tempdir();
+        let file = image(dir.path(), "ext4", size);
+        let run = |program: &str, args: &[&str], last: &[&Path]| {
+            let status = Command::new(program)
+                .args(args)
+                .args(last)
+                .status()
+                .expect(program);
+            assert!(
+                status.success(),
+                "{program} works: this test must run as root"
+            );
+        };
+        let inner = dir.path().join("inner");
+        std::fs::create_dir(&inner).unwrap();
+        run(
+            "mkfs.ext4",
+            &["-q", "-m", "0", "-O", "^has_journal"],
+            &[&file],
+        );
+        run("mount", &["-o", "loop"], &[&file, &inner]);
+        Mount { dir }
+    }
+
+    fn path(&self) -> PathBuf {
+        let inner = self.dir.path().join("inner");
+        if inner.exists() {
+            inner
+        } else {
+            self.dir.path().to_owned()
+        }
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        // What is left of it is the test's failure, told elsewhere.
+        let _ = Command::new("umount")
+            .arg("--lazy")
+            .arg(self.path())
+            .status();
+    }
+}
+
+/// Fills a file system up under a disk, and makes room again.
+fn fill(mount: &Mount) {
+    let ballast = mount.path().join("ballast");
+    std::fs::write(&ballast, vec![1; 4 << 20]).unwrap();
+    let path = image(&mount.path(), "image", 64 << 20);
+    let engine = engine(1);
+    let disk = attach(&engine, open_file(&path));
+    let mut c = client(&disk);
+    let piece = 256 << 10;
+    let place = |index: u64| index * 2 * piece as u64;
+    let write = |c: &mut super::client::Client, index| {
+        c.write_with(Flags::FUA, place(index), &pattern(place(index), 1, piece))
+    };
+    let full = (0..64).find(|index| write(&mut c, *index) == Err(Fault::NoSpace));
+    let full = full.expect("a full datastore says so");
+    assert!(full > 4, "there was room for some");
+    // Reads go on, and what was acknowledged is there.
+    for index in 0..full {
+        let bytes = c.read(place(index), u32::try_from(piece).unwrap()).unwrap();
+        assert!(
+            bytes == pattern(place(index), 1, piece),
+            "piece {index} is torn"
+        );
+    }
+    // What is there already can be written again.
+    c.write_with(Flags::FUA, 0, &pattern(0, 2, piece)).unwrap();
+    c.write_with(Flags::FUA, 0, &pattern(0, 1, piece)).unwrap();
+    // The write that found no room may have left a part of itself, and nothing else.
+    let bytes = c.read(place(full), u32::try_from(piece).unwrap()).unwrap();
+    let wanted = pattern(place(full), 1, piece);
+    let mut sectors = bytes.chunks(512).zip(wanted.chunks(512));
+    assert!(sectors.all(|(is, was)| is == was || is.iter().all(|b| *b == 0)));
+    std::fs::remove_file(&ballast).unwrap();
+    assert_eq!(write(&mut c, full), Ok(()));
+    assert!(c.read(place(full), u32::try_from(piece).unwrap()).unwrap() == wanted);
+}
+
+#[test]
+fn a_full_tmpfs_refuses_writes_and_nothing_else_until_there_is_room() {
+    fill(&Mount::tmpfs("16M"));
+}
+
+#[test]
+fn a_full_ext4_refuses_writes_and_nothing_else_until_there_is_room() {
+    fill(&Mount::ext4(20 << 20));
+}
+
+#[test]
+fn an_image_cut_behind_our_back_is_an_error_not_zeroes() {
+    let dir = tempdir();
+    let path = image(dir.path(), "image", 1 << 20);
+    let engine = engine(1);
+    let disk = attach(&engine, open_file(&path));
+    let mut c = client(&disk);
+    c.write_with(Flags::FUA, 0, &[1; 1 << 20]).unwrap();
+    std::fs::OpenOptions::new()
+        .write(true)
+        .open(&path)
+        .unwrap()
+        .set_len(512 << 10)
+        .unwrap();
+    for (at, len) in [
+        (512 << 10, 4096),
+        (512 << 10, 512),
+        ((512 << 10) - 4096, 8192),
+        ((512 << 10) - 512, 1024),
+    ] {
+        assert_eq!(c.read(at, len), Err(Fault::Io), "{at}+{len}");
+    }
+    assert_eq!(c.read(0, 4096), Ok(vec![1; 4096]));
+}

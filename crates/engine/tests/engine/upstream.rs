@@ -1,0 +1,404 @@
+//! Disks on another NBD server: what it can and cannot do, and what happens when it goes, lies or falls silent.
+
+use super::client::{Verifier, pattern};
+use super::rig::{
+    PATIENCE, Server, attach, client, engine, eventually, everything, filters, image, open_file,
+    tempdir,
+};
+use std::io::{Read, Write};
+use std::net::TcpListener;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use tidegate_core::request::{ExtentKind, Fault, Flags, Op};
+use tidegate_engine::datastore::{memory, nbd};
+use tidegate_engine::nbd::handshake::{BlockSizes, ExportInfo, Handshake, Step, Tls};
+use tidegate_engine::nbd::wire::Abilities;
+use tidegate_engine::{Disk, Kind};
+
+const SIZE: u64 = 16 << 20;
+
+fn options() -> nbd::Options {
+    nbd::Options {
+        connect: PATIENCE,
+        ..Default::default()
+    }
+}
+
+fn uri(path: &Path) -> String {
+    format!("nbd+unix:///disk?socket={}", path.display())
+}
+
+#[test]
+fn a_disk_on_another_engine_gives_back_what_was_written() {
+    let dir = tempdir();
+    let path = image(dir.path(), "image", SIZE);
+    let (near, far) = (engine(1), engine(1));
+    let there = attach(&far, open_file(&path));
+    let small = BlockSizes {
+        minimum: 1,
+        preferred: 4096,
+        payload: 65_536,
+    };
+    let server = Server::start(dir.path(), &there, everything(), small);
+    let disk = attach(&near, nbd::open(&uri(&server.path), &options()).unwrap());
+    assert_eq!(disk.size(), SIZE);
+    for (unit, from) in [(512, 0), (1, 4 << 20)] {
+        let mut verifier = Verifier::new(client(&disk), from, from + (4 << 20), unit, 1);
+        for _ in 0..50 {
+            verifier.round();
+        }
+        verifier.check_all();
+    }
+    let mut c = client(&disk);
+    // Longer than the server's longest request, and back through every kind of reply.
+    let large = pattern(8 << 20, 1, 4 << 20);
+    c.write_with(Flags::FUA, 8 << 20, &large).unwrap();
+    assert!(c.read(8 << 20, 4 << 20).unwrap() == large);
+    c.discard(8 << 20, 1 << 20).unwrap();
+    c.write_zeroes(Flags::MAY_UNMAP, 9 << 20, 1 << 20).unwrap();
+    c.flush().unwrap();
+    let told: Vec<_> = c
+        .extents(8 << 20, 8 << 20)
+        .iter()
+        .map(|e| (e.len, e.kind))
+        .collect();
+    let (hole, data) = (ExtentKind::Hole, ExtentKind::Data);
+    assert_eq!(told, [(2 << 20, hole), (2 << 20, data), (4 << 20, hole)]);
+    disk.detach(PATIENCE).unwrap();
+    eventually("the server's connection ends", || {
+        far.threads().unwrap()[0].connections == 0
+    });
+}
+
+#[test]
+fn a_server_is_reached_over_tcp_as_well() {
+    let dir = tempdir();
+    let (near, far) = (engine(1), engine(1));
+    let there = attach(&far, memory::open(SIZE).unwrap());
+    let server = Server::start(dir.path(), &there, everything(), BlockSizes::default());
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = listener.local_addr().unwrap();
+    let path = server.path.clone();
+    // Carries bytes between the two kinds of socket.
+    std::thread::spawn(move || {
+        let (mut tcp, _) = listener.accept().unwrap();
+        let mut unix = UnixStream::connect(path).unwrap();
+        let (mut from, mut to) = (tcp.try_clone().unwrap(), unix.try_clone().unwrap());
+        std::thread::spawn(move || {
+            std::io::copy(&mut from, &mut to).unwrap();
+            to.shutdown(std::net::Shutdown::Write).unwrap();
+        });
+        std::io::copy(&mut unix, &mut tcp).unwrap();
+    });
+    let uri = format!("nbd://{address}/disk");
+    let disk = attach(&near, nbd::open(&uri, &options()).unwrap());
+    let mut verifier = Verifier::new(client(&disk), 0, 4 << 20, 512, 1);
+    for _ in 0..20 {
+        verifier.round();
+    }
+    disk.detach(PATIENCE).unwrap();
+}
+
+#[test]
+fn a_server_that_can_only_read_and_write_serves_everything() {
+    let dir = tempdir();
+    let (near, far) = (engine(1), engine(1));
+    let there = attach(&far, memory::open(SIZE).unwrap());
+    let server = Server::start(
+        dir.path(),
+        &there,
+        Abilities::HAS_FLAGS.with(Abilities::FLUSH),
+        BlockSizes::default(),
+    );
+    let disk = attach(&near, nbd::open(&uri(&server.path), &options()).unwrap());
+    let mut c = client(&disk);
+    c.write_with(Flags::FUA, 0, &pattern(0, 1, 8 << 20))
+        .unwrap();
+    c.write_zeroes(Flags::NONE, 4096, 4 << 20).unwrap();
+    c.discard(0, 4096).unwrap();
+    assert_eq!(
+        c.write_zeroes(Flags::FAST_ONLY, 0, 4096),
+        Err(Fault::Unsupported)
+    );
+    let bytes = c.read(0, 8 << 20).unwrap();
+    assert!(
+        bytes[..4096] == pattern(0, 1, 4096)[..],
+        "a discard is no promise"
+    );
+    assert!(bytes[4096..4096 + (4 << 20)].iter().all(|b| *b == 0));
+    assert!(bytes[4096 + (4 << 20)..] == pattern(0, 1, 8 << 20)[4096 + (4 << 20)..]);
+}
+
+#[test]
+fn errors_of_the_server_reach_the_client() {
+    let dir = tempdir();
+    let (near, far) = (engine(1), engine(1));
+    let there = attach(&far, memory::open(SIZE).unwrap());
+    let server = Server::start(dir.path(), &there, everything(), BlockSizes::default());
+    let disk = attach(&near, nbd::open(&uri(&server.path), &options()).unwrap());
+    there
+        .restack(
+            &filters(&["fault:error=enospc,op=write", "fault:error=eio,op=read"]),
+            PATIENCE,
+        )
+        .unwrap();
+    let mut c = client(&disk);
+    assert_eq!(c.write(0, &[1; 4096]), Err(Fault::NoSpace));
+    assert_eq!(c.read(0, 4096), Err(Fault::Io));
+    assert_eq!(c.flush(), Ok(()));
+}
+
+#[test]
+fn a_server_that_cannot_be_used_is_refused_with_a_reason() {
+    let dir = tempdir();
+    let far = engine(1);
+    let there = attach(&far, memory::open(SIZE).unwrap());
+    let kind = |uri: &str| nbd::open(uri, &options()).err().map(|e| e.kind());
+    assert_eq!(kind("http://x/"), Some(Kind::Invalid));
+    assert_eq!(
+        kind(&uri(&dir.path().join("nothing"))),
+        Some(Kind::NotFound)
+    );
+    let coarse = BlockSizes {
+        minimum: 4096,
+        preferred: 4096,
+        payload: 1 << 20,
+    };
+    let server = Server::start(dir.path(), &there, everything(), coarse);
+    assert_eq!(kind(&uri(&server.path)), Some(Kind::Invalid));
+    let fits = nbd::Options {
+        block_size: 4096,
+        ..options()
+    };
+    assert_eq!(
+        nbd::open(&uri(&server.path), &fits)
+            .unwrap()
+            .info
+            .block_size,
+        4096
+    );
+    let nobody = uri(&server.path).replace("disk", "nobody");
+    let error = nbd::open(&nobody, &options()).err().unwrap().to_string();
+    assert!(error.contains("no such export"), "{error}");
+    // It listens and never speaks.
+    let mute = dir.path().join("mute");
+    let _listener = UnixListener::bind(&mute).unwrap();
+    let hasty = nbd::Options {
+        connect: Duration::from_millis(50),
+        ..options()
+    };
+    let error = nbd::open(&uri(&mute), &hasty).err().unwrap();
+    assert_eq!(error.kind(), Kind::TimedOut);
+}
+
+#[test]
+fn a_server_that_goes_and_comes_back_loses_nothing() {
+    let dir = tempdir();
+    let (near, far) = (engine(1), engine(1));
+    let there = attach(&far, memory::open(SIZE).unwrap());
+    let server = Server::start(dir.path(), &there, everything(), BlockSizes::default());
+    let options = options();
+    let disk = attach(&near, nbd::open(&uri(&server.path), &options).unwrap());
+    let done = Arc::new(AtomicBool::new(false));
+    let own = Arc::clone(&done);
+    let mut verifier = Verifier::new(client(&disk), 0, 8 << 20, 512, 1);
+    let load = std::thread::spawn(move || {
+        while !own.load(Ordering::Relaxed) {
+            verifier.round();
+        }
+        verifier.check_all();
+    });
+    let lost = || options.counts.lost.load(Ordering::Relaxed);
+    let returned = || options.counts.returned.load(Ordering::Relaxed);
+    for cut in 1..=10 {
+        server.cut();
+        eventually("the loss is noticed and mended", || {
+            lost() >= cut && returned() >= cut
+        });
+    }
+    done.store(true, Ordering::Relaxed);
+    load.join().expect("the client saw no error");
+    assert_eq!(options.counts.violations.load(Ordering::Relaxed), 0);
+}
+
+#[test]
+fn requests_wait_for_a_server_that_is_away_then_fail_and_work_again_when_it_is_back() {
+    let dir = tempdir();
+    let (near, far) = (engine(1), engine(1));
+    let there = attach(&far, memory::open(SIZE).unwrap());
+    let server = Server::start(dir.path(), &there, everything(), BlockSizes::default());
+    let options = nbd::Options {
+        patience: Duration::from_millis(700),
+        ..options()
+    };
+    let disk = attach(&near, nbd::open(&uri(&server.path), &options).unwrap());
+    let mut c = client(&disk);
+    c.write(0, &[1; 4096]).unwrap();
+    server.close();
+    let begin = Instant::now();
+    assert_eq!(c.read(0, 4096), Err(Fault::Io));
+    assert!(
+        begin.elapsed() >= Duration::from_millis(600),
+        "it waited for the server"
+    );
+    // From now on at once: a hundred of them would else take a minute.
+    let begin = Instant::now();
+    for _ in 0..100 {
+        assert_eq!(c.read(0, 4096), Err(Fault::Io));
+    }
+    assert!(begin.elapsed() < Duration::from_secs(30));
+    let refused = options.counts.refused.load(Ordering::Relaxed);
+    eventually("it is tried again", || {
+        options.counts.refused.load(Ordering::Relaxed) > refused
+    });
+    server.open();
+    eventually("the server is back", || {
+        options.counts.returned.load(Ordering::Relaxed) == 1
+    });
+    assert_eq!(c.read(0, 4096), Ok(vec![1; 4096]));
+}
+
+/// A server that negotiates properly, then does as it is told with each connection.
+fn crook(path: &Path, then: impl Fn(UnixStream) + Send + 'static) {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        for mut stream in listener.incoming().map_while(Result::ok) {
+            let mut handshake = Handshake::new(Tls::Off);
+            let mut input = Vec::new();
+            loop {
+                let mut out = Vec::new();
+                let (used, step) = handshake.advance(&input, &mut out);
+                input.drain(..used);
+                if let Step::Lookup(name) = &step {
+                    let (name, abilities) = (name.clone(), everything());
+                    let export = ExportInfo {
+                        name,
+                        size: SIZE,
+                        abilities,
+                        ..Default::default()
+                    };
+                    handshake.found(Ok(export), &mut out);
+                }
+                stream.write_all(&out).unwrap();
+                match step {
+                    Step::Lookup(_) => {}
+                    Step::Finished(_) => break,
+                    _ => {
+                        let mut bytes = [0; 4096];
+                        let got = stream.read(&mut bytes).unwrap();
+                        input.extend_from_slice(&bytes[..got]);
+                    }
+                }
+            }
+            then(stream);
+        }
+    });
+}
+
+/// Reads one request and returns its cookie; nothing once the client has gone.
+fn cookie_of(stream: &mut UnixStream) -> Option<[u8; 8]> {
+    let mut request = [0; 28];
+    stream.read_exact(&mut request).ok()?;
+    request[8..16].try_into().ok()
+}
+
+fn chunk(flags: u16, kind: u16, cookie: [u8; 8], body: &[u8]) -> Vec<u8> {
+    let mut bytes = 0x668e_33ef_u32.to_be_bytes().to_vec();
+    bytes.extend(flags.to_be_bytes());
+    bytes.extend(kind.to_be_bytes());
+    bytes.extend(cookie);
+    bytes.extend(u32::try_from(body.len()).unwrap().to_be_bytes());
+    bytes.extend(body);
+    bytes
+}
+
+#[test]
+fn a_server_that_lies_is_left_and_counted_and_the_truth_of_another_is_believed() {
+    let mut data = 0_u64.to_be_bytes().to_vec();
+    data.extend([9; 2048]);
+    let half = data.clone();
+    let whole: Vec<u8> = [&0_u64.to_be_bytes()[..], &[3; 4096]].concat();
+    type Lie = Box<dyn Fn([u8; 8]) -> Vec<u8> + Send>;
+    let lies: Vec<(&str, Lie)> = vec![
+        ("bad magic", Box::new(|_| vec![0x5a; 64])),
+        (
+            "an unknown cookie",
+            Box::new(|_| chunk(1, 0, [0xee; 8], &[])),
+        ),
+        (
+            "done without data",
+            Box::new(|cookie| chunk(1, 0, cookie, &[])),
+        ),
+        ("half of the data", {
+            let half = half.clone();
+            Box::new(move |cookie| chunk(1, 1, cookie, &half))
+        }),
+        ("one half twice", {
+            Box::new(move |cookie| {
+                [chunk(0, 1, cookie, &half), chunk(1, 1, cookie, &half)].concat()
+            })
+        }),
+    ];
+    for (what, lie) in lies {
+        let dir = tempdir();
+        let path = dir.path().join("crook.sock");
+        let honest = AtomicBool::new(false);
+        let whole = whole.clone();
+        crook(&path, move |mut stream| {
+            while let Some(cookie) = cookie_of(&mut stream) {
+                let reply = if honest.load(Ordering::Relaxed) {
+                    chunk(1, 1, cookie, &whole)
+                } else {
+                    lie(cookie)
+                };
+                honest.store(true, Ordering::Relaxed);
+                let _ = stream.write_all(&reply);
+            }
+        });
+        let near = engine(1);
+        let options = options();
+        let disk = attach(&near, nbd::open(&uri(&path), &options).unwrap());
+        assert_eq!(client(&disk).read(0, 4096), Ok(vec![3; 4096]), "{what}");
+        assert_eq!(
+            options.counts.violations.load(Ordering::Relaxed),
+            1,
+            "{what}"
+        );
+        assert_eq!(options.counts.returned.load(Ordering::Relaxed), 1, "{what}");
+        disk.detach(PATIENCE).unwrap();
+    }
+}
+
+#[test]
+fn a_server_that_never_answers_holds_up_no_other_disk_and_its_requests_fail_in_the_end() {
+    let dir = tempdir();
+    let path = dir.path().join("mute.sock");
+    crook(&path, |mut stream| {
+        std::thread::spawn(move || while cookie_of(&mut stream).is_some() {});
+    });
+    let near = engine(1);
+    let options = nbd::Options {
+        patience: Duration::from_millis(1500),
+        ..options()
+    };
+    let stuck: Disk = attach(&near, nbd::open(&uri(&path), &options).unwrap());
+    let free = attach(&near, memory::open(SIZE).unwrap());
+    let mut waiting = client(&stuck);
+    let mut asked: Vec<u64> = (0..50)
+        .map(|_| waiting.ask(Op::Read, Flags::NONE, 0, 4096, &[]))
+        .collect();
+    let mut others = Verifier::new(client(&free), 0, 4 << 20, 512, 1);
+    for _ in 0..50 {
+        others.round();
+    }
+    while !asked.is_empty() {
+        let (cookie, answer) = waiting.next_answer().expect("an answer");
+        assert_eq!(answer, Err(Fault::Io));
+        asked.retain(|other| *other != cookie);
+    }
+    assert!(options.counts.silent.load(Ordering::Relaxed) >= 1);
+    stuck.detach(PATIENCE).unwrap();
+}
