@@ -1,0 +1,153 @@
+//! Datastores: where disks live, as settings that are stored and as answers to who asks.
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::name::Name;
+use crate::problem::Problem;
+
+/// A datastore's kind and what that kind needs to know. Stored in the root's state and carried over REST alike.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
+pub enum DatastoreSettings {
+    /// A directory on any file system; each disk is a directory in it.
+    Dir {
+        /// The directory, absolute.
+        #[schema(value_type = String)]
+        path: PathBuf,
+        /// Whether the page cache is passed by.
+        #[serde(default)]
+        io: IoMode,
+    },
+    /// An upstream NBD server; each disk is one of its exports.
+    Nbd {
+        /// The server: `nbd://HOST[:PORT]`, `nbd+unix://?socket=PATH`.
+        uri: String,
+    },
+    /// The daemon's memory: fast, and gone when the disk is detached.
+    Memory {},
+    /// Nothing: writes vanish and reads are zeroes. For measuring.
+    Null {},
+    /// A modelled array in real time, its bytes in memory. For experiments.
+    Emulated {
+        /// The model, as `hdd`, `ssd` or with its parameters.
+        model: String,
+    },
+}
+
+/// How a directory's images are opened.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum IoMode {
+    /// Direct where the file system can, else buffered.
+    #[default]
+    Auto,
+    /// Direct, or an error.
+    Direct,
+    /// Through the page cache.
+    Buffered,
+}
+
+impl DatastoreSettings {
+    /// The kind as it is written.
+    pub const fn kind(&self) -> &'static str {
+        match self {
+            DatastoreSettings::Dir { .. } => "dir",
+            DatastoreSettings::Nbd { .. } => "nbd",
+            DatastoreSettings::Memory {} => "memory",
+            DatastoreSettings::Null {} => "null",
+            DatastoreSettings::Emulated { .. } => "emulated",
+        }
+    }
+}
+
+/// A datastore as it is remembered in the root's state.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DatastoreRecord {
+    /// The format's version: [`DatastoreRecord::VERSION`].
+    pub version: u32,
+    /// What it is.
+    pub settings: DatastoreSettings,
+}
+
+impl DatastoreRecord {
+    /// The version that this program writes, and the only one it reads.
+    pub const VERSION: u32 = 1;
+}
+
+/// A datastore, as it is now.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct Datastore {
+    /// Its name.
+    pub name: Name,
+    /// Its kind and settings.
+    pub settings: DatastoreSettings,
+    /// How many disks it holds.
+    pub disks: u64,
+    /// How many of them are attached on this host.
+    pub attached: u64,
+    /// Bytes that the file system below has in all; null where that means nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub capacity_bytes: Option<u64>,
+    /// Bytes that are free there.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub free_bytes: Option<u64>,
+    /// Why it cannot be used, if it cannot.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub problem: Option<Problem>,
+}
+
+/// An order to add a datastore.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DatastoreAdd {
+    /// Its name, unique on this host.
+    pub name: Name,
+    /// What it is.
+    pub settings: DatastoreSettings,
+}
+
+/// All datastores.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct DatastoreList {
+    /// In the order of their names.
+    pub datastores: Vec<Datastore>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_record_survives_its_file() {
+        for settings in [
+            DatastoreSettings::Dir {
+                path: "/srv".into(),
+                io: IoMode::Auto,
+            },
+            DatastoreSettings::Nbd {
+                uri: "nbd://host".into(),
+            },
+            DatastoreSettings::Memory {},
+            DatastoreSettings::Null {},
+            DatastoreSettings::Emulated {
+                model: "hdd".into(),
+            },
+        ] {
+            let record = DatastoreRecord {
+                version: DatastoreRecord::VERSION,
+                settings,
+            };
+            let text = toml::to_string(&record).unwrap();
+            assert_eq!(
+                toml::from_str::<DatastoreRecord>(&text).unwrap(),
+                record,
+                "{text}"
+            );
+            assert!(text.contains(&format!("kind = \"{}\"", record.settings.kind())));
+        }
+    }
+}

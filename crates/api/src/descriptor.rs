@@ -1,0 +1,420 @@
+//! `disk.toml`: what a disk is, kept beside its image and read by every daemon that can see the datastore.
+//!
+//! The daemon's store reads and replaces it; the plan turns it into what the engine needs. Other hosts, other versions
+//! and passing accidents write here too, so its reader trusts nothing.
+//!
+//! # Always true
+//! - Reading any bytes ends in a descriptor whose every field is in range, or in an error: never in a panic.
+//! - What is written reads back as the same descriptor.
+//! - A version or key that this program does not know is refused, so that rewriting never drops what another one wrote.
+//!
+//! # Picture
+//! ```toml
+//! version = 1
+//! uuid = "0b5e1c7e-9f0e-4f0e-8a53-0d7b6f3f3f11"
+//! size = "10GiB"
+//! block_size = 512
+//! cache = "write-back"
+//! filters = ["stats"]
+//!
+//! [policy]
+//! shares = "high"
+//! reservation = "500iops"
+//! limit = "2000iops"
+//! ```
+
+use std::path::PathBuf;
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+use crate::units::{Iops, Rate, Shares, Size};
+
+/// The version that this program writes, and the only one it reads.
+pub const VERSION: u32 = 1;
+
+/// The largest descriptor that is read at all. Ours are under a kilobyte; a long list of filters fits many times over.
+pub const MAX_BYTES: usize = 64 << 10;
+
+/// The largest disk: 2^62 bytes leaves every sum of an offset and a length within a signed 64-bit file offset.
+pub const MAX_SIZE: u64 = 1 << 62;
+
+/// The most queues a disk offers a guest: one for each of its virtual CPUs, up to what one vhost-user socket carries well.
+pub const MAX_QUEUES: u16 = 64;
+
+/// The longest serial number: what virtio-blk's GET_ID has room for.
+pub const MAX_SERIAL: usize = 20;
+
+/// The most filters in a stack. Each sees every I/O; nobody needs more, and a hostile file must not ask for a million.
+pub const MAX_FILTERS: usize = 16;
+
+/// A disk as it is written in `disk.toml`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Descriptor {
+    /// The format's version: [`VERSION`].
+    pub version: u32,
+    /// Identity, for life: 32 hexadecimal digits with or without hyphens.
+    pub uuid: Uuid,
+    /// Bytes that a guest sees; a whole number of blocks.
+    pub size: Size,
+    /// Bytes of the blocks that a guest is told: 512 or 4096.
+    #[serde(default = "default_block_size")]
+    pub block_size: u32,
+    /// What a guest is told about the durability of its writes.
+    #[serde(default)]
+    pub cache: CacheMode,
+    /// Whether writes are refused.
+    #[serde(default)]
+    pub read_only: bool,
+    /// Serial number that a guest sees, up to 20 printable characters; empty: made from the uuid.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub serial: String,
+    /// How many queues a vhost-user guest may use.
+    #[serde(default = "default_queues")]
+    pub queues: u16,
+    /// The stack, top (the guest's end) first, each as `name` or `name:key=value,...`.
+    #[serde(default)]
+    pub filters: Vec<String>,
+    /// The image, where it is a block device (or file) outside the datastore's directory.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub device: Option<PathBuf>,
+    /// The upstream's export name, on a datastore of kind `nbd`, where it is not the disk's own name.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub export: Option<String>,
+    /// How I/O control treats the disk.
+    #[serde(default)]
+    pub policy: PolicyText,
+}
+
+/// What a guest is told about its writes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CacheMode {
+    /// Answered writes may still be volatile until a flush. Every modern guest flushes.
+    #[default]
+    WriteBack,
+    /// Every answered write is durable. For guests that never flush.
+    WriteThrough,
+}
+
+impl std::str::FromStr for CacheMode {
+    type Err = String;
+    fn from_str(text: &str) -> Result<CacheMode, String> {
+        match text {
+            "write-back" | "writeback" => Ok(CacheMode::WriteBack),
+            "write-through" | "writethrough" => Ok(CacheMode::WriteThrough),
+            _ => Err(format!(
+                "'{text}' is no cache mode: use write-back or write-through"
+            )),
+        }
+    }
+}
+
+/// The policy of a disk as it is written in its descriptor.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyText {
+    /// Relative weight.
+    #[serde(default)]
+    pub shares: Shares,
+    /// IOPS floor.
+    #[serde(default)]
+    pub reservation: Iops,
+    /// IOPS ceiling; none: unlimited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit: Option<Iops>,
+    /// Bandwidth ceiling; none: unlimited.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub limit_bandwidth: Option<Rate>,
+}
+
+/// A disk's identity.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub struct Uuid(pub [u8; 16]);
+
+impl Uuid {
+    /// From 16 random bytes, which become a version 4 identity.
+    pub const fn from_random(mut bytes: [u8; 16]) -> Uuid {
+        bytes[6] = bytes[6] & 0x0f | 0x40;
+        bytes[8] = bytes[8] & 0x3f | 0x80;
+        Uuid(bytes)
+    }
+}
+
+impl std::fmt::Display for Uuid {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for (nth, byte) in self.0.iter().enumerate() {
+            let hyphen = if matches!(nth, 4 | 6 | 8 | 10) {
+                "-"
+            } else {
+                ""
+            };
+            write!(f, "{hyphen}{byte:02x}")?;
+        }
+        Ok(())
+    }
+}
+
+impl From<Uuid> for String {
+    fn from(uuid: Uuid) -> String {
+        uuid.to_string()
+    }
+}
+
+impl TryFrom<String> for Uuid {
+    type Error = String;
+    fn try_from(text: String) -> Result<Uuid, String> {
+        let digits: Vec<u32> = text
+            .chars()
+            .filter(|c| *c != '-')
+            .map_while(|c| c.to_digit(16))
+            .take(33)
+            .collect();
+        let hyphens = text.bytes().filter(|b| *b == b'-').count();
+        if digits.len() != 32 || text.len() != 32 + hyphens || hyphens > 4 {
+            return Err("a uuid is 32 hexadecimal digits, with hyphens as 8-4-4-4-12".to_owned());
+        }
+        let mut bytes = [0; 16];
+        for (byte, pair) in bytes.iter_mut().zip(digits.chunks(2)) {
+            *byte = u8::try_from(pair[0] << 4 | pair[1]).map_err(|e| e.to_string())?;
+        }
+        Ok(Uuid(bytes))
+    }
+}
+
+/// Why a `disk.toml` is not one.
+#[derive(Debug, thiserror::Error)]
+pub enum DescriptorError {
+    /// Longer than any descriptor.
+    #[error("it has {0} bytes, a descriptor has at most {MAX_BYTES}")]
+    TooLong(usize),
+    /// Not text.
+    #[error("it is not UTF-8 text")]
+    NotText(#[from] std::str::Utf8Error),
+    /// Not TOML, or keys missing, unknown or of the wrong type.
+    #[error("{}", .0.to_string().trim_end())]
+    Syntax(#[from] toml::de::Error),
+    /// Written by a program that knows more than this one.
+    #[error(
+        "its format is version {0}, this program reads version {VERSION}; use the program that wrote it"
+    )]
+    Version(u32),
+    /// A value out of range.
+    #[error("{0}")]
+    Range(String),
+}
+
+impl Descriptor {
+    /// A new disk of `size` bytes, everything else as it is by default.
+    pub fn new(uuid: Uuid, size: u64) -> Descriptor {
+        Descriptor {
+            version: VERSION,
+            uuid,
+            size: Size(size),
+            block_size: default_block_size(),
+            cache: CacheMode::default(),
+            read_only: false,
+            serial: String::new(),
+            queues: default_queues(),
+            filters: vec!["stats".to_owned()],
+            device: None,
+            export: None,
+            policy: PolicyText::default(),
+        }
+    }
+
+    /// Reads what a file holds, whatever it holds.
+    pub fn read(bytes: &[u8]) -> Result<Descriptor, DescriptorError> {
+        /// Only the version: it must be understood before anything else is.
+        #[derive(Deserialize)]
+        struct Versioned {
+            version: u32,
+        }
+        if bytes.len() > MAX_BYTES {
+            return Err(DescriptorError::TooLong(bytes.len()));
+        }
+        let text = std::str::from_utf8(bytes)?;
+        let Versioned { version } = toml::from_str(text)?;
+        if version != VERSION {
+            return Err(DescriptorError::Version(version));
+        }
+        let descriptor: Descriptor = toml::from_str(text)?;
+        descriptor.check()?;
+        Ok(descriptor)
+    }
+
+    /// As it is written.
+    pub fn write(&self) -> String {
+        toml::to_string(self).expect("a descriptor has only values that TOML can hold")
+    }
+
+    /// Whether every field is in range; [`Descriptor::read`] has asked already.
+    pub fn check(&self) -> Result<(), DescriptorError> {
+        let refuse = |why: String| Err(DescriptorError::Range(why));
+        if !matches!(self.block_size, 512 | 4096) {
+            return refuse(format!(
+                "block_size {} is neither 512 nor 4096",
+                self.block_size
+            ));
+        }
+        let Size(size) = self.size;
+        if size == 0 || size > MAX_SIZE {
+            return refuse(format!("size {size} is not from 1 to {MAX_SIZE} bytes"));
+        }
+        if !size.is_multiple_of(u64::from(self.block_size)) {
+            return refuse(format!(
+                "size {size} is not a whole number of blocks of {}",
+                self.block_size
+            ));
+        }
+        if self.queues == 0 || self.queues > MAX_QUEUES {
+            return refuse(format!(
+                "queues {} is not from 1 to {MAX_QUEUES}",
+                self.queues
+            ));
+        }
+        if self.serial.len() > MAX_SERIAL
+            || !self.serial.bytes().all(|b| (b' '..=b'~').contains(&b))
+        {
+            return refuse(format!(
+                "the serial is not up to {MAX_SERIAL} printable ASCII characters"
+            ));
+        }
+        if self.filters.len() > MAX_FILTERS {
+            return refuse(format!(
+                "{} filters are more than {MAX_FILTERS}",
+                self.filters.len()
+            ));
+        }
+        if self.device.as_ref().is_some_and(|path| !path.is_absolute()) {
+            return refuse("device is not an absolute path".to_owned());
+        }
+        let PolicyText {
+            reservation, limit, ..
+        } = self.policy;
+        match limit {
+            Some(Iops(0)) => {
+                refuse("limit 0 would stop the disk; leave it out for no limit".to_owned())
+            }
+            Some(limit) if limit < reservation => {
+                refuse(format!("reservation {reservation} is above limit {limit}"))
+            }
+            _ if self.policy.limit_bandwidth == Some(Rate(0)) => refuse(
+                "limit_bandwidth 0 would stop the disk; leave it out for no limit".to_owned(),
+            ),
+            _ => Ok(()),
+        }
+    }
+
+    /// The serial number that a guest sees: the given one, or the first 20 digits of the uuid.
+    pub fn effective_serial(&self) -> String {
+        if self.serial.is_empty() {
+            self.uuid
+                .to_string()
+                .replace('-', "")
+                .chars()
+                .take(MAX_SERIAL)
+                .collect()
+        } else {
+            self.serial.clone()
+        }
+    }
+}
+
+fn default_block_size() -> u32 {
+    512
+}
+
+/// Enough for a guest with as many virtual CPUs; a queue that is not used costs next to nothing.
+fn default_queues() -> u16 {
+    16
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn sample() -> Descriptor {
+        let mut disk = Descriptor::new(Uuid::from_random([7; 16]), 10 << 30);
+        disk.filters = vec!["stats".into(), "fault:read=eio".into()];
+        disk.policy.limit = Some(Iops(2000));
+        disk.device = Some("/dev/sdb".into());
+        disk
+    }
+
+    #[test]
+    fn what_is_written_reads_back_as_the_same() {
+        let disk = sample();
+        assert_eq!(Descriptor::read(disk.write().as_bytes()).unwrap(), disk);
+    }
+
+    #[test]
+    fn the_least_descriptor_has_sensible_defaults() {
+        let text = "version = 1\nuuid = '0b5e1c7e-9f0e-4f0e-8a53-0d7b6f3f3f11'\nsize = 1048576\n";
+        let disk = Descriptor::read(text.as_bytes()).unwrap();
+        assert_eq!(
+            (disk.block_size, disk.queues, disk.cache),
+            (512, 16, CacheMode::WriteBack)
+        );
+        assert_eq!(disk.policy.shares, Shares::NORMAL);
+        assert_eq!(disk.effective_serial(), "0b5e1c7e9f0e4f0e8a53");
+    }
+
+    #[test]
+    fn a_newer_version_is_refused_by_its_number_even_with_unknown_keys() {
+        let error = Descriptor::read(b"version = 2\nmirror = true").unwrap_err();
+        assert!(matches!(error, DescriptorError::Version(2)), "{error}");
+    }
+
+    #[test]
+    fn values_out_of_range_are_refused() {
+        let break_it: [fn(&mut Descriptor); 11] = [
+            |d| d.size = Size(0),
+            |d| d.size = Size(1000),
+            |d| d.size = Size(u64::MAX - 511),
+            |d| d.block_size = 513,
+            |d| d.queues = 0,
+            |d| d.queues = 1000,
+            |d| d.serial = "x".repeat(21),
+            |d| d.serial = "tab\t".into(),
+            |d| d.device = Some("../../etc/passwd".into()),
+            |d| d.policy.limit = Some(Iops(0)),
+            |d| d.policy.reservation = Iops(5000),
+        ];
+        for (nth, broken) in break_it.into_iter().enumerate() {
+            let mut disk = sample();
+            broken(&mut disk);
+            let text = disk.write();
+            assert!(
+                Descriptor::read(text.as_bytes()).is_err(),
+                "case {nth}: {text}"
+            );
+        }
+    }
+
+    #[test]
+    fn nonsense_is_refused() {
+        let deep = format!("version = 1\nx = {}", "[".repeat(60_000));
+        let cases: [&[u8]; 7] = [
+            b"",
+            b"\xff\xfe",
+            b"version = 1",
+            b"version = 1\nversion = 1",
+            b"version = -1",
+            deep.as_bytes(),
+            &[b' '; MAX_BYTES + 1],
+        ];
+        for bytes in cases {
+            assert!(Descriptor::read(bytes).is_err());
+        }
+        let typo = format!("{}\n[polcy]\nshares = 5\n", sample().write());
+        assert!(
+            Descriptor::read(typo.as_bytes())
+                .unwrap_err()
+                .to_string()
+                .contains("polcy")
+        );
+    }
+}

@@ -1,0 +1,26 @@
+//! The outside's words: what people write in files and flags, and what programs say over REST.
+//!
+//! Nothing here decides or performs anything: a word is parsed, checked for being a word at all, and handed to the
+//! daemon's plan. This crate knows no other crate of ours, so that a client needs only this one.
+//!
+//! Read it so: [`units`] and [`name`] (the smallest words), [`config`] (`tidegate.toml`), [`descriptor`]
+//! (`disk.toml`), [`datastore`], [`disk`], [`stats`], [`status`], [`job`] (what REST carries), [`problem`] (how
+//! failure is told), [`routes`] (every door, with the types that pass through it).
+//!
+//! # Units
+//! In JSON a key ends in its unit (`size_bytes`, `p99_us`, `limit_iops`) and its value is a plain number. In TOML and
+//! in flags a value carries its unit (`"10GiB"`, `"25ms"`).
+
+#![forbid(unsafe_code)]
+
+pub mod config;
+pub mod datastore;
+pub mod descriptor;
+pub mod disk;
+pub mod job;
+pub mod name;
+pub mod problem;
+pub mod routes;
+pub mod stats;
+pub mod status;
+pub mod units;

@@ -1,0 +1,196 @@
+//! Every door of the REST interface, with the types that pass through it, so that client and daemon cannot disagree.
+//!
+//! The daemon routes by [`Route::path`]; a client fills in the path with [`Route::url`], sends a `Q` and expects an
+//! `A`, or a [`crate::problem::Problem`] with a status of 400 or more.
+//!
+//! # Source
+//! HTTP/1.1 over a Unix socket. `GET` changes nothing; `PUT`, `PATCH` and `DELETE` can be repeated.
+
+use std::marker::PhantomData;
+
+use crate::datastore::{Datastore, DatastoreAdd, DatastoreList};
+use crate::disk::{
+    Disk, DiskAttach, DiskCreate, DiskDetach, DiskList, DiskResize, DiskSet, Snippet,
+};
+use crate::job::{DiskExport, DiskImport, Job, JobList};
+use crate::stats::{DiskStats, Sample};
+use crate::status::Status;
+
+/// What an HTTP request wants to do.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Method {
+    /// Look.
+    Get,
+    /// Make or order.
+    Post,
+    /// Change parts.
+    Patch,
+    /// Take away.
+    Delete,
+}
+
+impl Method {
+    /// As HTTP has it.
+    pub const fn as_str(self) -> &'static str {
+        match self {
+            Method::Get => "GET",
+            Method::Post => "POST",
+            Method::Patch => "PATCH",
+            Method::Delete => "DELETE",
+        }
+    }
+}
+
+/// A request or an answer without a body.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Nothing;
+
+/// One door: `Q` goes in, `A` comes out.
+#[derive(Debug)]
+pub struct Route<Q, A> {
+    /// What is to be done.
+    pub method: Method,
+    /// The path, with `{...}` where an argument goes.
+    pub path: &'static str,
+    types: PhantomData<fn(Q) -> A>,
+}
+
+impl<Q, A> Clone for Route<Q, A> {
+    fn clone(&self) -> Self {
+        *self
+    }
+}
+
+impl<Q, A> Copy for Route<Q, A> {}
+
+impl<Q, A> Route<Q, A> {
+    const fn new(method: Method, path: &'static str) -> Route<Q, A> {
+        Route {
+            method,
+            path,
+            types: PhantomData,
+        }
+    }
+
+    /// The path with its arguments in the order of their places, each percent-encoded.
+    ///
+    /// # Panics
+    /// When there are more or fewer arguments than places: a mistake in the caller's source.
+    pub fn url(&self, arguments: &[&str]) -> String {
+        let mut url = String::new();
+        let mut arguments = arguments.iter();
+        let mut rest = self.path;
+        while let Some((before, after)) = rest.split_once('{') {
+            let (_, after) = after.split_once('}').expect("a path closes its braces");
+            url.push_str(before);
+            url.push_str(&encode(
+                arguments
+                    .next()
+                    .expect("an argument for each place in the path"),
+            ));
+            rest = after;
+        }
+        assert!(
+            arguments.next().is_none(),
+            "a place in the path for each argument"
+        );
+        url.push_str(rest);
+        url
+    }
+}
+
+/// Percent-encodes all but the characters that never mean anything in a URL (RFC 3986, unreserved).
+pub fn encode(text: &str) -> String {
+    let mut out = String::with_capacity(text.len());
+    for byte in text.bytes() {
+        if byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'.' | b'_' | b'~') {
+            out.push(char::from(byte));
+        } else {
+            out.push_str(&format!("%{byte:02X}"));
+        }
+    }
+    out
+}
+
+macro_rules! routes {
+    ($($(#[$doc:meta])* $name:ident: $method:ident $path:literal, $q:ty => $a:ty;)*) => {
+        $($(#[$doc])* pub const $name: Route<$q, $a> = Route::new(Method::$method, $path);)*
+
+        /// Method and path of every door, for who wants to check that none was forgotten.
+        pub const ALL: &[(Method, &str)] = &[$((Method::$method, $path)),*];
+    };
+}
+
+routes! {
+    /// How the daemon is.
+    STATUS: Get "/v1/status", Nothing => Status;
+    /// All datastores.
+    DATASTORES: Get "/v1/datastores", Nothing => DatastoreList;
+    /// Adds a datastore.
+    DATASTORE_ADD: Post "/v1/datastores", DatastoreAdd => Datastore;
+    /// One datastore, by name.
+    DATASTORE: Get "/v1/datastores/{name}", Nothing => Datastore;
+    /// Forgets a datastore; what lies on it stays.
+    DATASTORE_REMOVE: Delete "/v1/datastores/{name}", Nothing => Nothing;
+    /// All disks.
+    DISKS: Get "/v1/disks", Nothing => DiskList;
+    /// Creates a disk.
+    DISK_CREATE: Post "/v1/disks", DiskCreate => Disk;
+    /// One disk, by name.
+    DISK: Get "/v1/disks/{name}", Nothing => Disk;
+    /// Changes a disk.
+    DISK_SET: Patch "/v1/disks/{name}", DiskSet => Disk;
+    /// Deletes a disk and its data.
+    DISK_DELETE: Delete "/v1/disks/{name}", Nothing => Nothing;
+    /// Attaches a disk.
+    DISK_ATTACH: Post "/v1/disks/{name}/attach", DiskAttach => Disk;
+    /// Detaches a disk.
+    DISK_DETACH: Post "/v1/disks/{name}/detach", DiskDetach => Disk;
+    /// Changes a disk's size.
+    DISK_RESIZE: Post "/v1/disks/{name}/resize", DiskResize => Disk;
+    /// What a disk has done since it was attached.
+    DISK_STATS: Get "/v1/disks/{name}/stats", Nothing => DiskStats;
+    /// How to reach a disk from `qemu`, `libvirt`, `cloud-hypervisor`, `nbd` or `fio`.
+    DISK_SNIPPET: Get "/v1/disks/{name}/snippets/{for}", Nothing => Snippet;
+    /// Writes a disk to an image file; answers with a job.
+    DISK_EXPORT: Post "/v1/disks/{name}/export", DiskExport => Job;
+    /// Makes a disk of an image file; answers with a job.
+    DISK_IMPORT: Post "/v1/import", DiskImport => Job;
+    /// All jobs.
+    JOBS: Get "/v1/jobs", Nothing => JobList;
+    /// One job, by number.
+    JOB: Get "/v1/jobs/{id}", Nothing => Job;
+    /// Stops a job, if it still runs.
+    JOB_CANCEL: Delete "/v1/jobs/{id}", Nothing => Job;
+    /// Everything that disks and I/O threads have done since they began.
+    STATS: Get "/v1/stats", Nothing => Sample;
+    /// The same as server-sent events named `sample`, each over the time since the one before.
+    /// `?interval_ms=N` says how often (100 to 60000; 1000 if not given).
+    STATS_STREAM: Get "/v1/stats/stream", Nothing => Sample;
+    /// Prometheus metrics, as text.
+    METRICS: Get "/metrics", Nothing => Nothing;
+    /// This interface, as OpenAPI 3.1.
+    OPENAPI: Get "/openapi.json", Nothing => Nothing;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_path_takes_its_arguments_in_order_and_encoded() {
+        assert_eq!(
+            DISK_SNIPPET.url(&["db1", "qemu"]),
+            "/v1/disks/db1/snippets/qemu"
+        );
+        assert_eq!(DISK.url(&["a/../b c"]), "/v1/disks/a%2F..%2Fb%20c");
+        assert_eq!(STATUS.url(&[]), "/v1/status");
+    }
+
+    #[test]
+    fn no_door_is_there_twice() {
+        for (nth, door) in ALL.iter().enumerate() {
+            assert!(!ALL[..nth].contains(door), "{door:?}");
+        }
+    }
+}

@@ -1,0 +1,379 @@
+//! The engine as the daemon sees it: opened images, attached disks, I/O threads; and its errors as problems.
+//!
+//! Only this file knows the engine's calls. What the plan decided goes in; nothing is decided here.
+
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tidegate_api::datastore::IoMode;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::filter::FilterReport;
+use tidegate_core::filter::stats::StatsReport;
+use tidegate_core::request::DiskId;
+use tidegate_core::units::{Span, Time};
+use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd as upstream, null};
+use tidegate_engine::{DiskSpec, Engine, Kind, Settings};
+
+use crate::live::Presence;
+use crate::plan::{DiskPlan, ImagePlan, ThreadsPlan, filters::Stack};
+use crate::trouble::{self, Outcome};
+
+/// The NBD protocol's words, as the engine has them.
+pub(crate) mod nbd {
+    pub(crate) use tidegate_engine::nbd::handshake::{
+        BlockSizes, ExportInfo, Handshake, Negotiated, Refusal, Step, Tls,
+    };
+    pub(crate) use tidegate_engine::nbd::wire::Abilities;
+}
+
+/// How long a change of filters may wait for what is in flight: longer than any I/O of a datastore that works.
+const CHANGING: Duration = Duration::from_secs(30);
+
+/// What the engine knows a disk by.
+pub(crate) type Key = DiskId;
+
+/// The I/O threads of this host.
+pub(crate) struct Host {
+    /// None once they were stopped.
+    engine: Mutex<Option<Engine>>,
+    threads: u32,
+    cpus: Vec<u32>,
+}
+
+/// An image that is open, locked, and not attached.
+pub(crate) struct Opened {
+    image: OpenedImage,
+    io: String,
+}
+
+/// An attached disk.
+pub(crate) struct Disk {
+    disk: tidegate_engine::Disk,
+    read_only: bool,
+    thread: u32,
+    io: String,
+}
+
+/// An I/O thread's counters.
+pub(crate) struct Thread {
+    pub(crate) thread: u32,
+    pub(crate) cpu: Option<u32>,
+    /// When they were read.
+    pub(crate) now: Time,
+    pub(crate) age: Span,
+    pub(crate) busy: Span,
+    pub(crate) polling: Span,
+    pub(crate) turns: u64,
+    pub(crate) wakes: u64,
+    pub(crate) strays: u64,
+    /// Its disks, each with what its `stats` filter has counted, if it has one.
+    pub(crate) disks: Vec<(Key, Option<Box<StatsReport>>)>,
+}
+
+/// The time as the engine tells it: the monotonic clock.
+pub(crate) fn now() -> Time {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
+    Time::from_nanos(seconds * 1_000_000_000 + nanos)
+}
+
+impl Host {
+    /// Starts the I/O threads.
+    pub(crate) fn start(plan: &ThreadsPlan) -> Outcome<Host> {
+        let settings = Settings {
+            threads: plan.count,
+            poll: span(plan.poll),
+            always_poll: false,
+            cpus: plan.cpus.clone(),
+        };
+        let engine =
+            Engine::start(&settings).map_err(|e| problem("cannot start the I/O threads", &e))?;
+        let number = |n: &usize| u32::try_from(*n).unwrap_or(u32::MAX);
+        Ok(Host {
+            engine: Mutex::new(Some(engine)),
+            threads: number(&plan.count),
+            cpus: plan.cpus.iter().map(number).collect(),
+        })
+    }
+
+    /// How many I/O threads there are.
+    pub(crate) fn thread_count(&self) -> u32 {
+        self.threads
+    }
+
+    /// Attaches a disk.
+    pub(crate) fn attach(&self, plan: &DiskPlan, opened: Opened) -> Outcome<Disk> {
+        let spec = DiskSpec {
+            name: plan.name.clone(),
+            size: plan.size,
+            block_size: plan.block_size,
+            read_only: plan.read_only,
+            write_back: plan.write_back,
+            serial: plan.serial.clone(),
+            uuid: plan.uuid,
+            queues: plan.queues,
+            filters: plan.filters.clone(),
+        };
+        let what = format!("cannot attach disk {}", plan.name);
+        let disk = self.with(|engine| {
+            engine
+                .attach(spec, opened.image)
+                .map_err(|e| problem(&what, &e))
+        })?;
+        let home = self
+            .threads()?
+            .into_iter()
+            .find(|t| t.disks.iter().any(|(key, _)| *key == disk.id()));
+        Ok(Disk {
+            thread: home.map_or(0, |home| home.thread),
+            disk,
+            read_only: plan.read_only,
+            io: opened.io,
+        })
+    }
+
+    /// Asks every I/O thread for its counters.
+    pub(crate) fn threads(&self) -> Outcome<Vec<Thread>> {
+        let reports = self.with(|engine| {
+            engine
+                .threads()
+                .map_err(|e| problem("cannot ask the I/O threads", &e))
+        })?;
+        let now = now();
+        let tell = |(nth, report): (usize, tidegate_engine::ThreadReport)| Thread {
+            thread: u32::try_from(nth).unwrap_or(u32::MAX),
+            cpu: (!self.cpus.is_empty()).then(|| self.cpus[nth % self.cpus.len()]),
+            now,
+            age: report.age,
+            busy: report.busy,
+            polling: report.spinning,
+            turns: report.turns,
+            wakes: report.wakes,
+            strays: report.strays,
+            disks: report
+                .disks
+                .into_iter()
+                .map(|(id, disk)| (id, stats_of(disk)))
+                .collect(),
+        };
+        Ok(reports.into_iter().enumerate().map(tell).collect())
+    }
+
+    /// Ends the I/O threads; disks that are still attached are dropped as they are.
+    pub(crate) fn stop(&self) {
+        let engine = self
+            .engine
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(engine) = engine {
+            engine.stop();
+        }
+    }
+
+    fn with<T>(&self, use_it: impl FnOnce(&Engine) -> Outcome<T>) -> Outcome<T> {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        match engine.as_ref() {
+            Some(engine) => use_it(engine),
+            None => Err(Problem::new(
+                ProblemCode::Stopping,
+                "the daemon is stopping",
+            )),
+        }
+    }
+}
+
+/// Opens an image and locks it against other daemons.
+pub(crate) fn open(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
+    let opened = match plan {
+        ImagePlan::File { path, io, .. } => {
+            let options = dir::Options {
+                read_only,
+                buffered: *io == IoMode::Buffered,
+            };
+            let opened = dir::open(path, options);
+            let opened =
+                opened.map_err(|e| problem(&format!("cannot open {}", path.display()), &e))?;
+            if *io == IoMode::Direct && opened.info.buffered {
+                return Err(Problem::new(
+                    ProblemCode::Unsupported,
+                    format!("cannot open {} for direct I/O", path.display()),
+                )
+                .because("its file system has none, and the datastore asks for nothing else")
+                .remedy("give the datastore io = auto or buffered"));
+            }
+            Ok(opened)
+        }
+        ImagePlan::Nbd { uri, block_size } => {
+            let options = upstream::Options {
+                block_size: *block_size,
+                ..Default::default()
+            };
+            upstream::open(uri, &options)
+        }
+        ImagePlan::Memory { size } => memory::open(*size),
+        ImagePlan::Null { size } => Ok(null::open(*size)),
+        ImagePlan::Emulated { model, size } => format!("{model},size={size}")
+            .parse()
+            .and_then(|spec| emulated::open(&spec)),
+    };
+    let image = opened.map_err(|e| problem("cannot open the disk's image", &e))?;
+    let kind = match plan {
+        ImagePlan::File { .. } if image.info.buffered => "buffered",
+        ImagePlan::File { .. } => "direct",
+        ImagePlan::Nbd { .. } => "nbd",
+        ImagePlan::Memory { .. } => "memory",
+        ImagePlan::Null { .. } => "null",
+        ImagePlan::Emulated { .. } => "emulated",
+    };
+    let io = match &image.info.remark {
+        Some(remark) => format!("{kind} ({remark})"),
+        None => kind.to_owned(),
+    };
+    Ok(Opened { image, io })
+}
+
+impl Opened {
+    /// Bytes of the image.
+    pub(crate) fn size(&self) -> u64 {
+        self.image.info.size
+    }
+}
+
+impl Disk {
+    /// What the engine knows it by.
+    pub(crate) fn key(&self) -> Key {
+        self.disk.id()
+    }
+
+    /// The I/O thread that serves it.
+    pub(crate) fn thread(&self) -> u32 {
+        self.thread
+    }
+
+    /// How its image is opened, in words.
+    pub(crate) fn io(&self) -> &str {
+        &self.io
+    }
+
+    /// What NBD clients are told of it.
+    pub(crate) fn export_info(&self, name: &str) -> nbd::ExportInfo {
+        use nbd::Abilities;
+        let common = [
+            Abilities::HAS_FLAGS,
+            Abilities::FLUSH,
+            Abilities::FUA,
+            Abilities::MULTI_CONN,
+            Abilities::CACHE,
+        ];
+        let rest: &[Abilities] = match self.read_only {
+            true => &[Abilities::READ_ONLY],
+            false => &[
+                Abilities::TRIM,
+                Abilities::WRITE_ZEROES,
+                Abilities::FAST_ZERO,
+            ],
+        };
+        let abilities = common
+            .iter()
+            .chain(rest)
+            .fold(Abilities::NONE, |all, one| all.with(*one));
+        nbd::ExportInfo {
+            name: name.to_owned(),
+            description: String::new(),
+            size: self.disk.size(),
+            abilities,
+            block: nbd::BlockSizes::default(),
+        }
+    }
+
+    /// Hands an NBD client over whose handshake is done; `presence` lasts as long as it is connected.
+    pub(crate) fn serve_nbd(
+        &self,
+        socket: OwnedFd,
+        negotiated: &nbd::Negotiated,
+        presence: Presence,
+    ) -> Outcome<()> {
+        let served =
+            self.disk
+                .serve_nbd_present(socket, negotiated, Vec::new(), Box::new(presence));
+        served.map_err(|e| problem(&format!("cannot serve disk {}", self.disk.name()), &e))
+    }
+
+    /// Speaks vhost-user with a virtual machine, on a thread of its own; `presence` lasts as long as it is connected.
+    pub(crate) fn serve_vhost(&self, socket: UnixStream, presence: Presence) -> Outcome<()> {
+        let disk = self.disk.clone();
+        let spawned = std::thread::Builder::new().name("vhost-user".to_owned()).spawn(move || {
+            let _while_connected = presence;
+            if let Err(error) = disk.serve_vhost(socket) {
+                let problem = problem("cannot serve a virtual machine", &error);
+                tracing::warn!(disk = disk.name(), %problem, "a virtual machine was turned away");
+            }
+        });
+        let name = self.disk.name();
+        spawned
+            .map(drop)
+            .map_err(|e| trouble::io(format!("cannot serve a virtual machine on disk {name}"), &e))
+    }
+
+    /// Puts other filters in place, without an I/O lost.
+    pub(crate) fn restack(&self, filters: &Stack) -> Outcome<()> {
+        let name = self.disk.name();
+        let changed = self.disk.restack(filters, CHANGING);
+        changed.map_err(|e| problem(&format!("cannot change the filters of disk {name}"), &e))
+    }
+
+    /// Gives it another size, which guests are told.
+    pub(crate) fn resize(&self, size: u64) -> Outcome<()> {
+        let resized = self.disk.resize(size);
+        resized.map_err(|e| problem(&format!("cannot resize disk {}", self.disk.name()), &e))
+    }
+
+    /// Ends what is in flight, flushes, and lets the image go.
+    pub(crate) fn detach(&self, at_most: Duration) -> Outcome<()> {
+        let detached = self.disk.detach(at_most);
+        detached.map_err(|e| problem(&format!("cannot detach disk {}", self.disk.name()), &e))
+    }
+}
+
+/// What the topmost `stats` filter of a disk has counted: it sees what the guest sees.
+fn stats_of(disk: tidegate_core::shard::DiskReport) -> Option<Box<StatsReport>> {
+    disk.filters
+        .into_iter()
+        .find_map(|(_, _, report)| match report {
+            FilterReport::Stats(stats) => Some(stats),
+            _ => None,
+        })
+}
+
+fn span(duration: Duration) -> Span {
+    Span::from_nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// An error of the engine as a problem, its first cause kept.
+fn problem(what: &str, error: &tidegate_engine::Error) -> Problem {
+    let (code, remedy) = match error.kind() {
+        Kind::NotFound => (ProblemCode::NotFound, None),
+        Kind::Busy => (
+            ProblemCode::Locked,
+            Some("detach it there first; a daemon that was killed lets go at once"),
+        ),
+        Kind::Exists => (ProblemCode::Exists, None),
+        Kind::Invalid => (ProblemCode::Invalid, None),
+        Kind::Denied => (
+            ProblemCode::Datastore,
+            Some("give the daemon's user the right to"),
+        ),
+        Kind::Unsupported => (ProblemCode::Unsupported, None),
+        Kind::TimedOut | Kind::Io => (ProblemCode::Datastore, None),
+        Kind::Gone => (ProblemCode::Stopping, None),
+    };
+    let problem = Problem::new(code, what).because_of(error);
+    match remedy {
+        Some(remedy) => problem.remedy(remedy),
+        None => problem,
+    }
+}

@@ -1,0 +1,248 @@
+//! Carries out orders on disks and datastores: what is stored and what is attached change together, here and only here.
+//!
+//! REST and the daemon's start call it, on threads that may block. The store knows what lies on disk, the host what is
+//! attached; the keeper keeps the two in step.
+//!
+//! # Always true
+//! - At most one order at a time works on a disk; another is refused rather than kept waiting.
+//! - A disk that is wanted and could not be attached has its reason remembered until it is attached or no longer wanted.
+//! - When an order fails, what it had begun is undone, and the error says if that failed too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tidegate_api::disk as api;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use crate::host::Host;
+use crate::jobs::Jobs;
+use crate::live::LiveDisks;
+use crate::root::Root;
+use crate::snippet;
+use crate::store::{Found, Store};
+use crate::trouble::Outcome;
+
+mod attach;
+mod change;
+mod datastores;
+mod transfer;
+
+pub(crate) use attach::PARTING;
+pub(crate) use change::new_uuid;
+
+/// See the module.
+pub(crate) struct Keeper {
+    root: Root,
+    store: Store,
+    host: Host,
+    live: Arc<LiveDisks>,
+    jobs: Arc<Jobs>,
+    /// The Unix socket of the NBD server, for URIs, if it has one.
+    nbd_socket: Option<PathBuf>,
+    /// Disks that an order is at work on.
+    claimed: Arc<Mutex<BTreeSet<Name>>>,
+    /// Why disks that are wanted are not attached.
+    troubles: Mutex<BTreeMap<Name, Problem>>,
+    /// Serialises changes of the list of attached disks, which is one file.
+    attached_file: Mutex<()>,
+}
+
+/// The right to work on a disk, until dropped.
+pub(crate) struct Claim {
+    claimed: Arc<Mutex<BTreeSet<Name>>>,
+    name: Name,
+}
+
+impl Drop for Claim {
+    fn drop(&mut self) {
+        locked(&self.claimed).remove(&self.name);
+    }
+}
+
+impl Keeper {
+    /// Keeps a root's disks on a host.
+    pub(crate) fn new(
+        root: Root,
+        store: Store,
+        host: Host,
+        live: Arc<LiveDisks>,
+        nbd_socket: Option<PathBuf>,
+    ) -> Keeper {
+        Keeper {
+            root,
+            store,
+            host,
+            live,
+            jobs: Arc::default(),
+            nbd_socket,
+            claimed: Arc::default(),
+            troubles: Mutex::default(),
+            attached_file: Mutex::default(),
+        }
+    }
+
+    /// The root that it keeps.
+    pub(crate) fn root(&self) -> &Root {
+        &self.root
+    }
+
+    /// What is attached.
+    pub(crate) fn live(&self) -> &Arc<LiveDisks> {
+        &self.live
+    }
+
+    /// Long work.
+    pub(crate) fn jobs(&self) -> &Arc<Jobs> {
+        &self.jobs
+    }
+
+    /// The engine, as the daemon knows it.
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// What is wrong now: disks that are wanted and not attached.
+    pub(crate) fn troubles(&self) -> Vec<Problem> {
+        locked(&self.troubles).values().cloned().collect()
+    }
+
+    /// Every disk of every datastore. Those that cannot be read are there with their problem and zeroes.
+    pub(crate) fn disks(&self) -> Outcome<Vec<api::Disk>> {
+        let wanted = self.store.attached()?;
+        let mut disks = Vec::new();
+        for (datastore, settings) in self.store.datastores()? {
+            let listed = settings.and_then(|settings| self.store.disks(&datastore, &settings));
+            // A datastore that is out of reach says so itself; its disks are not known.
+            let Ok(listed) = listed else { continue };
+            for (name, found) in listed {
+                disks.push(match found {
+                    Ok(found) => self.describe(&found, wanted.contains_key(&name)),
+                    Err(problem) => {
+                        unreadable(&name, &datastore, wanted.contains_key(&name), problem)
+                    }
+                });
+            }
+        }
+        disks.sort_by(|a, b| (&a.name, &a.datastore).cmp(&(&b.name, &b.datastore)));
+        Ok(disks)
+    }
+
+    /// One disk.
+    pub(crate) fn disk(&self, name: &Name) -> Outcome<api::Disk> {
+        let found = self.store.find(name)?;
+        let wanted = self.store.attached()?.contains_key(name);
+        Ok(self.describe(&found, wanted))
+    }
+
+    /// How to reach a disk from some program.
+    pub(crate) fn snippet(&self, name: &Name, r#for: api::SnippetFor) -> Outcome<api::Snippet> {
+        let found = self.store.find(name)?;
+        let vhost_user = self.root.disk_socket(name);
+        let nbd_uri = self.nbd_uri(name).unwrap_or_default();
+        let needs_nbd = matches!(r#for, api::SnippetFor::Nbd | api::SnippetFor::Fio);
+        if needs_nbd && nbd_uri.is_empty() {
+            return Err(Problem::new(
+                ProblemCode::Unsupported,
+                format!("there is no NBD way to disk {name}"),
+            )
+            .because("the configuration has no Unix socket for NBD clients")
+            .remedy("add one to nbd.sockets"));
+        }
+        let about = snippet::About {
+            name: name.as_str(),
+            vhost_user: &vhost_user,
+            nbd_uri: &nbd_uri,
+            queues: found.descriptor.queues,
+        };
+        Ok(api::Snippet {
+            r#for,
+            text: snippet::snippet(r#for, about),
+        })
+    }
+
+    fn nbd_uri(&self, name: &Name) -> Option<String> {
+        let socket = self.nbd_socket.as_ref()?;
+        Some(snippet::nbd_unix_uri(socket, name.as_str()))
+    }
+
+    fn describe(&self, found: &Found, wanted: bool) -> api::Disk {
+        let descriptor = &found.descriptor;
+        let live = self.live.get(&found.name);
+        let attached = live.is_some();
+        let policy = &descriptor.policy;
+        api::Disk {
+            name: found.name.clone(),
+            datastore: found.datastore.clone(),
+            uuid: descriptor.uuid.to_string(),
+            size_bytes: descriptor.size.0,
+            allocated_bytes: found.allocated(),
+            block_size_bytes: descriptor.block_size,
+            cache: descriptor.cache,
+            read_only: descriptor.read_only,
+            serial: descriptor.effective_serial(),
+            queues: descriptor.queues,
+            filters: descriptor.filters.clone(),
+            policy: api::Policy {
+                shares: policy.shares.get(),
+                reservation_iops: policy.reservation.0,
+                limit_iops: policy.limit.map(|limit| limit.0),
+                limit_bytes_per_s: policy.limit_bandwidth.map(|limit| limit.0),
+            },
+            device: descriptor.device.clone(),
+            wanted,
+            attached,
+            thread: live.as_ref().map(|live| live.thread()),
+            io: live.as_ref().map(|live| live.io().to_owned()),
+            nbd_uri: self.nbd_uri(&found.name).filter(|_| attached),
+            vhost_user_socket: attached.then(|| self.root.disk_socket(&found.name)),
+            clients: live.map(|live| live.clients()).unwrap_or_default(),
+            problem: locked(&self.troubles).get(&found.name).cloned(),
+        }
+    }
+
+    /// Takes the right to work on a disk.
+    fn claim(&self, name: &Name, what: impl Into<String>) -> Outcome<Claim> {
+        if !locked(&self.claimed).insert(name.clone()) {
+            return Err(Problem::new(ProblemCode::Busy, what)
+                .because(format!("another order is at work on disk {name}"))
+                .remedy("try again when it is done (see `tidegate disk list` and its jobs)"));
+        }
+        Ok(Claim {
+            claimed: Arc::clone(&self.claimed),
+            name: name.clone(),
+        })
+    }
+}
+
+fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> api::Disk {
+    api::Disk {
+        name: name.clone(),
+        datastore: datastore.clone(),
+        uuid: String::new(),
+        size_bytes: 0,
+        allocated_bytes: None,
+        block_size_bytes: 0,
+        cache: Default::default(),
+        read_only: false,
+        serial: String::new(),
+        queues: 0,
+        filters: Vec::new(),
+        policy: api::Policy::default(),
+        device: None,
+        wanted,
+        attached: false,
+        thread: None,
+        io: None,
+        nbd_uri: None,
+        vhost_user_socket: None,
+        clients: Vec::new(),
+        problem: Some(problem),
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // None of these tables is ever left half changed, so another thread's panic does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

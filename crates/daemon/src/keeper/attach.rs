@@ -1,0 +1,154 @@
+//! Attaching and detaching: a disk's way into service and out of it.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use tidegate_api::disk as api;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use super::{Keeper, locked};
+use crate::host;
+use crate::live::Live;
+use crate::plan;
+use crate::store::Found;
+use crate::trouble::Outcome;
+use crate::vhost_listener::VhostListener;
+
+/// How long a disk may take to finish what is in flight before it is taken away all the same: longer than any
+/// datastore that still works needs for a queue full of I/Os.
+pub(crate) const PARTING: Duration = Duration::from_secs(10);
+
+impl Keeper {
+    /// Attaches a disk, and remembers to do so at every start.
+    pub(crate) fn attach(&self, name: &Name) -> Outcome<api::Disk> {
+        let what = format!("cannot attach disk {name}");
+        let _claim = self.claim(name, &what)?;
+        let found = self.store.find(name)?;
+        if self.live.get(name).is_none() {
+            self.bring_up(&found)
+                .map_err(|problem| under(&what, problem))?;
+        }
+        let remembered = self.remember(|disks| {
+            disks.insert(name.clone(), found.datastore.clone());
+        });
+        // It serves; that it would not after a restart is worth an error, and detaching it would be worse.
+        remembered?;
+        locked(&self.troubles).remove(name);
+        Ok(self.describe(&found, true))
+    }
+
+    /// Attaches the disks that are remembered; those that cannot be are remembered with their problem.
+    pub(crate) fn attach_remembered(&self) -> Outcome<usize> {
+        let wanted = self.store.attached()?;
+        let mut attached = 0;
+        for name in wanted.keys() {
+            match self.attach(name) {
+                Ok(_) => attached += 1,
+                Err(problem) => {
+                    tracing::error!(disk = %name, %problem, "a disk is not served");
+                    locked(&self.troubles).insert(name.clone(), problem);
+                }
+            }
+        }
+        Ok(attached)
+    }
+
+    /// Detaches a disk, and forgets to attach it at the next start.
+    pub(crate) fn detach(&self, name: &Name, clients: api::Clients) -> Outcome<api::Disk> {
+        let what = format!("cannot detach disk {name}");
+        let _claim = self.claim(name, &what)?;
+        let found = self.store.find(name)?;
+        if let Some(live) = self.live.get(name) {
+            let connected = live.clients();
+            if clients == api::Clients::Keep && !connected.is_empty() {
+                let who: Vec<_> = connected.iter().map(|client| client.peer.clone()).collect();
+                return Err(Problem::new(ProblemCode::Busy, what)
+                    .because(format!("it is in use by {}", who.join(", ")))
+                    .remedy("disconnect them first (unplug it in the guest), or order to disconnect them"));
+            }
+            self.take_down(&live)?;
+        }
+        self.remember(|disks| {
+            disks.remove(name);
+        })?;
+        locked(&self.troubles).remove(name);
+        Ok(self.describe(&found, false))
+    }
+
+    /// Detaches every disk for the end of the daemon; they stay remembered. Answers how many could not end in peace.
+    pub(crate) fn detach_all(&self) -> usize {
+        // Side by side: one datastore that hangs must not use up the others' time.
+        let live = self.live.all();
+        std::thread::scope(|scope| {
+            let ending: Vec<_> = live
+                .iter()
+                .map(|live| {
+                    scope.spawn(move || match self.take_down(live) {
+                        Ok(()) => 0,
+                        Err(problem) => {
+                            tracing::error!(disk = %live.name(), %problem, "a disk did not end in peace");
+                            1
+                        }
+                    })
+                })
+                .collect();
+            ending.into_iter().map(|end| end.join().unwrap_or(1)).sum()
+        })
+    }
+
+    fn bring_up(&self, found: &Found) -> Outcome<()> {
+        let plan = plan::disk(found)?;
+        let opened = host::open(&plan.image, plan.read_only)?;
+        let disk = self.host.attach(&plan, opened)?;
+        let live = Live::new(found.name.clone(), found.datastore.clone(), disk);
+        let socket = self.root.disk_socket(&found.name);
+        match VhostListener::start(socket, &live) {
+            Ok(listener) => live.listen(listener),
+            Err(problem) => {
+                return Err(match live.detach(PARTING) {
+                    Ok(()) => problem,
+                    Err(second) => problem.because(second),
+                });
+            }
+        }
+        self.live.insert(Arc::clone(&live));
+        tracing::info!(disk = %found.name, datastore = %found.datastore, io = live.io(), "attached");
+        Ok(())
+    }
+
+    fn take_down(&self, live: &Arc<Live>) -> Outcome<()> {
+        // First nobody new comes in, then those who are inside end.
+        self.live.remove(live.name());
+        live.close();
+        let ended = live.detach(PARTING);
+        tracing::info!(disk = %live.name(), "detached");
+        ended
+    }
+
+    pub(super) fn remember(
+        &self,
+        change: impl FnOnce(&mut std::collections::BTreeMap<Name, Name>),
+    ) -> Outcome<()> {
+        let _one_at_a_time = locked(&self.attached_file);
+        let before = self.store.attached()?;
+        let mut after = before.clone();
+        change(&mut after);
+        if after == before {
+            return Ok(());
+        }
+        self.store.set_attached(after)
+    }
+}
+
+/// The same problem, told as the failure of an order.
+fn under(what: &str, problem: Problem) -> Problem {
+    let mut why = vec![problem.what];
+    why.extend(problem.why);
+    Problem {
+        code: problem.code,
+        what: what.to_owned(),
+        why,
+        remedy: problem.remedy,
+    }
+}

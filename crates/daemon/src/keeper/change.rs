@@ -1,0 +1,269 @@
+//! Orders that make, change and take away disks.
+
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::descriptor::{Descriptor, PolicyText, Uuid};
+use tidegate_api::disk as api;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_api::units::{Iops, Rate, Shares};
+
+use super::{Keeper, locked};
+use crate::host;
+use crate::plan::{self, ImagePlan};
+use crate::store::{Found, disks};
+use crate::trouble::{self, Outcome};
+
+impl Keeper {
+    /// Creates a disk.
+    pub(crate) fn create(&self, order: &api::DiskCreate) -> Outcome<api::Disk> {
+        let name = &order.name;
+        let what = format!("cannot create disk {name}");
+        let _claim = self.claim(name, &what)?;
+        let (datastore, settings) = self.choose_datastore(order.datastore.as_ref())?;
+        self.must_be_new(name, &what)?;
+        let descriptor = describe_new(order, &settings, &what)?;
+        let traced = plan::filters::traced(&descriptor);
+        plan::filters::stack(&descriptor.filters, name.as_str(), traced)?;
+        self.store.create_disk(
+            &datastore,
+            &settings,
+            name,
+            &descriptor,
+            order.allocation,
+            |_| Ok(()),
+        )?;
+        tracing::info!(disk = %name, %datastore, size = %descriptor.size, "created");
+        self.disk(name)
+    }
+
+    /// Changes a disk's settings.
+    pub(crate) fn set(&self, name: &Name, order: &api::DiskSet) -> Outcome<api::Disk> {
+        let what = format!("cannot change disk {name}");
+        let _claim = self.claim(name, &what)?;
+        let before = self.store.find(name)?;
+        let mut after = before.clone();
+        apply(&mut after.descriptor, order, &what)?;
+        let live = self.live.get(name);
+        let fixed = |d: &Descriptor| (d.cache, d.read_only, d.serial.clone(), d.queues);
+        if live.is_some() && fixed(&before.descriptor) != fixed(&after.descriptor) {
+            return Err(Problem::new(ProblemCode::Busy, what)
+                .because("it is attached, and a guest is told its cache mode, serial, queues and whether it is read-only only when it connects")
+                .remedy("detach it first"));
+        }
+        let filters = plan::disk(&after)?.filters;
+        self.store.write_descriptor(&after)?;
+        if let Some(live) = live
+            && before.descriptor.filters != after.descriptor.filters
+            && let Err(problem) = live.restack(&filters)
+        {
+            return Err(match self.store.write_descriptor(&before) {
+                Ok(()) => problem,
+                Err(second) => problem.because(second),
+            });
+        }
+        self.disk(name)
+    }
+
+    /// Changes a disk's size. Growing is seen by guests at once; shrinking needs a detached disk.
+    pub(crate) fn resize(&self, name: &Name, order: api::DiskResize) -> Outcome<api::Disk> {
+        let what = format!("cannot resize disk {name}");
+        let _claim = self.claim(name, &what)?;
+        let mut found = self.store.find(name)?;
+        let before = found.descriptor.size.0;
+        let after = order.size_bytes;
+        found.descriptor.size.0 = after;
+        found
+            .descriptor
+            .check()
+            .map_err(|e| trouble::invalid(&what).because_of(&e))?;
+        let live = self.live.get(name);
+        if after < before {
+            if order.data == api::ResizeData::Keep {
+                return Err(trouble::invalid(what)
+                    .because(format!(
+                        "it has {before} bytes now: what lies beyond {after} would be lost"
+                    ))
+                    .remedy("say that data may be cut off, if that is what you want"));
+            }
+            if live.is_some() {
+                return Err(attached(what, "no guest expects its disk to shrink"));
+            }
+            let _held = self.hold(&found)?;
+            // The descriptor first: a crash in between leaves a longer image than is told, which hurts nobody.
+            self.store.write_descriptor(&found)?;
+            self.store.resize_image(&found, after)?;
+        } else if after > before {
+            let _held = if live.is_none() {
+                Some(self.hold(&found)?)
+            } else {
+                None
+            };
+            // The image first: a crash in between leaves a longer image than is told, which hurts nobody.
+            self.store.resize_image(&found, after)?;
+            self.store.write_descriptor(&found)?;
+            if let Some(live) = live {
+                live.resize(after)?;
+            }
+        }
+        tracing::info!(disk = %name, before, after, "resized");
+        self.disk(name)
+    }
+
+    /// Deletes a disk and its data.
+    pub(crate) fn delete(&self, name: &Name) -> Outcome<()> {
+        let what = format!("cannot delete disk {name}");
+        let _claim = self.claim(name, &what)?;
+        let found = self.store.find(name)?;
+        if self.live.get(name).is_some() {
+            return Err(attached(
+                what,
+                "its guests would lose their data under their feet",
+            ));
+        }
+        let _held = self.hold(&found)?;
+        self.store.delete_disk(&found)?;
+        // One that was wanted and could not be attached is not wanted any more.
+        self.remember(|disks| {
+            disks.remove(name);
+        })?;
+        locked(&self.troubles).remove(name);
+        tracing::info!(disk = %name, "deleted");
+        Ok(())
+    }
+
+    /// Keeps other daemons off a detached disk's image, as long as what is answered lives.
+    pub(super) fn hold(&self, found: &Found) -> Outcome<Option<host::Opened>> {
+        match &found.settings {
+            // An image that is gone needs no holding, and its disk must be deletable.
+            DatastoreSettings::Dir { io, .. } if found.image().exists() => {
+                let image = ImagePlan::File {
+                    path: found.image(),
+                    io: *io,
+                };
+                host::open(&image, found.descriptor.read_only).map(Some)
+            }
+            _ => Ok(None),
+        }
+    }
+
+    /// Fails if a disk of that name is there, readable or not.
+    pub(super) fn must_be_new(&self, name: &Name, what: &str) -> Outcome<()> {
+        match self.store.find(name) {
+            Err(problem) if problem.code == ProblemCode::NotFound => Ok(()),
+            _ => Err(Problem::new(ProblemCode::Exists, what)
+                .because("there is a disk of that name")
+                .remedy("choose another name, or delete that one first")),
+        }
+    }
+}
+
+pub(super) fn attached(what: impl Into<String>, why: &str) -> Problem {
+    Problem::new(ProblemCode::Busy, what)
+        .because(format!("it is attached: {why}"))
+        .remedy("detach it first")
+}
+
+/// A fresh identity.
+pub(crate) fn new_uuid() -> Outcome<Uuid> {
+    let mut bytes = [0; 16];
+    // At most 256 bytes are never cut short, once the kernel has gathered its first entropy.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| trouble::io("cannot make a uuid", &e.into()))?;
+    Ok(Uuid::from_random(bytes))
+}
+
+fn describe_new(
+    order: &api::DiskCreate,
+    settings: &DatastoreSettings,
+    what: &str,
+) -> Outcome<Descriptor> {
+    let bad = |why: &str| trouble::invalid(what).because(why);
+    if let Some(device) = &order.device {
+        if !matches!(settings, DatastoreSettings::Dir { .. }) {
+            return Err(bad("only datastores of kind dir have disks on devices"));
+        }
+        if !device.is_absolute() {
+            return Err(bad("the device's path is not absolute"));
+        }
+    }
+    let size = match (order.size_bytes, &order.device, settings) {
+        (Some(size), _, _) => size,
+        (None, Some(device), _) => disks::device_size(device).map_err(|e| {
+            trouble::io(
+                format!("{what}: cannot ask {} for its size", device.display()),
+                &e,
+            )
+        })?,
+        (None, None, DatastoreSettings::Nbd { uri }) => {
+            let export = order.export.as_deref().unwrap_or(order.name.as_str());
+            let image = ImagePlan::Nbd {
+                uri: plan::export_uri(uri, export),
+                block_size: order.block_size_bytes.unwrap_or(512),
+            };
+            host::open(&image, true)?.size()
+        }
+        (None, None, _) => return Err(bad("it needs a size").remedy("say how large, such as 10G")),
+    };
+    let mut descriptor = Descriptor::new(new_uuid()?, size);
+    let settable = api::DiskSet {
+        cache: Some(order.cache),
+        read_only: Some(order.read_only),
+        serial: order.serial.clone(),
+        queues: order.queues,
+        filters: order.filters.clone(),
+        policy: Some(api::PolicySet {
+            shares: Some(order.policy.shares),
+            reservation_iops: Some(order.policy.reservation_iops),
+            limit_iops: Some(order.policy.limit_iops),
+            limit_bytes_per_s: Some(order.policy.limit_bytes_per_s),
+        }),
+    };
+    if let Some(block_size) = order.block_size_bytes {
+        descriptor.block_size = block_size;
+    }
+    descriptor.device = order.device.clone();
+    descriptor.export = order.export.clone();
+    apply(&mut descriptor, &settable, what)?;
+    Ok(descriptor)
+}
+
+/// Puts an order's changes into a descriptor, which stays in range.
+fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outcome<()> {
+    let api::DiskSet {
+        cache,
+        read_only,
+        serial,
+        queues,
+        filters,
+        policy,
+    } = order.clone();
+    let d = descriptor;
+    d.cache = cache.unwrap_or(d.cache);
+    d.read_only = read_only.unwrap_or(d.read_only);
+    d.serial = serial.unwrap_or_else(|| d.serial.clone());
+    d.queues = queues.unwrap_or(d.queues);
+    d.filters = filters.unwrap_or_else(|| d.filters.clone());
+    if let Some(policy) = policy {
+        apply_policy(&mut d.policy, &policy, what)?;
+    }
+    d.check().map_err(|e| trouble::invalid(what).because_of(&e))
+}
+
+fn apply_policy(policy: &mut PolicyText, order: &api::PolicySet, what: &str) -> Outcome<()> {
+    if let Some(shares) = order.shares {
+        policy.shares = Shares::new(shares).ok_or_else(|| {
+            trouble::invalid(what)
+                .because(format!("{shares} shares are not from 1 to {}", Shares::MAX))
+        })?;
+    }
+    if let Some(reservation) = order.reservation_iops {
+        policy.reservation = Iops(reservation);
+    }
+    if let Some(limit) = order.limit_iops {
+        policy.limit = limit.map(Iops);
+    }
+    if let Some(limit) = order.limit_bytes_per_s {
+        policy.limit_bandwidth = limit.map(Rate);
+    }
+    Ok(())
+}

@@ -1,0 +1,180 @@
+//! Orders on datastores: adding, describing and forgetting them.
+
+use std::path::Path;
+
+use tidegate_api::datastore::{Datastore, DatastoreSettings};
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use super::Keeper;
+use crate::host;
+use crate::plan::ImagePlan;
+use crate::trouble::{self, Outcome};
+
+/// The datastore that is meant when none is named and there are several.
+const USUAL: &str = "local";
+
+impl Keeper {
+    /// Every datastore.
+    pub(crate) fn datastores(&self) -> Outcome<Vec<Datastore>> {
+        let listed = self.store.datastores()?;
+        // One that cannot be read has no settings to show; it is left out here and told by its own name.
+        let readable = listed
+            .into_iter()
+            .filter_map(|(name, s)| s.ok().map(|s| (name, s)));
+        Ok(readable
+            .map(|(name, settings)| self.describe_datastore(name, settings))
+            .collect())
+    }
+
+    /// One datastore.
+    pub(crate) fn datastore(&self, name: &Name) -> Outcome<Datastore> {
+        let settings = self.store.datastore(name)?;
+        Ok(self.describe_datastore(name.clone(), settings))
+    }
+
+    /// Adds a datastore.
+    pub(crate) fn add_datastore(
+        &self,
+        name: &Name,
+        settings: DatastoreSettings,
+    ) -> Outcome<Datastore> {
+        check(name, &settings)?;
+        for (disk, found) in self.store.disks(name, &settings)? {
+            if found.is_ok() && self.store.find(&disk).is_ok() {
+                return Err(Problem::new(
+                    ProblemCode::Exists,
+                    format!("cannot add datastore {name}"),
+                )
+                .because(format!(
+                    "it holds a disk {disk}, and another datastore does too"
+                ))
+                .remedy(
+                    "rename one of the two disks' directories: disks have one name on a host",
+                ));
+            }
+        }
+        self.store.add_datastore(name, settings)?;
+        tracing::info!(datastore = %name, "added");
+        self.datastore(name)
+    }
+
+    /// Forgets a datastore whose disks are all detached. What lies on it stays.
+    pub(crate) fn remove_datastore(&self, name: &Name) -> Outcome<()> {
+        let what = format!("cannot remove datastore {name}");
+        // Not its settings: one that cannot be read any more must be removable.
+        if !self.store.datastores()?.contains_key(name) {
+            return self.store.datastore(name).map(|_| ());
+        }
+        let wanted = self.store.attached()?;
+        let holds: Vec<_> = wanted
+            .iter()
+            .filter(|(_, on)| *on == name)
+            .map(|(disk, _)| disk)
+            .collect();
+        if let Some(disk) = holds.first() {
+            return Err(Problem::new(ProblemCode::Busy, what)
+                .because(format!(
+                    "{} of its disks are attached, {disk} among them",
+                    holds.len()
+                ))
+                .remedy("detach them first"));
+        }
+        self.store.remove_datastore(name)?;
+        tracing::info!(datastore = %name, "removed");
+        Ok(())
+    }
+
+    /// The datastore that an order means.
+    pub(super) fn choose_datastore(
+        &self,
+        named: Option<&Name>,
+    ) -> Outcome<(Name, DatastoreSettings)> {
+        if let Some(name) = named {
+            return Ok((name.clone(), self.store.datastore(name)?));
+        }
+        let known = self.store.datastores()?;
+        let usual = known.keys().find(|name| name.as_str() == USUAL);
+        match (usual, known.keys().next(), known.len()) {
+            (Some(name), _, _) | (None, Some(name), 1) => {
+                Ok((name.clone(), self.store.datastore(name)?))
+            }
+            (_, _, 0) => Err(trouble::invalid("there is no datastore yet")
+                .remedy("add one: tidegate datastore add NAME --kind dir --path DIR")),
+            _ => Err(trouble::invalid("it is not clear which datastore is meant")
+                .because("there are several, and none is called local")
+                .remedy("name one of them (see `tidegate datastore list`)")),
+        }
+    }
+
+    fn describe_datastore(&self, name: Name, settings: DatastoreSettings) -> Datastore {
+        let disks = self.store.disks(&name, &settings);
+        let space = match &settings {
+            DatastoreSettings::Dir { path, .. } => rustix::fs::statvfs(path).ok(),
+            _ => None,
+        };
+        let bytes = |blocks: u64, of: u64| blocks.saturating_mul(of);
+        Datastore {
+            attached: self
+                .live
+                .all()
+                .iter()
+                .filter(|live| *live.datastore() == name)
+                .count() as u64,
+            disks: disks.as_ref().map_or(0, |disks| disks.len() as u64),
+            capacity_bytes: space.as_ref().map(|s| bytes(s.f_blocks, s.f_frsize)),
+            free_bytes: space.as_ref().map(|s| bytes(s.f_bavail, s.f_frsize)),
+            problem: disks.err(),
+            name,
+            settings,
+        }
+    }
+}
+
+/// Whether a datastore like that can be used at all.
+fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
+    let bad = || trouble::invalid(format!("cannot add datastore {name}"));
+    match settings {
+        DatastoreSettings::Dir { path, .. } => check_folder(path).map_err(|why| {
+            bad()
+                .because(why)
+                .remedy("give the absolute path of a directory that is there and writable")
+        }),
+        DatastoreSettings::Nbd { uri } => {
+            let known = ["nbd://", "nbd+unix://"]
+                .iter()
+                .any(|scheme| uri.starts_with(scheme));
+            match known {
+                true => Ok(()),
+                false => Err(bad()
+                    .because(format!("'{uri}' is no NBD URI"))
+                    .remedy("write it as nbd://HOST[:PORT] or nbd+unix://?socket=PATH")),
+            }
+        }
+        // The engine knows which models there are; an image of one page costs nothing.
+        DatastoreSettings::Emulated { model } => {
+            let image = ImagePlan::Emulated {
+                model: model.clone(),
+                size: 4096,
+            };
+            host::open(&image, false)
+                .map(drop)
+                .map_err(|p| bad().because(p))
+        }
+        DatastoreSettings::Memory {} | DatastoreSettings::Null {} => Ok(()),
+    }
+}
+
+fn check_folder(path: &Path) -> Result<(), String> {
+    if !path.is_absolute() {
+        return Err(format!("{} is not an absolute path", path.display()));
+    }
+    let there = path
+        .metadata()
+        .map_err(|error| format!("{}: {error}", path.display()))?;
+    if !there.is_dir() {
+        return Err(format!("{} is not a directory", path.display()));
+    }
+    rustix::fs::access(path, rustix::fs::Access::WRITE_OK)
+        .map_err(|error| format!("{} cannot be written: {error}", path.display()))
+}

@@ -1,0 +1,267 @@
+//! Attached disks, as those see them who only want to use them: listeners, statistics, metrics.
+//!
+//! The keeper puts disks in and takes them out; everybody else looks them up by name. A disk that was taken out lives
+//! on until the last who holds it lets go, but serves nobody new.
+
+use std::collections::BTreeMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::{Duration, Instant};
+
+use tidegate_api::disk::{Client, ClientKind};
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::units::Time;
+use tokio::sync::OwnedSemaphorePermit;
+
+use crate::host::{self, nbd};
+use crate::plan::filters::Stack;
+use crate::trouble::Outcome;
+use crate::vhost_listener::VhostListener;
+
+/// One attached disk.
+pub(crate) struct Live {
+    name: Name,
+    datastore: Name,
+    disk: host::Disk,
+    attached: Time,
+    listener: Mutex<Option<VhostListener>>,
+    clients: Arc<Mutex<Clients>>,
+}
+
+/// Who is connected to a disk.
+#[derive(Default)]
+struct Clients {
+    last: u64,
+    connected: BTreeMap<u64, (ClientKind, String, Instant)>,
+}
+
+/// A client's place in the list, until dropped.
+pub(crate) struct Presence {
+    clients: Arc<Mutex<Clients>>,
+    number: u64,
+    /// An NBD client's seat among those that the plan allows.
+    _seat: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for Presence {
+    fn drop(&mut self) {
+        locked(&self.clients).connected.remove(&self.number);
+    }
+}
+
+impl Live {
+    /// A disk that was attached just now.
+    pub(crate) fn new(name: Name, datastore: Name, disk: host::Disk) -> Arc<Live> {
+        Arc::new(Live {
+            name,
+            datastore,
+            disk,
+            attached: host::now(),
+            listener: Mutex::default(),
+            clients: Arc::default(),
+        })
+    }
+
+    /// Its name.
+    pub(crate) fn name(&self) -> &Name {
+        &self.name
+    }
+
+    /// Where it lies.
+    pub(crate) fn datastore(&self) -> &Name {
+        &self.datastore
+    }
+
+    /// When it was attached.
+    pub(crate) fn attached(&self) -> Time {
+        self.attached
+    }
+
+    /// What the engine knows it by.
+    pub(crate) fn key(&self) -> host::Key {
+        self.disk.key()
+    }
+
+    /// The I/O thread that serves it.
+    pub(crate) fn thread(&self) -> u32 {
+        self.disk.thread()
+    }
+
+    /// How its image is opened, in words.
+    pub(crate) fn io(&self) -> &str {
+        self.disk.io()
+    }
+
+    /// What NBD clients are told of it.
+    pub(crate) fn export_info(&self) -> nbd::ExportInfo {
+        self.disk.export_info(self.name.as_str())
+    }
+
+    /// Whether a client that was told this name means this disk.
+    pub(crate) fn is_called(&self, name: &str) -> bool {
+        self.name.as_str() == name
+    }
+
+    /// Who is connected.
+    pub(crate) fn clients(&self) -> Vec<Client> {
+        let clients = locked(&self.clients);
+        let told = clients
+            .connected
+            .values()
+            .map(|(kind, peer, since)| Client {
+                kind: *kind,
+                peer: peer.clone(),
+                connected_s: since.elapsed().as_secs(),
+            });
+        told.collect()
+    }
+
+    /// Hands an NBD client over to the disk's I/O thread.
+    pub(crate) fn serve_nbd(
+        &self,
+        socket: OwnedFd,
+        negotiated: &nbd::Negotiated,
+        kind: ClientKind,
+        peer: &str,
+        seat: OwnedSemaphorePermit,
+    ) -> Outcome<()> {
+        let presence = self.enter(kind, peer, Some(seat));
+        self.disk.serve_nbd(socket, negotiated, presence)
+    }
+
+    /// Hands a virtual machine over to the vhost-user protocol.
+    pub(crate) fn serve_vhost(&self, socket: UnixStream, peer: &str) -> Outcome<()> {
+        let presence = self.enter(ClientKind::VhostUser, peer, None);
+        self.disk.serve_vhost(socket, presence)
+    }
+
+    /// Lets virtual machines in through this listener.
+    pub(crate) fn listen(&self, listener: VhostListener) {
+        *locked(&self.listener) = Some(listener);
+    }
+
+    /// Lets no virtual machine in any more.
+    pub(crate) fn close(&self) {
+        *locked(&self.listener) = None;
+    }
+
+    /// Puts other filters in place, without an I/O lost.
+    pub(crate) fn restack(&self, filters: &Stack) -> Outcome<()> {
+        self.disk.restack(filters)
+    }
+
+    /// Gives it another size, which guests are told.
+    pub(crate) fn resize(&self, size: u64) -> Outcome<()> {
+        self.disk.resize(size)
+    }
+
+    /// Ends what is in flight, flushes, and lets the image go.
+    pub(crate) fn detach(&self, at_most: Duration) -> Outcome<()> {
+        self.close();
+        self.disk.detach(at_most)
+    }
+
+    fn enter(&self, kind: ClientKind, peer: &str, seat: Option<OwnedSemaphorePermit>) -> Presence {
+        let mut clients = locked(&self.clients);
+        clients.last += 1;
+        let number = clients.last;
+        clients
+            .connected
+            .insert(number, (kind, peer.to_owned(), Instant::now()));
+        Presence {
+            clients: Arc::clone(&self.clients),
+            number,
+            _seat: seat,
+        }
+    }
+}
+
+/// Every attached disk, by name.
+#[derive(Default)]
+pub(crate) struct LiveDisks {
+    table: RwLock<BTreeMap<Name, Arc<Live>>>,
+    /// The disk that a client gets who names none: with one disk and no state there is no doubt.
+    default: Option<Name>,
+    refused: AtomicU64,
+}
+
+impl LiveDisks {
+    /// With a disk for clients that name none.
+    pub(crate) fn with_default(name: Name) -> LiveDisks {
+        LiveDisks {
+            default: Some(name),
+            ..LiveDisks::default()
+        }
+    }
+
+    /// The disk of that name.
+    pub(crate) fn get(&self, name: &Name) -> Option<Arc<Live>> {
+        self.table().get(name).cloned()
+    }
+
+    /// The disk of that name, or a clear error.
+    pub(crate) fn must_have(&self, name: &Name) -> Outcome<Arc<Live>> {
+        self.get(name).ok_or_else(|| not_attached(name))
+    }
+
+    /// The disk that an NBD client means.
+    pub(crate) fn export(&self, name: &str) -> Option<Arc<Live>> {
+        match (&self.default, name) {
+            (Some(default), "") => self.get(default),
+            _ => self.table().get(name).cloned(),
+        }
+    }
+
+    /// All names, in order.
+    pub(crate) fn names(&self) -> Vec<Name> {
+        self.table().keys().cloned().collect()
+    }
+
+    /// All disks, in the order of their names.
+    pub(crate) fn all(&self) -> Vec<Arc<Live>> {
+        self.table().values().cloned().collect()
+    }
+
+    /// Lets a disk be found.
+    pub(crate) fn insert(&self, live: Arc<Live>) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        table.insert(live.name().clone(), live);
+    }
+
+    /// Lets it be found no more.
+    pub(crate) fn remove(&self, name: &Name) {
+        let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
+        table.remove(name);
+    }
+
+    /// An NBD client was turned away, or went before it had a disk.
+    pub(crate) fn count_refused(&self) {
+        self.refused.fetch_add(1, Relaxed);
+    }
+
+    /// How many were.
+    pub(crate) fn refused(&self) -> u64 {
+        self.refused.load(Relaxed)
+    }
+
+    fn table(&self) -> std::sync::RwLockReadGuard<'_, BTreeMap<Name, Arc<Live>>> {
+        self.table.read().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// There is no such disk in service.
+pub(crate) fn not_attached(name: &Name) -> Problem {
+    Problem::new(
+        ProblemCode::NotFound,
+        format!("disk {name} is not attached"),
+    )
+    .remedy(format!("attach it: tidegate disk attach {name}"))
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // Each table is whole between any two lines that change it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,430 @@
+//! The page that Prometheus scrapes, and the list of what is on it.
+//!
+//! Every family is declared once, in [`FAMILIES`]: the page's `HELP` and `TYPE` lines and the reference manual come
+//! from there. Values come from the same moment as statistics.
+//!
+//! # Always true
+//! - Names begin with `tidegate_`, end in their base unit, and counters (and only they) in `_total`.
+//! - A label's value is escaped; names cannot need it, versions and addresses might.
+//!
+//! # Source
+//! Prometheus' text exposition format 0.0.4 and its page on naming.
+
+use std::fmt::{Display, Write};
+
+use tidegate_api::datastore::Datastore;
+use tidegate_api::disk::{ClientKind, Disk};
+use tidegate_core::filter::stats::{Class, Stage};
+use tidegate_core::histogram::Histogram;
+use tidegate_core::request::Op;
+use tidegate_core::units::Span;
+
+use crate::sample::float;
+use crate::serve::Moment;
+
+mod families;
+
+use families::*;
+pub(crate) use families::{FAMILIES, Family};
+
+/// Upper bounds of the latency buckets, in nanoseconds: 1, 2, 5 in each decade from what a cached read takes to when
+/// guests give up.
+const BOUNDS: [u64; 19] = [
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    20_000_000,
+    50_000_000,
+    100_000_000,
+    200_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_000_000_000,
+    5_000_000_000,
+    10_000_000_000,
+];
+
+/// What the page tells of.
+pub(crate) struct Facts {
+    pub(crate) moment: Moment,
+    pub(crate) datastores: Vec<Datastore>,
+    pub(crate) disks: Vec<Disk>,
+    pub(crate) problems: usize,
+    pub(crate) nbd_refused: u64,
+    pub(crate) uptime_s: f64,
+}
+
+/// The whole page.
+pub(crate) fn page(facts: &Facts) -> String {
+    let mut page = Page {
+        text: String::new(),
+    };
+    daemon(&mut page, facts);
+    datastores(&mut page, &facts.datastores);
+    settings(&mut page, &facts.disks);
+    disks(&mut page, &facts.moment);
+    threads(&mut page, &facts.moment);
+    page.text
+}
+
+fn daemon(page: &mut Page, facts: &Facts) {
+    page.family(&BUILD_INFO)
+        .value(&[("version", &env!("CARGO_PKG_VERSION"))], 1);
+    page.family(&UPTIME).value(&[], facts.uptime_s);
+    page.family(&PROBLEMS).value(&[], facts.problems);
+    page.family(&NBD_REFUSED).value(&[], facts.nbd_refused);
+}
+
+fn datastores(page: &mut Page, datastores: &[Datastore]) {
+    let each = |page: &mut Page, family: &Family, value: fn(&Datastore) -> Option<u64>| {
+        let mut page = page.family(family);
+        for datastore in datastores {
+            if let Some(value) = value(datastore) {
+                let kind = datastore.settings.kind();
+                page.value(&[("datastore", &datastore.name), ("kind", &kind)], value);
+            }
+        }
+    };
+    each(page, &DATASTORE_UP, |d| {
+        Some(u64::from(d.problem.is_none()))
+    });
+    each(page, &DATASTORE_DISKS, |d| Some(d.disks));
+    each(page, &DATASTORE_CAPACITY, |d| d.capacity_bytes);
+    each(page, &DATASTORE_FREE, |d| d.free_bytes);
+}
+
+fn settings(page: &mut Page, disks: &[Disk]) {
+    let each = |page: &mut Page, family: &Family, value: fn(&Disk) -> Option<u64>| {
+        let mut page = page.family(family);
+        for disk in disks.iter().filter(|disk| disk.attached) {
+            if let Some(value) = value(disk) {
+                page.value(
+                    &[("disk", &disk.name), ("datastore", &disk.datastore)],
+                    value,
+                );
+            }
+        }
+    };
+    each(page, &DISK_SIZE, |d| Some(d.size_bytes));
+    each(page, &DISK_ALLOCATED, |d| d.allocated_bytes);
+    each(page, &DISK_SHARES, |d| Some(d.policy.shares.into()));
+    each(page, &DISK_RESERVATION, |d| Some(d.policy.reservation_iops));
+    each(page, &DISK_LIMIT, |d| d.policy.limit_iops);
+    each(page, &DISK_LIMIT_BYTES, |d| d.policy.limit_bytes_per_s);
+    let mut page = page.family(&DISK_CLIENTS);
+    for disk in disks.iter().filter(|disk| disk.attached) {
+        let kinds = [
+            (ClientKind::VhostUser, "vhost-user"),
+            (ClientKind::Nbd, "nbd"),
+            (ClientKind::NbdTls, "nbd-tls"),
+        ];
+        for (kind, word) in kinds {
+            let count = disk
+                .clients
+                .iter()
+                .filter(|client| client.kind == kind)
+                .count();
+            page.value(
+                &[
+                    ("disk", &disk.name),
+                    ("datastore", &disk.datastore),
+                    ("kind", &word),
+                ],
+                count,
+            );
+        }
+    }
+}
+
+fn disks(page: &mut Page, moment: &Moment) {
+    let measured = || {
+        moment
+            .disks
+            .iter()
+            .filter_map(|disk| Some((disk, disk.stats.as_deref()?)))
+    };
+    let each_op = |page: &mut Page,
+                   family: &Family,
+                   value: fn(&tidegate_core::filter::stats::OpCounts) -> u64| {
+        let mut page = page.family(family);
+        for (disk, stats) in measured() {
+            for op in Op::ALL {
+                let labels: [(&str, &dyn Display); 3] = [
+                    ("disk", &disk.name),
+                    ("datastore", &disk.datastore),
+                    ("op", &op_word(op)),
+                ];
+                page.value(&labels, value(stats.op(op)));
+            }
+        }
+    };
+    each_op(page, &DISK_OPS, |op| op.count);
+    each_op(page, &DISK_BYTES, |op| op.bytes);
+    each_op(page, &DISK_ERRORS, |op| op.errors);
+    let mut inflight = page.family(&DISK_INFLIGHT);
+    for (disk, stats) in measured() {
+        inflight.value(
+            &[("disk", &disk.name), ("datastore", &disk.datastore)],
+            stats.outstanding,
+        );
+    }
+    let mut durations = page.family(&DISK_DURATION);
+    for (disk, stats) in measured() {
+        for class in Class::ALL {
+            for stage in Stage::ALL {
+                let labels: [(&str, &dyn Display); 4] = [
+                    ("disk", &disk.name),
+                    ("datastore", &disk.datastore),
+                    ("op", &class.name()),
+                    ("stage", &stage.name()),
+                ];
+                durations.histogram(&labels, stats.latency(class, stage));
+            }
+        }
+    }
+}
+
+fn threads(page: &mut Page, moment: &Moment) {
+    let mut each = |family: &Family, value: fn(&crate::sample::ThreadMoment) -> f64| {
+        let mut page = page.family(family);
+        for thread in &moment.threads {
+            page.value(&[("thread", &thread.thread)], value(thread));
+        }
+    };
+    each(&THREAD_BUSY, |t| float(t.busy_ns) / 1e9);
+    each(&THREAD_POLLING, |t| float(t.polling_ns) / 1e9);
+    each(&THREAD_AGE, |t| float(t.age_ns) / 1e9);
+    each(&THREAD_TURNS, |t| float(t.turns));
+    each(&THREAD_WAKEUPS, |t| float(t.wakes));
+    each(&THREAD_STRAYS, |t| float(t.strays));
+}
+
+const fn op_word(op: Op) -> &'static str {
+    match op {
+        Op::Read => "read",
+        Op::Write => "write",
+        Op::WriteZeroes => "write-zeroes",
+        Op::Discard => "discard",
+        Op::Flush => "flush",
+        Op::Extents => "extents",
+        Op::Prefetch => "prefetch",
+    }
+}
+
+/// The page while it is written.
+struct Page {
+    text: String,
+}
+
+/// The part of the page that belongs to one family.
+struct Section<'a> {
+    text: &'a mut String,
+    name: &'static str,
+}
+
+impl Page {
+    /// Begins a family; what is valued next belongs to it.
+    fn family(&mut self, family: &Family) -> Section<'_> {
+        let _ = writeln!(self.text, "# HELP {} {}", family.name, family.help);
+        let _ = writeln!(self.text, "# TYPE {} {}", family.name, family.kind.word());
+        Section {
+            text: &mut self.text,
+            name: family.name,
+        }
+    }
+}
+
+impl Section<'_> {
+    fn value(&mut self, labels: &[(&str, &dyn Display)], value: impl Display) {
+        self.line("", labels, None, value);
+    }
+
+    fn histogram(&mut self, labels: &[(&str, &dyn Display)], histogram: &Histogram) {
+        // One that is empty says nothing, sixteen times a disk.
+        if histogram.is_empty() {
+            return;
+        }
+        for bound in BOUNDS {
+            let le = float(bound) / 1e9;
+            self.line(
+                "_bucket",
+                labels,
+                Some(&le),
+                histogram.count_up_to(Span::from_nanos(bound)),
+            );
+        }
+        self.line("_bucket", labels, Some(&"+Inf"), histogram.count());
+        self.line(
+            "_sum",
+            labels,
+            None,
+            float(histogram.sum().as_nanos()) / 1e9,
+        );
+        self.line("_count", labels, None, histogram.count());
+    }
+
+    fn line(
+        &mut self,
+        suffix: &str,
+        labels: &[(&str, &dyn Display)],
+        le: Option<&dyn Display>,
+        value: impl Display,
+    ) {
+        let le = le.map(|le| ("le", le));
+        let mut told = labels.iter().copied().chain(le).peekable();
+        let _ = write!(self.text, "{}{suffix}", self.name);
+        if told.peek().is_some() {
+            let labels: Vec<_> = told
+                .map(|(key, value)| format!("{key}=\"{}\"", escaped(&value.to_string())))
+                .collect();
+            let _ = write!(self.text, "{{{}}}", labels.join(","));
+        }
+        let _ = writeln!(self.text, " {value}");
+    }
+}
+
+/// A label's value as the format wants it.
+fn escaped(value: &str) -> String {
+    value
+        .replace('\\', "\\\\")
+        .replace('"', "\\\"")
+        .replace('\n', "\\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::sample::{DiskMoment, ThreadMoment};
+    use std::collections::BTreeMap;
+    use tidegate_api::datastore::DatastoreSettings;
+    use tidegate_core::units::Time;
+
+    fn facts() -> Facts {
+        let thread = ThreadMoment {
+            thread: 0,
+            cpu: None,
+            disks: vec!["a".parse().unwrap()],
+            age_ns: 2_000_000_000,
+            busy_ns: 500_000_000,
+            polling_ns: 0,
+            requests: 0,
+            turns: 7,
+            wakes: 3,
+            strays: 0,
+        };
+        let disk = DiskMoment {
+            name: "a".parse().unwrap(),
+            datastore: "local".parse().unwrap(),
+            thread: 0,
+            attached: Time::ZERO,
+            now: Time::from_nanos(2_000_000_000),
+            stats: None,
+        };
+        Facts {
+            moment: Moment {
+                at_ms: 0,
+                disks: vec![disk],
+                threads: vec![thread],
+            },
+            datastores: vec![Datastore {
+                name: "local".parse().unwrap(),
+                settings: DatastoreSettings::Null {},
+                disks: 1,
+                attached: 1,
+                capacity_bytes: None,
+                free_bytes: Some(4096),
+                problem: None,
+            }],
+            disks: vec![],
+            problems: 0,
+            nbd_refused: 2,
+            uptime_s: 1.5,
+        }
+    }
+
+    #[test]
+    fn every_family_is_on_the_page_once_with_help_and_type() {
+        let page = page(&facts());
+        for family in FAMILIES {
+            let help = format!("# HELP {} ", family.name);
+            assert_eq!(page.matches(&help).count(), 1, "{}", family.name);
+            let kind = format!("# TYPE {} {}\n", family.name, family.kind.word());
+            assert_eq!(page.matches(&kind).count(), 1, "{}", family.name);
+        }
+        assert!(
+            page.contains("tidegate_iothread_busy_seconds_total{thread=\"0\"} 0.5\n"),
+            "{page}"
+        );
+        assert!(
+            page.contains(
+                "tidegate_datastore_free_bytes{datastore=\"local\",kind=\"null\"} 4096\n"
+            )
+        );
+    }
+
+    #[test]
+    fn every_line_belongs_to_the_family_declared_last_and_says_its_labels() {
+        let page = page(&facts());
+        let labels: BTreeMap<_, _> = FAMILIES
+            .iter()
+            .map(|family| (family.name, family.labels))
+            .collect();
+        let mut current = "";
+        for line in page.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                current = rest.split(' ').next().unwrap();
+            } else if !line.starts_with('#') {
+                assert!(line.starts_with(current), "{line}");
+                for label in labels[current]
+                    .split(", ")
+                    .filter(|label| !label.is_empty())
+                {
+                    assert!(
+                        line.contains(&format!("{label}=\"")),
+                        "{line} has no {label}"
+                    );
+                }
+                line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_histogram_is_cumulative_and_ends_in_all() {
+        let mut histogram = Histogram::new();
+        for ns in [5_000, 15_000, 3_000_000_000, 60_000_000_000] {
+            histogram.record(Span::from_nanos(ns));
+        }
+        let mut page = Page {
+            text: String::new(),
+        };
+        page.family(&DISK_DURATION)
+            .histogram(&[("disk", &"a")], &histogram);
+        let counts: Vec<u64> = page
+            .text
+            .lines()
+            .filter(|line| line.contains("_bucket"))
+            .map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
+            .collect();
+        assert!(counts.is_sorted());
+        assert_eq!((counts[0], counts[1], counts[BOUNDS.len()]), (1, 2, 4));
+        assert!(
+            page.text.contains("_bucket{disk=\"a\",le=\"0.00001\"} 1\n"),
+            "{}",
+            page.text
+        );
+        assert!(page.text.contains("_count{disk=\"a\"} 4\n"));
+    }
+
+    #[test]
+    fn a_labels_value_cannot_break_its_line() {
+        assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+    }
+}

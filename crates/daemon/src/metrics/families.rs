@@ -1,0 +1,152 @@
+//! Every metric that there is: its name, sort, labels and meaning.
+//!
+//! To add one, declare it here and value it in [`super::page`]; the lint below and the reference follow by themselves.
+
+/// A metric with all its label values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Family {
+    pub(crate) name: &'static str,
+    pub(crate) kind: Kind,
+    /// Its labels, separated by commas.
+    pub(crate) labels: &'static str,
+    pub(crate) help: &'static str,
+}
+
+/// Prometheus' sorts of metrics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Kind {
+    Counter,
+    Gauge,
+    Histogram,
+}
+
+impl Kind {
+    /// The word for it.
+    pub(crate) const fn word(self) -> &'static str {
+        match self {
+            Kind::Counter => "counter",
+            Kind::Gauge => "gauge",
+            Kind::Histogram => "histogram",
+        }
+    }
+}
+
+macro_rules! families {
+    ($($ident:ident: $kind:ident $name:literal [$labels:literal] $help:literal;)*) => {
+        $(pub(super) const $ident: Family =
+            Family { name: $name, kind: Kind::$kind, labels: $labels, help: $help };)*
+
+        /// All of them, in the order of the page.
+        pub(crate) const FAMILIES: &[Family] = &[$($ident),*];
+    };
+}
+
+families! {
+    BUILD_INFO: Gauge "tidegate_build_info" ["version"]
+        "Always 1; its label tells the daemon's version.";
+    UPTIME: Gauge "tidegate_uptime_seconds" [""]
+        "How long the daemon has been running.";
+    PROBLEMS: Gauge "tidegate_problems" [""]
+        "Disks that should be attached and are not.";
+    NBD_REFUSED: Counter "tidegate_nbd_refused_total" [""]
+        "NBD clients that broke the protocol, gave up, or asked for what is not there before they had a disk.";
+    DATASTORE_UP: Gauge "tidegate_datastore_up" ["datastore, kind"]
+        "1 while the datastore can be used, 0 while it cannot.";
+    DATASTORE_DISKS: Gauge "tidegate_datastore_disks" ["datastore, kind"]
+        "Disks on the datastore.";
+    DATASTORE_CAPACITY: Gauge "tidegate_datastore_capacity_bytes" ["datastore, kind"]
+        "Size of the file system that the datastore is on.";
+    DATASTORE_FREE: Gauge "tidegate_datastore_free_bytes" ["datastore, kind"]
+        "Space that is free there.";
+    DISK_SIZE: Gauge "tidegate_disk_size_bytes" ["disk, datastore"]
+        "Bytes that a guest sees.";
+    DISK_ALLOCATED: Gauge "tidegate_disk_allocated_bytes" ["disk, datastore"]
+        "Bytes that the disk's image takes on its datastore.";
+    DISK_SHARES: Gauge "tidegate_disk_shares" ["disk, datastore"]
+        "The disk's relative weight.";
+    DISK_RESERVATION: Gauge "tidegate_disk_reservation_iops" ["disk, datastore"]
+        "The disk's IOPS floor.";
+    DISK_LIMIT: Gauge "tidegate_disk_limit_iops" ["disk, datastore"]
+        "The disk's IOPS ceiling; absent if it has none.";
+    DISK_LIMIT_BYTES: Gauge "tidegate_disk_limit_bytes_per_second" ["disk, datastore"]
+        "The disk's bandwidth ceiling; absent if it has none.";
+    DISK_CLIENTS: Gauge "tidegate_disk_clients" ["disk, datastore, kind"]
+        "Guests and clients that are connected.";
+    DISK_OPS: Counter "tidegate_disk_ops_total" ["disk, datastore, op"]
+        "I/Os that were answered, errors included.";
+    DISK_BYTES: Counter "tidegate_disk_bytes_total" ["disk, datastore, op"]
+        "Bytes of the I/Os that succeeded.";
+    DISK_ERRORS: Counter "tidegate_disk_errors_total" ["disk, datastore, op"]
+        "I/Os that were answered with an error.";
+    DISK_INFLIGHT: Gauge "tidegate_disk_inflight" ["disk, datastore"]
+        "I/Os that guests and clients have outstanding.";
+    DISK_DURATION: Histogram "tidegate_disk_io_duration_seconds" ["disk, datastore, op, stage"]
+        "How long I/Os took, by the stage where the time was spent.";
+    THREAD_BUSY: Counter "tidegate_iothread_busy_seconds_total" ["thread"]
+        "Time that the I/O thread spent on requests.";
+    THREAD_POLLING: Counter "tidegate_iothread_polling_seconds_total" ["thread"]
+        "Time that the I/O thread looked for requests and found none.";
+    THREAD_AGE: Counter "tidegate_iothread_seconds_total" ["thread"]
+        "Time that the I/O thread has lived: the rates of the others over this one's are shares.";
+    THREAD_TURNS: Counter "tidegate_iothread_turns_total" ["thread"]
+        "How often the I/O thread looked for work.";
+    THREAD_WAKEUPS: Counter "tidegate_iothread_wakeups_total" ["thread"]
+        "How often the I/O thread slept and was woken.";
+    THREAD_STRAYS: Counter "tidegate_iothread_stray_completions_total" ["thread"]
+        "Completions that matched no I/O. Anything but zero is a fault of ours: report it.";
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What a name that is no counter may end in: Prometheus' base units, and words that count things.
+    const ENDINGS: [&str; 9] = [
+        "_seconds",
+        "_bytes",
+        "_info",
+        "_iops",
+        "_shares",
+        "_per_second",
+        "_disks",
+        "_clients",
+        "_inflight",
+    ];
+
+    #[test]
+    fn names_follow_the_rules() {
+        for family in FAMILIES {
+            let name = family.name;
+            assert!(name.starts_with("tidegate_"), "{name}");
+            assert!(
+                name.bytes().all(|b| b.is_ascii_lowercase() || b == b'_'),
+                "{name}"
+            );
+            assert_eq!(
+                name.ends_with("_total"),
+                family.kind == Kind::Counter,
+                "{name}"
+            );
+            if family.kind != Kind::Counter {
+                let known = ENDINGS.iter().any(|ending| name.ends_with(ending));
+                assert!(
+                    known || name.ends_with("_problems") || name.ends_with("_up"),
+                    "{name}"
+                );
+            }
+            assert!(
+                family.help.ends_with('.') && !family.help.contains('\n'),
+                "{name}"
+            );
+        }
+        for (nth, family) in FAMILIES.iter().enumerate() {
+            assert!(
+                FAMILIES[..nth]
+                    .iter()
+                    .all(|other| other.name != family.name),
+                "{}",
+                family.name
+            );
+        }
+    }
+}

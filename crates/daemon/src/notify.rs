@@ -1,0 +1,47 @@
+//! Tells the service manager how the daemon is (sd_notify), where there is one; otherwise does nothing.
+
+use std::time::Duration;
+
+use sd_notify::NotifyState;
+
+/// It serves.
+pub(crate) fn ready(status: &str) {
+    send(&[NotifyState::Ready, NotifyState::Status(status)]);
+}
+
+/// What it is doing, in words.
+pub(crate) fn status(status: &str) {
+    send(&[NotifyState::Status(status)]);
+}
+
+/// It is on its way out, for at most so long.
+pub(crate) fn stopping(at_most: Duration) {
+    let us = u32::try_from(at_most.as_micros()).unwrap_or(u32::MAX);
+    let status = NotifyState::Status("finishing what is in flight");
+    send(&[
+        NotifyState::Stopping,
+        status,
+        NotifyState::ExtendTimeoutUsec(us),
+    ]);
+}
+
+/// Says "alive" twice in each period that the manager allows, if it wants to be told, until dropped.
+///
+/// It runs beside the control tasks: if those hang, it hangs, and the manager restarts the daemon. Guests carry on
+/// through reconnection.
+pub(crate) async fn watchdog() {
+    let Some(period) = sd_notify::watchdog_enabled() else {
+        return std::future::pending().await;
+    };
+    let mut ticks = tokio::time::interval(period / 2);
+    loop {
+        ticks.tick().await;
+        send(&[NotifyState::Watchdog]);
+    }
+}
+
+fn send(state: &[NotifyState<'_>]) {
+    if let Err(error) = sd_notify::notify(state) {
+        tracing::warn!(%error, "cannot tell the service manager");
+    }
+}

@@ -1,0 +1,343 @@
+//! One disk, no state: for scripts, test suites and packagers.
+//!
+//! # Always true
+//! - Nothing is written but the named sockets (and the file itself); they are gone when it ends.
+//! - With `exit_with_parent` it ends when the process that started it does, however that ends.
+
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tidegate_api::datastore::IoMode;
+use tidegate_api::descriptor::{Descriptor, MAX_QUEUES};
+use tidegate_api::name::Name;
+use tidegate_api::units::{Size, Span};
+use tidegate_core::filter::trace::format::TracedDisk;
+
+use crate::host::{self, Host};
+use crate::keeper::PARTING;
+use crate::live::{Live, LiveDisks};
+use crate::nbd_listener::{self, Door, DoorSecurity, Hall};
+use crate::plan::{DiskPlan, ImagePlan, LogPlan, ThreadsPlan, filters};
+use crate::serve::Signals;
+use crate::sockets::{self, Inherited, Listening};
+use crate::trouble::{self, Outcome};
+use crate::vhost_listener::VhostListener;
+use crate::{log, notify, snippet};
+
+/// NBD clients at a time: a script has few.
+const CONNECTIONS: usize = 256;
+
+/// Sockets of one disk are for the user who serves it.
+const MODE: u32 = 0o600;
+
+/// What is to be served, and how.
+#[derive(Clone, Debug)]
+pub struct OneOptions {
+    /// `FILE`, `null:SIZE`, `memory:SIZE`, `emulated:MODEL,size=SIZE[,seed=N]` or an NBD URI.
+    pub source: String,
+    /// Where virtual machines knock.
+    pub vhost_user: Option<PathBuf>,
+    /// Where NBD clients knock: a Unix socket.
+    pub nbd: Option<PathBuf>,
+    /// The stack, top first.
+    pub filters: Vec<String>,
+    /// Whether writes are refused.
+    pub read_only: bool,
+    /// Whether each write is durable before it is answered.
+    pub write_through: bool,
+    /// Whether the page cache is used.
+    pub buffered: bool,
+    /// Whether to end with the process that started this one.
+    pub exit_with_parent: bool,
+    /// How long an idle I/O thread looks for work before it sleeps.
+    pub poll: Span,
+    /// I/O threads.
+    pub threads: u16,
+    /// CPUs to pin them to, one each; empty: none.
+    pub cpus: Vec<usize>,
+    /// How many queues a virtual machine may use.
+    pub queues: u16,
+    /// Bytes of the blocks that a guest is told.
+    pub block_size: u32,
+    /// The disk's name, which is also its NBD export name (as is the empty one).
+    pub name: Name,
+    /// Serial number that a guest sees; empty: made from the disk's identity.
+    pub serial: String,
+}
+
+impl OneOptions {
+    /// To serve `source` with everything as it is by default, and no door yet.
+    ///
+    /// # Panics
+    /// Never: the default name is a name.
+    pub fn new(source: impl Into<String>) -> OneOptions {
+        OneOptions {
+            source: source.into(),
+            vhost_user: None,
+            nbd: None,
+            filters: Vec::new(),
+            read_only: false,
+            write_through: false,
+            buffered: false,
+            exit_with_parent: false,
+            poll: Span(50_000),
+            threads: 1,
+            cpus: Vec::new(),
+            queues: 16,
+            block_size: 512,
+            name: "disk".parse().expect("the constant is a name"),
+            serial: String::new(),
+        }
+    }
+}
+
+/// Serves one disk until told to stop by a signal.
+///
+/// # Errors
+/// When the disk cannot be opened, no door was named or could be opened, or the disk did not end in peace.
+pub fn serve_one(options: OneOptions) -> anyhow::Result<()> {
+    if options.exit_with_parent {
+        tie_to_parent()?;
+    }
+    let plan = LogPlan {
+        filter: "warn".to_owned(),
+        format: tidegate_api::config::LogFormat::Text,
+    };
+    log::start(&plan)?;
+    let inherited = sockets::inherited()?;
+    if options.vhost_user.is_none() && options.nbd.is_none() && inherited.is_empty() {
+        bail!(
+            "there is no way to reach the disk: name a socket with --nbd or --vhost-user, or hand one over by LISTEN_FDS"
+        );
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(1)
+        .thread_name("control")
+        .enable_all()
+        .build()
+        .context("cannot start the control thread")?;
+    let ended = runtime.block_on(live(options, inherited));
+    runtime.shutdown_timeout(Duration::from_secs(1));
+    Ok(ended?)
+}
+
+async fn live(options: OneOptions, inherited: Vec<Inherited>) -> Outcome<()> {
+    let mut signals = Signals::new()?;
+    let host = Host::start(&ThreadsPlan {
+        count: usize::from(options.threads.max(1)),
+        poll: options.poll.to_duration(),
+        cpus: options.cpus.clone(),
+    })?;
+    let plan = plan(&options)?;
+    let opened = host::open(&plan.image, plan.read_only)?;
+    let plan = DiskPlan {
+        size: if plan.size == 0 {
+            opened.size()
+        } else {
+            plan.size
+        },
+        ..plan
+    };
+    let disk = host.attach(&plan, opened)?;
+    let datastore = "none".parse().expect("the constant is a name");
+    let live = Live::new(options.name.clone(), datastore, disk);
+    let disks = Arc::new(LiveDisks::with_default(options.name.clone()));
+    disks.insert(Arc::clone(&live));
+    let doors = doors(&options, inherited, &live)?;
+    let hall = Hall::new(Arc::clone(&disks), CONNECTIONS);
+    let mut tasks = tokio::task::JoinSet::new();
+    for socket in doors.nbd {
+        let door = Door {
+            socket,
+            security: DoorSecurity::Plain,
+        };
+        tasks.spawn(nbd_listener::attend(door, hall.clone()));
+    }
+    if let Some(socket) = &options.nbd {
+        println!("{}", snippet::nbd_unix_uri(socket, options.name.as_str()));
+    }
+    if let Some(socket) = &options.vhost_user {
+        println!("{}", socket.display());
+    }
+    notify::ready("serving one disk");
+    tokio::select! {
+        () = signals.next() => {}
+        () = notify::watchdog() => {}
+    }
+    notify::stopping(PARTING);
+    tasks.abort_all();
+    disks.remove(&options.name);
+    if let Some(socket) = &options.nbd {
+        // It may be gone already; nothing is lost with it.
+        let _ = std::fs::remove_file(socket);
+    }
+    drop(doors.vhost);
+    let ending = trouble::blocking(move || {
+        let ended = live.detach(PARTING);
+        host.stop();
+        ended
+    });
+    tokio::select! {
+        ended = ending => ended,
+        () = signals.next() => Err(trouble::invalid("ended at once, by a second signal")),
+    }
+}
+
+/// Every way to the disk.
+struct Doors {
+    nbd: Vec<Listening>,
+    vhost: Vec<VhostListener>,
+}
+
+fn doors(options: &OneOptions, inherited: Vec<Inherited>, live: &Arc<Live>) -> Outcome<Doors> {
+    let mut doors = Doors {
+        nbd: Vec::new(),
+        vhost: Vec::new(),
+    };
+    for Inherited { name, socket } in inherited {
+        match socket {
+            Listening::Unix(socket) if name == "vhost-user" => {
+                doors.vhost.push(VhostListener::on(socket, None, live)?);
+            }
+            // Whoever hands over a TCP socket in the clear has chosen that; qemu-nbd and nbdkit do the same.
+            socket => doors.nbd.push(socket),
+        }
+    }
+    if let Some(path) = &options.nbd {
+        doors
+            .nbd
+            .push(Listening::Unix(sockets::listen_unix(path, MODE)?));
+    }
+    if let Some(path) = &options.vhost_user {
+        doors.vhost.push(VhostListener::start(path.clone(), live)?);
+    }
+    Ok(doors)
+}
+
+fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
+    let image = image(&options.source, options)?;
+    let size = match &image {
+        ImagePlan::Memory { size }
+        | ImagePlan::Null { size }
+        | ImagePlan::Emulated { size, .. } => *size,
+        // As large as the image is.
+        ImagePlan::File { .. } | ImagePlan::Nbd { .. } => 0,
+    };
+    let uuid = crate::keeper::new_uuid()?;
+    let mut descriptor = Descriptor::new(uuid, size);
+    descriptor.serial = options.serial.clone();
+    if options.queues == 0 || options.queues > MAX_QUEUES {
+        return Err(trouble::invalid(format!(
+            "{} queues are not from 1 to {MAX_QUEUES}",
+            options.queues
+        )));
+    }
+    let traced = TracedDisk {
+        size,
+        ..filters::traced(&descriptor)
+    };
+    Ok(DiskPlan {
+        name: options.name.to_string(),
+        uuid: uuid.0,
+        size,
+        block_size: options.block_size,
+        write_back: !options.write_through,
+        read_only: options.read_only,
+        serial: descriptor.effective_serial(),
+        queues: options.queues,
+        filters: filters::stack(&options.filters, options.name.as_str(), traced)?,
+        image,
+    })
+}
+
+/// What is to be served, from its words.
+fn image(source: &str, options: &OneOptions) -> Outcome<ImagePlan> {
+    let size = |text: &str| -> Outcome<u64> {
+        let size: Size = text
+            .parse()
+            .map_err(|e| trouble::invalid(format!("cannot serve {source}")).because_of(&e))?;
+        Ok(size.0)
+    };
+    if source.starts_with("nbd://") || source.starts_with("nbd+unix://") {
+        return Ok(ImagePlan::Nbd {
+            uri: source.to_owned(),
+            block_size: options.block_size,
+        });
+    }
+    if let Some(text) = source.strip_prefix("null:") {
+        return Ok(ImagePlan::Null { size: size(text)? });
+    }
+    if let Some(text) = source.strip_prefix("memory:") {
+        return Ok(ImagePlan::Memory { size: size(text)? });
+    }
+    if let Some(text) = source.strip_prefix("emulated:") {
+        let (sizes, model): (Vec<&str>, Vec<&str>) =
+            text.split(',').partition(|word| word.starts_with("size="));
+        let [text] = sizes.as_slice() else {
+            return Err(trouble::invalid(format!("cannot serve {source}"))
+                .because("it has no size, or several")
+                .remedy("write it as emulated:MODEL,size=SIZE, such as emulated:ssd,size=10G"));
+        };
+        let size = size(text.trim_start_matches("size="))?;
+        return Ok(ImagePlan::Emulated {
+            model: model.join(","),
+            size,
+        });
+    }
+    let io = if options.buffered {
+        IoMode::Buffered
+    } else {
+        IoMode::Auto
+    };
+    Ok(ImagePlan::File {
+        path: Path::new(source).to_owned(),
+        io,
+    })
+}
+
+/// Has the kernel end this process when its parent ends. To be called on the thread that lives as long as the process.
+fn tie_to_parent() -> anyhow::Result<()> {
+    let parent = std::os::unix::process::parent_id();
+    rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::TERM))
+        .context("cannot tie this process to its parent")?;
+    if std::os::unix::process::parent_id() != parent {
+        bail!("the parent process ended before its disk was served");
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_source_is_told_by_its_words() {
+        let options = OneOptions::new("x");
+        let image = |text: &str| image(text, &options);
+        assert_eq!(image("null:1G").unwrap(), ImagePlan::Null { size: 1 << 30 });
+        assert_eq!(
+            image("memory:512MiB").unwrap(),
+            ImagePlan::Memory { size: 512 << 20 }
+        );
+        let emulated = ImagePlan::Emulated {
+            model: "raid5-8x10k,seed=1".to_owned(),
+            size: 4096,
+        };
+        assert_eq!(
+            image("emulated:raid5-8x10k,size=4k,seed=1").unwrap(),
+            emulated
+        );
+        assert!(matches!(
+            image("nbd+unix:///a?socket=/s").unwrap(),
+            ImagePlan::Nbd { .. }
+        ));
+        assert!(matches!(
+            image("/srv/a.img").unwrap(),
+            ImagePlan::File { .. }
+        ));
+        assert!(image("null:lots").is_err());
+        assert!(image("emulated:ssd").is_err());
+    }
+}

@@ -1,0 +1,56 @@
+//! Doors to datastores.
+
+use axum::http::StatusCode;
+use tidegate_api::datastore::{Datastore, DatastoreAdd, DatastoreList};
+use tidegate_api::problem::Problem;
+
+use super::{Answer, Body, Failure, Path, Shared, State, name, work};
+use crate::trouble;
+
+/// All datastores
+#[utoipa::path(get, path = "/v1/datastores", tag = "datastores", responses(
+    (status = 200, description = "In the order of their names", body = DatastoreList),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn list(State(daemon): Shared) -> Answer<DatastoreList> {
+    work(move || {
+        Ok(DatastoreList {
+            datastores: daemon.keeper.datastores()?,
+        })
+    })
+    .await
+}
+
+/// Adds a datastore
+#[utoipa::path(post, path = "/v1/datastores", tag = "datastores", request_body = DatastoreAdd, responses(
+    (status = 200, description = "Added", body = Datastore),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn add(
+    State(daemon): Shared,
+    Body(order): Body<DatastoreAdd>,
+) -> Answer<Datastore> {
+    work(move || daemon.keeper.add_datastore(&order.name, order.settings)).await
+}
+
+/// One datastore
+#[utoipa::path(get, path = "/v1/datastores/{name}", tag = "datastores", params(("name" = String, Path)), responses(
+    (status = 200, description = "As it is now", body = Datastore),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Datastore> {
+    work(move || daemon.keeper.datastore(&name(&of)?)).await
+}
+
+/// Forgets a datastore; what lies on it stays
+#[utoipa::path(delete, path = "/v1/datastores/{name}", tag = "datastores", params(("name" = String, Path)), responses(
+    (status = 204, description = "Forgotten"),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn remove(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+) -> Result<StatusCode, Failure> {
+    trouble::blocking(move || daemon.keeper.remove_datastore(&name(&of)?)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}

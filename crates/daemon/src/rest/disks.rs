@@ -1,0 +1,130 @@
+//! Doors to disks.
+
+use axum::http::StatusCode;
+use tidegate_api::disk::{
+    Disk, DiskAttach, DiskCreate, DiskDetach, DiskList, DiskResize, DiskSet, Snippet, SnippetFor,
+};
+use tidegate_api::problem::Problem;
+
+use super::{Answer, Body, Failure, Path, Shared, State, name, work};
+use crate::trouble;
+
+/// All disks
+#[utoipa::path(get, path = "/v1/disks", tag = "disks", responses(
+    (status = 200, description = "In the order of their names", body = DiskList),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn list(State(daemon): Shared) -> Answer<DiskList> {
+    work(move || {
+        Ok(DiskList {
+            disks: daemon.keeper.disks()?,
+        })
+    })
+    .await
+}
+
+/// Creates a disk
+#[utoipa::path(post, path = "/v1/disks", tag = "disks", request_body = DiskCreate, responses(
+    (status = 200, description = "Created, and not attached", body = Disk),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn create(State(daemon): Shared, Body(order): Body<DiskCreate>) -> Answer<Disk> {
+    work(move || daemon.keeper.create(&order)).await
+}
+
+/// One disk
+#[utoipa::path(get, path = "/v1/disks/{name}", tag = "disks", params(("name" = String, Path)), responses(
+    (status = 200, description = "As it is now", body = Disk),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Disk> {
+    work(move || daemon.keeper.disk(&name(&of)?)).await
+}
+
+/// Changes a disk
+#[utoipa::path(patch, path = "/v1/disks/{name}", tag = "disks", params(("name" = String, Path)),
+    request_body = DiskSet, responses(
+    (status = 200, description = "Changed", body = Disk),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn set(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+    Body(order): Body<DiskSet>,
+) -> Answer<Disk> {
+    work(move || daemon.keeper.set(&name(&of)?, &order)).await
+}
+
+/// Deletes a disk and its data
+#[utoipa::path(delete, path = "/v1/disks/{name}", tag = "disks", params(("name" = String, Path)), responses(
+    (status = 204, description = "Gone"),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn delete(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+) -> Result<StatusCode, Failure> {
+    trouble::blocking(move || daemon.keeper.delete(&name(&of)?)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+/// Attaches a disk
+#[utoipa::path(post, path = "/v1/disks/{name}/attach", tag = "disks", params(("name" = String, Path)),
+    request_body = DiskAttach, responses(
+    (status = 200, description = "Attached; also if it was already", body = Disk),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn attach(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+    Body(DiskAttach {}): Body<DiskAttach>,
+) -> Answer<Disk> {
+    work(move || daemon.keeper.attach(&name(&of)?)).await
+}
+
+/// Detaches a disk
+#[utoipa::path(post, path = "/v1/disks/{name}/detach", tag = "disks", params(("name" = String, Path)),
+    request_body = DiskDetach, responses(
+    (status = 200, description = "Detached; also if it was already", body = Disk),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn detach(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+    Body(order): Body<DiskDetach>,
+) -> Answer<Disk> {
+    work(move || daemon.keeper.detach(&name(&of)?, order.clients)).await
+}
+
+/// Changes a disk's size
+#[utoipa::path(post, path = "/v1/disks/{name}/resize", tag = "disks", params(("name" = String, Path)),
+    request_body = DiskResize, responses(
+    (status = 200, description = "Of the new size; guests of an attached disk are told", body = Disk),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn resize(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+    Body(order): Body<DiskResize>,
+) -> Answer<Disk> {
+    work(move || daemon.keeper.resize(&name(&of)?, order)).await
+}
+
+/// How to reach a disk from some program
+#[utoipa::path(get, path = "/v1/disks/{name}/snippets/{for}", tag = "disks",
+    params(("name" = String, Path), ("for" = SnippetFor, Path)), responses(
+    (status = 200, description = "Lines to paste", body = Snippet),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn snippet(
+    State(daemon): Shared,
+    Path((of, program)): Path<(String, String)>,
+) -> Answer<Snippet> {
+    work(move || {
+        let program: SnippetFor = program
+            .parse()
+            .map_err(|why: String| trouble::invalid("cannot make a snippet").because(why))?;
+        daemon.keeper.snippet(&name(&of)?, program)
+    })
+    .await
+}

@@ -1,0 +1,61 @@
+//! Doors to long work: import, export, and how far they are.
+
+use tidegate_api::job::{DiskExport, DiskImport, Job, JobList};
+use tidegate_api::problem::Problem;
+
+use super::{Answer, Body, Path, Shared, State, name, work};
+
+/// Makes a disk of an image file
+#[utoipa::path(post, path = "/v1/import", tag = "jobs", request_body = DiskImport, responses(
+    (status = 200, description = "Begun: ask for the job", body = Job),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn import(State(daemon): Shared, Body(order): Body<DiskImport>) -> Answer<Job> {
+    work(move || daemon.keeper.import(order)).await
+}
+
+/// Writes a disk to an image file
+#[utoipa::path(post, path = "/v1/disks/{name}/export", tag = "jobs", params(("name" = String, Path)),
+    request_body = DiskExport, responses(
+    (status = 200, description = "Begun: ask for the job", body = Job),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn export(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+    Body(order): Body<DiskExport>,
+) -> Answer<Job> {
+    work(move || daemon.keeper.export(&name(&of)?, order)).await
+}
+
+/// All jobs
+#[utoipa::path(get, path = "/v1/jobs", tag = "jobs", responses(
+    (status = 200, description = "Those that run and the latest that are over", body = JobList),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn list(State(daemon): Shared) -> Answer<JobList> {
+    work(move || {
+        Ok(JobList {
+            jobs: daemon.keeper.jobs().list(),
+        })
+    })
+    .await
+}
+
+/// One job
+#[utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = u64, Path)), responses(
+    (status = 200, description = "How far it is", body = Job),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn show(State(daemon): Shared, Path(id): Path<u64>) -> Answer<Job> {
+    work(move || daemon.keeper.jobs().job(id)).await
+}
+
+/// Stops a job
+#[utoipa::path(delete, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = u64, Path)), responses(
+    (status = 200, description = "Told to stop, if it still ran; it is over soon after", body = Job),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn cancel(State(daemon): Shared, Path(id): Path<u64>) -> Answer<Job> {
+    work(move || daemon.keeper.jobs().cancel(id)).await
+}

@@ -1,0 +1,205 @@
+//! The root: the directory where a daemon's configuration, state and sockets are.
+//!
+//! # Picture
+//! ```text
+//! ROOT/tidegate.toml          configuration (else /etc/tidegate/tidegate.toml, for the system's root only)
+//! ROOT/state/                 what is remembered: datastores/, disks/, attached.toml, lock
+//! ROOT/local/                 the datastore that the first run makes
+//! ROOT/run/                   sockets (for the system's root under systemd: /run/tidegate)
+//! ```
+
+use std::fs::{self, File, TryLockError};
+use std::io::{Read, Seek, Write};
+use std::os::unix::fs::DirBuilderExt;
+use std::path::{Path, PathBuf};
+
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use crate::trouble::{self, Outcome};
+
+const SYSTEM: &str = "/var/lib/tidegate";
+const SYSTEM_RUN: &str = "/run/tidegate";
+const SYSTEM_CONFIG: &str = "/etc/tidegate/tidegate.toml";
+
+/// Where everything of one daemon is.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Root {
+    path: PathBuf,
+    run: PathBuf,
+}
+
+/// Held as long as the daemon lives, so that there is one to a root.
+#[derive(Debug)]
+pub(crate) struct RootLock {
+    _file: File,
+}
+
+impl Root {
+    /// The root that is meant: the given one, else `TIDEGATE_ROOT`, else the system's for the superuser and one in
+    /// the user's data directory for others.
+    pub fn find(given: Option<PathBuf>) -> anyhow::Result<Root> {
+        let named = given.or_else(|| variable("TIDEGATE_ROOT"));
+        let path = match named {
+            Some(path) => path,
+            None if rustix::process::geteuid().is_root() => PathBuf::from(SYSTEM),
+            None => match (variable("XDG_DATA_HOME"), variable("HOME")) {
+                (Some(data), _) => data.join("tidegate"),
+                (None, Some(home)) => home.join(".local/share/tidegate"),
+                (None, None) => anyhow::bail!(
+                    "neither XDG_DATA_HOME nor HOME says where the root directory should be; name it with --root"
+                ),
+            },
+        };
+        Ok(Root::at(&std::path::absolute(path)?))
+    }
+
+    fn at(path: &Path) -> Root {
+        // The system's daemon is given /run/tidegate by its unit; one started by hand makes do with its root.
+        let system = path == Path::new(SYSTEM) && Path::new(SYSTEM_RUN).is_dir();
+        let run = if system {
+            PathBuf::from(SYSTEM_RUN)
+        } else {
+            path.join("run")
+        };
+        Root {
+            path: path.to_owned(),
+            run,
+        }
+    }
+
+    /// The directory itself.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// The socket of the REST interface, unless configuration says otherwise.
+    pub fn api_socket(&self) -> PathBuf {
+        self.run.join("tidegate.sock")
+    }
+
+    /// The configuration file: the root's own, or for the system's root the one in `/etc`. It need not exist.
+    pub fn config_file(&self) -> PathBuf {
+        let own = self.path.join("tidegate.toml");
+        let system = self.path == Path::new(SYSTEM) && !own.exists();
+        if system {
+            PathBuf::from(SYSTEM_CONFIG)
+        } else {
+            own
+        }
+    }
+
+    pub(crate) fn nbd_socket(&self) -> PathBuf {
+        self.run.join("nbd.sock")
+    }
+
+    pub(crate) fn disk_socket(&self, disk: &Name) -> PathBuf {
+        self.run.join("disks").join(format!("{disk}.sock"))
+    }
+
+    pub(crate) fn state(&self) -> PathBuf {
+        self.path.join("state")
+    }
+
+    pub(crate) fn local_datastore(&self) -> PathBuf {
+        self.path.join("local")
+    }
+
+    /// Makes the directories that are missing.
+    pub(crate) fn create(&self) -> Outcome<()> {
+        for folder in [self.state(), self.run.join("disks")] {
+            // Guests' disks are nobody else's business; the API socket's own mode lets a group in.
+            let made = fs::DirBuilder::new()
+                .recursive(true)
+                .mode(0o755)
+                .create(&folder);
+            made.map_err(|e| {
+                trouble::io(format!("cannot create {}", folder.display()), &e)
+                    .remedy("choose another root with --root DIR, or run with the rights to it")
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Takes the root for this process, until the lock is dropped or the process ends, however it ends.
+    pub(crate) fn lock(&self) -> Outcome<RootLock> {
+        let path = self.state().join("lock");
+        let what = || format!("cannot lock {}", path.display());
+        let mut options = File::options();
+        let mut file = options
+            .read(true)
+            .write(true)
+            .create(true)
+            .truncate(false)
+            .open(&path)
+            .map_err(|e| trouble::io(what(), &e))?;
+        match file.try_lock() {
+            Ok(()) => {}
+            Err(TryLockError::WouldBlock) => {
+                let mut holder = String::new();
+                let _ = file.read_to_string(&mut holder);
+                let holder = holder.trim();
+                let why = if holder.is_empty() {
+                    "another tidegate daemon serves it".to_owned()
+                } else {
+                    format!("another tidegate daemon, process {holder}, serves it")
+                };
+                return Err(Problem::new(
+                    ProblemCode::Locked,
+                    format!("cannot serve the root {}", self.path.display()),
+                )
+                .because(why)
+                .remedy("stop that one, or give this one a root of its own with --root DIR"));
+            }
+            Err(TryLockError::Error(error)) => return Err(trouble::io(what(), &error)),
+        }
+        // For the message above only: the lock is the kernel's, not the text's.
+        let noted = file
+            .set_len(0)
+            .and_then(|()| file.rewind())
+            .and_then(|()| write!(file, "{}", std::process::id()));
+        noted.map_err(|e| trouble::io(what(), &e))?;
+        Ok(RootLock { _file: file })
+    }
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name)
+        .filter(|value| !value.is_empty())
+        .map(PathBuf::from)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_second_daemon_on_the_same_root_is_told_who_has_it_and_what_to_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let root = Root::at(folder.path());
+        root.create().unwrap();
+        let held = root.lock().unwrap();
+        let refused = root.lock().unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Locked);
+        let text = refused.to_string();
+        assert!(
+            text.contains(&format!("process {}", std::process::id())),
+            "{text}"
+        );
+        assert!(text.contains("--root DIR"), "{text}");
+        drop(held);
+        root.lock().unwrap();
+    }
+
+    #[test]
+    fn everything_of_a_given_root_is_under_it() {
+        let root = Root::find(Some("/srv/tide".into())).unwrap();
+        assert_eq!(root.api_socket(), Path::new("/srv/tide/run/tidegate.sock"));
+        assert_eq!(root.config_file(), Path::new("/srv/tide/tidegate.toml"));
+        let disk = "db1".parse().unwrap();
+        assert_eq!(
+            root.disk_socket(&disk),
+            Path::new("/srv/tide/run/disks/db1.sock")
+        );
+    }
+}

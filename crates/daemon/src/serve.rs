@@ -1,0 +1,445 @@
+//! The daemon's life: configuration, plan, engine, doors; then it serves until it is told to stop, and stops in order.
+//!
+//! # Always true
+//! - Nothing listens before the root is locked, so two daemons never fight over one root's sockets.
+//! - It stops in the reverse order: no new orders, no new clients, what is in flight ends, images are let go.
+//! - A second signal while it stops ends the process at once: the operator knows best.
+//!
+//! # Picture
+//! ```text
+//! read config ─ plan ─ lock root ─ engine ─ first run? ─ attach what is remembered ─ listen ─ READY ─ serve
+//!                                                                    SIGTERM, SIGINT ─ STOPPING ─ detach ─ exit 0
+//! ```
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use anyhow::Context;
+use tidegate_api::config::{Config, NbdTcp};
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_api::status::{NbdListener, NbdSecurity, State, Status};
+use tokio::net::UnixListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio_util::sync::CancellationToken;
+
+use crate::host::Host;
+use crate::keeper::Keeper;
+use crate::live::LiveDisks;
+use crate::nbd_listener::{self, Door, DoorSecurity, Hall};
+use crate::plan::{Machine, Plan, Security};
+use crate::root::Root;
+use crate::sockets::{self, Inherited, Listening};
+use crate::store::Store;
+use crate::trouble::{self, Outcome};
+use crate::{first_run, log, metrics, notify, rest, tls};
+
+mod moment;
+
+pub(crate) use moment::Moment;
+
+/// How long answers to requests that are under way may take once the daemon stops.
+const GOODBYE: Duration = Duration::from_secs(2);
+
+/// How long stopping may take in all: disks end side by side, so it is not multiplied by their number.
+const STOPPING: Duration = Duration::from_secs(20);
+
+/// How a daemon is started.
+#[derive(Clone, Debug, Default)]
+pub struct ServeOptions {
+    /// The root directory; none: `TIDEGATE_ROOT`, or the usual one.
+    pub root: Option<PathBuf>,
+    /// The configuration file; none: the root's, if it is there.
+    pub config: Option<PathBuf>,
+    /// I/O threads; none: as configured.
+    pub threads: Option<u16>,
+    /// TCP addresses for NBD clients, besides the configured ones.
+    pub nbd_tcp: Vec<NbdTcp>,
+}
+
+/// A daemon that serves.
+pub(crate) struct Daemon {
+    pub(crate) keeper: Arc<Keeper>,
+    config: Option<PathBuf>,
+    api_socket: PathBuf,
+    listeners: Vec<NbdListener>,
+    state: Mutex<State>,
+    started: Instant,
+    stop: CancellationToken,
+}
+
+/// Serves until told to stop by a signal.
+///
+/// # Errors
+/// When it cannot start, or when a disk did not end in peace.
+pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
+    let root = Root::find(options.root.clone())?;
+    let (config, from) = read_config(&root, &options)?;
+    let plan = Plan::new(&config, &root, machine())
+        .map_err(|problem| in_file(problem, from.as_deref()))?;
+    log::start(&plan.log)?;
+    // Control work needs little; two threads keep one slow answer from delaying all others.
+    let runtime = tokio::runtime::Builder::new_multi_thread()
+        .worker_threads(2)
+        .thread_name("control")
+        .enable_all()
+        .build()
+        .context("cannot start the control threads")?;
+    let ended = runtime.block_on(live(root, plan, from));
+    // Calls that hang on a dead datastore must not keep the process.
+    runtime.shutdown_timeout(GOODBYE);
+    Ok(ended?)
+}
+
+/// Reads a configuration and makes a plan of it, without doing anything else. Answers with what was read.
+///
+/// # Errors
+/// When it cannot be read or makes no sense.
+pub fn check_config(options: &ServeOptions) -> anyhow::Result<Option<PathBuf>> {
+    let root = Root::find(options.root.clone())?;
+    let (config, from) = read_config(&root, options)?;
+    Plan::new(&config, &root, machine()).map_err(|problem| in_file(problem, from.as_deref()))?;
+    Ok(from)
+}
+
+fn machine() -> Machine {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    Machine {
+        cpus,
+        journal: log::to_journal(),
+    }
+}
+
+fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<PathBuf>)> {
+    let (path, must_exist) = match &options.config {
+        Some(path) => (path.clone(), true),
+        None => (root.config_file(), false),
+    };
+    let what = || format!("cannot read the configuration {}", path.display());
+    let (mut config, from) = match std::fs::read_to_string(&path) {
+        Ok(text) => {
+            let config =
+                Config::read(&text).map_err(|e| trouble::invalid(what()).because_of(&e))?;
+            (config, Some(path))
+        }
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => {
+            (Config::default(), None)
+        }
+        Err(error) => return Err(trouble::io(what(), &error)),
+    };
+    if options.threads.is_some() {
+        config.io.threads = options.threads;
+    }
+    config.nbd.tcp.extend(options.nbd_tcp.iter().cloned());
+    Ok((config, from))
+}
+
+fn in_file(problem: Problem, file: Option<&Path>) -> Problem {
+    match file {
+        Some(file) => problem.because(format!("it was read from {}", file.display())),
+        None => problem,
+    }
+}
+
+async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
+    let mut signals = Signals::new()?;
+    let first = first_run::is_due(&root);
+    root.create()?;
+    let _lock = root.lock()?;
+    let mut inherited = sockets::inherited()?;
+    let store = Store::open(root.state())?;
+    let host = Host::start(&plan.threads)?;
+    let disks = Arc::new(LiveDisks::default());
+    let nbd_socket = plan.nbd.sockets.first().cloned();
+    let keeper = Arc::new(Keeper::new(
+        root.clone(),
+        store,
+        host,
+        Arc::clone(&disks),
+        nbd_socket,
+    ));
+
+    // Files of sockets that somebody else made are not ours to remove.
+    let mut ours = Vec::new();
+    let api = take(&mut inherited, "api");
+    let api = match api {
+        Some(Inherited {
+            socket: Listening::Unix(socket),
+            ..
+        }) => socket,
+        Some(_) => {
+            return Err(trouble::invalid(
+                "the inherited socket named api is not a Unix socket",
+            ));
+        }
+        None => {
+            ours.push(plan.api.socket.clone());
+            sockets::listen_unix(&plan.api.socket, plan.api.mode)?
+        }
+    };
+    if inherited.is_empty() {
+        ours.extend(plan.nbd.sockets.iter().cloned());
+    }
+    let doors = doors(&plan, inherited)?;
+    let listeners = doors.iter().map(|(_, told)| told.clone()).collect();
+
+    let daemon = Arc::new(Daemon {
+        keeper: Arc::clone(&keeper),
+        config,
+        api_socket: plan.api.socket.clone(),
+        listeners,
+        state: Mutex::new(State::Starting),
+        started: Instant::now(),
+        stop: CancellationToken::new(),
+    });
+    let answering = tokio::spawn(answer(api, Arc::clone(&daemon)));
+
+    notify::status("attaching disks");
+    let at_start = Arc::clone(&keeper);
+    let welcome = trouble::blocking(move || {
+        let welcome = if first {
+            Some(first_run::make(&at_start)?)
+        } else {
+            None
+        };
+        at_start.attach_remembered()?;
+        Ok(welcome)
+    });
+    let welcome = tokio::select! {
+        welcome = welcome => welcome?,
+        () = signals.next() => return stop(&daemon, &ours, answering, signals).await,
+    };
+    let hall = Hall::new(Arc::clone(&disks), plan.nbd.connections);
+    for (door, told) in doors {
+        tracing::info!(address = told.address, security = ?told.security, "serving NBD");
+        tokio::spawn(attend(door, hall.clone()));
+    }
+    daemon.become_(State::Serving);
+    let status = format!("serving {} disks", disks.names().len());
+    tracing::info!(root = %root.path().display(), api = %plan.api.socket.display(), "{status}");
+    if let Some(welcome) = welcome {
+        print!("{welcome}");
+    }
+    notify::ready(&status);
+
+    tokio::select! {
+        () = signals.next() => {}
+        () = notify::watchdog() => {}
+    }
+    stop(&daemon, &ours, answering, signals).await
+}
+
+async fn stop(
+    daemon: &Arc<Daemon>,
+    sockets: &[PathBuf],
+    answering: tokio::task::JoinHandle<()>,
+    mut signals: Signals,
+) -> Outcome<()> {
+    tracing::info!("stopping: finishing what is in flight (signal again to end at once)");
+    daemon.become_(State::Stopping);
+    notify::stopping(STOPPING);
+    daemon.stop.cancel();
+    daemon.keeper.jobs().cancel_all();
+    for socket in sockets {
+        // One that is gone already need not be removed.
+        let _ = std::fs::remove_file(socket);
+    }
+    let keeper = Arc::clone(&daemon.keeper);
+    let ending = trouble::blocking(move || {
+        let hasty = keeper.detach_all();
+        keeper.host().stop();
+        Ok(hasty)
+    });
+    let hasty = tokio::select! {
+        hasty = tokio::time::timeout(STOPPING, ending) => hasty,
+        () = signals.next() => {
+            return Err(Problem::new(ProblemCode::Stopping, "ended at once, by a second signal"));
+        }
+    };
+    let _ = tokio::time::timeout(GOODBYE, answering).await;
+    match hasty {
+        Ok(Ok(0)) => {
+            tracing::info!("stopped");
+            Ok(())
+        }
+        Ok(Ok(hasty)) => Err(Problem::new(
+            ProblemCode::Datastore,
+            format!("{hasty} disks did not end in peace"),
+        )
+        .because("their datastores did not finish what was in flight")),
+        Ok(Err(problem)) => Err(problem),
+        Err(_) => Err(
+            Problem::new(ProblemCode::Datastore, "did not stop in time").because(format!(
+                "a datastore did not answer within {} s",
+                STOPPING.as_secs()
+            )),
+        ),
+    }
+}
+
+/// Where NBD clients knock: the planned doors, or the inherited ones in the place of the planned Unix sockets.
+fn doors(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Door, NbdListener)>> {
+    let mut doors = Vec::new();
+    let handed_over = !inherited.is_empty();
+    for Inherited { name, socket } in inherited {
+        if matches!(socket, Listening::Tcp(_)) {
+            return Err(trouble::invalid(format!(
+                "cannot serve on the inherited TCP socket {name}"
+            ))
+            .because("what is inherited carries no certificates")
+            .remedy("configure the address under nbd.tcp"));
+        }
+        let told = NbdListener {
+            address: format!("inherited {name}"),
+            security: NbdSecurity::Unix,
+        };
+        doors.push((
+            Door {
+                socket,
+                security: DoorSecurity::Plain,
+            },
+            told,
+        ));
+    }
+    if !handed_over {
+        for path in &plan.nbd.sockets {
+            let socket = Listening::Unix(sockets::listen_unix(path, plan.api.mode)?);
+            let told = NbdListener {
+                address: path.display().to_string(),
+                security: NbdSecurity::Unix,
+            };
+            doors.push((
+                Door {
+                    socket,
+                    security: DoorSecurity::Plain,
+                },
+                told,
+            ));
+        }
+    }
+    for tcp in &plan.nbd.tcp {
+        let (security, kind) = match &tcp.security {
+            Security::Plaintext => (DoorSecurity::Plain, NbdSecurity::Plaintext),
+            Security::Tls(files) => {
+                let kind = match files.client_ca {
+                    Some(_) => NbdSecurity::MutualTls,
+                    None => NbdSecurity::Tls,
+                };
+                (DoorSecurity::Tls(tls::acceptor(files)?), kind)
+            }
+        };
+        let listener = sockets::listen_tcp(tcp.address)?;
+        let address = listener.local_addr().unwrap_or(tcp.address).to_string();
+        let door = Door {
+            socket: Listening::Tcp(listener),
+            security,
+        };
+        doors.push((
+            door,
+            NbdListener {
+                address,
+                security: kind,
+            },
+        ));
+    }
+    Ok(doors)
+}
+
+fn take(inherited: &mut Vec<Inherited>, name: &str) -> Option<Inherited> {
+    let at = inherited.iter().position(|socket| socket.name == name)?;
+    Some(inherited.swap_remove(at))
+}
+
+async fn attend(door: Door, hall: Hall) {
+    if let Err(error) = nbd_listener::attend(door, hall).await {
+        tracing::error!(%error, "an NBD listener ended");
+    }
+}
+
+async fn answer(socket: std::os::unix::net::UnixListener, daemon: Arc<Daemon>) {
+    let stop = daemon.stop.clone();
+    let served = async {
+        let listener = UnixListener::from_std(socket)?;
+        let serving = axum::serve(listener, rest::router(daemon));
+        serving.with_graceful_shutdown(stop.cancelled_owned()).await
+    };
+    if let Err(error) = served.await {
+        tracing::error!(%error, "the REST interface ended");
+    }
+}
+
+impl Daemon {
+    /// How it is.
+    pub(crate) fn status(&self) -> Outcome<Status> {
+        let datastores = self.keeper.datastores()?;
+        let live = self.keeper.live().all();
+        let mut problems = self.keeper.troubles();
+        problems.extend(
+            datastores
+                .iter()
+                .filter_map(|datastore| datastore.problem.clone()),
+        );
+        Ok(Status {
+            state: *self.state.lock().unwrap_or_else(PoisonError::into_inner),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs(),
+            root: self.keeper.root().path().to_owned(),
+            config: self.config.clone(),
+            api_socket: self.api_socket.clone(),
+            nbd_listeners: self.listeners.clone(),
+            threads: self.keeper.host().thread_count(),
+            datastores: datastores.len() as u64,
+            disks: datastores.iter().map(|datastore| datastore.disks).sum(),
+            attached: live.len() as u64,
+            clients: live.iter().map(|live| live.clients().len() as u64).sum(),
+            problems,
+        })
+    }
+
+    /// Prometheus' page.
+    pub(crate) fn metrics(&self) -> Outcome<String> {
+        Ok(metrics::page(&metrics::Facts {
+            moment: self.moment()?,
+            datastores: self.keeper.datastores()?,
+            disks: self.keeper.disks()?,
+            problems: self.keeper.troubles().len(),
+            nbd_refused: self.keeper.live().refused(),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+        }))
+    }
+
+    /// Ends when the daemon stops.
+    pub(crate) async fn stopped(&self) {
+        self.stop.cancelled().await;
+    }
+
+    fn become_(&self, state: State) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+}
+
+/// The signals that ask the daemon to stop.
+pub(crate) struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    /// Catches them from now on.
+    pub(crate) fn new() -> Outcome<Signals> {
+        let catch = |kind| signal(kind).map_err(|e| trouble::io("cannot catch signals", &e));
+        Ok(Signals {
+            terminate: catch(SignalKind::terminate())?,
+            interrupt: catch(SignalKind::interrupt())?,
+        })
+    }
+
+    /// The next one.
+    pub(crate) async fn next(&mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
+        }
+    }
+}

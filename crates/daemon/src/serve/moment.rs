@@ -1,0 +1,105 @@
+//! Everything that the engine counts, at one moment: the raw material of statistics and metrics.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tidegate_api::name::Name;
+use tidegate_api::stats::{DiskStats, Sample};
+
+use super::Daemon;
+use crate::host;
+use crate::sample::{self, DiskMoment, ThreadMoment};
+use crate::trouble::Outcome;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Moment {
+    /// Milliseconds since 1970.
+    pub(crate) at_ms: u64,
+    pub(crate) disks: Vec<DiskMoment>,
+    pub(crate) threads: Vec<ThreadMoment>,
+}
+
+impl Moment {
+    /// As it is told: since `before`, or since everything began.
+    pub(crate) fn sample(&self, before: Option<&Moment>) -> Sample {
+        let disk = |now: &DiskMoment| {
+            let old = before.and_then(|b| b.disks.iter().find(|old| old.name == now.name));
+            sample::disk(now, old)
+        };
+        let thread = |now: &ThreadMoment| {
+            let old = before.and_then(|b| b.threads.iter().find(|old| old.thread == now.thread));
+            sample::thread(now, old)
+        };
+        Sample {
+            at_ms: self.at_ms,
+            disks: self.disks.iter().map(disk).collect(),
+            threads: self.threads.iter().map(thread).collect(),
+        }
+    }
+}
+
+impl Daemon {
+    /// Asks every I/O thread for its counters.
+    pub(crate) fn moment(&self) -> Outcome<Moment> {
+        let live: BTreeMap<host::Key, _> = self
+            .keeper
+            .live()
+            .all()
+            .into_iter()
+            .map(|live| (live.key(), live))
+            .collect();
+        let mut disks = Vec::new();
+        let mut threads = Vec::new();
+        for report in self.keeper.host().threads()? {
+            let mut names = Vec::new();
+            let mut requests = 0;
+            for (key, stats) in report.disks {
+                requests += stats.as_ref().map_or(0, |stats| stats.count());
+                // A disk that comes or goes just now is not told of.
+                let Some(live) = live.get(&key) else { continue };
+                names.push(live.name().clone());
+                disks.push(DiskMoment {
+                    name: live.name().clone(),
+                    datastore: live.datastore().clone(),
+                    thread: report.thread,
+                    attached: live.attached(),
+                    now: report.now,
+                    stats,
+                });
+            }
+            names.sort();
+            threads.push(ThreadMoment {
+                thread: report.thread,
+                cpu: report.cpu,
+                disks: names,
+                age_ns: report.age.as_nanos(),
+                busy_ns: report.busy.as_nanos(),
+                polling_ns: report.polling.as_nanos(),
+                requests,
+                turns: report.turns,
+                wakes: report.wakes,
+                strays: report.strays,
+            });
+        }
+        disks.sort_by(|a, b| a.name.cmp(&b.name));
+        let at = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis());
+        Ok(Moment {
+            at_ms: u64::try_from(at).unwrap_or(u64::MAX),
+            disks,
+            threads,
+        })
+    }
+
+    /// What one disk has done since it was attached.
+    pub(crate) fn disk_stats(&self, name: &Name) -> Outcome<DiskStats> {
+        self.keeper.live().must_have(name)?;
+        let moment = self.moment()?;
+        let found = moment.disks.iter().find(|disk| disk.name == *name);
+        // It went between the two looks.
+        let found = found.ok_or_else(|| crate::live::not_attached(name))?;
+        Ok(sample::disk(found, None))
+    }
+}

@@ -1,0 +1,216 @@
+//! Listening sockets: made, or inherited from whoever started us; stale files of dead daemons make way.
+//!
+//! # Always true
+//! - A socket file is removed only if nobody listens on it; anything else in its place is an error that names it.
+
+use std::fs;
+use std::io;
+use std::net::TcpListener;
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+
+use rustix::process::{PidfdFlags, PidfdGetfdFlags};
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use crate::trouble::{self, Outcome};
+
+/// Listens on a Unix socket with the given permissions.
+pub(crate) fn listen_unix(path: &Path, mode: u32) -> Outcome<UnixListener> {
+    make_way(path)?;
+    let listener = UnixListener::bind(path)
+        .and_then(|listener| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        })
+        .map_err(|error| {
+            let problem = trouble::io(format!("cannot listen on {}", path.display()), &error);
+            // sockaddr_un has room for 107 bytes; the error for more says nothing of the kind.
+            if path.as_os_str().len() > 107 {
+                problem.remedy(
+                    "use a shorter path: a socket's may have 107 bytes, for instance by --root DIR",
+                )
+            } else {
+                problem
+            }
+        })?;
+    Ok(listener)
+}
+
+/// Listens on a TCP address.
+pub(crate) fn listen_tcp(address: std::net::SocketAddr) -> Outcome<TcpListener> {
+    TcpListener::bind(address)
+        .and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        })
+        .map_err(|error| {
+            let problem = trouble::io(format!("cannot listen on {address}"), &error);
+            match error.kind() {
+                io::ErrorKind::AddrInUse => problem
+                    .remedy("stop what listens there (see `ss -ltnp`), or choose another port in the configuration"),
+                io::ErrorKind::AddrNotAvailable => {
+                    problem.remedy("choose an address that this host has (see `ip addr`)")
+                }
+                _ => problem,
+            }
+        })
+}
+
+/// Takes a dead daemon's socket out of the way.
+fn make_way(path: &Path) -> Outcome<()> {
+    let what = || format!("cannot listen on {}", path.display());
+    let there = match path.symlink_metadata() {
+        Ok(there) => there,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(trouble::io(what(), &error)),
+    };
+    if !there.file_type().is_socket() {
+        return Err(Problem::new(ProblemCode::Exists, what())
+            .because("something that is not a socket is in its place")
+            .remedy("move it away, or choose another path"));
+    }
+    match UnixStream::connect(path) {
+        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
+            fs::remove_file(path).map_err(|e| trouble::io(what(), &e))
+        }
+        // Somebody whose queue is full listens all the same.
+        Ok(_) => Err(taken(what())),
+        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(taken(what())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        Err(error) => Err(trouble::io(what(), &error)),
+    }
+}
+
+fn taken(what: String) -> Problem {
+    Problem::new(ProblemCode::Exists, what)
+        .because("another process listens there")
+        .remedy("stop it (see `ss -lxp`), or choose another path")
+}
+
+/// A listening socket that somebody else opened for us.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    /// What its opener calls it (systemd's `FileDescriptorName=`).
+    pub(crate) name: String,
+    pub(crate) socket: Listening,
+}
+
+/// A listening socket of either family.
+#[derive(Debug)]
+pub(crate) enum Listening {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+/// The sockets that were handed over by `LISTEN_FDS` (systemd socket activation, and what imitates it).
+pub(crate) fn inherited() -> Outcome<Vec<Inherited>> {
+    let what = "cannot take over the inherited sockets";
+    let handed = sd_notify::listen_fds_with_names().map_err(|e| trouble::io(what, &e))?;
+    let mut sockets = Vec::new();
+    for (number, name) in handed {
+        let socket = adopt(number)
+            .and_then(classify)
+            .map_err(|e| trouble::io(what, &e))?;
+        sockets.push(Inherited { name, socket });
+    }
+    Ok(sockets)
+}
+
+/// A descriptor that is known by its number only, as one that is owned: a second one for the same open socket. The
+/// first stays open as long as the process lives, as the opener left it.
+fn adopt(number: i32) -> io::Result<OwnedFd> {
+    let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
+    Ok(rustix::process::pidfd_getfd(
+        own,
+        number,
+        PidfdGetfdFlags::empty(),
+    )?)
+}
+
+fn classify(socket: OwnedFd) -> io::Result<Listening> {
+    let address = rustix::net::getsockname(socket.as_fd())?;
+    let listening = if address.address_family() == rustix::net::AddressFamily::UNIX {
+        let listener = UnixListener::from(socket);
+        listener.set_nonblocking(true)?;
+        Listening::Unix(listener)
+    } else {
+        let listener = TcpListener::from(socket);
+        listener.set_nonblocking(true)?;
+        Listening::Tcp(listener)
+    };
+    Ok(listening)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn a_socket_that_nobody_listens_on_makes_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        let listener = listen_unix(&path, 0o600).unwrap();
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        drop(listener);
+    }
+
+    #[test]
+    fn a_socket_that_somebody_listens_on_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.sock");
+        let other = UnixListener::bind(&path).unwrap();
+        let refused = listen_unix(&path, 0o600).unwrap_err();
+        assert!(
+            refused
+                .to_string()
+                .contains("another process listens there"),
+            "{refused}"
+        );
+        UnixStream::connect(&path).unwrap();
+        drop(other);
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("precious");
+        fs::write(&path, "data").unwrap();
+        assert!(listen_unix(&path, 0o600).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"data");
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_is_told_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let refused = listen_unix(&folder.path().join("x".repeat(120)), 0o600).unwrap_err();
+        assert!(refused.to_string().contains("107 bytes"), "{refused}");
+    }
+
+    #[test]
+    fn a_port_in_use_is_a_clear_error() {
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let refused = listen_tcp(other.local_addr().unwrap())
+            .unwrap_err()
+            .to_string();
+        assert!(refused.contains("another port"), "{refused}");
+    }
+
+    #[test]
+    fn an_inherited_socket_is_known_by_its_family() {
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let unix = UnixListener::bind(folder.path().join("s")).unwrap();
+        let tcp_again = adopt(tcp.as_raw_fd()).and_then(classify).unwrap();
+        assert!(matches!(tcp_again, Listening::Tcp(_)));
+        let unix_again = adopt(unix.as_raw_fd()).and_then(classify).unwrap();
+        assert!(matches!(unix_again, Listening::Unix(_)));
+    }
+}

@@ -1,0 +1,212 @@
+//! What is remembered on disk: datastores, disks, and which disks are to be attached.
+//!
+//! The keeper asks and orders; nothing here knows what is attached, nor opens an image for I/O. All of it blocks.
+//!
+//! # Always true
+//! - Nothing is cached: what is on disk is what is so, also when somebody else wrote it.
+//! - A disk exists from the moment its directory has its name until the moment it loses it; both are one rename.
+//!
+//! # Picture
+//! ```text
+//! STATE/datastores/NAME.toml        one record each
+//! STATE/attached.toml               the disks to attach at start
+//! STATE/disks/DATASTORE/NAME/       disk.toml of disks on datastores that keep no files
+//! PATH/NAME/disk.toml, image        disks on a datastore of kind `dir`
+//! PATH/.creating-NAME, .deleting-NAME   between one state and another; swept away at the next occasion
+//! ```
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tidegate_api::datastore::{DatastoreRecord, DatastoreSettings};
+use tidegate_api::descriptor::{self, Descriptor};
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use crate::trouble::{self, Outcome};
+
+pub(crate) mod disks;
+pub(crate) mod files;
+
+pub(crate) use disks::Found;
+
+/// The largest state file that is read.
+const MAX_STATE_BYTES: usize = 1 << 20;
+
+/// What is remembered, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    state: PathBuf,
+}
+
+/// A thing that is there by its name, or why it cannot be understood.
+pub(crate) type Listed<T> = BTreeMap<Name, Outcome<T>>;
+
+/// The disks to attach at start.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Attached {
+    version: u32,
+    #[serde(default)]
+    disks: BTreeMap<Name, Name>,
+}
+
+impl Store {
+    /// The store of a root's state directory.
+    pub(crate) fn open(state: PathBuf) -> Outcome<Store> {
+        for folder in ["datastores", "disks"] {
+            let folder = state.join(folder);
+            fs::create_dir_all(&folder)
+                .map_err(|e| trouble::io(format!("cannot create {}", folder.display()), &e))?;
+        }
+        Ok(Store { state })
+    }
+
+    /// Every datastore that was added.
+    pub(crate) fn datastores(&self) -> Outcome<Listed<DatastoreSettings>> {
+        let folder = self.state.join("datastores");
+        let mut found = Listed::new();
+        for name in names_in(&folder).map_err(|e| trouble::io("cannot list datastores", &e))? {
+            let Some(name) = name
+                .strip_suffix(".toml")
+                .and_then(|name| name.parse::<Name>().ok())
+            else {
+                continue;
+            };
+            let settings = self.datastore(&name);
+            found.insert(name, settings);
+        }
+        Ok(found)
+    }
+
+    /// One datastore's settings.
+    pub(crate) fn datastore(&self, name: &Name) -> Outcome<DatastoreSettings> {
+        let path = self.datastore_file(name);
+        let bytes = files::read(&path, MAX_STATE_BYTES).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => Problem::new(
+                ProblemCode::NotFound,
+                format!("there is no datastore {name}"),
+            )
+            .remedy("see `tidegate datastore list`"),
+            _ => trouble::io(format!("cannot read datastore {name}"), &e),
+        })?;
+        let record: DatastoreRecord = parse(&path, &bytes)?;
+        if record.version != DatastoreRecord::VERSION {
+            return Err(newer(&path, record.version));
+        }
+        Ok(record.settings)
+    }
+
+    /// Remembers a new datastore.
+    pub(crate) fn add_datastore(&self, name: &Name, settings: DatastoreSettings) -> Outcome<()> {
+        let path = self.datastore_file(name);
+        if path.exists() {
+            return Err(
+                Problem::new(ProblemCode::Exists, format!("cannot add datastore {name}"))
+                    .because("there is one of that name")
+                    .remedy("choose another name, or remove that one first"),
+            );
+        }
+        let record = DatastoreRecord {
+            version: DatastoreRecord::VERSION,
+            settings,
+        };
+        let text = toml::to_string(&record).expect("a record has only values that TOML can hold");
+        files::replace(&path, text.as_bytes())
+            .map_err(|e| trouble::io(format!("cannot remember datastore {name}"), &e))
+    }
+
+    /// Forgets a datastore. What lies on it stays.
+    pub(crate) fn remove_datastore(&self, name: &Name) -> Outcome<()> {
+        let path = self.datastore_file(name);
+        fs::remove_file(&path)
+            .and_then(|()| files::sync_folder(&self.state.join("datastores")))
+            .map_err(|e| trouble::io(format!("cannot forget datastore {name}"), &e))
+    }
+
+    /// The disks to attach at start, and the datastores that they lie on.
+    pub(crate) fn attached(&self) -> Outcome<BTreeMap<Name, Name>> {
+        let path = self.attached_file();
+        let bytes = match files::read(&path, MAX_STATE_BYTES) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(error) => return Err(trouble::io("cannot read which disks were attached", &error)),
+        };
+        let attached: Attached = parse(&path, &bytes)?;
+        if attached.version != 1 {
+            return Err(newer(&path, attached.version));
+        }
+        Ok(attached.disks)
+    }
+
+    /// Remembers which disks to attach at start.
+    pub(crate) fn set_attached(&self, disks: BTreeMap<Name, Name>) -> Outcome<()> {
+        let attached = Attached { version: 1, disks };
+        let text = toml::to_string(&attached).expect("names are values that TOML can hold");
+        files::replace(&self.attached_file(), text.as_bytes())
+            .map_err(|e| trouble::io("cannot remember which disks are attached", &e))
+    }
+
+    fn attached_file(&self) -> PathBuf {
+        self.state.join("attached.toml")
+    }
+
+    fn datastore_file(&self, name: &Name) -> PathBuf {
+        self.state.join("datastores").join(format!("{name}.toml"))
+    }
+
+    /// The directory that holds the directories of a datastore's disks.
+    fn disks_folder(&self, datastore: &Name, settings: &DatastoreSettings) -> PathBuf {
+        match settings {
+            DatastoreSettings::Dir { path, .. } => path.clone(),
+            _ => self.state.join("disks").join(datastore.as_str()),
+        }
+    }
+}
+
+/// Names in a directory, without those that begin with a dot.
+fn names_in(folder: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        if let Ok(name) = entry?.file_name().into_string()
+            && !name.starts_with('.')
+        {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn read_descriptor(path: &Path) -> Outcome<Descriptor> {
+    let bytes = files::read(path, descriptor::MAX_BYTES)
+        .map_err(|e| trouble::io(format!("cannot read {}", path.display()), &e))?;
+    Descriptor::read(&bytes).map_err(|error| corrupt(path).because_of(&error))
+}
+
+fn parse<T: serde::de::DeserializeOwned>(path: &Path, bytes: &[u8]) -> Outcome<T> {
+    let text = std::str::from_utf8(bytes).map_err(|error| corrupt(path).because_of(&error))?;
+    toml::from_str(text).map_err(|error| corrupt(path).because(error.to_string().trim_end()))
+}
+
+fn corrupt(path: &Path) -> Problem {
+    Problem::new(
+        ProblemCode::Corrupt,
+        format!("{} is damaged", path.display()),
+    )
+    .remedy("mend it by hand or put back a copy; nothing was changed")
+}
+
+fn newer(path: &Path, version: u32) -> Problem {
+    Problem::new(
+        ProblemCode::Corrupt,
+        format!("cannot understand {}", path.display()),
+    )
+    .because(format!(
+        "its format is version {version}, this program reads version 1"
+    ))
+    .remedy("use the program that wrote it")
+}

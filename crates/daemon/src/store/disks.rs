@@ -1,0 +1,450 @@
+//! Disks as they lie on a datastore: a directory each, made and taken away by one rename.
+
+use std::fs::{self, File};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::path::{Path, PathBuf};
+
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::descriptor::Descriptor;
+use tidegate_api::disk::Allocation;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use super::{Listed, Store, files, names_in, read_descriptor};
+use crate::trouble::{self, Outcome};
+
+const DESCRIPTOR: &str = "disk.toml";
+const IMAGE: &str = "image";
+
+/// A disk that was found, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) name: Name,
+    pub(crate) datastore: Name,
+    pub(crate) settings: DatastoreSettings,
+    pub(crate) folder: PathBuf,
+    pub(crate) descriptor: Descriptor,
+}
+
+impl Found {
+    /// The file or block device that holds its bytes, on datastores of kind `dir`.
+    pub(crate) fn image(&self) -> PathBuf {
+        self.descriptor
+            .device
+            .clone()
+            .unwrap_or_else(|| self.folder.join(IMAGE))
+    }
+
+    /// Bytes that its image takes, where there is a file to ask.
+    pub(crate) fn allocated(&self) -> Option<u64> {
+        match self.settings {
+            DatastoreSettings::Dir { .. } => {
+                let image = fs::metadata(self.image()).ok()?;
+                // st_blocks counts units of 512 bytes, whatever the file system's own block is.
+                image.is_file().then(|| image.blocks() * 512)
+            }
+            _ => None,
+        }
+    }
+}
+
+impl Store {
+    /// Every disk of a datastore.
+    pub(crate) fn disks(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+    ) -> Outcome<Listed<Found>> {
+        let folder = self.disks_folder(datastore, settings);
+        let names = match names_in(&folder) {
+            Ok(names) => names,
+            // A datastore that keeps no files has no directory before its first disk.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    && !matches!(settings, DatastoreSettings::Dir { .. }) =>
+            {
+                Vec::new()
+            }
+            Err(error) => {
+                return Err(trouble::io(
+                    format!("cannot list the disks of datastore {datastore}"),
+                    &error,
+                )
+                .because(format!("its directory is {}", folder.display()))
+                .remedy("mount or create the directory, or remove the datastore"));
+            }
+        };
+        let mut disks = Listed::new();
+        for name in names.iter().filter_map(|name| name.parse::<Name>().ok()) {
+            // Other directories may lie there too; a disk is one that has a descriptor.
+            if folder
+                .join(name.as_str())
+                .join(DESCRIPTOR)
+                .symlink_metadata()
+                .is_ok()
+            {
+                let disk = self.read_disk(datastore, settings, &name);
+                disks.insert(name, disk);
+            }
+        }
+        Ok(disks)
+    }
+
+    /// The disk of that name, wherever it lies.
+    pub(crate) fn find(&self, name: &Name) -> Outcome<Found> {
+        let mut found: Vec<(Name, DatastoreSettings)> = Vec::new();
+        let mut unreadable = Vec::new();
+        for (datastore, settings) in self.datastores()? {
+            match settings {
+                Ok(settings) => {
+                    let descriptor = self
+                        .disks_folder(&datastore, &settings)
+                        .join(name.as_str())
+                        .join(DESCRIPTOR);
+                    if descriptor.symlink_metadata().is_ok() {
+                        found.push((datastore, settings));
+                    }
+                }
+                Err(problem) => unreadable.push(problem),
+            }
+        }
+        match found.as_slice() {
+            [(datastore, settings)] => self.read_disk(datastore, settings, name),
+            [] => {
+                let mut problem =
+                    Problem::new(ProblemCode::NotFound, format!("there is no disk {name}"));
+                for unreadable in unreadable {
+                    problem = problem.because(unreadable);
+                }
+                Err(problem.remedy("see `tidegate disk list`"))
+            }
+            [(one, _), (two, _), ..] => Err(Problem::new(
+                ProblemCode::Exists,
+                format!("cannot tell which disk {name} is meant"),
+            )
+            .because(format!("datastores {one} and {two} both hold one"))
+            .remedy("rename one of their directories, or remove one datastore")),
+        }
+    }
+
+    /// Reads a disk whose datastore is known.
+    pub(crate) fn read_disk(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+        name: &Name,
+    ) -> Outcome<Found> {
+        let folder = self.disks_folder(datastore, settings).join(name.as_str());
+        let descriptor = read_descriptor(&folder.join(DESCRIPTOR)).map_err(|mut problem| {
+            problem.what = format!("cannot use disk {name}: {}", problem.what);
+            problem
+        })?;
+        Ok(Found {
+            name: name.clone(),
+            datastore: datastore.clone(),
+            settings: settings.clone(),
+            folder,
+            descriptor,
+        })
+    }
+
+    /// Creates a disk with its image, if its datastore keeps one in a file; `fill` puts into that what should be in it.
+    pub(crate) fn create_disk(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+        name: &Name,
+        descriptor: &Descriptor,
+        allocation: Allocation,
+        fill: impl FnOnce(&Path) -> Outcome<()>,
+    ) -> Outcome<()> {
+        let what = || format!("cannot create disk {name} on datastore {datastore}");
+        descriptor
+            .check()
+            .map_err(|e| trouble::invalid(what()).because_of(&e))?;
+        let disks = self.disks_folder(datastore, settings);
+        let own_image =
+            matches!(settings, DatastoreSettings::Dir { .. }) && descriptor.device.is_none();
+        if !matches!(settings, DatastoreSettings::Dir { .. }) {
+            fs::create_dir_all(&disks).map_err(|e| trouble::io(what(), &e))?;
+        }
+        let folder = disks.join(name.as_str());
+        if folder.symlink_metadata().is_ok() {
+            return Err(Problem::new(ProblemCode::Exists, what())
+                .because(format!("{} is there already", folder.display()))
+                .remedy("choose another name"));
+        }
+        let draft = disks.join(format!(".creating-{name}"));
+        let begin = || {
+            remove_folder(&draft)?;
+            fs::create_dir(&draft)?;
+            match own_image {
+                true => create_image(&draft.join(IMAGE), descriptor.size.0, allocation),
+                false => Ok(()),
+            }
+        };
+        let end = || {
+            files::replace(&draft.join(DESCRIPTOR), descriptor.write().as_bytes())?;
+            fs::rename(&draft, &folder)?;
+            files::sync_folder(&disks)
+        };
+        let made = begin()
+            .map_err(|e| trouble::io(what(), &e))
+            .and_then(|()| fill(&draft.join(IMAGE)))
+            .and_then(|()| end().map_err(|e| trouble::io(what(), &e)));
+        made.map_err(|problem| match remove_folder(&draft) {
+            Ok(()) => problem,
+            Err(second) => problem.because(format!("{} is left there ({second})", draft.display())),
+        })
+    }
+
+    /// Replaces a disk's descriptor.
+    pub(crate) fn write_descriptor(&self, disk: &Found) -> Outcome<()> {
+        let what = || format!("cannot change disk {}", disk.name);
+        disk.descriptor
+            .check()
+            .map_err(|e| trouble::invalid(what()).because_of(&e))?;
+        files::replace(
+            &disk.folder.join(DESCRIPTOR),
+            disk.descriptor.write().as_bytes(),
+        )
+        .map_err(|e| trouble::io(what(), &e))
+    }
+
+    /// Gives a disk's image file another size; block devices and datastores without files have none to give.
+    pub(crate) fn resize_image(&self, disk: &Found, size: u64) -> Outcome<()> {
+        if !matches!(disk.settings, DatastoreSettings::Dir { .. }) {
+            return Ok(());
+        }
+        let what = || format!("cannot resize disk {}", disk.name);
+        let image = disk.image();
+        let resized = File::options().write(true).open(&image).and_then(|file| {
+            if file.metadata()?.file_type().is_block_device() {
+                return match device_size(&image)? {
+                    has if has < size => Err(io::Error::new(
+                        io::ErrorKind::InvalidInput,
+                        format!("{} has {has} bytes only", image.display()),
+                    )),
+                    _ => Ok(()),
+                };
+            }
+            file.set_len(size)?;
+            file.sync_all()
+        });
+        resized.map_err(|e| trouble::io(what(), &e))
+    }
+
+    /// Takes a disk and its data away. A block device's content stays as it is.
+    pub(crate) fn delete_disk(&self, disk: &Found) -> Outcome<()> {
+        let what = || format!("cannot delete disk {}", disk.name);
+        let disks = self.disks_folder(&disk.datastore, &disk.settings);
+        let doomed = disks.join(format!(".deleting-{}", disk.name));
+        remove_folder(&doomed)
+            .and_then(|()| fs::rename(&disk.folder, &doomed))
+            .and_then(|()| files::sync_folder(&disks))
+            .and_then(|()| remove_folder(&doomed))
+            .map_err(|e| trouble::io(what(), &e))
+    }
+}
+
+/// Bytes of a block device, or of a file.
+pub(crate) fn device_size(path: &Path) -> io::Result<u64> {
+    use std::io::{Seek, SeekFrom};
+    File::open(path)?.seek(SeekFrom::End(0))
+}
+
+fn create_image(path: &Path, size: u64, allocation: Allocation) -> io::Result<()> {
+    let mut options = File::options();
+    // Guests' data is for the daemon's user alone.
+    let image = options
+        .write(true)
+        .create_new(true)
+        .mode(0o600)
+        .open(path)?;
+    match allocation {
+        Allocation::Thin => image.set_len(size)?,
+        Allocation::Thick => {
+            rustix::fs::fallocate(&image, rustix::fs::FallocateFlags::empty(), 0, size)?;
+        }
+    }
+    image.sync_all()
+}
+
+fn remove_folder(folder: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use tidegate_api::descriptor::Uuid;
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    fn store() -> (tempfile::TempDir, Store, DatastoreSettings) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path().join("state")).unwrap();
+        let path = folder.path().join("local");
+        fs::create_dir(&path).unwrap();
+        let settings = DatastoreSettings::Dir {
+            path,
+            io: Default::default(),
+        };
+        store
+            .add_datastore(&name("local"), settings.clone())
+            .unwrap();
+        (folder, store, settings)
+    }
+
+    fn create(store: &Store, settings: &DatastoreSettings, disk: &str) -> Outcome<()> {
+        let descriptor = Descriptor::new(Uuid::from_random([1; 16]), 1 << 30);
+        store.create_disk(
+            &name("local"),
+            settings,
+            &name(disk),
+            &descriptor,
+            Allocation::Thin,
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
+    fn a_created_disk_is_found_thin_and_then_deleted_whole() {
+        let (folder, store, settings) = store();
+        create(&store, &settings, "a").unwrap();
+        let disk = store.find(&name("a")).unwrap();
+        assert_eq!(fs::metadata(disk.image()).unwrap().len(), 1 << 30);
+        assert_eq!(disk.allocated(), Some(0));
+        assert_eq!(
+            create(&store, &settings, "a").unwrap_err().code,
+            ProblemCode::Exists
+        );
+        store.delete_disk(&disk).unwrap();
+        assert_eq!(
+            store.find(&name("a")).unwrap_err().code,
+            ProblemCode::NotFound
+        );
+        assert_eq!(
+            fs::read_dir(folder.path().join("local")).unwrap().count(),
+            0
+        );
+    }
+
+    #[test]
+    fn a_creation_or_deletion_that_a_crash_cut_short_is_invisible_and_in_nobodys_way() {
+        let (folder, store, settings) = store();
+        let local = folder.path().join("local");
+        for left in [".creating-a", ".deleting-a"] {
+            fs::create_dir(local.join(left)).unwrap();
+            fs::write(local.join(left).join(IMAGE), "half").unwrap();
+        }
+        assert!(store.disks(&name("local"), &settings).unwrap().is_empty());
+        create(&store, &settings, "a").unwrap();
+        store.delete_disk(&store.find(&name("a")).unwrap()).unwrap();
+        assert_eq!(fs::read_dir(&local).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_corrupt_descriptor_is_a_clear_error_and_other_disks_are_still_listed() {
+        let (folder, store, settings) = store();
+        create(&store, &settings, "good").unwrap();
+        create(&store, &settings, "bad").unwrap();
+        let path = folder.path().join("local/bad/disk.toml");
+        fs::write(&path, b"version = 1\nsize = 'huge'\n").unwrap();
+        let disks = store.disks(&name("local"), &settings).unwrap();
+        assert!(disks[&name("good")].is_ok());
+        let problem = disks[&name("bad")].as_ref().unwrap_err();
+        assert_eq!(problem.code, ProblemCode::Corrupt);
+        let text = problem.to_string();
+        assert!(
+            text.contains("disk bad") && text.contains("disk.toml"),
+            "{text}"
+        );
+        assert!(text.contains("nothing was changed"), "{text}");
+        assert_eq!(fs::read(&path).unwrap(), b"version = 1\nsize = 'huge'\n");
+    }
+
+    #[test]
+    fn the_same_name_on_two_datastores_is_refused_by_both_names() {
+        let (folder, store, settings) = store();
+        create(&store, &settings, "a").unwrap();
+        let path = folder.path().join("other");
+        fs::create_dir(&path).unwrap();
+        let other = DatastoreSettings::Dir {
+            path,
+            io: Default::default(),
+        };
+        store.add_datastore(&name("other"), other.clone()).unwrap();
+        let descriptor = Descriptor::new(Uuid::from_random([2; 16]), 512);
+        store
+            .create_disk(
+                &name("other"),
+                &other,
+                &name("a"),
+                &descriptor,
+                Allocation::Thin,
+                |_| Ok(()),
+            )
+            .unwrap();
+        let text = store.find(&name("a")).unwrap_err().to_string();
+        assert!(text.contains("local") && text.contains("other"), "{text}");
+    }
+
+    #[test]
+    fn a_thick_image_that_does_not_fit_leaves_nothing() {
+        let (folder, store, settings) = store();
+        // More than any file system of a test machine has.
+        let descriptor = Descriptor::new(Uuid::from_random([3; 16]), 1 << 50);
+        let made = store.create_disk(
+            &name("local"),
+            &settings,
+            &name("a"),
+            &descriptor,
+            Allocation::Thick,
+            |_| Ok(()),
+        );
+        assert!(made.is_err());
+        assert_eq!(
+            fs::read_dir(folder.path().join("local")).unwrap().count(),
+            0
+        );
+    }
+
+    #[test]
+    fn which_disks_are_attached_is_remembered() {
+        let (_folder, store, _) = store();
+        assert!(store.attached().unwrap().is_empty());
+        let disks = BTreeMap::from([(name("a"), name("local"))]);
+        store.set_attached(disks.clone()).unwrap();
+        assert_eq!(store.attached().unwrap(), disks);
+    }
+
+    #[test]
+    fn datastores_without_files_keep_descriptors_in_the_roots_state() {
+        let (folder, store, _) = store();
+        store
+            .add_datastore(&name("ram"), DatastoreSettings::Memory {})
+            .unwrap();
+        let descriptor = Descriptor::new(Uuid::from_random([4; 16]), 4096);
+        let settings = store.datastore(&name("ram")).unwrap();
+        store
+            .create_disk(
+                &name("ram"),
+                &settings,
+                &name("m"),
+                &descriptor,
+                Allocation::Thin,
+                |_| Ok(()),
+            )
+            .unwrap();
+        assert!(folder.path().join("state/disks/ram/m/disk.toml").exists());
+        assert_eq!(store.find(&name("m")).unwrap().descriptor, descriptor);
+    }
+}

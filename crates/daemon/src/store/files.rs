@@ -1,0 +1,115 @@
+//! Small files that must survive a crash whole: read with a bound, replaced all at once.
+//!
+//! # Always true
+//! - After a crash at any moment the file holds either what it held before or what was to be written, never a part
+//!   or a mixture: the new bytes are durable under another name before they take the old one's place.
+//! - When [`replace`] answers, the new content is durable.
+//!
+//! # Picture
+//! ```text
+//! write .NAME.new ─ fsync it ─ rename it over NAME ─ fsync the directory
+//! ```
+
+use std::fs::{self, File};
+use std::io::{self, Read, Write};
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
+
+/// Replaces `path`'s content, or creates it.
+pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    let (folder, fresh) = beside(path)?;
+    write_durably(&fresh, bytes)?;
+    fs::rename(&fresh, path)?;
+    sync_folder(folder)
+}
+
+/// The content of `path`, of which no more than `most` bytes (and one, to show that there are more) are read.
+pub(crate) fn read(path: &Path, most: usize) -> io::Result<Vec<u8>> {
+    let file = File::open(path)?;
+    let mut bytes = Vec::new();
+    let bound = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(1);
+    file.take(bound).read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// Makes durable which names a directory holds.
+pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
+    File::open(folder)?.sync_all()
+}
+
+fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
+    // What a crash may have left there is of no use to anybody.
+    let mut options = File::options();
+    let mut file = options
+        .write(true)
+        .create(true)
+        .truncate(true)
+        .mode(0o644)
+        .open(path)?;
+    file.write_all(bytes)?;
+    file.sync_all()
+}
+
+/// The directory of `path`, and the name that its next content has until it is complete.
+fn beside(path: &Path) -> io::Result<(&Path, PathBuf)> {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "a path without a file's name",
+        ));
+    };
+    let mut fresh = std::ffi::OsString::from(".");
+    fresh.push(name);
+    fresh.push(".new");
+    Ok((folder, folder.join(fresh)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_replaced_file_holds_the_new_content_and_leaves_nothing_beside_it() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.toml");
+        replace(&path, b"one").unwrap();
+        replace(&path, b"two").unwrap();
+        assert_eq!(read(&path, 100).unwrap(), b"two");
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn a_crash_before_the_rename_leaves_the_old_content_and_does_not_hinder_the_next_one() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.toml");
+        replace(&path, b"old").unwrap();
+        // As far as a crash may let it come: every prefix of the new content, under the new name.
+        for length in 0..=3 {
+            let (_, fresh) = beside(&path).unwrap();
+            fs::write(fresh, &b"new"[..length]).unwrap();
+            assert_eq!(read(&path, 100).unwrap(), b"old");
+        }
+        replace(&path, b"newer").unwrap();
+        assert_eq!(read(&path, 100).unwrap(), b"newer");
+    }
+
+    #[test]
+    fn a_file_that_cannot_be_written_keeps_its_content() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.toml");
+        replace(&path, b"old").unwrap();
+        // A directory in the place of the new file fails for every user, the superuser too.
+        let (_, fresh) = beside(&path).unwrap();
+        fs::create_dir(&fresh).unwrap();
+        assert!(replace(&path, b"new").is_err());
+        assert_eq!(read(&path, 100).unwrap(), b"old");
+    }
+
+    #[test]
+    fn no_more_is_read_than_was_allowed_and_one_byte_to_tell() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("big");
+        replace(&path, &[0; 1000]).unwrap();
+        assert_eq!(read(&path, 10).unwrap().len(), 11);
+    }
+}

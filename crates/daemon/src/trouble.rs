@@ -1,0 +1,54 @@
+//! From the errors of the system to [`Problem`]s: the sort of failure, the chain of reasons, and what to do.
+
+use std::io;
+
+use tidegate_api::problem::{Problem, ProblemCode};
+
+/// What everything in the daemon that can fail answers.
+pub(crate) type Outcome<T> = Result<T, Problem>;
+
+/// A problem whose cause is an I/O error; its sort and, where it helps, its remedy follow from the error's kind.
+pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Problem {
+    let (code, remedy) = match error.kind() {
+        io::ErrorKind::NotFound => (ProblemCode::NotFound, None),
+        io::ErrorKind::AlreadyExists => (ProblemCode::Exists, None),
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (
+            ProblemCode::Full,
+            Some("free some space on its file system"),
+        ),
+        io::ErrorKind::PermissionDenied => (
+            ProblemCode::Datastore,
+            Some("give the daemon's user the right to, or run the daemon as another user"),
+        ),
+        io::ErrorKind::ReadOnlyFilesystem => (
+            ProblemCode::Datastore,
+            Some("mount its file system writable"),
+        ),
+        io::ErrorKind::InvalidInput => (ProblemCode::Invalid, None),
+        _ => (ProblemCode::Datastore, None),
+    };
+    let problem = Problem::new(code, what).because_of(error);
+    match remedy {
+        Some(remedy) => problem.remedy(remedy),
+        None => problem,
+    }
+}
+
+/// A problem of the asker's making.
+pub(crate) fn invalid(what: impl Into<String>) -> Problem {
+    Problem::new(ProblemCode::Invalid, what)
+}
+
+/// Runs blocking work beside the asynchronous ones.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Outcome<T> + Send + 'static,
+) -> Outcome<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        Err(error) => Err(
+            Problem::new(ProblemCode::Internal, "the daemon failed at this")
+                .because(error)
+                .remedy("look into its log, and report it"),
+        ),
+    }
+}

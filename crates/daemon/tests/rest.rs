@@ -1,0 +1,368 @@
+//! A whole daemon in a temporary root, spoken to as its users do: REST over its Unix socket, NBD over another.
+//!
+//! The daemon runs as a process of its own (this test's binary, told by the environment to serve), so that signals,
+//! locks and exit statuses are what they will be.
+
+#![expect(
+    clippy::unwrap_used,
+    reason = "a test that cannot go on ends; where, its message says"
+)]
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, ExitStatus, Stdio};
+
+use serde_json::{Value, json};
+
+/// Not a test of its own: what a child process of the tests below runs.
+#[test]
+fn the_daemon_itself() {
+    if let Some(root) = std::env::var_os("TIDEGATE_TEST_SERVE") {
+        let options = tidegate_daemon::ServeOptions {
+            root: Some(root.into()),
+            threads: Some(1),
+            ..Default::default()
+        };
+        if let Err(error) = tidegate_daemon::serve(options) {
+            eprintln!("{error}");
+            std::process::exit(1);
+        }
+        std::process::exit(0);
+    }
+}
+
+struct Daemon {
+    child: Child,
+    root: PathBuf,
+}
+
+impl Daemon {
+    /// Starts one and waits until it says that it serves.
+    fn start(root: &Path) -> Daemon {
+        let mut child = spawn(root);
+        let stderr = child.stderr.take().unwrap();
+        let mut lines = BufReader::new(stderr).lines();
+        let mut seen = Vec::new();
+        loop {
+            let line = lines.next().and_then(Result::ok);
+            let line = line.unwrap_or_else(|| panic!("it did not serve: {}", seen.join("\n")));
+            let serves = line.contains("serving") && line.contains("disks");
+            seen.push(line);
+            if serves {
+                break;
+            }
+        }
+        // Nobody reads on, and a full pipe would stop it.
+        std::thread::spawn(move || lines.for_each(drop));
+        Daemon {
+            child,
+            root: root.to_owned(),
+        }
+    }
+
+    /// One request: its status and JSON (null where there is no body).
+    fn ask(&self, method: &str, path: &str, body: Value) -> (u16, Value) {
+        let (status, text) = self.ask_text(method, path, body);
+        (status, serde_json::from_str(&text).unwrap_or(Value::Null))
+    }
+
+    fn ask_text(&self, method: &str, path: &str, body: Value) -> (u16, String) {
+        let mut socket = UnixStream::connect(self.root.join("run/tidegate.sock")).unwrap();
+        let body = if body.is_null() {
+            String::new()
+        } else {
+            body.to_string()
+        };
+        let length = body.len();
+        write!(
+            socket,
+            "{method} {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\nContent-Type: application/json\r\n\
+             Content-Length: {length}\r\n\r\n{body}"
+        )
+        .unwrap();
+        let mut answer = String::new();
+        socket.read_to_string(&mut answer).unwrap();
+        let (head, body) = answer.split_once("\r\n\r\n").unwrap();
+        let status = head.split(' ').nth(1).unwrap().parse().unwrap();
+        (status, body.to_owned())
+    }
+
+    fn get(&self, path: &str) -> Value {
+        let (status, value) = self.ask("GET", path, Value::Null);
+        assert_eq!(status, 200, "{path}: {value}");
+        value
+    }
+
+    fn stop(mut self) -> ExitStatus {
+        let pid = self.child.id().to_string();
+        assert!(
+            Command::new("kill")
+                .args(["-TERM", &pid])
+                .status()
+                .unwrap()
+                .success()
+        );
+        self.child.wait().unwrap()
+    }
+}
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        // A failed test leaves no process behind; one that was stopped is gone already.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+fn spawn(root: &Path) -> Child {
+    Command::new(std::env::current_exe().unwrap())
+        .args(["the_daemon_itself", "--exact", "--nocapture"])
+        .env("TIDEGATE_TEST_SERVE", root)
+        .env_remove("RUST_LOG")
+        .env_remove("JOURNAL_STREAM")
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap()
+}
+
+#[test]
+fn the_first_run_serves_a_disk_that_a_restart_serves_again() {
+    let root = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(root.path());
+    let disk = daemon.get("/v1/disks/disk0");
+    assert_eq!(disk["attached"], true);
+    assert_eq!(disk["size_bytes"], 1 << 30);
+    let socket = root.path().join("run/disks/disk0.sock");
+    assert_eq!(disk["vhost_user_socket"], socket.to_str().unwrap());
+    assert!(
+        disk["nbd_uri"]
+            .as_str()
+            .unwrap()
+            .starts_with("nbd+unix:///disk0?socket=")
+    );
+    assert_eq!(daemon.get("/v1/status")["state"], "serving");
+    assert!(daemon.stop().success());
+    assert!(!socket.exists());
+
+    let again = Daemon::start(root.path());
+    assert_eq!(again.get("/v1/disks/disk0")["attached"], true);
+    assert_eq!(again.get("/v1/disks/disk0")["uuid"], disk["uuid"]);
+    assert!(again.stop().success());
+}
+
+#[test]
+fn a_disks_life_goes_through_every_door() {
+    let root = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(root.path());
+    let create = json!({"name": "db1", "size_bytes": 64 << 20, "filters": ["stats", "null"], "policy": {"shares": 2000}});
+    let (status, disk) = daemon.ask("POST", "/v1/disks", create.clone());
+    assert_eq!(status, 200, "{disk}");
+    assert_eq!(
+        (&disk["attached"], &disk["policy"]["shares"]),
+        (&json!(false), &json!(2000))
+    );
+    let (status, problem) = daemon.ask("POST", "/v1/disks", create);
+    assert_eq!((status, &problem["code"]), (409, &json!("exists")));
+
+    let (status, disk) = daemon.ask("POST", "/v1/disks/db1/attach", Value::Null);
+    assert_eq!((status, &disk["attached"]), (200, &json!(true)), "{disk}");
+    let (status, problem) = daemon.ask("DELETE", "/v1/disks/db1", Value::Null);
+    assert_eq!(
+        (status, &problem["code"]),
+        (409, &json!("busy")),
+        "{problem}"
+    );
+
+    let (status, disk) = daemon.ask(
+        "PATCH",
+        "/v1/disks/db1",
+        json!({"filters": ["null"], "policy": {"limit_iops": 500}}),
+    );
+    assert_eq!(status, 200, "{disk}");
+    assert_eq!(
+        (&disk["filters"], &disk["policy"]["limit_iops"]),
+        (&json!(["null"]), &json!(500))
+    );
+    let (_, disk) = daemon.ask(
+        "PATCH",
+        "/v1/disks/db1",
+        json!({"policy": {"limit_iops": null}}),
+    );
+    assert_eq!(
+        (&disk["policy"]["limit_iops"], &disk["policy"]["shares"]),
+        (&Value::Null, &json!(2000))
+    );
+    let (status, problem) = daemon.ask("PATCH", "/v1/disks/db1", json!({"filters": ["nonesuch"]}));
+    assert_eq!(status, 400, "{problem}");
+    let (status, problem) = daemon.ask("PATCH", "/v1/disks/db1", json!({"serial": "X"}));
+    assert_eq!(status, 409, "{problem}");
+
+    let (status, disk) = daemon.ask(
+        "POST",
+        "/v1/disks/db1/resize",
+        json!({"size_bytes": 128 << 20}),
+    );
+    assert_eq!(
+        (status, &disk["size_bytes"]),
+        (200, &json!(128 << 20)),
+        "{disk}"
+    );
+    let (status, _) = daemon.ask(
+        "POST",
+        "/v1/disks/db1/resize",
+        json!({"size_bytes": 1 << 20}),
+    );
+    assert_eq!(status, 400);
+
+    let stats = daemon.get("/v1/stats");
+    assert_eq!(stats["threads"].as_array().unwrap().len(), 1);
+    assert_eq!(stats["disks"].as_array().unwrap().len(), 2);
+    assert_eq!(daemon.get("/v1/disks/disk0/stats")["measured"], true);
+    let snippet = daemon.get("/v1/disks/db1/snippets/qemu");
+    assert!(
+        snippet["text"]
+            .as_str()
+            .unwrap()
+            .contains("vhost-user-blk-pci")
+    );
+    let (_, metrics) = daemon.ask_text("GET", "/metrics", Value::Null);
+    assert!(
+        metrics.contains("tidegate_disk_size_bytes{disk=\"db1\",datastore=\"local\"} 134217728\n"),
+        "{metrics}"
+    );
+
+    let (status, disk) = daemon.ask("POST", "/v1/disks/db1/detach", Value::Null);
+    assert_eq!((status, &disk["attached"]), (200, &json!(false)), "{disk}");
+    let (status, problem) = daemon.ask("DELETE", "/v1/disks/db1", Value::Null);
+    assert_eq!(status, 204, "{problem}");
+    assert_eq!(daemon.ask("GET", "/v1/disks/db1", Value::Null).0, 404);
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn disks_go_out_and_come_in_as_jobs() {
+    let root = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(root.path());
+    daemon.ask("POST", "/v1/disks/disk0/detach", Value::Null);
+    let file = root.path().join("out.qcow2");
+    let (status, job) = daemon.ask("POST", "/v1/disks/disk0/export", json!({"file": file}));
+    assert_eq!(status, 200, "{job}");
+    over(&daemon, &job);
+    let (status, job) = daemon.ask("POST", "/v1/import", json!({"file": file, "name": "copy"}));
+    assert_eq!(status, 200, "{job}");
+    over(&daemon, &job);
+    assert_eq!(daemon.get("/v1/disks/copy")["size_bytes"], 1 << 30);
+    assert!(daemon.stop().success());
+}
+
+fn over(daemon: &Daemon, job: &Value) {
+    let path = format!("/v1/jobs/{}", job["id"]);
+    loop {
+        let job = daemon.get(&path);
+        match job["state"].as_str() {
+            Some("running") => std::thread::yield_now(),
+            state => return assert_eq!(state, Some("done"), "{job}"),
+        }
+    }
+}
+
+#[test]
+fn whatever_is_wrong_is_answered_by_a_problem() {
+    let root = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(root.path());
+    for (method, path, body, status) in [
+        ("GET", "/v2/disks", Value::Null, 404),
+        ("PUT", "/v1/disks", Value::Null, 404),
+        ("GET", "/v1/disks/..%2F..%2Fetc", Value::Null, 404),
+        (
+            "POST",
+            "/v1/disks",
+            json!({"name": "../x", "size_bytes": 512}),
+            400,
+        ),
+        ("POST", "/v1/disks", json!({"name": "x", "size": 512}), 400),
+        (
+            "POST",
+            "/v1/disks",
+            json!({"name": "x", "size_bytes": 1000}),
+            400,
+        ),
+        ("POST", "/v1/disks", json!({"name": "x"}), 400),
+        ("GET", "/v1/jobs/many", Value::Null, 400),
+        ("GET", "/v1/stats/stream?interval_ms=1", Value::Null, 400),
+        (
+            "POST",
+            "/v1/datastores",
+            json!({"name": "d", "settings": {"kind": "dir", "path": "/nonesuch"}}),
+            400,
+        ),
+    ] {
+        let (got, problem) = daemon.ask(method, path, body);
+        assert_eq!(got, status, "{method} {path}: {problem}");
+        assert!(
+            problem["what"].is_string() && problem["code"].is_string(),
+            "{method} {path}: {problem}"
+        );
+    }
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn a_second_daemon_on_the_root_says_who_has_it_and_exits_with_an_error() {
+    let root = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(root.path());
+    let second = spawn(root.path()).wait_with_output().unwrap();
+    assert!(!second.status.success());
+    let said = String::from_utf8_lossy(&second.stderr).into_owned();
+    assert!(
+        said.contains(&format!("process {}", daemon.child.id())) && said.contains("--root"),
+        "{said}"
+    );
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn a_disk_that_cannot_be_attached_is_told_and_hinders_no_other() {
+    let root = tempfile::tempdir().unwrap();
+    assert!(Daemon::start(root.path()).stop().success());
+    std::fs::write(
+        root.path().join("local/disk0/disk.toml"),
+        "version = 1\nnonsense",
+    )
+    .unwrap();
+    let daemon = Daemon::start(root.path());
+    let status = daemon.get("/v1/status");
+    assert_eq!(status["problems"].as_array().unwrap().len(), 1, "{status}");
+    let disks = daemon.get("/v1/disks");
+    assert_eq!(disks["disks"][0]["problem"]["code"], "corrupt");
+    assert_eq!(disks["disks"][0]["wanted"], true);
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn the_stream_of_statistics_sends_samples() {
+    let root = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(root.path());
+    let mut socket = UnixStream::connect(root.path().join("run/tidegate.sock")).unwrap();
+    write!(
+        socket,
+        "GET /v1/stats/stream?interval_ms=100 HTTP/1.1\r\nHost: x\r\n\r\n"
+    )
+    .unwrap();
+    let mut samples = BufReader::new(socket)
+        .lines()
+        .map_while(Result::ok)
+        .filter_map(|line| {
+            line.strip_prefix("data: ")
+                .map(|data| serde_json::from_str::<Value>(data).unwrap())
+        });
+    for _ in 0..2 {
+        let sample = samples.next().unwrap();
+        assert_eq!(sample["disks"][0]["name"], "disk0");
+        assert!(sample["threads"][0]["window_s"].as_f64().unwrap() > 0.0);
+    }
+    // A listener does not keep it from stopping.
+    assert!(daemon.stop().success());
+}
