@@ -1,0 +1,191 @@
+//! What can be typed: the verbs, the flags that all of them have, and the help on both.
+//!
+//! # Always true
+//! - A verb, flag or value that was once released is never renamed and never changes its meaning: scripts and other
+//!   people's software depend on it. A better name is added, and the old one stays as a hidden alias. The files in
+//!   `tests/snapshots/help/` hold every help text, so that no word disappears unseen.
+
+use std::io::IsTerminal;
+use std::path::PathBuf;
+
+use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
+
+use crate::failure::Failure;
+use crate::output::{Colour, Console, Format, Talk};
+use crate::session::Session;
+use crate::{datastore, disk, documents, filter, job, serve, stats, status, top};
+
+/// Tidegate serves virtual disks from datastores to virtual machines and NBD clients
+///
+/// One daemon on each host (`tidegate serve`) serves disks to QEMU, libvirt and Cloud Hypervisor over vhost-user-blk,
+/// and to everything else over NBD, through a stack of filters. All other verbs talk to that daemon, or need none.
+#[derive(Debug, Parser)]
+#[command(
+    name = "tidegate",
+    version,
+    max_term_width = 100,
+    arg_required_else_help = true,
+    subcommand_required = true,
+    disable_help_subcommand = false,
+    after_help = "Every verb has examples: tidegate disk create --help",
+    after_long_help = AFTER
+)]
+pub(crate) struct Cli {
+    #[command(flatten)]
+    globals: Globals,
+    #[command(subcommand)]
+    command: Command,
+}
+
+const AFTER: &str = "\
+First steps:
+  tidegate serve &                               a daemon with a first disk, disk0
+  tidegate status --wait 20s                     it serves
+  tidegate disk snippet disk0 --for qemu         how QEMU reaches it
+  tidegate disk create web1 --size 10G --attach  another disk
+  tidegate top                                   what they do
+
+Sizes are written 4096, 512MiB, 10G (powers of 1024) or 10GB (powers of 1000); rates 200MiB/s;
+times 25ms, 20s; shares low, normal, high or a number; no limit is `unlimited`.
+
+Answers go to standard output, everything else to standard error. Keys of `-o json` are those of
+the REST interface, which `curl --unix-socket SOCKET http://localhost/openapi.json` describes.
+
+Exit status:
+  0  it is done
+  1  it failed; the message says why
+  2  it was asked for in a way that makes no sense; nothing was tried
+  3  the daemon cannot be reached
+
+Never renamed: a verb or flag that was released stays.";
+
+/// Flags of every verb.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Everywhere")]
+pub(crate) struct Globals {
+    /// The daemon's root: its configuration, state and sockets
+    ///
+    /// Default: /var/lib/tidegate for the superuser, else $XDG_DATA_HOME/tidegate (~/.local/share/tidegate).
+    #[arg(long, global = true, value_name = "DIR", env = "TIDEGATE_ROOT", hide_env_values = true, value_hint = ValueHint::DirPath)]
+    root: Option<PathBuf>,
+
+    /// The form of answers
+    #[arg(
+        short,
+        long,
+        global = true,
+        value_enum,
+        value_name = "FORM",
+        default_value_t
+    )]
+    output: Format,
+
+    /// Say nothing but errors and answers
+    #[arg(short, long, global = true)]
+    quiet: bool,
+
+    /// No colours; so does the variable NO_COLOR
+    #[arg(long, global = true)]
+    no_color: bool,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    Serve(serve::Serve),
+    ServeOne(Box<serve::ServeOne>),
+    CheckConfig(serve::CheckConfig),
+    Status(status::Status),
+    #[command(subcommand)]
+    Datastore(datastore::Datastore),
+    #[command(subcommand)]
+    Disk(disk::Disk),
+    #[command(subcommand)]
+    Filter(filter::Filter),
+    #[command(subcommand)]
+    Job(job::Job),
+    Stats(stats::Stats),
+    Top(top::Top),
+    Completions(documents::Completions),
+    Man(documents::Man),
+    InternalDocs(documents::InternalDocs),
+}
+
+/// The whole command line, as clap knows it: for completion, man pages and the reference.
+pub(crate) fn command() -> clap::Command {
+    Cli::command()
+}
+
+impl Cli {
+    /// How this run prints, and to which daemon it speaks.
+    pub(crate) fn session(&self) -> Session {
+        let globals = &self.globals;
+        let no_color =
+            globals.no_color || std::env::var_os("NO_COLOR").is_some_and(|v| !v.is_empty());
+        let dumb = std::env::var_os("TERM").is_some_and(|term| term == "dumb");
+        let colour = if no_color || dumb {
+            Colour::Off
+        } else {
+            Colour::On
+        };
+        let talk = if globals.quiet {
+            Talk::Quiet
+        } else {
+            Talk::Usual
+        };
+        let console = Console {
+            format: globals.output,
+            talk,
+            colour,
+        };
+        Session {
+            console,
+            root: globals.root.clone(),
+        }
+    }
+
+    /// Does what was asked for.
+    pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
+        match self.command {
+            Command::Serve(verb) => verb.run(session),
+            Command::ServeOne(verb) => verb.run(session),
+            Command::CheckConfig(verb) => verb.run(session),
+            Command::Status(verb) => verb.run(session),
+            Command::Datastore(verb) => verb.run(session),
+            Command::Disk(verb) => verb.run(session),
+            Command::Filter(verb) => verb.run(session),
+            Command::Job(verb) => verb.run(session),
+            Command::Stats(verb) => verb.run(session),
+            Command::Top(verb) => verb.run(session),
+            Command::Completions(verb) => verb.run(session),
+            Command::Man(verb) => verb.run(session),
+            Command::InternalDocs(verb) => verb.run(session),
+        }
+    }
+}
+
+/// Whether both ends of the conversation are a terminal.
+pub(crate) fn on_a_terminal() -> bool {
+    std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_command_line_is_well_formed() {
+        command().debug_assert();
+    }
+
+    #[test]
+    fn flags_of_every_verb_may_stand_anywhere() {
+        for words in [
+            ["tidegate", "-o", "json", "-q", "disk", "list"],
+            ["tidegate", "disk", "-o", "json", "-q", "list"],
+            ["tidegate", "disk", "list", "-q", "-o", "json"],
+        ] {
+            let console = Cli::try_parse_from(words).unwrap().session().console;
+            assert_eq!((console.format, console.talk), (Format::Json, Talk::Quiet));
+        }
+    }
+}

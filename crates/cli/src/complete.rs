@@ -1,0 +1,47 @@
+//! Live completion: the names of disks and datastores, asked of the daemon while a person types.
+//!
+//! No daemon, no names, and no message: a shell's prompt is no place for either. The root is the usual one or
+//! `TIDEGATE_ROOT`, since the line that is being typed cannot be seen from here.
+
+use clap_complete::engine::{ArgValueCandidates, CompletionCandidate};
+use tidegate_api::routes;
+
+use crate::client::Client;
+use crate::{daemon, figures};
+
+/// Completes names of disks.
+pub(crate) fn disks() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let list = client().and_then(|client| client.glance(routes::DISKS).ok());
+        let disks = list.map(|list| list.disks).unwrap_or_default();
+        let candidate = |disk: tidegate_api::disk::Disk| {
+            let attached = if disk.attached {
+                "attached"
+            } else {
+                "detached"
+            };
+            let size = figures::bytes(disk.size_bytes);
+            CompletionCandidate::new(disk.name.to_string()).help(Some(
+                format!("{size} on {}, {attached}", disk.datastore).into(),
+            ))
+        };
+        disks.into_iter().map(candidate).collect()
+    })
+}
+
+/// Completes names of datastores.
+pub(crate) fn datastores() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let list = client().and_then(|client| client.glance(routes::DATASTORES).ok());
+        let datastores = list.map(|list| list.datastores).unwrap_or_default();
+        let candidate = |datastore: tidegate_api::datastore::Datastore| {
+            CompletionCandidate::new(datastore.name.to_string())
+                .help(Some(datastore.settings.kind().into()))
+        };
+        datastores.into_iter().map(candidate).collect()
+    })
+}
+
+fn client() -> Option<Client> {
+    Client::new(daemon::api_socket(None).ok()?).ok()
+}

@@ -1,0 +1,397 @@
+//! `tidegate datastore`: where disks live.
+
+use std::path::PathBuf;
+
+use clap::{Args, Subcommand, ValueHint};
+use tidegate_api::datastore::{
+    Datastore as Answer, DatastoreAdd, DatastoreList, DatastoreSettings, IoMode,
+};
+use tidegate_api::name::Name;
+use tidegate_api::routes;
+
+use crate::failure::{Failure, sentences};
+use crate::output::{Detail, Gone, Shown};
+use crate::session::Session;
+use crate::{complete, figures, table};
+
+/// Say where disks live
+#[derive(Debug, Subcommand)]
+pub(crate) enum Datastore {
+    Add(Add),
+    List(List),
+    Show(Show),
+    Remove(Remove),
+}
+
+impl Datastore {
+    /// Does what was asked for.
+    pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
+        match self {
+            Datastore::Add(verb) => verb.run(session),
+            Datastore::List(verb) => verb.run(session),
+            Datastore::Show(verb) => verb.run(session),
+            Datastore::Remove(verb) => verb.run(session),
+        }
+    }
+}
+
+/// Add a datastore
+///
+/// A directory's disks are found again: those that lie there already are listed at once.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate datastore add fast --kind dir --path /srv/nvme
+  tidegate datastore add far --kind nbd --uri nbd://storage.example
+  tidegate datastore add scratch --kind memory
+  tidegate datastore add array --kind emulated --model hdd
+
+Kinds:
+  dir       a directory on any file system, local or shared: --path, --io
+  nbd       an NBD server; each disk is one of its exports: --uri
+  memory    the daemon's memory; what is written is gone when the disk is detached
+  null      nothing: writes vanish, reads are zeroes; for measuring
+  emulated  a modelled array of disks or SSDs in real time, its bytes in memory: --model")]
+pub(crate) struct Add {
+    /// Its name, unique on this host
+    name: Name,
+
+    /// What it is
+    #[arg(long, value_enum, default_value = "dir")]
+    kind: Kind,
+
+    /// The directory (kind dir); it must exist
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    path: Option<PathBuf>,
+
+    /// How images are opened (kind dir)
+    ///
+    /// direct passes the page cache by, or fails; buffered goes through it; auto is direct where the file system can.
+    #[arg(long, value_enum)]
+    io: Option<Io>,
+
+    /// The server (kind nbd): nbd://HOST[:PORT] or nbd+unix:///?socket=PATH
+    #[arg(long)]
+    uri: Option<String>,
+
+    /// The model (kind emulated): hdd, ssd, or with its parameters
+    #[arg(long)]
+    model: Option<String>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Kind {
+    Dir,
+    Nbd,
+    Memory,
+    Null,
+    Emulated,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
+enum Io {
+    Auto,
+    Direct,
+    Buffered,
+}
+
+impl Add {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        let add = DatastoreAdd {
+            name: self.name.clone(),
+            settings: self.settings()?,
+        };
+        let added = session.client()?.order(routes::DATASTORE_ADD, &[], &add)?;
+        let message = format!(
+            "datastore {0} added; put a disk on it: tidegate disk create NAME --datastore {0} --size 10G",
+            added.name
+        );
+        session.console.done(&added, &message)
+    }
+
+    /// The settings of the kind that was asked for; a flag of another kind is a mistake, not a trifle.
+    fn settings(self) -> Result<DatastoreSettings, Failure> {
+        let Add {
+            name,
+            kind,
+            path,
+            io,
+            uri,
+            model,
+        } = self;
+        let belongs = |flag: &str, given: bool, to: Kind| {
+            let refuse = || {
+                Failure::usage(
+                    format!(
+                        "--{flag} means nothing to a datastore of kind {}",
+                        word(kind)
+                    ),
+                    format!("leave it out, or say --kind {}", word(to)),
+                )
+            };
+            if given && kind != to {
+                Err(refuse())
+            } else {
+                Ok(())
+            }
+        };
+        belongs("path", path.is_some(), Kind::Dir)?;
+        belongs("io", io.is_some(), Kind::Dir)?;
+        belongs("uri", uri.is_some(), Kind::Nbd)?;
+        belongs("model", model.is_some(), Kind::Emulated)?;
+        let missing = |flag: &str, example: &str| {
+            Failure::usage(
+                format!("datastore {name} of kind {} needs --{flag}", word(kind)),
+                format!("say for example --{flag} {example}"),
+            )
+        };
+        Ok(match kind {
+            Kind::Dir => {
+                let path = path.ok_or_else(|| missing("path", "/srv/disks"))?;
+                let path = std::path::absolute(&path)
+                    .map_err(|e| Failure::io(format!("cannot use {}", path.display()), &e))?;
+                let io = match io.unwrap_or(Io::Auto) {
+                    Io::Auto => IoMode::Auto,
+                    Io::Direct => IoMode::Direct,
+                    Io::Buffered => IoMode::Buffered,
+                };
+                DatastoreSettings::Dir { path, io }
+            }
+            Kind::Nbd => DatastoreSettings::Nbd {
+                uri: uri.ok_or_else(|| missing("uri", "nbd://storage.example"))?,
+            },
+            Kind::Memory => DatastoreSettings::Memory {},
+            Kind::Null => DatastoreSettings::Null {},
+            Kind::Emulated => DatastoreSettings::Emulated {
+                model: model.ok_or_else(|| missing("model", "hdd"))?,
+            },
+        })
+    }
+}
+
+fn word(kind: Kind) -> String {
+    let value = clap::ValueEnum::to_possible_value(&kind).expect("no kind is hidden");
+    value.get_name().to_owned()
+}
+
+/// List datastores
+#[derive(Debug, Args)]
+#[command(
+    visible_alias = "ls",
+    after_help = "\
+Examples:
+  tidegate datastore list
+  tidegate datastore list -o json | jq '.datastores[] | {name, free_bytes}'"
+)]
+pub(crate) struct List {}
+
+impl List {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        session
+            .console
+            .show(&session.client()?.look(routes::DATASTORES, &[])?)
+    }
+}
+
+/// Show one datastore
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  tidegate datastore show local")]
+pub(crate) struct Show {
+    /// The datastore
+    #[arg(add = complete::datastores())]
+    name: Name,
+}
+
+impl Show {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        session.console.show(
+            &session
+                .client()?
+                .look(routes::DATASTORE, &[self.name.as_str()])?,
+        )
+    }
+}
+
+/// Forget a datastore; what lies on it stays
+///
+/// None of its disks may be attached. Adding it again brings them back.
+#[derive(Debug, Args)]
+#[command(
+    visible_alias = "rm",
+    after_help = "Example:\n  tidegate datastore remove fast"
+)]
+pub(crate) struct Remove {
+    /// The datastore
+    #[arg(add = complete::datastores())]
+    name: Name,
+}
+
+impl Remove {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        let name = self.name.as_str();
+        session.client()?.erase(routes::DATASTORE_REMOVE, &[name])?;
+        session.console.done(
+            &Gone { name },
+            &format!("datastore {name} removed; what lies on it is still there"),
+        )
+    }
+}
+
+/// Where it is, in one text.
+fn place(settings: &DatastoreSettings) -> String {
+    match settings {
+        DatastoreSettings::Dir { path, .. } => path.display().to_string(),
+        DatastoreSettings::Nbd { uri } => uri.clone(),
+        DatastoreSettings::Emulated { model } => model.clone(),
+        DatastoreSettings::Memory {} | DatastoreSettings::Null {} => figures::dash(),
+    }
+}
+
+fn state(datastore: &Answer) -> String {
+    if datastore.problem.is_some() {
+        "problem"
+    } else {
+        "ok"
+    }
+    .to_owned()
+}
+
+impl Shown for Answer {
+    fn names(&self) -> Vec<String> {
+        vec![self.name.to_string()]
+    }
+
+    fn table(&self, _: Detail) -> String {
+        let mut pairs = vec![
+            ("name", self.name.to_string()),
+            ("kind", self.settings.kind().to_owned()),
+            ("place", place(&self.settings)),
+        ];
+        if let DatastoreSettings::Dir { io, .. } = &self.settings {
+            let io = match io {
+                IoMode::Auto => "auto: direct where the file system can",
+                IoMode::Direct => "direct",
+                IoMode::Buffered => "buffered",
+            };
+            pairs.push(("io", io.to_owned()));
+        }
+        pairs.push((
+            "disks",
+            format!("{}, {} attached", self.disks, self.attached),
+        ));
+        pairs.push(("capacity", figures::bytes_or_dash(self.capacity_bytes)));
+        pairs.push(("free", figures::bytes_or_dash(self.free_bytes)));
+        if let Some(problem) = &self.problem {
+            pairs.push(("problem", sentences(problem)));
+        }
+        table::pairs(&pairs)
+    }
+}
+
+impl Shown for DatastoreList {
+    fn names(&self) -> Vec<String> {
+        self.datastores
+            .iter()
+            .map(|datastore| datastore.name.to_string())
+            .collect()
+    }
+
+    fn table(&self, detail: Detail) -> String {
+        let mut head = vec![
+            "NAME", "KIND", "DISKS", "ATTACHED", "CAPACITY", "FREE", "STATE",
+        ];
+        if detail == Detail::Wide {
+            head.push("PLACE");
+        }
+        let row = |datastore: &Answer| {
+            let mut row = vec![
+                datastore.name.to_string(),
+                datastore.settings.kind().to_owned(),
+                datastore.disks.to_string(),
+                datastore.attached.to_string(),
+                figures::bytes_or_dash(datastore.capacity_bytes),
+                figures::bytes_or_dash(datastore.free_bytes),
+                state(datastore),
+            ];
+            if detail == Detail::Wide {
+                row.push(place(&datastore.settings));
+            }
+            row
+        };
+        table::columns(&head, &self.datastores.iter().map(row).collect::<Vec<_>>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        add: Add,
+    }
+
+    fn settings(words: &[&str]) -> Result<DatastoreSettings, Failure> {
+        let words = ["add", "ds1"].iter().chain(words);
+        Line::try_parse_from(words).unwrap().add.settings()
+    }
+
+    #[test]
+    fn each_kind_takes_what_it_needs() {
+        assert_eq!(
+            settings(&["--path", "/srv/x"]).unwrap(),
+            DatastoreSettings::Dir {
+                path: "/srv/x".into(),
+                io: IoMode::Auto
+            }
+        );
+        assert_eq!(
+            settings(&["--kind", "dir", "--path", "/srv/x", "--io", "direct"]).unwrap(),
+            DatastoreSettings::Dir {
+                path: "/srv/x".into(),
+                io: IoMode::Direct
+            }
+        );
+        assert_eq!(
+            settings(&["--kind", "memory"]).unwrap(),
+            DatastoreSettings::Memory {}
+        );
+        assert_eq!(
+            settings(&["--kind", "emulated", "--model", "hdd"]).unwrap(),
+            DatastoreSettings::Emulated {
+                model: "hdd".to_owned()
+            }
+        );
+    }
+
+    #[test]
+    fn a_relative_path_is_the_daemons_too() {
+        let DatastoreSettings::Dir { path, .. } = settings(&["--path", "disks"]).unwrap() else {
+            panic!("a directory")
+        };
+        assert_eq!(path, std::env::current_dir().unwrap().join("disks"));
+    }
+
+    #[test]
+    fn a_flag_that_is_missing_or_of_another_kind_is_a_usage_error() {
+        for (words, says) in [
+            (&["--kind", "dir"][..], "needs --path"),
+            (&["--kind", "nbd"], "needs --uri"),
+            (&["--kind", "emulated"], "needs --model"),
+            (&["--kind", "null", "--path", "/x"], "--path means nothing"),
+            (
+                &["--kind", "nbd", "--uri", "nbd://h", "--io", "direct"],
+                "--io means nothing",
+            ),
+        ] {
+            match settings(words) {
+                Err(Failure::Usage(problem)) => {
+                    assert!(problem.to_string().contains(says), "{problem}")
+                }
+                other => panic!("{words:?}: {other:?}"),
+            }
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! `tidegate disk`: everything one can do with a virtual disk.
+//!
+//! One file for each thing done; here is what they share: the list of verbs, and how a disk is shown.
+
+use clap::{Args, Subcommand};
+use tidegate_api::descriptor::CacheMode;
+use tidegate_api::disk::{Client, ClientKind, Disk as Answer, DiskList};
+use tidegate_api::name::Name;
+use tidegate_api::routes;
+use tidegate_api::units::Shares;
+
+use crate::failure::{Failure, sentences};
+use crate::output::{Detail, Shown};
+use crate::session::Session;
+use crate::{complete, figures, table};
+
+mod attach;
+mod create;
+mod delete;
+mod image;
+mod policy;
+mod resize;
+mod set;
+mod snippet;
+
+/// Create, change, attach and move virtual disks
+#[derive(Debug, Subcommand)]
+pub(crate) enum Disk {
+    Create(Box<create::Create>),
+    List(List),
+    Show(Show),
+    Attach(attach::Attach),
+    Detach(attach::Detach),
+    Resize(resize::Resize),
+    Set(Box<set::Set>),
+    Delete(delete::Delete),
+    Import(image::Import),
+    Export(image::Export),
+    Snippet(snippet::Snippet),
+}
+
+impl Disk {
+    /// Does what was asked for.
+    pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
+        match self {
+            Disk::Create(verb) => verb.run(session),
+            Disk::List(verb) => verb.run(session),
+            Disk::Show(verb) => verb.run(session),
+            Disk::Attach(verb) => verb.run(session),
+            Disk::Detach(verb) => verb.run(session),
+            Disk::Resize(verb) => verb.run(session),
+            Disk::Set(verb) => verb.run(session),
+            Disk::Delete(verb) => verb.run(session),
+            Disk::Import(verb) => verb.run(session),
+            Disk::Export(verb) => verb.run(session),
+            Disk::Snippet(verb) => verb.run(session),
+        }
+    }
+}
+
+/// List disks
+#[derive(Debug, Args)]
+#[command(
+    visible_alias = "ls",
+    after_help = "\
+Examples:
+  tidegate disk list
+  tidegate disk list -o wide
+  tidegate disk list -o name | xargs -n1 tidegate disk show
+  tidegate disk list -o json | jq -r '.disks[] | select(.attached) | .name'"
+)]
+pub(crate) struct List {}
+
+impl List {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        session
+            .console
+            .show(&session.client()?.look(routes::DISKS, &[])?)
+    }
+}
+
+/// Show one disk
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate disk show web1
+  qemu-img info \"$(tidegate disk show web1 -o json | jq -r .nbd_uri)\"
+  tidegate disk show web1 -o json | jq -r .vhost_user_socket")]
+pub(crate) struct Show {
+    /// The disk
+    #[arg(add = complete::disks())]
+    name: Name,
+}
+
+impl Show {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        session.console.show(
+            &session
+                .client()?
+                .look(routes::DISK, &[self.name.as_str()])?,
+        )
+    }
+}
+
+/// What a disk is doing, in a word.
+fn state(disk: &Answer) -> &'static str {
+    match (disk.problem.is_some(), disk.attached) {
+        (true, _) => "problem",
+        (false, true) => "attached",
+        (false, false) => "detached",
+    }
+}
+
+fn filters(disk: &Answer) -> String {
+    if disk.filters.is_empty() {
+        figures::dash()
+    } else {
+        disk.filters.join(" ")
+    }
+}
+
+fn shares(weight: u32) -> String {
+    Shares::new(weight).map_or_else(|| weight.to_string(), |shares| shares.to_string())
+}
+
+fn limit(limit: Option<String>) -> String {
+    limit.unwrap_or_else(|| "unlimited".to_owned())
+}
+
+fn limit_iops(disk: &Answer) -> String {
+    limit(disk.policy.limit_iops.map(|iops| format!("{iops}iops")))
+}
+
+fn limit_bandwidth(disk: &Answer) -> String {
+    limit(
+        disk.policy
+            .limit_bytes_per_s
+            .map(|rate| format!("{}/s", figures::bytes(rate))),
+    )
+}
+
+fn client(client: &Client) -> String {
+    let door = match client.kind {
+        ClientKind::VhostUser => "vhost-user",
+        ClientKind::Nbd => "nbd",
+        ClientKind::NbdTls => "nbd with TLS",
+    };
+    format!(
+        "{door} {} for {}",
+        client.peer,
+        figures::seconds(client.connected_s)
+    )
+}
+
+impl Shown for Answer {
+    fn names(&self) -> Vec<String> {
+        vec![self.name.to_string()]
+    }
+
+    fn table(&self, _: Detail) -> String {
+        let cache = match self.cache {
+            CacheMode::WriteBack => "write-back",
+            CacheMode::WriteThrough => "write-through",
+        };
+        let mut pairs = vec![
+            ("name", self.name.to_string()),
+            ("state", state(self).to_owned()),
+            ("datastore", self.datastore.to_string()),
+            (
+                "size",
+                format!(
+                    "{} ({} bytes)",
+                    figures::bytes(self.size_bytes),
+                    self.size_bytes
+                ),
+            ),
+            ("used", figures::bytes_or_dash(self.allocated_bytes)),
+            ("block size", self.block_size_bytes.to_string()),
+            ("cache", cache.to_owned()),
+            ("read only", figures::yes_no(self.read_only)),
+            ("serial", self.serial.clone()),
+            ("uuid", self.uuid.clone()),
+            ("queues", self.queues.to_string()),
+            ("filters", filters(self)),
+            ("shares", shares(self.policy.shares)),
+            (
+                "reservation",
+                format!("{}iops", self.policy.reservation_iops),
+            ),
+            ("limit", limit_iops(self)),
+            ("limit bandwidth", limit_bandwidth(self)),
+        ];
+        let known = [
+            (
+                "device",
+                self.device.as_ref().map(|path| path.display().to_string()),
+            ),
+            ("image io", self.io.clone()),
+            ("I/O thread", self.thread.map(|thread| thread.to_string())),
+            ("nbd", self.nbd_uri.clone()),
+            (
+                "vhost-user",
+                self.vhost_user_socket
+                    .as_ref()
+                    .map(|path| path.display().to_string()),
+            ),
+            (
+                "clients",
+                (!self.clients.is_empty()).then(|| {
+                    self.clients
+                        .iter()
+                        .map(client)
+                        .collect::<Vec<_>>()
+                        .join("\n")
+                }),
+            ),
+            ("problem", self.problem.as_ref().map(sentences)),
+        ];
+        pairs.extend(
+            known
+                .into_iter()
+                .filter_map(|(key, value)| Some((key, value?))),
+        );
+        table::pairs(&pairs)
+    }
+}
+
+impl Shown for DiskList {
+    fn names(&self) -> Vec<String> {
+        self.disks
+            .iter()
+            .map(|disk| disk.name.to_string())
+            .collect()
+    }
+
+    fn table(&self, detail: Detail) -> String {
+        let mut head = vec![
+            "NAME",
+            "SIZE",
+            "USED",
+            "DATASTORE",
+            "STATE",
+            "CLIENTS",
+            "FILTERS",
+        ];
+        if detail == Detail::Wide {
+            head.extend([
+                "THREAD",
+                "SHARES",
+                "RESERVATION",
+                "LIMIT",
+                "BANDWIDTH",
+                "IO",
+                "UUID",
+            ]);
+        }
+        let row = |disk: &Answer| {
+            let mut row = vec![
+                disk.name.to_string(),
+                figures::bytes(disk.size_bytes),
+                figures::bytes_or_dash(disk.allocated_bytes),
+                disk.datastore.to_string(),
+                state(disk).to_owned(),
+                disk.clients.len().to_string(),
+                filters(disk),
+            ];
+            if detail == Detail::Wide {
+                row.extend([
+                    disk.thread
+                        .map_or_else(figures::dash, |thread| thread.to_string()),
+                    shares(disk.policy.shares),
+                    format!("{}iops", disk.policy.reservation_iops),
+                    limit_iops(disk),
+                    limit_bandwidth(disk),
+                    disk.io.clone().unwrap_or_else(figures::dash),
+                    disk.uuid.clone(),
+                ]);
+            }
+            row
+        };
+        table::columns(&head, &self.disks.iter().map(row).collect::<Vec<_>>())
+    }
+}

@@ -1,0 +1,98 @@
+//! `tidegate disk attach` and `detach`: letting guests and clients in, and out.
+
+use clap::Args;
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::disk::{Clients, DiskAttach, DiskDetach};
+use tidegate_api::name::Name;
+use tidegate_api::routes;
+
+use crate::client::Client;
+use crate::complete;
+use crate::failure::Failure;
+use crate::prompt::Consent;
+use crate::session::Session;
+
+/// Attach a disk: guests and NBD clients can reach it
+///
+/// It is attached again whenever the daemon starts, until it is detached.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate disk attach web1
+  tidegate disk attach web1 -o json | jq -r .nbd_uri")]
+pub(crate) struct Attach {
+    /// The disk
+    #[arg(add = complete::disks())]
+    name: Name,
+}
+
+impl Attach {
+    /// Does what was asked for.
+    pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
+        let name = self.name.as_str();
+        let disk = session
+            .client()?
+            .order(routes::DISK_ATTACH, &[name], &DiskAttach {})?;
+        let next = format!("reach it: tidegate disk snippet {name} --for qemu");
+        session
+            .console
+            .done(&disk, &format!("disk {name} attached; {next}"))
+    }
+}
+
+/// Detach a disk: nobody reaches it any more
+///
+/// It is refused while guests or clients are connected, unless --disconnect says what becomes of them. A disk in the
+/// daemon's memory (datastores of kind memory and emulated) loses its data: that is asked about first.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate disk detach web1
+  tidegate disk detach web1 --disconnect
+  tidegate disk detach scratch1 --yes")]
+pub(crate) struct Detach {
+    /// The disk
+    #[arg(add = complete::disks())]
+    name: Name,
+
+    /// Disconnect guests and clients, if there are any
+    #[arg(long)]
+    disconnect: bool,
+
+    #[command(flatten)]
+    consent: Consent,
+}
+
+impl Detach {
+    /// Does what was asked for.
+    pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
+        let name = self.name.as_str();
+        let client = session.client()?;
+        if loses_its_data(&client, name)? {
+            self.consent.obtain(&format!(
+                "disk {name} is in the daemon's memory and its data will be gone"
+            ))?;
+        }
+        let clients = if self.disconnect {
+            Clients::Disconnect
+        } else {
+            Clients::Keep
+        };
+        let disk = client.order(routes::DISK_DETACH, &[name], &DiskDetach { clients })?;
+        session
+            .console
+            .done(&disk, &format!("disk {name} detached"))
+    }
+}
+
+fn loses_its_data(client: &Client, name: &str) -> Result<bool, Failure> {
+    let disk = client.look(routes::DISK, &[name])?;
+    if !disk.attached {
+        return Ok(false);
+    }
+    let datastore = client.look(routes::DATASTORE, &[disk.datastore.as_str()])?;
+    Ok(matches!(
+        datastore.settings,
+        DatastoreSettings::Memory {} | DatastoreSettings::Emulated { .. }
+    ))
+}

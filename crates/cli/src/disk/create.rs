@@ -1,0 +1,243 @@
+//! `tidegate disk create`.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+use tidegate_api::descriptor::CacheMode;
+use tidegate_api::disk::{Allocation, DiskAttach, DiskCreate};
+use tidegate_api::name::Name;
+use tidegate_api::routes;
+use tidegate_api::units::Size;
+
+use super::policy::PolicyFlags;
+use crate::failure::Failure;
+use crate::session::Session;
+use crate::{complete, figures};
+
+/// Create a disk
+///
+/// Nobody reaches it until it is attached: `--attach`, or `tidegate disk attach NAME` later.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate disk create web1 --size 10G --attach
+  tidegate disk create db1 --datastore fast --size 200G --thick --shares high --reservation 500iops
+  tidegate disk create drill --size 1G --filter stats --filter fault:error=eio,probability=0.01
+  tidegate disk create raw1 --device /dev/nvme0n1p3
+
+A filter is NAME or NAME:key=value,...; the first one is the top, the guest's end.")]
+pub(crate) struct Create {
+    /// Its name, unique on this host; also its NBD export name
+    name: Name,
+
+    /// How large a guest sees it; may be left out with --device, or where the upstream's export tells
+    #[arg(long)]
+    size: Option<Size>,
+
+    /// Where it lies; default: the only datastore there is, or `local`
+    #[arg(short, long, value_name = "NAME", add = complete::datastores())]
+    datastore: Option<Name>,
+
+    /// A filter of its stack, top first; may be given several times; default: stats
+    #[arg(short, long = "filter", value_name = "FILTER")]
+    filters: Vec<String>,
+
+    /// An empty stack
+    #[arg(long, conflicts_with = "filters")]
+    no_filters: bool,
+
+    /// Take all its space now
+    #[arg(long)]
+    thick: bool,
+
+    /// Attach it at once
+    #[arg(long)]
+    attach: bool,
+
+    /// Bytes of the blocks that a guest is told: 512, 1024, 2048 or 4096
+    #[arg(long, value_name = "SIZE")]
+    block_size: Option<Size>,
+
+    /// What a guest is told about its writes: write-back (it flushes) or write-through (each is durable)
+    #[arg(long, value_name = "MODE")]
+    cache: Option<CacheMode>,
+
+    /// Refuse writes
+    #[arg(long)]
+    read_only: bool,
+
+    /// The serial number that a guest sees; default: made from its uuid
+    #[arg(long, value_name = "TEXT")]
+    serial: Option<String>,
+
+    /// How many queues a vhost-user guest may use; default: 16
+    #[arg(long, value_name = "N")]
+    queues: Option<u16>,
+
+    /// A block device (or a file) that is to be its image; what is on it stays
+    #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
+    device: Option<PathBuf>,
+
+    /// The upstream's export name, on a datastore of kind nbd, if it is not the disk's name
+    #[arg(long, value_name = "EXPORT")]
+    export: Option<String>,
+
+    #[command(flatten)]
+    policy: PolicyFlags,
+}
+
+impl Create {
+    /// Does what was asked for.
+    pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
+        let attach = self.attach;
+        let order = self.order()?;
+        let client = session.client()?;
+        let disk = client.order(routes::DISK_CREATE, &[], &order)?;
+        let name = disk.name.as_str();
+        if attach {
+            let disk = client.order(routes::DISK_ATTACH, &[name], &DiskAttach {})?;
+            let next = format!("reach it: tidegate disk snippet {name} --for qemu");
+            return session
+                .console
+                .done(&disk, &format!("disk {name} created and attached; {next}"));
+        }
+        let size = figures::bytes(disk.size_bytes);
+        let next = format!("attach it: tidegate disk attach {name}");
+        session.console.done(
+            &disk,
+            &format!(
+                "disk {name} of {size} created on {}; {next}",
+                disk.datastore
+            ),
+        )
+    }
+
+    fn order(self) -> Result<DiskCreate, Failure> {
+        let device = match self.device {
+            None => None,
+            Some(path) => Some(std::path::absolute(&path).map_err(|e| {
+                Failure::io(
+                    format!("cannot use {} as a disk's image", path.display()),
+                    &e,
+                )
+            })?),
+        };
+        let block_size_bytes = match self.block_size {
+            None => None,
+            Some(Size(bytes)) => Some(u32::try_from(bytes).map_err(|_| {
+                Failure::usage(
+                    format!("a block of {bytes} bytes is too large"),
+                    "use 512, 1024, 2048 or 4096",
+                )
+            })?),
+        };
+        Ok(DiskCreate {
+            name: self.name,
+            datastore: self.datastore,
+            size_bytes: self.size.map(|Size(bytes)| bytes),
+            block_size_bytes,
+            cache: self.cache.unwrap_or_default(),
+            read_only: self.read_only,
+            serial: self.serial,
+            queues: self.queues,
+            filters: stack(self.filters, self.no_filters),
+            policy: self.policy.whole(),
+            allocation: if self.thick {
+                Allocation::Thick
+            } else {
+                Allocation::Thin
+            },
+            device,
+            export: self.export,
+        })
+    }
+}
+
+/// The stack that `--filter` and `--no-filters` ask for; none: as it is by default.
+pub(super) fn stack(filters: Vec<String>, no_filters: bool) -> Option<Vec<String>> {
+    (no_filters || !filters.is_empty()).then_some(filters)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        create: Create,
+    }
+
+    fn order(words: &[&str]) -> DiskCreate {
+        let line = Line::try_parse_from(["create", "web1"].iter().chain(words));
+        line.unwrap_or_else(|e| panic!("{e}"))
+            .create
+            .order()
+            .unwrap()
+    }
+
+    #[test]
+    fn what_is_not_said_is_left_to_the_daemon() {
+        assert_eq!(
+            order(&["--size", "10G"]),
+            DiskCreate::new("web1".parse().unwrap(), 10 << 30)
+        );
+    }
+
+    #[test]
+    fn filters_keep_their_order_and_none_is_not_the_same_as_unsaid() {
+        let two = order(&["--size", "1G", "--filter", "stats", "--filter", "null"]);
+        assert_eq!(
+            two.filters,
+            Some(vec!["stats".to_owned(), "null".to_owned()])
+        );
+        assert_eq!(
+            order(&["--size", "1G", "--no-filters"]).filters,
+            Some(vec![])
+        );
+        assert_eq!(order(&["--size", "1G"]).filters, None);
+    }
+
+    #[test]
+    fn policy_words_become_numbers() {
+        let words = [
+            "--shares",
+            "high",
+            "--reservation",
+            "500iops",
+            "--limit",
+            "5k",
+            "--limit-bandwidth",
+            "200MiB/s",
+        ];
+        let policy = order(&words).policy;
+        assert_eq!(policy.shares, 2000);
+        assert_eq!(policy.reservation_iops, 500);
+        assert_eq!(policy.limit_iops, Some(5000));
+        assert_eq!(policy.limit_bytes_per_s, Some(200 << 20));
+    }
+
+    #[test]
+    fn unlimited_has_two_spellings() {
+        assert_eq!(order(&["--limit", "unlimited"]).policy.limit_iops, None);
+        assert_eq!(order(&["--limit", "-1"]).policy.limit_iops, None);
+    }
+
+    #[test]
+    fn nonsense_is_refused_with_what_would_do() {
+        for (words, says) in [
+            (["--size", "10X"], "10G, 512MiB"),
+            (["--shares", "huge"], "low"),
+            (["--cache", "none"], "write-back"),
+            (["--queues", "70000"], "70000"),
+        ] {
+            let error = Line::try_parse_from(["create", "web1"].iter().chain(&words))
+                .err()
+                .unwrap();
+            assert_eq!(error.exit_code(), 2);
+            assert!(error.to_string().contains(says), "{error}");
+        }
+        assert!(Line::try_parse_from(["create", "../web1"]).is_err());
+    }
+}

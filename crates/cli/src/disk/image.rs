@@ -1,0 +1,141 @@
+//! `tidegate disk import` and `export`: image files become disks, and disks image files.
+
+use std::path::{Path, PathBuf};
+
+use clap::{Args, ValueHint};
+use tidegate_api::disk::DiskAttach;
+use tidegate_api::job::{DiskExport, DiskImport, Existing, ImageFormat};
+use tidegate_api::name::Name;
+use tidegate_api::routes;
+
+use crate::complete;
+use crate::failure::Failure;
+use crate::job;
+use crate::session::Session;
+
+/// Make a disk of an image file
+///
+/// Holes stay holes. If it fails or is cancelled, nothing remains. Interrupting this command does not stop the work:
+/// `tidegate job list` shows it, `tidegate job cancel` stops it.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate disk import debian-13.qcow2 web1
+  tidegate disk import /srv/old.img db1 --format raw --datastore fast --attach")]
+pub(crate) struct Import {
+    /// The image file, which the daemon must be able to read
+    #[arg(value_hint = ValueHint::FilePath)]
+    file: PathBuf,
+
+    /// The new disk's name
+    name: Name,
+
+    /// raw or qcow2; default: told from the file's first bytes
+    ///
+    /// Say raw for a raw image that a stranger could have written: its first bytes may pretend to be qcow2.
+    #[arg(long)]
+    format: Option<ImageFormat>,
+
+    /// Where it is to lie; default: the only datastore there is, or `local`
+    #[arg(short, long, value_name = "NAME", add = complete::datastores())]
+    datastore: Option<Name>,
+
+    /// Attach it when it is complete
+    #[arg(long, conflicts_with = "no_wait")]
+    attach: bool,
+
+    /// Answer with the job at once
+    #[arg(long)]
+    no_wait: bool,
+}
+
+impl Import {
+    /// Does what was asked for.
+    pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
+        let order = DiskImport {
+            file: absolute(&self.file)?,
+            format: self.format,
+            name: self.name.clone(),
+            datastore: self.datastore,
+        };
+        let client = session.client()?;
+        let job = client.order(routes::DISK_IMPORT, &[], &order)?;
+        if self.no_wait {
+            return session.console.show(&job);
+        }
+        let job = job::follow(&client, &session.console, job)?;
+        let name = self.name.as_str();
+        if self.attach {
+            client.order(routes::DISK_ATTACH, &[name], &DiskAttach {})?;
+            return session
+                .console
+                .done(&job, &format!("disk {name} imported and attached"));
+        }
+        session.console.done(
+            &job,
+            &format!("disk {name} imported; attach it: tidegate disk attach {name}"),
+        )
+    }
+}
+
+/// Write a disk to an image file
+///
+/// The disk must be detached. Holes stay holes. Interrupting this command does not stop the work: `tidegate job list`
+/// shows it, `tidegate job cancel` stops it.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate disk export web1 web1.qcow2
+  tidegate disk export db1 /backup/db1.img --replace")]
+pub(crate) struct Export {
+    /// The disk
+    #[arg(add = complete::disks())]
+    name: Name,
+
+    /// The image file, in a directory where the daemon may write
+    #[arg(value_hint = ValueHint::FilePath)]
+    file: PathBuf,
+
+    /// raw or qcow2; default: qcow2 if the file's name ends so, else raw
+    #[arg(long)]
+    format: Option<ImageFormat>,
+
+    /// If the file is there already, replace it when the new one is complete
+    #[arg(long)]
+    replace: bool,
+
+    /// Answer with the job at once
+    #[arg(long)]
+    no_wait: bool,
+}
+
+impl Export {
+    /// Does what was asked for.
+    pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
+        let order = DiskExport {
+            file: absolute(&self.file)?,
+            format: self.format,
+            existing: if self.replace {
+                Existing::Replace
+            } else {
+                Existing::Keep
+            },
+        };
+        let name = self.name.as_str();
+        let client = session.client()?;
+        let job = client.order(routes::DISK_EXPORT, &[name], &order)?;
+        if self.no_wait {
+            return session.console.show(&job);
+        }
+        let job = job::follow(&client, &session.console, job)?;
+        session.console.done(
+            &job,
+            &format!("disk {name} exported to {}", order.file.display()),
+        )
+    }
+}
+
+/// The path as the daemon, which stands elsewhere, must be told it.
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|e| Failure::io(format!("cannot use {}", path.display()), &e))
+}

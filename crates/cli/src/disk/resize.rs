@@ -1,0 +1,62 @@
+//! `tidegate disk resize`.
+
+use clap::Args;
+use tidegate_api::disk::{DiskResize, ResizeData};
+use tidegate_api::name::Name;
+use tidegate_api::routes;
+use tidegate_api::units::Size;
+
+use crate::failure::Failure;
+use crate::prompt::Consent;
+use crate::session::Session;
+use crate::{complete, figures};
+
+/// Change a disk's size
+///
+/// A guest that is connected sees the new size at once, if its virtual machine's software can. Shrinking cuts the
+/// disk's end off, and asks first: shrink the file system in it before.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate disk resize web1 20G
+  tidegate disk resize web1 5G --yes")]
+pub(crate) struct Resize {
+    /// The disk
+    #[arg(add = complete::disks())]
+    name: Name,
+
+    /// Its new size
+    size: Size,
+
+    #[command(flatten)]
+    consent: Consent,
+}
+
+impl Resize {
+    /// Does what was asked for.
+    pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
+        let name = self.name.as_str();
+        let Size(size_bytes) = self.size;
+        let client = session.client()?;
+        let before = client.look(routes::DISK, &[name])?.size_bytes;
+        let data = match before.checked_sub(size_bytes) {
+            None | Some(0) => ResizeData::Keep,
+            Some(lost) => {
+                let lost = figures::bytes(lost);
+                self.consent
+                    .obtain(&format!("disk {name} will lose what is in its last {lost}"))?;
+                ResizeData::MayCutOff
+            }
+        };
+        let disk = client.order(
+            routes::DISK_RESIZE,
+            &[name],
+            &DiskResize { size_bytes, data },
+        )?;
+        let (before, now) = (figures::bytes(before), figures::bytes(disk.size_bytes));
+        session.console.done(
+            &disk,
+            &format!("disk {name} resized from {before} to {now}"),
+        )
+    }
+}

@@ -1,0 +1,145 @@
+//! `tidegate disk set`: changes a disk; filters and policy while it is in use.
+
+use clap::{ArgGroup, Args};
+use tidegate_api::descriptor::CacheMode;
+use tidegate_api::disk::DiskSet;
+use tidegate_api::name::Name;
+use tidegate_api::routes;
+
+use super::create::stack;
+use super::policy::PolicyFlags;
+use crate::complete;
+use crate::failure::Failure;
+use crate::session::Session;
+
+/// Change a disk
+///
+/// Filters and I/O control change at once, also while the disk is attached and busy: no I/O fails or is lost. The
+/// other settings need a detached disk.
+#[derive(Debug, Args)]
+#[command(
+    group = ArgGroup::new("changes").required(true).multiple(true).args([
+        "filters", "no_filters", "cache", "read_only", "read_write", "serial", "queues",
+        "shares", "reservation", "limit", "limit_bandwidth",
+    ]),
+    after_help = "\
+Examples:
+  tidegate disk set web1 --filter stats --filter fault:delay=10ms
+  tidegate disk set web1 --no-filters
+  tidegate disk set db1 --shares high --limit 2000iops --limit-bandwidth unlimited
+  tidegate disk set iso1 --read-only
+
+--filter gives the whole stack; `tidegate filter add` and `filter remove` change one filter of it."
+)]
+pub(crate) struct Set {
+    /// The disk
+    #[arg(add = complete::disks())]
+    name: Name,
+
+    /// A filter of the new stack, top first; may be given several times
+    #[arg(short, long = "filter", value_name = "FILTER")]
+    filters: Vec<String>,
+
+    /// An empty stack
+    #[arg(long, conflicts_with = "filters")]
+    no_filters: bool,
+
+    /// What a guest is told about its writes: write-back or write-through
+    #[arg(long, value_name = "MODE")]
+    cache: Option<CacheMode>,
+
+    /// Refuse writes
+    #[arg(long, conflicts_with = "read_write")]
+    read_only: bool,
+
+    /// Take writes again
+    #[arg(long)]
+    read_write: bool,
+
+    /// The serial number that a guest sees; empty: made from its uuid
+    #[arg(long, value_name = "TEXT")]
+    serial: Option<String>,
+
+    /// How many queues a vhost-user guest may use
+    #[arg(long, value_name = "N")]
+    queues: Option<u16>,
+
+    #[command(flatten)]
+    policy: PolicyFlags,
+}
+
+impl Set {
+    /// Does what was asked for.
+    pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
+        let name = self.name.clone();
+        let set = self.order();
+        let disk = session
+            .client()?
+            .order(routes::DISK_SET, &[name.as_str()], &set)?;
+        session.console.done(&disk, &format!("disk {name} changed"))
+    }
+
+    fn order(self) -> DiskSet {
+        DiskSet {
+            cache: self.cache,
+            read_only: match (self.read_only, self.read_write) {
+                (true, _) => Some(true),
+                (_, true) => Some(false),
+                _ => None,
+            },
+            serial: self.serial,
+            queues: self.queues,
+            filters: stack(self.filters, self.no_filters),
+            policy: self.policy.changes(),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        set: Set,
+    }
+
+    fn sent(words: &[&str]) -> String {
+        let line = Line::try_parse_from(["set", "web1"].iter().chain(words));
+        serde_json::to_string(&line.unwrap_or_else(|e| panic!("{e}")).set.order()).unwrap()
+    }
+
+    #[test]
+    fn only_what_was_said_is_sent() {
+        assert_eq!(sent(&["--read-only"]), r#"{"read_only":true}"#);
+        assert_eq!(sent(&["--read-write"]), r#"{"read_only":false}"#);
+        assert_eq!(sent(&["--no-filters"]), r#"{"filters":[]}"#);
+        assert_eq!(sent(&["--filter", "stats"]), r#"{"filters":["stats"]}"#);
+        assert_eq!(sent(&["--shares", "low"]), r#"{"policy":{"shares":500}}"#);
+    }
+
+    #[test]
+    fn taking_a_limit_away_is_not_the_same_as_leaving_it() {
+        assert_eq!(
+            sent(&["--limit", "unlimited"]),
+            r#"{"policy":{"limit_iops":null}}"#
+        );
+        assert_eq!(
+            sent(&["--limit", "10iops"]),
+            r#"{"policy":{"limit_iops":10}}"#
+        );
+    }
+
+    #[test]
+    fn changing_nothing_or_both_ways_is_a_usage_error() {
+        for words in [
+            &["set", "web1"][..],
+            &["set", "web1", "--read-only", "--read-write"],
+        ] {
+            let error = Line::try_parse_from(words).err().unwrap();
+            assert_eq!(error.exit_code(), 2, "{error}");
+        }
+    }
+}

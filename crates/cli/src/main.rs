@@ -1,0 +1,51 @@
+//! `tidegate`: the one program. It serves virtual disks, and it is how people and scripts talk to the one that does.
+//!
+//! `cli` says what can be typed. Each noun has a file: it describes its flags, asks the daemon through `client` and
+//! answers through `output`. The daemon itself is entered in `daemon` and nowhere else.
+//!
+//! Read it so: `cli`, then any noun (`datastore` is the shortest), then `client`.
+
+#![forbid(unsafe_code)]
+
+use std::process::ExitCode;
+
+use clap::Parser;
+use clap_complete::CompleteEnv;
+
+mod cli;
+mod client;
+mod complete;
+mod daemon;
+mod datastore;
+mod disk;
+mod documents;
+mod failure;
+mod figures;
+mod filter;
+mod job;
+mod output;
+mod prompt;
+mod serve;
+mod session;
+mod stats;
+mod status;
+mod table;
+mod top;
+mod yaml;
+
+fn main() -> ExitCode {
+    // When a shell asks for completions, this answers and ends.
+    CompleteEnv::with_factory(cli::command).complete();
+
+    let cli = cli::Cli::parse();
+    let session = cli.session();
+    match cli.run(&session) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(failure) => {
+            if let Some(problem) = failure.problem() {
+                session.console.complain(problem);
+            }
+            failure.exit_code()
+        }
+    }
+}

@@ -1,0 +1,365 @@
+//! `tidegate serve`, `serve-one` and `check-config`: the verbs that are the daemon, or look at what it will be.
+
+use std::path::PathBuf;
+
+use clap::{Args, ValueHint};
+use tidegate_api::config::{NbdTcp, TlsConfig};
+use tidegate_api::name::Name;
+use tidegate_api::units::Span;
+
+use crate::daemon::{self, OneOptions, ServeOptions};
+use crate::failure::Failure;
+use crate::session::Session;
+
+/// Serve disks: the daemon, in the foreground
+///
+/// The first run makes the root directory, a datastore `local` in it and an attached disk `disk0` of 1 GiB, and prints
+/// how QEMU, libvirt, qemu-img, nbdinfo and fio reach it. SIGTERM and SIGINT stop it cleanly. Under systemd it tells
+/// when it is ready (Type=notify).
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate serve
+  tidegate serve --root /tmp/try
+  tidegate serve --nbd-tcp 127.0.0.1:10809 --plaintext
+  TIDEGATE_ROOT=/tmp/try tidegate status --wait 20s
+
+Files below the root:
+  tidegate.toml       configuration; it need not exist (checked by `tidegate check-config`)
+  state/              what is remembered: datastores, disks, which are attached
+  run/tidegate.sock   the REST interface
+  run/nbd.sock        NBD
+  run/disks/          vhost-user sockets, one for each attached disk")]
+pub(crate) struct Serve {
+    /// The configuration file; default: the root's, if it is there
+    #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
+    config: Option<PathBuf>,
+
+    /// How many I/O threads; default: as configured
+    #[arg(long, value_name = "N")]
+    threads: Option<u16>,
+
+    #[command(flatten)]
+    tcp: Tcp,
+}
+
+/// A TCP address for NBD clients, besides the configured ones.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "NBD over TCP")]
+struct Tcp {
+    /// Serve NBD on this address and port too, such as 0.0.0.0:10809: with --tls-certificate, or with --plaintext
+    #[arg(long, value_name = "ADDRESS")]
+    nbd_tcp: Option<String>,
+
+    /// Without TLS; only on a loopback address
+    #[arg(long, requires = "nbd_tcp", conflicts_with = "tls_certificate")]
+    plaintext: bool,
+
+    /// The server's certificate, a PEM file
+    #[arg(long, value_name = "FILE", requires_all = ["nbd_tcp", "tls_key"], value_hint = ValueHint::FilePath)]
+    tls_certificate: Option<PathBuf>,
+
+    /// The server's private key, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_certificate", value_hint = ValueHint::FilePath)]
+    tls_key: Option<PathBuf>,
+
+    /// The authorities whose clients are let in, a PEM file; default: any client is
+    #[arg(long, value_name = "FILE", requires = "tls_certificate", value_hint = ValueHint::FilePath)]
+    tls_client_ca: Option<PathBuf>,
+}
+
+impl Serve {
+    /// Does what was asked for.
+    pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
+        daemon::serve(self.options(session)?)
+    }
+
+    fn options(self, session: &Session) -> Result<ServeOptions, Failure> {
+        Ok(ServeOptions {
+            root: session.root.clone(),
+            config: self.config,
+            threads: self.threads,
+            nbd_tcp: self.tcp.listener()?.into_iter().collect(),
+        })
+    }
+}
+
+impl Tcp {
+    /// The listener that is asked for, if one is. Nobody gets one without TLS who has not asked for that by name.
+    fn listener(self) -> Result<Option<NbdTcp>, Failure> {
+        let Some(listen) = self.nbd_tcp else {
+            return Ok(None);
+        };
+        // A daemon begun elsewhere by systemd reads the same files: absolute they mean the same everywhere.
+        let here = |path: PathBuf| {
+            std::path::absolute(&path)
+                .map_err(|e| Failure::io(format!("cannot use {}", path.display()), &e))
+        };
+        let tls = match (self.tls_certificate, self.tls_key) {
+            (Some(certificate), Some(key)) => Some(TlsConfig {
+                certificate: here(certificate)?,
+                key: here(key)?,
+                client_ca: self.tls_client_ca.map(here).transpose()?,
+            }),
+            _ if self.plaintext => None,
+            _ => {
+                return Err(Failure::usage(
+                    format!("NBD on {listen} would be open to whoever can reach it"),
+                    "add --tls-certificate FILE --tls-key FILE, or on a loopback address --plaintext",
+                ));
+            }
+        };
+        Ok(Some(NbdTcp {
+            listen,
+            tls,
+            plaintext: self.plaintext,
+        }))
+    }
+}
+
+/// Serve one disk without a daemon, a root or any state
+///
+/// For scripts, test suites and packagers. Sockets may also be inherited (LISTEN_FDS): one that is named vhost-user
+/// (LISTEN_FDNAMES) is for a virtual machine, others are for NBD clients.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate serve-one disk.img --nbd /tmp/nbd.sock
+  tidegate serve-one memory:1G --vhost-user /tmp/vm.sock --exit-with-parent
+  tidegate serve-one null:10G --cpu 3 --nbd /tmp/nbd.sock --filter stats --filter null
+  tidegate serve-one nbd+unix:///export?socket=/tmp/upstream.sock --nbd /tmp/nbd.sock --read-only
+  qemu-img info nbd+unix:///?socket=/tmp/nbd.sock")]
+pub(crate) struct ServeOne {
+    /// What to serve: a file or block device, null:SIZE, memory:SIZE, emulated:MODEL:SIZE,
+    /// nbd://... or nbd+unix://...
+    #[arg(value_name = "SOURCE", value_hint = ValueHint::FilePath)]
+    source: String,
+
+    /// Listen here for a virtual machine (vhost-user-blk)
+    #[arg(long, value_name = "SOCKET", value_hint = ValueHint::FilePath)]
+    vhost_user: Option<PathBuf>,
+
+    /// Listen here for NBD clients
+    #[arg(long, value_name = "SOCKET", value_hint = ValueHint::FilePath)]
+    nbd: Option<PathBuf>,
+
+    /// A filter of its stack, top first; may be given several times; default: none
+    #[arg(short, long = "filter", value_name = "FILTER")]
+    filters: Vec<String>,
+
+    /// Refuse writes
+    #[arg(long)]
+    read_only: bool,
+
+    /// Stop when the process that started this one ends
+    #[arg(long)]
+    exit_with_parent: bool,
+
+    #[command(flatten)]
+    device: Device,
+
+    #[command(flatten)]
+    threads: Threads,
+}
+
+/// How the disk appears.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "The disk")]
+struct Device {
+    /// Its name, which is also its NBD export name (besides the empty one); default: disk
+    #[arg(long)]
+    name: Option<Name>,
+
+    /// The serial number that a guest sees
+    #[arg(long, value_name = "TEXT")]
+    serial: Option<String>,
+
+    /// How many queues a vhost-user guest may use; default: 16
+    #[arg(long, value_name = "N")]
+    queues: Option<u16>,
+
+    /// Bytes of the blocks that a guest is told: 512, 1024, 2048 or 4096
+    #[arg(long, value_name = "BYTES")]
+    block_size: Option<u32>,
+
+    /// Make each write durable before it is answered
+    #[arg(long)]
+    write_through: bool,
+
+    /// Go through the page cache
+    #[arg(long)]
+    buffered: bool,
+}
+
+/// The threads that serve it.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "I/O threads")]
+struct Threads {
+    /// How many I/O threads; default: one for each --cpu, else 1
+    #[arg(long, value_name = "N")]
+    threads: Option<u16>,
+
+    /// A CPU to pin an I/O thread to; may be given several times, once for each thread
+    #[arg(long = "cpu", value_name = "CPU")]
+    cpus: Vec<usize>,
+
+    /// How many microseconds an idle I/O thread looks for work before it sleeps; 0: not at all; default: 50
+    #[arg(long, value_name = "US")]
+    poll_us: Option<u32>,
+}
+
+impl ServeOne {
+    /// Does what was asked for.
+    pub(crate) fn run(self, _: &Session) -> Result<(), Failure> {
+        let inherits = std::env::var_os("LISTEN_FDS").is_some();
+        if self.vhost_user.is_none() && self.nbd.is_none() && !inherits {
+            return Err(Failure::usage(
+                format!("nobody could reach {}: it has no socket", self.source),
+                "say --nbd SOCKET, --vhost-user SOCKET or both",
+            ));
+        }
+        daemon::serve_one(self.options()?)
+    }
+
+    fn options(self) -> Result<OneOptions, Failure> {
+        let Threads {
+            threads,
+            cpus,
+            poll_us,
+        } = self.threads;
+        let default = OneOptions::new(self.source);
+        let each = u16::try_from(cpus.len()).map_err(|_| {
+            Failure::usage(
+                format!("{} CPUs are too many", cpus.len()),
+                "give one --cpu for each I/O thread",
+            )
+        })?;
+        Ok(OneOptions {
+            vhost_user: self.vhost_user,
+            nbd: self.nbd,
+            filters: self.filters,
+            read_only: self.read_only,
+            exit_with_parent: self.exit_with_parent,
+            write_through: self.device.write_through,
+            buffered: self.device.buffered,
+            queues: self.device.queues.unwrap_or(default.queues),
+            block_size: self.device.block_size.unwrap_or(default.block_size),
+            serial: self.device.serial.unwrap_or_default(),
+            name: self.device.name.unwrap_or_else(|| default.name.clone()),
+            poll: poll_us.map_or(default.poll, |us| Span(u64::from(us) * 1000)),
+            threads: threads.unwrap_or(each.max(1)),
+            cpus,
+            ..default
+        })
+    }
+}
+
+/// Check the configuration file without serving
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate check-config
+  tidegate check-config ./tidegate.toml.new")]
+pub(crate) struct CheckConfig {
+    /// The file; default: the root's own
+    #[arg(value_hint = ValueHint::FilePath)]
+    file: Option<PathBuf>,
+}
+
+impl CheckConfig {
+    /// Does what was asked for.
+    pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
+        let options = ServeOptions {
+            root: session.root.clone(),
+            config: self.file,
+            threads: None,
+            nbd_tcp: Vec::new(),
+        };
+        match daemon::check_config(&options)? {
+            Some(file) => session.console.say(&format!("{} is fine", file.display())),
+            None => session
+                .console
+                .say("there is no configuration file: the defaults are used"),
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use clap::Parser;
+
+    #[derive(Parser)]
+    struct Line {
+        #[command(flatten)]
+        tcp: Tcp,
+    }
+
+    #[derive(Parser)]
+    struct OneLine {
+        #[command(flatten)]
+        one: ServeOne,
+    }
+
+    fn listener(words: &[&str]) -> Result<Option<NbdTcp>, String> {
+        let line =
+            Line::try_parse_from(["serve"].iter().chain(words)).map_err(|e| e.to_string())?;
+        line.tcp
+            .listener()
+            .map_err(|failure| format!("{failure:?}"))
+    }
+
+    #[test]
+    fn nobody_gets_an_open_port_who_did_not_ask_for_one() {
+        assert_eq!(listener(&[]), Ok(None));
+        let open = listener(&["--nbd-tcp", "0.0.0.0:10809"]).unwrap_err();
+        assert!(
+            open.contains("Usage") && open.contains("--tls-certificate"),
+            "{open}"
+        );
+        let plain = listener(&["--nbd-tcp", "127.0.0.1:10809", "--plaintext"])
+            .unwrap()
+            .unwrap();
+        assert!(plain.plaintext && plain.tls.is_none());
+    }
+
+    #[test]
+    fn a_certificate_needs_its_key_and_an_address() {
+        let address = ["--nbd-tcp", "0.0.0.0:10809"];
+        let certificate = ["--tls-certificate", "/c.pem"];
+        let key = ["--tls-key", "/k.pem"];
+        let all = [address, certificate, key].concat();
+        let tls = listener(&all).unwrap().unwrap().tls.unwrap();
+        assert_eq!(
+            (tls.certificate, tls.key),
+            ("/c.pem".into(), "/k.pem".into())
+        );
+        assert!(listener(&[address, certificate].concat()).is_err());
+        assert!(listener(&[certificate, key].concat()).is_err());
+        assert!(listener(&[&all[..], &["--plaintext"]].concat()).is_err());
+    }
+
+    #[test]
+    fn one_disk_has_a_thread_for_each_cpu_that_is_named() {
+        let options = |words: &[&str]| {
+            let words = ["serve-one", "null:1G"].iter().chain(words);
+            OneLine::try_parse_from(words)
+                .unwrap_or_else(|e| panic!("{e}"))
+                .one
+                .options()
+                .unwrap()
+        };
+        let plain = options(&[]);
+        assert_eq!(
+            (plain.threads, plain.cpus, plain.poll),
+            (1, vec![], Span(50_000))
+        );
+        let pinned = options(&["--cpu", "2", "--cpu", "3", "--poll-us", "0"]);
+        assert_eq!(
+            (pinned.threads, pinned.cpus, pinned.poll),
+            (2, vec![2, 3], Span(0))
+        );
+        assert_eq!(options(&["--threads", "4"]).threads, 4);
+    }
+}

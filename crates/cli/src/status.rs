@@ -1,0 +1,145 @@
+//! `tidegate status`: how the daemon is, and waiting until it serves.
+
+use std::time::{Duration, Instant};
+
+use clap::Args;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_api::routes;
+use tidegate_api::status::{NbdListener, NbdSecurity, State, Status as Answer};
+use tidegate_api::units::Span;
+
+use crate::client::Client;
+use crate::failure::{Failure, sentences};
+use crate::output::{Detail, Shown};
+use crate::session::Session;
+use crate::{figures, table};
+
+/// How long between two looks while waiting: a person does not notice it, a CPU hardly.
+const PAUSE: Duration = Duration::from_millis(50);
+
+/// Show how the daemon is, or wait until it serves
+///
+/// Exit status 3 if the daemon cannot be reached; with --wait also 1 if it can be but does not serve in time.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate status
+  tidegate serve & tidegate status --wait 20s && tidegate disk list
+  tidegate status -o json | jq -r .api_socket")]
+pub(crate) struct Status {
+    /// Wait until the daemon serves, at most so long
+    #[arg(long, value_name = "TIME")]
+    wait: Option<Span>,
+}
+
+impl Status {
+    /// Does what was asked for.
+    pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
+        let client = session.client()?;
+        let status = match self.wait {
+            None => client.look(routes::STATUS, &[])?,
+            Some(longest) => wait(&client, longest.to_duration())?,
+        };
+        session.console.show(&status)
+    }
+}
+
+/// Looks until the daemon serves.
+fn wait(client: &Client, longest: Duration) -> Result<Answer, Failure> {
+    let began = Instant::now();
+    loop {
+        let failure = match client.look(routes::STATUS, &[]) {
+            Ok(status) if status.state == State::Serving => return Ok(status),
+            Ok(status) => Failure::Failed(not_yet(&status, longest)),
+            Err(failure) => failure,
+        };
+        // What a daemon that goes on answers with a problem, waiting does not mend.
+        let may_pass = match &failure {
+            Failure::Unreachable(_) => true,
+            Failure::Failed(problem) => {
+                matches!(problem.code, ProblemCode::Busy | ProblemCode::Stopping)
+            }
+            Failure::Usage(_) | Failure::NobodyReads => false,
+        };
+        if !may_pass || began.elapsed() >= longest {
+            return Err(failure);
+        }
+        std::thread::sleep(PAUSE);
+    }
+}
+
+fn not_yet(status: &Answer, longest: Duration) -> Problem {
+    let waited = figures::seconds(longest.as_secs());
+    Problem::new(
+        ProblemCode::Busy,
+        format!("the daemon does not serve after {waited}"),
+    )
+    .because(format!("it is {}", state(status.state)))
+    .remedy("wait longer, or see its log")
+}
+
+fn state(state: State) -> &'static str {
+    match state {
+        State::Starting => "starting",
+        State::Serving => "serving",
+        State::Stopping => "stopping",
+    }
+}
+
+fn listener(listener: &NbdListener) -> String {
+    let security = match listener.security {
+        NbdSecurity::Unix => "unix socket",
+        NbdSecurity::Tls => "TLS",
+        NbdSecurity::MutualTls => "TLS with client certificates",
+        NbdSecurity::Plaintext => "plaintext",
+    };
+    format!("{} ({security})", listener.address)
+}
+
+impl Shown for Answer {
+    fn names(&self) -> Vec<String> {
+        vec![state(self.state).to_owned()]
+    }
+
+    fn table(&self, _: Detail) -> String {
+        let config = self.config.as_ref().map_or_else(
+            || "none: all defaults".to_owned(),
+            |c| c.display().to_string(),
+        );
+        let listeners: Vec<String> = self.nbd_listeners.iter().map(listener).collect();
+        let mut pairs = vec![
+            (
+                "state",
+                format!(
+                    "{} for {}",
+                    state(self.state),
+                    figures::seconds(self.uptime_s)
+                ),
+            ),
+            ("version", self.version.clone()),
+            ("process", self.pid.to_string()),
+            ("root", self.root.display().to_string()),
+            ("configuration", config),
+            ("api socket", self.api_socket.display().to_string()),
+            (
+                "nbd",
+                if listeners.is_empty() {
+                    "none".to_owned()
+                } else {
+                    listeners.join("\n")
+                },
+            ),
+            ("I/O threads", self.threads.to_string()),
+            ("datastores", self.datastores.to_string()),
+            (
+                "disks",
+                format!("{}, {} attached", self.disks, self.attached),
+            ),
+            ("clients", self.clients.to_string()),
+        ];
+        for problem in &self.problems {
+            pairs.push(("problem", sentences(problem)));
+        }
+        table::pairs(&pairs)
+    }
+}

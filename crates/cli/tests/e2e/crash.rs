@@ -1,0 +1,161 @@
+//! The server dies under a verifying load, again and again, and its guests and clients do not notice.
+//!
+//! A guest runs fio with checksums on each block; QEMU keeps the queues' in-flight region and hands it to the next
+//! server, which must finish what the last one had begun: each request once, none forgotten. On NBD the client must
+//! ask again by itself: QEMU's block layer does, with fio in front of it.
+
+use std::thread;
+
+use crate::support::daemon::Daemon;
+use crate::support::guest::{Guest, Hardware};
+use crate::support::place::{MIB, Place};
+use crate::support::program::{PATIENCE, Program, Service, find};
+use crate::support::server::{Server, Serving, wait_until_it_answers};
+
+/// How often the server is killed.
+const DEATHS: u32 = 10;
+
+/// Writes 4 KiB blocks all over 8 MiB and verifies them, pass after pass, each with other bytes, until it is asked
+/// to stop or finds something wrong. What is read back must be what was last written there.
+const LOAD: &str = "pass=0; code=0; \
+    while [ $code = 0 ] && [ ! -e /run/stop ]; do pass=$((pass + 1)); \
+    fio --name=load --filename=/dev/vda --size=8M --direct=1 --ioengine=libaio --iodepth=16 \
+    --rw=randwrite --bs=4k --verify=crc32c --verify_backlog=256 --verify_fatal=1 --randseed=$pass \
+    >/run/fio.log 2>&1; code=$?; done; echo $code >/run/fio.code";
+
+/// How much the guest has completed, reads and writes, as its kernel counts it.
+const COMPLETED: &str = "awk '{print $1 + $5}' /sys/block/vda/stat";
+
+/// How many requests a load completes between two deaths.
+const BETWEEN_DEATHS: u64 = 500;
+
+fn outlives_ten_deaths(guest: &mut Guest, mut crash_and_restart: impl FnMut()) {
+    guest.run(&format!("{{ {LOAD}; }} &"));
+    for death in 1..=DEATHS {
+        wait_for_progress(guest, death);
+        crash_and_restart();
+    }
+    wait_for_progress(guest, DEATHS + 1);
+    guest.run("touch /run/stop");
+    guest.eventually("test -e /run/fio.code");
+    let report = guest.run("cat /run/fio.code /run/fio.log");
+    assert!(
+        report.starts_with("0\n") && report.contains("err= 0"),
+        "fio complains:\n{report}"
+    );
+    assert_eq!(guest.complaints(), "");
+}
+
+/// The load goes on: some hundreds of requests more than now.
+fn wait_for_progress(guest: &mut Guest, round: u32) {
+    let now: u64 = guest
+        .run(COMPLETED)
+        .parse()
+        .expect("the kernel counts in numbers");
+    let (code, said) = guest.attempt(
+        &format!(
+            "while [ $({COMPLETED}) -lt {} ]; do test ! -e /run/fio.code || exit 1; done",
+            now + BETWEEN_DEATHS
+        ),
+        PATIENCE,
+    );
+    if code != 0 {
+        let report = guest.run("cat /run/fio.log; dmesg | tail -20");
+        panic!("the load ended before death {round}: {said}\n{report}");
+    }
+}
+
+#[test]
+fn a_guest_carries_on_when_the_server_is_killed_ten_times() {
+    let place = Place::new();
+    let image = place.image("image", 64 * MIB);
+    let mut server = Server::start(&place, Serving::image(&image));
+    let mut guest = Guest::boot(
+        &place,
+        &Hardware {
+            disks: &[server.vhost_user()],
+            cpus: 2,
+        },
+    );
+    outlives_ten_deaths(&mut guest, || server.crash_and_restart());
+}
+
+#[test]
+fn a_guest_carries_on_when_the_daemon_of_a_host_is_killed_ten_times() {
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place);
+    daemon.run(&["disk", "create", "system", "--size", "64M", "--attach"]);
+    let socket = daemon.vhost_user("system");
+    let mut guest = Guest::boot(
+        &place,
+        &Hardware {
+            disks: &[&socket],
+            cpus: 2,
+        },
+    );
+    outlives_ten_deaths(&mut guest, || daemon.crash_and_restart());
+}
+
+#[test]
+fn an_nbd_client_that_asks_again_loses_nothing_when_the_server_is_killed_ten_times() {
+    // Enough passes to last for ten deaths; each verifies all that it wrote.
+    const LOAD: [&str; 10] = [
+        "--name=load",
+        "--ioengine=nbd",
+        "--rw=randwrite",
+        "--bs=4k",
+        "--size=16M",
+        "--iodepth=16",
+        "--verify=crc32c",
+        "--verify_backlog=256",
+        "--verify_fatal=1",
+        "--loops=1",
+    ];
+    let place = Place::new();
+    let image = place.image("image", 64 * MIB);
+    let mut server = Server::start(&place, Serving::image(&image));
+    let front = place.join("front");
+    let args = [
+        format!(
+            "--blockdev=nbd,node-name=disk,reconnect-delay=60,server.type=unix,server.path={}",
+            server.nbd().display()
+        ),
+        format!(
+            "--nbd-server=addr.type=unix,addr.path={},max-connections=0",
+            front.display()
+        ),
+        "--export=nbd,id=nbd,node-name=disk,name=,writable=on".to_owned(),
+    ];
+    let program = find("qemu-storage-daemon");
+    let mut qemu = Service::start("QEMU's NBD client", program.as_os_str(), &args, &[]);
+    wait_until_it_answers(&mut qemu, &front);
+
+    let mut deaths = 0;
+    let mut pass = 0;
+    while deaths < DEATHS {
+        pass += 1;
+        let load = Program::new("fio")
+            .args(LOAD)
+            .arg(format!("--randseed={pass}"))
+            .arg(format!("--uri=nbd+unix:///?socket={}", front.display()));
+        let fio = thread::spawn(move || load.run());
+        // A death each time that the load has written some more, as the image's own clock tells.
+        let mut last = modified(&image);
+        while !fio.is_finished() && deaths < DEATHS {
+            let now = modified(&image);
+            if now != last {
+                server.crash_and_restart();
+                deaths += 1;
+                last = modified(&image);
+            }
+            qemu.said.pause(std::time::Duration::from_millis(50));
+        }
+        let said = fio.join().expect("fio is content, or has said why not");
+        assert!(said.contains("err= 0"), "{said}");
+    }
+}
+
+fn modified(image: &std::path::Path) -> std::time::SystemTime {
+    let metadata = std::fs::metadata(image).expect("the image is there");
+    metadata.modified().expect("Linux keeps this")
+}

@@ -1,0 +1,17 @@
+//! The real binary with real clients: a QEMU guest on vhost-user-blk, and the NBD clients that people use.
+//!
+//! Each test makes a place of its own (a temporary directory), starts a server and its clients in it, and takes
+//! everything down again, also when it fails; then it prints what the server, the guest and the clients said.
+//! Nothing here knows how `tidegate` works inside. `TIDEGATE_E2E_PEER=1` runs the tests that need nothing but a
+//! disk against `qemu-storage-daemon` (what fails there too is the test's own fault, not ours); those that ask for our
+//! own verbs run `tidegate` all the same.
+//!
+//! `cargo xtask test` installs what these tests need: Debian packages, and a Debian kernel for the guest.
+
+mod crash;
+mod first_minute;
+mod guest_disk;
+mod guest_resize;
+mod nbd_clients;
+mod nbd_database;
+mod support;

@@ -1,0 +1,9 @@
+//! What the end-to-end tests stand on: places, programs, servers and guests, each cleaned up by its own drop.
+
+pub(crate) mod daemon;
+pub(crate) mod guest;
+pub(crate) mod initramfs;
+pub(crate) mod place;
+pub(crate) mod program;
+pub(crate) mod server;
+pub(crate) mod transcript;

@@ -1,0 +1,88 @@
+//! `tidegate serve` with a root of its own, and the command line that talks to it.
+
+use std::path::PathBuf;
+use std::process::{ExitStatus, Output};
+
+use super::place::Place;
+use super::program::{Program, Service};
+use super::server::TIDEGATE;
+
+/// A running daemon of a host.
+pub(crate) struct Daemon {
+    service: Service,
+    root: String,
+}
+
+impl Daemon {
+    /// Starts one whose root is in `place`, and waits until it serves.
+    pub(crate) fn start(place: &Place) -> Daemon {
+        let root = place.join("root").display().to_string();
+        let service = Service::start(
+            "tidegate serve",
+            TIDEGATE.as_ref(),
+            &["serve".to_owned()],
+            &[("TIDEGATE_ROOT", root.clone())],
+        );
+        let daemon = Daemon { service, root };
+        daemon.run(&["status", "--wait", "20s"]);
+        daemon
+    }
+
+    /// `tidegate ARGS`, whatever becomes of it.
+    pub(crate) fn attempt(&self, args: &[&str]) -> Output {
+        Program::at(TIDEGATE)
+            .env("TIDEGATE_ROOT", &self.root)
+            .args(args)
+            .output()
+    }
+
+    /// `tidegate ARGS`, which must succeed. What it printed.
+    pub(crate) fn run(&self, args: &[&str]) -> String {
+        Program::at(TIDEGATE)
+            .env("TIDEGATE_ROOT", &self.root)
+            .args(args)
+            .run()
+    }
+
+    /// The NBD address of a disk, as `disk show` tells it.
+    pub(crate) fn nbd_uri(&self, disk: &str) -> String {
+        self.shown(disk, "nbd_uri")
+    }
+
+    /// The vhost-user-blk socket of a disk, as `disk show` tells it.
+    pub(crate) fn vhost_user(&self, disk: &str) -> PathBuf {
+        self.shown(disk, "vhost_user_socket").into()
+    }
+
+    fn shown(&self, disk: &str, field: &str) -> String {
+        let json = self.run(&["disk", "show", disk, "-o", "json"]);
+        // A field and its text, both in quotes: all that is asked of a JSON reader here.
+        let mut words = json.split('"').skip_while(|word| *word != field).skip(2);
+        words
+            .next()
+            .unwrap_or_else(|| panic!("no {field} in:\n{json}"))
+            .to_owned()
+    }
+
+    /// All that it has said.
+    pub(crate) fn said(&self) -> String {
+        self.service.said.text()
+    }
+
+    /// Asks it to stop with a signal; how it ended.
+    pub(crate) fn stop(mut self, signal: &str) -> ExitStatus {
+        self.service.stop(signal)
+    }
+
+    /// `kill -9`, then the same command again.
+    pub(crate) fn crash_and_restart(&mut self) {
+        self.service.kill();
+        self.service = Service::start_again(
+            &self.service.said.clone(),
+            TIDEGATE.as_ref(),
+            &["serve".to_owned()],
+            &[("TIDEGATE_ROOT", self.root.clone())],
+        );
+        self.run(&["status", "--wait", "20s"]);
+    }
+}

@@ -1,0 +1,291 @@
+//! A stock QEMU guest under TCG whose disk is a vhost-user-blk device, and a shell in it.
+//!
+//! The test says [`Guest::run`] and gets what the command printed; a command that fails fails the test. QEMU is
+//! told to connect again once a second when the server goes away, as libvirt's users would configure it.
+//!
+//! # Always true
+//! - Every wait has a deadline; QEMU dies with its guard, and then the consoles are printed if the test failed.
+
+use std::io::Write;
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::Path;
+use std::sync::mpsc;
+use std::thread;
+use std::time::{Duration, Instant};
+
+use super::initramfs;
+use super::place::Place;
+use super::program::{PATIENCE, Service, find};
+use super::transcript::Transcript;
+
+/// Prints the guest's memory in KiB.
+const MEMORY: &str = "awk '/MemTotal/ {print $2}' /proc/meminfo";
+
+/// What a guest is made of.
+pub(crate) struct Hardware<'a> {
+    /// The socket of each vhost-user-blk server; the first is `/dev/vda`.
+    pub(crate) disks: &'a [&'a Path],
+    /// Virtual CPUs; the disk has as many queues.
+    pub(crate) cpus: u32,
+}
+
+/// A running guest.
+pub(crate) struct Guest {
+    shell: Line,
+    monitor: Line,
+    // Last: its own drop is to print what the console said after the others'.
+    _qemu: Service,
+    commands: u32,
+}
+
+/// One line of conversation with QEMU or with the guest.
+struct Line {
+    stream: UnixStream,
+    said: Transcript,
+}
+
+impl Line {
+    fn answered(name: &str, listener: &mpsc::Receiver<UnixStream>) -> Line {
+        let stream = listener
+            .recv_timeout(PATIENCE)
+            .unwrap_or_else(|_| panic!("QEMU never opened its {name}; see what it said"));
+        let said = Transcript::new(name);
+        said.listen(stream.try_clone().expect("a socket can be duplicated"));
+        Line { stream, said }
+    }
+
+    fn say(&mut self, words: &str) {
+        if let Err(error) = self.stream.write_all(words.as_bytes()) {
+            self.said.print_tail();
+            panic!("QEMU hung up: {error}");
+        }
+    }
+}
+
+impl Guest {
+    /// Boots one, and waits for its shell.
+    pub(crate) fn boot(place: &Place, hardware: &Hardware) -> Guest {
+        let boot = initramfs::boot();
+        let shell = listen(&place.join("shell"));
+        let monitor = listen(&place.join("monitor"));
+        let mut args = words(
+            "-nodefaults -no-user-config -display none -m 512M,slots=2,maxmem=1G -cpu max \
+             -machine q35,accel=tcg,memory-backend=memory,smm=off \
+             -object memory-backend-memfd,id=memory,size=512M,share=on",
+        );
+        args.extend(["-smp".to_owned(), hardware.cpus.to_string()]);
+        args.extend(["-kernel".to_owned(), boot.kernel.display().to_string()]);
+        args.extend(["-initrd".to_owned(), boot.initramfs.display().to_string()]);
+        args.extend(words("-append"));
+        args.push("console=ttyS0 quiet panic=-1 nokaslr mitigations=off rdinit=/init".to_owned());
+        args.extend(words("-serial stdio"));
+        args.extend([
+            "-serial".to_owned(),
+            format!("unix:{}", place.join("shell").display()),
+        ]);
+        args.extend([
+            "-qmp".to_owned(),
+            format!("unix:{}", place.join("monitor").display()),
+        ]);
+        for (slot, socket) in hardware.disks.iter().enumerate() {
+            args.push("-chardev".to_owned());
+            args.push(format!(
+                "socket,id=socket{slot},path={},reconnect=1",
+                socket.display()
+            ));
+            args.push("-device".to_owned());
+            args.push(format!(
+                "pcie-root-port,id=port{slot},chassis={slot},slot={slot}"
+            ));
+            args.push("-device".to_owned());
+            args.push(format!(
+                "vhost-user-blk-pci,id=disk{slot},chardev=socket{slot},bus=port{slot},num-queues={}",
+                hardware.cpus
+            ));
+        }
+        let qemu = find("qemu-system-x86_64");
+        let qemu = Service::start("the guest's console", qemu.as_os_str(), &args, &[]);
+        let monitor = Line::answered("monitor", &monitor);
+        let shell = Line::answered("shell", &shell);
+        let mut guest = Guest {
+            _qemu: qemu,
+            shell,
+            monitor,
+            commands: 0,
+        };
+        guest.qmp("qmp_capabilities", "{}");
+        guest.wait_for_boot(0);
+        guest
+    }
+
+    fn wait_for_boot(&self, mark: usize) {
+        self.shell
+            .said
+            .wait("shell in the guest", mark, PATIENCE, |said| {
+                said.find("[booted]\n")
+            });
+    }
+
+    /// Runs a line of shell in the guest; fails the test unless it succeeds. What it printed.
+    pub(crate) fn run(&mut self, command: &str) -> String {
+        let (code, said) = self.attempt(command, PATIENCE);
+        assert_eq!(code, 0, "in the guest, `{command}` failed:\n{said}");
+        said
+    }
+
+    /// Runs a line of shell in the guest: its exit code, and what it printed.
+    pub(crate) fn attempt(&mut self, command: &str, patience: Duration) -> (i32, String) {
+        self.commands += 1;
+        let number = self.commands;
+        let mark = self.shell.said.mark();
+        self.shell.say(&format!(
+            "( {command} ) >/run/said 2>&1 </dev/null; code=$?; cat /run/said; echo \"[done {number} $code]\"\n"
+        ));
+        let done = format!("[done {number} ");
+        self.shell.said.wait(
+            &format!("end of `{command}` in the guest"),
+            mark,
+            patience,
+            |said| {
+                let (output, rest) = said.split_once(&done)?;
+                let (code, _) = rest.split_once("]\n")?;
+                Some((
+                    code.parse().ok()?,
+                    output.replace('\r', "").trim_end().to_owned(),
+                ))
+            },
+        )
+    }
+
+    /// Runs a line of shell again and again until it succeeds.
+    pub(crate) fn eventually(&mut self, command: &str) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.attempt(command, PATIENCE).0 != 0 {
+            assert!(
+                Instant::now() < deadline,
+                "in the guest, `{command}` never succeeded"
+            );
+        }
+    }
+
+    /// Presses the reset button, and waits for the shell of the new boot.
+    pub(crate) fn reset(&mut self) {
+        let mark = self.shell.said.mark();
+        self.qmp("system_reset", "{}");
+        self.wait_for_boot(mark);
+    }
+
+    /// Takes the disk in a slot away, as an operator would; returns when the guest has let go of it.
+    pub(crate) fn unplug(&mut self, slot: usize) {
+        let mark = self.monitor.said.mark();
+        self.qmp("device_del", &format!(r#"{{"id": "disk{slot}"}}"#));
+        let gone = format!(r#""device": "disk{slot}""#);
+        self.monitor
+            .said
+            .wait("DEVICE_DELETED", mark, PATIENCE, |said| {
+                said.lines()
+                    .find(|l| l.contains("DEVICE_DELETED") && l.contains(&gone))
+                    .map(drop)
+            });
+        self.qmp("chardev-remove", &format!(r#"{{"id": "socket{slot}"}}"#));
+    }
+
+    /// Puts a disk into a slot.
+    pub(crate) fn plug(&mut self, slot: usize, socket: &Path) {
+        let address = format!(
+            r#"{{"type": "unix", "data": {{"path": "{}"}}}}"#,
+            socket.display()
+        );
+        self.qmp(
+            "chardev-add",
+            &format!(
+                r#"{{"id": "socket{slot}", "backend": {{"type": "socket", "data":
+                {{"addr": {address}, "server": false, "reconnect": 1}}}}}}"#
+            ),
+        );
+        self.qmp(
+            "device_add",
+            &format!(
+                r#"{{"driver": "vhost-user-blk-pci", "id": "disk{slot}",
+                "chardev": "socket{slot}", "bus": "port{slot}"}}"#
+            ),
+        );
+    }
+
+    /// Plugs more memory into the running guest, and waits until its kernel uses it.
+    pub(crate) fn add_memory(&mut self, mib: u64) {
+        self.qmp(
+            "object-add",
+            &format!(
+                r#"{{"qom-type": "memory-backend-memfd", "id": "more", "size": {}, "share": true}}"#,
+                mib << 20
+            ),
+        );
+        let before: u64 = self
+            .run(MEMORY)
+            .parse()
+            .expect("the kernel counts in numbers");
+        self.qmp(
+            "device_add",
+            r#"{"driver": "pc-dimm", "id": "dimm", "memdev": "more"}"#,
+        );
+        self.eventually(&format!(
+            "for block in /sys/devices/system/memory/memory*/state; do \
+             grep -q online $block || echo online >$block; done; [ $({MEMORY}) -gt {} ]",
+            before + mib * 1000
+        ));
+    }
+
+    /// What the guest's kernel complained about, of disks and of everything that stands on them.
+    pub(crate) fn complaints(&mut self) -> String {
+        self.run("dmesg | grep -iE 'I/O error|blocked for more|EXT4-fs (error|warning)|aborted|BUG:|call trace' || true")
+    }
+
+    fn qmp(&mut self, verb: &str, arguments: &str) -> String {
+        let mark = self.monitor.said.mark();
+        let arguments = arguments.replace('\n', " ");
+        self.monitor.say(&format!(
+            "{{\"execute\": \"{verb}\", \"arguments\": {arguments}}}\n"
+        ));
+        let answer = self.monitor.said.wait(verb, mark, PATIENCE, |said| {
+            // The last line may be half of one.
+            let whole = &said[..said.rfind('\n')?];
+            whole
+                .lines()
+                .find(|l| l.starts_with("{\"return\"") || l.starts_with("{\"error\""))
+                .map(str::to_owned)
+        });
+        assert!(
+            answer.starts_with("{\"return\""),
+            "QEMU refuses {verb} {arguments}: {answer}"
+        );
+        answer
+    }
+}
+
+impl Drop for Guest {
+    fn drop(&mut self) {
+        if thread::panicking() {
+            self.shell.said.print_tail();
+            self.monitor.said.print_tail();
+        }
+    }
+}
+
+/// Listens before QEMU starts, so that nobody waits for a socket to appear.
+fn listen(path: &Path) -> mpsc::Receiver<UnixStream> {
+    let listener = UnixListener::bind(path)
+        .unwrap_or_else(|error| panic!("{} cannot be bound: {error}", path.display()));
+    let (sender, receiver) = mpsc::channel();
+    thread::spawn(move || {
+        if let Ok((stream, _)) = listener.accept() {
+            // Nobody receives when the test has given up already.
+            let _ = sender.send(stream);
+        }
+    });
+    receiver
+}
+
+fn words(line: &str) -> Vec<String> {
+    line.split_whitespace().map(str::to_owned).collect()
+}
