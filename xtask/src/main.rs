@@ -1,0 +1,198 @@
+//! The project's own tasks: `cargo xtask check` before a commit, `cargo xtask test` for everything.
+//!
+//! Each task is a few lines here and a list of steps; the rules that no lint can keep are in [`tidy`].
+
+#![forbid(unsafe_code)]
+
+mod docs;
+mod packages;
+mod steps;
+mod tidy;
+mod workspace;
+
+use anyhow::{Context, bail};
+use std::process::ExitCode;
+use steps::{Steps, cargo};
+use workspace::Workspace;
+
+const USAGE: &str = "\
+cargo xtask TASK
+
+  check                     formatting, clippy, the fast tests, tidy: before each commit
+  test                      everything: installs what the tests need (Debian packages, as root), then check,
+                            a release build, and the end-to-end tests against it
+  tidy                      the rules that no lint can keep
+  bench data-path [ARGS]    the data path against its peers, as a table of ratios
+  docs [--check]            writes docs/cli.md, config.md, openapi.json, metrics.md, man pages and completions;
+                            --check only says whether they are stale
+  fuzz [TARGET] [SECONDS]   fuzzes one target, or each in turn (60 seconds; needs cargo-fuzz and nightly)
+  package                   a Debian package, by cargo-deb
+";
+
+fn main() -> ExitCode {
+    let args: Vec<String> = std::env::args().skip(1).collect();
+    let args: Vec<&str> = args.iter().map(String::as_str).collect();
+    match run(&args) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("xtask: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(args: &[&str]) -> anyhow::Result<()> {
+    match args {
+        ["check"] => {
+            let workspace = Workspace::read()?;
+            let mut steps = Steps::new();
+            check(&workspace, &mut steps)?;
+            steps.summary();
+            Ok(())
+        }
+        ["test"] => test(),
+        ["tidy"] => tidy(&Workspace::read()?),
+        ["bench", "data-path", rest @ ..] => bench(&Workspace::read()?, rest),
+        ["docs"] => docs::write(&Workspace::read()?),
+        ["docs", "--check"] => docs::check(&Workspace::read()?),
+        ["fuzz", rest @ ..] => fuzz(&Workspace::read()?, rest),
+        ["package"] => package(&Workspace::read()?),
+        [] | ["help" | "--help" | "-h"] => {
+            print!("{USAGE}");
+            Ok(())
+        }
+        _ => bail!("`{}` is no task; these are:\n\n{USAGE}", args.join(" ")),
+    }
+}
+
+fn check(workspace: &Workspace, steps: &mut Steps) -> anyhow::Result<()> {
+    steps.run(
+        "formatting",
+        cargo(workspace).args(["fmt", "--all", "--check"]),
+    )?;
+    steps.run(
+        "clippy",
+        cargo(workspace).args([
+            "clippy",
+            "--workspace",
+            "--all-targets",
+            "--",
+            "-D",
+            "warnings",
+        ]),
+    )?;
+    steps.time("tidy", || tidy(workspace))?;
+    // `tidegate` apart: its end-to-end tests want real clients and minutes.
+    steps.run(
+        "fast tests",
+        cargo(workspace).args([
+            "test",
+            "--workspace",
+            "--no-fail-fast",
+            "--exclude",
+            "tidegate",
+        ]),
+    )?;
+    let mut own = cargo(workspace);
+    own.args(["test", "--package", "tidegate", "--no-fail-fast", "--bins"]);
+    for target in workspace.test_targets("tidegate") {
+        if target != END_TO_END {
+            own.args(["--test", &target]);
+        }
+    }
+    steps.run("fast tests of the program", &mut own)
+}
+
+/// The test target that needs what [`packages`] installs.
+const END_TO_END: &str = "e2e";
+
+fn test() -> anyhow::Result<()> {
+    let workspace = Workspace::read()?;
+    let mut steps = Steps::new();
+    steps.time("Debian packages", packages::install)?;
+    steps.time("a guest's kernel", || {
+        packages::fetch_kernel(&workspace.target)
+    })?;
+    check(&workspace, &mut steps)?;
+    steps.run(
+        "release build",
+        cargo(&workspace).args(["build", "--release", "--package", "tidegate"]),
+    )?;
+    steps.time("generated documents", || docs::check(&workspace))?;
+    steps.run(
+        "end-to-end tests",
+        cargo(&workspace)
+            .args(["test", "--release", "--package", "tidegate"])
+            .args(["--no-fail-fast", "--test", END_TO_END]),
+    )?;
+    steps.summary();
+    Ok(())
+}
+
+fn tidy(workspace: &Workspace) -> anyhow::Result<()> {
+    let tree = tidy::Tree::read(&workspace.root)?;
+    let findings = tidy::findings(&tree, &workspace.packages);
+    for finding in &findings {
+        eprintln!("{finding}");
+    }
+    match findings.len() {
+        0 => Ok(()),
+        n => bail!("tidy: {n} findings, above; each says what to do"),
+    }
+}
+
+fn bench(workspace: &Workspace, args: &[&str]) -> anyhow::Result<()> {
+    let mut steps = Steps::new();
+    steps.run(
+        "release build",
+        cargo(workspace)
+            .args(["build", "--release", "--package", "tidegate"])
+            .args(["--package", "tidegate-lab", "--bins"]),
+    )?;
+    let release = workspace.target.join("release");
+    let mut bench = std::process::Command::new(release.join("tidegate-bench"));
+    bench
+        .current_dir(&workspace.root)
+        .env("TIDEGATE", release.join("tidegate"))
+        .args(args);
+    steps.run("bench", &mut bench)
+}
+
+fn fuzz(workspace: &Workspace, args: &[&str]) -> anyhow::Result<()> {
+    let targets = workspace.fuzz_targets()?;
+    let (chosen, seconds) = match args {
+        [] => (targets, "60"),
+        [target] => (vec![(*target).to_owned()], "60"),
+        [target, seconds] => (vec![(*target).to_owned()], *seconds),
+        _ => bail!("cargo xtask fuzz [TARGET] [SECONDS]"),
+    };
+    let seconds: u32 = seconds
+        .parse()
+        .with_context(|| format!("`{seconds}` is no number of seconds"))?;
+    let mut steps = Steps::new();
+    for target in chosen {
+        let mut fuzz = std::process::Command::new("cargo");
+        fuzz.current_dir(&workspace.root)
+            .args(["+nightly", "fuzz", "run", &target, "--"]);
+        fuzz.arg(format!("-max_total_time={seconds}"));
+        steps.run(&format!("fuzzing {target}"), &mut fuzz).context(
+            "needs a nightly toolchain (`rustup toolchain install nightly`) and `cargo install cargo-fuzz`",
+        )?;
+    }
+    steps.summary();
+    Ok(())
+}
+
+fn package(workspace: &Workspace) -> anyhow::Result<()> {
+    let mut steps = Steps::new();
+    if !steps::succeeds(cargo(workspace).args(["deb", "--version"])) {
+        steps.run(
+            "installing cargo-deb",
+            cargo(workspace).args(["install", "--locked", "cargo-deb"]),
+        )?;
+    }
+    steps.run(
+        "Debian package",
+        cargo(workspace).args(["deb", "--package", "tidegate"]),
+    )
+}

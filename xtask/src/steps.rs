@@ -1,0 +1,96 @@
+//! Runs a task's steps one after the other, and tells how long each took.
+//!
+//! A step's own output goes straight through: the closing lines of `cargo test` are seen as they come.
+
+use crate::workspace::Workspace;
+use anyhow::{Context, bail};
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+/// Steps, and how long those that are done took.
+pub(crate) struct Steps {
+    done: Vec<(String, Duration)>,
+}
+
+impl Steps {
+    pub(crate) fn new() -> Steps {
+        Steps { done: Vec::new() }
+    }
+
+    /// Does one thing under a name.
+    pub(crate) fn time(
+        &mut self,
+        name: &str,
+        act: impl FnOnce() -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        println!("==> {name}");
+        let start = Instant::now();
+        act().with_context(|| format!("{name} failed"))?;
+        let took = start.elapsed();
+        println!("==> {name}: {:.1} s", took.as_secs_f64());
+        self.done.push((name.to_owned(), took));
+        Ok(())
+    }
+
+    /// Runs one command under a name; it is given no input.
+    pub(crate) fn run(&mut self, name: &str, command: &mut Command) -> anyhow::Result<()> {
+        self.time(name, || run(command))
+    }
+
+    /// What took how long.
+    pub(crate) fn summary(&self) {
+        println!("==> all steps passed");
+        for (name, took) in &self.done {
+            println!("    {:>7.1} s  {name}", took.as_secs_f64());
+        }
+        let total: Duration = self.done.iter().map(|(_, took)| *took).sum();
+        println!("    {:>7.1} s  in all", total.as_secs_f64());
+    }
+}
+
+/// The cargo that runs us, at the workspace's root.
+pub(crate) fn cargo(workspace: &Workspace) -> Command {
+    let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
+    command.current_dir(&workspace.root);
+    command
+}
+
+/// Shows a command, runs it, and fails when it does.
+pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
+    println!("  $ {}", shown(command));
+    let status = command.stdin(Stdio::null()).status();
+    let status = status.with_context(|| format!("{} does not start", shown(command)))?;
+    if !status.success() {
+        bail!("`{}` ended with {status}", shown(command));
+    }
+    Ok(())
+}
+
+/// Whether a command is there and content, whatever it says.
+pub(crate) fn succeeds(command: &mut Command) -> bool {
+    let quiet = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
+    quiet.status().is_ok_and(|status| status.success())
+}
+
+/// Runs a command for what it prints.
+pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
+    let output = command
+        .stdin(Stdio::null())
+        .stderr(Stdio::inherit())
+        .output();
+    let output = output.with_context(|| format!("{} does not start", shown(command)))?;
+    if !output.status.success() {
+        bail!("`{}` ended with {}", shown(command), output.status);
+    }
+    String::from_utf8(output.stdout).with_context(|| format!("{} prints no text", shown(command)))
+}
+
+fn shown(command: &Command) -> String {
+    let program = std::path::Path::new(command.get_program());
+    let mut words = vec![program.file_name().unwrap_or_default().to_string_lossy()];
+    words.extend(command.get_args().map(|arg| arg.to_string_lossy()));
+    words.join(" ")
+}
