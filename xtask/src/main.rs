@@ -153,7 +153,9 @@ fn bench(workspace: &Workspace, args: &[&str]) -> anyhow::Result<()> {
     let mut bench = std::process::Command::new(release.join("tidegate-bench"));
     bench
         .current_dir(&workspace.root)
-        .env("TIDEGATE", release.join("tidegate"))
+        .arg("data-path")
+        .arg("--tidegate")
+        .arg(release.join("tidegate"))
         .args(args);
     steps.run("bench", &mut bench)
 }
@@ -193,6 +195,6 @@ fn package(workspace: &Workspace) -> anyhow::Result<()> {
     }
     steps.run(
         "Debian package",
-        cargo(workspace).args(["deb", "--package", "tidegate"]),
+        std::process::Command::new(workspace.root.join("contrib/debian/build")),
     )
 }

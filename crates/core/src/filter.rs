@@ -166,9 +166,20 @@ pub struct Cx<'a> {
 
 /// A filter's wish, carried out by the stack after the hook returns.
 pub(crate) enum Want {
-    Lower { level: u8, tag: u64, lower: Lower },
-    Resume { level: u8, io: IoId, verdict: Verdict },
-    Side { level: u8, buffer: Vec<u8> },
+    Lower {
+        level: u8,
+        tag: u64,
+        lower: Lower,
+    },
+    Resume {
+        level: u8,
+        io: IoId,
+        verdict: Verdict,
+    },
+    Side {
+        level: u8,
+        buffer: Vec<u8>,
+    },
 }
 
 impl Cx<'_> {
@@ -184,7 +195,11 @@ impl Cx<'_> {
 
     /// Sends an I/O of the filter's own to the layers below; [`Filter::lower_done`] gets `tag` back with its end.
     pub fn lower(&mut self, tag: u64, lower: Lower) {
-        self.wants.push_back(Want::Lower { level: self.level, tag, lower });
+        self.wants.push_back(Want::Lower {
+            level: self.level,
+            tag,
+            lower,
+        });
     }
 
     /// Lets a deferred I/O go on in the direction it had: `Pass`, or `Done` with an outcome.
@@ -193,12 +208,19 @@ impl Cx<'_> {
     /// When the stack finds that this filter does not hold `io`, or when the verdict is `Defer`: answering an I/O
     /// twice would tell a guest that data is safe which is not.
     pub fn resume(&mut self, io: IoId, verdict: Verdict) {
-        self.wants.push_back(Want::Resume { level: self.level, io, verdict });
+        self.wants.push_back(Want::Resume {
+            level: self.level,
+            io,
+            verdict,
+        });
     }
 
     /// Appends `buffer` to the filter's side file; it comes back, to be used again, in [`Filter::side_done`].
     pub fn side_write(&mut self, buffer: Vec<u8>) {
-        self.wants.push_back(Want::Side { level: self.level, buffer });
+        self.wants.push_back(Want::Side {
+            level: self.level,
+            buffer,
+        });
     }
 }
 
@@ -248,14 +270,16 @@ impl FromStr for FilterSpec {
     fn from_str(text: &str) -> Result<FilterSpec, OptionsError> {
         let (name, options) = text.split_once(':').unwrap_or((text, ""));
         match name {
-            "null" | "stats" if !options.is_empty() => {
-                Err(refuse!("the {name} filter has no options: write only {name}"))
-            }
+            "null" | "stats" if !options.is_empty() => Err(refuse!(
+                "the {name} filter has no options: write only {name}"
+            )),
             "null" => Ok(FilterSpec::Null),
             "stats" => Ok(FilterSpec::Stats),
             "fault" => options.parse().map(FilterSpec::Fault),
             "trace" => options.parse().map(FilterSpec::Trace),
-            _ => Err(refuse!("there is no filter `{name}`: there are null, stats, fault and trace")),
+            _ => Err(refuse!(
+                "there is no filter `{name}`: there are null, stats, fault and trace"
+            )),
         }
     }
 }

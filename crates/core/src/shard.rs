@@ -193,8 +193,8 @@ impl Shard {
     /// The only way in. What must be done is appended to `out`, in order.
     ///
     /// # Panics
-    /// When an event names a disk that was never attached or is gone, except `Finished` and `SideWritten`, which
-    /// may come late: the engine knows its disks.
+    /// When an order (rearrange, resize, detach) names a disk that is not here: the engine knows its disks. What may
+    /// come late (requests, ends, written bytes) is answered `Gone`, counted, or dropped.
     #[inline]
     pub fn handle(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
         match event {
@@ -316,9 +316,15 @@ impl Shard {
         request: &Request,
         out: &mut Vec<Effect>,
     ) {
-        let disk = self.disks[id.0 as usize]
-            .as_mut()
-            .expect("the engine names only disks that it has attached");
+        let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            // It has left meanwhile.
+            return out.push(Effect::Answer {
+                disk: id,
+                token,
+                op: request.op,
+                outcome: Err(Fault::Gone),
+            });
+        };
         match disk.door {
             Door::Open => {}
             Door::Changing(_) => return disk.waiting.push_back((token, *request)),

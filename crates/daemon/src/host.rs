@@ -322,8 +322,15 @@ impl Disk {
     /// Puts other filters in place, without an I/O lost.
     pub(crate) fn restack(&self, filters: &Stack) -> Outcome<()> {
         let name = self.disk.name();
-        let changed = self.disk.restack(filters, CHANGING);
-        changed.map_err(|e| problem(&format!("cannot change the filters of disk {name}"), &e))
+        match self.disk.restack(filters, CHANGING) {
+            // The order stands: what is in flight has only to end first. The disk's settings must say what will be.
+            Err(error) if error.kind() == Kind::TimedOut => {
+                tracing::warn!(disk = name, %error, "the new filters take their place when I/O in flight has ended");
+                Ok(())
+            }
+            changed => changed
+                .map_err(|e| problem(&format!("cannot change the filters of disk {name}"), &e)),
+        }
     }
 
     /// Gives it another size, which guests are told.

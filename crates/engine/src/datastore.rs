@@ -52,6 +52,11 @@ pub(crate) trait Image {
     /// A connection that it had the errands make is there, or could not be made.
     fn connected(&mut self, _lane: &mut Lane<'_>, _connect: nbd::connect::Connect) {}
 
+    /// Whether [`Image::deadline`] is ever anything but `None`: most images are never asked.
+    fn timed(&self) -> bool {
+        true
+    }
+
     /// When it wants [`Image::tick`].
     fn deadline(&self) -> Option<Time> {
         None

@@ -68,8 +68,7 @@ impl Errands {
             .spawn(move || {
                 for mut errand in errands {
                     errand.run();
-                    // A full or closed inbox means that the I/O thread is going: nobody waits for the answer.
-                    let _ = back.send(Order::Errand(errand));
+                    back.send_always(Order::Errand(errand));
                 }
             })?;
         Ok(Errands {
@@ -100,15 +99,14 @@ impl Errands {
             .spawn(move || {
                 if let Some(mut errand) = taken(&own) {
                     errand.run();
-                    // As above.
-                    let _ = inbox.send(Order::Errand(errand));
+                    inbox.send_always(Order::Errand(errand));
                 }
             });
         if let Err(error) = started
             && let Some(mut errand) = taken(&errand)
         {
             errand.refuse(error);
-            let _ = self.inbox.send(Order::Errand(errand));
+            self.inbox.send_always(Order::Errand(errand));
         }
     }
 }

@@ -272,7 +272,7 @@ impl Engine {
         for thread in &mut self.threads {
             if let Some(join) = thread.join.take() {
                 // A thread that refuses orders has stopped already.
-                let _ = thread.inbox.send(Order::Stop);
+                thread.inbox.send_always(Order::Stop);
                 let _ = join.join();
             }
         }
@@ -334,7 +334,11 @@ fn check_filters(filters: &[FilterSpec]) -> Result<()> {
 fn introduce(filter: &FilterSpec, disk: &DiskSpec) -> FilterSpec {
     let mut filter = filter.clone();
     if let FilterSpec::Trace(trace) = &mut filter {
-        trace.disk = TracedDisk { uuid: disk.uuid, size: disk.size, unix_origin: unix_origin() };
+        trace.disk = TracedDisk {
+            uuid: disk.uuid,
+            size: disk.size,
+            unix_origin: unix_origin(),
+        };
     }
     filter
 }
@@ -344,7 +348,9 @@ fn introduce(filter: &FilterSpec, disk: &DiskSpec) -> FilterSpec {
 fn unix_origin() -> u64 {
     static ORIGIN: OnceLock<u64> = OnceLock::new();
     *ORIGIN.get_or_init(|| {
-        let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+        let since_1970 = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .unwrap_or_default();
         let wall = u64::try_from(since_1970.as_nanos()).unwrap_or(u64::MAX);
         wall.saturating_sub(os::now().as_nanos())
     })
@@ -588,9 +594,15 @@ impl Disk {
         if let Some(front_end) = guard(&self.core.front_end).as_ref() {
             let _ = front_end.shutdown(Shutdown::Both);
         }
-        self.core.change(What::Detach, Some(patience))?;
-        self.core.load.fetch_sub(1, Ordering::Relaxed);
-        guard(&self.core.numbers)[self.core.id.0 as usize] = false;
-        Ok(())
+        let (load, numbers, id) = (
+            Arc::clone(&self.core.load),
+            Arc::clone(&self.core.numbers),
+            self.core.id,
+        );
+        let farewell = Box::new(move || {
+            load.fetch_sub(1, Ordering::Relaxed);
+            guard(&numbers)[id.0 as usize] = false;
+        });
+        self.core.change(What::Detach { farewell }, Some(patience))
     }
 }

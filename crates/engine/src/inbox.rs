@@ -10,8 +10,8 @@ use crate::sys::eventfd::EventFd;
 use crate::thread::orders::{Attach, AttachQueue, Change, NbdConnection, Report, StopQueue};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
-use std::sync::Mutex;
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::{Mutex, PoisonError};
 
 /// More orders than any burst of administration makes.
 const ROOM: usize = 4096;
@@ -51,11 +51,18 @@ impl Inbox {
 
     /// Leaves an order.
     pub(crate) fn send(&self, order: Order) -> Result<(), Refused> {
+        if self.queue.lock().map_err(|_| Refused)?.len() >= ROOM {
+            return Err(Refused);
+        }
+        self.send_always(order);
+        Ok(())
+    }
+
+    /// Leaves an order that must not be refused: the answer to one, or the end of something. Each is one of a bounded
+    /// number by its nature.
+    pub(crate) fn send_always(&self, order: Order) {
         {
-            let mut queue = self.queue.lock().map_err(|_| Refused)?;
-            if queue.len() >= ROOM {
-                return Err(Refused);
-            }
+            let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
             queue.push_back(order);
             self.mail.store(true, Ordering::Release);
         }
@@ -63,7 +70,6 @@ impl Inbox {
         if self.asleep.swap(false, Ordering::SeqCst) {
             self.bell.signal();
         }
-        Ok(())
     }
 
     /// The bell, for the thread to watch.

@@ -9,6 +9,7 @@
 
 pub(crate) mod buffers;
 pub(crate) mod eventfd;
+pub(crate) mod fault;
 pub(crate) mod guest;
 pub(crate) mod memory;
 pub(crate) mod message;

@@ -137,6 +137,8 @@ pub(crate) struct IoThread {
     errands: Errands,
     desk: Desk,
     disks: Vec<Option<Place>>,
+    /// Disks whose images have deadlines.
+    timed: Vec<DiskId>,
     queues: Vec<Option<RingDevice>>,
     /// Queues that are looked at each turn.
     active: Vec<u32>,
@@ -170,6 +172,10 @@ impl IoThread {
                     Ok(mut thread) => {
                         let _ = ready.send(Ok(()));
                         thread.run();
+                        if thread.desk.buffers.is_lent() {
+                            // A stuck datastore still has our memory: it stays where it is until the process ends.
+                            std::mem::forget(thread);
+                        }
                     }
                     Err(error) => {
                         let _ = ready.send(Err(error));
@@ -213,6 +219,7 @@ impl IoThread {
                 talking: Vec::new(),
             },
             disks: Vec::new(),
+            timed: Vec::new(),
             queues: Vec::new(),
             active: Vec::new(),
             connections: Vec::new(),
@@ -317,7 +324,13 @@ impl IoThread {
         let Some(queue) = self.queues.get_mut(index as usize).and_then(Option::as_mut) else {
             return;
         };
-        if !completion.more && completion.result != -libc::ECANCELED {
+        if completion.result == -libc::ECANCELED {
+            return;
+        }
+        if completion.result < 0 {
+            return queue.cannot_be_kicked(-completion.result);
+        }
+        if !completion.more {
             queue.watch_kicks(index, &mut self.desk.ring);
         }
         if !queue.active {
@@ -349,10 +362,10 @@ impl IoThread {
                 .handle(now, Event::Ticked, &mut self.desk.effects);
             any = true;
         }
-        for place in 0..self.disks.len() {
+        for at in 0..self.timed.len() {
+            let id = self.timed[at];
             let due = |disk: &Place| disk.image.deadline().is_some_and(|at| at <= now);
-            if self.disks[place].as_ref().is_some_and(due) {
-                let id = DiskId(u32::try_from(place).expect("disks are numbered in 32 bits"));
+            if self.disks[id.0 as usize].as_ref().is_some_and(due) {
                 self.with_image(id, |image, lane| image.tick(lane));
                 any = true;
             }
@@ -363,11 +376,11 @@ impl IoThread {
     /// The earliest moment at which something must be done unasked.
     fn next_deadline(&self) -> Option<Time> {
         let shard = self.desk.shard.deadline().map(|(at, _)| at);
-        let images = self
-            .disks
+        let timed = self
+            .timed
             .iter()
-            .flatten()
-            .filter_map(|disk| disk.image.deadline());
+            .filter_map(|id| self.disks[id.0 as usize].as_ref());
+        let images = timed.filter_map(|disk| disk.image.deadline());
         shard.into_iter().chain(images).min()
     }
 
@@ -548,8 +561,13 @@ impl IoThread {
             let Some(queue) = &mut queues[index as usize] else {
                 return false;
             };
-            let keep = now.since(queue.last_request) < QUIET || queue.want_kicks();
-            if !keep {
+            if now.since(queue.last_request) < QUIET {
+                return true;
+            }
+            let keep = queue.want_kicks();
+            if keep {
+                queue.wake();
+            } else {
                 queue.active = false;
             }
             keep

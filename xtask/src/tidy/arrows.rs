@@ -35,7 +35,7 @@ const ARROWS: &[(&str, &[&str])] = &[
 const ALONE: &[&str] = &["tidegate-core"];
 
 /// Crates of others that only some of ours may build with.
-const KEPT_TO: &[(&str, &[&str])] = &[("tokio", &["tidegate-daemon"])];
+const KEPT_TO: &[(&str, &[&str])] = &[("tokio", &["tidegate-daemon", "tidegate"])];
 
 pub(super) fn findings(packages: &[Package]) -> Vec<Finding> {
     let mut found = Vec::new();

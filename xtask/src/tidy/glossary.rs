@@ -49,7 +49,9 @@ pub(super) fn findings(tree: &Tree) -> Vec<Finding> {
             ));
         }
     }
-    for (path, text) in tree.texts(".rs") {
+    // The rules' own tests say what is not to be said.
+    let rules = |path: &str| path.starts_with("xtask/src/tidy/");
+    for (path, text) in tree.texts(".rs").filter(|(path, _)| !rules(path)) {
         let mut excused = false;
         let lines = text.lines().enumerate().filter_map(|(n, line)| {
             let before = std::mem::replace(&mut excused, line.contains(EXCUSE));

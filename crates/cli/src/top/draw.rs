@@ -65,7 +65,7 @@ fn title(screen: &Screen) -> Vec<Line<'static>> {
     let mut first = match &screen.sample {
         None => "tidegate top  waiting for the first sample".to_owned(),
         Some(sample) => format!(
-            "tidegate top  {} UTC  {} disks  {} I/O threads  every {:?}",
+            "tidegate top  {} UTC  disks: {}  I/O threads: {}  every {:?}",
             clock(sample.at_ms),
             sample.disks.len(),
             sample.threads.len(),
@@ -88,7 +88,14 @@ fn title(screen: &Screen) -> Vec<Line<'static>> {
 }
 
 fn together(sample: &Sample) -> String {
-    let sum = |figure: &dyn Fn(&DiskStats) -> f64| sample.disks.iter().map(figure).sum::<f64>();
+    // Not `sum`, which makes -0 of nothing.
+    let sum = |figure: &dyn Fn(&DiskStats) -> f64| {
+        sample
+            .disks
+            .iter()
+            .map(figure)
+            .fold(0.0, |all, each| all + each)
+    };
     let of = |op: &'static str| {
         move |disk: &DiskStats| stats::op(disk, op).map_or(0.0, |op| op.bytes_per_s)
     };

@@ -156,7 +156,12 @@ fn disks_threads_stages_and_help_look_as_they_did() {
 #[test]
 fn nothing_is_shown_before_the_first_sample_and_that_is_said() {
     let screen = Screen::new(View::Disks, Duration::from_secs(1), Colour::Off);
-    assert!(picture(&screen, 80, 6).contains("waiting for the first sample"));
+    let picture = picture(&screen, 80, 6);
+    assert!(
+        picture.contains("waiting for the first sample"),
+        "{picture}"
+    );
+    assert!(picture.contains("together: 0 IOPS"), "{picture}");
 }
 
 #[test]

@@ -201,6 +201,10 @@ enum Step {
 }
 
 impl Image for Dir {
+    fn timed(&self) -> bool {
+        false
+    }
+
     fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
         let step = match job.op {
             Op::Read | Op::Write => Step::Move,
@@ -236,7 +240,11 @@ impl Image for Dir {
             Step::WriteZeroes { buffer, .. } => lane.buffers.returned(buffer),
             Step::Part => {
                 if completion.result < 0 {
-                    tracing::warn!(disk = lane.disk.0, errno = -completion.result, "the last sync of an image failed");
+                    tracing::warn!(
+                        disk = lane.disk.0,
+                        errno = -completion.result,
+                        "the last sync of an image failed"
+                    );
                 }
                 self.pending[slot as usize] = None;
                 return self.free.push(slot);
@@ -266,8 +274,19 @@ impl Image for Dir {
         if quiet && !self.parted {
             // What the guest never flushed was never promised; an orderly goodbye keeps it all the same.
             self.parted = true;
-            let flush = Job { io: NOBODY, op: Op::Flush, flags: Flags::NONE, offset: 0, len: 0, data: Data::NONE };
-            let slot = self.note(Pending { job: flush, done: 0, step: Step::Part });
+            let flush = Job {
+                io: NOBODY,
+                op: Op::Flush,
+                flags: Flags::NONE,
+                offset: 0,
+                len: 0,
+                data: Data::NONE,
+            };
+            let slot = self.note(Pending {
+                job: flush,
+                done: 0,
+                step: Step::Part,
+            });
             self.go(lane, slot);
             return false;
         }

@@ -35,6 +35,10 @@ pub fn open(size: u64) -> Result<OpenedImage> {
 }
 
 impl Image for InMemory {
+    fn timed(&self) -> bool {
+        false
+    }
+
     fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
         let (at, len) = (bytes(job.offset), bytes(job.len));
         match job.op {

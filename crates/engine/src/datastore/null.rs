@@ -22,6 +22,10 @@ pub fn open(size: u64) -> OpenedImage {
 }
 
 impl Image for Null {
+    fn timed(&self) -> bool {
+        false
+    }
+
     fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
         match job.op {
             Op::Read if lane.buffers.is_pool(job.data.buffer) => {

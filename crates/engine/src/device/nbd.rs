@@ -196,6 +196,13 @@ impl Connection {
         crate::sys::os::shut_down(&self.socket, self.dead);
     }
 
+    /// Sends the client away at once: its disk goes. What it was not told has not happened for it, and a client that
+    /// never reads cannot hold the disk.
+    pub(crate) fn dismiss(&mut self) {
+        self.dead = true;
+        self.close();
+    }
+
     /// A receive or send has ended.
     pub(crate) fn completed(&mut self, desk: &mut Desk, completion: Completion) {
         if completion.tag.kind == tag::RECEIVE {

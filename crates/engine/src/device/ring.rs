@@ -59,6 +59,8 @@ pub(crate) struct RingDevice {
     kick: EventFd,
     call: Option<EventFd>,
     error: Option<EventFd>,
+    /// How far the guest had come when a visit left requests behind, and when that was.
+    seen: Option<(u16, Time)>,
     /// Heads that a predecessor left in flight, to be taken first.
     left_behind: VecDeque<u16>,
     /// Whether the thread looks at it each turn.
@@ -67,7 +69,9 @@ pub(crate) struct RingDevice {
     pub(crate) last_request: Time,
     /// Whom to tell where a successor goes on, once nothing is in flight: set when the queue is to stop.
     stopping: Option<Sender<u16>>,
+    /// Its rings make no sense, or its kicks cannot be heard.
     broken: bool,
+    halted: bool,
     marked_dirty: bool,
     scratch: Vec<Segment>,
 }
@@ -104,14 +108,35 @@ impl RingDevice {
             kick,
             call,
             error,
+            seen: None,
             left_behind: left_behind.into(),
             active: false,
             last_request: Time::ZERO,
             stopping: None,
             broken: false,
+            halted: false,
             marked_dirty: false,
             scratch: Vec::with_capacity(64),
         }
+    }
+
+    pub(crate) fn disk(&self) -> DiskId {
+        self.disk
+    }
+
+    /// Takes nothing more: its disk goes.
+    pub(crate) fn halt(&mut self) {
+        self.halted = true;
+    }
+
+    /// The kick descriptor cannot be watched: the guest could never wake us.
+    pub(crate) fn cannot_be_kicked(&mut self, errno: i32) {
+        tracing::warn!(
+            disk = self.disk.0,
+            errno,
+            "a guest's kick descriptor cannot be watched: its queue is stopped"
+        );
+        self.fail();
     }
 
     /// Begins to watch the guest's kicks.
@@ -139,12 +164,12 @@ impl RingDevice {
 
     /// From now on the guest kicks. True when something came meanwhile, or waits to be taken again.
     pub(crate) fn want_kicks(&mut self) -> bool {
-        self.queue.want_kicks() && !self.broken && self.stopping.is_none()
+        self.queue.want_kicks() && self.may_take()
     }
 
     /// Whether a request waits to be taken.
     pub(crate) fn has_work(&self) -> bool {
-        !self.broken && self.stopping.is_none() && self.queue.has_work()
+        self.may_take() && self.queue.has_work()
     }
 
     /// Whether nothing of it is in flight.
@@ -178,13 +203,14 @@ impl RingDevice {
 
     /// Takes up to `most` requests and hands them to the shard; returns how many.
     pub(crate) fn fetch(&mut self, index: u32, desk: &mut Desk, most: usize) -> usize {
-        if self.broken || self.stopping.is_some() {
+        if !self.may_take() {
             return 0;
         }
         let mut count = 0;
         while count < most {
+            let arrived = self.arrival(desk.now);
             match self.take() {
-                Ok(Some(taken)) => self.begin(index, desk, taken),
+                Ok(Some(taken)) => self.begin(index, desk, taken, arrived),
                 Ok(None) => break,
                 Err(broken) => {
                     self.give_up(broken);
@@ -196,7 +222,23 @@ impl RingDevice {
         if count > 0 {
             self.last_request = desk.now;
         }
+        if count == most && self.seen.is_none() && self.queue.has_work() {
+            self.seen = Some((self.queue.available(), desk.now));
+        }
         count
+    }
+
+    /// When the next request was first seen waiting: now, or at the last visit if it was left behind then.
+    fn arrival(&mut self, now: Time) -> Time {
+        match self.seen {
+            // Positions advance one by one, so the mark is met exactly.
+            Some((until, _)) if until == self.queue.position() => {
+                self.seen = None;
+                now
+            }
+            Some((_, at)) => at,
+            None => now,
+        }
     }
 
     fn take(&mut self) -> Result<Option<Taken<Segment>>, Broken> {
@@ -209,23 +251,32 @@ impl RingDevice {
         self.queue.next(&self.memory, &mut self.scratch)
     }
 
+    /// Whether requests may be taken at all.
+    fn may_take(&self) -> bool {
+        !self.broken && !self.halted && self.stopping.is_none()
+    }
+
     /// Stops this queue: what its rings say cannot be acted on.
     fn give_up(&mut self, broken: Broken) {
-        self.broken = true;
-        self.facts.broken.fetch_add(1, Ordering::Relaxed);
         tracing::warn!(
             disk = self.disk.0,
             ?broken,
-            "a guest's ring makes no sense: this queue is stopped until it is set up anew"
+            "a guest's ring makes no sense: its queue is stopped until it is set up anew"
         );
+        self.fail();
+    }
+
+    fn fail(&mut self) {
+        self.broken = true;
+        self.facts.broken.fetch_add(1, Ordering::Relaxed);
         if let Some(error) = &self.error {
             error.signal();
         }
     }
 
-    fn begin(&mut self, index: u32, desk: &mut Desk, taken: Taken<Segment>) {
+    fn begin(&mut self, index: u32, desk: &mut Desk, taken: Taken<Segment>, arrived: Time) {
         match taken {
-            Taken::Request(request) => self.request(index, desk, &request),
+            Taken::Request(request) => self.request(index, desk, &request, arrived),
             Taken::Bad { head, status, .. } => {
                 self.facts.nonsense.fetch_add(1, Ordering::Relaxed);
                 if let Some(status) = status {
@@ -245,7 +296,13 @@ impl RingDevice {
         }
     }
 
-    fn request(&mut self, index: u32, desk: &mut Desk, request: &BlockRequest<Segment>) {
+    fn request(
+        &mut self,
+        index: u32,
+        desk: &mut Desk,
+        request: &BlockRequest<Segment>,
+        arrived: Time,
+    ) {
         let BlockRequest { head, kind, status } = *request;
         let (op, flags, offset, len) = match kind {
             Kind::Read { offset, len } => (Op::Read, Flags::NONE, offset, len),
@@ -283,7 +340,7 @@ impl RingDevice {
             offset,
             len,
             data,
-            arrived: desk.now,
+            arrived,
         };
         desk.submit(
             self.disk,

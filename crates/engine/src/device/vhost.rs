@@ -34,8 +34,8 @@ use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use tidegate_front::vhost::block::{BlockConfig, feature};
-use tidegate_front::vhost::inflight;
 use tidegate_front::vhost::queue::{Queue, QueueConfig};
+use tidegate_front::vhost::{Area, inflight};
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -58,31 +58,27 @@ const PHYSICAL_BLOCK: u32 = 4096;
 /// Serves one front end until it goes away and everything that it had in flight has ended.
 pub(crate) fn serve(disk: &Arc<DiskCore>, stream: UnixStream) {
     let protocol = Arc::new(Mutex::new(Protocol::new(Arc::clone(disk))));
-    let mut handler = BackendReqHandler::from_stream(stream, Arc::clone(&protocol));
+    let mut handler = BackendReqHandler::from_stream(stream, protocol);
     loop {
         match handler.handle_request() {
-            Ok(()) => {}
+            Ok(()) | Err(Error::SocketRetry(_)) => {}
             Err(Error::Disconnected | Error::SocketBroken(_) | Error::PartialMessage) => break,
-            Err(Error::SocketRetry(_)) => {}
-            Err(
-                error @ (Error::ReqHandlerError(_)
-                | Error::InvalidParam
-                | Error::InvalidOperation(_)),
-            ) => {
-                // Told to the front end where it asked for replies; it decides whether to go on.
-                tracing::warn!(disk = %disk.name, %error, "a vhost-user request was refused");
-            }
             Err(error) => {
-                tracing::warn!(disk = %disk.name, %error, "the vhost-user connection is closed: its front end broke the protocol");
+                // A refusal that could be told to the front end is no error here. One that could not would leave it
+                // waiting for a reply that never comes, or believing what is not so.
+                tracing::warn!(disk = %disk.name, %error, "the vhost-user connection is closed: a request was refused");
                 break;
             }
         }
     }
     disk.set_backend_channel(None);
-    protocol
-        .lock()
-        .unwrap_or_else(std::sync::PoisonError::into_inner)
-        .stop_all();
+    // Dropping the protocol stops its queues, also when this thread panics above.
+}
+
+impl Drop for Protocol {
+    fn drop(&mut self) {
+        self.stop_all();
+    }
 }
 
 /// What one ring was told so far.
@@ -101,18 +97,49 @@ struct Setup {
     running: Option<u32>,
 }
 
-/// The region in which requests in flight are accounted for.
+/// The region in which requests in flight are accounted for, and behind them what the guest chose: memory that
+/// outlives this process.
 struct InflightRegion {
     map: Arc<Mmap>,
     queues: u16,
     queue_size: u16,
+    /// Where the guest's choice of a cache is kept, if the region has room (one that we made has).
+    choice: Option<GuestArea>,
+}
+
+/// Bytes behind the rings' accounts for the guest's choice.
+const CHOICE: usize = 64;
+const CHOSE_WRITE_THROUGH: u8 = 1;
+const CHOSE_WRITE_BACK: u8 = 2;
+
+impl InflightRegion {
+    /// What an earlier process was told by the same guest.
+    fn chosen_write_back(&self) -> Option<bool> {
+        match self.choice.as_ref()?.load_u8(0) {
+            CHOSE_WRITE_THROUGH => Some(false),
+            CHOSE_WRITE_BACK => Some(true),
+            _ => None,
+        }
+    }
+
+    fn choose_write_back(&self, write_back: bool) {
+        if let Some(choice) = &self.choice {
+            choice.store_u8(
+                0,
+                if write_back {
+                    CHOSE_WRITE_BACK
+                } else {
+                    CHOSE_WRITE_THROUGH
+                },
+            );
+        }
+    }
 }
 
 struct Protocol {
     disk: Arc<DiskCore>,
     facts: Arc<DeviceFacts>,
     features: u64,
-    protocol_features: VhostUserProtocolFeatures,
     memory: Mapping,
     log: Option<Arc<DirtyLog>>,
     inflight: Option<InflightRegion>,
@@ -128,7 +155,6 @@ impl Protocol {
             disk,
             facts,
             features: 0,
-            protocol_features: VhostUserProtocolFeatures::empty(),
             memory: Mapping::empty(),
             log: None,
             inflight: None,
@@ -169,9 +195,31 @@ impl Protocol {
             optimal_io_size: OPTIMAL_IO,
             seg_max: SEGMENTS,
             queues: spec.queues,
-            write_back: self.facts.write_back.load(Ordering::Relaxed),
+            write_back: self.shows_write_back(),
         }
         .encode()
+    }
+
+    /// What the configuration space says of the cache. QEMU reads it once, before the guest has chosen any features:
+    /// it must hear what the guest will find.
+    fn shows_write_back(&self) -> bool {
+        if self.features == 0 {
+            self.disk.spec.write_back
+        } else {
+            self.facts.write_back.load(Ordering::Relaxed)
+        }
+    }
+
+    /// Gives the guest the cache that goes with its features, or that it chose before a restart of the daemon.
+    fn settle_write_back(&self) {
+        let flushes = self.features & feature::FLUSH != 0;
+        let chosen = self
+            .inflight
+            .as_ref()
+            .and_then(InflightRegion::chosen_write_back);
+        self.facts
+            .write_back
+            .store(flushes && chosen.unwrap_or(true), Ordering::Relaxed);
     }
 
     fn ring(&mut self, index: u32) -> Result<&mut Setup> {
@@ -252,6 +300,7 @@ impl Protocol {
     fn inflight_area(&self, index: u32, size: u16) -> Option<(GuestArea, usize)> {
         let region = self.inflight.as_ref()?;
         if index >= u32::from(region.queues) || size > region.queue_size {
+            tracing::warn!(disk = %self.disk.name, index, size, "the in-flight region has no room for a ring: after a crash its requests are not taken up again");
             return None;
         }
         let len = inflight::region_len(region.queue_size);
@@ -274,10 +323,10 @@ impl Protocol {
             return Ok(());
         };
         let (reply, position) = channel();
-        self.order(Order::StopQueue(StopQueue {
+        self.disk.inbox.send_always(Order::StopQueue(StopQueue {
             queue,
             what: QueueChange::Stop(reply),
-        }))?;
+        }));
         let position = position
             .recv()
             .map_err(|_| refuse("the disk's I/O thread is gone"))?;
@@ -293,21 +342,21 @@ impl Protocol {
         }
     }
 
-    /// Makes a change that no running ring may see half of.
+    /// Makes a change that no running ring may see half of. Every ring that ran is tried again, whatever happened to
+    /// the others; the first error is told.
     fn while_stopped(&mut self, change: impl FnOnce(&mut Protocol) -> Result<()>) -> Result<()> {
-        let running: Vec<u32> = (0..)
-            .zip(&self.rings)
-            .filter(|(_, r)| r.running.is_some())
-            .map(|(i, _)| i)
+        let rings = (0..).zip(&self.rings);
+        let running: Vec<u32> = rings
+            .filter(|(_, ring)| ring.running.is_some())
+            .map(|(index, _)| index)
             .collect();
-        for &index in &running {
-            self.stop(index)?;
-        }
-        let changed = change(self);
-        for &index in &running {
-            self.start(index)?;
-        }
-        changed
+        let stopped: Vec<Result<()>> = running.iter().map(|&index| self.stop(index)).collect();
+        let changed = stopped
+            .into_iter()
+            .collect::<Result<()>>()
+            .and_then(|()| change(self));
+        let started: Vec<Result<()>> = running.iter().map(|&index| self.start(index)).collect();
+        changed.and(started.into_iter().collect())
     }
 }
 
@@ -356,14 +405,8 @@ impl VhostUserBackendReqHandlerMut for Protocol {
             return Ok(());
         }
         self.while_stopped(|own| {
-            let first = own.features == 0;
             own.features = features;
-            if first || features & feature::FLUSH == 0 {
-                // A guest that cannot flush must not be given a cache.
-                own.facts
-                    .write_back
-                    .store(features & feature::FLUSH != 0, Ordering::Relaxed);
-            }
+            own.settle_write_back();
             Ok(())
         })
     }
@@ -476,6 +519,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = u32::from(index);
         let fd = fd.ok_or_else(|| refuse("a ring without a kick descriptor is not served: it would have to be polled for ever"))?;
+        os::check_eventfd(&fd).map_err(Error::ReqHandlerError)?;
         self.stop(index)?;
         self.ring(index)?.kick = Some(fd);
         self.start_if_ready(index)
@@ -483,6 +527,9 @@ impl VhostUserBackendReqHandlerMut for Protocol {
 
     fn set_vring_call(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = u32::from(index);
+        fd.iter()
+            .try_for_each(os::check_eventfd)
+            .map_err(Error::ReqHandlerError)?;
         let call = fd
             .as_ref()
             .map(|f| f.try_clone().map(EventFd::from_file))
@@ -500,6 +547,9 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     }
 
     fn set_vring_err(&mut self, index: u8, fd: Option<File>) -> Result<()> {
+        fd.iter()
+            .try_for_each(os::check_eventfd)
+            .map_err(Error::ReqHandlerError)?;
         self.ring(index.into())?.error = fd;
         Ok(())
     }
@@ -515,8 +565,8 @@ impl VhostUserBackendReqHandlerMut for Protocol {
             | VhostUserProtocolFeatures::CONFIGURE_MEM_SLOTS)
     }
 
-    fn set_protocol_features(&mut self, features: u64) -> Result<()> {
-        self.protocol_features = VhostUserProtocolFeatures::from_bits_truncate(features);
+    fn set_protocol_features(&mut self, _features: u64) -> Result<()> {
+        // The crate keeps them, and refuses messages that were not agreed on.
         Ok(())
     }
 
@@ -559,14 +609,15 @@ impl VhostUserBackendReqHandlerMut for Protocol {
             return Err(refuse("a guest without FLUSH has no write-back cache"));
         }
         self.facts.write_back.store(wish != 0, Ordering::Relaxed);
+        if let Some(region) = &self.inflight {
+            region.choose_write_back(wish != 0);
+        }
         Ok(())
     }
 
     fn set_backend_req_fd(&mut self, backend: Backend) {
-        backend.set_reply_ack_flag(
-            self.protocol_features
-                .contains(VhostUserProtocolFeatures::REPLY_ACK),
-        );
+        // No acknowledgement is asked for: a front end that is stopped would hold up who tells it of a resize.
+        backend.set_reply_ack_flag(false);
         self.disk.set_backend_channel(Some(backend));
     }
 
@@ -579,7 +630,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     }
 
     fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
-        let len = inflight::region_len(wanted.queue_size) as u64 * u64::from(wanted.num_queues);
+        let len = accounts_len(wanted) + CHOICE as u64;
         let file = os::memory_file(c"tidegate-inflight", len).map_err(Error::ReqHandlerError)?;
         let given = VhostUserInflight::new(len, 0, wanted.num_queues, wanted.queue_size);
         self.take_inflight(&given, &file)?;
@@ -623,21 +674,35 @@ impl VhostUserBackendReqHandlerMut for Protocol {
 
 impl Protocol {
     fn take_inflight(&mut self, given: &VhostUserInflight, file: &File) -> Result<()> {
-        let needed = inflight::region_len(given.queue_size) as u64 * u64::from(given.num_queues);
-        let long_enough = file.metadata().map_err(Error::ReqHandlerError)?.len()
-            >= given.mmap_offset + given.mmap_size;
+        let needed = accounts_len(given);
+        let end = given
+            .mmap_offset
+            .checked_add(given.mmap_size)
+            .ok_or(Error::InvalidParam)?;
+        let long_enough = file.metadata().map_err(Error::ReqHandlerError)?.len() >= end;
         if given.mmap_size < needed || needed == 0 || !long_enough {
             return Err(refuse(
                 "the in-flight region is shorter than its rings need",
             ));
         }
         let len = usize::try_from(given.mmap_size).map_err(|_| Error::InvalidParam)?;
-        let map = Mmap::file(file, given.mmap_offset, len).map_err(Error::ReqHandlerError)?;
+        let accounts = usize::try_from(needed).map_err(|_| Error::InvalidParam)?;
+        let map =
+            Arc::new(Mmap::file(file, given.mmap_offset, len).map_err(Error::ReqHandlerError)?);
+        let choice = GuestArea::of_map(&map, accounts, CHOICE);
+        let (queues, queue_size) = (given.num_queues, given.queue_size);
         self.inflight = Some(InflightRegion {
-            map: Arc::new(map),
-            queues: given.num_queues,
-            queue_size: given.queue_size,
+            map,
+            queues,
+            queue_size,
+            choice,
         });
+        self.settle_write_back();
         Ok(())
     }
+}
+
+/// Bytes that the accounts of all rings take.
+fn accounts_len(region: &VhostUserInflight) -> u64 {
+    inflight::region_len(region.queue_size) as u64 * u64::from(region.num_queues)
 }

@@ -19,6 +19,8 @@ use tidegate_core::request::Data;
 const SMALLEST_BLOCK: usize = 4096;
 /// Blocks above this are given back to the system rather than kept.
 const LARGEST_KEPT: usize = 1 << 20;
+/// Room for this many segments stays with a free slot; longer lists are rare, and would add up.
+const LONGEST_KEPT: usize = 256;
 /// Free blocks kept per size.
 const KEPT_PER_SIZE: usize = 64;
 
@@ -108,7 +110,13 @@ impl Buffers {
             Keep::Pool(block) => self.pool.put(block),
         }
         slot.segments.clear();
+        slot.segments.shrink_to(LONGEST_KEPT);
         self.free.push(index);
+    }
+
+    /// Whether the kernel holds any of it.
+    pub(crate) fn is_lent(&self) -> bool {
+        self.slots.iter().any(|slot| slot.in_kernel > 0)
     }
 
     /// Bytes in a slot.

@@ -22,6 +22,8 @@ const LOG_PAGE: u64 = 4096;
 pub(crate) struct Mmap {
     base: NonNull<u8>,
     len: usize,
+    /// Others may cut the file, so touching it may fault ([`super::fault`]).
+    guarded: bool,
 }
 
 // SAFETY: the mapping is plain memory without thread affinity; all access goes through raw pointers.
@@ -65,7 +67,11 @@ impl Mmap {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        Ok(Mmap { base, len })
+        let guarded = fd >= 0;
+        if guarded {
+            super::fault::guard(base.as_ptr() as usize, len);
+        }
+        Ok(Mmap { base, len, guarded })
     }
 
     /// Where it begins.
@@ -96,6 +102,9 @@ impl Mmap {
 
 impl Drop for Mmap {
     fn drop(&mut self) {
+        if self.guarded {
+            super::fault::release(self.base.as_ptr() as usize);
+        }
         // SAFETY: base and len are those of a mapping that this value owns; the module's invariants keep users away.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
@@ -137,6 +146,11 @@ impl Region {
                 io::ErrorKind::InvalidInput,
                 "a memory region is empty or wraps around",
             ));
+        }
+        if (guest ^ offset) & (LOG_PAGE - 1) != 0 {
+            // Then what is aligned for the guest is not aligned here, and rings could not be accessed atomically.
+            let what = "a memory region's offset in its file is not congruent to its guest address";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
         let page_start = offset & !(LOG_PAGE - 1);
         let skip = usize::try_from(offset - page_start).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -191,7 +205,10 @@ impl DirtyLog {
     /// What mmap says, or a file shorter than it claims.
     pub(crate) fn map(file: &File, offset: u64, len: u64) -> io::Result<DirtyLog> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-        if file.metadata()?.len() < offset + len as u64 {
+        if offset
+            .checked_add(len as u64)
+            .is_none_or(|end| file.metadata().is_ok_and(|m| m.len() < end))
+        {
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "the dirty log is longer than its file",
@@ -499,7 +516,10 @@ impl Area for GuestArea {
             place.is_aligned(),
             "used entries and counters are aligned to four bytes"
         );
-        #[expect(clippy::cast_possible_truncation, reason = "the low half is taken on purpose")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "the low half is taken on purpose"
+        )]
         let [low, high] = [value as u32, (value >> 32) as u32];
         // SAFETY: `at` checks the bounds of eight bytes, the assertion the alignment.
         unsafe { place.write_volatile(low.to_le()) };

@@ -23,10 +23,16 @@ pub(crate) fn now() -> Time {
 /// # Errors
 /// `WouldBlock` when somebody else holds it.
 pub(crate) fn lock(file: &File, byte: u8, exclusive: bool) -> io::Result<()> {
-    let kind = if exclusive { libc::F_WRLCK } else { libc::F_RDLCK };
+    let kind = if exclusive {
+        libc::F_WRLCK
+    } else {
+        libc::F_RDLCK
+    };
     // SAFETY: flock is plain old data; zero is valid.
     let mut lock: libc::flock = unsafe { std::mem::zeroed() };
-    let short = |constant| libc::c_short::try_from(constant).expect("the kernel's constants fit their field");
+    let short = |constant| {
+        libc::c_short::try_from(constant).expect("the kernel's constants fit their field")
+    };
     lock.l_type = short(kind);
     lock.l_whence = short(libc::SEEK_SET);
     lock.l_start = byte.into();
@@ -174,6 +180,32 @@ pub(crate) fn thread_cpu_ns() -> u64 {
     // SAFETY: filled by the successful call.
     let at = unsafe { at.assume_init() };
     at.tv_sec.unsigned_abs() * 1_000_000_000 + at.tv_nsec.unsigned_abs()
+}
+
+/// Makes sure that a descriptor from a front end is an eventfd, and that signalling it never blocks: neither a full pipe
+/// nor a counter that somebody wound up to its end may hold up an I/O thread.
+///
+/// # Errors
+/// When it is anything else.
+pub(crate) fn check_eventfd(file: &File) -> io::Result<()> {
+    let fd = file.as_raw_fd();
+    let link = std::fs::read_link(format!("/proc/self/fd/{fd}"))?;
+    if link.as_os_str() != "anon_inode:[eventfd]" {
+        let what = format!(
+            "a kick or call descriptor is {}, not an eventfd",
+            link.display()
+        );
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    // SAFETY: no memory is involved.
+    let flags = unsafe { libc::fcntl(fd, libc::F_GETFL) };
+    // SAFETY: as above.
+    let set = unsafe { libc::fcntl(fd, libc::F_SETFL, flags | libc::O_NONBLOCK) };
+    if flags < 0 || set < 0 {
+        Err(io::Error::last_os_error())
+    } else {
+        Ok(())
+    }
 }
 
 /// Ends the receiving side of a socket, or both sides. A socket that is gone already is as it should be.

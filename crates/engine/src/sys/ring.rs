@@ -37,7 +37,10 @@ impl Tag {
         u64::from(self.kind) << 56 | u64::from(self.owner) << 32 | u64::from(self.slot)
     }
 
-    #[expect(clippy::cast_possible_truncation, reason = "each part is taken on purpose")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "each part is taken on purpose"
+    )]
     fn from_bits(bits: u64) -> Tag {
         Tag {
             kind: (bits >> 56) as u8,

@@ -52,8 +52,8 @@ pub(crate) enum What {
     },
     /// Its size, in bytes.
     Size(u64),
-    /// It goes. Answered when nothing of it is left.
-    Detach,
+    /// It goes. Answered when nothing of it is left; `farewell` is done then, also when nobody waits any more.
+    Detach { farewell: Farewell },
 }
 
 /// A guest's queue comes; the answer is its number here.
@@ -85,6 +85,9 @@ pub(crate) struct NbdConnection {
     /// Dropped when the client has gone.
     pub(crate) presence: Box<dyn Send>,
 }
+
+/// What is left to do on the engine's side when a disk is gone.
+pub(crate) type Farewell = Box<dyn FnOnce() + Send>;
 
 /// Somebody wants to know.
 pub(crate) struct Report {
@@ -127,6 +130,7 @@ pub struct ThreadReport {
 /// A disk that is leaving.
 pub(crate) struct Parting {
     reply: Reply,
+    farewell: Farewell,
     /// The shard has let go of it; its image closes.
     detached: bool,
 }
@@ -168,6 +172,7 @@ impl IoThread {
             parting: None,
             changing: None,
         });
+        self.note_timed();
         let event = Event::Attach {
             disk,
             size,
@@ -214,12 +219,22 @@ impl IoThread {
                 let _ = reply.send(Ok(()));
                 Event::Resize { disk, size }
             }
-            What::Detach => {
+            What::Detach { farewell } => {
                 place.parting = Some(Parting {
                     reply,
+                    farewell,
                     detached: false,
                 });
                 self.send_clients_away(disk);
+                // Its guests' queues take nothing more; their protocol threads stop them.
+                for queue in self
+                    .queues
+                    .iter_mut()
+                    .flatten()
+                    .filter(|q| q.disk() == disk)
+                {
+                    queue.halt();
+                }
                 Event::Detach { disk }
             }
         };
@@ -231,7 +246,7 @@ impl IoThread {
     fn send_clients_away(&mut self, disk: DiskId) {
         for (index, connection) in (0u32..).zip(&mut self.connections) {
             if let Some(connection) = connection.as_mut().filter(|c| c.disk() == disk) {
-                connection.close();
+                connection.dismiss();
                 self.desk.note_talking(index);
             }
         }
@@ -279,6 +294,12 @@ impl IoThread {
         {
             return;
         }
+        // Its number must not name another disk while anything here still uses it.
+        let named = self.queues.iter().flatten().any(|q| q.disk() == disk)
+            || self.connections.iter().flatten().any(|c| c.disk() == disk);
+        if named {
+            return;
+        }
         let mut closed = false;
         self.with_image(disk, |image, lane| closed = image.close(lane));
         if closed
@@ -287,11 +308,23 @@ impl IoThread {
                 ..
             }) = self.disks[disk.0 as usize].take()
         {
+            self.note_timed();
+            (parting.farewell)();
             let _ = parting.reply.send(Ok(()));
         }
     }
 
     fn attach_queue(&mut self, attach: AttachQueue) {
+        let here = |place: &Place| place.parting.is_none();
+        if !self
+            .disks
+            .get(attach.parts.disk.0 as usize)
+            .and_then(Option::as_ref)
+            .is_some_and(here)
+        {
+            // The disk went meanwhile: dropping the reply tells the protocol thread.
+            return;
+        }
         let vacant = self.queues.iter().position(Option::is_none);
         let at = vacant.unwrap_or_else(|| {
             self.queues.push(None);
@@ -306,8 +339,12 @@ impl IoThread {
         self.queues[at] = Some(queue);
         self.active.push(index);
         if attach.reply.send(index).is_err() {
-            // The front end went away meanwhile.
-            self.queues[at] = None;
+            // The front end went away meanwhile: end the queue as if it had been stopped.
+            let (nobody, _) = std::sync::mpsc::channel();
+            self.change_queue(StopQueue {
+                queue: index,
+                what: QueueChange::Stop(nobody),
+            });
         }
     }
 
@@ -333,10 +370,22 @@ impl IoThread {
         };
         if queue.is_stopping() && queue.is_drained() {
             queue.publish();
+            let disk = queue.disk();
+            self.active.retain(|&active| active != index);
             if let Some(queue) = self.queues[index as usize].take() {
                 queue.farewell();
             }
-            self.active.retain(|&active| active != index);
+            self.close_if_parting(disk);
+        }
+    }
+
+    /// Remembers which disks' images have deadlines, so that nobody asks the others.
+    pub(super) fn note_timed(&mut self) {
+        self.timed.clear();
+        for (at, place) in (0u32..).zip(&self.disks) {
+            if place.as_ref().is_some_and(|place| place.image.timed()) {
+                self.timed.push(DiskId(at));
+            }
         }
     }
 
@@ -398,7 +447,9 @@ impl IoThread {
         if connection.go(index, &mut self.desk)
             && let Some(connection) = self.connections[index as usize].take()
         {
+            let disk = connection.disk();
             connection.free(&mut self.desk.buffers);
+            self.close_if_parting(disk);
         }
     }
 

@@ -212,6 +212,11 @@ impl<M: GuestMemory> Queue<M> {
         self.last_avail
     }
 
+    /// How far the guest has made entries available, as of now.
+    pub fn available(&self) -> u16 {
+        self.avail.load_u16(IDX)
+    }
+
     /// Entries in the ring.
     pub fn size(&self) -> u16 {
         self.config.size

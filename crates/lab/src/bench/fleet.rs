@@ -29,7 +29,7 @@ fn start(bench: &Bench, count: usize) -> Result<(Server, Vec<PathBuf>)> {
     let _absent = std::fs::remove_dir_all(&root);
     std::fs::create_dir_all(&root).with_context(|| format!("cannot create {}", root.display()))?;
     let config = root.join("tidegate.toml");
-    std::fs::write(&config, "threads = 1\n")
+    std::fs::write(&config, "version = 1\n[io]\nthreads = 1\n")
         .with_context(|| format!("cannot write {}", config.display()))?;
     let launch = Launch {
         name: OURS.into(),
