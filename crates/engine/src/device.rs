@@ -6,6 +6,7 @@
 use crate::device::ring::Reply;
 use tidegate_front::nbd::session::Asked;
 
+pub(crate) mod channel;
 pub(crate) mod nbd;
 pub(crate) mod ring;
 pub(crate) mod vhost;

@@ -8,6 +8,7 @@
 //! - one front end at a time speaks vhost-user to a disk; the next is served when everything of the last has ended
 
 use crate::datastore::OpenedImage;
+use crate::device::channel::Channel;
 use crate::device::ring::DeviceFacts;
 use crate::device::vhost;
 use crate::error::{Error, Kind, Result};
@@ -15,7 +16,6 @@ use crate::inbox::{Inbox, Order};
 use crate::sys::os;
 use crate::thread::orders::{Attach, Change, NbdConnection, Report, ThreadReport, What};
 use crate::thread::{Habits, IoThread};
-use ::vhost::vhost_user::{Backend, VhostUserFrontendReqHandler};
 use std::fs::OpenOptions;
 use std::net::Shutdown;
 use std::os::fd::OwnedFd;
@@ -104,7 +104,7 @@ pub(crate) struct DiskCore {
     /// The front end's socket while one is connected, to send it away.
     front_end: Mutex<Option<UnixStream>>,
     /// How to tell the front end that the configuration has changed.
-    channel: Mutex<Option<Backend>>,
+    channel: Mutex<Option<Channel>>,
     gone: AtomicBool,
     numbers: Arc<Mutex<Vec<bool>>>,
     load: Arc<AtomicUsize>,
@@ -400,7 +400,7 @@ impl DiskCore {
         self.size.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_backend_channel(&self, channel: Option<Backend>) {
+    pub(crate) fn set_channel(&self, channel: Option<Channel>) {
         *guard(&self.channel) = channel;
     }
 
@@ -495,10 +495,8 @@ impl Disk {
     pub fn resize(&self, size: u64) -> Result<()> {
         self.core.change(What::Size(size), None)?;
         self.core.size.store(size, Ordering::Relaxed);
-        // Tell outside the lock: the front end may answer with a request of its own first.
-        let channel = guard(&self.core.channel).clone();
-        if let Some(channel) = channel
-            && let Err(error) = channel.handle_config_change()
+        if let Some(channel) = guard(&self.core.channel).as_ref()
+            && let Err(error) = channel.config_changed()
         {
             tracing::warn!(disk = %self.core.name, %error, "the front end could not be told of the new size");
         }

@@ -20,6 +20,7 @@
 //! # Source
 //! The vhost-user protocol document; VIRTIO 1.2 §5.2.
 
+use super::channel::Channel;
 use super::ring::{DeviceFacts, Parts};
 use crate::handle::DiskCore;
 use crate::inbox::Order;
@@ -57,9 +58,21 @@ const PHYSICAL_BLOCK: u32 = 4096;
 
 /// Serves one front end until it goes away and everything that it had in flight has ended.
 pub(crate) fn serve(disk: &Arc<DiskCore>, stream: UnixStream) {
+    let own = match stream.try_clone() {
+        Ok(own) => own,
+        Err(error) => {
+            tracing::warn!(disk = %disk.name, %error, "a vhost-user connection cannot be served");
+            return;
+        }
+    };
     let protocol = Arc::new(Mutex::new(Protocol::new(Arc::clone(disk))));
     let mut handler = BackendReqHandler::from_stream(stream, protocol);
     loop {
+        match Channel::peek(&own) {
+            Ok(None) => {}
+            Ok(Some(channel)) => disk.set_channel(Some(channel)),
+            Err(_) => break,
+        }
         match handler.handle_request() {
             Ok(()) | Err(Error::SocketRetry(_)) => {}
             Err(Error::Disconnected | Error::SocketBroken(_) | Error::PartialMessage) => break,
@@ -71,7 +84,7 @@ pub(crate) fn serve(disk: &Arc<DiskCore>, stream: UnixStream) {
             }
         }
     }
-    disk.set_backend_channel(None);
+    disk.set_channel(None);
     // Dropping the protocol stops its queues, also when this thread panics above.
 }
 
@@ -615,10 +628,8 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         Ok(())
     }
 
-    fn set_backend_req_fd(&mut self, backend: Backend) {
-        // No acknowledgement is asked for: a front end that is stopped would hold up who tells it of a resize.
-        backend.set_reply_ack_flag(false);
-        self.disk.set_backend_channel(Some(backend));
+    fn set_backend_req_fd(&mut self, _backend: Backend) {
+        // Copied before the crate took it: see `channel`.
     }
 
     fn set_gpu_socket(&mut self, _backend: GpuBackend) -> Result<()> {

@@ -3,7 +3,8 @@
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
 use tidegate_core::units::Time;
 
 /// Now, on the monotonic clock.
@@ -159,7 +160,6 @@ pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
 /// # Errors
 /// What memfd_create says.
 pub(crate) fn memory_file(name: &std::ffi::CStr, len: u64) -> io::Result<File> {
-    use std::os::fd::FromRawFd;
     // SAFETY: the name is a terminated string that the kernel copies.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
     if fd < 0 {
@@ -213,4 +213,83 @@ pub(crate) fn shut_down(socket: &OwnedFd, both: bool) {
     let how = if both { libc::SHUT_RDWR } else { libc::SHUT_RD };
     // SAFETY: no memory is involved.
     unsafe { libc::shutdown(socket.as_raw_fd(), how) };
+}
+
+/// Waits for bytes on a socket and copies as many as fit, leaving them there; fewer than asked mean its end.
+///
+/// # Errors
+/// What recv says.
+pub(crate) fn peek(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<usize> {
+    loop {
+        let flags = libc::MSG_PEEK | libc::MSG_WAITALL;
+        // SAFETY: the kernel writes at most the slice's length into it.
+        let got = unsafe {
+            libc::recv(
+                socket.as_raw_fd(),
+                bytes.as_mut_ptr().cast(),
+                bytes.len(),
+                flags,
+            )
+        };
+        match usize::try_from(got) {
+            Ok(got) => return Ok(got),
+            Err(_) => {
+                let error = io::Error::last_os_error();
+                if error.kind() != io::ErrorKind::Interrupted {
+                    return Err(error);
+                }
+            }
+        }
+    }
+}
+
+/// A copy of the first descriptor that comes with the next bytes on a socket, leaving both there.
+///
+/// # Errors
+/// What recvmsg says.
+pub(crate) fn peek_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
+    /// Room for the descriptors of any vhost-user message.
+    const ROOM: usize = 256;
+    let mut byte = [0u8; 1];
+    let mut piece = libc::iovec {
+        iov_base: byte.as_mut_ptr().cast(),
+        iov_len: byte.len(),
+    };
+    let mut control = [0u64; ROOM / 8];
+    // SAFETY: msghdr is plain old data; zero means nothing in it.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &raw mut piece;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = ROOM as _;
+    let flags = libc::MSG_PEEK | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: the message's pieces are the locals above, as long as they say.
+    if unsafe { libc::recvmsg(socket.as_raw_fd(), &raw mut message, flags) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    let mut descriptors = Vec::new();
+    // SAFETY: the kernel has filled the control buffer that the message points to.
+    let mut header = unsafe { libc::CMSG_FIRSTHDR(&raw const message) };
+    while !header.is_null() {
+        // SAFETY: not null, so it points into the control buffer.
+        let part = unsafe { &*header };
+        if part.cmsg_level == libc::SOL_SOCKET && part.cmsg_type == libc::SCM_RIGHTS {
+            // SAFETY: a pure computation on a length.
+            let head = unsafe { libc::CMSG_LEN(0) } as usize;
+            let count = (part.cmsg_len as usize).saturating_sub(head) / size_of::<RawFd>();
+            // SAFETY: the data of a header that lies inside the buffer.
+            let data = unsafe { libc::CMSG_DATA(header) }.cast::<RawFd>();
+            for at in 0..count {
+                // SAFETY: fewer than the count of descriptors that the header announces.
+                let place = unsafe { data.add(at) };
+                // SAFETY: inside the control buffer, which has no alignment to speak of.
+                let fd = unsafe { place.read_unaligned() };
+                // SAFETY: the kernel made this descriptor for us just now.
+                descriptors.push(unsafe { OwnedFd::from_raw_fd(fd) });
+            }
+        }
+        // SAFETY: both point to what the kernel filled.
+        header = unsafe { libc::CMSG_NXTHDR(&raw const message, header) };
+    }
+    Ok(descriptors.into_iter().next())
 }

@@ -1,0 +1,86 @@
+//! How a vhost-user front end is told that a disk has changed: the channel that runs the other way.
+//!
+//! The crate `vhost` takes this channel's descriptor and offers only some of the messages that go through it; "the
+//! configuration has changed" is not among them. So the descriptor is copied from the socket before the crate reads the
+//! message that carries it, and the one message that is needed is written here.
+//!
+//! # Source
+//! The vhost-user protocol: `VHOST_USER_SET_BACKEND_REQ_FD`, `VHOST_USER_BACKEND_CONFIG_CHANGE_MSG`.
+
+use crate::sys::os;
+use std::io::{self, Write};
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+/// Bytes of a message's header: request, flags, size, each 32 bits.
+const HEADER: usize = 12;
+/// The front end's message that carries the channel.
+const SET_BACKEND_REQ_FD: u32 = 21;
+/// Our message.
+const CONFIG_CHANGE: u32 = 2;
+/// Version 1 of the protocol, no reply wanted: a front end that is stopped must not hold up who tells it.
+const FLAGS: u32 = 1;
+/// A front end that does not read for this long is not told.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// The channel to one front end.
+pub(crate) struct Channel(UnixStream);
+
+impl Channel {
+    /// Waits for the next message on `socket` and leaves it there; a copy of the channel, if it is the one that brings it.
+    ///
+    /// # Errors
+    /// What the socket says.
+    pub(crate) fn peek(socket: &UnixStream) -> io::Result<Option<Channel>> {
+        let mut header = [0; HEADER];
+        if os::peek(socket, &mut header)? < HEADER {
+            return Ok(None);
+        }
+        let [r0, r1, r2, r3, ..] = header;
+        if u32::from_ne_bytes([r0, r1, r2, r3]) != SET_BACKEND_REQ_FD {
+            return Ok(None);
+        }
+        let Some(descriptor) = os::peek_descriptor(socket)? else {
+            return Ok(None);
+        };
+        let stream = UnixStream::from(descriptor);
+        stream.set_write_timeout(Some(PATIENCE))?;
+        Ok(Some(Channel(stream)))
+    }
+
+    /// Tells the front end to read the configuration again.
+    ///
+    /// # Errors
+    /// What the socket says.
+    pub(crate) fn config_changed(&self) -> io::Result<()> {
+        let mut message = [0; HEADER];
+        message[..4].copy_from_slice(&CONFIG_CHANGE.to_ne_bytes());
+        message[4..8].copy_from_slice(&FLAGS.to_ne_bytes());
+        (&self.0).write_all(&message)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Read;
+
+    #[test]
+    fn any_other_message_is_left_alone() {
+        let (ours, mut theirs) = UnixStream::pair().expect("sockets");
+        theirs
+            .write_all(&[1, 0, 0, 0, 1, 0, 0, 0, 0, 0, 0, 0])
+            .expect("written");
+        assert!(Channel::peek(&ours).expect("peeked").is_none());
+        let mut message = [0; HEADER];
+        (&ours).read_exact(&mut message).expect("still there");
+        assert_eq!(message[0], 1);
+    }
+
+    #[test]
+    fn a_front_end_that_is_gone_brings_no_channel() {
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        drop(theirs);
+        assert!(Channel::peek(&ours).expect("peeked").is_none());
+    }
+}
