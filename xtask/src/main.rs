@@ -195,6 +195,6 @@ fn package(workspace: &Workspace) -> anyhow::Result<()> {
     }
     steps.run(
         "Debian package",
-        std::process::Command::new(workspace.root.join("contrib/debian/build")),
+        &mut std::process::Command::new(workspace.root.join("contrib/debian/build")),
     )
 }

@@ -78,6 +78,7 @@ pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
     let plan = Plan::new(&config, &root, machine())
         .map_err(|problem| in_file(problem, from.as_deref()))?;
     log::start(&plan.log)?;
+    raise_descriptors();
     // Control work needs little; two threads keep one slow answer from delaying all others.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -100,6 +101,20 @@ pub fn check_config(options: &ServeOptions) -> anyhow::Result<Option<PathBuf>> {
     let (config, from) = read_config(&root, options)?;
     Plan::new(&config, &root, machine()).map_err(|problem| in_file(problem, from.as_deref()))?;
     Ok(from)
+}
+
+/// Asks for as many descriptors as may be had: a login's 1024 are too few for some hundreds of disks, at three or more
+/// for each. The small number is for programs that call `select`.
+fn raise_descriptors() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let maximum = getrlimit(Resource::Nofile).maximum;
+    let most = Rlimit {
+        current: maximum,
+        maximum,
+    };
+    if let Err(error) = setrlimit(Resource::Nofile, most) {
+        tracing::warn!(%error, "the limit of open files stays as it is");
+    }
 }
 
 fn machine() -> Machine {

@@ -8,10 +8,14 @@
 //!
 //! `cargo xtask test` installs what these tests need: Debian packages, and a Debian kernel for the guest.
 
+mod bad_luck;
 mod crash;
 mod first_minute;
 mod guest_disk;
 mod guest_resize;
+mod limits;
 mod nbd_clients;
 mod nbd_database;
+mod soak;
 mod support;
+mod tls;

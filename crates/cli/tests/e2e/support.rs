@@ -4,6 +4,8 @@ pub(crate) mod daemon;
 pub(crate) mod guest;
 pub(crate) mod initramfs;
 pub(crate) mod place;
+pub(crate) mod process;
 pub(crate) mod program;
+pub(crate) mod rest;
 pub(crate) mod server;
 pub(crate) mod transcript;

@@ -32,6 +32,9 @@ const INPUT: usize = 256 << 10;
 const MOST_REQUESTS: usize = 512;
 /// Bytes of buffers that one client may hold before nothing more is taken from it (one request always is).
 const MOST_BYTES: usize = 64 << 20;
+/// Bytes that the socket should take at once: the replies of a queue of 128 that reads 4 KiB blocks, with what the kernel
+/// adds to each.
+const SEND_BUFFER: i32 = 1 << 20;
 /// Room for the heads of all replies of a message.
 const HEADS: usize = MOST_REQUESTS * Head::MAX;
 /// Extents that one answer tells: the client asks again for the rest.
@@ -143,6 +146,7 @@ impl Connection {
         early: &[u8],
         buffers: &mut Buffers,
     ) -> std::io::Result<Connection> {
+        crate::sys::os::widen_send_buffer(&socket, SEND_BUFFER);
         let input = buffers.claim_pool(INPUT)?;
         let early = &early[..early.len().min(INPUT)];
         buffers.put(

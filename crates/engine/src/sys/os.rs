@@ -208,6 +208,17 @@ pub(crate) fn check_eventfd(file: &File) -> io::Result<()> {
     }
 }
 
+/// Asks for room to send `bytes` at once, so that a deep queue's replies go out in one piece. Without the privilege to
+/// have as much, the system gives what it allows.
+pub(crate) fn widen_send_buffer(socket: &OwnedFd, bytes: i32) {
+    for option in [libc::SO_SNDBUF, libc::SO_SNDBUFFORCE] {
+        let len = libc::socklen_t::try_from(size_of::<i32>()).expect("four bytes");
+        let value = (&raw const bytes).cast();
+        // SAFETY: the option's value is an i32 that the kernel reads during the call.
+        unsafe { libc::setsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, option, value, len) };
+    }
+}
+
 /// Ends the receiving side of a socket, or both sides. A socket that is gone already is as it should be.
 pub(crate) fn shut_down(socket: &OwnedFd, both: bool) {
     let how = if both { libc::SHUT_RDWR } else { libc::SHUT_RD };

@@ -4,7 +4,9 @@ use std::path::PathBuf;
 use std::process::{ExitStatus, Output};
 
 use super::place::Place;
+use super::process::Process;
 use super::program::{Program, Service};
+use super::rest::Rest;
 use super::server::TIDEGATE;
 
 /// A running daemon of a host.
@@ -26,6 +28,32 @@ impl Daemon {
         let daemon = Daemon { service, root };
         daemon.run(&["status", "--wait", "20s"]);
         daemon
+    }
+
+    /// Starts one whose root is `root` in `place`, with more arguments to `serve`.
+    pub(crate) fn start_with(place: &Place, root: &str, args: &[&str]) -> Daemon {
+        let root = place.join(root).display().to_string();
+        let mut words = vec!["serve".to_owned()];
+        words.extend(args.iter().map(|arg| (*arg).to_owned()));
+        let service = Service::start(
+            "tidegate serve",
+            TIDEGATE.as_ref(),
+            &words,
+            &[("TIDEGATE_ROOT", root.clone())],
+        );
+        let daemon = Daemon { service, root };
+        daemon.run(&["status", "--wait", "20s"]);
+        daemon
+    }
+
+    /// Its process, as `/proc` shows it.
+    pub(crate) fn process(&self) -> Process {
+        Process::of(self.service.id())
+    }
+
+    /// A connection to its REST interface.
+    pub(crate) fn rest(&self) -> Rest {
+        Rest::connect(&PathBuf::from(&self.root).join("run/tidegate.sock"))
     }
 
     /// `tidegate ARGS`, whatever becomes of it.
@@ -67,6 +95,11 @@ impl Daemon {
     /// All that it has said.
     pub(crate) fn said(&self) -> String {
         self.service.said.text()
+    }
+
+    /// `kill -9`.
+    pub(crate) fn kill(&mut self) {
+        self.service.kill();
     }
 
     /// Asks it to stop with a signal; how it ended.

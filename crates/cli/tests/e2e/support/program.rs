@@ -19,17 +19,21 @@ const PACKAGES: &[(&str, &str)] = &[
     ("kill", "procps"),
     ("losetup", "mount"),
     ("mkfs.ext4", "e2fsprogs"),
+    ("mount", "mount"),
     ("nbdcopy", "libnbd-bin"),
     ("nbdfuse", "libnbd-bin"),
     ("nbdinfo", "libnbd-bin"),
     ("nbdkit", "nbdkit"),
     ("nbdsh", "python3-libnbd"),
+    ("openssl", "openssl"),
     ("qemu-img", "qemu-utils"),
     ("qemu-io", "qemu-utils"),
     ("qemu-storage-daemon", "qemu-system-common"),
     ("qemu-system-x86_64", "qemu-system-x86"),
     ("runuser", "util-linux"),
+    ("prlimit", "util-linux"),
     ("setpriv", "util-linux"),
+    ("umount", "mount"),
 ];
 
 /// Where a program lies; fails the test with what to install when it does not.
@@ -182,6 +186,11 @@ impl Service {
             .arg(self.child.id().to_string())
             .run();
         self.end()
+    }
+
+    /// Its process's number.
+    pub(crate) fn id(&self) -> u32 {
+        self.child.id()
     }
 
     /// Waits until it has ended by itself.

@@ -1,3 +1,5 @@
+//! The pipeline to an upstream server against a played one: what is sent, in which order, and what is believed.
+
 use super::*;
 
 const ALL: Offer = Offer {
