@@ -8,7 +8,8 @@
 //! - a file is used only under an exclusive lock (shared, for a read-only disk) of each of its two descriptions, which the
 //!   kernel keeps until the last operation of ours has ended, even when the daemon is killed
 //! - a request that asks for durability completes after RWF_DSYNC or fdatasync, never before
-//! - a read that meets the end of the file is an error, not zeroes: the image was cut behind our back
+//! - a read that meets the end of the file is an error, not zeroes: the image was cut behind our back, and from then on
+//!   nothing is written to it
 //!
 //! # Source
 //! open(2) on O_DIRECT and its alignment; fallocate(2); the pairing of direct and buffered I/O in `docs/decisions/`.
@@ -24,7 +25,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use tidegate_core::request::{Data, Extent, Fault, Flags, IoId, Op};
+use tidegate_core::request::{Data, DiskId, Extent, Fault, Flags, IoId, Op};
 
 /// The granularity below which the page cache is used: that of the page cache itself, so that a page is never both
 /// cached for one request and written directly for its neighbour.
@@ -100,6 +101,7 @@ pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
         zero_range: true,
         punch_hole: true,
         parted: options.read_only,
+        cut: false,
     };
     Ok(OpenedImage {
         image: Box::new(image),
@@ -173,6 +175,9 @@ struct Dir {
     punch_hole: bool,
     /// The last sync is under way or done.
     parted: bool,
+    /// The file was found shorter than the disk. A write beyond its end would make it long again, with a hole that reads as
+    /// zeroes where data was: nothing is written any more, and what is left can be read.
+    cut: bool,
 }
 
 /// A job under way.
@@ -206,6 +211,9 @@ impl Image for Dir {
     }
 
     fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
+        if self.cut && job.op.modifies() {
+            return Progress::Done(Err(Fault::Io));
+        }
         let step = match job.op {
             Op::Read | Op::Write => Step::Move,
             Op::Flush => Step::Sync,
@@ -316,6 +324,17 @@ impl Dir {
         }
     }
 
+    /// The file ends before the disk does.
+    fn notice_cut(&mut self, disk: DiskId, end: u64) {
+        if !std::mem::replace(&mut self.cut, true) {
+            tracing::error!(
+                disk = disk.0,
+                end,
+                "an image was cut behind our back: no more is written to it; detach the disk, restore the image, attach it again"
+            );
+        }
+    }
+
     /// Submits the next operation of a job.
     fn go(&mut self, lane: &mut Lane<'_>, slot: u32) {
         let pending = self.pending[slot as usize]
@@ -382,6 +401,8 @@ impl Dir {
             Step::Punch | Step::ZeroRange => pending.done = job.len,
             Step::Move | Step::WriteZeroes { .. } => {
                 if moved == 0 {
+                    let end = job.offset + pending.done;
+                    self.notice_cut(lane.disk, end);
                     return self.end(lane, slot, Err(Fault::Io));
                 }
                 pending.done += moved;

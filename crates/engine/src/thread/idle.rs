@@ -5,7 +5,7 @@
 //! choice, and it pays only while requests come closer together than that.
 //!
 //! # Source
-//! Ski rental; QEMU's adaptive polling; `io-threads` measurements recorded in `docs/io-threads.md`.
+//! Ski rental; QEMU's adaptive polling, of which the average over gaps is taken.
 
 use tidegate_core::units::{Span, Time};
 

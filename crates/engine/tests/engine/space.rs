@@ -213,4 +213,7 @@ fn an_image_cut_behind_our_back_is_an_error_not_zeroes() {
         assert_eq!(c.read(at, len), Err(Fault::Io), "{at}+{len}");
     }
     assert_eq!(c.read(0, 4096), Ok(vec![1; 4096]));
+    // A write near the old end would make the file long again, and the hole before it would read as zeroes.
+    assert_eq!(c.write((1 << 20) - 4096, &[2; 4096]), Err(Fault::Io));
+    assert_eq!(c.read(768 << 10, 4096), Err(Fault::Io));
 }
