@@ -1,6 +1,6 @@
 //! The project's own tasks: `cargo xtask check` before a commit, `cargo xtask test` for everything.
 //!
-//! Each task is a few lines here and a list of steps; the rules that no lint can keep are in [`tidy`].
+//! Each task is a few lines here and a list of steps; the rules that no lint can keep are in `tidy`.
 
 #![forbid(unsafe_code)]
 

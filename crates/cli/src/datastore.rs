@@ -70,8 +70,10 @@ pub(crate) struct Add {
     #[arg(long, value_enum)]
     io: Option<Io>,
 
-    /// The server (kind nbd): nbd://HOST[:PORT] or nbd+unix:///?socket=PATH
-    #[arg(long)]
+    #[arg(
+        long,
+        help = "The server (kind nbd): nbd://HOST[:PORT] or nbd+unix:///?socket=PATH"
+    )]
     uri: Option<String>,
 
     /// The model (kind emulated): hdd, ssd, or with its parameters

@@ -1,6 +1,6 @@
 //! Carries each I/O of one disk down its filters, hands it to the datastore, and carries it up again.
 //!
-//! The shard calls [`Stack::submit`] when a request has passed the door and [`Stack::finish`] when the datastore has
+//! The shard calls `Stack::submit` when a request has passed the door and `Stack::finish` when the datastore has
 //! answered. Filters never call each other: everything moves in the one flat loop of `Walk::run`, and what a
 //! filter asks for meanwhile (its own I/O, resumption of a deferred one) waits in a list until the hook has returned.
 //!

@@ -1,6 +1,6 @@
 //! The daemon: reads configuration, makes a plan of it, has the engine carry it out, and answers who asks.
 //!
-//! Its life is [`serve`](mod@serve). Words come in through REST and files, and become decisions in `plan`; the keeper
+//! Its life is `serve`. Words come in through REST and files, and become decisions in `plan`; the keeper
 //! carries out orders on the store (what lies on disk) and on the engine (what is attached). The data path is not
 //! here: a socket is accepted, its client is heard out, and the engine takes both.
 //!

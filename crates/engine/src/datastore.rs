@@ -1,11 +1,11 @@
 //! Where disks live: the trait that every kind of datastore serves, and the kinds, one file each.
 //!
-//! An [`Image`] is one open disk image. The control side opens it (which may block), an I/O thread owns it from then
+//! An `Image` is one open disk image. The control side opens it (which may block), an I/O thread owns it from then
 //! on and gives it each I/O that leaves a disk's stack. The image performs it on the thread's ring and reports
-//! the end, at once or through [`Lane::finish`].
+//! the end, at once or through `Lane::finish`.
 //!
 //! # Always true
-//! - each job is ended exactly once: by [`Progress::Done`], or by one [`Lane::finish`] after [`Progress::Pending`]
+//! - each job is ended exactly once: by `Progress::Done`, or by one `Lane::finish` after `Progress::Pending`
 //! - an image never blocks its thread
 
 use crate::errand::Map;
