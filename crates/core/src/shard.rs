@@ -195,7 +195,8 @@ impl Shard {
     /// # Panics
     /// When an order (rearrange, resize, detach) names a disk that is not here: the engine knows its disks. What may
     /// come late (requests, ends, written bytes) is answered `Gone`, counted, or dropped.
-    #[inline]
+    // Inline, so that the event of a request is never built in memory, only to be read again at once.
+    #[inline(always)]
     pub fn handle(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
         match event {
             Event::Submitted {
@@ -307,7 +308,7 @@ impl Shard {
         }
     }
 
-    #[inline]
+    #[inline(never)]
     fn submitted(
         &mut self,
         now: Time,
@@ -357,7 +358,7 @@ impl Shard {
         );
     }
 
-    #[inline]
+    #[inline(never)]
     fn finished(
         &mut self,
         now: Time,

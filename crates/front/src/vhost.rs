@@ -22,14 +22,20 @@ pub trait GuestMemory {
     /// The `len` bytes at guest address `addr`, if they lie within one region.
     fn area(&self, addr: u64, len: usize) -> Option<Self::Area>;
 
-    /// Copies the 16 bytes at guest address `addr` out, if they lie within one region.
-    fn load_16(&self, addr: u64) -> Option<[u8; 16]>;
+    /// The 16 bytes at guest address `addr` as two little-endian words, if they lie within one region.
+    fn load_pair(&self, addr: u64) -> Option<[u64; 2]>;
+
+    /// The `len` bytes at `addr` as one piece, where they are one: nearly always.
+    fn segment(&self, addr: u64, len: u32) -> Option<Self::Segment>;
 
     /// Appends the pieces of `len` bytes at `addr`; false, with any part appended, when a byte lies outside.
     fn segments(&self, addr: u64, len: u32, out: &mut Vec<Self::Segment>) -> bool;
 
     /// Copies from the front of `segments` into `bytes`, as far as both reach; returns how many.
     fn peek(&self, segments: &[Self::Segment], bytes: &mut [u8]) -> usize;
+
+    /// The first 16 bytes of a segment that has as many, as two little-endian words.
+    fn segment_pair(&self, segment: &Self::Segment) -> Option<[u64; 2]>;
 
     /// Bytes in a segment.
     fn segment_len(segment: &Self::Segment) -> usize;
@@ -42,6 +48,12 @@ pub trait GuestMemory {
 
     /// Notes that the device wrote `len` bytes at `addr`, for live migration; nothing unless a log is kept.
     fn mark_dirty(&self, addr: u64, len: usize);
+
+    /// Calls the cache line at guest address `addr` from wherever it is, to be read and written soon. A hint: an address
+    /// that the guest does not have is nothing.
+    fn prefetch(&self, addr: u64) {
+        let _ = addr;
+    }
 }
 
 /// Shared memory that another party writes at any time: each access is one volatile or atomic load or store.
@@ -60,6 +72,10 @@ pub trait Area {
     fn store_u16(&self, at: usize, value: u16);
     /// A store before which everything is visible.
     fn release_u16(&self, at: usize, value: u16);
+    /// Calls the cache line at `at`, to be read soon. A hint.
+    fn prefetch(&self, at: usize) {
+        let _ = at;
+    }
     /// A plain load of a byte.
     fn load_u8(&self, at: usize) -> u8;
     /// A plain store of a byte.
@@ -68,6 +84,6 @@ pub trait Area {
     fn load_u64(&self, at: usize) -> u64;
     /// A plain store, possibly in parts.
     fn store_u64(&self, at: usize, value: u64);
-    /// Copies 16 bytes out, possibly in parts.
-    fn load_16(&self, at: usize) -> [u8; 16];
+    /// Sixteen bytes as two little-endian words; whatever mixture comes out if they are written meanwhile.
+    fn load_pair(&self, at: usize) -> [u64; 2];
 }

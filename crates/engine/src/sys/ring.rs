@@ -6,6 +6,10 @@
 //! # Always true
 //! - an operation is never refused for want of room: a full submission queue is submitted first
 //! - the ring belongs to the thread that made it (SINGLE_ISSUER), which alone submits and reaps
+//!
+//! # For tools
+//! A tool that runs all threads under one lock and does not know that `io_uring_enter` may wait (valgrind up to 3.19)
+//! stops the whole program there. With [`NAP`] in the environment a thread naps for a millisecond at a time instead.
 
 use super::buffers::Buffers;
 use super::guest::Segment;
@@ -19,6 +23,8 @@ use tidegate_core::units::Span;
 const ENTRIES: u32 = 512;
 /// Completion queue entries; the kernel keeps what does not fit (NODROP).
 const COMPLETIONS: u32 = 8192;
+/// The environment variable of which the presence makes threads nap instead of waiting in the kernel; see the module.
+const NAP: &str = "TIDEGATE_NAP";
 
 /// What an operation belongs to: a kind, and two numbers that the kind gives a meaning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +71,8 @@ pub(crate) struct Completion {
 pub(crate) struct Ring {
     inner: IoUring,
     queued: bool,
+    /// [`NAP`] was asked for.
+    naps: bool,
 }
 
 impl Ring {
@@ -83,6 +91,7 @@ impl Ring {
         Ok(Ring {
             inner,
             queued: false,
+            naps: std::env::var_os(NAP).is_some(),
         })
     }
 
@@ -234,6 +243,9 @@ impl Ring {
     /// Waits until an operation completes, or for `timeout`.
     pub(crate) fn wait(&mut self, timeout: Option<Span>) {
         self.queued = false;
+        if self.naps {
+            return self.nap();
+        }
         let result = match timeout {
             None => self.inner.submitter().submit_and_wait(1),
             Some(span) => {
@@ -253,6 +265,15 @@ impl Ring {
                 _ => panic!("the kernel refuses to wait on our ring: {error}"),
             },
         }
+    }
+
+    #[cold]
+    fn nap(&mut self) {
+        self.submit_now();
+        if !self.has_completions() {
+            std::thread::sleep(std::time::Duration::from_millis(1));
+        }
+        self.submit_now();
     }
 
     /// Takes up to `most` completions into `out`.

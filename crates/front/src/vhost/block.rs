@@ -145,14 +145,15 @@ pub(super) fn parse<M: GuestMemory>(
     let Some(status) = status else {
         return bad(Nonsense::Short);
     };
-    let mut header = [0; HEADER];
-    if memory.peek(data, &mut header) < HEADER {
+    let Some([kind, sector]) = take_header(memory, data) else {
         return bad(Nonsense::Short);
-    }
-    drop_front::<M>(data, HEADER);
-    let [t0, t1, t2, t3, _, _, _, _, sector @ ..] = header;
-    let sector = u64::from_le_bytes(sector);
-    let kind = match u32::from_le_bytes([t0, t1, t2, t3]) {
+    };
+    // The upper half is the priority, which we do not promise to heed.
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "the lower half is taken on purpose"
+    )]
+    let kind = match kind as u32 {
         T_IN => {
             std::mem::swap(data, writable);
             ranged::<M>(sector, data).map(|(offset, len)| Kind::Read { offset, len })
@@ -214,6 +215,29 @@ fn pop_status<M: GuestMemory>(writable: &mut Vec<M::Segment>) -> Option<M::Segme
         return Some(status);
     }
     None
+}
+
+/// Takes the header off the front, as two words: the type, and the sector.
+#[inline]
+fn take_header<M: GuestMemory>(memory: &M, data: &mut Vec<M::Segment>) -> Option<[u64; 2]> {
+    if let [first, ..] = &data[..]
+        && M::segment_len(first) == HEADER
+    {
+        // As every driver lays it out: in a piece of its own.
+        let words = memory.segment_pair(first)?;
+        if data.len() == 1 {
+            data.clear();
+        } else {
+            data.remove(0);
+        }
+        return Some(words);
+    }
+    let mut bytes = [[0; 8]; 2];
+    if memory.peek(data, bytes.as_flattened_mut()) < HEADER {
+        return None;
+    }
+    drop_front::<M>(data, HEADER);
+    Some(bytes.map(u64::from_le_bytes))
 }
 
 /// Removes the first `bytes` of a list of segments.

@@ -33,6 +33,12 @@ pub const MAX_SIZE: u16 = 32_768;
 /// chain; drivers stay at the announced `seg_max` and two more. It also bounds what one hostile chain costs.
 pub const MAX_SEGMENTS: usize = 1024;
 
+/// How many chains ahead of its use each part of a chain is called for: the parts are found one through the other, and
+/// each takes about as long to come as it takes to handle two requests.
+const DESCRIPTOR_AHEAD: u16 = 8;
+const TABLE_AHEAD: u16 = 5;
+const HEADER_AHEAD: u16 = 2;
+
 const DESC_NEXT: u16 = 1;
 const DESC_WRITE: u16 = 2;
 const DESC_INDIRECT: u16 = 4;
@@ -245,9 +251,16 @@ impl<M: GuestMemory> Queue<M> {
                 return Ok(None);
             }
             self.avail_seen = idx;
+            let waiting = idx.wrapping_sub(self.last_avail);
+            for ahead in 0..waiting.min(TABLE_AHEAD) {
+                self.call_descriptor(ahead);
+            }
+            for ahead in 0..waiting.min(HEADER_AHEAD) {
+                self.call_table(memory, ahead);
+            }
         }
-        let slot = usize::from(self.last_avail & self.mask);
-        let head = self.avail.load_u16(RING_HEADER + 2 * slot);
+        self.look_ahead(memory);
+        let head = self.head(0);
         if head >= self.config.size {
             return Err(Broken::Head(head));
         }
@@ -259,6 +272,60 @@ impl<M: GuestMemory> Queue<M> {
             inflight.take(head);
         }
         Ok(Some(self.open(memory, head, data)))
+    }
+
+    /// The head of the chain that is `ahead` places behind the next one in the available ring. The guest's number.
+    #[inline]
+    fn head(&self, ahead: u16) -> u16 {
+        let slot = usize::from(self.last_avail.wrapping_add(ahead) & self.mask);
+        self.avail.load_u16(RING_HEADER + 2 * slot)
+    }
+
+    /// Calls for the memory of the chains that come after the next one. The guest wrote it on another CPU, and each step
+    /// from descriptor to table to header would wait for that CPU's cache; called for ahead, they come side by side.
+    #[inline]
+    fn look_ahead(&self, memory: &M) {
+        let waiting = self.avail_seen.wrapping_sub(self.last_avail);
+        if waiting > DESCRIPTOR_AHEAD {
+            self.call_descriptor(DESCRIPTOR_AHEAD);
+        }
+        if waiting > TABLE_AHEAD {
+            self.call_table(memory, TABLE_AHEAD);
+        }
+        if waiting > HEADER_AHEAD {
+            self.call_header(memory, HEADER_AHEAD);
+        }
+    }
+
+    #[inline]
+    fn call_descriptor(&self, ahead: u16) {
+        self.desc
+            .prefetch(DESC_BYTES * usize::from(self.head(ahead)));
+    }
+
+    /// What the first descriptor names: the header, or the table in which the others are.
+    #[inline]
+    fn call_table(&self, memory: &M, ahead: u16) {
+        if let Some(first) = self.first(ahead) {
+            memory.prefetch(first.addr);
+        }
+    }
+
+    #[inline]
+    fn call_header(&self, memory: &M, ahead: u16) {
+        let table = self
+            .first(ahead)
+            .filter(|first| first.flags & DESC_INDIRECT != 0);
+        if let Some(words) = table.and_then(|table| memory.load_pair(table.addr)) {
+            memory.prefetch(Descriptor::decode(words).addr);
+        }
+    }
+
+    #[inline]
+    fn first(&self, ahead: u16) -> Option<Descriptor> {
+        let head = self.head(ahead);
+        (head < self.config.size)
+            .then(|| Descriptor::decode(self.desc.load_pair(DESC_BYTES * usize::from(head))))
     }
 
     /// Takes a chain again that an earlier process had taken ([`Queue::track`]).
@@ -301,9 +368,9 @@ impl<M: GuestMemory> Queue<M> {
         readable: &mut Vec<M::Segment>,
         writable: &mut Vec<M::Segment>,
     ) -> Result<(), Nonsense> {
-        let first = Descriptor::decode(self.desc.load_16(DESC_BYTES * usize::from(head)));
+        let first = Descriptor::decode(self.desc.load_pair(DESC_BYTES * usize::from(head)));
         if first.flags & DESC_INDIRECT == 0 {
-            let load = |index| Some(self.desc.load_16(DESC_BYTES * usize::from(index)));
+            let load = |index| Some(self.desc.load_pair(DESC_BYTES * usize::from(index)));
             return follow(memory, load, head, self.config.size, readable, writable);
         }
         let bytes = first.len as usize;
@@ -316,7 +383,7 @@ impl<M: GuestMemory> Queue<M> {
         }
         let entries = u16::try_from(bytes / DESC_BYTES).map_err(|_| Nonsense::Indirect)?;
         let load = |index| {
-            memory.load_16(
+            memory.load_pair(
                 first
                     .addr
                     .checked_add(DESC_BYTES as u64 * u64::from(index))?,
@@ -424,7 +491,7 @@ fn position(base: u16, used_idx: u16, size: u16) -> u16 {
 /// Follows `next` links from `start` in the table of `entries` that `load` reads.
 fn follow<M: GuestMemory>(
     memory: &M,
-    load: impl Fn(u16) -> Option<[u8; DESC_BYTES]>,
+    load: impl Fn(u16) -> Option<[u64; 2]>,
     start: u16,
     entries: u16,
     readable: &mut Vec<M::Segment>,
@@ -445,7 +512,9 @@ fn follow<M: GuestMemory>(
         } else {
             return salvage(memory, load, index, entries, Nonsense::Order, writable);
         };
-        if !memory.segments(desc.addr, desc.len, list) {
+        if let Some(piece) = memory.segment(desc.addr, desc.len) {
+            list.push(piece);
+        } else if !memory.segments(desc.addr, desc.len, list) {
             return salvage(memory, load, index, entries, Nonsense::Outside, writable);
         }
         if readable.len() + writable.len() > MAX_SEGMENTS {
@@ -479,7 +548,7 @@ fn hopeless<S>(why: Nonsense, writable: &mut Vec<S>) -> Result<(), Nonsense> {
 #[cold]
 fn salvage<M: GuestMemory>(
     memory: &M,
-    load: impl Fn(u16) -> Option<[u8; DESC_BYTES]>,
+    load: impl Fn(u16) -> Option<[u64; 2]>,
     mut index: u16,
     entries: u16,
     why: Nonsense,
@@ -517,30 +586,17 @@ struct Descriptor {
 }
 
 impl Descriptor {
-    fn decode(bytes: [u8; DESC_BYTES]) -> Descriptor {
-        let [
-            a0,
-            a1,
-            a2,
-            a3,
-            a4,
-            a5,
-            a6,
-            a7,
-            l0,
-            l1,
-            l2,
-            l3,
-            f0,
-            f1,
-            n0,
-            n1,
-        ] = bytes;
+    #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "each part is taken on purpose"
+    )]
+    fn decode([addr, rest]: [u64; 2]) -> Descriptor {
         Descriptor {
-            addr: u64::from_le_bytes([a0, a1, a2, a3, a4, a5, a6, a7]),
-            len: u32::from_le_bytes([l0, l1, l2, l3]),
-            flags: u16::from_le_bytes([f0, f1]),
-            next: u16::from_le_bytes([n0, n1]),
+            addr,
+            len: rest as u32,
+            flags: (rest >> 32) as u16,
+            next: (rest >> 48) as u16,
         }
     }
 }

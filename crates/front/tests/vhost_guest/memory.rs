@@ -192,8 +192,14 @@ impl GuestMemory for Memory {
         })
     }
 
-    fn load_16(&self, addr: u64) -> Option<[u8; 16]> {
-        self.area(addr, 16).map(|view| view.load_16(0))
+    fn load_pair(&self, addr: u64) -> Option<[u64; 2]> {
+        self.area(addr, 16).map(|view| view.load_pair(0))
+    }
+
+    fn segment(&self, addr: u64, len: u32) -> Option<Segment> {
+        let (region, at, left) = self.find(addr)?;
+        let len = len as usize;
+        (len > 0 && len <= left).then_some(Segment { region, at, len })
     }
 
     fn segments(&self, mut addr: u64, len: u32, out: &mut Vec<Segment>) -> bool {
@@ -222,6 +228,12 @@ impl GuestMemory for Memory {
             done += take;
         }
         done
+    }
+
+    fn segment_pair(&self, segment: &Segment) -> Option<[u64; 2]> {
+        let mut bytes = [[0; 8]; 2];
+        let whole = self.peek(&[*segment], bytes.as_flattened_mut()) == 16;
+        whole.then(|| bytes.map(u64::from_le_bytes))
     }
 
     fn segment_len(segment: &Segment) -> usize {
@@ -305,7 +317,9 @@ impl Area for View {
         self.store(at, [a, b, c, d], true);
         self.store(at + 4, [e, f, g, h], true);
     }
-    fn load_16(&self, at: usize) -> [u8; 16] {
-        self.load(at, false)
+    fn load_pair(&self, at: usize) -> [u64; 2] {
+        let bytes: [u8; 16] = self.load(at, false);
+        let (low, high) = bytes.split_at(8);
+        [low, high].map(|half| u64::from_le_bytes(half.try_into().expect("half of sixteen")))
     }
 }
