@@ -12,7 +12,7 @@ use serde_json::Value;
 
 use crate::report::Figures;
 
-/// Runs 4 KiB random reads with io_uring and O_DIRECT on `file`, pinned to `cpu`. Also returns the CPU time it used.
+/// Runs 4 KiB random reads with io_uring and O_DIRECT on `file`, pinned to `cpu`.
 ///
 /// # Errors
 /// fio is missing or fails.
@@ -22,7 +22,7 @@ pub fn random_reads(
     warm: Duration,
     span: Duration,
     cpu: usize,
-) -> Result<(Figures, Duration)> {
+) -> Result<Figures> {
     let output = Command::new("taskset")
         .args([
             "--cpu-list",
@@ -54,7 +54,7 @@ pub fn random_reads(
     parse(&String::from_utf8_lossy(&output.stdout))
 }
 
-fn parse(text: &str) -> Result<(Figures, Duration)> {
+fn parse(text: &str) -> Result<Figures> {
     // fio may write warnings before the document.
     let start = text.find('{').context("fio wrote no JSON")?;
     let value: Value = serde_json::from_str(&text[start..]).context("fio wrote broken JSON")?;
@@ -70,7 +70,6 @@ fn parse(text: &str) -> Result<(Figures, Duration)> {
         |key: &str| number(&latency[key], "latency percentile").map(|nanos| nanos / 1000.0);
     let cpu = number(&job["usr_cpu"], "usr_cpu")? + number(&job["sys_cpu"], "sys_cpu")?;
     let iops = number(&read["iops"], "IOPS")?;
-    let seconds = number(&read["runtime"], "run time")? / 1000.0;
     let figures = Figures {
         iops,
         p50_us: percentile("50.000000")?,
@@ -79,7 +78,7 @@ fn parse(text: &str) -> Result<(Figures, Duration)> {
         cpu_percent_per_kiops: cpu / (iops / 1000.0),
         ..Figures::default()
     };
-    Ok((figures, Duration::from_secs_f64(seconds * cpu / 100.0)))
+    Ok(figures)
 }
 
 #[cfg(test)]
@@ -87,18 +86,17 @@ mod tests {
     use super::*;
 
     const REPORT: &str = r#"note: a warning
-        {"jobs": [{"usr_cpu": 10.0, "sys_cpu": 20.0, "read": {"iops": 60000.0, "runtime": 2000,
+        {"jobs": [{"usr_cpu": 10.0, "sys_cpu": 20.0, "read": {"iops": 60000.0,
         "clat_ns": {"percentile": {"50.000000": 250000, "99.000000": 900000, "99.900000": 1000000}}}}]}"#;
 
     #[test]
     fn the_report_is_read_in_our_units() {
-        let (figures, cpu) = parse(REPORT).expect("a report");
+        let figures = parse(REPORT).expect("a report");
         assert_eq!(
             (figures.iops, figures.p50_us, figures.p999_us),
             (60_000.0, 250.0, 1000.0)
         );
         assert_eq!(figures.cpu_percent_per_kiops, 0.5);
-        assert_eq!(cpu, Duration::from_millis(600));
     }
 
     #[test]

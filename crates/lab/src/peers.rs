@@ -31,8 +31,8 @@ pub struct Tidegate {
     pub store: Store,
     /// Filters, top first.
     pub filters: Vec<String>,
-    /// How long its I/O thread polls before it sleeps.
-    pub poll_us: u32,
+    /// How long its I/O thread polls before it sleeps; `None` for what it does unasked.
+    pub poll_us: Option<u32>,
 }
 
 fn words<const N: usize>(words: [&str; N]) -> Vec<OsString> {
@@ -78,12 +78,10 @@ pub fn tidegate(
     for filter in &options.filters {
         arguments.extend(words(["--filter", filter]));
     }
-    arguments.extend(words([
-        "--poll-us",
-        &options.poll_us.to_string(),
-        "--cpu",
-        &cpu.to_string(),
-    ]));
+    if let Some(poll_us) = options.poll_us {
+        arguments.extend(words(["--poll-us", &poll_us.to_string()]));
+    }
+    arguments.extend(words(["--cpu", &cpu.to_string()]));
     let sockets: Vec<PathBuf> = [vhost, nbd]
         .into_iter()
         .flatten()
@@ -225,7 +223,7 @@ mod tests {
             program: "tidegate".into(),
             store: Store::Null,
             filters: vec!["stats".into(), "null".into()],
-            poll_us: 50,
+            poll_us: Some(50),
         };
         let launch = tidegate("ours", &options, Some(Path::new("/s")), None, 1);
         let line: Vec<_> = launch

@@ -13,7 +13,9 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::time::{TimeVal, TimeValLike};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 
@@ -223,6 +225,20 @@ pub fn own_cpu_time() -> Result<Duration> {
     Ok(Duration::from(
         clock.now().context("cannot read our own CPU clock")?,
     ))
+}
+
+/// CPU time of all programs that this process has started and seen the end of.
+///
+/// # Errors
+/// Never on Linux.
+pub fn ended_cpu_time() -> Result<Duration> {
+    let usage =
+        getrusage(UsageWho::RUSAGE_CHILDREN).context("cannot read our programs' CPU time")?;
+    let span = |time: TimeVal| {
+        let nanos = u64::try_from(time.num_nanoseconds()).unwrap_or(0);
+        Duration::from_nanos(nanos)
+    };
+    Ok(span(usage.user_time()) + span(usage.system_time()))
 }
 
 /// Whether all sockets are listened on, without connecting: some servers take one client only.

@@ -12,7 +12,7 @@ use crate::load::{Load, Source};
 use crate::nbd::Connection;
 use crate::noise::{self, Look};
 use crate::report::Figures;
-use crate::server::{Launch, Server, own_cpu_time};
+use crate::server::{Launch, Server, ended_cpu_time, own_cpu_time};
 use crate::tally::{Edge, Tally, Until};
 use crate::vhost::{Station, Vm, VmOptions, Wait};
 
@@ -107,6 +107,23 @@ pub fn vhost(bench: &Bench, launch: &Launch, depth: u16) -> Result<Figures> {
 /// # Errors
 /// The server or a guest fails.
 pub fn guests(bench: &Bench, server: &Server, sockets: &[PathBuf], depth: u16) -> Result<Figures> {
+    let mut watch = Watch::new(server);
+    let until = Until::Time(bench.warm, bench.span);
+    let tallies = load(sockets, depth, until, &mut |edge| watch.look(edge))?;
+    watch.figures(&tallies)
+}
+
+/// One guest per socket, each with `depth` random reads of 4 KiB in flight, sleeping on their interrupts. `probe` is
+/// called at the edges of the window.
+///
+/// # Errors
+/// A server is not there, breaks the protocol, or is silent.
+pub fn load(
+    sockets: &[PathBuf],
+    depth: u16,
+    until: Until,
+    probe: &mut dyn FnMut(Edge),
+) -> Result<Vec<Tally>> {
     let vms = sockets
         .iter()
         .map(|socket| Vm::connect(VmOptions::new(socket, depth)))
@@ -121,11 +138,7 @@ pub fn guests(bench: &Bench, server: &Server, sockets: &[PathBuf], depth: u16) -
             })
         })
         .collect();
-    let mut station = Station::new(vms, Wait::Sleep);
-    let mut watch = Watch::new(server);
-    let until = Until::Time(bench.warm, bench.span);
-    let tallies = station.run(&mut sources, until, &mut |edge| watch.look(edge))?;
-    watch.figures(&tallies)
+    Station::new(vms, Wait::Sleep).run(&mut sources, until, probe)
 }
 
 /// Starts a server and drives it by one NBD connection, 4 KiB random reads.
@@ -156,22 +169,17 @@ pub fn nbd(
 /// # Errors
 /// fio fails.
 pub fn fio(bench: &Bench, file: &Path, depth: u16) -> Result<Figures> {
-    let (before, own) = (noise::look()?, own_cpu_time()?);
-    let (mut figures, cpu) = crate::fio::random_reads(
+    let used = || Ok::<_, anyhow::Error>(own_cpu_time()? + ended_cpu_time()?);
+    let (before, spent) = (noise::look()?, used()?);
+    let mut figures = crate::fio::random_reads(
         file,
         depth,
         bench.warm,
         bench.span,
         bench.options.server_cpu,
     )?;
-    let own = own_cpu_time()?.saturating_sub(own);
-    // fio's own start and warm-up are not in what it reports; its window's share of the span is.
-    let share = (bench.warm + bench.span).as_secs_f64() / bench.span.as_secs_f64();
-    figures.noise = noise::between(
-        before,
-        noise::look().context("after fio")?,
-        cpu.mul_f64(share) + own,
-    );
+    let after = noise::look().context("after fio")?;
+    figures.noise = noise::between(before, after, used()?.saturating_sub(spent));
     Ok(figures)
 }
 

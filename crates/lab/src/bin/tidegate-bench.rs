@@ -4,12 +4,14 @@
 
 use std::path::PathBuf;
 use std::process::ExitCode;
+use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use tidegate_lab::bench::{self, Options};
+use tidegate_lab::bench::{self, Options, measure};
+use tidegate_lab::tally::{Tally, Until};
 use tidegate_lab::vhost::Wait;
-use tidegate_lab::{bare, peers};
+use tidegate_lab::{bare, peers, server};
 
 /// Measures Tidegate's data path against its peers.
 #[derive(Parser)]
@@ -31,6 +33,21 @@ enum Verb {
         /// Poll instead of sleeping
         #[arg(long)]
         poll: bool,
+    },
+    /// Load the disks of a running server with 4 KiB random reads, as one guest each: to look at its profile meanwhile
+    Guests {
+        /// The vhost-user sockets
+        #[arg(required = true)]
+        sockets: Vec<PathBuf>,
+        /// Requests in flight, per disk
+        #[arg(long, default_value_t = 32)]
+        depth: u16,
+        /// How long
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+        /// The guests' core
+        #[arg(long, default_value_t = 1)]
+        cpu: usize,
     },
 }
 
@@ -56,6 +73,23 @@ fn run(verb: Verb) -> Result<bool> {
         Verb::Bare { socket, poll } => {
             let wait = if poll { Wait::Poll } else { Wait::Sleep };
             bare::serve(&socket, peers::NULL_SIZE, wait).map(|()| true)
+        }
+        Verb::Guests {
+            sockets,
+            depth,
+            seconds,
+            cpu,
+        } => {
+            server::pin(cpu)?;
+            let until = Until::Time(Duration::ZERO, Duration::from_secs(seconds));
+            let all = Tally::sum(&measure::load(&sockets, depth, until, &mut |_| {})?);
+            println!(
+                "{:.0} IOPS, p50 {:.1} us, p99 {:.1} us",
+                all.iops(),
+                all.percentile_us(50.0),
+                all.percentile_us(99.0)
+            );
+            Ok(true)
         }
     }
 }
