@@ -1,12 +1,14 @@
 //! The devices through which guests and clients reach their disks.
 //!
 //! [`ring`] and [`nbd`] live on I/O threads: they turn what arrives into requests and answers into what leaves.
-//! [`vhost`] is the vhost-user protocol itself, on a thread of its own off the data path.
+//! [`vhost`] is the vhost-user protocol itself, on a thread of its own off the data path,
+//! and [`front_ends`] says whose turn it is to speak it.
 
 use crate::device::ring::Reply;
 use tidegate_front::nbd::session::Asked;
 
 pub(crate) mod channel;
+pub(crate) mod front_ends;
 pub(crate) mod nbd;
 pub(crate) mod ring;
 pub(crate) mod vhost;

@@ -5,10 +5,10 @@
 //!
 //! # Always true
 //! - a disk lives on one I/O thread, its home, from attach to detach
-//! - one front end at a time speaks vhost-user to a disk; the next is served when everything of the last has ended
+//! - rings of one front end at a time run on a disk; those of the next start when everything of the last has ended
 
 use crate::datastore::OpenedImage;
-use crate::device::channel::Channel;
+use crate::device::front_ends::{FrontEnds, Refusal};
 use crate::device::ring::DeviceFacts;
 use crate::device::vhost;
 use crate::error::{Error, Kind, Result};
@@ -17,7 +17,6 @@ use crate::sys::os;
 use crate::thread::orders::{Attach, Change, NbdConnection, Report, ThreadReport, What};
 use crate::thread::{Habits, IoThread};
 use std::fs::OpenOptions;
-use std::net::Shutdown;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -101,11 +100,7 @@ pub(crate) struct DiskCore {
     pub(crate) facts: Arc<DeviceFacts>,
     size: AtomicU64,
     filters: Mutex<Filters>,
-    /// The front end's socket while one is connected, to send it away.
-    front_end: Mutex<Option<UnixStream>>,
-    /// How to tell the front end that the configuration has changed.
-    channel: Mutex<Option<Channel>>,
-    gone: AtomicBool,
+    pub(crate) front_ends: FrontEnds,
     numbers: Arc<Mutex<Vec<bool>>>,
     load: Arc<AtomicUsize>,
 }
@@ -210,9 +205,7 @@ impl Engine {
                 next_key: u32::try_from(specs.len()).unwrap_or(u32::MAX),
                 specs,
             }),
-            front_end: Mutex::new(None),
-            channel: Mutex::new(None),
-            gone: AtomicBool::new(false),
+            front_ends: FrontEnds::default(),
             numbers: Arc::clone(&self.disks),
             load: Arc::clone(&thread.load),
             spec,
@@ -400,10 +393,6 @@ impl DiskCore {
         self.size.load(Ordering::Relaxed)
     }
 
-    pub(crate) fn set_channel(&self, channel: Option<Channel>) {
-        *guard(&self.channel) = channel;
-    }
-
     fn order(&self, order: Order) -> Result<()> {
         let sent = self.inbox.send(order);
         sent.map_err(|_| {
@@ -495,9 +484,7 @@ impl Disk {
     pub fn resize(&self, size: u64) -> Result<()> {
         self.core.change(What::Size(size), None)?;
         self.core.size.store(size, Ordering::Relaxed);
-        if let Some(channel) = guard(&self.core.channel).as_ref()
-            && let Err(error) = channel.config_changed()
-        {
+        for error in self.core.front_ends.config_changed() {
             tracing::warn!(disk = %self.core.name, %error, "the front end could not be told of the new size");
         }
         Ok(())
@@ -519,7 +506,7 @@ impl Disk {
         DeviceReport {
             nonsense: self.core.facts.nonsense.load(Ordering::Relaxed),
             broken_queues: self.core.facts.broken.load(Ordering::Relaxed),
-            connected: guard(&self.core.front_end).is_some(),
+            connected: self.core.front_ends.any(),
         }
     }
 
@@ -561,25 +548,21 @@ impl Disk {
     /// call it on a thread of its own.
     ///
     /// # Errors
-    /// When another front end is connected, or the disk is gone.
+    /// When as many front ends are connected as may be (a second waits for the first to stop, as in a live
+    /// migration), or the disk is gone.
     pub fn serve_vhost(&self, stream: UnixStream) -> Result<()> {
         let own = stream
             .try_clone()
             .map_err(|e| Error::io("cannot take on a vhost-user connection", e))?;
-        {
-            let mut front_end = guard(&self.core.front_end);
-            if self.core.gone.load(Ordering::Acquire) {
-                return Err(Error::new(Kind::Gone, "the disk is not attached any more"));
-            }
-            if front_end.is_some() {
-                let text =
-                    "another front end is connected to this disk: one virtual machine at a time";
-                return Err(Error::new(Kind::Busy, text));
-            }
-            *front_end = Some(own);
-        }
-        vhost::serve(&self.core, stream);
-        *guard(&self.core.front_end) = None;
+        let front_end = self.core.front_ends.enter(own).map_err(|why| match why {
+            Refusal::Closed => Error::new(Kind::Gone, "the disk is not attached any more"),
+            Refusal::Full => Error::new(
+                Kind::Busy,
+                "two front ends are connected to this disk already: one virtual machine at a time, \
+                 and one that it migrates to",
+            ),
+        })?;
+        vhost::serve(&self.core, front_end.id, stream);
         Ok(())
     }
 
@@ -588,10 +571,7 @@ impl Disk {
     /// # Errors
     /// When its I/O does not end within `patience`: it then goes when it does.
     pub fn detach(&self, patience: Duration) -> Result<()> {
-        self.core.gone.store(true, Ordering::Release);
-        if let Some(front_end) = guard(&self.core.front_end).as_ref() {
-            let _ = front_end.shutdown(Shutdown::Both);
-        }
+        self.core.front_ends.close();
         let (load, numbers, id) = (
             Arc::clone(&self.core.load),
             Arc::clone(&self.core.numbers),

@@ -42,15 +42,28 @@ const ZERO_PIECE: usize = 1 << 20;
 const EXTENT_BYTES: u32 = 16;
 
 /// How to open an image.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Options {
     /// Refuse writes, and share the file with other readers.
     pub read_only: bool,
     /// Use the page cache for everything.
     pub buffered: bool,
+    /// How long to wait while another holds the image; 20 s by default.
+    pub patience: Duration,
 }
 
-/// Opens the image at `path`, a file or a block device, and locks it. Blocks for up to 20 s while another holds it.
+impl Default for Options {
+    fn default() -> Options {
+        Options {
+            read_only: false,
+            buffered: false,
+            patience: LOCK_PATIENCE,
+        }
+    }
+}
+
+/// Opens the image at `path`, a file or a block device, and locks it. Blocks while another holds it, for as long as
+/// [`Options::patience`] says.
 ///
 /// # Errors
 /// When it cannot be opened, is neither file nor block device, or is in use by another daemon.
@@ -140,16 +153,13 @@ fn open_direct(path: &Path, options: Options) -> Result<Option<(File, DirectAlig
 }
 
 fn lock(file: &File, byte: u8, options: Options, path: &Path) -> Result<()> {
-    let deadline = Instant::now() + LOCK_PATIENCE;
+    let deadline = Instant::now() + options.patience;
     loop {
         match os::lock(file, byte, !options.read_only) {
             Ok(()) => return Ok(()),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
                 if Instant::now() >= deadline {
-                    let text = format!(
-                        "the image {} is in use by another daemon; stop or detach it there first",
-                        path.display()
-                    );
+                    let text = format!("the image {} is in use by another daemon", path.display());
                     return Err(Error::new(Kind::Busy, text));
                 }
                 std::thread::sleep(LOCK_RETRY);

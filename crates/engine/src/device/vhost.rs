@@ -5,6 +5,7 @@
 //!
 //! # Always true
 //! - a queue runs on the I/O thread, or its position is in `base`: never both
+//! - a queue runs only while its front end has the turn ([`super::front_ends`])
 //! - memory, log and features change only while no queue runs
 //! - when the front end is gone, this returns only after everything that it had in flight has ended, so that a
 //!   reconnecting one never finds a request under way twice
@@ -21,6 +22,7 @@
 //! The vhost-user protocol document; VIRTIO 1.2 §5.2.
 
 use super::channel::Channel;
+use super::front_ends::FrontEndId;
 use super::ring::{DeviceFacts, Parts};
 use crate::handle::DiskCore;
 use crate::inbox::Order;
@@ -57,7 +59,7 @@ const OPTIMAL_IO: u32 = 64 << 10;
 const PHYSICAL_BLOCK: u32 = 4096;
 
 /// Serves one front end until it goes away and everything that it had in flight has ended.
-pub(crate) fn serve(disk: &Arc<DiskCore>, stream: UnixStream) {
+pub(crate) fn serve(disk: &Arc<DiskCore>, front_end: FrontEndId, stream: UnixStream) {
     let own = match stream.try_clone() {
         Ok(own) => own,
         Err(error) => {
@@ -65,12 +67,13 @@ pub(crate) fn serve(disk: &Arc<DiskCore>, stream: UnixStream) {
             return;
         }
     };
-    let protocol = Arc::new(Mutex::new(Protocol::new(Arc::clone(disk))));
+    let protocol = Protocol::new(Arc::clone(disk), front_end);
+    let protocol = Arc::new(Mutex::new(protocol));
     let mut handler = BackendReqHandler::from_stream(stream, protocol);
     loop {
         match Channel::peek(&own) {
             Ok(None) => {}
-            Ok(Some(channel)) => disk.set_channel(Some(channel)),
+            Ok(Some(channel)) => disk.front_ends.set_channel(front_end, channel),
             Err(_) => break,
         }
         match handler.handle_request() {
@@ -84,7 +87,6 @@ pub(crate) fn serve(disk: &Arc<DiskCore>, stream: UnixStream) {
             }
         }
     }
-    disk.set_channel(None);
     // Dropping the protocol stops its queues, also when this thread panics above.
 }
 
@@ -151,6 +153,11 @@ impl InflightRegion {
 
 struct Protocol {
     disk: Arc<DiskCore>,
+    front_end: FrontEndId,
+    /// Whether it ever ran a ring: before that, the guest may be one that another front end served until now.
+    had_turn: bool,
+    /// Which cache the guest chose, if it has.
+    cache_choice: Option<bool>,
     facts: Arc<DeviceFacts>,
     features: u64,
     memory: Mapping,
@@ -160,12 +167,14 @@ struct Protocol {
 }
 
 impl Protocol {
-    fn new(disk: Arc<DiskCore>) -> Protocol {
+    fn new(disk: Arc<DiskCore>, front_end: FrontEndId) -> Protocol {
         let rings = (0..disk.spec.queues).map(|_| Setup::default()).collect();
         let facts = Arc::clone(&disk.facts);
-        facts.write_back.store(false, Ordering::Relaxed);
         Protocol {
             disk,
+            front_end,
+            had_turn: false,
+            cache_choice: None,
             facts,
             features: 0,
             memory: Mapping::empty(),
@@ -219,20 +228,57 @@ impl Protocol {
         if self.features == 0 {
             self.disk.spec.write_back
         } else {
-            self.facts.write_back.load(Ordering::Relaxed)
+            self.write_back()
         }
     }
 
-    /// Gives the guest the cache that goes with its features, or that it chose before a restart of the daemon.
+    /// The cache that goes with the guest's features, or that it chose.
+    fn write_back(&self) -> bool {
+        self.features & feature::FLUSH != 0 && self.cache_choice.unwrap_or(true)
+    }
+
+    /// Has the rings that run, or are about to, give the guest its cache. A front end that waits for its turn changes
+    /// nothing for the one that has it.
     fn settle_write_back(&self) {
-        let flushes = self.features & feature::FLUSH != 0;
-        let chosen = self
-            .inflight
-            .as_ref()
-            .and_then(InflightRegion::chosen_write_back);
-        self.facts
-            .write_back
-            .store(flushes && chosen.unwrap_or(true), Ordering::Relaxed);
+        if self.disk.front_ends.has_turn(self.front_end) {
+            self.facts
+                .write_back
+                .store(self.write_back(), Ordering::Relaxed);
+        }
+    }
+
+    fn choose_write_back(&mut self, choice: Option<bool>) {
+        self.cache_choice = choice;
+        self.disk
+            .front_ends
+            .note_cache_choice(self.front_end, choice);
+        self.settle_write_back();
+    }
+
+    /// Takes the turn before rings run, and takes up what a guest that comes from another front end chose there: no
+    /// front end repeats it.
+    fn take_turn(&mut self) -> Result<()> {
+        if !self.disk.front_ends.take_turn(self.front_end) {
+            return Err(refuse(
+                "another front end runs rings on this disk: one virtual machine at a time. Stop the other, or let its \
+                 migration come to its end",
+            ));
+        }
+        if !std::mem::replace(&mut self.had_turn, true) && self.cache_choice.is_none() {
+            self.cache_choice = self.disk.front_ends.cache_choice();
+            if let (Some(region), Some(choice)) = (&self.inflight, self.cache_choice) {
+                region.choose_write_back(choice);
+            }
+        }
+        self.choose_write_back(self.cache_choice);
+        Ok(())
+    }
+
+    /// Lets another front end have its turn, if no ring runs here.
+    fn give_turn_back(&self) {
+        if self.rings.iter().all(|ring| ring.running.is_none()) {
+            self.disk.front_ends.give_turn_back(self.front_end);
+        }
     }
 
     fn ring(&mut self, index: u32) -> Result<&mut Setup> {
@@ -254,6 +300,15 @@ impl Protocol {
     }
 
     fn start(&mut self, index: u32) -> Result<()> {
+        self.take_turn()?;
+        let started = self.start_in_turn(index);
+        if started.is_err() {
+            self.give_turn_back();
+        }
+        started
+    }
+
+    fn start_in_turn(&mut self, index: u32) -> Result<()> {
         let logging = self.features & feature::LOG_ALL != 0;
         let memory = self.memory.logging(self.log.clone().filter(|_| logging));
         let guest = |user| {
@@ -397,6 +452,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     fn reset_owner(&mut self) -> Result<()> {
         self.stop_all();
         self.rings.fill_with(Setup::default);
+        self.give_turn_back();
         Ok(())
     }
 
@@ -526,7 +582,9 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         let ring = self.ring(index)?;
         // The ring starts anew with its next kick descriptor.
         ring.kick = None;
-        Ok(VhostUserVringState::new(index, ring.base.into()))
+        let base = ring.base;
+        self.give_turn_back();
+        Ok(VhostUserVringState::new(index, base.into()))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
@@ -592,7 +650,9 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         if enable {
             self.start_if_ready(index)
         } else {
-            self.stop(index)
+            self.stop(index)?;
+            self.give_turn_back();
+            Ok(())
         }
     }
 
@@ -621,7 +681,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         if self.features & feature::FLUSH == 0 && wish != 0 {
             return Err(refuse("a guest without FLUSH has no write-back cache"));
         }
-        self.facts.write_back.store(wish != 0, Ordering::Relaxed);
+        self.choose_write_back(Some(wish != 0));
         if let Some(region) = &self.inflight {
             region.choose_write_back(wish != 0);
         }
@@ -702,13 +762,17 @@ impl Protocol {
             Arc::new(Mmap::file(file, given.mmap_offset, len).map_err(Error::ReqHandlerError)?);
         let choice = GuestArea::of_map(&map, accounts, CHOICE);
         let (queues, queue_size) = (given.num_queues, given.queue_size);
-        self.inflight = Some(InflightRegion {
+        let region = InflightRegion {
             map,
             queues,
             queue_size,
             choice,
-        });
-        self.settle_write_back();
+        };
+        if region.choice.is_some() {
+            // The guest's choice before a restart of the daemon, or none: then the guest was reset.
+            self.choose_write_back(region.chosen_write_back());
+        }
+        self.inflight = Some(region);
         Ok(())
     }
 }

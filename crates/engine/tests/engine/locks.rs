@@ -4,11 +4,19 @@ use super::rig::{image, tempdir};
 use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::time::Duration;
 use tidegate_engine::Kind;
 use tidegate_engine::datastore::dir;
 
 /// Names the image for a process that is to hold one.
 const HELD: &str = "TIDEGATE_TEST_HOLDS";
+
+/// Who has this patience is refused at once.
+const IMPATIENT: dir::Options = dir::Options {
+    read_only: false,
+    buffered: false,
+    patience: Duration::ZERO,
+};
 
 /// A part of the tests below, which start this binary anew with the variable set; otherwise it has nothing to do.
 #[test]
@@ -54,17 +62,12 @@ fn a_second_opening_is_refused_and_succeeds_after_the_holder_was_killed() {
     let mut child = holder(&path);
     let reader = dir::Options {
         read_only: true,
-        ..Default::default()
+        ..IMPATIENT
     };
-    let waiting = std::thread::spawn({
-        let path = path.clone();
-        move || dir::open(&path, reader).map(drop).map_err(|e| e.kind())
-    });
-    let refused = dir::open(&path, dir::Options::default())
-        .err()
-        .map(|e| e.kind());
-    assert_eq!(refused, Some(Kind::Busy));
-    assert_eq!(waiting.join().unwrap(), Err(Kind::Busy));
+    for options in [IMPATIENT, reader] {
+        let refused = dir::open(&path, options).err().map(|e| e.kind());
+        assert_eq!(refused, Some(Kind::Busy), "{options:?}");
+    }
     child.kill().unwrap();
     child.wait().unwrap();
     assert!(dir::open(&path, dir::Options::default()).is_ok());
@@ -75,10 +78,31 @@ fn a_second_opening_in_the_same_process_is_refused() {
     let dir = tempdir();
     let path = image(dir.path(), "image", 1 << 20);
     let held = dir::open(&path, dir::Options::default()).unwrap();
-    let refused = dir::open(&path, dir::Options::default())
-        .err()
-        .map(|e| e.kind());
+    let refused = dir::open(&path, IMPATIENT).err().map(|e| e.kind());
     assert_eq!(refused, Some(Kind::Busy));
     drop(held);
     assert!(dir::open(&path, dir::Options::default()).is_ok());
+}
+
+#[test]
+fn an_opening_waits_for_the_holder_to_go_as_long_as_it_is_told() {
+    let dir = tempdir();
+    let path = image(dir.path(), "image", 1 << 20);
+    let held = dir::open(&path, dir::Options::default()).unwrap();
+    std::thread::scope(|scope| {
+        let (began, waits) = std::sync::mpsc::channel();
+        let waiting = scope.spawn({
+            let path = &path;
+            move || {
+                began.send(()).unwrap();
+                dir::open(path, dir::Options::default()).map(drop)
+            }
+        });
+        waits.recv().unwrap();
+        for _ in 0..100 {
+            assert!(dir::open(&path, IMPATIENT).is_err(), "it is held");
+        }
+        drop(held);
+        waiting.join().unwrap().unwrap();
+    });
 }

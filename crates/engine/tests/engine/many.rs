@@ -1,7 +1,7 @@
 //! Many disks at once, and an engine that has nothing to do.
 
 use super::rig::{PATIENCE, attach, client, engine, image, open_file, tempdir};
-use std::time::Duration;
+use tidegate_engine::Engine;
 use tidegate_engine::datastore::{emulated, memory};
 
 #[test]
@@ -36,9 +36,12 @@ fn five_hundred_disks_live_on_two_threads() {
     );
 }
 
-/// Counts how often the thread was woken, by whatever but our questions.
+/// How often the thread was woken and turned, by whatever but our questions, while something else took its time: an
+/// array of another engine, which answers one read after the other, each after a seek.
 #[test]
 fn an_idle_engine_makes_no_wake_ups() {
+    /// Some milliseconds each, so that any timer of use to somebody would have struck meanwhile.
+    const SEEKS: u64 = 150;
     let dir = tempdir();
     let engine = engine(1);
     let mut disks = Vec::new();
@@ -53,16 +56,26 @@ fn an_idle_engine_makes_no_wake_ups() {
     for client in &mut clients {
         client.write(0, &[1; 4096]).unwrap();
     }
-    let report = || engine.threads().unwrap().remove(0);
+    let elsewhere = super::rig::engine(1);
+    let spec: emulated::Spec = "raid5-8x10k,size=1G".parse().unwrap();
+    let array = attach(&elsewhere, emulated::open(&spec).unwrap());
+    let mut seeker = client(&array);
+
+    let report = |engine: &Engine| engine.threads().unwrap().remove(0);
     // Whatever follows the last answers is over when two questions in a row find nothing else.
     super::rig::eventually("the thread comes to rest", || {
-        let before = report().turns;
-        report().turns - before <= 2
+        let before = report(&engine).turns;
+        report(&engine).turns - before <= 2
     });
-    let before = report();
-    // Not to wait for anything: this is how long is looked.
-    std::thread::sleep(Duration::from_secs(1));
-    let after = report();
+    let (before, seeks) = (report(&engine), report(&elsewhere).wakes);
+    for seek in 0..SEEKS {
+        seeker.read(seek * 49_999_872 % (1 << 30), 512).unwrap();
+    }
+    let (after, seeks) = (report(&engine), report(&elsewhere).wakes - seeks);
+    assert!(
+        seeks >= SEEKS,
+        "an engine that waits for its array is woken, and counts it: {seeks} wakes"
+    );
     assert!(
         after.wakes - before.wakes <= 1,
         "{} wakes, one by our question",
