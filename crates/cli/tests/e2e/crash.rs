@@ -4,7 +4,14 @@
 //! server, which must finish what the last one had begun: each request once, none forgotten. On NBD the client must
 //! ask again by itself: QEMU's block layer does, with fio in front of it.
 
+use std::fs;
 use std::thread;
+use std::time::Instant;
+
+use serde_json::Value;
+use tidegate_lab::load::{Load, Source};
+use tidegate_lab::tally::{Tally, Until};
+use tidegate_lab::vhost::{Station, Vm, VmOptions, Wait};
 
 use crate::support::daemon::Daemon;
 use crate::support::guest::{Guest, Hardware};
@@ -94,6 +101,80 @@ fn a_guest_carries_on_when_the_daemon_of_a_host_is_killed_ten_times() {
         },
     );
     outlives_ten_deaths(&mut guest, || daemon.crash_and_restart());
+}
+
+/// The hardest case of an account in flight, made to happen: each queue's oldest write is still held back while
+/// thousands of later ones have been answered. Nothing in the rings tells the next daemon of it; only the account does.
+#[test]
+fn a_write_held_back_long_before_the_daemon_died_is_answered_by_the_next_and_no_other_is() {
+    const QUEUES: u16 = 2;
+    const PART: u64 = MIB;
+    const REQUESTS: u64 = 20_000;
+    let place = Place::new();
+    let mut daemon = Daemon::start(&place);
+    let held = (0..u64::from(QUEUES)).map(|queue| {
+        format!(
+            "fault:delay=3600s,op=write,range={}-{}",
+            PART * queue,
+            PART * queue + 4096
+        )
+    });
+    let mut create: Vec<String> = ["disk", "create", "slow", "--size", "8M", "--attach"]
+        .map(str::to_owned)
+        .into();
+    for filter in std::iter::once("stats".to_owned()).chain(held) {
+        create.extend(["--filter".to_owned(), filter]);
+    }
+    daemon.run(&create.iter().map(String::as_str).collect::<Vec<_>>());
+    let mut options = VmOptions::new(&daemon.vhost_user("slow"), 16);
+    options.queues = QUEUES;
+    options.reconnect = Some(PATIENCE);
+    let mut station = Station::new(
+        vec![Vm::connect(options).expect("a guest can connect")],
+        Wait::Sleep,
+    );
+    let guest = thread::spawn(move || -> anyhow::Result<Tally> {
+        // Each queue has a part of the disk to itself, whose first block it meets sooner or later.
+        let mut sources: Vec<Source> = (0..QUEUES)
+            .map(|queue| {
+                let mut load = Load::verified(16, PART);
+                (load.start, load.seed) = (PART * u64::from(queue), u64::from(queue));
+                Source::new(load)
+            })
+            .collect();
+        let mut tallies = station.run(&mut sources, Until::Count(REQUESTS), &mut |_| {})?;
+        sources.iter_mut().for_each(Source::start_sweep);
+        tallies.extend(station.run(&mut sources, Until::Exhausted, &mut |_| {})?);
+        Ok(Tally::sum(&tallies))
+    });
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let stats = daemon.run(&["stats", "slow", "-o", "json"]);
+        let disk: Value = serde_json::from_str(&stats).expect("statistics are JSON");
+        let answered = disk["all"]["ops_total"].as_u64();
+        if answered == Some(REQUESTS - u64::from(QUEUES)) {
+            assert_eq!(disk["outstanding"], QUEUES, "the rest is held back");
+            break;
+        }
+        assert!(
+            !guest.is_finished() && Instant::now() < deadline,
+            "the guest does not come to the held blocks: {disk}"
+        );
+    }
+    // The next daemon holds nothing back. (This one would keep a filter for as long as it holds a request.)
+    daemon.kill();
+    let descriptor = place.join("root/local/slow/disk.toml");
+    let told = fs::read_to_string(&descriptor).expect("a disk has a descriptor");
+    fs::write(&descriptor, told.replace("3600s", "1ms")).expect("it can be changed");
+    let _next = Daemon::start(&place);
+    let tally = guest.join().expect("a guest's thread ends");
+    let tally = tally.expect("everything is answered, and once");
+    assert_eq!(
+        (tally.errors, tally.mismatched, tally.reconnections),
+        (0, 0, 1),
+        "{:?}",
+        tally.mismatches
+    );
 }
 
 #[test]

@@ -2,10 +2,11 @@
 
 use std::fs;
 
+use crate::support::daemon::Daemon;
 use crate::support::guest::{Guest, Hardware};
 use crate::support::place::{MIB, Place, allocated};
 use crate::support::program::{Service, find};
-use crate::support::server::{Server, Serving};
+use crate::support::server::{Server, Serving, TIDEGATE, wait_until_it_answers};
 
 /// Writes a file of noise to a new file system, and leaves its checksum in `/mnt/sum`.
 const FILL: &str = "mkfs.ext4 -q /dev/vda && mount /dev/vda /mnt \
@@ -164,6 +165,56 @@ fn a_write_is_durable_before_its_answer_when_the_guest_is_told_write_through() {
         "8 writes, {} made durable",
         after.0 - before.0
     );
+}
+
+/// What a guest hears before it has chosen anything: QEMU reads the configuration space when the device is made, long
+/// before the guest's driver acknowledges a feature.
+#[test]
+fn a_guest_finds_the_cache_that_its_disk_is_set_to() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place);
+    let create = |name: &str, more: &[&str]| {
+        daemon.run(&[&["disk", "create", name, "--size", "8M"], more].concat());
+    };
+    create("default", &["--attach"]);
+    create("through", &["--cache", "write-through", "--attach"]);
+    create("set", &["--cache", "write-through"]);
+    daemon.run(&["disk", "set", "set", "--cache", "write-back"]);
+    daemon.run(&["disk", "attach", "set"]);
+    let one = place.join("one");
+    let args = [
+        "serve-one",
+        "memory:8M",
+        "--write-through",
+        "--vhost-user",
+        &one.display().to_string(),
+    ];
+    let mut server = Service::start(
+        "serve-one",
+        TIDEGATE.as_ref(),
+        &args.map(str::to_owned),
+        &[],
+    );
+    wait_until_it_answers(&mut server, &one);
+    let sockets = ["default", "through", "set"].map(|disk| daemon.vhost_user(disk));
+    let [default, through, set] = &sockets;
+    let mut guest = Guest::boot(
+        &place,
+        &Hardware {
+            disks: &[default, through, set, &one],
+            cpus: 1,
+        },
+    );
+    let found = ["vda", "vdb", "vdc", "vdd"]
+        .map(|disk| guest.run(&format!("cat /sys/block/{disk}/cache_type")));
+    assert_eq!(
+        found,
+        ["write back", "write through", "write back", "write through"]
+    );
+    // Who could still flush, or turn the cache on, is not the one for whom each write is made durable.
+    let offered = ["vda", "vdb", "vdc", "vdd"]
+        .map(|disk| guest.run(&format!("cut -c 10,12 /sys/block/{disk}/device/features")));
+    assert_eq!(offered, ["11", "00", "11", "00"], "FLUSH, CONFIG_WCE");
 }
 
 #[test]

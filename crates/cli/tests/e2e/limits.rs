@@ -3,6 +3,7 @@
 //! Each is refused with an error that says what to do, or it works; and who has nothing to do with it goes on.
 
 use std::fs;
+use std::io::Read;
 use std::net::TcpListener;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -13,7 +14,7 @@ use tidegate_lab::vhost::{Vm, VmOptions};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};
-use crate::support::program::{Program, Service, find};
+use crate::support::program::{PATIENCE, Program, Service, find};
 use crate::support::server::{Server, Serving, TIDEGATE, wait_until_it_answers};
 
 /// Debian's nbdsh with Debian's Python.
@@ -343,5 +344,63 @@ fn five_hundred_disks_are_served_by_one_daemon() {
     service = start();
     tidegate(&["status", "--wait", "60s"]).run();
     all_are_there();
+    assert!(service.stop("TERM").success());
+}
+
+#[test]
+fn a_daemon_that_runs_out_of_open_files_says_which_limit_to_raise() {
+    const FILES: usize = 128;
+    let place = Place::new();
+    let root = place.join("root").display().to_string();
+    // The hard limit too: the daemon raises the other itself.
+    let limit = format!("--nofile={FILES}:{FILES}");
+    let args = [&limit, TIDEGATE, "serve"].map(str::to_owned);
+    let env = [("TIDEGATE_ROOT", root.clone())];
+    let mut service = Service::start("tidegate serve", find("prlimit").as_os_str(), &args, &env);
+    let tidegate = |args: &[&str]| Program::at(TIDEGATE).env("TIDEGATE_ROOT", &root).args(args);
+    tidegate(&["status", "--wait", "20s"]).run();
+    let remedy = [
+        "open files",
+        &FILES.to_string(),
+        "LimitNOFILE=",
+        "ulimit -n",
+    ];
+
+    let create = |name: &str| {
+        tidegate(&["disk", "create", name, "--size", "1M"]).run();
+    };
+    let attach = |name: &str| tidegate(&["disk", "attach", name]).output();
+    let mut disks = 0;
+    let said = loop {
+        let name = format!("d{disks}");
+        create(&name);
+        let output = attach(&name);
+        if !output.status.success() {
+            break refusal(&output);
+        }
+        disks += 1;
+        assert!(disks < FILES, "a disk takes a file at least");
+    };
+    assert!(disks > 0, "not one disk was attached: {said}");
+    assert_says(&said, &["cannot attach disk d"]);
+    assert_says(&said, &remedy);
+
+    // Nobody is let in who would take the last ones, and orders find room all the same.
+    let socket = place.join("root/run/nbd.sock");
+    let mut client = UnixStream::connect(&socket).expect("the daemon listens");
+    let mut greeting = Vec::new();
+    let turned_away = client.read_to_end(&mut greeting).expect("it is closed");
+    assert_eq!(turned_away, 0, "{greeting:?}");
+    let told = service
+        .said
+        .wait("word of an NBD client", 0, PATIENCE, |said| {
+            let mut lines = said.lines();
+            lines
+                .find(|line| line.contains("an NBD client is turned away"))
+                .map(str::to_owned)
+        });
+    assert_says(&told, &remedy);
+    tidegate(&["disk", "detach", "d0"]).run();
+    tidegate(&["disk", "attach", "d0"]).run();
     assert!(service.stop("TERM").success());
 }

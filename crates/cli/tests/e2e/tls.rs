@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};
-use crate::support::program::Program;
+use crate::support::program::{PATIENCE, Program, Service, find};
 use crate::support::server::TIDEGATE;
 
 /// The longest that a client may take to choose its disk (30 s), and a busy machine's slack.
@@ -194,9 +194,23 @@ fn a_client_that_falls_silent_in_its_handshake_is_dropped_and_nobody_else_notice
     /// The option by which a client asks for TLS, and the server's consent.
     const START_TLS: u32 = 5;
     const CONSENT: u32 = 1;
+    /// A client of libnbd that says no more once TLS is agreed on.
+    const FALL_SILENT: &str = "
+import os, select
+h.set_uri_allow_local_file(True)
+h.set_opt_mode(True)
+h.connect_uri(os.environ['SERVER'])
+assert h.get_tls_negotiated() and h.aio_is_negotiating()
+print('silent', flush=True)
+line = select.poll()
+line.register(h.aio_get_fd(), select.POLLRDHUP)
+assert line.poll(1000 * int(os.environ['PATIENCE'])), 'it is not dropped'
+print('dropped', flush=True)
+";
     let place = Place::new();
     let pki = Pki::new(&place, "ours");
     let (_daemon, address) = serve_tls(&place, &pki, None);
+    let uri = nbds(&address, &pki.anonymous(&place));
     let connect = || {
         let mut client = TcpStream::connect(&address).expect("the daemon listens");
         client
@@ -218,9 +232,21 @@ fn a_client_that_falls_silent_in_its_handshake_is_dropped_and_nobody_else_notice
     late.read_exact(&mut consent).expect("the server answers");
     assert_eq!(consent[12..16], CONSENT.to_be_bytes());
 
-    Program::new("nbdinfo")
-        .arg(nbds(&address, &pki.anonymous(&place)))
-        .run();
+    let mut private = Service::start(
+        "who is silent inside TLS",
+        find("nbdsh").as_os_str(),
+        &["-c".to_owned(), FALL_SILENT.to_owned()],
+        &[
+            ("PATH", "/usr/bin:/bin".to_owned()),
+            ("SERVER", uri.clone()),
+            ("PATIENCE", HANDSHAKE.as_secs().to_string()),
+        ],
+    );
+    private
+        .said
+        .wait("silence", 0, PATIENCE, |said| said.find("silent\n"));
+
+    Program::new("nbdinfo").arg(&uri).run();
     for client in [&mut early, &mut late] {
         match client.read(&mut [0; 64]) {
             Ok(0) => {}
@@ -228,7 +254,6 @@ fn a_client_that_falls_silent_in_its_handshake_is_dropped_and_nobody_else_notice
             other => panic!("a silent client is not dropped: {other:?}"),
         }
     }
-    Program::new("nbdinfo")
-        .arg(nbds(&address, &place.join("anonymous")))
-        .run();
+    assert!(private.end().success(), "{}", private.said.text());
+    Program::new("nbdinfo").arg(&uri).run();
 }
