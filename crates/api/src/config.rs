@@ -129,8 +129,9 @@ pub enum LogFormat {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// Not TOML, or a key that is unknown, given twice or of the wrong type.
+    // It is the parser's message, so the parser's error is no reason below it.
     #[error("{}", .0.to_string().trim_end())]
-    Syntax(#[from] toml::de::Error),
+    Syntax(toml::de::Error),
     /// Written for a program that knows more than this one.
     #[error("its version is {0}, this program reads version {VERSION}")]
     Version(u32),
@@ -139,7 +140,7 @@ pub enum ConfigError {
 impl Config {
     /// Reads the text of a configuration file.
     pub fn read(text: &str) -> Result<Config, ConfigError> {
-        let config: Config = toml::from_str(text)?;
+        let config: Config = toml::from_str(text).map_err(ConfigError::Syntax)?;
         match config.version {
             None | Some(VERSION) => Ok(config),
             Some(other) => Err(ConfigError::Version(other)),
@@ -155,6 +156,7 @@ impl Config {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::{Problem, ProblemCode};
 
     #[test]
     fn the_empty_file_is_a_configuration() {
@@ -202,5 +204,12 @@ mod tests {
             error.contains("thread") && error.contains("line 2"),
             "{error}"
         );
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_configuration_is_told_once() {
+        let error = Config::read("[io]\nthread = 2").unwrap_err();
+        let problem = Problem::new(ProblemCode::Invalid, "cannot read it").because_of(&error);
+        assert_eq!(problem.why, [error.to_string()]);
     }
 }

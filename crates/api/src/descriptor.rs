@@ -194,8 +194,9 @@ pub enum DescriptorError {
     #[error("it is not UTF-8 text")]
     NotText(#[from] std::str::Utf8Error),
     /// Not TOML, or keys missing, unknown or of the wrong type.
+    // It is the parser's message, so the parser's error is no reason below it.
     #[error("{}", .0.to_string().trim_end())]
-    Syntax(#[from] toml::de::Error),
+    Syntax(toml::de::Error),
     /// Written by a program that knows more than this one.
     #[error(
         "its format is version {0}, this program reads version {VERSION}; use the program that wrote it"
@@ -236,11 +237,11 @@ impl Descriptor {
             return Err(DescriptorError::TooLong(bytes.len()));
         }
         let text = std::str::from_utf8(bytes)?;
-        let Versioned { version } = toml::from_str(text)?;
+        let Versioned { version } = toml::from_str(text).map_err(DescriptorError::Syntax)?;
         if version != VERSION {
             return Err(DescriptorError::Version(version));
         }
-        let descriptor: Descriptor = toml::from_str(text)?;
+        let descriptor: Descriptor = toml::from_str(text).map_err(DescriptorError::Syntax)?;
         descriptor.check()?;
         Ok(descriptor)
     }
@@ -335,6 +336,7 @@ fn default_queues() -> u16 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::problem::{Problem, ProblemCode};
 
     fn sample() -> Descriptor {
         let mut disk = Descriptor::new(Uuid::from_random([7; 16]), 10 << 30);
@@ -360,6 +362,13 @@ mod tests {
         );
         assert_eq!(disk.policy.shares, Shares::NORMAL);
         assert_eq!(disk.effective_serial(), "0b5e1c7e9f0e4f0e8a53");
+    }
+
+    #[test]
+    fn what_is_wrong_with_a_descriptor_is_told_once() {
+        let error = Descriptor::read(b"version = 1\nnonsense").unwrap_err();
+        let problem = Problem::new(ProblemCode::Corrupt, "it is damaged").because_of(&error);
+        assert_eq!(problem.why, [error.to_string()]);
     }
 
     #[test]

@@ -61,6 +61,12 @@ pub struct Disk {
     /// Who is connected to it.
     #[serde(default)]
     pub clients: Vec<Client>,
+    /// What its guests' rings got wrong, while it is attached.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub rings: Option<RingCounts>,
+    /// How its upstream holds, while it is attached and has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub upstream: Option<UpstreamCounts>,
     /// What is wrong with it, if something is: a broken descriptor, or why it is wanted but not attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
@@ -97,6 +103,31 @@ impl Default for Policy {
 
 fn normal_shares() -> u32 {
     crate::units::Shares::NORMAL.get()
+}
+
+/// What guests' rings got wrong since a disk was attached. Anything but zeroes is a fault of a guest's driver or of its
+/// front end, and hurts that guest only.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RingCounts {
+    /// Requests that made no sense; each was answered with an error.
+    pub nonsense_total: u64,
+    /// Queues that were stopped because their ring made no sense.
+    pub broken_total: u64,
+}
+
+/// What happened to the connection to a disk's upstream since the disk was attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct UpstreamCounts {
+    /// How often it was lost.
+    pub lost_total: u64,
+    /// Those of them where the upstream broke the protocol.
+    pub violations_total: u64,
+    /// Those of them where the upstream was silent for too long.
+    pub silent_total: u64,
+    /// Attempts to come back that succeeded.
+    pub returned_total: u64,
+    /// Attempts to come back that came to nothing.
+    pub refused_total: u64,
 }
 
 /// Somebody connected to a disk.

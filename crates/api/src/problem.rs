@@ -45,6 +45,8 @@ pub enum ProblemCode {
     Datastore,
     /// A file on disk is not what it should be.
     Corrupt,
+    /// The daemon has used up what the system lets it have: open files, memory.
+    Exhausted,
     /// The daemon is stopping and takes no more orders.
     Stopping,
     /// A fault of ours.
@@ -62,7 +64,7 @@ impl ProblemCode {
             ProblemCode::Full => 507,
             ProblemCode::Unsupported => 501,
             ProblemCode::Datastore => 502,
-            ProblemCode::Stopping => 503,
+            ProblemCode::Exhausted | ProblemCode::Stopping => 503,
             ProblemCode::Corrupt | ProblemCode::Internal => 500,
         }
     }
@@ -91,12 +93,32 @@ impl Problem {
     pub fn because_of(mut self, error: &(dyn std::error::Error + 'static)) -> Problem {
         let mut next = Some(error);
         while let Some(error) = next {
-            let text = error.to_string();
+            let text = error.to_string().trim_end().to_owned();
             // Some libraries repeat their source in their own message; once is enough.
             if self.why.last().is_none_or(|last| !last.ends_with(&text)) {
                 self.why.push(text);
             }
             next = error.source();
+        }
+        self
+    }
+
+    /// A problem that is an error's own: its message says what failed, its sources say why.
+    pub fn of(code: ProblemCode, error: &(dyn std::error::Error + 'static)) -> Problem {
+        let problem = Problem::new(code, error.to_string().trim_end());
+        match error.source() {
+            Some(source) => problem.because_of(source),
+            None => problem,
+        }
+    }
+
+    /// The same problem, told as the failure of an order. One that names that order itself is not told twice.
+    #[must_use]
+    pub fn within(mut self, order: impl Into<String>) -> Problem {
+        let order = order.into();
+        if self.what != order {
+            let inner = std::mem::replace(&mut self.what, order);
+            self.why.insert(0, inner);
         }
         self
     }
@@ -142,5 +164,28 @@ mod tests {
             problem.to_string(),
             "cannot attach disk db1: outer: disk on fire; put it out"
         );
+    }
+
+    #[test]
+    fn an_error_that_says_its_cause_itself_is_told_once() {
+        #[derive(Debug, thiserror::Error)]
+        #[error("outer: {0}")]
+        struct Talkative(#[source] std::io::Error);
+        let cause = Talkative(std::io::Error::other("disk on fire\n"));
+        let problem = Problem::new(ProblemCode::Datastore, "what").because_of(&cause);
+        assert_eq!(problem.why, ["outer: disk on fire"]);
+    }
+
+    #[test]
+    fn an_order_stands_above_its_reasons_once() {
+        let order = "cannot attach disk db1";
+        let problem = Problem::of(
+            ProblemCode::Datastore,
+            &Outer(std::io::Error::other("disk on fire")),
+        );
+        assert_eq!(problem.what, "outer");
+        let told = problem.within(order);
+        assert_eq!(told.why, ["outer", "disk on fire"]);
+        assert_eq!(told.clone().within(order), told);
     }
 }

@@ -10,7 +10,7 @@ use tidegate_api::name::Name;
 use tidegate_api::routes;
 
 use crate::failure::{Failure, sentences};
-use crate::output::{Detail, Gone, Shown};
+use crate::output::{Detail, Gone, Shown, names};
 use crate::session::Session;
 use crate::{complete, figures, table};
 
@@ -189,9 +189,7 @@ pub(crate) struct List {}
 
 impl List {
     fn run(self, session: &Session) -> Result<(), Failure> {
-        session
-            .console
-            .show(&session.client()?.look(routes::DATASTORES, &[])?)
+        session.show(routes::DATASTORES, &[])
     }
 }
 
@@ -206,11 +204,7 @@ pub(crate) struct Show {
 
 impl Show {
     fn run(self, session: &Session) -> Result<(), Failure> {
-        session.console.show(
-            &session
-                .client()?
-                .look(routes::DATASTORE, &[self.name.as_str()])?,
-        )
+        session.show(routes::DATASTORE, &[self.name.as_str()])
     }
 }
 
@@ -292,10 +286,7 @@ impl Shown for Answer {
 
 impl Shown for DatastoreList {
     fn names(&self) -> Vec<String> {
-        self.datastores
-            .iter()
-            .map(|datastore| datastore.name.to_string())
-            .collect()
+        names(&self.datastores, |datastore| &datastore.name)
     }
 
     fn table(&self, detail: Detail) -> String {

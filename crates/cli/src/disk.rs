@@ -4,13 +4,15 @@
 
 use clap::{Args, Subcommand};
 use tidegate_api::descriptor::CacheMode;
-use tidegate_api::disk::{Client, ClientKind, Disk as Answer, DiskList};
+use tidegate_api::disk::{
+    Client, ClientKind, Disk as Answer, DiskList, RingCounts, UpstreamCounts,
+};
 use tidegate_api::name::Name;
 use tidegate_api::routes;
 use tidegate_api::units::Shares;
 
 use crate::failure::{Failure, sentences};
-use crate::output::{Detail, Shown};
+use crate::output::{Detail, Shown, names};
 use crate::session::Session;
 use crate::{complete, figures, table};
 
@@ -73,9 +75,7 @@ pub(crate) struct List {}
 
 impl List {
     fn run(self, session: &Session) -> Result<(), Failure> {
-        session
-            .console
-            .show(&session.client()?.look(routes::DISKS, &[])?)
+        session.show(routes::DISKS, &[])
     }
 }
 
@@ -94,11 +94,7 @@ pub(crate) struct Show {
 
 impl Show {
     fn run(self, session: &Session) -> Result<(), Failure> {
-        session.console.show(
-            &session
-                .client()?
-                .look(routes::DISK, &[self.name.as_str()])?,
-        )
+        session.show(routes::DISK, &[self.name.as_str()])
     }
 }
 
@@ -150,6 +146,30 @@ fn client(client: &Client) -> String {
         client.peer,
         figures::seconds(client.connected_s)
     )
+}
+
+/// What a guest's rings got wrong, if they did.
+fn guest_faults(rings: RingCounts) -> Option<String> {
+    (rings != RingCounts::default()).then(|| {
+        format!(
+            "{} requests that made no sense, {} queues stopped",
+            rings.nonsense_total, rings.broken_total
+        )
+    })
+}
+
+/// How the connection to an upstream has held, if it did not always.
+fn upstream(counts: UpstreamCounts) -> Option<String> {
+    (counts != UpstreamCounts::default()).then(|| {
+        format!(
+            "lost {} times ({} by silence, {} by breaking the protocol), came back {} times after {} vain attempts",
+            counts.lost_total,
+            counts.silent_total,
+            counts.violations_total,
+            counts.returned_total,
+            counts.refused_total
+        )
+    })
 }
 
 impl Shown for Answer {
@@ -214,6 +234,8 @@ impl Shown for Answer {
                         .join("\n")
                 }),
             ),
+            ("guest faults", self.rings.and_then(guest_faults)),
+            ("upstream", self.upstream.and_then(upstream)),
             ("problem", self.problem.as_ref().map(sentences)),
         ];
         pairs.extend(
@@ -227,10 +249,7 @@ impl Shown for Answer {
 
 impl Shown for DiskList {
     fn names(&self) -> Vec<String> {
-        self.disks
-            .iter()
-            .map(|disk| disk.name.to_string())
-            .collect()
+        names(&self.disks, |disk| &disk.name)
     }
 
     fn table(&self, detail: Detail) -> String {

@@ -6,6 +6,7 @@
 use std::io::{self, IsTerminal, Write};
 
 use serde::Serialize;
+use tidegate_api::name::Name;
 use tidegate_api::problem::Problem;
 
 use crate::failure::{Failure, Told, sentences};
@@ -60,6 +61,11 @@ pub(crate) trait Shown: Serialize {
     fn names(&self) -> Vec<String>;
     /// For people; ends with a line's end.
     fn table(&self, detail: Detail) -> String;
+}
+
+/// The names of many things, for `-o name`.
+pub(crate) fn names<T>(things: &[T], name: impl Fn(&T) -> &Name) -> Vec<String> {
+    things.iter().map(|thing| name(thing).to_string()).collect()
 }
 
 /// The name of something that is gone: what `delete` and `remove` answer.

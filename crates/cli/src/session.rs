@@ -2,10 +2,13 @@
 
 use std::path::PathBuf;
 
+use serde::de::DeserializeOwned;
+use tidegate_api::routes::{Nothing, Route};
+
 use crate::client::Client;
 use crate::daemon;
 use crate::failure::Failure;
-use crate::output::Console;
+use crate::output::{Console, Shown};
 
 /// What every verb is given.
 #[derive(Clone, Debug)]
@@ -20,5 +23,14 @@ impl Session {
     /// A way to the root's daemon, which need not be running.
     pub(crate) fn client(&self) -> Result<Client, Failure> {
         Client::new(daemon::api_socket(self.root.clone())?)
+    }
+
+    /// Asks the daemon without changing anything, and prints what it answers.
+    pub(crate) fn show<A: DeserializeOwned + Shown>(
+        &self,
+        route: Route<Nothing, A>,
+        arguments: &[&str],
+    ) -> Result<(), Failure> {
+        self.console.show(&self.client()?.look(route, arguments)?)
     }
 }

@@ -11,7 +11,7 @@ use tidegate_api::units::Span;
 
 use crate::client::{Client, Stream};
 use crate::failure::Failure;
-use crate::output::{Detail, Shown};
+use crate::output::{Detail, Shown, names};
 use crate::session::Session;
 use crate::{complete, figures, table};
 
@@ -142,10 +142,7 @@ fn row(disk: &DiskStats, op: &OpStats) -> Vec<String> {
 
 impl Shown for Sample {
     fn names(&self) -> Vec<String> {
-        self.disks
-            .iter()
-            .map(|disk| disk.name.to_string())
-            .collect()
+        names(&self.disks, |disk| &disk.name)
     }
 
     fn table(&self, detail: Detail) -> String {

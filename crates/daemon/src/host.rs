@@ -4,10 +4,12 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::sync::{Mutex, PoisonError};
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tidegate_api::datastore::IoMode;
+use tidegate_api::disk::{RingCounts, UpstreamCounts};
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::filter::FilterReport;
 use tidegate_core::filter::stats::StatsReport;
@@ -16,6 +18,7 @@ use tidegate_core::units::{Span, Time};
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd as upstream, null};
 use tidegate_engine::{DiskSpec, Engine, Kind, Settings};
 
+use crate::limits;
 use crate::live::Presence;
 use crate::plan::{DiskPlan, ImagePlan, ThreadsPlan, filters::Stack};
 use crate::trouble::{self, Outcome};
@@ -46,6 +49,7 @@ pub(crate) struct Host {
 pub(crate) struct Opened {
     image: OpenedImage,
     io: String,
+    upstream: Option<Arc<upstream::Counts>>,
 }
 
 /// An attached disk.
@@ -54,6 +58,7 @@ pub(crate) struct Disk {
     read_only: bool,
     thread: u32,
     io: String,
+    upstream: Option<Arc<upstream::Counts>>,
 }
 
 /// An I/O thread's counters.
@@ -89,8 +94,7 @@ impl Host {
             always_poll: false,
             cpus: plan.cpus.clone(),
         };
-        let engine =
-            Engine::start(&settings).map_err(|e| problem("cannot start the I/O threads", &e))?;
+        let engine = Engine::start(&settings).map_err(|e| problem(&e))?;
         let number = |n: &usize| u32::try_from(*n).unwrap_or(u32::MAX);
         Ok(Host {
             engine: Mutex::new(Some(engine)),
@@ -117,12 +121,8 @@ impl Host {
             queues: plan.queues,
             filters: plan.filters.clone(),
         };
-        let what = format!("cannot attach disk {}", plan.name);
-        let disk = self.with(|engine| {
-            engine
-                .attach(spec, opened.image)
-                .map_err(|e| problem(&what, &e))
-        })?;
+        let disk =
+            self.with(|engine| engine.attach(spec, opened.image).map_err(|e| problem(&e)))?;
         let home = self
             .threads()?
             .into_iter()
@@ -132,6 +132,7 @@ impl Host {
             disk,
             read_only: plan.read_only,
             io: opened.io,
+            upstream: opened.upstream,
         })
     }
 
@@ -140,7 +141,7 @@ impl Host {
         let reports = self.with(|engine| {
             engine
                 .threads()
-                .map_err(|e| problem("cannot ask the I/O threads", &e))
+                .map_err(|e| problem(&e).within("cannot ask the I/O threads"))
         })?;
         let now = now();
         let tell = |(nth, report): (usize, tidegate_engine::ThreadReport)| Thread {
@@ -188,15 +189,15 @@ impl Host {
 
 /// Opens an image and locks it against other daemons.
 pub(crate) fn open(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
+    let mut counts = None;
     let opened = match plan {
         ImagePlan::File { path, io, .. } => {
             let options = dir::Options {
                 read_only,
                 buffered: *io == IoMode::Buffered,
+                ..Default::default()
             };
-            let opened = dir::open(path, options);
-            let opened =
-                opened.map_err(|e| problem(&format!("cannot open {}", path.display()), &e))?;
+            let opened = dir::open(path, options).map_err(|e| unopened(&e))?;
             if *io == IoMode::Direct && opened.info.buffered {
                 return Err(Problem::new(
                     ProblemCode::Unsupported,
@@ -212,6 +213,7 @@ pub(crate) fn open(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
                 block_size: *block_size,
                 ..Default::default()
             };
+            counts = Some(Arc::clone(&options.counts));
             upstream::open(uri, &options)
         }
         ImagePlan::Memory { size } => memory::open(*size),
@@ -220,7 +222,7 @@ pub(crate) fn open(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
             .parse()
             .and_then(|spec| emulated::open(&spec)),
     };
-    let image = opened.map_err(|e| problem("cannot open the disk's image", &e))?;
+    let image = opened.map_err(|e| unopened(&e))?;
     let kind = match plan {
         ImagePlan::File { .. } if image.info.buffered => "buffered",
         ImagePlan::File { .. } => "direct",
@@ -233,7 +235,11 @@ pub(crate) fn open(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
         Some(remark) => format!("{kind} ({remark})"),
         None => kind.to_owned(),
     };
-    Ok(Opened { image, io })
+    Ok(Opened {
+        image,
+        io,
+        upstream: counts,
+    })
 }
 
 impl Opened {
@@ -257,6 +263,27 @@ impl Disk {
     /// How its image is opened, in words.
     pub(crate) fn io(&self) -> &str {
         &self.io
+    }
+
+    /// What its guests' rings got wrong.
+    pub(crate) fn rings(&self) -> RingCounts {
+        let report = self.disk.device_report();
+        RingCounts {
+            nonsense_total: report.nonsense,
+            broken_total: report.broken_queues,
+        }
+    }
+
+    /// How its upstream holds, if it has one.
+    pub(crate) fn upstream(&self) -> Option<UpstreamCounts> {
+        let counts = self.upstream.as_ref()?;
+        Some(UpstreamCounts {
+            lost_total: counts.lost.load(Relaxed),
+            violations_total: counts.violations.load(Relaxed),
+            silent_total: counts.silent.load(Relaxed),
+            returned_total: counts.returned.load(Relaxed),
+            refused_total: counts.refused.load(Relaxed),
+        })
     }
 
     /// What NBD clients are told of it.
@@ -300,7 +327,7 @@ impl Disk {
         let served =
             self.disk
                 .serve_nbd_present(socket, negotiated, Vec::new(), Box::new(presence));
-        served.map_err(|e| problem(&format!("cannot serve disk {}", self.disk.name()), &e))
+        served.map_err(|e| problem(&e).within(format!("cannot serve disk {}", self.disk.name())))
     }
 
     /// Speaks vhost-user with a virtual machine, on a thread of its own; `presence` lasts as long as it is connected.
@@ -309,7 +336,7 @@ impl Disk {
         let spawned = std::thread::Builder::new().name("vhost-user".to_owned()).spawn(move || {
             let _while_connected = presence;
             if let Err(error) = disk.serve_vhost(socket) {
-                let problem = problem("cannot serve a virtual machine", &error);
+                let problem = problem(&error);
                 tracing::warn!(disk = disk.name(), %problem, "a virtual machine was turned away");
             }
         });
@@ -328,21 +355,22 @@ impl Disk {
                 tracing::warn!(disk = name, %error, "the new filters take their place when I/O in flight has ended");
                 Ok(())
             }
-            changed => changed
-                .map_err(|e| problem(&format!("cannot change the filters of disk {name}"), &e)),
+            changed => changed.map_err(|e| {
+                problem(&e).within(format!("cannot change the filters of disk {name}"))
+            }),
         }
     }
 
     /// Gives it another size, which guests are told.
     pub(crate) fn resize(&self, size: u64) -> Outcome<()> {
         let resized = self.disk.resize(size);
-        resized.map_err(|e| problem(&format!("cannot resize disk {}", self.disk.name()), &e))
+        resized.map_err(|e| problem(&e).within(format!("cannot resize disk {}", self.disk.name())))
     }
 
     /// Ends what is in flight, flushes, and lets the image go.
     pub(crate) fn detach(&self, at_most: Duration) -> Outcome<()> {
         let detached = self.disk.detach(at_most);
-        detached.map_err(|e| problem(&format!("cannot detach disk {}", self.disk.name()), &e))
+        detached.map_err(|e| problem(&e).within(format!("cannot detach disk {}", self.disk.name())))
     }
 }
 
@@ -360,27 +388,31 @@ fn span(duration: Duration) -> Span {
     Span::from_nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// An error of the engine as a problem, its first cause kept.
-fn problem(what: &str, error: &tidegate_engine::Error) -> Problem {
-    let (code, remedy) = match error.kind() {
-        Kind::NotFound => (ProblemCode::NotFound, None),
-        Kind::Busy => (
-            ProblemCode::Locked,
-            Some("detach it there first; a daemon that was killed lets go at once"),
+/// An error of the engine as a problem: its own words, its first cause kept.
+fn problem(error: &tidegate_engine::Error) -> Problem {
+    if let Some(remedy) = limits::remedy(error) {
+        return Problem::of(ProblemCode::Exhausted, error).remedy(remedy);
+    }
+    match error.kind() {
+        Kind::NotFound => Problem::of(ProblemCode::NotFound, error),
+        Kind::Busy => Problem::of(ProblemCode::Busy, error),
+        Kind::Exists => Problem::of(ProblemCode::Exists, error),
+        Kind::Invalid => Problem::of(ProblemCode::Invalid, error),
+        Kind::Denied => {
+            Problem::of(ProblemCode::Datastore, error).remedy("give the daemon's user the right to")
+        }
+        Kind::Unsupported => Problem::of(ProblemCode::Unsupported, error),
+        Kind::TimedOut | Kind::Io => Problem::of(ProblemCode::Datastore, error),
+        Kind::Gone => Problem::of(ProblemCode::Stopping, error),
+    }
+}
+
+/// Why an image could not be opened: what is busy then is its lock.
+fn unopened(error: &tidegate_engine::Error) -> Problem {
+    match error.kind() {
+        Kind::Busy => Problem::of(ProblemCode::Locked, error).remedy(
+            "stop that daemon or detach the disk there; one that was killed lets go at once",
         ),
-        Kind::Exists => (ProblemCode::Exists, None),
-        Kind::Invalid => (ProblemCode::Invalid, None),
-        Kind::Denied => (
-            ProblemCode::Datastore,
-            Some("give the daemon's user the right to"),
-        ),
-        Kind::Unsupported => (ProblemCode::Unsupported, None),
-        Kind::TimedOut | Kind::Io => (ProblemCode::Datastore, None),
-        Kind::Gone => (ProblemCode::Stopping, None),
-    };
-    let problem = Problem::new(code, what).because_of(error);
-    match remedy {
-        Some(remedy) => problem.remedy(remedy),
-        None => problem,
+        _ => problem(error),
     }
 }

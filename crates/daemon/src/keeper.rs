@@ -197,6 +197,8 @@ impl Keeper {
             io: live.as_ref().map(|live| live.io().to_owned()),
             nbd_uri: self.nbd_uri(&found.name).filter(|_| attached),
             vhost_user_socket: attached.then(|| self.root.disk_socket(&found.name)),
+            rings: live.as_ref().map(|live| live.rings()),
+            upstream: live.as_ref().and_then(|live| live.upstream()),
             clients: live.map(|live| live.clients()).unwrap_or_default(),
             problem: locked(&self.troubles).get(&found.name).cloned(),
         }
@@ -238,6 +240,8 @@ fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> 
         nbd_uri: None,
         vhost_user_socket: None,
         clients: Vec::new(),
+        rings: None,
+        upstream: None,
         problem: Some(problem),
     }
 }

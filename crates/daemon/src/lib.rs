@@ -9,6 +9,7 @@
 
 #![forbid(unsafe_code)]
 
+mod accept;
 mod copy;
 mod export;
 mod first_run;
@@ -16,6 +17,7 @@ mod host;
 mod import;
 mod jobs;
 mod keeper;
+mod limits;
 mod live;
 mod log;
 mod metrics;

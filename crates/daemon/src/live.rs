@@ -10,7 +10,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
-use tidegate_api::disk::{Client, ClientKind};
+use tidegate_api::disk::{Client, ClientKind, RingCounts, UpstreamCounts};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::units::Time;
@@ -93,6 +93,16 @@ impl Live {
     /// How its image is opened, in words.
     pub(crate) fn io(&self) -> &str {
         self.disk.io()
+    }
+
+    /// What its guests' rings got wrong.
+    pub(crate) fn rings(&self) -> RingCounts {
+        self.disk.rings()
+    }
+
+    /// How its upstream holds, if it has one.
+    pub(crate) fn upstream(&self) -> Option<UpstreamCounts> {
+        self.disk.upstream()
     }
 
     /// What NBD clients are told of it.

@@ -118,29 +118,59 @@ fn settings(page: &mut Page, disks: &[Disk]) {
     each(page, &DISK_RESERVATION, |d| Some(d.policy.reservation_iops));
     each(page, &DISK_LIMIT, |d| d.policy.limit_iops);
     each(page, &DISK_LIMIT_BYTES, |d| d.policy.limit_bytes_per_s);
-    let mut page = page.family(&DISK_CLIENTS);
-    for disk in disks.iter().filter(|disk| disk.attached) {
-        let kinds = [
-            (ClientKind::VhostUser, "vhost-user"),
-            (ClientKind::Nbd, "nbd"),
-            (ClientKind::NbdTls, "nbd-tls"),
-        ];
-        for (kind, word) in kinds {
-            let count = disk
-                .clients
-                .iter()
-                .filter(|client| client.kind == kind)
-                .count();
-            page.value(
-                &[
+    // Every word of the third label with its count, for disks that have any.
+    let each_word = |page: &mut Page,
+                     family: &Family,
+                     label: &str,
+                     values: fn(&Disk) -> Vec<(&'static str, u64)>| {
+        let mut page = page.family(family);
+        for disk in disks.iter().filter(|disk| disk.attached) {
+            for (word, value) in values(disk) {
+                let labels: [(&str, &dyn Display); 3] = [
                     ("disk", &disk.name),
                     ("datastore", &disk.datastore),
-                    ("kind", &word),
-                ],
-                count,
-            );
+                    (label, &word),
+                ];
+                page.value(&labels, value);
+            }
         }
-    }
+    };
+    each_word(page, &DISK_CLIENTS, "kind", |disk| {
+        let of = |kind| {
+            let clients = disk.clients.iter();
+            clients.filter(|client| client.kind == kind).count() as u64
+        };
+        vec![
+            ("vhost-user", of(ClientKind::VhostUser)),
+            ("nbd", of(ClientKind::Nbd)),
+            ("nbd-tls", of(ClientKind::NbdTls)),
+        ]
+    });
+    each(page, &DISK_NONSENSE, |d| {
+        d.rings.map(|rings| rings.nonsense_total)
+    });
+    each(page, &DISK_BROKEN, |d| {
+        d.rings.map(|rings| rings.broken_total)
+    });
+    each_word(page, &UPSTREAM_LOST, "cause", |disk| {
+        disk.upstream.map_or_else(Vec::new, |up| {
+            // Read one after the other while they grow.
+            let told = up.violations_total + up.silent_total;
+            vec![
+                ("violation", up.violations_total),
+                ("silence", up.silent_total),
+                ("end", up.lost_total.saturating_sub(told)),
+            ]
+        })
+    });
+    each_word(page, &UPSTREAM_ATTEMPTS, "outcome", |disk| {
+        disk.upstream.map_or_else(Vec::new, |up| {
+            vec![
+                ("returned", up.returned_total),
+                ("refused", up.refused_total),
+            ]
+        })
+    });
 }
 
 fn disks(page: &mut Page, moment: &Moment) {
@@ -342,10 +372,39 @@ mod tests {
                 free_bytes: Some(4096),
                 problem: None,
             }],
-            disks: vec![],
+            disks: vec![attached()],
             problems: 0,
             nbd_refused: 2,
             uptime_s: 1.5,
+        }
+    }
+
+    fn attached() -> Disk {
+        let disk = serde_json::json!({
+            "name": "a", "datastore": "local", "uuid": "", "size_bytes": 512, "block_size_bytes": 512,
+            "cache": "write-back", "read_only": false, "serial": "", "queues": 1, "filters": [],
+            "policy": {}, "wanted": true, "attached": true, "clients": [],
+            "rings": {"nonsense_total": 3, "broken_total": 1},
+            "upstream": {"lost_total": 7, "violations_total": 2, "silent_total": 1, "returned_total": 6,
+                "refused_total": 40},
+        });
+        serde_json::from_value(disk).unwrap()
+    }
+
+    #[test]
+    fn what_guests_and_upstreams_get_wrong_is_on_the_page() {
+        let page = page(&facts());
+        for line in [
+            "tidegate_disk_nonsense_requests_total{disk=\"a\",datastore=\"local\"} 3",
+            "tidegate_disk_broken_queues_total{disk=\"a\",datastore=\"local\"} 1",
+            "tidegate_disk_upstream_losses_total{disk=\"a\",datastore=\"local\",cause=\"violation\"} 2",
+            "tidegate_disk_upstream_losses_total{disk=\"a\",datastore=\"local\",cause=\"silence\"} 1",
+            "tidegate_disk_upstream_losses_total{disk=\"a\",datastore=\"local\",cause=\"end\"} 4",
+            "tidegate_disk_upstream_attempts_total{disk=\"a\",datastore=\"local\",outcome=\"returned\"} 6",
+            "tidegate_disk_upstream_attempts_total{disk=\"a\",datastore=\"local\",outcome=\"refused\"} 40",
+            "tidegate_disk_clients{disk=\"a\",datastore=\"local\",kind=\"nbd\"} 0",
+        ] {
+            assert!(page.lines().any(|told| told == line), "{line}\n{page}");
         }
     }
 

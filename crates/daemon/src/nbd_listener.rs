@@ -21,15 +21,17 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 
+use crate::accept;
 use crate::host::nbd::{self, Handshake, Refusal, Step, Tls};
+use crate::limits;
 use crate::live::{Live, LiveDisks};
 use crate::sockets::Listening;
 
 /// How long a client may take to choose its disk. A slow link needs a second; a person at `telnet` is not a client.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// How long to wait after the system refused to accept, for instance for want of descriptors: not to spin meanwhile.
-const BREATH: Duration = Duration::from_millis(100);
+/// What cannot be done when the system refuses to.
+const ACCEPT: &str = "cannot accept an NBD client";
 
 /// Bytes that a TLS connection carries between its two ends at a time.
 const SPLICE_BUFFER: usize = 256 << 10;
@@ -71,35 +73,22 @@ pub(crate) async fn attend(door: Door, hall: Hall) -> io::Result<()> {
         Listening::Unix(listener) => {
             let listener = UnixListener::from_std(listener)?;
             loop {
-                match listener.accept().await {
-                    Ok((socket, _)) => {
-                        let peer = unix_peer(&socket);
-                        welcome(Socket::Unix(socket), peer, door.security.clone(), &hall);
-                    }
-                    Err(error) => refused(&error).await,
-                }
+                let (socket, _) = accept::next(ACCEPT, |cx| listener.poll_accept(cx)).await;
+                let peer = unix_peer(&socket);
+                welcome(Socket::Unix(socket), peer, door.security.clone(), &hall);
             }
         }
         Listening::Tcp(listener) => {
             let listener = TcpListener::from_std(listener)?;
             loop {
-                match listener.accept().await {
-                    Ok((socket, address)) => {
-                        // Answers are whole messages already; waiting to merge them only delays a guest.
-                        let _ = socket.set_nodelay(true);
-                        let peer = address.to_string();
-                        welcome(Socket::Tcp(socket), peer, door.security.clone(), &hall);
-                    }
-                    Err(error) => refused(&error).await,
-                }
+                let (socket, address) = accept::next(ACCEPT, |cx| listener.poll_accept(cx)).await;
+                // Answers are whole messages already; waiting to merge them only delays a guest.
+                let _ = socket.set_nodelay(true);
+                let peer = address.to_string();
+                welcome(Socket::Tcp(socket), peer, door.security.clone(), &hall);
             }
         }
     }
-}
-
-async fn refused(error: &io::Error) {
-    tracing::warn!(%error, "cannot accept an NBD client");
-    tokio::time::sleep(BREATH).await;
 }
 
 /// Who is at the other end of a Unix socket.
@@ -126,6 +115,11 @@ fn welcome(socket: Socket, peer: String, security: DoorSecurity, hall: &Hall) {
         );
         return;
     };
+    if let Err(problem) = limits::must_have_room("cannot let an NBD client in") {
+        hall.disks.count_refused();
+        tracing::warn!(peer, %problem, "an NBD client is turned away");
+        return;
+    }
     let disks = Arc::clone(&hall.disks);
     tokio::spawn(async move {
         let led = match socket {

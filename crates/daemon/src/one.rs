@@ -24,7 +24,7 @@ use crate::serve::Signals;
 use crate::sockets::{self, Inherited, Listening};
 use crate::trouble::{self, Outcome};
 use crate::vhost_listener::VhostListener;
-use crate::{log, notify, snippet};
+use crate::{limits, log, notify, snippet};
 
 /// NBD clients at a time: a script has few.
 const CONNECTIONS: usize = 256;
@@ -106,6 +106,7 @@ pub fn serve_one(options: OneOptions) -> anyhow::Result<()> {
         format: tidegate_api::config::LogFormat::Text,
     };
     log::start(&plan)?;
+    limits::raise_descriptors();
     let inherited = sockets::inherited()?;
     if options.vhost_user.is_none() && options.nbd.is_none() && inherited.is_empty() {
         bail!(

@@ -21,6 +21,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes::{self, Route};
 use utoipa::OpenApi;
 
+use crate::keeper::Keeper;
 use crate::serve::Daemon;
 use crate::trouble::{self, Outcome};
 
@@ -193,6 +194,25 @@ async fn work<T: Serialize + Send + 'static>(
     work: impl FnOnce() -> Outcome<T> + Send + 'static,
 ) -> Answer<T> {
     Ok(Json(trouble::blocking(work).await?))
+}
+
+/// Answers with what blocking work on the thing of a name makes.
+async fn work_on<T: Serialize + Send + 'static>(
+    daemon: Arc<Daemon>,
+    of: String,
+    order: impl FnOnce(&Arc<Keeper>, &Name) -> Outcome<T> + Send + 'static,
+) -> Answer<T> {
+    work(move || order(&daemon.keeper, &name(&of)?)).await
+}
+
+/// Does blocking work that leaves nothing of the thing of a name to answer with.
+async fn erase(
+    daemon: Arc<Daemon>,
+    of: String,
+    order: impl FnOnce(&Arc<Keeper>, &Name) -> Outcome<()> + Send + 'static,
+) -> Result<StatusCode, Failure> {
+    trouble::blocking(move || order(&daemon.keeper, &name(&of)?)).await?;
+    Ok(StatusCode::NO_CONTENT)
 }
 
 /// A JSON body, or a problem that says what is wrong with it. No body at all is the empty object.

@@ -11,6 +11,7 @@
 //!                                                                    SIGTERM, SIGINT ─ STOPPING ─ detach ─ exit 0
 //! ```
 
+use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -19,7 +20,8 @@ use anyhow::Context;
 use tidegate_api::config::{Config, NbdTcp};
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::status::{NbdListener, NbdSecurity, State, Status};
-use tokio::net::UnixListener;
+use tokio::net::unix::SocketAddr;
+use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -32,7 +34,7 @@ use crate::root::Root;
 use crate::sockets::{self, Inherited, Listening};
 use crate::store::Store;
 use crate::trouble::{self, Outcome};
-use crate::{first_run, log, metrics, notify, rest, tls};
+use crate::{accept, first_run, limits, log, metrics, notify, rest, tls};
 
 mod moment;
 
@@ -78,7 +80,7 @@ pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
     let plan = Plan::new(&config, &root, machine())
         .map_err(|problem| in_file(problem, from.as_deref()))?;
     log::start(&plan.log)?;
-    raise_descriptors();
+    limits::raise_descriptors();
     // Control work needs little; two threads keep one slow answer from delaying all others.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -101,20 +103,6 @@ pub fn check_config(options: &ServeOptions) -> anyhow::Result<Option<PathBuf>> {
     let (config, from) = read_config(&root, options)?;
     Plan::new(&config, &root, machine()).map_err(|problem| in_file(problem, from.as_deref()))?;
     Ok(from)
-}
-
-/// Asks for as many descriptors as may be had: a login's 1024 are too few for some hundreds of disks, at three or more
-/// for each. The small number is for programs that call `select`.
-fn raise_descriptors() {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-    let maximum = getrlimit(Resource::Nofile).maximum;
-    let most = Rlimit {
-        current: maximum,
-        maximum,
-    };
-    if let Err(error) = setrlimit(Resource::Nofile, most) {
-        tracing::warn!(%error, "the limit of open files stays as it is");
-    }
 }
 
 fn machine() -> Machine {
@@ -371,11 +359,27 @@ async fn attend(door: Door, hall: Hall) {
     }
 }
 
+/// Where orders come in.
+struct ApiDoor(UnixListener);
+
+impl axum::serve::Listener for ApiDoor {
+    type Io = UnixStream;
+    type Addr = SocketAddr;
+
+    async fn accept(&mut self) -> (UnixStream, SocketAddr) {
+        accept::next("cannot take an order", |cx| self.0.poll_accept(cx)).await
+    }
+
+    fn local_addr(&self) -> io::Result<SocketAddr> {
+        self.0.local_addr()
+    }
+}
+
 async fn answer(socket: std::os::unix::net::UnixListener, daemon: Arc<Daemon>) {
     let stop = daemon.stop.clone();
     let served = async {
         let listener = UnixListener::from_std(socket)?;
-        let serving = axum::serve(listener, rest::router(daemon));
+        let serving = axum::serve(ApiDoor(listener), rest::router(daemon));
         serving.with_graceful_shutdown(stop.cancelled_owned()).await
     };
     if let Err(error) = served.await {

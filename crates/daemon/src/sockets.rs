@@ -8,9 +8,10 @@ use std::io;
 use std::net::TcpListener;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixListener;
 use std::path::Path;
 
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 use tidegate_api::problem::{Problem, ProblemCode};
 
@@ -72,16 +73,28 @@ fn make_way(path: &Path) -> Outcome<()> {
             .because("something that is not a socket is in its place")
             .remedy("move it away, or choose another path"));
     }
-    match UnixStream::connect(path) {
+    match knock(path) {
         Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
             fs::remove_file(path).map_err(|e| trouble::io(what(), &e))
         }
         // Somebody whose queue is full listens all the same.
-        Ok(_) => Err(taken(what())),
+        Ok(()) => Err(taken(what())),
         Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(taken(what())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         Err(error) => Err(trouble::io(what(), &error)),
     }
+}
+
+/// Asks whether somebody listens, without waiting in the queue of one that takes nobody just now.
+fn knock(path: &Path) -> io::Result<()> {
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(())
 }
 
 fn taken(what: String) -> Problem {
@@ -132,7 +145,7 @@ fn adopt(number: i32) -> io::Result<OwnedFd> {
 
 fn classify(socket: OwnedFd) -> io::Result<Listening> {
     let address = rustix::net::getsockname(socket.as_fd())?;
-    let listening = if address.address_family() == rustix::net::AddressFamily::UNIX {
+    let listening = if address.address_family() == AddressFamily::UNIX {
         let listener = UnixListener::from(socket);
         listener.set_nonblocking(true)?;
         Listening::Unix(listener)
@@ -148,6 +161,7 @@ fn classify(socket: OwnedFd) -> io::Result<Listening> {
 mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
 
     #[test]
     fn a_socket_that_nobody_listens_on_makes_way() {
@@ -176,6 +190,21 @@ mod tests {
         );
         UnixStream::connect(&path).unwrap();
         drop(other);
+    }
+
+    #[test]
+    fn a_socket_whose_listener_has_a_full_queue_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.sock");
+        let other = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&other, 0).unwrap();
+        let _waits = UnixStream::connect(&path).unwrap();
+        let refused = listen_unix(&path, 0o600).unwrap_err().to_string();
+        assert!(
+            refused.contains("another process listens there"),
+            "{refused}"
+        );
+        assert!(path.exists());
     }
 
     #[test]

@@ -4,11 +4,18 @@ use std::io;
 
 use tidegate_api::problem::{Problem, ProblemCode};
 
+use crate::limits;
+
 /// What everything in the daemon that can fail answers.
 pub(crate) type Outcome<T> = Result<T, Problem>;
 
 /// A problem whose cause is an I/O error; its sort and, where it helps, its remedy follow from the error's kind.
 pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Problem {
+    if let Some(remedy) = limits::remedy(error) {
+        return Problem::new(ProblemCode::Exhausted, what)
+            .because_of(error)
+            .remedy(remedy);
+    }
     let (code, remedy) = match error.kind() {
         io::ErrorKind::NotFound => (ProblemCode::NotFound, None),
         io::ErrorKind::AlreadyExists => (ProblemCode::Exists, None),

@@ -11,6 +11,8 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
+use crate::accept;
+use crate::limits;
 use crate::live::Live;
 use crate::nbd_listener::unix_peer;
 use crate::sockets;
@@ -19,7 +21,7 @@ use crate::trouble::{self, Outcome};
 /// Guests may read and write the disk: their hypervisor's group is let in, nobody else.
 const MODE: u32 = 0o660;
 
-/// How long to wait after the system refused to accept: not to spin meanwhile.
+/// How long to wait after a virtual machine was turned away: not to spin when it comes back at once.
 const BREATH: Duration = Duration::from_millis(100);
 
 /// A listening socket of one disk. Dropped, it stops listening and its file is gone.
@@ -62,17 +64,16 @@ impl Drop for VhostListener {
 }
 
 async fn attend(listener: UnixListener, live: std::sync::Weak<Live>) {
+    let name = live.upgrade().map(|live| live.name().to_string());
+    let what = format!(
+        "cannot accept a virtual machine for disk {}",
+        name.unwrap_or_default()
+    );
     loop {
-        let accepted = listener.accept().await;
+        let (socket, _) = accept::next(&what, |cx| listener.poll_accept(cx)).await;
         let Some(live) = live.upgrade() else { return };
-        let served = match accepted {
-            Ok((socket, _)) => {
-                let peer = unix_peer(&socket);
-                hand_over(socket, &live, &peer)
-            }
-            Err(error) => Err(trouble::io("cannot accept a virtual machine", &error)),
-        };
-        if let Err(problem) = served {
+        let peer = unix_peer(&socket);
+        if let Err(problem) = hand_over(socket, &live, &peer) {
             tracing::warn!(disk = %live.name(), %problem, "a virtual machine was turned away");
             tokio::time::sleep(BREATH).await;
         }
@@ -80,6 +81,7 @@ async fn attend(listener: UnixListener, live: std::sync::Weak<Live>) {
 }
 
 fn hand_over(socket: tokio::net::UnixStream, live: &Live, peer: &str) -> Outcome<()> {
+    limits::must_have_room("cannot let a virtual machine in")?;
     let socket = socket.into_std().and_then(|socket| {
         // The protocol's thread waits for messages as such a thread should.
         socket.set_nonblocking(false)?;

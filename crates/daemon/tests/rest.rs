@@ -337,6 +337,8 @@ fn a_disk_that_cannot_be_attached_is_told_and_hinders_no_other() {
     assert_eq!(status["problems"].as_array().unwrap().len(), 1, "{status}");
     let disks = daemon.get("/v1/disks");
     assert_eq!(disks["disks"][0]["problem"]["code"], "corrupt");
+    let told = disks["disks"][0]["problem"].to_string();
+    assert_eq!(told.matches("TOML parse error").count(), 1, "{told}");
     assert_eq!(disks["disks"][0]["wanted"], true);
     assert!(daemon.stop().success());
 }
@@ -365,4 +367,120 @@ fn the_stream_of_statistics_sends_samples() {
     }
     // A listener does not keep it from stopping.
     assert!(daemon.stop().success());
+}
+
+#[test]
+fn an_order_that_fails_names_itself_once_and_each_reason_once() {
+    let root = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(root.path());
+    daemon.ask("POST", "/v1/disks/disk0/detach", Value::Null);
+    let image = root.path().join("local/disk0/image");
+    std::fs::File::options()
+        .write(true)
+        .open(&image)
+        .and_then(|file| file.set_len(4096))
+        .unwrap();
+    let attach = |why: &[&str]| {
+        let (status, problem) = daemon.ask("POST", "/v1/disks/disk0/attach", Value::Null);
+        assert!(status >= 400, "{problem}");
+        assert_eq!(problem["what"], "cannot attach disk disk0", "{problem}");
+        let told = problem["why"].as_array().unwrap();
+        assert_eq!(told.len(), why.len(), "{problem}");
+        for (told, why) in told.iter().zip(why) {
+            assert!(told.as_str().unwrap().contains(why), "{problem}");
+        }
+    };
+    attach(&["its image has only 4096"]);
+    std::fs::remove_file(&image).unwrap();
+    attach(&["cannot open the image", "No such file"]);
+    assert!(daemon.stop().success());
+}
+
+/// The least NBD client: it reads the first sector, again and again.
+struct NbdClient(UnixStream);
+
+impl NbdClient {
+    fn connect(root: &Path, export: &str) -> NbdClient {
+        let mut socket = UnixStream::connect(root.join("run/nbd.sock")).unwrap();
+        let mut greeting = [0; 18];
+        socket.read_exact(&mut greeting).unwrap();
+        // Fixed newstyle without zeroes; then NBD_OPT_EXPORT_NAME.
+        let mut words = 3_u32.to_be_bytes().to_vec();
+        words.extend(b"IHAVEOPT\0\0\0\x01");
+        words.extend(u32::try_from(export.len()).unwrap().to_be_bytes());
+        words.extend(export.as_bytes());
+        socket.write_all(&words).unwrap();
+        let mut size_and_flags = [0; 10];
+        socket.read_exact(&mut size_and_flags).unwrap();
+        NbdClient(socket)
+    }
+
+    fn ask_for_a_sector(&mut self) {
+        let mut request = 0x2560_9513_u32.to_be_bytes().to_vec();
+        // No flags, read, cookie and offset: zeroes.
+        request.extend([0; 20]);
+        request.extend(512_u32.to_be_bytes());
+        self.0.write_all(&request).unwrap();
+    }
+
+    /// The answer, which must be good.
+    fn sector(&mut self) {
+        let mut answer = [0; 16 + 512];
+        self.0.read_exact(&mut answer).unwrap();
+        assert_eq!(answer[..4], 0x6744_6698_u32.to_be_bytes());
+        assert_eq!(answer[4..8], [0; 4], "no error");
+    }
+}
+
+#[test]
+fn what_happens_to_an_upstream_is_counted() {
+    let upstream_root = tempfile::tempdir().unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let upstream = Daemon::start(upstream_root.path());
+    let daemon = Daemon::start(root.path());
+    let socket = upstream_root.path().join("run/nbd.sock");
+    let uri = format!("nbd+unix://?socket={}", socket.display());
+    let add = json!({"name": "far", "settings": {"kind": "nbd", "uri": uri}});
+    let (status, answer) = daemon.ask("POST", "/v1/datastores", add);
+    assert_eq!(status, 200, "{answer}");
+    let create = json!({"name": "d", "datastore": "far", "export": "disk0"});
+    let (status, answer) = daemon.ask("POST", "/v1/disks", create);
+    assert_eq!(status, 200, "{answer}");
+    let (status, disk) = daemon.ask("POST", "/v1/disks/d/attach", Value::Null);
+    assert_eq!(status, 200, "{disk}");
+    let rings = json!({"nonsense_total": 0, "broken_total": 0});
+    assert_eq!(disk["rings"], rings, "{disk}");
+    assert_eq!(disk["upstream"]["lost_total"], 0, "{disk}");
+    assert_eq!(daemon.get("/v1/disks/disk0")["upstream"], Value::Null);
+
+    let wait_for = |line: &str| {
+        let line = format!("{line}\n");
+        while !daemon
+            .ask_text("GET", "/metrics", Value::Null)
+            .1
+            .contains(&line)
+        {
+            std::thread::yield_now();
+        }
+    };
+    let mut client = NbdClient::connect(root.path(), "d");
+    client.ask_for_a_sector();
+    client.sector();
+    assert!(upstream.stop().success());
+    client.ask_for_a_sector();
+    let labels = "disk=\"d\",datastore=\"far\"";
+    wait_for(&format!(
+        "tidegate_disk_upstream_losses_total{{{labels},cause=\"end\"}} 1"
+    ));
+    wait_for(&format!(
+        "tidegate_disk_upstream_attempts_total{{{labels},outcome=\"refused\"}} 1"
+    ));
+    let upstream = Daemon::start(upstream_root.path());
+    wait_for(&format!(
+        "tidegate_disk_upstream_attempts_total{{{labels},outcome=\"returned\"}} 1"
+    ));
+    client.sector();
+    assert_eq!(daemon.get("/v1/disks/d")["upstream"]["returned_total"], 1);
+    assert!(daemon.stop().success());
+    assert!(upstream.stop().success());
 }

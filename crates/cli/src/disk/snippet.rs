@@ -38,9 +38,7 @@ impl Snippet {
     /// Does what was asked for.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let arguments = [self.name.as_str(), self.program.as_str()];
-        session
-            .console
-            .show(&session.client()?.look(routes::DISK_SNIPPET, &arguments)?)
+        session.show(routes::DISK_SNIPPET, &arguments)
     }
 }
 

@@ -9,6 +9,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 
 use super::{Keeper, locked};
 use crate::host;
+use crate::limits;
 use crate::live::Live;
 use crate::plan;
 use crate::store::Found;
@@ -27,7 +28,7 @@ impl Keeper {
         let found = self.store.find(name)?;
         if self.live.get(name).is_none() {
             self.bring_up(&found)
-                .map_err(|problem| under(&what, problem))?;
+                .map_err(|problem| problem.within(&what))?;
         }
         let remembered = self.remember(|disks| {
             disks.insert(name.clone(), found.datastore.clone());
@@ -98,6 +99,7 @@ impl Keeper {
     }
 
     fn bring_up(&self, found: &Found) -> Outcome<()> {
+        limits::must_have_room(&format!("cannot attach disk {}", found.name))?;
         let plan = plan::disk(found)?;
         let opened = host::open(&plan.image, plan.read_only)?;
         let disk = self.host.attach(&plan, opened)?;
@@ -138,17 +140,5 @@ impl Keeper {
             return Ok(());
         }
         self.store.set_attached(after)
-    }
-}
-
-/// The same problem, told as the failure of an order.
-fn under(what: &str, problem: Problem) -> Problem {
-    let mut why = vec![problem.what];
-    why.extend(problem.why);
-    Problem {
-        code: problem.code,
-        what: what.to_owned(),
-        why,
-        remedy: problem.remedy,
     }
 }

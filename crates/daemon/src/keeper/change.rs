@@ -88,15 +88,14 @@ impl Keeper {
             if live.is_some() {
                 return Err(attached(what, "no guest expects its disk to shrink"));
             }
-            let _held = self.hold(&found)?;
+            let _held = self.hold(&found).map_err(|e| e.within(&what))?;
             // The descriptor first: a crash in between leaves a longer image than is told, which hurts nobody.
             self.store.write_descriptor(&found)?;
             self.store.resize_image(&found, after)?;
         } else if after > before {
-            let _held = if live.is_none() {
-                Some(self.hold(&found)?)
-            } else {
-                None
+            let _held = match live {
+                None => Some(self.hold(&found).map_err(|e| e.within(&what))?),
+                Some(_) => None,
             };
             // The image first: a crash in between leaves a longer image than is told, which hurts nobody.
             self.store.resize_image(&found, after)?;
@@ -120,7 +119,7 @@ impl Keeper {
                 "its guests would lose their data under their feet",
             ));
         }
-        let _held = self.hold(&found)?;
+        let _held = self.hold(&found).map_err(|e| e.within(&what))?;
         self.store.delete_disk(&found)?;
         // One that was wanted and could not be attached is not wanted any more.
         self.remember(|disks| {
@@ -189,10 +188,7 @@ fn describe_new(
     let size = match (order.size_bytes, &order.device, settings) {
         (Some(size), _, _) => size,
         (None, Some(device), _) => disks::device_size(device).map_err(|e| {
-            trouble::io(
-                format!("{what}: cannot ask {} for its size", device.display()),
-                &e,
-            )
+            trouble::io(format!("cannot ask {} for its size", device.display()), &e).within(what)
         })?,
         (None, None, DatastoreSettings::Nbd { uri }) => {
             let export = order.export.as_deref().unwrap_or(order.name.as_str());
@@ -200,7 +196,8 @@ fn describe_new(
                 uri: plan::export_uri(uri, export),
                 block_size: order.block_size_bytes.unwrap_or(512),
             };
-            host::open(&image, true)?.size()
+            let opened = host::open(&image, true).map_err(|e| e.within(what))?;
+            opened.size()
         }
         (None, None, _) => return Err(bad("it needs a size").remedy("say how large, such as 10G")),
     };

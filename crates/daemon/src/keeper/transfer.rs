@@ -65,13 +65,11 @@ impl Keeper {
             let why = "a copy of a disk in use is of no one moment";
             return Err(attached(format!("cannot {what}"), why).remedy(remedy));
         }
-        let held = self.hold(&found)?;
+        let cannot = format!("cannot {what}");
+        let held = self.hold(&found).map_err(|e| e.within(&cannot))?;
         let image = found.image();
         let source = File::open(&image).map_err(|e| {
-            trouble::io(
-                format!("cannot {what}: cannot open {}", image.display()),
-                &e,
-            )
+            trouble::io(format!("cannot open {}", image.display()), &e).within(&cannot)
         })?;
         let source = RawFile::new(source, found.descriptor.size.0);
         let format = order

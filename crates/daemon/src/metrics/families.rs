@@ -72,6 +72,14 @@ families! {
         "The disk's bandwidth ceiling; absent if it has none.";
     DISK_CLIENTS: Gauge "tidegate_disk_clients" ["disk, datastore, kind"]
         "Guests and clients that are connected.";
+    DISK_NONSENSE: Counter "tidegate_disk_nonsense_requests_total" ["disk, datastore"]
+        "Requests of guests (vhost-user) that made no sense, each answered with an error.";
+    DISK_BROKEN: Counter "tidegate_disk_broken_queues_total" ["disk, datastore"]
+        "Queues of guests (vhost-user) that were stopped because their rings made no sense.";
+    UPSTREAM_LOST: Counter "tidegate_disk_upstream_losses_total" ["disk, datastore, cause"]
+        "Connections to the disk's upstream that were lost: it broke the protocol (`violation`), was silent for too long (`silence`), or they ended (`end`).";
+    UPSTREAM_ATTEMPTS: Counter "tidegate_disk_upstream_attempts_total" ["disk, datastore, outcome"]
+        "Attempts to connect to the disk's upstream again: it let us in (`returned`) or not (`refused`).";
     DISK_OPS: Counter "tidegate_disk_ops_total" ["disk, datastore, op"]
         "I/Os that were answered, errors included.";
     DISK_BYTES: Counter "tidegate_disk_bytes_total" ["disk, datastore, op"]

@@ -4,8 +4,7 @@ use axum::http::StatusCode;
 use tidegate_api::datastore::{Datastore, DatastoreAdd, DatastoreList};
 use tidegate_api::problem::Problem;
 
-use super::{Answer, Body, Failure, Path, Shared, State, name, work};
-use crate::trouble;
+use super::{Answer, Body, Failure, Path, Shared, State, erase, work, work_on};
 
 /// All datastores
 #[utoipa::path(get, path = "/v1/datastores", tag = "datastores", responses(
@@ -39,7 +38,7 @@ pub(super) async fn add(
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
 pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Datastore> {
-    work(move || daemon.keeper.datastore(&name(&of)?)).await
+    work_on(daemon, of, |keeper, name| keeper.datastore(name)).await
 }
 
 /// Forgets a datastore; what lies on it stays
@@ -51,6 +50,5 @@ pub(super) async fn remove(
     State(daemon): Shared,
     Path(of): Path<String>,
 ) -> Result<StatusCode, Failure> {
-    trouble::blocking(move || daemon.keeper.remove_datastore(&name(&of)?)).await?;
-    Ok(StatusCode::NO_CONTENT)
+    erase(daemon, of, |keeper, name| keeper.remove_datastore(name)).await
 }

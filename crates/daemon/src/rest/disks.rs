@@ -6,7 +6,7 @@ use tidegate_api::disk::{
 };
 use tidegate_api::problem::Problem;
 
-use super::{Answer, Body, Failure, Path, Shared, State, name, work};
+use super::{Answer, Body, Failure, Path, Shared, State, erase, work, work_on};
 use crate::trouble;
 
 /// All disks
@@ -38,7 +38,7 @@ pub(super) async fn create(State(daemon): Shared, Body(order): Body<DiskCreate>)
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
 pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Disk> {
-    work(move || daemon.keeper.disk(&name(&of)?)).await
+    work_on(daemon, of, |keeper, name| keeper.disk(name)).await
 }
 
 /// Changes a disk
@@ -52,7 +52,7 @@ pub(super) async fn set(
     Path(of): Path<String>,
     Body(order): Body<DiskSet>,
 ) -> Answer<Disk> {
-    work(move || daemon.keeper.set(&name(&of)?, &order)).await
+    work_on(daemon, of, move |keeper, name| keeper.set(name, &order)).await
 }
 
 /// Deletes a disk and its data
@@ -64,8 +64,7 @@ pub(super) async fn delete(
     State(daemon): Shared,
     Path(of): Path<String>,
 ) -> Result<StatusCode, Failure> {
-    trouble::blocking(move || daemon.keeper.delete(&name(&of)?)).await?;
-    Ok(StatusCode::NO_CONTENT)
+    erase(daemon, of, |keeper, name| keeper.delete(name)).await
 }
 
 /// Attaches a disk
@@ -79,7 +78,7 @@ pub(super) async fn attach(
     Path(of): Path<String>,
     Body(DiskAttach {}): Body<DiskAttach>,
 ) -> Answer<Disk> {
-    work(move || daemon.keeper.attach(&name(&of)?)).await
+    work_on(daemon, of, |keeper, name| keeper.attach(name)).await
 }
 
 /// Detaches a disk
@@ -93,7 +92,10 @@ pub(super) async fn detach(
     Path(of): Path<String>,
     Body(order): Body<DiskDetach>,
 ) -> Answer<Disk> {
-    work(move || daemon.keeper.detach(&name(&of)?, order.clients)).await
+    work_on(daemon, of, move |keeper, name| {
+        keeper.detach(name, order.clients)
+    })
+    .await
 }
 
 /// Changes a disk's size
@@ -107,7 +109,7 @@ pub(super) async fn resize(
     Path(of): Path<String>,
     Body(order): Body<DiskResize>,
 ) -> Answer<Disk> {
-    work(move || daemon.keeper.resize(&name(&of)?, order)).await
+    work_on(daemon, of, move |keeper, name| keeper.resize(name, order)).await
 }
 
 /// How to reach a disk from some program
@@ -120,11 +122,11 @@ pub(super) async fn snippet(
     State(daemon): Shared,
     Path((of, program)): Path<(String, String)>,
 ) -> Answer<Snippet> {
-    work(move || {
+    work_on(daemon, of, move |keeper, name| {
         let program: SnippetFor = program
             .parse()
             .map_err(|why: String| trouble::invalid("cannot make a snippet").because(why))?;
-        daemon.keeper.snippet(&name(&of)?, program)
+        keeper.snippet(name, program)
     })
     .await
 }

@@ -3,7 +3,7 @@
 use tidegate_api::job::{DiskExport, DiskImport, Job, JobList};
 use tidegate_api::problem::Problem;
 
-use super::{Answer, Body, Path, Shared, State, name, work};
+use super::{Answer, Body, Path, Shared, State, work, work_on};
 
 /// Makes a disk of an image file
 #[utoipa::path(post, path = "/v1/import", tag = "jobs", request_body = DiskImport, responses(
@@ -25,7 +25,7 @@ pub(super) async fn export(
     Path(of): Path<String>,
     Body(order): Body<DiskExport>,
 ) -> Answer<Job> {
-    work(move || daemon.keeper.export(&name(&of)?, order)).await
+    work_on(daemon, of, move |keeper, name| keeper.export(name, order)).await
 }
 
 /// All jobs

@@ -106,6 +106,10 @@ impl Store {
                         found.push((datastore, settings));
                     }
                 }
+                // What cannot be looked at now is not what is not there.
+                Err(problem) if problem.code == ProblemCode::Exhausted => {
+                    return Err(problem.within(format!("cannot look for disk {name}")));
+                }
                 Err(problem) => unreadable.push(problem),
             }
         }
@@ -136,10 +140,8 @@ impl Store {
         name: &Name,
     ) -> Outcome<Found> {
         let folder = self.disks_folder(datastore, settings).join(name.as_str());
-        let descriptor = read_descriptor(&folder.join(DESCRIPTOR)).map_err(|mut problem| {
-            problem.what = format!("cannot use disk {name}: {}", problem.what);
-            problem
-        })?;
+        let descriptor = read_descriptor(&folder.join(DESCRIPTOR))
+            .map_err(|problem| problem.within(format!("cannot use disk {name}")))?;
         Ok(Found {
             name: name.clone(),
             datastore: datastore.clone(),
