@@ -18,7 +18,7 @@ use workspace::Workspace;
 const USAGE: &str = "\
 cargo xtask TASK
 
-  check                     formatting, clippy, the fast tests, tidy: before each commit
+  check                     formatting, clippy, tidy, the code's own documentation, the fast tests: before each commit
   test                      everything: installs what the tests need (Debian packages, as root), then check,
                             a release build, and the end-to-end tests against it
   tidy                      the rules that no lint can keep
@@ -82,6 +82,14 @@ fn check(workspace: &Workspace, steps: &mut Steps) -> anyhow::Result<()> {
         ]),
     )?;
     steps.time("tidy", || tidy(workspace))?;
+    steps.run(
+        "documentation of the code",
+        cargo(workspace).env("RUSTDOCFLAGS", "-D warnings").args([
+            "doc",
+            "--workspace",
+            "--no-deps",
+        ]),
+    )?;
     // `tidegate` apart: its end-to-end tests want real clients and minutes.
     steps.run(
         "fast tests",

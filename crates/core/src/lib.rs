@@ -19,3 +19,8 @@ pub mod shard;
 pub mod slab;
 pub mod stack;
 pub mod units;
+
+/// The manual of filters, whose example is compiled and run with the documentation's tests.
+#[cfg(doctest)]
+#[doc = include_str!("../../../docs/filters.md")]
+pub struct Manual;
