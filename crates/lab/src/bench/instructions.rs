@@ -1,7 +1,7 @@
 //! Instructions per request, counted by callgrind: a figure that does not wobble.
 //!
 //! The server runs under valgrind twice, for a few and for many requests; the difference is what the requests cost, and
-//! start and end drop out. Guests are the usual ones, QD 32.
+//! start and end drop out. Only the program's own instructions are counted, not the kernel's. Guests are the usual ones, QD 32.
 
 use std::path::Path;
 
@@ -20,6 +20,10 @@ use crate::vhost::{Station, Vm, VmOptions, Wait};
 const FEW: u64 = 20_000;
 const MANY: u64 = 120_000;
 const DEPTH: u16 = 32;
+/// What each of [`STACKS`] may add. A filter is two calls through a table and what the stack does around them, 35
+/// instructions; the first one also ends the loops' being empty. These guard what was reached; what filters may cost is
+/// judged in CPU time, by the `filters` scenario.
+const MOST_ADDED: [f64; 3] = [80.0, 160.0, 150.0];
 
 /// Counts with no filter and with each stack.
 ///
@@ -34,21 +38,21 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
             .push(format!("instructions per request, no filter: {count:.0}"));
         plain = Some(count);
     }
-    for (name, filters, bound) in STACKS {
-        let ratio = match plain {
+    for ((name, filters, _), bound) in STACKS.into_iter().zip(MOST_ADDED) {
+        let added = match plain {
             None => None,
             Some(plain) => {
                 let count = ours(bench, filters)?;
                 report
                     .notes
                     .push(format!("instructions per request, {name}: {count:.0}"));
-                statistics::ratio(&[count], &[plain])
+                statistics::ratio(&[count - plain], &[1.0])
             }
         };
-        let claim = format!("instructions per request, {name} by no filter's");
+        let claim = format!("instructions per request that {name} adds");
         report
             .checks
-            .push(Check::new(claim, Rule::AtMost(bound), ratio));
+            .push(Check::new(claim, Rule::AtMost(bound), added));
     }
     Ok(())
 }
