@@ -6,6 +6,7 @@
 
 mod docs;
 mod packages;
+mod sim;
 mod steps;
 mod tidy;
 mod workspace;
@@ -23,6 +24,7 @@ cargo xtask TASK
                             a release build, and the end-to-end tests against it
   tidy                      the rules that no lint can keep
   bench data-path [ARGS]    the data path against its peers, as a table of ratios
+  sim [ARGS]                scenarios in virtual time: --scenario S --seed N, or --swarm MINUTES; all of them without
   docs [--check]            writes docs/cli.md, config.md, openapi.json, metrics.md, man pages and completions;
                             --check only says whether they are stale
   fuzz [TARGET] [SECONDS]   fuzzes one target, or each in turn (60 seconds; needs cargo-fuzz and nightly)
@@ -53,6 +55,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["test"] => test(),
         ["tidy"] => tidy(&Workspace::read()?),
         ["bench", "data-path", rest @ ..] => bench(&Workspace::read()?, rest),
+        ["sim", rest @ ..] => sim::run(&Workspace::read()?, rest),
         ["docs"] => docs::write(&Workspace::read()?),
         ["docs", "--check"] => docs::check(&Workspace::read()?),
         ["fuzz", rest @ ..] => fuzz(&Workspace::read()?, rest),

@@ -5,7 +5,8 @@
 //! known here only by the names of their buffers. There is no clock, lock, channel or system call in this crate.
 //!
 //! Read it in a request's order: [`request`] (what a guest asked), [`shard`] (the one door in),
-//! [`stack`] (down the filters and up again), [`filter`] (each filter, one file).
+//! [`stack`] (down the filters and up again), [`filter`] (each filter, one file), [`iocontrol`] (whose turn it is at the
+//! datastore). Beside the requests: [`governor`] (how much of the datastore this host takes, a few times a second).
 
 #![no_std]
 #![forbid(unsafe_code)]
@@ -13,7 +14,9 @@
 extern crate alloc;
 
 pub mod filter;
+pub mod governor;
 pub mod histogram;
+pub mod iocontrol;
 pub mod request;
 pub mod shard;
 pub mod slab;

@@ -1,0 +1,120 @@
+//! Who gets which part of the cluster's window: water-filling over the demands that all hosts published.
+//!
+//! Every host fills the same vessels with the same water and keeps what falls to its own disks: no leader, and no
+//! message beyond the slot. The governor calls this with its own fresh demands and the others' last records
+//! (claim-first): a disk that wakes has its part before the others know.
+//!
+//! # Always true
+//! - Each disk gets between its floor (reservation, by Little's law) and its ceiling (demand, limit); between them its
+//!   part is proportional to its shares.
+//! - The parts' sum is the window, or the ceilings' sum if that is less: nothing is given to who cannot use it.
+//! - Reservations that do not fit into nine tenths of the window shrink in proportion; a tenth is for the others.
+//!
+//! # Units
+//! Windows and demands in reference I/Os, latencies in nanoseconds, reservations and limits in units a second.
+
+use super::number::SECOND;
+
+/// Halvings of the search for the water's level: 2^-50 is beyond what a window can show.
+const STEPS: u32 = 50;
+/// What of the window reservations may take.
+const RESERVED: f64 = 0.9;
+/// A disk is given a quarter more than it used, and one: how it would notice that it could use more.
+const MARGIN: f64 = 1.25;
+/// Below this a disk asks for nothing.
+pub const IDLE: f64 = 0.05;
+
+/// What one disk may want of the window.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Want {
+    /// Its weight.
+    pub shares: f64,
+    /// At least this.
+    pub least: f64,
+    /// At most this.
+    pub most: f64,
+}
+
+impl Want {
+    /// From a disk's policy and demand. `residence`: how long a unit of cost stays in flight.
+    pub fn new(
+        shares: u32,
+        reservation: u32,
+        limit: u64,
+        demand: f64,
+        unit_cost: f64,
+        residence: f64,
+    ) -> Want {
+        let shares = f64::from(shares);
+        if demand < IDLE {
+            return Want {
+                shares,
+                ..Want::default()
+            };
+        }
+        let stays = residence / SECOND * unit_cost;
+        let mut most = MARGIN * demand + 1.0;
+        if limit > 0 {
+            most = most.min(1.1 * super::number::real(limit) * stays + 1.0);
+        }
+        let least = (1.15 * f64::from(reservation) * stays).min(most);
+        Want {
+            shares,
+            least,
+            most,
+        }
+    }
+}
+
+/// How a window was divided.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Division {
+    level: f64,
+    shrink: f64,
+    /// What nobody asked for.
+    pub slack: f64,
+}
+
+impl Division {
+    /// Finds the level at which the parts of `wants` fill `window`.
+    pub fn of(wants: &[Want], window: f64) -> Division {
+        let asked: f64 = wants.iter().map(|want| want.most).sum();
+        let reserved: f64 = wants.iter().map(|want| want.least).sum();
+        let mut division = Division {
+            level: 0.0,
+            shrink: 1.0,
+            slack: 0.0,
+        };
+        if reserved > RESERVED * window {
+            division.shrink = RESERVED * window / reserved;
+        }
+        // At the level of the fullest vessel all are full.
+        let fullest = wants.iter().map(|want| want.most / want.shares.max(1.0));
+        let (mut low, mut high) = (0.0, fullest.fold(0.0, f64::max));
+        division.level = high;
+        if asked <= window {
+            division.slack = window - asked;
+            return division;
+        }
+        for _ in 0..STEPS {
+            division.level = low + (high - low) / 2.0;
+            let filled: f64 = wants.iter().map(|want| division.part(want)).sum();
+            if filled > window {
+                high = division.level;
+            } else {
+                low = division.level;
+            }
+        }
+        division
+    }
+
+    /// What falls to one of the disks.
+    pub fn part(&self, want: &Want) -> f64 {
+        (self.level * want.shares.max(1.0))
+            .max(self.shrink * want.least)
+            .min(want.most)
+    }
+}
+
+#[cfg(test)]
+mod tests;

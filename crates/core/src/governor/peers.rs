@@ -1,0 +1,208 @@
+//! The other hosts: who lives, who is suspect, who is dead, told by their slots alone.
+//!
+//! The governor hands in every successful read of the slots file, and every failed one. No wall clock is compared:
+//! a peer is as old as our own time between successful reads that showed the same sequence number.
+//!
+//! # Always true
+//! - A slot that is torn, foreign or garbage changes nothing: the last good copy counts, and grows older.
+//! - Nobody grows older by a time in which we could not read.
+//! - A dead peer's record is gone: its part is divided at the next tick.
+//!
+//! # Picture
+//! ```text
+//!   first record    same sequence > 3 ticks       > lease
+//!   --------> live --------------------> suspect --------> dead (forgotten)
+//!               ^  a new sequence number    |
+//!               +---------------------------+         leaving: forgotten at once
+//! ```
+
+use super::slot::{Record, Unreadable};
+use crate::units::{Span, Time};
+use alloc::vec::Vec;
+
+/// A lease is never shorter, however fast the ticks: two seconds of silence are common on a busy datastore.
+const LEASE_LEAST: Span = Span::from_secs(2);
+const LEASE_TICKS: u64 = 8;
+const LIVE_TICKS: u64 = 3;
+
+/// How long a host that ticks every `tick` may be silent before its part is given to others.
+pub fn lease(tick: Span) -> Span {
+    LEASE_LEAST.max(Span::from_nanos(
+        tick.as_nanos().saturating_mul(LEASE_TICKS),
+    ))
+}
+
+/// Another host.
+#[derive(Clone, Debug)]
+pub struct Peer {
+    /// Its place in the file.
+    pub slot: u16,
+    /// What it said last.
+    pub record: Record,
+    /// How long it has said nothing new.
+    pub age: Span,
+}
+
+impl Peer {
+    /// How long until it means to speak again.
+    fn tick(&self) -> Span {
+        Span::from_millis(u64::from(self.record.tick_ms))
+    }
+
+    /// Whether it has spoken lately; if not, it is suspect: its part stays its own, its word is old.
+    pub fn live(&self) -> bool {
+        self.age.as_nanos() <= self.tick().as_nanos().saturating_mul(LIVE_TICKS)
+    }
+}
+
+/// What a read of the slots showed.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct News {
+    /// Hosts not known before.
+    pub seen: Vec<[u8; 16]>,
+    /// Hosts that died or left; whether they said so.
+    pub lost: Vec<([u8; 16], bool)>,
+    /// A peer asks for attention, newly.
+    pub urgent: bool,
+    /// Somebody else sits in our slot.
+    pub displaced: bool,
+    /// Slots that hold something unreadable.
+    pub unreadable: u32,
+}
+
+/// By what one writing of a slot differs from the next: host, incarnation, sequence.
+type Words = ([u8; 16], u64, u64);
+
+/// All other hosts of a datastore.
+#[derive(Clone, Debug, Default)]
+pub struct Peers {
+    peers: Vec<Peer>,
+    /// The last words of the dead, which still stand in their slots.
+    last_words: Vec<(u16, Words)>,
+    /// The last read, if it and all since succeeded.
+    read: Option<Time>,
+}
+
+impl Peers {
+    /// In slot order.
+    pub fn iter(&self) -> impl Iterator<Item = &Peer> {
+        self.peers.iter()
+    }
+
+    /// How many.
+    pub fn len(&self) -> usize {
+        self.peers.len()
+    }
+
+    /// Whether this host is alone.
+    pub fn is_empty(&self) -> bool {
+        self.peers.is_empty()
+    }
+
+    /// A read failed: the time until the next that succeeds makes nobody older.
+    pub fn unread(&mut self) {
+        self.read = None;
+    }
+
+    /// The slots as they are on the datastore. One that is left out counts as unchanged. `me`: our host, incarnation and
+    /// slot.
+    pub fn heard(
+        &mut self,
+        now: Time,
+        slots: &[(u16, &[u8])],
+        me: ([u8; 16], u64, Option<u16>),
+    ) -> News {
+        let mut news = News::default();
+        let passed = self.read.map_or(Span::ZERO, |read| now.since(read));
+        self.read = Some(now);
+        for peer in &mut self.peers {
+            peer.age = peer.age + passed;
+        }
+        for &(slot, bytes) in slots {
+            self.one(slot, bytes, me, &mut news);
+        }
+        let last_words = &mut self.last_words;
+        self.peers.retain(|peer| {
+            let dead = peer.age > lease(peer.tick());
+            if dead {
+                news.lost.push((peer.record.host, false));
+                last_words.retain(|(slot, _)| *slot != peer.slot);
+                last_words.push((peer.slot, words(&peer.record)));
+            }
+            !dead
+        });
+        news
+    }
+
+    fn one(&mut self, slot: u16, bytes: &[u8], me: ([u8; 16], u64, Option<u16>), news: &mut News) {
+        let place = self.peers.binary_search_by_key(&slot, |peer| peer.slot);
+        if let (Ok(place), Some((host, incarnation, sequence))) = (place, Record::peek(bytes)) {
+            let old = &self.peers[place].record;
+            if (old.host, old.incarnation, old.sequence) == (host, incarnation, sequence) {
+                return;
+            }
+        }
+        let record = match Record::decode(bytes) {
+            Ok(record) => record,
+            Err(Unreadable::Empty) => return,
+            Err(_) => {
+                news.unreadable += 1;
+                return;
+            }
+        };
+        if (record.host, record.incarnation) == (me.0, me.1) {
+            return;
+        }
+        if me.2 == Some(slot) {
+            news.displaced = true;
+        }
+        // The dead do not rise by being read again.
+        if self.last_words.contains(&(slot, words(&record))) {
+            return;
+        }
+        self.last_words.retain(|(of, _)| *of != slot);
+        // Another start of our own daemon is dead: there is one daemon to a host.
+        let gone = record.host == me.0 || record.flags.has(super::slot::Flags::LEAVING);
+        match place {
+            Ok(place) if gone => {
+                self.peers.remove(place);
+                news.lost.push((record.host, true));
+            }
+            Err(_) if gone => {}
+            Ok(place) => {
+                let peer = &mut self.peers[place];
+                if peer.record.host != record.host {
+                    news.lost.push((peer.record.host, false));
+                    news.seen.push(record.host);
+                }
+                let urgent = super::slot::Flags::URGENT;
+                news.urgent |= record.flags.has(urgent) && !peer.record.flags.has(urgent);
+                *peer = Peer {
+                    slot,
+                    record,
+                    age: Span::ZERO,
+                };
+            }
+            Err(place) => {
+                // Believed to live from now on; if nobody writes there any more, its lease ends like any other.
+                news.urgent = true;
+                news.seen.push(record.host);
+                self.peers.insert(
+                    place,
+                    Peer {
+                        slot,
+                        record,
+                        age: Span::ZERO,
+                    },
+                );
+            }
+        }
+    }
+}
+
+fn words(record: &Record) -> Words {
+    (record.host, record.incarnation, record.sequence)
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,142 @@
+//! Peers that speak, fall silent, say nonsense, leave.
+
+use super::*;
+use crate::governor::slot::Flags;
+use proptest::prelude::*;
+
+const ME: ([u8; 16], u64, Option<u16>) = ([1; 16], 11, Some(1));
+
+fn at(ms: u64) -> Time {
+    Time::ZERO + Span::from_millis(ms)
+}
+
+fn says(host: u8, sequence: u64) -> Record {
+    Record {
+        host: [host; 16],
+        incarnation: u64::from(host),
+        sequence,
+        tick_ms: 100,
+        ..Record::default()
+    }
+}
+
+fn hear(peers: &mut Peers, ms: u64, record: &Record) -> News {
+    let bytes = record.encode();
+    peers.heard(at(ms), &[(u16::from(record.host[0]), &bytes[..])], ME)
+}
+
+#[test]
+fn a_silent_peer_is_live_for_three_ticks_suspect_for_a_lease_and_then_gone() {
+    let mut peers = Peers::default();
+    assert_eq!(hear(&mut peers, 0, &says(2, 1)).seen, [[2; 16]]);
+    for ms in (100..=2_000).step_by(100) {
+        assert_eq!(hear(&mut peers, ms, &says(2, 1)).lost, []);
+        assert_eq!(peers.iter().next().unwrap().live(), ms <= 300, "{ms}");
+    }
+    assert_eq!(
+        hear(&mut peers, 2_100, &says(2, 1)).lost,
+        [([2; 16], false)]
+    );
+    assert!(peers.is_empty());
+}
+
+#[test]
+fn a_dead_peer_stays_dead_while_its_slot_stays_as_it_was_and_lives_again_when_it_speaks() {
+    let mut peers = Peers::default();
+    hear(&mut peers, 0, &says(2, 1));
+    assert_eq!(hear(&mut peers, 2_100, &says(2, 1)).lost.len(), 1);
+    for ms in (2_200..20_000).step_by(100) {
+        assert_eq!(hear(&mut peers, ms, &says(2, 1)), News::default(), "{ms}");
+    }
+    assert_eq!(hear(&mut peers, 20_000, &says(2, 2)).seen, [[2; 16]]);
+    assert_eq!(peers.len(), 1);
+}
+
+#[test]
+fn a_new_sequence_number_makes_it_young_again() {
+    let mut peers = Peers::default();
+    for tick in 0..100 {
+        assert!(
+            hear(&mut peers, tick * 1_900, &says(2, tick))
+                .lost
+                .is_empty()
+        );
+    }
+}
+
+#[test]
+fn nobody_ages_while_we_cannot_read() {
+    let mut peers = Peers::default();
+    hear(&mut peers, 0, &says(2, 1));
+    peers.unread();
+    hear(&mut peers, 60_000, &says(2, 1));
+    assert_eq!(peers.iter().next().unwrap().age, Span::ZERO);
+}
+
+#[test]
+fn a_slower_peer_has_a_longer_lease() {
+    assert_eq!(lease(Span::from_millis(100)), Span::from_secs(2));
+    assert_eq!(lease(Span::from_secs(1)), Span::from_secs(8));
+}
+
+#[test]
+fn one_that_says_goodbye_is_gone_at_once() {
+    let mut peers = Peers::default();
+    hear(&mut peers, 0, &says(2, 1));
+    let leaving = Record {
+        flags: Flags::LEAVING,
+        ..says(2, 2)
+    };
+    assert_eq!(hear(&mut peers, 100, &leaving).lost, [([2; 16], true)]);
+    assert_eq!(hear(&mut peers, 200, &leaving), News::default());
+}
+
+#[test]
+fn a_torn_slot_leaves_the_last_good_copy() {
+    let mut peers = Peers::default();
+    hear(&mut peers, 0, &says(2, 1));
+    let mut bytes = says(2, 2).encode();
+    bytes[60] ^= 1;
+    let news = peers.heard(at(100), &[(2, &bytes[..])], ME);
+    assert_eq!(
+        (
+            news.unreadable,
+            peers.iter().next().unwrap().record.sequence
+        ),
+        (1, 1)
+    );
+    assert_eq!(peers.iter().next().unwrap().age, Span::from_millis(100));
+}
+
+#[test]
+fn somebody_else_in_our_slot_is_told_and_our_own_record_is_no_peer() {
+    let mut peers = Peers::default();
+    let mine = Record {
+        incarnation: 11,
+        ..says(1, 5)
+    };
+    assert_eq!(hear(&mut peers, 0, &mine), News::default());
+    let bytes = says(9, 1).encode();
+    assert!(peers.heard(at(100), &[(1, &bytes[..])], ME).displaced);
+    let earlier = Record {
+        incarnation: 10,
+        ..says(1, 5)
+    };
+    let bytes = earlier.encode();
+    peers.heard(at(200), &[(3, &bytes[..])], ME);
+    assert_eq!(peers.len(), 1);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
+
+    #[test]
+    fn garbage_in_any_slot_brings_nobody(
+        slots in prop::collection::vec((2..40_u16, prop::collection::vec(any::<u8>(), 0..5_000)), 0..8),
+    ) {
+        let mut peers = Peers::default();
+        let slots: Vec<(u16, &[u8])> = slots.iter().map(|(slot, bytes)| (*slot, &bytes[..])).collect();
+        let news = peers.heard(at(0), &slots, ME);
+        prop_assert!(peers.is_empty() && news.seen.is_empty());
+    }
+}

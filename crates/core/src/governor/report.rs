@@ -1,0 +1,148 @@
+//! What a governor knows, for people: `datastore show`, `explain`, the dashboard.
+
+use super::number::{nanos, span, whole};
+use super::slot::Flags;
+use super::{Governor, settle};
+use crate::iocontrol::{CostModel, DiskKey, Mode};
+use crate::units::Span;
+use alloc::vec::Vec;
+
+/// A datastore as one host sees it. Windows and queues in 1/256 of a reference I/O, rates a second.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Report {
+    /// How far control goes.
+    pub mode: Mode,
+    /// Whether it is engaged.
+    pub engaged: bool,
+    /// The datastore's normalised latency, all hosts together.
+    pub latency: Span,
+    /// Where it counts as congested.
+    pub threshold: Span,
+    /// What all hosts together may have in flight.
+    pub cluster: u64,
+    /// This host's part.
+    pub window: u64,
+    /// What all have in flight.
+    pub in_flight: u64,
+    /// What all get through, cost a second.
+    pub rate: u64,
+    /// The most it was seen to do, cost a second; 0: not known.
+    pub peak: u64,
+    /// Whether `peak` is the datastore's most, and not only the load's.
+    pub saturated: bool,
+    /// What part of the reservations is met, in 1/65536.
+    pub theta: u32,
+    /// Load that no host of ours causes.
+    pub external: bool,
+    /// The others cannot be heard.
+    pub alone: bool,
+    /// The others cannot hear us.
+    pub mute: bool,
+    /// What I/Os cost here.
+    pub costs: CostModel,
+    /// Foreign or torn slots met so far.
+    pub unreadable: u64,
+    /// All hosts, this one first.
+    pub hosts: Vec<HostReport>,
+    /// All disks of this host.
+    pub disks: Vec<DiskReport>,
+}
+
+/// One host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HostReport {
+    /// Which.
+    pub host: [u8; 16],
+    /// How long it has said nothing new.
+    pub age: Span,
+    /// It is suspect: it should have spoken.
+    pub suspect: bool,
+    /// It has engaged.
+    pub engaged: bool,
+    /// Its part, 1/256.
+    pub window: u64,
+    /// What it has in flight, 1/256.
+    pub in_flight: u64,
+    /// Its latency.
+    pub latency: Span,
+    /// What it gets through, cost a second.
+    pub rate: u64,
+    /// How many disks it has told of.
+    pub disks: usize,
+}
+
+/// One disk of this host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DiskReport {
+    /// Which.
+    pub key: DiskKey,
+    /// Its part of the window, 1/256; of no meaning while not engaged.
+    pub window: u64,
+    /// What it asks for, 1/256.
+    pub demand: u64,
+    /// Units a second that its part brings while the datastore is as it is; 0: not known.
+    pub entitled: u64,
+    /// Units a second that it got lately.
+    pub units: u64,
+    /// Its reservation was not met in the last second.
+    pub unmet: bool,
+}
+
+impl Governor {
+    /// What is known now.
+    pub fn report(&self) -> Report {
+        let cost = |value: f64| whole(value * 256.0 + 0.5);
+        let knee = self.curve.knee().unwrap_or_default();
+        let own = HostReport {
+            host: self.settings.host,
+            age: Span::ZERO,
+            suspect: false,
+            engaged: self.engaged,
+            window: cost(self.part),
+            in_flight: cost(self.meter.in_flight),
+            latency: span(self.meter.latency),
+            rate: cost(self.meter.rate),
+            disks: self.disks.all.len(),
+        };
+        let others = self.peers.iter().map(|peer| HostReport {
+            host: peer.record.host,
+            age: peer.age,
+            suspect: !peer.live(),
+            engaged: peer.record.flags.has(Flags::ENGAGED),
+            window: cost(peer.record.window),
+            in_flight: cost(peer.record.in_flight),
+            latency: span(peer.record.latency),
+            rate: cost(peer.record.rate),
+            disks: peer.record.disks.len(),
+        });
+        let residence = self.residence();
+        let disks = self.disks.all.iter().map(|disk| DiskReport {
+            key: disk.key,
+            window: cost(disk.part),
+            demand: cost(disk.demand),
+            entitled: whole(disk.part / residence * nanos(Span::from_secs(1)) / disk.unit_cost),
+            units: whole(disk.units + 0.5),
+            unmet: disk.unmet(),
+        });
+        Report {
+            mode: settle::mode(self.common.mode),
+            engaged: self.engaged,
+            latency: span(self.sight.latency),
+            threshold: span(self.target),
+            cluster: cost(self.cluster),
+            window: cost(self.part),
+            in_flight: cost(self.sight.in_flight),
+            rate: cost(self.sight.rate),
+            peak: cost(knee.peak),
+            saturated: knee.saturated,
+            theta: super::number::whole32(self.theta * 65_536.0),
+            external: self.watch.on(),
+            alone: self.alone,
+            mute: self.mute,
+            costs: settle::costs(&self.settings.kind.costs(), &self.learner.factors()),
+            unreadable: self.unreadable,
+            hosts: core::iter::once(own).chain(others).collect(),
+            disks: disks.collect(),
+        }
+    }
+}

@@ -1,0 +1,186 @@
+//! Turns words of slot 0 and of settings into what the laws use, and back; and the moments in which the window is moved
+//! a little on purpose ([`Dither`]).
+
+use super::Threshold;
+use super::learn::Factors;
+use super::number::{real, whole};
+use super::slot::{Common, Flags};
+use crate::iocontrol::{CostModel, Mode};
+use crate::units::{Span, Time};
+
+const MIB_PARTS: f64 = 16.0;
+const COST: f64 = 256.0;
+
+/// Law ticks of one dither: enough for every host to have taken part.
+const DITHER_TICKS: u32 = 5;
+const DITHER_EVERY: Span = Span::from_secs(60);
+/// By how much.
+const DITHER: f64 = 0.1;
+
+pub(super) const fn mode_word(mode: Mode) -> u8 {
+    match mode {
+        Mode::Off => 0,
+        Mode::Observe => 1,
+        Mode::On => 2,
+    }
+}
+
+pub(super) const fn mode(word: u8) -> Mode {
+    match word {
+        0 => Mode::Off,
+        1 => Mode::Observe,
+        _ => Mode::On,
+    }
+}
+
+pub(super) fn words(threshold: Threshold) -> (u8, u64) {
+    match threshold {
+        Threshold::Auto => (0, 0),
+        Threshold::Fixed(at) => (1, at.as_nanos().clamp(200_000, 100_000_000)),
+        Threshold::Off => (2, 0),
+    }
+}
+
+/// The threshold before pressure: where it is fixed, that; else what was found, `auto`.
+pub(super) fn target(common: &Common, auto: f64) -> f64 {
+    match common.threshold_mode {
+        1 => real(common.threshold),
+        _ => auto,
+    }
+}
+
+/// Costs as the learner has them.
+pub(super) fn factors(costs: &CostModel) -> Factors {
+    Factors {
+        read: real(costs.read_base) / COST,
+        write: real(costs.write_base) / COST,
+        bytes_read: real(costs.read_per_mib) / COST / MIB_PARTS,
+        bytes_written: real(costs.write_per_mib) / COST / MIB_PARTS,
+    }
+}
+
+/// Costs as the schedulers have them. What is sequential keeps its proportion; transfer times are not learned.
+pub(super) fn costs(kind: &CostModel, factors: &Factors) -> CostModel {
+    let units = |cost: f64| whole(cost * COST + 0.5).max(1);
+    let (read_base, write_base) = (units(factors.read), units(factors.write));
+    CostModel {
+        read_base,
+        write_base,
+        read_sequential: (kind.read_sequential * read_base / kind.read_base.max(1)).max(1),
+        write_sequential: (kind.write_sequential * write_base / kind.write_base.max(1)).max(1),
+        read_per_mib: units(factors.bytes_read * MIB_PARTS),
+        write_per_mib: units(factors.bytes_written * MIB_PARTS),
+        ..*kind
+    }
+}
+
+/// The window a tenth wider, then a minute later a tenth narrower, and so on: shows what the curve is like beside where
+/// we are. The host with the least name does it; the others see it in its slot and do the same.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Dither {
+    next: Option<Time>,
+    left: u32,
+    wider: bool,
+    /// What the leader's slot says, if we do not lead.
+    follow: Option<bool>,
+}
+
+impl Dither {
+    /// One tick of the law. `leader`: what the leading host's flags are, if that is another one.
+    pub(super) fn tick(&mut self, now: Time, leader: Option<Flags>) {
+        self.follow = None;
+        if let Some(flags) = leader {
+            self.left = 0;
+            self.next = None;
+            if flags.has(Flags::WIDER) || flags.has(Flags::NARROWER) {
+                self.follow = Some(flags.has(Flags::WIDER));
+            }
+            return;
+        }
+        self.left = self.left.saturating_sub(1);
+        let next = *self.next.get_or_insert(now + DITHER_EVERY);
+        if now >= next {
+            self.next = Some(now + DITHER_EVERY);
+            self.left = DITHER_TICKS;
+            self.wider = !self.wider;
+        }
+    }
+
+    /// Not engaged: there is no window to move.
+    pub(super) fn stop(&mut self) {
+        *self = Dither {
+            wider: self.wider,
+            ..Dither::default()
+        };
+    }
+
+    /// Whether the window is being moved, and if so, whether wider.
+    pub(super) fn on(&self) -> Option<bool> {
+        if self.left > 0 {
+            Some(self.wider)
+        } else {
+            self.follow
+        }
+    }
+
+    /// By what the window is multiplied.
+    pub(super) fn factor(&self) -> f64 {
+        match self.on() {
+            Some(true) => 1.0 + DITHER,
+            Some(false) => 1.0 - DITHER,
+            None => 1.0,
+        }
+    }
+
+    pub(super) fn flags(&self) -> Flags {
+        // Only what we lead is told: a follower's word would keep itself alive.
+        let leading = self.left > 0;
+        let flags = Flags::default().with(Flags::WIDER, leading && self.wider);
+        flags.with(Flags::NARROWER, leading && !self.wider)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn costs_go_to_the_learner_and_back_unharmed() {
+        for kind in [
+            CostModel::flash(),
+            CostModel::rotational(),
+            CostModel::unknown(),
+        ] {
+            let back = costs(&kind, &factors(&kind));
+            assert!(back.read_per_mib.abs_diff(kind.read_per_mib) <= 1);
+            assert_eq!(
+                CostModel {
+                    read_per_mib: 0,
+                    write_per_mib: 0,
+                    ..back
+                },
+                CostModel {
+                    read_per_mib: 0,
+                    write_per_mib: 0,
+                    ..kind
+                }
+            );
+        }
+    }
+
+    #[test]
+    fn the_leader_moves_the_window_for_five_ticks_a_minute_and_others_follow() {
+        let (mut leader, mut follower) = (Dither::default(), Dither::default());
+        let (mut wider, mut narrower) = (0, 0);
+        for tick in 0..1_500 {
+            let now = Time::from_nanos(tick * 100_000_000);
+            leader.tick(now, None);
+            follower.tick(now, Some(leader.flags()));
+            assert_eq!(leader.on(), follower.on());
+            assert_eq!(follower.flags(), Flags::default());
+            wider += u32::from(follower.factor() > 1.0);
+            narrower += u32::from(follower.factor() < 1.0);
+        }
+        assert_eq!((wider, narrower), (5, 5));
+    }
+}

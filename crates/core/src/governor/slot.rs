@@ -1,0 +1,499 @@
+//! What a host tells the others, as 4 KiB: encodes our own slot, and believes nothing of a foreign one unchecked.
+//!
+//! The engine keeps a file of 256 slots on the datastore (`.tidegate/hosts.v1`): slot 0 holds what holds for the whole
+//! datastore ([`Common`]), each other one a host's [`Record`]. The governor encodes and decodes; the engine only
+//! carries the bytes. Nothing here knows whose slot is where.
+//!
+//! # Always true
+//! - `decode` answers for any bytes of any length, and never panics.
+//! - Every number of a decoded record lies within the bounds that its field names: whoever wrote it, no law divides by
+//!   it into nonsense. What was written within the bounds is read as it was written.
+//! - A slot of which only a part reached the datastore is not a record: the sequence number stands at both ends, and a
+//!   CRC32C covers all of it.
+//!
+//! # Picture
+//! ```text
+//!    0  magic             8   | 56  W, w, n, latency, p99, q, x, peak, threshold, pressure    10 x 8
+//!    8  version, count  2+2   | 136 costs: write, byte read, byte written, sequential          4 x 8
+//!   12  flags             4   | 168 nothing yet (zero)
+//!   16  host             16   | 240 up to 160 disks of 24: key 8, flags 1 and shares 3, reservation 4, limit 4,
+//!   32  incarnation       8   |     demand 2 (1/16), cost per unit 2 (1/64)
+//!   40  sequence          8   | 4080 sequence again 8, nothing 4
+//!   48  tick, nothing   4+4   | 4092 CRC32C of all before it
+//! ```
+//!
+//! # Units
+//! Little-endian. Rates per second, latencies in nanoseconds, costs and windows in reference I/Os (a 4 KiB random read).
+
+use super::number::{sane, whole16};
+use alloc::vec::Vec;
+
+/// A slot's length: one block that every datastore writes whole or, torn, recognisably not.
+pub const SLOT: usize = 4096;
+/// Slots of the file, the common one among them.
+pub const SLOTS: u16 = 256;
+/// Disks that fit; more are merged ([`Record::encode`]).
+pub const DISKS: usize = 160;
+
+const MAGIC: [u8; 8] = *b"TIDEGHST";
+const MAGIC_COMMON: [u8; 8] = *b"TIDEGALL";
+const VERSION: u16 = 1;
+const ENTRIES_AT: usize = 240;
+const ENTRY: usize = 24;
+const _: () = assert!(ENTRIES_AT + DISKS * ENTRY == TAIL_AT);
+const TAIL_AT: usize = 4080;
+const CRC_AT: usize = SLOT - 4;
+
+/// Demands travel in sixteenths: a disk's part of a window is not known better.
+const DEMAND_STEPS: f64 = 16.0;
+/// Costs of a unit travel in 64ths.
+const UNIT_STEPS: f64 = 64.0;
+
+/// The longest queue anybody may claim, in reference I/Os: four times the widest window of all.
+const DEMAND_MOST: f64 = 4.0 * 256.0;
+/// No datastore serves more reference I/Os a second.
+const RATE_MOST: f64 = 1e9;
+/// No latency is longer: guests give up after half a minute.
+const LATENCY_MOST: f64 = 60e9;
+/// No cluster has a wider window: 255 hosts with four times the widest.
+const WINDOW_MOST: f64 = 255.0 * DEMAND_MOST;
+
+/// What a host says of itself, a few bits.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Flags(pub u32);
+
+impl Flags {
+    /// Control is engaged.
+    pub const ENGAGED: Flags = Flags(1);
+    /// It ticks fast.
+    pub const FAST: Flags = Flags(2);
+    /// Something has changed that the others should take up at once.
+    pub const URGENT: Flags = Flags(4);
+    /// It goes: its part is free now.
+    pub const LEAVING: Flags = Flags(8);
+    /// Its window holds I/Os back.
+    pub const BINDING: Flags = Flags(16);
+    /// The cluster's window is made wider for a moment, to learn.
+    pub const WIDER: Flags = Flags(32);
+    /// The cluster's window is made narrower for a moment, to learn.
+    pub const NARROWER: Flags = Flags(64);
+    /// It sees load that no host of ours causes.
+    pub const EXTERNAL: Flags = Flags(128);
+
+    /// Whether every flag of `other` is set.
+    pub const fn has(self, other: Flags) -> bool {
+        self.0 & other.0 == other.0
+    }
+
+    /// These, and those of `other` if `on`.
+    #[must_use]
+    pub const fn with(self, other: Flags, on: bool) -> Flags {
+        if on { Flags(self.0 | other.0) } else { self }
+    }
+}
+
+/// One disk in a host's record.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Entry {
+    /// Which disk: the same on every host.
+    pub key: u64,
+    /// Its shares, 100 to 10,000; the sum where disks were merged.
+    pub shares: u32,
+    /// Its reservation, units a second; 0 for none.
+    pub reservation: u32,
+    /// Its limit, units a second; 0 for none.
+    pub limit: u32,
+    /// What it has or would have in flight, reference I/Os.
+    pub demand: f64,
+    /// What one unit of it costs, reference I/Os.
+    pub unit_cost: f64,
+    /// This host serves it now (a disk that moves is on two hosts for a moment).
+    pub served: bool,
+    /// Several disks of equal shares in one entry.
+    pub merged: bool,
+}
+
+/// What a host publishes.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Record {
+    /// The host.
+    pub host: [u8; 16],
+    /// This start of its daemon.
+    pub incarnation: u64,
+    /// Moves by one with each publication.
+    pub sequence: u64,
+    /// How long until it means to publish again, milliseconds, 50 to 60,000.
+    pub tick_ms: u32,
+    /// What it says of itself.
+    pub flags: Flags,
+    /// The cluster's window as it has it.
+    pub cluster: f64,
+    /// Its own part of it.
+    pub window: f64,
+    /// I/Os it finished, a second.
+    pub ios: f64,
+    /// Their mean normalised latency, nanoseconds.
+    pub latency: f64,
+    /// Their 99th percentile.
+    pub p99: f64,
+    /// What it had in flight on average.
+    pub in_flight: f64,
+    /// What it finished, reference I/Os a second.
+    pub rate: f64,
+    /// The most the whole datastore was seen to do, reference I/Os a second; 0: not known.
+    pub peak: f64,
+    /// The threshold it found, nanoseconds; 0: not known.
+    pub threshold: f64,
+    /// By how much its worst disk misses its latency target, 0 to 64 (1: just met).
+    pub pressure: f64,
+    /// What it learned of costs, relative to a 4 KiB random read: a write, 64 KiB read, 64 KiB written, a sequential
+    /// read; 0: not known.
+    pub costs: [f64; 4],
+    /// Its disks.
+    pub disks: Vec<Entry>,
+}
+
+/// What holds for the whole datastore, whoever set it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Common {
+    /// The higher one holds.
+    pub generation: u64,
+    /// 0 off, 1 observe, 2 on.
+    pub mode: u8,
+    /// 0 auto, 1 fixed, 2 off.
+    pub threshold_mode: u8,
+    /// Where fixed, nanoseconds.
+    pub threshold: u64,
+    /// The unit of reservations and limits, bytes, 4 KiB to 128 KiB.
+    pub io_unit: u32,
+    /// Datastores with the same one share spindles; zero: none.
+    pub backend: [u8; 16],
+}
+
+/// Why bytes are not a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// All zero: nobody has it.
+    Empty,
+    /// Not of the length of a slot.
+    Short,
+    /// Something else lies there.
+    Foreign,
+    /// Of a version that this program does not know.
+    Newer(u16),
+    /// Half of it is old, or bits have turned.
+    Torn,
+}
+
+impl Record {
+    /// The slot's bytes. Where there are more disks than fit, those with the least demand are merged with others of
+    /// their shares, so that all shares, reservations and demands still count.
+    pub fn encode(&self) -> [u8; SLOT] {
+        let mut bytes = [0; SLOT];
+        let mut out = Writer {
+            bytes: &mut bytes,
+            at: 0,
+        };
+        out.put(&MAGIC);
+        out.put(&VERSION.to_le_bytes());
+        let merged;
+        let disks = if self.disks.len() > DISKS {
+            merged = merge(&self.disks);
+            &merged
+        } else {
+            &self.disks
+        };
+        let count = u16::try_from(disks.len()).unwrap_or(0);
+        out.put(&count.to_le_bytes());
+        out.put(&self.flags.0.to_le_bytes());
+        out.put(&self.host);
+        out.put(&self.incarnation.to_le_bytes());
+        out.put(&self.sequence.to_le_bytes());
+        out.put(&self.tick_ms.to_le_bytes());
+        out.put(&[0; 4]);
+        for number in self.numbers() {
+            out.put(&number.to_le_bytes());
+        }
+        out.at = ENTRIES_AT;
+        for disk in disks {
+            out.put(&disk.key.to_le_bytes());
+            let flags = u32::from(disk.served) << 24 | u32::from(disk.merged) << 25;
+            out.put(&(disk.shares.min(0xff_ffff) | flags).to_le_bytes());
+            out.put(&disk.reservation.to_le_bytes());
+            out.put(&disk.limit.to_le_bytes());
+            // Rounded up: a disk that asks for a little is not taken for an idle one.
+            let steps = disk.demand * DEMAND_STEPS;
+            let demand = whole16(steps).saturating_add(u16::from(steps > 0.0));
+            out.put(&demand.to_le_bytes());
+            out.put(&whole16(disk.unit_cost * UNIT_STEPS + 0.5).to_le_bytes());
+        }
+        out.at = TAIL_AT;
+        out.put(&self.sequence.to_le_bytes());
+        seal(&mut bytes);
+        bytes
+    }
+
+    /// The record in a slot, every field within its bounds.
+    pub fn decode(bytes: &[u8]) -> Result<Record, Unreadable> {
+        let mut from = opened(bytes, MAGIC)?;
+        let count = usize::from(u16::from_le_bytes(from.take())).min(DISKS);
+        let flags = Flags(u32::from_le_bytes(from.take()));
+        let mut record = Record {
+            flags,
+            host: from.take(),
+            incarnation: u64::from_le_bytes(from.take()),
+            sequence: u64::from_le_bytes(from.take()),
+            tick_ms: u32::from_le_bytes(from.take()).clamp(50, 60_000),
+            ..Record::default()
+        };
+        from.at += 4;
+        let mut number = |low, high| sane(f64::from_le_bytes(from.take()), low, high);
+        record.cluster = number(1.0, WINDOW_MOST);
+        record.window = number(0.0, DEMAND_MOST);
+        record.ios = number(0.0, RATE_MOST);
+        record.latency = number(0.0, LATENCY_MOST);
+        record.p99 = number(0.0, LATENCY_MOST);
+        record.in_flight = number(0.0, DEMAND_MOST);
+        record.rate = number(0.0, RATE_MOST);
+        record.peak = number(0.0, RATE_MOST);
+        record.threshold = number(0.0, LATENCY_MOST);
+        record.pressure = number(0.0, 64.0);
+        for cost in &mut record.costs {
+            *cost = number(0.0, 64.0);
+        }
+        from.at = ENTRIES_AT;
+        for _ in 0..count {
+            let key = u64::from_le_bytes(from.take());
+            let packed = u32::from_le_bytes(from.take());
+            let merged = packed >> 25 & 1 == 1;
+            let most = if merged { 0xff_ffff } else { 10_000 };
+            record.disks.push(Entry {
+                key,
+                shares: (packed & 0xff_ffff).clamp(100, most),
+                reservation: u32::from_le_bytes(from.take()),
+                limit: u32::from_le_bytes(from.take()),
+                demand: (f64::from(u16::from_le_bytes(from.take())) / DEMAND_STEPS)
+                    .min(DEMAND_MOST),
+                unit_cost: (f64::from(u16::from_le_bytes(from.take())) / UNIT_STEPS)
+                    .max(1.0 / UNIT_STEPS),
+                served: packed >> 24 & 1 == 1,
+                merged,
+            });
+        }
+        from.at = TAIL_AT;
+        if u64::from_le_bytes(from.take()) != record.sequence {
+            return Err(Unreadable::Torn);
+        }
+        Ok(record)
+    }
+
+    /// Who wrote a slot and with which sequence number, without looking at the rest: tells whether it has moved.
+    pub fn peek(bytes: &[u8]) -> Option<([u8; 16], u64, u64)> {
+        if bytes.len() != SLOT || bytes[..8] != MAGIC {
+            return None;
+        }
+        let mut from = Reader { bytes, at: 16 };
+        let host = from.take();
+        let incarnation = u64::from_le_bytes(from.take());
+        Some((host, incarnation, u64::from_le_bytes(from.take())))
+    }
+
+    fn numbers(&self) -> [f64; 14] {
+        let [a, b, c, d] = self.costs;
+        [
+            self.cluster,
+            self.window,
+            self.ios,
+            self.latency,
+            self.p99,
+            self.in_flight,
+            self.rate,
+            self.peak,
+            self.threshold,
+            self.pressure,
+            a,
+            b,
+            c,
+            d,
+        ]
+    }
+}
+
+impl Common {
+    /// The bytes of slot 0.
+    pub fn encode(&self) -> [u8; SLOT] {
+        let mut bytes = [0; SLOT];
+        let mut out = Writer {
+            bytes: &mut bytes,
+            at: 0,
+        };
+        out.put(&MAGIC_COMMON);
+        out.put(&VERSION.to_le_bytes());
+        out.put(&[self.mode, self.threshold_mode]);
+        out.put(&self.io_unit.to_le_bytes());
+        out.put(&self.generation.to_le_bytes());
+        out.put(&self.threshold.to_le_bytes());
+        out.put(&self.backend);
+        seal(&mut bytes);
+        bytes
+    }
+
+    /// What slot 0 says, within bounds.
+    pub fn decode(bytes: &[u8]) -> Result<Common, Unreadable> {
+        let mut from = opened(bytes, MAGIC_COMMON)?;
+        let [mode, threshold_mode] = from.take();
+        let io_unit = u32::from_le_bytes(from.take());
+        Ok(Common {
+            mode: mode.min(2),
+            threshold_mode: threshold_mode.min(2),
+            io_unit: io_unit.clamp(4 << 10, 128 << 10),
+            generation: u64::from_le_bytes(from.take()),
+            threshold: u64::from_le_bytes(from.take()).clamp(200_000, 100_000_000),
+            backend: from.take(),
+        })
+    }
+}
+
+/// Makes the entries fit: within each number of shares, those with the least demand become one.
+fn merge(disks: &[Entry]) -> Vec<Entry> {
+    let mut rest = disks.to_vec();
+    // Most demanding first: they keep their own entry. Ties by key, so that a record does not depend on the order.
+    rest.sort_unstable_by(|a, b| b.demand.total_cmp(&a.demand).then(a.key.cmp(&b.key)));
+    let mut small = rest.split_off(DISKS / 2);
+    small.sort_by_key(|disk| disk.shares);
+    let groups = small.chunk_by(|a, b| a.shares == b.shares).count();
+    // With more different shares than places, neighbours in shares are merged as well: their sum is still right.
+    let places = DISKS - rest.len();
+    if groups <= places {
+        rest.extend(small.chunk_by(|a, b| a.shares == b.shares).map(together));
+    } else {
+        rest.extend(small.chunks(small.len().div_ceil(places)).map(together));
+    }
+    rest
+}
+
+/// Several disks as one that asks for all they ask.
+fn together(disks: &[Entry]) -> Entry {
+    if let [one] = disks {
+        return *one;
+    }
+    let mut sum = Entry {
+        key: disks.iter().map(|disk| disk.key).min().unwrap_or(0),
+        merged: true,
+        served: true,
+        ..Entry::default()
+    };
+    let mut unlimited = false;
+    for disk in disks {
+        // An idle disk's shares do not count: it asks for nothing, and its shares are not its neighbours'.
+        if disk.demand > 0.0 {
+            sum.shares += disk.shares;
+            unlimited |= disk.limit == 0;
+        }
+        sum.reservation = sum.reservation.saturating_add(disk.reservation);
+        sum.limit = sum.limit.saturating_add(disk.limit);
+        sum.demand += disk.demand;
+        sum.unit_cost = sum.unit_cost.max(disk.unit_cost);
+    }
+    if unlimited {
+        sum.limit = 0;
+    }
+    sum.shares = sum.shares.max(100);
+    sum
+}
+
+/// Checks what every slot begins and ends with, and returns a reader behind the version.
+fn opened(bytes: &[u8], magic: [u8; 8]) -> Result<Reader<'_>, Unreadable> {
+    if bytes.len() != SLOT {
+        return Err(Unreadable::Short);
+    }
+    if bytes.iter().all(|&byte| byte == 0) {
+        return Err(Unreadable::Empty);
+    }
+    if bytes[..8] != magic {
+        return Err(Unreadable::Foreign);
+    }
+    let mut from = Reader { bytes, at: 8 };
+    let version = u16::from_le_bytes(from.take());
+    let mut end = Reader { bytes, at: CRC_AT };
+    if u32::from_le_bytes(end.take()) != crc32c(&bytes[..CRC_AT]) {
+        return Err(Unreadable::Torn);
+    }
+    if version != VERSION {
+        return Err(Unreadable::Newer(version));
+    }
+    Ok(from)
+}
+
+/// Puts the checksum behind everything.
+pub(super) fn seal(bytes: &mut [u8; SLOT]) {
+    let sum = crc32c(&bytes[..CRC_AT]);
+    bytes[CRC_AT..].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// Whether the checksum of a block is right.
+pub(super) fn sealed(bytes: &[u8]) -> bool {
+    let sum = bytes.get(CRC_AT..SLOT);
+    bytes.len() == SLOT && sum == Some(&crc32c(&bytes[..CRC_AT]).to_le_bytes()[..])
+}
+
+/// Writes one field after the other.
+pub(super) struct Writer<'a> {
+    pub(super) bytes: &'a mut [u8; SLOT],
+    pub(super) at: usize,
+}
+
+impl Writer<'_> {
+    pub(super) fn put(&mut self, field: &[u8]) {
+        self.bytes[self.at..self.at + field.len()].copy_from_slice(field);
+        self.at += field.len();
+    }
+}
+
+/// Reads one field after the other from a block of full length.
+pub(super) struct Reader<'a> {
+    pub(super) bytes: &'a [u8],
+    pub(super) at: usize,
+}
+
+impl Reader<'_> {
+    pub(super) fn take<const N: usize>(&mut self) -> [u8; N] {
+        let mut field = [0; N];
+        field.copy_from_slice(&self.bytes[self.at..self.at + N]);
+        self.at += N;
+        field
+    }
+}
+
+/// CRC32C (Castagnoli), a byte at a time: slots are few and small.
+pub fn crc32c(bytes: &[u8]) -> u32 {
+    let mut sum = !0;
+    for &byte in bytes {
+        let [low, ..] = u32::to_le_bytes(sum);
+        sum = TABLE[usize::from(low ^ byte)] ^ sum >> 8;
+    }
+    !sum
+}
+
+const TABLE: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut sum = byte;
+        let mut bit = 0;
+        while bit < 8 {
+            sum = if sum & 1 == 1 {
+                sum >> 1 ^ 0x82f6_3b78
+            } else {
+                sum >> 1
+            };
+            bit += 1;
+        }
+        table[byte as usize] = sum;
+        byte += 1;
+    }
+    table
+};
+
+#[cfg(test)]
+mod tests;

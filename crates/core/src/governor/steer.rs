@@ -1,0 +1,557 @@
+//! The steps of one tick, in the order in which the governor takes them: notice, look, steer, divide, publish.
+//!
+//! [`super::Governor::tick`] branches; here is the straight-line work. The laws themselves are in the files beside.
+
+use super::division::{Division, Want};
+use super::learn::{FEATURES, Factors};
+use super::number::{SECOND, left, median, real, span};
+use super::peers::lease;
+use super::slot::{Entry, Flags, Record, SLOT};
+use super::{Governor, GovernorEvent, alone, settle, window};
+use crate::iocontrol::{Bin, Mode};
+use crate::units::{Span, Time};
+use alloc::vec::Vec;
+
+/// Clearly below the threshold: control must not come and go around it.
+const FAR_BELOW: f64 = 0.6;
+/// So long it must be far below before nobody is held back any more.
+const BELOW_FOR: Span = Span::from_secs(10);
+/// Ticks above the threshold before control engages.
+const ABOVE_FOR: u32 = 2;
+/// A window that is used this much binds.
+const BINDS: f64 = 0.7;
+/// A host's window that moved by less than this has not moved.
+const STEADY: f64 = 0.08;
+const ALONE_EVERY: Span = Span::from_secs(1);
+/// Moments of cost learning, as schedulers bin them.
+const MOMENT: u64 = 100_000_000;
+const BLOCK: f64 = 65_536.0;
+
+impl Governor {
+    /// A daemon that stood still for longer than its lease was given up by the others: it begins anew.
+    pub(super) fn notice_pause(&mut self, now: Time) {
+        let Some(ticked) = self.ticked else { return };
+        let gap = now.since(ticked);
+        // The wait for a tick is no pause; only what comes on top is.
+        if gap <= lease(self.pace.interval()) {
+            return;
+        }
+        self.events.push(GovernorEvent::Paused { span: gap });
+        self.joined = self.peers.is_empty();
+        self.watch = super::Watch::default();
+        self.under = None;
+        if !self.joined && self.heard.is_some_and(|heard| now.since(heard) <= gap) && !self.frozen {
+            self.join();
+        }
+    }
+
+    /// Reads that fail for a lease leave us alone.
+    pub(super) fn notice_silence(&mut self, now: Time) {
+        let since = *self.heard.get_or_insert(now);
+        if !self.alone && now.since(since) > lease(self.pace.interval()) {
+            self.alone = true;
+            self.part = if self.engaged {
+                self.part
+            } else {
+                f64::from(self.settings.window_most)
+            };
+            self.events.push(GovernorEvent::Alone { on: true });
+        }
+    }
+
+    /// Writes that fail for half a lease may have made the others think us dead: we take no more than we last said.
+    pub(super) fn notice_mute(&mut self, now: Time) {
+        let failing = self.failing.map_or(Span::ZERO, |since| now.since(since));
+        let mute = failing.as_nanos() > lease(self.pace.interval()).as_nanos() / 2;
+        if mute != self.mute {
+            self.mute = mute;
+            self.events.push(GovernorEvent::Mute { on: mute });
+        }
+        if mute {
+            self.part = self.part.min(self.published_part);
+        }
+    }
+
+    /// Takes over what the engaged hosts have agreed on.
+    pub(super) fn join(&mut self) {
+        self.joined = true;
+        if let Some(mean) = self.mean_of_others() {
+            self.cluster = mean;
+            self.engage();
+        }
+    }
+
+    fn mean_of_others(&self) -> Option<f64> {
+        let engaged = |record: &&Record| record.flags.has(Flags::ENGAGED);
+        let live = self
+            .peers
+            .iter()
+            .filter(|peer| peer.live())
+            .map(|peer| &peer.record);
+        let windows: Vec<f64> = live.filter(engaged).map(|record| record.cluster).collect();
+        if windows.is_empty() {
+            return None;
+        }
+        Some(windows.iter().sum::<f64>() / f64::from(u32::try_from(windows.len()).ok()?))
+    }
+
+    /// What we and all others did lately, and what follows for the threshold.
+    pub(super) fn look(&mut self, now: Time) {
+        let elapsed = self.pace.since(now);
+        let meter = self.disks.meter();
+        self.meter = meter;
+        let mut sight = window::Sight {
+            hosts: 1,
+            ..window::Sight::default()
+        };
+        let (mut ios, mut sum) = (meter.ios, meter.ios * meter.latency);
+        sight.in_flight = meter.in_flight;
+        sight.rate = meter.rate;
+        let mut pressure = self.disks.pressure();
+        let mut thresholds = Vec::new();
+        if self.curve.knee().is_some() {
+            thresholds.push(self.seeker.at());
+        }
+        if !self.alone {
+            for peer in self.peers.iter() {
+                let record = &peer.record;
+                sight.hosts += 1;
+                sight.in_flight += record.in_flight;
+                sight.rate += record.rate;
+                ios += record.ios;
+                sum += record.ios * record.latency;
+                pressure = pressure.max(record.pressure);
+                if record.threshold > 0.0 {
+                    thresholds.push(record.threshold);
+                }
+            }
+        }
+        sight.latency = if ios > 0.0 { sum / ios } else { 0.0 };
+        self.sight = sight;
+        if sight.latency > 0.0 {
+            let kept = if self.smooth > 0.0 {
+                left(elapsed, Span::from_millis(200))
+            } else {
+                0.0
+            };
+            self.smooth = kept * self.smooth + (1.0 - kept) * sight.latency;
+        }
+        if !self.watch.on() {
+            self.curve.saw(elapsed.min(Span::from_secs(4)), &sight);
+        }
+        if let Some(knee) = self
+            .curve
+            .knee()
+            .filter(|knee| knee.saturated || self.engaged)
+        {
+            self.seeker.seek(elapsed, &knee);
+        }
+        let auto = median(&mut thresholds).unwrap_or(self.seeker.at());
+        let base = settle::target(&self.common, auto);
+        self.pressure.felt(elapsed, pressure);
+        self.target = self.pressure.on(base, self.curve.latency_at(0.7));
+        if self.common.threshold_mode == 0
+            && !(0.9..=1.1).contains(&(self.target / self.told_threshold))
+        {
+            self.told_threshold = self.target;
+            self.events.push(GovernorEvent::ThresholdMoved {
+                to: span(self.target),
+            });
+        }
+        self.learn_from_all(elapsed);
+    }
+
+    /// Whether control is on, and how much all may have in flight.
+    pub(super) fn steer(&mut self, now: Time) {
+        let above = self.sight.latency > self.target;
+        self.over = if above {
+            self.over.saturating_add(1)
+        } else {
+            0
+        };
+        if self.engaged {
+            self.ease(now);
+        } else if !self.threshold_off() {
+            self.tense();
+        }
+        let fast = self.fast();
+        let before = self.part;
+        if self.engaged {
+            self.law(now);
+            self.divide();
+        } else {
+            self.dither.stop();
+        }
+        let ratio = self.sight.latency / self.target;
+        let coasting = ratio < 1.0 && !self.binding();
+        let steady = (self.part / before - 1.0).abs() < STEADY;
+        if !steady {
+            self.learner.interrupt();
+        }
+        let quiet = steady && (coasting || (ratio - 1.0).abs() < 0.2);
+        let attentive = self.engaged || self.over > 0;
+        self.pace.ticked(now, attentive, quiet, fast);
+    }
+
+    /// Lets go after a long time far below the threshold in which no window held anything back.
+    fn ease(&mut self, now: Time) {
+        let binding = |record: &Record| record.flags.has(Flags::BINDING);
+        let bound = self.binding() || self.peers.iter().any(|peer| binding(&peer.record));
+        let low = self.sight.latency < FAR_BELOW * self.target && !bound;
+        if !low {
+            self.under = None;
+        }
+        let since = if low {
+            *self.under.get_or_insert(now)
+        } else {
+            now
+        };
+        if self.threshold_off() || now.since(since) >= BELOW_FOR {
+            self.engaged = false;
+            self.over = 0;
+            self.under = None;
+            self.watch = super::Watch::default();
+            self.part = f64::from(self.settings.window_most);
+            self.events.push(GovernorEvent::Disengaged);
+        }
+    }
+
+    /// Engages after two ticks above the threshold, or where others have and latency is not far below it.
+    fn tense(&mut self) {
+        let knee = self.curve.knee().filter(|knee| knee.saturated);
+        let filled = knee.is_none_or(|knee| self.sight.in_flight > 0.5 * knee.in_flight);
+        if self.over >= ABOVE_FOR && filled {
+            // What is in flight now is what this latency comes from; the law takes it from there.
+            self.cluster = self.mean_of_others().unwrap_or(self.sight.in_flight);
+            self.engage();
+        } else if self.sight.latency >= FAR_BELOW * self.target
+            && let Some(mean) = self.mean_of_others()
+        {
+            self.cluster = mean;
+            self.engage();
+        }
+    }
+
+    fn engage(&mut self) {
+        if self.engaged || self.threshold_off() {
+            return;
+        }
+        self.engaged = true;
+        self.under = None;
+        let (latency, threshold) = (span(self.sight.latency), span(self.target));
+        self.events
+            .push(GovernorEvent::Engaged { latency, threshold });
+    }
+
+    fn law(&mut self, now: Time) {
+        let hosts = f64::from(self.sight.hosts);
+        let most = f64::from(self.settings.window_most);
+        let knee = self
+            .curve
+            .knee()
+            .filter(|knee| knee.saturated)
+            .map(|knee| knee.in_flight);
+        let (window, target) = (self.cluster, self.target);
+        let seen = self.watch.tick(now, window, &self.sight, target, knee);
+        self.events
+            .extend(seen.map(|on| GovernorEvent::ExternalLoad { on }));
+        self.lead_or_follow(now);
+        let others = self
+            .peers
+            .iter()
+            .filter(|peer| peer.live())
+            .map(|peer| &peer.record);
+        let mut agreed = (self.cluster, 1.0);
+        for record in others.filter(|record| record.flags.has(Flags::ENGAGED)) {
+            agreed = (agreed.0 + record.cluster, agreed.1 + 1.0);
+        }
+        let mean = agreed.0 / agreed.1;
+        // Moved on purpose, latency is no reason to move it back, unless it is far off.
+        let calm = self.dither.on().is_some() && self.sight.latency < 1.3 * self.target;
+        let target = if calm {
+            self.sight.latency
+        } else {
+            self.target
+        };
+        self.cluster = window::next(self.cluster, mean, target, &self.sight, most);
+        self.cluster = self.cluster.max(self.watch.least()).min(hosts * most);
+    }
+
+    fn lead_or_follow(&mut self, now: Time) {
+        if self.common.threshold_mode != 0 {
+            return self.dither.stop();
+        }
+        let live = self
+            .peers
+            .iter()
+            .filter(|peer| peer.live())
+            .map(|peer| &peer.record);
+        let engaged = live.filter(|record| record.flags.has(Flags::ENGAGED));
+        let first = engaged.min_by_key(|record| record.host);
+        let leader = first.filter(|record| record.host < self.settings.host);
+        self.dither.tick(now, leader.map(|record| record.flags));
+    }
+
+    /// Our part, from everybody's demands.
+    pub(super) fn divide(&mut self) {
+        if !self.engaged {
+            self.part = f64::from(self.settings.window_most);
+            return;
+        }
+        let residence = self.residence();
+        let window = self.cluster * self.dither.factor();
+        let all = self.all_disks();
+        let mut reserved = 0.0;
+        let wants: Vec<Want> = all
+            .iter()
+            .map(|disk| {
+                if disk.demand > 0.0 {
+                    reserved += f64::from(disk.reservation) * disk.unit_cost;
+                }
+                let limit = u64::from(disk.limit);
+                Want::new(
+                    disk.shares,
+                    disk.reservation,
+                    limit,
+                    disk.demand,
+                    disk.unit_cost,
+                    residence,
+                )
+            })
+            .collect();
+        let division = Division::of(&wants, window);
+        let hosts = f64::from(self.sight.hosts);
+        let mut sum = division.slack / hosts;
+        for disk in &mut self.disks.all {
+            let counts = |entry: &&Entry| entry.key == disk.key.0 && !entry.served;
+            // A disk that another host serves by now has its part there.
+            let elsewhere = all.iter().any(|entry| counts(&entry));
+            disk.part = if elsewhere {
+                0.0
+            } else {
+                division.part(&disk.want(residence))
+            };
+            sum += disk.part;
+        }
+        let most = f64::from(self.settings.window_most);
+        let least = window::floor(self.cluster, self.sight.hosts);
+        self.part = sum.max(least).min(most);
+        let peak = self
+            .curve
+            .knee()
+            .map_or(0.0, |knee| knee.peak)
+            .max(self.sight.rate);
+        self.shrink(super::admission::feasible(reserved, peak));
+    }
+
+    fn shrink(&mut self, theta: f64) {
+        let newly = theta < 0.98 && self.theta >= 0.98;
+        self.theta = theta;
+        if newly {
+            let percent = super::number::whole32(theta * 100.0);
+            self.events
+                .push(GovernorEvent::ReservationsShrunk { percent });
+        }
+    }
+
+    /// How long a unit of cost stays in flight: by Little's law what is in flight over what is done, and no less than
+    /// the latency of small I/Os.
+    pub(super) fn residence(&self) -> f64 {
+        let latency = self.smooth;
+        if self.sight.rate <= 0.0 || latency <= 0.0 {
+            return latency.max(self.target);
+        }
+        (self.sight.in_flight / self.sight.rate * SECOND).clamp(latency, 4.0 * latency)
+    }
+
+    /// One second without the others.
+    pub(super) fn by_itself(&mut self, now: Time) {
+        let due = self.alone_at.is_none_or(|at| now.since(at) >= ALONE_EVERY);
+        if due && !self.threshold_off() {
+            self.alone_at = Some(now);
+            let most = f64::from(self.settings.window_most);
+            let shares = self.disks.shares();
+            self.part = alone::step(self.part, self.target, self.meter.latency, shares, most);
+        }
+        self.pace.ticked(now, true, true, ALONE_EVERY);
+    }
+
+    /// Our slot, when it is time to speak.
+    pub(super) fn publish(&mut self, now: Time, law: bool) -> Option<[u8; SLOT]> {
+        let fast = self.fast();
+        let since = self
+            .published_at
+            .map_or(Span::from_secs(60), |at| now.since(at));
+        let due = if law {
+            fast.as_nanos() / 4 * 3
+        } else {
+            fast.as_nanos() / 2
+        };
+        if !law {
+            self.pace.claimed(now);
+        } else if self.frozen && !self.alone {
+            self.pace.ticked(now, self.engaged, false, fast);
+        }
+        if since.as_nanos() < due || settle::mode(self.common.mode) == Mode::Off && !law {
+            return None;
+        }
+        self.sequence += 1;
+        self.published_at = Some(now);
+        self.pending = Some(self.part);
+        Some(self.record().encode())
+    }
+
+    /// What we say of ourselves.
+    pub(super) fn record(&self) -> Record {
+        let knee = self.curve.knee();
+        let found = self.learner.found();
+        let flags = Flags::default()
+            .with(Flags::ENGAGED, self.engaged && !self.alone)
+            .with(Flags::FAST, self.pace.interval() == self.fast())
+            .with(Flags::URGENT, self.pace.stirred())
+            .with(Flags::BINDING, self.binding())
+            .with(Flags::EXTERNAL, self.watch.on());
+        let Flags(dither) = self.dither.flags();
+        Record {
+            host: self.settings.host,
+            incarnation: self.settings.incarnation,
+            sequence: self.sequence,
+            tick_ms: u32::try_from(self.pace.interval().as_nanos() / 1_000_000).unwrap_or(u32::MAX),
+            flags: Flags(flags.0 | dither),
+            cluster: self.cluster,
+            window: self.part,
+            ios: self.meter.ios,
+            latency: self.meter.latency,
+            p99: self.meter.p99,
+            in_flight: self.meter.in_flight,
+            rate: self.meter.rate,
+            peak: knee.map_or(0.0, |knee| knee.peak),
+            threshold: if knee.is_some() {
+                self.seeker.at()
+            } else {
+                0.0
+            },
+            pressure: self.disks.pressure(),
+            costs: found.map_or([0.0; FEATURES], |found| {
+                [
+                    found.write,
+                    found.bytes_read,
+                    found.bytes_written,
+                    found.read,
+                ]
+            }),
+            disks: self.own_entries().collect(),
+        }
+    }
+
+    fn own_entries(&self) -> impl Iterator<Item = Entry> {
+        self.disks.all.iter().map(|disk| Entry {
+            key: disk.key.0,
+            shares: disk.shares,
+            reservation: disk.reservation,
+            limit: u32::try_from(disk.limit).unwrap_or(u32::MAX),
+            demand: disk.demand,
+            unit_cost: disk.unit_cost,
+            served: disk.awake,
+            merged: false,
+        })
+    }
+
+    /// Every disk once: our own with fresh demands (claim-first), the others' as they last said. Of a disk on two
+    /// hosts the entry of the one that serves it counts; of two such, that of the higher incarnation: any rule would
+    /// do that all hosts share.
+    pub(super) fn all_disks(&self) -> Vec<Entry> {
+        let mut all: Vec<(Entry, u64)> = self
+            .own_entries()
+            .map(|entry| (entry, self.settings.incarnation))
+            .collect();
+        for peer in self.peers.iter() {
+            let incarnation = peer.record.incarnation;
+            all.extend(peer.record.disks.iter().map(|&entry| (entry, incarnation)));
+        }
+        let rank = |(entry, incarnation): &(Entry, u64)| {
+            (entry.merged, entry.key, !entry.served, !incarnation)
+        };
+        all.sort_by_key(rank);
+        all.dedup_by(|later, kept| !later.0.merged && !kept.0.merged && later.0.key == kept.0.key);
+        all.into_iter().map(|(entry, _)| entry).collect()
+    }
+
+    /// Whether our window holds I/Os back.
+    pub(super) fn binding(&self) -> bool {
+        self.engaged && (self.meter.held || self.meter.in_flight >= BINDS * self.part)
+    }
+
+    pub(super) fn threshold_off(&self) -> bool {
+        self.common.threshold_mode == 2 || settle::mode(self.common.mode) == Mode::Off
+    }
+
+    fn fast(&self) -> Span {
+        let peak = self.curve.knee().map_or(0.0, |knee| knee.peak);
+        super::Pace::budget(self.target, self.sight.hosts, peak)
+    }
+
+    /// Moments in which our window bound, for the fit of costs.
+    pub(super) fn learn(&mut self, bins: &[Bin]) {
+        if !self.settings.learn || !self.engaged || !self.binding() || self.alone {
+            return;
+        }
+        for bin in bins {
+            let moment = bin.at.as_nanos() / MOMENT;
+            if moment != self.moment.0 {
+                let (_, brought) = core::mem::replace(&mut self.moment, (moment, [0.0; FEATURES]));
+                if brought.iter().any(|&some| some > 0.0) {
+                    self.learner.add(brought);
+                }
+            }
+            let more = [
+                real(bin.reads),
+                real(bin.writes),
+                real(bin.bytes_read) / BLOCK,
+                real(bin.bytes_written) / BLOCK,
+            ];
+            for (sum, more) in self.moment.1.iter_mut().zip(more) {
+                *sum += more;
+            }
+        }
+    }
+
+    /// Moves our costs towards the median of what all hosts found: all must charge alike.
+    fn learn_from_all(&mut self, elapsed: Span) {
+        if !self.settings.learn {
+            return;
+        }
+        let mut columns: [Vec<f64>; FEATURES] = Default::default();
+        let mut add = |costs: [f64; FEATURES]| {
+            for (column, cost) in columns.iter_mut().zip(costs) {
+                column.push(cost);
+            }
+        };
+        if let Some(found) = self.learner.found() {
+            add([
+                found.write,
+                found.bytes_read,
+                found.bytes_written,
+                found.read,
+            ]);
+        }
+        for peer in self.peers.iter().filter(|peer| peer.record.costs[0] > 0.0) {
+            add(peer.record.costs);
+        }
+        let [write, bytes_read, bytes_written, read] =
+            columns.map(|mut column| median(&mut column));
+        if let (Some(write), Some(bytes_read), Some(bytes_written), Some(read)) =
+            (write, bytes_read, bytes_written, read)
+        {
+            self.learner.approach(
+                elapsed,
+                &Factors {
+                    read,
+                    write,
+                    bytes_read,
+                    bytes_written,
+                },
+            );
+        }
+    }
+}

@@ -1,0 +1,224 @@
+//! At which latency a datastore counts as congested, where the administrator leaves that to us.
+//!
+//! Nothing is injected and no idle hour is waited for: ordinary load shows, by and by, how much the datastore does with
+//! how much in flight ([`Curve`]). The knee of that curve is where nine tenths of the most it ever did are reached;
+//! more in flight only makes everybody wait. The threshold ([`Seeker`]) moves towards it slowly, and downwards as long as
+//! less in flight has not been seen to do less.
+//!
+//! # Always true
+//! - The threshold stays between 0.3 ms and 50 ms and moves by a tenth in ten seconds at most.
+//! - Before anything was learned it is what the kind of datastore suggests.
+//!
+//! # Units
+//! In flight in reference I/Os, rates in those a second, latencies in nanoseconds.
+//!
+//! # Source
+//! "Latency at 90 % of peak throughput" is Storage I/O Control's automatic threshold of vSphere 5.1; the search while
+//! serving is ours.
+
+use super::number::{SECOND, left, nanos, real};
+use super::window::Sight;
+use crate::units::Span;
+
+/// Half octaves from a quarter of an I/O to 2^20 of them.
+const BINS: usize = 45;
+const FIRST: f64 = 0.25;
+const HALF_OCTAVE: f64 = core::f64::consts::SQRT_2;
+/// What was not seen again for an hour counts half: load of another day shows another array.
+const HALF_LIFE: Span = Span::from_secs(3_600);
+/// Within a bin, this much of time counts: shorter than a day's changes, longer than noise.
+const MEMORY: f64 = 20e9;
+/// A bin is believed after this much time in it.
+const ENOUGH: f64 = 0.4e9;
+/// The knee: the least in flight with this part of the most ever done.
+const KNEE: f64 = 0.9;
+/// A lower bin that did clearly more than a higher one does now is out of date: more in flight never does less.
+const STALE: f64 = 1.1;
+const LEAST: f64 = 0.3e6;
+const MOST: f64 = 50e6;
+
+/// What the datastore did with so much in flight.
+#[derive(Clone, Copy, Debug, Default)]
+struct Bin {
+    /// Nanoseconds of load seen, decayed.
+    weight: f64,
+    rate: f64,
+    latency: f64,
+}
+
+/// Throughput and latency by what was in flight.
+#[derive(Clone, Debug)]
+pub struct Curve {
+    bins: [Bin; BINS],
+}
+
+/// What the curve tells.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Knee {
+    /// The most the datastore was seen to do.
+    pub peak: f64,
+    /// In flight at the knee.
+    pub in_flight: f64,
+    /// Latency at the knee.
+    pub latency: f64,
+    /// The least latency of all bins.
+    pub least: f64,
+    /// Less in flight was seen to do clearly less: the knee is here, and not somewhere below.
+    pub bracketed: bool,
+    /// Much more in flight was seen to do hardly more: `peak` is the datastore's, not the load's.
+    pub saturated: bool,
+}
+
+impl Default for Curve {
+    fn default() -> Curve {
+        Curve {
+            bins: [Bin::default(); BINS],
+        }
+    }
+}
+
+impl Curve {
+    /// So it went for `span`.
+    pub fn saw(&mut self, span: Span, sight: &Sight) {
+        if sight.latency <= 0.0 || sight.in_flight < FIRST || span == Span::ZERO {
+            return;
+        }
+        let kept = left(span, HALF_LIFE);
+        for bin in &mut self.bins {
+            bin.weight *= kept;
+        }
+        let place = place(sight.in_flight);
+        let weight = nanos(span);
+        let bin = &mut self.bins[place];
+        bin.weight = (bin.weight + weight).min(MEMORY.max(weight));
+        let part = weight / bin.weight;
+        bin.rate += part * (sight.rate - bin.rate);
+        bin.latency += part * (sight.latency - bin.latency);
+        let bin = *bin;
+        if bin.weight < ENOUGH {
+            return;
+        }
+        for old in &mut self.bins[..place] {
+            if old.rate > STALE * bin.rate {
+                old.weight *= left(span, Span::from_secs(5));
+            }
+        }
+    }
+
+    /// The knee as far as it is known; none before anything was seen.
+    pub fn knee(&self) -> Option<Knee> {
+        let known = || {
+            self.bins
+                .iter()
+                .enumerate()
+                .filter(|(_, bin)| bin.weight >= ENOUGH)
+        };
+        let peak = known().map(|(_, bin)| bin.rate).fold(0.0, f64::max);
+        let (place, knee) = known().find(|(_, bin)| bin.rate >= KNEE * peak)?;
+        let least = known().map(|(_, bin)| bin.latency).fold(f64::MAX, f64::min);
+        // An octave more in flight that brought no more than the tenth in question: that was the datastore's most.
+        let saturated = known().any(|(beyond, _)| beyond >= place + 2);
+        let bracketed = place == 0 || known().any(|(below, _)| below < place && below + 2 >= place);
+        let (in_flight, latency) = (middle(place), knee.latency);
+        Some(Knee {
+            peak,
+            in_flight,
+            latency,
+            least,
+            bracketed,
+            saturated,
+        })
+    }
+
+    /// The latency at which `part` of the most is done: below it, a tighter threshold would cost too much.
+    pub fn latency_at(&self, part: f64) -> Option<f64> {
+        let peak = self.knee()?.peak;
+        let mut known = self.bins.iter().filter(|bin| bin.weight >= ENOUGH);
+        known
+            .find(|bin| bin.rate >= part * peak)
+            .map(|bin| bin.latency)
+    }
+}
+
+/// The bin of so much in flight.
+fn place(in_flight: f64) -> usize {
+    let (mut place, mut bound) = (0, FIRST * HALF_OCTAVE);
+    while bound <= in_flight && place < BINS - 1 {
+        bound *= HALF_OCTAVE;
+        place += 1;
+    }
+    place
+}
+
+/// What is in flight in the middle of a bin.
+fn middle(place: usize) -> f64 {
+    (0..place).fold(FIRST * 1.2, |at, _| at * HALF_OCTAVE)
+}
+
+/// The automatic threshold on its slow way to the knee.
+#[derive(Clone, Copy, Debug)]
+pub struct Seeker {
+    at: f64,
+}
+
+impl Seeker {
+    /// From a first guess, nanoseconds.
+    pub fn new(guess: f64) -> Seeker {
+        Seeker {
+            at: guess.clamp(LEAST, MOST),
+        }
+    }
+
+    /// Where it is.
+    pub fn at(&self) -> f64 {
+        self.at
+    }
+
+    /// Moves towards where the knee says, by a tenth in ten seconds at most.
+    pub fn seek(&mut self, elapsed: Span, knee: &Knee) {
+        let mut goal = (1.25 * knee.latency).max(2.0 * knee.least);
+        if !knee.bracketed {
+            // The least that was ever in flight was still enough: the knee lies below, and only going there shows it.
+            goal = 0.7 * knee.latency;
+        }
+        let goal = goal.clamp(LEAST, MOST);
+        let step = 0.1 * (nanos(elapsed) / (10.0 * SECOND)).min(1.0);
+        self.at = goal.clamp(self.at * (1.0 - step), self.at * (1.0 + step));
+    }
+}
+
+/// What tightens the threshold for disks that miss their latency target.
+#[derive(Clone, Copy, Debug)]
+pub struct Pressure {
+    held: f64,
+}
+
+impl Default for Pressure {
+    fn default() -> Pressure {
+        Pressure { held: 1.0 }
+    }
+}
+
+impl Pressure {
+    /// The worst of all hosts (1: just met). It counts at once; it relaxes by a twentieth a second.
+    pub fn felt(&mut self, elapsed: Span, worst: f64) {
+        let seconds = real(elapsed.as_nanos()) / SECOND;
+        let relaxed = self.held * (1.0 - 0.05 * seconds.min(1.0));
+        // A target that is missed while the threshold is already tight needs a tighter one: pressure multiplies, slowly.
+        let grown = if worst > 1.0 {
+            self.held * (1.0 + seconds.min(1.0) * (worst.min(4.0) - 1.0))
+        } else {
+            0.0
+        };
+        self.held = relaxed.max(grown).clamp(1.0, 4.0);
+    }
+
+    /// The threshold that holds now. `least`: the latency at seven tenths of the most ever done, if known.
+    pub fn on(&self, threshold: f64, least: Option<f64>) -> f64 {
+        let tight = threshold / self.held;
+        least.map_or(tight, |least| tight.max(least)).min(threshold)
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,109 @@
+//! The knee of arrays whose knee is known.
+
+use super::*;
+
+fn array(most: f64, least_ms: f64, in_flight: f64) -> Sight {
+    let rate = most.min(in_flight / (least_ms / 1e3));
+    Sight {
+        latency: in_flight / rate * 1e9,
+        in_flight,
+        rate,
+        hosts: 1,
+    }
+}
+
+const TICK: Span = Span::from_millis(100);
+
+#[test]
+fn before_anything_was_seen_there_is_no_knee() {
+    assert_eq!(Curve::default().knee(), None);
+    let mut curve = Curve::default();
+    curve.saw(TICK, &Sight::default());
+    assert_eq!(curve.knee(), None);
+}
+
+#[test]
+fn the_knee_is_where_the_array_is_full_and_only_more_load_shows_that() {
+    let mut curve = Curve::default();
+    let load = |curve: &mut Curve, in_flight| {
+        (0..20).for_each(|_| curve.saw(TICK, &array(20_000.0, 0.5, in_flight)));
+        curve.knee().unwrap()
+    };
+    assert!(!load(&mut curve, 3.0).saturated);
+    assert!(!load(&mut curve, 7.0).saturated);
+    load(&mut curve, 10.0);
+    let knee = load(&mut curve, 80.0);
+    assert!(knee.saturated && knee.bracketed);
+    assert!((8.0..14.0).contains(&knee.in_flight), "{knee:?}");
+    assert!((0.45e6..0.7e6).contains(&knee.latency), "{knee:?}");
+    assert_eq!(knee.peak, 20_000.0);
+}
+
+#[test]
+fn an_array_that_has_become_slower_is_believed_within_seconds() {
+    let mut curve = Curve::default();
+    for _ in 0..50 {
+        for in_flight in [5.0, 10.0, 20.0, 40.0, 80.0] {
+            curve.saw(TICK, &array(20_000.0, 0.5, in_flight));
+        }
+    }
+    for _ in 0..600 {
+        curve.saw(TICK, &array(10_000.0, 0.5, 80.0));
+    }
+    let knee = curve.knee().unwrap();
+    assert!(knee.peak < 11_000.0, "{knee:?}");
+}
+
+#[test]
+fn the_threshold_moves_a_tenth_in_ten_seconds_and_stays_in_its_bounds() {
+    let mut seeker = Seeker::new(5e6);
+    let knee = Knee {
+        latency: 0.1e6,
+        least: 0.1e6,
+        bracketed: true,
+        ..Knee::default()
+    };
+    (0..100).for_each(|_| seeker.seek(TICK, &knee));
+    assert!(
+        (0.88..0.92).contains(&(seeker.at() / 5e6)),
+        "{}",
+        seeker.at()
+    );
+    (0..100_000).for_each(|_| seeker.seek(TICK, &knee));
+    assert_eq!(seeker.at(), 0.3e6);
+}
+
+#[test]
+fn without_anything_seen_below_it_goes_down_to_look() {
+    let mut seeker = Seeker::new(10e6);
+    let knee = Knee {
+        latency: 10e6,
+        least: 10e6,
+        ..Knee::default()
+    };
+    seeker.seek(Span::from_secs(10), &knee);
+    assert!(seeker.at() < 10e6);
+    seeker.seek(
+        Span::from_secs(10),
+        &Knee {
+            bracketed: true,
+            ..knee
+        },
+    );
+    assert!(seeker.at() > 9e6);
+}
+
+#[test]
+fn pressure_tightens_at_once_relaxes_slowly_and_never_passes_its_floor() {
+    let mut pressure = Pressure::default();
+    (0..100).for_each(|_| pressure.felt(TICK, 2.0));
+    assert_eq!(pressure.on(20e6, None), 5e6);
+    assert_eq!(pressure.on(20e6, Some(8e6)), 8e6);
+    assert_eq!(pressure.on(20e6, Some(80e6)), 20e6);
+    (0..10).for_each(|_| pressure.felt(TICK, 0.5));
+    assert!(
+        (5.2e6..5.3e6).contains(&pressure.on(20e6, None)),
+        "{}",
+        pressure.on(20e6, None)
+    );
+}

@@ -1,0 +1,141 @@
+//! How much the whole cluster may have in flight: one number that every host computes from the same reports.
+//!
+//! The governor calls [`next`] once a tick while control is engaged. Who gets which part of it is not decided here
+//! (that is [`super::division`]): efficiency and fairness are two laws.
+//!
+//! # Always true
+//! - Between `hosts * floor` and `hosts * most`, whatever came in.
+//! - Where load does not fill the window, the window stays (coast): an idle hour does not blow it up.
+//! - Two hosts that disagree, disagree half as much after each tick (consensus).
+//!
+//! # Units
+//! Windows and queues in reference I/Os, latencies in nanoseconds.
+//!
+//! # Source
+//! PARDA's (FAST 2009) feedback on latency, with Little's law in place of its small steps: with `Q` in flight and a
+//! latency `L`, the array does `Q / L`, so `Q * L* / L` in flight give the latency `L*`, at once.
+
+/// Above this much of the threshold's inverse nothing is urgent: the window is brought down half way each tick.
+const URGENT: f64 = 0.7;
+/// Under this much of the window in use, latency says nothing about the window.
+const IN_USE: f64 = 0.7;
+/// What of a disagreement is given up each tick.
+const CONSENSUS: f64 = 0.5;
+
+/// What all hosts together did since they last told.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Sight {
+    /// Mean normalised latency, each host's weighted by its I/Os; 0: no I/O was seen.
+    pub latency: f64,
+    /// In flight on average.
+    pub in_flight: f64,
+    /// Done a second.
+    pub rate: f64,
+    /// Hosts, this one included.
+    pub hosts: u32,
+}
+
+/// The least a host is given: a host with nothing in flight could never be heard.
+pub fn floor(cluster: f64, hosts: u32) -> f64 {
+    (0.25 * cluster / f64::from(hosts.max(1))).clamp(1.0, 4.0)
+}
+
+/// The cluster's window after one tick, before consensus.
+pub fn step(window: f64, target: f64, sight: &Sight) -> f64 {
+    if sight.latency <= 0.0 {
+        return window;
+    }
+    let ratio = (target / sight.latency).clamp(0.25, 2.0);
+    if ratio >= 1.0 {
+        if sight.in_flight < IN_USE * window {
+            return window;
+        }
+        return 0.7 * window + 0.3 * ratio * window;
+    }
+    let part = if ratio < URGENT { 1.0 } else { 0.5 };
+    (1.0 - part) * window + part * ratio * sight.in_flight.min(window)
+}
+
+/// The cluster's window after one tick: the law, then half way towards the mean of what all hosts have (`mean`).
+pub fn next(window: f64, mean: f64, target: f64, sight: &Sight, most: f64) -> f64 {
+    let stepped = step(window, target, sight);
+    let agreed = stepped + CONSENSUS * (mean - window);
+    let hosts = f64::from(sight.hosts.max(1));
+    let least = floor(agreed, sight.hosts) * hosts;
+    agreed.max(least).min((hosts * most).max(1.0))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const fn sight(latency: f64, in_flight: f64) -> Sight {
+        Sight {
+            latency,
+            in_flight,
+            rate: in_flight / latency * 1e9,
+            hosts: 2,
+        }
+    }
+
+    #[test]
+    fn one_tick_answers_a_doubled_latency() {
+        assert_eq!(step(80.0, 25e6, &sight(50e6, 80.0)), 40.0);
+    }
+
+    #[test]
+    fn a_small_excess_is_taken_back_half_way() {
+        let after = step(80.0, 25e6, &sight(27.5e6, 80.0));
+        assert!((76.0..77.0).contains(&after), "{after}");
+    }
+
+    #[test]
+    fn a_window_that_is_not_filled_does_not_grow() {
+        assert_eq!(step(80.0, 25e6, &sight(5e6, 40.0)), 80.0);
+        assert!(step(80.0, 25e6, &sight(5e6, 79.0)) > 100.0);
+    }
+
+    #[test]
+    fn without_a_single_io_the_window_stays() {
+        assert_eq!(step(80.0, 25e6, &Sight::default()), 80.0);
+    }
+
+    #[test]
+    fn a_disagreement_halves_each_tick() {
+        // At the threshold the law itself moves nothing.
+        let quiet = sight(25e6, 60.0);
+        let (mut a, mut b) = (40.0_f64, 80.0_f64);
+        for _ in 0..4 {
+            let (before, mean) = (b - a, (a + b) / 2.0);
+            a = next(
+                a,
+                mean,
+                25e6,
+                &Sight {
+                    in_flight: a,
+                    ..quiet
+                },
+                256.0,
+            );
+            b = next(
+                b,
+                mean,
+                25e6,
+                &Sight {
+                    in_flight: b,
+                    ..quiet
+                },
+                256.0,
+            );
+            assert!(((b - a) * 2.0 - before).abs() < 1e-9, "{a} {b}");
+        }
+    }
+
+    #[test]
+    fn the_floor_is_between_one_and_four_of_a_host() {
+        assert_eq!(floor(1_000.0, 10), 4.0);
+        assert_eq!(floor(24.0, 24), 1.0);
+        assert_eq!(floor(20.0, 2), 2.5);
+        assert_eq!(next(8.0, 8.0, 1e6, &sight(100e6, 8.0), 256.0), 2.0);
+    }
+}

@@ -1,0 +1,201 @@
+//! What a request costs a device, and what its latency would have been had it been small.
+//!
+//! Shares and windows count device time, so that a disk with large requests does not get more of the device than one
+//! with small ones. The governor learns the numbers; schedulers only apply them.
+//!
+//! # Units
+//! 1/256 of a 4 KiB random read; per MiB, because the cost of a byte is far below that.
+//! All rounded down, but never to nothing.
+
+use super::Cost;
+use crate::request::Op;
+use crate::units::Span;
+
+/// Bytes from which on zeroing and discarding cost no more: datastores give space back, they do not write it.
+const METADATA_MAX: u64 = 1 << 20;
+
+/// No request of a guest is larger; a greater length would only overflow.
+const LEN_MAX: u64 = 1 << 32;
+
+const MIB: u64 = 1 << 20;
+
+/// The size at which latencies are compared.
+const SMALL: u64 = 4_096;
+
+/// The cost of requests on one datastore: `base + len * per byte`, by direction and by whether one follows the last.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct CostModel {
+    /// A read somewhere else than the last.
+    pub read_base: u64,
+    /// A read that goes on where the last ended.
+    pub read_sequential: u64,
+    /// What a MiB read adds.
+    pub read_per_mib: u64,
+    /// A write somewhere else than the last.
+    pub write_base: u64,
+    /// A write that goes on where the last ended.
+    pub write_sequential: u64,
+    /// What a MiB written adds.
+    pub write_per_mib: u64,
+    /// Nanoseconds that the transfer alone of a MiB takes, read.
+    pub read_ns_per_mib: u64,
+    /// Nanoseconds that the transfer alone of a MiB takes, written.
+    pub write_ns_per_mib: u64,
+}
+
+impl CostModel {
+    /// Before anything is learned of a device without moving parts: a place costs as much as 64 KiB, a write half more.
+    pub const fn flash() -> CostModel {
+        CostModel {
+            read_base: 256,
+            read_sequential: 256,
+            read_per_mib: 16 * 256,
+            write_base: 384,
+            write_sequential: 384,
+            write_per_mib: 16 * 256,
+            read_ns_per_mib: 1_000_000,
+            write_ns_per_mib: 1_000_000,
+        }
+    }
+
+    /// Before anything is learned of a device that seeks: a place costs as much as 300 kB, or a fifth of it when the
+    /// head is there already; 150 MiB/s.
+    pub const fn rotational() -> CostModel {
+        CostModel {
+            read_base: 256,
+            read_sequential: 51,
+            read_per_mib: 895,
+            write_base: 256,
+            write_sequential: 51,
+            write_per_mib: 895,
+            read_ns_per_mib: 6_666_667,
+            write_ns_per_mib: 6_666_667,
+        }
+    }
+
+    /// Between the two, for a datastore of which nothing is known.
+    pub const fn unknown() -> CostModel {
+        CostModel {
+            read_base: 256,
+            read_sequential: 128,
+            read_per_mib: 8 * 256,
+            write_base: 320,
+            write_sequential: 160,
+            write_per_mib: 8 * 256,
+            read_ns_per_mib: 3_000_000,
+            write_ns_per_mib: 3_000_000,
+        }
+    }
+
+    /// What this request costs. `sequential`: it begins where the disk's last one ended.
+    #[inline]
+    pub fn cost(&self, op: Op, len: u64, sequential: bool) -> Cost {
+        let (base, near, per_mib, len) = match op {
+            Op::Read | Op::Prefetch => (
+                self.read_base,
+                self.read_sequential,
+                self.read_per_mib,
+                len.min(LEN_MAX),
+            ),
+            Op::Write => (
+                self.write_base,
+                self.write_sequential,
+                self.write_per_mib,
+                len.min(LEN_MAX),
+            ),
+            Op::WriteZeroes => (
+                self.write_base,
+                self.write_sequential,
+                self.write_per_mib,
+                len.min(METADATA_MAX),
+            ),
+            Op::Discard | Op::Flush => (self.write_base, self.write_base, 0, 0),
+            Op::Extents => (self.read_base, self.read_base, 0, 0),
+        };
+        let base = if sequential { near } else { base };
+        Cost(
+            base.saturating_add(len.saturating_mul(per_mib) / MIB)
+                .clamp(1, u64::from(u32::MAX)),
+        )
+    }
+
+    /// The latency less what the transfer of the bytes beyond 4 KiB takes: queueing does not grow with a request's own
+    /// size, so what is subtracted is a time and not a factor.
+    #[inline]
+    pub fn normalise(&self, op: Op, len: u64, latency: Span) -> Span {
+        let per_mib = match op {
+            Op::Read | Op::Prefetch => self.read_ns_per_mib,
+            Op::Write => self.write_ns_per_mib,
+            Op::WriteZeroes | Op::Discard | Op::Flush | Op::Extents => return latency,
+        };
+        let len = len.clamp(SMALL, LEN_MAX) - SMALL;
+        let transfer = len.saturating_mul(per_mib) / MIB;
+        Span::from_nanos(latency.as_nanos().saturating_sub(transfer))
+    }
+}
+
+/// Bytes that a request counts against limits of bandwidth, and by which its units are counted. Zeroing is cheap for its
+/// length, so it counts as one MiB at most.
+#[inline]
+pub(super) fn counted_len(op: Op, len: u64) -> u64 {
+    match op {
+        Op::WriteZeroes => len.min(METADATA_MAX),
+        _ => len.min(LEN_MAX),
+    }
+}
+
+/// Whether a request is never held: holding a flush would hold every write behind it, and the rest is cheap. It is
+/// charged all the same.
+#[inline]
+pub(super) const fn never_held(op: Op) -> bool {
+    matches!(op, Op::Flush | Op::Discard | Op::Extents)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_large_read_costs_its_place_and_its_bytes() {
+        let flash = CostModel::flash();
+        assert_eq!(flash.cost(Op::Read, 64 << 10, false), Cost(512));
+        assert_eq!(flash.cost(Op::Write, 64 << 10, false), Cost(384 + 256));
+        let disk = CostModel::rotational();
+        assert!(disk.cost(Op::Read, 4_096, true) < disk.cost(Op::Read, 4_096, false));
+    }
+
+    #[test]
+    fn no_length_overflows_and_nothing_is_free() {
+        for model in [
+            CostModel::flash(),
+            CostModel::rotational(),
+            CostModel::unknown(),
+        ] {
+            for op in Op::ALL {
+                assert!(model.cost(op, u64::MAX, false).0 >= 1);
+                assert!(model.cost(op, 0, true).0 >= 1);
+            }
+        }
+        let zero = CostModel {
+            read_base: 0,
+            read_per_mib: u64::MAX,
+            ..CostModel::flash()
+        };
+        assert_eq!(zero.cost(Op::Read, 0, false), Cost(1));
+        assert!(zero.cost(Op::Read, u64::MAX, false).0 >= 1);
+    }
+
+    #[test]
+    fn normalising_takes_away_the_transfer_and_never_more_than_all() {
+        let flash = CostModel::flash();
+        let latency = Span::from_millis(3);
+        assert_eq!(flash.normalise(Op::Read, 4_096, latency), latency);
+        let large = flash.normalise(Op::Read, (1 << 20) + 4_096, latency);
+        assert_eq!(large, Span::from_millis(2));
+        assert_eq!(
+            flash.normalise(Op::Write, 1 << 30, Span::from_micros(1)),
+            Span::ZERO
+        );
+        assert_eq!(flash.normalise(Op::Flush, 1 << 30, latency), latency);
+    }
+}

@@ -1,0 +1,235 @@
+//! One disk's part of a scheduler: its queue, its tags, its limits.
+//!
+//! Straight-line work only; [`super::scheduler`] decides when.
+
+use super::account::Account;
+use super::limit::{Gate, Gates, TICKS_PER_NS, TICKS_PER_S, ticks};
+use super::policy::Policy;
+use super::tags::{Slope, before, earlier, later};
+use super::{Cost, DiskKey, Hold, Usage};
+use crate::request::{DiskId, IoId, Op};
+use crate::units::{Span, Time};
+use alloc::collections::VecDeque;
+
+/// How much device time a disk may save up while it is idle: 16 reference I/Os (C_max). Enough that a light disk goes
+/// at once; little enough that nobody notices the others' loss.
+pub(super) const CREDIT: Cost = Cost(16 * Cost::REFERENCE.0);
+
+/// How far a reservation may be behind when a disk wakes (sigma): what was not asked for is not owed.
+const RESERVE_SLACK: u64 = 50_000_000 * TICKS_PER_NS;
+
+/// An I/O that waits.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Queued {
+    pub(super) io: IoId,
+    pub(super) cost: u64,
+    pub(super) units: u64,
+    pub(super) bytes: u64,
+    pub(super) since: Time,
+}
+
+/// Where a disk stands.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Nothing of it waits.
+    Idle,
+    /// It may go when its turn comes.
+    Ready,
+    /// A limit of its own holds it.
+    Parked(Hold),
+    /// A limit of its group holds it.
+    InGroup,
+}
+
+/// See the module.
+pub(super) struct Disk {
+    pub(super) key: DiskKey,
+    pub(super) policy: Policy,
+    pub(super) place: Place,
+    pub(super) queue: VecDeque<Queued>,
+    slope: Slope,
+    credit: u64,
+    /// Finish tag of the last I/O, and start tag of the next.
+    pub(super) tag: u64,
+    /// Ticks that the reservation allows a unit; 0: none.
+    reserve_step: u64,
+    /// The tick at which the reservation is due.
+    pub(super) reserve_at: u64,
+    pub(super) gates: Gates,
+    pub(super) group: Option<usize>,
+    /// Whether neither a limit nor a group can hold it.
+    pub(super) free: bool,
+    /// Whether it waits for its turn since so long that it goes first.
+    pub(super) overdue: bool,
+    /// Where its last request ended.
+    pub(super) end: u64,
+    pub(super) account: Account,
+}
+
+impl Disk {
+    pub(super) fn new(now: Time, key: DiskKey, policy: &Policy, v: u64, theta: u32) -> Disk {
+        let mut disk = Disk {
+            key,
+            policy: policy.clone(),
+            place: Place::Idle,
+            queue: VecDeque::new(),
+            slope: Slope::of(policy.shares),
+            credit: 0,
+            tag: v,
+            reserve_step: 0,
+            reserve_at: 0,
+            gates: Gates {
+                units: Gate::new(policy.limit.as_ref()),
+                bytes: Gate::new(policy.bandwidth.as_ref()),
+            },
+            group: None,
+            free: true,
+            overdue: false,
+            end: u64::MAX,
+            account: Account::new(now),
+        };
+        disk.derive(theta);
+        disk
+    }
+
+    pub(super) fn change(&mut self, now: Time, policy: &Policy, theta: u32) {
+        self.gates.units.change(now, policy.limit.as_ref());
+        self.gates.bytes.change(now, policy.bandwidth.as_ref());
+        self.policy = policy.clone();
+        self.derive(theta);
+    }
+
+    fn derive(&mut self, theta: u32) {
+        self.slope = Slope::of(self.policy.shares);
+        self.credit = self.slope.span(CREDIT.0);
+        self.group = self.policy.group.map(|group| group.0 as usize);
+        self.free =
+            self.policy.limit.is_none() && self.policy.bandwidth.is_none() && self.group.is_none();
+        self.shrink(theta);
+    }
+
+    /// The reservation counts for this part of itself from now on, in 1/65536.
+    pub(super) fn shrink(&mut self, theta: u32) {
+        let rate = u128::from(self.policy.reservation) * u128::from(theta);
+        self.reserve_step = match (u128::from(TICKS_PER_S) << 16).checked_div(rate) {
+            None => 0,
+            Some(step) => u64::try_from(step).unwrap_or(u64::MAX >> 8).max(1),
+        };
+    }
+
+    pub(super) fn is_reserved(&self) -> bool {
+        self.reserve_step != 0
+    }
+
+    /// It has something to do after a time without: it keeps what little it may have saved, and no more.
+    pub(super) fn wakes(&mut self, now: Time, v: u64) {
+        self.tag = later(self.tag, v.wrapping_sub(self.credit));
+        self.reserve_at = self
+            .reserve_at
+            .max(ticks(now).saturating_sub(RESERVE_SLACK));
+    }
+
+    /// The tag moves on by this cost, from where it is, or from `v + lead` if it is further than that: service that a
+    /// disk got beyond its turn is held against it for so long and no longer.
+    #[inline]
+    pub(super) fn charge(&mut self, cost: u64, v: u64, lead: u64) {
+        self.tag = earlier(self.tag, v.wrapping_add(lead)).wrapping_add(self.slope.span(cost));
+    }
+
+    /// The tag moves on by this cost: it was the disk's turn.
+    #[inline]
+    pub(super) fn charge_turn(&mut self, cost: u64) {
+        self.tag = self.tag.wrapping_add(self.slope.span(cost));
+    }
+
+    #[inline]
+    pub(super) fn charge_reservation(&mut self, units: u64) {
+        self.reserve_at = self
+            .reserve_at
+            .saturating_add(units.saturating_mul(self.reserve_step));
+    }
+
+    /// The tick by which the first that waits should have started to keep the latency target, if there is one.
+    #[inline]
+    pub(super) fn deadline(&self) -> Option<u64> {
+        let target = self.policy.latency_target?;
+        let first = self.queue.front()?;
+        Some(ticks(first.since + target))
+    }
+
+    /// Why it waits now.
+    fn hold(&self, v: u64) -> Hold {
+        match self.place {
+            Place::Parked(hold) => hold,
+            Place::InGroup => Hold::GroupLimit,
+            Place::Idle | Place::Ready if before(v, self.tag) => Hold::Shares,
+            Place::Idle | Place::Ready => Hold::Window,
+        }
+    }
+
+    /// Settles how long what waits has waited. Before anything of it changes.
+    #[inline]
+    pub(super) fn settle(&mut self, now: Time, v: u64) {
+        let hold = self.hold(v);
+        self.account.held(now, self.queue.len(), hold);
+    }
+
+    pub(super) fn push(&mut self, now: Time, v: u64, queued: Queued) {
+        self.settle(now, v);
+        self.account.waiting.up(now, queued.cost);
+        self.queue.push_back(queued);
+    }
+
+    pub(super) fn pop(&mut self, now: Time, v: u64) -> Option<Queued> {
+        self.settle(now, v);
+        let queued = self.queue.pop_front()?;
+        self.account.waiting.down(now, queued.cost);
+        Some(queued)
+    }
+
+    /// Whether it asked for anything since its counts were read, or has something left.
+    pub(super) fn is_active(&self) -> bool {
+        !self.queue.is_empty() || self.account.cost > 0 || self.account.in_flight.level() > 0
+    }
+
+    /// Adds an I/O that ended to the counts.
+    #[inline]
+    pub(super) fn ended(&mut self, now: Time, op: Op, cost: u64, latency: Span) {
+        self.account.in_flight.down(now, cost);
+        // A flush takes as long as what came before it: its latency says nothing of the queue.
+        if matches!(op, Op::Read | Op::Write) {
+            self.account.ios += 1;
+            self.account.latency(latency);
+        }
+    }
+
+    /// Tells the counts, and starts new ones.
+    pub(super) fn usage(&mut self, id: DiskId, now: Time, v: u64) -> Usage {
+        self.settle(now, v);
+        let active = self.is_active();
+        let account = &mut self.account;
+        let usage = Usage {
+            disk: id,
+            key: self.key,
+            shares: self.policy.shares,
+            reservation: self.policy.reservation,
+            limit: self.policy.limit.map_or(0, |limit| limit.sustained),
+            latency_target: self.policy.latency_target.unwrap_or(Span::ZERO),
+            span: now.since(account.since),
+            ios: account.ios,
+            units: account.units,
+            cost: account.cost,
+            bytes: account.bytes,
+            latency_ns: account.latency_ns,
+            latency_max: account.latency_max,
+            latency_counts: account.latency_counts,
+            in_flight_cost_ns: u128::from(account.in_flight.take(now)),
+            waiting_cost_ns: u128::from(account.waiting.take(now)),
+            held_ns: account.held_ns,
+            active,
+            burst_left: self.gates.units.burst_left(now),
+        };
+        account.restart(now);
+        usage
+    }
+}

@@ -1,0 +1,666 @@
+//! The scheduler of one thread against a small datastore: each rule of I/O control has a test that needs it.
+//!
+//! The world is in `iocontrol/world.rs`. Bounds are those that follow from the algorithm, not from a run.
+
+#[path = "iocontrol/world.rs"]
+mod world;
+
+use proptest::prelude::*;
+use tidegate_core::iocontrol::shared::{Groups, Shared};
+use tidegate_core::iocontrol::{
+    Cost, DiskKey, GroupId, GroupPolicy, Hold, Limit, Mode, Offer, Orders, Pick, Policy, Scheduler,
+};
+use tidegate_core::request::{DiskId, IoId, Op};
+use tidegate_core::units::Time;
+use world::{Client, MS, REF, SECOND, World, at, ms, plain_costs, worst_excess};
+
+/// What an idle disk may save up.
+const CREDIT: u64 = 16 * REF;
+
+fn shares(shares: u32) -> Policy {
+    Policy {
+        shares,
+        ..Policy::default()
+    }
+}
+
+fn reserved(shares: u32, reservation: u32) -> Policy {
+    Policy {
+        shares,
+        reservation,
+        ..Policy::default()
+    }
+}
+
+fn limited(limit: Limit) -> Policy {
+    Policy {
+        limit: Some(limit),
+        ..Policy::default()
+    }
+}
+
+fn clients(policies: &[Policy], depth: usize) -> Vec<Client> {
+    let policies = policies.iter();
+    policies
+        .map(|policy| Client::new(policy.clone(), depth))
+        .collect()
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(24))]
+
+    #[test]
+    fn two_backlogged_disks_differ_by_a_bounded_amount_at_any_instant(
+        disks in prop::collection::vec((100..10_000_u32, 0..4_usize, 1..40_usize), 2..8),
+        stations in 1..5_usize,
+        exponential in any::<bool>(),
+        seed in any::<u64>(),
+    ) {
+        let sizes = [512, 4_096, 65_536, 262_144];
+        let made = disks.iter().map(|(of, size, depth)| Client {
+            len: sizes[*size],
+            // As many as the window holds at least, so that something always waits.
+            depth: depth + 20,
+            ..Client::new(shares(*of), 0)
+        });
+        let mut world = World::new(1, 20_000, stations, made.collect());
+        world.exponential = exponential;
+        world.chance.0 = seed;
+        world.run(SECOND);
+        for one in 0..disks.len() {
+            for other in 0..one {
+                let bound: f64 = [one, other].iter().map(|disk| {
+                    let client = &world.clients[*disk];
+                    let cost = plain_costs().cost(Op::Read, client.len, false).0;
+                    cost as f64 * 1_000.0 / f64::from(client.policy.shares)
+                }).sum();
+                // All wake at once with nothing saved; what is rounded is far below a unit of cost.
+                let unfair = world.unfairness(one, other, 0);
+                // The first may start before the others have come.
+                let credit = CREDIT as f64 * 1_000.0 / f64::from(disks[one].0.min(disks[other].0));
+                prop_assert!(unfair <= bound + credit, "{unfair} of {bound} + {credit}");
+                let settled = world.unfairness(one, other, SECOND / 2);
+                // Tags are whole numbers: a hundred thousandth of what passed.
+                let passed: u64 = world.costs(0, SECOND).iter().sum();
+                let drift = 1e-5 * passed as f64;
+                prop_assert!(settled <= bound + drift + 1.0, "{settled} of {bound}");
+            }
+        }
+    }
+
+    #[test]
+    fn no_interval_sees_more_of_a_disk_or_group_than_its_limits(
+        sustained in 50..20_000_u64,
+        factor in prop_oneof![Just(0_u64), 2..5_u64],
+        burst in prop_oneof![Just(0_u64), 1..2_000_u64],
+        group in 500..20_000_u64,
+        bandwidth in 1_000_000..100_000_000_u64,
+        len in prop_oneof![Just(4_096_u64), Just(65_536), Just(1 << 20)],
+        depth in 1..40_usize,
+        late in 0..3_000_000_u64,
+        engaged in any::<bool>(),
+    ) {
+        let limit = Limit { sustained, peak: factor * sustained, burst };
+        let of_group = Policy { group: Some(GroupId(3)), ..Policy::default() };
+        let bytes = Policy { bandwidth: Some(Limit::steady(bandwidth)), ..Policy::default() };
+        let both = Policy { group: Some(GroupId(3)), ..limited(limit) };
+        let policies = [limited(limit), bytes, of_group.clone(), of_group, both, shares(500)];
+        let mut made = clients(&policies, depth);
+        for client in &mut made {
+            client.len = len;
+        }
+        let mut world = World::new(1, 50_000, 4, made);
+        world.late = late;
+        world.groups.set(Time::ZERO, GroupId(3), &GroupPolicy {
+            limit: Some(Limit { sustained: group, peak: 2 * group, burst }),
+            bandwidth: None,
+        });
+        world.steer(|orders| orders.engaged = engaged);
+        world.run(2 * SECOND);
+        let units = len.div_ceil(32_768);
+        let peak_burst = |peak: u64| (peak / 100) + 1;
+        for disk in [0, 4] {
+            let passed = world.passed(&[disk], units);
+            prop_assert!(worst_excess(&passed, sustained, burst) <= 0);
+            if factor > 0 {
+                prop_assert!(worst_excess(&passed, limit.peak, peak_burst(limit.peak)) <= 0);
+            }
+        }
+        prop_assert!(worst_excess(&world.passed(&[1], len), bandwidth, bandwidth / 100) <= 0);
+        let passed = world.passed(&[2, 3, 4], units);
+        prop_assert!(worst_excess(&passed, group, burst) <= 0);
+        prop_assert!(worst_excess(&passed, 2 * group, peak_burst(2 * group)) <= 0);
+    }
+}
+
+#[test]
+fn a_limit_is_reached_in_the_mean_though_timers_are_late() {
+    let limits = [300, 1_000, 2_500];
+    let policies = limits.map(|limit| limited(Limit::steady(limit)));
+    let mut world = World::new(1, 50_000, 4, clients(&policies, 16));
+    world.late = MS;
+    world.run(21 * SECOND);
+    for (disk, limit) in limits.into_iter().enumerate() {
+        let count = world.count(disk, SECOND, 21 * SECOND);
+        let expected = 20 * limit;
+        assert!(
+            count.abs_diff(expected) * 1_000 <= expected + 1_000,
+            "{count} of {expected}"
+        );
+    }
+}
+
+#[test]
+fn a_burst_is_there_at_first_at_the_peak_and_then_the_limit_holds() {
+    let limit = Limit::bursting(300, 900, 1);
+    let mut world = World::new(1, 50_000, 4, clients(&[limited(limit)], 64));
+    world.late = MS;
+    world.run(5 * SECOND);
+    let first = world.count(0, 0, SECOND);
+    assert!((890..=910).contains(&first), "{first}");
+    let later = world.count(0, 2 * SECOND, 5 * SECOND);
+    assert!((899..=901).contains(&later), "{later}");
+    // It fills while unused: at the sustained rate, in burst / limit.
+    world.clients[0].on = false;
+    world.run(2_300 * MS);
+    world.turn_on(0);
+    let from = world.now;
+    world.run(SECOND);
+    let again = world.count(0, from, from + SECOND);
+    assert!((880..=915).contains(&again), "{again}");
+}
+
+#[test]
+fn a_group_shares_its_limit_by_shares_and_each_disk_gets_on() {
+    let of_group = |of| Policy {
+        group: Some(GroupId(0)),
+        ..shares(of)
+    };
+    let policies: Vec<Policy> = [1_000, 1_000, 2_000, 4_000].map(of_group).to_vec();
+    let mut world = World::new(1, 50_000, 4, clients(&policies, 16));
+    // Several may pass each time: not all of them are for the first disk.
+    world.late = 4 * MS;
+    let limit = Some(Limit::steady(2_000));
+    let policy = GroupPolicy {
+        limit,
+        bandwidth: None,
+    };
+    world.groups.set(Time::ZERO, GroupId(0), &policy);
+    world.run(5 * SECOND);
+    let counts: Vec<u64> = (0..4).map(|d| world.count(d, SECOND, 5 * SECOND)).collect();
+    assert!(
+        counts.iter().sum::<u64>().abs_diff(8_000) <= 25,
+        "{counts:?}"
+    );
+    for (count, part) in counts.into_iter().zip([1_000, 1_000, 2_000, 4_000]) {
+        assert!(count.abs_diff(part) <= 50, "{count} of {part}");
+    }
+}
+
+#[test]
+fn a_reservation_is_met_in_every_second_however_few_the_shares() {
+    for seed in 0..4 {
+        let mut policies = vec![reserved(500, 800)];
+        policies.resize(13, shares(2_000));
+        let mut world = World::new(1, 3_350, 8, clients(&policies, 16));
+        world.exponential = true;
+        world.chance.0 = seed;
+        world.run(12 * SECOND);
+        let windows: Vec<u64> = (4..48)
+            .map(|quarter| world.count(0, quarter * SECOND / 4, quarter * SECOND / 4 + SECOND))
+            .take(40)
+            .collect();
+        let least = windows.iter().min().expect("there are windows");
+        assert!(*least >= 760, "{windows:?}");
+        let mean = world.count(0, 2 * SECOND, 12 * SECOND) / 10;
+        assert!(mean >= 792, "{mean}");
+    }
+}
+
+#[test]
+fn what_a_disk_got_beside_its_reservation_does_not_count_against_it() {
+    let mut policies = vec![reserved(100, 800)];
+    policies.resize(5, shares(4_000));
+    let mut made = clients(&policies, 32);
+    for client in &mut made[1..] {
+        client.on = false;
+    }
+    let mut world = World::new(1, 4_000, 4, made);
+    world.run(3 * SECOND);
+    assert!(world.count(0, 0, 3 * SECOND) > 11_000);
+    for disk in 1..5 {
+        world.turn_on(disk);
+    }
+    world.run(SECOND);
+    let count = world.count(0, 3 * SECOND, 4 * SECOND);
+    assert!(count >= 760, "{count}");
+}
+
+#[test]
+fn a_reservation_is_not_saved_up_while_the_disk_is_idle() {
+    let mut policies = vec![reserved(100, 1_000)];
+    policies.resize(5, shares(4_000));
+    let mut made = clients(&policies, 32);
+    made[0].on = false;
+    let mut world = World::new(1, 4_000, 4, made);
+    world.run(5 * SECOND);
+    world.turn_on(0);
+    world.run(SECOND);
+    // A second of it, 50 ms from before, the disk's credit, and its share.
+    let count = world.count(0, 5 * SECOND, 6 * SECOND);
+    assert!((950..=1_000 + 50 + 16 + 30).contains(&count), "{count}");
+}
+
+#[test]
+fn reservations_that_cannot_all_be_met_shrink_alike_and_leave_a_tenth() {
+    // 6000 are reserved of 4000: what the governor makes of it is 0.9 * 4000 / 6000.
+    let mut policies = vec![reserved(100, 4_000), reserved(1_000, 2_000)];
+    policies.resize(6, shares(2_000));
+    let mut world = World::new(1, 4_000, 4, clients(&policies, 32));
+    world.exponential = true;
+    let theta = 0.6;
+    world.steer(|orders| orders.theta = 65_536 / 10 * 6);
+    world.run(6 * SECOND);
+    for (disk, r) in [(0, 4_000.0), (1, 2_000.0)] {
+        let count = world.count(disk, SECOND, 6 * SECOND) as f64 / 5.0;
+        assert!(count >= 0.95 * theta * r, "{count} of {}", theta * r);
+    }
+    let others: u64 = world.costs(SECOND, 6 * SECOND)[2..].iter().sum();
+    let all: u64 = world.costs(SECOND, 6 * SECOND).iter().sum();
+    assert!(others as f64 >= 0.095 * all as f64, "{others} of {all}");
+}
+
+#[test]
+fn a_reservation_counts_for_the_part_that_the_governor_says() {
+    let mut policies = vec![reserved(100, 2_000)];
+    policies.resize(5, shares(10_000));
+    let mut world = World::new(1, 4_000, 4, clients(&policies, 32));
+    world.steer(|orders| orders.theta = 1 << 15);
+    world.run(5 * SECOND);
+    let count = world.count(0, SECOND, 5 * SECOND) / 4;
+    assert!((950..=1_060).contains(&count), "{count}");
+}
+
+#[test]
+fn reservations_leave_a_tenth_in_any_100_ms() {
+    let mut policies = vec![reserved(1_000, 50_000)];
+    policies.resize(4, shares(1_000));
+    let mut world = World::new(1, 4_000, 4, clients(&policies, 32));
+    world.run(3 * SECOND);
+    for tenth in 10..300 {
+        let costs = world.costs(tenth * 10 * MS, tenth * 10 * MS + 100 * MS);
+        let all: u64 = costs.iter().sum();
+        let others = all - costs[0];
+        // What reservations may take at once, and one request.
+        let slack = (CREDIT + 2 * REF) / 10;
+        assert!(others + slack >= all / 10, "{others} of {all}");
+    }
+    let costs = world.costs(SECOND, 3 * SECOND);
+    let all: u64 = costs.iter().sum();
+    assert!((all - costs[0]) * 100 >= all * 7, "{costs:?}");
+}
+
+#[test]
+fn a_disk_is_served_at_once_after_its_reservation_went() {
+    let policies = [reserved(1_000, 3_000), shares(1_000)];
+    let mut world = World::new(1, 4_000, 4, clients(&policies, 32));
+    world.run(10 * SECOND);
+    let costs = world.costs(SECOND, 10 * SECOND);
+    assert!(costs[0] > 2 * costs[1], "{costs:?}");
+    world.policy(0, &shares(1_000));
+    world.run(SECOND);
+    // What it got beyond its shares is held against it for 100 ms of its rate, no longer.
+    let count = world.count(0, 10 * SECOND, 10 * SECOND + SECOND / 2);
+    assert!(count >= 700, "{count} of 1000");
+}
+
+#[test]
+fn virtual_time_does_not_follow_reservations() {
+    // Disk 0 is ahead by what its reservation gave it. A light disk that wakes must not be put behind it.
+    let policies = [reserved(1_000, 3_000), shares(1_000), shares(1_000)];
+    let mut made = clients(&policies, 32);
+    made[2].depth = 1;
+    made[2].think = 50 * MS;
+    let mut world = World::new(1, 4_000, 4, made);
+    world.run(5 * SECOND);
+    let waits = world.starts.iter().filter(|s| s.disk == 2 && s.at > SECOND);
+    let waits: Vec<u64> = waits.map(|s| s.waited).collect();
+    // Its turn comes within ten I/Os of the rest: reservations go first until their nine tenths are used up.
+    let worst = waits.iter().max().expect("it was served");
+    assert!(*worst <= 8 * MS, "{worst}");
+}
+
+#[test]
+fn after_any_idle_time_a_disk_gets_ahead_by_its_credit_and_no_more() {
+    for idle in [100 * MS, SECOND, 30 * SECOND] {
+        let mut made = clients(&[shares(1_000), shares(1_000)], 64);
+        made[1].on = false;
+        let mut world = World::new(1, 4_000, 4, made);
+        world.run(idle);
+        world.turn_on(1);
+        world.run(SECOND);
+        let (mut ahead, mut worst) = (0_i64, 0);
+        for start in world.starts.iter().filter(|s| s.at >= idle) {
+            ahead += if start.disk == 1 { 1 } else { -1 };
+            worst = worst.max(ahead);
+        }
+        // It does get its credit, which makes light disks fast, and one request of each more.
+        assert!((14..=18).contains(&worst), "{worst} after {idle}");
+    }
+}
+
+#[test]
+fn a_backlogged_disk_is_served_within_ten_turns() {
+    let mut policies = vec![shares(100)];
+    policies.resize(20, shares(5_000));
+    let mut world = World::new(1, 10_000, 4, clients(&policies, 32));
+    world.run(20 * SECOND);
+    // Its fair rate is 10 000 * 100 / 95 100 a second.
+    let mut last = SECOND;
+    for start in world.starts.iter().filter(|s| s.disk == 0 && s.at > SECOND) {
+        assert!(start.at - last <= SECOND, "{} after {last}", start.at);
+        last = start.at;
+    }
+    assert!(20 * SECOND - last <= SECOND);
+}
+
+#[test]
+fn nothing_waits_for_its_turn_for_longer_than_ten_seconds() {
+    // Its turn would come every 50 s.
+    let mut policies = vec![shares(100)];
+    policies.resize(11, shares(10_000));
+    let mut world = World::new(1, 20, 1, clients(&policies, 1));
+    for client in &mut world.clients {
+        client.depth = 2;
+    }
+    world.steer(|orders| orders.window = 2 * REF);
+    world.run(120 * SECOND);
+    let mut served = 0;
+    for start in &world.starts {
+        assert!(start.disk != 0 || start.waited <= 10 * SECOND, "{start:?}");
+        served += u64::from(start.disk == 0);
+    }
+    assert!(served >= 8, "{served}");
+}
+
+#[test]
+fn equal_shares_get_equal_device_time_whatever_the_size() {
+    for exponential in [false, true] {
+        let mut made = clients(&[shares(1_000), shares(1_000)], 64);
+        made[1].len = 262_144;
+        let mut world = World::new(1, 20_000, 4, made);
+        world.exponential = exponential;
+        world.run(4 * SECOND);
+        let costs = world.costs(SECOND, 4 * SECOND);
+        let part = costs[0] as f64 / (costs[0] + costs[1]) as f64;
+        assert!((0.475..=0.525).contains(&part), "{part}");
+    }
+}
+
+#[test]
+fn a_window_that_is_a_fraction_holds_on_average() {
+    for (window, low, high) in [(640, 2.40, 2.60), (1_152, 4.40, 4.60), (896, 3.40, 3.60)] {
+        let mut world = World::new(1, 2_000, 2, clients(&[shares(1_000)], 32));
+        world.exponential = true;
+        world.steer(|orders| orders.window = window);
+        world.run(20 * SECOND);
+        let mean = world.in_flight_area as f64 / (20 * SECOND) as f64 / REF as f64;
+        assert!((low..=high).contains(&mean), "{mean} for {window}");
+    }
+}
+
+#[test]
+fn a_request_larger_than_the_window_goes_alone() {
+    let mut made = clients(&[shares(1_000)], 8);
+    made[0].len = 1 << 20;
+    let mut world = World::new(1, 2_000, 2, made);
+    world.steer(|orders| orders.window = REF);
+    world.run(SECOND);
+    assert!(world.starts.len() > 50);
+    assert!(world.starts.iter().all(|s| s.in_flight == s.cost));
+}
+
+#[test]
+fn a_latency_target_changes_the_order_and_not_the_account() {
+    // It asks for less than its part, in bursts that are larger than its credit.
+    let run = |target: Option<u64>| {
+        let mut policies = vec![shares(1_000); 16];
+        policies[0].latency_target = target.map(ms);
+        let mut made = clients(&policies, 8);
+        made[0].depth = 24;
+        let mut world = World::new(1, 4_000, 4, made);
+        world.exponential = true;
+        world.steer(|orders| orders.latency_p99 = ms(6));
+        for _ in 0..60 {
+            world.turn_on(0);
+            world.run(MS);
+            world.clients[0].on = false;
+            world.run(299 * MS);
+        }
+        let of_it = world.starts.iter().filter(|s| s.disk == 0);
+        let mut waits: Vec<u64> = of_it.map(|s| s.waited).collect();
+        waits.sort_unstable();
+        (waits[waits.len() * 9 / 10], world.costs(0, world.now))
+    };
+    let (without, account) = run(None);
+    let (with, preferred) = run(Some(10));
+    assert!(with * 10 <= without * 8, "{with} of {without}");
+    let all: u64 = account.iter().sum();
+    for (one, other) in account.iter().zip(&preferred) {
+        assert!(
+            one.abs_diff(*other) * 50 <= all / 16,
+            "{account:?} {preferred:?}"
+        );
+    }
+}
+
+#[test]
+fn a_disk_beyond_its_part_is_not_preferred_for_its_target() {
+    let mut policies = vec![shares(100); 8];
+    policies[0].latency_target = Some(ms(1));
+    let mut world = World::new(1, 4_000, 4, clients(&policies, 16));
+    world.steer(|orders| orders.latency_p99 = ms(6));
+    world.run(5 * SECOND);
+    let costs = world.costs(SECOND, 5 * SECOND);
+    let part = costs[0] as f64 / costs.iter().sum::<u64>() as f64;
+    assert!(part <= 0.14, "{part}");
+}
+
+fn lone(policies: &[Policy]) -> Scheduler {
+    let mut scheduler = Scheduler::new(0, Shared::new(1, &Groups::new(0)), 32_768);
+    for (id, policy) in (0..).zip(policies) {
+        scheduler.add(Time::ZERO, DiskId(id), DiskKey(id.into()), policy);
+    }
+    scheduler
+}
+
+fn orders(change: impl FnOnce(&mut Orders)) -> Orders {
+    let mut orders = Orders::idle(plain_costs());
+    change(&mut orders);
+    orders
+}
+
+fn io(n: u64) -> IoId {
+    IoId::from_bits(n)
+}
+
+#[test]
+fn a_flush_never_waits_and_is_charged() {
+    let mut scheduler = lone(&[shares(1_000), shares(1_000)]);
+    scheduler.steer(
+        Time::ZERO,
+        &orders(|orders| {
+            orders.engaged = true;
+            orders.window = REF;
+        }),
+    );
+    let now = at(MS);
+    let first = scheduler.offer(now, DiskId(0), io(0), Op::Read, 1 << 20, 4_096);
+    assert!(matches!(first, Offer::Start(_)));
+    for n in 1..9 {
+        for disk in [0, 1] {
+            let offer = scheduler.offer(
+                now,
+                DiskId(disk),
+                io(n * 2 + u64::from(disk)),
+                Op::Read,
+                n << 21,
+                4_096,
+            );
+            assert_eq!(offer, Offer::Wait);
+        }
+        // Held, the disk's writes behind it would be held with it.
+        let flush = scheduler.offer(now, DiskId(0), io(100 + n), Op::Flush, 0, 0);
+        let Offer::Start(cost) = flush else {
+            panic!("a flush waits")
+        };
+        scheduler.finished(now, DiskId(0), Op::Flush, 0, now, cost);
+        let discard = scheduler.offer(now, DiskId(0), io(200), Op::Discard, 0, 1 << 30);
+        let Offer::Start(cost) = discard else {
+            panic!("a discard waits")
+        };
+        scheduler.finished(now, DiskId(0), Op::Discard, 1 << 30, now, cost);
+    }
+    // Disk 0 owes for 16 of them; the other goes first.
+    let mut order = Vec::new();
+    scheduler.finished(now, DiskId(0), Op::Read, 4_096, now, Cost(REF));
+    while let Pick::Now(disk, _, cost) = scheduler.pick(now) {
+        order.push(disk.0);
+        scheduler.finished(now, disk, Op::Read, 4_096, now, cost);
+    }
+    assert_eq!(order.len(), 16);
+    assert!(
+        order[..8].iter().filter(|disk| **disk == 1).count() >= 7,
+        "{order:?}"
+    );
+}
+
+#[test]
+fn where_nothing_is_congested_an_io_starts_at_once_and_shares_do_not_matter() {
+    let mut scheduler = lone(&[shares(100), shares(10_000)]);
+    scheduler.steer(Time::ZERO, &orders(|orders| orders.window = 16 * REF));
+    for n in 0..16 {
+        let offer = scheduler.offer(
+            at(n),
+            DiskId((n % 2) as u32),
+            io(n),
+            Op::Read,
+            n << 20,
+            4_096,
+        );
+        assert!(matches!(offer, Offer::Start(_)));
+    }
+    assert_eq!(scheduler.in_flight(), Cost(16 * REF));
+    // Yet the window holds.
+    let offer = scheduler.offer(at(99), DiskId(0), io(99), Op::Read, 0, 65_536);
+    assert_eq!(offer, Offer::Wait);
+    assert_eq!(scheduler.pick(at(99)), Pick::Full);
+    scheduler.finished(at(100), DiskId(0), Op::Read, 4_096, at(0), Cost(3 * REF));
+    assert!(matches!(
+        scheduler.pick(at(100)),
+        Pick::Now(DiskId(0), _, _)
+    ));
+}
+
+#[test]
+fn observing_holds_nobody_and_tells_what_would_have_been_held() {
+    let mut scheduler = lone(&[limited(Limit::steady(100))]);
+    scheduler.steer(
+        Time::ZERO,
+        &orders(|orders| {
+            orders.engaged = true;
+            orders.mode = Mode::Observe;
+            orders.window = REF;
+        }),
+    );
+    for n in 0..100 {
+        let offer = scheduler.offer(at(n * MS), DiskId(0), io(n), Op::Read, n << 20, 4_096);
+        assert!(matches!(offer, Offer::Start(_)));
+    }
+    assert_eq!(scheduler.pick(at(100 * MS)), Pick::Empty);
+    let mut usage = Vec::new();
+    scheduler.usage(at(100 * MS), &mut usage);
+    assert_eq!(usage[0].cost, 100 * REF);
+    assert!(usage[0].held_ns[Hold::Limit.index()] > 0);
+}
+
+#[test]
+fn limits_hold_where_control_is_off_and_what_they_held_is_let_go_when_only_observing() {
+    let mut scheduler = lone(&[limited(Limit {
+        sustained: 10,
+        peak: 0,
+        burst: 0,
+    })]);
+    scheduler.steer(Time::ZERO, &orders(|orders| orders.mode = Mode::Off));
+    let mut offers = Vec::new();
+    for n in 0..4 {
+        offers.push(scheduler.offer(at(0), DiskId(0), io(n), Op::Read, n << 20, 4_096));
+    }
+    assert_eq!(offers[1..], [Offer::Wait; 3]);
+    let due = at(100 * MS);
+    assert_eq!(scheduler.pick(at(1)), Pick::At(due, Hold::Limit));
+    assert_eq!(scheduler.deadline(), Some(due));
+    scheduler.steer(at(2), &orders(|orders| orders.mode = Mode::Observe));
+    for n in 1..4 {
+        let Pick::Now(_, name, _) = scheduler.pick(at(3)) else {
+            panic!("it is held")
+        };
+        assert_eq!(name, io(n));
+    }
+    assert_eq!(scheduler.pick(at(3)), Pick::Empty);
+}
+
+#[test]
+fn what_waits_can_be_taken_out_and_the_disk_can_leave() {
+    let of_group = Policy {
+        group: Some(GroupId(0)),
+        ..limited(Limit::steady(10))
+    };
+    let groups = Groups::new(1);
+    let mut scheduler = Scheduler::new(0, Shared::new(1, &groups), 32_768);
+    scheduler.add(Time::ZERO, DiskId(5), DiskKey(5), &of_group);
+    for n in 0..4 {
+        scheduler.offer(at(0), DiskId(5), io(n), Op::Write, n << 20, 4_096);
+    }
+    assert_eq!(scheduler.waiting(DiskId(5)), 3);
+    let mut out = Vec::new();
+    scheduler.drain(DiskId(5), &mut out);
+    assert_eq!(out, [io(1), io(2), io(3)]);
+    assert_eq!(scheduler.pick(at(1)), Pick::Empty);
+    assert_eq!(scheduler.deadline(), None);
+    scheduler.remove(DiskId(5));
+    scheduler.finished(at(9), DiskId(5), Op::Write, 4_096, at(0), Cost(REF));
+    scheduler.add(at(10), DiskId(5), DiskKey(6), &of_group);
+}
+
+#[test]
+fn usage_tells_why_a_disk_waited_and_how_much_was_in_flight() {
+    let policies = [limited(Limit::steady(500)), shares(1_000), shares(1_000)];
+    let mut world = World::new(1, 4_000, 4, clients(&policies, 8));
+    world.steer(|orders| orders.window = 4 * REF);
+    world.run(2 * SECOND);
+    let mut usage = Vec::new();
+    world.schedulers[0].usage(at(world.now), &mut usage);
+    let counted: u128 = usage.iter().map(|u| u.in_flight_cost_ns).sum();
+    assert_eq!(counted, world.in_flight_area);
+    let held = |disk: usize, hold: Hold| usage[disk].held_ns[hold.index()];
+    assert!(held(0, Hold::Limit) > 10 * held(0, Hold::Shares));
+    assert!(held(1, Hold::Shares) + held(1, Hold::Window) > SECOND);
+    assert_eq!(held(1, Hold::Limit), 0);
+    for (disk, of) in usage.iter().enumerate() {
+        assert!(of.active);
+        assert_eq!(of.units, world.count(disk, 0, 3 * SECOND));
+        assert_eq!(of.bytes, of.units * 4_096);
+        assert_eq!(of.latency_counts.iter().sum::<u32>() as u64, of.ios);
+        // Little's law, on both sides of the window: what waits and what is in flight is what is outstanding.
+        let outstanding = of.in_flight_cost_ns + of.waiting_cost_ns;
+        assert_eq!(outstanding, u128::from(8 * REF) * u128::from(2 * SECOND));
+    }
+    let mut bins = Vec::new();
+    world.schedulers[0].bins(&mut bins);
+    let reads: u64 = bins.iter().map(|bin| bin.reads).sum();
+    assert!(reads > 7_000, "{reads}");
+    usage.clear();
+    world.schedulers[0].usage(at(world.now), &mut usage);
+    assert_eq!((usage[1].ios, usage[1].in_flight_cost_ns), (0, 0));
+}

@@ -1,0 +1,202 @@
+//! Whether what came out of a run is what its scenario expects.
+//!
+//! [`judge`] makes the runs that a scenario's expectations need (each way once), computes the figures in `measure.rs`
+//! and holds them against their marks. A mark that is missed is told with both numbers; nothing is rounded in its
+//! favour.
+//!
+//! # Always true
+//! - A run with a breach passes no judgement, whatever its figures.
+
+mod measure;
+
+use crate::control::Policy;
+use crate::safety::Breach;
+use crate::scenario::{Expect, Scenario, ScenarioError, Variant};
+use crate::world::{Run, run};
+use std::collections::BTreeMap;
+use std::collections::btree_map::Entry;
+use std::fmt;
+
+pub use measure::Stretch;
+
+/// What an expectation came to.
+#[derive(Clone, Debug)]
+pub struct Judgement {
+    /// The expectation's place in the scenario.
+    pub expect: usize,
+    /// The figure.
+    pub value: f64,
+    /// Whether it is within its marks.
+    pub holds: bool,
+}
+
+/// All that came out of a scenario with one seed.
+#[derive(Clone, Debug)]
+pub struct Verdict {
+    /// With which seed.
+    pub seed: u64,
+    /// One for each expectation.
+    pub judgements: Vec<Judgement>,
+    /// What must not be, and was, in runs under our control.
+    pub breaches: Vec<Breach>,
+    /// Of the scenario's own run.
+    pub fingerprint: u64,
+    /// The runs that were made.
+    pub runs: BTreeMap<Variant, Run>,
+}
+
+impl Verdict {
+    /// Whether nothing was breached and every expectation that must hold with every seed does.
+    pub fn holds(&self, scenario: &Scenario) -> bool {
+        let always = |judged: &Judgement| scenario.expects[judged.expect].of_seeds == 100;
+        self.breaches.is_empty() && self.judgements.iter().all(|j| j.holds || !always(j))
+    }
+}
+
+/// Runs a scenario in every way that its expectations speak of, and judges it.
+///
+/// # Errors
+/// When a run cannot be made.
+pub fn judge(scenario: &Scenario, seed: u64) -> Result<Verdict, ScenarioError> {
+    let mut runs = BTreeMap::new();
+    let own = Variant::of(Policy::Ours);
+    let needed = scenario.expects.iter().flat_map(|expect| {
+        let other = expect.against.as_ref().map(|against| against.run.clone());
+        [Some(expect.run.clone()), other]
+    });
+    for variant in needed.flatten().chain([own.clone()]) {
+        if let Entry::Vacant(place) = runs.entry(variant) {
+            let run = run(scenario, place.key(), seed)?;
+            place.insert(run);
+        }
+    }
+    let judgements = scenario.expects.iter().enumerate();
+    let judgements = judgements
+        .map(|(place, expect)| {
+            let value = value(scenario, expect, &expect.run, &runs);
+            Judgement {
+                expect: place,
+                value,
+                holds: expect.at_least.is_none_or(|least| value >= least)
+                    && expect.at_most.is_none_or(|most| value <= most),
+            }
+        })
+        .collect();
+    Ok(Verdict {
+        seed,
+        judgements,
+        // The baselines keep no promises.
+        breaches: runs
+            .iter()
+            .filter(|(variant, _)| variant.policy == Policy::Ours)
+            .flat_map(|(_, run)| run.breaches.clone())
+            .collect(),
+        fingerprint: runs.get(&own).map_or(0, |run| run.fingerprint),
+        runs,
+    })
+}
+
+/// An expectation's figure under each policy, side by side; what it is divided by stays the same.
+///
+/// # Errors
+/// When a run cannot be made.
+pub fn side_by_side(
+    scenario: &Scenario,
+    seed: u64,
+) -> Result<Vec<(usize, [f64; 3])>, ScenarioError> {
+    let mut runs = judge(scenario, seed)?.runs;
+    let mut rows = Vec::new();
+    for (place, expect) in scenario.expects.iter().enumerate() {
+        if expect.run != Variant::of(Policy::Ours) {
+            continue;
+        }
+        let mut row = [0.0; 3];
+        for (cell, policy) in row.iter_mut().zip(Policy::ALL) {
+            let variant = Variant::of(policy);
+            if let Entry::Vacant(place) = runs.entry(variant.clone()) {
+                let run = run(scenario, place.key(), seed)?;
+                place.insert(run);
+            }
+            *cell = value(scenario, expect, &variant, &runs);
+        }
+        rows.push((place, row));
+    }
+    Ok(rows)
+}
+
+/// The figure of an expectation in a run; no number if a run is missing, which holds against no mark.
+fn value(
+    scenario: &Scenario,
+    expect: &Expect,
+    variant: &Variant,
+    runs: &BTreeMap<Variant, Run>,
+) -> f64 {
+    let Some(run) = runs.get(variant) else {
+        return f64::NAN;
+    };
+    let here = Stretch {
+        scenario,
+        run,
+        phase: expect.phase,
+        disks: &expect.disks,
+        hosts: &expect.hosts,
+    };
+    let value = here.measure(expect);
+    let Some(against) = &expect.against else {
+        return value;
+    };
+    let Some(run) = runs.get(&against.run) else {
+        return f64::NAN;
+    };
+    let there = Stretch {
+        scenario,
+        run,
+        phase: against.phase,
+        disks: &against.disks,
+        hosts: &against.hosts,
+    };
+    // Against nothing there is no figure, and none that holds.
+    match there.measure(expect) {
+        0.0 => f64::NAN,
+        other => value / other,
+    }
+}
+
+/// An expectation in words: what, of whom, when, and the mark.
+pub fn words(scenario: &Scenario, expect: &Expect) -> impl fmt::Display {
+    let mut says = expect.what.word().to_owned();
+    if expect.disks.len() < scenario.disks.len() {
+        let names = expect
+            .disks
+            .iter()
+            .map(|&disk| scenario.disks[disk].name.as_str());
+        let names: Vec<_> = names.take(4).collect();
+        says += &format!(" of {}", names.join(", "));
+    }
+    if scenario.phases.len() > 1 {
+        says += &format!(" in `{}`", scenario.phases[expect.phase].name);
+    }
+    if expect.run.policy != Policy::Ours {
+        says += &format!(" under {}", expect.run.policy.word());
+    }
+    if let Some(against) = &expect.against {
+        let policy = against.run.policy.word();
+        let alone = if against.run.alone.is_some() {
+            ", alone"
+        } else {
+            ""
+        };
+        let phase = &scenario.phases[against.phase].name;
+        says += &format!(" against {policy}{alone} (`{phase}`)");
+    }
+    if let Some(least) = expect.at_least {
+        says += &format!(", at least {least}");
+    }
+    if let Some(most) = expect.at_most {
+        says += &format!(", at most {most}");
+    }
+    if expect.of_seeds < 100 {
+        says += &format!(", with {} of 100 seeds", expect.of_seeds);
+    }
+    says
+}

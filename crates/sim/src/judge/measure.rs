@@ -1,0 +1,305 @@
+//! Computes the figures that scenarios expect something of, from what a run left behind.
+//!
+//! # Units
+//! As each figure of [`Measure`] says: percent, seconds, milliseconds, or a rate a second.
+
+use crate::numbers::{count, float, index, part, whole};
+use crate::results::{BIN, DiskBin, bins};
+use crate::scenario::{Expect, Measure, Scenario};
+use crate::world::Run;
+use tidegate_core::units::{Span, Time};
+
+/// A phase of a run, and whom to look at in it.
+#[derive(Clone, Copy)]
+pub struct Stretch<'a> {
+    /// What was run.
+    pub scenario: &'a Scenario,
+    /// What came out.
+    pub run: &'a Run,
+    /// The phase.
+    pub phase: usize,
+    /// The disks.
+    pub disks: &'a [usize],
+    /// The hosts.
+    pub hosts: &'a [usize],
+}
+
+/// So many windows in a row count as staying: with windows of half a second, one tick of the slowest policy.
+const STAYS: u64 = 8;
+
+impl Stretch<'_> {
+    /// The figure that an expectation speaks of.
+    pub fn measure(&self, expect: &Expect) -> f64 {
+        let phase = &self.scenario.phases[self.phase];
+        let (from, to) = (phase.begins + expect.skip, phase.ends);
+        let seconds = secs(to.since(from));
+        let window = expect.window;
+        match expect.what {
+            Measure::Iops => part(self.sum(from, to, |bin| bin.ios), seconds),
+            Measure::Bandwidth => part(self.sum(from, to, |bin| bin.bytes), seconds) / 1e6,
+            Measure::Share => self.part_of_all(from, to, |bin| bin.ios),
+            Measure::DeviceShare => self.part_of_all(from, to, |bin| bin.device_ns),
+            Measure::ShareError => most(self.share_errors(from, to)),
+            Measure::ShareErrorWindows => {
+                let errors = windows(from, to, window);
+                let errors = errors.flat_map(|(from, to)| self.share_errors(from, to));
+                percentile(errors.collect(), expect.percentile)
+            }
+            Measure::Evenness => {
+                let served: Vec<f64> = self.per_share(from, to);
+                part(least(served.iter().copied()), most(served))
+            }
+            Measure::Units => part(self.sum(from, to, |bin| bin.units), seconds),
+            Measure::UnitsLeast => {
+                let each = windows(from, to, window);
+                least(each.map(|(from, to)| self.sum(from, to, |bin| bin.units) / secs(window)))
+            }
+            Measure::UnitsFirst => {
+                let first = phase.begins + window;
+                self.sum(phase.begins, first, |bin| bin.units)
+            }
+            Measure::UnitsError => {
+                let rate = part(self.sum(from, to, |bin| bin.units), seconds);
+                (rate / expect.of - 1.0).abs() * 100.0
+            }
+            Measure::Latency => mean(&self.latencies(from, to)) / 1e3,
+            Measure::LatencyPercentile => {
+                percentile(self.latencies(from, to), expect.percentile) / 1e3
+            }
+            Measure::DeviceLatency => self.device_latency(from, to),
+            Measure::DeviceLatencyError => {
+                (self.device_latency(from, to) / expect.of - 1.0).abs() * 100.0
+            }
+            Measure::DeviceLatencySettles => self.settles(window, |from, to| {
+                self.device_latency(from, to) <= expect.of
+            }),
+            Measure::Settles => self.settles(window, |from, to| {
+                most(self.share_errors(from, to)) <= expect.within
+            }),
+            Measure::Dip => {
+                let each = windows(from, to, window);
+                let each = each.map(|(from, to)| self.sum(from, to, |bin| bin.ios));
+                let mean = part(self.sum(from, to, |bin| bin.ios), seconds) * secs(window);
+                part(least(each), mean) * 100.0
+            }
+            Measure::Resumed => self.resumed(phase.begins, phase.begins + window),
+            Measure::Window => self.window(from, to),
+            Measure::LongestWait => {
+                let waits = self.disks.iter().flat_map(|&disk| {
+                    let series = &self.run.results.disks[disk];
+                    series.waits(from, to).iter().copied()
+                });
+                f64::from(waits.max().unwrap_or(0)) / 1e6
+            }
+            Measure::Lag => self.run.lag,
+            Measure::Coordination => {
+                let bins = self.datastore(from, to);
+                let own: u64 = bins.iter().map(|bin| bin.coordination).sum();
+                let all: u64 = bins.iter().map(|bin| bin.ios).sum();
+                part(float(own), float(own + all)) * 100.0
+            }
+            Measure::Orders => part(count(self.orders(from, to).len()), seconds),
+            Measure::OrderTime => mean(&self.orders(from, to)) / 1e3,
+            Measure::Isolation => {
+                let each = windows(from, to, window);
+                let rates = each.map(|(from, to)| self.sum(from, to, |bin| bin.ios) / secs(window));
+                let parts = rates.map(|rate| (rate / expect.of).min(1.0) * 100.0);
+                percentile(parts.collect(), 1.0)
+            }
+            Measure::LatencyImpact => {
+                let each = windows(from, to, window);
+                let above = each.map(|(from, to)| match self.latencies(from, to) {
+                    none if none.is_empty() => 100.0,
+                    some => (mean(&some) / 1e3 / expect.of - 1.0).max(0.0) * 100.0,
+                });
+                percentile(above.collect(), 90.0)
+            }
+            Measure::HostsLost => {
+                let told = self.run.results.told.iter();
+                let told =
+                    told.filter(|(at, says)| (from..to).contains(at) && says.contains("HostLost"));
+                count(told.count())
+            }
+            Measure::Outstanding => {
+                let each = self.datastore(from, to).iter();
+                mean(&each.map(|bin| float(bin.outstanding)).collect::<Vec<_>>())
+            }
+        }
+    }
+
+    fn sum(&self, from: Time, to: Time, what: impl Fn(&DiskBin) -> u64) -> f64 {
+        self.disks
+            .iter()
+            .map(|&disk| self.of(disk, from, to, &what))
+            .sum()
+    }
+
+    fn of(&self, disk: usize, from: Time, to: Time, what: impl Fn(&DiskBin) -> u64) -> f64 {
+        let bins = self.run.results.disks[disk].between(from, to);
+        float(bins.iter().map(what).sum())
+    }
+
+    fn part_of_all(&self, from: Time, to: Time, what: impl Fn(&DiskBin) -> u64) -> f64 {
+        let all = 0..self.scenario.disks.len();
+        let all: f64 = all.map(|disk| self.of(disk, from, to, &what)).sum();
+        part(self.sum(from, to, what), all) * 100.0
+    }
+
+    /// A disk's shares in this phase.
+    fn shares(&self, disk: usize) -> f64 {
+        let until = &self.scenario.phases[..=self.phase];
+        let set = until.iter().flat_map(|phase| &phase.set).rev();
+        let settings = set.into_iter().find(|(other, _)| *other == disk);
+        let settings = settings.map_or(&self.scenario.disks[disk].policy, |(_, new)| new);
+        f64::from(settings.shares)
+    }
+
+    fn is_active(&self, disk: usize) -> bool {
+        self.scenario.phases[self.phase].active[disk]
+    }
+
+    /// What each disk was charged for each of its shares.
+    fn per_share(&self, from: Time, to: Time) -> Vec<f64> {
+        let active = self.disks.iter().filter(|&&disk| self.is_active(disk));
+        let cost = |&disk: &usize| self.of(disk, from, to, |bin| bin.cost) / self.shares(disk);
+        active.map(cost).collect()
+    }
+
+    /// How far each is from its part, in percent.
+    fn share_errors(&self, from: Time, to: Time) -> Vec<f64> {
+        let active = self.disks.iter().filter(|&&disk| self.is_active(disk));
+        let all: f64 = active.clone().map(|&disk| self.shares(disk)).sum();
+        let cost: f64 = active
+            .map(|&disk| self.of(disk, from, to, |bin| bin.cost))
+            .sum();
+        let fair = part(cost, all);
+        let each = self.per_share(from, to).into_iter();
+        each.map(|own| match fair > 0.0 {
+            true => (own / fair - 1.0).abs() * 100.0,
+            false => 100.0,
+        })
+        .collect()
+    }
+
+    /// What the disks had of what their shares give them among all that ask.
+    fn resumed(&self, from: Time, to: Time) -> f64 {
+        let all = (0..self.scenario.disks.len()).filter(|&disk| self.is_active(disk));
+        let shares: f64 = all.clone().map(|disk| self.shares(disk)).sum();
+        let cost: f64 = all
+            .map(|disk| self.of(disk, from, to, |bin| bin.cost))
+            .sum();
+        let own: f64 = self.disks.iter().map(|&disk| self.shares(disk)).sum();
+        part(self.sum(from, to, |bin| bin.cost), cost * part(own, shares)) * 100.0
+    }
+
+    /// From when on `good` holds of some windows in a row; the whole phase if it never does.
+    fn settles(&self, window: Span, good: impl Fn(Time, Time) -> bool) -> f64 {
+        let phase = &self.scenario.phases[self.phase];
+        let mut at = phase.begins;
+        let after = |at: Time, n: u64| at + Span::from_nanos(window.as_nanos() * n);
+        while after(at, STAYS) <= phase.ends {
+            if (0..STAYS).all(|n| good(after(at, n), after(at, n + 1))) {
+                return secs(at.since(phase.begins));
+            }
+            at = at + BIN;
+        }
+        secs(phase.ends.since(phase.begins))
+    }
+
+    fn latencies(&self, from: Time, to: Time) -> Vec<f64> {
+        let each = self.disks.iter().flat_map(|&disk| {
+            let series = &self.run.results.disks[disk];
+            series.latencies(from, to).iter().copied()
+        });
+        each.map(f64::from).collect()
+    }
+
+    fn orders(&self, from: Time, to: Time) -> Vec<f64> {
+        let each = self.disks.iter().flat_map(|&disk| {
+            let series = &self.run.results.disks[disk];
+            series.orders(from, to).iter().copied()
+        });
+        each.map(f64::from).collect()
+    }
+
+    fn datastore(&self, from: Time, to: Time) -> &[crate::results::DatastoreBin] {
+        let all = &self.run.results.datastore.bins;
+        let (from, to) = bins(from, to, all.len());
+        &all[from..to]
+    }
+
+    /// In milliseconds.
+    fn device_latency(&self, from: Time, to: Time) -> f64 {
+        let bins = self.datastore(from, to);
+        let sum: u64 = bins.iter().map(|bin| bin.latency_ns).sum();
+        let ios: u64 = bins.iter().map(|bin| bin.ios).sum();
+        part(float(sum), float(ios)) / 1e6
+    }
+
+    fn window(&self, from: Time, to: Time) -> f64 {
+        let each = self.hosts.iter().map(|&host| {
+            let all = &self.run.results.hosts[host].bins;
+            let (from, to) = bins(from, to, all.len());
+            mean(
+                &all[from..to]
+                    .iter()
+                    .map(|bin| bin.window)
+                    .collect::<Vec<_>>(),
+            )
+        });
+        each.sum()
+    }
+}
+
+/// Whole windows, one after the other.
+fn windows(from: Time, to: Time, window: Span) -> impl Iterator<Item = (Time, Time)> {
+    std::iter::successors(Some(from), move |at| Some(*at + window))
+        .map(move |at| (at, at + window))
+        .take_while(move |(_, end)| *end <= to)
+}
+
+fn secs(span: Span) -> f64 {
+    float(span.as_nanos()) / 1e9
+}
+
+fn mean(all: &[f64]) -> f64 {
+    part(all.iter().sum(), count(all.len()))
+}
+
+fn most(all: impl IntoIterator<Item = f64>) -> f64 {
+    all.into_iter().fold(0.0, f64::max)
+}
+
+fn least(all: impl IntoIterator<Item = f64>) -> f64 {
+    let least = all.into_iter().fold(f64::INFINITY, f64::min);
+    if least.is_finite() { least } else { 0.0 }
+}
+
+/// The value that `percent` of all are not above; zero of none.
+fn percentile(mut all: Vec<f64>, percent: f64) -> f64 {
+    all.sort_unstable_by(f64::total_cmp);
+    let rank = whole((count(all.len()) * percent / 100.0).ceil()).saturating_sub(1);
+    all.get(index(rank)).or(all.last()).copied().unwrap_or(0.0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_percentile_is_one_of_the_values() {
+        let values = || (1..=100).map(count).collect::<Vec<_>>();
+        assert_eq!(percentile(values(), 99.0), 99.0);
+        assert_eq!(percentile(values(), 1.0), 1.0);
+        assert_eq!(percentile(values(), 100.0), 100.0);
+        assert_eq!(percentile(vec![7.0], 50.0), 7.0);
+        assert_eq!(percentile(Vec::new(), 50.0), 0.0);
+    }
+
+    #[test]
+    fn windows_are_whole() {
+        let at = |ms: u64| Time::from_nanos(ms * 1_000_000);
+        let all: Vec<_> = windows(at(0), at(2_500), Span::from_secs(1)).collect();
+        assert_eq!(all, [(at(0), at(1_000)), (at(1_000), at(2_000))]);
+    }
+}

@@ -1,0 +1,37 @@
+//! Between whole numbers and fractions, in one place: figures are fractions, the world counts in whole numbers.
+//!
+//! Decisions never pass through here; only words of a scenario that are fractions, and what is reported.
+
+/// A count as a fraction; exact below 2^53, which no run reaches.
+pub(crate) fn float(n: u64) -> f64 {
+    n as f64
+}
+
+/// A length as a fraction.
+pub(crate) fn count(n: usize) -> f64 {
+    n as f64
+}
+
+/// The nearest whole number, zero for what is below it or no number.
+#[expect(
+    clippy::cast_possible_truncation,
+    reason = "`as` saturates, and sends what is no number to zero: just what is wanted"
+)]
+pub(crate) fn whole(x: f64) -> u64 {
+    x.round() as u64
+}
+
+/// A number that indexes something in memory.
+pub(crate) fn index(n: u64) -> usize {
+    usize::try_from(n).expect("what is in memory can be indexed")
+}
+
+/// A place in a table as a small number.
+pub(crate) fn small(n: usize) -> u32 {
+    u32::try_from(n).expect("a scenario has far fewer than 2^32 of anything")
+}
+
+/// A part of a whole; zero of nothing.
+pub(crate) fn part(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { 0.0 }
+}

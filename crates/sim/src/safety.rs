@@ -1,0 +1,391 @@
+//! What must hold at every moment of every run, watched from outside: nothing of the core's own accounts is believed.
+//!
+//! The world tells it what starts, ends and waits. A breach is kept with its moment and says what should have been.
+//!
+//! # Always true, or it is a breach
+//! - Over any interval a limited disk starts at most `limit * interval + burst` units and one request; the same of
+//!   bytes, and of the peak over any interval and 10 ms.
+//! - While control is engaged, nothing starts on a host whose window is full, unless nothing is in flight.
+//! - A deadline moves when its moment has come.
+//! - What waits is started, and what is started is answered, once the world is whole again.
+
+use crate::numbers::float;
+use crate::scenario::{Ceiling, Settings};
+use tidegate_core::iocontrol::Cost;
+use tidegate_core::units::{Span, Time};
+
+/// Something that must not be.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Breach {
+    /// When it was seen.
+    pub at: Time,
+    /// What, and what should have been.
+    pub what: String,
+}
+
+/// More of them tell nothing new.
+const MOST: usize = 20;
+/// So often may one thread be woken in one moment.
+const PATIENCE: u32 = 10_000;
+/// The idle credit that a disk may have when it comes back, in reference I/Os.
+const CREDIT: u64 = 16;
+/// How far I/O threads may run apart, in reference I/Os of a disk with 1,000 shares.
+const APART: u64 = 8;
+/// So long after engaging, a host's window is what it was told.
+const SETTLED: Span = Span::from_secs(1);
+/// Nanoseconds of a second.
+const SECOND: u128 = 1_000_000_000;
+
+/// The watchman.
+pub(crate) struct Safety {
+    breaches: Vec<Breach>,
+    limits: Vec<Limits>,
+    lags: Vec<Lags>,
+    woken: (Time, usize, u32),
+}
+
+/// A disk's limits, and how far they are used.
+#[derive(Clone, Default)]
+struct Limits {
+    units: [Option<Bucket>; 2],
+    bytes: [Option<Bucket>; 2],
+}
+
+/// Leaks at a rate; each start pours in.
+#[derive(Clone, Copy)]
+struct Bucket {
+    rate: u128,
+    /// Times a second's nanoseconds, as is the level.
+    holds: u128,
+    level: u128,
+    at: Time,
+}
+
+/// A host's disks, pair by pair.
+struct Lags {
+    disks: Vec<usize>,
+    threads: u64,
+    /// Cost that each was served, and its greatest request.
+    served: Vec<u64>,
+    greatest: Vec<u64>,
+    shares: Vec<u64>,
+    waiting: Vec<u64>,
+    /// Of each pair: the least and the greatest difference since both are backlogged.
+    pairs: Vec<Option<(f64, f64)>>,
+    most_in_flight: u64,
+    /// Since when control is engaged.
+    engaged: Option<Time>,
+    /// The widest gap over what it may be.
+    worst: f64,
+}
+
+impl Safety {
+    pub(crate) fn new(
+        settings: &[Settings],
+        hosts: impl Iterator<Item = (Vec<usize>, usize)>,
+    ) -> Safety {
+        let lags = hosts.map(|(disks, threads)| {
+            // Who is held by a limit, or lifted by a reservation, is not to keep up with anybody.
+            let free = |&disk: &usize| {
+                let of = &settings[disk];
+                of.limit.is_none() && of.bandwidth.is_none() && of.reservation == 0
+            };
+            let disks: Vec<usize> = disks.into_iter().filter(free).collect();
+            let n = disks.len();
+            Lags {
+                shares: disks
+                    .iter()
+                    .map(|&disk| u64::from(settings[disk].shares))
+                    .collect(),
+                disks,
+                threads: threads as u64,
+                served: vec![0; n],
+                greatest: vec![0; n],
+                waiting: vec![0; n],
+                pairs: vec![None; n * n],
+                most_in_flight: 0,
+                engaged: None,
+                worst: 0.0,
+            }
+        });
+        Safety {
+            breaches: Vec::new(),
+            limits: settings.iter().map(Limits::of).collect(),
+            lags: lags.collect(),
+            woken: (Time::ZERO, 0, 0),
+        }
+    }
+
+    pub(crate) fn breach(&mut self, at: Time, what: impl Into<String>) {
+        if self.breaches.len() < MOST {
+            self.breaches.push(Breach {
+                at,
+                what: what.into(),
+            });
+        }
+    }
+
+    pub(crate) fn into_breaches(self) -> Vec<Breach> {
+        self.breaches
+    }
+
+    /// A disk's settings are new.
+    pub(crate) fn changed(&mut self, disk: usize, settings: &Settings) {
+        self.limits[disk] = Limits::of(settings);
+        for lags in &mut self.lags {
+            if let Some(place) = lags.disks.iter().position(|&other| other == disk) {
+                lags.shares[place] = u64::from(settings.shares);
+                lags.forget(place);
+            }
+        }
+    }
+
+    /// An I/O that limits hold for starts.
+    pub(crate) fn limited(&mut self, now: Time, disk: usize, name: &str, units: u64, bytes: u64) {
+        let limits = &mut self.limits[disk];
+        let units_over = pour(&mut limits.units, now, units);
+        let bytes_over = pour(&mut limits.bytes, now, bytes);
+        for (over, what) in [(units_over, "units"), (bytes_over, "bytes")] {
+            if let Some(over) = over {
+                self.breach(
+                    now,
+                    format!("disk {name} started {over:.3} {what} more than its limit allows"),
+                );
+            }
+        }
+    }
+
+    /// An I/O starts on a host whose window is `window` cost units, with `before` in flight already.
+    pub(crate) fn windowed(
+        &mut self,
+        now: Time,
+        host: usize,
+        name: &str,
+        before: u64,
+        window: f64,
+    ) {
+        // Threads count what is in flight in lots of eight I/Os.
+        let threads = self.lags[host].threads;
+        let slack = if threads > 1 {
+            threads * APART * Cost::REFERENCE.0
+        } else {
+            0
+        };
+        if before > 0 && float(before) > window + float(slack) + 1.0 {
+            self.breach(
+                now,
+                format!(
+                    "host {name} starts an I/O with {before} cost units in flight, but its window is {window:.0}"
+                ),
+            );
+        }
+    }
+
+    /// A thread was woken at its deadline.
+    pub(crate) fn woken(&mut self, now: Time, host: usize) {
+        self.woken = match self.woken {
+            (at, who, times) if at == now && who == host => (at, who, times + 1),
+            _ => (now, host, 1),
+        };
+        if self.woken.2 == PATIENCE {
+            self.breach(now, "a deadline does not move when its moment has come");
+        }
+    }
+
+    /// Whether a thread goes round without end.
+    pub(crate) fn is_hung(&self) -> bool {
+        self.woken.2 >= PATIENCE
+    }
+
+    /// A disk of a host has so many I/Os waiting now.
+    pub(crate) fn waits(&mut self, host: usize, disk: usize, waiting: u64) {
+        let lags = &mut self.lags[host];
+        if let Some(place) = lags.disks.iter().position(|&other| other == disk) {
+            lags.waiting[place] = waiting;
+            if waiting == 0 {
+                lags.forget(place);
+            }
+        }
+    }
+
+    /// A disk was served while its host's control was engaged or not.
+    pub(crate) fn served(
+        &mut self,
+        now: Time,
+        host: usize,
+        disk: usize,
+        cost: Cost,
+        in_flight: u64,
+        engaged: bool,
+    ) {
+        let lags = &mut self.lags[host];
+        let Some(place) = lags.disks.iter().position(|&other| other == disk) else {
+            return;
+        };
+        lags.served[place] += cost.0;
+        lags.greatest[place] = lags.greatest[place].max(cost.0);
+        if !engaged {
+            lags.engaged = None;
+            return lags.pairs.fill(None);
+        }
+        // What was let in before is still there for a while, and would make the bound wide.
+        let since = *lags.engaged.get_or_insert(now);
+        if now.since(since) < SETTLED {
+            lags.most_in_flight = 0;
+            return lags.pairs.fill(None);
+        }
+        lags.most_in_flight = lags.most_in_flight.max(in_flight);
+        lags.widen(place);
+    }
+
+    /// The widest gap between two backlogged disks of these hosts, over what it may be.
+    pub(crate) fn lag(&self) -> f64 {
+        self.lags.iter().map(|lags| lags.worst).fold(0.0, f64::max)
+    }
+}
+
+impl Limits {
+    fn of(settings: &Settings) -> Limits {
+        Limits {
+            units: buckets(settings.limit),
+            bytes: buckets(settings.bandwidth),
+        }
+    }
+}
+
+fn buckets(ceiling: Option<Ceiling>) -> [Option<Bucket>; 2] {
+    let bucket = |rate: u64, holds: u128| Bucket {
+        rate: u128::from(rate),
+        holds,
+        level: 0,
+        at: Time::ZERO,
+    };
+    let Some(ceiling) = ceiling else {
+        return [None; 2];
+    };
+    let burst = u128::from(ceiling.burst) * SECOND;
+    [
+        Some(bucket(ceiling.sustained, burst)),
+        (ceiling.peak > 0).then(|| bucket(ceiling.peak, u128::from(ceiling.peak) * SECOND / 100)),
+    ]
+}
+
+/// Pours into each; tells by how much one was over before.
+fn pour(buckets: &mut [Option<Bucket>; 2], now: Time, amount: u64) -> Option<f64> {
+    let mut over = None;
+    for bucket in buckets.iter_mut().flatten() {
+        let leaked = bucket.rate * u128::from(now.since(bucket.at).as_nanos());
+        bucket.level = bucket.level.saturating_sub(leaked);
+        bucket.at = now;
+        // A nanosecond's leak is rounding.
+        if bucket.level > bucket.holds + bucket.rate {
+            let parts = u64::try_from((bucket.level - bucket.holds) / (SECOND / 1_000));
+            over = Some(float(parts.unwrap_or(u64::MAX)) / 1_000.0);
+        }
+        bucket.level += u128::from(amount) * SECOND;
+    }
+    over
+}
+
+impl Lags {
+    fn forget(&mut self, place: usize) {
+        let n = self.disks.len();
+        for other in 0..n {
+            self.pairs[place * n + other] = None;
+            self.pairs[other * n + place] = None;
+        }
+    }
+
+    fn widen(&mut self, place: usize) {
+        let n = self.disks.len();
+        for other in 0..n {
+            if other == place || self.waiting[place] == 0 || self.waiting[other] == 0 {
+                continue;
+            }
+            let (low, high) = (place.min(other), place.max(other));
+            let of = |at: usize| float(self.served[at]) / float(self.shares[at]);
+            let gap = of(low) - of(high);
+            let pair = &mut self.pairs[low * n + high];
+            let (least, most) = pair.unwrap_or((gap, gap));
+            let (least, most) = (least.min(gap), most.max(gap));
+            *pair = Some((least, most));
+            let request = |at: usize| float(self.greatest[at]) / float(self.shares[at]);
+            let depth = float(self.most_in_flight + 1);
+            let fewest = self.shares[low].min(self.shares[high]);
+            let credit = float(CREDIT * Cost::REFERENCE.0) / float(fewest);
+            let apart = match self.threads {
+                1 => 0.0,
+                _ => 2.0 * float(APART * Cost::REFERENCE.0) / 1_000.0,
+            };
+            let bound = depth * (request(low) + request(high)) + credit + apart;
+            self.worst = self.worst.max((most - least) / bound);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn limited(limit: Ceiling) -> Safety {
+        let settings = Settings {
+            shares: 1_000,
+            reservation: 0,
+            limit: Some(limit),
+            bandwidth: None,
+            latency_target: None,
+        };
+        Safety::new(&[settings], [(vec![0], 1)].into_iter())
+    }
+
+    fn at(ms: u64) -> Time {
+        Time::from_nanos(ms * 1_000_000)
+    }
+
+    #[test]
+    fn a_limit_that_is_kept_exactly_is_no_breach_and_one_unit_more_is() {
+        let mut safety = limited(Ceiling {
+            sustained: 100,
+            peak: 0,
+            burst: 5,
+        });
+        for _ in 0..6 {
+            safety.limited(at(0), 0, "d", 1, 0);
+        }
+        safety.limited(at(10), 0, "d", 1, 0);
+        assert_eq!(safety.breaches, []);
+        safety.limited(at(15), 0, "d", 1, 0);
+        assert_eq!(safety.breaches.len(), 1);
+    }
+
+    #[test]
+    fn a_peak_is_watched_beside_the_burst() {
+        let mut safety = limited(Ceiling {
+            sustained: 100,
+            peak: 200,
+            burst: 1_000,
+        });
+        for ms in 0..100 {
+            safety.limited(at(ms * 5), 0, "d", 1, 0);
+        }
+        assert_eq!(safety.breaches, []);
+        for _ in 0..4 {
+            safety.limited(at(500), 0, "d", 1, 0);
+        }
+        assert_eq!(safety.breaches.len(), 1);
+    }
+
+    #[test]
+    fn a_full_window_is_a_breach_unless_nothing_is_in_flight() {
+        let mut safety = limited(Ceiling {
+            sustained: 100,
+            peak: 0,
+            burst: 1,
+        });
+        safety.windowed(at(0), 0, "h", 0, 100.0);
+        safety.windowed(at(0), 0, "h", 512, 512.0);
+        assert_eq!(safety.breaches, []);
+        safety.windowed(at(0), 0, "h", 768, 512.0);
+        assert_eq!(safety.breaches.len(), 1);
+    }
+}

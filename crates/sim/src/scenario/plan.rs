@@ -1,0 +1,328 @@
+//! From the words of a scenario to its checked plan: names are looked up, copies are made, numbers are in range.
+//!
+//! [`super::Scenario::read`] calls it once the file could be read at all.
+
+use super::raw::{RawDisk, RawFault, RawLimit, RawPhase, RawScenario, RawShares, RawWorkload};
+use super::words::{self, Length};
+use super::{
+    Ceiling, Disk, Fault, FaultKind, Host, Io, Phase, Scenario, ScenarioError, Settings, Workload,
+    expect, named, store, within, wrong,
+};
+use tidegate_core::units::{Span, Time};
+
+/// A guest may ask for this much at a time: what front ends let through.
+const LARGEST_IO: u64 = 32 << 20;
+/// Room for a 50 GB database and its log.
+const DISK_SIZE: u64 = 64 << 30;
+
+pub(super) fn plan(raw: RawScenario) -> Result<Scenario, ScenarioError> {
+    let datastore = store::datastore(&raw.datastore)?;
+    let mut hosts = Vec::new();
+    // (name in the file, hosts made of it)
+    let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
+    for host in &raw.host {
+        if groups.iter().any(|(name, _)| *name == host.name) {
+            return wrong(format!("two hosts are called `{}`", host.name));
+        }
+        let (count, threads) = (
+            within("count", host.count, 1, 255)?,
+            within("threads", host.threads, 1, 64)?,
+        );
+        let first = hosts.len();
+        for copy in 1..=count {
+            hosts.push(Host {
+                name: numbered(&host.name, copy, count),
+                threads: threads as usize,
+                joins: at(host.joins),
+            });
+        }
+        groups.push((host.name.clone(), (first..hosts.len()).collect()));
+    }
+    let mut disks: Vec<Disk> = Vec::new();
+    for raw in &raw.disk {
+        let Some((_, on)) = groups.iter().find(|(name, _)| *name == raw.host) else {
+            return wrong(format!(
+                "disk `{}` is on host `{}`, which is not among the hosts",
+                raw.name, raw.host
+            ));
+        };
+        for &host in on {
+            for copy in 1..=within("count", raw.count, 1, 4_096)? {
+                disks.push(disk(raw, host, copy, on.len() > 1, &hosts, &disks)?);
+            }
+        }
+    }
+    if hosts.is_empty() || disks.is_empty() {
+        return wrong("nothing happens without a [[host]] and a [[disk]]");
+    }
+    let phases = phases(&raw, &disks)?;
+    let faults = raw.fault.iter().map(|f| fault(f, &hosts));
+    let mut scenario = Scenario {
+        faults: faults.collect::<Result<_, _>>()?,
+        name: raw.name,
+        title: raw.title,
+        source: raw.source,
+        datastore,
+        hosts,
+        disks,
+        phases,
+        expects: Vec::new(),
+    };
+    let settling = raw.settling.map_or(Span::from_secs(5), |length| length.0);
+    for raw in &raw.expect {
+        let checked = expect::expect(raw, &scenario, settling);
+        let checked = checked.or_else(|e| wrong(format!("expectation `{}`: {e}", raw.what)))?;
+        scenario.expects.push(checked);
+    }
+    Ok(scenario)
+}
+
+fn disk(
+    raw: &RawDisk,
+    host: usize,
+    copy: u32,
+    many_hosts: bool,
+    hosts: &[Host],
+    before: &[Disk],
+) -> Result<Disk, ScenarioError> {
+    let own = numbered(&raw.name, copy, raw.count);
+    let name = match many_hosts {
+        true => format!("{}.{own}", hosts[host].name),
+        false => own,
+    };
+    if before.iter().any(|disk| disk.name == name) {
+        return wrong(format!("two disks are called `{name}`"));
+    }
+    let beside = before.iter().filter(|disk| disk.host == host).count();
+    let threads = hosts[host].threads;
+    let thread = raw
+        .thread
+        .map_or(beside % threads, |thread| thread as usize);
+    if thread >= threads {
+        return wrong(format!(
+            "disk `{name}` is on I/O thread {thread}, but its host has {threads}, counted from 0"
+        ));
+    }
+    let settings = Settings {
+        shares: shares(raw.shares.as_ref(), before.len())?,
+        reservation: raw.reservation.unwrap_or(0),
+        limit: ceiling(raw.limit.as_ref())?,
+        bandwidth: raw.bandwidth.as_ref().map(|limit| Ceiling {
+            sustained: limit.sustained.0,
+            peak: limit.peak.map_or(0, |size| size.0),
+            burst: limit.burst.map_or(limit.sustained.0 / 100, |size| size.0),
+        }),
+        latency_target: raw.latency_target.map(|length| length.0),
+    };
+    let size = raw.size.map_or(DISK_SIZE, |size| size.0);
+    if size < 2 * LARGEST_IO {
+        return wrong(format!("disk `{name}` is too small: give it 64MiB or more"));
+    }
+    let workload = workload(&raw.workload);
+    Ok(Disk {
+        workload: workload.or_else(|error| wrong(format!("disk `{name}`: {error}")))?,
+        name,
+        host,
+        thread,
+        size,
+        policy: settings,
+        unmanaged: raw.unmanaged,
+    })
+}
+
+fn shares(raw: Option<&RawShares>, turn: usize) -> Result<u32, ScenarioError> {
+    let shares = match raw {
+        None => 1_000,
+        Some(RawShares::Number(shares)) => *shares,
+        Some(RawShares::Name(name)) => match name.as_str() {
+            "low" => 500,
+            "normal" => 1_000,
+            "high" => 2_000,
+            _ => {
+                return wrong(format!(
+                    "shares are low, normal, high or a number, not `{name}`"
+                ));
+            }
+        },
+        Some(RawShares::Turns(list)) if list.is_empty() => {
+            return wrong("a list of shares is empty");
+        }
+        Some(RawShares::Turns(list)) => list[turn % list.len()],
+    };
+    within("shares", shares, 100, 10_000)
+}
+
+fn ceiling(raw: Option<&RawLimit>) -> Result<Option<Ceiling>, ScenarioError> {
+    let Some(raw) = raw else { return Ok(None) };
+    let ceiling = match *raw {
+        RawLimit::Sustained(sustained) => Ceiling {
+            sustained,
+            peak: 0,
+            // What timers and batches are late by: as the daemon makes of a bare number.
+            burst: sustained / 100,
+        },
+        RawLimit::Burst(ref raw) => Ceiling {
+            sustained: raw.sustained,
+            peak: raw.peak,
+            burst: raw.burst,
+        },
+    };
+    let peak = ceiling.peak;
+    if ceiling.sustained == 0 || (peak != 0 && peak < ceiling.sustained) {
+        return wrong("a limit is above zero, and its peak is not below it");
+    }
+    Ok(Some(ceiling))
+}
+
+fn workload(raw: &RawWorkload) -> Result<Workload, ScenarioError> {
+    let io = |size: Option<words::Size>, reads: Option<u32>, random: Option<u32>| {
+        let size = size.map_or(8 << 10, |size| size.0);
+        if !(512..=LARGEST_IO).contains(&size) {
+            return wrong("an I/O has 512B to 32MiB");
+        }
+        Ok(Io {
+            size,
+            reads: within("reads", reads.unwrap_or(100), 0, 100)?,
+            random: within("random", random.unwrap_or(100), 0, 100)?,
+        })
+    };
+    Ok(match *raw {
+        RawWorkload::Shop {
+            users,
+            think,
+            reads,
+            writes,
+            size,
+            depth,
+        } => Workload::Shop {
+            users: within("users", users, 1, 100_000)?,
+            think: think.map_or(Span::from_millis(500), |length| length.0),
+            // DVD Store as measured: a third reads, two thirds writes.
+            reads: reads.unwrap_or(2),
+            writes: writes.unwrap_or(3),
+            size: io(size, None, None)?.size,
+            // What a guest's driver keeps in a queue by default.
+            depth: within("depth", depth.unwrap_or(32), 1, 65_536)?,
+        },
+        RawWorkload::Access {
+            outstanding,
+            size,
+            reads,
+            random,
+            think,
+        } => Workload::Access {
+            outstanding: within("outstanding", outstanding, 1, 65_536)?,
+            io: io(size, reads, random)?,
+            think: think.map_or(Span::ZERO, |length| length.0),
+        },
+        RawWorkload::Open {
+            rate,
+            size,
+            reads,
+            random,
+        } => Workload::Open {
+            rate: within("rate", rate, 1, 10_000_000)?,
+            io: io(size, reads, random)?,
+        },
+    })
+}
+
+fn phases(raw: &RawScenario, disks: &[Disk]) -> Result<Vec<Phase>, ScenarioError> {
+    let whole;
+    let stretches: &[RawPhase] = match (raw.phase.is_empty(), raw.lasts) {
+        (false, None) => &raw.phase,
+        (true, Some(lasts)) => {
+            whole = [RawPhase {
+                name: "all".to_owned(),
+                lasts,
+                idle: Vec::new(),
+                speed: None,
+                set: Vec::new(),
+            }];
+            &whole
+        }
+        _ => return wrong("say how long it takes: `lasts` for all of it, or [[phase]]s, not both"),
+    };
+    let mut settings: Vec<Settings> = disks.iter().map(|disk| disk.policy.clone()).collect();
+    let mut phases: Vec<Phase> = Vec::new();
+    for raw in stretches {
+        let begins = phases.last().map_or(Time::ZERO, |phase| phase.ends);
+        let idle = named(&raw.idle, disks.iter().map(|disk| &disk.name), "disk")?;
+        let mut set = Vec::new();
+        for change in &raw.set {
+            let names = [change.disk.clone()];
+            for index in named(&names, disks.iter().map(|disk| &disk.name), "disk")? {
+                let now = &mut settings[index];
+                if change.shares.is_some() {
+                    now.shares = shares(change.shares.as_ref(), index)?;
+                }
+                if change.limit.is_some() {
+                    now.limit = ceiling(change.limit.as_ref())?;
+                }
+                now.reservation = change.reservation.unwrap_or(now.reservation);
+                set.push((index, now.clone()));
+            }
+        }
+        phases.push(Phase {
+            name: raw.name.clone(),
+            begins,
+            ends: begins + raw.lasts.0,
+            active: (0..disks.len()).map(|disk| !idle.contains(&disk)).collect(),
+            speed: within("speed", raw.speed.unwrap_or(1_000), 1, 10_000)?,
+            set,
+        });
+    }
+    Ok(phases)
+}
+
+fn fault(raw: &RawFault, hosts: &[Host]) -> Result<Fault, ScenarioError> {
+    let kind = match raw.kind.as_str() {
+        "dead" => FaultKind::Dead,
+        "mute" => FaultKind::Mute,
+        "deaf" => FaultKind::Deaf,
+        "paused" => FaultKind::Paused,
+        "torn" => FaultKind::Torn,
+        "delayed" => FaultKind::Delayed,
+        "clock" => FaultKind::Clock,
+        "stalled" => FaultKind::Stalled,
+        other => {
+            return wrong(format!(
+                "a fault is dead, mute, deaf, paused, torn, delayed, clock or stalled, not `{other}`"
+            ));
+        }
+    };
+    if matches!(kind, FaultKind::Paused | FaultKind::Stalled) && raw.lasts.is_none() {
+        return wrong(format!("a fault `{}` says how long it `lasts`", raw.kind));
+    }
+    if kind == FaultKind::Delayed && raw.by.is_none() {
+        return wrong("a fault `delayed` says `by` how much");
+    }
+    let hosts = match &raw.host {
+        None => (0..hosts.len()).collect(),
+        Some(name) => named(
+            std::slice::from_ref(name),
+            hosts.iter().map(|host| &host.name),
+            "host",
+        )?,
+    };
+    let begins = at(Some(raw.at));
+    Ok(Fault {
+        kind,
+        hosts,
+        begins,
+        ends: raw.lasts.map_or(Time::NEVER, |lasts| begins + lasts.0),
+        chance: within("chance", raw.chance.unwrap_or(1_000), 1, 1_000)?,
+        by: raw.by.map_or(Span::ZERO, |length| length.0),
+    })
+}
+
+fn numbered(name: &str, copy: u32, count: u32) -> String {
+    match count {
+        1 => name.to_owned(),
+        _ => format!("{name}{copy}"),
+    }
+}
+
+fn at(length: Option<Length>) -> Time {
+    Time::ZERO + length.map_or(Span::ZERO, |length| length.0)
+}

@@ -1,0 +1,168 @@
+//! The short set: what the simulator's scenarios promise, with a few seeds; the swarm runs the rest and many more.
+//!
+//! `cargo xtask sim --scenario NAME --seed N` repeats any of these and says more.
+
+use std::path::{Path, PathBuf};
+use tidegate_sim::judge::{judge, words};
+use tidegate_sim::scenario::FaultKind;
+use tidegate_sim::seeds::PastFailure;
+use tidegate_sim::world::run;
+use tidegate_sim::{Policy, Scenario, Variant};
+
+/// Quick ones, at least one for each thing that can go wrong.
+const SHORT: &[&str] = &[
+    "row-01-local-fairness",
+    "row-02-share-error",
+    "row-04-reservation",
+    "row-05-infeasible-reservations",
+    "row-06-limits",
+    "row-07-burst",
+    "row-09-join",
+    "row-09-start-idle-resume",
+    "row-10-capacity-halves",
+    "row-11-deaf-hosts",
+    "row-11-host-death",
+    "row-11-mute-host",
+    "row-11-torn-slots",
+    "row-11-vanished-datastore",
+    "row-13-starvation",
+    "row-14-idle-credit",
+    "row-19-clock",
+    "row-21-threads-04",
+];
+
+const SEEDS: [u64; 2] = [1, 2];
+
+fn scenarios() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../../scenarios")
+}
+
+fn scenario(name: &str) -> Scenario {
+    let path = scenarios().join(format!("{name}.toml"));
+    let text = std::fs::read_to_string(&path).unwrap_or_else(|e| panic!("{}: {e}", path.display()));
+    Scenario::read(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+fn files(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
+    let mut paths: Vec<_> = entries
+        .map(|entry| entry.expect("a folder that was opened can be read").path())
+        .collect();
+    paths.retain(|path| path.extension().is_some_and(|end| end == "toml"));
+    paths.sort();
+    paths
+}
+
+#[test]
+fn every_scenario_can_be_read_and_is_called_as_its_file() {
+    let paths = files(&scenarios());
+    assert!(paths.len() > SHORT.len());
+    for path in paths {
+        let name = path.file_stem().unwrap().to_string_lossy().into_owned();
+        assert_eq!(scenario(&name).name, name);
+        assert!(
+            !scenario(&name).expects.is_empty(),
+            "{name} expects nothing"
+        );
+    }
+}
+
+#[test]
+fn what_the_short_set_promises_holds() {
+    let mut missed = Vec::new();
+    for name in SHORT {
+        let scenario = scenario(name);
+        for seed in SEEDS {
+            let verdict = judge(&scenario, seed).unwrap();
+            for judged in verdict.judgements.iter().filter(|judged| !judged.holds) {
+                let expect = &scenario.expects[judged.expect];
+                if expect.of_seeds == 100 {
+                    let says = words(&scenario, expect);
+                    missed.push(format!("{name}, seed {seed}: {:.3}, {says}", judged.value));
+                }
+            }
+            for breach in &verdict.breaches {
+                missed.push(format!(
+                    "{name}, seed {seed}, {:?}: {}",
+                    breach.at, breach.what
+                ));
+            }
+        }
+    }
+    assert!(missed.is_empty(), "{}", missed.join("\n"));
+}
+
+#[test]
+fn a_seed_run_twice_has_one_fingerprint_and_another_seed_another() {
+    for name in ["row-11-torn-slots", "row-19-clock", "row-21-threads-04"] {
+        let scenario = scenario(name).scaled(30);
+        for policy in Policy::ALL {
+            let print = |seed| {
+                run(&scenario, &Variant::of(policy), seed)
+                    .unwrap()
+                    .fingerprint
+            };
+            assert_eq!(print(5), print(5), "{name} under {}", policy.word());
+            assert_ne!(print(5), print(6), "{name} under {}", policy.word());
+        }
+    }
+}
+
+#[test]
+fn a_wall_clock_that_jumps_changes_nothing() {
+    let jumps = scenario("row-19-clock");
+    let mut steady = jumps.clone();
+    steady.faults.retain(|fault| fault.kind != FaultKind::Clock);
+    assert_ne!(steady.faults.len(), jumps.faults.len());
+    let ours = Variant::of(Policy::Ours);
+    let (jumps, steady) = (
+        run(&jumps, &ours, 3).unwrap(),
+        run(&steady, &ours, 3).unwrap(),
+    );
+    assert_eq!(
+        jumps.results.disks[0].latencies_us,
+        steady.results.disks[0].latencies_us
+    );
+}
+
+#[test]
+fn without_control_shares_mean_nothing() {
+    let mut scenario = scenario("row-02-share-error");
+    for expect in &mut scenario.expects {
+        expect.run = Variant::of(Policy::None);
+    }
+    let verdict = judge(&scenario, 1).unwrap();
+    assert!(
+        !verdict.holds(&scenario),
+        "the marks tell control from none"
+    );
+}
+
+#[test]
+fn what_was_wrong_once_is_not_wrong_again() {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds");
+    let paths = files(&dir);
+    assert!(
+        !paths.is_empty(),
+        "past failures are kept in {}",
+        dir.display()
+    );
+    for path in paths {
+        let past = PastFailure::read(&std::fs::read_to_string(&path).unwrap());
+        let past = past.unwrap_or_else(|error| panic!("{}: {error}", path.display()));
+        let scenario = scenario(&past.scenario);
+        let verdict = judge(&scenario, past.seed).unwrap();
+        assert_eq!(verdict.breaches, [], "{}", path.display());
+        for judged in &verdict.judgements {
+            let expect = &scenario.expects[judged.expect];
+            let kept = past.expect.contains(&expect.what);
+            assert!(
+                judged.holds || !kept,
+                "{}: {:.3}, {}",
+                path.display(),
+                judged.value,
+                words(&scenario, expect)
+            );
+        }
+    }
+}

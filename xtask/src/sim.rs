@@ -1,0 +1,19 @@
+//! The simulator as a task: builds it with the optimiser's whole attention and lets it run the scenarios.
+//!
+//! Everything after `sim` is the simulator's own: which scenario, which seed, for how long.
+
+use crate::steps::{Steps, cargo};
+use crate::workspace::Workspace;
+use std::process::Command;
+
+/// Builds and runs it.
+pub(crate) fn run(workspace: &Workspace, args: &[&str]) -> anyhow::Result<()> {
+    let mut steps = Steps::new();
+    steps.run(
+        "release build of the simulator",
+        cargo(workspace).args(["build", "--release", "--package", "tidegate-sim", "--bins"]),
+    )?;
+    let mut sim = Command::new(workspace.target.join("release/tidegate-sim"));
+    sim.current_dir(&workspace.root).args(args);
+    steps.run("simulation", &mut sim)
+}
