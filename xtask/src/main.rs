@@ -104,6 +104,15 @@ fn check(workspace: &Workspace, steps: &mut Steps) -> anyhow::Result<()> {
             "tidegate",
         ]),
     )?;
+    // Another `cfg` builds everything anew: in a folder of its own, lest the two chase each other's work away.
+    steps.run(
+        "what threads share, under loom",
+        cargo(workspace)
+            .env("RUSTFLAGS", "--cfg loom")
+            .env("CARGO_TARGET_DIR", workspace.target.join("loom"))
+            .args(["test", "--release", "--package", "tidegate-core"])
+            .args(["--test", "loom_shared"]),
+    )?;
     let mut own = cargo(workspace);
     own.args(["test", "--package", "tidegate", "--no-fail-fast", "--bins"]);
     for target in workspace.test_targets("tidegate") {
