@@ -339,8 +339,13 @@ impl Bench {
                 ));
             }
         }
-        eprintln!("{scenario}, {case}: done");
-        report.series.extend(series);
+        // The bench is long: each case is shown as it ends, and what is whole is never lost.
+        let done = Report {
+            series,
+            ..Report::default()
+        };
+        eprintln!("{}", done.table());
+        report.series.extend(done.series);
         Ok(())
     }
 }
