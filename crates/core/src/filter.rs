@@ -15,6 +15,7 @@
 //! # Source
 //! The verdicts are those that VMware's program page lists for I/O filters (pass, complete, fail, defer).
 
+use crate::iocontrol::Cost;
 use crate::request::{Data, DiskId, Flags, IoId, Op, Outcome, Token};
 use crate::units::Time;
 use alloc::boxed::Box;
@@ -95,6 +96,8 @@ pub enum Why {
     Delay,
     /// Buffered records should not wait for more.
     Records,
+    /// A limit lets an I/O go to the datastore.
+    Limit,
 }
 
 /// An I/O inside a stack, as its filters see it.
@@ -116,14 +119,18 @@ pub struct Io {
     pub arrived: Time,
     /// When it entered the stack.
     pub entered: Time,
-    /// When it left the stack's bottom for the datastore.
+    /// When it reached the stack's bottom: from then on it waited for its turn.
+    pub offered: Time,
+    /// When it was given to the datastore.
     pub issued: Time,
+    /// What I/O control charged for it; nothing where the disk has no control.
+    pub cost: Cost,
     /// When the datastore answered.
     pub returned: Time,
     /// How it ended so far; `Ok` on its way down.
     pub outcome: Outcome,
     pub(crate) origin: Origin,
-    /// The filter that deferred it, and which way it was going.
+    /// The filter that deferred it, and which way it was going. Below the lowest filter: it waits for its turn.
     pub(crate) parked: Option<(u8, Way)>,
 }
 

@@ -2,12 +2,15 @@
 //!
 //! The I/O thread (or the simulator) calls [`Shard::handle`] for each event and carries out the effects in order.
 //! The shard keeps the door of each disk (range, read-only, being changed) and leaves the way through the filters to
-//! [`crate::stack`]. It does not know rings, sockets, files or bytes.
+//! [`crate::stack`]. Between the bottom of a stack and the datastore stands the datastore's [`Scheduler`], where it is
+//! under control: what may not go yet waits there. The shard does not know rings, sockets, files or bytes.
 //!
 //! # Always true
 //! - every [`Event::Submitted`] is answered by exactly one [`Effect::Answer`] (property-tested with random filters)
 //! - no I/O starts on a disk that is being changed, and none is refused for it: they wait, in order
 //! - an I/O that reaches the datastore lies within the disk
+//! - after each event every scheduler that it touched has been asked until it had nothing more to let go
+//! - what waits for its turn is inside: a disk neither changes nor leaves before it has gone to the datastore and ended
 //!
 //! # Picture: a disk's door
 //! ```text
@@ -18,12 +21,32 @@
 //! ```
 
 use crate::filter::{FilterReport, Io, Why};
+use crate::iocontrol::{DiskKey, Orders, Policy, Scheduler, SharedHandle};
 use crate::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome, Request, Token};
 use crate::slab::Slab;
 use crate::stack::{self, FilterKey, Place, Stack, Walk};
 use crate::units::Time;
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
+use turns::{Turn, turn_of};
+
+mod turns;
+
+/// Names the I/O control of one datastore on all I/O threads of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct ControlId(pub u32);
+
+/// How a disk stands under I/O control.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Controlled {
+    /// Its datastore's control, which this thread has been given before.
+    pub control: ControlId,
+    /// The disk, as every host names it.
+    pub key: DiskKey,
+    /// What it may and shall get.
+    pub policy: Policy,
+}
 
 /// What happens to an I/O thread.
 pub enum Event {
@@ -68,6 +91,8 @@ pub enum Event {
         read_only: bool,
         /// Its filters.
         stack: Stack,
+        /// Whether its I/Os wait for their turn, and by what policy.
+        control: Option<Box<Controlled>>,
     },
     /// The disk's filters are to be these from now on; answered by [`Effect::Rearranged`].
     Rearrange {
@@ -87,6 +112,39 @@ pub enum Event {
     Detach {
         /// Which disk.
         disk: DiskId,
+    },
+    /// A datastore comes under control: this is its scheduler here.
+    Control {
+        /// Under this name.
+        control: ControlId,
+        /// Without disks.
+        scheduler: Box<Scheduler>,
+        /// What it shares with those of the other I/O threads.
+        shared: SharedHandle,
+    },
+    /// A datastore's control goes; none of its disks is here any more.
+    Release {
+        /// Which.
+        control: ControlId,
+    },
+    /// The governor's orders for a datastore.
+    Steer {
+        /// Whose.
+        control: ControlId,
+        /// They hold from now on.
+        orders: Orders,
+    },
+    /// The disk's policy is to be this from now on. A disk without control has none, and nothing changes.
+    Policy {
+        /// Which disk.
+        disk: DiskId,
+        /// From now on.
+        policy: Policy,
+    },
+    /// Another I/O thread has found that it is this one's turn at a datastore ([`Effect::Wake`]).
+    Woken {
+        /// Which.
+        control: ControlId,
     },
 }
 
@@ -140,6 +198,13 @@ pub enum Effect {
         /// Which disk.
         disk: DiskId,
     },
+    /// It is another I/O thread's turn at a datastore: tell it, by [`Event::Woken`].
+    Wake {
+        /// Which datastore's control.
+        control: ControlId,
+        /// Which thread, as its scheduler was numbered.
+        thread: usize,
+    },
 }
 
 /// See the module.
@@ -147,6 +212,8 @@ pub struct Shard {
     /// By number; a vacant place is a disk that was detached.
     disks: Vec<Option<Disk>>,
     ios: Slab<Io>,
+    /// By number; whose turn it is at each datastore that is under control.
+    turns: Vec<Option<Turn>>,
     /// Disks with a filter that has deadlines.
     timed: Vec<DiskId>,
     /// Completions that matched no I/O. Not zero means that a datastore or the engine is at fault.
@@ -158,6 +225,7 @@ struct Disk {
     read_only: bool,
     door: Door,
     stack: Stack,
+    control: Option<ControlId>,
     /// Requests that came while the filters change, in order.
     waiting: VecDeque<(Token, Request)>,
 }
@@ -175,6 +243,8 @@ pub struct DiskReport {
     pub in_flight: usize,
     /// Requests that wait for a change of filters.
     pub waiting: usize,
+    /// I/Os that wait for their turn at the datastore.
+    pub held: usize,
     /// What each filter tells, top first.
     pub filters: Vec<(FilterKey, &'static str, FilterReport)>,
 }
@@ -185,6 +255,7 @@ impl Shard {
         Shard {
             disks: Vec::new(),
             ios: Slab::with_capacity(in_flight),
+            turns: Vec::new(),
             timed: Vec::new(),
             strays: 0,
         }
@@ -193,8 +264,9 @@ impl Shard {
     /// The only way in. What must be done is appended to `out`, in order.
     ///
     /// # Panics
-    /// When an order (rearrange, resize, detach) names a disk that is not here: the engine knows its disks. What may
-    /// come late (requests, ends, written bytes) is answered `Gone`, counted, or dropped.
+    /// When an order (rearrange, resize, detach, a policy) names a disk that is not here, or an attachment a control that
+    /// is not: the engine knows them. What may come late (requests, ends, written bytes, orders and wakes for a control)
+    /// is answered `Gone`, counted, or dropped.
     // Inline, so that the event of a request is never built in memory, only to be read again at once.
     #[inline(always)]
     pub fn handle(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
@@ -228,18 +300,17 @@ impl Shard {
                 size,
                 read_only,
                 stack,
+                control,
             } => {
-                let waiting = VecDeque::new();
-                self.attach(
-                    disk,
-                    Disk {
-                        size,
-                        read_only,
-                        door: Door::Open,
-                        stack,
-                        waiting,
-                    },
-                );
+                let here = Disk {
+                    size,
+                    read_only,
+                    door: Door::Open,
+                    stack,
+                    control: control.as_ref().map(|controlled| controlled.control),
+                    waiting: VecDeque::new(),
+                };
+                self.attach(now, disk, here, control);
             }
             Event::Rearrange { disk, places } => {
                 self.disk(disk).door = Door::Changing(places);
@@ -250,24 +321,33 @@ impl Shard {
                 self.disk(disk).door = Door::Leaving;
                 self.settle(now, disk, out);
             }
+            about_control => self.govern(now, about_control, out),
         }
     }
 
     /// When it next wants [`Event::Ticked`], and why.
     pub fn deadline(&self) -> Option<(Time, Why)> {
-        let deadlines = self
+        let filters = self
             .timed
             .iter()
             .filter_map(|disk| self.disks[disk.0 as usize].as_ref()?.stack.deadline());
-        deadlines.min_by_key(|(at, _)| *at)
+        let turns = self.turns.iter().flatten();
+        let limits = turns.filter_map(|turn| Some((turn.scheduler.deadline()?, Why::Limit)));
+        filters.chain(limits).min_by_key(|(at, _)| *at)
     }
 
     /// What it knows of one disk; `None` for one that it does not have.
     pub fn report(&self, disk: DiskId) -> Option<DiskReport> {
-        let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
+        let id = disk;
+        let disk = self.disks.get(id.0 as usize)?.as_ref()?;
+        let turn = disk.control.and_then(|control| {
+            let place = self.turns.get(control.0 as usize);
+            place.and_then(Option::as_ref)
+        });
         Some(DiskReport {
             in_flight: disk.stack.in_flight,
             waiting: disk.waiting.len(),
+            held: turn.map_or(0, |turn| turn.scheduler.waiting(id)),
             filters: disk.stack.reports(),
         })
     }
@@ -288,12 +368,18 @@ impl Shard {
             .expect("the engine names only disks that it has attached")
     }
 
-    fn attach(&mut self, id: DiskId, disk: Disk) {
+    fn attach(&mut self, now: Time, id: DiskId, disk: Disk, control: Option<Box<Controlled>>) {
         let place = id.0 as usize;
         if self.disks.len() <= place {
             self.disks.resize_with(place + 1, || None);
         }
         assert!(self.disks[place].is_none(), "a disk is attached once");
+        if let Some(controlled) = control {
+            turn_of(&mut self.turns, Some(controlled.control))
+                .expect("the engine attaches disks to controls that it has handed in")
+                .scheduler
+                .add(now, id, controlled.key, &controlled.policy);
+        }
         self.disks[place] = Some(disk);
         self.note_timed();
     }
@@ -346,16 +432,20 @@ impl Shard {
                 outcome: Err(fault),
             });
         }
-        disk.stack.submit(
-            &mut Walk {
-                now,
-                disk: id,
-                ios: &mut self.ios,
-                out,
-            },
-            token,
-            request,
-        );
+        let control = disk.control;
+        let mut walk = Walk {
+            now,
+            disk: id,
+            ios: &mut self.ios,
+            scheduler: turn_of(&mut self.turns, control).map(Turn::scheduler),
+            held: 0,
+            out,
+        };
+        disk.stack.submit(&mut walk, token, request);
+        if walk.held > 0 {
+            let held = walk.held;
+            self.wait_and_pick(now, control, held, out);
+        }
     }
 
     #[inline(never)]
@@ -371,20 +461,25 @@ impl Shard {
             self.strays += 1;
             return;
         };
-        if !disk.stack.finish(
-            &mut Walk {
-                now,
-                disk: id,
-                ios: &mut self.ios,
-                out,
-            },
-            io,
-            outcome,
-        ) {
+        let control = disk.control;
+        let turn = turn_of(&mut self.turns, control);
+        let mut walk = Walk {
+            now,
+            disk: id,
+            ios: &mut self.ios,
+            scheduler: turn.map(Turn::ended),
+            held: 0,
+            out,
+        };
+        if !disk.stack.finish(&mut walk, io, outcome) {
             self.strays += 1;
         }
+        let held = walk.held;
         if !matches!(disk.door, Door::Open) {
             self.settle(now, id, out);
+        }
+        if turn_of(&mut self.turns, control).is_some_and(|turn| turn.waits(held)) {
+            self.wait_and_pick(now, control, 0, out);
         }
     }
 
@@ -394,12 +489,24 @@ impl Shard {
             let disk = self.disks[id.0 as usize]
                 .as_mut()
                 .expect("a disk with deadlines is attached");
-            disk.stack.tick(&mut Walk {
+            let control = disk.control;
+            let mut walk = Walk {
                 now,
                 disk: id,
                 ios: &mut self.ios,
+                scheduler: turn_of(&mut self.turns, control).map(Turn::scheduler),
+                held: 0,
                 out,
-            });
+            };
+            disk.stack.tick(&mut walk);
+            let held = walk.held;
+            if let Some(turn) = turn_of(&mut self.turns, control) {
+                turn.waits(held);
+            }
+        }
+        for place in 0..self.turns.len() {
+            let control = u32::try_from(place).expect("controls are numbered in 32 bits");
+            self.pick(now, ControlId(control), out);
         }
         for place in 0..self.disks.len() {
             if self.disks[place]
@@ -422,13 +529,20 @@ impl Shard {
         out: &mut Vec<Effect>,
     ) {
         if let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) {
+            let control = disk.control;
             let mut walk = Walk {
                 now,
                 disk: id,
                 ios: &mut self.ios,
+                scheduler: turn_of(&mut self.turns, control).map(Turn::scheduler),
+                held: 0,
                 out,
             };
             disk.stack.side_done(&mut walk, filter, buffer, outcome);
+            if walk.held > 0 {
+                let held = walk.held;
+                self.wait_and_pick(now, control, held, out);
+            }
         }
     }
 
@@ -459,7 +573,11 @@ impl Shard {
                         outcome: Err(Fault::Gone),
                     });
                 }
+                let control = disk.control;
                 self.disks[id.0 as usize] = None;
+                if let Some(turn) = turn_of(&mut self.turns, control) {
+                    turn.scheduler.remove(id);
+                }
                 self.note_timed();
                 out.push(Effect::Detached { disk: id });
             }
@@ -509,6 +627,7 @@ mod tests {
             size: 8192,
             read_only: false,
             stack,
+            control: None,
         };
         shard.handle(Time::ZERO, attach, &mut Vec::new());
         shard

@@ -6,7 +6,8 @@
 //!
 //! # Always true
 //! - each I/O ends exactly once: its place in the slab is given up at the same moment (asserted in `end`)
-//! - `in_flight` counts the guest's I/Os inside, `lower` the filters' own; both zero means nothing can move
+//! - `in_flight` counts the guest's I/Os inside, `lower` the filters' own; both zero means nothing can move, and nothing
+//!   waits for its turn at the datastore
 //!
 //! # Picture
 //! ```text
@@ -15,12 +16,15 @@
 //!                  1 │  fault   │ ── lower ─┐   a filter's own I/O enters below it
 //!                  2 │  null    │ <─────────┘
 //!                    └──────────┘
-//!                  Effect::Start   finish
+//!                       offer ──────> waits for its turn (I/O control)
+//!                         │             │ let_go
+//!                  Effect::Start <──────┘     finish
 //! ```
 
 use crate::filter::{
     Cx, Filter, FilterReport, Io, Lower, MAX_FILTERS, Origin, Verdict, Want, Way, Why,
 };
+use crate::iocontrol::{Cost, Offer, Scheduler};
 use crate::request::{DiskId, IoId, Op, Outcome, Request, Token};
 use crate::shard::Effect;
 use crate::slab::Slab;
@@ -159,6 +163,9 @@ impl Stack {
         }
         io.outcome = outcome;
         io.returned = walk.now;
+        if let Some(scheduler) = &mut walk.scheduler {
+            scheduler.finished(walk.now, walk.disk, io.op, io.len, io.issued, io.cost);
+        }
         walk.up(self, id, self.layers.len());
         walk.run(self);
         true
@@ -223,7 +230,45 @@ pub(crate) struct Walk<'a> {
     pub(crate) now: Time,
     pub(crate) disk: DiskId,
     pub(crate) ios: &'a mut Slab<Io>,
+    /// Whose turn it is at the disk's datastore, if that is under control.
+    pub(crate) scheduler: Option<&'a mut Scheduler>,
+    /// How many I/Os have come to wait for their turn: the scheduler is to be asked for the next.
+    pub(crate) held: usize,
     pub(crate) out: &'a mut Vec<Effect>,
+}
+
+/// Gives an I/O to the datastore whose turn has come.
+pub(crate) fn let_go(
+    now: Time,
+    disk: DiskId,
+    id: IoId,
+    cost: Cost,
+    ios: &mut Slab<Io>,
+    out: &mut Vec<Effect>,
+) {
+    let io = ios.get_mut(id).expect("an I/O that waits is inside");
+    let parked = io.parked.take();
+    assert!(
+        parked.is_some(),
+        "an I/O is let go once, after it had to wait"
+    );
+    io.cost = cost;
+    io.issued = now;
+    out.push(start(disk, io));
+}
+
+/// The effect that gives an I/O to the datastore.
+#[inline]
+fn start(disk: DiskId, io: &Io) -> Effect {
+    Effect::Start {
+        disk,
+        io: io.id,
+        op: io.op,
+        flags: io.flags,
+        offset: io.offset,
+        len: io.len,
+        data: io.data,
+    }
 }
 
 impl Walk<'_> {
@@ -253,7 +298,9 @@ impl Walk<'_> {
             data: request.data,
             arrived: request.arrived,
             entered: now,
+            offered: Time::ZERO,
             issued: Time::ZERO,
+            cost: Cost(0),
             returned: Time::ZERO,
             outcome: Ok(()),
             origin,
@@ -285,16 +332,19 @@ impl Walk<'_> {
                 }
             }
         }
+        io.offered = self.now;
+        if let Some(scheduler) = &mut self.scheduler {
+            match scheduler.offer(self.now, self.disk, id, io.op, io.offset, io.len) {
+                Offer::Start(cost) => io.cost = cost,
+                Offer::Wait => {
+                    io.parked = Some((cx.level, Way::Down));
+                    self.held += 1;
+                    return;
+                }
+            }
+        }
         io.issued = self.now;
-        self.out.push(Effect::Start {
-            disk: self.disk,
-            io: id,
-            op: io.op,
-            flags: io.flags,
-            offset: io.offset,
-            len: io.len,
-            data: io.data,
-        });
+        self.out.push(start(self.disk, io));
     }
 
     /// Carries an I/O up through the filters above level `below`, to whoever waits for it.

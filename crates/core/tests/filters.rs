@@ -42,6 +42,7 @@ impl Host {
                 size: 1 << 40,
                 read_only: false,
                 stack,
+                control: None,
             },
         );
         host

@@ -2,6 +2,8 @@
 //!
 //! The model (below) walks lists and counts; it shares no code with the crate. What must agree: which I/Os start, in
 //! which order, with what; how every request is answered, and at which event. Probes between the filters check the order of hooks.
+//! A datastore whose control holds nobody back must look the same. What control may do to the order, but never to the
+//! answers, is in `stack/turns.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -9,10 +11,15 @@ use std::sync::{Arc, Mutex};
 use proptest::prelude::*;
 use tidegate_core::filter::fault::{FaultAct, FaultSpec};
 use tidegate_core::filter::{Cx, Filter, FilterSpec, Io, Verdict};
+use tidegate_core::iocontrol::shared::{Groups, Shared};
+use tidegate_core::iocontrol::{CostModel, DiskKey, Orders, Policy, Scheduler};
 use tidegate_core::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome, Request, Token};
-use tidegate_core::shard::{Effect, Event, Shard};
+use tidegate_core::shard::{ControlId, Controlled, Effect, Event, Shard};
 use tidegate_core::stack::{FilterKey, Place, Stack};
 use tidegate_core::units::{Span, Time};
+
+#[path = "stack/turns.rs"]
+mod turns;
 
 const DISK: DiskId = DiskId(0);
 const SIZE: u64 = 1 << 20;
@@ -334,6 +341,34 @@ impl Rule {
     }
 }
 
+/// Control that counts and holds nobody back: not engaged, no limit, and a window that these requests do not fill.
+fn calm(shard: &mut Shard) -> Box<Controlled> {
+    let control = ControlId(0);
+    let shared = Shared::new(1, &Groups::new(0));
+    let scheduler = Box::new(Scheduler::new(0, shared.clone(), 32 << 10));
+    let orders = Orders {
+        window: 1 << 40,
+        ..Orders::idle(CostModel::flash())
+    };
+    let mut out = Vec::new();
+    for event in [
+        Event::Control {
+            control,
+            scheduler,
+            shared,
+        },
+        Event::Steer { control, orders },
+    ] {
+        shard.handle(Time::ZERO, event, &mut out);
+    }
+    assert_eq!(out, []);
+    Box::new(Controlled {
+        control,
+        key: DiskKey(7),
+        policy: Policy::default(),
+    })
+}
+
 /// Drives shard and model side by side.
 struct Pair {
     now: u64,
@@ -355,15 +390,17 @@ struct Pair {
 }
 
 impl Pair {
-    fn new(specs: Vec<FilterSpec>) -> Pair {
+    fn new(specs: Vec<FilterSpec>, controlled: bool) -> Pair {
         let log = Log::default();
         let mut shard = Shard::new(4);
         let stack = Stack::new(probed(&specs, &log, 0));
+        let control = controlled.then(|| calm(&mut shard));
         let attach = Event::Attach {
             disk: DISK,
             size: SIZE,
             read_only: false,
             stack,
+            control,
         };
         shard.handle(Time::ZERO, attach, &mut Vec::new());
         let mut model = Model::default();
@@ -551,9 +588,9 @@ proptest! {
     #[test]
     fn shard_and_model_agree_and_every_request_is_answered_exactly_once(
         specs in prop::collection::vec(filter(), 0..6),
-        acts in prop::collection::vec(act(), 0..120),
+        acts in prop::collection::vec(act(), 0..120), controlled in any::<bool>(),
     ) {
-        let mut pair = Pair::new(specs);
+        let mut pair = Pair::new(specs, controlled);
         acts.iter().for_each(|act| pair.act(act));
         pair.drain();
     }

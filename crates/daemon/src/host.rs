@@ -120,6 +120,7 @@ impl Host {
             uuid: plan.uuid,
             queues: plan.queues,
             filters: plan.filters.clone(),
+            control: None,
         };
         let disk =
             self.with(|engine| engine.attach(spec, opened.image).map_err(|e| problem(&e)))?;

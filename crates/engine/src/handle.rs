@@ -7,6 +7,7 @@
 //! - a disk lives on one I/O thread, its home, from attach to detach
 //! - rings of one front end at a time run on a disk; those of the next start when everything of the last has ended
 
+use crate::control::{self, Control, Reins, UnderControl};
 use crate::datastore::OpenedImage;
 use crate::device::front_ends::{FrontEnds, Refusal};
 use crate::device::ring::DeviceFacts;
@@ -26,8 +27,10 @@ use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 use tidegate_core::filter::trace::format::TracedDisk;
 use tidegate_core::filter::{FilterSpec, MAX_FILTERS};
+use tidegate_core::iocontrol::shared::{Groups, GroupsHandle};
+use tidegate_core::iocontrol::{GroupId, GroupPolicy, Policy};
 use tidegate_core::request::DiskId;
-use tidegate_core::shard::DiskReport;
+use tidegate_core::shard::{ControlId, DiskReport};
 use tidegate_core::stack::{FilterKey, Place, Stack};
 use tidegate_core::units::Span;
 use tidegate_front::nbd::handshake::Negotiated;
@@ -35,6 +38,8 @@ use tidegate_front::nbd::session::Session;
 
 /// Disks on one engine: their numbers must fit a tag.
 const MOST_DISKS: usize = 1 << 20;
+/// Groups of disks on one engine: far more than a host has customers, and 100 bytes each.
+const MOST_GROUPS: usize = 4096;
 
 /// How the I/O threads are to be.
 #[derive(Clone, Debug)]
@@ -70,6 +75,8 @@ pub struct DiskSpec {
     pub queues: u16,
     /// Its filters, top first.
     pub filters: Vec<FilterSpec>,
+    /// The control of its datastore, and what it may get there; none: no I/O of it ever waits for its turn.
+    pub control: Option<UnderControl>,
 }
 
 /// The I/O threads of a host.
@@ -77,6 +84,10 @@ pub struct Engine {
     threads: Vec<Thread>,
     /// Disk numbers in use.
     disks: Arc<Mutex<Vec<bool>>>,
+    /// Numbers of controls in use.
+    controls: Arc<Mutex<Vec<bool>>>,
+    reins: Mutex<Vec<Reins>>,
+    groups: GroupsHandle,
 }
 
 struct Thread {
@@ -98,6 +109,7 @@ pub(crate) struct DiskCore {
     pub(crate) spec: DiskSpec,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) facts: Arc<DeviceFacts>,
+    controlled: bool,
     size: AtomicU64,
     filters: Mutex<Filters>,
     pub(crate) front_ends: FrontEnds,
@@ -164,6 +176,9 @@ impl Engine {
         Ok(Engine {
             threads,
             disks: Arc::default(),
+            controls: Arc::default(),
+            reins: Mutex::default(),
+            groups: Groups::new(MOST_GROUPS),
         })
     }
 
@@ -171,8 +186,15 @@ impl Engine {
     ///
     /// # Errors
     /// When the disk's settings make no sense together with its image, or a filter's file cannot be opened.
-    pub fn attach(&self, spec: DiskSpec, opened: OpenedImage) -> Result<Disk> {
+    pub fn attach(&self, mut spec: DiskSpec, opened: OpenedImage) -> Result<Disk> {
         check(&spec, &opened)?;
+        let control = spec.control.take().map(Box::new);
+        if let Some(under) = &control
+            && !under.control.is_over(&self.threads[0].inbox)
+        {
+            let text = format!("disk {}: its control is another engine's", spec.name);
+            return Err(Error::new(Kind::Invalid, text));
+        }
         let keys = (0..).map(FilterKey);
         let known = spec.filters.iter().map(|filter| introduce(filter, &spec));
         let specs: Vec<(FilterKey, FilterSpec)> = keys.zip(known).collect();
@@ -200,6 +222,7 @@ impl Engine {
                 nonsense: AtomicU64::new(0),
                 broken: AtomicU64::new(0),
             }),
+            controlled: control.is_some(),
             size: AtomicU64::new(spec.size),
             filters: Mutex::new(Filters {
                 next_key: u32::try_from(specs.len()).unwrap_or(u32::MAX),
@@ -219,6 +242,7 @@ impl Engine {
             stack,
             sides,
             image: opened.image,
+            control,
             reply,
         };
         core.order(Order::Attach(Box::new(attach)))?;
@@ -226,23 +250,38 @@ impl Engine {
         Ok(Disk { core })
     }
 
+    /// Begins to control a datastore: its disks are then attached with the handle.
+    ///
+    /// # Errors
+    /// When the threads of it cannot be started. A slot file that cannot be used is not an error: see
+    /// [`control::Report::trouble`].
+    pub fn control(&self, settings: control::Settings) -> Result<Control> {
+        let id = ControlId(take_number(&self.controls, MOST_DISKS, "datastores")?);
+        let inboxes = self.threads.iter().map(|t| Arc::clone(&t.inbox)).collect();
+        let numbers = Arc::clone(&self.controls);
+        let control = Control::begin(id, settings, inboxes, &self.groups, numbers)?;
+        let mut reins = guard(&self.reins);
+        reins.retain(|reins| !reins.is_slack());
+        reins.push(control.reins());
+        Ok(control)
+    }
+
+    /// Sets the limits of a group of disks, on all datastores of this host together.
+    ///
+    /// # Errors
+    /// When they make no sense, or the number is none of a group.
+    pub fn set_group(&self, group: GroupId, policy: &GroupPolicy) -> Result<()> {
+        check_group(group)?;
+        policy
+            .check()
+            .map_err(|fault| Error::new(Kind::Invalid, fault.to_string()))?;
+        self.groups.set(os::now(), group, policy);
+        Ok(())
+    }
+
     /// A disk number that is not in use.
     fn number(&self) -> Result<DiskId> {
-        let mut numbers = guard(&self.disks);
-        let at = numbers.iter().position(|used| !used).unwrap_or_else(|| {
-            numbers.push(false);
-            numbers.len() - 1
-        });
-        if at >= MOST_DISKS {
-            return Err(Error::new(
-                Kind::Invalid,
-                format!("one host serves at most {MOST_DISKS} disks"),
-            ));
-        }
-        numbers[at] = true;
-        Ok(DiskId(
-            u32::try_from(at).expect("checked against the limit"),
-        ))
+        take_number(&self.disks, MOST_DISKS, "disks").map(DiskId)
     }
 
     /// What each I/O thread tells of itself and its disks.
@@ -262,6 +301,9 @@ impl Engine {
     }
 
     fn end(&mut self) {
+        for reins in guard(&self.reins).drain(..) {
+            reins.stop();
+        }
         for thread in &mut self.threads {
             if let Some(join) = thread.join.take() {
                 // A thread that refuses orders has stopped already.
@@ -276,6 +318,23 @@ impl Drop for Engine {
     fn drop(&mut self) {
         self.end();
     }
+}
+
+/// The lowest number that is not in use; it is from now on.
+fn take_number(numbers: &Mutex<Vec<bool>>, most: usize, of: &str) -> Result<u32> {
+    let mut numbers = guard(numbers);
+    let at = numbers.iter().position(|used| !used).unwrap_or_else(|| {
+        numbers.push(false);
+        numbers.len() - 1
+    });
+    if at >= most {
+        return Err(Error::new(
+            Kind::Invalid,
+            format!("one host serves at most {most} {of}"),
+        ));
+    }
+    numbers[at] = true;
+    Ok(u32::try_from(at).expect("checked against the limit"))
 }
 
 fn report_of(inbox: &Inbox) -> Result<ThreadReport> {
@@ -310,7 +369,31 @@ fn check(spec: &DiskSpec, opened: &OpenedImage) -> Result<()> {
             format!("{} queues: 1 to 256 are possible", spec.queues),
         ));
     }
+    if let Some(under) = &spec.control {
+        check_policy(&under.policy)?;
+    }
     check_filters(&spec.filters)
+}
+
+/// Refuses a policy whose values lie out of range or contradict each other.
+fn check_policy(policy: &Policy) -> Result<()> {
+    if let Some(group) = policy.group {
+        check_group(group)?;
+    }
+    policy
+        .check()
+        .map_err(|fault| Error::new(Kind::Invalid, fault.to_string()))
+}
+
+fn check_group(group: GroupId) -> Result<()> {
+    if group.0 as usize >= MOST_GROUPS {
+        let text = format!(
+            "group {}: one host has at most {MOST_GROUPS} groups",
+            group.0
+        );
+        return Err(Error::new(Kind::Invalid, text));
+    }
+    Ok(())
 }
 
 fn check_filters(filters: &[FilterSpec]) -> Result<()> {
@@ -488,6 +571,24 @@ impl Disk {
             tracing::warn!(disk = %self.core.name, %error, "the front end could not be told of the new size");
         }
         Ok(())
+    }
+
+    /// What it may and shall get of its datastore from now on. No I/O is lost or let through for it; what waits is judged
+    /// anew.
+    ///
+    /// # Errors
+    /// When the policy makes no sense, the disk is not under control, or it is being changed or gone.
+    pub fn set_policy(&self, policy: &Policy) -> Result<()> {
+        check_policy(policy)?;
+        if !self.core.controlled {
+            let text = format!(
+                "disk {} is on a datastore without I/O control: no policy holds there",
+                self.core.name
+            );
+            return Err(Error::new(Kind::Unsupported, text));
+        }
+        self.core
+            .change(What::Policy(Box::new(policy.clone())), None)
     }
 
     /// What its shard knows of it.

@@ -5,6 +5,7 @@
 //! - a full queue refuses, visibly
 //! - a thread that is busy costs its senders no system call, and an empty inbox costs the thread one load
 
+use crate::control::Govern;
 use crate::errand::Errand;
 use crate::sys::eventfd::EventFd;
 use crate::thread::orders::{Attach, AttachQueue, Change, NbdConnection, Report, StopQueue};
@@ -12,6 +13,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
+use tidegate_core::shard::ControlId;
 
 /// More orders than any burst of administration makes.
 const ROOM: usize = 4096;
@@ -25,6 +27,10 @@ pub(crate) enum Order {
     Nbd(Box<NbdConnection>),
     Report(Report),
     Errand(Errand),
+    /// About a datastore's control.
+    Govern(ControlId, Box<Govern>),
+    /// It is this thread's turn at a datastore.
+    Woken(ControlId),
     Stop,
 }
 

@@ -1,13 +1,14 @@
 //! Performs what the core decides: I/O threads on io_uring, buffers, datastores, and the devices of guests.
 //!
 //! The daemon starts an [`Engine`], opens images with [`datastore`], and attaches them as [`Disk`]s; the handles take
-//! orders from there. Inside, a request's way is: [`device`](self) (a ring or a connection) to `thread.rs` (one turn) to
+//! orders from there. Disks of one datastore may stand under its [`control`]. Inside, a request's way is: [`device`](self) (a ring or a connection) to `thread.rs` (one turn) to
 //! the core's shard, to [`datastore`], and back.
 //!
 //! This is the only crate of the project with unsafe code, all of it in `src/sys/`.
 
 #![deny(unsafe_code)]
 
+pub mod control;
 pub mod datastore;
 mod device;
 mod errand;
@@ -18,6 +19,7 @@ mod inbox;
 mod sys;
 mod thread;
 
+pub use control::{Control, UnderControl};
 pub use error::{Error, Kind, Result};
 pub use handle::{DeviceReport, Disk, DiskSpec, Engine, Settings};
 pub use thread::orders::ThreadReport;

@@ -17,6 +17,7 @@
 //!                  └──────────────────────────────────────────────────┘
 //! ```
 
+use crate::control::{Control, Word};
 use crate::datastore::{Image, Job, Lane, Progress};
 use crate::device::ReplyTo;
 use crate::device::nbd::Connection;
@@ -31,9 +32,10 @@ use orders::Parting;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 use tally::Tally;
 use tidegate_core::request::{DiskId, IoId, Outcome, Request, Token};
-use tidegate_core::shard::{Effect, Event, Shard};
+use tidegate_core::shard::{ControlId, Effect, Event, Shard};
 use tidegate_core::stack::FilterKey;
 use tidegate_core::units::{Span, Time};
 
@@ -128,6 +130,18 @@ pub(crate) struct Place {
     sides: Vec<(FilterKey, Arc<OwnedFd>)>,
     parting: Option<Parting>,
     changing: Option<orders::Reply>,
+    /// Its datastore's control lives for as long as the disk is here.
+    _control: Option<Control>,
+}
+
+/// A datastore's control, as an I/O thread knows it.
+pub(crate) struct Governed {
+    /// What the governor is told goes here.
+    words: Sender<Word>,
+    /// The inboxes of all I/O threads, by the number that their schedulers have.
+    peers: Arc<[Arc<Inbox>]>,
+    /// This one's number.
+    thread: usize,
 }
 
 /// See the module.
@@ -143,6 +157,10 @@ pub(crate) struct IoThread {
     /// Queues that are looked at each turn.
     active: Vec<u32>,
     connections: Vec<Option<Connection>>,
+    /// By number of control.
+    governed: Vec<Option<Governed>>,
+    /// Those whose governors believe that nothing goes on here.
+    resting: Vec<ControlId>,
     /// Ends that images reported and the shard has not heard of.
     finished: Vec<(DiskId, IoId, Outcome)>,
     carrying: Vec<Effect>,
@@ -223,6 +241,8 @@ impl IoThread {
             queues: Vec::new(),
             active: Vec::new(),
             connections: Vec::new(),
+            governed: Vec::new(),
+            resting: Vec::new(),
             finished: Vec::with_capacity(IN_FLIGHT),
             carrying: Vec::with_capacity(2 * IN_FLIGHT),
             completions: Vec::with_capacity(COMPLETIONS_PER_TURN),
@@ -255,6 +275,9 @@ impl IoThread {
         worked |= self.fetch();
         worked |= self.deadlines();
         self.settle();
+        if !self.resting.is_empty() {
+            self.stir();
+        }
         self.desk.ring.submit();
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(TURNS_PER_SWEEP) {
@@ -455,6 +478,7 @@ impl IoThread {
             } => self.side_write(disk, filter, buffer),
             Effect::Rearranged { disk } => self.rearranged(disk),
             Effect::Detached { disk } => self.detached(disk),
+            Effect::Wake { control, thread } => self.wake_peer(control, thread),
         }
     }
 

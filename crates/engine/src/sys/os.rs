@@ -171,6 +171,26 @@ pub(crate) fn memory_file(name: &std::ffi::CStr, len: u64) -> io::Result<File> {
     Ok(file)
 }
 
+/// Makes a file at least `len` bytes long, with room for all of them where the file system can promise that. What is in
+/// it stays, whoever else does the same meanwhile.
+///
+/// # Errors
+/// What fallocate says, but not that it is not supported.
+pub(crate) fn preallocate(file: &File, len: u64) -> io::Result<()> {
+    let length = libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
+    // SAFETY: no memory is involved.
+    let ok = unsafe { libc::fallocate(file.as_raw_fd(), 0, 0, length) };
+    if ok == 0 {
+        return Ok(());
+    }
+    let error = io::Error::last_os_error();
+    match error.raw_os_error() {
+        Some(libc::EOPNOTSUPP | libc::ENOSYS) if file.metadata()?.len() < len => file.set_len(len),
+        Some(libc::EOPNOTSUPP | libc::ENOSYS) => Ok(()),
+        _ => Err(error),
+    }
+}
+
 /// What the calling thread has used of a CPU, in nanoseconds.
 pub(crate) fn thread_cpu_ns() -> u64 {
     let mut at = MaybeUninit::<libc::timespec>::uninit();

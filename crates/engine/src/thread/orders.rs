@@ -3,7 +3,8 @@
 //! The handles of [`crate::handle`] and the vhost-user protocol threads send [`Order`]s; each that can take a while carries
 //! a channel for its answer. Nothing here is on a request's way.
 
-use super::{IoThread, Place};
+use super::{Governed, IoThread, Place};
+use crate::control::{Govern, UnderControl, Word};
 use crate::datastore::Image;
 use crate::device::nbd::Connection;
 use crate::device::ring::{Parts, RingDevice};
@@ -16,8 +17,9 @@ use crate::sys::ring::Completion;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use tidegate_core::iocontrol::Policy;
 use tidegate_core::request::DiskId;
-use tidegate_core::shard::{DiskReport, Event};
+use tidegate_core::shard::{ControlId, Controlled, DiskReport, Event};
 use tidegate_core::stack::{FilterKey, Place as FilterPlace, Stack};
 use tidegate_core::units::Span;
 use tidegate_front::nbd::session::Session;
@@ -33,6 +35,7 @@ pub(crate) struct Attach {
     pub(crate) stack: Stack,
     pub(crate) sides: Vec<(FilterKey, Arc<OwnedFd>)>,
     pub(crate) image: Box<dyn Image + Send>,
+    pub(crate) control: Option<Box<UnderControl>>,
     pub(crate) reply: Reply,
 }
 
@@ -52,6 +55,8 @@ pub(crate) enum What {
     },
     /// Its size, in bytes.
     Size(u64),
+    /// What it may and shall get of its datastore.
+    Policy(Box<Policy>),
     /// It goes. Answered when nothing of it is left; `farewell` is done then, also when nobody waits any more.
     Detach { farewell: Farewell },
 }
@@ -148,6 +153,8 @@ impl IoThread {
                 let _ = report.reply.send(self.report());
             }
             Order::Errand(errand) => self.errand_done(errand.disk, errand.task),
+            Order::Govern(control, govern) => self.govern(control, *govern),
+            Order::Woken(control) => self.tell_shard(Event::Woken { control }),
             Order::Stop => self.stopping = true,
         }
     }
@@ -160,6 +167,7 @@ impl IoThread {
             stack,
             sides,
             image,
+            control,
             reply,
         } = attach;
         let at = disk.0 as usize;
@@ -171,17 +179,23 @@ impl IoThread {
             sides,
             parting: None,
             changing: None,
+            _control: control.as_ref().map(|under| under.control.clone()),
         });
         self.note_timed();
-        let event = Event::Attach {
+        let control = control.map(|under| {
+            Box::new(Controlled {
+                control: under.control.id(),
+                key: under.key,
+                policy: under.policy,
+            })
+        });
+        self.tell_shard(Event::Attach {
             disk,
             size,
             read_only,
             stack,
-        };
-        self.desk
-            .shard
-            .handle(self.desk.now, event, &mut self.desk.effects);
+            control,
+        });
         let _ = reply.send(Ok(()));
     }
 
@@ -219,6 +233,13 @@ impl IoThread {
                 let _ = reply.send(Ok(()));
                 Event::Resize { disk, size }
             }
+            What::Policy(policy) => {
+                self.stir_all();
+                let policy = *policy;
+                self.tell_shard(Event::Policy { disk, policy });
+                let _ = reply.send(Ok(()));
+                return;
+            }
             What::Detach { farewell } => {
                 place.parting = Some(Parting {
                     reply,
@@ -241,6 +262,102 @@ impl IoThread {
         self.desk
             .shard
             .handle(self.desk.now, event, &mut self.desk.effects);
+    }
+
+    /// Hands the shard what has happened.
+    fn tell_shard(&mut self, event: Event) {
+        self.desk
+            .shard
+            .handle(self.desk.now, event, &mut self.desk.effects);
+    }
+
+    /// Obeys what concerns a datastore's control.
+    fn govern(&mut self, control: ControlId, govern: Govern) {
+        let at = control.0 as usize;
+        match govern {
+            Govern::Begin {
+                scheduler,
+                shared,
+                words,
+                peers,
+                thread,
+            } => {
+                if self.governed.len() <= at {
+                    self.governed.resize_with(at + 1, || None);
+                }
+                self.governed[at] = Some(Governed {
+                    words,
+                    peers,
+                    thread,
+                });
+                self.resting.push(control);
+                self.tell_shard(Event::Control {
+                    control,
+                    scheduler,
+                    shared,
+                });
+            }
+            Govern::End => {
+                self.governed[at] = None;
+                self.resting.retain(|resting| *resting != control);
+                self.tell_shard(Event::Release { control });
+            }
+            Govern::Steer(orders) => self.tell_shard(Event::Steer { control, orders }),
+            Govern::Count => self.count(control),
+        }
+    }
+
+    /// Tells a governor what its datastore's disks used here.
+    fn count(&mut self, control: ControlId) {
+        let Some(governed) = self
+            .governed
+            .get(control.0 as usize)
+            .and_then(Option::as_ref)
+        else {
+            return;
+        };
+        let (mut usage, mut bins) = (Vec::new(), Vec::new());
+        self.desk.shard.usage(control, self.desk.now, &mut usage);
+        self.desk.shard.bins(control, &mut bins);
+        let rests = !usage.iter().any(|usage| usage.active);
+        if rests && !self.resting.contains(&control) {
+            self.resting.push(control);
+        }
+        // A governor that has ended wants no counts.
+        let _ = governed.words.send(Word::Counted {
+            thread: governed.thread,
+            usage,
+            bins,
+        });
+    }
+
+    /// Tells governors that believe a datastore to be idle that it is not.
+    pub(super) fn stir(&mut self) {
+        let (governed, shard) = (&self.governed, &self.desk.shard);
+        self.resting.retain(|control| {
+            let stirred = shard.is_stirred(*control);
+            if stirred && let Some(Some(governed)) = governed.get(control.0 as usize) {
+                let _ = governed.words.send(Word::Stirred);
+            }
+            !stirred
+        });
+    }
+
+    /// Tells every governor that something has changed here.
+    fn stir_all(&self) {
+        for governed in self.governed.iter().flatten() {
+            let _ = governed.words.send(Word::Stirred);
+        }
+    }
+
+    /// It is another thread's turn at a datastore.
+    pub(super) fn wake_peer(&self, control: ControlId, thread: usize) {
+        if let Some(Some(governed)) = self.governed.get(control.0 as usize)
+            && let Some(inbox) = governed.peers.get(thread)
+        {
+            // One word for each time that a thread goes to sleep in want of room: bounded.
+            inbox.send_always(Order::Woken(control));
+        }
     }
 
     fn send_clients_away(&mut self, disk: DiskId) {

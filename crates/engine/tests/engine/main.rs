@@ -6,6 +6,7 @@
 
 mod client;
 mod clients;
+mod control;
 mod datastores;
 mod filters;
 mod locks;

@@ -41,6 +41,7 @@ pub(crate) fn spec(name: &str, size: u64) -> DiskSpec {
         uuid: [7; 16],
         queues: 1,
         filters: Vec::new(),
+        control: None,
     }
 }
 

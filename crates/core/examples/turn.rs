@@ -1,0 +1,119 @@
+//! One I/O after another through a shard, for counting instructions: `turn HOW COUNT`, HOW being one of
+//! `none` (no control), `calm` (control, not engaged), `limited` (not engaged, below a limit), `engaged` (two disks
+//! that share a window). Eight I/Os are in flight.
+//!
+//! Run it under `valgrind --tool=callgrind` with two counts: the difference is what the I/Os cost.
+
+use std::collections::VecDeque;
+use tidegate_core::iocontrol::shared::{Groups, Shared};
+use tidegate_core::iocontrol::{CostModel, DiskKey, Limit, Orders, Policy, Scheduler};
+use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Request, Token};
+use tidegate_core::shard::{ControlId, Controlled, Effect, Event, Shard};
+use tidegate_core::stack::Stack;
+use tidegate_core::units::{Span, Time};
+
+const CONTROL: ControlId = ControlId(0);
+const DEPTH: u64 = 8;
+
+fn main() {
+    let mut args = std::env::args().skip(1);
+    let how = args.next().unwrap_or_else(|| "none".into());
+    let count: u64 = args.next().and_then(|n| n.parse().ok()).unwrap_or(100_000);
+    let mut shard = Shard::new(64);
+    let mut out = Vec::with_capacity(64);
+    if how != "none" {
+        govern(&mut shard, how == "engaged", &mut out);
+    }
+    for disk in 0..2 {
+        let policy = Policy {
+            shares: 1_000 * (disk + 1),
+            limit: (how == "limited").then_some(Limit::steady(1 << 40)),
+            ..Policy::default()
+        };
+        let controlled = Controlled {
+            control: CONTROL,
+            key: DiskKey(disk.into()),
+            policy,
+        };
+        let attach = Event::Attach {
+            disk: DiskId(disk),
+            size: 1 << 30,
+            read_only: false,
+            stack: Stack::new(Vec::new()),
+            control: (how != "none").then(|| Box::new(controlled)),
+        };
+        shard.handle(Time::ZERO, attach, &mut out);
+    }
+    let answered = run(&mut shard, count, &mut out);
+    assert_eq!(answered, count);
+    println!("{answered} answered");
+}
+
+fn govern(shard: &mut Shard, engaged: bool, out: &mut Vec<Effect>) {
+    let shared = Shared::new(1, &Groups::new(0));
+    let scheduler = Scheduler::new(0, shared.clone(), 32 << 10);
+    let orders = Orders {
+        engaged,
+        // Half of what is asked for has to wait.
+        window: if engaged { DEPTH / 2 * 272 } else { 256 << 8 },
+        per_second: 256 * 100_000,
+        ..Orders::idle(CostModel::flash())
+    };
+    let control = CONTROL;
+    let scheduler = Box::new(scheduler);
+    let begin = Event::Control {
+        control,
+        scheduler,
+        shared,
+    };
+    shard.handle(Time::ZERO, begin, out);
+    shard.handle(Time::ZERO, Event::Steer { control, orders }, out);
+}
+
+fn run(shard: &mut Shard, count: u64, out: &mut Vec<Effect>) -> u64 {
+    let mut now = Time::from_nanos(1_000_000);
+    let mut started: VecDeque<(DiskId, IoId)> = VecDeque::with_capacity(64);
+    let (mut asked, mut answered) = (0, 0);
+    while answered < count {
+        while asked < count && asked - answered < DEPTH {
+            let disk = DiskId(u32::from(!asked.is_multiple_of(2)));
+            let request = Request {
+                op: Op::Read,
+                flags: Flags::NONE,
+                offset: asked * 7_919 % 200_000 * 4096,
+                len: 4096,
+                data: Data::NONE,
+                arrived: now,
+            };
+            let token = Token(asked);
+            let submitted = Event::Submitted {
+                disk,
+                token,
+                request,
+            };
+            shard.handle(now, submitted, out);
+            asked += 1;
+        }
+        answered += carry(out, &mut started);
+        if let Some((disk, io)) = started.pop_front() {
+            now = now + Span::from_micros(1);
+            let outcome = Ok(());
+            shard.handle(now, Event::Finished { disk, io, outcome }, out);
+            answered += carry(out, &mut started);
+        }
+    }
+    answered
+}
+
+/// Takes in what the shard wants; tells how many were answered.
+fn carry(out: &mut Vec<Effect>, started: &mut VecDeque<(DiskId, IoId)>) -> u64 {
+    let mut answered = 0;
+    for effect in out.drain(..) {
+        match effect {
+            Effect::Start { disk, io, .. } => started.push_back((disk, io)),
+            Effect::Answer { .. } => answered += 1,
+            other => panic!("{other:?}"),
+        }
+    }
+    answered
+}

@@ -1,0 +1,340 @@
+//! Whose turn it is at each datastore that is under control: the shard's dealings with its schedulers.
+//!
+//! The stack offers what leaves its bottom; here the shard asks for what may go after something has ended, a limit's
+//! moment has come, an order has changed the rules, or another I/O thread has found that it is this one's turn.
+//!
+//! # Always true
+//! - a scheduler is asked until it has nothing more to let go; where nothing waits, here or on another thread, it is not
+//!   asked at all: that is every I/O of a datastore that is not congested
+//! - a control goes after its last disk (asserted)
+
+use super::{ControlId, Effect, Event, Shard};
+use crate::iocontrol::shared::Member;
+use crate::iocontrol::{Bin, Pick, Scheduler, Usage};
+use crate::stack;
+use crate::units::Time;
+use alloc::boxed::Box;
+use alloc::vec::Vec;
+
+/// One datastore's turns on this I/O thread.
+pub(super) struct Turn {
+    pub(super) scheduler: Box<Scheduler>,
+    /// I/Os that wait here.
+    held: usize,
+    /// Knows whether another thread waits for room; used for nothing else.
+    others: Member,
+    /// Whether anything has ended since its use was last told.
+    stirred: bool,
+}
+
+impl Turn {
+    pub(super) fn scheduler(&mut self) -> &mut Scheduler {
+        &mut self.scheduler
+    }
+
+    /// Notes that so many more wait; tells whether the scheduler is to be asked for the next.
+    #[inline]
+    pub(super) fn waits(&mut self, more: usize) -> bool {
+        self.held += more;
+        self.held > 0 || self.others.someone_waits()
+    }
+
+    /// The same, for an I/O that ends.
+    #[inline]
+    pub(super) fn ended(&mut self) -> &mut Scheduler {
+        self.stirred = true;
+        &mut self.scheduler
+    }
+}
+
+/// The turns at a disk's datastore, if that is under control.
+#[inline]
+pub(super) fn turn_of(turns: &mut [Option<Turn>], control: Option<ControlId>) -> Option<&mut Turn> {
+    turns.get_mut(control?.0 as usize)?.as_mut()
+}
+
+impl Shard {
+    /// What concerns the control of a datastore.
+    pub(super) fn govern(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
+        match event {
+            Event::Control {
+                control,
+                scheduler,
+                shared,
+            } => {
+                let place = control.0 as usize;
+                if self.turns.len() <= place {
+                    self.turns.resize_with(place + 1, || None);
+                }
+                assert!(
+                    self.turns[place].is_none(),
+                    "a datastore comes under control once"
+                );
+                self.turns[place] = Some(Turn {
+                    scheduler,
+                    held: 0,
+                    others: Member::new(0, shared),
+                    stirred: false,
+                });
+            }
+            Event::Release { control } => {
+                let mut disks = self.disks.iter().flatten();
+                assert!(
+                    disks.all(|disk| disk.control != Some(control)),
+                    "a control goes after its last disk"
+                );
+                if let Some(place) = self.turns.get_mut(control.0 as usize) {
+                    *place = None;
+                }
+            }
+            Event::Steer { control, orders } => {
+                if let Some(turn) = turn_of(&mut self.turns, Some(control)) {
+                    turn.scheduler.steer(now, &orders);
+                }
+                self.pick(now, control, out);
+            }
+            Event::Policy { disk, policy } => {
+                let Some(control) = self.disk(disk).control else {
+                    return;
+                };
+                if let Some(turn) = turn_of(&mut self.turns, Some(control)) {
+                    turn.scheduler.change(now, disk, &policy);
+                }
+                self.pick(now, control, out);
+            }
+            Event::Woken { control } => self.pick(now, control, out),
+            _ => unreachable!("handled before"),
+        }
+    }
+
+    /// So many more wait at a disk's datastore: lets go what may go.
+    #[inline(never)]
+    pub(super) fn wait_and_pick(
+        &mut self,
+        now: Time,
+        control: Option<ControlId>,
+        more: usize,
+        out: &mut Vec<Effect>,
+    ) {
+        let Some(control) = control else { return };
+        if let Some(turn) = turn_of(&mut self.turns, Some(control)) {
+            turn.waits(more);
+        }
+        self.pick(now, control, out);
+    }
+
+    /// Lets go what may go to a datastore now.
+    pub(super) fn pick(&mut self, now: Time, control: ControlId, out: &mut Vec<Effect>) {
+        let Some(turn) = turn_of(&mut self.turns, Some(control)) else {
+            return;
+        };
+        loop {
+            match turn.scheduler.pick(now) {
+                Pick::Now(disk, io, cost) => {
+                    turn.held -= 1;
+                    stack::let_go(now, disk, io, cost, &mut self.ios, out);
+                }
+                Pick::Other(thread) => return out.push(Effect::Wake { control, thread }),
+                Pick::At(..) | Pick::Full | Pick::Behind | Pick::Empty => return,
+            }
+        }
+    }
+
+    /// Appends what each disk here used of a datastore since the last call, and starts a new count.
+    pub fn usage(&mut self, control: ControlId, now: Time, out: &mut Vec<Usage>) {
+        if let Some(turn) = turn_of(&mut self.turns, Some(control)) {
+            turn.stirred = false;
+            turn.scheduler.usage(now, out);
+        }
+    }
+
+    /// Appends what ended on a datastore in each 100 ms that are over.
+    pub fn bins(&mut self, control: ControlId, out: &mut Vec<Bin>) {
+        if let Some(turn) = turn_of(&mut self.turns, Some(control)) {
+            turn.scheduler.bins(out);
+        }
+    }
+
+    /// Whether a datastore was used since its use was last told, or is being used.
+    pub fn is_stirred(&self, control: ControlId) -> bool {
+        let turn = self.turns.get(control.0 as usize).and_then(Option::as_ref);
+        turn.is_some_and(|turn| turn.stirred || turn.scheduler.in_flight().0 > 0)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::{Cx, Filter, Io, Verdict};
+    use crate::iocontrol::shared::{Groups, Shared};
+    use crate::iocontrol::{Cost, CostModel, DiskKey, Limit, Orders, Policy};
+    use crate::request::{Data, DiskId, Flags, Op, Request, Token};
+    use crate::shard::{Controlled, DiskReport};
+    use crate::stack::{FilterKey, Stack};
+    use crate::units::Span;
+    use alloc::sync::Arc;
+    use alloc::vec;
+    use core::sync::atomic::{AtomicU64, Ordering};
+
+    const CONTROL: ControlId = ControlId(1);
+    const DISK: DiskId = DiskId(0);
+
+    /// Tells how long the last I/O that passed it waited for its turn, was with the datastore, and what it cost.
+    #[derive(Clone, Default)]
+    struct Watch(Arc<[AtomicU64; 3]>);
+
+    impl Filter for Watch {
+        fn name(&self) -> &'static str {
+            "watch"
+        }
+        fn submit(&mut self, _cx: &mut Cx<'_>, _io: &Io) -> Verdict {
+            Verdict::Pass
+        }
+        fn complete(&mut self, _cx: &mut Cx<'_>, io: &Io) -> Verdict {
+            let waited = io.issued.since(io.offered).as_nanos();
+            let served = io.returned.since(io.issued).as_nanos();
+            for (place, value) in self.0.iter().zip([waited, served, io.cost.0]) {
+                place.store(value, Ordering::Relaxed);
+            }
+            Verdict::Pass
+        }
+    }
+
+    fn shard(policy: Policy, watch: &Watch) -> Shard {
+        let mut shard = Shard::new(4);
+        let shared = Shared::new(1, &Groups::new(0));
+        let scheduler = Scheduler::new(0, shared.clone(), 4096);
+        let stack = Stack::new(vec![(FilterKey(0), Box::new(watch.clone()))]);
+        let controlled = Controlled {
+            control: CONTROL,
+            key: DiskKey(5),
+            policy,
+        };
+        for event in [
+            Event::Control {
+                control: CONTROL,
+                scheduler: Box::new(scheduler),
+                shared,
+            },
+            Event::Attach {
+                disk: DISK,
+                size: 1 << 20,
+                read_only: false,
+                stack,
+                control: Some(Box::new(controlled)),
+            },
+        ] {
+            assert!(handle(&mut shard, 0, event).is_empty());
+        }
+        shard
+    }
+
+    fn handle(shard: &mut Shard, us: u64, event: Event) -> Vec<Effect> {
+        let mut out = Vec::new();
+        shard.handle(Time::ZERO + Span::from_micros(us), event, &mut out);
+        out
+    }
+
+    fn submit(shard: &mut Shard, us: u64, token: u64) -> Vec<Effect> {
+        let request = Request {
+            op: Op::Read,
+            flags: Flags::NONE,
+            offset: token * 8192,
+            len: 4096,
+            data: Data::NONE,
+            arrived: Time::ZERO,
+        };
+        let token = Token(token);
+        let submitted = Event::Submitted {
+            disk: DISK,
+            token,
+            request,
+        };
+        handle(shard, us, submitted)
+    }
+
+    fn finish(shard: &mut Shard, us: u64, start: &Effect) -> Vec<Effect> {
+        let Effect::Start { io, .. } = start else {
+            panic!("{start:?} starts nothing");
+        };
+        let finished = Event::Finished {
+            disk: DISK,
+            io: *io,
+            outcome: Ok(()),
+        };
+        handle(shard, us, finished)
+    }
+
+    fn report(shard: &Shard) -> DiskReport {
+        shard.report(DISK).expect("attached")
+    }
+
+    #[test]
+    fn what_does_not_fit_in_the_window_starts_when_something_ends() {
+        let watch = Watch::default();
+        let mut shard = shard(Policy::default(), &watch);
+        let orders = Orders {
+            engaged: true,
+            window: 256,
+            ..Orders::idle(CostModel::flash())
+        };
+        let control = CONTROL;
+        assert!(handle(&mut shard, 0, Event::Steer { control, orders }).is_empty());
+        let first = submit(&mut shard, 10, 1);
+        assert_eq!((first.len(), submit(&mut shard, 11, 2).len()), (1, 0));
+        assert_eq!((report(&shard).in_flight, report(&shard).held), (2, 1));
+        let then = finish(&mut shard, 30, &first[0]);
+        assert!(matches!(
+            then[..],
+            [Effect::Answer { .. }, Effect::Start { .. }]
+        ));
+        finish(&mut shard, 100, &then[1]);
+        let seen = watch
+            .0
+            .each_ref()
+            .map(|value| value.load(Ordering::Relaxed));
+        let cost = CostModel::flash().cost(Op::Read, 4096, false);
+        assert_eq!(seen, [19_000, 70_000, cost.0]);
+        assert!(cost > Cost(0));
+    }
+
+    #[test]
+    fn a_limit_wakes_the_thread_at_its_moment_and_a_new_policy_before() {
+        let limit = |sustained| Policy {
+            limit: Some(Limit {
+                sustained,
+                peak: 0,
+                burst: 0,
+            }),
+            ..Policy::default()
+        };
+        let mut shard = shard(limit(1_000), &Watch::default());
+        let first = submit(&mut shard, 0, 1);
+        assert_eq!((first.len(), submit(&mut shard, 0, 2).len()), (1, 0));
+        assert!(submit(&mut shard, 0, 3).is_empty());
+        let due = Some((Time::ZERO + Span::from_millis(1), crate::filter::Why::Limit));
+        assert_eq!(shard.deadline(), due);
+        let then = handle(&mut shard, 1_000, Event::Ticked);
+        assert!(matches!(then[..], [Effect::Start { .. }]));
+        assert!(shard.deadline().map(|next| next.0) > due.map(|due| due.0));
+        let (disk, policy) = (DISK, Policy::default());
+        let then = handle(&mut shard, 1_001, Event::Policy { disk, policy });
+        assert!(matches!(then[..], [Effect::Start { .. }]));
+        assert_eq!(shard.deadline(), None);
+    }
+
+    #[test]
+    fn a_disk_that_has_been_used_stirs_until_its_use_is_told() {
+        let mut shard = shard(Policy::default(), &Watch::default());
+        assert!(!shard.is_stirred(CONTROL));
+        let first = submit(&mut shard, 0, 1);
+        assert!(shard.is_stirred(CONTROL));
+        finish(&mut shard, 1, &first[0]);
+        assert!(shard.is_stirred(CONTROL));
+        let mut usage = Vec::new();
+        shard.usage(CONTROL, Time::ZERO + Span::from_micros(2), &mut usage);
+        assert_eq!((usage.len(), usage[0].ios), (1, 1));
+        assert!(!shard.is_stirred(CONTROL));
+        assert!(!shard.is_stirred(ControlId(9)));
+    }
+}

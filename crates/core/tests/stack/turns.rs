@@ -1,0 +1,430 @@
+//! Shards whose datastore is under control: whatever policies, orders and windows come, every request is answered once.
+//!
+//! Several I/O threads share the datastore, as in a host. Time jumps to the next deadline when nothing else is left to
+//! do: what is still unanswered then was forgotten, by a lost turn or a lost wake.
+
+use super::{OPS, SIZE, datastore, filter};
+use proptest::prelude::*;
+use std::collections::VecDeque;
+use tidegate_core::filter::FilterSpec;
+use tidegate_core::iocontrol::shared::{Groups, GroupsHandle, Shared};
+use tidegate_core::iocontrol::{
+    CostModel, DiskKey, GroupId, GroupPolicy, Limit, Mode, Orders, Policy, Scheduler,
+};
+use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Request, Token};
+use tidegate_core::shard::{ControlId, Controlled, Effect, Event, Shard};
+use tidegate_core::stack::{FilterKey, Place, Stack};
+use tidegate_core::units::{Span, Time};
+
+const CONTROL: ControlId = ControlId(3);
+/// Disks of the host; every second one has no filter.
+const DISKS: usize = 4;
+
+#[derive(Clone, Debug)]
+enum Act {
+    Submit(usize, Op, u64, u64),
+    Finish(usize),
+    Pass(u64),
+    Rearrange(usize, Vec<FilterSpec>),
+    Policy(usize, Policy),
+    Steer(Orders),
+    Group(GroupPolicy),
+    /// A disk goes and, once it has gone, comes again.
+    Detach(usize),
+}
+
+fn limit() -> impl Strategy<Value = Limit> {
+    (100..100_000_u64, 0..3_u64, 0..20_u64).prop_map(|(sustained, peak, burst)| Limit {
+        sustained,
+        peak: sustained * peak,
+        burst,
+    })
+}
+
+fn policy() -> impl Strategy<Value = Policy> {
+    let maybe = |least: u64| {
+        prop::option::weighted(0.3, limit()).prop_map(move |limit| {
+            limit.map(|limit| Limit {
+                sustained: limit.sustained * least,
+                peak: limit.peak * least,
+                burst: limit.burst * least,
+            })
+        })
+    };
+    let target = prop::option::weighted(0.2, 1..2_000_000_u64);
+    let values = (
+        100..=10_000_u32,
+        0..100_u32,
+        maybe(1),
+        maybe(4096),
+        target,
+        0..4_u32,
+    );
+    values.prop_map(|(shares, reservation, limit, bandwidth, target, group)| {
+        let policy = Policy {
+            shares,
+            reservation,
+            limit,
+            bandwidth,
+            latency_target: target.map(Span::from_nanos),
+            group: (group == 0).then_some(GroupId(0)),
+        };
+        policy.check().expect("a policy that makes sense");
+        policy
+    })
+}
+
+fn orders() -> impl Strategy<Value = Orders> {
+    let mode = prop_oneof![
+        6 => Just(Mode::On), 1 => Just(Mode::Observe), 1 => Just(Mode::Off)
+    ];
+    let values = (
+        mode,
+        prop::bool::weighted(0.7),
+        1..20_000_u64,
+        0..=65_536_u32,
+    );
+    values.prop_map(|(mode, engaged, window, theta)| Orders {
+        mode,
+        engaged,
+        window,
+        theta,
+        costs: CostModel::unknown(),
+        latency_p99: Span::from_micros(500),
+        per_second: window * 1_000 % 7_000_000,
+    })
+}
+
+fn act() -> impl Strategy<Value = Act> {
+    let disk = 0..DISKS;
+    prop_oneof![
+        24 => (disk.clone(), 0..OPS.len(), 0..200_u64, 1..16_u64)
+            .prop_map(|(disk, op, at, len)| Act::Submit(disk, OPS[op], at * 4_096, len * 512)),
+        12 => any::<usize>().prop_map(Act::Finish),
+        6 => (0..1_000_000_u64).prop_map(Act::Pass),
+        1 => (disk.clone(), prop::collection::vec(filter(), 0..3))
+            .prop_map(|(disk, specs)| Act::Rearrange(disk, specs)),
+        3 => (disk.clone(), policy()).prop_map(|(disk, policy)| Act::Policy(disk, policy)),
+        3 => orders().prop_map(Act::Steer),
+        1 => (prop::option::of(limit())).prop_map(|limit| Act::Group(GroupPolicy {
+            limit,
+            bandwidth: None,
+        })),
+        1 => disk.prop_map(Act::Detach),
+    ]
+}
+
+/// Something that a datastore has.
+struct Started {
+    thread: usize,
+    disk: DiskId,
+    io: IoId,
+    token: u64,
+}
+
+/// Where a disk is in its life.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Life {
+    Here,
+    Changing,
+    Leaving,
+}
+
+struct Host {
+    now: u64,
+    shards: Vec<Shard>,
+    groups: GroupsHandle,
+    lives: [Life; DISKS],
+    policies: Vec<Policy>,
+    started: Vec<Started>,
+    /// By token: how often it was answered.
+    answers: Vec<u32>,
+    /// By disk: whether it never had a filter, and the last read or write that started.
+    plain: [(bool, Option<u64>); DISKS],
+    keys: u32,
+}
+
+impl Host {
+    fn new(threads: usize, specs: &[FilterSpec], policies: Vec<Policy>) -> Host {
+        let groups = Groups::new(1);
+        let shared = Shared::new(threads, &groups);
+        let mut host = Host {
+            now: 1_000,
+            shards: (0..threads).map(|_| Shard::new(4)).collect(),
+            groups,
+            lives: [Life::Leaving; DISKS],
+            policies,
+            started: Vec::new(),
+            answers: Vec::new(),
+            plain: [(true, None); DISKS],
+            keys: 0,
+        };
+        for thread in 0..threads {
+            let scheduler = Box::new(Scheduler::new(thread, shared.clone(), 4096));
+            host.handle(
+                thread,
+                Event::Control {
+                    control: CONTROL,
+                    scheduler,
+                    shared: shared.clone(),
+                },
+            );
+        }
+        for disk in 0..DISKS {
+            host.attach(disk, if disk % 2 == 0 { &[] } else { specs });
+        }
+        host
+    }
+
+    fn attach(&mut self, disk: usize, specs: &[FilterSpec]) {
+        let filters = specs.iter().map(FilterSpec::build);
+        self.keys += 10;
+        let keys = (self.keys..).map(FilterKey);
+        let attach = Event::Attach {
+            disk: id(disk),
+            size: SIZE,
+            read_only: false,
+            stack: Stack::new(keys.zip(filters).collect()),
+            control: Some(Box::new(Controlled {
+                control: CONTROL,
+                key: DiskKey(disk as u64),
+                policy: self.policies[disk].clone(),
+            })),
+        };
+        self.lives[disk] = Life::Here;
+        self.plain[disk] = (specs.is_empty(), None);
+        self.handle(self.home(disk), attach);
+    }
+
+    fn home(&self, disk: usize) -> usize {
+        disk % self.shards.len()
+    }
+
+    /// Hands in an event, and everything that follows from it at once.
+    fn handle(&mut self, thread: usize, event: Event) {
+        let mut events = VecDeque::from([(thread, event)]);
+        while let Some((thread, event)) = events.pop_front() {
+            let mut out = Vec::new();
+            self.shards[thread].handle(Time::from_nanos(self.now), event, &mut out);
+            for effect in out {
+                match effect {
+                    Effect::Start {
+                        disk, io, op, data, ..
+                    } => self.start(thread, disk, io, op, u64::from(data.buffer)),
+                    Effect::Answer { token, .. } => {
+                        let answers = &mut self.answers[usize::try_from(token.0).expect("few")];
+                        *answers += 1;
+                        assert_eq!(*answers, 1, "{token:?} was answered twice");
+                    }
+                    Effect::Wake { control, thread } => {
+                        events.push_back((thread, Event::Woken { control }));
+                    }
+                    Effect::Rearranged { disk } | Effect::Detached { disk } => {
+                        let life = &mut self.lives[disk.0 as usize];
+                        if *life == Life::Changing {
+                            *life = Life::Here;
+                        }
+                    }
+                    Effect::SideWrite { .. } => panic!("no filter here writes aside"),
+                }
+            }
+        }
+    }
+
+    fn start(&mut self, thread: usize, disk: DiskId, io: IoId, op: Op, token: u64) {
+        let twice = self
+            .started
+            .iter()
+            .any(|s| (s.thread, s.io) == (thread, io));
+        assert!(!twice, "an I/O starts once");
+        let (plain, last) = &mut self.plain[disk.0 as usize];
+        if *plain && matches!(op, Op::Read | Op::Write) {
+            assert!(
+                last.is_none_or(|last| last < token),
+                "I/Os of a disk wait in order"
+            );
+            *last = Some(token);
+        }
+        self.started.push(Started {
+            thread,
+            disk,
+            io,
+            token,
+        });
+    }
+
+    fn act(&mut self, act: &Act) {
+        match act {
+            Act::Submit(disk, op, offset, len) => self.submit(*disk, *op, *offset, *len),
+            Act::Finish(_) if self.started.is_empty() => {}
+            Act::Finish(which) => self.finish(which % self.started.len()),
+            Act::Pass(span) => self.pass(self.now + span),
+            Act::Rearrange(disk, specs) if self.lives[*disk] == Life::Here => {
+                self.keys += 10;
+                let keys = (self.keys..).map(FilterKey);
+                let filters = specs.iter().map(FilterSpec::build);
+                let places = keys
+                    .zip(filters)
+                    .map(|(key, filter)| Place::New(key, filter));
+                self.lives[*disk] = Life::Changing;
+                self.plain[*disk].0 &= specs.is_empty();
+                let rearrange = Event::Rearrange {
+                    disk: id(*disk),
+                    places: places.collect(),
+                };
+                self.handle(self.home(*disk), rearrange);
+            }
+            Act::Policy(disk, policy) if self.lives[*disk] != Life::Leaving => {
+                self.policies[*disk] = policy.clone();
+                let policy = policy.clone();
+                let disk = *disk;
+                let event = Event::Policy {
+                    disk: id(disk),
+                    policy,
+                };
+                self.handle(self.home(disk), event);
+            }
+            Act::Steer(orders) => {
+                for thread in 0..self.shards.len() {
+                    let orders = orders.clone();
+                    let control = CONTROL;
+                    self.handle(thread, Event::Steer { control, orders });
+                }
+            }
+            Act::Group(policy) => {
+                self.groups
+                    .set(Time::from_nanos(self.now), GroupId(0), policy);
+            }
+            Act::Detach(disk) if self.lives[*disk] == Life::Here => {
+                self.lives[*disk] = Life::Leaving;
+                self.handle(self.home(*disk), Event::Detach { disk: id(*disk) });
+            }
+            Act::Rearrange(..) | Act::Policy(..) | Act::Detach(_) => {}
+        }
+        for disk in 0..DISKS {
+            let gone = self.shards[self.home(disk)].report(id(disk)).is_none();
+            if gone {
+                self.attach(disk, &[]);
+            }
+        }
+    }
+
+    fn submit(&mut self, disk: usize, op: Op, offset: u64, len: u64) {
+        let token = self.answers.len() as u64;
+        self.answers.push(0);
+        let flush = op == Op::Flush;
+        let request = Request {
+            op,
+            flags: Flags::NONE,
+            offset: if flush { 0 } else { offset },
+            len: if flush { 0 } else { len },
+            data: Data {
+                buffer: u32::try_from(token).expect("few"),
+                start: 0,
+            },
+            arrived: Time::from_nanos(self.now),
+        };
+        let submitted = Event::Submitted {
+            disk: id(disk),
+            token: Token(token),
+            request,
+        };
+        self.handle(self.home(disk), submitted);
+    }
+
+    fn finish(&mut self, which: usize) {
+        let Started {
+            thread,
+            disk,
+            io,
+            token,
+        } = self.started.remove(which);
+        let finished = Event::Finished {
+            disk,
+            io,
+            outcome: datastore(token),
+        };
+        self.handle(thread, finished);
+        // A completion that comes again ends nothing.
+        let again = Event::Finished {
+            disk,
+            io,
+            outcome: Ok(()),
+        };
+        let strays = self.shards[thread].strays();
+        self.handle(thread, again);
+        assert_eq!(self.shards[thread].strays(), strays + 1);
+    }
+
+    fn deadline(&self) -> Option<(u64, usize)> {
+        let deadlines = self.shards.iter().enumerate();
+        let deadlines =
+            deadlines.filter_map(|(thread, shard)| Some((shard.deadline()?.0.as_nanos(), thread)));
+        deadlines.min()
+    }
+
+    /// Lets time pass until `until`, ticking whenever a shard wants it.
+    fn pass(&mut self, until: u64) {
+        while let Some((at, thread)) = self.deadline().filter(|(at, _)| *at <= until) {
+            self.now = self.now.max(at);
+            self.handle(thread, Event::Ticked);
+            let next = self.shards[thread].deadline();
+            assert!(
+                next.is_none_or(|(next, _)| next.as_nanos() > self.now),
+                "a tick at the deadline moves the deadline"
+            );
+        }
+        self.now = self.now.max(until);
+    }
+
+    /// Ends whatever is left and checks that nothing is.
+    fn drain(mut self) {
+        loop {
+            if !self.started.is_empty() {
+                self.finish(0);
+            } else if let Some((at, _)) = self.deadline() {
+                self.pass(at);
+            } else {
+                break;
+            }
+        }
+        let forgotten = self.answers.iter().filter(|&&times| times == 0).count();
+        assert_eq!(forgotten, 0, "requests without an answer");
+        for disk in 0..DISKS {
+            if let Some(report) = self.shards[self.home(disk)].report(id(disk)) {
+                assert_eq!((report.in_flight, report.waiting, report.held), (0, 0, 0));
+            }
+        }
+        let inside: usize = self.shards.iter().map(Shard::in_flight).sum();
+        assert_eq!(inside, 0);
+        for thread in 0..self.shards.len() {
+            let (mut usage, now) = (Vec::new(), Time::from_nanos(self.now));
+            self.shards[thread].usage(CONTROL, now, &mut usage);
+            usage.clear();
+            self.shards[thread].usage(CONTROL, now + Span::from_millis(1), &mut usage);
+            for one in usage {
+                assert_eq!((one.in_flight_cost_ns, one.waiting_cost_ns), (0, 0));
+            }
+        }
+    }
+}
+
+fn id(disk: usize) -> DiskId {
+    DiskId(u32::try_from(disk).expect("few"))
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 512, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn every_request_is_answered_exactly_once_whoever_must_wait(
+        threads in 1..4_usize,
+        specs in prop::collection::vec(filter(), 0..3),
+        policies in prop::collection::vec(policy(), DISKS),
+        acts in prop::collection::vec(act(), 0..200),
+    ) {
+        let mut host = Host::new(threads, &specs, policies);
+        acts.iter().for_each(|act| host.act(act));
+        host.drain();
+    }
+}

@@ -1,0 +1,398 @@
+//! I/O control of one datastore on this host: a governor on a thread of its own, and a scheduler on each I/O thread.
+//!
+//! [`Engine::control`](crate::Engine::control) makes one; disks are attached with it. The governor's thread
+//! (`rounds`) gathers what the schedulers counted, ticks the core's governor, sends its orders, and has the slots on
+//! the datastore read and written (`carrier`, `slots`). No request passes here, and no I/O thread ever waits for it.
+//!
+//! # Always true
+//! - nothing that the datastore does to the slot file reaches a disk: it only changes what the governor knows
+//! - the schedulers leave the I/O threads after the last disk and the last handle
+//! - nobody uses a datastore: its governor looks every few seconds, and its I/O threads sleep in between
+//!
+//! # Picture
+//! ```text
+//!   I/O thread ── counts ──> rounds ── orders ──> I/O threads
+//!                              │  ^
+//!                         jobs v  │ words
+//!                            carrier <──> .tidegate/hosts.v1
+//! ```
+
+use crate::error::{Error, Kind, Result};
+use crate::inbox::{Inbox, Order};
+use crate::sys::os;
+use std::collections::VecDeque;
+use std::path::PathBuf;
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::time::Duration;
+use tidegate_core::governor::{self, Admission, Governor, GovernorEvent, Threshold};
+use tidegate_core::iocontrol::shared::{GroupsHandle, Shared};
+use tidegate_core::iocontrol::{
+    Bin, DiskKey, Mode, Orders, Policy, Scheduler, SharedHandle, Usage,
+};
+use tidegate_core::request::DiskId;
+use tidegate_core::shard::ControlId;
+use tidegate_core::units::Time;
+
+mod carrier;
+mod rounds;
+mod slots;
+
+/// Events that are kept while nobody asks for them; older ones are counted and dropped.
+const EVENTS: usize = 256;
+
+/// How a datastore is to be controlled.
+#[derive(Clone, Debug)]
+pub struct Settings {
+    /// The datastore's name, for logs and threads.
+    pub name: String,
+    /// Where its slot file is to be; none where hosts share no directory: this host then decides by itself.
+    pub directory: Option<PathBuf>,
+    /// What the governor is told.
+    pub governor: governor::Settings,
+}
+
+/// How a disk is to be controlled.
+#[derive(Clone, Debug)]
+pub struct UnderControl {
+    /// Its datastore's control.
+    pub control: Control,
+    /// The disk, as every host names it.
+    pub key: DiskKey,
+    /// What it may and shall get.
+    pub policy: Policy,
+}
+
+/// The control of one datastore. Clones name the same; it ends with the last of them and its last disk.
+#[derive(Clone)]
+pub struct Control {
+    core: Arc<ControlCore>,
+}
+
+struct ControlCore {
+    id: ControlId,
+    name: String,
+    words: Sender<Word>,
+    events: Arc<Mutex<Events>>,
+    inboxes: Arc<[Arc<Inbox>]>,
+    numbers: Arc<Mutex<Vec<bool>>>,
+}
+
+/// What happened on a datastore.
+#[derive(Clone, Debug, Default)]
+pub struct Events {
+    /// When, on the monotonic clock, and what.
+    pub told: VecDeque<(Time, Event)>,
+    /// How many were dropped because nobody asked in time.
+    pub lost: u64,
+}
+
+/// One thing that happened on a datastore.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// The governor noticed or decided something.
+    Governor(GovernorEvent),
+    /// The slot file cannot be used.
+    Trouble(Trouble),
+    /// It can be used again.
+    TroubleOver,
+}
+
+/// Why the slot file cannot be used.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Trouble {
+    /// As a sentence for people.
+    pub what: String,
+}
+
+/// What is known of a datastore's control.
+#[derive(Clone, Debug)]
+pub struct Report {
+    /// What the governor knows.
+    pub governor: governor::Report,
+    /// This host's slot, once it has one.
+    pub slot: Option<u16>,
+    /// Why the slot file cannot be used, if so.
+    pub trouble: Option<Trouble>,
+    /// What each disk of this host has used since it came.
+    pub disks: Vec<Used>,
+}
+
+/// What a disk has used of its datastore since it came.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Used {
+    /// Which disk.
+    pub disk: DiskId,
+    /// The same, across hosts.
+    pub key: DiskKey,
+    /// I/Os that ended.
+    pub ios: u64,
+    /// Units that started.
+    pub units: u64,
+    /// Cost of what started.
+    pub cost: u64,
+    /// Bytes of what started.
+    pub bytes: u64,
+    /// Sum of the normalised latencies of what ended, in nanoseconds.
+    pub latency_ns: u64,
+    /// How long I/Os waited, summed over the I/Os, by [`Hold`](tidegate_core::iocontrol::Hold).
+    pub held_ns: [u64; 5],
+    /// Units left of its burst.
+    pub burst_left: u64,
+}
+
+/// What is said to a governor's thread. Each kind is one of a bounded number: an answer to a question, a thread's word
+/// that it is busy again, or the question of somebody who waits for the answer.
+pub(crate) enum Word {
+    /// An I/O thread has counted.
+    Counted {
+        thread: usize,
+        usage: Vec<Usage>,
+        bins: Vec<Bin>,
+    },
+    /// An I/O thread that had nothing to count has something again, or a policy has changed.
+    Stirred,
+    /// The slots; nothing when they could not be read.
+    Read(Option<Vec<slots::Slot>>),
+    /// Whether our slot was written.
+    Wrote(bool),
+    /// A slot is ours.
+    Sits(u16),
+    /// The slot file's trouble begins or ends.
+    Trouble(Option<Trouble>),
+    Set {
+        mode: Mode,
+        threshold: Threshold,
+        reply: Sender<()>,
+    },
+    Admit {
+        key: Option<DiskKey>,
+        policy: Box<Policy>,
+        reply: Sender<Admission>,
+    },
+    Report {
+        reply: Sender<Box<Report>>,
+    },
+    /// It ends; the sender is dropped once the others know.
+    Stop(Option<Sender<()>>),
+}
+
+/// What an I/O thread is told about a control.
+pub(crate) enum Govern {
+    /// It begins.
+    Begin {
+        scheduler: Box<Scheduler>,
+        shared: SharedHandle,
+        words: Sender<Word>,
+        peers: Arc<[Arc<Inbox>]>,
+        /// The I/O thread's number.
+        thread: usize,
+    },
+    /// It ends: no disk of it is left.
+    End,
+    /// Count, and tell with [`Word::Counted`].
+    Count,
+    /// The governor's orders.
+    Steer(Orders),
+}
+
+impl Control {
+    /// Begins to control a datastore.
+    pub(crate) fn begin(
+        id: ControlId,
+        settings: Settings,
+        inboxes: Arc<[Arc<Inbox>]>,
+        groups: &GroupsHandle,
+        numbers: Arc<Mutex<Vec<bool>>>,
+    ) -> Result<Control> {
+        let (words, heard) = channel();
+        let core = Arc::new(ControlCore {
+            id,
+            name: settings.name.clone(),
+            words: words.clone(),
+            events: Arc::default(),
+            inboxes: Arc::clone(&inboxes),
+            numbers,
+        });
+        let shared = Shared::new(inboxes.len(), groups);
+        for (thread, inbox) in inboxes.iter().enumerate() {
+            let begin = Govern::Begin {
+                scheduler: Box::new(Scheduler::new(
+                    thread,
+                    shared.clone(),
+                    settings.governor.io_unit,
+                )),
+                shared: shared.clone(),
+                words: words.clone(),
+                peers: Arc::clone(&inboxes),
+                thread,
+            };
+            inbox.send_always(Order::Govern(id, Box::new(begin)));
+        }
+        let failed = |e| {
+            let name = &settings.name;
+            Error::io(
+                format!("cannot start the I/O control of datastore {name}"),
+                e,
+            )
+        };
+        let carrier = match &settings.directory {
+            None => None,
+            Some(directory) => {
+                let host = settings.governor.host;
+                let carrier = carrier::start(&settings.name, directory, host, words);
+                Some(carrier.map_err(failed)?)
+            }
+        };
+        let rounds = rounds::Rounds::new(
+            id,
+            Governor::new(settings.governor),
+            inboxes,
+            carrier,
+            Arc::clone(&core.events),
+        );
+        rounds.start(&settings.name, heard).map_err(failed)?;
+        Ok(Control { core })
+    }
+
+    /// Its number on the I/O threads.
+    pub(crate) fn id(&self) -> ControlId {
+        self.core.id
+    }
+
+    /// Whether this is the inbox of one of its I/O threads.
+    pub(crate) fn is_over(&self, inbox: &Arc<Inbox>) -> bool {
+        self.core.inboxes.iter().any(|own| Arc::ptr_eq(own, inbox))
+    }
+
+    /// What the engine keeps of it.
+    pub(crate) fn reins(&self) -> Reins {
+        Reins(Arc::downgrade(&self.core))
+    }
+
+    /// The datastore's name.
+    pub fn name(&self) -> &str {
+        &self.core.name
+    }
+
+    /// Sets how far control goes and where it engages, for all hosts that share the datastore: they take it up with
+    /// their next look at the slots.
+    ///
+    /// # Errors
+    /// When the control has ended.
+    pub fn set(&self, mode: Mode, threshold: Threshold) -> Result<()> {
+        self.ask(|reply| Word::Set {
+            mode,
+            threshold,
+            reply,
+        })
+    }
+
+    /// Whether a reservation can be promised beside all others. `key`: the disk, if it is known; its old reservation does
+    /// not count then.
+    ///
+    /// # Errors
+    /// When the control has ended.
+    pub fn admit(&self, key: Option<DiskKey>, policy: &Policy) -> Result<Admission> {
+        let policy = Box::new(policy.clone());
+        self.ask(|reply| Word::Admit { key, policy, reply })
+    }
+
+    /// What is known.
+    ///
+    /// # Errors
+    /// When the control has ended.
+    pub fn report(&self) -> Result<Report> {
+        self.ask(|reply| Word::Report { reply })
+            .map(|report| *report)
+    }
+
+    /// Takes out what happened since the last call, oldest first.
+    pub fn events(&self) -> Events {
+        let mut events = self
+            .core
+            .events
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *events)
+    }
+
+    /// Tells the other hosts that this one leaves: they divide its part at once, instead of after its lease. The governor
+    /// ends; disks that are still attached are held by their limits only.
+    ///
+    /// # Errors
+    /// When the datastore does not take the word within `patience`: the others then see the lease end.
+    pub fn leave(&self, patience: Duration) -> Result<()> {
+        let (done, ended) = channel::<()>();
+        if self.core.words.send(Word::Stop(Some(done))).is_err() {
+            return Ok(());
+        }
+        // Dropped when all is done.
+        match ended.recv_timeout(patience) {
+            Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
+                let text = format!(
+                    "datastore {} did not take the word that this host leaves within {patience:?}: the other \
+                     hosts will notice by themselves",
+                    self.core.name
+                );
+                Err(Error::new(Kind::TimedOut, text))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    fn ask<T>(&self, word: impl FnOnce(Sender<T>) -> Word) -> Result<T> {
+        let (reply, answer): (Sender<T>, Receiver<T>) = channel();
+        let gone = || {
+            let text = format!("the I/O control of datastore {} has ended", self.core.name);
+            Error::new(Kind::Gone, text)
+        };
+        self.core.words.send(word(reply)).map_err(|_| gone())?;
+        answer.recv().map_err(|_| gone())
+    }
+}
+
+/// An engine's hold on a control that is not its own.
+pub(crate) struct Reins(Weak<ControlCore>);
+
+impl Reins {
+    /// Whether it has ended.
+    pub(crate) fn is_slack(&self) -> bool {
+        self.0.strong_count() == 0
+    }
+
+    /// Ends its governor: the I/O threads stop.
+    pub(crate) fn stop(&self) {
+        if let Some(core) = self.0.upgrade() {
+            let _ = core.words.send(Word::Stop(None));
+        }
+    }
+}
+
+impl std::fmt::Debug for Control {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Control({})", self.core.name)
+    }
+}
+
+impl Drop for ControlCore {
+    // May run on an I/O thread, with its last disk: nothing here waits.
+    fn drop(&mut self) {
+        let _ = self.words.send(Word::Stop(None));
+        for inbox in self.inboxes.iter() {
+            inbox.send_always(Order::Govern(self.id, Box::new(Govern::End)));
+        }
+        let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
+        numbers[self.id.0 as usize] = false;
+    }
+}
+
+impl Events {
+    fn add(&mut self, event: Event) {
+        if self.told.len() == EVENTS {
+            self.told.pop_front();
+            self.lost += 1;
+        }
+        self.told.push_back((os::now(), event));
+    }
+}

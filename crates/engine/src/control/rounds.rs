@@ -1,0 +1,389 @@
+//! The thread of one governor: counts in, orders out, round after round.
+//!
+//! It sleeps exactly until something is due or said. While a datastore is in use, what the schedulers counted is gathered
+//! every 50 ms; when nobody uses it, only with the governor's own ticks, until an I/O thread says that somebody does. A
+//! round begins at the governor's deadline: counts are gathered and slots read; when both are there, the governor ticks.
+//!
+//! # Always true
+//! - neither an I/O thread nor a datastore that hangs holds this thread up: after [`PATIENCE`] it goes on without
+//! - however it ends, no window is left behind
+//! - one read and one write of slots are under way at most
+//! - the governor sees the counts of all threads together, once
+
+use super::carrier::Job;
+use super::{Event, Events, Govern, Report, Trouble, Used, Word};
+use crate::inbox::{Inbox, Order};
+use crate::sys::os;
+use std::io;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+use tidegate_core::governor::slot::SLOT;
+use tidegate_core::governor::{Governor, GovernorEvent, ReadFailed};
+use tidegate_core::iocontrol::{Bin, Orders, Usage};
+use tidegate_core::shard::ControlId;
+use tidegate_core::units::{Span, Time};
+
+/// How often counts are gathered while the datastore is in use: the local latency check.
+const CHECK: Span = Span::from_millis(50);
+/// How long a thread may take to count, and a datastore to read or write slots, before the round goes on without.
+const PATIENCE: Span = Span::from_secs(1);
+
+/// See the module.
+pub(super) struct Rounds {
+    id: ControlId,
+    governor: Governor,
+    inboxes: Arc<[Arc<Inbox>]>,
+    carrier: Option<Sender<Job>>,
+    events: Arc<Mutex<Events>>,
+    /// When counts are to be gathered next.
+    check: Time,
+    /// Since when they are being gathered, and the threads that have not told yet.
+    counting: Option<Time>,
+    awaited: Vec<bool>,
+    usage: Vec<Usage>,
+    bins: Vec<Bin>,
+    /// Whether each thread had anything to tell the last time.
+    active: Vec<bool>,
+    round: Option<Round>,
+    reading: bool,
+    writing: Option<Time>,
+    orders: Option<Orders>,
+    slot: Option<u16>,
+    trouble: Option<Trouble>,
+    used: Vec<Used>,
+}
+
+/// A round that has begun.
+struct Round {
+    since: Time,
+    /// The slots, or that they cannot be read; nothing while they are being read.
+    read: Option<Result<Vec<super::slots::Slot>, ReadFailed>>,
+}
+
+impl Rounds {
+    pub(super) fn new(
+        id: ControlId,
+        governor: Governor,
+        inboxes: Arc<[Arc<Inbox>]>,
+        carrier: Option<Sender<Job>>,
+        events: Arc<Mutex<Events>>,
+    ) -> Rounds {
+        let threads = inboxes.len();
+        Rounds {
+            id,
+            governor,
+            inboxes,
+            carrier,
+            events,
+            check: Time::NEVER,
+            counting: None,
+            awaited: vec![false; threads],
+            usage: Vec::new(),
+            bins: Vec::new(),
+            active: vec![false; threads],
+            round: None,
+            reading: false,
+            writing: None,
+            orders: None,
+            slot: None,
+            trouble: None,
+            used: Vec::new(),
+        }
+    }
+
+    /// Starts the thread.
+    pub(super) fn start(mut self, name: &str, words: Receiver<Word>) -> io::Result<()> {
+        std::thread::Builder::new()
+            .name(format!("govern-{name}"))
+            .spawn(move || self.run(&words))
+            .map(drop)
+    }
+
+    fn run(&mut self, words: &Receiver<Word>) {
+        loop {
+            let now = os::now();
+            self.act(now);
+            let rest = Duration::from_nanos(self.alarm().since(os::now()).as_nanos());
+            match words.recv_timeout(rest) {
+                Ok(Word::Stop(done)) => return self.stop(done),
+                Ok(word) => self.take(os::now(), word),
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return self.stop(None),
+            }
+        }
+    }
+
+    /// Does what is due.
+    fn act(&mut self, now: Time) {
+        if self.round.is_none() && now >= self.governor.deadline() {
+            self.begin(now);
+        }
+        if self.counting.is_none() && now >= self.check {
+            self.count(now);
+        }
+        if self.counting.is_some_and(|since| now >= since + PATIENCE) {
+            self.counted(now);
+        }
+        if let Some(round) = &mut self.round
+            && round.read.is_none()
+            && now >= round.since + PATIENCE
+        {
+            round.read = Some(Err(ReadFailed));
+        }
+        if self.counting.is_none()
+            && self
+                .round
+                .as_ref()
+                .is_some_and(|round| round.read.is_some())
+            && let Some(round) = self.round.take()
+        {
+            self.tick(now, round);
+        }
+    }
+
+    /// When something is due though nobody says anything.
+    fn alarm(&self) -> Time {
+        let mut at = match &self.round {
+            None => self.governor.deadline(),
+            Some(round) if round.read.is_none() => round.since + PATIENCE,
+            Some(_) => Time::NEVER,
+        };
+        at = at.min(match self.counting {
+            None => self.check,
+            Some(since) => since + PATIENCE,
+        });
+        at
+    }
+
+    /// A round begins.
+    fn begin(&mut self, now: Time) {
+        if self.counting.is_none() {
+            self.count(now);
+        }
+        let read = match &self.carrier {
+            None => Some(Ok(Vec::new())),
+            // The last read has not come back: it is of no use to ask again.
+            Some(_) if self.reading => Some(Err(ReadFailed)),
+            Some(carrier) => {
+                self.reading = carrier.send(Job::Read).is_ok();
+                (!self.reading).then_some(Err(ReadFailed))
+            }
+        };
+        self.round = Some(Round { since: now, read });
+    }
+
+    /// Asks every I/O thread for what it counted.
+    fn count(&mut self, now: Time) {
+        self.counting = Some(now);
+        self.check = Time::NEVER;
+        for (inbox, awaited) in self.inboxes.iter().zip(&mut self.awaited) {
+            // One that has not answered the last time will answer that.
+            if !std::mem::replace(awaited, true) {
+                inbox.send_always(Order::Govern(self.id, Box::new(Govern::Count)));
+            }
+        }
+    }
+
+    /// All threads have told, or have had their time.
+    fn counted(&mut self, now: Time) {
+        self.counting = None;
+        self.governor.observe(now, &self.usage, &self.bins);
+        for usage in &self.usage {
+            add(&mut self.used, usage);
+        }
+        let here = |used: &Used| self.usage.iter().any(|usage| usage.disk == used.disk);
+        if !self.awaited.contains(&true) {
+            self.used.retain(here);
+        }
+        self.usage.clear();
+        self.bins.clear();
+        if self.active.contains(&true) {
+            self.check = now + CHECK;
+        }
+    }
+
+    fn take(&mut self, now: Time, word: Word) {
+        match word {
+            Word::Counted {
+                thread,
+                usage,
+                bins,
+            } => {
+                self.active[thread] = usage.iter().any(|usage| usage.active);
+                self.awaited[thread] = false;
+                self.usage.extend(usage);
+                self.bins.extend(bins);
+                if self.counting.is_some() && !self.awaited.contains(&true) {
+                    self.counted(now);
+                }
+            }
+            Word::Stirred => self.check = self.check.min(now),
+            Word::Read(read) => {
+                self.reading = false;
+                if let Some(round) = &mut self.round
+                    && round.read.is_none()
+                {
+                    round.read = Some(read.ok_or(ReadFailed));
+                }
+            }
+            Word::Wrote(fine) => {
+                self.writing = None;
+                self.governor.published(now, fine);
+            }
+            Word::Sits(slot) => {
+                self.slot = Some(slot);
+                self.governor.sits_at(slot);
+            }
+            Word::Trouble(trouble) => {
+                self.tell(match &trouble {
+                    Some(trouble) => Event::Trouble(trouble.clone()),
+                    None => Event::TroubleOver,
+                });
+                self.trouble = trouble;
+            }
+            // Who asked may have gone meanwhile.
+            Word::Set {
+                mode,
+                threshold,
+                reply,
+            } => {
+                let io_unit = self.governor.common().io_unit;
+                let common = self.governor.set(now, mode, threshold, io_unit);
+                if let Some(carrier) = &self.carrier {
+                    let _ = carrier.send(Job::Common(Box::new(common)));
+                }
+                let _ = reply.send(());
+            }
+            Word::Admit { key, policy, reply } => {
+                let _ = reply.send(self.governor.admit(key, &policy));
+            }
+            Word::Report { reply } => {
+                let _ = reply.send(Box::new(Report {
+                    governor: self.governor.report(),
+                    slot: self.slot,
+                    trouble: self.trouble.clone(),
+                    disks: self.used.clone(),
+                }));
+            }
+            Word::Stop(_) => unreachable!("the loop ends with it"),
+        }
+    }
+
+    /// The governor decides.
+    fn tick(&mut self, now: Time, round: Round) {
+        let read = round.read.unwrap_or(Err(ReadFailed));
+        let slots = read.as_ref().map(|slots| {
+            let slots = slots.iter().map(|(slot, bytes)| (*slot, bytes.as_slice()));
+            slots.collect::<Vec<_>>()
+        });
+        self.governor
+            .heard(now, slots.as_deref().map_err(|_| ReadFailed));
+        let tick = self.governor.tick(now);
+        for event in tick.events {
+            if event == GovernorEvent::Displaced
+                && let Some(carrier) = &self.carrier
+            {
+                self.slot = None;
+                let _ = carrier.send(Job::Move);
+            }
+            self.tell(Event::Governor(event));
+        }
+        self.steer(tick.orders);
+        if let Some(slot) = tick.publish {
+            self.publish(now, slot);
+        }
+        debug_assert!(
+            self.governor.deadline() > now,
+            "a tick moves the governor's deadline"
+        );
+    }
+
+    /// Sends the orders to the threads that they concern.
+    fn steer(&mut self, orders: Orders) {
+        let same = self.orders.as_ref() == Some(&orders);
+        for (inbox, active) in self.inboxes.iter().zip(&self.active) {
+            // A thread that works hears the same orders again: with them threads tell each other of their shares.
+            if !same || *active {
+                let steer = Govern::Steer(orders.clone());
+                inbox.send_always(Order::Govern(self.id, Box::new(steer)));
+            }
+        }
+        self.orders = Some(orders);
+    }
+
+    fn publish(&mut self, now: Time, slot: [u8; SLOT]) {
+        let Some(carrier) = &self.carrier else {
+            // There is nobody to hear it, so everybody has.
+            return self.governor.published(now, true);
+        };
+        match self.writing {
+            None => {
+                self.writing = Some(now);
+                let _ = carrier.send(Job::Write(Box::new(slot)));
+            }
+            Some(since) if now >= since + PATIENCE => self.governor.published(now, false),
+            Some(_) => {}
+        }
+    }
+
+    fn tell(&self, event: Event) {
+        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
+        events.add(event);
+    }
+
+    /// The others may have our part. The carrier may hang; nobody waits for it here.
+    fn stop(&mut self, done: Option<Sender<()>>) {
+        if let Some(carrier) = &self.carrier {
+            let _ = carrier.send(Job::Leave(Box::new(self.governor.leave()), done));
+        }
+    }
+}
+
+impl Drop for Rounds {
+    /// Without a governor no window is right: it opens, however this thread ends. Limits go on to hold.
+    fn drop(&mut self) {
+        if let Some(orders) = self.orders.take() {
+            let open = Orders {
+                mode: orders.mode,
+                ..Orders::idle(orders.costs)
+            };
+            for inbox in self.inboxes.iter() {
+                let steer = Govern::Steer(open.clone());
+                inbox.send_always(Order::Govern(self.id, Box::new(steer)));
+            }
+        }
+    }
+}
+
+/// Adds what a disk used to what it has used.
+fn add(all: &mut Vec<Used>, usage: &Usage) {
+    let place = all
+        .iter()
+        .position(|used| (used.disk, used.key) == (usage.disk, usage.key));
+    let place = place.unwrap_or_else(|| {
+        all.retain(|used| used.disk != usage.disk);
+        all.push(Used {
+            disk: usage.disk,
+            key: usage.key,
+            ios: 0,
+            units: 0,
+            cost: 0,
+            bytes: 0,
+            latency_ns: 0,
+            held_ns: [0; 5],
+            burst_left: 0,
+        });
+        all.len() - 1
+    });
+    let used = &mut all[place];
+    used.ios += usage.ios;
+    used.units += usage.units;
+    used.cost += usage.cost;
+    used.bytes += usage.bytes;
+    used.latency_ns = used.latency_ns.saturating_add(usage.latency_ns);
+    for (sum, more) in used.held_ns.iter_mut().zip(usage.held_ns) {
+        *sum += more;
+    }
+    used.burst_left = usage.burst_left;
+}

@@ -1,0 +1,135 @@
+//! The slot file of two hosts: claims, take-over, foreign bytes, a folder that cannot be written.
+
+use super::*;
+
+fn file(dir: &Path, host: u8) -> SlotFile {
+    SlotFile::new(dir, [host; 16]).expect("memory")
+}
+
+fn record(host: u8, sequence: u64) -> [u8; SLOT] {
+    let record = Record {
+        host: [host; 16],
+        incarnation: 1,
+        sequence,
+        tick_ms: 100,
+        ..Record::default()
+    };
+    record.encode()
+}
+
+fn at_ms(ms: u64) -> Time {
+    Time::ZERO + Span::from_millis(ms)
+}
+
+fn said(read: &[Slot], slot: u16) -> Option<u64> {
+    let (_, bytes) = read.iter().find(|(number, _)| *number == slot)?;
+    Record::decode(bytes).ok().map(|record| record.sequence)
+}
+
+fn tempdir() -> tempfile::TempDir {
+    tempfile::TempDir::with_prefix("tidegate-slots-").expect("a directory")
+}
+
+#[test]
+fn hosts_take_slots_of_their_own_and_hear_each_other() {
+    let dir = tempdir();
+    let (mut a, mut b) = (file(dir.path(), 1), file(dir.path(), 2));
+    assert_eq!(a.claim(Time::ZERO, None).expect("a slot"), 1);
+    assert_eq!(b.claim(Time::ZERO, None).expect("a slot"), 2);
+    a.write(&record(1, 7)).expect("written");
+    b.write(&record(2, 9)).expect("written");
+    let read = a.read(at_ms(1)).expect("read");
+    assert_eq!((said(&read, 1), said(&read, 2)), (Some(7), Some(9)));
+    // A restart finds its slot again; a host that left has none.
+    let mut again = file(dir.path(), 2);
+    assert_eq!(again.claim(Time::ZERO, None).expect("a slot"), 2);
+    again.leave();
+    assert!(!dir.path().join(".tidegate/owners/2").exists());
+    let len = fs::metadata(dir.path().join(".tidegate/hosts.v1")).expect("it is there");
+    assert_eq!(len.len(), 256 * 4096);
+}
+
+#[test]
+fn a_newcomer_is_heard_though_few_slots_are_read() {
+    let dir = tempdir();
+    let mut a = file(dir.path(), 1);
+    a.claim(Time::ZERO, None).expect("a slot");
+    a.write(&record(1, 1)).expect("written");
+    a.read(at_ms(1)).expect("read");
+    assert!(a.read(at_ms(2)).expect("read").len() < 16);
+    for host in 2..20 {
+        let mut other = file(dir.path(), host);
+        let slot = other.claim(Time::ZERO, None).expect("a slot");
+        other.write(&record(host, 5)).expect("written");
+        assert_eq!(said(&a.read(at_ms(3)).expect("read"), slot), Some(5));
+    }
+}
+
+#[test]
+fn of_many_hosts_only_those_that_moved_are_read_whole() {
+    let dir = tempdir();
+    let mut files: Vec<SlotFile> = (1..=40).map(|host| file(dir.path(), host)).collect();
+    for (host, file) in (1..).zip(&mut files) {
+        file.claim(Time::ZERO, None).expect("a slot");
+        file.write(&record(host, 1)).expect("written");
+    }
+    let mut reader = files.remove(0);
+    assert!(reader.read(at_ms(1)).expect("read").len() > 40);
+    // The file system may not let heads be read alone; then everything is read, which is right too.
+    files[10].write(&record(12, 2)).expect("written");
+    let read = reader.read(at_ms(2)).expect("read");
+    assert_eq!(said(&read, 12), Some(2));
+    if reader.file.as_ref().is_some_and(|open| open.heads) {
+        let slots: Vec<u16> = read.iter().map(|(slot, _)| *slot).collect();
+        assert_eq!(slots, [0, 12]);
+    }
+}
+
+#[test]
+fn a_slot_is_taken_over_only_when_all_are_owned_and_one_was_silent_for_a_lease() {
+    let dir = tempdir();
+    let mut first = file(dir.path(), 1);
+    first.claim(Time::ZERO, None).expect("a slot");
+    for slot in 2..SLOTS {
+        let path = dir.path().join(format!(".tidegate/owners/{slot}"));
+        fs::write(path, "somebody\n").expect("written");
+    }
+    let mut late = file(dir.path(), 9);
+    late.read(at_ms(0)).expect("read");
+    first.write(&record(1, 1)).expect("written");
+    late.read(at_ms(100)).expect("read");
+    assert!(late.claim(at_ms(1_000), None).is_err());
+    // Slot 1 is silent for longer than its lease of 2 s; the others were never written, and may just have been claimed.
+    late.read(at_ms(2_500)).expect("read");
+    assert_eq!(late.claim(at_ms(2_500), None).expect("a slot"), 1);
+    let owner = fs::read_to_string(dir.path().join(".tidegate/owners/1")).expect("an owner");
+    assert_eq!(owner, owner_text([9; 16]));
+}
+
+#[test]
+fn a_displaced_host_takes_another_slot() {
+    let dir = tempdir();
+    let mut a = file(dir.path(), 1);
+    assert_eq!(a.claim(Time::ZERO, None).expect("a slot"), 1);
+    assert_eq!(a.claim(Time::ZERO, Some(1)).expect("a slot"), 2);
+    a.write(&record(1, 3)).expect("written");
+    assert_eq!(said(&a.read(at_ms(1)).expect("read"), 2), Some(3));
+}
+
+#[test]
+fn short_and_foreign_files_are_errors_or_empty_slots() {
+    let dir = tempdir();
+    let folder = dir.path().join(".tidegate");
+    fs::create_dir_all(&folder).expect("made");
+    fs::write(folder.join("hosts.v1"), [0x5a; 5_000]).expect("written");
+    let mut a = file(dir.path(), 1);
+    let read = a.read(at_ms(1)).expect("read");
+    assert!(read.iter().all(|(slot, _)| said(&read, *slot).is_none()));
+    fs::remove_file(folder.join("hosts.v1")).expect("removed");
+    fs::create_dir(folder.join("hosts.v1")).expect("made");
+    let mut b = file(dir.path(), 2);
+    assert!(b.read(at_ms(1)).is_err() && b.claim(at_ms(1), None).is_err());
+    // It is there again: so are we.
+    fs::remove_dir(folder.join("hosts.v1")).expect("removed");
+    assert!(b.claim(at_ms(2), None).is_ok() && b.write(&record(2, 1)).is_ok());
+}

@@ -1,0 +1,582 @@
+//! Disks under I/O control on real I/O threads: shares, limits, changes, and hosts that meet in a directory.
+//!
+//! What is asserted is proportions, counts and bounds that hold on any machine, however busy; never how long something
+//! takes.
+
+use super::client::Client;
+use super::rig::{PATIENCE, client, engine, eventually, spec, tempdir};
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::Instant;
+use tidegate_core::governor::slot::{Record, SLOT};
+use tidegate_core::governor::{self, Admission, GovernorEvent, Kind as Medium, Threshold};
+use tidegate_core::iocontrol::{DiskKey, GroupId, GroupPolicy, Limit, Mode, Policy};
+use tidegate_core::request::{Flags, Op};
+use tidegate_core::units::Span;
+use tidegate_engine::control::{Control, Event, Report, Settings, UnderControl};
+use tidegate_engine::datastore::{OpenedImage, emulated, memory};
+use tidegate_engine::{Disk, Engine, Kind};
+
+const SIZE: u64 = 64 << 20;
+
+fn settings(host: u8, threshold: Threshold) -> Settings {
+    Settings {
+        name: "shared".into(),
+        directory: None,
+        governor: governor::Settings {
+            host: [host; 16],
+            incarnation: 77 + u64::from(host),
+            mode: Mode::On,
+            threshold,
+            io_unit: 32 << 10,
+            kind: Medium::Unknown,
+            window_most: 256,
+            learn: false,
+        },
+    }
+}
+
+fn in_directory(host: u8, threshold: Threshold, directory: &Path) -> Settings {
+    Settings {
+        directory: Some(directory.into()),
+        ..settings(host, threshold)
+    }
+}
+
+/// Outstanding reads of a client that is to be backlogged whatever the machine does: a third of a second's work.
+const BACKLOG: u64 = 128;
+
+/// A few hundred small reads a second: so slow that a busy machine's delays do not count.
+fn slow() -> OpenedImage {
+    let spec: emulated::Spec = "raid0-2x15k,size=64M,seed=3".parse().unwrap();
+    emulated::open(&spec).unwrap()
+}
+
+fn attach(
+    engine: &Engine,
+    control: &Control,
+    key: u64,
+    policy: Policy,
+    opened: OpenedImage,
+) -> Disk {
+    let mut spec = spec("disk", opened.info.size);
+    spec.control = Some(UnderControl {
+        control: control.clone(),
+        key: DiskKey(key),
+        policy,
+    });
+    engine.attach(spec, opened).unwrap()
+}
+
+fn shares(shares: u32) -> Policy {
+    Policy {
+        shares,
+        ..Policy::default()
+    }
+}
+
+fn limited(sustained: u64, burst: u64) -> Policy {
+    let limit = Limit {
+        sustained,
+        peak: 0,
+        burst,
+    };
+    Policy {
+        limit: Some(limit),
+        ..Policy::default()
+    }
+}
+
+/// A client that keeps `depth` small reads outstanding until it is dropped.
+struct Load {
+    stop: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Load {
+    fn on(disk: &Disk, depth: u64) -> Load {
+        let stop = Arc::new(AtomicBool::new(false));
+        let (own, mut client) = (Arc::clone(&stop), client(disk));
+        let thread = std::thread::spawn(move || {
+            let (mut asked, mut answered) = (0_u64, 0);
+            loop {
+                let depth = if own.load(Ordering::Relaxed) {
+                    0
+                } else {
+                    depth
+                };
+                while asked - answered < depth {
+                    read(&mut client, asked * 7_919 % 16_000 * 4096);
+                    asked += 1;
+                }
+                if asked == answered {
+                    return;
+                }
+                let (_, answer) = client.next_answer().expect("the disk answers");
+                assert!(answer.is_ok());
+                answered += 1;
+            }
+        });
+        Load {
+            stop,
+            thread: Some(thread),
+        }
+    }
+}
+
+impl Drop for Load {
+    fn drop(&mut self) {
+        self.stop.store(true, Ordering::Relaxed);
+        let ended = self.thread.take().unwrap().join();
+        assert!(ended.is_ok() || std::thread::panicking(), "a client failed");
+    }
+}
+
+fn read(client: &mut Client, offset: u64) -> u64 {
+    client.ask(Op::Read, Flags::NONE, offset, 4096, &[])
+}
+
+fn used(report: &Report, key: u64) -> (u64, u64) {
+    let disk = report.disks.iter().find(|disk| disk.key == DiskKey(key));
+    disk.map_or((0, 0), |disk| (disk.ios, disk.cost))
+}
+
+fn two_to_one(threads: usize) {
+    let engine = engine(threads);
+    let threshold = Threshold::Fixed(Span::from_millis(40));
+    let control = engine.control(settings(1, threshold)).unwrap();
+    let heavy = attach(&engine, &control, 1, shares(2_000), slow());
+    let light = attach(&engine, &control, 2, shares(1_000), slow());
+    let loads = [Load::on(&heavy, BACKLOG), Load::on(&light, BACKLOG)];
+    eventually("it engages", || control.report().unwrap().governor.engaged);
+    let costs = || {
+        let report = control.report().unwrap();
+        assert!(report.governor.engaged, "it stays engaged");
+        [used(&report, 1).1, used(&report, 2).1]
+    };
+    // The window finds its size first: until then the queues at the datastore are those from before.
+    let settled = costs();
+    eventually("the window settles", || costs()[1] > settled[1] + 256 * 100);
+    let begin = costs();
+    eventually("enough was done", || costs()[1] > begin[1] + 256 * 400);
+    let end = costs();
+    let ratio = (end[0] - begin[0]) as f64 / (end[1] - begin[1]) as f64;
+    assert!((1.8..=2.2).contains(&ratio), "2 to 1 came out as {ratio}");
+    let held = control.report().unwrap().disks[0].held_ns;
+    assert!(held[0] + held[1] > 0, "they waited for shares and window");
+    let told = control.events().told;
+    assert!(
+        told.iter()
+            .any(|(_, event)| matches!(event, Event::Governor(GovernorEvent::Engaged { .. })))
+    );
+    drop(loads);
+}
+
+#[test]
+fn a_congested_datastore_is_divided_by_shares() {
+    two_to_one(1);
+}
+
+#[test]
+fn shares_hold_over_two_io_threads() {
+    two_to_one(2);
+}
+
+/// A request starts after it was asked for and before it is answered, so this bound holds on any machine.
+#[test]
+fn a_limit_is_exact_over_any_interval() {
+    let engine = engine(1);
+    let control = engine.control(settings(1, Threshold::Off)).unwrap();
+    let disk = attach(
+        &engine,
+        &control,
+        1,
+        limited(400, 8),
+        memory::open(SIZE).unwrap(),
+    );
+    let mut c = client(&disk);
+    let begin = Instant::now();
+    let mut spans = Vec::new();
+    for round in 0..240_u64 {
+        // Each seventh is of two units.
+        let len = if round % 7 == 0 { 64 << 10 } else { 4096 };
+        let asked = begin.elapsed();
+        assert!(c.read(round * 4096, len).is_ok());
+        spans.push((
+            asked,
+            begin.elapsed(),
+            u64::from(len.div_ceil(32 << 10).max(1)),
+        ));
+    }
+    for (first, (asked, ..)) in spans.iter().enumerate() {
+        let mut units = 0;
+        for (_, answered, more) in &spans[first..] {
+            units += more;
+            let span = (*answered - *asked).as_secs_f64();
+            // One request may be of two units.
+            assert!(
+                units as f64 <= 400.0 * span + 8.0 + 2.0,
+                "{units} units in {span} s"
+            );
+        }
+    }
+    eventually("its wait for the limit is counted", || {
+        let report = control.report().unwrap();
+        report.disks.first().is_some_and(|disk| disk.held_ns[2] > 0)
+    });
+}
+
+#[test]
+fn disks_of_a_group_share_its_limit() {
+    let engine = engine(1);
+    let control = engine.control(settings(1, Threshold::Off)).unwrap();
+    let group = GroupId(3);
+    let limit = Limit {
+        sustained: 300,
+        peak: 0,
+        burst: 4,
+    };
+    let policy = GroupPolicy {
+        limit: Some(limit),
+        bandwidth: None,
+    };
+    engine.set_group(group, &policy).unwrap();
+    let member = Policy {
+        group: Some(group),
+        ..Policy::default()
+    };
+    let disks = [1, 2].map(|key| {
+        let opened = memory::open(SIZE).unwrap();
+        attach(&engine, &control, key, member.clone(), opened)
+    });
+    let mut clients = disks.each_ref().map(client);
+    let begin = Instant::now();
+    for round in 0..100 {
+        for c in &mut clients {
+            assert!(c.read(round * 4096, 4096).is_ok());
+        }
+        let most = 300.0 * begin.elapsed().as_secs_f64() + 4.0 + 1.0;
+        assert!(2.0 * (round + 1) as f64 <= most);
+    }
+}
+
+#[test]
+fn nobody_is_held_back_where_nothing_is_congested() {
+    let engine = engine(1);
+    let control = engine.control(settings(1, Threshold::Auto)).unwrap();
+    let disk = attach(
+        &engine,
+        &control,
+        1,
+        shares(100),
+        memory::open(SIZE).unwrap(),
+    );
+    let load = Load::on(&disk, 16);
+    eventually("it has worked", || {
+        used(&control.report().unwrap(), 1).0 > 1_000
+    });
+    drop(load);
+    let report = control.report().unwrap();
+    assert!(!report.governor.engaged);
+    assert_eq!(report.disks[0].held_ns, [0; 5]);
+    assert_eq!(disk.report().unwrap().held, 0);
+}
+
+#[test]
+fn a_policy_changes_at_once_and_loses_no_request() {
+    let engine = engine(1);
+    let control = engine.control(settings(1, Threshold::Off)).unwrap();
+    let disk = attach(
+        &engine,
+        &control,
+        1,
+        limited(1, 0),
+        memory::open(SIZE).unwrap(),
+    );
+    let mut c = client(&disk);
+    let mut open: Vec<u64> = (0..200).map(|at| read(&mut c, at * 4096)).collect();
+    eventually("they wait", || disk.report().unwrap().held > 190);
+    // Refused, and nothing changes.
+    let wrong = Policy {
+        shares: 1,
+        ..Policy::default()
+    };
+    let refused = disk.set_policy(&wrong).err().map(|e| e.kind());
+    assert_eq!(refused, Some(Kind::Invalid));
+    disk.set_policy(&shares(500)).unwrap();
+    // At one a second the client's patience would end long before the last.
+    while !open.is_empty() {
+        let (cookie, answer) = c.next_answer().expect("the disk answers");
+        assert!(answer.is_ok());
+        let place = open.iter().position(|one| *one == cookie);
+        open.remove(place.expect("each is answered once"));
+    }
+    let free = engine.attach(spec("free", SIZE), memory::open(SIZE).unwrap());
+    let refused = free.unwrap().set_policy(&shares(500));
+    assert_eq!(refused.err().map(|e| e.kind()), Some(Kind::Unsupported));
+}
+
+#[test]
+fn a_detach_waits_for_what_waits_for_its_turn() {
+    let engine = engine(1);
+    let control = engine.control(settings(1, Threshold::Off)).unwrap();
+    let disk = attach(
+        &engine,
+        &control,
+        1,
+        limited(50, 0),
+        memory::open(SIZE).unwrap(),
+    );
+    let mut c = client(&disk);
+    for at in 0..40 {
+        read(&mut c, at * 4096);
+    }
+    eventually("they wait", || disk.report().unwrap().held >= 10);
+    disk.detach(PATIENCE).unwrap();
+    while let Some((_, answer)) = c.next_answer() {
+        assert!(answer.is_ok(), "what was inside is carried out");
+    }
+    let report = &engine.threads().unwrap()[0];
+    assert_eq!((report.in_flight, report.strays), (0, 0));
+    // The control lives on, and so does its next disk, under the same number.
+    let next = attach(
+        &engine,
+        &control,
+        2,
+        shares(100),
+        memory::open(SIZE).unwrap(),
+    );
+    assert!(client(&next).read(0, 4096).is_ok());
+}
+
+#[test]
+fn a_control_ends_with_its_last_disk_and_its_number_serves_again() {
+    let engine = engine(2);
+    for round in 0..20 {
+        let control = engine.control(settings(1, Threshold::Auto)).unwrap();
+        let disk = attach(
+            &engine,
+            &control,
+            round,
+            shares(100),
+            memory::open(SIZE).unwrap(),
+        );
+        // The disk keeps it.
+        drop(control);
+        assert!(client(&disk).read(0, 4096).is_ok());
+        disk.detach(PATIENCE).unwrap();
+    }
+    let other = super::rig::engine(1);
+    let foreign = other.control(settings(1, Threshold::Auto)).unwrap();
+    let mut spec = spec("disk", SIZE);
+    spec.control = Some(UnderControl {
+        control: foreign.clone(),
+        key: DiskKey(1),
+        policy: shares(100),
+    });
+    let refused = engine.attach(spec, memory::open(SIZE).unwrap());
+    assert_eq!(refused.err().map(|e| e.kind()), Some(Kind::Invalid));
+    other.stop();
+    assert_eq!(
+        foreign.report().err().map(|e| e.kind()),
+        Some(Kind::Gone),
+        "it ended with its engine"
+    );
+}
+
+#[test]
+fn what_an_administrator_sets_holds_and_is_told() {
+    let engine = engine(1);
+    let control = engine.control(settings(1, Threshold::Auto)).unwrap();
+    let threshold = Threshold::Fixed(Span::from_millis(12));
+    control.set(Mode::Observe, threshold).unwrap();
+    eventually("it is so", || {
+        let report = control.report().unwrap().governor;
+        report.mode == Mode::Observe && report.threshold == Span::from_millis(12)
+    });
+    let asks = Policy {
+        reservation: 100,
+        ..Policy::default()
+    };
+    // The datastore has never been seen at its limit.
+    let admission = control.admit(None, &asks).unwrap();
+    assert!(matches!(admission, Admission::Unverified));
+}
+
+#[test]
+fn two_hosts_meet_in_a_directory_and_divide_the_window_by_shares() {
+    let dir = tempdir();
+    let threshold = Threshold::Fixed(Span::from_millis(40));
+    let hosts: Vec<_> = [(1_u8, 2_000), (2, 1_000)]
+        .map(|(host, weight)| {
+            let engine = engine(1);
+            let control = engine
+                .control(in_directory(host, threshold, dir.path()))
+                .unwrap();
+            let disk = attach(&engine, &control, host.into(), shares(weight), slow());
+            let load = Load::on(&disk, BACKLOG);
+            (load, disk, control, engine)
+        })
+        .into();
+    let reports = || {
+        hosts
+            .iter()
+            .map(|(_, _, control, _)| control.report().unwrap())
+    };
+    eventually("each hears of the other", || {
+        reports().all(|report| report.governor.hosts.len() == 2)
+    });
+    let slots: Vec<_> = reports().map(|report| report.slot).collect();
+    assert!(slots.contains(&Some(1)) && slots.contains(&Some(2)));
+    eventually("both engage", || {
+        reports().all(|report| report.governor.engaged)
+    });
+    // What each makes of the whole is a sample whenever its window has moved; the first few are from before they agreed.
+    for ((_, _, control, _), part) in hosts.iter().zip([2.0 / 3.0, 1.0 / 3.0]) {
+        let (mut sums, mut samples, mut last) = ([0.0; 2], 0, 0);
+        eventually("windows are divided often enough", || {
+            let report = control.report().unwrap().governor;
+            if report.window != last {
+                last = report.window;
+                samples += 1;
+                if samples > 5 {
+                    sums[0] += report.window as f64;
+                    sums[1] += report.cluster as f64;
+                }
+            }
+            samples == 20
+        });
+        let got = sums[0] / sums[1];
+        assert!(
+            (got / part - 1.0).abs() < 0.1,
+            "{got} of the window, not {part}"
+        );
+    }
+    // One leaves: the other need not wait for its lease to end.
+    let slot = hosts[1].2.report().unwrap().slot.unwrap();
+    hosts[1].2.leave(PATIENCE).unwrap();
+    eventually("it is seen to have left", || {
+        let lost = |event: &Event| {
+            let GovernorEvent::HostLost { left, .. } = (match event {
+                Event::Governor(event) => *event,
+                _ => return false,
+            }) else {
+                return false;
+            };
+            left
+        };
+        let told = hosts[0].2.events().told;
+        told.iter().any(|(_, event)| lost(event))
+    });
+    assert!(!dir.path().join(format!(".tidegate/owners/{slot}")).exists());
+}
+
+#[test]
+fn garbage_in_the_slot_file_is_survived_and_counted() {
+    let dir = tempdir();
+    let folder = dir.path().join(".tidegate");
+    std::fs::create_dir_all(&folder).unwrap();
+    let mut bytes = b"nothing of ours ".repeat(20 * SLOT / 16);
+    // One of another host that is whole, and one that is torn.
+    let record = |host| Record {
+        host: [host; 16],
+        incarnation: 5,
+        sequence: 9,
+        tick_ms: 4_000,
+        ..Record::default()
+    };
+    bytes[3 * SLOT..4 * SLOT].copy_from_slice(&record(8).encode());
+    bytes[4 * SLOT..5 * SLOT].copy_from_slice(&record(9).encode());
+    bytes[4 * SLOT + 60] ^= 1;
+    std::fs::write(folder.join("hosts.v1"), &bytes).unwrap();
+    let engine = engine(1);
+    let control = engine
+        .control(in_directory(1, Threshold::Auto, dir.path()))
+        .unwrap();
+    let disk = attach(
+        &engine,
+        &control,
+        1,
+        shares(100),
+        memory::open(SIZE).unwrap(),
+    );
+    let load = Load::on(&disk, 4);
+    eventually("it has a slot, and knows the one host that is real", || {
+        let report = control.report().unwrap();
+        let hosts = &report.governor.hosts;
+        report.slot == Some(1)
+            && report.governor.unreadable > 0
+            && hosts.len() == 2
+            && hosts[1].host == [8; 16]
+    });
+    eventually("its own slot can be read", || {
+        let bytes = std::fs::read(folder.join("hosts.v1")).unwrap();
+        Record::decode(&bytes[SLOT..2 * SLOT]).is_ok_and(|record| record.host == [1; 16])
+    });
+    drop(load);
+}
+
+/// A file system of its own, mounted read-only at first.
+struct Mount(PathBuf);
+
+impl Mount {
+    fn read_only(at: PathBuf) -> Mount {
+        std::fs::create_dir_all(&at).unwrap();
+        mount(&["-t", "tmpfs", "-o", "ro,size=4m", "tidegate-test"], &at);
+        Mount(at)
+    }
+
+    fn make_writable(&self) {
+        mount(&["-o", "remount,rw"], &self.0);
+    }
+}
+
+impl Drop for Mount {
+    fn drop(&mut self) {
+        let _ = Command::new("umount").arg("-l").arg(&self.0).status();
+    }
+}
+
+fn mount(options: &[&str], at: &Path) {
+    let done = Command::new("mount").args(options).arg(at).status();
+    assert!(done.unwrap().success(), "this test mounts a tmpfs, as root");
+}
+
+#[test]
+fn a_read_only_slot_directory_is_survived_and_told_once() {
+    let dir = tempdir();
+    let mount = Mount::read_only(dir.path().join(".tidegate"));
+    let engine = engine(1);
+    let control = engine
+        .control(in_directory(1, Threshold::Auto, dir.path()))
+        .unwrap();
+    let disk = attach(
+        &engine,
+        &control,
+        1,
+        limited(1_000_000, 1_000),
+        memory::open(SIZE).unwrap(),
+    );
+    let load = Load::on(&disk, 4);
+    eventually("the trouble is told", || {
+        control.report().unwrap().trouble.is_some()
+    });
+    let before = used(&control.report().unwrap(), 1).0;
+    eventually("I/O goes on", || {
+        used(&control.report().unwrap(), 1).0 > before + 1_000
+    });
+    mount.make_writable();
+    eventually("it finds its slot once it can", || {
+        let report = control.report().unwrap();
+        report.trouble.is_none() && report.slot == Some(1)
+    });
+    let told = control.events().told;
+    let troubles = told
+        .iter()
+        .filter(|(_, event)| matches!(event, Event::Trouble(_)));
+    assert_eq!(troubles.count(), 1);
+    drop(load);
+}
