@@ -283,7 +283,7 @@ impl Bench {
         case: &str,
         contestants: &[Contestant<'_>],
     ) -> Result<()> {
-        let quiet = |noise: &Noise| noise.foreign_percent <= 2.0 * self.options.max_noise;
+        let quiet = |noise: &Noise| noise.foreign_percent <= self.options.max_noise;
         let rounds = ROUNDS_ON_DISK * self.trials;
         self.contest(report, scenario, case, contestants, rounds, &quiet)
     }

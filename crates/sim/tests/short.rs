@@ -21,7 +21,6 @@ const SHORT: &[&str] = &[
     "row-09-start-idle-resume",
     "row-10-capacity-halves",
     "row-11-deaf-hosts",
-    "row-11-host-death",
     "row-11-mute-host",
     "row-11-torn-slots",
     "row-11-vanished-datastore",

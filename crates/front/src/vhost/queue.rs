@@ -252,11 +252,14 @@ impl<M: GuestMemory> Queue<M> {
             }
             self.avail_seen = idx;
             let waiting = idx.wrapping_sub(self.last_avail);
-            for ahead in 0..waiting.min(TABLE_AHEAD) {
-                self.call_descriptor(ahead);
-            }
-            for ahead in 0..waiting.min(HEADER_AHEAD) {
-                self.call_table(memory, ahead);
+            // A lone chain is read at once: there is nothing to do meanwhile.
+            if waiting > 1 {
+                for ahead in 0..waiting.min(TABLE_AHEAD) {
+                    self.call_descriptor(ahead);
+                }
+                for ahead in 0..waiting.min(HEADER_AHEAD) {
+                    self.call_table(memory, ahead);
+                }
             }
         }
         self.look_ahead(memory);
