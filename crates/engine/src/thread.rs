@@ -6,7 +6,7 @@
 //!
 //! # Always true
 //! - everything here belongs to this thread alone: no lock is taken and nothing allocated for a request in steady state
-//! - an idle thread sleeps without a timer: no wake-ups
+//! - an idle thread sleeps without a timer: no wake-ups; only answers that are due have an alarm set for them
 //! - a panic aborts the process: the kernel may still be writing into our buffers, and a wrong byte is worse than a restart
 //!
 //! # Picture
@@ -27,7 +27,7 @@ use crate::inbox::{Inbox, Order};
 use crate::sys::buffers::Buffers;
 use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
-use idle::Idle;
+use idle::{Idle, Plan, Waiting};
 use orders::Parting;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -94,6 +94,10 @@ pub(crate) struct Desk {
     dirty: Vec<u32>,
     /// Connections that have something to send or decode.
     talking: Vec<u32>,
+    /// Requests handed to the shard and not answered yet.
+    owed: usize,
+    /// Whether an answer was the last that happened, rather than a request: its guest may ask again.
+    answered_last: bool,
 }
 
 impl Desk {
@@ -105,6 +109,8 @@ impl Desk {
                 .resize_with(buffer as usize + 1, || ReplyTo::Nobody);
         }
         self.waiting[buffer as usize] = reply;
+        self.owed += 1;
+        self.answered_last = false;
         let event = Event::Submitted {
             disk,
             token: Token(buffer.into()),
@@ -167,6 +173,8 @@ pub(crate) struct IoThread {
     completions: Vec<Completion>,
     letters: VecDeque<Order>,
     idle: Idle,
+    /// What it waits for, once it has nothing to do.
+    waiting: Option<Waiting>,
     tally: Tally,
     turns: u32,
     stopping: bool,
@@ -212,6 +220,7 @@ impl IoThread {
         if let Some(cpu) = habits.cpu {
             os::pin_to(cpu)?;
         }
+        os::keep_time_closely();
         let mut ring = Ring::new()?;
         ring.watch(
             inbox.bell(),
@@ -235,6 +244,8 @@ impl IoThread {
                 waiting: Vec::with_capacity(IN_FLIGHT),
                 dirty: Vec::new(),
                 talking: Vec::new(),
+                owed: 0,
+                answered_last: false,
             },
             disks: Vec::new(),
             timed: Vec::new(),
@@ -248,6 +259,7 @@ impl IoThread {
             completions: Vec::with_capacity(COMPLETIONS_PER_TURN),
             letters: VecDeque::new(),
             idle: Idle::new(habits.poll, habits.always_poll),
+            waiting: None,
             tally: Tally::new(now),
             turns: 0,
             stopping: false,
@@ -257,7 +269,7 @@ impl IoThread {
     fn run(&mut self) {
         while !self.stopping {
             if self.turn() {
-                self.idle.worked(self.desk.now);
+                self.note_wait_over();
             } else {
                 self.rest();
             }
@@ -509,6 +521,8 @@ impl IoThread {
     /// Tells a request's front end how it ended.
     fn answer(&mut self, token: Token, outcome: Outcome) {
         let buffer = u32::try_from(token.0).expect("a token is a buffer's number");
+        self.desk.owed -= 1;
+        self.desk.answered_last = true;
         match std::mem::replace(&mut self.desk.waiting[buffer as usize], ReplyTo::Nobody) {
             ReplyTo::Ring { queue, reply } => {
                 let device = self.queues[queue as usize]
@@ -537,6 +551,11 @@ impl IoThread {
         while let Some(index) = self.desk.dirty.pop() {
             if let Some(queue) = &mut self.queues[index as usize] {
                 queue.publish();
+                if !queue.active && self.idle.looks_for_guests() {
+                    // Its guest need not kick: we shall be looking when it asks again.
+                    queue.wake();
+                    self.active.push(index);
+                }
             }
             self.part_with_queue_if_drained(index);
         }
@@ -598,12 +617,27 @@ impl IoThread {
         });
     }
 
-    /// Nothing to do: spin while that pays, then sleep.
-    fn rest(&mut self) {
-        let begin = self.desk.now;
-        if self.idle.should_spin() && self.spin(begin) {
-            return;
+    /// There was work: if it came after a wait, that wait's length is remembered.
+    fn note_wait_over(&mut self) {
+        if let Some(waiting) = self.waiting.take() {
+            let answered = self.desk.answered_last;
+            self.idle.worked(waiting, self.desk.now, answered);
         }
+    }
+
+    /// Nothing to do: wait as it pays ([`idle`]).
+    fn rest(&mut self) {
+        let now = self.desk.now;
+        let waiting = *self.waiting.get_or_insert(Waiting {
+            since: now,
+            for_guests: self.desk.answered_last,
+            for_datastores: self.desk.owed > 0,
+        });
+        let alarm = match self.idle.plan(waiting, now) {
+            Plan::Spin(until) if self.spin(now, until) => return,
+            Plan::Spin(_) | Plan::Sleep => None,
+            Plan::Nap(until) => Some(until),
+        };
         // Guests and other threads must be able to wake us before we look a last time.
         let mut work = false;
         for &index in &self.active {
@@ -628,16 +662,17 @@ impl IoThread {
             return;
         }
         let before = os::now();
-        let timeout = self.next_deadline().map(|at| at.since(before));
+        let until = self.next_deadline().into_iter().chain(alarm).min();
+        let timeout = until.map(|at| at.since(before));
         self.desk.ring.wait(timeout);
         self.inbox.wake();
         self.tally.slept(before, os::now());
     }
 
-    /// Looks for work for as long as spinning pays; true when there is some.
-    fn spin(&mut self, begin: Time) -> bool {
+    /// Looks for work until then; true when there is some.
+    fn spin(&mut self, begin: Time, until: Time) -> bool {
         let deadline = self.next_deadline().unwrap_or(Time::NEVER);
-        let until = (begin + self.idle.window()).min(deadline);
+        let until = until.min(deadline);
         loop {
             for &index in &self.active {
                 if self.queues[index as usize]

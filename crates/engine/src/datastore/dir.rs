@@ -19,6 +19,7 @@ use crate::errand::{Errand, Map, Task};
 use crate::error::{Error, Kind, Result};
 use crate::sys::os::{self, DirectAlignment};
 use crate::sys::ring::{Completion, Durability};
+use feed::Feed;
 use std::fs::{File, OpenOptions};
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
@@ -26,6 +27,8 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tidegate_core::request::{Data, DiskId, Extent, Fault, Flags, IoId, Op};
+
+mod feed;
 
 /// The granularity below which the page cache is used: that of the page cache itself, so that a page is never both
 /// cached for one request and written directly for its neighbour.
@@ -111,6 +114,7 @@ pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
         }),
         pending: Vec::new(),
         free: Vec::new(),
+        feed: Feed::new(),
         zero_range: true,
         punch_hole: true,
         parted: options.read_only,
@@ -180,6 +184,7 @@ struct Dir {
     alignment: DirectAlignment,
     pending: Vec<Option<Pending>>,
     free: Vec<u32>,
+    feed: Feed,
     /// Cleared when the file system turns out not to know it.
     zero_range: bool,
     punch_hole: bool,
@@ -242,7 +247,7 @@ impl Image for Dir {
         let slot = self.note(Pending { job, done: 0, step });
         if step == Step::ZeroRange && !self.zero_range {
             self.write_zeroes(lane, slot);
-        } else {
+        } else if step != Step::Move || self.feed.starts(slot) {
             self.go(lane, slot);
         }
         Progress::Pending
@@ -254,7 +259,13 @@ impl Image for Dir {
             .as_mut()
             .expect("a completion belongs to a pending job");
         match pending.step {
-            Step::Move => lane.buffers.returned(pending.job.data.buffer),
+            Step::Move => {
+                lane.buffers.returned(pending.job.data.buffer);
+                self.feed.answered();
+                while let Some(held) = self.feed.freed() {
+                    self.go(lane, held);
+                }
+            }
             Step::WriteZeroes { buffer, .. } => lane.buffers.returned(buffer),
             Step::Part => {
                 if completion.result < 0 {
@@ -400,6 +411,15 @@ impl Dir {
         }
     }
 
+    /// Submits what is left of a job of which an operation has ended.
+    fn go_again(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        let pending = self.pending[slot as usize].as_ref();
+        if pending.is_some_and(|pending| pending.step == Step::Move) {
+            self.feed.starts_again();
+        }
+        self.go(lane, slot);
+    }
+
     /// An operation went well, as far as `moved` bytes.
     fn advanced(&mut self, lane: &mut Lane<'_>, slot: u32, moved: u64) {
         let pending = self.pending[slot as usize]
@@ -419,7 +439,7 @@ impl Dir {
             }
         }
         if pending.done < job.len {
-            return self.go(lane, slot);
+            return self.go_again(lane, slot);
         }
         let zeroed = matches!(job.op, Op::WriteZeroes | Op::Discard);
         if zeroed && job.flags.has(Flags::FUA) {
@@ -439,7 +459,7 @@ impl Dir {
         let not_known = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL);
         match (pending.step, job.op) {
             (Step::Move | Step::Sync, _) if matches!(errno, libc::EINTR | libc::EAGAIN) => {
-                self.go(lane, slot)
+                self.go_again(lane, slot);
             }
             (Step::Punch, Op::Discard) if not_known => {
                 self.punch_hole = errno == libc::EINVAL;

@@ -23,9 +23,10 @@ use tidegate_core::units::Span;
 const ENTRIES: u32 = 512;
 /// Completion queue entries; the kernel keeps what does not fit (NODROP).
 const COMPLETIONS: u32 = 8192;
-/// Operations that wait for their submission at most. The kernel takes microseconds for each and shows a disk nothing
-/// before it has taken all of one submission: a disk that waits for 32 idles meanwhile, and from then on all 32 go round
-/// in step. In fours it begins at once, and the system calls still weigh little.
+/// Reads and writes that wait for their submission at most. The kernel takes microseconds for each and shows a disk
+/// nothing before it has taken all of one submission: a disk that waits for 32 idles meanwhile, and from then on all 32
+/// go round in step. The first of a turn goes alone, so that a disk that idles begins at once; then they go in fours,
+/// and the system calls still weigh little.
 const BATCH: u32 = 4;
 /// The environment variable of which the presence makes threads nap instead of waiting in the kernel; see the module.
 const NAP: &str = "TIDEGATE_NAP";
@@ -75,6 +76,8 @@ pub(crate) struct Completion {
 pub(crate) struct Ring {
     inner: IoUring,
     queued: u32,
+    /// Reads and writes that may still be queued before they are submitted.
+    patience: u32,
     /// [`NAP`] was asked for.
     naps: bool,
 }
@@ -95,6 +98,7 @@ impl Ring {
         Ok(Ring {
             inner,
             queued: 0,
+            patience: 1,
             naps: std::env::var_os(NAP).is_some(),
         })
     }
@@ -107,7 +111,14 @@ impl Ring {
             self.submit_now();
         }
         self.queued += 1;
-        if self.queued == BATCH {
+    }
+
+    /// Queues a read or a write: a disk may be idle until it is submitted.
+    fn push_data(&mut self, entry: squeue::Entry, tag: Tag) {
+        self.push(entry, tag);
+        self.patience -= 1;
+        if self.patience == 0 {
+            self.patience = BATCH;
             self.queued = 0;
             self.submit_now();
         }
@@ -144,7 +155,7 @@ impl Ring {
                 .offset(offset)
                 .build(),
         };
-        self.push(entry, tag);
+        self.push_data(entry, tag);
     }
 
     /// Writes `len` bytes from the buffer at `offset` of `fd`; durable before it completes if `durable`.
@@ -173,7 +184,7 @@ impl Ring {
                 .rw_flags(flags)
                 .build(),
         };
-        self.push(entry, tag);
+        self.push_data(entry, tag);
     }
 
     /// Makes what was written to `fd` durable (fdatasync).
@@ -240,6 +251,7 @@ impl Ring {
     /// Hands queued operations to the kernel and lets it post completions, without waiting. No system call when there is
     /// nothing of either.
     pub(crate) fn submit(&mut self) {
+        self.patience = 1;
         let submission = self.inner.submission();
         if self.queued > 0 || submission.taskrun() || submission.cq_overflow() {
             drop(submission);

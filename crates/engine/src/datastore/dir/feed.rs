@@ -1,0 +1,182 @@
+//! Keeps a disk from running dry while its guests turn round.
+//!
+//! Some disks answer a whole batch at once: those of virtual machines, of which the other side takes what has come, works
+//! it off and tells of it in one interrupt. Guests that then ask for as much again do so in one batch too, and from there
+//! on everything goes round in step: while answers travel to the guests and requests travel back, the disk has nothing
+//! to do, each time. Where that is seen to happen, a few requests are held back from each batch and handed over at the
+//! first answer; the disk works on those while the guests turn round.
+//!
+//! # Always true
+//! - only a disk with other operations under way has one held back, and the first answer of any of them frees it: nothing
+//!   waits for longer than the operations of the same disk that were started before it
+//! - a disk whose answers do not come in whole batches has nothing held back
+//!
+//! # Picture
+//! ```text
+//!   without   disk  ▇▇▇▇▇▇▇▇········▇▇▇▇▇▇▇▇········        with   disk  ▇▇▇▇▇▇▇▁▇▇▇▇▇▇▇▁▇▇▇▇▇▇▇
+//!             guests          turn            turn                 guests       turn    turn
+//! ```
+
+use std::collections::VecDeque;
+
+/// Operations under way for one that is held back.
+const SHARE: u32 = 7;
+/// Most that are held back: what a disk does in the time of a few wake-ups.
+const MOST: usize = 8;
+/// Batches that must have been answered whole before anything is held back, less those that were not.
+const ENOUGH: u32 = 8;
+const SURE: u32 = 16;
+/// What a batch that was not answered whole takes away.
+const DOUBT: u32 = 4;
+
+/// See the module.
+pub(super) struct Feed {
+    under_way: u32,
+    held: VecDeque<u32>,
+    /// Of the batch that is being answered: those not answered yet. `None`: requests came last.
+    answering: Option<u32>,
+    /// How much it looks as if batches were answered whole, up to [`SURE`].
+    whole: u32,
+}
+
+impl Feed {
+    pub(super) fn new() -> Feed {
+        Feed {
+            under_way: 0,
+            held: VecDeque::new(),
+            answering: None,
+            whole: 0,
+        }
+    }
+
+    /// A request came, to be known by `slot`. Whether its operation is to be started now; otherwise it is held.
+    pub(super) fn starts(&mut self, slot: u32) -> bool {
+        if let Some(left) = self.answering.take() {
+            self.whole = match left {
+                0 => SURE.min(self.whole + 1),
+                _ => self.whole.saturating_sub(DOUBT),
+            };
+        }
+        let few = u32::try_from(self.held.len()).is_ok_and(|held| held < self.under_way / SHARE);
+        if self.whole >= ENOUGH && few && self.held.len() < MOST {
+            self.held.push_back(slot);
+            return false;
+        }
+        self.under_way += 1;
+        true
+    }
+
+    /// An operation was answered. One that has more to do starts again by [`Feed::starts_again`].
+    pub(super) fn answered(&mut self) {
+        let left = self.answering.unwrap_or(self.under_way);
+        // One operation going round says nothing of batches.
+        self.answering = if self.under_way == 1 && self.answering.is_none() {
+            None
+        } else {
+            Some(left.saturating_sub(1))
+        };
+        self.under_way -= 1;
+    }
+
+    /// A part of a request that is under way starts.
+    pub(super) fn starts_again(&mut self) {
+        self.under_way += 1;
+    }
+
+    /// The next held operation to start, once an answer has come.
+    pub(super) fn freed(&mut self) -> Option<u32> {
+        let slot = self.held.pop_front()?;
+        self.under_way += 1;
+        Some(slot)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// One batch in step: `depth` requests, then all answers. Returns how many were held.
+    fn round(feed: &mut Feed, depth: u32, freed: u32) -> u32 {
+        let held = (0..depth).filter(|&slot| !feed.starts(slot)).count();
+        let held = u32::try_from(held).expect("a small number");
+        let mut again = 0;
+        for _ in 0..depth - held + freed {
+            feed.answered();
+            while feed.freed().is_some() {
+                again += 1;
+            }
+        }
+        assert_eq!(again, held, "the first answer frees what was held");
+        held
+    }
+
+    #[test]
+    fn a_disk_that_answers_whole_batches_has_a_few_held_back() {
+        let mut feed = Feed::new();
+        let mut held = 0;
+        for _ in 0..ENOUGH {
+            held = round(&mut feed, 32, held);
+            assert_eq!(held, 0, "not before it has been seen often enough");
+        }
+        for _ in 0..20 {
+            held = round(&mut feed, 32, held);
+            assert_eq!(held, 4);
+        }
+    }
+
+    #[test]
+    fn a_disk_that_answers_one_by_one_has_nothing_held_back() {
+        let mut feed = Feed::new();
+        for slot in 0..32 {
+            assert!(feed.starts(slot));
+        }
+        for slot in 0..1000 {
+            feed.answered();
+            assert!(feed.starts(slot));
+        }
+    }
+
+    #[test]
+    fn it_stops_when_batches_end() {
+        let mut feed = Feed::new();
+        let mut held = 0;
+        for _ in 0..ENOUGH + 5 {
+            held = round(&mut feed, 32, held);
+        }
+        assert_eq!(held, 4);
+        for slot in 0..3 * u32::from(u8::MAX) {
+            feed.answered();
+            while feed.freed().is_some() {}
+            if feed.starts(slot) {
+                continue;
+            }
+            assert!(slot < 10, "still held back after {slot} single answers");
+        }
+    }
+
+    #[test]
+    fn a_lone_operation_is_never_held_and_teaches_nothing() {
+        let mut feed = Feed::new();
+        for slot in 0..100 {
+            assert!(feed.starts(slot));
+            feed.answered();
+            assert_eq!(feed.freed(), None);
+        }
+        assert_eq!(feed.whole, 0);
+    }
+
+    #[test]
+    fn nothing_stays_held_when_the_guests_go() {
+        let mut feed = Feed::new();
+        let mut held = 0;
+        for _ in 0..ENOUGH + 1 {
+            held = round(&mut feed, 64, held);
+        }
+        for _ in 0..held {
+            feed.answered();
+            while feed.freed().is_some() {}
+        }
+        assert_eq!(feed.under_way, 0);
+        assert!(feed.held.is_empty());
+    }
+}
