@@ -6,7 +6,7 @@
 //!
 //! # Always true
 //! - everything here belongs to this thread alone: no lock is taken and nothing allocated for a request in steady state
-//! - an idle thread sleeps without a timer: no wake-ups; only answers that are due have an alarm set for them
+//! - an idle thread sleeps without a timer: no wake-ups
 //! - a panic aborts the process: the kernel may still be writing into our buffers, and a wrong byte is worse than a restart
 //!
 //! # Picture
@@ -27,7 +27,7 @@ use crate::inbox::{Inbox, Order};
 use crate::sys::buffers::Buffers;
 use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
-use idle::{Idle, Plan, Waiting};
+use idle::{Idle, Wait};
 use orders::Parting;
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -63,6 +63,9 @@ pub(crate) mod tag {
 const COMPLETIONS_PER_TURN: usize = 256;
 /// Requests taken from one queue in one turn: a deep queue waits for the shallow ones.
 const REQUESTS_PER_QUEUE: usize = 32;
+/// After a wait, how many are carried out before the others are looked at: while those are, a sleeping guest already wakes
+/// to the first answers, and a disk already works.
+const FIRST_REQUESTS: usize = 4;
 /// I/Os that the shard holds before it first allocates.
 const IN_FLIGHT: usize = 1024;
 /// Turns between looks for queues that have gone quiet.
@@ -94,8 +97,6 @@ pub(crate) struct Desk {
     dirty: Vec<u32>,
     /// Connections that have something to send or decode.
     talking: Vec<u32>,
-    /// Requests handed to the shard and not answered yet.
-    owed: usize,
     /// Whether an answer was the last that happened, rather than a request: its guest may ask again.
     answered_last: bool,
 }
@@ -109,7 +110,6 @@ impl Desk {
                 .resize_with(buffer as usize + 1, || ReplyTo::Nobody);
         }
         self.waiting[buffer as usize] = reply;
-        self.owed += 1;
         self.answered_last = false;
         let event = Event::Submitted {
             disk,
@@ -173,8 +173,8 @@ pub(crate) struct IoThread {
     completions: Vec<Completion>,
     letters: VecDeque<Order>,
     idle: Idle,
-    /// What it waits for, once it has nothing to do.
-    waiting: Option<Waiting>,
+    /// Set while there is nothing to do.
+    wait: Option<Wait>,
     tally: Tally,
     turns: u32,
     stopping: bool,
@@ -220,7 +220,6 @@ impl IoThread {
         if let Some(cpu) = habits.cpu {
             os::pin_to(cpu)?;
         }
-        os::keep_time_closely();
         let mut ring = Ring::new()?;
         ring.watch(
             inbox.bell(),
@@ -244,7 +243,6 @@ impl IoThread {
                 waiting: Vec::with_capacity(IN_FLIGHT),
                 dirty: Vec::new(),
                 talking: Vec::new(),
-                owed: 0,
                 answered_last: false,
             },
             disks: Vec::new(),
@@ -259,7 +257,7 @@ impl IoThread {
             completions: Vec::with_capacity(COMPLETIONS_PER_TURN),
             letters: VecDeque::new(),
             idle: Idle::new(habits.poll, habits.always_poll),
-            waiting: None,
+            wait: None,
             tally: Tally::new(now),
             turns: 0,
             stopping: false,
@@ -284,8 +282,13 @@ impl IoThread {
             worked |= self.read_mail();
         }
         worked |= self.reap();
-        worked |= self.fetch();
         worked |= self.deadlines();
+        let mut most = REQUESTS_PER_QUEUE;
+        if self.wait.is_some() && self.fetch(FIRST_REQUESTS, &mut worked) {
+            self.settle();
+            most -= FIRST_REQUESTS;
+        }
+        self.fetch(most, &mut worked);
         self.settle();
         if !self.resting.is_empty() {
             self.stir();
@@ -374,17 +377,19 @@ impl IoThread {
         }
     }
 
-    /// Takes requests from every active queue.
-    fn fetch(&mut self) -> bool {
-        let mut any = false;
+    /// Takes up to `most` requests from every active queue. Returns whether one of them may have more.
+    fn fetch(&mut self, most: usize, worked: &mut bool) -> bool {
+        let mut more = false;
         for at in 0..self.active.len() {
             let index = self.active[at];
             let Some(queue) = &mut self.queues[index as usize] else {
                 continue;
             };
-            any |= queue.fetch(index, &mut self.desk, REQUESTS_PER_QUEUE) > 0;
+            let count = queue.fetch(index, &mut self.desk, most);
+            *worked |= count > 0;
+            more |= count == most;
         }
-        any
+        more
     }
 
     /// Lets the shard and the images act whose time has come.
@@ -521,7 +526,6 @@ impl IoThread {
     /// Tells a request's front end how it ended.
     fn answer(&mut self, token: Token, outcome: Outcome) {
         let buffer = u32::try_from(token.0).expect("a token is a buffer's number");
-        self.desk.owed -= 1;
         self.desk.answered_last = true;
         match std::mem::replace(&mut self.desk.waiting[buffer as usize], ReplyTo::Nobody) {
             ReplyTo::Ring { queue, reply } => {
@@ -551,7 +555,7 @@ impl IoThread {
         while let Some(index) = self.desk.dirty.pop() {
             if let Some(queue) = &mut self.queues[index as usize] {
                 queue.publish();
-                if !queue.active && self.idle.looks_for_guests() {
+                if !queue.active && self.idle.should_spin(true) {
                     // Its guest need not kick: we shall be looking when it asks again.
                     queue.wake();
                     self.active.push(index);
@@ -619,25 +623,22 @@ impl IoThread {
 
     /// There was work: if it came after a wait, that wait's length is remembered.
     fn note_wait_over(&mut self) {
-        if let Some(waiting) = self.waiting.take() {
-            let answered = self.desk.answered_last;
-            self.idle.worked(waiting, self.desk.now, answered);
+        if let Some(wait) = self.wait.take() {
+            self.idle.worked(wait, self.desk.now);
         }
     }
 
-    /// Nothing to do: wait as it pays ([`idle`]).
+    /// Nothing to do: spin while that pays, then sleep.
     fn rest(&mut self) {
-        let now = self.desk.now;
-        let waiting = *self.waiting.get_or_insert(Waiting {
-            since: now,
-            for_guests: self.desk.answered_last,
-            for_datastores: self.desk.owed > 0,
+        let begin = self.desk.now;
+        let for_guests = self.desk.answered_last;
+        self.wait.get_or_insert(Wait {
+            since: begin,
+            for_guests,
         });
-        let alarm = match self.idle.plan(waiting, now) {
-            Plan::Spin(until) if self.spin(now, until) => return,
-            Plan::Spin(_) | Plan::Sleep => None,
-            Plan::Nap(until) => Some(until),
-        };
+        if self.idle.should_spin(for_guests) && self.spin(begin) {
+            return;
+        }
         // Guests and other threads must be able to wake us before we look a last time.
         let mut work = false;
         for &index in &self.active {
@@ -662,17 +663,16 @@ impl IoThread {
             return;
         }
         let before = os::now();
-        let until = self.next_deadline().into_iter().chain(alarm).min();
-        let timeout = until.map(|at| at.since(before));
+        let timeout = self.next_deadline().map(|at| at.since(before));
         self.desk.ring.wait(timeout);
         self.inbox.wake();
         self.tally.slept(before, os::now());
     }
 
-    /// Looks for work until then; true when there is some.
-    fn spin(&mut self, begin: Time, until: Time) -> bool {
+    /// Looks for work for as long as spinning pays; true when there is some.
+    fn spin(&mut self, begin: Time) -> bool {
         let deadline = self.next_deadline().unwrap_or(Time::NEVER);
-        let until = until.min(deadline);
+        let until = (begin + self.idle.window()).min(deadline);
         loop {
             for &index in &self.active {
                 if self.queues[index as usize]

@@ -155,13 +155,6 @@ pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
     }
 }
 
-/// Lets the calling thread's timers ring when they are due. The kernel otherwise gathers those of 50 microseconds, which
-/// is longer than an I/O thread waits for anything awake.
-pub(crate) fn keep_time_closely() {
-    // SAFETY: sets one number of the calling thread; no memory is passed. It cannot fail: any slack is allowed.
-    unsafe { libc::prctl(libc::PR_SET_TIMERSLACK, 1_u64) };
-}
-
 /// An anonymous file in memory.
 ///
 /// # Errors
