@@ -262,9 +262,6 @@ impl Image for Dir {
             Step::Move => {
                 lane.buffers.returned(pending.job.data.buffer);
                 self.feed.answered();
-                while let Some(held) = self.feed.freed() {
-                    self.go(lane, held);
-                }
             }
             Step::WriteZeroes { buffer, .. } => lane.buffers.returned(buffer),
             Step::Part => {
@@ -283,6 +280,9 @@ impl Image for Dir {
         match u64::try_from(completion.result) {
             Ok(moved) => self.advanced(lane, slot, moved),
             Err(_) => self.failed(lane, slot, -completion.result),
+        }
+        while let Some(held) = self.feed.freed() {
+            self.go_at_last(lane, held);
         }
     }
 
@@ -409,6 +409,16 @@ impl Dir {
                 );
             }
         }
+    }
+
+    /// Submits a job that was held back, unless nothing may be written any more.
+    fn go_at_last(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        let job = self.pending[slot as usize].as_ref().map(|held| held.job);
+        if self.cut && job.is_some_and(|job| job.op.modifies()) {
+            self.feed.answered();
+            return self.end(lane, slot, Err(Fault::Io));
+        }
+        self.go(lane, slot);
     }
 
     /// Submits what is left of a job of which an operation has ended.

@@ -23,20 +23,25 @@ use std::collections::VecDeque;
 const SHARE: u32 = 7;
 /// Most that are held back: what a disk does in the time of a few wake-ups.
 const MOST: usize = 8;
-/// Batches that must have been answered whole before anything is held back, less those that were not.
-const ENOUGH: u32 = 8;
-const SURE: u32 = 16;
-/// What a batch that was not answered whole takes away.
-const DOUBT: u32 = 4;
+/// Weight of the newest batch among those looked back on: 1/8.
+const NEWEST: u32 = 8;
+const ALL: u32 = 256;
+/// A batch counts as answered whole when at most one in so many was still under way as the next request came.
+const WHOLE: u32 = 4;
 
 /// See the module.
 pub(super) struct Feed {
     under_way: u32,
     held: VecDeque<u32>,
-    /// Of the batch that is being answered: those not answered yet. `None`: requests came last.
-    answering: Option<u32>,
-    /// How much it looks as if batches were answered whole, up to [`SURE`].
+    /// The batch that is being answered, if answers came last.
+    batch: Option<Batch>,
+    /// How many batches of late were answered whole, of [`ALL`].
     whole: u32,
+}
+
+struct Batch {
+    size: u32,
+    left: u32,
 }
 
 impl Feed {
@@ -44,21 +49,19 @@ impl Feed {
         Feed {
             under_way: 0,
             held: VecDeque::new(),
-            answering: None,
+            batch: None,
             whole: 0,
         }
     }
 
     /// A request came, to be known by `slot`. Whether its operation is to be started now; otherwise it is held.
     pub(super) fn starts(&mut self, slot: u32) -> bool {
-        if let Some(left) = self.answering.take() {
-            self.whole = match left {
-                0 => SURE.min(self.whole + 1),
-                _ => self.whole.saturating_sub(DOUBT),
-            };
+        if let Some(Batch { size, left }) = self.batch.take() {
+            let whole = if left * WHOLE <= size { ALL } else { 0 };
+            self.whole = (self.whole * (NEWEST - 1) + whole) / NEWEST;
         }
         let few = u32::try_from(self.held.len()).is_ok_and(|held| held < self.under_way / SHARE);
-        if self.whole >= ENOUGH && few && self.held.len() < MOST {
+        if self.whole >= ALL / 2 && few && self.held.len() < MOST {
             self.held.push_back(slot);
             return false;
         }
@@ -68,14 +71,17 @@ impl Feed {
 
     /// An operation was answered. One that has more to do starts again by [`Feed::starts_again`].
     pub(super) fn answered(&mut self) {
-        let left = self.answering.unwrap_or(self.under_way);
-        // One operation going round says nothing of batches.
-        self.answering = if self.under_way == 1 && self.answering.is_none() {
-            None
-        } else {
-            Some(left.saturating_sub(1))
-        };
+        let size = self.under_way;
         self.under_way -= 1;
+        match &mut self.batch {
+            Some(batch) => batch.left = batch.left.saturating_sub(1),
+            // Few operations that go round say nothing of batches, and none of them would be held.
+            None if size <= SHARE => {}
+            None => {
+                let left = size - 1;
+                self.batch = Some(Batch { size, left });
+            }
+        }
     }
 
     /// A part of a request that is under way starts.
@@ -114,14 +120,14 @@ mod tests {
     fn a_disk_that_answers_whole_batches_has_a_few_held_back() {
         let mut feed = Feed::new();
         let mut held = 0;
-        for _ in 0..ENOUGH {
+        for _ in 0..4 {
             held = round(&mut feed, 32, held);
             assert_eq!(held, 0, "not before it has been seen often enough");
         }
-        for _ in 0..20 {
+        for _ in 0..10 {
             held = round(&mut feed, 32, held);
-            assert_eq!(held, 4);
         }
+        assert_eq!(held, 4);
     }
 
     #[test]
@@ -140,7 +146,7 @@ mod tests {
     fn it_stops_when_batches_end() {
         let mut feed = Feed::new();
         let mut held = 0;
-        for _ in 0..ENOUGH + 5 {
+        for _ in 0..20 {
             held = round(&mut feed, 32, held);
         }
         assert_eq!(held, 4);
@@ -150,17 +156,34 @@ mod tests {
             if feed.starts(slot) {
                 continue;
             }
-            assert!(slot < 10, "still held back after {slot} single answers");
+            assert!(slot < 20, "still held back after {slot} single answers");
         }
     }
 
     #[test]
-    fn a_lone_operation_is_never_held_and_teaches_nothing() {
+    fn a_batch_that_is_answered_nearly_whole_is_one() {
         let mut feed = Feed::new();
-        for slot in 0..100 {
-            assert!(feed.starts(slot));
-            feed.answered();
-            assert_eq!(feed.freed(), None);
+        let mut slots = 0..;
+        let mut start = |feed: &mut Feed| feed.starts(slots.next().expect("slots do not end"));
+        for _ in 0..32 {
+            start(&mut feed);
+        }
+        let mut held = 0;
+        for _ in 0..20 {
+            for _ in 0..28 {
+                feed.answered();
+                while feed.freed().is_some() {}
+            }
+            held = (0..28).filter(|_| !start(&mut feed)).count();
+        }
+        assert!(held >= 3, "{held} held");
+    }
+
+    #[test]
+    fn few_operations_are_never_held_and_teach_nothing() {
+        let mut feed = Feed::new();
+        for _ in 0..100 {
+            assert_eq!(round(&mut feed, SHARE, 0), 0);
         }
         assert_eq!(feed.whole, 0);
     }
@@ -169,7 +192,7 @@ mod tests {
     fn nothing_stays_held_when_the_guests_go() {
         let mut feed = Feed::new();
         let mut held = 0;
-        for _ in 0..ENOUGH + 1 {
+        for _ in 0..20 {
             held = round(&mut feed, 64, held);
         }
         for _ in 0..held {
