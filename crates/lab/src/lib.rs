@@ -1,5 +1,7 @@
 //! Measures the data path: our own clients, the peers, and what must hold between them.
 //!
+//! It also plays the simulator's scenarios on real daemons ([`play`]), before an array that they share ([`array`]).
+//!
 //! Stands outside the product: it starts servers (Tidegate and its peers) as processes, drives them as guests and
 //! NBD clients would, and judges ratios taken in the same run. [`bench::run`] is the front door, for `xtask` and for
 //! the small binary `tidegate-bench`. The clients ([`vhost`], [`nbd`]) serve crash and correctness tests as well.
@@ -10,6 +12,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod array;
 pub mod bare;
 pub mod bench;
 pub mod fio;
@@ -18,6 +21,7 @@ pub mod load;
 pub mod nbd;
 pub mod noise;
 pub mod peers;
+pub mod play;
 pub mod report;
 pub mod server;
 pub mod stamp;

@@ -22,20 +22,31 @@ use tidegate_model::Random;
 
 /// What a guest wants of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Want {
-    /// An I/O; its answer goes to this actor, or to nobody.
+pub enum Want {
+    /// An I/O.
     Io {
+        /// To whom its answer goes; nobody waits for it otherwise.
         actor: Option<u32>,
+        /// What it does.
         op: Op,
+        /// Where, in bytes.
         offset: u64,
+        /// How much, in bytes.
         len: u64,
     },
     /// To be woken.
-    Wake { actor: u32, epoch: u32, at: Time },
+    Wake {
+        /// Who.
+        actor: u32,
+        /// To be given back.
+        epoch: u32,
+        /// When.
+        at: Time,
+    },
 }
 
 /// A guest and its disk's content, as far as places go.
-pub(crate) struct Guest {
+pub struct Guest {
     workload: Workload,
     size: u64,
     random: Random,
@@ -74,7 +85,8 @@ const LOOSE_MOST: u32 = 4_096;
 const LOG_PART: u64 = 32;
 
 impl Guest {
-    pub(crate) fn new(disk: &Disk, seed: u64) -> Guest {
+    /// A guest at rest, of which the chances begin at `seed`.
+    pub fn new(disk: &Disk, seed: u64) -> Guest {
         let actors = match disk.workload {
             Workload::Shop { users, .. } => users,
             Workload::Access { outstanding, .. } => outstanding,
@@ -113,7 +125,7 @@ impl Guest {
     }
 
     /// Begins, or goes on after a rest.
-    pub(crate) fn start(&mut self, now: Time, out: &mut Vec<Want>) {
+    pub fn start(&mut self, now: Time, out: &mut Vec<Want>) {
         if self.active {
             return;
         }
@@ -126,7 +138,7 @@ impl Guest {
     }
 
     /// Asks for nothing more.
-    pub(crate) fn stop(&mut self) {
+    pub fn stop(&mut self) {
         self.active = false;
         for actor in &mut self.actors {
             if actor.doing == Doing::Thinking {
@@ -152,7 +164,8 @@ impl Guest {
         self.active
     }
 
-    pub(crate) fn woke(&mut self, now: Time, actor: u32, epoch: u32, out: &mut Vec<Want>) {
+    /// The time has come for which an actor asked.
+    pub fn woke(&mut self, now: Time, actor: u32, epoch: u32, out: &mut Vec<Want>) {
         let place = actor as usize;
         if self.actors[place].epoch != epoch || self.actors[place].doing != Doing::Thinking {
             return;
@@ -177,12 +190,7 @@ impl Guest {
     }
 
     /// An I/O was answered. Gives the time an order took, if that ended one.
-    pub(crate) fn answered(
-        &mut self,
-        now: Time,
-        actor: Option<u32>,
-        out: &mut Vec<Want>,
-    ) -> Option<Span> {
+    pub fn answered(&mut self, now: Time, actor: Option<u32>, out: &mut Vec<Want>) -> Option<Span> {
         let from = out.len();
         self.at_disk = self.at_disk.saturating_sub(1);
         let order = self.goes_on(now, actor, out);

@@ -13,8 +13,8 @@ use crate::control::Policy;
 use crate::safety::Breach;
 use crate::scenario::{Expect, Scenario, ScenarioError, Variant};
 use crate::world::{Run, run};
-use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 
 pub use measure::Stretch;
@@ -60,28 +60,11 @@ impl Verdict {
 pub fn judge(scenario: &Scenario, seed: u64) -> Result<Verdict, ScenarioError> {
     let mut runs = BTreeMap::new();
     let own = Variant::of(Policy::Ours);
-    let needed = scenario.expects.iter().flat_map(|expect| {
-        let other = expect.against.as_ref().map(|against| against.run.clone());
-        [Some(expect.run.clone()), other]
-    });
-    for variant in needed.flatten().chain([own.clone()]) {
-        if let Entry::Vacant(place) = runs.entry(variant) {
-            let run = run(scenario, place.key(), seed)?;
-            place.insert(run);
-        }
+    for variant in needed(scenario) {
+        let run = run(scenario, &variant, seed)?;
+        runs.insert(variant, run);
     }
-    let judgements = scenario.expects.iter().enumerate();
-    let judgements = judgements
-        .map(|(place, expect)| {
-            let value = value(scenario, expect, &expect.run, &runs);
-            Judgement {
-                expect: place,
-                value,
-                holds: expect.at_least.is_none_or(|least| value >= least)
-                    && expect.at_most.is_none_or(|most| value <= most),
-            }
-        })
-        .collect();
+    let judgements = judgements(scenario, &runs);
     Ok(Verdict {
         seed,
         judgements,
@@ -94,6 +77,30 @@ pub fn judge(scenario: &Scenario, seed: u64) -> Result<Verdict, ScenarioError> {
         fingerprint: runs.get(&own).map_or(0, |run| run.fingerprint),
         runs,
     })
+}
+
+/// The ways in which a scenario is to be run for its expectations to be judged; as it is, under our control, among them.
+pub fn needed(scenario: &Scenario) -> BTreeSet<Variant> {
+    let needed = scenario.expects.iter().flat_map(|expect| {
+        let other = expect.against.as_ref().map(|against| against.run.clone());
+        [Some(expect.run.clone()), other]
+    });
+    let own = Variant::of(Policy::Ours);
+    needed.flatten().chain([own]).collect()
+}
+
+/// Holds every expectation against runs, whoever made them. One of which a run is missing does not hold.
+pub fn judgements(scenario: &Scenario, runs: &BTreeMap<Variant, Run>) -> Vec<Judgement> {
+    let judge = |(place, expect): (usize, &Expect)| {
+        let value = value(scenario, expect, &expect.run, runs);
+        Judgement {
+            expect: place,
+            value,
+            holds: expect.at_least.is_none_or(|least| value >= least)
+                && expect.at_most.is_none_or(|most| value <= most),
+        }
+    };
+    scenario.expects.iter().enumerate().map(judge).collect()
 }
 
 /// An expectation's figure under each policy, side by side; what it is divided by stays the same.

@@ -39,7 +39,7 @@
 #![forbid(unsafe_code)]
 
 pub mod control;
-mod guest;
+pub mod guest;
 pub mod judge;
 mod numbers;
 mod queue;

@@ -7,8 +7,8 @@
 //! Latencies are kept in microseconds, in the order in which I/Os ended; a bin knows where its own begin.
 
 use crate::numbers::{float, index, small};
-use crate::scenario::Scenario;
-use tidegate_core::iocontrol::Cost;
+use crate::scenario::{Kind, Scenario};
+use tidegate_core::iocontrol::{Cost, CostModel};
 use tidegate_core::request::Op;
 use tidegate_core::units::{Span, Time};
 use tidegate_model::spec::MemberSpec;
@@ -185,6 +185,92 @@ impl Results {
         if let Some(bin) = self.datastore.bins.last_mut() {
             bin.coordination += 1;
         }
+    }
+}
+
+/// Fills in what came out of a run that the simulator did not make: the same scenario with real hosts.
+#[derive(Clone, Debug)]
+pub struct Recorder {
+    results: Results,
+    scenario: Scenario,
+    costs: CostModel,
+}
+
+/// An I/O that ended, as a guest saw it.
+#[derive(Clone, Copy, Debug)]
+pub struct Seen {
+    /// Of which disk.
+    pub disk: usize,
+    /// What it did.
+    pub op: Op,
+    /// Where, in bytes.
+    pub offset: u64,
+    /// How much, in bytes.
+    pub len: u64,
+    /// When the guest asked.
+    pub arrived: Time,
+    /// When it had the answer.
+    pub ended: Time,
+}
+
+impl Recorder {
+    /// Nothing has happened yet. `kind`: what the hosts were told of the datastore, by which they reckon costs.
+    pub fn new(scenario: &Scenario, kind: Kind) -> Recorder {
+        Recorder {
+            results: Results::new(scenario),
+            costs: match kind {
+                Kind::Flash => CostModel::flash(),
+                Kind::Rotational => CostModel::rotational(),
+                Kind::Unknown => CostModel::unknown(),
+            },
+            scenario: scenario.clone(),
+        }
+    }
+
+    /// An I/O ended. Within a bin the order does not matter; bins end by [`Recorder::bin`].
+    pub fn ended(&mut self, seen: &Seen) {
+        let unmanaged = self.scenario.disks[seen.disk].unmanaged;
+        if seen.op != Op::Flush {
+            let unit = u64::from(self.scenario.datastore.io_unit);
+            self.results
+                .started(seen.disk, seen.len.div_ceil(unit).max(1));
+        }
+        let record = Record {
+            disk: seen.disk,
+            op: seen.op,
+            len: seen.len,
+            // Where the last I/O of a stream ended is not known here: every place counts as a random one.
+            cost: self.costs.cost(seen.op, seen.len, false),
+            arrived: seen.arrived,
+            issued: seen.arrived,
+            unmanaged,
+        };
+        let member = self.scenario.datastore.array.member.clone();
+        self.results.ended(seen.ended, &record, &member);
+    }
+
+    /// An order of a shop's was served.
+    pub fn ordered(&mut self, disk: usize, took: Span) {
+        self.results.ordered(disk, took);
+    }
+
+    /// Ends a bin, with how the array and each host stand at its end.
+    pub fn bin(&mut self, array: DatastoreBin, hosts: &[HostBin]) {
+        if let Some(bin) = self.results.datastore.bins.last_mut() {
+            *bin = array;
+        }
+        let outstanding = usize::try_from(array.outstanding).unwrap_or(usize::MAX);
+        self.results.sample(outstanding, hosts.iter().copied());
+    }
+
+    /// A governor had something to say.
+    pub fn told(&mut self, at: Time, says: String) {
+        self.results.told.push((at, says));
+    }
+
+    /// What came out.
+    pub fn results(self) -> Results {
+        self.results
     }
 }
 

@@ -18,7 +18,13 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tidegate-sim", &["tidegate-core", "tidegate-model"]),
     (
         "tidegate-lab",
-        &["tidegate-api", "tidegate-sim", "tidegate-engine"],
+        &[
+            "tidegate-api",
+            "tidegate-core",
+            "tidegate-model",
+            "tidegate-sim",
+            "tidegate-engine",
+        ],
     ),
     (
         "tidegate-daemon",

@@ -11,7 +11,8 @@ use clap::{Parser, Subcommand};
 use tidegate_lab::bench::{self, Options, measure};
 use tidegate_lab::tally::{Tally, Until};
 use tidegate_lab::vhost::Wait;
-use tidegate_lab::{bare, peers, server};
+use tidegate_lab::{bare, peers, play, server};
+use tidegate_sim::Scenario;
 
 /// Measures Tidegate's data path against its peers.
 #[derive(Parser)]
@@ -48,6 +49,20 @@ enum Verb {
         /// The guests' core
         #[arg(long, default_value_t = 1)]
         cpu: usize,
+    },
+    /// Play a scenario on real daemons before one emulated array; exit code 1 when an expectation does not hold
+    Scenario {
+        /// The scenario's file, such as scenarios/sioc-3.toml
+        file: PathBuf,
+        /// Where its chances begin
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Play this much of each phase, in percent
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100))]
+        percent: u64,
+        /// The Tidegate to play on
+        #[arg(long, default_value = "target/release/tidegate")]
+        tidegate: PathBuf,
     },
 }
 
@@ -90,6 +105,23 @@ fn run(verb: Verb) -> Result<bool> {
                 all.percentile_us(99.0)
             );
             Ok(true)
+        }
+        Verb::Scenario {
+            file,
+            seed,
+            percent,
+            tidegate,
+        } => {
+            let text = std::fs::read_to_string(&file)
+                .with_context(|| format!("cannot read {}", file.display()))?;
+            let scenario = Scenario::read(&text)
+                .with_context(|| format!("{} is no scenario", file.display()))?
+                .scaled(percent);
+            let mut say = |says: &str| eprintln!("{says}");
+            let performances = play::play(&tidegate, &scenario, seed, &mut say)?;
+            let (text, holds) = play::judged(&scenario, &performances);
+            print!("{text}");
+            Ok(holds)
         }
     }
 }

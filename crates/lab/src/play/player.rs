@@ -1,0 +1,332 @@
+//! One guest of a scenario, in real time: asks its disk over NBD for what the simulator's guest wants.
+//!
+//! A thread of its own per guest. The guest itself ([`tidegate_sim::guest`]) is the one that lives in the simulator; here
+//! the time is the clock's and the answers come from a daemon.
+//!
+//! # Always true
+//! - It never blocks in a write while answers are due.
+//! - An answer belongs to a request that waits for one; anything else ends the run with an error.
+
+use std::cmp::Reverse;
+use std::collections::BinaryHeap;
+use std::io::ErrorKind;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::mpsc::{Receiver, Sender, TryRecvError, channel};
+use std::thread::JoinHandle;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
+use tidegate_core::request::Op;
+use tidegate_core::units::{Span, Time};
+use tidegate_sim::guest::{Guest, Want};
+use tidegate_sim::results::Seen;
+use tidegate_sim::scenario::Disk;
+
+use crate::load::{Kind, Operation};
+use crate::nbd::wire;
+
+/// What a guest is told.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Word {
+    /// Begin to ask, or go on.
+    Start,
+    /// Ask for nothing more.
+    Stop,
+    /// Stop, wait for what is under way, and end.
+    End,
+}
+
+/// What came of it.
+#[derive(Debug, Default)]
+pub(super) struct Played {
+    /// I/Os, in the order in which they ended.
+    pub(super) ios: Vec<Seen>,
+    /// When orders of a shop were served, and how long each took.
+    pub(super) orders: Vec<(Time, Span)>,
+    /// I/Os that ended with an error.
+    pub(super) errors: u64,
+}
+
+/// A guest at work.
+#[derive(Debug)]
+pub(super) struct Player {
+    words: Sender<Word>,
+    thread: JoinHandle<Result<Played>>,
+}
+
+/// Words are looked for this often, in milliseconds.
+const LOOK_MS: u16 = 10;
+/// Answers that were not there so long after the end are not coming.
+const DRAIN: Span = Span::from_secs(60);
+/// Bytes read at once.
+const BULK: usize = 256 << 10;
+
+impl Player {
+    /// Connects to `export` and waits for its first word. `begun`: the run's beginning.
+    pub(super) fn new(
+        place: usize,
+        disk: &Disk,
+        seed: u64,
+        socket: &Path,
+        begun: Instant,
+    ) -> Result<Player> {
+        let (stream, _) = wire::connect(socket, &disk.name)?;
+        stream
+            .set_nonblocking(true)
+            .context("cannot prepare a connection")?;
+        let (words, heard) = channel();
+        let mut session = Session {
+            place,
+            guest: Guest::new(disk, seed),
+            stream,
+            begun,
+            heard,
+            outgoing: Vec::new(),
+            sent: 0,
+            incoming: Vec::new(),
+            asked: Vec::new(),
+            free: Vec::new(),
+            alarms: BinaryHeap::new(),
+            wants: Vec::new(),
+            played: Played::default(),
+        };
+        let thread = std::thread::Builder::new()
+            .name(format!("guest-{}", disk.name))
+            .spawn(move || session.live().map(|()| session.played))
+            .context("cannot start a thread")?;
+        Ok(Player { words, thread })
+    }
+
+    /// Tells it something. One that has failed says so at the end.
+    pub(super) fn tell(&self, word: Word) {
+        let _failed = self.words.send(word);
+    }
+
+    /// Waits for its end.
+    pub(super) fn over(self) -> Result<Played> {
+        self.tell(Word::End);
+        match self.thread.join() {
+            Ok(played) => played,
+            Err(_) => bail!("a guest's thread panicked"),
+        }
+    }
+}
+
+struct Session {
+    place: usize,
+    guest: Guest,
+    stream: UnixStream,
+    begun: Instant,
+    heard: Receiver<Word>,
+    outgoing: Vec<u8>,
+    sent: usize,
+    incoming: Vec<u8>,
+    asked: Vec<Option<Asked>>,
+    free: Vec<usize>,
+    alarms: BinaryHeap<Reverse<(Time, u32, u32)>>,
+    wants: Vec<Want>,
+    played: Played,
+}
+
+#[derive(Clone, Copy)]
+struct Asked {
+    actor: Option<u32>,
+    op: Op,
+    offset: u64,
+    len: u64,
+    arrived: Time,
+}
+
+impl Session {
+    fn now(&self) -> Time {
+        Time::from_nanos(u64::try_from(self.begun.elapsed().as_nanos()).unwrap_or(u64::MAX))
+    }
+
+    fn live(&mut self) -> Result<()> {
+        let mut ending: Option<Time> = None;
+        loop {
+            match self.heard.try_recv() {
+                Ok(Word::Start) => {
+                    let now = self.now();
+                    self.guest.start(now, &mut self.wants);
+                }
+                Ok(Word::Stop) => self.guest.stop(),
+                Ok(Word::End) | Err(TryRecvError::Disconnected) => {
+                    self.guest.stop();
+                    ending = ending.or(Some(self.now()));
+                }
+                Err(TryRecvError::Empty) => {}
+            }
+            self.ring();
+            self.grant();
+            self.send()?;
+            if let Some(since) = ending {
+                if self.free.len() == self.asked.len() {
+                    return Ok(());
+                }
+                if self.now() > since + DRAIN {
+                    bail!(
+                        "{} I/Os were never answered",
+                        self.asked.len() - self.free.len()
+                    );
+                }
+            }
+            self.wait()?;
+            self.receive()?;
+        }
+    }
+
+    /// Wakes the actors whose time has come.
+    fn ring(&mut self) {
+        let now = self.now();
+        while let Some(&Reverse((at, actor, epoch))) = self.alarms.peek() {
+            if at > now {
+                return;
+            }
+            self.alarms.pop();
+            self.guest.woke(now, actor, epoch, &mut self.wants);
+        }
+    }
+
+    /// Does what the guest wants.
+    fn grant(&mut self) {
+        let now = self.now();
+        for want in self.wants.drain(..) {
+            match want {
+                Want::Wake { actor, epoch, at } => self.alarms.push(Reverse((at, actor, epoch))),
+                Want::Io {
+                    actor,
+                    op,
+                    offset,
+                    len,
+                } => {
+                    let slot = self.free.pop().unwrap_or(self.asked.len());
+                    if slot == self.asked.len() {
+                        self.asked.push(None);
+                    }
+                    self.asked[slot] = Some(Asked {
+                        actor,
+                        op,
+                        offset,
+                        len,
+                        arrived: now,
+                    });
+                    let kind = match op {
+                        Op::Write => Kind::Write,
+                        Op::Flush => Kind::Flush,
+                        _ => Kind::Read,
+                    };
+                    let operation = Operation {
+                        kind,
+                        offset,
+                        length: u32::try_from(len).unwrap_or(u32::MAX),
+                        ..Operation::FLUSH
+                    };
+                    wire::request(&mut self.outgoing, &operation, slot as u64);
+                    if op == Op::Write {
+                        let length = self.outgoing.len() + bytes(len);
+                        self.outgoing.resize(length, 0);
+                    }
+                }
+            }
+        }
+    }
+
+    fn send(&mut self) -> Result<()> {
+        use std::io::Write;
+        while self.sent < self.outgoing.len() {
+            match self.stream.write(&self.outgoing[self.sent..]) {
+                Ok(count) => self.sent += count,
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).context("the daemon takes no requests"),
+            }
+        }
+        self.outgoing.clear();
+        self.sent = 0;
+        Ok(())
+    }
+
+    /// Until something is to be read or written, or an alarm, or a word.
+    fn wait(&self) -> Result<()> {
+        let now = self.now();
+        let alarm = self.alarms.peek().map(|Reverse((at, ..))| {
+            // Rounded up: an alarm that rings early would only ring again.
+            let micros = at.since(now).as_micros().saturating_add(999);
+            u16::try_from(micros / 1_000).unwrap_or(u16::MAX)
+        });
+        let timeout = alarm.map_or(LOOK_MS, |alarm| alarm.min(LOOK_MS));
+        let mut events = PollFlags::POLLIN;
+        if self.sent < self.outgoing.len() {
+            events |= PollFlags::POLLOUT;
+        }
+        let mut fds = [PollFd::new(self.stream.as_fd(), events)];
+        match poll(&mut fds, PollTimeout::from(timeout)) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
+            Err(error) => Err(error).context("cannot wait for answers"),
+        }
+    }
+
+    fn receive(&mut self) -> Result<()> {
+        use std::io::Read;
+        let mut piece = [0; 16 << 10];
+        let mut read = 0;
+        while read < BULK {
+            match self.stream.read(&mut piece) {
+                Ok(0) => bail!("the daemon hung up"),
+                Ok(count) => {
+                    self.incoming.extend_from_slice(&piece[..count]);
+                    read += count;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
+                Err(error) if error.kind() == ErrorKind::Interrupted => {}
+                Err(error) => return Err(error).context("the daemon gives no answers"),
+            }
+        }
+        let mut used = 0;
+        while let Some(reply) = wire::reply(&self.incoming[used..])? {
+            let slot = usize::try_from(reply.handle).unwrap_or(usize::MAX);
+            let Some(&Some(asked)) = self.asked.get(slot) else {
+                bail!("an answer to what nobody asked");
+            };
+            let ok = reply.error == 0;
+            let data = if ok && asked.op == Op::Read {
+                bytes(asked.len)
+            } else {
+                0
+            };
+            if self.incoming.len() < used + wire::REPLY + data {
+                break;
+            }
+            used += wire::REPLY + data;
+            self.ended(slot, asked, ok);
+        }
+        self.incoming.drain(..used);
+        Ok(())
+    }
+
+    fn ended(&mut self, slot: usize, asked: Asked, ok: bool) {
+        let now = self.now();
+        self.asked[slot] = None;
+        self.free.push(slot);
+        self.played.errors += u64::from(!ok);
+        self.played.ios.push(Seen {
+            disk: self.place,
+            op: asked.op,
+            offset: asked.offset,
+            len: asked.len,
+            arrived: asked.arrived,
+            ended: now,
+        });
+        if let Some(took) = self.guest.answered(now, asked.actor, &mut self.wants) {
+            self.played.orders.push((now, took));
+        }
+    }
+}
+
+fn bytes(len: u64) -> usize {
+    usize::try_from(len).unwrap_or(usize::MAX)
+}
