@@ -112,8 +112,8 @@ fn serve(memory: &Memory, queue: &mut Queue<Memory>, left_behind: Vec<u16>) {
             queue.publish(memory);
         }
     }
-    queue.want_kicks();
-    queue.silence_kicks();
+    queue.want_kicks(memory);
+    queue.silence_kicks(memory);
     in_flight.sort_unstable();
     assert!(
         in_flight.windows(2).all(|pair| pair[0] != pair[1]),

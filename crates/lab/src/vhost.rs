@@ -18,10 +18,12 @@
 //! # }
 //! ```
 
+pub mod log;
 pub mod memory;
 pub mod ring;
 pub mod station;
 pub mod vm;
 
+pub use log::DirtyLog;
 pub use station::{Station, Wait};
 pub use vm::{DiskConfig, Vm, VmOptions};

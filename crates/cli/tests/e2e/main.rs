@@ -14,6 +14,7 @@ mod first_minute;
 mod guest_disk;
 mod guest_resize;
 mod limits;
+mod migration;
 mod nbd_clients;
 mod nbd_database;
 mod soak;

@@ -3,6 +3,7 @@
 pub(crate) mod daemon;
 pub(crate) mod guest;
 pub(crate) mod initramfs;
+pub(crate) mod journey;
 pub(crate) mod place;
 pub(crate) mod process;
 pub(crate) mod program;

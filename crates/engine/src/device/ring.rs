@@ -159,12 +159,12 @@ impl RingDevice {
     /// From now on the thread looks by itself.
     pub(crate) fn wake(&mut self) {
         self.active = true;
-        self.queue.silence_kicks();
+        self.queue.silence_kicks(&self.memory);
     }
 
     /// From now on the guest kicks. True when something came meanwhile, or waits to be taken again.
     pub(crate) fn want_kicks(&mut self) -> bool {
-        self.queue.want_kicks() && self.may_take()
+        self.queue.want_kicks(&self.memory) && self.may_take()
     }
 
     /// Whether a request waits to be taken.

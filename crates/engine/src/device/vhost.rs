@@ -1,7 +1,7 @@
 //! The vhost-user protocol of one front end (QEMU, Cloud Hypervisor, libblkio), on a thread of its own.
 //!
-//! The crate `vhost` speaks the messages; this file keeps what they set up (memory, rings, features) and starts and stops
-//! queues on the disk's I/O thread by orders. No request passes here.
+//! The crate `vhost` speaks the messages; this file keeps what they set up: memory and its log, rings ([`rings`]), what
+//! device and guest agree on ([`features`]), the account of what is in flight ([`region`]). No request passes here.
 //!
 //! # Always true
 //! - a queue runs on the I/O thread, or its position is in `base`: never both
@@ -10,35 +10,25 @@
 //! - when the front end is gone, this returns only after everything that it had in flight has ended, so that a
 //!   reconnecting one never finds a request under way twice
 //!
-//! # Picture: one ring
-//! ```text
-//!            kick and addresses known, enabled
-//!   Idle ────────────────────────────────────> Running (a queue on the I/O thread)
-//!     ^   GET_VRING_BASE, disabled, memory change │
-//!     └───────────────────────────────────────────┘   position comes back
-//! ```
-//!
 //! # Source
 //! The vhost-user protocol document; VIRTIO 1.2 §5.2.
 
 use super::channel::Channel;
 use super::front_ends::FrontEndId;
-use super::ring::{DeviceFacts, Parts};
+use super::ring::DeviceFacts;
 use crate::handle::DiskCore;
 use crate::inbox::Order;
 use crate::sys::eventfd::EventFd;
-use crate::sys::guest::{DirtyLog, GuestArea, Mapping, Mmap, Region};
+use crate::sys::guest::{DirtyLog, Mapping, Region};
 use crate::sys::os;
-use crate::thread::orders::{AttachQueue, QueueChange, StopQueue};
+use crate::thread::orders::{QueueChange, StopQueue};
+use region::{CHOICE, InflightRegion, accounts_len};
+use rings::Setup;
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::Ordering;
-use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use tidegate_front::vhost::block::{BlockConfig, feature};
-use tidegate_front::vhost::queue::{Queue, QueueConfig};
-use tidegate_front::vhost::{Area, inflight};
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
     VhostTransferStateDirection, VhostTransferStatePhase, VhostUserConfigFlags, VhostUserInflight,
@@ -49,14 +39,12 @@ use vhost::vhost_user::{
     Backend, BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut,
 };
 
+mod features;
+mod region;
+mod rings;
+
 /// Memory slots that a front end may fill: as many as QEMU asks for at most (its limit is 509; libblkio wants 32).
 const MEMORY_SLOTS: u64 = 509;
-/// Data segments of one request that are announced: what Linux uses with a ring of 128 and its two extra descriptors.
-const SEGMENTS: u32 = 126;
-/// The best size of an I/O, announced to guests, in bytes.
-const OPTIMAL_IO: u32 = 64 << 10;
-/// The physical block, in bytes: smaller writes are read, changed and written back below.
-const PHYSICAL_BLOCK: u32 = 4096;
 
 /// Serves one front end until it goes away and everything that it had in flight has ended.
 pub(crate) fn serve(disk: &Arc<DiskCore>, front_end: FrontEndId, stream: UnixStream) {
@@ -90,67 +78,7 @@ pub(crate) fn serve(disk: &Arc<DiskCore>, front_end: FrontEndId, stream: UnixStr
     // Dropping the protocol stops its queues, also when this thread panics above.
 }
 
-impl Drop for Protocol {
-    fn drop(&mut self) {
-        self.stop_all();
-    }
-}
-
-/// What one ring was told so far.
-#[derive(Default)]
-struct Setup {
-    size: u16,
-    /// Descriptor table, available ring, used ring: addresses in the front end's process.
-    rings: Option<(u64, u64, u64)>,
-    log_used: Option<u64>,
-    base: u16,
-    kick: Option<File>,
-    call: Option<File>,
-    error: Option<File>,
-    enabled: bool,
-    /// Its number on the I/O thread while it runs.
-    running: Option<u32>,
-}
-
-/// The region in which requests in flight are accounted for, and behind them what the guest chose: memory that
-/// outlives this process.
-struct InflightRegion {
-    map: Arc<Mmap>,
-    queues: u16,
-    queue_size: u16,
-    /// Where the guest's choice of a cache is kept, if the region has room (one that we made has).
-    choice: Option<GuestArea>,
-}
-
-/// Bytes behind the rings' accounts for the guest's choice.
-const CHOICE: usize = 64;
-const CHOSE_WRITE_THROUGH: u8 = 1;
-const CHOSE_WRITE_BACK: u8 = 2;
-
-impl InflightRegion {
-    /// What an earlier process was told by the same guest.
-    fn chosen_write_back(&self) -> Option<bool> {
-        match self.choice.as_ref()?.load_u8(0) {
-            CHOSE_WRITE_THROUGH => Some(false),
-            CHOSE_WRITE_BACK => Some(true),
-            _ => None,
-        }
-    }
-
-    fn choose_write_back(&self, write_back: bool) {
-        if let Some(choice) = &self.choice {
-            choice.store_u8(
-                0,
-                if write_back {
-                    CHOSE_WRITE_BACK
-                } else {
-                    CHOSE_WRITE_THROUGH
-                },
-            );
-        }
-    }
-}
-
+/// What one front end has set up.
 struct Protocol {
     disk: Arc<DiskCore>,
     front_end: FrontEndId,
@@ -183,248 +111,11 @@ impl Protocol {
             rings,
         }
     }
+}
 
-    fn offered(&self) -> u64 {
-        let spec = &self.disk.spec;
-        let mut features = feature::SEG_MAX
-            | feature::BLK_SIZE
-            | feature::FLUSH
-            | feature::TOPOLOGY
-            | feature::CONFIG_WCE
-            | feature::MQ
-            | feature::LOG_ALL
-            | feature::INDIRECT_DESC
-            | feature::EVENT_IDX
-            | feature::PROTOCOL_FEATURES
-            | feature::VERSION_1;
-        if spec.read_only {
-            features |= feature::RO;
-        } else {
-            features |= feature::DISCARD | feature::WRITE_ZEROES;
-        }
-        if !spec.write_back {
-            features &= !(feature::FLUSH | feature::CONFIG_WCE);
-        }
-        features
-    }
-
-    fn config(&self) -> [u8; BlockConfig::LEN] {
-        let spec = &self.disk.spec;
-        BlockConfig {
-            size: self.disk.size(),
-            block_size: spec.block_size,
-            physical_block_size: PHYSICAL_BLOCK.max(spec.block_size),
-            optimal_io_size: OPTIMAL_IO,
-            seg_max: SEGMENTS,
-            queues: spec.queues,
-            write_back: self.shows_write_back(),
-        }
-        .encode()
-    }
-
-    /// What the configuration space says of the cache. QEMU reads it once, before the guest has chosen any features:
-    /// it must hear what the guest will find.
-    fn shows_write_back(&self) -> bool {
-        if self.features == 0 {
-            self.disk.spec.write_back
-        } else {
-            self.write_back()
-        }
-    }
-
-    /// The cache that goes with the guest's features, or that it chose.
-    fn write_back(&self) -> bool {
-        self.features & feature::FLUSH != 0 && self.cache_choice.unwrap_or(true)
-    }
-
-    /// Has the rings that run, or are about to, give the guest its cache. A front end that waits for its turn changes
-    /// nothing for the one that has it.
-    fn settle_write_back(&self) {
-        if self.disk.front_ends.has_turn(self.front_end) {
-            self.facts
-                .write_back
-                .store(self.write_back(), Ordering::Relaxed);
-        }
-    }
-
-    fn choose_write_back(&mut self, choice: Option<bool>) {
-        self.cache_choice = choice;
-        self.disk
-            .front_ends
-            .note_cache_choice(self.front_end, choice);
-        self.settle_write_back();
-    }
-
-    /// Takes the turn before rings run, and takes up what a guest that comes from another front end chose there: no
-    /// front end repeats it.
-    fn take_turn(&mut self) -> Result<()> {
-        if !self.disk.front_ends.take_turn(self.front_end) {
-            return Err(refuse(
-                "another front end runs rings on this disk: one virtual machine at a time. Stop the other, or let its \
-                 migration come to its end",
-            ));
-        }
-        if !std::mem::replace(&mut self.had_turn, true) && self.cache_choice.is_none() {
-            self.cache_choice = self.disk.front_ends.cache_choice();
-            if let (Some(region), Some(choice)) = (&self.inflight, self.cache_choice) {
-                region.choose_write_back(choice);
-            }
-        }
-        self.choose_write_back(self.cache_choice);
-        Ok(())
-    }
-
-    /// Lets another front end have its turn, if no ring runs here.
-    fn give_turn_back(&self) {
-        if self.rings.iter().all(|ring| ring.running.is_none()) {
-            self.disk.front_ends.give_turn_back(self.front_end);
-        }
-    }
-
-    fn ring(&mut self, index: u32) -> Result<&mut Setup> {
-        self.rings
-            .get_mut(index as usize)
-            .ok_or(Error::InvalidParam)
-    }
-
-    /// Starts a ring if everything that it needs is there.
-    fn start_if_ready(&mut self, index: u32) -> Result<()> {
-        let always_enabled = self.features & feature::PROTOCOL_FEATURES == 0;
-        let ring = self.ring(index)?;
-        let ready = ring.running.is_none() && ring.kick.is_some() && ring.rings.is_some();
-        if ready && (ring.enabled || always_enabled) {
-            self.start(index)
-        } else {
-            Ok(())
-        }
-    }
-
-    fn start(&mut self, index: u32) -> Result<()> {
-        self.take_turn()?;
-        let started = self.start_in_turn(index);
-        if started.is_err() {
-            self.give_turn_back();
-        }
-        started
-    }
-
-    fn start_in_turn(&mut self, index: u32) -> Result<()> {
-        let logging = self.features & feature::LOG_ALL != 0;
-        let memory = self.memory.logging(self.log.clone().filter(|_| logging));
-        let guest = |user| {
-            memory
-                .guest_of_user(user)
-                .ok_or_else(|| refuse("a ring lies outside the guest's memory"))
-        };
-        let setup = &self.rings[index as usize];
-        let (desc, avail, used) = setup.rings.ok_or(Error::InvalidParam)?;
-        let config = QueueConfig {
-            size: setup.size,
-            desc: guest(desc)?,
-            avail: guest(avail)?,
-            used: guest(used)?,
-            base: setup.base,
-            event_idx: self.features & feature::EVENT_IDX != 0,
-            indirect: self.features & feature::INDIRECT_DESC != 0,
-            log_used: setup.log_used.filter(|_| logging),
-        };
-        let mut queue = Queue::new(&memory, config)
-            .map_err(|broken| refuse(format!("a ring makes no sense: {broken:?}")))?;
-        let left_behind = match self.inflight_area(index, config.size) {
-            Some((area, len)) => queue
-                .track(area, len)
-                .map_err(|_| refuse("the in-flight region does not fit the ring"))?,
-            None => Vec::new(),
-        };
-        let setup = &self.rings[index as usize];
-        let event = |file: &Option<File>| -> Result<Option<EventFd>> {
-            file.as_ref()
-                .map(|f| f.try_clone().map(EventFd::from_file))
-                .transpose()
-                .map_err(Error::ReqHandlerError)
-        };
-        let kick = event(&setup.kick)?.ok_or(Error::InvalidParam)?;
-        let (call, error) = (event(&setup.call)?, event(&setup.error)?);
-        let facts = Arc::clone(&self.facts);
-        let parts = Parts {
-            disk: self.disk.id,
-            queue,
-            memory,
-            facts,
-            kick,
-            call,
-            error,
-            left_behind,
-        };
-        let (reply, answer) = channel();
-        self.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })))?;
-        let running = answer
-            .recv()
-            .map_err(|_| refuse("the disk's I/O thread is gone"))?;
-        self.rings[index as usize].running = Some(running);
-        Ok(())
-    }
-
-    fn inflight_area(&self, index: u32, size: u16) -> Option<(GuestArea, usize)> {
-        let region = self.inflight.as_ref()?;
-        if index >= u32::from(region.queues) || size > region.queue_size {
-            tracing::warn!(disk = %self.disk.name, index, size, "the in-flight region has no room for a ring: after a crash its requests are not taken up again");
-            return None;
-        }
-        let len = inflight::region_len(region.queue_size);
-        Some((
-            GuestArea::of_map(&region.map, len * index as usize, len)?,
-            len,
-        ))
-    }
-
-    fn order(&self, order: Order) -> Result<()> {
-        self.disk
-            .inbox
-            .send(order)
-            .map_err(|_| refuse("the disk's I/O thread does not take orders any more"))
-    }
-
-    /// Stops a ring and remembers where it was; waits for what it has in flight.
-    fn stop(&mut self, index: u32) -> Result<()> {
-        let Some(queue) = self.ring(index)?.running.take() else {
-            return Ok(());
-        };
-        let (reply, position) = channel();
-        self.disk.inbox.send_always(Order::StopQueue(StopQueue {
-            queue,
-            what: QueueChange::Stop(reply),
-        }));
-        let position = position
-            .recv()
-            .map_err(|_| refuse("the disk's I/O thread is gone"))?;
-        self.rings[index as usize].base = position;
-        Ok(())
-    }
-
-    fn stop_all(&mut self) {
-        for index in 0..self.disk.spec.queues {
-            if let Err(error) = self.stop(index.into()) {
-                tracing::warn!(disk = %self.disk.name, %error, "a queue could not be stopped");
-            }
-        }
-    }
-
-    /// Makes a change that no running ring may see half of. Every ring that ran is tried again, whatever happened to
-    /// the others; the first error is told.
-    fn while_stopped(&mut self, change: impl FnOnce(&mut Protocol) -> Result<()>) -> Result<()> {
-        let rings = (0..).zip(&self.rings);
-        let running: Vec<u32> = rings
-            .filter(|(_, ring)| ring.running.is_some())
-            .map(|(index, _)| index)
-            .collect();
-        let stopped: Vec<Result<()>> = running.iter().map(|&index| self.stop(index)).collect();
-        let changed = stopped
-            .into_iter()
-            .collect::<Result<()>>()
-            .and_then(|()| change(self));
-        let started: Vec<Result<()>> = running.iter().map(|&index| self.start(index)).collect();
-        changed.and(started.into_iter().collect())
+impl Drop for Protocol {
+    fn drop(&mut self) {
+        self.stop_all();
     }
 }
 
@@ -741,43 +432,4 @@ impl VhostUserBackendReqHandlerMut for Protocol {
             Ok(())
         })
     }
-}
-
-impl Protocol {
-    fn take_inflight(&mut self, given: &VhostUserInflight, file: &File) -> Result<()> {
-        let needed = accounts_len(given);
-        let end = given
-            .mmap_offset
-            .checked_add(given.mmap_size)
-            .ok_or(Error::InvalidParam)?;
-        let long_enough = file.metadata().map_err(Error::ReqHandlerError)?.len() >= end;
-        if given.mmap_size < needed || needed == 0 || !long_enough {
-            return Err(refuse(
-                "the in-flight region is shorter than its rings need",
-            ));
-        }
-        let len = usize::try_from(given.mmap_size).map_err(|_| Error::InvalidParam)?;
-        let accounts = usize::try_from(needed).map_err(|_| Error::InvalidParam)?;
-        let map =
-            Arc::new(Mmap::file(file, given.mmap_offset, len).map_err(Error::ReqHandlerError)?);
-        let choice = GuestArea::of_map(&map, accounts, CHOICE);
-        let (queues, queue_size) = (given.num_queues, given.queue_size);
-        let region = InflightRegion {
-            map,
-            queues,
-            queue_size,
-            choice,
-        };
-        if region.choice.is_some() {
-            // The guest's choice before a restart of the daemon, or none: then the guest was reset.
-            self.choose_write_back(region.chosen_write_back());
-        }
-        self.inflight = Some(region);
-        Ok(())
-    }
-}
-
-/// Bytes that the accounts of all rings take.
-fn accounts_len(region: &VhostUserInflight) -> u64 {
-    inflight::region_len(region.queue_size) as u64 * u64::from(region.num_queues)
 }

@@ -265,7 +265,8 @@ impl DirtyLog {
             let at = unsafe { self.map.base().add(byte) };
             // SAFETY: the byte is mapped for as long as self, and only ever accessed atomically by us.
             let atom = unsafe { AtomicU8::from_ptr(at) };
-            atom.fetch_or(1 << (page % 8), Ordering::Relaxed);
+            // Who sees the bit and then copies the page must find in it what was written.
+            atom.fetch_or(1 << (page % 8), Ordering::Release);
         }
     }
 }

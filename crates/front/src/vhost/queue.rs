@@ -167,7 +167,12 @@ impl<M: GuestMemory> Queue<M> {
         }
         let entries = usize::from(size);
         let area = |addr, len| memory.area(addr, len).ok_or(Broken::Outside);
-        let used = area(config.used, RING_HEADER + 8 * entries + 2)?;
+        let used_len = RING_HEADER + 8 * entries + 2;
+        let used = area(config.used, used_len)?;
+        if let Some(log) = config.log_used {
+            // One that died between writing here and logging it has left nobody else to log it.
+            memory.mark_dirty(log, used_len);
+        }
         let used_idx = used.load_u16(IDX);
         let base = position(config.base, used_idx, size);
         Ok(Queue {
@@ -458,29 +463,35 @@ impl<M: GuestMemory> Queue<M> {
     }
 
     /// Asks the guest not to kick: the ring is looked at anyway.
-    pub fn silence_kicks(&mut self) {
+    pub fn silence_kicks(&mut self, memory: &M) {
         if self.kicks_wanted {
             self.kicks_wanted = false;
             if !self.config.event_idx {
-                self.used.store_u16(0, USED_NO_NOTIFY);
+                self.tell_driver(memory, 0, USED_NO_NOTIFY);
             }
             // With event-idx, leaving avail_event behind is silence enough.
         }
     }
 
     /// Asks the guest to kick for the next request. Returns whether something came meanwhile: then no kick may follow.
-    pub fn want_kicks(&mut self) -> bool {
+    pub fn want_kicks(&mut self, memory: &M) -> bool {
         self.kicks_wanted = true;
         if self.config.event_idx {
-            self.used.store_u16(
-                RING_HEADER + 8 * usize::from(self.config.size),
-                self.last_avail,
-            );
+            let avail_event = RING_HEADER + 8 * usize::from(self.config.size);
+            self.tell_driver(memory, avail_event, self.last_avail);
         } else {
-            self.used.store_u16(0, 0);
+            self.tell_driver(memory, 0, 0);
         }
         fence(Ordering::SeqCst);
         self.has_work()
+    }
+
+    /// Writes one of the used ring's words about notifications, and logs it.
+    fn tell_driver(&self, memory: &M, at: usize, word: u16) {
+        self.used.store_u16(at, word);
+        if let Some(log) = self.config.log_used {
+            memory.mark_dirty(log.wrapping_add(at as u64), 2);
+        }
     }
 }
 

@@ -13,6 +13,7 @@
 //! # Source
 //! Virtio 1.2, 2.7 (split virtqueues) and 5.2 (block device).
 
+use std::ops::Range;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 
@@ -210,6 +211,19 @@ impl Ring {
         self.memory.u64(at + 8).store(rest, Ordering::Relaxed);
     }
 
+    /// Where the used ring lies in the memory.
+    #[must_use]
+    pub fn used(&self) -> Range<usize> {
+        let length = 6 + 8 * usize::from(self.shape.size());
+        self.layout.used..self.layout.used + length
+    }
+
+    /// Where a slot's status lies in the memory.
+    #[must_use]
+    pub fn status_byte(&self, slot: u16) -> usize {
+        self.layout.slots + usize::from(slot) * SLOT + STATUS
+    }
+
     /// Where a slot's buffer lies in the memory.
     #[must_use]
     pub fn buffer(&self, slot: u16) -> usize {
@@ -221,7 +235,7 @@ impl Ring {
     #[must_use]
     pub fn status(&self, slot: u16) -> u8 {
         self.memory
-            .u8(self.layout.slots + usize::from(slot) * SLOT + STATUS)
+            .u8(self.status_byte(slot))
             .load(Ordering::Relaxed)
     }
 

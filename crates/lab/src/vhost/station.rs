@@ -64,6 +64,11 @@ impl Station {
         &self.vms
     }
 
+    /// The guests, to be changed while nothing is in flight.
+    pub fn vms_mut(&mut self) -> &mut [Vm] {
+        &mut self.vms
+    }
+
     /// How many queues all guests have together: the number of sources and tallies.
     #[must_use]
     pub fn queues(&self) -> usize {

@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use vhost::vhost_user::message::{
     VhostUserConfigFlags, VhostUserHeaderFlag, VhostUserInflight, VhostUserProtocolFeatures,
+    VhostUserVringAddrFlags,
 };
 use vhost::vhost_user::{Frontend, VhostUserFrontend};
 use vhost::{VhostBackend, VringConfigData};
@@ -113,7 +114,7 @@ pub struct Vm {
     options: VmOptions,
     pub(super) memory: Arc<Memory>,
     pub(super) queues: Vec<Queue>,
-    link: Link,
+    pub(super) link: Link,
     inflight: Option<(VhostUserInflight, File)>,
 }
 
@@ -126,12 +127,12 @@ impl std::fmt::Debug for Vm {
 }
 
 /// A negotiated connection.
-struct Link {
-    frontend: Frontend,
+pub(super) struct Link {
+    pub(super) frontend: Frontend,
     /// The same socket once more, to be told when the server hangs up.
     watched: UnixStream,
-    features: u64,
-    protocol: VhostUserProtocolFeatures,
+    pub(super) features: u64,
+    pub(super) protocol: VhostUserProtocolFeatures,
     config: DiskConfig,
 }
 
@@ -235,20 +236,10 @@ impl Vm {
                 .context("SET_MEM_TABLE")?;
         }
         for (index, queue) in self.queues.iter().enumerate() {
-            let size = queue.ring.shape().size();
-            let (desc_table_addr, avail_ring_addr, used_ring_addr) = queue.ring.addresses();
-            let addresses = VringConfigData {
-                queue_max_size: size,
-                queue_size: size,
-                flags: 0,
-                desc_table_addr,
-                used_ring_addr,
-                avail_ring_addr,
-                log_addr: None,
-            };
+            let addresses = queue.addresses(None);
             let frontend = &mut link.frontend;
             frontend
-                .set_vring_num(index, size)
+                .set_vring_num(index, addresses.queue_size)
                 .context("SET_VRING_NUM")?;
             frontend
                 .set_vring_base(index, queue.ring.base())
@@ -310,6 +301,21 @@ impl Queue {
             free: (0..slots).rev().collect(),
             requests: vec![(Operation::FLUSH, 0); usize::from(slots)],
         })
+    }
+
+    /// Where the ring lies, as a server is told; writes to the used ring are logged as if it began at `log`.
+    pub(super) fn addresses(&self, log: Option<u64>) -> VringConfigData {
+        let size = self.ring.shape().size();
+        let (desc_table_addr, avail_ring_addr, used_ring_addr) = self.ring.addresses();
+        VringConfigData {
+            queue_max_size: size,
+            queue_size: size,
+            flags: log.map_or(0, |_| VhostUserVringAddrFlags::VHOST_VRING_F_LOG.bits()),
+            desc_table_addr,
+            used_ring_addr,
+            avail_ring_addr,
+            log_addr: log,
+        }
     }
 }
 
@@ -388,6 +394,7 @@ fn wanted_features(options: &VmOptions) -> u64 {
 
 fn wanted_protocol(options: &VmOptions) -> VhostUserProtocolFeatures {
     let mut wanted = VhostUserProtocolFeatures::MQ
+        | VhostUserProtocolFeatures::LOG_SHMFD
         | VhostUserProtocolFeatures::REPLY_ACK
         | VhostUserProtocolFeatures::CONFIG;
     if options.memory_slots {

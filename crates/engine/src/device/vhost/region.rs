@@ -1,0 +1,105 @@
+//! The region in which requests in flight are accounted for: memory of the front end that outlives this process.
+//!
+//! Each ring has its part ([`inflight`]); what the guest chose of its cache comes behind them, if there is room.
+//!
+//! # Source
+//! The vhost-user protocol document, "Inflight I/O tracking".
+
+use super::{Protocol, refuse};
+use crate::sys::guest::{GuestArea, Mmap};
+use std::fs::File;
+use std::sync::Arc;
+use tidegate_front::vhost::{Area, inflight};
+use vhost::vhost_user::message::VhostUserInflight;
+use vhost::vhost_user::{Error, Result};
+
+/// Bytes behind the rings' accounts for the guest's choice.
+pub(super) const CHOICE: usize = 64;
+const CHOSE_WRITE_THROUGH: u8 = 1;
+const CHOSE_WRITE_BACK: u8 = 2;
+
+/// The region in which requests in flight are accounted for, and behind them what the guest chose: memory that
+/// outlives this process.
+pub(super) struct InflightRegion {
+    map: Arc<Mmap>,
+    queues: u16,
+    queue_size: u16,
+    /// Where the guest's choice of a cache is kept, if the region has room (one that we made has).
+    choice: Option<GuestArea>,
+}
+
+impl InflightRegion {
+    /// What an earlier process was told by the same guest.
+    pub(super) fn chosen_write_back(&self) -> Option<bool> {
+        match self.choice.as_ref()?.load_u8(0) {
+            CHOSE_WRITE_THROUGH => Some(false),
+            CHOSE_WRITE_BACK => Some(true),
+            _ => None,
+        }
+    }
+
+    pub(super) fn choose_write_back(&self, write_back: bool) {
+        if let Some(choice) = &self.choice {
+            choice.store_u8(
+                0,
+                if write_back {
+                    CHOSE_WRITE_BACK
+                } else {
+                    CHOSE_WRITE_THROUGH
+                },
+            );
+        }
+    }
+}
+
+impl Protocol {
+    pub(super) fn inflight_area(&self, index: u32, size: u16) -> Option<(GuestArea, usize)> {
+        let region = self.inflight.as_ref()?;
+        if index >= u32::from(region.queues) || size > region.queue_size {
+            tracing::warn!(disk = %self.disk.name, index, size, "the in-flight region has no room for a ring: after a crash its requests are not taken up again");
+            return None;
+        }
+        let len = inflight::region_len(region.queue_size);
+        Some((
+            GuestArea::of_map(&region.map, len * index as usize, len)?,
+            len,
+        ))
+    }
+
+    pub(super) fn take_inflight(&mut self, given: &VhostUserInflight, file: &File) -> Result<()> {
+        let needed = accounts_len(given);
+        let end = given
+            .mmap_offset
+            .checked_add(given.mmap_size)
+            .ok_or(Error::InvalidParam)?;
+        let long_enough = file.metadata().map_err(Error::ReqHandlerError)?.len() >= end;
+        if given.mmap_size < needed || needed == 0 || !long_enough {
+            return Err(refuse(
+                "the in-flight region is shorter than its rings need",
+            ));
+        }
+        let len = usize::try_from(given.mmap_size).map_err(|_| Error::InvalidParam)?;
+        let accounts = usize::try_from(needed).map_err(|_| Error::InvalidParam)?;
+        let map =
+            Arc::new(Mmap::file(file, given.mmap_offset, len).map_err(Error::ReqHandlerError)?);
+        let choice = GuestArea::of_map(&map, accounts, CHOICE);
+        let (queues, queue_size) = (given.num_queues, given.queue_size);
+        let region = InflightRegion {
+            map,
+            queues,
+            queue_size,
+            choice,
+        };
+        if region.choice.is_some() {
+            // The guest's choice before a restart of the daemon, or none: then the guest was reset.
+            self.choose_write_back(region.chosen_write_back());
+        }
+        self.inflight = Some(region);
+        Ok(())
+    }
+}
+
+/// Bytes that the accounts of all rings take.
+pub(super) fn accounts_len(region: &VhostUserInflight) -> u64 {
+    inflight::region_len(region.queue_size) as u64 * u64::from(region.num_queues)
+}
