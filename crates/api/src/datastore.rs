@@ -5,6 +5,7 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::iocontrol::{DatastoreControl, IoControl, IoControlSet};
 use crate::name::Name;
 use crate::problem::Problem;
 
@@ -71,6 +72,13 @@ pub struct DatastoreRecord {
     pub version: u32,
     /// What it is.
     pub settings: DatastoreSettings,
+    /// How it is controlled.
+    #[serde(default, skip_serializing_if = "is_default")]
+    pub io_control: IoControl,
+}
+
+fn is_default(io_control: &IoControl) -> bool {
+    *io_control == IoControl::default()
 }
 
 impl DatastoreRecord {
@@ -85,6 +93,12 @@ pub struct Datastore {
     pub name: Name,
     /// Its kind and settings.
     pub settings: DatastoreSettings,
+    /// How it is controlled, as this host has it stored.
+    #[serde(default)]
+    pub io_control: IoControl,
+    /// How it is controlled now; null while no disk of it is attached on this host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub control: Option<DatastoreControl>,
     /// How many disks it holds.
     pub disks: u64,
     /// How many of them are attached on this host.
@@ -108,6 +122,15 @@ pub struct DatastoreAdd {
     pub name: Name,
     /// What it is.
     pub settings: DatastoreSettings,
+}
+
+/// Changes to a datastore; what is absent stays.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct DatastoreSet {
+    /// How it is controlled. Where its hosts share a directory, all of them take it up.
+    #[serde(default)]
+    pub io_control: IoControlSet,
 }
 
 /// All datastores.
@@ -140,6 +163,7 @@ mod tests {
             let record = DatastoreRecord {
                 version: DatastoreRecord::VERSION,
                 settings,
+                io_control: IoControl::default(),
             };
             let text = toml::to_string(&record).unwrap();
             assert_eq!(
@@ -148,6 +172,23 @@ mod tests {
                 "{text}"
             );
             assert!(text.contains(&format!("kind = \"{}\"", record.settings.kind())));
+            // A program that knew nothing of I/O control reads what nobody has changed.
+            assert!(!text.contains("io_control"), "{text}");
         }
+    }
+
+    #[test]
+    fn a_record_keeps_how_its_datastore_is_controlled() {
+        let record = DatastoreRecord {
+            version: DatastoreRecord::VERSION,
+            settings: DatastoreSettings::Null {},
+            io_control: IoControl {
+                congestion_threshold: "12ms".parse().unwrap(),
+                coordination: Some("/srv/shared".into()),
+                ..IoControl::default()
+            },
+        };
+        let text = toml::to_string(&record).unwrap();
+        assert_eq!(toml::from_str::<DatastoreRecord>(&text).unwrap(), record);
     }
 }

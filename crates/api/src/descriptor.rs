@@ -28,7 +28,8 @@ use std::path::PathBuf;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::units::{Iops, Rate, Shares, Size};
+use crate::name::Name;
+use crate::units::{Iops, Rate, Shares, Size, Span};
 
 /// The version that this program writes, and the only one it reads.
 pub const VERSION: u32 = 1;
@@ -44,6 +45,12 @@ pub const MAX_QUEUES: u16 = 64;
 
 /// The longest serial number: what virtio-blk's GET_ID has room for.
 pub const MAX_SERIAL: usize = 20;
+
+/// The longest burst: a day of it is no burst any more.
+pub const MAX_BURST_SECONDS: u32 = 86_400;
+
+/// How long a burst lasts at its peak if nothing is said: a guest boots, or a batch of mail is sorted, within it.
+pub const BURST_SECONDS: u32 = 30;
 
 /// The most filters in a stack. Each sees every I/O; nobody needs more, and a hostile file must not ask for a million.
 pub const MAX_FILTERS: usize = 16;
@@ -124,9 +131,66 @@ pub struct PolicyText {
     /// IOPS ceiling; none: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Iops>,
+    /// IOPS ceiling while a burst lasts; none: no bursts.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst: Option<Iops>,
+    /// How long a burst lasts at its ceiling; none: [`BURST_SECONDS`].
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub burst_seconds: Option<u32>,
     /// Bandwidth ceiling; none: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bandwidth: Option<Rate>,
+    /// The latency that its I/Os should keep.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub latency_target: Option<Span>,
+    /// Its group, whose limits hold over all the group's disks on a host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub group: Option<Name>,
+}
+
+impl PolicyText {
+    /// Whether every value is in its range, and the values agree; else why not.
+    pub fn check(&self) -> Result<(), String> {
+        let refuse = |why: String| Err(why);
+        if self.reservation.0 > u64::from(u32::MAX) {
+            return refuse(format!("reservation {} is too large", self.reservation));
+        }
+        match (self.limit, self.burst, self.burst_seconds) {
+            (Some(Iops(0)), _, _) => {
+                return refuse("limit 0 would stop the disk; leave it out for no limit".to_owned());
+            }
+            (Some(limit), _, _) if limit < self.reservation => {
+                return refuse(format!(
+                    "reservation {} is above limit {limit}",
+                    self.reservation
+                ));
+            }
+            (None, Some(burst), _) => {
+                return refuse(format!("burst {burst} needs a limit that it passes"));
+            }
+            (Some(limit), Some(burst), _) if burst < limit => {
+                return refuse(format!("burst {burst} is below limit {limit}"));
+            }
+            (_, None, Some(_)) => {
+                return refuse("burst_seconds without a burst means nothing".to_owned());
+            }
+            (_, _, Some(seconds)) if seconds == 0 || seconds > MAX_BURST_SECONDS => {
+                return refuse(format!(
+                    "burst_seconds {seconds} is not from 1 to {MAX_BURST_SECONDS}"
+                ));
+            }
+            _ => {}
+        }
+        if self.limit_bandwidth == Some(Rate(0)) {
+            return refuse(
+                "limit_bandwidth 0 would stop the disk; leave it out for no limit".to_owned(),
+            );
+        }
+        if self.latency_target == Some(Span(0)) {
+            return refuse("latency_target 0 cannot be kept; leave it out for none".to_owned());
+        }
+        Ok(())
+    }
 }
 
 /// A disk's identity.
@@ -292,21 +356,7 @@ impl Descriptor {
         if self.device.as_ref().is_some_and(|path| !path.is_absolute()) {
             return refuse("device is not an absolute path".to_owned());
         }
-        let PolicyText {
-            reservation, limit, ..
-        } = self.policy;
-        match limit {
-            Some(Iops(0)) => {
-                refuse("limit 0 would stop the disk; leave it out for no limit".to_owned())
-            }
-            Some(limit) if limit < reservation => {
-                refuse(format!("reservation {reservation} is above limit {limit}"))
-            }
-            _ if self.policy.limit_bandwidth == Some(Rate(0)) => refuse(
-                "limit_bandwidth 0 would stop the disk; leave it out for no limit".to_owned(),
-            ),
-            _ => Ok(()),
-        }
+        self.policy.check().or_else(refuse)
     }
 
     /// The serial number that a guest sees: the given one, or the first 20 digits of the uuid.
@@ -353,6 +403,18 @@ mod tests {
     }
 
     #[test]
+    fn a_whole_policy_reads_back_as_the_same() {
+        let mut disk = sample();
+        disk.policy.burst = Some(Iops(6000));
+        disk.policy.burst_seconds = Some(10);
+        disk.policy.latency_target = Some(Span(5_000_000));
+        disk.policy.group = Some("shop".parse().unwrap());
+        let text = disk.write();
+        assert!(text.contains("latency_target = \"5ms\""), "{text}");
+        assert_eq!(Descriptor::read(text.as_bytes()).unwrap(), disk);
+    }
+
+    #[test]
     fn the_least_descriptor_has_sensible_defaults() {
         let text = "version = 1\nuuid = '0b5e1c7e-9f0e-4f0e-8a53-0d7b6f3f3f11'\nsize = 1048576\n";
         let disk = Descriptor::read(text.as_bytes()).unwrap();
@@ -379,7 +441,7 @@ mod tests {
 
     #[test]
     fn values_out_of_range_are_refused() {
-        let break_it: [fn(&mut Descriptor); 11] = [
+        let break_it: [fn(&mut Descriptor); 17] = [
             |d| d.size = Size(0),
             |d| d.size = Size(1000),
             |d| d.size = Size(u64::MAX - 511),
@@ -391,6 +453,12 @@ mod tests {
             |d| d.device = Some("../../etc/passwd".into()),
             |d| d.policy.limit = Some(Iops(0)),
             |d| d.policy.reservation = Iops(5000),
+            |d| d.policy.burst = Some(Iops(1999)),
+            |d| d.policy.burst_seconds = Some(30),
+            |d| (d.policy.burst, d.policy.burst_seconds) = (Some(Iops(3000)), Some(0)),
+            |d| (d.policy.limit, d.policy.burst) = (None, Some(Iops(3000))),
+            |d| d.policy.limit_bandwidth = Some(Rate(0)),
+            |d| d.policy.latency_target = Some(Span(0)),
         ];
         for (nth, broken) in break_it.into_iter().enumerate() {
             let mut disk = sample();

@@ -6,6 +6,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 use utoipa::ToSchema;
 
 use crate::descriptor::CacheMode;
+use crate::iocontrol::Admission;
 use crate::name::Name;
 use crate::problem::Problem;
 
@@ -37,6 +38,9 @@ pub struct Disk {
     pub filters: Vec<String>,
     /// How I/O control treats it.
     pub policy: Policy,
+    /// Whether its reservation is promised, while it is attached and has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub admission: Option<Admission>,
     /// The block device that is its image, if one is.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
@@ -85,9 +89,21 @@ pub struct Policy {
     /// IOPS ceiling; null: unlimited.
     #[serde(default)]
     pub limit_iops: Option<u64>,
+    /// IOPS ceiling while a burst lasts; null: no bursts.
+    #[serde(default)]
+    pub burst_iops: Option<u64>,
+    /// How long a full burst lasts at its ceiling; null: 30, if there are bursts.
+    #[serde(default)]
+    pub burst_seconds: Option<u32>,
     /// Bandwidth ceiling; null: unlimited.
     #[serde(default)]
     pub limit_bytes_per_s: Option<u64>,
+    /// The latency that its I/Os should keep; null: none. It may go before others for it, but gets no more.
+    #[serde(default)]
+    pub latency_target_us: Option<u64>,
+    /// Its group, whose limits hold over all the group's disks on this host; null: none.
+    #[serde(default)]
+    pub group: Option<Name>,
 }
 
 impl Default for Policy {
@@ -96,7 +112,11 @@ impl Default for Policy {
             shares: normal_shares(),
             reservation_iops: 0,
             limit_iops: None,
+            burst_iops: None,
+            burst_seconds: None,
             limit_bytes_per_s: None,
+            latency_target_us: None,
+            group: None,
         }
     }
 }
@@ -204,6 +224,9 @@ pub struct DiskCreate {
     /// How I/O control treats it.
     #[serde(default)]
     pub policy: Policy,
+    /// What becomes of a reservation that cannot be promised.
+    #[serde(default)]
+    pub unpromised: Unpromised,
     /// Whether its space is taken now.
     #[serde(default)]
     pub allocation: Allocation,
@@ -230,6 +253,7 @@ impl DiskCreate {
             queues: None,
             filters: None,
             policy: Policy::default(),
+            unpromised: Unpromised::Refuse,
             allocation: Allocation::Thin,
             device: None,
             export: None,
@@ -260,6 +284,26 @@ pub struct DiskSet {
     /// Changes to its policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicySet>,
+    /// What becomes of a reservation that cannot be promised.
+    #[serde(default, skip_serializing_if = "Unpromised::is_refuse")]
+    pub unpromised: Unpromised,
+}
+
+/// What becomes of a reservation that the datastore cannot keep beside all others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Unpromised {
+    /// The order is refused.
+    #[default]
+    Refuse,
+    /// It is kept as far as it goes: all reservations shrink in proportion while they cannot be met.
+    BestEffort,
+}
+
+impl Unpromised {
+    fn is_refuse(&self) -> bool {
+        *self == Unpromised::Refuse
+    }
 }
 
 /// Changes to a policy. Absent: as it is. For a limit, null: unlimited.
@@ -288,17 +332,66 @@ pub struct PolicySet {
     )]
     #[schema(value_type = Option<u64>)]
     pub limit_bytes_per_s: Option<Option<u64>>,
+    /// IOPS ceiling while a burst lasts.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "null_is_a_value"
+    )]
+    #[schema(value_type = Option<u64>)]
+    pub burst_iops: Option<Option<u64>>,
+    /// How long a full burst lasts at its ceiling; null: 30.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "null_is_a_value"
+    )]
+    #[schema(value_type = Option<u32>)]
+    pub burst_seconds: Option<Option<u32>>,
+    /// The latency that its I/Os should keep; null: none.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "null_is_a_value"
+    )]
+    #[schema(value_type = Option<u64>)]
+    pub latency_target_us: Option<Option<u64>>,
+    /// Its group; null: none.
+    #[serde(
+        default,
+        skip_serializing_if = "Option::is_none",
+        deserialize_with = "null_is_a_value"
+    )]
+    #[schema(value_type = Option<String>)]
+    pub group: Option<Option<Name>>,
 }
 
 /// Tells an absent key (`None`, by default) from a null one (`Some(None)`), as JSON merge patch (RFC 7396) does.
-fn null_is_a_value<'de, D: Deserializer<'de>>(d: D) -> Result<Option<Option<u64>>, D::Error> {
-    Option::<u64>::deserialize(d).map(Some)
+pub(crate) fn null_is_a_value<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
+    d: D,
+) -> Result<Option<Option<T>>, D::Error> {
+    Option::<T>::deserialize(d).map(Some)
 }
 
 /// An order to attach a disk: to open it and let guests and clients in. Remembered over restarts.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub struct DiskAttach {}
+pub struct DiskAttach {
+    /// What to do about a host that had it open and fell silent.
+    #[serde(default)]
+    pub takeover: Takeover,
+}
+
+/// What to do about a host that had a disk open and fell silent without giving it back.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Takeover {
+    /// Take the disk over if the datastore keeps that host from writing; refuse otherwise.
+    #[default]
+    Guarded,
+    /// Take it over: somebody has made sure that the host is dead or cut off. One that is seen alive keeps its disk.
+    Fenced,
+}
 
 /// An order to detach a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

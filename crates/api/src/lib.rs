@@ -4,7 +4,7 @@
 //! daemon's plan. This crate knows no other crate of ours, so that a client needs only this one.
 //!
 //! Read it so: [`units`] and [`name`] (the smallest words), [`config`] (`tidegate.toml`), [`descriptor`]
-//! (`disk.toml`), [`datastore`], [`disk`], [`stats`], [`status`], [`job`] (what REST carries), [`problem`] (how
+//! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`stats`], [`explain`], [`events`], [`status`], [`job`] (what REST carries), [`problem`] (how
 //! failure is told), [`routes`] (every door, with the types that pass through it).
 //!
 //! # Units
@@ -17,6 +17,10 @@ pub mod config;
 pub mod datastore;
 pub mod descriptor;
 pub mod disk;
+pub mod events;
+pub mod explain;
+pub mod group;
+pub mod iocontrol;
 pub mod job;
 pub mod name;
 pub mod problem;

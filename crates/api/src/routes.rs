@@ -8,10 +8,13 @@
 
 use std::marker::PhantomData;
 
-use crate::datastore::{Datastore, DatastoreAdd, DatastoreList};
+use crate::datastore::{Datastore, DatastoreAdd, DatastoreList, DatastoreSet};
 use crate::disk::{
     Disk, DiskAttach, DiskCreate, DiskDetach, DiskList, DiskResize, DiskSet, Snippet,
 };
+use crate::events::{Event, EventList};
+use crate::explain::Explanation;
+use crate::group::{Group, GroupList, GroupSet};
 use crate::job::{DiskExport, DiskImport, Job, JobList};
 use crate::stats::{DiskStats, Sample};
 use crate::status::Status;
@@ -130,6 +133,8 @@ routes! {
     DATASTORE_ADD: Post "/v1/datastores", DatastoreAdd => Datastore;
     /// One datastore, by name.
     DATASTORE: Get "/v1/datastores/{name}", Nothing => Datastore;
+    /// Changes how a datastore is controlled.
+    DATASTORE_SET: Patch "/v1/datastores/{name}", DatastoreSet => Datastore;
     /// Forgets a datastore; what lies on it stays.
     DATASTORE_REMOVE: Delete "/v1/datastores/{name}", Nothing => Nothing;
     /// All disks.
@@ -150,12 +155,22 @@ routes! {
     DISK_RESIZE: Post "/v1/disks/{name}/resize", DiskResize => Disk;
     /// What a disk has done since it was attached.
     DISK_STATS: Get "/v1/disks/{name}/stats", Nothing => DiskStats;
+    /// Why a disk is as fast as it is. `?last=30s` says by what time (1s to 5min; 30s if not given).
+    DISK_EXPLAIN: Get "/v1/disks/{name}/explain", Nothing => Explanation;
     /// How to reach a disk from `qemu`, `libvirt`, `cloud-hypervisor`, `nbd` or `fio`.
     DISK_SNIPPET: Get "/v1/disks/{name}/snippets/{for}", Nothing => Snippet;
     /// Writes a disk to an image file; answers with a job.
     DISK_EXPORT: Post "/v1/disks/{name}/export", DiskExport => Job;
     /// Makes a disk of an image file; answers with a job.
     DISK_IMPORT: Post "/v1/import", DiskImport => Job;
+    /// All groups of disks.
+    GROUPS: Get "/v1/groups", Nothing => GroupList;
+    /// One group, by name.
+    GROUP: Get "/v1/groups/{name}", Nothing => Group;
+    /// Changes a group, or makes it.
+    GROUP_SET: Patch "/v1/groups/{name}", GroupSet => Group;
+    /// Forgets a group without attached disks.
+    GROUP_REMOVE: Delete "/v1/groups/{name}", Nothing => Nothing;
     /// All jobs.
     JOBS: Get "/v1/jobs", Nothing => JobList;
     /// One job, by number.
@@ -167,6 +182,11 @@ routes! {
     /// The same as server-sent events named `sample`, each over the time since the one before.
     /// `?interval_ms=N` says how often (100 to 60000; 1000 if not given).
     STATS_STREAM: Get "/v1/stats/stream", Nothing => Sample;
+    /// What happens on datastores, as server-sent events named `event`: first those that are kept, then each as it
+    /// comes. Their ids are their numbers: `Last-Event-ID` goes on after one.
+    EVENTS: Get "/v1/events", Nothing => Event;
+    /// The events that are kept.
+    EVENTS_KEPT: Get "/v1/events/kept", Nothing => EventList;
     /// Prometheus metrics, as text.
     METRICS: Get "/metrics", Nothing => Nothing;
     /// This interface, as OpenAPI 3.1.

@@ -13,7 +13,9 @@ use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
 use crate::failure::Failure;
 use crate::output::{Colour, Console, Format, Talk};
 use crate::session::Session;
-use crate::{datastore, disk, documents, filter, job, serve, stats, status, top};
+use crate::{
+    datastore, disk, documents, events, explain, filter, group, job, serve, stats, status, top,
+};
 
 /// Tidegate serves virtual disks from datastores to virtual machines and NBD clients
 ///
@@ -102,8 +104,12 @@ enum Command {
     #[command(subcommand)]
     Filter(filter::Filter),
     #[command(subcommand)]
+    Group(group::Group),
+    #[command(subcommand)]
     Job(job::Job),
     Stats(stats::Stats),
+    Explain(explain::Explain),
+    Events(events::Events),
     Top(top::Top),
     Completions(documents::Completions),
     Man(documents::Man),
@@ -153,8 +159,11 @@ impl Cli {
             Command::Datastore(verb) => verb.run(session),
             Command::Disk(verb) => verb.run(session),
             Command::Filter(verb) => verb.run(session),
+            Command::Group(verb) => verb.run(session),
             Command::Job(verb) => verb.run(session),
             Command::Stats(verb) => verb.run(session),
+            Command::Explain(verb) => verb.run(session),
+            Command::Events(verb) => verb.run(session),
             Command::Top(verb) => verb.run(session),
             Command::Completions(verb) => verb.run(session),
             Command::Man(verb) => verb.run(session),

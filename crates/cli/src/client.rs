@@ -69,6 +69,17 @@ impl Client {
         self.answer(&self.exchange(route.method, &route.url(arguments), None, LOOK)?)
     }
 
+    /// The same, with a query: `key=value`.
+    pub(crate) fn look_by<A: DeserializeOwned>(
+        &self,
+        route: Route<Nothing, A>,
+        arguments: &[&str],
+        query: &str,
+    ) -> Result<A, Failure> {
+        let url = format!("{}?{query}", route.url(arguments));
+        self.answer(&self.exchange(route.method, &url, None, LOOK)?)
+    }
+
     /// The same for shell completion, which would rather have nothing than wait.
     pub(crate) fn glance<A: DeserializeOwned>(
         &self,
@@ -99,14 +110,17 @@ impl Client {
             .map(drop)
     }
 
-    /// Opens a stream of server-sent events; it owns this client from then on.
+    /// Opens a stream of server-sent events; it owns this client from then on. `query` may be empty.
     pub(crate) fn stream<A: DeserializeOwned>(
         self,
         route: Route<Nothing, A>,
         query: &str,
         patience: Duration,
     ) -> Result<Stream<A>, Failure> {
-        let url = format!("{}?{query}", route.url(&[]));
+        let url = match query {
+            "" => route.url(&[]),
+            query => format!("{}?{query}", route.url(&[])),
+        };
         let opened = async {
             success(
                 send(&self.socket, route.method, &url, None).await?,

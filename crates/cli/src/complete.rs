@@ -42,6 +42,19 @@ pub(crate) fn datastores() -> ArgValueCandidates {
     })
 }
 
+/// Completes names of groups.
+pub(crate) fn groups() -> ArgValueCandidates {
+    ArgValueCandidates::new(|| {
+        let list = client().and_then(|client| client.glance(routes::GROUPS).ok());
+        let groups = list.map(|list| list.groups).unwrap_or_default();
+        let candidate = |group: tidegate_api::group::Group| {
+            CompletionCandidate::new(group.name.to_string())
+                .help(Some(format!("{} attached disks", group.disks.len()).into()))
+        };
+        groups.into_iter().map(candidate).collect()
+    })
+}
+
 fn client() -> Option<Client> {
     Client::new(daemon::api_socket(None).ok()?).ok()
 }

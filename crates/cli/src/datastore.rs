@@ -14,12 +14,16 @@ use crate::output::{Detail, Gone, Shown, names};
 use crate::session::Session;
 use crate::{complete, figures, table};
 
+mod control;
+mod set;
+
 /// Say where disks live
 #[derive(Debug, Subcommand)]
 pub(crate) enum Datastore {
     Add(Add),
     List(List),
     Show(Show),
+    Set(set::Set),
     Remove(Remove),
 }
 
@@ -30,6 +34,7 @@ impl Datastore {
             Datastore::Add(verb) => verb.run(session),
             Datastore::List(verb) => verb.run(session),
             Datastore::Show(verb) => verb.run(session),
+            Datastore::Set(verb) => verb.run(session),
             Datastore::Remove(verb) => verb.run(session),
         }
     }
@@ -194,8 +199,14 @@ impl List {
 }
 
 /// Show one datastore
+///
+/// While a disk of it is attached on this host: whether control is engaged and why, the hosts that share it, and what
+/// each disk asks for, may get and gets. Windows, demands and costs count I/Os of 4 KiB read at random.
 #[derive(Debug, Args)]
-#[command(after_help = "Example:\n  tidegate datastore show local")]
+#[command(after_help = "\
+Examples:
+  tidegate datastore show local
+  tidegate datastore show shared -o json | jq '.control.shares[] | {disk, got_iops, entitled_iops}'")]
 pub(crate) struct Show {
     /// The datastore
     #[arg(add = complete::datastores())]
@@ -280,7 +291,18 @@ impl Shown for Answer {
         if let Some(problem) = &self.problem {
             pairs.push(("problem", sentences(problem)));
         }
-        table::pairs(&pairs)
+        pairs.extend(control::settings(&self.io_control, self.control.as_ref()));
+        match &self.control {
+            Some(now) => {
+                pairs.extend(control::state(now));
+                table::pairs(&pairs) + &control::tables(now)
+            }
+            None => {
+                let idle = "no: no disk of it is attached on this host";
+                pairs.push(("engaged", idle.to_owned()));
+                table::pairs(&pairs)
+            }
+        }
     }
 }
 

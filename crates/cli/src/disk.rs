@@ -3,10 +3,11 @@
 //! One file for each thing done; here is what they share: the list of verbs, and how a disk is shown.
 
 use clap::{Args, Subcommand};
-use tidegate_api::descriptor::CacheMode;
+use tidegate_api::descriptor::{BURST_SECONDS, CacheMode};
 use tidegate_api::disk::{
-    Client, ClientKind, Disk as Answer, DiskList, RingCounts, UpstreamCounts,
+    Client, ClientKind, Disk as Answer, DiskList, Policy, RingCounts, UpstreamCounts,
 };
+use tidegate_api::iocontrol::{Admission, Promise};
 use tidegate_api::name::Name;
 use tidegate_api::routes;
 use tidegate_api::units::Shares;
@@ -135,6 +136,36 @@ fn limit_bandwidth(disk: &Answer) -> String {
     )
 }
 
+/// What of its policy was said at all.
+fn more_policy(policy: &Policy) -> Vec<(&'static str, String)> {
+    let burst = policy.burst_iops.map(|burst| {
+        let seconds = policy.burst_seconds.unwrap_or(BURST_SECONDS);
+        format!("{burst}iops for {}", figures::seconds(seconds.into()))
+    });
+    let target = policy
+        .latency_target_us
+        .map(|us| figures::micros(figures::to_f64(us)));
+    let group = policy.group.as_ref().map(ToString::to_string);
+    let said = [
+        ("burst", burst),
+        ("latency target", target),
+        ("group", group),
+    ];
+    said.into_iter()
+        .filter_map(|(key, value)| Some((key, value?)))
+        .collect()
+}
+
+/// How far its reservation is promised.
+fn promise(admission: &Admission) -> String {
+    let word = match admission.promise {
+        Promise::Verified => "yes",
+        Promise::Unverified => "not verified",
+        Promise::BestEffort => "best effort only",
+    };
+    format!("{word}: {}", admission.why)
+}
+
 fn client(client: &Client) -> String {
     let door = match client.kind {
         ClientKind::VhostUser => "vhost-user",
@@ -210,7 +241,9 @@ impl Shown for Answer {
             ("limit", limit_iops(self)),
             ("limit bandwidth", limit_bandwidth(self)),
         ];
+        pairs.extend(more_policy(&self.policy));
         let known = [
+            ("promised", self.admission.as_ref().map(promise)),
             (
                 "device",
                 self.device.as_ref().map(|path| path.display().to_string()),

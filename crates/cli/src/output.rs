@@ -111,6 +111,14 @@ impl Console {
         self.print(&text)
     }
 
+    /// The same for answers that are a line each.
+    pub(crate) fn show_line(&self, value: &impl Shown) -> Result<(), Failure> {
+        match self.format {
+            Format::Table | Format::Wide | Format::Name => self.show(value),
+            Format::Json | Format::Yaml => self.show_next(value),
+        }
+    }
+
     /// Says that something was done; prints what came of it for who asked for a form that programs read.
     pub(crate) fn done(&self, value: &impl Shown, message: &str) -> Result<(), Failure> {
         match self.format {

@@ -343,13 +343,126 @@ fn an_import_that_fails_has_status_1_and_its_reason() {
     );
 }
 
+fn explanation() -> Value {
+    let part = |part: &str, mean_us: f64, ratio: f64| json!({"part": part, "mean_us": mean_us, "ratio": ratio});
+    let waiting = |reason: &str, mean_us: f64, ratio: f64| json!({"part": "turn", "reason": reason, "mean_us": mean_us, "ratio": ratio});
+    json!({
+        "disk": "web1", "datastore": "fast", "covers_s": 30.0, "cause": "limit",
+        "because": "its limit of 500 units a second: it began 500 a second",
+        "remedy": "a higher limit: tidegate disk set web1 --limit N (or unlimited)",
+        "notes": ["it runs on its burst"],
+        "load": {"ios": 15000, "iops": 500.0, "units_per_s": 500.0, "bytes_per_s": 2048000.0,
+            "outstanding_mean": 16.0, "latency_mean_us": 32000.0},
+        "parts": [part("queue", 0.0, 0.0), part("filters", 1.0, 0.0), waiting("limit", 31500.0, 0.98),
+            waiting("shares", 0.0, 0.0), part("datastore", 499.0, 0.02)],
+        "thread": {"thread": 1, "busy_ratio": 0.1, "polling_ratio": 0.2, "sleeping_ratio": 0.7},
+        "control": {"mode": "on", "engaged_ratio": 0.0, "latency_us": 499.0, "threshold_us": 5000.0, "shares": 1000,
+            "reservation_iops": 0, "limit_iops": 500, "burst_left": 5}
+    })
+}
+
+#[test]
+fn an_explanation_says_what_limits_a_disk_and_where_its_time_went() {
+    let stage = Stage::answering("GET /v1/disks/web1/explain?last=5s", 200, explanation());
+    let run = stage.run(&["explain", "web1", "--last", "5s"]);
+    assert_eq!(run.status, 0, "{run:?}");
+    for line in [
+        "limited by:   its limit of 500 units a second: it began 500 a second",
+        "to change it: a higher limit: tidegate disk set web1 --limit N (or unlimited)",
+        "note:         it runs on its burst",
+        "waiting for its turn (its limit)  31.5ms  98%",
+        "1: 10% busy, 20% polling, 70% asleep",
+    ] {
+        assert!(run.out.contains(line), "no '{line}' in\n{}", run.out);
+    }
+    assert!(!run.out.contains("by their shares"), "{}", run.out);
+    let json = stage.run(&["explain", "web1", "--last", "5s", "-o", "json"]);
+    let shown: Value = serde_json::from_str(&json.out).unwrap();
+    assert_eq!(shown["cause"], "limit");
+    let nonsense = stage.run(&["explain", "web1", "--last", "1h"]);
+    assert_eq!(nonsense.status, 2, "{nonsense:?}");
+}
+
+#[test]
+fn events_are_told_as_they_were_and_as_they_come() {
+    let event = |number: u64| {
+        json!({"number": number, "at_ms": 951_782_400_000_u64, "datastore": "fast", "event": "burst-low",
+            "disk": "web1", "percent": 20, "text": "of the burst of disk web1 less than 20 % is left"})
+    };
+    let stage = Stage::playing(move |ask| match ask.line.as_str() {
+        "GET /v1/events/kept" => Some((200, json!({"events": [event(1)]}))),
+        "GET /v1/events" => Some((200, json!({"stream": [event(1), event(2)]}))),
+        other => panic!("{other}"),
+    });
+    let kept = stage.run(&["events"]);
+    assert_eq!(
+        kept.out,
+        "TIME                  DATASTORE  EVENT      WHAT\n\
+         2000-02-29T00:00:00Z  fast       burst-low  of the burst of disk web1 less than 20 % is left\n"
+    );
+    let coming = stage.run(&["events", "--follow", "-o", "json"]);
+    let numbers: Vec<_> = coming
+        .out
+        .lines()
+        .map(|line| serde_json::from_str::<Value>(line).unwrap()["number"].clone())
+        .collect();
+    assert_eq!(numbers, [1, 2], "{coming:?}");
+    assert_eq!(coming.status, 3, "a stream that ends is told: {coming:?}");
+}
+
+#[test]
+fn a_datastore_under_control_shows_why_the_hosts_and_who_gets_what() {
+    let host = |host: &str, here: bool| {
+        json!({"host": host.repeat(16), "here": here, "silent_s": 0.2, "suspect": false, "engaged": true,
+            "window": 20.0, "in_flight": 18.0, "latency_us": 12000.0, "cost_per_s": 1500.0, "disks": 1})
+    };
+    let share = |disk: &str, host: &str, got: Value| {
+        json!({"disk": disk, "key": "00".repeat(8), "host": host.repeat(16), "shares": 2000, "reservation_iops": 500,
+            "limit_iops": 5000, "demand": 32.0, "window": 20.0, "entitled_iops": 1500, "got_iops": got,
+            "unmet": disk == "db1", "merged": false})
+    };
+    let shown = json!({
+        "name": "shared", "settings": {"kind": "dir", "path": "/srv/shared"}, "disks": 2, "attached": 1,
+        "io_control": {"mode": "on", "congestion_threshold": "auto", "io_unit_bytes": 32768},
+        "control": {
+            "mode": "observe", "congestion_threshold": "12ms", "io_unit_bytes": 16384, "engaged": true,
+            "why": "the datastore's latency is 12.00 ms", "latency_us": 12000.0, "threshold_us": 12000.0,
+            "window_all": 40.0, "window": 20.0, "in_flight": 36.0, "cost_per_s": 3000.0, "peak_cost_per_s": 3300.0,
+            "saturated": true, "reservations_met": 0.5, "external_load": true, "alone": false, "mute": false,
+            "unreadable_slots_total": 0, "directory": "/srv/shared", "slot": 3,
+            "hosts": [host("ab", true), host("cd", false)],
+            "shares": [share("db1", "ab", json!(700)), share("web1", "cd", Value::Null)]
+        }
+    });
+    let stage = Stage::answering("GET /v1/datastores/shared", 200, shown);
+    let run = stage.run(&["datastore", "show", "shared"]);
+    assert_eq!(run.status, 0, "{run:?}");
+    // What holds now was set on another host.
+    for line in [
+        "I/O control:     observe",
+        "threshold:       12ms",
+        "I/O unit:        16KiB",
+        "engaged:         yes: the datastore's latency is 12.00 ms",
+        "window:          20 of 40 for all hosts, of which 36 are in flight",
+        "was seen to do:  3300 a second, its most",
+        "reservations:    50% of each is met",
+        "note:            load that no host of ours causes",
+        "hosts meet in:   /srv/shared/.tidegate, slot 3",
+        "abababab  here, engaged",
+        "db1   abababab  2000    500          5000   32      20      1500      700   reservation not met",
+        "web1  cdcdcdcd  2000    500          5000   32      20      1500      -",
+    ] {
+        assert!(run.out.contains(line), "no '{line}' in\n{}", run.out);
+    }
+}
+
 #[test]
 fn top_prints_as_many_samples_as_were_asked_for() {
     let stage = Stage::playing(|ask| {
         assert_eq!(ask.line, "GET /v1/stats/stream?interval_ms=500");
         Some((
             200,
-            json!({"events": [
+            json!({"stream": [
                 {"at_ms": 1, "disks": [], "threads": []}, {"at_ms": 2, "disks": [], "threads": []},
                 {"at_ms": 3, "disks": [], "threads": []}
             ]}),

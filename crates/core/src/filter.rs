@@ -76,6 +76,11 @@ pub trait Filter: Send {
     fn report(&self) -> FilterReport {
         FilterReport::Nothing
     }
+
+    /// The sums of what it measures, if it measures I/Os: far less than its report.
+    fn pulse(&self) -> Option<stats::Pulse> {
+        None
+    }
 }
 
 /// What a filter makes of an I/O.

@@ -41,7 +41,7 @@ pub mod threshold;
 pub mod window;
 
 pub use admission::Admission;
-pub use report::{DiskReport, HostReport, Report};
+pub use report::{DiskReport, HostReport, Report, ToldDisk};
 
 use crate::iocontrol::{Bin, CostModel, DiskKey, Mode, Orders, Policy, Usage};
 use crate::units::{Span, Time};
@@ -496,6 +496,7 @@ impl Governor {
             costs: settle::costs(&self.settings.kind.costs(), &self.learner.factors()),
             latency_p99: span(self.meter.p99),
             per_second: whole(self.meter.rate * 256.0),
+            io_unit: self.common.io_unit,
         }
     }
 }

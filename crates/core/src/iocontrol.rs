@@ -92,6 +92,8 @@ pub struct Orders {
     pub latency_p99: Span,
     /// What this host gets through, in cost units a second; 0 while unknown.
     pub per_second: u64,
+    /// Bytes of a unit of limits and reservations; 0: as before.
+    pub io_unit: u32,
 }
 
 impl Orders {
@@ -105,6 +107,7 @@ impl Orders {
             costs,
             latency_p99: Span::ZERO,
             per_second: 0,
+            io_unit: 0,
         }
     }
 }

@@ -20,6 +20,7 @@
 //!     └────────────────> Leaving  ─────────> gone        requests are answered Gone
 //! ```
 
+use crate::filter::stats::Pulse;
 use crate::filter::{FilterReport, Io, Why};
 use crate::iocontrol::{DiskKey, Orders, Policy, Scheduler, SharedHandle};
 use crate::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome, Request, Token};
@@ -350,6 +351,12 @@ impl Shard {
             held: turn.map_or(0, |turn| turn.scheduler.waiting(id)),
             filters: disk.stack.reports(),
         })
+    }
+
+    /// The sums that a disk's topmost measuring filter has, if it has one; nothing of a disk that is not here.
+    pub fn pulse(&self, disk: DiskId) -> Option<Option<Pulse>> {
+        let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
+        Some(disk.stack.pulse())
     }
 
     /// Guests' and filters' I/Os inside.

@@ -21,6 +21,7 @@
 //!                  Effect::Start <──────┘     finish
 //! ```
 
+use crate::filter::stats::Pulse;
 use crate::filter::{
     Cx, Filter, FilterReport, Io, Lower, MAX_FILTERS, Origin, Verdict, Want, Way, Why,
 };
@@ -222,6 +223,11 @@ impl Stack {
             .iter()
             .map(|l| (l.key, l.filter.name(), l.filter.report()))
             .collect()
+    }
+
+    /// The sums of the topmost filter that measures: it sees what the guest sees.
+    pub fn pulse(&self) -> Option<Pulse> {
+        self.layers.iter().find_map(|l| l.filter.pulse())
     }
 }
 

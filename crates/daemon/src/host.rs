@@ -1,6 +1,6 @@
 //! The engine as the daemon sees it: opened images, attached disks, I/O threads; and its errors as problems.
 //!
-//! Only this file knows the engine's calls. What the plan decided goes in; nothing is decided here.
+//! Only this file knows the engine's calls, but for what `control` asks of a datastore's governor. What the plan decided goes in; nothing is decided here.
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
@@ -13,10 +13,12 @@ use tidegate_api::disk::{RingCounts, UpstreamCounts};
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::filter::FilterReport;
 use tidegate_core::filter::stats::StatsReport;
+use tidegate_core::iocontrol::{GroupId, GroupPolicy, Policy};
 use tidegate_core::request::DiskId;
 use tidegate_core::units::{Span, Time};
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd as upstream, null};
-use tidegate_engine::{DiskSpec, Engine, Kind, Settings};
+use tidegate_engine::lease::{Lease, Watch};
+use tidegate_engine::{Control, DiskSpec, Engine, Kind, Settings, UnderControl, control};
 
 use crate::limits;
 use crate::live::Presence;
@@ -50,6 +52,7 @@ pub(crate) struct Opened {
     image: OpenedImage,
     io: String,
     upstream: Option<Arc<upstream::Counts>>,
+    watch: Option<Watch>,
 }
 
 /// An attached disk.
@@ -59,6 +62,8 @@ pub(crate) struct Disk {
     thread: u32,
     io: String,
     upstream: Option<Arc<upstream::Counts>>,
+    /// Its lease, if it can be lost.
+    watch: Option<Watch>,
 }
 
 /// An I/O thread's counters.
@@ -108,8 +113,23 @@ impl Host {
         self.threads
     }
 
-    /// Attaches a disk.
-    pub(crate) fn attach(&self, plan: &DiskPlan, opened: Opened) -> Outcome<Disk> {
+    /// Begins to control a datastore.
+    pub(crate) fn control(&self, settings: control::Settings) -> Outcome<Control> {
+        self.with(|engine| engine.control(settings).map_err(|e| problem(&e)))
+    }
+
+    /// Sets what a group's disks may do together.
+    pub(crate) fn set_group(&self, group: GroupId, policy: &GroupPolicy) -> Outcome<()> {
+        self.with(|engine| engine.set_group(group, policy).map_err(|e| problem(&e)))
+    }
+
+    /// Attaches a disk, under its datastore's control if there is one.
+    pub(crate) fn attach(
+        &self,
+        plan: &DiskPlan,
+        opened: Opened,
+        control: Option<UnderControl>,
+    ) -> Outcome<Disk> {
         let spec = DiskSpec {
             name: plan.name.clone(),
             size: plan.size,
@@ -120,7 +140,7 @@ impl Host {
             uuid: plan.uuid,
             queues: plan.queues,
             filters: plan.filters.clone(),
-            control: None,
+            control,
         };
         let disk =
             self.with(|engine| engine.attach(spec, opened.image).map_err(|e| problem(&e)))?;
@@ -134,6 +154,7 @@ impl Host {
             read_only: plan.read_only,
             io: opened.io,
             upstream: opened.upstream,
+            watch: opened.watch,
         })
     }
 
@@ -162,6 +183,15 @@ impl Host {
                 .collect(),
         };
         Ok(reports.into_iter().enumerate().map(tell).collect())
+    }
+
+    /// Asks every I/O thread for its sums only, in the order of their numbers.
+    pub(crate) fn pulses(&self) -> Outcome<Vec<tidegate_engine::ThreadPulse>> {
+        self.with(|engine| {
+            engine
+                .pulses()
+                .map_err(|e| problem(&e).within("cannot ask the I/O threads"))
+        })
     }
 
     /// Ends the I/O threads; disks that are still attached are dropped as they are.
@@ -240,10 +270,25 @@ pub(crate) fn open(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
         image,
         io,
         upstream: counts,
+        watch: None,
     })
 }
 
 impl Opened {
+    /// The same under a lease, if it has one, which goes back when the image is closed.
+    pub(crate) fn under(self, lease: Option<Lease>) -> Opened {
+        let watch = lease.as_ref().and_then(Lease::watch);
+        let image = match lease {
+            Some(lease) => self.image.under(lease),
+            None => self.image,
+        };
+        Opened {
+            image,
+            watch,
+            ..self
+        }
+    }
+
     /// Bytes of the image.
     pub(crate) fn size(&self) -> u64 {
         self.image.info.size
@@ -264,6 +309,11 @@ impl Disk {
     /// How its image is opened, in words.
     pub(crate) fn io(&self) -> &str {
         &self.io
+    }
+
+    /// Why it is not written to any more, if another host may have it.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.watch.as_ref()?.lost()
     }
 
     /// What its guests' rings got wrong.
@@ -362,6 +412,17 @@ impl Disk {
         }
     }
 
+    /// What it may and shall get of its datastore from now on.
+    pub(crate) fn set_policy(&self, policy: &Policy) -> Outcome<()> {
+        let set = self.disk.set_policy(policy);
+        set.map_err(|e| {
+            problem(&e).within(format!(
+                "cannot change the I/O control of disk {}",
+                self.disk.name()
+            ))
+        })
+    }
+
     /// Gives it another size, which guests are told.
     pub(crate) fn resize(&self, size: u64) -> Outcome<()> {
         let resized = self.disk.resize(size);
@@ -390,7 +451,7 @@ fn span(duration: Duration) -> Span {
 }
 
 /// An error of the engine as a problem: its own words, its first cause kept.
-fn problem(error: &tidegate_engine::Error) -> Problem {
+pub(crate) fn problem(error: &tidegate_engine::Error) -> Problem {
     if let Some(remedy) = limits::remedy(error) {
         return Problem::of(ProblemCode::Exhausted, error).remedy(remedy);
     }

@@ -16,6 +16,7 @@ use tidegate_api::disk as api;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
+use crate::control::Controls;
 use crate::host::Host;
 use crate::jobs::Jobs;
 use crate::live::LiveDisks;
@@ -27,10 +28,15 @@ use crate::trouble::Outcome;
 mod attach;
 mod change;
 mod datastores;
+mod follow;
+mod groups;
+mod leases;
+mod policy;
 mod transfer;
 
 pub(crate) use attach::PARTING;
 pub(crate) use change::new_uuid;
+pub(crate) use follow::Stamp;
 
 /// See the module.
 pub(crate) struct Keeper {
@@ -38,6 +44,10 @@ pub(crate) struct Keeper {
     store: Store,
     host: Host,
     live: Arc<LiveDisks>,
+    /// Datastores that are under control.
+    controls: Controls,
+    leases: leases::DiskLeases,
+    group_numbers: Mutex<groups::Numbers>,
     jobs: Arc<Jobs>,
     /// The Unix socket of the NBD server, for URIs, if it has one.
     nbd_socket: Option<PathBuf>,
@@ -68,6 +78,7 @@ impl Keeper {
         store: Store,
         host: Host,
         live: Arc<LiveDisks>,
+        controls: Controls,
         nbd_socket: Option<PathBuf>,
     ) -> Keeper {
         Keeper {
@@ -75,6 +86,9 @@ impl Keeper {
             store,
             host,
             live,
+            leases: leases::DiskLeases::new(controls.host()),
+            controls,
+            group_numbers: Mutex::default(),
             jobs: Arc::default(),
             nbd_socket,
             claimed: Arc::default(),
@@ -93,6 +107,16 @@ impl Keeper {
         &self.live
     }
 
+    /// The datastores that are under control now.
+    pub(crate) fn controls(&self) -> &Controls {
+        &self.controls
+    }
+
+    /// Whose the disks are.
+    pub(crate) fn leases(&self) -> &leases::DiskLeases {
+        &self.leases
+    }
+
     /// Long work.
     pub(crate) fn jobs(&self) -> &Arc<Jobs> {
         &self.jobs
@@ -103,9 +127,12 @@ impl Keeper {
         &self.host
     }
 
-    /// What is wrong now: disks that are wanted and not attached.
+    /// What is wrong now: disks that are wanted and not attached, or attached and another host's.
     pub(crate) fn troubles(&self) -> Vec<Problem> {
-        locked(&self.troubles).values().cloned().collect()
+        let mut troubles: Vec<_> = locked(&self.troubles).values().cloned().collect();
+        let live = self.live.all();
+        troubles.extend(live.iter().filter_map(|live| leases::lost(live)));
+        troubles
     }
 
     /// Every disk of every datastore. Those that cannot be read are there with their problem and zeroes.
@@ -171,7 +198,7 @@ impl Keeper {
         let descriptor = &found.descriptor;
         let live = self.live.get(&found.name);
         let attached = live.is_some();
-        let policy = &descriptor.policy;
+        let lost = live.as_deref().and_then(leases::lost);
         api::Disk {
             name: found.name.clone(),
             datastore: found.datastore.clone(),
@@ -184,12 +211,8 @@ impl Keeper {
             serial: descriptor.effective_serial(),
             queues: descriptor.queues,
             filters: descriptor.filters.clone(),
-            policy: api::Policy {
-                shares: policy.shares.get(),
-                reservation_iops: policy.reservation.0,
-                limit_iops: policy.limit.map(|limit| limit.0),
-                limit_bytes_per_s: policy.limit_bandwidth.map(|limit| limit.0),
-            },
+            policy: policy::tell(&descriptor.policy),
+            admission: live.as_ref().and_then(|live| live.admission()),
             device: descriptor.device.clone(),
             wanted,
             attached,
@@ -200,7 +223,7 @@ impl Keeper {
             rings: live.as_ref().map(|live| live.rings()),
             upstream: live.as_ref().and_then(|live| live.upstream()),
             clients: live.map(|live| live.clients()).unwrap_or_default(),
-            problem: locked(&self.troubles).get(&found.name).cloned(),
+            problem: lost.or_else(|| locked(&self.troubles).get(&found.name).cloned()),
         }
     }
 
@@ -232,6 +255,7 @@ fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> 
         queues: 0,
         filters: Vec::new(),
         policy: api::Policy::default(),
+        admission: None,
         device: None,
         wanted,
         attached: false,

@@ -10,7 +10,10 @@
 #![forbid(unsafe_code)]
 
 mod accept;
+mod control;
 mod copy;
+mod events;
+mod explain;
 mod export;
 mod first_run;
 mod host;
@@ -20,6 +23,7 @@ mod keeper;
 mod limits;
 mod live;
 mod log;
+mod lookout;
 mod metrics;
 mod nbd_listener;
 mod notify;
@@ -36,6 +40,7 @@ mod store;
 mod tls;
 mod trouble;
 mod vhost_listener;
+mod watch;
 
 pub use one::{OneOptions, serve_one};
 pub use reference::{config_reference, metrics_reference, openapi_json};

@@ -6,17 +6,23 @@
 use std::collections::BTreeMap;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use tidegate_api::descriptor::{Descriptor, PolicyText};
 use tidegate_api::disk::{Client, ClientKind, RingCounts, UpstreamCounts};
+use tidegate_api::iocontrol::Admission;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::iocontrol::Policy;
 use tidegate_core::units::Time;
-use tokio::sync::OwnedSemaphorePermit;
+use tokio::sync::{Notify, OwnedSemaphorePermit};
 
+use crate::control::InUse;
 use crate::host::{self, nbd};
+use crate::keeper::Stamp;
 use crate::plan::filters::Stack;
 use crate::trouble::Outcome;
 use crate::vhost_listener::VhostListener;
@@ -29,6 +35,21 @@ pub(crate) struct Live {
     attached: Time,
     listener: Mutex<Option<VhostListener>>,
     clients: Arc<Mutex<Clients>>,
+    standing: Mutex<Option<Standing>>,
+    settling: Mutex<()>,
+}
+
+/// What was said of a disk, as far as it holds now. A disk that is served without a root has none.
+pub(crate) struct Standing {
+    /// Its descriptor, and where it lies.
+    pub(crate) descriptor: Descriptor,
+    pub(crate) path: PathBuf,
+    /// Which writing of it was read last.
+    pub(crate) stamp: Option<Stamp>,
+    /// What became of its reservation.
+    pub(crate) admission: Option<Admission>,
+    /// Its datastore, until it is detached.
+    pub(crate) in_use: Option<InUse>,
 }
 
 /// Who is connected to a disk.
@@ -62,7 +83,66 @@ impl Live {
             attached: host::now(),
             listener: Mutex::default(),
             clients: Arc::default(),
+            standing: Mutex::default(),
+            settling: Mutex::default(),
         })
+    }
+
+    /// Keeps everybody else from changing, while it is held, what was said of the disk and what holds.
+    pub(crate) fn settling(&self) -> MutexGuard<'_, ()> {
+        locked(&self.settling)
+    }
+
+    /// Notes what was said of it.
+    pub(crate) fn stand(&self, standing: Standing) {
+        *locked(&self.standing) = Some(standing);
+    }
+
+    /// The descriptor that holds now.
+    pub(crate) fn descriptor(&self) -> Option<Descriptor> {
+        self.standing(|standing| standing.descriptor.clone())
+    }
+
+    /// Its policy that holds now.
+    pub(crate) fn policy(&self) -> Option<PolicyText> {
+        self.standing(|standing| standing.descriptor.policy.clone())
+    }
+
+    /// Another descriptor holds from now on.
+    pub(crate) fn set_descriptor(&self, descriptor: Descriptor) {
+        self.standing(|standing| standing.descriptor = descriptor);
+    }
+
+    /// What became of its reservation.
+    pub(crate) fn admission(&self) -> Option<Admission> {
+        self.standing(|standing| standing.admission.clone())
+            .flatten()
+    }
+
+    /// Something else became of its reservation.
+    pub(crate) fn set_admission(&self, admission: Option<Admission>) {
+        self.standing(|standing| standing.admission = admission);
+    }
+
+    /// Its descriptor's file, and which writing of it was read last.
+    pub(crate) fn followed(&self) -> Option<(PathBuf, Option<Stamp>)> {
+        self.standing(|standing| (standing.path.clone(), standing.stamp))
+    }
+
+    /// This writing of its descriptor was read.
+    pub(crate) fn note_stamp(&self, stamp: Option<Stamp>) {
+        self.standing(|standing| standing.stamp = stamp);
+    }
+
+    /// It was detached: its datastore is not in use by it any more.
+    pub(crate) fn leave_datastore(&self) {
+        let in_use = self.standing(|standing| standing.in_use.take());
+        // Outside the lock: the last one says farewell to other hosts.
+        drop(in_use);
+    }
+
+    fn standing<T>(&self, look: impl FnOnce(&mut Standing) -> T) -> Option<T> {
+        locked(&self.standing).as_mut().map(look)
     }
 
     /// Its name.
@@ -93,6 +173,11 @@ impl Live {
     /// How its image is opened, in words.
     pub(crate) fn io(&self) -> &str {
         self.disk.io()
+    }
+
+    /// Why it is not written to any more, if another host may have it.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.disk.lost()
     }
 
     /// What its guests' rings got wrong.
@@ -163,6 +248,11 @@ impl Live {
         self.disk.restack(filters)
     }
 
+    /// What it may and shall get of its datastore from now on.
+    pub(crate) fn set_policy(&self, policy: &Policy) -> Outcome<()> {
+        self.disk.set_policy(policy)
+    }
+
     /// Gives it another size, which guests are told.
     pub(crate) fn resize(&self, size: u64) -> Outcome<()> {
         self.disk.resize(size)
@@ -196,6 +286,7 @@ pub(crate) struct LiveDisks {
     /// The disk that a client gets who names none: with one disk and no state there is no doubt.
     default: Option<Name>,
     refused: AtomicU64,
+    come: Notify,
 }
 
 impl LiveDisks {
@@ -239,6 +330,25 @@ impl LiveDisks {
     pub(crate) fn insert(&self, live: Arc<Live>) {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
         table.insert(live.name().clone(), live);
+        drop(table);
+        self.come.notify_waiters();
+    }
+
+    /// Ends when another disk is attached after this call.
+    pub(crate) fn another_comes(&self) -> impl Future<Output = ()> {
+        self.come.notified()
+    }
+
+    /// Waits until a disk is attached.
+    pub(crate) async fn one_is_attached(&self) {
+        loop {
+            // Asked for first: one that comes between the two looks is heard of.
+            let come = self.come.notified();
+            if !self.table().is_empty() {
+                return;
+            }
+            come.await;
+        }
     }
 
     /// Lets it be found no more.

@@ -19,9 +19,10 @@ use tidegate_core::histogram::Histogram;
 use tidegate_core::request::Op;
 use tidegate_core::units::Span;
 
-use crate::sample::float;
+use crate::sample::{ControlMoment, float};
 use crate::serve::Moment;
 
+mod control;
 mod families;
 
 use families::*;
@@ -56,6 +57,7 @@ pub(crate) struct Facts {
     pub(crate) moment: Moment,
     pub(crate) datastores: Vec<Datastore>,
     pub(crate) disks: Vec<Disk>,
+    pub(crate) controls: Vec<ControlMoment>,
     pub(crate) problems: usize,
     pub(crate) nbd_refused: u64,
     pub(crate) uptime_s: f64,
@@ -69,6 +71,7 @@ pub(crate) fn page(facts: &Facts) -> String {
     daemon(&mut page, facts);
     datastores(&mut page, &facts.datastores);
     settings(&mut page, &facts.disks);
+    control::families(&mut page, &facts.controls);
     disks(&mut page, &facts.moment);
     threads(&mut page, &facts.moment);
     page.text
@@ -334,7 +337,81 @@ mod tests {
     use crate::sample::{DiskMoment, ThreadMoment};
     use std::collections::BTreeMap;
     use tidegate_api::datastore::DatastoreSettings;
+    use tidegate_core::governor::{Governor, Kind, Settings, Threshold};
+    use tidegate_core::iocontrol::{DiskKey, Mode};
     use tidegate_core::units::Time;
+    use tidegate_engine::control::{Report, Trouble, Used};
+
+    /// A datastore that has just come into use, with one disk on it that has waited.
+    fn control() -> ControlMoment {
+        let governor = Governor::new(Settings {
+            host: [1; 16],
+            incarnation: 1,
+            mode: Mode::On,
+            threshold: Threshold::Fixed(Span::from_millis(5)),
+            io_unit: 32 << 10,
+            kind: Kind::Unknown,
+            window_most: 256,
+            learn: false,
+        });
+        let used = Used {
+            disk: tidegate_core::request::DiskId(0),
+            key: DiskKey(1),
+            ios: 10,
+            units: 12,
+            cost: 512,
+            bytes: 40_960,
+            latency_ns: 0,
+            held_ns: [0, 0, 1_500_000_000, 0, 0],
+            burst_left: 300,
+        };
+        let mut known = governor.report();
+        known.engaged = true;
+        known.disks = vec![tidegate_core::governor::DiskReport {
+            key: used.key,
+            shares: 1_000,
+            reservation: 0,
+            limit: 0,
+            window: 0,
+            demand: 0,
+            entitled: 750,
+            units: 12,
+            unmet: false,
+        }];
+        ControlMoment {
+            datastore: "local".parse().unwrap(),
+            report: Report {
+                governor: known,
+                slot: Some(1),
+                trouble: Some(Trouble {
+                    what: "gone".to_owned(),
+                }),
+                disks: vec![used],
+            },
+            names: BTreeMap::from([(used.disk, "a".parse().unwrap())]),
+        }
+    }
+
+    #[test]
+    fn what_io_control_knows_is_on_the_page() {
+        let page = page(&facts());
+        for line in [
+            "tidegate_datastore_control_engaged{datastore=\"local\"} 1",
+            "tidegate_datastore_congestion_threshold_seconds{datastore=\"local\"} 0.005",
+            "tidegate_datastore_latency_seconds{datastore=\"local\"} 0",
+            "tidegate_datastore_window_ios{datastore=\"local\"} 256",
+            "tidegate_datastore_hosts{datastore=\"local\"} 1",
+            "tidegate_datastore_control_trouble{datastore=\"local\"} 1",
+            "tidegate_disk_entitlement_iops{disk=\"a\",datastore=\"local\"} 750",
+            "tidegate_disk_cost_total{disk=\"a\",datastore=\"local\"} 2",
+            "tidegate_disk_units_total{disk=\"a\",datastore=\"local\"} 12",
+            "tidegate_disk_held_seconds_total{disk=\"a\",datastore=\"local\",reason=\"limit\"} 1.5",
+            "tidegate_disk_held_seconds_total{disk=\"a\",datastore=\"local\",reason=\"shares\"} 0",
+            "tidegate_disk_burst_left_units{disk=\"a\",datastore=\"local\"} 300",
+        ] {
+            assert!(page.lines().any(|told| told == line), "{line}\n{page}");
+        }
+    }
 
     fn facts() -> Facts {
         let thread = ThreadMoment {
@@ -366,6 +443,8 @@ mod tests {
             datastores: vec![Datastore {
                 name: "local".parse().unwrap(),
                 settings: DatastoreSettings::Null {},
+                io_control: tidegate_api::iocontrol::IoControl::default(),
+                control: None,
                 disks: 1,
                 attached: 1,
                 capacity_bytes: None,
@@ -373,6 +452,7 @@ mod tests {
                 problem: None,
             }],
             disks: vec![attached()],
+            controls: vec![control()],
             problems: 0,
             nbd_refused: 2,
             uptime_s: 1.5,

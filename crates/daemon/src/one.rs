@@ -141,7 +141,7 @@ async fn live(options: OneOptions, inherited: Vec<Inherited>) -> Outcome<()> {
         },
         ..plan
     };
-    let disk = host.attach(&plan, opened)?;
+    let disk = host.attach(&plan, opened, None)?;
     let datastore = "none".parse().expect("the constant is a name");
     let live = Live::new(options.name.clone(), datastore, disk);
     let disks = Arc::new(LiveDisks::with_default(options.name.clone()));

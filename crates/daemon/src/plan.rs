@@ -22,6 +22,7 @@ use crate::store::Found;
 use crate::trouble::{self, Outcome};
 
 pub(crate) mod filters;
+pub(crate) mod policy;
 
 /// How long an I/O thread looks for more work before it sleeps: a little more than a fast guest takes between the
 /// answer to one request and its next, so that a busy queue is never slept on.

@@ -28,6 +28,9 @@ use crate::trouble::{self, Outcome};
 mod daemon;
 mod datastores;
 mod disks;
+mod events;
+mod explain;
+mod groups;
 mod jobs;
 mod stats;
 
@@ -68,6 +71,11 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         router,
         routes::DATASTORE,
         routing::on(FILTER_GET, datastores::show),
+    );
+    let router = door(
+        router,
+        routes::DATASTORE_SET,
+        routing::on(FILTER_PATCH, datastores::set),
     );
     let router = door(
         router,
@@ -121,6 +129,22 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         routes::DISK_IMPORT,
         routing::on(FILTER_POST, jobs::import),
     );
+    let router = door(
+        router,
+        routes::GROUPS,
+        routing::on(FILTER_GET, groups::list),
+    );
+    let router = door(router, routes::GROUP, routing::on(FILTER_GET, groups::show));
+    let router = door(
+        router,
+        routes::GROUP_SET,
+        routing::on(FILTER_PATCH, groups::set),
+    );
+    let router = door(
+        router,
+        routes::GROUP_REMOVE,
+        routing::on(FILTER_DELETE, groups::remove),
+    );
     let router = door(router, routes::JOBS, routing::on(FILTER_GET, jobs::list));
     let router = door(router, routes::JOB, routing::on(FILTER_GET, jobs::show));
     let router = door(
@@ -132,6 +156,21 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         router,
         routes::DISK_STATS,
         routing::on(FILTER_GET, stats::disk),
+    );
+    let router = door(
+        router,
+        routes::DISK_EXPLAIN,
+        routing::on(FILTER_GET, explain::disk),
+    );
+    let router = door(
+        router,
+        routes::EVENTS,
+        routing::on(FILTER_GET, events::stream),
+    );
+    let router = door(
+        router,
+        routes::EVENTS_KEPT,
+        routing::on(FILTER_GET, events::kept),
     );
     let router = door(router, routes::STATS, routing::on(FILTER_GET, stats::all));
     let router = door(
@@ -287,6 +326,7 @@ fn name(text: &str) -> Outcome<Name> {
         datastores::list,
         datastores::add,
         datastores::show,
+        datastores::set,
         datastores::remove,
         disks::list,
         disks::create,
@@ -297,11 +337,18 @@ fn name(text: &str) -> Outcome<Name> {
         disks::detach,
         disks::resize,
         disks::snippet,
+        groups::list,
+        groups::show,
+        groups::set,
+        groups::remove,
         jobs::export,
         jobs::import,
         jobs::list,
         jobs::show,
         jobs::cancel,
+        explain::disk,
+        events::stream,
+        events::kept,
         stats::disk,
         stats::all,
         stats::stream,

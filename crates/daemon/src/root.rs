@@ -3,7 +3,7 @@
 //! # Picture
 //! ```text
 //! ROOT/tidegate.toml          configuration (else /etc/tidegate/tidegate.toml, for the system's root only)
-//! ROOT/state/                 what is remembered: datastores/, disks/, attached.toml, lock
+//! ROOT/state/                 what is remembered: datastores/, disks/, attached.toml, groups.toml, host-id, lock
 //! ROOT/local/                 the datastore that the first run makes
 //! ROOT/run/                   sockets (for the system's root under systemd: /run/tidegate)
 //! ```
@@ -13,9 +13,12 @@ use std::io::{Read, Seek, Write};
 use std::os::unix::fs::DirBuilderExt;
 use std::path::{Path, PathBuf};
 
+use tidegate_api::descriptor::Uuid;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
+use crate::control::report;
+use crate::store::files;
 use crate::trouble::{self, Outcome};
 
 const SYSTEM: &str = "/var/lib/tidegate";
@@ -121,6 +124,37 @@ impl Root {
         Ok(())
     }
 
+    /// This host's identity among those that share datastores: drawn once, and kept.
+    pub(crate) fn host_id(&self) -> Outcome<[u8; 16]> {
+        let path = self.state().join("host-id");
+        let text = match files::read(&path, 64) {
+            Ok(text) => text,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let Uuid(id) = crate::keeper::new_uuid()?;
+                let text = report::hex(&id) + "\n";
+                files::replace(&path, text.as_bytes())
+                    .map_err(|e| trouble::io(format!("cannot write {}", path.display()), &e))?;
+                return Ok(id);
+            }
+            Err(error) => {
+                return Err(trouble::io(
+                    format!("cannot read {}", path.display()),
+                    &error,
+                ));
+            }
+        };
+        let id = String::from_utf8_lossy(&text).trim().to_owned();
+        match Uuid::try_from(id) {
+            Ok(Uuid(id)) => Ok(id),
+            Err(why) => Err(Problem::new(
+                ProblemCode::Corrupt,
+                format!("{} is damaged", path.display()),
+            )
+            .because(why)
+            .remedy("remove it: this host then gets a new identity")),
+        }
+    }
+
     /// Takes the root for this process, until the lock is dropped or the process ends, however it ends.
     pub(crate) fn lock(&self) -> Outcome<RootLock> {
         let path = self.state().join("lock");
@@ -189,6 +223,22 @@ mod tests {
         assert!(text.contains("--root DIR"), "{text}");
         drop(held);
         root.lock().unwrap();
+    }
+
+    #[test]
+    fn a_host_keeps_the_identity_that_it_once_drew() {
+        let (one, other) = (tempfile::tempdir().unwrap(), tempfile::tempdir().unwrap());
+        let root = Root::at(one.path());
+        root.create().unwrap();
+        let id = root.host_id().unwrap();
+        assert_eq!(root.host_id().unwrap(), id);
+        let another = Root::at(other.path());
+        another.create().unwrap();
+        assert_ne!(another.host_id().unwrap(), id);
+        fs::write(root.state().join("host-id"), "me").unwrap();
+        let refused = root.host_id().unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Corrupt);
+        assert!(refused.to_string().contains("remove it"), "{refused}");
     }
 
     #[test]

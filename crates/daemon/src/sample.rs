@@ -6,12 +6,17 @@
 //! # Units
 //! Nanoseconds come in; seconds and microseconds go out.
 
+use std::collections::BTreeMap;
+
 use tidegate_api::name::Name;
 use tidegate_api::stats::{DiskStats, LatencySummary, OpStats, StageLatency, ThreadStats};
 use tidegate_core::filter::stats::{Class, OpCounts, Stage, StatsReport};
 use tidegate_core::histogram::Histogram;
 use tidegate_core::request::Op;
 use tidegate_core::units::{Span, Time};
+use tidegate_engine::control::{Report, Used};
+
+use crate::host::Key;
 
 /// A disk's counters at one moment.
 #[derive(Clone, Debug)]
@@ -42,6 +47,23 @@ pub(crate) struct ThreadMoment {
     pub(crate) wakes: u64,
     /// Completions that matched no I/O; anything but zero is a fault of ours.
     pub(crate) strays: u64,
+}
+
+/// A datastore's I/O control at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct ControlMoment {
+    pub(crate) datastore: Name,
+    pub(crate) report: Report,
+    /// The names of attached disks.
+    pub(crate) names: BTreeMap<Key, Name>,
+}
+
+impl ControlMoment {
+    /// What its disks have used, by their names. A disk that comes or goes just now is not told of.
+    pub(crate) fn disks(&self) -> impl Iterator<Item = (&Name, &Used)> {
+        let disks = self.report.disks.iter();
+        disks.filter_map(|used| Some((self.names.get(&used.disk)?, used)))
+    }
 }
 
 /// What a disk did between `before` (or its attachment) and now.
@@ -225,7 +247,8 @@ fn summary(histogram: &Histogram) -> LatencySummary {
     }
 }
 
-fn ratio(part: u64, whole: u64) -> f64 {
+/// A part of a whole; nothing of nothing.
+pub(crate) fn ratio(part: u64, whole: u64) -> f64 {
     if whole == 0 {
         0.0
     } else {

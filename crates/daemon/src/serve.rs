@@ -25,16 +25,18 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::control::Controls;
 use crate::host::Host;
 use crate::keeper::Keeper;
 use crate::live::LiveDisks;
+use crate::lookout::{self, Lookout};
 use crate::nbd_listener::{self, Door, DoorSecurity, Hall};
 use crate::plan::{Machine, Plan, Security};
 use crate::root::Root;
 use crate::sockets::{self, Inherited, Listening};
 use crate::store::Store;
 use crate::trouble::{self, Outcome};
-use crate::{accept, first_run, limits, log, metrics, notify, rest, tls};
+use crate::{accept, first_run, limits, log, metrics, notify, rest, tls, watch};
 
 mod moment;
 
@@ -62,6 +64,7 @@ pub struct ServeOptions {
 /// A daemon that serves.
 pub(crate) struct Daemon {
     pub(crate) keeper: Arc<Keeper>,
+    pub(crate) lookout: Lookout,
     config: Option<PathBuf>,
     api_socket: PathBuf,
     listeners: Vec<NbdListener>,
@@ -159,6 +162,7 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
         store,
         host,
         Arc::clone(&disks),
+        Controls::new(root.host_id()?),
         nbd_socket,
     ));
 
@@ -188,6 +192,7 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
 
     let daemon = Arc::new(Daemon {
         keeper: Arc::clone(&keeper),
+        lookout: Lookout::default(),
         config,
         api_socket: plan.api.socket.clone(),
         listeners,
@@ -217,6 +222,7 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
         tracing::info!(address = told.address, security = ?told.security, "serving NBD");
         tokio::spawn(attend(door, hall.clone()));
     }
+    tokio::spawn(lookout::keep(Arc::clone(&daemon)));
     daemon.become_(State::Serving);
     let status = format!("serving {} disks", disks.names().len());
     tracing::info!(root = %root.path().display(), api = %plan.api.socket.display(), "{status}");
@@ -228,6 +234,7 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
     tokio::select! {
         () = signals.next() => {}
         () = notify::watchdog() => {}
+        () = watch::watch(Arc::clone(&keeper)) => {}
     }
     stop(&daemon, &ours, answering, signals).await
 }
@@ -251,6 +258,7 @@ async fn stop(
     let ending = trouble::blocking(move || {
         let hasty = keeper.detach_all();
         keeper.host().stop();
+        keeper.leases().end();
         Ok(hasty)
     });
     let hasty = tokio::select! {
@@ -422,6 +430,7 @@ impl Daemon {
             moment: self.moment()?,
             datastores: self.keeper.datastores()?,
             disks: self.keeper.disks()?,
+            controls: self.control_moments(),
             problems: self.keeper.troubles().len(),
             nbd_refused: self.keeper.live().refused(),
             uptime_s: self.started.elapsed().as_secs_f64(),

@@ -10,6 +10,7 @@
 //! ```text
 //! STATE/datastores/NAME.toml        one record each
 //! STATE/attached.toml               the disks to attach at start
+//! STATE/groups.toml                 what groups of disks may do together
 //! STATE/disks/DATASTORE/NAME/       disk.toml of disks on datastores that keep no files
 //! PATH/NAME/disk.toml, image        disks on a datastore of kind `dir`
 //! PATH/.creating-NAME, .deleting-NAME   between one state and another; swept away at the next occasion
@@ -23,6 +24,8 @@ use std::path::{Path, PathBuf};
 use serde::{Deserialize, Serialize};
 use tidegate_api::datastore::{DatastoreRecord, DatastoreSettings};
 use tidegate_api::descriptor::{self, Descriptor};
+use tidegate_api::group::{GroupLimits, GroupsRecord};
+use tidegate_api::iocontrol::IoControl;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
@@ -84,6 +87,11 @@ impl Store {
 
     /// One datastore's settings.
     pub(crate) fn datastore(&self, name: &Name) -> Outcome<DatastoreSettings> {
+        Ok(self.record(name)?.settings)
+    }
+
+    /// All that is remembered of a datastore.
+    pub(crate) fn record(&self, name: &Name) -> Outcome<DatastoreRecord> {
         let path = self.datastore_file(name);
         let bytes = files::read(&path, MAX_STATE_BYTES).map_err(|e| match e.kind() {
             io::ErrorKind::NotFound => Problem::new(
@@ -97,7 +105,48 @@ impl Store {
         if record.version != DatastoreRecord::VERSION {
             return Err(newer(&path, record.version));
         }
-        Ok(record.settings)
+        Ok(record)
+    }
+
+    /// Remembers how a datastore is controlled.
+    pub(crate) fn set_io_control(&self, name: &Name, io_control: IoControl) -> Outcome<()> {
+        let record = DatastoreRecord {
+            io_control,
+            ..self.record(name)?
+        };
+        self.write_record(name, &record)
+    }
+
+    fn write_record(&self, name: &Name, record: &DatastoreRecord) -> Outcome<()> {
+        let text = toml::to_string(record).expect("a record has only values that TOML can hold");
+        files::replace(&self.datastore_file(name), text.as_bytes())
+            .map_err(|e| trouble::io(format!("cannot remember datastore {name}"), &e))
+    }
+
+    /// What groups of disks may do together.
+    pub(crate) fn groups(&self) -> Outcome<BTreeMap<Name, GroupLimits>> {
+        let path = self.state.join("groups.toml");
+        let bytes = match files::read(&path, MAX_STATE_BYTES) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(error) => return Err(trouble::io("cannot read the groups of disks", &error)),
+        };
+        let record: GroupsRecord = parse(&path, &bytes)?;
+        if record.version != GroupsRecord::VERSION {
+            return Err(newer(&path, record.version));
+        }
+        Ok(record.groups)
+    }
+
+    /// Remembers what groups of disks may do together.
+    pub(crate) fn set_groups(&self, groups: &BTreeMap<Name, GroupLimits>) -> Outcome<()> {
+        let record = GroupsRecord {
+            groups: groups.clone(),
+            ..GroupsRecord::default()
+        };
+        let text = toml::to_string(&record).expect("a record has only values that TOML can hold");
+        files::replace(&self.state.join("groups.toml"), text.as_bytes())
+            .map_err(|e| trouble::io("cannot remember the groups of disks", &e))
     }
 
     /// Remembers a new datastore.
@@ -113,10 +162,9 @@ impl Store {
         let record = DatastoreRecord {
             version: DatastoreRecord::VERSION,
             settings,
+            io_control: IoControl::default(),
         };
-        let text = toml::to_string(&record).expect("a record has only values that TOML can hold");
-        files::replace(&path, text.as_bytes())
-            .map_err(|e| trouble::io(format!("cannot remember datastore {name}"), &e))
+        self.write_record(name, &record)
     }
 
     /// Forgets a datastore. What lies on it stays.

@@ -292,6 +292,9 @@ fn whatever_is_wrong_is_answered_by_a_problem() {
         ("POST", "/v1/disks", json!({"name": "x"}), 400),
         ("GET", "/v1/jobs/many", Value::Null, 400),
         ("GET", "/v1/stats/stream?interval_ms=1", Value::Null, 400),
+        ("GET", "/v1/disks/disk0/explain?last=soon", Value::Null, 400),
+        ("GET", "/v1/disks/disk0/explain?last=1h", Value::Null, 400),
+        ("GET", "/v1/disks/nonesuch/explain", Value::Null, 404),
         (
             "POST",
             "/v1/datastores",
@@ -366,6 +369,41 @@ fn the_stream_of_statistics_sends_samples() {
         assert!(sample["threads"][0]["window_s"].as_f64().unwrap() > 0.0);
     }
     // A listener does not keep it from stopping.
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn a_disk_explains_itself_and_nobody_is_told_of_what_did_not_happen() {
+    let root = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(root.path());
+    let explained = daemon.get("/v1/disks/disk0/explain?last=5s");
+    assert_eq!(
+        (&explained["cause"], &explained["disk"]),
+        (&json!("idle"), &json!("disk0")),
+        "{explained}"
+    );
+    assert_eq!(explained["control"]["mode"], "on", "{explained}");
+    assert_eq!(daemon.get("/v1/events/kept"), json!({"events": []}));
+    let metrics = daemon.ask_text("GET", "/metrics", Value::Null).1;
+    for line in [
+        "tidegate_datastore_control_engaged{datastore=\"local\"} 0",
+        "tidegate_datastore_hosts{datastore=\"local\"} 1",
+        "tidegate_datastore_window_ios{datastore=\"local\"} 256",
+    ] {
+        assert!(metrics.contains(line), "no {line} in\n{metrics}");
+    }
+    // A listener that waits for events, of which there are none, does not keep it from stopping.
+    let mut socket = UnixStream::connect(root.path().join("run/tidegate.sock")).unwrap();
+    write!(
+        socket,
+        "GET /v1/events HTTP/1.1\r\nHost: x\r\nLast-Event-ID: 7\r\n\r\n"
+    )
+    .unwrap();
+    let mut first = String::new();
+    BufReader::new(socket).read_line(&mut first).unwrap();
+    assert!(first.contains("200"), "{first}");
+    let (status, problem) = daemon.ask("GET", "/v1/disks/disk0/explain?last=0s", Value::Null);
+    assert_eq!(status, 400, "{problem}");
     assert!(daemon.stop().success());
 }
 
@@ -483,4 +521,64 @@ fn what_happens_to_an_upstream_is_counted() {
     assert_eq!(daemon.get("/v1/disks/d")["upstream"]["returned_total"], 1);
     assert!(daemon.stop().success());
     assert!(upstream.stop().success());
+}
+
+#[test]
+fn io_control_is_ordered_and_told_through_every_door() {
+    let root = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(root.path());
+    let set = |path: &str, body: Value, status: u16| {
+        let (got, answer) = daemon.ask("PATCH", path, body);
+        assert_eq!(got, status, "{path}: {answer}");
+        answer
+    };
+    let group = set("/v1/groups/t", json!({"limit_iops": 500}), 200);
+    assert_eq!(group["limits"], json!({"limit_iops": 500}));
+    set("/v1/groups/t", json!({"limit_iops": 0}), 400);
+    let policy = json!({"policy": {"limit_iops": 100, "burst_iops": 300, "latency_target_us": 5000, "group": "t"}});
+    let disk = set("/v1/disks/disk0", policy, 200);
+    assert_eq!(disk["policy"]["burst_iops"], 300, "{disk}");
+    for nonsense in [
+        json!({"shares": 50}),
+        json!({"burst_iops": 50}),
+        json!({"burst_seconds": 0}),
+        json!({"latency_target_us": 0}),
+        json!({"group": "../x"}),
+        json!({"reservation_iops": 1_u64 << 40}),
+    ] {
+        set("/v1/disks/disk0", json!({"policy": nonsense}), 400);
+    }
+    assert_eq!(
+        daemon.get("/v1/groups")["groups"][0]["disks"],
+        json!(["disk0"])
+    );
+    assert_eq!(daemon.ask("DELETE", "/v1/groups/t", Value::Null).0, 409);
+    let disk = set(
+        "/v1/disks/disk0",
+        json!({"policy": {"limit_iops": null, "group": null}}),
+        200,
+    );
+    assert_eq!(disk["policy"]["burst_iops"], Value::Null, "{disk}");
+    assert_eq!(daemon.ask("DELETE", "/v1/groups/t", Value::Null).0, 204);
+    assert_eq!(daemon.ask("GET", "/v1/groups/t", Value::Null).0, 404);
+
+    let change = json!({"io_control": {"mode": "observe", "congestion_threshold": "12ms"}});
+    let datastore = set("/v1/datastores/local", change, 200);
+    assert_eq!(datastore["io_control"]["mode"], "observe", "{datastore}");
+    let control = &datastore["control"];
+    assert_eq!(control["congestion_threshold"], "12ms", "{datastore}");
+    assert_eq!(control["hosts"][0]["here"], true, "{datastore}");
+    for nonsense in [
+        json!({"congestion_threshold": "1s"}),
+        json!({"io_unit_bytes": 1024}),
+        json!({"coordination": "/srv"}),
+        json!({"mode": "maybe"}),
+    ] {
+        set("/v1/datastores/local", json!({"io_control": nonsense}), 400);
+    }
+    daemon.ask("POST", "/v1/disks/disk0/detach", Value::Null);
+    let idle = daemon.get("/v1/datastores/local");
+    assert_eq!(idle["control"], Value::Null, "{idle}");
+    assert_eq!(idle["io_control"]["congestion_threshold"], "12ms", "{idle}");
+    assert!(daemon.stop().success());
 }

@@ -52,6 +52,17 @@ pub struct Settings {
     pub governor: governor::Settings,
 }
 
+/// What is to change of what holds for a whole datastore; nothing: as it is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Change {
+    /// How far control goes.
+    pub mode: Option<Mode>,
+    /// Where it engages.
+    pub threshold: Option<Threshold>,
+    /// Bytes of a request that count as one unit of limits and reservations: 4 KiB to 128 KiB.
+    pub io_unit: Option<u32>,
+}
+
 /// How a disk is to be controlled.
 #[derive(Clone, Debug)]
 pub struct UnderControl {
@@ -160,11 +171,7 @@ pub(crate) enum Word {
     Sits(u16),
     /// The slot file's trouble begins or ends.
     Trouble(Option<Trouble>),
-    Set {
-        mode: Mode,
-        threshold: Threshold,
-        reply: Sender<()>,
-    },
+    Set(Change, Sender<()>),
     Admit {
         key: Option<DiskKey>,
         policy: Box<Policy>,
@@ -281,11 +288,20 @@ impl Control {
     /// # Errors
     /// When the control has ended.
     pub fn set(&self, mode: Mode, threshold: Threshold) -> Result<()> {
-        self.ask(|reply| Word::Set {
-            mode,
-            threshold,
-            reply,
+        self.change(Change {
+            mode: Some(mode),
+            threshold: Some(threshold),
+            io_unit: None,
         })
+    }
+
+    /// Sets some of what holds for all hosts that share the datastore; the rest stays as it was set last, on whichever
+    /// host. Hence it waits until the slots were read once, or cannot be.
+    ///
+    /// # Errors
+    /// When the control has ended.
+    pub fn change(&self, change: Change) -> Result<()> {
+        self.ask(|reply| Word::Set(change, reply))
     }
 
     /// Whether a reservation can be promised beside all others. `key`: the disk, if it is known; its old reservation does

@@ -9,8 +9,11 @@
 //! - an image never blocks its thread
 
 use crate::errand::Map;
+use crate::lease::Lease;
+use crate::lease::fence::{Fence, Fenced};
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::{Completion, Ring, Tag};
+use std::sync::Arc;
 use tidegate_core::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome};
 use tidegate_core::units::Time;
 
@@ -68,6 +71,9 @@ pub(crate) trait Image {
     /// The disk has this size from now on, in bytes.
     fn resized(&mut self, _size: u64) {}
 
+    /// It stands behind this gate: new jobs pass it before they come here; what goes on with a job under way must look.
+    fn fence(&mut self, _fence: &Arc<Fence>) {}
+
     /// Begins to close; true once nothing of it is on the ring (asked again after each completion).
     fn close(&mut self, _lane: &mut Lane<'_>) -> bool {
         true
@@ -118,6 +124,25 @@ pub struct OpenedImage {
     pub(crate) image: Box<dyn Image + Send>,
     /// What is known of it.
     pub info: ImageInfo,
+    /// Dropped after it.
+    pub(crate) lease: Option<Lease>,
+}
+
+impl OpenedImage {
+    fn new(image: Box<dyn Image + Send>, info: ImageInfo) -> OpenedImage {
+        let lease = None;
+        OpenedImage { image, info, lease }
+    }
+
+    /// Under a lease, which goes back when the image is closed. Nothing is written past the lease's time.
+    #[must_use]
+    pub fn under(mut self, lease: Lease) -> OpenedImage {
+        if let Some(fence) = lease.fence() {
+            self.image = Box::new(Fenced::new(self.image, fence));
+        }
+        self.lease = Some(lease);
+        self
+    }
 }
 
 /// What an error number of the kernel means to a guest.

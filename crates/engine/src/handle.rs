@@ -15,13 +15,15 @@ use crate::device::vhost;
 use crate::error::{Error, Kind, Result};
 use crate::inbox::{Inbox, Order};
 use crate::sys::os;
-use crate::thread::orders::{Attach, Change, NbdConnection, Report, ThreadReport, What};
+use crate::thread::orders::{
+    Attach, Change, NbdConnection, Report, ThreadPulse, ThreadReport, What,
+};
 use crate::thread::{Habits, IoThread};
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -242,6 +244,7 @@ impl Engine {
             stack,
             sides,
             image: opened.image,
+            lease: opened.lease,
             control,
             reply,
         };
@@ -295,6 +298,17 @@ impl Engine {
             .collect()
     }
 
+    /// The sums of what each I/O thread and its disks have done.
+    ///
+    /// # Errors
+    /// When one does not answer.
+    pub fn pulses(&self) -> Result<Vec<ThreadPulse>> {
+        self.threads
+            .iter()
+            .map(|thread| answer_of(&thread.inbox, Order::Pulse))
+            .collect()
+    }
+
     /// Ends the I/O threads. Disks still attached are dropped as they are: detach them before.
     pub fn stop(mut self) {
         self.end();
@@ -338,8 +352,13 @@ fn take_number(numbers: &Mutex<Vec<bool>>, most: usize, of: &str) -> Result<u32>
 }
 
 fn report_of(inbox: &Inbox) -> Result<ThreadReport> {
+    answer_of(inbox, |reply| Order::Report(Report { reply }))
+}
+
+/// Asks an I/O thread, and waits for its answer.
+fn answer_of<T>(inbox: &Inbox, question: impl FnOnce(Sender<T>) -> Order) -> Result<T> {
     let (reply, answer) = channel();
-    let asked = inbox.send(Order::Report(Report { reply }));
+    let asked = inbox.send(question(reply));
     asked.map_err(|_| Error::new(Kind::Gone, "an I/O thread does not take orders any more"))?;
     answer
         .recv()

@@ -8,10 +8,13 @@
 use crate::control::Govern;
 use crate::errand::Errand;
 use crate::sys::eventfd::EventFd;
-use crate::thread::orders::{Attach, AttachQueue, Change, NbdConnection, Report, StopQueue};
+use crate::thread::orders::{
+    Attach, AttachQueue, Change, NbdConnection, Report, StopQueue, ThreadPulse,
+};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
+use std::sync::mpsc::Sender;
 use std::sync::{Mutex, PoisonError};
 use tidegate_core::shard::ControlId;
 
@@ -26,6 +29,8 @@ pub(crate) enum Order {
     StopQueue(StopQueue),
     Nbd(Box<NbdConnection>),
     Report(Report),
+    /// Somebody wants to know the sums only.
+    Pulse(Sender<ThreadPulse>),
     Errand(Errand),
     /// About a datastore's control.
     Govern(ControlId, Box<Govern>),

@@ -15,6 +15,7 @@ mod errand;
 mod error;
 mod handle;
 mod inbox;
+pub mod lease;
 #[expect(unsafe_code, reason = "the one place for it; see the module")]
 mod sys;
 mod thread;
@@ -22,7 +23,8 @@ mod thread;
 pub use control::{Control, UnderControl};
 pub use error::{Error, Kind, Result};
 pub use handle::{DeviceReport, Disk, DiskSpec, Engine, Settings};
-pub use thread::orders::ThreadReport;
+pub use lease::{Lease, Leases};
+pub use thread::orders::{ThreadPulse, ThreadReport};
 
 /// The NBD protocol, for those who do the handshake before they hand a client over.
 pub use tidegate_front::nbd;

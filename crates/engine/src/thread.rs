@@ -24,6 +24,7 @@ use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
 use crate::errand::{Errand, Errands, Task};
 use crate::inbox::{Inbox, Order};
+use crate::lease::Lease;
 use crate::sys::buffers::Buffers;
 use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
@@ -138,6 +139,8 @@ pub(crate) struct Place {
     changing: Option<orders::Reply>,
     /// Its datastore's control lives for as long as the disk is here.
     _control: Option<Control>,
+    /// Goes back when the disk goes, after its image.
+    lease: Option<Lease>,
 }
 
 /// A datastore's control, as an I/O thread knows it.

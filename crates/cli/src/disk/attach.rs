@@ -2,7 +2,7 @@
 
 use clap::Args;
 use tidegate_api::datastore::DatastoreSettings;
-use tidegate_api::disk::{Clients, DiskAttach, DiskDetach};
+use tidegate_api::disk::{Clients, DiskAttach, DiskDetach, Takeover};
 use tidegate_api::name::Name;
 use tidegate_api::routes;
 
@@ -14,25 +14,45 @@ use crate::session::Session;
 
 /// Attach a disk: guests and NBD clients can reach it
 ///
-/// It is attached again whenever the daemon starts, until it is detached.
+/// It is attached again whenever the daemon starts, until it is detached. A disk that another host has open is refused.
+/// One whose host has died is taken over, where the datastore keeps a host that was taken for dead from writing; where
+/// nothing does, that is asked about (--force-takeover).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   tidegate disk attach web1
-  tidegate disk attach web1 -o json | jq -r .nbd_uri")]
+  tidegate disk attach web1 -o json | jq -r .nbd_uri
+  tidegate disk attach web1 --force-takeover")]
 pub(crate) struct Attach {
     /// The disk
     #[arg(add = complete::disks())]
     name: Name,
+
+    /// Take it over from a host that has fallen silent, although nothing at the datastore keeps that host from writing
+    ///
+    /// Only once that host is powered off or cut off from the datastore: two hosts that write to one disk destroy it. A
+    /// host that is seen alive keeps its disk all the same.
+    #[arg(long)]
+    force_takeover: bool,
+
+    #[command(flatten)]
+    consent: Consent,
 }
 
 impl Attach {
     /// Does what was asked for.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let name = self.name.as_str();
-        let disk = session
-            .client()?
-            .order(routes::DISK_ATTACH, &[name], &DiskAttach {})?;
+        let client = session.client()?;
+        let takeover = if self.force_takeover {
+            self.consent.obtain(&format!(
+                "if the host that had disk {name} still runs and reaches the datastore, the disk's data will be destroyed"
+            ))?;
+            Takeover::Fenced
+        } else {
+            Takeover::Guarded
+        };
+        let disk = client.order(routes::DISK_ATTACH, &[name], &DiskAttach { takeover })?;
         let next = format!("reach it: tidegate disk snippet {name} --for qemu");
         session
             .console

@@ -95,7 +95,7 @@ impl Create {
         let disk = client.order(routes::DISK_CREATE, &[], &order)?;
         let name = disk.name.as_str();
         if attach {
-            let disk = client.order(routes::DISK_ATTACH, &[name], &DiskAttach {})?;
+            let disk = client.order(routes::DISK_ATTACH, &[name], &DiskAttach::default())?;
             let next = format!("reach it: tidegate disk snippet {name} --for qemu");
             return session
                 .console
@@ -141,6 +141,7 @@ impl Create {
             serial: self.serial,
             queues: self.queues,
             filters: stack(self.filters, self.no_filters),
+            unpromised: self.policy.unpromised(),
             policy: self.policy.whole(),
             allocation: if self.thick {
                 Allocation::Thick
@@ -216,6 +217,35 @@ mod tests {
         assert_eq!(policy.reservation_iops, 500);
         assert_eq!(policy.limit_iops, Some(5000));
         assert_eq!(policy.limit_bytes_per_s, Some(200 << 20));
+    }
+
+    #[test]
+    fn a_burst_a_target_and_a_group_become_numbers_and_names() {
+        let words = [
+            "--limit",
+            "5000",
+            "--burst-iops",
+            "15000",
+            "--burst-seconds",
+            "10",
+            "--limit-bw",
+            "1MiB/s",
+            "--latency-target",
+            "5ms",
+            "--group",
+            "shop",
+            "--best-effort",
+        ];
+        let order = order(&words);
+        let policy = order.policy;
+        assert_eq!(
+            (policy.burst_iops, policy.burst_seconds),
+            (Some(15_000), Some(10))
+        );
+        assert_eq!(policy.limit_bytes_per_s, Some(1 << 20));
+        assert_eq!(policy.latency_target_us, Some(5_000));
+        assert_eq!(policy.group, Some("shop".parse().unwrap()));
+        assert_eq!(order.unpromised, tidegate_api::disk::Unpromised::BestEffort);
     }
 
     #[test]

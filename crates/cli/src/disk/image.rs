@@ -66,7 +66,7 @@ impl Import {
         let job = job::follow(&client, &session.console, job)?;
         let name = self.name.as_str();
         if self.attach {
-            client.order(routes::DISK_ATTACH, &[name], &DiskAttach {})?;
+            client.order(routes::DISK_ATTACH, &[name], &DiskAttach::default())?;
             return session
                 .console
                 .done(&job, &format!("disk {name} imported and attached"));

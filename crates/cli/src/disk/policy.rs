@@ -1,28 +1,76 @@
 //! The flags that say how I/O control treats a disk: the same words for `create` and `set`.
 
+use std::str::FromStr;
+
 use clap::Args;
-use tidegate_api::disk::{Policy, PolicySet};
-use tidegate_api::units::{Iops, Limit, Rate, Shares};
+use tidegate_api::disk::{Policy, PolicySet, Unpromised};
+use tidegate_api::name::Name;
+use tidegate_api::units::{Iops, Limit, Rate, Shares, Span};
+
+use crate::complete;
 
 /// Flags on shares, reservation and limits.
-#[derive(Clone, Copy, Debug, Default, Args)]
+#[derive(Clone, Debug, Default, Args)]
 #[command(next_help_heading = "I/O control")]
 pub(super) struct PolicyFlags {
-    /// Relative weight: low (500), normal (1000), high (2000) or a number
+    /// Relative weight while the datastore is congested: low (500), normal (1000), high (2000) or 100 to 10000
     #[arg(long)]
     shares: Option<Shares>,
 
-    /// IOPS floor, such as 500iops
+    /// IOPS floor, such as 500iops; refused where the datastore cannot keep it beside all others
     #[arg(long, value_name = "IOPS")]
     reservation: Option<Iops>,
+
+    /// Take a reservation that cannot be promised: it is met as far as it goes
+    #[arg(long)]
+    best_effort: bool,
 
     /// IOPS ceiling, such as 2000iops; `unlimited` takes it away
     #[arg(long, value_name = "IOPS", allow_negative_numbers = true)]
     limit: Option<Limit<Iops>>,
 
+    /// IOPS ceiling while a burst lasts, above --limit; `none` takes it away
+    ///
+    /// What a disk does not use of its limit it may use later, up to --burst-seconds at this rate.
+    #[arg(long, value_name = "IOPS")]
+    burst_iops: Option<OrNone<Iops>>,
+
+    /// How long a full burst lasts at --burst-iops; default: 30
+    #[arg(long, value_name = "SECONDS")]
+    burst_seconds: Option<u32>,
+
     /// Bandwidth ceiling, such as 200MiB/s; `unlimited` takes it away
-    #[arg(long, value_name = "RATE", allow_negative_numbers = true)]
+    #[arg(
+        long,
+        visible_alias = "limit-bw",
+        value_name = "RATE",
+        allow_negative_numbers = true
+    )]
     limit_bandwidth: Option<Limit<Rate>>,
+
+    /// A latency that its I/Os should keep, such as 5ms; `none` takes it away
+    ///
+    /// It may go before others for it, but gets no more than its shares.
+    #[arg(long, value_name = "TIME")]
+    latency_target: Option<OrNone<Span>>,
+
+    /// Its group, whose limits hold over all the group's disks on a host; `none` takes it out (see `tidegate group`)
+    #[arg(long, value_name = "NAME", add = complete::groups())]
+    group: Option<OrNone<Name>>,
+}
+
+/// A value, or the word `none`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct OrNone<T>(Option<T>);
+
+impl<T: FromStr> FromStr for OrNone<T> {
+    type Err = T::Err;
+    fn from_str(text: &str) -> Result<OrNone<T>, T::Err> {
+        match text.trim() {
+            "none" => Ok(OrNone(None)),
+            value => value.parse().map(|value| OrNone(Some(value))),
+        }
+    }
 }
 
 impl PolicyFlags {
@@ -35,7 +83,11 @@ impl PolicyFlags {
                 .reservation
                 .map_or(default.reservation_iops, |Iops(iops)| iops),
             limit_iops: self.limit.and_then(iops),
+            burst_iops: self.burst_iops.and_then(burst),
+            burst_seconds: self.burst_seconds,
             limit_bytes_per_s: self.limit_bandwidth.and_then(rate),
+            latency_target_us: self.latency_target.and_then(micros),
+            group: self.group.and_then(|OrNone(group)| group),
         }
     }
 
@@ -45,9 +97,22 @@ impl PolicyFlags {
             shares: self.shares.map(Shares::get),
             reservation_iops: self.reservation.map(|Iops(iops)| iops),
             limit_iops: self.limit.map(iops),
+            burst_iops: self.burst_iops.map(burst),
+            burst_seconds: self.burst_seconds.map(Some),
             limit_bytes_per_s: self.limit_bandwidth.map(rate),
+            latency_target_us: self.latency_target.map(micros),
+            group: self.group.map(|OrNone(group)| group),
         };
         (changes != PolicySet::default()).then_some(changes)
+    }
+
+    /// What becomes of a reservation that cannot be promised.
+    pub(super) fn unpromised(&self) -> Unpromised {
+        if self.best_effort {
+            Unpromised::BestEffort
+        } else {
+            Unpromised::Refuse
+        }
     }
 }
 
@@ -57,4 +122,13 @@ fn iops(limit: Limit<Iops>) -> Option<u64> {
 
 fn rate(limit: Limit<Rate>) -> Option<u64> {
     limit.to_option().map(|Rate(rate)| rate)
+}
+
+fn burst(burst: OrNone<Iops>) -> Option<u64> {
+    burst.0.map(|Iops(iops)| iops)
+}
+
+/// A target of no whole microseconds is rounded up: nobody means a nanosecond.
+fn micros(target: OrNone<Span>) -> Option<u64> {
+    target.0.map(|Span(nanos)| nanos.div_ceil(1_000))
 }

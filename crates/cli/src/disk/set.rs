@@ -20,13 +20,15 @@ use crate::session::Session;
 #[command(
     group = ArgGroup::new("changes").required(true).multiple(true).args([
         "filters", "no_filters", "cache", "read_only", "read_write", "serial", "queues",
-        "shares", "reservation", "limit", "limit_bandwidth",
+        "shares", "reservation", "limit", "burst_iops", "burst_seconds", "limit_bandwidth", "latency_target", "group",
     ]),
     after_help = "\
 Examples:
   tidegate disk set web1 --filter stats --filter fault:delay=10ms
   tidegate disk set web1 --no-filters
   tidegate disk set db1 --shares high --limit 2000iops --limit-bandwidth unlimited
+  tidegate disk set db1 --reservation 500iops --burst-iops 6000iops --burst-seconds 30
+  tidegate disk set db1 --group shop --latency-target 5ms
   tidegate disk set iso1 --read-only
 
 --filter gives the whole stack; `tidegate filter add` and `filter remove` change one filter of it."
@@ -90,6 +92,7 @@ impl Set {
             serial: self.serial,
             queues: self.queues,
             filters: stack(self.filters, self.no_filters),
+            unpromised: self.policy.unpromised(),
             policy: self.policy.changes(),
         }
     }
@@ -129,6 +132,24 @@ mod tests {
         assert_eq!(
             sent(&["--limit", "10iops"]),
             r#"{"policy":{"limit_iops":10}}"#
+        );
+    }
+
+    #[test]
+    fn none_takes_away_what_may_be_absent() {
+        for (flag, json) in [
+            ("--burst-iops", r#"{"policy":{"burst_iops":null}}"#),
+            (
+                "--latency-target",
+                r#"{"policy":{"latency_target_us":null}}"#,
+            ),
+            ("--group", r#"{"policy":{"group":null}}"#),
+        ] {
+            assert_eq!(sent(&[flag, "none"]), json);
+        }
+        assert_eq!(
+            sent(&["--reservation", "5iops", "--best-effort"]),
+            r#"{"policy":{"reservation_iops":5},"unpromised":"best-effort"}"#
         );
     }
 

@@ -24,7 +24,7 @@ pub(crate) struct Ask {
     pub(crate) body: Value,
 }
 
-/// Status and body; none: the connection ends without an answer. A body `{"events": [...]}` becomes a stream.
+/// Status and body; none: the connection ends without an answer. A body `{"stream": [...]}` becomes one of events.
 pub(crate) type Answer = Option<(u16, Value)>;
 
 /// How a run ended, and what it said.
@@ -182,7 +182,7 @@ fn read(connection: &UnixStream) -> Option<Ask> {
 }
 
 fn write(mut connection: UnixStream, status: u16, body: &Value) {
-    let (kind, body) = match (body, &body["events"]) {
+    let (kind, body) = match (body, &body["stream"]) {
         (Value::Null, _) => ("application/json", String::new()),
         (_, Value::Array(events)) => {
             let event = |value: &Value| format!("event: sample\ndata: {value}\n\n");

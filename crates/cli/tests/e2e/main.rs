@@ -10,9 +10,12 @@
 
 mod bad_luck;
 mod crash;
+mod explained;
 mod first_minute;
 mod guest_disk;
 mod guest_resize;
+mod io_control;
+mod leases;
 mod limits;
 mod migration;
 mod nbd_clients;

@@ -197,6 +197,36 @@ impl StatsReport {
     }
 }
 
+/// The sums of what was counted: small enough to be asked for every second, on every disk, without being felt.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pulse {
+    /// I/Os that have ended, errors included.
+    pub ios: u64,
+    /// Those that failed.
+    pub errors: u64,
+    /// Bytes of those that succeeded.
+    pub bytes: u64,
+    /// Latencies from arrival to end, summed, in nanoseconds; exact. Wraps.
+    pub latency_ns: u64,
+    /// I/Os inside now.
+    pub outstanding: u64,
+    /// Latencies summed by stage, in the order of [`Stage::ALL`], in nanoseconds, of the I/Os that were sampled, each as
+    /// often as it stands for. Wraps.
+    pub sampled_ns: [u64; Stage::ALL.len()],
+    /// The moments at which I/Os ended less those at which they entered, summed, in nanoseconds; wraps. What
+    /// [`Pulse::outstanding_integral`] is made of.
+    pub ends_less_entries: u64,
+}
+
+impl Pulse {
+    /// As [`StatsReport::outstanding_integral`].
+    pub fn outstanding_integral(&self, now: Time) -> u64 {
+        self.outstanding
+            .wrapping_mul(now.as_nanos())
+            .wrapping_add(self.ends_less_entries)
+    }
+}
+
 /// The largest length, in bytes, that counts into the `place`-th size; `None` for the last, which has no end.
 pub const fn size_limit(place: usize) -> Option<u64> {
     if place + 1 < SIZES {
@@ -374,6 +404,29 @@ impl Filter for Stats {
             return self.seldom(now, io);
         }
         Verdict::Pass
+    }
+
+    fn pulse(&self) -> Option<Pulse> {
+        let sum = |of: fn(&OpState) -> u64| {
+            let each = self.ops.iter().map(of);
+            each.fold(0, u64::wrapping_add)
+        };
+        let stage = |stage: Stage| {
+            let sums = self.samples.iter().map(|samples| {
+                let latencies = &samples.latencies[stage as usize];
+                latencies.sum().as_nanos()
+            });
+            sums.fold(0, u64::wrapping_add)
+        };
+        Some(Pulse {
+            ios: sum(|op| op.count),
+            errors: self.errors.iter().sum(),
+            bytes: sum(|op| op.bytes),
+            latency_ns: sum(|op| op.latency_sum),
+            outstanding: self.outstanding,
+            sampled_ns: Stage::ALL.map(stage),
+            ends_less_entries: self.ends_less_entries,
+        })
     }
 
     fn report(&self) -> FilterReport {

@@ -6,11 +6,12 @@
 //!
 //! # Always true
 //! - At no moment may two hosts write, however long I/Os take, whichever fail (and land later all the same), and however
-//!   long a daemon stands still: for claims with the full wait. Briefly waited-for claims ([`Terms::brief`]) need a
-//!   datastore on which a lease's write, once it was reported failed or its writer's lease has ended, never lands.
+//!   long a daemon stands still: for claims with the full wait. Claims that wait less ([`Contest`]) need what is said
+//!   there.
 //! - A holder's time counts from the START of the read in which it last found its own record, and only once the write
 //!   after that read has succeeded, all before the time ran out. A taker's counts from the END of its own I/O.
 //! - A claim is believed only when exactly this claim, by its sequence number, is found after the wait.
+//! - A lease that ran out is regained ([`Lease::regain`]) only when nobody else can have held it in between.
 //!
 //! Why two cannot hold: between the landing of a claim and the read that confirms it, longer than a lease, the block
 //! shows that claim all the time (each write lands once). A holder that reads in this time sees it and stops. One that
@@ -34,6 +35,8 @@
 //!            +--+ not yet silent    |                          v                           |  +----+
 //!            |                      |                        Look                          |
 //!            +- silent for a lease -+   (or Refused)                  another's, time over +--> Lost
+//!
+//!   Lost, since the time was over -- regain: our own last record still there --> Claim, and if anything else is found, Lost
 //! ```
 //!
 //! # Source
@@ -56,12 +59,13 @@ pub struct Record {
     /// The disk, so that a block in a wrong place is noticed.
     pub disk: [u8; 16],
     /// The host that wrote it.
-    pub host: [u8; 16],
-    /// That start of its daemon.
-    pub incarnation: u64,
+    pub holder: Holder,
+    /// What people call that host.
+    pub name: Name,
     /// Moves by one with each write of it.
     pub sequence: u64,
-    /// How long the holder may go on without renewing; a taker waits by the longer of this and its own.
+    /// How long the holder may go on without renewing; a taker waits by the longer of this and its own. Zero: the holder
+    /// does not renew; what it relies on is a lock.
     pub lease: Span,
     /// It has been given back.
     pub free: bool,
@@ -83,10 +87,12 @@ impl Record {
         out.put(&u16::from(self.free).to_le_bytes());
         out.put(&[0; 4]);
         out.put(&self.disk);
-        out.put(&self.host);
-        out.put(&self.incarnation.to_le_bytes());
+        out.put(&self.holder.host);
+        out.put(&self.holder.boot);
+        out.put(&self.holder.incarnation.to_le_bytes());
         out.put(&self.sequence.to_le_bytes());
         out.put(&self.lease.as_nanos().to_le_bytes());
+        out.put(&self.name.0);
         seal(&mut bytes);
         bytes
     }
@@ -114,12 +120,46 @@ impl Record {
         from.at += 4;
         Ok(Record {
             disk: from.take(),
-            host: from.take(),
-            incarnation: u64::from_le_bytes(from.take()),
+            holder: Holder {
+                host: from.take(),
+                boot: from.take(),
+                incarnation: u64::from_le_bytes(from.take()),
+            },
             sequence: u64::from_le_bytes(from.take()),
             lease: Span::from_nanos(u64::from_le_bytes(from.take())).min(LEASE_MOST),
+            name: Name(from.take()),
             free,
         })
+    }
+}
+
+/// What people call a host, cut after 64 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Name([u8; 64]);
+
+impl Name {
+    /// Of this text.
+    pub fn new(text: &str) -> Name {
+        let mut bytes = [0; 64];
+        for (to, from) in bytes.iter_mut().zip(text.bytes()) {
+            *to = from;
+        }
+        Name(bytes)
+    }
+
+    /// As text for logs and terminals: whoever wrote it, nothing but printable ASCII.
+    pub fn chars(&self) -> impl Iterator<Item = char> {
+        let written = self.0.into_iter().take_while(|&byte| byte != 0);
+        written.map(|byte| match byte {
+            b' '..=b'~' => char::from(byte),
+            _ => '?',
+        })
+    }
+}
+
+impl core::fmt::Debug for Name {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.chars().try_for_each(|char| write!(f, "{char}"))
     }
 }
 
@@ -130,9 +170,20 @@ pub struct Terms {
     pub lease: Span,
     /// How long a write to the disk may be under way: so long before the lease ends no more are begun.
     pub landing: Span,
-    /// How long to wait for another claim where the block is free, or was this host's own; none: a lease. Only for
-    /// datastores whose late writes never land; see the page's top.
-    pub brief: Option<Span>,
+    /// How long a claim is waited for where the block is free, or was this host's own.
+    pub contest: Contest,
+}
+
+/// Who else may claim what is free at the same moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Contest {
+    /// Anybody, and writes may land late: a claim waits for a lease.
+    Late,
+    /// Anybody; but a lease's write, once it was reported failed or its writer's lease has ended, never lands. A claim
+    /// waits for this long.
+    Brief(Span),
+    /// Nobody: whoever claims it holds a lock at that moment that the datastore enforces. A claim does not wait.
+    Nobody,
 }
 
 /// Whom we are.
@@ -140,6 +191,8 @@ pub struct Terms {
 pub struct Holder {
     /// The host.
     pub host: [u8; 16],
+    /// That start of its machine: a copy of a machine has the same name and another boot.
+    pub boot: [u8; 16],
     /// This start of its daemon.
     pub incarnation: u64,
 }
@@ -147,7 +200,7 @@ pub struct Holder {
 /// How far an attempt may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
-    /// Only if nobody has it.
+    /// Only if nobody has it, or an earlier start of this host.
     OnlyFree,
     /// Also from a host that has been silent for a lease.
     TakeOver,
@@ -230,25 +283,33 @@ struct Seen {
 pub struct Lease {
     disk: [u8; 16],
     me: Holder,
+    name: Name,
     terms: Terms,
     intent: Intent,
     state: State,
     sequence: u64,
+    /// The last of our records that landed for certain, and before its time was over.
+    landed: u64,
+    /// It was ours, ran out, and is looked at again.
+    regaining: bool,
     /// The I/O under way began then.
     began: Option<Time>,
 }
 
 impl Lease {
     /// A lease that is not wanted yet.
-    pub fn new(disk: [u8; 16], me: Holder, terms: Terms) -> Lease {
+    pub fn new(disk: [u8; 16], me: Holder, name: Name, terms: Terms) -> Lease {
         let intent = Intent::OnlyFree;
         Lease {
             disk,
             me,
+            name,
             terms,
             intent,
             state: State::Rest,
             sequence: 0,
+            landed: 0,
+            regaining: false,
             began: None,
         }
     }
@@ -257,11 +318,30 @@ impl Lease {
     pub fn want(&mut self, now: Time, intent: Intent) {
         self.intent = intent;
         if let State::Rest | State::End(_) = self.state {
+            self.regaining = false;
             self.state = State::Look {
                 seen: None,
                 again: now,
             };
         }
+    }
+
+    /// Wants it back after its time ran out, for those who relied on it all the while: only if nobody else can have held
+    /// it since. False: that cannot be known any more, and it stays lost.
+    ///
+    /// A write of unknown fate could land on top of another's claim and look as if we had never been away.
+    pub fn regain(&mut self, now: Time) -> bool {
+        let ran_out = matches!(self.state, State::End(Standing::Lost(None)));
+        if !ran_out || self.regaining || self.landed != self.sequence {
+            return false;
+        }
+        self.regaining = true;
+        self.intent = Intent::OnlyFree;
+        self.state = State::Look {
+            seen: None,
+            again: now,
+        };
+        true
     }
 
     /// Gives it up: from now on nothing may be written to the disk. If it is held, a last write frees the block.
@@ -275,9 +355,17 @@ impl Lease {
     /// Whether a write to the disk may be submitted now, with the clock just read.
     #[inline]
     pub fn may_write(&self, now: Time) -> bool {
+        self.write_before().is_some_and(|end| now < end)
+    }
+
+    /// Up to when writes to the disk may be submitted, as things stand.
+    pub fn write_before(&self) -> Option<Time> {
         match self.state {
-            State::Held { until, .. } => now + self.terms.landing < until,
-            _ => false,
+            State::Held { until, .. } => {
+                let landing = self.terms.landing.as_nanos();
+                Some(Time::from_nanos(until.as_nanos().saturating_sub(landing)))
+            }
+            _ => None,
         }
     }
 
@@ -285,7 +373,7 @@ impl Lease {
     pub fn standing(&self, now: Time) -> Standing {
         match self.state {
             State::Rest | State::Release { .. } => Standing::Rest,
-            State::Look { seen, .. } => Standing::Trying(seen.map(|seen| holder(&seen.record))),
+            State::Look { seen, .. } => Standing::Trying(seen.map(|seen| seen.record.holder)),
             State::Claim { .. } | State::Settle { .. } => Standing::Trying(None),
             State::Held { until, .. } if now < until => Standing::Held(until),
             State::Held { .. } => Standing::Lost(None),
@@ -344,11 +432,14 @@ impl Lease {
                     record.is_some_and(|found| self.is(&found) && found.sequence == sequence);
                 self.state = if mine {
                     let until = began + self.terms.lease;
+                    (self.landed, self.regaining) = (sequence, false);
                     State::Held {
                         until,
                         again: began + self.part(RENEWALS),
                         checked: None,
                     }
+                } else if self.regaining {
+                    return self.stopped(Standing::Lost(record.map(|found| found.holder)));
                 } else {
                     State::Look {
                         seen: None,
@@ -365,7 +456,7 @@ impl Lease {
                         checked: Some(began),
                     };
                 }
-                found => self.stopped(Standing::Lost(found.map(|found| holder(&found)))),
+                found => self.stopped(Standing::Lost(found.map(|found| found.holder))),
             },
             State::Rest | State::Claim { .. } | State::Release { .. } | State::End(_) => {}
         }
@@ -377,12 +468,19 @@ impl Lease {
             return;
         }
         match self.state {
+            // Later than this another may have held it before our claim landed on top of its own.
+            State::Claim { read, .. }
+                if self.regaining && (!ok || now.since(read) > self.terms.lease) =>
+            {
+                self.stopped(Standing::Lost(None));
+            }
             // It may have landed, or land yet: what the block shows next decides.
             State::Claim { .. } if !ok => self.retry(now),
             State::Claim { read, brief } => {
                 // Others read "free" as we did; only a claim that follows its look at once may wait briefly.
-                let wait = match self.terms.brief {
-                    Some(brief_wait) if brief && now.since(read) <= brief_wait => brief_wait,
+                let wait = match self.terms.contest {
+                    Contest::Nobody if brief => Span::ZERO,
+                    Contest::Brief(wait) if brief && now.since(read) <= wait => wait,
                     _ => patient(self.terms.lease),
                 };
                 self.state = State::Settle {
@@ -396,6 +494,7 @@ impl Lease {
                 until,
                 ..
             } if ok => {
+                self.landed = self.sequence;
                 let until = until.max(checked + self.terms.lease);
                 let again = checked + self.part(RENEWALS);
                 self.state = State::Held {
@@ -414,6 +513,19 @@ impl Lease {
 
     /// Someone's record, or none, was found by a look that may lead to a claim.
     fn looked(&mut self, began: Time, now: Time, seen: Option<Seen>, record: Option<Record>) {
+        if self.regaining {
+            let untouched =
+                |found: &Record| self.is(found) && found.sequence == self.landed && !found.free;
+            return match record {
+                Some(found) if untouched(&found) => {
+                    self.state = State::Claim {
+                        read: began,
+                        brief: false,
+                    };
+                }
+                found => self.stopped(Standing::Lost(found.map(|found| found.holder))),
+            };
+        }
         let Some(record) = record else {
             self.state = State::Claim {
                 read: began,
@@ -421,9 +533,12 @@ impl Lease {
             };
             return;
         };
-        // Our host's record of an earlier start: that daemon is dead, there is one to a host.
-        if record.free || record.host == self.me.host {
-            let brief = record.free || record.incarnation != self.me.incarnation;
+        // Our host's record of an earlier start: that daemon is dead, there is one to a host. Of an earlier boot it may be
+        // a copy of this machine that still runs, unless a lock says that it does not.
+        let own = record.holder.host == self.me.host;
+        let locked = self.terms.contest == Contest::Nobody;
+        if record.free || own && (locked || record.holder.boot == self.me.boot) {
+            let brief = record.free || record.holder.incarnation != self.me.incarnation;
             self.state = State::Claim { read: began, brief };
             return;
         }
@@ -431,7 +546,8 @@ impl Lease {
         match seen {
             Some(seen) if same(&seen) => {
                 let silent = began.since(seen.since) >= patient(self.terms.lease.max(record.lease));
-                self.state = match (silent, self.intent) {
+                let intent = if own { Intent::TakeOver } else { self.intent };
+                self.state = match (silent, intent) {
                     (false, _) => State::Look {
                         seen: Some(seen),
                         again: now + self.part(RENEWALS),
@@ -441,15 +557,15 @@ impl Lease {
                         brief: false,
                     },
                     (true, Intent::OnlyFree) => State::End(Standing::Refused {
-                        by: holder(&record),
+                        by: record.holder,
                         live: false,
                     }),
                 };
             }
             // It moved while we looked, by the same hand: alive.
-            Some(seen) if holder(&seen.record) == holder(&record) => {
+            Some(seen) if seen.record.holder == record.holder => {
                 self.state = State::End(Standing::Refused {
-                    by: holder(&record),
+                    by: record.holder,
                     live: true,
                 });
             }
@@ -490,7 +606,7 @@ impl Lease {
     }
 
     fn is(&self, record: &Record) -> bool {
-        holder(record) == self.me
+        record.holder == self.me
     }
 
     fn part(&self, of: u64) -> Span {
@@ -499,24 +615,15 @@ impl Lease {
 
     fn write(&mut self, free: bool) -> [u8; SLOT] {
         self.sequence += 1;
-        let Holder { host, incarnation } = self.me;
-        let (disk, lease, sequence) = (self.disk, self.terms.lease, self.sequence);
         Record {
-            disk,
-            host,
-            incarnation,
-            sequence,
-            lease,
+            disk: self.disk,
+            holder: self.me,
+            name: self.name,
+            sequence: self.sequence,
+            lease: self.terms.lease,
             free,
         }
         .encode()
-    }
-}
-
-fn holder(record: &Record) -> Holder {
-    Holder {
-        host: record.host,
-        incarnation: record.incarnation,
     }
 }
 

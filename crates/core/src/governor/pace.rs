@@ -33,6 +33,7 @@ pub struct Pace {
     quiet: u32,
     stirred: u32,
     fast: Span,
+    planned: Span,
     deadline: Time,
     last: Option<Time>,
 }
@@ -44,6 +45,7 @@ impl Default for Pace {
             quiet: 0,
             stirred: 0,
             fast: FAST,
+            planned: FAST,
             deadline: Time::ZERO,
             last: None,
         }
@@ -92,7 +94,8 @@ impl Pace {
         };
         self.stirred = self.stirred.saturating_sub(1);
         self.last = Some(now);
-        self.deadline = now + self.interval();
+        self.planned = self.interval();
+        self.deadline = now + self.planned;
     }
 
     /// A tick between those of the law has been made: it moves no cadence.
@@ -124,6 +127,12 @@ impl Pace {
         }
     }
 
+    /// How long the last tick of the law meant to wait for the next; a stir since then makes the wait shorter, and
+    /// the time before it no pause.
+    pub fn planned(&self) -> Span {
+        self.planned
+    }
+
     /// When the next tick is due.
     pub fn deadline(&self) -> Time {
         self.deadline
@@ -149,6 +158,15 @@ mod tests {
         assert_eq!(Pace::budget(50e6, 4, 200_000.0), Span::from_millis(200));
         assert_eq!(Pace::budget(5e6, 4, 3_200.0), Span::from_millis(250));
         assert_eq!(Pace::budget(5e6, 255, 10.0), OFF);
+    }
+
+    #[test]
+    fn a_stir_shortens_the_wait_and_not_what_was_planned() {
+        let mut pace = Pace::default();
+        pace.ticked(at(0), false, true, FAST);
+        pace.hurry(at(3_000));
+        assert_eq!((pace.interval(), pace.planned()), (FAST, OFF));
+        assert_eq!(pace.deadline(), at(3_000));
     }
 
     #[test]

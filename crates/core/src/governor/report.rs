@@ -1,7 +1,8 @@
 //! What a governor knows, for people: `datastore show`, `explain`, the dashboard.
 
+use super::division::{Division, Want};
 use super::number::{nanos, span, whole};
-use super::slot::Flags;
+use super::slot::{Common, Entry, Flags};
 use super::{Governor, settle};
 use crate::iocontrol::{CostModel, DiskKey, Mode};
 use crate::units::Span;
@@ -12,6 +13,8 @@ use alloc::vec::Vec;
 pub struct Report {
     /// How far control goes.
     pub mode: Mode,
+    /// What was set for all hosts together.
+    pub common: Common,
     /// Whether it is engaged.
     pub engaged: bool,
     /// The datastore's normalised latency, all hosts together.
@@ -69,6 +72,29 @@ pub struct HostReport {
     pub rate: u64,
     /// How many disks it has told of.
     pub disks: usize,
+    /// Those disks; of this host itself they are in [`Report::disks`].
+    pub told: Vec<ToldDisk>,
+}
+
+/// One disk of another host, as that host tells of it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ToldDisk {
+    /// Which.
+    pub key: DiskKey,
+    /// Its shares; the sum where disks were merged.
+    pub shares: u32,
+    /// Its reservation, units a second; 0: none.
+    pub reservation: u32,
+    /// Its limit, units a second; 0: none.
+    pub limit: u32,
+    /// What it asks for, 1/256.
+    pub demand: u64,
+    /// Its part of the window, 1/256, by our own division, which is everybody's; of no meaning while not engaged.
+    pub window: u64,
+    /// Units a second that its part brings while the datastore is as it is; 0: not known.
+    pub entitled: u64,
+    /// Several disks of equal shares in one.
+    pub merged: bool,
 }
 
 /// One disk of this host.
@@ -76,6 +102,12 @@ pub struct HostReport {
 pub struct DiskReport {
     /// Which.
     pub key: DiskKey,
+    /// Its shares.
+    pub shares: u32,
+    /// Its reservation, units a second; 0: none.
+    pub reservation: u32,
+    /// Its limit, units a second; 0: none.
+    pub limit: u64,
     /// Its part of the window, 1/256; of no meaning while not engaged.
     pub window: u64,
     /// What it asks for, 1/256.
@@ -103,6 +135,38 @@ impl Governor {
             latency: span(self.meter.latency),
             rate: cost(self.meter.rate),
             disks: self.disks.all.len(),
+            told: Vec::new(),
+        };
+        let residence = self.residence();
+        let wants = |entry: &Entry| {
+            let limit = u64::from(entry.limit);
+            let (demand, unit_cost) = (entry.demand, entry.unit_cost);
+            Want::new(
+                entry.shares,
+                entry.reservation,
+                limit,
+                demand,
+                unit_cost,
+                residence,
+            )
+        };
+        let all: Vec<Want> = self.all_disks().iter().map(wants).collect();
+        let division = Division::of(&all, self.cluster);
+        let entitled = |part: f64, unit_cost: f64| {
+            whole(part / residence * nanos(Span::from_secs(1)) / unit_cost)
+        };
+        let told = |entry: &Entry| {
+            let part = division.part(&wants(entry));
+            ToldDisk {
+                key: DiskKey(entry.key),
+                shares: entry.shares,
+                reservation: entry.reservation,
+                limit: entry.limit,
+                demand: cost(entry.demand),
+                window: cost(part),
+                entitled: entitled(part, entry.unit_cost),
+                merged: entry.merged,
+            }
         };
         let others = self.peers.iter().map(|peer| HostReport {
             host: peer.record.host,
@@ -114,18 +178,22 @@ impl Governor {
             latency: span(peer.record.latency),
             rate: cost(peer.record.rate),
             disks: peer.record.disks.len(),
+            told: peer.record.disks.iter().map(told).collect(),
         });
-        let residence = self.residence();
         let disks = self.disks.all.iter().map(|disk| DiskReport {
             key: disk.key,
+            shares: disk.shares,
+            reservation: disk.reservation,
+            limit: disk.limit,
             window: cost(disk.part),
             demand: cost(disk.demand),
-            entitled: whole(disk.part / residence * nanos(Span::from_secs(1)) / disk.unit_cost),
+            entitled: entitled(disk.part, disk.unit_cost),
             units: whole(disk.units + 0.5),
             unmet: disk.unmet(),
         });
         Report {
             mode: settle::mode(self.common.mode),
+            common: self.common,
             engaged: self.engaged,
             latency: span(self.sight.latency),
             threshold: span(self.target),

@@ -41,6 +41,22 @@ pub(super) fn words(threshold: Threshold) -> (u8, u64) {
     }
 }
 
+impl Common {
+    /// How far control goes.
+    pub fn mode(&self) -> Mode {
+        mode(self.mode)
+    }
+
+    /// Where it engages.
+    pub fn threshold(&self) -> Threshold {
+        match self.threshold_mode {
+            0 => Threshold::Auto,
+            1 => Threshold::Fixed(Span::from_nanos(self.threshold)),
+            _ => Threshold::Off,
+        }
+    }
+}
+
 /// The threshold before pressure: where it is fixed, that; else what was found, `auto`.
 pub(super) fn target(common: &Common, auto: f64) -> f64 {
     match common.threshold_mode {

@@ -199,6 +199,9 @@ impl Scheduler {
     pub fn steer(&mut self, now: Time, orders: &Orders) {
         let theta = self.theta();
         self.orders = orders.clone();
+        if orders.io_unit > 0 {
+            self.io_unit = orders.io_unit;
+        }
         let on = orders.mode == Mode::On;
         self.window = if on { orders.window } else { u64::MAX };
         self.passing = !(on && orders.engaged);

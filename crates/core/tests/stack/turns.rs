@@ -92,6 +92,7 @@ fn orders() -> impl Strategy<Value = Orders> {
         costs: CostModel::unknown(),
         latency_p99: Span::from_micros(500),
         per_second: window * 1_000 % 7_000_000,
+        io_unit: 0,
     })
 }
 

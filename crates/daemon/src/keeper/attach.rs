@@ -4,13 +4,15 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use tidegate_api::disk as api;
+use tidegate_api::iocontrol::{Admission, Promise};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::UnderControl;
 
-use super::{Keeper, locked};
+use super::{Keeper, locked, policy};
 use crate::host;
 use crate::limits;
-use crate::live::Live;
+use crate::live::{Live, Standing};
 use crate::plan;
 use crate::store::Found;
 use crate::trouble::Outcome;
@@ -22,12 +24,12 @@ pub(crate) const PARTING: Duration = Duration::from_secs(10);
 
 impl Keeper {
     /// Attaches a disk, and remembers to do so at every start.
-    pub(crate) fn attach(&self, name: &Name) -> Outcome<api::Disk> {
+    pub(crate) fn attach(&self, name: &Name, takeover: api::Takeover) -> Outcome<api::Disk> {
         let what = format!("cannot attach disk {name}");
         let _claim = self.claim(name, &what)?;
         let found = self.store.find(name)?;
         if self.live.get(name).is_none() {
-            self.bring_up(&found)
+            self.bring_up(&found, takeover)
                 .map_err(|problem| problem.within(&what))?;
         }
         let remembered = self.remember(|disks| {
@@ -44,7 +46,7 @@ impl Keeper {
         let wanted = self.store.attached()?;
         let mut attached = 0;
         for name in wanted.keys() {
-            match self.attach(name) {
+            match self.attach(name, api::Takeover::Guarded) {
                 Ok(_) => attached += 1,
                 Err(problem) => {
                     tracing::error!(disk = %name, %problem, "a disk is not served");
@@ -98,12 +100,44 @@ impl Keeper {
         })
     }
 
-    fn bring_up(&self, found: &Found) -> Outcome<()> {
+    fn bring_up(&self, found: &Found, takeover: api::Takeover) -> Outcome<()> {
         limits::must_have_room(&format!("cannot attach disk {}", found.name))?;
         let plan = plan::disk(found)?;
-        let opened = host::open(&plan.image, plan.read_only)?;
-        let disk = self.host.attach(&plan, opened)?;
+        let opened = host::open(&plan.image, plan.read_only)
+            .map_err(|problem| self.leases.locked_by(found, problem))?;
+        let record = self.store.record(&found.datastore)?;
+        let coordination = record.io_control.coordination.clone();
+        let lease = self.leases.take(found, coordination, takeover)?;
+        let opened = opened.under(lease);
+        let in_use = self.controls.enter(
+            &self.host,
+            &found.datastore,
+            &found.settings,
+            &record.io_control,
+        )?;
+        let under = UnderControl {
+            control: in_use.control().clone(),
+            key: plan::policy::key(found.descriptor.uuid),
+            policy: self.policy(&found.descriptor)?,
+        };
+        let admission = policy::judge(&under.control, under.key, &under.policy)?;
+        let disk = self.host.attach(&plan, opened, Some(under))?;
         let live = Live::new(found.name.clone(), found.datastore.clone(), disk);
+        if let Some(Admission {
+            promise: Promise::BestEffort,
+            why,
+        }) = &admission
+        {
+            tracing::warn!(disk = %found.name, why, "its reservation is met as far as it goes");
+        }
+        live.stand(Standing {
+            descriptor: found.descriptor.clone(),
+            path: found.descriptor_file(),
+            // What was read may be old by now: the first look reads it again.
+            stamp: None,
+            admission,
+            in_use: Some(in_use),
+        });
         let socket = self.root.disk_socket(&found.name);
         match VhostListener::start(socket, &live) {
             Ok(listener) => live.listen(listener),
@@ -124,6 +158,7 @@ impl Keeper {
         self.live.remove(live.name());
         live.close();
         let ended = live.detach(PARTING);
+        live.leave_datastore();
         tracing::info!(disk = %live.name(), "detached");
         ended
     }

@@ -1,13 +1,12 @@
 //! Orders that make, change and take away disks.
 
 use tidegate_api::datastore::DatastoreSettings;
-use tidegate_api::descriptor::{Descriptor, PolicyText, Uuid};
+use tidegate_api::descriptor::{Descriptor, Uuid};
 use tidegate_api::disk as api;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
-use tidegate_api::units::{Iops, Rate, Shares};
 
-use super::{Keeper, locked};
+use super::{Keeper, locked, policy};
 use crate::host;
 use crate::plan::{self, ImagePlan};
 use crate::store::{Found, disks};
@@ -44,6 +43,7 @@ impl Keeper {
         let mut after = before.clone();
         apply(&mut after.descriptor, order, &what)?;
         let live = self.live.get(name);
+        let settling = live.as_ref().map(|live| live.settling());
         let fixed = |d: &Descriptor| (d.cache, d.read_only, d.serial.clone(), d.queues);
         if live.is_some() && fixed(&before.descriptor) != fixed(&after.descriptor) {
             return Err(Problem::new(ProblemCode::Busy, what)
@@ -51,16 +51,51 @@ impl Keeper {
                 .remedy("detach it first"));
         }
         let filters = plan::disk(&after)?.filters;
+        let policy = self
+            .policy(&after.descriptor)
+            .map_err(|problem| problem.within(&what))?;
+        let key = plan::policy::key(after.descriptor.uuid);
+        let reserves = before.descriptor.policy.reservation < after.descriptor.policy.reservation;
+        let unpromised = match reserves {
+            true => order.unpromised,
+            // Who gives something back is not refused the rest.
+            false => api::Unpromised::BestEffort,
+        };
+        let admission = self
+            .admit(&after.datastore, key, &policy, unpromised)
+            .map_err(|problem| problem.within(&what))?;
         self.store.write_descriptor(&after)?;
-        if let Some(live) = live
-            && before.descriptor.filters != after.descriptor.filters
-            && let Err(problem) = live.restack(&filters)
-        {
-            return Err(match self.store.write_descriptor(&before) {
-                Ok(()) => problem,
-                Err(second) => problem.because(second),
-            });
+        if let Some(live) = &live {
+            // Not what stood in the file: another host may have changed that a moment ago.
+            let standing = live
+                .descriptor()
+                .unwrap_or_else(|| before.descriptor.clone());
+            let policed = match standing.policy == after.descriptor.policy {
+                true => Ok(()),
+                false => live.set_policy(&policy),
+            };
+            // Filters come last: those of a disk that hangs take their place whenever it goes on, and until then it
+            // takes no other change.
+            let changed =
+                policed.and_then(|()| match standing.filters == after.descriptor.filters {
+                    true => Ok(()),
+                    false => live.restack(&filters),
+                });
+            if let Err(problem) = changed {
+                // The file is what counts; the policy of before is put back with it, as far as that goes.
+                if let Ok(policy) = self.policy(&standing) {
+                    let _ = live.set_policy(&policy);
+                }
+                return Err(match self.store.write_descriptor(&before) {
+                    Ok(()) => problem,
+                    Err(second) => problem.because(second),
+                });
+            }
+            live.set_descriptor(after.descriptor.clone());
+            live.set_admission(admission);
+            live.note_stamp(None);
         }
+        drop(settling);
         self.disk(name)
     }
 
@@ -208,12 +243,8 @@ fn describe_new(
         serial: order.serial.clone(),
         queues: order.queues,
         filters: order.filters.clone(),
-        policy: Some(api::PolicySet {
-            shares: Some(order.policy.shares),
-            reservation_iops: Some(order.policy.reservation_iops),
-            limit_iops: Some(order.policy.limit_iops),
-            limit_bytes_per_s: Some(order.policy.limit_bytes_per_s),
-        }),
+        policy: Some(policy::all_of(&order.policy)),
+        unpromised: order.unpromised,
     };
     if let Some(block_size) = order.block_size_bytes {
         descriptor.block_size = block_size;
@@ -232,7 +263,8 @@ fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outco
         serial,
         queues,
         filters,
-        policy,
+        policy: changes,
+        unpromised: _,
     } = order.clone();
     let d = descriptor;
     d.cache = cache.unwrap_or(d.cache);
@@ -240,27 +272,8 @@ fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outco
     d.serial = serial.unwrap_or_else(|| d.serial.clone());
     d.queues = queues.unwrap_or(d.queues);
     d.filters = filters.unwrap_or_else(|| d.filters.clone());
-    if let Some(policy) = policy {
-        apply_policy(&mut d.policy, &policy, what)?;
+    if let Some(changes) = changes {
+        policy::apply(&mut d.policy, &changes, what)?;
     }
     d.check().map_err(|e| trouble::invalid(what).because_of(&e))
-}
-
-fn apply_policy(policy: &mut PolicyText, order: &api::PolicySet, what: &str) -> Outcome<()> {
-    if let Some(shares) = order.shares {
-        policy.shares = Shares::new(shares).ok_or_else(|| {
-            trouble::invalid(what)
-                .because(format!("{shares} shares are not from 1 to {}", Shares::MAX))
-        })?;
-    }
-    if let Some(reservation) = order.reservation_iops {
-        policy.reservation = Iops(reservation);
-    }
-    if let Some(limit) = order.limit_iops {
-        policy.limit = limit.map(Iops);
-    }
-    if let Some(limit) = order.limit_bytes_per_s {
-        policy.limit_bandwidth = limit.map(Rate);
-    }
-    Ok(())
 }

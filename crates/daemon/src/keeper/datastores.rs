@@ -2,13 +2,16 @@
 
 use std::path::Path;
 
-use tidegate_api::datastore::{Datastore, DatastoreSettings};
+use tidegate_api::datastore::{Datastore, DatastoreSet, DatastoreSettings};
+use tidegate_api::iocontrol::{IO_UNIT_MAX, IO_UNIT_MIN, IoControl};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::control::Change;
 
 use super::Keeper;
+use crate::control::report;
 use crate::host;
-use crate::plan::ImagePlan;
+use crate::plan::{ImagePlan, policy};
 use crate::trouble::{self, Outcome};
 
 /// The datastore that is meant when none is named and there are several.
@@ -31,6 +34,56 @@ impl Keeper {
     pub(crate) fn datastore(&self, name: &Name) -> Outcome<Datastore> {
         let settings = self.store.datastore(name)?;
         Ok(self.describe_datastore(name.clone(), settings))
+    }
+
+    /// Changes how a datastore is controlled. Where its hosts share a directory, all of them take it up.
+    pub(crate) fn set_datastore(&self, name: &Name, order: &DatastoreSet) -> Outcome<Datastore> {
+        let what = format!("cannot change datastore {name}");
+        let record = self.store.record(name)?;
+        let running = self.controls.running(name);
+        let mut after = record.io_control.clone();
+        if let Some(running) = &running
+            && let Ok(report) = running.control.report()
+        {
+            // What holds now, if it was set on another host.
+            let common = report.governor.common;
+            after.mode = report::mode(common.mode());
+            after.congestion_threshold = report::threshold(common.threshold());
+            after.io_unit_bytes = common.io_unit;
+        }
+        let order = &order.io_control;
+        after.mode = order.mode.unwrap_or(after.mode);
+        after.congestion_threshold = order
+            .congestion_threshold
+            .unwrap_or(after.congestion_threshold);
+        after.io_unit_bytes = order.io_unit_bytes.unwrap_or(after.io_unit_bytes);
+        if let Some(directory) = &order.coordination {
+            after.coordination = directory.clone();
+        }
+        check_control(&record.settings, &after).map_err(|problem| problem.within(&what))?;
+        if running.is_some() && after.coordination != record.io_control.coordination {
+            return Err(Problem::new(ProblemCode::Busy, what)
+                .because("disks of it are attached, whose control has begun where it is")
+                .remedy("detach them first"));
+        }
+        self.store.set_io_control(name, after.clone())?;
+        let change = Change {
+            mode: order.mode.map(policy::mode),
+            threshold: order.congestion_threshold.map(policy::threshold),
+            io_unit: order.io_unit_bytes,
+        };
+        let is_heard = running.is_some() || policy::directory(&record.settings, &after).is_some();
+        if is_heard && change != Change::default() {
+            // While no disk is attached, this is to tell the other hosts, and ends at once.
+            let in_use = self
+                .controls
+                .enter(&self.host, name, &record.settings, &after)?;
+            let changed = in_use.control().change(change);
+            changed.map_err(|error| host::problem(&error).within(&what))?;
+        }
+        let threshold = after.congestion_threshold;
+        tracing::info!(datastore = %name, mode = ?after.mode, %threshold, "its I/O control was changed");
+        self.datastore(name)
     }
 
     /// Adds a datastore.
@@ -114,7 +167,19 @@ impl Keeper {
             _ => None,
         };
         let bytes = |blocks: u64, of: u64| blocks.saturating_mul(of);
+        let io_control = self.store.record(&name).map(|record| record.io_control);
+        let control = self.controls.running(&name).and_then(|running| {
+            let found = disks.iter().flatten().filter_map(|(disk, found)| {
+                let uuid = found.as_ref().ok()?.descriptor.uuid;
+                Some((policy::key(uuid), disk.clone()))
+            });
+            // One that ends just now is not told of.
+            let report = running.control.report().ok()?;
+            Some(report::tell(&running, &report, &found.collect()))
+        });
         Datastore {
+            io_control: io_control.unwrap_or_default(),
+            control,
             attached: self
                 .live
                 .all()
@@ -162,6 +227,25 @@ fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
                 .map_err(|p| bad().because(p))
         }
         DatastoreSettings::Memory {} | DatastoreSettings::Null {} => Ok(()),
+    }
+}
+
+/// Whether a datastore like that can be controlled so.
+fn check_control(settings: &DatastoreSettings, control: &IoControl) -> Outcome<()> {
+    let bad = |why: String| Err(trouble::invalid("its I/O control makes no sense").because(why));
+    if !(IO_UNIT_MIN..=IO_UNIT_MAX).contains(&control.io_unit_bytes) {
+        return bad(format!(
+            "an I/O unit of {} bytes is not from {IO_UNIT_MIN} to {IO_UNIT_MAX}",
+            control.io_unit_bytes
+        ));
+    }
+    match (settings, &control.coordination) {
+        (DatastoreSettings::Dir { .. }, Some(_)) => bad(
+            "a datastore of kind dir has a directory of its own, where its hosts find each other"
+                .to_owned(),
+        ),
+        (_, Some(directory)) => check_folder(directory).or_else(bad),
+        (_, None) => Ok(()),
     }
 }
 

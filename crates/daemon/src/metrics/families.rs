@@ -58,6 +58,18 @@ families! {
         "Size of the file system that the datastore is on.";
     DATASTORE_FREE: Gauge "tidegate_datastore_free_bytes" ["datastore, kind"]
         "Space that is free there.";
+    DATASTORE_ENGAGED: Gauge "tidegate_datastore_control_engaged" ["datastore"]
+        "1 while the datastore is congested and shares hold, 0 while it is not.";
+    DATASTORE_THRESHOLD: Gauge "tidegate_datastore_congestion_threshold_seconds" ["datastore"]
+        "The latency from which on the datastore counts as congested; absent if there is none.";
+    DATASTORE_LATENCY: Gauge "tidegate_datastore_latency_seconds" ["datastore"]
+        "The datastore's latency as all hosts together see it, normalised to 4 KiB.";
+    DATASTORE_WINDOW: Gauge "tidegate_datastore_window_ios" ["datastore"]
+        "How much this host may have in flight to the datastore, in random reads of 4 KiB.";
+    DATASTORE_HOSTS: Gauge "tidegate_datastore_hosts" ["datastore"]
+        "Hosts that use the datastore and are heard, this one included.";
+    DATASTORE_TROUBLE: Gauge "tidegate_datastore_control_trouble" ["datastore"]
+        "1 while the file through which hosts find each other cannot be used, 0 while it can or there is none.";
     DISK_SIZE: Gauge "tidegate_disk_size_bytes" ["disk, datastore"]
         "Bytes that a guest sees.";
     DISK_ALLOCATED: Gauge "tidegate_disk_allocated_bytes" ["disk, datastore"]
@@ -70,6 +82,16 @@ families! {
         "The disk's IOPS ceiling; absent if it has none.";
     DISK_LIMIT_BYTES: Gauge "tidegate_disk_limit_bytes_per_second" ["disk, datastore"]
         "The disk's bandwidth ceiling; absent if it has none.";
+    DISK_ENTITLEMENT: Gauge "tidegate_disk_entitlement_iops" ["disk, datastore"]
+        "Units a second that the disk's part of the datastore brings; absent while the datastore is not congested.";
+    DISK_COST: Counter "tidegate_disk_cost_total" ["disk, datastore"]
+        "What the disk used of its datastore, in random reads of 4 KiB: what shares divide.";
+    DISK_UNITS: Counter "tidegate_disk_units_total" ["disk, datastore"]
+        "Units that the disk began: what reservations and limits count.";
+    DISK_HELD: Counter "tidegate_disk_held_seconds_total" ["disk, datastore, reason"]
+        "Time in which I/Os waited for their turn, summed over the I/Os: for others' (`shares`), for room in the host's window (`window`), for a limit of the disk (`limit`, `bandwidth`) or of its group (`group-limit`).";
+    DISK_BURST: Gauge "tidegate_disk_burst_left_units" ["disk, datastore"]
+        "Units that are left of the disk's burst.";
     DISK_CLIENTS: Gauge "tidegate_disk_clients" ["disk, datastore, kind"]
         "Guests and clients that are connected.";
     DISK_NONSENSE: Counter "tidegate_disk_nonsense_requests_total" ["disk, datastore"]
@@ -109,7 +131,12 @@ mod tests {
     use super::*;
 
     /// What a name that is no counter may end in: Prometheus' base units, and words that count things.
-    const ENDINGS: [&str; 9] = [
+    const ENDINGS: [&str; 14] = [
+        "_engaged",
+        "_trouble",
+        "_hosts",
+        "_ios",
+        "_units",
         "_seconds",
         "_bytes",
         "_info",

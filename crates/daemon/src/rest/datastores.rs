@@ -1,7 +1,7 @@
 //! Doors to datastores.
 
 use axum::http::StatusCode;
-use tidegate_api::datastore::{Datastore, DatastoreAdd, DatastoreList};
+use tidegate_api::datastore::{Datastore, DatastoreAdd, DatastoreList, DatastoreSet};
 use tidegate_api::problem::Problem;
 
 use super::{Answer, Body, Failure, Path, Shared, State, erase, work, work_on};
@@ -39,6 +39,23 @@ pub(super) async fn add(
 ))]
 pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Datastore> {
     work_on(daemon, of, |keeper, name| keeper.datastore(name)).await
+}
+
+/// Changes how a datastore is controlled
+#[utoipa::path(patch, path = "/v1/datastores/{name}", tag = "datastores", params(("name" = String, Path)),
+    request_body = DatastoreSet, responses(
+    (status = 200, description = "Changed; where its hosts share a directory, all of them take it up", body = Datastore),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn set(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+    Body(order): Body<DatastoreSet>,
+) -> Answer<Datastore> {
+    work_on(daemon, of, move |keeper, name| {
+        keeper.set_datastore(name, &order)
+    })
+    .await
 }
 
 /// Forgets a datastore; what lies on it stays

@@ -76,9 +76,12 @@ pub(super) async fn delete(
 pub(super) async fn attach(
     State(daemon): Shared,
     Path(of): Path<String>,
-    Body(DiskAttach {}): Body<DiskAttach>,
+    Body(order): Body<DiskAttach>,
 ) -> Answer<Disk> {
-    work_on(daemon, of, |keeper, name| keeper.attach(name)).await
+    work_on(daemon, of, move |keeper, name| {
+        keeper.attach(name, order.takeover)
+    })
+    .await
 }
 
 /// Detaches a disk

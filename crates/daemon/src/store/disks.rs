@@ -36,6 +36,11 @@ impl Found {
             .unwrap_or_else(|| self.folder.join(IMAGE))
     }
 
+    /// The file of its descriptor.
+    pub(crate) fn descriptor_file(&self) -> PathBuf {
+        self.folder.join(DESCRIPTOR)
+    }
+
     /// Bytes that its image takes, where there is a file to ask.
     pub(crate) fn allocated(&self) -> Option<u64> {
         match self.settings {

@@ -13,20 +13,31 @@ use crate::sys::os;
 use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use tidegate_core::governor::slot::SLOT;
+use tidegate_core::governor::slot::{Common, SLOT};
 
 /// What a carrier is to do.
 pub(super) enum Job {
     /// Read all slots; answered by [`Word::Read`].
-    Read,
+    Read(Seat),
     /// Write our slot; answered by [`Word::Wrote`].
     Write(Box<[u8; SLOT]>),
     /// Write slot 0.
     Common(Box<[u8; SLOT]>),
     /// Another sits in our slot: take a different one.
     Move,
+    /// Write our slot for the last time and give it back; slots are still read.
+    Rest(Box<[u8; SLOT]>),
     /// Write our slot for the last time, give it back, and end. The sender is dropped then.
     Leave(Box<[u8; SLOT]>, Option<Sender<()>>),
+}
+
+/// Whether a host that reads the slots wants one of its own.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Seat {
+    /// If it has none, it claims one.
+    Own,
+    /// It only reads.
+    None,
 }
 
 struct Carrier {
@@ -66,12 +77,13 @@ impl Carrier {
     fn run(&mut self, jobs: &Receiver<Job>) {
         while let Ok(job) = jobs.recv() {
             let word = match job {
-                Job::Read => Word::Read(self.read()),
+                Job::Read(seat) => Word::Read(self.read(seat)),
                 Job::Write(bytes) => {
                     let written = self.slots.write(&bytes);
                     Word::Wrote(self.judge("written", written).is_some())
                 }
                 Job::Common(bytes) => {
+                    let bytes = self.newer(*bytes);
                     let written = self.slots.write_common(&bytes);
                     self.judge("written", written);
                     continue;
@@ -79,6 +91,12 @@ impl Carrier {
                 Job::Move => {
                     self.avoid = self.slots.own();
                     self.claim();
+                    continue;
+                }
+                Job::Rest(bytes) => {
+                    // Nobody waits for it; the others see our lease end.
+                    let _ = self.slots.write(&bytes);
+                    self.slots.leave();
                     continue;
                 }
                 Job::Leave(bytes, done) => {
@@ -94,16 +112,30 @@ impl Carrier {
         }
     }
 
-    fn read(&mut self) -> Option<Vec<Slot>> {
-        if self.slots.own().is_none() {
+    fn read(&mut self, seat: Seat) -> Option<Vec<Slot>> {
+        if seat == Seat::Own && self.slots.own().is_none() {
             self.claim();
         }
         let read = self.slots.read(os::now());
-        let claimed = self.slots.own().is_some();
+        let claimed = seat == Seat::None || self.slots.own().is_some();
         match read {
             // Without a slot there is trouble still, and it has been told.
             Ok(read) if !claimed => Some(read),
             read => self.judge("read", read),
+        }
+    }
+
+    /// What is to stand in slot 0, of a generation above the one that stands there: this host may not have seen that yet.
+    fn newer(&mut self, bytes: [u8; SLOT]) -> [u8; SLOT] {
+        let there = self.slots.read_common().ok();
+        let there = there.and_then(|there| Common::decode(&there).ok());
+        match (there, Common::decode(&bytes)) {
+            (Some(there), Ok(ours)) if there.generation >= ours.generation => Common {
+                generation: there.generation.saturating_add(1),
+                ..ours
+            }
+            .encode(),
+            _ => bytes,
         }
     }
 

@@ -10,8 +10,8 @@
 //! - one read and one write of slots are under way at most
 //! - the governor sees the counts of all threads together, once
 
-use super::carrier::Job;
-use super::{Event, Events, Govern, Report, Trouble, Used, Word};
+use super::carrier::{Job, Seat};
+use super::{Change, Event, Events, Govern, Report, Trouble, Used, Word};
 use crate::inbox::{Inbox, Order};
 use crate::sys::os;
 use std::io;
@@ -20,7 +20,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tidegate_core::governor::slot::SLOT;
 use tidegate_core::governor::{Governor, GovernorEvent, ReadFailed};
-use tidegate_core::iocontrol::{Bin, Orders, Usage};
+use tidegate_core::iocontrol::{Bin, Mode, Orders, Usage};
 use tidegate_core::shard::ControlId;
 use tidegate_core::units::{Span, Time};
 
@@ -52,6 +52,10 @@ pub(super) struct Rounds {
     slot: Option<u16>,
     trouble: Option<Trouble>,
     used: Vec<Used>,
+    /// Whether the slots were read once, or could not be.
+    looked: bool,
+    /// Changes that were asked for before that.
+    changes: Vec<(Change, Sender<()>)>,
 }
 
 /// A round that has begun.
@@ -89,6 +93,8 @@ impl Rounds {
             slot: None,
             trouble: None,
             used: Vec::new(),
+            looked: false,
+            changes: Vec::new(),
         }
     }
 
@@ -166,7 +172,8 @@ impl Rounds {
             // The last read has not come back: it is of no use to ask again.
             Some(_) if self.reading => Some(Err(ReadFailed)),
             Some(carrier) => {
-                self.reading = carrier.send(Job::Read).is_ok();
+                let seat = if self.off() { Seat::None } else { Seat::Own };
+                self.reading = carrier.send(Job::Read(seat)).is_ok();
                 (!self.reading).then_some(Err(ReadFailed))
             }
         };
@@ -243,17 +250,11 @@ impl Rounds {
                 self.trouble = trouble;
             }
             // Who asked may have gone meanwhile.
-            Word::Set {
-                mode,
-                threshold,
-                reply,
-            } => {
-                let io_unit = self.governor.common().io_unit;
-                let common = self.governor.set(now, mode, threshold, io_unit);
-                if let Some(carrier) = &self.carrier {
-                    let _ = carrier.send(Job::Common(Box::new(common)));
+            Word::Set(change, reply) => {
+                self.changes.push((change, reply));
+                if self.looked || self.carrier.is_none() {
+                    self.change(now);
                 }
-                let _ = reply.send(());
             }
             Word::Admit { key, policy, reply } => {
                 let _ = reply.send(self.governor.admit(key, &policy));
@@ -279,6 +280,8 @@ impl Rounds {
         });
         self.governor
             .heard(now, slots.as_deref().map_err(|_| ReadFailed));
+        self.looked = true;
+        self.change(now);
         let tick = self.governor.tick(now);
         for event in tick.events {
             if event == GovernorEvent::Displaced
@@ -289,6 +292,7 @@ impl Rounds {
             }
             self.tell(Event::Governor(event));
         }
+        self.rest();
         self.steer(tick.orders);
         if let Some(slot) = tick.publish {
             self.publish(now, slot);
@@ -313,7 +317,7 @@ impl Rounds {
     }
 
     fn publish(&mut self, now: Time, slot: [u8; SLOT]) {
-        let Some(carrier) = &self.carrier else {
+        let Some(carrier) = self.carrier.as_ref().filter(|_| !self.off()) else {
             // There is nobody to hear it, so everybody has.
             return self.governor.published(now, true);
         };
@@ -324,6 +328,37 @@ impl Rounds {
             }
             Some(since) if now >= since + PATIENCE => self.governor.published(now, false),
             Some(_) => {}
+        }
+    }
+
+    /// Makes the changes that were asked for.
+    fn change(&mut self, now: Time) {
+        for (change, reply) in std::mem::take(&mut self.changes) {
+            let common = self.governor.common();
+            let mode = change.mode.unwrap_or(common.mode());
+            let threshold = change.threshold.unwrap_or(common.threshold());
+            let io_unit = change.io_unit.unwrap_or(common.io_unit);
+            let common = self.governor.set(now, mode, threshold, io_unit);
+            if let Some(carrier) = &self.carrier {
+                let _ = carrier.send(Job::Common(Box::new(common)));
+            }
+            // Who asked may have gone meanwhile.
+            let _ = reply.send(());
+        }
+    }
+
+    /// Whether control is off: then this host takes no slot, and only looks whether somebody sets it on again.
+    fn off(&self) -> bool {
+        self.governor.common().mode() == Mode::Off
+    }
+
+    /// Gives the slot back once control is off.
+    fn rest(&mut self) {
+        if self.off()
+            && self.slot.take().is_some()
+            && let Some(carrier) = &self.carrier
+        {
+            let _ = carrier.send(Job::Rest(Box::new(self.governor.leave())));
         }
     }
 

@@ -124,6 +124,15 @@ impl SlotFile {
         }
     }
 
+    /// Reads slot 0.
+    ///
+    /// # Errors
+    /// When there is no file and none can be made, or it cannot be read.
+    pub(crate) fn read_common(&mut self) -> io::Result<Vec<u8>> {
+        self.open()?;
+        self.read_one(0).map(|(_, bytes)| bytes)
+    }
+
     /// Writes slot 0, which holds what is common to all.
     ///
     /// # Errors

@@ -17,6 +17,7 @@
 use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes, fault};
 use crate::errand::{Errand, Map, Task};
 use crate::error::{Error, Kind, Result};
+use crate::lease::fence::Fence;
 use crate::sys::os::{self, DirectAlignment};
 use crate::sys::ring::{Completion, Durability};
 use feed::Feed;
@@ -119,11 +120,9 @@ pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
         punch_hole: true,
         parted: options.read_only,
         cut: false,
+        fence: None,
     };
-    Ok(OpenedImage {
-        image: Box::new(image),
-        info,
-    })
+    Ok(OpenedImage::new(Box::new(image), info))
 }
 
 fn open_as(path: &Path, options: Options, flags: i32) -> std::io::Result<File> {
@@ -193,6 +192,7 @@ struct Dir {
     /// The file was found shorter than the disk. A write beyond its end would make it long again, with a hole that reads as
     /// zeroes where data was: nothing is written any more, and what is left can be read.
     cut: bool,
+    fence: Option<Arc<Fence>>,
 }
 
 /// A job under way.
@@ -284,6 +284,10 @@ impl Image for Dir {
         while let Some(held) = self.feed.freed() {
             self.go_at_last(lane, held);
         }
+    }
+
+    fn fence(&mut self, fence: &Arc<Fence>) {
+        self.fence = Some(Arc::clone(fence));
     }
 
     fn mapped(&mut self, lane: &mut Lane<'_>, map: Map) {
@@ -414,15 +418,27 @@ impl Dir {
     /// Submits a job that was held back, unless nothing may be written any more.
     fn go_at_last(&mut self, lane: &mut Lane<'_>, slot: u32) {
         let job = self.pending[slot as usize].as_ref().map(|held| held.job);
-        if self.cut && job.is_some_and(|job| job.op.modifies()) {
+        let cut = self.cut && job.is_some_and(|job| job.op.modifies());
+        if cut || self.is_barred(slot) {
             self.feed.answered();
             return self.end(lane, slot, Err(Fault::Io));
         }
         self.go(lane, slot);
     }
 
+    /// Whether nothing more of a job may be done, since the disk's lease is over.
+    fn is_barred(&self, slot: u32) -> bool {
+        let job = |pending: &Pending| pending.job.op.modifies() && pending.step != Step::Sync;
+        let over = |fence: &Arc<Fence>| !fence.is_open();
+        self.fence.as_ref().is_some_and(over)
+            && self.pending[slot as usize].as_ref().is_some_and(job)
+    }
+
     /// Submits what is left of a job of which an operation has ended.
     fn go_again(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        if self.is_barred(slot) {
+            return self.end(lane, slot, Err(Fault::Io));
+        }
         let pending = self.pending[slot as usize].as_ref();
         if pending.is_some_and(|pending| pending.step == Step::Move) {
             self.feed.starts_again();
@@ -466,7 +482,8 @@ impl Dir {
             .as_ref()
             .expect("a job that fails is pending");
         let job = pending.job;
-        let not_known = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL);
+        let not_known = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)
+            && !self.is_barred(slot);
         match (pending.step, job.op) {
             (Step::Move | Step::Sync, _) if matches!(errno, libc::EINTR | libc::EAGAIN) => {
                 self.go_again(lane, slot);

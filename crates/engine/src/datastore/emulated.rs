@@ -130,10 +130,7 @@ pub fn open(spec: &Spec) -> Result<OpenedImage> {
         jobs: Vec::new(),
         free: Vec::new(),
     };
-    Ok(OpenedImage {
-        image: Box::new(image),
-        info,
-    })
+    Ok(OpenedImage::new(Box::new(image), info))
 }
 
 struct Emulated {

@@ -28,10 +28,7 @@ pub fn open(size: u64) -> Result<OpenedImage> {
         buffered: false,
         remark: None,
     };
-    Ok(OpenedImage {
-        image: Box::new(InMemory { memory }),
-        info,
-    })
+    Ok(OpenedImage::new(Box::new(InMemory { memory }), info))
 }
 
 impl Image for InMemory {

@@ -30,6 +30,7 @@ mod work;
 use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes};
 use crate::errand::{Errand, Task};
 use crate::error::{Error, Kind, Result};
+use crate::lease::fence::Fence;
 use crate::sys::ring::Completion;
 use connect::{Connect, Connected, Target, uri_of};
 use line::{Line, Loss};
@@ -150,11 +151,9 @@ pub fn open(uri: &str, options: &Options) -> Result<OpenedImage> {
         closing: None,
         work: Work::new(),
         zeroes: None,
+        fence: None,
     };
-    Ok(OpenedImage {
-        image: Box::new(image),
-        info,
-    })
+    Ok(OpenedImage::new(Box::new(image), info))
 }
 
 fn span(duration: Duration) -> Span {
@@ -185,6 +184,7 @@ struct Upstream {
     work: Work,
     /// A buffer of zeroes, once one was needed.
     zeroes: Option<u32>,
+    fence: Option<Arc<Fence>>,
 }
 
 impl Image for Upstream {
@@ -206,7 +206,7 @@ impl Image for Upstream {
                 Err(_) => return Progress::Done(Err(Fault::Io)),
             },
         };
-        if self.failing {
+        if self.failing || self.is_lost() {
             return Progress::Done(Err(Fault::Io));
         }
         if self.work.is_empty() {
@@ -226,11 +226,15 @@ impl Image for Upstream {
         if line.completed(lane, slot, completion.result, &self.offer, &mut self.work) {
             self.moved_at = lane.now;
         }
+        if self.is_lost() {
+            // Requests that were cut from one job wait to be sent: they must not be.
+            self.give_up(lane);
+        }
         self.go(lane);
     }
 
     fn connected(&mut self, lane: &mut Lane<'_>, connect: Connect) {
-        if connect.serial != self.serial || self.closing.is_some() {
+        if connect.serial != self.serial || self.closing.is_some() || self.is_lost() {
             return;
         }
         self.connecting = false;
@@ -289,6 +293,10 @@ impl Image for Upstream {
         }
     }
 
+    fn fence(&mut self, fence: &Arc<Fence>) {
+        self.fence = Some(Arc::clone(fence));
+    }
+
     fn close(&mut self, lane: &mut Lane<'_>) -> bool {
         self.first = None;
         self.retry_at = None;
@@ -310,6 +318,13 @@ impl Image for Upstream {
 }
 
 impl Upstream {
+    /// Whether the disk's lease is lost: then nothing is sent any more, for what is sent again after a loss of the
+    /// connection would be sent late.
+    fn is_lost(&self) -> bool {
+        let lost = |fence: &Arc<Fence>| fence.lost().is_some();
+        self.fence.as_ref().is_some_and(lost)
+    }
+
     /// Takes the connection into use with which the image was opened.
     fn first_line(&mut self, lane: &mut Lane<'_>) {
         if let Some(connected) = self.first.take()

@@ -15,10 +15,7 @@ pub fn open(size: u64) -> OpenedImage {
         buffered: false,
         remark: None,
     };
-    OpenedImage {
-        image: Box::new(Null),
-        info,
-    }
+    OpenedImage::new(Box::new(Null), info)
 }
 
 impl Image for Null {

@@ -18,6 +18,17 @@ pub(crate) fn now() -> Time {
     Time::from_nanos(at.tv_sec.unsigned_abs() * 1_000_000_000 + at.tv_nsec.unsigned_abs())
 }
 
+/// Now, on the clock that also counts while the machine is suspended.
+pub(crate) fn boottime() -> Time {
+    let mut at = MaybeUninit::<libc::timespec>::uninit();
+    // SAFETY: the call fills the timespec it is given.
+    let ok = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, at.as_mut_ptr()) };
+    assert_eq!(ok, 0, "the clock of the machine's life exists");
+    // SAFETY: filled by the successful call.
+    let at = unsafe { at.assume_init() };
+    Time::from_nanos(at.tv_sec.unsigned_abs() * 1_000_000_000 + at.tv_nsec.unsigned_abs())
+}
+
 /// Locks one byte of a file for this open file description: held until its last reference is gone, the kernel's own
 /// for operations still under way included. So a successor gets it only when nothing of ours can reach the disk.
 ///

@@ -11,17 +11,19 @@ use crate::device::ring::{Parts, RingDevice};
 use crate::errand::Task;
 use crate::error::{Error, Kind, Result};
 use crate::inbox::Order;
+use crate::lease::Lease;
 use crate::sys::eventfd::EventFd;
 use crate::sys::os;
 use crate::sys::ring::Completion;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use tidegate_core::filter::stats::Pulse;
 use tidegate_core::iocontrol::Policy;
 use tidegate_core::request::DiskId;
 use tidegate_core::shard::{ControlId, Controlled, DiskReport, Event};
 use tidegate_core::stack::{FilterKey, Place as FilterPlace, Stack};
-use tidegate_core::units::Span;
+use tidegate_core::units::{Span, Time};
 use tidegate_front::nbd::session::Session;
 
 /// Where an order's answer goes.
@@ -35,6 +37,7 @@ pub(crate) struct Attach {
     pub(crate) stack: Stack,
     pub(crate) sides: Vec<(FilterKey, Arc<OwnedFd>)>,
     pub(crate) image: Box<dyn Image + Send>,
+    pub(crate) lease: Option<Lease>,
     pub(crate) control: Option<Box<UnderControl>>,
     pub(crate) reply: Reply,
 }
@@ -132,6 +135,21 @@ pub struct ThreadReport {
     pub connections: usize,
 }
 
+/// The sums of what an I/O thread and its disks have done: small enough to be asked for every second.
+#[derive(Clone, Debug)]
+pub struct ThreadPulse {
+    /// When it was read.
+    pub now: Time,
+    /// How long the thread has lived.
+    pub age: Span,
+    /// How much of that it worked.
+    pub busy: Span,
+    /// How much it looked for work in vain.
+    pub spinning: Span,
+    /// Its disks, each with the sums of its topmost filter that measures, if it has one.
+    pub disks: Vec<(DiskId, Option<Pulse>)>,
+}
+
 /// A disk that is leaving.
 pub(crate) struct Parting {
     reply: Reply,
@@ -152,6 +170,9 @@ impl IoThread {
                 // Who asked may have gone meanwhile.
                 let _ = report.reply.send(self.report());
             }
+            Order::Pulse(reply) => {
+                let _ = reply.send(self.pulse());
+            }
             Order::Errand(errand) => self.errand_done(errand.disk, errand.task),
             Order::Govern(control, govern) => self.govern(control, *govern),
             Order::Woken(control) => self.tell_shard(Event::Woken { control }),
@@ -167,6 +188,7 @@ impl IoThread {
             stack,
             sides,
             image,
+            lease,
             control,
             reply,
         } = attach;
@@ -180,6 +202,7 @@ impl IoThread {
             parting: None,
             changing: None,
             _control: control.as_ref().map(|under| under.control.clone()),
+            lease,
         });
         self.note_timed();
         let control = control.map(|under| {
@@ -421,11 +444,16 @@ impl IoThread {
         self.with_image(disk, |image, lane| closed = image.close(lane));
         if closed
             && let Some(Place {
+                image,
+                lease,
                 parting: Some(parting),
                 ..
             }) = self.disks[disk.0 as usize].take()
         {
             self.note_timed();
+            // Who is told that the disk has gone may open it again at once.
+            drop(image);
+            drop(lease);
             (parting.farewell)();
             let _ = parting.reply.send(Ok(()));
         }
@@ -596,6 +624,20 @@ impl IoThread {
                     .shard
                     .handle(self.desk.now, event, &mut self.desk.effects);
             }
+        }
+    }
+
+    fn pulse(&self) -> ThreadPulse {
+        let now = os::now();
+        let disks = (0u32..).map(DiskId).take(self.disks.len());
+        ThreadPulse {
+            now,
+            age: self.tally.age(now),
+            busy: self.tally.busy,
+            spinning: self.tally.spinning,
+            disks: disks
+                .filter_map(|id| Some((id, self.desk.shard.pulse(id)?)))
+                .collect(),
         }
     }
 

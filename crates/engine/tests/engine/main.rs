@@ -9,6 +9,7 @@ mod clients;
 mod control;
 mod datastores;
 mod filters;
+mod leases;
 mod locks;
 mod many;
 mod rig;

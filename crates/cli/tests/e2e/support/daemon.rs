@@ -46,6 +46,11 @@ impl Daemon {
         daemon
     }
 
+    /// Its process's number.
+    pub(crate) fn id(&self) -> u32 {
+        self.service.id()
+    }
+
     /// Its process, as `/proc` shows it.
     pub(crate) fn process(&self) -> Process {
         Process::of(self.service.id())

@@ -1,0 +1,174 @@
+//! How `datastore show` shows a datastore's I/O control: what holds and why, the hosts, and who gets what.
+//!
+//! # Units
+//! Windows, demands and what is in flight count reference I/Os (a 4 KiB random read).
+
+use tidegate_api::iocontrol::{
+    DatastoreControl, DiskControl, HostControl, IoControl, IoControlMode,
+};
+
+use crate::{figures, table};
+
+/// Digits of an identity that tell hosts apart at a glance; JSON has them all.
+const DIGITS: usize = 8;
+
+/// What was set, as lines of a thing.
+pub(super) fn settings(
+    set: &IoControl,
+    now: Option<&DatastoreControl>,
+) -> Vec<(&'static str, String)> {
+    let (mode, threshold, unit) = match now {
+        Some(now) => (now.mode, now.congestion_threshold, now.io_unit_bytes),
+        None => (set.mode, set.congestion_threshold, set.io_unit_bytes),
+    };
+    let mode = match mode {
+        IoControlMode::On => "on",
+        IoControlMode::Observe => "observe",
+        IoControlMode::Off => "off",
+    };
+    let mut pairs = vec![
+        ("I/O control", mode.to_owned()),
+        ("threshold", threshold.to_string()),
+        ("I/O unit", figures::bytes(unit.into())),
+    ];
+    if let Some(directory) = &set.coordination {
+        pairs.push(("coordination", directory.display().to_string()));
+    }
+    pairs
+}
+
+/// What holds now, as lines of a thing.
+pub(super) fn state(now: &DatastoreControl) -> Vec<(&'static str, String)> {
+    let engaged = format!("{}: {}", figures::yes_no(now.engaged), now.why);
+    let mut pairs = vec![
+        ("engaged", engaged),
+        ("latency", figures::micros(now.latency_us)),
+        ("congested above", figures::micros(now.threshold_us)),
+        (
+            "window",
+            format!(
+                "{} of {} for all hosts, of which {} are in flight",
+                amount(now.window),
+                amount(now.window_all),
+                amount(now.in_flight)
+            ),
+        ),
+        ("does", format!("{} a second", amount(now.cost_per_s))),
+    ];
+    if now.peak_cost_per_s > 0.0 {
+        let most = if now.saturated {
+            "its most"
+        } else {
+            "the most that was asked of it"
+        };
+        let peak = amount(now.peak_cost_per_s);
+        pairs.push(("was seen to do", format!("{peak} a second, {most}")));
+    }
+    if now.reservations_met < 0.995 {
+        let met = figures::percent(now.reservations_met);
+        pairs.push(("reservations", format!("{met} of each is met")));
+    }
+    let remarks = [
+        (now.external_load, "load that no host of ours causes"),
+        (now.alone, "the other hosts cannot be heard"),
+        (now.mute, "the other hosts cannot hear this one"),
+    ];
+    for (_, remark) in remarks.into_iter().filter(|(so, _)| *so) {
+        pairs.push(("note", remark.to_owned()));
+    }
+    if let Some(trouble) = &now.trouble {
+        pairs.push(("trouble", trouble.clone()));
+    }
+    let slot = now
+        .slot
+        .map_or_else(|| "no slot".to_owned(), |slot| format!("slot {slot}"));
+    pairs.push((
+        "hosts meet in",
+        match &now.directory {
+            Some(directory) => format!("{}/.tidegate, {slot}", directory.display()),
+            None => "nowhere: this host decides by itself".to_owned(),
+        },
+    ));
+    pairs
+}
+
+/// The tables of hosts and of disks.
+pub(super) fn tables(now: &DatastoreControl) -> String {
+    let hosts: Vec<_> = now.hosts.iter().map(host).collect();
+    let head = [
+        "HOST", "STATE", "SILENT", "WINDOW", "INFLIGHT", "LATENCY", "COST/S", "DISKS",
+    ];
+    let hosts = table::columns(&head, &hosts);
+    let disks: Vec<_> = now.shares.iter().map(disk).collect();
+    let head = [
+        "DISK",
+        "HOST",
+        "SHARES",
+        "RESERVATION",
+        "LIMIT",
+        "DEMAND",
+        "WINDOW",
+        "ENTITLED",
+        "GETS",
+        "NOTE",
+    ];
+    format!("\n{hosts}\n{}", table::columns(&head, &disks))
+}
+
+fn host(host: &HostControl) -> Vec<String> {
+    let state = match (host.here, host.suspect, host.engaged) {
+        (_, true, _) => "suspect",
+        (true, _, true) => "here, engaged",
+        (true, _, false) => "here",
+        (false, _, true) => "engaged",
+        (false, _, false) => "ok",
+    };
+    vec![
+        short(&host.host),
+        state.to_owned(),
+        format!("{:.1}s", host.silent_s),
+        amount(host.window),
+        amount(host.in_flight),
+        figures::micros(host.latency_us),
+        amount(host.cost_per_s),
+        host.disks.to_string(),
+    ]
+}
+
+fn disk(disk: &DiskControl) -> Vec<String> {
+    let name = match (&disk.disk, disk.merged) {
+        (Some(name), _) => name.to_string(),
+        (None, true) => "(several)".to_owned(),
+        (None, false) => format!("key {}", short(&disk.key)),
+    };
+    let note = if disk.unmet {
+        "reservation not met"
+    } else {
+        ""
+    };
+    let iops = |iops: u64| figures::count(figures::to_f64(iops));
+    vec![
+        name,
+        short(&disk.host),
+        disk.shares.to_string(),
+        iops(disk.reservation_iops),
+        disk.limit_iops.map_or_else(figures::dash, iops),
+        amount(disk.demand),
+        amount(disk.window),
+        if disk.entitled_iops == 0 {
+            figures::dash()
+        } else {
+            iops(disk.entitled_iops)
+        },
+        disk.got_iops.map_or_else(figures::dash, iops),
+        note.to_owned(),
+    ]
+}
+
+fn short(identity: &str) -> String {
+    identity.chars().take(DIGITS).collect()
+}
+
+fn amount(references: f64) -> String {
+    figures::count(references)
+}

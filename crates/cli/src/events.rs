@@ -1,0 +1,126 @@
+//! `tidegate events`: what happens on datastores, as it was and as it comes.
+
+use std::time::Duration;
+
+use clap::Args;
+use tidegate_api::events::{Event, EventList};
+use tidegate_api::routes;
+
+use crate::failure::Failure;
+use crate::output::{Detail, Shown};
+use crate::session::Session;
+use crate::table;
+
+/// Nothing may happen for days; the daemon says every 15 seconds that it is still there.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Show what happens on datastores: congestion, promises not kept, other hosts
+///
+/// Without --follow, what the daemon keeps: the latest thousand since its start.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate events
+  tidegate events --follow
+  tidegate events --follow -o json | jq -r 'select(.event == \"burst-low\") | .disk'")]
+pub(crate) struct Events {
+    /// Go on until interrupted; as JSON, one line each
+    #[arg(short, long)]
+    follow: bool,
+}
+
+impl Events {
+    /// Does what was asked for.
+    pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
+        let client = session.client()?;
+        let console = &session.console;
+        if !self.follow {
+            return console.show(&client.look(routes::EVENTS_KEPT, &[])?);
+        }
+        let mut events = client.stream(routes::EVENTS, "", PATIENCE)?;
+        loop {
+            console.show_line(&events.next()?)?;
+        }
+    }
+}
+
+const HEAD: [&str; 4] = ["TIME", "DATASTORE", "EVENT", "WHAT"];
+
+impl Shown for EventList {
+    fn names(&self) -> Vec<String> {
+        self.events
+            .iter()
+            .map(|event| event.number.to_string())
+            .collect()
+    }
+
+    fn table(&self, _: Detail) -> String {
+        let rows = self.events.iter().map(|event| {
+            vec![
+                moment(event.at_ms),
+                event.datastore.to_string(),
+                event.happening.word().to_owned(),
+                event.text.clone(),
+            ]
+        });
+        table::columns(&HEAD, &rows.collect::<Vec<_>>())
+    }
+}
+
+impl Shown for Event {
+    fn names(&self) -> Vec<String> {
+        vec![self.number.to_string()]
+    }
+
+    fn table(&self, _: Detail) -> String {
+        let word = self.happening.word();
+        format!("{}  {word}  {}\n", moment(self.at_ms), self.text)
+    }
+}
+
+/// A moment as RFC 3339 writes it, in UTC and to the second: logs can be laid beside it.
+fn moment(at_ms: u64) -> String {
+    const DAY: u64 = 86_400;
+    let seconds = at_ms / 1000;
+    let (year, month, day) = date(seconds / DAY);
+    let (hour, minute, second) = (seconds % DAY / 3600, seconds % 3600 / 60, seconds % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+/// The date so many days after the first of January 1970.
+fn date(mut days: u64) -> (u64, usize, u64) {
+    let leap = |year: u64| {
+        year.is_multiple_of(4) && (!year.is_multiple_of(100) || year.is_multiple_of(400))
+    };
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(leap(year));
+    let lengths = [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30, 31];
+    let mut month = 0;
+    while days >= lengths[month] {
+        days -= lengths[month];
+        month += 1;
+    }
+    (year, month + 1, days + 1)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_moment_is_a_date_and_a_time() {
+        for (at_ms, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399_000, "2000-02-28T23:59:59Z"),
+            (951_782_400_999, "2000-02-29T00:00:00Z"),
+            (1_735_689_599_000, "2024-12-31T23:59:59Z"),
+            (4_107_542_400_000, "2100-03-01T00:00:00Z"),
+        ] {
+            assert_eq!(moment(at_ms), text);
+        }
+    }
+}

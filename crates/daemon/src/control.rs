@@ -1,0 +1,177 @@
+//! The datastores that are under I/O control: each begins with its first attached disk here and ends with its last.
+//!
+//! The keeper takes a datastore into use before it attaches a disk there, and the disk keeps the [`InUse`] until it is
+//! detached. Who only wants to look (REST, metrics, events) asks for what is [`Controls::running`].
+//!
+//! # Always true
+//! - One control to a datastore at a time: the next begins after the last has told the other hosts that it leaves.
+//! - A datastore of which no disk is attached has no thread, and takes part in nothing.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::time::Duration;
+
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::iocontrol::IoControl;
+use tidegate_api::name::Name;
+use tidegate_engine::control::{self, Control};
+
+use crate::host::Host;
+use crate::plan::policy;
+use crate::trouble::{self, Outcome};
+
+pub(crate) mod report;
+
+/// How long a datastore may take the word that this host leaves it: the others notice by themselves soon after.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub(crate) struct Controls {
+    host: [u8; 16],
+    /// A datastore that was once in use keeps its place: there are few.
+    places: Mutex<BTreeMap<Name, Arc<Place>>>,
+}
+
+#[derive(Default)]
+struct Place(Mutex<Option<Running>>);
+
+/// The control of a datastore that is in use.
+#[derive(Clone, Debug)]
+pub(crate) struct Running {
+    /// The engine's handle.
+    pub(crate) control: Control,
+    /// Where hosts find each other, if they can.
+    pub(crate) directory: Option<PathBuf>,
+    users: usize,
+}
+
+/// A datastore's being in use, until dropped. Dropping the last may take as long as a farewell.
+pub(crate) struct InUse {
+    name: Name,
+    place: Arc<Place>,
+    control: Control,
+}
+
+impl Controls {
+    /// No datastore is in use yet. `host`: this host's identity.
+    pub(crate) fn new(host: [u8; 16]) -> Controls {
+        Controls {
+            host,
+            places: Mutex::default(),
+        }
+    }
+
+    /// This host's identity among those that share datastores.
+    pub(crate) fn host(&self) -> [u8; 16] {
+        self.host
+    }
+
+    /// Takes a datastore into use.
+    pub(crate) fn enter(
+        &self,
+        host: &Host,
+        name: &Name,
+        settings: &DatastoreSettings,
+        io_control: &IoControl,
+    ) -> Outcome<InUse> {
+        let place = {
+            let mut places = locked(&self.places);
+            Arc::clone(places.entry(name.clone()).or_default())
+        };
+        let mut running = locked(&place.0);
+        if running.is_none() {
+            let directory = policy::directory(settings, io_control);
+            let governor = policy::governor(settings, io_control, self.host, incarnation()?);
+            let control = host.control(control::Settings {
+                name: name.to_string(),
+                directory: directory.clone(),
+                governor,
+            })?;
+            *running = Some(Running {
+                control,
+                directory,
+                users: 0,
+            });
+        }
+        let running_now = running.as_mut().expect("it was put there if it was not");
+        running_now.users += 1;
+        let control = running_now.control.clone();
+        drop(running);
+        Ok(InUse {
+            name: name.clone(),
+            place,
+            control,
+        })
+    }
+
+    /// The control of a datastore, if it is in use.
+    pub(crate) fn running(&self, name: &Name) -> Option<Running> {
+        let place = locked(&self.places).get(name).cloned()?;
+        place.look()
+    }
+
+    /// All that are in use, by the datastores' names.
+    pub(crate) fn all_running(&self) -> Vec<(Name, Running)> {
+        let places = locked(&self.places).clone();
+        let running = places
+            .into_iter()
+            .filter_map(|(name, place)| Some((name, place.look()?)));
+        running.collect()
+    }
+}
+
+impl Place {
+    /// What runs, but for a datastore that is just being entered or left: nobody who looks waits for that.
+    fn look(&self) -> Option<Running> {
+        match self.0.try_lock() {
+            Ok(running) => running.clone(),
+            Err(TryLockError::Poisoned(poisoned)) => poisoned.into_inner().clone(),
+            Err(TryLockError::WouldBlock) => None,
+        }
+    }
+}
+
+impl Running {
+    /// Where hosts find each other, if they can.
+    pub(crate) fn directory(&self) -> Option<&Path> {
+        self.directory.as_deref()
+    }
+}
+
+impl InUse {
+    /// The datastore's control.
+    pub(crate) fn control(&self) -> &Control {
+        &self.control
+    }
+}
+
+impl Drop for InUse {
+    fn drop(&mut self) {
+        let mut place = locked(&self.place.0);
+        let Some(running) = place.as_mut() else {
+            return;
+        };
+        running.users -= 1;
+        if running.users == 0
+            && let Some(running) = place.take()
+            && let Err(error) = running.control.leave(FAREWELL)
+        {
+            tracing::warn!(datastore = %self.name, %error, "left without a farewell");
+        }
+    }
+}
+
+/// A number for one start of a control, which no other start has.
+fn incarnation() -> Outcome<u64> {
+    let mut bytes = [0; 8];
+    // As for uuids: so few bytes are never cut short.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| trouble::io("cannot draw a random number", &e.into()))?;
+    Ok(u64::from_le_bytes(bytes))
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // Neither table is ever left half changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

@@ -1,0 +1,323 @@
+//! Looks at what attached disks do and at what happens on their datastores, so that `explain` and the events have it.
+//!
+//! Once a second while there is I/O; every few seconds while there is none; not at all while no disk is attached. It
+//! asks the governors first, which cost no I/O thread anything, and the I/O threads only when one of them has work.
+//!
+//! # Always true
+//! - A daemon without attached disks makes no wake-up here.
+//! - The I/O threads are asked for a few sums a disk, never for their histograms.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tidegate_api::descriptor::BURST_SECONDS;
+use tidegate_api::events::Happening;
+use tidegate_api::explain::Explanation;
+use tidegate_api::name::Name;
+use tidegate_core::governor::Threshold;
+use tidegate_core::iocontrol::DiskKey;
+use tidegate_core::units::{Span, Time};
+use tidegate_engine::control::Report;
+
+use crate::events::{self, Journal};
+use crate::explain::course::{Beat, Course, Level, Used, Worked};
+use crate::explain::{self, About, Facts, Terms};
+use crate::host;
+use crate::live::{self, Live};
+use crate::sample::ControlMoment;
+use crate::serve::Daemon;
+use crate::trouble::{self, Outcome};
+
+/// How often while there is I/O.
+const BUSY: Duration = Duration::from_secs(1);
+/// How often while there is none: what begins meanwhile is seen that much later, and its first span is that much longer.
+const QUIET: Duration = Duration::from_secs(5);
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Lookout {
+    courses: Mutex<BTreeMap<Name, Watched>>,
+    journal: Journal,
+}
+
+/// What is known of one disk.
+struct Watched {
+    attached: Time,
+    course: Course,
+}
+
+/// What a look has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    /// I/O.
+    Work,
+    /// Disks, and nothing to do for them.
+    Rest,
+    /// No disk at all.
+    Nothing,
+}
+
+impl Lookout {
+    /// What happened.
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    fn courses(&self) -> MutexGuard<'_, BTreeMap<Name, Watched>> {
+        self.courses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Looks until the daemon stops.
+pub(crate) async fn keep(daemon: Arc<Daemon>) {
+    loop {
+        let looking = Arc::clone(&daemon);
+        let found = trouble::blocking(move || looking.look()).await;
+        let found = match found {
+            Ok(found) => found,
+            Err(problem) => {
+                tracing::debug!(%problem, "cannot look at what disks do");
+                Found::Rest
+            }
+        };
+        let live = daemon.keeper.live();
+        let pause = async {
+            match found {
+                Found::Work => tokio::time::sleep(BUSY).await,
+                Found::Rest if daemon.lookout.journal.is_listened_to() => {
+                    tokio::time::sleep(BUSY).await;
+                }
+                Found::Rest => tokio::time::sleep(QUIET).await,
+                Found::Nothing => live.one_is_attached().await,
+            }
+        };
+        tokio::select! {
+            () = pause => {}
+            () = daemon.stopped() => return,
+        }
+    }
+}
+
+impl Daemon {
+    /// Why a disk is as fast as it is, by what it did in the last so long.
+    pub(crate) fn explain(&self, name: &Name, last: Span) -> Outcome<Explanation> {
+        let live = self.keeper.live().must_have(name)?;
+        let terms = Daemon::terms(&live);
+        let reports = self.control_reports();
+        let beats = self.beats(&reports)?;
+        // It went between the two looks.
+        let (_, now) = beats
+            .into_iter()
+            .find(|(of, _)| Arc::ptr_eq(of, &live))
+            .ok_or_else(|| live::not_attached(name))?;
+        let stretch = {
+            let courses = self.lookout.courses();
+            match courses
+                .get(name)
+                .filter(|it| it.attached == live.attached())
+            {
+                Some(watched) => watched.course.over(last, &now),
+                None => Course::new(live.attached()).over(last, &now),
+            }
+        };
+        let about = About {
+            disk: name,
+            datastore: live.datastore(),
+            terms: &terms,
+        };
+        Ok(explain::explain(about, &Facts::of(&stretch), last))
+    }
+
+    /// Looks once: adds a beat to the course of every disk that did anything, and notes what happened.
+    fn look(&self) -> Outcome<Found> {
+        let live = self.keeper.live().all();
+        if live.is_empty() {
+            self.lookout.courses().clear();
+            return Ok(Found::Nothing);
+        }
+        let reports = self.control_reports();
+        self.hear(&reports);
+        let mut found = Found::Rest;
+        if self.is_stirred(&live, &reports) {
+            found = Found::Work;
+            let beats = self.beats(&reports)?;
+            let mut courses = self.lookout.courses();
+            for (disk, beat) in beats {
+                let watched = watched(&mut courses, &disk);
+                watched.course.add(beat);
+            }
+        } else {
+            let now = host::now();
+            for watched in self.lookout.courses().values_mut() {
+                watched.course.rest(now);
+            }
+        }
+        let mut courses = self.lookout.courses();
+        courses.retain(|name, _| live.iter().any(|disk| disk.name() == name));
+        Ok(found)
+    }
+
+    /// Whether any disk is new, did anything since the last look, or had something outstanding then.
+    fn is_stirred(&self, live: &[Arc<Live>], reports: &BTreeMap<Name, Report>) -> bool {
+        let mut courses = self.lookout.courses();
+        live.iter().any(|disk| {
+            let used = reports
+                .get(disk.datastore())
+                .and_then(|report| used_by(report, disk));
+            let last = watched(&mut courses, disk).course.last();
+            // Where no governor counts, nobody but the I/O thread knows.
+            used.is_none() || used != last.used || last.pulse.is_some_and(|p| p.outstanding > 0)
+        })
+    }
+
+    /// How every attached disk stands now.
+    fn beats(&self, reports: &BTreeMap<Name, Report>) -> Outcome<Vec<(Arc<Live>, Beat)>> {
+        let live: BTreeMap<host::Key, _> = self
+            .keeper
+            .live()
+            .all()
+            .into_iter()
+            .map(|live| (live.key(), live))
+            .collect();
+        let mut beats = Vec::new();
+        for (thread, pulse) in (0..).zip(self.keeper.host().pulses()?) {
+            for (key, sums) in pulse.disks {
+                // A disk that comes or goes just now is not told of.
+                let Some(disk) = live.get(&key) else { continue };
+                let report = reports.get(disk.datastore());
+                let beat = Beat {
+                    at: pulse.now,
+                    pulse: sums,
+                    used: report.and_then(|report| used_by(report, disk)),
+                    level: report.map(|report| level(report, disk)),
+                    thread: Worked {
+                        thread,
+                        age: pulse.age,
+                        busy: pulse.busy,
+                        polling: pulse.spinning,
+                    },
+                };
+                beats.push((Arc::clone(disk), beat));
+            }
+        }
+        Ok(beats)
+    }
+
+    /// Takes in what the governors noticed.
+    fn hear(&self, reports: &BTreeMap<Name, Report>) {
+        let now = host::now();
+        let now_ms = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis());
+        let now_ms = u64::try_from(now_ms).unwrap_or(u64::MAX);
+        let live = self.keeper.live().all();
+        for (datastore, running) in self.keeper.controls().all_running() {
+            let name_of = |key: DiskKey| {
+                let used = reports.get(&datastore)?.disks.iter();
+                let disk = used.clone().find(|used| used.key == key)?.disk;
+                let live = live.iter().find(|live| live.key() == disk)?;
+                Some(live.name().clone())
+            };
+            let told = running.control.events();
+            if told.lost > 0 {
+                let missed = Happening::Missed { count: told.lost };
+                self.lookout.journal.add(&datastore, now_ms, missed);
+            }
+            for (at, event) in told.told {
+                let ago_ms = now.since(at).as_nanos() / 1_000_000;
+                let happening = events::happening(event, name_of);
+                let at_ms = now_ms.saturating_sub(ago_ms);
+                self.lookout.journal.add(&datastore, at_ms, happening);
+            }
+        }
+    }
+
+    /// What every datastore's control knows. One that has just ended is left out.
+    pub(crate) fn control_reports(&self) -> BTreeMap<Name, Report> {
+        let running = self.keeper.controls().all_running().into_iter();
+        running
+            .filter_map(|(name, running)| Some((name, running.control.report().ok()?)))
+            .collect()
+    }
+
+    /// The same, with the disks' names.
+    pub(crate) fn control_moments(&self) -> Vec<ControlMoment> {
+        let live = self.keeper.live().all();
+        let names: BTreeMap<host::Key, Name> = live
+            .iter()
+            .map(|live| (live.key(), live.name().clone()))
+            .collect();
+        let moment = |(datastore, report)| ControlMoment {
+            datastore,
+            report,
+            names: names.clone(),
+        };
+        self.control_reports().into_iter().map(moment).collect()
+    }
+
+    /// What was said about a disk.
+    fn terms(live: &Live) -> Terms {
+        let policy = live.policy().unwrap_or_default();
+        let burst = match (policy.limit, policy.burst) {
+            (Some(limit), Some(peak)) => {
+                let seconds = policy.burst_seconds.unwrap_or(BURST_SECONDS);
+                peak.0
+                    .saturating_sub(limit.0)
+                    .saturating_mul(seconds.into())
+            }
+            _ => 0,
+        };
+        Terms {
+            shares: policy.shares.get(),
+            reservation: policy.reservation.0,
+            limit: policy.limit.map(|limit| limit.0),
+            bandwidth: policy.limit_bandwidth.map(|rate| rate.0),
+            burst,
+            group: policy.group.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
+/// The course of a disk, which may be new, or attached anew.
+fn watched<'a>(courses: &'a mut BTreeMap<Name, Watched>, disk: &Live) -> &'a mut Watched {
+    let new = || Watched {
+        attached: disk.attached(),
+        course: Course::new(disk.attached()),
+    };
+    let watched = courses.entry(disk.name().clone()).or_insert_with(new);
+    if watched.attached != disk.attached() {
+        *watched = new();
+    }
+    watched
+}
+
+fn used_by(report: &Report, disk: &Live) -> Option<Used> {
+    let used = report.disks.iter().find(|used| used.disk == disk.key())?;
+    Some(Used {
+        ios: used.ios,
+        units: used.units,
+        bytes: used.bytes,
+        latency_ns: used.latency_ns,
+        held_ns: used.held_ns,
+    })
+}
+
+fn level(report: &Report, disk: &Live) -> Level {
+    let used = report.disks.iter().find(|used| used.disk == disk.key());
+    let governor = &report.governor;
+    let own = used.and_then(|used| governor.disks.iter().find(|disk| disk.key == used.key));
+    Level {
+        mode: governor.mode,
+        engaged: governor.engaged,
+        latency: governor.latency,
+        threshold: (governor.common.threshold() != Threshold::Off).then_some(governor.threshold),
+        entitled: own.map_or(0, |disk| disk.entitled),
+        unmet: own.is_some_and(|disk| disk.unmet),
+        external: governor.external,
+        alone: governor.alone,
+        mute: governor.mute,
+        trouble: report.trouble.is_some(),
+        burst_left: used.map_or(0, |used| used.burst_left),
+    }
+}

@@ -1,0 +1,100 @@
+//! Doors to what happens on datastores: what is kept, or as a stream that a client can take up where it left it.
+//!
+//! # Source
+//! WHATWG HTML, "Server-sent events": each has its number as id, and a client that comes back says the last it had in
+//! `Last-Event-ID`.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Json;
+use axum::http::HeaderMap;
+use axum::response::sse::{self, KeepAlive, Sse};
+use futures_util::stream::{self, Stream};
+use tidegate_api::events::{Event, EventList};
+use tidegate_api::problem::Problem;
+use tokio::sync::watch;
+
+use super::{Answer, Failure, Shared, State};
+use crate::serve::Daemon;
+use crate::trouble;
+
+/// What has happened on datastores
+#[utoipa::path(get, path = "/v1/events/kept", tag = "events", responses(
+    (status = 200, description = "The latest thousand", body = EventList),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn kept(State(daemon): Shared) -> Answer<EventList> {
+    let events = daemon.lookout.journal().since(0);
+    Ok(Json(EventList { events }))
+}
+
+/// What happens on datastores, live: server-sent events named `event`, first those that are kept
+#[utoipa::path(get, path = "/v1/events", tag = "events",
+    params(("Last-Event-ID" = Option<u64>, Header, description = "Only those after this number")), responses(
+    (status = 200, description = "Events until the client goes", body = Event, content_type = "text/event-stream"),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn stream(
+    State(daemon): Shared,
+    headers: HeaderMap,
+) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Failure> {
+    let bad = || {
+        Failure(
+            trouble::invalid("cannot stream events")
+                .because("Last-Event-ID is not the number of an event"),
+        )
+    };
+    let last = match headers.get("last-event-id") {
+        None => 0,
+        Some(id) => {
+            let id = id.to_str().map_err(|_| bad())?;
+            id.trim().parse().map_err(|_| bad())?
+        }
+    };
+    let listener = Listener {
+        latest: daemon.lookout.journal().latest(),
+        daemon,
+        last,
+        ready: VecDeque::new(),
+    };
+    let events = stream::unfold(listener, |mut listener| async move {
+        let event = listener.next().await?;
+        Some((Ok(event), listener))
+    });
+    Ok(Sse::new(events).keep_alive(KeepAlive::default()))
+}
+
+/// A client that listens.
+struct Listener {
+    daemon: Arc<Daemon>,
+    latest: watch::Receiver<u64>,
+    /// The number of the last event that it has.
+    last: u64,
+    ready: VecDeque<Event>,
+}
+
+impl Listener {
+    /// The next event; none when the daemon stops.
+    async fn next(&mut self) -> Option<sse::Event> {
+        loop {
+            if let Some(event) = self.ready.pop_front() {
+                self.last = event.number;
+                let told = sse::Event::default()
+                    .event("event")
+                    .id(event.number.to_string());
+                return told.json_data(event).ok();
+            }
+            // Marked as seen before it is looked at: what comes meanwhile is another change.
+            self.latest.borrow_and_update();
+            self.ready = self.daemon.lookout.journal().since(self.last).into();
+            if self.ready.is_empty() {
+                tokio::select! {
+                    changed = self.latest.changed() => changed.ok()?,
+                    () = self.daemon.stopped() => return None,
+                }
+            }
+        }
+    }
+}

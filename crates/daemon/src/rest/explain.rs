@@ -1,0 +1,59 @@
+//! The door to why a disk is as fast as it is.
+
+use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
+use serde::Deserialize;
+use tidegate_api::explain::Explanation;
+use tidegate_api::problem::Problem;
+use tidegate_api::units;
+use tidegate_core::units::Span;
+
+use super::{Answer, Failure, Path, Shared, State, name, work};
+use crate::explain::course::REACH;
+use crate::trouble;
+
+/// Less than this says nothing.
+const LEAST: Span = Span::from_secs(1);
+/// What is looked at unless told otherwise: long enough for a mean, short enough to be of now.
+const USUAL: Span = Span::from_secs(30);
+
+/// By what time a disk is to be judged.
+#[derive(Deserialize)]
+pub(super) struct Last {
+    last: Option<String>,
+}
+
+/// Why a disk is as fast as it is
+#[utoipa::path(get, path = "/v1/disks/{name}/explain", tag = "stats", params(("name" = String, Path),
+    ("last" = Option<String>, Query, description = "By what it did in this time: 1s to 5min; 30s if not given")),
+    responses(
+    (status = 200, description = "What limits it, the numbers behind that, and what would change it", body = Explanation),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn disk(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+    last: Result<Query<Last>, QueryRejection>,
+) -> Answer<Explanation> {
+    let bad = |why: String| {
+        Failure(
+            trouble::invalid("cannot explain so")
+                .because(why)
+                .remedy("say last=30s, or any time from 1s to 5min"),
+        )
+    };
+    let Query(Last { last }) = last.map_err(|error| bad(error.body_text()))?;
+    let last = match last {
+        None => USUAL,
+        Some(text) => {
+            let span: units::Span = text.parse().map_err(|e| bad(format!("last: {e}")))?;
+            Span::from_nanos(span.0)
+        }
+    };
+    if !(LEAST..=REACH).contains(&last) {
+        return Err(bad(
+            "last is less than a second or more than five minutes".to_owned()
+        ));
+    }
+    work(move || daemon.explain(&name(&of)?, last)).await
+}

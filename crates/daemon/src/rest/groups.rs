@@ -1,0 +1,59 @@
+//! Doors to groups of disks.
+
+use axum::http::StatusCode;
+use tidegate_api::group::{Group, GroupList, GroupSet};
+use tidegate_api::problem::Problem;
+
+use super::{Answer, Body, Failure, Path, Shared, State, erase, work, work_on};
+
+/// All groups of disks
+#[utoipa::path(get, path = "/v1/groups", tag = "groups", responses(
+    (status = 200, description = "In the order of their names", body = GroupList),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn list(State(daemon): Shared) -> Answer<GroupList> {
+    work(move || {
+        Ok(GroupList {
+            groups: daemon.keeper.groups()?,
+        })
+    })
+    .await
+}
+
+/// One group
+#[utoipa::path(get, path = "/v1/groups/{name}", tag = "groups", params(("name" = String, Path)), responses(
+    (status = 200, description = "As it is now", body = Group),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Group> {
+    work_on(daemon, of, |keeper, name| keeper.group(name)).await
+}
+
+/// Changes a group, or makes it
+#[utoipa::path(patch, path = "/v1/groups/{name}", tag = "groups", params(("name" = String, Path)),
+    request_body = GroupSet, responses(
+    (status = 200, description = "Changed; its disks are held to it from now on", body = Group),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn set(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+    Body(order): Body<GroupSet>,
+) -> Answer<Group> {
+    work_on(daemon, of, move |keeper, name| {
+        keeper.set_group(name, &order)
+    })
+    .await
+}
+
+/// Forgets a group of which no disk is attached
+#[utoipa::path(delete, path = "/v1/groups/{name}", tag = "groups", params(("name" = String, Path)), responses(
+    (status = 204, description = "Forgotten"),
+    (status = "default", description = "What failed, why, and what to do", body = Problem),
+))]
+pub(super) async fn remove(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+) -> Result<StatusCode, Failure> {
+    erase(daemon, of, |keeper, name| keeper.remove_group(name)).await
+}

@@ -1,0 +1,160 @@
+//! What keeps a host that was taken for dead from writing: found out from where an image lies.
+//!
+//! A take-over needs somebody at the datastore who turns the old host away. Whether there is one, the mount table tells
+//! ([`Guard::of`]); what is not known to have one has none.
+
+use std::fs;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+
+/// File systems of one machine: everybody who can open a file there asks this kernel for its lock.
+const LOCAL: [&str; 16] = [
+    "bcachefs", "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2",
+    "overlay", "ramfs", "tmpfs", "vfat", "xfs", "zfs",
+];
+
+/// What keeps others, and an old self, from writing to a disk.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Guard {
+    /// The lock of this machine's kernel: nobody else can reach the image. It stays until the last operation of a dead
+    /// daemon has ended.
+    Kernel,
+    /// The lock of the file server: it turns away the writes of a client whose lock it gave to another.
+    Server,
+    /// Nothing but the lease, by which a host stops of its own accord.
+    Lease,
+}
+
+impl Guard {
+    /// That of an image in a datastore's directory.
+    pub fn of(directory: &Path, image: &Path) -> Guard {
+        let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
+        let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.into());
+        let around = classify(&mounts, &real(directory), lost_locks_stay_lost());
+        if around == Guard::Kernel {
+            // Whoever attaches disks of this directory runs on this machine, and meets the lock of a device here too.
+            return Guard::Kernel;
+        }
+        let is_device = fs::metadata(image).is_ok_and(|meta| meta.file_type().is_block_device());
+        match is_device {
+            true => Guard::Lease,
+            false => classify(&mounts, &real(image), lost_locks_stay_lost()),
+        }
+    }
+}
+
+/// Whether this machine's NFS client fails I/O under a lock that the server took away, rather than taking it again.
+fn lost_locks_stay_lost() -> bool {
+    let setting = fs::read_to_string("/sys/module/nfs/parameters/recover_lost_locks");
+    setting.is_ok_and(|setting| setting.trim() == "N")
+}
+
+/// By the mount table, as `/proc/self/mountinfo` has it.
+fn classify(mounts: &str, path: &Path, lost_locks_stay_lost: bool) -> Guard {
+    // Of mounts on one place the last is seen.
+    let under = mounts.lines().filter_map(Mount::read);
+    let mount = under
+        .filter(|mount| path.starts_with(&mount.place))
+        .max_by_key(|mount| mount.place.components().count());
+    let Some(mount) = mount else {
+        return Guard::Lease;
+    };
+    let options: Vec<&str> = mount.options.split(',').collect();
+    let at_server = options.contains(&"local_lock=none") && lost_locks_stay_lost;
+    match mount.kind {
+        kind if LOCAL.contains(&kind) => Guard::Kernel,
+        "nfs4" if at_server => Guard::Server,
+        _ => Guard::Lease,
+    }
+}
+
+struct Mount<'a> {
+    place: PathBuf,
+    kind: &'a str,
+    options: &'a str,
+}
+
+impl Mount<'_> {
+    /// From a line of proc(5)'s mountinfo.
+    fn read(line: &str) -> Option<Mount<'_>> {
+        let (mount, system) = line.split_once(" - ")?;
+        let mut system = system.split(' ');
+        Some(Mount {
+            place: plain(mount.split(' ').nth(4)?),
+            kind: system.next()?,
+            options: system.nth(1).unwrap_or_default(),
+        })
+    }
+}
+
+/// A path of the mount table, in which blanks and such are written in octal.
+fn plain(text: &str) -> PathBuf {
+    let mut plain = String::new();
+    let mut rest = text;
+    while let Some((before, after)) = rest.split_once('\\') {
+        plain.push_str(before);
+        let code = after
+            .get(..3)
+            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
+        match code {
+            Some(code) => plain.push(char::from(code)),
+            None => plain.push('\\'),
+        }
+        rest = code.and_then(|_| after.get(3..)).unwrap_or(after);
+    }
+    plain.push_str(rest);
+    plain.into()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOUNTS: &str = "\
+21 1 0:20 / / rw,relatime - overlay overlay rw,lowerdir=/a
+22 21 8:1 / /srv rw,relatime shared:1 - ext4 /dev/sda1 rw
+23 22 0:50 / /srv/shared\\040disks rw,relatime shared:2 master:1 - nfs4 filer:/x rw,vers=4.2,hard,local_lock=none,addr=1
+24 22 0:51 / /srv/old rw - nfs filer:/x rw,vers=3,hard,local_lock=none
+25 22 0:52 / /srv/mine rw - nfs4 filer:/x rw,vers=4.2,local_lock=posix
+26 22 0:53 / /srv/cifs rw - cifs //filer/x rw
+27 22 0:54 / /srv/glue rw - fuse.glusterfs x rw
+";
+
+    fn guard(path: &str) -> Guard {
+        classify(MOUNTS, Path::new(path), true)
+    }
+
+    #[test]
+    fn a_local_file_system_is_guarded_by_its_kernel() {
+        assert_eq!(guard("/tmp/x"), Guard::Kernel);
+        assert_eq!(guard("/srv/disks"), Guard::Kernel);
+        // A name that only begins alike is not below it.
+        assert_eq!(guard("/srv/cifs2"), Guard::Kernel);
+    }
+
+    #[test]
+    fn nfs_counts_from_version_4_on_with_locks_at_the_server_that_stay_lost() {
+        assert_eq!(guard("/srv/shared disks/a/image"), Guard::Server);
+        assert_eq!(guard("/srv/old/a"), Guard::Lease);
+        assert_eq!(guard("/srv/mine/a"), Guard::Lease);
+        let path = Path::new("/srv/shared disks");
+        assert_eq!(classify(MOUNTS, path, false), Guard::Lease);
+    }
+
+    #[test]
+    fn what_is_not_known_has_no_guard_but_the_lease() {
+        assert_eq!(guard("/srv/cifs/a"), Guard::Lease);
+        assert_eq!(guard("/srv/glue/a"), Guard::Lease);
+        assert_eq!(classify("", Path::new("/srv"), true), Guard::Lease);
+        assert_eq!(
+            classify("nonsense\n", Path::new("/srv"), true),
+            Guard::Lease
+        );
+    }
+
+    #[test]
+    fn of_two_mounts_on_one_place_the_last_one_counts() {
+        let both = "1 0 8:1 / /srv rw - ext4 x rw\n2 1 0:5 / /srv rw - cifs x rw\n";
+        assert_eq!(classify(both, Path::new("/srv/a"), true), Guard::Lease);
+    }
+}
