@@ -213,7 +213,35 @@ pub struct Usage {
     pub burst_left: u64,
 }
 
-/// What ended on one I/O thread within 100 ms: the rows of a regression that learns costs.
+impl Usage {
+    /// That of a disk that has used nothing.
+    pub(crate) fn none(disk: DiskId, key: DiskKey) -> Usage {
+        Usage {
+            disk,
+            key,
+            shares: 0,
+            reservation: 0,
+            limit: 0,
+            latency_target: Span::ZERO,
+            span: Span::ZERO,
+            ios: 0,
+            units: 0,
+            cost: 0,
+            bytes: 0,
+            latency_ns: 0,
+            latency_max: Span::ZERO,
+            latency_counts: [0; 32],
+            in_flight_cost_ns: 0,
+            waiting_cost_ns: 0,
+            held_ns: [0; 5],
+            active: false,
+            burst_left: 0,
+        }
+    }
+}
+
+/// What ended on one I/O thread within 100 ms while its datastore was congested: the rows of a regression that learns
+/// costs.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Bin {
     /// When it began.
@@ -228,8 +256,4 @@ pub struct Bin {
     pub bytes_read: u64,
     /// Bytes of those writes.
     pub bytes_written: u64,
-    /// How long at least one of this thread's I/Os was in flight.
-    pub busy: Span,
-    /// Cost in flight, integrated over time in nanoseconds.
-    pub in_flight_cost_ns: u64,
 }

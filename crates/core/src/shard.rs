@@ -22,191 +22,23 @@
 
 use crate::filter::stats::Pulse;
 use crate::filter::{FilterReport, Io, Why};
-use crate::iocontrol::{DiskKey, Orders, Policy, Scheduler, SharedHandle};
-use crate::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome, Request, Token};
+use crate::iocontrol::Scheduler;
+use crate::request::{DiskId, Fault, IoId, Outcome, Request, Token};
 use crate::slab::Slab;
-use crate::stack::{self, FilterKey, Place, Stack, Walk};
+use crate::stack::{Edge, FilterKey, Stack, Walk};
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-use turns::{Turn, turn_of};
+use core::mem::ManuallyDrop;
+use door::Door;
+use turns::scheduler_of;
 
+pub use event::{ControlId, Controlled, Effect, Event};
+
+mod door;
+mod event;
 mod turns;
-
-/// Names the I/O control of one datastore on all I/O threads of a host.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct ControlId(pub u32);
-
-/// How a disk stands under I/O control.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Controlled {
-    /// Its datastore's control, which this thread has been given before.
-    pub control: ControlId,
-    /// The disk, as every host names it.
-    pub key: DiskKey,
-    /// What it may and shall get.
-    pub policy: Policy,
-}
-
-/// What happens to an I/O thread.
-pub enum Event {
-    /// A front end has a request.
-    Submitted {
-        /// For which disk.
-        disk: DiskId,
-        /// The front end's name for it.
-        token: Token,
-        /// The request.
-        request: Request,
-    },
-    /// The datastore has ended an I/O that an [`Effect::Start`] gave it.
-    Finished {
-        /// Of which disk.
-        disk: DiskId,
-        /// Which.
-        io: IoId,
-        /// How.
-        outcome: Outcome,
-    },
-    /// The moment of [`Shard::deadline`] has come.
-    Ticked,
-    /// Bytes of a filter's [`Effect::SideWrite`] are on their file, or could not be put there.
-    SideWritten {
-        /// Of which disk.
-        disk: DiskId,
-        /// Whose.
-        filter: FilterKey,
-        /// The buffer, to be used again.
-        buffer: Vec<u8>,
-        /// How it went.
-        outcome: Outcome,
-    },
-    /// A disk comes to this thread.
-    Attach {
-        /// Under this name.
-        disk: DiskId,
-        /// Bytes it holds.
-        size: u64,
-        /// Whether writes are refused.
-        read_only: bool,
-        /// Its filters.
-        stack: Stack,
-        /// Whether its I/Os wait for their turn, and by what policy.
-        control: Option<Box<Controlled>>,
-    },
-    /// The disk's filters are to be these from now on; answered by [`Effect::Rearranged`].
-    Rearrange {
-        /// Which disk.
-        disk: DiskId,
-        /// Top first.
-        places: Vec<Place>,
-    },
-    /// The disk's size is to be this from now on.
-    Resize {
-        /// Which disk.
-        disk: DiskId,
-        /// Bytes.
-        size: u64,
-    },
-    /// The disk goes; answered by [`Effect::Detached`] once nothing of it is in flight.
-    Detach {
-        /// Which disk.
-        disk: DiskId,
-    },
-    /// A datastore comes under control: this is its scheduler here.
-    Control {
-        /// Under this name.
-        control: ControlId,
-        /// Without disks.
-        scheduler: Box<Scheduler>,
-        /// What it shares with those of the other I/O threads.
-        shared: SharedHandle,
-    },
-    /// A datastore's control goes; none of its disks is here any more.
-    Release {
-        /// Which.
-        control: ControlId,
-    },
-    /// The governor's orders for a datastore.
-    Steer {
-        /// Whose.
-        control: ControlId,
-        /// They hold from now on.
-        orders: Orders,
-    },
-    /// The disk's policy is to be this from now on. A disk without control has none, and nothing changes.
-    Policy {
-        /// Which disk.
-        disk: DiskId,
-        /// From now on.
-        policy: Policy,
-    },
-    /// Another I/O thread has found that it is this one's turn at a datastore ([`Effect::Wake`]).
-    Woken {
-        /// Which.
-        control: ControlId,
-    },
-}
-
-/// What an I/O thread must do, in the order given.
-#[derive(Debug, PartialEq, Eq)]
-pub enum Effect {
-    /// Give this I/O to the disk's datastore, and report its end with [`Event::Finished`].
-    Start {
-        /// Of which disk.
-        disk: DiskId,
-        /// Which.
-        io: IoId,
-        /// What is asked.
-        op: Op,
-        /// How.
-        flags: Flags,
-        /// Where, in bytes.
-        offset: u64,
-        /// How much, in bytes.
-        len: u64,
-        /// The bytes.
-        data: Data,
-    },
-    /// Tell the front end how its request ended.
-    Answer {
-        /// Of which disk.
-        disk: DiskId,
-        /// The front end's name for it.
-        token: Token,
-        /// What it was.
-        op: Op,
-        /// How it ended.
-        outcome: Outcome,
-    },
-    /// Append these bytes to the filter's side file, then hand the buffer back with [`Event::SideWritten`].
-    SideWrite {
-        /// Of which disk.
-        disk: DiskId,
-        /// Whose.
-        filter: FilterKey,
-        /// The bytes.
-        buffer: Vec<u8>,
-    },
-    /// The disk has its new filters.
-    Rearranged {
-        /// Which disk.
-        disk: DiskId,
-    },
-    /// Nothing of the disk is left here.
-    Detached {
-        /// Which disk.
-        disk: DiskId,
-    },
-    /// It is another I/O thread's turn at a datastore: tell it, by [`Event::Woken`].
-    Wake {
-        /// Which datastore's control.
-        control: ControlId,
-        /// Which thread, as its scheduler was numbered.
-        thread: usize,
-    },
-}
 
 /// See the module.
 pub struct Shard {
@@ -214,7 +46,7 @@ pub struct Shard {
     disks: Vec<Option<Disk>>,
     ios: Slab<Io>,
     /// By number; whose turn it is at each datastore that is under control.
-    turns: Vec<Option<Turn>>,
+    turns: Vec<Option<Box<Scheduler>>>,
     /// Disks with a filter that has deadlines.
     timed: Vec<DiskId>,
     /// Completions that matched no I/O. Not zero means that a datastore or the engine is at fault.
@@ -226,15 +58,10 @@ struct Disk {
     read_only: bool,
     door: Door,
     stack: Stack,
-    control: Option<ControlId>,
+    /// Its datastore's, or [`ControlId::NONE`].
+    control: ControlId,
     /// Requests that came while the filters change, in order.
     waiting: VecDeque<(Token, Request)>,
-}
-
-enum Door {
-    Open,
-    Changing(Vec<Place>),
-    Leaving,
 }
 
 /// What a shard tells of one disk.
@@ -271,14 +98,16 @@ impl Shard {
     // Inline, so that the event of a request is never built in memory, only to be read again at once.
     #[inline(always)]
     pub fn handle(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
-        match event {
+        // What every request brings has nothing to drop: nobody is to look for it.
+        let event = ManuallyDrop::new(event);
+        match *event {
             Event::Submitted {
                 disk,
                 token,
-                request,
-            } => self.submitted(now, disk, token, &request, out),
+                ref request,
+            } => self.submitted(now, disk, token, request, out),
             Event::Finished { disk, io, outcome } => self.finished(now, disk, io, outcome, out),
-            rare => self.administer(now, rare, out),
+            _ => self.administer(now, ManuallyDrop::into_inner(event), out),
         }
     }
 
@@ -308,7 +137,9 @@ impl Shard {
                     read_only,
                     door: Door::Open,
                     stack,
-                    control: control.as_ref().map(|controlled| controlled.control),
+                    control: control
+                        .as_ref()
+                        .map_or(ControlId::NONE, |controlled| controlled.control),
                     waiting: VecDeque::new(),
                 };
                 self.attach(now, disk, here, control);
@@ -332,8 +163,8 @@ impl Shard {
             .timed
             .iter()
             .filter_map(|disk| self.disks[disk.0 as usize].as_ref()?.stack.deadline());
-        let turns = self.turns.iter().flatten();
-        let limits = turns.filter_map(|turn| Some((turn.scheduler.deadline()?, Why::Limit)));
+        let schedulers = self.turns.iter().flatten();
+        let limits = schedulers.filter_map(|scheduler| Some((scheduler.deadline()?, Why::Limit)));
         filters.chain(limits).min_by_key(|(at, _)| *at)
     }
 
@@ -341,14 +172,12 @@ impl Shard {
     pub fn report(&self, disk: DiskId) -> Option<DiskReport> {
         let id = disk;
         let disk = self.disks.get(id.0 as usize)?.as_ref()?;
-        let turn = disk.control.and_then(|control| {
-            let place = self.turns.get(control.0 as usize);
-            place.and_then(Option::as_ref)
-        });
+        let place = self.turns.get(disk.control.0 as usize);
+        let scheduler = place.and_then(Option::as_ref);
         Some(DiskReport {
             in_flight: disk.stack.in_flight,
             waiting: disk.waiting.len(),
-            held: turn.map_or(0, |turn| turn.scheduler.waiting(id)),
+            held: scheduler.map_or(0, |scheduler| scheduler.waiting(id)),
             filters: disk.stack.reports(),
         })
     }
@@ -382,9 +211,8 @@ impl Shard {
         }
         assert!(self.disks[place].is_none(), "a disk is attached once");
         if let Some(controlled) = control {
-            turn_of(&mut self.turns, Some(controlled.control))
+            scheduler_of(&mut self.turns, controlled.control)
                 .expect("the engine attaches disks to controls that it has handed in")
-                .scheduler
                 .add(now, id, controlled.key, &controlled.policy);
         }
         self.disks[place] = Some(disk);
@@ -412,46 +240,30 @@ impl Shard {
     ) {
         let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             // It has left meanwhile.
-            return out.push(Effect::Answer {
-                disk: id,
-                token,
-                op: request.op,
-                outcome: Err(Fault::Gone),
-            });
+            return refuse(id, token, request, Fault::Gone, out);
         };
         match disk.door {
             Door::Open => {}
             Door::Changing(_) => return disk.waiting.push_back((token, *request)),
-            Door::Leaving => {
-                return out.push(Effect::Answer {
-                    disk: id,
-                    token,
-                    op: request.op,
-                    outcome: Err(Fault::Gone),
-                });
-            }
+            Door::Leaving => return refuse(id, token, request, Fault::Gone, out),
         }
         if let Err(fault) = disk.admits(request) {
-            return out.push(Effect::Answer {
-                disk: id,
-                token,
-                op: request.op,
-                outcome: Err(fault),
-            });
+            return refuse(id, token, request, fault, out);
         }
         let control = disk.control;
         let mut walk = Walk {
-            now,
-            disk: id,
             ios: &mut self.ios,
-            scheduler: turn_of(&mut self.turns, control).map(Turn::scheduler),
-            held: 0,
-            out,
+            edge: Edge {
+                now,
+                disk: id,
+                scheduler: scheduler_of(&mut self.turns, control),
+                waits: false,
+                out,
+            },
         };
         disk.stack.submit(&mut walk, token, request);
-        if walk.held > 0 {
-            let held = walk.held;
-            self.wait_and_pick(now, control, held, out);
+        if walk.edge.waits {
+            self.pick(now, control, out);
         }
     }
 
@@ -469,24 +281,28 @@ impl Shard {
             return;
         };
         let control = disk.control;
-        let turn = turn_of(&mut self.turns, control);
         let mut walk = Walk {
-            now,
-            disk: id,
             ios: &mut self.ios,
-            scheduler: turn.map(Turn::ended),
-            held: 0,
-            out,
+            edge: Edge {
+                now,
+                disk: id,
+                scheduler: scheduler_of(&mut self.turns, control),
+                waits: false,
+                out,
+            },
         };
         if !disk.stack.finish(&mut walk, io, outcome) {
             self.strays += 1;
         }
-        let held = walk.held;
+        let asks = walk
+            .edge
+            .scheduler
+            .is_some_and(|scheduler| scheduler.someone_waits());
         if !matches!(disk.door, Door::Open) {
             self.settle(now, id, out);
         }
-        if turn_of(&mut self.turns, control).is_some_and(|turn| turn.waits(held)) {
-            self.wait_and_pick(now, control, 0, out);
+        if asks {
+            self.pick(now, control, out);
         }
     }
 
@@ -498,18 +314,16 @@ impl Shard {
                 .expect("a disk with deadlines is attached");
             let control = disk.control;
             let mut walk = Walk {
-                now,
-                disk: id,
                 ios: &mut self.ios,
-                scheduler: turn_of(&mut self.turns, control).map(Turn::scheduler),
-                held: 0,
-                out,
+                edge: Edge {
+                    now,
+                    disk: id,
+                    scheduler: scheduler_of(&mut self.turns, control),
+                    waits: false,
+                    out,
+                },
             };
             disk.stack.tick(&mut walk);
-            let held = walk.held;
-            if let Some(turn) = turn_of(&mut self.turns, control) {
-                turn.waits(held);
-            }
         }
         for place in 0..self.turns.len() {
             let control = u32::try_from(place).expect("controls are numbered in 32 bits");
@@ -538,85 +352,41 @@ impl Shard {
         if let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) {
             let control = disk.control;
             let mut walk = Walk {
-                now,
-                disk: id,
                 ios: &mut self.ios,
-                scheduler: turn_of(&mut self.turns, control).map(Turn::scheduler),
-                held: 0,
-                out,
+                edge: Edge {
+                    now,
+                    disk: id,
+                    scheduler: scheduler_of(&mut self.turns, control),
+                    waits: false,
+                    out,
+                },
             };
             disk.stack.side_done(&mut walk, filter, buffer, outcome);
-            if walk.held > 0 {
-                let held = walk.held;
-                self.wait_and_pick(now, control, held, out);
-            }
-        }
-    }
-
-    /// Carries out a change of filters or a detachment, once nothing is between the filters any more.
-    fn settle(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
-        let disk = self.disk(id);
-        if !disk.stack.is_quiet() {
-            return;
-        }
-        match core::mem::replace(&mut disk.door, Door::Open) {
-            Door::Open => {}
-            Door::Changing(places) => {
-                disk.stack.rearrange(now, id, places, out);
-                out.push(Effect::Rearranged { disk: id });
-                let waiting = core::mem::take(&mut disk.waiting);
-                self.note_timed();
-                for (token, request) in waiting {
-                    self.submitted(now, id, token, &request, out);
-                }
-            }
-            Door::Leaving => {
-                disk.stack.rearrange(now, id, Vec::new(), out);
-                for (token, request) in disk.waiting.drain(..) {
-                    out.push(Effect::Answer {
-                        disk: id,
-                        token,
-                        op: request.op,
-                        outcome: Err(Fault::Gone),
-                    });
-                }
-                let control = disk.control;
-                self.disks[id.0 as usize] = None;
-                if let Some(turn) = turn_of(&mut self.turns, control) {
-                    turn.scheduler.remove(id);
-                }
-                self.note_timed();
-                out.push(Effect::Detached { disk: id });
+            if walk.edge.waits {
+                self.pick(now, control, out);
             }
         }
     }
 }
 
-impl Disk {
-    /// Whether the request makes sense for this disk.
-    #[inline]
-    fn admits(&self, request: &Request) -> Outcome {
-        if self.read_only && request.op.modifies() {
-            return Err(Fault::ReadOnly);
-        }
-        let end = request.offset.checked_add(request.len);
-        if stack::has_range(request.op) && end.is_none_or(|end| end > self.size) {
-            // As NBD wants it: a write past the end is lack of space, any other is nonsense.
-            let write = matches!(request.op, Op::Write | Op::WriteZeroes);
-            return Err(if write {
-                Fault::NoSpace
-            } else {
-                Fault::Invalid
-            });
-        }
-        Ok(())
-    }
+/// Answers a request that does not go in.
+#[cold]
+#[inline(never)]
+fn refuse(disk: DiskId, token: Token, request: &Request, fault: Fault, out: &mut Vec<Effect>) {
+    out.push(Effect::Answer {
+        disk,
+        token,
+        op: request.op,
+        outcome: Err(fault),
+    });
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::filter::FilterSpec;
+    use crate::request::{Data, Flags, Op};
+    use crate::stack::Place;
     use alloc::vec;
 
     const DISK: DiskId = DiskId(0);

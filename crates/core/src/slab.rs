@@ -54,6 +54,15 @@ impl<T> Slab<T> {
     /// With 2^32 values inside: no queue is that deep.
     #[inline]
     pub fn insert_with(&mut self, make: impl FnOnce(IoId) -> T) -> IoId {
+        self.put_with(make).0
+    }
+
+    /// The same, and shows the value where it lies.
+    ///
+    /// # Panics
+    /// As above.
+    #[inline]
+    pub fn put_with(&mut self, make: impl FnOnce(IoId) -> T) -> (IoId, &mut T) {
         if self.free == NONE {
             self.grow();
         }
@@ -64,9 +73,8 @@ impl<T> Slab<T> {
             generation: place.generation,
         };
         self.free = place.next_free;
-        place.value = Some(make(id));
         self.len += 1;
-        id
+        (id, place.value.insert(make(id)))
     }
 
     /// One place more.

@@ -148,8 +148,7 @@ impl Stack {
     #[inline]
     pub(crate) fn submit(&mut self, walk: &mut Walk<'_>, token: Token, request: &Request) {
         self.in_flight += 1;
-        let io = walk.enter(Origin::Guest(token), request);
-        walk.down(self, io, 0);
+        walk.enter(self, Origin::Guest(token), request, 0);
         walk.run(self);
     }
 
@@ -163,11 +162,14 @@ impl Stack {
             return false;
         }
         io.outcome = outcome;
-        io.returned = walk.now;
-        if let Some(scheduler) = &mut walk.scheduler {
-            scheduler.finished(walk.now, walk.disk, io.op, io.len, io.issued, io.cost);
+        let Edge { now, disk, .. } = walk.edge;
+        io.returned = now;
+        if let Some(scheduler) = &mut walk.edge.scheduler {
+            scheduler.finished(now, disk, io.op, io.len, io.issued, io.cost);
         }
-        walk.up(self, id, self.layers.len());
+        if let Some(end) = walk.edge.up(self, io, self.layers.len()) {
+            walk.end(self, end);
+        }
         walk.run(self);
         true
     }
@@ -179,11 +181,14 @@ impl Stack {
             if layer
                 .filter
                 .deadline()
-                .is_some_and(|(at, _)| at <= walk.now)
+                .is_some_and(|(at, _)| at <= walk.edge.now)
             {
-                layer.filter.tick(&mut walk.cx(level, &mut self.wants));
+                layer.filter.tick(&mut walk.edge.cx(level, &mut self.wants));
                 assert!(
-                    layer.filter.deadline().is_none_or(|(at, _)| at > walk.now),
+                    layer
+                        .filter
+                        .deadline()
+                        .is_none_or(|(at, _)| at > walk.edge.now),
                     "a tick moves the deadline of the filter `{}`",
                     layer.filter.name()
                 );
@@ -201,7 +206,7 @@ impl Stack {
         outcome: Outcome,
     ) {
         if let Some(level) = self.layers.iter().position(|layer| layer.key == key) {
-            let mut cx = walk.cx(level, &mut self.wants);
+            let mut cx = walk.edge.cx(level, &mut self.wants);
             self.layers[level]
                 .filter
                 .side_done(&mut cx, buffer, outcome);
@@ -233,13 +238,19 @@ impl Stack {
 
 /// One event's walk through a stack: what it may touch, and where its effects go.
 pub(crate) struct Walk<'a> {
+    pub(crate) ios: &'a mut Slab<Io>,
+    pub(crate) edge: Edge<'a>,
+}
+
+/// What lies around a stack: the moment, and where I/Os go that leave it. Apart from the I/Os, so that one that was
+/// found stays found for the whole walk.
+pub(crate) struct Edge<'a> {
     pub(crate) now: Time,
     pub(crate) disk: DiskId,
-    pub(crate) ios: &'a mut Slab<Io>,
     /// Whose turn it is at the disk's datastore, if that is under control.
     pub(crate) scheduler: Option<&'a mut Scheduler>,
-    /// How many I/Os have come to wait for their turn: the scheduler is to be asked for the next.
-    pub(crate) held: usize,
+    /// Whether an I/O has come to wait for its turn: the scheduler is to be asked for the next.
+    pub(crate) waits: bool,
     pub(crate) out: &'a mut Vec<Effect>,
 }
 
@@ -277,47 +288,28 @@ fn start(disk: DiskId, io: &Io) -> Effect {
     }
 }
 
-impl Walk<'_> {
+/// What is left to tell of an I/O that has come out at the top.
+pub(crate) struct End {
+    id: IoId,
+    origin: Origin,
+    op: Op,
+    outcome: Outcome,
+}
+
+impl Edge<'_> {
     fn cx<'w>(&self, level: usize, wants: &'w mut VecDeque<Want>) -> Cx<'w> {
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "a stack has at most MAX_FILTERS levels"
-        )]
-        let level = level as u8;
         Cx {
             now: self.now,
             disk: self.disk,
-            level,
+            level: level_u8(level),
             wants,
         }
     }
 
-    #[inline]
-    fn enter(&mut self, origin: Origin, request: &Request) -> IoId {
-        let now = self.now;
-        self.ios.insert_with(|id| Io {
-            id,
-            op: request.op,
-            flags: request.flags,
-            offset: request.offset,
-            len: request.len,
-            data: request.data,
-            arrived: request.arrived,
-            entered: now,
-            offered: Time::ZERO,
-            issued: Time::ZERO,
-            cost: Cost(0),
-            returned: Time::ZERO,
-            outcome: Ok(()),
-            origin,
-            parked: None,
-        })
-    }
-
-    /// Carries an I/O down from level `from`, to the datastore unless a filter ends or keeps it.
-    #[inline]
-    fn down(&mut self, stack: &mut Stack, id: IoId, from: usize) {
-        let io = self.ios.get_mut(id).expect("an I/O that moves is inside");
+    /// Carries an I/O down from level `from`, to the datastore unless a filter ends or keeps it; one that a filter ended
+    /// goes up again from there, and may come out.
+    #[inline(always)]
+    fn down(&mut self, stack: &mut Stack, io: &mut Io, from: usize) -> Option<End> {
         let mut cx = Cx {
             now: self.now,
             disk: self.disk,
@@ -330,33 +322,44 @@ impl Walk<'_> {
                 Verdict::Done(outcome) => {
                     let level = cx.level;
                     io.outcome = outcome;
-                    return self.up(stack, id, level.into());
+                    return self.turned(stack, io, level.into());
                 }
                 Verdict::Defer => {
                     io.parked = Some((cx.level, Way::Down));
-                    return;
+                    return None;
                 }
             }
         }
         io.offered = self.now;
         if let Some(scheduler) = &mut self.scheduler {
-            match scheduler.offer(self.now, self.disk, id, io.op, io.offset, io.len) {
-                Offer::Start(cost) => io.cost = cost,
-                Offer::Wait => {
-                    io.parked = Some((cx.level, Way::Down));
-                    self.held += 1;
-                    return;
-                }
+            // In its two halves, so that the common one comes back here with nothing to be told apart.
+            let (now, disk) = (self.now, self.disk);
+            match scheduler.start_at_once(now, disk, io.op, io.offset, io.len) {
+                Some(cost) => io.cost = cost,
+                None => match scheduler.consider(now, disk, io.id, io.op, io.offset, io.len) {
+                    Offer::Start(cost) => io.cost = cost,
+                    Offer::Wait => {
+                        io.parked = Some((cx.level, Way::Down));
+                        self.waits = true;
+                        return None;
+                    }
+                },
             }
         }
         io.issued = self.now;
         self.out.push(start(self.disk, io));
+        None
     }
 
-    /// Carries an I/O up through the filters above level `below`, to whoever waits for it.
-    #[inline]
-    fn up(&mut self, stack: &mut Stack, id: IoId, below: usize) {
-        let io = self.ios.get_mut(id).expect("an I/O that moves is inside");
+    /// The same way as `up`, for those that come from somewhere else than the datastore.
+    #[inline(never)]
+    fn turned(&mut self, stack: &mut Stack, io: &mut Io, below: usize) -> Option<End> {
+        self.up(stack, io, below)
+    }
+
+    /// Carries an I/O up through the filters above level `below`. One that comes out has ended.
+    #[inline(always)]
+    fn up(&mut self, stack: &mut Stack, io: &mut Io, below: usize) -> Option<End> {
         let top = match io.origin {
             Origin::Guest(_) => 0,
             Origin::Filter { level, .. } => usize::from(level) + 1,
@@ -374,35 +377,73 @@ impl Walk<'_> {
                 Verdict::Done(outcome) => io.outcome = outcome,
                 Verdict::Defer => {
                     io.parked = Some((cx.level, Way::Up));
-                    return;
+                    return None;
                 }
             }
         }
-        self.end(stack, id);
+        Some(End {
+            id: io.id,
+            origin: io.origin,
+            op: io.op,
+            outcome: io.outcome,
+        })
+    }
+}
+
+impl Walk<'_> {
+    /// A new I/O enters above level `from`.
+    #[inline(always)]
+    fn enter(&mut self, stack: &mut Stack, origin: Origin, request: &Request, from: usize) {
+        let now = self.edge.now;
+        let (_, io) = self.ios.put_with(|id| Io {
+            id,
+            op: request.op,
+            flags: request.flags,
+            offset: request.offset,
+            len: request.len,
+            data: request.data,
+            arrived: request.arrived,
+            entered: now,
+            offered: Time::ZERO,
+            issued: Time::ZERO,
+            cost: Cost(0),
+            returned: Time::ZERO,
+            outcome: Ok(()),
+            origin,
+            parked: None,
+        });
+        if let Some(end) = self.edge.down(stack, io, from) {
+            self.end_early(stack, end);
+        }
+    }
+
+    /// One ends that the datastore has not just answered.
+    #[inline(never)]
+    fn end_early(&mut self, stack: &mut Stack, end: End) {
+        self.end(stack, end);
     }
 
     /// The one place where an I/O ends.
-    #[inline]
-    fn end(&mut self, stack: &mut Stack, id: IoId) {
-        let io = self.ios.get(id).expect("an I/O ends exactly once");
-        let (origin, op, outcome) = (io.origin, io.op, io.outcome);
-        self.ios.discard(id);
-        match origin {
+    #[inline(always)]
+    fn end(&mut self, stack: &mut Stack, end: End) {
+        let inside = self.ios.discard(end.id);
+        assert!(inside, "an I/O ends exactly once");
+        match end.origin {
             Origin::Guest(token) => {
                 stack.in_flight -= 1;
-                self.out.push(Effect::Answer {
-                    disk: self.disk,
+                self.edge.out.push(Effect::Answer {
+                    disk: self.edge.disk,
                     token,
-                    op,
-                    outcome,
+                    op: end.op,
+                    outcome: end.outcome,
                 });
             }
             Origin::Filter { level, tag } => {
                 stack.lower -= 1;
-                let mut cx = self.cx(level.into(), &mut stack.wants);
+                let mut cx = self.edge.cx(level.into(), &mut stack.wants);
                 stack.layers[usize::from(level)]
                     .filter
-                    .lower_done(&mut cx, tag, outcome);
+                    .lower_done(&mut cx, tag, end.outcome);
             }
         }
     }
@@ -423,8 +464,8 @@ impl Walk<'_> {
                 Want::Resume { level, io, verdict } => self.resume(stack, level, io, verdict),
                 Want::Side { level, buffer } => {
                     let filter = stack.layers[usize::from(level)].key;
-                    self.out.push(Effect::SideWrite {
-                        disk: self.disk,
+                    self.edge.out.push(Effect::SideWrite {
+                        disk: self.edge.disk,
                         filter,
                         buffer,
                     });
@@ -448,10 +489,10 @@ impl Walk<'_> {
             offset,
             len,
             data,
-            arrived: self.now,
+            arrived: self.edge.now,
         };
-        let id = self.enter(Origin::Filter { level, tag }, &request);
-        self.down(stack, id, usize::from(level) + 1);
+        let origin = Origin::Filter { level, tag };
+        self.enter(stack, origin, &request, usize::from(level) + 1);
     }
 
     fn resume(&mut self, stack: &mut Stack, level: u8, id: IoId, verdict: Verdict) {
@@ -461,16 +502,19 @@ impl Walk<'_> {
             .expect("a resumed I/O is inside: it was not answered before");
         let (at, way) = io.parked.take().expect("a resumed I/O was deferred");
         assert_eq!(at, level, "only the filter that deferred an I/O resumes it");
-        match (verdict, way) {
-            (Verdict::Pass, Way::Down) => self.down(stack, id, usize::from(level) + 1),
-            (Verdict::Pass, Way::Up) => self.up(stack, id, level.into()),
+        let end = match (verdict, way) {
+            (Verdict::Pass, Way::Down) => self.edge.down(stack, io, usize::from(level) + 1),
+            (Verdict::Pass, Way::Up) => self.edge.turned(stack, io, level.into()),
             (Verdict::Done(outcome), _) => {
                 io.outcome = outcome;
-                self.up(stack, id, level.into());
+                self.edge.turned(stack, io, level.into())
             }
             (Verdict::Defer, _) => {
                 panic!("a deferred I/O is resumed with an answer, not deferred again")
             }
+        };
+        if let Some(end) = end {
+            self.end_early(stack, end);
         }
     }
 }

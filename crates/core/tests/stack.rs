@@ -345,18 +345,14 @@ impl Rule {
 fn calm(shard: &mut Shard) -> Box<Controlled> {
     let control = ControlId(0);
     let shared = Shared::new(1, &Groups::new(0));
-    let scheduler = Box::new(Scheduler::new(0, shared.clone(), 32 << 10));
+    let scheduler = Box::new(Scheduler::new(0, shared, 32 << 10));
     let orders = Orders {
         window: 1 << 40,
         ..Orders::idle(CostModel::flash())
     };
     let mut out = Vec::new();
     for event in [
-        Event::Control {
-            control,
-            scheduler,
-            shared,
-        },
+        Event::Control { control, scheduler },
         Event::Steer { control, orders },
     ] {
         shard.handle(Time::ZERO, event, &mut out);

@@ -27,9 +27,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::Duration;
 use tidegate_core::governor::{self, Admission, Governor, GovernorEvent, Threshold};
 use tidegate_core::iocontrol::shared::{GroupsHandle, Shared};
-use tidegate_core::iocontrol::{
-    Bin, DiskKey, Mode, Orders, Policy, Scheduler, SharedHandle, Usage,
-};
+use tidegate_core::iocontrol::{Bin, DiskKey, Mode, Orders, Policy, Scheduler, Usage};
 use tidegate_core::request::DiskId;
 use tidegate_core::shard::ControlId;
 use tidegate_core::units::Time;
@@ -189,7 +187,6 @@ pub(crate) enum Govern {
     /// It begins.
     Begin {
         scheduler: Box<Scheduler>,
-        shared: SharedHandle,
         words: Sender<Word>,
         peers: Arc<[Arc<Inbox>]>,
         /// The I/O thread's number.
@@ -229,7 +226,6 @@ impl Control {
                     shared.clone(),
                     settings.governor.io_unit,
                 )),
-                shared: shared.clone(),
                 words: words.clone(),
                 peers: Arc::clone(&inboxes),
                 thread,

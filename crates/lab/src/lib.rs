@@ -15,6 +15,7 @@
 pub mod array;
 pub mod bare;
 pub mod bench;
+pub mod engine;
 pub mod fio;
 pub mod histogram;
 pub mod load;

@@ -5,6 +5,7 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
+use crate::engine::Control;
 use crate::server::Launch;
 use crate::vhost::Wait;
 
@@ -188,6 +189,17 @@ pub fn qemu_nbd(store: &Store, socket: &Path, cpu: usize) -> Launch {
         &[socket.into()],
         cpu,
     )
+}
+
+/// The engine alone, of [`crate::engine`], with `program` a `tidegate-bench`.
+#[must_use]
+pub fn engine(program: &Path, socket: &Path, control: Control, cpu: usize) -> Launch {
+    let mut arguments = words(["engine", "--socket"]);
+    arguments.push(socket.into());
+    if control == Control::NotEngaged {
+        arguments.push("--controlled".into());
+    }
+    launch("engine", program, arguments, &[socket.into()], cpu)
 }
 
 /// The bare ring loop of [`crate::bare`], as `program bare --socket SOCKET` with `program` a `tidegate-bench`.

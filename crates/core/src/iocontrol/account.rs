@@ -2,10 +2,16 @@
 //!
 //! The scheduler calls these on every I/O, so each is a few additions. Nothing here decides anything.
 //!
+//! While a datastore is not congested and a disk does more than some 20,000 I/Os a second, a latency is looked at for a
+//! random one in sixteen, which then stands for those that follow it: sixty and more in each of the governor's looks, by
+//! which a mean is known within an eighth of the latencies' spread. A disk that does less, or has a latency target, has
+//! each of them looked at, and so has every disk of a congested datastore.
+//!
 //! # Always true
 //! - an integral over time is exact whenever it is read, though nothing is added up in between
+//! - latencies are counted for as many I/Os as ended, however few were looked at
 
-use super::{Bin, Hold};
+use super::{Bin, Hold, Usage};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
@@ -14,6 +20,12 @@ const BIN: Span = Span::from_millis(100);
 
 /// Bins that are kept while nobody asks for them: 6 s.
 const BINS_MAX: usize = 64;
+
+/// A disk that does no more I/Os a second has every latency looked at: what that costs is not seen at such a rate.
+const EVERY_BELOW: u64 = 20_000;
+
+/// With fewer I/Os in a count, too, every one is looked at: a mean of sixteenths of them would be a guess.
+const EVERY_OF: u64 = 1_000;
 
 /// The integral over time of a level that goes up and down.
 ///
@@ -33,12 +45,8 @@ impl Area {
 
     #[inline]
     pub(super) fn down(&mut self, now: Time, by: u64) {
-        self.level = self.level.saturating_sub(by);
+        self.level = self.level.wrapping_sub(by);
         self.sum = self.sum.wrapping_add(by.wrapping_mul(now.as_nanos()));
-    }
-
-    pub(super) fn level(&self) -> u64 {
-        self.level
     }
 
     /// The integral since the last call.
@@ -50,98 +58,215 @@ impl Area {
     }
 }
 
-/// One disk's counts since they were last read.
-#[derive(Clone, Debug, Default)]
+/// One disk's counts since they were last read. What every I/O touches comes first, and what one step touches does not
+/// stand side by side: where it does, the compiler gathers pairs of them at twice the instructions.
+#[derive(Clone, Debug)]
+#[repr(C, align(64))]
 pub(super) struct Account {
-    pub(super) since: Time,
-    pub(super) ios: u64,
-    pub(super) units: u64,
-    pub(super) cost: u64,
-    pub(super) bytes: u64,
-    pub(super) latency_ns: u64,
-    pub(super) latency_max: Span,
-    pub(super) latency_counts: [u32; 32],
-    pub(super) in_flight: Area,
-    pub(super) waiting: Area,
-    pub(super) held_ns: [u64; 5],
-    held_since: Time,
+    /// Whether neither a limit nor a group can hold the disk. One that is not here is not free.
+    pub(super) free: bool,
+    /// Where its last request ended.
+    pub(super) end: u64,
+    /// Cost that has ended: with what started, a level of which `area` is the integral, as [`Area`] does it.
+    ended: u64,
+    /// Cost that has started, what was in flight at first among it.
+    started: u64,
+    /// Reads and writes until the next whose latency is looked at.
+    left: u64,
+    units: u64,
+    /// The latency that was looked at last, if any was.
+    latency: Option<Span>,
+    bytes: u64,
+    /// What `left` was then.
+    gap: u64,
+    area: u64,
+    /// Reads and writes that ended, up to that look.
+    ios: u64,
+    /// What was in flight at first.
+    carried: u64,
+    /// Whether not every latency is looked at.
+    sampled: bool,
+    random: u32,
+    since: Time,
+    latency_ns: u64,
+    latency_max: Span,
+    latency_counts: [u32; 32],
 }
 
 impl Account {
-    pub(super) fn new(now: Time) -> Account {
+    /// That of a disk that comes now.
+    pub(super) fn new(now: Time, free: bool) -> Account {
         Account {
+            free,
+            end: u64::MAX,
+            ended: 0,
+            started: 0,
+            left: 1,
+            units: 0,
+            latency: None,
+            bytes: 0,
+            gap: 1,
+            area: 0,
+            ios: 0,
+            carried: 0,
+            sampled: false,
+            random: 1,
             since: now,
-            ..Account::default()
+            latency_ns: 0,
+            latency_max: Span::ZERO,
+            latency_counts: [0; 32],
         }
     }
 
     #[inline]
     pub(super) fn started(&mut self, now: Time, cost: u64, units: u64, bytes: u64) {
+        self.started += cost;
         self.units += units;
-        self.cost += cost;
         self.bytes += bytes;
-        self.in_flight.up(now, cost);
-    }
-
-    #[inline]
-    pub(super) fn latency(&mut self, latency: Span) {
-        self.latency_ns = self.latency_ns.saturating_add(latency.as_nanos());
-        self.latency_max = self.latency_max.max(latency);
-        let us = latency.as_micros();
-        let bucket = (u64::BITS - us.leading_zeros()).min(31);
-        self.latency_counts[bucket as usize] += 1;
-    }
-
-    /// `waiting` I/Os have waited for this reason since the last call.
-    pub(super) fn held(&mut self, now: Time, waiting: usize, hold: Hold) {
-        let span = now.since(self.held_since).as_nanos();
-        self.held_since = now;
-        self.held_ns[hold.index()] += span.saturating_mul(waiting as u64);
-    }
-
-    /// Starts a new count. What is in flight or waits goes on.
-    pub(super) fn restart(&mut self, now: Time) {
-        *self = Account {
-            since: now,
-            in_flight: self.in_flight,
-            waiting: self.waiting,
-            held_since: self.held_since,
-            ..Account::default()
-        };
-    }
-}
-
-/// What one I/O thread gets through, in bins.
-#[derive(Debug, Default)]
-pub(super) struct Bins {
-    open: Bin,
-    closed: Vec<Bin>,
-    ios: u64,
-    busy_since: Time,
-    area: Area,
-}
-
-impl Bins {
-    #[inline]
-    pub(super) fn started(&mut self, now: Time, cost: u64) {
-        if self.ios == 0 {
-            self.busy_since = now;
-        }
-        self.ios += 1;
-        self.area.up(now, cost);
+        self.area = self.area.wrapping_sub(cost.wrapping_mul(now.as_nanos()));
     }
 
     #[inline]
     pub(super) fn ended(&mut self, now: Time, cost: u64) {
-        self.ios = self.ios.saturating_sub(1);
-        self.area.down(now, cost);
-        if self.ios == 0 {
-            self.open.busy = self.open.busy + now.since(self.busy_since);
-        }
+        self.ended += cost;
+        self.area = self.area.wrapping_add(cost.wrapping_mul(now.as_nanos()));
     }
 
-    /// Counts a read or write that ended.
+    fn in_flight(&self) -> u64 {
+        self.started.saturating_sub(self.ended)
+    }
+
+    /// A read or write has ended; whether its latency is to be looked at.
     #[inline]
+    pub(super) fn counts(&mut self) -> bool {
+        self.left -= 1;
+        self.left == 0
+    }
+
+    /// The latency of the read or write that was just counted. It stands for those that follow it, until the next look.
+    pub(super) fn look(&mut self, latency: Span) {
+        // All that were counted since the last look, but this one.
+        self.stand(self.gap - 1);
+        self.latency = Some(latency);
+        self.latency_max = self.latency_max.max(latency);
+        self.gap = self.next_gap();
+        self.left = self.gap;
+    }
+
+    /// The last latency has stood for its own I/O and so many that followed.
+    fn stand(&mut self, followed: u64) {
+        let Some(latency) = self.latency else { return };
+        let times = 1 + followed;
+        self.ios += times;
+        let sum = latency.as_nanos().saturating_mul(times);
+        self.latency_ns = self.latency_ns.saturating_add(sum);
+        let us = latency.as_micros();
+        let bucket = (u64::BITS - us.leading_zeros()).min(31);
+        let count = &mut self.latency_counts[bucket as usize];
+        *count = count.saturating_add(u32::try_from(times).unwrap_or(u32::MAX));
+    }
+
+    /// From one look to the next: sixteen on average, and no beat that a load could fall in with.
+    fn next_gap(&mut self) -> u64 {
+        if !self.sampled {
+            return 1;
+        }
+        self.random = self
+            .random
+            .wrapping_mul(1_664_525)
+            .wrapping_add(1_013_904_223);
+        1 + u64::from(self.random >> 27)
+    }
+
+    /// Every latency counts from now on, until the next count at least.
+    pub(super) fn look_at_all(&mut self) {
+        self.sampled = false;
+        self.gap -= self.left - 1;
+        self.left = 1;
+    }
+
+    /// Whether anything started since the counts were read, or is in flight.
+    pub(super) fn is_active(&self) -> bool {
+        self.started > self.carried || self.in_flight() > 0
+    }
+
+    /// Tells the counts and starts new ones; what is in flight goes on. `all`: every latency matters from now on.
+    pub(super) fn tell(&mut self, now: Time, all: bool, usage: &mut Usage) {
+        self.stand(self.gap - self.left);
+        usage.span = now.since(self.since);
+        usage.ios = self.ios;
+        usage.units = self.units;
+        usage.cost = self.started - self.carried;
+        usage.bytes = self.bytes;
+        usage.latency_ns = self.latency_ns;
+        usage.latency_max = self.latency_max;
+        usage.latency_counts = self.latency_counts;
+        let carried = self.in_flight();
+        let open = carried.wrapping_mul(now.as_nanos());
+        usage.in_flight_cost_ns = u128::from(self.area.wrapping_add(open));
+        let seconds = u128::from(usage.span.as_nanos()) * u128::from(EVERY_BELOW);
+        let often = u128::from(self.ios) * 1_000_000_000 > seconds && self.ios >= EVERY_OF;
+        *self = Account {
+            free: self.free,
+            end: self.end,
+            started: carried,
+            carried,
+            area: open.wrapping_neg(),
+            sampled: often && !all,
+            random: self.random,
+            ..Account::new(now, self.free)
+        };
+    }
+}
+
+/// How much of one disk waits, and for what.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Waits {
+    cost: Area,
+    held_ns: [u64; 5],
+    since: Time,
+}
+
+impl Waits {
+    #[inline]
+    pub(super) fn came(&mut self, now: Time, cost: u64) {
+        self.cost.up(now, cost);
+    }
+
+    #[inline]
+    pub(super) fn went(&mut self, now: Time, cost: u64) {
+        self.cost.down(now, cost);
+    }
+
+    /// So many I/Os have waited for this reason since the last call.
+    #[inline]
+    pub(super) fn held(&mut self, now: Time, waiting: usize, hold: Hold) {
+        let span = now.since(self.since).as_nanos();
+        self.since = now;
+        self.held_ns[hold.index()] += span.saturating_mul(waiting as u64);
+    }
+
+    /// An I/O that was not held would have been, for so long.
+    pub(super) fn would_be_held(&mut self, hold: Hold, ns: u64) {
+        self.held_ns[hold.index()] += ns;
+    }
+
+    /// Tells the counts and starts new ones; what waits goes on.
+    pub(super) fn tell(&mut self, now: Time, usage: &mut Usage) {
+        usage.waiting_cost_ns = u128::from(self.cost.take(now));
+        usage.held_ns = core::mem::take(&mut self.held_ns);
+    }
+}
+
+/// What ends on one I/O thread, in bins.
+#[derive(Debug, Default)]
+pub(super) struct Bins {
+    open: Bin,
+    closed: Vec<Bin>,
+}
+
+impl Bins {
+    /// Counts reads and writes that ended.
     pub(super) fn count(&mut self, now: Time, reads: u64, writes: u64, len: u64) {
         if now >= self.open.at + BIN {
             self.close(now);
@@ -152,18 +277,17 @@ impl Bins {
         self.open.bytes_written += writes * len;
     }
 
-    #[cold]
     fn close(&mut self, now: Time) {
-        if self.ios > 0 {
-            self.open.busy = self.open.busy + now.since(self.busy_since);
-            self.busy_since = now;
-        }
         self.open.span = now.since(self.open.at);
-        self.open.in_flight_cost_ns = self.area.take(now);
         if self.closed.len() == BINS_MAX {
             self.closed.remove(0);
         }
         self.closed.push(self.open);
+        self.restart(now);
+    }
+
+    /// Begins a new bin; what the last one counted is forgotten.
+    pub(super) fn restart(&mut self, now: Time) {
         self.open = Bin {
             at: now,
             ..Bin::default()
@@ -179,6 +303,14 @@ impl Bins {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::iocontrol::DiskKey;
+    use crate::request::DiskId;
+
+    fn told(account: &mut Account, ms: u64) -> Usage {
+        let mut usage = Usage::none(DiskId(0), DiskKey(0));
+        account.tell(Time::ZERO + Span::from_millis(ms), false, &mut usage);
+        usage
+    }
 
     #[test]
     fn an_integral_is_exact_at_any_moment() {
@@ -189,33 +321,87 @@ mod tests {
         assert_eq!(area.take(at(30)), 4 * 20 + 2 * 10);
         area.down(at(40), 4);
         assert_eq!(area.take(at(50)), 6 * 10 + 2 * 10);
-        assert_eq!(area.level(), 2);
+    }
+
+    #[test]
+    fn what_is_in_flight_is_counted_on_though_the_counts_begin_anew() {
+        let at = |ms| Time::ZERO + Span::from_millis(ms);
+        let mut account = Account::new(at(0), true);
+        account.started(at(10), 3, 1, 512);
+        account.started(at(10), 1, 1, 512);
+        let usage = told(&mut account, 20);
+        assert_eq!((usage.cost, usage.in_flight_cost_ns), (4, 40_000_000));
+        assert!(account.is_active());
+        account.ended(at(25), 3);
+        let usage = told(&mut account, 30);
+        assert_eq!((usage.cost, usage.in_flight_cost_ns), (0, 25_000_000));
+        account.ended(at(30), 1);
+        assert!(!account.is_active());
+        assert_eq!(told(&mut account, 40).in_flight_cost_ns, 0);
     }
 
     #[test]
     fn latencies_fall_into_buckets_that_double() {
-        let mut account = Account::default();
+        let mut account = Account::new(Time::ZERO, true);
         for us in [0, 1, 2, 3, 4, u64::MAX / 1_000] {
-            account.latency(Span::from_micros(us));
+            assert!(
+                account.counts(),
+                "a disk that does little has all looked at"
+            );
+            account.look(Span::from_micros(us));
         }
-        assert_eq!(account.latency_counts[..4], [1, 1, 2, 1]);
-        assert_eq!(account.latency_counts[31], 1);
+        let usage = told(&mut account, 1);
+        assert_eq!(usage.latency_counts[..4], [1, 1, 2, 1]);
+        assert_eq!(usage.latency_counts[31], 1);
     }
 
     #[test]
-    fn a_bin_tells_how_long_the_thread_was_busy() {
+    fn of_a_busy_disk_one_in_sixteen_is_looked_at_and_stands_for_the_rest() {
+        let mut account = Account::new(Time::ZERO, true);
+        let (mut looks, mut sum, mut usage) = (0, 0, told(&mut Account::new(Time::ZERO, true), 0));
+        for count in 1..=10 {
+            (looks, sum) = (0, 0);
+            // A hundred thousand a second, and a latency that has a beat of its own.
+            for io in 0..5_000_u64 {
+                let latency = 80_000 + io % 16 * 10_000;
+                sum += latency;
+                if account.counts() {
+                    looks += 1;
+                    account.look(Span::from_nanos(latency));
+                }
+            }
+            usage = told(&mut account, 50 * count);
+            assert_eq!(usage.ios, 5_000);
+            assert_eq!(usage.latency_counts.iter().sum::<u32>(), 5_000);
+            let off = usage.latency_ns.abs_diff(sum);
+            assert!(off * 8 <= sum, "{} for {sum}", usage.latency_ns);
+        }
+        assert!((200..450).contains(&looks), "{looks}");
+        assert!(usage.latency_ns.abs_diff(sum) > 0, "it was not all of them");
+        // Once it does little, or once told so, all are looked at.
+        assert!(account.counts());
+        account.look(Span::ZERO);
+        account.look_at_all();
+        assert!(account.counts());
+        told(&mut account, 1_000);
+        for _ in 0..500 {
+            assert!(account.counts());
+            account.look(Span::ZERO);
+        }
+    }
+
+    #[test]
+    fn a_bin_tells_what_ended_in_it() {
         let at = |ms| Time::ZERO + Span::from_millis(ms);
         let mut bins = Bins::default();
-        bins.started(at(10), 3);
-        bins.ended(at(40), 3);
+        bins.restart(at(20));
         bins.count(at(40), 1, 0, 512);
-        bins.started(at(90), 1);
-        bins.count(at(120), 0, 1, 4_096);
+        bins.count(at(140), 0, 1, 4_096);
         let mut out = Vec::new();
         bins.take(&mut out);
         assert_eq!(out.len(), 1);
-        assert_eq!(out[0].busy, Span::from_millis(60));
-        assert_eq!(out[0].in_flight_cost_ns, 90_000_000 + 30_000_000);
+        assert_eq!((out[0].at, out[0].span), (at(20), Span::from_millis(120)));
         assert_eq!((out[0].reads, out[0].bytes_read), (1, 512));
+        assert_eq!(out[0].writes, 0);
     }
 }

@@ -8,6 +8,7 @@
 //! All rounded down, but never to nothing.
 
 use super::Cost;
+use super::policy::units;
 use crate::request::Op;
 use crate::units::Span;
 
@@ -134,6 +135,61 @@ impl CostModel {
     }
 }
 
+/// The costs of ordinary requests, as they are looked up for each I/O of a datastore where nobody waits.
+#[derive(Clone, Debug)]
+pub(super) struct Prices {
+    by_op: [Price; Op::ALL.len()],
+}
+
+/// What an ordinary request of one operation costs. None of the numbers can make a cost overflow.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Price {
+    /// Shorter requests are ordinary: they count one unit, and what they count and cost needs no bounds.
+    below: u64,
+    base: u64,
+    near: u64,
+    per_mib: u64,
+}
+
+impl Prices {
+    /// Those of a model, where so many bytes are a unit. Only reads and writes can be ordinary.
+    pub(super) fn of(model: &CostModel, io_unit: u32) -> Prices {
+        let mut by_op = [Price::default(); Op::ALL.len()];
+        let below = u64::from(io_unit).min(MIB) + 1;
+        let most = 1 << 30;
+        by_op[Op::Read.index()] = Price {
+            below,
+            base: model.read_base.clamp(1, most),
+            near: model.read_sequential.clamp(1, most),
+            per_mib: model.read_per_mib.min(most),
+        };
+        by_op[Op::Write.index()] = Price {
+            below,
+            base: model.write_base.clamp(1, most),
+            near: model.write_sequential.clamp(1, most),
+            per_mib: model.write_per_mib.min(most),
+        };
+        debug_assert!(units(below - 1, io_unit) == 1);
+        Prices { by_op }
+    }
+
+    /// The price of the request, if it is an ordinary one.
+    #[inline]
+    pub(super) fn ordinary(&self, op: Op, len: u64) -> Option<&Price> {
+        let price = &self.by_op[op.index()];
+        (len < price.below).then_some(price)
+    }
+}
+
+impl Price {
+    /// What an ordinary request of this length costs.
+    #[inline]
+    pub(super) fn cost(&self, len: u64, sequential: bool) -> u64 {
+        let base = if sequential { self.near } else { self.base };
+        base + ((len * self.per_mib) >> 20)
+    }
+}
+
 /// Bytes that a request counts against limits of bandwidth, and by which its units are counted. Zeroing is cheap for its
 /// length, so it counts as one MiB at most.
 #[inline]
@@ -183,6 +239,28 @@ mod tests {
         };
         assert_eq!(zero.cost(Op::Read, 0, false), Cost(1));
         assert!(zero.cost(Op::Read, u64::MAX, false).0 >= 1);
+    }
+
+    #[test]
+    fn an_ordinary_request_costs_what_the_model_says() {
+        for model in [
+            CostModel::flash(),
+            CostModel::rotational(),
+            CostModel::unknown(),
+        ] {
+            let prices = Prices::of(&model, 32_768);
+            for op in Op::ALL {
+                for len in [0, 512, 4_096, 32_767, 32_768, 32_769, 1 << 20, u64::MAX] {
+                    let price = prices.ordinary(op, len);
+                    let ordinary = matches!(op, Op::Read | Op::Write) && len <= 32_768;
+                    assert_eq!(price.is_some(), ordinary, "{op:?} {len}");
+                    for sequential in [false, true] {
+                        let cost = price.map(|price| Cost(price.cost(len, sequential)));
+                        assert!(cost.is_none_or(|cost| cost == model.cost(op, len, sequential)));
+                    }
+                }
+            }
+        }
     }
 
     #[test]

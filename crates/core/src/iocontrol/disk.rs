@@ -2,12 +2,12 @@
 //!
 //! Straight-line work only; [`super::scheduler`] decides when.
 
-use super::account::Account;
+use super::account::{Account, Waits};
 use super::limit::{Gate, Gates, TICKS_PER_NS, TICKS_PER_S, ticks};
 use super::policy::Policy;
 use super::tags::{Slope, before, earlier, later};
 use super::{Cost, DiskKey, Hold, Usage};
-use crate::request::{DiskId, IoId, Op};
+use crate::request::{DiskId, IoId};
 use crate::units::{Span, Time};
 use alloc::collections::VecDeque;
 
@@ -61,13 +61,11 @@ pub(super) struct Disk {
     pub(super) free: bool,
     /// Whether it waits for its turn since so long that it goes first.
     pub(super) overdue: bool,
-    /// Where its last request ended.
-    pub(super) end: u64,
-    pub(super) account: Account,
+    pub(super) waits: Waits,
 }
 
 impl Disk {
-    pub(super) fn new(now: Time, key: DiskKey, policy: &Policy, v: u64, theta: u32) -> Disk {
+    pub(super) fn new(key: DiskKey, policy: &Policy, v: u64, theta: u32) -> Disk {
         let mut disk = Disk {
             key,
             policy: policy.clone(),
@@ -85,8 +83,7 @@ impl Disk {
             group: None,
             free: true,
             overdue: false,
-            end: u64::MAX,
-            account: Account::new(now),
+            waits: Waits::default(),
         };
         disk.derive(theta);
         disk
@@ -171,65 +168,48 @@ impl Disk {
     #[inline]
     pub(super) fn settle(&mut self, now: Time, v: u64) {
         let hold = self.hold(v);
-        self.account.held(now, self.queue.len(), hold);
+        self.waits.held(now, self.queue.len(), hold);
     }
 
     pub(super) fn push(&mut self, now: Time, v: u64, queued: Queued) {
         self.settle(now, v);
-        self.account.waiting.up(now, queued.cost);
+        self.waits.came(now, queued.cost);
         self.queue.push_back(queued);
     }
 
     pub(super) fn pop(&mut self, now: Time, v: u64) -> Option<Queued> {
         self.settle(now, v);
         let queued = self.queue.pop_front()?;
-        self.account.waiting.down(now, queued.cost);
+        self.waits.went(now, queued.cost);
         Some(queued)
     }
 
-    /// Whether it asked for anything since its counts were read, or has something left.
-    pub(super) fn is_active(&self) -> bool {
-        !self.queue.is_empty() || self.account.cost > 0 || self.account.in_flight.level() > 0
-    }
-
-    /// Adds an I/O that ended to the counts.
-    #[inline]
-    pub(super) fn ended(&mut self, now: Time, op: Op, cost: u64, latency: Span) {
-        self.account.in_flight.down(now, cost);
-        // A flush takes as long as what came before it: its latency says nothing of the queue.
-        if matches!(op, Op::Read | Op::Write) {
-            self.account.ios += 1;
-            self.account.latency(latency);
-        }
-    }
-
-    /// Tells the counts, and starts new ones.
-    pub(super) fn usage(&mut self, id: DiskId, now: Time, v: u64) -> Usage {
+    /// Tells the counts, and starts new ones. `all`: of its I/Os every latency matters from now on.
+    pub(super) fn usage(
+        &mut self,
+        id: DiskId,
+        now: Time,
+        v: u64,
+        account: &mut Account,
+        all: bool,
+    ) -> Usage {
         self.settle(now, v);
-        let active = self.is_active();
-        let account = &mut self.account;
-        let usage = Usage {
-            disk: id,
-            key: self.key,
+        let mut usage = Usage {
             shares: self.policy.shares,
             reservation: self.policy.reservation,
             limit: self.policy.limit.map_or(0, |limit| limit.sustained),
             latency_target: self.policy.latency_target.unwrap_or(Span::ZERO),
-            span: now.since(account.since),
-            ios: account.ios,
-            units: account.units,
-            cost: account.cost,
-            bytes: account.bytes,
-            latency_ns: account.latency_ns,
-            latency_max: account.latency_max,
-            latency_counts: account.latency_counts,
-            in_flight_cost_ns: u128::from(account.in_flight.take(now)),
-            waiting_cost_ns: u128::from(account.waiting.take(now)),
-            held_ns: account.held_ns,
-            active,
+            active: self.is_active(account),
             burst_left: self.gates.units.burst_left(now),
+            ..Usage::none(id, self.key)
         };
-        account.restart(now);
+        self.waits.tell(now, &mut usage);
+        account.tell(now, all || self.policy.latency_target.is_some(), &mut usage);
         usage
+    }
+
+    /// Whether it asked for anything since its counts were read, or has something left.
+    pub(super) fn is_active(&self, account: &Account) -> bool {
+        !self.queue.is_empty() || account.is_active()
     }
 }

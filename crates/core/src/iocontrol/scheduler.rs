@@ -18,58 +18,26 @@
 //!      last one started └────────────────────────┘
 //! ```
 
+mod choice;
+mod entry;
 mod places;
 
-use super::account::Bins;
-use super::cost::{counted_len, never_held};
-use super::disk::{CREDIT, Disk, Place, Queued};
-use super::limit::{moment, ticks};
-use super::policy::{Policy, units};
+use super::account::{Account, Bins};
+use super::cost::Prices;
+use super::disk::{CREDIT, Disk, Place};
+use super::limit::moment;
+use super::policy::Policy;
 use super::shared::{Member, SharedHandle};
-use super::tags::{Heap, SCALE_BITS, before, later, virtual_span};
+use super::tags::{Heap, SCALE_BITS, virtual_span};
 use super::{Bin, Cost, DiskKey, Hold, Mode, Offer, Orders, Pick, Usage};
 use crate::request::{DiskId, IoId, Op};
-use crate::units::{Span, Time};
+use crate::units::Time;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-
-/// How far threads may differ (T): 8 reference I/Os of a disk with 1000 shares.
-const REACH: u64 = ((8 * Cost::REFERENCE.0) << SCALE_BITS) / 1_000;
+use choice::Block;
 
 /// What a disk's tag may run ahead by while the rate of the datastore is unknown: its credit, of 1000 shares.
 const LEAD_UNKNOWN: u64 = (CREDIT.0 << SCALE_BITS) / 1_000;
-
-/// How much more reservations may take than the rest: nine parts of ten.
-const RESERVE_PARTS: u64 = 9;
-
-/// How much reservations may take at once before the rest has had its tenth. Small against 100 ms of any datastore worth
-/// controlling, so that the tenth holds in any 100 ms.
-const RESERVE_CREDIT: u64 = CREDIT.0;
-
-/// How long the same fraction of a request counts against the window.
-const DRAW: Span = Span::from_millis(2);
-
-/// The golden ratio in 2^32: its multiples, modulo one, fill the interval evenly.
-const GOLDEN: u32 = 0x9E37_79B9;
-
-/// Where they begin. A fraction is never nothing, so a window that holds whole requests holds exactly those.
-const HALF: u32 = 1 << 31;
-
-/// Why an I/O goes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Phase {
-    Overdue,
-    Reservation,
-    Target,
-    Shares,
-}
-
-/// Why none goes.
-enum Block {
-    Nothing,
-    Full,
-    Turn(usize),
-}
 
 /// A group's disks on this thread that wait for the group's limit.
 #[derive(Default)]
@@ -90,10 +58,17 @@ pub struct Scheduler {
     window: u64,
     /// Whether an I/O may pass without a look at tags.
     passing: bool,
+    /// Whether, besides, nothing waits here and no other thread serves the datastore: nothing but the window matters.
+    calm: bool,
+    prices: Prices,
     /// Clamp of tags (lambda).
     lead: u64,
     active_shares: u64,
     disks: Vec<Option<Disk>>,
+    /// By number, as the disks.
+    accounts: Vec<Account>,
+    /// I/Os that wait.
+    held: usize,
     ready: Heap,
     reserved: Heap,
     targets: Heap,
@@ -105,6 +80,8 @@ pub struct Scheduler {
     overdue: VecDeque<u32>,
     look: Time,
     bins: Bins,
+    /// Whether anything has ended since its use was last told.
+    stirred: bool,
     /// When it was last told the time.
     now: Time,
 }
@@ -118,15 +95,20 @@ impl Scheduler {
         let orders = Orders::idle(super::CostModel::unknown());
         let mut member = Member::new(thread, shared);
         member.fit(orders.window);
+        let io_unit = io_unit.max(1);
         Scheduler {
+            calm: member.is_alone(),
             member,
-            io_unit: io_unit.max(1),
+            io_unit,
+            prices: Prices::of(&orders.costs, io_unit),
             window: orders.window,
             orders,
             passing: true,
             lead: LEAD_UNKNOWN,
             active_shares: 0,
             disks: Vec::new(),
+            accounts: Vec::new(),
+            held: 0,
             ready: Heap::new(),
             reserved: Heap::new(),
             targets: Heap::new(),
@@ -138,6 +120,7 @@ impl Scheduler {
             overdue: VecDeque::new(),
             look: Time::ZERO,
             bins: Bins::default(),
+            stirred: false,
             now: Time::ZERO,
         }
     }
@@ -150,13 +133,17 @@ impl Scheduler {
         let index = disk.0 as usize;
         if self.disks.len() <= index {
             self.disks.resize_with(index + 1, || None);
+            self.accounts
+                .resize_with(index + 1, || Account::new(now, false));
         }
         assert!(
             self.disks[index].is_none(),
             "a disk comes to a scheduler once"
         );
         let theta = self.theta();
-        self.disks[index] = Some(Disk::new(now, key, policy, self.member.v(), theta));
+        let here = Disk::new(key, policy, self.member.v(), theta);
+        self.accounts[index] = Account::new(now, here.free);
+        self.disks[index] = Some(here);
         self.note_group(policy);
     }
 
@@ -169,7 +156,14 @@ impl Scheduler {
         self.now = now;
         self.note_group(policy);
         self.take_out(now, disk.0);
-        self.disk(disk.0).change(now, policy, theta);
+        let of = self.disk(disk.0);
+        of.change(now, policy, theta);
+        let (free, all) = (of.free, of.policy.latency_target.is_some());
+        let account = &mut self.accounts[disk.0 as usize];
+        account.free = free;
+        if all {
+            account.look_at_all();
+        }
         self.place(now, disk.0);
         self.publish();
     }
@@ -183,7 +177,7 @@ impl Scheduler {
         }
     }
 
-    /// The disk leaves. What it had in flight may still be reported, and is forgotten.
+    /// The disk leaves. What it had in flight may still be reported, until another disk has its number, and is forgotten.
     ///
     /// # Panics
     /// When something of it waits ([`Scheduler::drain`] comes first), or it is not here.
@@ -193,11 +187,19 @@ impl Scheduler {
             "a disk leaves once nothing of it waits"
         );
         self.disks[disk.0 as usize] = None;
+        self.accounts[disk.0 as usize].free = false;
     }
 
     /// The governor's orders hold from now on. Ask `pick` afterwards: there may be room.
     pub fn steer(&mut self, now: Time, orders: &Orders) {
         let theta = self.theta();
+        if orders.engaged && !self.orders.engaged {
+            self.bins.restart(now);
+            self.accounts.iter_mut().for_each(Account::look_at_all);
+        }
+        if orders.costs != self.orders.costs {
+            self.prices = Prices::of(&orders.costs, self.io_unit);
+        }
         self.orders = orders.clone();
         if orders.io_unit > 0 {
             self.io_unit = orders.io_unit;
@@ -217,9 +219,10 @@ impl Scheduler {
             }
         }
         let shares_of = |active: bool| -> u64 {
-            let disks = self.disks.iter().flatten();
-            let disks = disks.filter(|disk| !active || disk.is_active());
-            disks.map(|disk| u64::from(disk.policy.shares)).sum()
+            let disks = self.disks.iter().zip(&self.accounts);
+            let disks = disks.filter_map(|(disk, account)| Some((disk.as_ref()?, account)));
+            let disks = disks.filter(|(disk, account)| !active || disk.is_active(account));
+            disks.map(|(disk, _)| u64::from(disk.policy.shares)).sum()
         };
         // Before anybody has asked for anything, all count: a lead that is too short is soon right, one without end is not.
         self.active_shares = match self.active_shares.max(shares_of(true)) {
@@ -235,7 +238,13 @@ impl Scheduler {
         if !self.limits() {
             self.unpark(now);
         }
+        self.note_calm();
         self.publish();
+    }
+
+    /// To be called whenever what it says has changed.
+    fn note_calm(&mut self) {
+        self.calm = self.passing && self.held == 0 && self.member.is_alone();
     }
 
     /// What part of reservations holds: all of it while nothing is congested, none where control is off.
@@ -266,90 +275,34 @@ impl Scheduler {
         offset: u64,
         len: u64,
     ) -> Offer {
-        let passing = self.passing && self.ready.is_empty() && !self.member.someone_waits();
-        let of = self.disks[disk.0 as usize]
-            .as_mut()
-            .expect("the engine offers I/Os of disks that it has added");
-        let cost = self.orders.costs.cost(op, len, offset == of.end).0;
-        if !matches!(op, Op::Flush) {
-            of.end = offset.wrapping_add(len);
+        match self.start_at_once(now, disk, op, offset, len) {
+            Some(cost) => Offer::Start(cost),
+            None => self.consider(now, disk, io, op, offset, len),
         }
-        let bytes = counted_len(op, len);
-        if passing && of.free && !never_held(op) && self.member.try_start(cost, cost, self.window) {
-            let units = units(bytes, self.io_unit);
-            of.account.started(now, cost, units, bytes);
-            self.bins.started(now, cost);
-            return Offer::Start(Cost(cost));
-        }
-        self.offer_held(now, disk.0, io, op, cost, bytes)
     }
 
-    /// The same for what may have to wait, or must not.
-    fn offer_held(
+    /// The first half of [`Scheduler::offer`]: an ordinary I/O starts at a glance where nothing but the window matters.
+    #[inline(always)]
+    pub(crate) fn start_at_once(
         &mut self,
         now: Time,
-        slot: u32,
-        io: IoId,
+        disk: DiskId,
         op: Op,
-        cost: u64,
-        bytes: u64,
-    ) -> Offer {
-        if never_held(op) {
-            return self.start_debt(now, slot, cost);
+        offset: u64,
+        len: u64,
+    ) -> Option<Cost> {
+        if !self.calm {
+            return None;
         }
-        let (v, io_unit) = (self.member.v(), self.io_unit);
-        let observes = !self.limits();
-        self.now = now;
-        let disk = self.disk(slot);
-        let units = units(bytes, io_unit);
-        if observes && disk.queue.is_empty() {
-            let late = disk.gates.units.observe(ticks(now), units);
-            disk.account.held_ns[Hold::Limit.index()] += late;
-            let late = disk.gates.bytes.observe(ticks(now), bytes);
-            disk.account.held_ns[Hold::Bandwidth.index()] += late;
-            disk.account.started(now, cost, units, bytes);
-            self.member.start(cost);
-            self.bins.started(now, cost);
-            return Offer::Start(Cost(cost));
+        let price = self.prices.ordinary(op, len)?;
+        let account = self.accounts.get_mut(disk.0 as usize)?;
+        let cost = price.cost(len, offset == account.end);
+        if !account.free || !self.member.try_start_alone(cost, self.window) {
+            return None;
         }
-        let queued = Queued {
-            io,
-            cost,
-            units,
-            bytes,
-            since: now,
-        };
-        disk.push(now, v, queued);
-        if disk.place == Place::Idle {
-            // Of its group nobody else may become ready either.
-            let group = disk.group;
-            let alone = self.ready.is_empty() && !self.is_group_held(now, group);
-            self.place(now, slot);
-            if alone && let Ok((started, _, cost)) = self.dispatch(now) {
-                assert!(started == slot, "nobody else was ready");
-                return Offer::Start(cost);
-            }
-            self.publish();
-        }
-        Offer::Wait
-    }
-
-    /// Starts what is never held, and charges it: the disk's next turn comes later.
-    fn start_debt(&mut self, now: Time, slot: u32, cost: u64) -> Offer {
-        let (v, lead, engaged) = (self.member.v(), self.lead, !self.passing);
-        self.member.start(cost);
-        self.bins.started(now, cost);
-        let disk = self.disk(slot);
-        if engaged {
-            if disk.place == Place::Idle {
-                disk.wakes(now, v);
-            }
-            disk.charge(cost, v, lead);
-        }
-        disk.account.started(now, cost, 0, 0);
-        self.order(slot);
-        self.publish();
-        Offer::Start(Cost(cost))
+        account.end = offset.wrapping_add(len);
+        account.started(now, cost, 1, len);
+        Some(Cost(cost))
     }
 
     /// The next I/O to give to the datastore, or why there is none. To be asked until it is not [`Pick::Now`].
@@ -435,17 +388,42 @@ impl Scheduler {
         cost: Cost,
     ) {
         self.member.finish(cost.0);
-        self.bins.ended(now, cost.0);
-        let (reads, writes) = match op {
-            Op::Read | Op::Prefetch => (1, 0),
-            Op::Write => (0, 1),
-            Op::WriteZeroes | Op::Discard | Op::Flush | Op::Extents => (0, 0),
+        let Some(account) = self.accounts.get_mut(disk.0 as usize) else {
+            return;
         };
-        self.bins.count(now, reads, writes, len);
-        if let Some(Some(disk)) = self.disks.get_mut(disk.0 as usize) {
-            let latency = self.orders.costs.normalise(op, len, now.since(issued));
-            disk.ended(now, op, cost.0, latency);
+        account.ended(now, cost.0);
+        // A flush takes as long as what came before it: its latency says nothing of the queue.
+        if !matches!(op, Op::Read | Op::Write) || account.counts() {
+            self.look(disk.0, now, op, len, issued);
         }
+    }
+
+    /// What few of the I/Os that end need where nothing is congested, and all of them where something is.
+    #[inline(never)]
+    fn look(&mut self, slot: u32, now: Time, op: Op, len: u64, issued: Time) {
+        self.stirred = true;
+        if matches!(op, Op::Read | Op::Write) {
+            let latency = self.orders.costs.normalise(op, len, now.since(issued));
+            self.accounts[slot as usize].look(latency);
+        }
+        if self.orders.engaged {
+            match op {
+                Op::Read | Op::Prefetch => self.bins.count(now, 1, 0, len),
+                Op::Write => self.bins.count(now, 0, 1, len),
+                Op::WriteZeroes | Op::Discard | Op::Flush | Op::Extents => {}
+            }
+        }
+    }
+
+    /// Whether anything waits for room, here or on another thread: `pick` is to be asked after an I/O has ended.
+    #[inline]
+    pub fn someone_waits(&self) -> bool {
+        !self.calm && (self.held > 0 || self.member.someone_waits())
+    }
+
+    /// Whether the datastore was used since its use was last told, or is being used.
+    pub fn is_stirred(&self) -> bool {
+        self.stirred || self.member.own() > 0
     }
 
     /// How many I/Os of the disk wait.
@@ -459,19 +437,24 @@ impl Scheduler {
         let (now, v) = (self.now, self.member.v());
         self.take_out(now, disk.0);
         let disk = self.disk(disk.0);
+        let before = out.len();
         while let Some(queued) = disk.pop(now, v) {
             out.push(queued.io);
         }
+        self.held -= out.len() - before;
+        self.note_calm();
         self.publish();
     }
 
     /// Appends what each disk used since the last call, and starts a new count.
     pub fn usage(&mut self, now: Time, out: &mut Vec<Usage>) {
-        let v = self.member.v();
+        let (v, all) = (self.member.v(), self.orders.engaged);
         self.active_shares = 0;
-        for (id, disk) in (0..).zip(&mut self.disks) {
+        self.stirred = false;
+        let accounts = self.accounts.iter_mut();
+        for ((id, disk), account) in (0..).zip(&mut self.disks).zip(accounts) {
             if let Some(disk) = disk {
-                let usage = disk.usage(DiskId(id), now, v);
+                let usage = disk.usage(DiskId(id), now, v, account, all);
                 if usage.active {
                     self.active_shares += u64::from(usage.shares);
                 }
@@ -494,138 +477,5 @@ impl Scheduler {
         self.disks[slot as usize]
             .as_mut()
             .expect("the heaps and the engine name disks that were added")
-    }
-
-    /// Starts the I/O whose turn it is, if it may.
-    fn dispatch(&mut self, now: Time) -> Result<(u32, IoId, Cost), Block> {
-        loop {
-            let (slot, phase) = self.choose(now)?;
-            let fraction = self.fraction(now);
-            let (window, limits) = (self.window, self.limits());
-            let disk = self.disks[slot as usize]
-                .as_mut()
-                .expect("the heaps name disks that were added");
-            let first = disk
-                .queue
-                .front()
-                .expect("a ready disk has something to do");
-            let (cost, units, bytes) = (first.cost, first.units, first.bytes);
-            let need = ((cost * fraction) >> 16).max(1);
-            if !self.member.try_start(cost, need, window) {
-                return Err(Block::Full);
-            }
-            if let Some(group) = disk.group
-                && limits
-                && !self.member.groups().take(group, ticks(now), units, bytes)
-            {
-                self.member.finish(cost);
-                self.hold_in_group(now, slot, group);
-                self.publish();
-                continue;
-            }
-            let io = self.start(now, slot, phase);
-            self.publish();
-            return Ok((slot, io, Cost(cost)));
-        }
-    }
-
-    /// Whose turn it is, and why.
-    fn choose(&mut self, now: Time) -> Result<(u32, Phase), Block> {
-        while let Some(slot) = self.overdue.front().copied() {
-            let disk = self.disks[slot as usize].as_mut();
-            match disk.filter(|disk| disk.overdue && disk.place == Place::Ready) {
-                Some(_) => return Ok((slot, Phase::Overdue)),
-                None => drop(self.overdue.pop_front()),
-            }
-        }
-        if let Some((at, slot)) = self.reserved.peek()
-            && at <= ticks(now)
-            && self.member.has_reserve_credit()
-        {
-            return Ok((slot, Phase::Reservation));
-        }
-        let Some((least, first)) = self.ready.peek() else {
-            return Err(Block::Nothing);
-        };
-        let (slot, tag, phase) = match self.near_target(now) {
-            Some((slot, tag)) => (slot, tag, Phase::Target),
-            None => (first, least, Phase::Shares),
-        };
-        if self.window != u64::MAX
-            && let Some(thread) = self.member.before_me(tag, REACH, ticks(now))
-        {
-            return Err(Block::Turn(thread));
-        }
-        Ok((slot, phase))
-    }
-
-    /// The disk whose latency target is about to be missed, unless it has had more than its part.
-    fn near_target(&mut self, now: Time) -> Option<(u32, u64)> {
-        let latest = ticks(now + self.orders.latency_p99);
-        let furthest = self.member.v().wrapping_add(self.lead / 4);
-        while let Some((deadline, slot)) = self.targets.peek() {
-            if deadline > latest {
-                return None;
-            }
-            let tag = self.disk(slot).tag;
-            if !before(furthest, tag) {
-                return Some((slot, tag));
-            }
-            // Its next I/O may try again.
-            self.targets.remove(slot);
-        }
-        None
-    }
-
-    /// What part of a request must fit in the window, in 1/65536: all fractions equally often.
-    fn fraction(&mut self, now: Time) -> u64 {
-        if now >= self.redraw {
-            let draw = now.as_nanos() / DRAW.as_nanos();
-            self.redraw = Time::from_nanos((draw + 1) * DRAW.as_nanos());
-            let low = u32::try_from(draw & u64::from(u32::MAX)).unwrap_or(0);
-            self.fraction = u64::from(low.wrapping_mul(GOLDEN).wrapping_add(HALF) >> 16) | 1;
-        }
-        self.fraction
-    }
-
-    /// Accounts for the first I/O of a disk, which starts.
-    fn start(&mut self, now: Time, slot: u32, phase: Phase) -> IoId {
-        let (v, lead) = (self.member.v(), self.lead);
-        let disk = self.disk(slot);
-        let queued = disk.pop(now, v).expect("a ready disk has something to do");
-        let Queued {
-            io,
-            cost,
-            units,
-            bytes,
-            ..
-        } = queued;
-        let start = disk.tag;
-        match phase {
-            Phase::Shares => disk.charge_turn(cost),
-            Phase::Overdue | Phase::Reservation | Phase::Target => disk.charge(cost, v, lead),
-        }
-        if phase == Phase::Reservation {
-            disk.charge_reservation(units);
-        }
-        if !disk.free {
-            disk.gates.units.take(ticks(now), units);
-            disk.gates.bytes.take(ticks(now), bytes);
-        }
-        disk.overdue = phase == Phase::Overdue && places::is_overdue(disk, now);
-        disk.account.started(now, cost, units, bytes);
-        self.bins.started(now, cost);
-        if phase == Phase::Shares {
-            self.member.raise_v(later(v, start));
-        }
-        match phase {
-            Phase::Reservation => self.member.spend_reserve_credit(cost),
-            Phase::Overdue | Phase::Target | Phase::Shares => {
-                self.member
-                    .earn_reserve_credit(RESERVE_PARTS * cost, RESERVE_CREDIT);
-            }
-        }
-        self.go_on(now, slot);
-        io
     }
 }

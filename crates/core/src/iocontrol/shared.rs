@@ -224,6 +224,17 @@ impl Member {
         self.try_start_beside(cost, need, window)
     }
 
+    /// The same for a thread that is alone, where something is in flight or the window has room for any I/O.
+    #[inline]
+    pub fn try_start_alone(&mut self, cost: u64, window: u64) -> bool {
+        let grown = self.own + cost;
+        let fits = grown <= window;
+        if fits {
+            self.own = grown;
+        }
+        fits
+    }
+
     fn try_start_beside(&mut self, cost: u64, need: u64, window: u64) -> bool {
         let fits = |there: i64| match u64::try_from(there) {
             Ok(there) => there == 0 || there.saturating_add(need) <= window,
@@ -275,10 +286,16 @@ impl Member {
     /// `cost` has ended.
     #[inline]
     pub fn finish(&mut self, cost: u64) {
-        self.own = self.own.saturating_sub(cost);
+        debug_assert!(cost <= self.own, "only what has started ends");
         if self.alone {
-            return;
+            self.own = self.own.wrapping_sub(cost);
+        } else {
+            self.finish_beside(cost);
         }
+    }
+
+    fn finish_beside(&mut self, cost: u64) {
+        self.own = self.own.wrapping_sub(cost);
         self.unsaid -= cost.cast_signed();
         if self.own == 0 || self.unsaid.unsigned_abs() > self.batch {
             self.say();

@@ -173,9 +173,13 @@ impl Heap {
     }
 
     #[inline]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "disks are numbered in 32 bits, so there are no more places"
+    )]
     fn put(&mut self, place: usize, item: Item) {
         self.items[place] = item;
-        self.at[item.slot as usize] = u32::try_from(place).expect("disks are numbered in 32 bits");
+        self.at[item.slot as usize] = place as u32;
     }
 
     fn up(&mut self, mut place: usize, item: Item) {
@@ -194,25 +198,40 @@ impl Heap {
     fn down(&mut self, mut place: usize, item: Item) {
         loop {
             let first = place * 4 + 1;
-            let end = (first + 4).min(self.items.len());
-            if first >= end {
+            let Some(below) = self.items.get(first..) else {
                 break;
-            }
-            let mut least = first;
-            for child in first + 1..end {
-                if self.items[child].before(&self.items[least]) {
-                    least = child;
-                }
-            }
-            let below = self.items[least];
+            };
+            let (least, below) = match below.first_chunk() {
+                Some(four) => least_of(four),
+                None => match below.iter().enumerate().reduce(earlier_item) {
+                    Some((least, item)) => (least, *item),
+                    None => break,
+                },
+            };
             if !below.before(&item) {
                 break;
             }
             self.put(place, below);
-            place = least;
+            place = first + least;
         }
         self.put(place, item);
     }
+}
+
+/// Which of four goes first.
+#[inline]
+fn least_of(four: &[Item; 4]) -> (usize, Item) {
+    let low = usize::from(four[1].before(&four[0]));
+    let high = 2 + usize::from(four[3].before(&four[2]));
+    if four[high].before(&four[low]) {
+        (high, four[high])
+    } else {
+        (low, four[low])
+    }
+}
+
+fn earlier_item<'a>(one: (usize, &'a Item), other: (usize, &'a Item)) -> (usize, &'a Item) {
+    if other.1.before(one.1) { other } else { one }
 }
 
 #[cfg(test)]

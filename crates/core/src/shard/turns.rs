@@ -9,59 +9,26 @@
 //! - a control goes after its last disk (asserted)
 
 use super::{ControlId, Effect, Event, Shard};
-use crate::iocontrol::shared::Member;
 use crate::iocontrol::{Bin, Pick, Scheduler, Usage};
 use crate::stack;
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// One datastore's turns on this I/O thread.
-pub(super) struct Turn {
-    pub(super) scheduler: Box<Scheduler>,
-    /// I/Os that wait here.
-    held: usize,
-    /// Knows whether another thread waits for room; used for nothing else.
-    others: Member,
-    /// Whether anything has ended since its use was last told.
-    stirred: bool,
-}
-
-impl Turn {
-    pub(super) fn scheduler(&mut self) -> &mut Scheduler {
-        &mut self.scheduler
-    }
-
-    /// Notes that so many more wait; tells whether the scheduler is to be asked for the next.
-    #[inline]
-    pub(super) fn waits(&mut self, more: usize) -> bool {
-        self.held += more;
-        self.held > 0 || self.others.someone_waits()
-    }
-
-    /// The same, for an I/O that ends.
-    #[inline]
-    pub(super) fn ended(&mut self) -> &mut Scheduler {
-        self.stirred = true;
-        &mut self.scheduler
-    }
-}
-
-/// The turns at a disk's datastore, if that is under control.
+/// The scheduler of a disk's datastore, if that is under control.
 #[inline]
-pub(super) fn turn_of(turns: &mut [Option<Turn>], control: Option<ControlId>) -> Option<&mut Turn> {
-    turns.get_mut(control?.0 as usize)?.as_mut()
+pub(super) fn scheduler_of(
+    turns: &mut [Option<Box<Scheduler>>],
+    control: ControlId,
+) -> Option<&mut Scheduler> {
+    turns.get_mut(control.0 as usize)?.as_deref_mut()
 }
 
 impl Shard {
     /// What concerns the control of a datastore.
     pub(super) fn govern(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
         match event {
-            Event::Control {
-                control,
-                scheduler,
-                shared,
-            } => {
+            Event::Control { control, scheduler } => {
                 let place = control.0 as usize;
                 if self.turns.len() <= place {
                     self.turns.resize_with(place + 1, || None);
@@ -70,17 +37,12 @@ impl Shard {
                     self.turns[place].is_none(),
                     "a datastore comes under control once"
                 );
-                self.turns[place] = Some(Turn {
-                    scheduler,
-                    held: 0,
-                    others: Member::new(0, shared),
-                    stirred: false,
-                });
+                self.turns[place] = Some(scheduler);
             }
             Event::Release { control } => {
                 let mut disks = self.disks.iter().flatten();
                 assert!(
-                    disks.all(|disk| disk.control != Some(control)),
+                    disks.all(|disk| disk.control != control),
                     "a control goes after its last disk"
                 );
                 if let Some(place) = self.turns.get_mut(control.0 as usize) {
@@ -88,17 +50,15 @@ impl Shard {
                 }
             }
             Event::Steer { control, orders } => {
-                if let Some(turn) = turn_of(&mut self.turns, Some(control)) {
-                    turn.scheduler.steer(now, &orders);
+                if let Some(scheduler) = scheduler_of(&mut self.turns, control) {
+                    scheduler.steer(now, &orders);
                 }
                 self.pick(now, control, out);
             }
             Event::Policy { disk, policy } => {
-                let Some(control) = self.disk(disk).control else {
-                    return;
-                };
-                if let Some(turn) = turn_of(&mut self.turns, Some(control)) {
-                    turn.scheduler.change(now, disk, &policy);
+                let control = self.disk(disk).control;
+                if let Some(scheduler) = scheduler_of(&mut self.turns, control) {
+                    scheduler.change(now, disk, &policy);
                 }
                 self.pick(now, control, out);
             }
@@ -107,31 +67,15 @@ impl Shard {
         }
     }
 
-    /// So many more wait at a disk's datastore: lets go what may go.
-    #[inline(never)]
-    pub(super) fn wait_and_pick(
-        &mut self,
-        now: Time,
-        control: Option<ControlId>,
-        more: usize,
-        out: &mut Vec<Effect>,
-    ) {
-        let Some(control) = control else { return };
-        if let Some(turn) = turn_of(&mut self.turns, Some(control)) {
-            turn.waits(more);
-        }
-        self.pick(now, control, out);
-    }
-
     /// Lets go what may go to a datastore now.
+    #[inline(never)]
     pub(super) fn pick(&mut self, now: Time, control: ControlId, out: &mut Vec<Effect>) {
-        let Some(turn) = turn_of(&mut self.turns, Some(control)) else {
+        let Some(scheduler) = scheduler_of(&mut self.turns, control) else {
             return;
         };
         loop {
-            match turn.scheduler.pick(now) {
+            match scheduler.pick(now) {
                 Pick::Now(disk, io, cost) => {
-                    turn.held -= 1;
                     stack::let_go(now, disk, io, cost, &mut self.ios, out);
                 }
                 Pick::Other(thread) => return out.push(Effect::Wake { control, thread }),
@@ -142,23 +86,23 @@ impl Shard {
 
     /// Appends what each disk here used of a datastore since the last call, and starts a new count.
     pub fn usage(&mut self, control: ControlId, now: Time, out: &mut Vec<Usage>) {
-        if let Some(turn) = turn_of(&mut self.turns, Some(control)) {
-            turn.stirred = false;
-            turn.scheduler.usage(now, out);
+        if let Some(scheduler) = scheduler_of(&mut self.turns, control) {
+            scheduler.usage(now, out);
         }
     }
 
     /// Appends what ended on a datastore in each 100 ms that are over.
     pub fn bins(&mut self, control: ControlId, out: &mut Vec<Bin>) {
-        if let Some(turn) = turn_of(&mut self.turns, Some(control)) {
-            turn.scheduler.bins(out);
+        if let Some(scheduler) = scheduler_of(&mut self.turns, control) {
+            scheduler.bins(out);
         }
     }
 
     /// Whether a datastore was used since its use was last told, or is being used.
     pub fn is_stirred(&self, control: ControlId) -> bool {
-        let turn = self.turns.get(control.0 as usize).and_then(Option::as_ref);
-        turn.is_some_and(|turn| turn.stirred || turn.scheduler.in_flight().0 > 0)
+        let place = self.turns.get(control.0 as usize);
+        let scheduler = place.and_then(Option::as_ref);
+        scheduler.is_some_and(|scheduler| scheduler.is_stirred())
     }
 }
 
@@ -203,7 +147,7 @@ mod tests {
     fn shard(policy: Policy, watch: &Watch) -> Shard {
         let mut shard = Shard::new(4);
         let shared = Shared::new(1, &Groups::new(0));
-        let scheduler = Scheduler::new(0, shared.clone(), 4096);
+        let scheduler = Scheduler::new(0, shared, 4096);
         let stack = Stack::new(vec![(FilterKey(0), Box::new(watch.clone()))]);
         let controlled = Controlled {
             control: CONTROL,
@@ -214,7 +158,6 @@ mod tests {
             Event::Control {
                 control: CONTROL,
                 scheduler: Box::new(scheduler),
-                shared,
             },
             Event::Attach {
                 disk: DISK,

@@ -167,7 +167,6 @@ impl Host {
                 Event::Control {
                     control: CONTROL,
                     scheduler,
-                    shared: shared.clone(),
                 },
             );
         }

@@ -300,7 +300,6 @@ impl IoThread {
         match govern {
             Govern::Begin {
                 scheduler,
-                shared,
                 words,
                 peers,
                 thread,
@@ -314,11 +313,7 @@ impl IoThread {
                     thread,
                 });
                 self.resting.push(control);
-                self.tell_shard(Event::Control {
-                    control,
-                    scheduler,
-                    shared,
-                });
+                self.tell_shard(Event::Control { control, scheduler });
             }
             Govern::End => {
                 self.governed[at] = None;

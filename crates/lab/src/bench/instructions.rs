@@ -9,6 +9,7 @@ use anyhow::{Context, Result};
 
 use super::scenarios::STACKS;
 use super::{Bench, missing};
+use crate::engine::Control;
 use crate::load::{Load, Source};
 use crate::peers::{self, Store};
 use crate::report::{Check, Report, Rule};
@@ -25,11 +26,19 @@ const DEPTH: u16 = 32;
 /// that are wanted.
 const MOST_ADDED: [f64; 3] = [80.0, 160.0, 150.0];
 
-/// Counts with no filter and with each stack.
+/// What I/O control may add, as a part, while it is not engaged: nobody who needs no control should feel it.
+const CONTROL_MOST: f64 = 1.03;
+
+/// Counts with no filter, with each stack, and under I/O control.
 ///
 /// # Errors
 /// A run fails.
 pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
+    stacks(bench, report)?;
+    control(bench, report)
+}
+
+fn stacks(bench: &Bench, report: &mut Report) -> Result<()> {
     let mut plain = None;
     if bench.has_tidegate() && !missing(report, &["valgrind"]) {
         let count = ours(bench, &[])?;
@@ -57,6 +66,35 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
             .checks
             .push(Check::new(claim, Rule::AtMost(most), added));
     }
+    Ok(())
+}
+
+/// Counts the engine alone with and without control, which is not engaged.
+fn control(bench: &Bench, report: &mut Report) -> Result<()> {
+    let mut ratio = None;
+    if let Some(program) = &bench.options.bare
+        && !missing(report, &["valgrind"])
+    {
+        let mut counts = [0.0; 2];
+        for (control, count) in [Control::None, Control::NotEngaged]
+            .into_iter()
+            .zip(&mut counts)
+        {
+            let socket = bench.path("counted.sock");
+            let launch = peers::engine(program, &socket, control, bench.options.server_cpu);
+            *count = per_request(bench, &launch)?;
+        }
+        let [without, with] = counts;
+        report.notes.push(format!(
+            "instructions per request, the engine alone: {without:.0}; under control that is not engaged: {with:.0}"
+        ));
+        ratio = statistics::ratio(&[with], &[without]);
+    }
+    report.checks.push(Check::new(
+        "instructions per request, control not engaged by no control's",
+        Rule::AtMost(CONTROL_MOST),
+        ratio,
+    ));
     Ok(())
 }
 

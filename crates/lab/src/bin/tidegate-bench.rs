@@ -9,9 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use tidegate_lab::bench::{self, Options, measure};
+use tidegate_lab::engine::Control;
 use tidegate_lab::tally::{Tally, Until};
 use tidegate_lab::vhost::Wait;
-use tidegate_lab::{bare, peers, play, server};
+use tidegate_lab::{bare, engine, peers, play, server};
 use tidegate_sim::Scenario;
 
 /// Measures Tidegate's data path against its peers.
@@ -34,6 +35,15 @@ enum Verb {
         /// Poll instead of sleeping
         #[arg(long)]
         poll: bool,
+    },
+    /// Serve an empty disk by the engine alone to one vhost-user client
+    Engine {
+        /// Where to listen
+        #[arg(long)]
+        socket: PathBuf,
+        /// Under I/O control, which never engages
+        #[arg(long)]
+        controlled: bool,
     },
     /// Load the disks of a running server with 4 KiB random reads, as one guest each: to look at its profile meanwhile
     Guests {
@@ -88,6 +98,14 @@ fn run(verb: Verb) -> Result<bool> {
         Verb::Bare { socket, poll } => {
             let wait = if poll { Wait::Poll } else { Wait::Sleep };
             bare::serve(&socket, peers::NULL_SIZE, wait).map(|()| true)
+        }
+        Verb::Engine { socket, controlled } => {
+            let control = if controlled {
+                Control::NotEngaged
+            } else {
+                Control::None
+            };
+            engine::serve(&socket, peers::NULL_SIZE, control).map(|()| true)
         }
         Verb::Guests {
             sockets,

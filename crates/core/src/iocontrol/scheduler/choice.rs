@@ -1,0 +1,188 @@
+//! Whose turn it is: the disk whose I/O starts next, and why none does.
+//!
+//! Asked by [`super::Scheduler::pick`], and for an I/O that is offered while nobody else is ready.
+//!
+//! # Picture
+//! ```text
+//!   overdue ──> reservation due ──> latency target near ──> least start tag
+//!                                                              │ another thread's is less: its turn
+//! ```
+
+use super::{Scheduler, places};
+use crate::iocontrol::Cost;
+use crate::iocontrol::disk::{CREDIT, Place, Queued};
+use crate::iocontrol::limit::ticks;
+use crate::iocontrol::tags::{SCALE_BITS, before, later};
+use crate::request::IoId;
+use crate::units::{Span, Time};
+
+/// How far threads may differ (T): 8 reference I/Os of a disk with 1000 shares.
+const REACH: u64 = ((8 * Cost::REFERENCE.0) << SCALE_BITS) / 1_000;
+
+/// How much more reservations may take than the rest: nine parts of ten.
+const RESERVE_PARTS: u64 = 9;
+
+/// How much reservations may take at once before the rest has had its tenth. Small against 100 ms of any datastore worth
+/// controlling, so that the tenth holds in any 100 ms.
+const RESERVE_CREDIT: u64 = CREDIT.0;
+
+/// How long the same fraction of a request counts against the window.
+const DRAW: Span = Span::from_millis(2);
+
+/// The golden ratio in 2^32: its multiples, modulo one, fill the interval evenly.
+const GOLDEN: u32 = 0x9E37_79B9;
+
+/// Where they begin. A fraction is never nothing, so a window that holds whole requests holds exactly those.
+const HALF: u32 = 1 << 31;
+
+/// Why an I/O goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Phase {
+    Overdue,
+    Reservation,
+    Target,
+    Shares,
+}
+
+/// Why none goes.
+pub(super) enum Block {
+    Nothing,
+    Full,
+    Turn(usize),
+}
+
+impl Scheduler {
+    /// Starts the I/O whose turn it is, if it may.
+    pub(super) fn dispatch(&mut self, now: Time) -> Result<(u32, IoId, Cost), Block> {
+        loop {
+            let (slot, phase) = self.choose(now)?;
+            let fraction = self.fraction(now);
+            let (window, limits) = (self.window, self.limits());
+            let disk = self.disks[slot as usize]
+                .as_mut()
+                .expect("the heaps name disks that were added");
+            let first = disk
+                .queue
+                .front()
+                .expect("a ready disk has something to do");
+            let (cost, units, bytes) = (first.cost, first.units, first.bytes);
+            let need = ((cost * fraction) >> 16).max(1);
+            if !self.member.try_start(cost, need, window) {
+                return Err(Block::Full);
+            }
+            if let Some(group) = disk.group
+                && limits
+                && !self.member.groups().take(group, ticks(now), units, bytes)
+            {
+                self.member.finish(cost);
+                self.hold_in_group(now, slot, group);
+                self.publish();
+                continue;
+            }
+            let io = self.start(now, slot, phase);
+            self.publish();
+            return Ok((slot, io, Cost(cost)));
+        }
+    }
+
+    /// Whose turn it is, and why.
+    fn choose(&mut self, now: Time) -> Result<(u32, Phase), Block> {
+        while let Some(slot) = self.overdue.front().copied() {
+            let disk = self.disks[slot as usize].as_mut();
+            match disk.filter(|disk| disk.overdue && disk.place == Place::Ready) {
+                Some(_) => return Ok((slot, Phase::Overdue)),
+                None => drop(self.overdue.pop_front()),
+            }
+        }
+        if let Some((at, slot)) = self.reserved.peek()
+            && at <= ticks(now)
+            && self.member.has_reserve_credit()
+        {
+            return Ok((slot, Phase::Reservation));
+        }
+        let Some((least, first)) = self.ready.peek() else {
+            return Err(Block::Nothing);
+        };
+        let (slot, tag, phase) = match self.near_target(now) {
+            Some((slot, tag)) => (slot, tag, Phase::Target),
+            None => (first, least, Phase::Shares),
+        };
+        if self.window != u64::MAX
+            && let Some(thread) = self.member.before_me(tag, REACH, ticks(now))
+        {
+            return Err(Block::Turn(thread));
+        }
+        Ok((slot, phase))
+    }
+
+    /// The disk whose latency target is about to be missed, unless it has had more than its part.
+    fn near_target(&mut self, now: Time) -> Option<(u32, u64)> {
+        let latest = ticks(now + self.orders.latency_p99);
+        let furthest = self.member.v().wrapping_add(self.lead / 4);
+        while let Some((deadline, slot)) = self.targets.peek() {
+            if deadline > latest {
+                return None;
+            }
+            let tag = self.disk(slot).tag;
+            if !before(furthest, tag) {
+                return Some((slot, tag));
+            }
+            // Its next I/O may try again.
+            self.targets.remove(slot);
+        }
+        None
+    }
+
+    /// What part of a request must fit in the window, in 1/65536: all fractions equally often.
+    fn fraction(&mut self, now: Time) -> u64 {
+        if now >= self.redraw {
+            let draw = now.as_nanos() / DRAW.as_nanos();
+            self.redraw = Time::from_nanos((draw + 1) * DRAW.as_nanos());
+            let low = u32::try_from(draw & u64::from(u32::MAX)).unwrap_or(0);
+            self.fraction = u64::from(low.wrapping_mul(GOLDEN).wrapping_add(HALF) >> 16) | 1;
+        }
+        self.fraction
+    }
+
+    /// Accounts for the first I/O of a disk, which starts.
+    fn start(&mut self, now: Time, slot: u32, phase: Phase) -> IoId {
+        let (v, lead) = (self.member.v(), self.lead);
+        let disk = self.disk(slot);
+        let queued = disk.pop(now, v).expect("a ready disk has something to do");
+        let Queued {
+            io,
+            cost,
+            units,
+            bytes,
+            ..
+        } = queued;
+        let start = disk.tag;
+        match phase {
+            Phase::Shares => disk.charge_turn(cost),
+            Phase::Overdue | Phase::Reservation | Phase::Target => disk.charge(cost, v, lead),
+        }
+        if phase == Phase::Reservation {
+            disk.charge_reservation(units);
+        }
+        if !disk.free {
+            disk.gates.units.take(ticks(now), units);
+            disk.gates.bytes.take(ticks(now), bytes);
+        }
+        disk.overdue = phase == Phase::Overdue && places::is_overdue(disk, now);
+        self.accounts[slot as usize].started(now, cost, units, bytes);
+        self.held -= 1;
+        self.note_calm();
+        if phase == Phase::Shares {
+            self.member.raise_v(later(v, start));
+        }
+        match phase {
+            Phase::Reservation => self.member.spend_reserve_credit(cost),
+            Phase::Overdue | Phase::Target | Phase::Shares => {
+                self.member
+                    .earn_reserve_credit(RESERVE_PARTS * cost, RESERVE_CREDIT);
+            }
+        }
+        self.go_on(now, slot);
+        io
+    }
+}

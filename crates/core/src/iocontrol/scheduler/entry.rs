@@ -1,0 +1,145 @@
+//! What becomes of an I/O that is offered: it starts at once, or it waits for its turn.
+//!
+//! The second half of [`super::Scheduler::offer`], for whatever is not let through there at a glance: where several I/O threads
+//! serve the datastore, for large requests, for disks with limits, and wherever something is congested.
+//!
+//! # Always true
+//! - where nothing is congested and nobody is ready, an I/O that its limits let pass goes past all heaps
+
+use super::Scheduler;
+use crate::iocontrol::cost::{counted_len, never_held};
+use crate::iocontrol::disk::{Place, Queued};
+use crate::iocontrol::limit::ticks;
+use crate::iocontrol::policy::units;
+use crate::iocontrol::{Cost, Hold, Offer};
+use crate::request::{DiskId, IoId, Op};
+use crate::units::Time;
+
+impl Scheduler {
+    /// The second half of [`Scheduler::offer`]: what is not as simple as that.
+    #[inline(never)]
+    pub(crate) fn consider(
+        &mut self,
+        now: Time,
+        disk: DiskId,
+        io: IoId,
+        op: Op,
+        offset: u64,
+        len: u64,
+    ) -> Offer {
+        let slot = disk.0;
+        assert!(
+            matches!(self.disks.get(slot as usize), Some(Some(_))),
+            "the engine offers I/Os of disks that it has added"
+        );
+        let account = &mut self.accounts[slot as usize];
+        let cost = self.orders.costs.cost(op, len, offset == account.end).0;
+        if !matches!(op, Op::Flush) {
+            account.end = offset.wrapping_add(len);
+        }
+        if never_held(op) {
+            return self.start_debt(now, slot, cost);
+        }
+        let bytes = counted_len(op, len);
+        let asked = Queued {
+            io,
+            cost,
+            units: units(bytes, self.io_unit),
+            bytes,
+            since: now,
+        };
+        if self.passes(now, slot, &asked) {
+            self.accounts[slot as usize].started(now, cost, asked.units, bytes);
+            return Offer::Start(Cost(cost));
+        }
+        self.hold(now, slot, asked)
+    }
+
+    /// Whether an I/O may go though control is there: nothing is congested, nobody is ready to go before it, no limit
+    /// holds it, and it fits. It counts as started then, and as passed by its limits.
+    fn passes(&mut self, now: Time, slot: u32, asked: &Queued) -> bool {
+        if !self.passing || !self.ready.is_empty() || self.member.someone_waits() {
+            return false;
+        }
+        let Queued {
+            cost, units, bytes, ..
+        } = *asked;
+        let (window, limits) = (self.window, self.limits());
+        let disk = self.disks[slot as usize]
+            .as_mut()
+            .expect("the caller has looked");
+        if disk.free {
+            return self.member.try_start(cost, cost, window);
+        }
+        let (group, tick) = (disk.group, ticks(now));
+        if !limits || disk.place != Place::Idle || disk.gates.due().0 > tick {
+            return false;
+        }
+        if self.is_group_held(now, group) || !self.member.try_start(cost, cost, window) {
+            return false;
+        }
+        if let Some(group) = group
+            && !self.member.groups().take(group, tick, units, bytes)
+        {
+            self.member.finish(cost);
+            return false;
+        }
+        let disk = self.disk(slot);
+        disk.gates.units.take(tick, units);
+        disk.gates.bytes.take(tick, bytes);
+        true
+    }
+
+    /// Has an I/O wait for its turn, which may come at once.
+    fn hold(&mut self, now: Time, slot: u32, asked: Queued) -> Offer {
+        let v = self.member.v();
+        let observes = !self.limits();
+        self.now = now;
+        let disk = self.disk(slot);
+        let Queued {
+            cost, units, bytes, ..
+        } = asked;
+        if observes && disk.queue.is_empty() {
+            let late = disk.gates.units.observe(ticks(now), units);
+            disk.waits.would_be_held(Hold::Limit, late);
+            let late = disk.gates.bytes.observe(ticks(now), bytes);
+            disk.waits.would_be_held(Hold::Bandwidth, late);
+            self.member.start(cost);
+            self.accounts[slot as usize].started(now, cost, units, bytes);
+            return Offer::Start(Cost(cost));
+        }
+        disk.push(now, v, asked);
+        let idle = disk.place == Place::Idle;
+        let group = disk.group;
+        self.held += 1;
+        self.calm = false;
+        if idle {
+            // Of its group nobody else may become ready either.
+            let alone = self.ready.is_empty() && !self.is_group_held(now, group);
+            self.place(now, slot);
+            if alone && let Ok((started, _, cost)) = self.dispatch(now) {
+                assert!(started == slot, "nobody else was ready");
+                return Offer::Start(cost);
+            }
+            self.publish();
+        }
+        Offer::Wait
+    }
+
+    /// Starts what is never held, and charges it: the disk's next turn comes later.
+    fn start_debt(&mut self, now: Time, slot: u32, cost: u64) -> Offer {
+        let (v, lead, engaged) = (self.member.v(), self.lead, !self.passing);
+        self.member.start(cost);
+        self.accounts[slot as usize].started(now, cost, 0, 0);
+        let disk = self.disk(slot);
+        if engaged {
+            if disk.place == Place::Idle {
+                disk.wakes(now, v);
+            }
+            disk.charge(cost, v, lead);
+        }
+        self.order(slot);
+        self.publish();
+        Offer::Start(Cost(cost))
+    }
+}
