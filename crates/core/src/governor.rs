@@ -229,9 +229,15 @@ pub struct Governor {
     part: f64,
     /// The threshold that holds now, all things considered; nanoseconds.
     target: f64,
+    /// Its latency as the window law takes it: no host's counts for more than the law answers to.
+    felt: f64,
     smooth: f64,
     theta: f64,
     engaged: bool,
+    /// Ticks of the law since then.
+    since_engaged: u32,
+    /// A host is here that was not when the law last ticked.
+    met: bool,
     /// Ticks in a row above the threshold.
     over: u32,
     /// Since when latency is far below it.
@@ -292,9 +298,12 @@ impl Governor {
             cluster: f64::from(window_most),
             part: f64::from(window_most),
             target,
+            felt: 0.0,
             smooth: 0.0,
             theta: 1.0,
             engaged: false,
+            since_engaged: 0,
+            met: false,
             over: 0,
             under: None,
             joined: false,
@@ -368,7 +377,11 @@ impl Governor {
             self.peers.unread();
             return;
         };
-        self.frozen = false;
+        if core::mem::take(&mut self.frozen) {
+            // What hung with our reads has come back with them: how long it took says nothing of now.
+            let _hung = self.disks.meter();
+            self.pace.ticked(now, self.engaged, false, self.fast());
+        }
         self.heard = Some(now);
         if let Some((_, bytes)) = slots.iter().find(|(slot, _)| *slot == 0)
             && let Ok(common) = Common::decode(bytes)
@@ -389,6 +402,7 @@ impl Governor {
         let lost = news.lost.iter();
         self.events
             .extend(lost.map(|&(host, left)| GovernorEvent::HostLost { host, left }));
+        self.met |= !news.seen.is_empty();
         if news.displaced {
             self.slot = None;
             self.events.push(GovernorEvent::Displaced);
@@ -461,10 +475,10 @@ impl Governor {
     /// Whether this disk's reservation can be promised beside all others. `key`: if it is known already, its old
     /// reservation does not count.
     pub fn admit(&self, key: Option<DiskKey>, policy: &Policy) -> Admission {
-        let others = self.all_disks();
+        let (own, foreign) = self.all_disks();
         let mut unit_cost = 1.0;
         let mut reserved = 0.0;
-        for disk in others {
+        for disk in own.into_iter().chain(foreign) {
             if Some(disk.key) == key.map(|key| key.0) {
                 unit_cost = disk.unit_cost;
             } else {

@@ -1,6 +1,6 @@
 //! Measures the data path: our own clients, the peers, and what must hold between them.
 //!
-//! It also plays the simulator's scenarios on real daemons ([`play`]), before an array that they share ([`array`]).
+//! It also plays the simulator's scenarios on real daemons ([`play`]), before an array that they share ([`mod@array`]).
 //!
 //! Stands outside the product: it starts servers (Tidegate and its peers) as processes, drives them as guests and
 //! NBD clients would, and judges ratios taken in the same run. [`bench::run`] is the front door, for `xtask` and for

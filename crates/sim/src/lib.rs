@@ -4,7 +4,7 @@
 //! minute of twelve hosts is a few seconds, the same every time. Read it from the outside in: [`scenario`] (what is to
 //! happen and what is to come out), [`world`] (lets it happen), `guest.rs` (what guests ask for), [`control`] (what stands
 //! between them and the datastore: ours, or one to compare with), `slots.rs` (the coordination file), `safety.rs` (what
-//! must hold at every moment), [`results`] (what came out), [`judge`] (whether that is what was expected), [`swarm`] (many
+//! must hold at every moment), [`results`] (what came out), [`judge`] (whether that is what was expected), [`compare`] (the same under other policies), [`swarm`] (many
 //! seeds), [`seeds`] (past failures, kept with their story).
 //!
 //! # Example
@@ -38,6 +38,7 @@
 
 #![forbid(unsafe_code)]
 
+pub mod compare;
 pub mod control;
 pub mod guest;
 pub mod judge;

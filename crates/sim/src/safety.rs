@@ -3,14 +3,15 @@
 //! The world tells it what starts, ends and waits. A breach is kept with its moment and says what should have been.
 //!
 //! # Always true, or it is a breach
-//! - Over any interval a limited disk starts at most `limit * interval + burst` units and one request; the same of
+//! - Over any interval a limited disk, or a group's disks on a host together, starts at most `limit * interval + burst` units and one request; the same of
 //!   bytes, and of the peak over any interval and 10 ms.
 //! - While control is engaged, nothing starts on a host whose window is full, unless nothing is in flight.
 //! - A deadline moves when its moment has come.
 //! - What waits is started, and what is started is answered, once the world is whole again.
 
 use crate::numbers::float;
-use crate::scenario::{Ceiling, Settings};
+use crate::scenario::{Ceiling, Group, Settings};
+use std::collections::BTreeMap;
 use tidegate_core::iocontrol::Cost;
 use tidegate_core::units::{Span, Time};
 
@@ -40,6 +41,8 @@ const SECOND: u128 = 1_000_000_000;
 pub(crate) struct Safety {
     breaches: Vec<Breach>,
     limits: Vec<Limits>,
+    /// By host and group.
+    groups: BTreeMap<(usize, usize), Limits>,
     lags: Vec<Lags>,
     woken: (Time, usize, u32),
 }
@@ -88,7 +91,10 @@ impl Safety {
             // Who is held by a limit, or lifted by a reservation, is not to keep up with anybody.
             let free = |&disk: &usize| {
                 let of = &settings[disk];
-                of.limit.is_none() && of.bandwidth.is_none() && of.reservation == 0
+                of.limit.is_none()
+                    && of.bandwidth.is_none()
+                    && of.reservation == 0
+                    && of.group.is_none()
             };
             let disks: Vec<usize> = disks.into_iter().filter(free).collect();
             let n = disks.len();
@@ -111,6 +117,7 @@ impl Safety {
         Safety {
             breaches: Vec::new(),
             limits: settings.iter().map(Limits::of).collect(),
+            groups: BTreeMap::new(),
             lags: lags.collect(),
             woken: (Time::ZERO, 0, 0),
         }
@@ -150,6 +157,37 @@ impl Safety {
                 self.breach(
                     now,
                     format!("disk {name} started {over:.3} {what} more than its limit allows"),
+                );
+            }
+        }
+    }
+
+    /// A host's daemon starts: its groups have their bursts again.
+    pub(crate) fn began(&mut self, host: usize) {
+        self.groups.retain(|(of, _), _| *of != host);
+    }
+
+    /// An I/O of a disk of a group starts, for which limits hold.
+    pub(crate) fn grouped(
+        &mut self,
+        now: Time,
+        (host, group): (usize, usize),
+        plan: &Group,
+        units: u64,
+        bytes: u64,
+    ) {
+        let limits = self
+            .groups
+            .entry((host, group))
+            .or_insert_with(|| Limits::new(plan.limit, plan.bandwidth));
+        let units_over = pour(&mut limits.units, now, units);
+        let bytes_over = pour(&mut limits.bytes, now, bytes);
+        for (over, what) in [(units_over, "units"), (bytes_over, "bytes")] {
+            if let Some(over) = over {
+                let name = &plan.name;
+                self.breach(
+                    now,
+                    format!("group {name} started {over:.3} {what} more than its limit allows"),
                 );
             }
         }
@@ -246,9 +284,13 @@ impl Safety {
 
 impl Limits {
     fn of(settings: &Settings) -> Limits {
+        Limits::new(settings.limit, settings.bandwidth)
+    }
+
+    fn new(units: Option<Ceiling>, bytes: Option<Ceiling>) -> Limits {
         Limits {
-            units: buckets(settings.limit),
-            bytes: buckets(settings.bandwidth),
+            units: buckets(units),
+            bytes: buckets(bytes),
         }
     }
 }
@@ -334,6 +376,7 @@ mod tests {
             limit: Some(limit),
             bandwidth: None,
             latency_target: None,
+            group: None,
         };
         Safety::new(&[settings], [(vec![0], 1)].into_iter())
     }

@@ -5,7 +5,7 @@
 //! plan: names are looked up, copies are made, percentages are percentages. After that nothing is a word any more.
 //!
 //! # Always true
-//! - Every index (of a host, a disk, a phase) lies within the scenario's own lists.
+//! - Every index (of a host, a group, a disk, a phase) lies within the scenario's own lists.
 //! - Phases follow each other without a gap from the beginning to the end.
 
 pub(crate) mod expect;
@@ -35,6 +35,8 @@ pub struct Scenario {
     pub datastore: Datastore,
     /// Who shares it.
     pub hosts: Vec<Host>,
+    /// Groups of disks that have limits together.
+    pub groups: Vec<Group>,
     /// The disks, those of a host in order.
     pub disks: Vec<Disk>,
     /// What happens, one after the other.
@@ -73,6 +75,17 @@ pub struct Host {
     pub joins: Time,
 }
 
+/// A group of disks. Its limits hold on each host, over all disks of the group there.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// What it is called.
+    pub name: String,
+    /// IOPS ceiling of all its disks.
+    pub limit: Option<Ceiling>,
+    /// Ceiling in bytes a second.
+    pub bandwidth: Option<Ceiling>,
+}
+
 /// A disk, its settings and its guest.
 #[derive(Clone, Debug)]
 pub struct Disk {
@@ -105,6 +118,8 @@ pub struct Settings {
     pub bandwidth: Option<Ceiling>,
     /// The latency that it is to have.
     pub latency_target: Option<Span>,
+    /// The place of its group, if it has one.
+    pub group: Option<usize>,
 }
 
 /// A rate that may be exceeded up to a peak until a burst is spent.
@@ -219,6 +234,8 @@ pub enum FaultKind {
     Clock,
     /// The array answers nothing.
     Stalled,
+    /// Its I/O threads have one processor, in turns of `by`.
+    Starved,
 }
 
 /// Why a file is no scenario.

@@ -21,21 +21,22 @@ mod course;
 mod errands;
 mod fault;
 mod host;
+mod way;
 
-use self::host::{Held, Host};
-use crate::control::{Asked, Ended, Errand, Next};
+use self::host::Host;
+use crate::control::Errand;
 use crate::guest::{Guest, Want};
 use crate::queue::Queue;
-use crate::results::{BIN, Record, Results};
+use crate::results::{BIN, Results};
 use crate::safety::{Breach, Safety};
-use crate::scenario::{Control as Mode, Fault, Scenario, ScenarioError, Settings, Variant, wrong};
+use crate::scenario::{Fault, Scenario, ScenarioError, Settings, Variant, wrong};
 use crate::slots::SlotFile;
-use std::collections::{BTreeMap, VecDeque};
-use tidegate_core::iocontrol::{Cost, policy};
+use std::collections::BTreeMap;
+use tidegate_core::iocontrol::Cost;
 use tidegate_core::request::{IoId, Op};
 use tidegate_core::slab::Slab;
 use tidegate_core::units::{Span, Time};
-use tidegate_model::{Array, IoKind, ModelIo, Random};
+use tidegate_model::{Array, Random};
 
 /// What came out of a run.
 #[derive(Clone, Debug)]
@@ -94,6 +95,8 @@ enum Happens {
     Joins { host: usize },
     /// A fault begins or ends.
     Fault { fault: usize, begins: bool },
+    /// The next thread of a starved host has the processor.
+    Turn { host: usize, fault: usize },
     /// A bin ends.
     Sample,
     /// The scenario is over: everything is mended.
@@ -311,6 +314,7 @@ impl<'a> World<'a> {
             Happens::Phase(phase) => self.begin_phase(phase),
             Happens::Joins { host } => self.join(host),
             Happens::Fault { fault, begins } => self.fault(fault, begins),
+            Happens::Turn { host, fault } => self.turn(host, fault),
             Happens::Sample => self.sample(),
             Happens::Heal => self.heal(),
             Happens::Stop => {
@@ -354,251 +358,5 @@ impl<'a> World<'a> {
             }
         }
         self.wants = wants;
-    }
-
-    fn ask(&mut self, disk: usize, actor: Option<u32>, op: Op, offset: u64, len: u64) {
-        let now = self.now;
-        let io = self.ios.insert_with(|id| Io {
-            id,
-            disk,
-            actor,
-            op,
-            offset,
-            len,
-            arrived: now,
-            issued: now,
-            cost: Cost(0),
-            stage: Stage::Held,
-        });
-        let plan = &self.scenario.disks[disk];
-        if plan.unmanaged {
-            return self.start(io, Cost(0));
-        }
-        let host = &mut self.hosts[plan.host];
-        if host.paused {
-            return host.held.push(Held::Asked(io));
-        }
-        self.offer(io);
-    }
-
-    fn offer(&mut self, id: IoId) {
-        let Some(io) = self.ios.get_mut(id) else {
-            return;
-        };
-        io.stage = Stage::Waiting;
-        let asked = Asked {
-            disk: io.disk,
-            io: id,
-            op: io.op,
-            offset: io.offset,
-            len: io.len,
-        };
-        let (host, thread) = self.home(asked.disk);
-        match self.hosts[host].control.offer(self.now, &asked) {
-            Some(cost) => self.start(id, cost),
-            None => {
-                self.waits(asked.disk, 1);
-                // As an I/O thread does before it sleeps.
-                self.pump(host, thread);
-            }
-        }
-        self.arm(host);
-    }
-
-    fn answer(&mut self, disk: usize, actor: Option<u32>) {
-        let mut wants = std::mem::take(&mut self.wants);
-        let order = self.guests[disk].answered(self.now, actor, &mut wants);
-        if let Some(took) = order
-            && self.healed.is_none()
-        {
-            self.results.ordered(disk, took);
-        }
-        self.grant(disk, wants);
-    }
-
-    fn home(&self, disk: usize) -> (usize, usize) {
-        let plan = &self.scenario.disks[disk];
-        (plan.host, plan.thread)
-    }
-
-    fn waits(&mut self, disk: usize, more: i64) {
-        let waiting = &mut self.waiting[disk];
-        *waiting = waiting.saturating_add_signed(more);
-        let host = self.scenario.disks[disk].host;
-        self.safety.waits(host, disk, self.waiting[disk]);
-    }
-
-    /// Asks a thread's scheduler until it has nothing, and then those threads that it says are to be woken.
-    fn pump(&mut self, host: usize, thread: usize) {
-        let mut awake = VecDeque::from([thread]);
-        // Threads that wake each other in turn and start nothing would be a circle without an end.
-        let mut idle = 0;
-        while let Some(thread) = awake.pop_front() {
-            loop {
-                match self.hosts[host].control.pick(self.now, thread) {
-                    Next::Start(io, cost) => {
-                        idle = 0;
-                        let disk = match self.ios.get(io) {
-                            Some(found) if found.stage == Stage::Waiting => found.disk,
-                            _ => {
-                                let says = "an I/O is picked that does not wait";
-                                return self.safety.breach(self.now, says);
-                            }
-                        };
-                        self.waits(disk, -1);
-                        self.start(io, cost);
-                    }
-                    Next::Thread(other) if idle < CIRCLES => {
-                        idle += 1;
-                        awake.push_back(other);
-                        break;
-                    }
-                    Next::Thread(_) => {
-                        let says = "I/O threads wake each other and none starts anything";
-                        return self.safety.breach(self.now, says);
-                    }
-                    Next::Nothing => break,
-                }
-            }
-        }
-    }
-
-    fn start(&mut self, id: IoId, cost: Cost) {
-        let Some(io) = self.ios.get_mut(id) else {
-            return self
-                .safety
-                .breach(self.now, "an I/O is started that is none");
-        };
-        (io.stage, io.issued, io.cost) = (Stage::Started, self.now, cost);
-        let (disk, op, len) = (io.disk, io.op, io.len);
-        let kind = match op {
-            Op::Write | Op::WriteZeroes => IoKind::Write,
-            Op::Flush => IoKind::Flush,
-            Op::Read | Op::Discard | Op::Extents | Op::Prefetch => IoKind::Read,
-        };
-        let plan = &self.scenario.disks[disk];
-        // Each disk has a range of its own.
-        let offset = plan.size * disk as u64 + io.offset;
-        self.watch_start(disk, op, len, cost);
-        self.array.submit(
-            self.now.as_nanos(),
-            ModelIo {
-                id: id.to_bits(),
-                kind,
-                offset,
-                len,
-            },
-        );
-        self.started += 1;
-        self.mark(1, id.to_bits());
-    }
-
-    fn watch_start(&mut self, disk: usize, op: Op, len: u64, cost: Cost) {
-        let plan = &self.scenario.disks[disk];
-        if plan.unmanaged {
-            return;
-        }
-        let units = match op {
-            Op::Flush => 0,
-            _ => policy::units(len, self.scenario.datastore.io_unit),
-        };
-        if self.healed.is_none() {
-            self.results.started(disk, units);
-        }
-        let ours = self.variant.policy == crate::control::Policy::Ours;
-        let held = op != Op::Flush;
-        if ours && held && self.scenario.datastore.control == Mode::On {
-            self.safety.limited(self.now, disk, &plan.name, units, len);
-        }
-        let host = &mut self.hosts[plan.host];
-        let standing = host.control.standing();
-        if let Some(window) = standing.window
-            && ours
-            && held
-            && standing.engaged
-            && self.scenario.datastore.control == Mode::On
-        {
-            let name = &self.scenario.hosts[plan.host].name;
-            let window = window * 256.0;
-            self.safety
-                .windowed(self.now, plan.host, name, host.in_flight_cost, window);
-        }
-        host.in_flight_cost += cost.0;
-        host.in_flight += 1;
-        let in_flight = host.in_flight;
-        let (now, home) = (self.now, plan.host);
-        self.safety
-            .served(now, home, disk, cost, in_flight, standing.engaged);
-    }
-
-    /// The array has done something.
-    fn completed(&mut self, number: u64) {
-        self.mark(2, number);
-        if number & ERRAND != 0 {
-            return self.errand_done(number);
-        }
-        let id = IoId::from_bits(number);
-        let Some(io) = self.ios.get_mut(id) else {
-            return self.safety.breach(self.now, "an I/O ends that is none");
-        };
-        if io.stage == Stage::Lost {
-            self.ios.remove(id);
-            return;
-        }
-        if io.stage != Stage::Started {
-            return self
-                .safety
-                .breach(self.now, "an I/O ends that was not started");
-        }
-        io.stage = Stage::Back;
-        let plan = &self.scenario.disks[io.disk];
-        let host = &mut self.hosts[plan.host];
-        if host.paused && !plan.unmanaged {
-            return host.held.push(Held::Back(id));
-        }
-        self.finished(id);
-    }
-
-    /// A host notices that one of its I/Os has ended.
-    fn finished(&mut self, id: IoId) {
-        let Some(io) = self.ios.remove(id) else {
-            return self.safety.breach(self.now, "an I/O is answered twice");
-        };
-        let plan = &self.scenario.disks[io.disk];
-        let (host, thread) = (plan.host, plan.thread);
-        if !plan.unmanaged {
-            let ended = Ended {
-                disk: io.disk,
-                op: io.op,
-                len: io.len,
-                issued: io.issued,
-                cost: io.cost,
-            };
-            let host = &mut self.hosts[host];
-            host.control.finished(self.now, &ended);
-            host.in_flight_cost -= io.cost.0;
-            host.in_flight -= 1;
-        }
-        let record = Record {
-            disk: io.disk,
-            op: io.op,
-            len: io.len,
-            cost: io.cost,
-            arrived: io.arrived,
-            issued: io.issued,
-            unmanaged: plan.unmanaged,
-        };
-        match &mut self.healed {
-            Some(healed) => healed[io.disk] += 1,
-            None => {
-                let member = &self.scenario.datastore.array.member;
-                self.results.ended(self.now, &record, member);
-            }
-        }
-        self.answer(io.disk, io.actor);
-        if !plan.unmanaged {
-            self.pump(host, thread);
-            self.arm(host);
-        }
     }
 }

@@ -3,6 +3,7 @@
 //! `cargo xtask sim --scenario NAME --seed N` repeats any of these and says more.
 
 use std::path::{Path, PathBuf};
+use tidegate_sim::compare::{ROWS, check};
 use tidegate_sim::judge::{judge, words};
 use tidegate_sim::scenario::FaultKind;
 use tidegate_sim::seeds::PastFailure;
@@ -11,22 +12,27 @@ use tidegate_sim::{Policy, Scenario, Variant};
 
 /// Quick ones, at least one for each thing that can go wrong.
 const SHORT: &[&str] = &[
+    "external-load",
     "row-01-local-fairness",
     "row-02-share-error",
     "row-04-reservation",
     "row-05-infeasible-reservations",
     "row-06-limits",
+    "row-06-groups",
     "row-07-burst",
     "row-09-join",
     "row-09-start-idle-resume",
     "row-10-capacity-halves",
     "row-11-deaf-hosts",
+    "row-11-host-death",
+    "row-11-late-slots",
     "row-11-mute-host",
     "row-11-torn-slots",
     "row-11-vanished-datastore",
     "row-13-starvation",
     "row-14-idle-credit",
     "row-19-clock",
+    "row-21-starved",
     "row-21-threads-04",
 ];
 
@@ -62,6 +68,23 @@ fn every_scenario_can_be_read_and_is_called_as_its_file() {
         assert!(
             !scenario(&name).expects.is_empty(),
             "{name} expects nothing"
+        );
+    }
+}
+
+#[test]
+fn what_is_compared_is_there_and_the_page_says_how_it_was_made() {
+    let names = ROWS.iter().map(|row| row.scenario);
+    let scenarios = names.map(|name| (name, scenario(name))).collect();
+    check(&scenarios).unwrap();
+    let docs = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs");
+    let page = std::fs::read_to_string(docs.join("io-control-compared.md")).unwrap();
+    assert!(page.contains("`cargo xtask sim --side-by-side --seeds "));
+    for row in ROWS {
+        let begins = format!("| {} | `{}` |", row.says, row.scenario);
+        assert!(
+            page.contains(&begins),
+            "{begins} is missing: make the page anew"
         );
     }
 }

@@ -1,153 +1,380 @@
-//! Notices load on the datastore that none of our hosts causes, and keeps us from giving it everything.
+//! Tells load on the datastore that none of our hosts causes, and keeps us from giving everything up to it.
 //!
-//! The window law takes less when latency is high. If somebody else makes the latency, that helps nobody: our hosts
-//! shrink to their floors and the latency stays. Seen once (much less in flight, clearly less done, latency as before),
-//! the window is held at half of what the datastore can use; the proportions between our disks stay.
+//! The window law takes less when latency is high. If somebody else makes the latency, that helps him and nobody of
+//! ours. But a datastore that has become slower looks the same: much less in flight, much less done, latency at the
+//! threshold; what is in flight is what is done times latency either way. Only a trial tells: with more in flight more
+//! is done where a stranger had the rest, and no more where the datastore does not have it. So the watch waits until
+//! little is in flight for a while, tries half as much again, and only then says that load is external; it then holds
+//! the window at half of what it was, and the proportions between our disks stay.
+//!
+//! One host watches, the one with the least name; the others do as its slot says.
 //!
 //! # Always true
-//! - A hold ends after 30 s, and is tried anew from there: no sawtooth, no hold for ever.
+//! - Nothing is said and nothing held without a trial in which more, or less, in flight did more, or less.
+//! - A hold is tried anew every 30 s, by a trial with less, and ends when latency is well below the threshold: no
+//!   sawtooth, no hold for ever.
+//! - A trial that finds nothing is not repeated until the window has fallen by half again.
+//!
+//! # Picture
+//! ```text
+//!               half of it, for 6 s              more was done
+//!   watching ------------------------> trying more -----------> holding <----------+
+//!     ^  ^                                  |                      | 30 s          | less was done
+//!     |  +----------------------------------+                      v               |
+//!     |            no more was done                           trying less ---------+
+//!     +---------------------------------------------------------- | no less was done
+//! ```
 //!
 //! # Units
 //! As [`super::window`].
 
+use super::number::{left, nanos};
+use super::slot::{Flags, Record};
 use super::window::Sight;
+use super::{Governor, GovernorEvent};
 use crate::units::{Span, Time};
 
-/// Law ticks over which a cut is looked at.
-const TICKS: usize = 4;
+/// What is half of what it was for so long is no passing moment; the window has long followed it by then.
+const LOW_FOR: Span = Span::from_secs(6);
+/// The part of that which a trial is compared with.
+const BEFORE: Span = Span::from_secs(3);
+/// A trial: until every host has heard of it and told what came of it, and then long enough to tell a tenth from noise
+/// at some hundred I/Os a second.
+const TRIAL: Span = Span::from_secs(4);
+const HEARD: Span = Span::from_millis(1_500);
 const HOLD: Span = Span::from_secs(30);
+/// By how much a trial moves the window.
+const STEP: f64 = 1.5;
+/// A fifth of what the window moved by: less is noise, and what a datastore near its knee gives anyhow. Beside a
+/// stranger of our size it is half.
+const FOLLOWS: f64 = 0.2;
+/// What counts as usual fades, so that a datastore that ages is not compared with its youth.
+const USUAL: Span = Span::from_secs(60);
+/// Latency this far below the threshold with the window held: he has gone.
+const GONE: f64 = 0.9;
+const LATELY: Span = Span::from_millis(500);
 
-/// The watch over cuts that do not help.
+/// What was in flight and done on average over some time.
+#[derive(Clone, Copy, Debug, Default)]
+struct Mean {
+    span: f64,
+    in_flight: f64,
+    rate: f64,
+}
+
+impl Mean {
+    fn add(&mut self, elapsed: Span, sight: &Sight) {
+        let span = nanos(elapsed);
+        self.span += span;
+        if self.span > 0.0 {
+            let part = span / self.span;
+            self.in_flight += part * (sight.in_flight - self.in_flight);
+            self.rate += part * (sight.rate - self.rate);
+        }
+    }
+
+    /// Whether what was done moved along with what was in flight, from `less` to this.
+    fn follows(&self, less: &Mean) -> bool {
+        let moved = self.in_flight / less.in_flight.max(1e-9) - 1.0;
+        let did = self.rate / less.rate.max(1e-9) - 1.0;
+        // What did not move shows nothing.
+        moved > 0.2 && did >= FOLLOWS * moved
+    }
+}
+
+/// The window is `level` for a while; what it was before did `before`.
+#[derive(Clone, Copy, Debug)]
+struct Trial {
+    since: Time,
+    level: f64,
+    /// Where the window is held if this shows a stranger.
+    hold: f64,
+    /// One is seen already, and less is tried.
+    held: bool,
+    before: Mean,
+    seen: Mean,
+}
+
+#[derive(Clone, Copy, Debug, Default)]
+enum Stage {
+    #[default]
+    Watching,
+    /// Little is in flight, and less is done.
+    Low {
+        since: Time,
+        seen: Mean,
+    },
+    Trying(Trial),
+    Holding {
+        since: Time,
+        level: f64,
+        seen: Mean,
+    },
+    /// Another host watches, and does this.
+    Following {
+        level: f64,
+        tries: bool,
+        on: bool,
+    },
+}
+
+/// What a tick of the law sees.
+#[derive(Clone, Copy, Debug)]
+pub struct Round<'a> {
+    /// When it is.
+    pub now: Time,
+    /// Since the last.
+    pub elapsed: Span,
+    /// The window as it was before it.
+    pub window: f64,
+    /// What all hosts did.
+    pub sight: &'a Sight,
+    /// The threshold, nanoseconds.
+    pub target: f64,
+    /// What the datastore needs in flight for nearly all it does, if known.
+    pub knee: Option<f64>,
+}
+
+/// The watch over a window that has become small.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Watch {
-    /// Window, rate and latency before each of the last ticks.
-    past: [(f64, f64, f64); TICKS],
-    seen: usize,
-    /// Until when the window is held, and where.
-    hold: Option<(Time, f64)>,
+    stage: Stage,
+    /// The most in flight at the threshold, and what was done then.
+    usual: Sight,
+    lately: Sight,
+    /// The window, lately.
+    window: f64,
 }
 
 impl Watch {
-    /// One tick of the law, with the window as it was before it. Returns whether external load is newly seen or newly
-    /// gone. `knee`: what the datastore needs in flight for nearly all it does, if known.
-    pub fn tick(
-        &mut self,
-        now: Time,
-        window: f64,
-        sight: &Sight,
-        target: f64,
-        knee: Option<f64>,
-    ) -> Option<bool> {
-        if let Some((until, _)) = self.hold {
-            if now < until && sight.latency > target {
-                return None;
-            }
-            *self = Watch::default();
-            return Some(false);
+    /// One tick of the law. `watches`: it is for this host to watch. Returns whether external load is newly seen or
+    /// newly gone.
+    pub fn tick(&mut self, round: &Round<'_>, watches: bool) -> Option<bool> {
+        let was = self.on();
+        if round.sight.latency > 0.0 {
+            self.notice(round);
+            self.stage = if watches {
+                self.next(round)
+            } else {
+                Stage::Watching
+            };
         }
-        let oldest = self.past[self.seen % TICKS];
-        let highest = self.past.iter().map(|past| past.2).fold(0.0, f64::max);
-        let full = self.seen >= TICKS;
-        self.past[self.seen % TICKS] = (window, sight.rate, sight.latency);
-        self.seen += 1;
-        // Compared with the highest latency since: where the datastore itself slowed down, the cut did bring it back.
-        let (before, rate, _) = oldest;
-        let useless = full
-            && sight.latency > target
-            && window <= 0.7 * before
-            && sight.rate <= 0.9 * rate
-            && sight.latency > 0.95 * highest;
-        if !useless {
-            return None;
-        }
-        self.hold = Some((now + HOLD, knee.map_or(before, |knee| 0.5 * knee)));
-        Some(true)
+        (self.on() != was).then_some(self.on())
     }
 
-    /// The least that the cluster's window may be now.
-    pub fn least(&self) -> f64 {
-        self.hold.map_or(0.0, |(_, least)| least)
+    /// Another host watches: it tries or holds this window. Returns as [`Watch::tick`].
+    pub fn follow(&mut self, level: f64, tries: bool, on: bool) -> Option<bool> {
+        let was = self.on();
+        self.stage = Stage::Following { level, tries, on };
+        (on != was).then_some(on)
+    }
+
+    /// Keeps what is usual and how it is lately.
+    fn notice(&mut self, round: &Round<'_>) {
+        let (sight, elapsed) = (round.sight, round.elapsed);
+        let kept = left(elapsed, LATELY);
+        let mix = |old: f64, new: f64| {
+            if old > 0.0 {
+                kept * old + (1.0 - kept) * new
+            } else {
+                new
+            }
+        };
+        self.window = mix(self.window, round.window);
+        self.lately = Sight {
+            latency: mix(self.lately.latency, sight.latency),
+            in_flight: mix(self.lately.in_flight, sight.in_flight),
+            rate: mix(self.lately.rate, sight.rate),
+            hosts: sight.hosts,
+        };
+        if self.level().is_some() || self.lately.latency > 1.3 * round.target {
+            return;
+        }
+        if self.lately.in_flight >= self.usual.in_flight {
+            self.usual = self.lately;
+        } else {
+            let kept = left(elapsed, USUAL);
+            let fade = |usual: f64, lately: f64| lately + kept * (usual - lately);
+            self.usual.in_flight = fade(self.usual.in_flight, self.lately.in_flight);
+            self.usual.rate = fade(self.usual.rate, self.lately.rate);
+        }
+    }
+
+    fn next(&mut self, round: &Round<'_>) -> Stage {
+        let now = round.now;
+        // A long silence says no more than a second of it.
+        let elapsed = round.elapsed.min(Span::from_secs(1));
+        let half = 0.5 * round.knee.unwrap_or(f64::MAX).min(self.usual.in_flight);
+        let is_low = self.is_low(round.target, half);
+        let seen = Mean::default();
+        match self.stage {
+            Stage::Following {
+                level, on: true, ..
+            } => Stage::Holding {
+                since: now,
+                level,
+                seen,
+            },
+            Stage::Watching | Stage::Following { .. } if is_low => Stage::Low { since: now, seen },
+            Stage::Low { since, mut seen } if is_low => {
+                let passed = now.since(since);
+                if passed >= LOW_FOR {
+                    return Stage::Trying(Trial {
+                        since: now,
+                        level: STEP * self.window,
+                        hold: half,
+                        held: false,
+                        before: seen,
+                        seen: Mean::default(),
+                    });
+                }
+                if passed + BEFORE > LOW_FOR {
+                    seen.add(elapsed, round.sight);
+                }
+                Stage::Low { since, seen }
+            }
+            Stage::Watching | Stage::Following { .. } | Stage::Low { .. } => Stage::Watching,
+            Stage::Trying(mut trial) => {
+                let passed = now.since(trial.since);
+                if passed > HEARD {
+                    trial.seen.add(elapsed, round.sight);
+                }
+                if passed < TRIAL {
+                    Stage::Trying(trial)
+                } else {
+                    self.judge(now, &trial)
+                }
+            }
+            Stage::Holding {
+                since,
+                level,
+                mut seen,
+            } => {
+                let passed = now.since(since);
+                if passed > HEARD && self.lately.latency < GONE * round.target {
+                    return Stage::Watching;
+                }
+                if passed >= HOLD {
+                    return Stage::Trying(Trial {
+                        since: now,
+                        level: level / STEP,
+                        hold: level,
+                        held: true,
+                        before: seen,
+                        seen: Mean::default(),
+                    });
+                }
+                if passed + BEFORE > HOLD {
+                    seen.add(elapsed, round.sight);
+                }
+                Stage::Holding { since, level, seen }
+            }
+        }
+    }
+
+    fn judge(&mut self, now: Time, trial: &Trial) -> Stage {
+        let (less, more) = if trial.held {
+            (trial.seen, trial.before)
+        } else {
+            (trial.before, trial.seen)
+        };
+        if more.follows(&less) {
+            return Stage::Holding {
+                since: now,
+                level: trial.hold,
+                seen: Mean::default(),
+            };
+        }
+        // As it is now is how it is usual from now on.
+        self.usual = Sight {
+            in_flight: less.in_flight,
+            rate: less.rate,
+            ..self.lately
+        };
+        Stage::Watching
+    }
+
+    /// Whether our hosts fill their windows, and yet have half of what is usual in flight, and do much less.
+    fn is_low(&self, target: f64, half: f64) -> bool {
+        let lately = &self.lately;
+        lately.latency >= 0.75 * target
+            && lately.in_flight >= 0.7 * self.window
+            && lately.in_flight <= half
+            && lately.rate <= 0.8 * self.usual.rate
+    }
+
+    /// What the cluster's window is to be now, if that is not for the law to say.
+    pub fn level(&self) -> Option<f64> {
+        match self.stage {
+            Stage::Watching | Stage::Low { .. } => None,
+            Stage::Trying(Trial { level, .. })
+            | Stage::Holding { level, .. }
+            | Stage::Following { level, .. } => Some(level),
+        }
+    }
+
+    /// Whether this host tries or holds, and others are to follow.
+    pub fn leads(&self) -> bool {
+        matches!(self.stage, Stage::Trying(_) | Stage::Holding { .. })
+    }
+
+    /// Whether a trial is under way, here or led by another.
+    pub fn tries(&self) -> bool {
+        matches!(
+            self.stage,
+            Stage::Trying(_) | Stage::Following { tries: true, .. }
+        )
     }
 
     /// Whether external load is seen.
     pub fn on(&self) -> bool {
-        self.hold.is_some()
+        match self.stage {
+            Stage::Watching | Stage::Low { .. } => false,
+            Stage::Trying(trial) => trial.held,
+            Stage::Holding { .. } => true,
+            Stage::Following { on, .. } => on,
+        }
+    }
+}
+
+impl Governor {
+    /// One host watches for load that is not ours, and tries; the others do what its slot says.
+    pub(super) fn watch_strangers(&mut self, now: Time, knee: Option<f64>) -> Option<bool> {
+        let own = self.settings.host;
+        let engaged = || {
+            let live = self.peers.iter().filter(|peer| peer.live());
+            let records = live.map(|peer| &peer.record);
+            records.filter(|record| record.flags.has(Flags::ENGAGED))
+        };
+        let tries =
+            |record: &&Record| record.flags.has(Flags::TRYING) || record.flags.has(Flags::EXTERNAL);
+        // Who is at it goes on, though another with a lesser name has joined since.
+        let at_it = engaged().filter(tries).min_by_key(|record| record.host);
+        if let Some(record) = at_it.filter(|record| !self.watch.leads() || record.host < own) {
+            let (level, flags) = (record.cluster, record.flags);
+            let (tries, on) = (flags.has(Flags::TRYING), flags.has(Flags::EXTERNAL));
+            return self.watch.follow(level, tries, on);
+        }
+        let watches = self.watch.leads() || engaged().all(|record| own < record.host);
+        let round = Round {
+            now,
+            elapsed: self.pace.since(now),
+            window: self.cluster,
+            sight: &self.sight,
+            target: self.target,
+            knee,
+        };
+        self.watch.tick(&round, watches)
+    }
+
+    /// Looks for strangers from the beginning; nothing is held for them any more.
+    pub(super) fn forget_strangers(&mut self) {
+        if self.watch.on() {
+            self.events.push(GovernorEvent::ExternalLoad { on: false });
+        }
+        self.watch = Watch::default();
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    const TARGET: f64 = 25e6;
-
-    /// The law's tick every 100 ms with what `world` answers to a window.
-    fn run(
-        watch: &mut Watch,
-        ticks: u64,
-        window: &mut f64,
-        world: impl Fn(u64, f64) -> Sight,
-    ) -> bool {
-        let mut seen = false;
-        for tick in 0..ticks {
-            let sight = world(tick, *window);
-            let now = Time::from_nanos(tick * 100_000_000);
-            seen |= watch.tick(now, *window, &sight, TARGET, Some(100.0)) == Some(true);
-            *window = super::super::window::step(*window, TARGET, &sight).max(watch.least());
-        }
-        seen
-    }
-
-    #[test]
-    fn a_cut_that_does_not_help_is_stopped_at_half_the_knee() {
-        let (mut watch, mut window) = (Watch::default(), 100.0);
-        // Somebody else keeps 400 in flight: latency hardly depends on us, our rate does.
-        let world = |_, window: f64| {
-            let latency = (window + 400.0) / 4_000.0 * 1e9;
-            Sight {
-                latency,
-                in_flight: window,
-                rate: window / latency * 1e9,
-                hosts: 2,
-            }
-        };
-        assert!(run(&mut watch, 12, &mut window, world));
-        assert_eq!(window, 50.0);
-    }
-
-    #[test]
-    fn an_array_that_lost_half_its_speed_is_not_external_load() {
-        let (mut watch, mut window) = (Watch::default(), 100.0);
-        let world = |tick, window: f64| {
-            let most = if tick < 6 { 4_000.0 } else { 2_000.0 };
-            Sight {
-                latency: window / most * 1e9,
-                in_flight: window,
-                rate: most,
-                hosts: 2,
-            }
-        };
-        assert!(!run(&mut watch, 40, &mut window, world));
-        assert!((48.0..52.0).contains(&window), "{window}");
-    }
-
-    #[test]
-    fn a_hold_is_tried_anew_after_half_a_minute() {
-        let (mut watch, mut window) = (Watch::default(), 100.0);
-        let world = |tick, window: f64| {
-            let others = if tick < 150 { 400.0 } else { 0.0 };
-            let latency = (window + others) / 4_000.0 * 1e9;
-            Sight {
-                latency,
-                in_flight: window,
-                rate: window / latency * 1e9,
-                hosts: 2,
-            }
-        };
-        assert!(run(&mut watch, 20, &mut window, world));
-        assert!(watch.on());
-        run(&mut watch, 400, &mut window, world);
-        assert!(!watch.on());
-        assert!(window > 90.0, "{window}");
-    }
-}
+mod tests;

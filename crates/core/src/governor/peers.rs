@@ -4,7 +4,8 @@
 //! a peer is as old as our own time between successful reads that showed the same sequence number.
 //!
 //! # Always true
-//! - A slot that is torn, foreign or garbage changes nothing: the last good copy counts, and grows older.
+//! - A slot that is torn, foreign or garbage changes nothing: the last good copy counts, and grows older. But who tears
+//!   a slot anew lives: he is not dead, however old his last good word is.
 //! - Nobody grows older by a time in which we could not read.
 //! - A dead peer's record is gone: its part is divided at the next tick.
 //!
@@ -41,12 +42,35 @@ pub struct Peer {
     pub record: Record,
     /// How long it has said nothing new.
     pub age: Span,
+    /// How long it has not shown that it lives: torn words do show that.
+    silent: Span,
+    /// The sequence number of the last torn ones.
+    torn: u64,
 }
 
 impl Peer {
+    fn new(slot: u16, record: Record) -> Peer {
+        Peer {
+            slot,
+            torn: record.sequence,
+            record,
+            age: Span::ZERO,
+            silent: Span::ZERO,
+        }
+    }
+
     /// How long until it means to speak again.
     fn tick(&self) -> Span {
         Span::from_millis(u64::from(self.record.tick_ms))
+    }
+
+    /// Its slot begins with these words, though the whole makes no sense.
+    fn shows_life(&mut self, (host, incarnation, sequence): Words) {
+        let own = (self.record.host, self.record.incarnation) == (host, incarnation);
+        if own && sequence != self.torn {
+            self.torn = sequence;
+            self.silent = Span::ZERO;
+        }
     }
 
     /// Whether it has spoken lately; if not, it is suspect: its part stays its own, its word is old.
@@ -117,13 +141,14 @@ impl Peers {
         self.read = Some(now);
         for peer in &mut self.peers {
             peer.age = peer.age + passed;
+            peer.silent = peer.silent + passed;
         }
         for &(slot, bytes) in slots {
             self.one(slot, bytes, me, &mut news);
         }
         let last_words = &mut self.last_words;
         self.peers.retain(|peer| {
-            let dead = peer.age > lease(peer.tick());
+            let dead = peer.silent > lease(peer.tick());
             if dead {
                 news.lost.push((peer.record.host, false));
                 last_words.retain(|(slot, _)| *slot != peer.slot);
@@ -147,6 +172,9 @@ impl Peers {
             Err(Unreadable::Empty) => return,
             Err(_) => {
                 news.unreadable += 1;
+                if let (Ok(place), Some(words)) = (place, Record::peek(bytes)) {
+                    self.peers[place].shows_life(words);
+                }
                 return;
             }
         };
@@ -177,24 +205,13 @@ impl Peers {
                 }
                 let urgent = super::slot::Flags::URGENT;
                 news.urgent |= record.flags.has(urgent) && !peer.record.flags.has(urgent);
-                *peer = Peer {
-                    slot,
-                    record,
-                    age: Span::ZERO,
-                };
+                *peer = Peer::new(slot, record);
             }
             Err(place) => {
                 // Believed to live from now on; if nobody writes there any more, its lease ends like any other.
                 news.urgent = true;
                 news.seen.push(record.host);
-                self.peers.insert(
-                    place,
-                    Peer {
-                        slot,
-                        record,
-                        age: Span::ZERO,
-                    },
-                );
+                self.peers.insert(place, Peer::new(slot, record));
             }
         }
     }

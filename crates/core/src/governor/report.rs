@@ -150,7 +150,8 @@ impl Governor {
                 residence,
             )
         };
-        let all: Vec<Want> = self.all_disks().iter().map(wants).collect();
+        let (here, elsewhere) = self.all_disks();
+        let all: Vec<Want> = here.iter().chain(&elsewhere).map(wants).collect();
         let division = Division::of(&all, self.cluster);
         let entitled = |part: f64, unit_cost: f64| {
             whole(part / residence * nanos(Span::from_secs(1)) / unit_cost)

@@ -79,6 +79,8 @@ impl Flags {
     pub const NARROWER: Flags = Flags(64);
     /// It sees load that no host of ours causes.
     pub const EXTERNAL: Flags = Flags(128);
+    /// It tries another window to see whether that is so, or holds one: the others are to have the same.
+    pub const TRYING: Flags = Flags(256);
 
     /// Whether every flag of `other` is set.
     pub const fn has(self, other: Flags) -> bool {

@@ -22,6 +22,10 @@ const ABOVE_FOR: u32 = 2;
 const BINDS: f64 = 0.7;
 /// A host's window that moved by less than this has not moved.
 const STEADY: f64 = 0.08;
+/// Ticks after engaging in which who is met for the first time begins as well.
+const COLD: u32 = 5;
+/// What of the throughput a latency target may not cost.
+const KEPT: f64 = 0.7;
 const ALONE_EVERY: Span = Span::from_secs(1);
 /// Moments of cost learning, as schedulers bin them.
 const MOMENT: u64 = 100_000_000;
@@ -38,7 +42,7 @@ impl Governor {
         }
         self.events.push(GovernorEvent::Paused { span: gap });
         self.joined = self.peers.is_empty();
-        self.watch = super::Watch::default();
+        self.forget_strangers();
         self.under = None;
         if !self.joined && self.heard.is_some_and(|heard| now.since(heard) <= gap) && !self.frozen {
             self.join();
@@ -105,6 +109,9 @@ impl Governor {
             ..window::Sight::default()
         };
         let (mut ios, mut sum) = (meter.ios, meter.ios * meter.latency);
+        // One host whose I/Os were stuck for seconds does not make all others yield to it.
+        let most = self.target / window::LEAST_RATIO;
+        let mut felt = meter.ios * meter.latency.min(most);
         sight.in_flight = meter.in_flight;
         sight.rate = meter.rate;
         let mut pressure = self.disks.pressure();
@@ -120,6 +127,7 @@ impl Governor {
                 sight.rate += record.rate;
                 ios += record.ios;
                 sum += record.ios * record.latency;
+                felt += record.ios * record.latency.min(most);
                 pressure = pressure.max(record.pressure);
                 if record.threshold > 0.0 {
                     thresholds.push(record.threshold);
@@ -127,6 +135,7 @@ impl Governor {
             }
         }
         sight.latency = if ios > 0.0 { sum / ios } else { 0.0 };
+        self.felt = if ios > 0.0 { felt / ios } else { 0.0 };
         self.sight = sight;
         if sight.latency > 0.0 {
             let kept = if self.smooth > 0.0 {
@@ -136,7 +145,7 @@ impl Governor {
             };
             self.smooth = kept * self.smooth + (1.0 - kept) * sight.latency;
         }
-        if !self.watch.on() {
+        if self.watch.level().is_none() {
             self.curve.saw(elapsed.min(Span::from_secs(4)), &sight);
         }
         if let Some(knee) = self
@@ -148,8 +157,10 @@ impl Governor {
         }
         let auto = median(&mut thresholds).unwrap_or(self.seeker.at());
         let base = settle::target(&self.common, auto);
+        // Where nobody is held back, a window is not what a target is missed for.
+        let pressure = if self.engaged { pressure } else { 0.0 };
         self.pressure.felt(elapsed, pressure);
-        self.target = self.pressure.on(base, self.curve.latency_at(0.7));
+        self.target = self.pressure.on(base, self.curve.tightest(KEPT));
         if self.common.threshold_mode == 0
             && !(0.9..=1.1).contains(&(self.target / self.told_threshold))
         {
@@ -188,7 +199,7 @@ impl Governor {
         if !steady {
             self.learner.interrupt();
         }
-        let quiet = steady && (coasting || (ratio - 1.0).abs() < 0.2);
+        let quiet = steady && !self.watch.tries() && (coasting || (ratio - 1.0).abs() < 0.2);
         let attentive = self.engaged || self.over > 0;
         self.pace.ticked(now, attentive, quiet, fast);
     }
@@ -210,7 +221,7 @@ impl Governor {
             self.engaged = false;
             self.over = 0;
             self.under = None;
-            self.watch = super::Watch::default();
+            self.forget_strangers();
             self.part = f64::from(self.settings.window_most);
             self.events.push(GovernorEvent::Disengaged);
         }
@@ -237,6 +248,7 @@ impl Governor {
             return;
         }
         self.engaged = true;
+        self.since_engaged = 0;
         self.under = None;
         let (latency, threshold) = (span(self.sight.latency), span(self.target));
         self.events
@@ -251,10 +263,19 @@ impl Governor {
             .knee()
             .filter(|knee| knee.saturated)
             .map(|knee| knee.in_flight);
-        let (window, target) = (self.cluster, self.target);
-        let seen = self.watch.tick(now, window, &self.sight, target, knee);
+        let seen = self.watch_strangers(now, knee);
         self.events
             .extend(seen.map(|on| GovernorEvent::ExternalLoad { on }));
+        if let Some(level) = self.watch.level() {
+            self.dither.stop();
+            self.cluster = level.max(hosts).min(hosts * most);
+            return;
+        }
+        self.since_engaged = self.since_engaged.saturating_add(1);
+        if core::mem::take(&mut self.met) && self.since_engaged <= COLD {
+            // Begun alone with our own in view, we meet others who begin: all that is in flight is what latency is from.
+            self.cluster = self.cluster.max(self.sight.in_flight);
+        }
         self.lead_or_follow(now);
         let others = self
             .peers
@@ -267,14 +288,13 @@ impl Governor {
         }
         let mean = agreed.0 / agreed.1;
         // Moved on purpose, latency is no reason to move it back, unless it is far off.
-        let calm = self.dither.on().is_some() && self.sight.latency < 1.3 * self.target;
-        let target = if calm {
-            self.sight.latency
-        } else {
-            self.target
+        let sight = window::Sight {
+            latency: self.felt,
+            ..self.sight
         };
-        self.cluster = window::next(self.cluster, mean, target, &self.sight, most);
-        self.cluster = self.cluster.max(self.watch.least()).min(hosts * most);
+        let calm = self.dither.on().is_some() && sight.latency < 1.3 * self.target;
+        let target = if calm { sight.latency } else { self.target };
+        self.cluster = window::next(self.cluster, mean, target, &sight, most);
     }
 
     fn lead_or_follow(&mut self, now: Time) {
@@ -300,10 +320,11 @@ impl Governor {
         }
         let residence = self.residence();
         let window = self.cluster * self.dither.factor();
-        let all = self.all_disks();
+        let (own, foreign) = self.all_disks();
         let mut reserved = 0.0;
-        let wants: Vec<Want> = all
+        let wants: Vec<Want> = own
             .iter()
+            .chain(&foreign)
             .map(|disk| {
                 if disk.demand > 0.0 {
                     reserved += f64::from(disk.reservation) * disk.unit_cost;
@@ -323,10 +344,9 @@ impl Governor {
         let hosts = f64::from(self.sight.hosts);
         let mut sum = division.slack / hosts;
         for disk in &mut self.disks.all {
-            let counts = |entry: &&Entry| entry.key == disk.key.0 && !entry.served;
             // A disk that another host serves by now has its part there.
-            let elsewhere = all.iter().any(|entry| counts(&entry));
-            disk.part = if elsewhere {
+            let elsewhere = |entry: &Entry| entry.key == disk.key.0 && !entry.merged;
+            disk.part = if foreign.iter().any(elsewhere) {
                 0.0
             } else {
                 division.part(&disk.want(residence))
@@ -371,7 +391,13 @@ impl Governor {
             self.alone_at = Some(now);
             let most = f64::from(self.settings.window_most);
             let shares = self.disks.shares();
-            self.part = alone::step(self.part, self.target, self.meter.latency, shares, most);
+            // Where nothing ends, the last latency is no latency.
+            let latency = if self.meter.ios > 0.0 {
+                self.meter.latency
+            } else {
+                0.0
+            };
+            self.part = alone::step(self.part, self.target, latency, shares, most);
         }
         self.pace.ticked(now, true, true, ALONE_EVERY);
     }
@@ -410,7 +436,8 @@ impl Governor {
             .with(Flags::FAST, self.pace.interval() == self.fast())
             .with(Flags::URGENT, self.pace.stirred())
             .with(Flags::BINDING, self.binding())
-            .with(Flags::EXTERNAL, self.watch.on());
+            .with(Flags::TRYING, self.watch.leads() && self.watch.tries())
+            .with(Flags::EXTERNAL, self.watch.leads() && self.watch.on());
         let Flags(dither) = self.dither.flags();
         Record {
             host: self.settings.host,
@@ -457,14 +484,12 @@ impl Governor {
         })
     }
 
-    /// Every disk once: our own with fresh demands (claim-first), the others' as they last said. Of a disk on two
+    /// Every disk once: our own with fresh demands (claim-first), and the others' as they last said. Of a disk on two
     /// hosts the entry of the one that serves it counts; of two such, that of the higher incarnation: any rule would
     /// do that all hosts share.
-    pub(super) fn all_disks(&self) -> Vec<Entry> {
-        let mut all: Vec<(Entry, u64)> = self
-            .own_entries()
-            .map(|entry| (entry, self.settings.incarnation))
-            .collect();
+    pub(super) fn all_disks(&self) -> (Vec<Entry>, Vec<Entry>) {
+        let own = self.settings.incarnation;
+        let mut all: Vec<(Entry, u64)> = self.own_entries().map(|entry| (entry, own)).collect();
         for peer in self.peers.iter() {
             let incarnation = peer.record.incarnation;
             all.extend(peer.record.disks.iter().map(|&entry| (entry, incarnation)));
@@ -474,7 +499,11 @@ impl Governor {
         };
         all.sort_by_key(rank);
         all.dedup_by(|later, kept| !later.0.merged && !kept.0.merged && later.0.key == kept.0.key);
-        all.into_iter().map(|(entry, _)| entry).collect()
+        let (own, foreign): (Vec<_>, Vec<_>) = all
+            .into_iter()
+            .partition(|(_, incarnation)| *incarnation == own);
+        let entries = |of: Vec<(Entry, u64)>| of.into_iter().map(|(entry, _)| entry).collect();
+        (entries(own), entries(foreign))
     }
 
     /// Whether our window holds I/Os back.
@@ -486,7 +515,7 @@ impl Governor {
         self.common.threshold_mode == 2 || settle::mode(self.common.mode) == Mode::Off
     }
 
-    fn fast(&self) -> Span {
+    pub(super) fn fast(&self) -> Span {
         let peak = self.curve.knee().map_or(0.0, |knee| knee.peak);
         super::Pace::budget(self.target, self.sight.hosts, peak)
     }

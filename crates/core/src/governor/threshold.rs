@@ -34,6 +34,8 @@ const ENOUGH: f64 = 0.4e9;
 const KNEE: f64 = 0.9;
 /// A lower bin that did clearly more than a higher one does now is out of date: more in flight never does less.
 const STALE: f64 = 1.1;
+/// How far down a step goes to where nothing is known.
+const DOWN: f64 = 0.7;
 const LEAST: f64 = 0.3e6;
 const MOST: f64 = 50e6;
 
@@ -130,10 +132,15 @@ impl Curve {
         })
     }
 
-    /// The latency at which `part` of the most is done: below it, a tighter threshold would cost too much.
-    pub fn latency_at(&self, part: f64) -> Option<f64> {
+    /// The tightest threshold that leaves `part` of the most: the latency with the least in flight that did so much, or
+    /// a step below it while nothing is known of less.
+    pub fn tightest(&self, part: f64) -> Option<f64> {
         let peak = self.knee()?.peak;
         let mut known = self.bins.iter().filter(|bin| bin.weight >= ENOUGH);
+        let least = known.next()?;
+        if least.rate >= part * peak {
+            return Some(DOWN * least.latency);
+        }
         known
             .find(|bin| bin.rate >= part * peak)
             .map(|bin| bin.latency)
@@ -179,7 +186,7 @@ impl Seeker {
         let mut goal = (1.25 * knee.latency).max(2.0 * knee.least);
         if !knee.bracketed {
             // The least that was ever in flight was still enough: the knee lies below, and only going there shows it.
-            goal = 0.7 * knee.latency;
+            goal = DOWN * knee.latency;
         }
         let goal = goal.clamp(LEAST, MOST);
         let step = 0.1 * (nanos(elapsed) / (10.0 * SECOND)).min(1.0);
@@ -213,7 +220,7 @@ impl Pressure {
         self.held = relaxed.max(grown).clamp(1.0, 4.0);
     }
 
-    /// The threshold that holds now. `least`: the latency at seven tenths of the most ever done, if known.
+    /// The threshold that holds now. `least`: what [`Curve::tightest`] says.
     pub fn on(&self, threshold: f64, least: Option<f64>) -> f64 {
         let tight = threshold / self.held;
         least.map_or(tight, |least| tight.max(least)).min(threshold)

@@ -19,6 +19,8 @@
 const URGENT: f64 = 0.7;
 /// Under this much of the window in use, latency says nothing about the window.
 const IN_USE: f64 = 0.7;
+/// No latency makes the window less than this part of what is in flight, in one tick.
+pub(super) const LEAST_RATIO: f64 = 0.25;
 /// What of a disagreement is given up each tick.
 const CONSENSUS: f64 = 0.5;
 
@@ -45,7 +47,7 @@ pub fn step(window: f64, target: f64, sight: &Sight) -> f64 {
     if sight.latency <= 0.0 {
         return window;
     }
-    let ratio = (target / sight.latency).clamp(0.25, 2.0);
+    let ratio = (target / sight.latency).clamp(LEAST_RATIO, 2.0);
     if ratio >= 1.0 {
         if sight.in_flight < IN_USE * window {
             return window;

@@ -48,7 +48,7 @@ pub enum Event {
         /// How.
         outcome: Outcome,
     },
-    /// The moment of [`Shard::deadline`] has come.
+    /// The moment of [`Shard::deadline`](super::Shard::deadline) has come.
     Ticked,
     /// Bytes of a filter's [`Effect::SideWrite`] are on their file, or could not be put there.
     SideWritten {

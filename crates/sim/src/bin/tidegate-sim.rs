@@ -4,19 +4,26 @@
 
 #![forbid(unsafe_code)]
 
+use std::collections::BTreeMap;
+use std::fmt::Write;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
+use tidegate_sim::compare::{ROWS, table};
 use tidegate_sim::judge::{judge, side_by_side, words};
 use tidegate_sim::swarm::Tally;
-use tidegate_sim::{Policy, Scenario};
+use tidegate_sim::{Policy, Run, Scenario, Variant, Verdict};
 
 const USAGE: &str = "\
 tidegate-sim [--scenarios DIR] [--scenario NAME] [--seed N] [--scale PERCENT]
              [--swarm MINUTES] [--seeds COUNT] [--side-by-side] [--told]
+             [--trace FROM TO]
+tidegate-sim --side-by-side [--seeds COUNT]
 
 Without --scenario: all in DIR (scenarios/). --scale: phases at PERCENT of their length. --swarm: seeds from N on for
-that long, or COUNT of them. --side-by-side: each figure under each policy. --told: what governors had to say.
+that long, or COUNT of them. --side-by-side: with a --scenario each of its figures under each policy; without, the
+comparison in docs/io-control-compared.md is written anew (20 seeds unless said). --told: what governors had to say. --trace:
+how hosts stood in every tenth of a second, from a second on to another.
 ";
 
 struct Options {
@@ -28,6 +35,7 @@ struct Options {
     seeds: u64,
     side_by_side: bool,
     told: bool,
+    trace: Option<(u64, u64)>,
 }
 
 fn main() -> ExitCode {
@@ -51,6 +59,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         seeds: u64::MAX,
         side_by_side: false,
         told: false,
+        trace: None,
     };
     while let Some(flag) = args.next() {
         let mut word = || {
@@ -70,6 +79,10 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--seeds" => options.seeds = number(word()?)?,
             "--side-by-side" => options.side_by_side = true,
             "--told" => options.told = true,
+            "--trace" => {
+                let (from, to) = (number(word()?)?, number(word()?)?);
+                options.trace = Some((from, to));
+            }
             "--help" | "-h" => {
                 println!("{USAGE}");
                 std::process::exit(0);
@@ -81,11 +94,12 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
 }
 
 fn go(options: &Options) -> Result<bool, String> {
+    if options.side_by_side && options.scenario.is_none() {
+        return write_comparison(options);
+    }
     let mut scenarios = Vec::new();
     for path in files(&options.dir, options.scenario.as_deref())? {
-        let text = std::fs::read_to_string(&path)
-            .map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
-        let scenario = Scenario::read(&text).map_err(|e| format!("{}: {e}", path.display()))?;
+        let scenario = read(&path)?;
         scenarios.push(match options.scale {
             100 => scenario,
             percent => scenario.scaled(percent),
@@ -95,10 +109,45 @@ fn go(options: &Options) -> Result<bool, String> {
         options.swarm.is_some() || options.seeds < u64::MAX,
         options.side_by_side,
     ) {
-        (true, _) => swarm(options, &scenarios),
-        (false, true) => compare(options, &scenarios),
+        (_, true) => compare(options, &scenarios),
+        (true, false) => swarm(options, &scenarios),
         (false, false) => once(options, &scenarios),
     }
+}
+
+fn read(path: &Path) -> Result<Scenario, String> {
+    let text = std::fs::read_to_string(path)
+        .map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
+    Scenario::read(&text).map_err(|error| format!("{}: {error}", path.display()))
+}
+
+/// Where the comparison stands, and its words around the table.
+const COMPARED: &str = "docs/io-control-compared.md";
+
+fn write_comparison(options: &Options) -> Result<bool, String> {
+    let seeds = if options.seeds == u64::MAX {
+        20
+    } else {
+        options.seeds
+    };
+    let mut scenarios = BTreeMap::new();
+    for row in ROWS {
+        let path = options.dir.join(format!("{}.toml", row.scenario));
+        scenarios.insert(row.scenario, read(&path)?);
+    }
+    let table = table(&scenarios, seeds).map_err(|error| error.to_string())?;
+    let page = format!(
+        "# I/O control compared\n\n\
+         Generated: `cargo xtask sim --side-by-side --seeds {seeds}` writes this page anew.\n\n\
+         The same scenario files under three policies, in [the simulator](simulator.md): no control at all; PARDA\n\
+         (FAST 2009) every four seconds, as published; ours. A cell is the median over {seeds} seeds, and in brackets from\n\
+         the least to the most. \"never\": not within its phase, which is 20 s, and 300 s in `sioc-3`. PARDA knows neither\n\
+         reservations nor an automatic threshold. The arrays are models: compare the columns, not the numbers with yours.\n\n\
+         {table}"
+    );
+    std::fs::write(COMPARED, page).map_err(|e| format!("{COMPARED} cannot be written: {e}"))?;
+    println!("{table}\n{COMPARED} is written");
+    Ok(true)
 }
 
 fn files(dir: &Path, name: Option<&str>) -> Result<Vec<PathBuf>, String> {
@@ -157,9 +206,41 @@ fn once(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
                 }
             }
         }
+        if let Some((from, to)) = options.trace {
+            trace(scenario, &verdict, from, to);
+        }
         all &= verdict.holds(scenario);
     }
     Ok(all)
+}
+
+/// Windows with what is in flight of them, what was done, and the latency that hosts believe in.
+fn trace(scenario: &Scenario, verdict: &Verdict, from: u64, to: u64) {
+    let own = |run: &&Run| run.variant == Variant::of(Policy::Ours);
+    let Some(run) = verdict.runs.values().find(own) else {
+        return;
+    };
+    for bin in from * 10..to * 10 {
+        let place = usize::try_from(bin).unwrap_or(usize::MAX);
+        let mut line = format!("  {}.{} s:", bin / 10, bin % 10);
+        for (host, series) in scenario.hosts.iter().zip(&run.results.hosts) {
+            if let Some(bin) = series.bins.get(place) {
+                let (window, in_flight) = (bin.window, bin.in_flight);
+                let latency = bin.latency_us as f64 / 1e3;
+                let _ = write!(
+                    line,
+                    "  {} {in_flight}/{window:.1} {latency:.1} ms",
+                    host.name
+                );
+            }
+        }
+        for (disk, series) in scenario.disks.iter().zip(&run.results.disks) {
+            if let Some(bin) = series.bins.get(place) {
+                let _ = write!(line, "  {} {}", disk.name, bin.ios);
+            }
+        }
+        println!("{line}");
+    }
 }
 
 fn compare(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {

@@ -14,7 +14,8 @@ use crate::scenario::{self, Ceiling, Scenario, Settings};
 use tidegate_core::governor::{self, Governor, ReadFailed};
 use tidegate_core::iocontrol::shared::{Groups, Shared};
 use tidegate_core::iocontrol::{
-    Cost, CostModel, DiskKey, Limit, Mode, Offer, Orders, Pick, Policy, Scheduler,
+    Cost, CostModel, DiskKey, GroupId, GroupPolicy, Limit, Mode, Offer, Orders, Pick, Policy,
+    Scheduler,
 };
 use tidegate_core::request::DiskId;
 use tidegate_core::units::{Span, Time};
@@ -64,7 +65,15 @@ impl Ours {
     ) -> Ours {
         let datastore = &scenario.datastore;
         let threads = scenario.hosts[host].threads;
-        let shared = Shared::new(threads, &Groups::new(1));
+        let groups = Groups::new(scenario.groups.len());
+        for (number, group) in (0..).zip(&scenario.groups) {
+            let policy = GroupPolicy {
+                limit: group.limit.map(limit),
+                bandwidth: group.bandwidth.map(limit),
+            };
+            groups.set(now, GroupId(number), &policy);
+        }
+        let shared = Shared::new(threads, &groups);
         let mut schedulers: Vec<Scheduler> = (0..threads)
             .map(|thread| Scheduler::new(thread, shared.clone(), datastore.io_unit))
             .collect();
@@ -259,18 +268,21 @@ fn id(disk: usize) -> DiskId {
     DiskId(small(disk))
 }
 
-fn policy(settings: &Settings) -> Policy {
-    let limit = |ceiling: Ceiling| Limit {
+fn limit(ceiling: Ceiling) -> Limit {
+    Limit {
         sustained: ceiling.sustained,
         peak: ceiling.peak,
         burst: ceiling.burst,
-    };
+    }
+}
+
+fn policy(settings: &Settings) -> Policy {
     Policy {
         shares: settings.shares,
         reservation: settings.reservation,
         limit: settings.limit.map(limit),
         bandwidth: settings.bandwidth.map(limit),
         latency_target: settings.latency_target,
-        group: None,
+        group: settings.group.map(|group| GroupId(small(group))),
     }
 }

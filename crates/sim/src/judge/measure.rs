@@ -114,17 +114,20 @@ impl Stretch<'_> {
                 });
                 percentile(above.collect(), 90.0)
             }
-            Measure::HostsLost => {
-                let told = self.run.results.told.iter();
-                let told =
-                    told.filter(|(at, says)| (from..to).contains(at) && says.contains("HostLost"));
-                count(told.count())
-            }
+            Measure::HostsLost => self.told(from, to, "HostLost"),
+            Measure::External => self.told(from, to, "ExternalLoad { on: true }"),
             Measure::Outstanding => {
                 let each = self.datastore(from, to).iter();
                 mean(&each.map(|bin| float(bin.outstanding)).collect::<Vec<_>>())
             }
         }
+    }
+
+    /// How often governors spoke of something.
+    fn told(&self, from: Time, to: Time, of: &str) -> f64 {
+        let told = self.run.results.told.iter();
+        let told = told.filter(|(at, says)| (from..to).contains(at) && says.contains(of));
+        count(told.count())
     }
 
     fn sum(&self, from: Time, to: Time, what: impl Fn(&DiskBin) -> u64) -> f64 {

@@ -153,6 +153,8 @@ measures! {
     LatencyImpact = "latency-impact",
     /// How often any host said that another was lost.
     HostsLost = "hosts-lost",
+    /// How often any host said that there is load that no host causes.
+    External = "external",
     /// I/Os at the datastore, on average.
     Outstanding = "outstanding",
 }

@@ -2,11 +2,14 @@
 //!
 //! [`super::Scenario::read`] calls it once the file could be read at all.
 
-use super::raw::{RawDisk, RawFault, RawLimit, RawPhase, RawScenario, RawShares, RawWorkload};
+use super::raw::{
+    RawBandwidth, RawDisk, RawFault, RawGroup, RawLimit, RawPhase, RawScenario, RawShares,
+    RawWorkload,
+};
 use super::words::{self, Length};
 use super::{
-    Ceiling, Disk, Fault, FaultKind, Host, Io, Phase, Scenario, ScenarioError, Settings, Workload,
-    expect, named, store, within, wrong,
+    Ceiling, Disk, Fault, FaultKind, Group, Host, Io, Phase, Scenario, ScenarioError, Settings,
+    Workload, expect, named, store, within, wrong,
 };
 use tidegate_core::units::{Span, Time};
 
@@ -38,6 +41,7 @@ pub(super) fn plan(raw: RawScenario) -> Result<Scenario, ScenarioError> {
         }
         groups.push((host.name.clone(), (first..hosts.len()).collect()));
     }
+    let limits = raw.group.iter().map(group).collect::<Result<Vec<_>, _>>()?;
     let mut disks: Vec<Disk> = Vec::new();
     for raw in &raw.disk {
         let Some((_, on)) = groups.iter().find(|(name, _)| *name == raw.host) else {
@@ -48,7 +52,9 @@ pub(super) fn plan(raw: RawScenario) -> Result<Scenario, ScenarioError> {
         };
         for &host in on {
             for copy in 1..=within("count", raw.count, 1, 4_096)? {
-                disks.push(disk(raw, host, copy, on.len() > 1, &hosts, &disks)?);
+                let mut made = disk(raw, host, copy, on.len() > 1, &hosts, &disks)?;
+                made.policy.group = member(raw, &limits)?;
+                disks.push(made);
             }
         }
     }
@@ -64,6 +70,7 @@ pub(super) fn plan(raw: RawScenario) -> Result<Scenario, ScenarioError> {
         source: raw.source,
         datastore,
         hosts,
+        groups: limits,
         disks,
         phases,
         expects: Vec::new(),
@@ -107,12 +114,9 @@ fn disk(
         shares: shares(raw.shares.as_ref(), before.len())?,
         reservation: raw.reservation.unwrap_or(0),
         limit: ceiling(raw.limit.as_ref())?,
-        bandwidth: raw.bandwidth.as_ref().map(|limit| Ceiling {
-            sustained: limit.sustained.0,
-            peak: limit.peak.map_or(0, |size| size.0),
-            burst: limit.burst.map_or(limit.sustained.0 / 100, |size| size.0),
-        }),
+        bandwidth: raw.bandwidth.as_ref().map(bandwidth),
         latency_target: raw.latency_target.map(|length| length.0),
+        group: None,
     };
     let size = raw.size.map_or(DISK_SIZE, |size| size.0);
     if size < 2 * LARGEST_IO {
@@ -128,6 +132,36 @@ fn disk(
         policy: settings,
         unmanaged: raw.unmanaged,
     })
+}
+
+fn group(raw: &RawGroup) -> Result<Group, ScenarioError> {
+    Ok(Group {
+        name: raw.name.clone(),
+        limit: ceiling(raw.limit.as_ref())?,
+        bandwidth: raw.bandwidth.as_ref().map(bandwidth),
+    })
+}
+
+/// The place of a disk's group.
+fn member(disk: &RawDisk, groups: &[Group]) -> Result<Option<usize>, ScenarioError> {
+    let Some(name) = &disk.group else {
+        return Ok(None);
+    };
+    match groups.iter().position(|group| group.name == *name) {
+        Some(place) => Ok(Some(place)),
+        None => wrong(format!(
+            "disk `{}` is of group `{name}`, which is not among the groups",
+            disk.name
+        )),
+    }
+}
+
+fn bandwidth(raw: &RawBandwidth) -> Ceiling {
+    Ceiling {
+        sustained: raw.sustained.0,
+        peak: raw.peak.map_or(0, |size| size.0),
+        burst: raw.burst.map_or(raw.sustained.0 / 100, |size| size.0),
+    }
 }
 
 fn shares(raw: Option<&RawShares>, turn: usize) -> Result<u32, ScenarioError> {
@@ -285,17 +319,19 @@ fn fault(raw: &RawFault, hosts: &[Host]) -> Result<Fault, ScenarioError> {
         "delayed" => FaultKind::Delayed,
         "clock" => FaultKind::Clock,
         "stalled" => FaultKind::Stalled,
+        "starved" => FaultKind::Starved,
         other => {
             return wrong(format!(
-                "a fault is dead, mute, deaf, paused, torn, delayed, clock or stalled, not `{other}`"
+                "a fault is dead, mute, deaf, paused, torn, delayed, clock, stalled or starved, not `{other}`"
             ));
         }
     };
     if matches!(kind, FaultKind::Paused | FaultKind::Stalled) && raw.lasts.is_none() {
         return wrong(format!("a fault `{}` says how long it `lasts`", raw.kind));
     }
-    if kind == FaultKind::Delayed && raw.by.is_none() {
-        return wrong("a fault `delayed` says `by` how much");
+    let by = raw.by.map_or(Span::ZERO, |length| length.0);
+    if matches!(kind, FaultKind::Delayed | FaultKind::Starved) && by == Span::ZERO {
+        return wrong(format!("a fault `{}` says `by` how much", raw.kind));
     }
     let hosts = match &raw.host {
         None => (0..hosts.len()).collect(),
@@ -312,7 +348,7 @@ fn fault(raw: &RawFault, hosts: &[Host]) -> Result<Fault, ScenarioError> {
         begins,
         ends: raw.lasts.map_or(Time::NEVER, |lasts| begins + lasts.0),
         chance: within("chance", raw.chance.unwrap_or(1_000), 1, 1_000)?,
-        by: raw.by.map_or(Span::ZERO, |length| length.0),
+        by,
     })
 }
 

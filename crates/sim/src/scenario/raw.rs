@@ -23,6 +23,8 @@ pub(crate) struct RawScenario {
     #[serde(default)]
     pub(crate) host: Vec<RawHost>,
     #[serde(default)]
+    pub(crate) group: Vec<RawGroup>,
+    #[serde(default)]
     pub(crate) disk: Vec<RawDisk>,
     #[serde(default)]
     pub(crate) phase: Vec<RawPhase>,
@@ -44,7 +46,7 @@ pub(crate) struct RawDatastore {
     /// `flash`, `rotational` or `unknown`; what the operator said, or nobody.
     pub(crate) kind: Option<String>,
     pub(crate) io_unit: Option<Size>,
-    /// Whether control learns what requests cost; it does, if not said.
+    /// Whether control learns what requests cost; as in the daemon it does not, if not said.
     pub(crate) learn: Option<bool>,
 }
 
@@ -92,6 +94,15 @@ pub(crate) struct RawHost {
     pub(crate) joins: Option<Length>,
 }
 
+/// Disks that have limits together.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub(crate) struct RawGroup {
+    pub(crate) name: String,
+    pub(crate) limit: Option<RawLimit>,
+    pub(crate) bandwidth: Option<RawBandwidth>,
+}
+
 /// A disk, or several alike on each host of a name.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
@@ -107,6 +118,8 @@ pub(crate) struct RawDisk {
     pub(crate) limit: Option<RawLimit>,
     pub(crate) bandwidth: Option<RawBandwidth>,
     pub(crate) latency_target: Option<Length>,
+    /// The group that it belongs to.
+    pub(crate) group: Option<String>,
     /// Its I/Os go past all control: somebody else's.
     #[serde(default)]
     pub(crate) unmanaged: bool,

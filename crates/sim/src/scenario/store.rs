@@ -71,7 +71,7 @@ pub(super) fn datastore(raw: &RawDatastore) -> Result<Datastore, ScenarioError> 
                 ));
             }
         },
-        learn: raw.learn.unwrap_or(true),
+        learn: raw.learn.unwrap_or(false),
         io_unit: within("io-unit", io_unit, 4 << 10, 128 << 10)?,
     })
 }

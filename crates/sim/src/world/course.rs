@@ -71,6 +71,7 @@ impl World<'_> {
                 self.join(host);
             }
             self.unpause(host);
+            self.give_cpu(host);
         }
         for disk in 0..self.guests.len() {
             self.move_guest(disk);

@@ -15,6 +15,8 @@ pub(super) struct Host {
     pub(super) up: bool,
     pub(super) paused: bool,
     pub(super) held: Vec<Held>,
+    /// What waits for each thread while that has no processor.
+    pub(super) asleep: Vec<Vec<Held>>,
     /// When each thread is to be woken.
     pub(super) armed: Vec<Option<Time>>,
     /// When its control is.
@@ -42,12 +44,14 @@ impl World<'_> {
         // A start of a daemon is told from others by a random number.
         let number = self.random.draw() | 1;
         let policy = self.variant.policy;
+        let threads = self.scenario.hosts[host].threads;
         Host {
             control: policy.control(self.now, self.scenario, &self.settings, host, number),
             up: false,
             paused: false,
             held: Vec::new(),
-            armed: vec![None; self.scenario.hosts[host].threads],
+            asleep: (0..threads).map(|_| Vec::new()).collect(),
+            armed: vec![None; threads],
             alarm: None,
             incarnation,
             in_flight_cost: 0,
@@ -60,6 +64,7 @@ impl World<'_> {
         let incarnation = self.hosts[host].incarnation + 1;
         self.hosts[host] = self.make_host(host, incarnation);
         self.hosts[host].up = true;
+        self.safety.began(host);
         for disk in 0..self.guests.len() {
             if self.scenario.disks[disk].host == host {
                 self.safety.changed(disk, &self.settings[disk]);
@@ -73,6 +78,7 @@ impl World<'_> {
     pub(super) fn die(&mut self, host: usize) {
         self.hosts[host].up = false;
         self.hosts[host].held.clear();
+        self.hosts[host].asleep.iter_mut().for_each(Vec::clear);
         let own = |disk: usize| {
             let disk = &self.scenario.disks[disk];
             disk.host == host && !disk.unmanaged
@@ -108,17 +114,21 @@ impl World<'_> {
             return;
         }
         for held in std::mem::take(&mut self.hosts[host].held) {
-            match held {
-                Held::Asked(io) => self.offer(io),
-                Held::Back(io) => self.finished(io),
-                Held::Errand(errand) => self.errand_noticed(host, errand),
-                Held::Alarm => self.alarm(host),
-            }
+            self.held_no_more(host, held);
         }
         for thread in 0..self.hosts[host].armed.len() {
             self.pump(host, thread);
         }
         self.arm(host);
+    }
+
+    pub(super) fn held_no_more(&mut self, host: usize, held: Held) {
+        match held {
+            Held::Asked(io) => self.offer(io),
+            Held::Back(io) => self.finished(io),
+            Held::Errand(errand) => self.errand_noticed(host, errand),
+            Held::Alarm => self.alarm(host),
+        }
     }
 
     pub(super) fn thread_wakes(&mut self, host: usize, thread: usize) {
@@ -134,11 +144,16 @@ impl World<'_> {
 
     /// Puts into the queue when a host's threads and its control want to be woken.
     pub(super) fn arm(&mut self, host: usize) {
-        let state = &mut self.hosts[host];
-        if !state.up {
-            return;
-        }
-        for thread in 0..state.armed.len() {
+        for thread in 0..self.hosts[host].armed.len() {
+            // Its turn comes by itself.
+            let has_cpu = self.has_cpu(host, thread);
+            let state = &mut self.hosts[host];
+            if !state.up {
+                return;
+            }
+            if !has_cpu {
+                continue;
+            }
             let Some(at) = state.control.deadline(thread) else {
                 continue;
             };
@@ -149,6 +164,10 @@ impl World<'_> {
                 state.armed[thread] = Some(at);
                 self.queue.put(at, Happens::Thread { host, thread });
             }
+        }
+        let state = &mut self.hosts[host];
+        if !state.up {
+            return;
         }
         let at = state.control.alarm().max(self.now);
         if at < Time::NEVER && state.alarm.is_none_or(|armed| at < armed) {

@@ -109,6 +109,31 @@ fn a_torn_slot_leaves_the_last_good_copy() {
 }
 
 #[test]
+fn who_tears_his_slot_again_and_again_lives_and_who_leaves_it_torn_does_not() {
+    let mut peers = Peers::default();
+    hear(&mut peers, 0, &says(2, 1));
+    let torn = |sequence| {
+        let mut bytes = says(2, sequence).encode();
+        bytes[60] ^= 1;
+        bytes
+    };
+    for tick in 1..=40 {
+        let bytes = torn(1 + tick);
+        let news = peers.heard(at(tick * 100), &[(2, &bytes[..])], ME);
+        assert_eq!(news.lost, [], "{tick}");
+    }
+    // His word is old all the same.
+    assert!(!peers.iter().next().unwrap().live());
+    let bytes = torn(41);
+    for tick in 41..=60 {
+        let news = peers.heard(at(tick * 100), &[(2, &bytes[..])], ME);
+        assert_eq!(news.lost, [], "{tick}");
+    }
+    let news = peers.heard(at(6_100), &[(2, &bytes[..])], ME);
+    assert_eq!(news.lost, [([2; 16], false)]);
+}
+
+#[test]
 fn somebody_else_in_our_slot_is_told_and_our_own_record_is_no_peer() {
     let mut peers = Peers::default();
     let mine = Record {

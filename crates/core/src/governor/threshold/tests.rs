@@ -94,6 +94,21 @@ fn without_anything_seen_below_it_goes_down_to_look() {
 }
 
 #[test]
+fn pressure_goes_down_by_steps_and_stops_where_throughput_is_lost() {
+    let mut curve = Curve::default();
+    let mut load = |in_flight| {
+        (0..20).for_each(|_| curve.saw(TICK, &array(20_000.0, 0.5, in_flight)));
+        curve.tightest(0.7).unwrap() / 1e6
+    };
+    // 2 ms with 40 in flight, and so on: what is done with less is not known.
+    assert!((1.39..1.41).contains(&load(40.0)));
+    assert!((0.69..0.71).contains(&load(20.0)));
+    assert!((0.34..0.36).contains(&load(10.0)));
+    // A quarter of the most: that was too little, and ten in flight are where it ends.
+    assert!((0.49..0.51).contains(&load(2.5)));
+}
+
+#[test]
 fn pressure_tightens_at_once_relaxes_slowly_and_never_passes_its_floor() {
     let mut pressure = Pressure::default();
     (0..100).for_each(|_| pressure.felt(TICK, 2.0));

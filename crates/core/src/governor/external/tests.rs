@@ -1,0 +1,178 @@
+//! A watch and the law against datastores that are slower, or shared with a stranger.
+
+use super::super::window;
+use super::*;
+use alloc::vec::Vec;
+
+const TARGET: f64 = 25e6;
+const TICK: u64 = 100_000_000;
+
+/// A datastore as it is at a moment: the most it does a second, and what a stranger keeps in flight.
+type World = fn(Time) -> (f64, f64);
+
+struct Run {
+    watch: Watch,
+    window: f64,
+    ticks: u64,
+    told: Vec<(u64, bool)>,
+    noise: u64,
+}
+
+impl Run {
+    fn new() -> Run {
+        Run {
+            watch: Watch::default(),
+            window: 100.0,
+            ticks: 0,
+            told: Vec::new(),
+            noise: 1,
+        }
+    }
+
+    /// Some per cent up or down, as the counts of a tenth of a second are.
+    fn noise(&mut self, percent: f64) -> f64 {
+        self.noise = self
+            .noise
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
+        let unit = f64::from(u32::try_from(self.noise >> 33).unwrap()) / f64::from(1_u32 << 31);
+        1.0 + percent / 100.0 * (2.0 * unit - 1.0)
+    }
+
+    fn seconds(&mut self, seconds: u64, world: World) {
+        for _ in 0..seconds * 10 {
+            let now = Time::from_nanos(self.ticks * TICK);
+            let (most, others) = world(now);
+            let rate = most * self.window / (self.window + others) * self.noise(8.0);
+            let sight = Sight {
+                latency: (self.window + others) / most * 1e9 * self.noise(8.0),
+                in_flight: self.window,
+                rate,
+                hosts: 2,
+            };
+            let elapsed = Span::from_nanos(TICK);
+            let round = Round {
+                now,
+                elapsed,
+                window: self.window,
+                sight: &sight,
+                target: TARGET,
+                knee: Some(100.0),
+            };
+            let told = self.watch.tick(&round, true);
+            self.told.extend(told.map(|on| (self.ticks / 10, on)));
+            self.window = match self.watch.level() {
+                Some(level) => level,
+                // As little as two hosts have.
+                None => window::step(self.window, TARGET, &sight).max(2.0),
+            };
+            self.ticks += 1;
+        }
+    }
+}
+
+fn at(seconds: u64) -> Time {
+    Time::from_nanos(seconds * 1_000_000_000)
+}
+
+#[test]
+fn a_stranger_is_told_after_a_trial_and_the_window_is_held_at_half_the_knee() {
+    for stranger in [100.0, 400.0] {
+        let mut run = Run::new();
+        let world: World = if stranger > 200.0 {
+            |now| (4_000.0, if now < at(10) { 0.0 } else { 400.0 })
+        } else {
+            |now| (4_000.0, if now < at(10) { 0.0 } else { 100.0 })
+        };
+        run.seconds(30, world);
+        assert_eq!(run.told.len(), 1, "{:?}", run.told);
+        assert!(run.told[0].1 && run.told[0].0 >= 20, "{:?}", run.told);
+        assert!((40.0..=50.0).contains(&run.window), "{}", run.window);
+    }
+}
+
+#[test]
+fn a_datastore_that_lost_half_or_more_of_its_speed_is_tried_once_and_is_no_stranger() {
+    let worlds: [World; 3] = [
+        |now| (if now < at(10) { 4_000.0 } else { 2_000.0 }, 0.0),
+        |now| (if now < at(10) { 4_000.0 } else { 1_500.0 }, 0.0),
+        |now| (if now < at(10) { 4_000.0 } else { 500.0 }, 0.0),
+    ];
+    for world in worlds {
+        let mut run = Run::new();
+        let (mut trials, mut was) = (0, false);
+        for _ in 0..120 {
+            run.seconds(1, world);
+            trials += u32::from(run.watch.level().is_some() && !was);
+            was = run.watch.level().is_some();
+        }
+        assert_eq!(run.told, [], "{trials}");
+        assert!(trials <= 1, "{trials}");
+    }
+}
+
+#[test]
+fn a_hold_outlasts_its_trials_while_the_stranger_stays_and_ends_when_he_goes() {
+    let mut run = Run::new();
+    let world: World = |now| {
+        (
+            4_000.0,
+            if (at(10)..at(200)).contains(&now) {
+                150.0
+            } else {
+                0.0
+            },
+        )
+    };
+    run.seconds(199, world);
+    assert_eq!(run.told.len(), 1, "{:?}", run.told);
+    run.seconds(10, world);
+    assert_eq!(run.told.len(), 2, "{:?}", run.told);
+    assert!((85.0..125.0).contains(&run.window), "{}", run.window);
+}
+
+#[test]
+fn a_stranger_who_becomes_a_slow_datastore_is_let_go_by_the_next_trial() {
+    let mut run = Run::new();
+    let world: World = |now| match now {
+        now if now < at(10) => (4_000.0, 0.0),
+        now if now < at(40) => (4_000.0, 150.0),
+        _ => (1_000.0, 0.0),
+    };
+    run.seconds(100, world);
+    assert_eq!(
+        run.told.iter().map(|told| told.1).collect::<Vec<_>>(),
+        [true, false]
+    );
+    assert!((20.0..30.0).contains(&run.window), "{}", run.window);
+}
+
+#[test]
+fn who_does_not_watch_follows_and_takes_over_what_is_held() {
+    let mut watch = Watch::default();
+    assert_eq!(watch.follow(30.0, true, false), None);
+    assert_eq!(
+        (watch.level(), watch.leads(), watch.tries()),
+        (Some(30.0), false, true)
+    );
+    assert_eq!(watch.follow(40.0, false, true), Some(true));
+    let sight = Sight {
+        latency: 30e6,
+        in_flight: 40.0,
+        rate: 1_000.0,
+        hosts: 2,
+    };
+    let round = Round {
+        now: at(1),
+        elapsed: Span::from_nanos(TICK),
+        window: 40.0,
+        sight: &sight,
+        target: TARGET,
+        knee: None,
+    };
+    let mut heir = watch;
+    assert_eq!(heir.tick(&round, true), None);
+    assert_eq!((heir.level(), heir.leads()), (Some(40.0), true));
+    assert_eq!(watch.tick(&round, false), Some(false));
+    assert_eq!(watch.level(), None);
+}

@@ -1,0 +1,300 @@
+//! Ours beside PARDA and beside no control at all: one table from the scenario files, over many seeds.
+//!
+//! `tidegate-sim --side-by-side` runs [`table`] and writes what it gives into `docs/io-control-compared.md`. Each row is
+//! a figure that a scenario expects something of under our control; here it is computed under each policy, as it is and
+//! not divided by anything.
+//!
+//! # Always true
+//! - A row names a scenario, a phase and a figure that are there, or there is no table.
+
+use crate::control::Policy;
+use crate::judge::Stretch;
+use crate::scenario::{Expect, Measure, Scenario, ScenarioError, Threshold, Variant, wrong};
+use crate::world::run;
+use std::collections::BTreeMap;
+use std::fmt::Write;
+use tidegate_core::units::Span;
+
+/// A figure that is compared.
+#[derive(Clone, Copy, Debug)]
+pub struct Row {
+    /// What it says, for people.
+    pub says: &'static str,
+    /// In which scenario: a file of `scenarios/`, without its ending.
+    pub scenario: &'static str,
+    /// Which figure.
+    pub what: Measure,
+    /// In which phase, where there are several.
+    pub phase: Option<&'static str>,
+    /// Digits after the point.
+    pub digits: usize,
+}
+
+const fn row(
+    says: &'static str,
+    scenario: &'static str,
+    what: Measure,
+    phase: Option<&'static str>,
+    digits: usize,
+) -> Row {
+    Row {
+        says,
+        scenario,
+        what,
+        phase,
+        digits,
+    }
+}
+
+const CHANGES: &str = "row-09-start-idle-resume";
+
+/// What is compared, in the order of the table.
+pub const ROWS: &[Row] = &[
+    row(
+        "shares hold after a cold start, s",
+        CHANGES,
+        Measure::Settles,
+        Some("start"),
+        1,
+    ),
+    row(
+        "after a disk has fallen idle, s",
+        CHANGES,
+        Measure::Settles,
+        Some("idle"),
+        1,
+    ),
+    row(
+        "after it has come back, s",
+        CHANGES,
+        Measure::Settles,
+        Some("resume"),
+        1,
+    ),
+    row(
+        "after shares were changed, s",
+        CHANGES,
+        Measure::Settles,
+        Some("shares"),
+        1,
+    ),
+    row(
+        "what the disk that comes back has in the first second, % of its part",
+        CHANGES,
+        Measure::Resumed,
+        Some("resume"),
+        0,
+    ),
+    row(
+        "latency is back within 1.3 times the threshold after the array's speed has halved, s",
+        "row-10-capacity-halves",
+        Measure::DeviceLatencySettles,
+        Some("half"),
+        1,
+    ),
+    row(
+        "a disk's deviation from its shares' part over 10 s, worst, %",
+        "row-02-share-error",
+        Measure::ShareError,
+        None,
+        2,
+    ),
+    row(
+        "latency's deviation from the threshold, %",
+        "row-02-share-error",
+        Measure::DeviceLatencyError,
+        None,
+        1,
+    ),
+    row(
+        "throughput, four hosts, I/Os a second",
+        "row-02-share-error",
+        Measure::Iops,
+        None,
+        0,
+    ),
+    row(
+        "a reservation of 800 among heavy disks, mean",
+        "row-04-reservation",
+        Measure::Units,
+        None,
+        0,
+    ),
+    row(
+        "the same in its worst second",
+        "row-04-reservation",
+        Measure::UnitsLeast,
+        None,
+        0,
+    ),
+    row(
+        "99th percentile of light disks, ms (PARDA is given 4.5 ms as its threshold)",
+        "row-17-tail",
+        Measure::LatencyPercentile,
+        None,
+        1,
+    ),
+    row(
+        "throughput beside them, I/Os a second",
+        "row-17-tail",
+        Measure::Iops,
+        None,
+        0,
+    ),
+    row(
+        "four shops: the large one's part of all I/Os, % (40 by shares)",
+        "sioc-1",
+        Measure::Share,
+        None,
+        1,
+    ),
+    row(
+        "four shops: time of an order of the large one, ms",
+        "sioc-1",
+        Measure::OrderTime,
+        None,
+        0,
+    ),
+    row(
+        "four shops: throughput, I/Os a second",
+        "sioc-1",
+        Measure::Iops,
+        None,
+        0,
+    ),
+    row(
+        "four shops: shares hold after the large one has come back, s",
+        "sioc-3",
+        Measure::Settles,
+        Some("again"),
+        1,
+    ),
+];
+
+/// PARDA has no automatic threshold: where the scenario has one, it is told about where ours ends.
+const TOLD: Span = Span::from_micros(4_500);
+
+const ORDER: [Policy; 3] = [Policy::None, Policy::Parda, Policy::Ours];
+
+impl Row {
+    /// The expectation of its scenario that it is about.
+    fn expect<'a>(&self, scenario: &'a Scenario) -> Result<&'a Expect, ScenarioError> {
+        let fits = |expect: &&Expect| {
+            let phase = &scenario.phases[expect.phase].name;
+            expect.what == self.what
+                && expect.run.policy == Policy::Ours
+                && self.phase.is_none_or(|wanted| wanted == phase)
+        };
+        match scenario.expects.iter().find(fits) {
+            Some(expect) => Ok(expect),
+            None => wrong(format!(
+                "scenario `{}` expects nothing of `{}` as the comparison says",
+                self.scenario,
+                self.what.word()
+            )),
+        }
+    }
+}
+
+fn variant(scenario: &Scenario, policy: Policy) -> Variant {
+    let found = policy == Policy::Parda && scenario.datastore.threshold == Threshold::Auto;
+    Variant {
+        threshold: found.then_some(Threshold::Fixed(TOLD)),
+        ..Variant::of(policy)
+    }
+}
+
+/// The table over the seeds 1 to `seeds`, from scenarios by their names.
+///
+/// # Errors
+/// When a scenario is not there, or has not what is compared.
+pub fn table(scenarios: &BTreeMap<&str, Scenario>, seeds: u64) -> Result<String, ScenarioError> {
+    check(scenarios)?;
+    let mut values: Vec<[Vec<f64>; 3]> = vec![Default::default(); ROWS.len()];
+    for (name, scenario) in scenarios {
+        for (place, &policy) in ORDER.iter().enumerate() {
+            let variant = variant(scenario, policy);
+            for seed in 1..=seeds {
+                let run = run(scenario, &variant, seed)?;
+                for (row, values) in ROWS.iter().zip(&mut values) {
+                    if row.scenario == *name {
+                        let expect = row.expect(scenario)?;
+                        let stretch = Stretch {
+                            scenario,
+                            run: &run,
+                            phase: expect.phase,
+                            disks: &expect.disks,
+                            hosts: &expect.hosts,
+                        };
+                        values[place].push(stretch.measure(expect));
+                    }
+                }
+            }
+        }
+    }
+    let mut table =
+        String::from("| figure | scenario | none | PARDA | ours |\n|---|---|---|---|---|\n");
+    for (row, values) in ROWS.iter().zip(&values) {
+        let _ = write!(table, "| {} | `{}` |", row.says, row.scenario);
+        let expect = row.expect(&scenarios[row.scenario])?;
+        let phase = &scenarios[row.scenario].phases[expect.phase];
+        let whole = phase.ends.since(phase.begins);
+        for values in values {
+            let _ = write!(table, " {} |", cell(row, values, whole));
+        }
+        table.push('\n');
+    }
+    Ok(table)
+}
+
+/// Whether every row finds what it compares.
+///
+/// # Errors
+/// What is not there.
+pub fn check(scenarios: &BTreeMap<&str, Scenario>) -> Result<(), ScenarioError> {
+    for row in ROWS {
+        match scenarios.get(row.scenario) {
+            Some(scenario) => row.expect(scenario)?,
+            None => return wrong(format!("there is no scenario `{}`", row.scenario)),
+        };
+    }
+    Ok(())
+}
+
+/// Median, and from least to most where they differ.
+fn cell(row: &Row, values: &[f64], phase: Span) -> String {
+    let mut sorted = values.to_vec();
+    sorted.sort_unstable_by(f64::total_cmp);
+    let settles = matches!(row.what, Measure::Settles | Measure::DeviceLatencySettles);
+    let whole = crate::numbers::float(phase.as_nanos()) / 1e9;
+    let word = |value: f64| {
+        if settles && value >= whole {
+            "never".to_owned()
+        } else {
+            format!("{value:.digits$}", digits = row.digits)
+        }
+    };
+    let (Some(&least), Some(&most)) = (sorted.first(), sorted.last()) else {
+        return String::new();
+    };
+    let (least, middle, most) = (word(least), word(sorted[sorted.len() / 2]), word(most));
+    if least == most {
+        middle
+    } else {
+        format!("{middle} ({least} to {most})")
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_cell_is_the_median_with_its_spread_and_says_never() {
+        let row = &ROWS[0];
+        let phase = Span::from_secs(20);
+        assert_eq!(cell(row, &[0.7, 0.5, 0.6], phase), "0.6 (0.5 to 0.7)");
+        assert_eq!(cell(row, &[20.0, 20.0], phase), "never");
+        assert_eq!(cell(row, &[0.5], phase), "0.5");
+    }
+}
