@@ -286,12 +286,15 @@ impl IoThread {
         }
         worked |= self.reap();
         worked |= self.deadlines();
-        let mut most = REQUESTS_PER_QUEUE;
-        if self.wait.is_some() && self.fetch(FIRST_REQUESTS, &mut worked) {
+        let first = if self.wait.is_some() {
+            FIRST_REQUESTS
+        } else {
+            REQUESTS_PER_QUEUE
+        };
+        if self.fetch(first, &mut worked) && first < REQUESTS_PER_QUEUE {
             self.settle();
-            most -= FIRST_REQUESTS;
+            self.fetch(REQUESTS_PER_QUEUE - first, &mut worked);
         }
-        self.fetch(most, &mut worked);
         self.settle();
         if !self.resting.is_empty() {
             self.stir();
