@@ -18,11 +18,11 @@
 //! ```
 
 use crate::control::{Control, Word};
-use crate::datastore::{Image, Job, Lane, Progress};
+use crate::datastore::{Image, Lane};
 use crate::device::ReplyTo;
 use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
-use crate::errand::{Errand, Errands, Task};
+use crate::errand::Errands;
 use crate::inbox::{Inbox, Order};
 use crate::lease::Lease;
 use crate::sys::buffers::Buffers;
@@ -40,8 +40,10 @@ use tidegate_core::shard::{ControlId, Effect, Event, Shard};
 use tidegate_core::stack::FilterKey;
 use tidegate_core::units::{Span, Time};
 
+mod deeds;
 pub(crate) mod idle;
 pub(crate) mod orders;
+mod rest;
 pub(crate) mod tally;
 
 /// What a completion's owner counts in.
@@ -454,252 +456,6 @@ impl IoThread {
                 Event::Finished { disk, io, outcome },
                 &mut self.desk.effects,
             );
-        }
-    }
-
-    /// Carries out what the shard wants, until it wants no more.
-    fn carry(&mut self) {
-        while !self.desk.effects.is_empty() {
-            std::mem::swap(&mut self.carrying, &mut self.desk.effects);
-            let mut carrying = std::mem::take(&mut self.carrying);
-            for effect in carrying.drain(..) {
-                self.carry_out(effect);
-            }
-            self.carrying = carrying;
-            self.report_finished();
-        }
-    }
-
-    fn carry_out(&mut self, effect: Effect) {
-        match effect {
-            Effect::Start {
-                disk,
-                io,
-                op,
-                flags,
-                offset,
-                len,
-                data,
-            } => {
-                self.start_job(
-                    disk,
-                    Job {
-                        io,
-                        op,
-                        flags,
-                        offset,
-                        len,
-                        data,
-                    },
-                );
-            }
-            Effect::Answer { token, outcome, .. } => self.answer(token, outcome),
-            Effect::SideWrite {
-                disk,
-                filter,
-                buffer,
-            } => self.side_write(disk, filter, buffer),
-            Effect::Rearranged { disk } => self.rearranged(disk),
-            Effect::Detached { disk } => self.detached(disk),
-            Effect::Wake { control, thread } => self.wake_peer(control, thread),
-        }
-    }
-
-    fn start_job(&mut self, disk: DiskId, job: Job) {
-        let place = self.disks[disk.0 as usize]
-            .as_mut()
-            .expect("the shard's disks are this thread's");
-        let mut lane = Lane {
-            now: self.desk.now,
-            disk,
-            ring: &mut self.desk.ring,
-            buffers: &mut self.desk.buffers,
-            finished: &mut self.finished,
-            errands: &self.errands,
-        };
-        if let Progress::Done(outcome) = place.image.start(&mut lane, job) {
-            let event = Event::Finished {
-                disk,
-                io: job.io,
-                outcome,
-            };
-            self.desk
-                .shard
-                .handle(self.desk.now, event, &mut self.desk.effects);
-        }
-    }
-
-    /// Tells a request's front end how it ended.
-    fn answer(&mut self, token: Token, outcome: Outcome) {
-        let buffer = u32::try_from(token.0).expect("a token is a buffer's number");
-        self.desk.answered_last = true;
-        match std::mem::replace(&mut self.desk.waiting[buffer as usize], ReplyTo::Nobody) {
-            ReplyTo::Ring { queue, reply } => {
-                let device = self.queues[queue as usize]
-                    .as_mut()
-                    .expect("a queue outlives its requests");
-                device.answer(&mut self.desk.buffers, buffer, &reply, outcome);
-                self.desk.buffers.release(buffer);
-                if device.is_dirty_first() {
-                    self.desk.dirty.push(queue);
-                }
-            }
-            ReplyTo::Nbd { connection, asked } => {
-                let device = self.connections[connection as usize]
-                    .as_mut()
-                    .expect("a connection outlives its requests");
-                if device.answer(&mut self.desk.buffers, buffer, &asked, outcome) {
-                    self.desk.talking.push(connection);
-                }
-            }
-            ReplyTo::Nobody => panic!("every request has somebody who waits for it, once"),
-        }
-    }
-
-    /// Shows guests and clients what was answered in this turn.
-    fn publish(&mut self) {
-        while let Some(index) = self.desk.dirty.pop() {
-            if let Some(queue) = &mut self.queues[index as usize] {
-                queue.publish();
-                if !queue.active && self.idle.should_spin(true) {
-                    // Its guest need not kick: we shall be looking when it asks again.
-                    queue.wake();
-                    self.active.push(index);
-                }
-            }
-            self.part_with_queue_if_drained(index);
-        }
-        while let Some(index) = self.desk.talking.pop() {
-            self.move_connection(index);
-        }
-    }
-
-    fn side_write(&mut self, disk: DiskId, filter: FilterKey, buffer: Vec<u8>) {
-        let place = self.disks[disk.0 as usize]
-            .as_ref()
-            .expect("the shard's disks are this thread's");
-        match place.sides.iter().find(|(key, _)| *key == filter) {
-            Some((_, file)) => {
-                let file = Arc::clone(file);
-                self.errands.send(Errand {
-                    disk,
-                    task: Task::Append {
-                        file,
-                        filter,
-                        buffer,
-                        outcome: Ok(()),
-                    },
-                });
-            }
-            None => {
-                let outcome = Err(tidegate_core::request::Fault::Gone);
-                let event = Event::SideWritten {
-                    disk,
-                    filter,
-                    buffer,
-                    outcome,
-                };
-                self.desk
-                    .shard
-                    .handle(self.desk.now, event, &mut self.desk.effects);
-            }
-        }
-    }
-
-    /// Stops looking at queues that have had nothing for a while.
-    fn sweep(&mut self) {
-        let now = self.desk.now;
-        let queues = &mut self.queues;
-        self.active.retain(|&index| {
-            let Some(queue) = &mut queues[index as usize] else {
-                return false;
-            };
-            if now.since(queue.last_request) < QUIET {
-                return true;
-            }
-            let keep = queue.want_kicks();
-            if keep {
-                queue.wake();
-            } else {
-                queue.active = false;
-            }
-            keep
-        });
-    }
-
-    /// There was work: if it came after a wait, that wait's length is remembered.
-    fn note_wait_over(&mut self) {
-        if let Some(wait) = self.wait.take() {
-            self.idle.worked(wait, self.desk.now);
-        }
-    }
-
-    /// Nothing to do: spin while that pays, then sleep.
-    fn rest(&mut self) {
-        let begin = self.desk.now;
-        let for_guests = self.desk.answered_last;
-        self.wait.get_or_insert(Wait {
-            since: begin,
-            for_guests,
-        });
-        if self.idle.should_spin(for_guests) && self.spin(begin) {
-            return;
-        }
-        // Guests and other threads must be able to wake us before we look a last time.
-        let mut work = false;
-        for &index in &self.active {
-            if let Some(queue) = &mut self.queues[index as usize] {
-                work |= queue.want_kicks();
-            }
-        }
-        if work {
-            for &index in &self.active {
-                if let Some(queue) = &mut self.queues[index as usize] {
-                    queue.wake();
-                }
-            }
-            return;
-        }
-        for index in self.active.drain(..) {
-            if let Some(queue) = &mut self.queues[index as usize] {
-                queue.active = false;
-            }
-        }
-        if !self.inbox.doze() {
-            return;
-        }
-        let before = os::now();
-        let timeout = self.next_deadline().map(|at| at.since(before));
-        self.desk.ring.wait(timeout);
-        self.inbox.wake();
-        self.tally.slept(before, os::now());
-    }
-
-    /// Looks for work for as long as spinning pays; true when there is some.
-    fn spin(&mut self, begin: Time) -> bool {
-        let deadline = self.next_deadline().unwrap_or(Time::NEVER);
-        let until = (begin + self.idle.window()).min(deadline);
-        loop {
-            for &index in &self.active {
-                if self.queues[index as usize]
-                    .as_ref()
-                    .is_some_and(RingDevice::has_work)
-                {
-                    self.tally.spun(begin, os::now());
-                    return true;
-                }
-            }
-            if self.desk.ring.has_completions() || self.inbox.has_mail() {
-                self.desk.ring.submit();
-                self.tally.spun(begin, os::now());
-                return true;
-            }
-            std::hint::spin_loop();
-            let now = os::now();
-            if now >= until {
-                self.tally.spun(begin, now);
-                return now >= deadline;
-            }
         }
     }
 

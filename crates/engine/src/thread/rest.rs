@@ -1,0 +1,109 @@
+//! What an I/O thread does when there is nothing to do: looks at fewer queues, spins where that pays, sleeps.
+//!
+//! Before it sleeps it asks every guest for a kick and looks a last time: a request that came meanwhile is seen here, a
+//! later one wakes it.
+
+use super::{IoThread, QUIET};
+use crate::device::ring::RingDevice;
+use crate::sys::os;
+use crate::thread::idle::Wait;
+use tidegate_core::units::Time;
+
+impl IoThread {
+    /// Stops looking at queues that have had nothing for a while.
+    pub(super) fn sweep(&mut self) {
+        let now = self.desk.now;
+        let queues = &mut self.queues;
+        self.active.retain(|&index| {
+            let Some(queue) = &mut queues[index as usize] else {
+                return false;
+            };
+            if now.since(queue.last_request) < QUIET {
+                return true;
+            }
+            let keep = queue.want_kicks();
+            if keep {
+                queue.wake();
+            } else {
+                queue.active = false;
+            }
+            keep
+        });
+    }
+
+    /// There was work: if it came after a wait, that wait's length is remembered.
+    pub(super) fn note_wait_over(&mut self) {
+        if let Some(wait) = self.wait.take() {
+            self.idle.worked(wait, self.desk.now);
+        }
+    }
+
+    /// Nothing to do: spin while that pays, then sleep.
+    pub(super) fn rest(&mut self) {
+        let begin = self.desk.now;
+        let for_guests = self.desk.answered_last;
+        self.wait.get_or_insert(Wait {
+            since: begin,
+            for_guests,
+        });
+        if self.idle.should_spin(for_guests) && self.spin(begin) {
+            return;
+        }
+        // Guests and other threads must be able to wake us before we look a last time.
+        let mut work = false;
+        for &index in &self.active {
+            if let Some(queue) = &mut self.queues[index as usize] {
+                work |= queue.want_kicks();
+            }
+        }
+        if work {
+            for &index in &self.active {
+                if let Some(queue) = &mut self.queues[index as usize] {
+                    queue.wake();
+                }
+            }
+            return;
+        }
+        for index in self.active.drain(..) {
+            if let Some(queue) = &mut self.queues[index as usize] {
+                queue.active = false;
+            }
+        }
+        if !self.inbox.doze() {
+            return;
+        }
+        let before = os::now();
+        let timeout = self.next_deadline().map(|at| at.since(before));
+        self.desk.ring.wait(timeout);
+        self.inbox.wake();
+        self.tally.slept(before, os::now());
+    }
+
+    /// Looks for work for as long as spinning pays; true when there is some.
+    fn spin(&mut self, begin: Time) -> bool {
+        let deadline = self.next_deadline().unwrap_or(Time::NEVER);
+        let until = (begin + self.idle.window()).min(deadline);
+        loop {
+            for &index in &self.active {
+                if self.queues[index as usize]
+                    .as_ref()
+                    .is_some_and(RingDevice::has_work)
+                {
+                    self.tally.spun(begin, os::now());
+                    return true;
+                }
+            }
+            if self.desk.ring.has_completions() || self.inbox.has_mail() {
+                self.desk.ring.submit();
+                self.tally.spun(begin, os::now());
+                return true;
+            }
+            std::hint::spin_loop();
+            let now = os::now();
+            if now >= until {
+                self.tally.spun(begin, now);
+                return now >= deadline;
+            }
+        }
+    }
+}
