@@ -242,10 +242,8 @@ impl Shard {
             // It has left meanwhile.
             return refuse(id, token, request, Fault::Gone, out);
         };
-        match disk.door {
-            Door::Open => {}
-            Door::Changing(_) => return disk.waiting.push_back((token, *request)),
-            Door::Leaving => return refuse(id, token, request, Fault::Gone, out),
+        if !matches!(disk.door, Door::Open) {
+            return disk.turn_away(id, token, request, out);
         }
         if let Err(fault) = disk.admits(request) {
             return refuse(id, token, request, fault, out);

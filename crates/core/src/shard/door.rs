@@ -6,8 +6,8 @@
 //! - filters change, and a disk leaves, only while nothing of the disk is inside
 
 use super::turns::scheduler_of;
-use super::{Disk, Effect, Shard};
-use crate::request::{DiskId, Fault, Op, Outcome, Request};
+use super::{Disk, Effect, Shard, refuse};
+use crate::request::{DiskId, Fault, Op, Outcome, Request, Token};
 use crate::stack::{self, Place};
 use crate::units::Time;
 use alloc::vec::Vec;
@@ -60,6 +60,22 @@ impl Shard {
 }
 
 impl Disk {
+    /// A request comes to a door that is not open: it waits for the new filters, or for nobody any more.
+    #[cold]
+    #[inline(never)]
+    pub(super) fn turn_away(
+        &mut self,
+        id: DiskId,
+        token: Token,
+        request: &Request,
+        out: &mut Vec<Effect>,
+    ) {
+        if matches!(self.door, Door::Leaving) {
+            return refuse(id, token, request, Fault::Gone, out);
+        }
+        self.waiting.push_back((token, *request));
+    }
+
     /// Whether the request makes sense for this disk.
     #[inline]
     pub(super) fn admits(&self, request: &Request) -> Outcome {
