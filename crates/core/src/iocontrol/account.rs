@@ -3,9 +3,10 @@
 //! The scheduler calls these on every I/O, so each is a few additions. Nothing here decides anything.
 //!
 //! While a datastore is not congested and a disk does more than some 20,000 I/Os a second, a latency is looked at for a
-//! random one in sixteen, which then stands for those that follow it: sixty and more in each of the governor's looks, by
-//! which a mean is known within an eighth of the latencies' spread. A disk that does less, or has a latency target, has
-//! each of them looked at, and so has every disk of a congested datastore.
+//! random one in sixteen, which then stands for those that follow it; in thirty-two beyond 40,000, in sixty-four beyond
+//! 80,000: sixty and more in each of the governor's looks, by which a mean is known within an eighth of the latencies'
+//! spread. A disk that does less, or has a latency target, has each of them looked at, and so has every disk of a
+//! congested datastore.
 //!
 //! # Always true
 //! - an integral over time is exact whenever it is read, though nothing is added up in between
@@ -23,6 +24,9 @@ const BINS_MAX: usize = 64;
 
 /// A disk that does no more I/Os a second has every latency looked at: what that costs is not seen at such a rate.
 const EVERY_BELOW: u64 = 20_000;
+
+/// One latency in 2^4 is looked at beyond that rate, in 2^5 beyond twice that, and so on to 2^6.
+const SPARSEST: u32 = 6;
 
 /// With fewer I/Os in a count, too, every one is looked at: a mean of sixteenths of them would be a guess.
 const EVERY_OF: u64 = 1_000;
@@ -84,8 +88,8 @@ pub(super) struct Account {
     ios: u64,
     /// What was in flight at first.
     carried: u64,
-    /// Whether not every latency is looked at.
-    sampled: bool,
+    /// One latency in 2^`sparse` is looked at; 0: every one.
+    sparse: u32,
     random: u32,
     since: Time,
     latency_ns: u64,
@@ -109,7 +113,7 @@ impl Account {
             area: 0,
             ios: 0,
             carried: 0,
-            sampled: false,
+            sparse: 0,
             random: 1,
             since: now,
             latency_ns: 0,
@@ -166,21 +170,21 @@ impl Account {
         *count = count.saturating_add(u32::try_from(times).unwrap_or(u32::MAX));
     }
 
-    /// From one look to the next: sixteen on average, and no beat that a load could fall in with.
+    /// From one look to the next: 2^`sparse` on average, and no beat that a load could fall in with.
     fn next_gap(&mut self) -> u64 {
-        if !self.sampled {
+        if self.sparse == 0 {
             return 1;
         }
         self.random = self
             .random
             .wrapping_mul(1_664_525)
             .wrapping_add(1_013_904_223);
-        1 + u64::from(self.random >> 27)
+        1 + u64::from(self.random >> (31 - self.sparse))
     }
 
     /// Every latency counts from now on, until the next count at least.
     pub(super) fn look_at_all(&mut self) {
-        self.sampled = false;
+        self.sparse = 0;
         self.gap -= self.left - 1;
         self.left = 1;
     }
@@ -188,6 +192,19 @@ impl Account {
     /// Whether anything started since the counts were read, or is in flight.
     pub(super) fn is_active(&self) -> bool {
         self.started > self.carried || self.in_flight() > 0
+    }
+
+    /// How sparse looks may be at the rate of the I/Os that ended within `span`.
+    fn sparse_at(&self, span: Span) -> u32 {
+        let rate = u128::from(self.ios) * 1_000_000_000;
+        let rate = rate.checked_div(span.as_nanos().into()).unwrap_or(0);
+        let often = u64::try_from(rate).unwrap_or(u64::MAX) / EVERY_BELOW;
+        if self.ios < EVERY_OF {
+            return 0;
+        }
+        often
+            .checked_ilog2()
+            .map_or(0, |doublings| (4 + doublings).min(SPARSEST))
     }
 
     /// Tells the counts and starts new ones; what is in flight goes on. `all`: every latency matters from now on.
@@ -204,15 +221,14 @@ impl Account {
         let carried = self.in_flight();
         let open = carried.wrapping_mul(now.as_nanos());
         usage.in_flight_cost_ns = u128::from(self.area.wrapping_add(open));
-        let seconds = u128::from(usage.span.as_nanos()) * u128::from(EVERY_BELOW);
-        let often = u128::from(self.ios) * 1_000_000_000 > seconds && self.ios >= EVERY_OF;
+        let sparse = if all { 0 } else { self.sparse_at(usage.span) };
         *self = Account {
             free: self.free,
             end: self.end,
             started: carried,
             carried,
             area: open.wrapping_neg(),
-            sampled: often && !all,
+            sparse,
             random: self.random,
             ..Account::new(now, self.free)
         };
@@ -356,13 +372,20 @@ mod tests {
     }
 
     #[test]
-    fn of_a_busy_disk_one_in_sixteen_is_looked_at_and_stands_for_the_rest() {
+    fn of_a_busy_disk_few_are_looked_at_and_stand_for_the_rest() {
+        // So many in 50 ms, and how many of them are looked at.
+        for (ios, few) in [(1_500, 60..130), (2_500, 50..110), (5_000, 50..110)] {
+            looked_at(ios, few);
+        }
+    }
+
+    fn looked_at(ios: u64, few: core::ops::Range<u64>) {
         let mut account = Account::new(Time::ZERO, true);
         let (mut looks, mut sum, mut usage) = (0, 0, told(&mut Account::new(Time::ZERO, true), 0));
         for count in 1..=10 {
             (looks, sum) = (0, 0);
-            // A hundred thousand a second, and a latency that has a beat of its own.
-            for io in 0..5_000_u64 {
+            // A latency that has a beat of its own.
+            for io in 0..ios {
                 let latency = 80_000 + io % 16 * 10_000;
                 sum += latency;
                 if account.counts() {
@@ -371,12 +394,12 @@ mod tests {
                 }
             }
             usage = told(&mut account, 50 * count);
-            assert_eq!(usage.ios, 5_000);
-            assert_eq!(usage.latency_counts.iter().sum::<u32>(), 5_000);
+            assert_eq!(usage.ios, ios);
+            assert_eq!(u64::from(usage.latency_counts.iter().sum::<u32>()), ios);
             let off = usage.latency_ns.abs_diff(sum);
             assert!(off * 8 <= sum, "{} for {sum}", usage.latency_ns);
         }
-        assert!((200..450).contains(&looks), "{looks}");
+        assert!(few.contains(&looks), "{looks} of {ios}");
         assert!(usage.latency_ns.abs_diff(sum) > 0, "it was not all of them");
         // Once it does little, or once told so, all are looked at.
         assert!(account.counts());
