@@ -1,6 +1,6 @@
 //! The data-path bench: which servers meet in which scenario, round by round.
 //!
-//! [`run`] is what `xtask` and `tidegate-bench` call. Scenarios ([`scenarios`], [`fleet`], [`instructions`]) list
+//! [`run`] is what `xtask` and `tidegate-bench` call. Scenarios ([`scenarios`], [`fleet`], [`control`], [`instructions`]) list
 //! contestants; this file makes them compete: A, B, C, then B, C, A ..., each trial with a fresh server, client and server
 //! pinned to a core each. A trial during which the machine was not quiet is made again at once; when it will not be quiet,
 //! the whole round is thrown away.
@@ -10,6 +10,7 @@
 //! # Units
 //! - Percent of one core; IOPS; microseconds.
 
+pub mod control;
 pub mod fleet;
 pub mod instructions;
 pub mod measure;
@@ -37,6 +38,8 @@ pub enum Scenario {
     Nbd,
     /// What filters cost.
     Filters,
+    /// What I/O control costs where nothing is congested.
+    Control,
     /// One and four guests of one daemon.
     Vms,
     /// From 1 to 64 disks on one I/O thread.
@@ -225,6 +228,7 @@ impl Bench {
                 Scenario::File => scenarios::file(self, report)?,
                 Scenario::Nbd => scenarios::nbd(self, report)?,
                 Scenario::Filters => scenarios::filters(self, report)?,
+                Scenario::Control => control::run(self, report)?,
                 Scenario::Vms => fleet::vms(self, report)?,
                 Scenario::Disks => fleet::disks(self, report)?,
                 Scenario::Instructions => instructions::run(self, report)?,
@@ -269,6 +273,23 @@ impl Bench {
     ) -> Result<()> {
         let quiet = |noise: &Noise| !noise.exceeds(self.options.max_noise);
         self.contest(report, scenario, case, contestants, self.trials, &quiet)
+    }
+
+    /// The same with `times` as many rounds, for contestants that differ by little.
+    ///
+    /// # Errors
+    /// A trial fails.
+    pub fn compete_closely(
+        &self,
+        report: &mut Report,
+        scenario: &str,
+        case: &str,
+        contestants: &[Contestant<'_>],
+        times: usize,
+    ) -> Result<()> {
+        let quiet = |noise: &Noise| !noise.exceeds(self.options.max_noise);
+        let rounds = times * self.trials;
+        self.contest(report, scenario, case, contestants, rounds, &quiet)
     }
 
     /// The same where a real disk is read. In a virtual machine the hypervisor emulates that disk on the CPU time it

@@ -26,6 +26,7 @@ struct Seen {
     server: Duration,
     client: Duration,
     machine: Look,
+    resident_bytes: u64,
 }
 
 impl<'a> Watch<'a> {
@@ -42,6 +43,8 @@ impl<'a> Watch<'a> {
                 server,
                 client: own_cpu_time()?,
                 machine: noise::look()?,
+                // While the guest is there: some servers leave with it.
+                resident_bytes: self.server.resident()?,
             })
         });
         self.seen.push(seen);
@@ -59,7 +62,6 @@ impl<'a> Watch<'a> {
         if all.completed == 0 {
             bail!("the server answered nothing within the window");
         }
-        let resident_bytes = self.server.resident()?;
         let mut seen = self.seen.into_iter();
         let (Some(open), Some(close)) = (seen.next().transpose()?, seen.next().transpose()?) else {
             bail!("the window was not opened and closed");
@@ -75,7 +77,7 @@ impl<'a> Watch<'a> {
             cpu_percent_per_kiops: server.as_secs_f64() / seconds * 100.0 / (all.iops() / 1000.0),
             client_percent: client.as_secs_f64() / seconds * 100.0,
             unfairness: unfairness(tallies),
-            resident_bytes,
+            resident_bytes: close.resident_bytes,
             noise: noise::between(open.machine, close.machine, server + client),
         })
     }
