@@ -10,6 +10,7 @@
 
 pub mod block;
 pub mod inflight;
+mod plain;
 pub mod queue;
 
 /// A guest's memory, addressed as the guest does.

@@ -64,10 +64,10 @@ pub const MAX_DATA: u64 = 64 << 20;
 /// The most that one DISCARD or WRITE_ZEROES may cover, in sectors: the bytes then fit 32 bits, as everywhere below.
 pub const MAX_RANGE_SECTORS: u32 = u32::MAX >> 9;
 
-const HEADER: usize = 16;
+pub(super) const HEADER: usize = 16;
 const RANGE: usize = 16;
-const T_IN: u32 = 0;
-const T_OUT: u32 = 1;
+pub(super) const T_IN: u32 = 0;
+pub(super) const T_OUT: u32 = 1;
 const T_FLUSH: u32 = 4;
 const T_GET_ID: u32 = 8;
 const T_DISCARD: u32 = 11;

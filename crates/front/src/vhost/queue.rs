@@ -22,7 +22,7 @@
 
 use super::block::{self, BlockRequest};
 use super::inflight::Inflight;
-use super::{Area, GuestMemory};
+use super::{Area, GuestMemory, plain};
 use std::sync::atomic::{Ordering, fence};
 
 /// The largest ring that virtio allows.
@@ -39,8 +39,8 @@ const DESCRIPTOR_AHEAD: u16 = 8;
 const TABLE_AHEAD: u16 = 5;
 const HEADER_AHEAD: u16 = 2;
 
-const DESC_NEXT: u16 = 1;
-const DESC_WRITE: u16 = 2;
+pub(super) const DESC_NEXT: u16 = 1;
+pub(super) const DESC_WRITE: u16 = 2;
 const DESC_INDIRECT: u16 = 4;
 const DESC_BYTES: usize = 16;
 const AVAIL_NO_INTERRUPT: u16 = 1;
@@ -359,9 +359,50 @@ impl<M: GuestMemory> Queue<M> {
         self.taken[usize::from(head)] = true;
         self.in_flight += 1;
         data.clear();
+        let first = Descriptor::decode(self.desc.load_pair(DESC_BYTES * usize::from(head)));
+        if let Some((request, piece)) = self.plain(memory, head, &first) {
+            data.push(piece);
+            return Taken::Request(request);
+        }
+        self.open_any(memory, head, &first, data)
+    }
+
+    /// The chain, if it is a plain read or write: nearly always.
+    #[inline]
+    fn plain(
+        &self,
+        memory: &M,
+        head: u16,
+        first: &Descriptor,
+    ) -> Option<(BlockRequest<M::Segment>, M::Segment)> {
+        if first.flags != DESC_INDIRECT {
+            let load = |index| Some(self.desc.load_pair(DESC_BYTES * usize::from(index)));
+            return plain::read(memory, first, load, self.config.size, head);
+        }
+        // A table of just these three.
+        if !self.config.indirect || first.len as usize != 3 * DESC_BYTES {
+            return None;
+        }
+        let load = |index: u16| {
+            let at = DESC_BYTES as u64 * u64::from(index);
+            memory.load_pair(first.addr.checked_add(at)?)
+        };
+        let header = Descriptor::decode(load(0)?);
+        plain::read(memory, &header, load, 3, head)
+    }
+
+    /// Any chain.
+    #[inline(never)]
+    fn open_any(
+        &mut self,
+        memory: &M,
+        head: u16,
+        first: &Descriptor,
+        data: &mut Vec<M::Segment>,
+    ) -> Taken<M::Segment> {
         let mut writable = std::mem::take(&mut self.writable);
         writable.clear();
-        let walked = self.walk(memory, head, data, &mut writable);
+        let walked = self.walk(memory, head, first, data, &mut writable);
         let taken = block::parse(memory, head, walked, data, &mut writable);
         self.writable = writable;
         taken
@@ -373,10 +414,10 @@ impl<M: GuestMemory> Queue<M> {
         &self,
         memory: &M,
         head: u16,
+        first: &Descriptor,
         readable: &mut Vec<M::Segment>,
         writable: &mut Vec<M::Segment>,
     ) -> Result<(), Nonsense> {
-        let first = Descriptor::decode(self.desc.load_pair(DESC_BYTES * usize::from(head)));
         if first.flags & DESC_INDIRECT == 0 {
             let load = |index| Some(self.desc.load_pair(DESC_BYTES * usize::from(index)));
             return follow(memory, load, head, self.config.size, readable, writable);
@@ -592,11 +633,11 @@ fn salvage<M: GuestMemory>(
     hopeless(why, writable)
 }
 
-struct Descriptor {
-    addr: u64,
-    len: u32,
-    flags: u16,
-    next: u16,
+pub(super) struct Descriptor {
+    pub(super) addr: u64,
+    pub(super) len: u32,
+    pub(super) flags: u16,
+    pub(super) next: u16,
 }
 
 impl Descriptor {
@@ -605,7 +646,7 @@ impl Descriptor {
         clippy::cast_possible_truncation,
         reason = "each part is taken on purpose"
     )]
-    fn decode([addr, rest]: [u64; 2]) -> Descriptor {
+    pub(super) fn decode([addr, rest]: [u64; 2]) -> Descriptor {
         Descriptor {
             addr,
             len: rest as u32,

@@ -249,6 +249,31 @@ fn joined(pieces: Vec<Desc>) -> Vec<Desc> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
+    fn what_is_recognised_at_a_glance_is_what_a_walk_makes_of_it(
+        kind in prop::sample::select(vec![READ_T, WRITE_T, FLUSH_T, GET_ID_T, DISCARD_T, 77]),
+        sector in prop::sample::select(vec![0, 7, 1 << 54, (1 << 55) - 1, 1 << 55, u64::MAX]),
+        at in prop::sample::select(vec![DATA, SEAM - 512, SEAM - 100, END - 512, END, TOP, TOP + 0xffe, u64::MAX]),
+        len in prop::sample::select(vec![0, 1, 16, 100, 512, 513, 4096, 64 << 20, 65 << 20, u32::MAX]),
+        writable: bool,
+        indirect: bool,
+    ) {
+        let hear = |pieces: &[Desc]| {
+            let mut bench = Bench::new();
+            bench.header(kind, sector);
+            if indirect {
+                bench.driver.indirect(0, TABLE, pieces);
+                bench.hear()
+            } else {
+                bench.hear_chain(pieces)
+            }
+        };
+        let data = if writable { Desc::write(at, len) } else { Desc::read(at, len) };
+        let halves = [Desc::read(h().addr, 8), Desc::read(h().addr + 8, 8)];
+        let walked = hear(&[halves[0], halves[1], data, s()]);
+        prop_assert_eq!(hear(&[h(), data, s()]), walked);
+    }
+
+    #[test]
     fn however_a_request_is_cut_it_means_the_same(
         write: bool,
         indirect: bool,
