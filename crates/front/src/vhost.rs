@@ -10,7 +10,6 @@
 
 pub mod block;
 pub mod inflight;
-mod plain;
 pub mod queue;
 
 /// A guest's memory, addressed as the guest does.

@@ -7,7 +7,6 @@
 //! # Always true
 //! - a head is completed only while it is in flight, so the used ring never holds more than `size` entries
 //! - `last_avail` moves by one for each chain taken, good or bad
-//! - a chain is followed for at most [`MAX_SEGMENTS`] descriptors (fewer in a smaller table), so a loop ends
 //! - a request holds at most [`MAX_SEGMENTS`] pieces of memory, whatever its descriptors say
 //!
 //! # Picture
@@ -22,8 +21,12 @@
 
 use super::block::{self, BlockRequest};
 use super::inflight::Inflight;
-use super::{Area, GuestMemory, plain};
+use super::{Area, GuestMemory};
+use chain::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, Descriptor, follow};
 use std::sync::atomic::{Ordering, fence};
+
+mod chain;
+mod plain;
 
 /// The largest ring that virtio allows.
 pub const MAX_SIZE: u16 = 32_768;
@@ -39,10 +42,6 @@ const DESCRIPTOR_AHEAD: u16 = 8;
 const TABLE_AHEAD: u16 = 5;
 const HEADER_AHEAD: u16 = 2;
 
-pub(super) const DESC_NEXT: u16 = 1;
-pub(super) const DESC_WRITE: u16 = 2;
-const DESC_INDIRECT: u16 = 4;
-const DESC_BYTES: usize = 16;
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;
 /// `flags` and `idx` come before the entries of either ring.
@@ -541,117 +540,4 @@ impl<M: GuestMemory> Queue<M> {
 fn position(base: u16, used_idx: u16, size: u16) -> u16 {
     let behind = used_idx.wrapping_sub(base);
     if behind <= size { used_idx } else { base }
-}
-
-/// Follows `next` links from `start` in the table of `entries` that `load` reads.
-fn follow<M: GuestMemory>(
-    memory: &M,
-    load: impl Fn(u16) -> Option<[u64; 2]>,
-    start: u16,
-    entries: u16,
-    readable: &mut Vec<M::Segment>,
-    writable: &mut Vec<M::Segment>,
-) -> Result<(), Nonsense> {
-    let mut index = start;
-    for _ in 0..usize::from(entries).min(MAX_SEGMENTS) {
-        let Some(desc) = load(index).map(Descriptor::decode) else {
-            return hopeless(Nonsense::Outside, writable);
-        };
-        if desc.flags & DESC_INDIRECT != 0 {
-            return hopeless(Nonsense::Indirect, writable);
-        }
-        let list = if desc.flags & DESC_WRITE != 0 {
-            &mut *writable
-        } else if writable.is_empty() {
-            &mut *readable
-        } else {
-            return salvage(memory, load, index, entries, Nonsense::Order, writable);
-        };
-        if let Some(piece) = memory.segment(desc.addr, desc.len) {
-            list.push(piece);
-        } else if !memory.segments(desc.addr, desc.len, list) {
-            return salvage(memory, load, index, entries, Nonsense::Outside, writable);
-        }
-        if readable.len() + writable.len() > MAX_SEGMENTS {
-            return salvage(memory, load, index, entries, Nonsense::Long, writable);
-        }
-        if desc.flags & DESC_NEXT == 0 {
-            return Ok(());
-        }
-        index = desc.next;
-        if index >= entries {
-            return hopeless(Nonsense::Index, writable);
-        }
-    }
-    let why = if usize::from(entries) > MAX_SEGMENTS {
-        Nonsense::Long
-    } else {
-        Nonsense::Loop
-    };
-    hopeless(why, writable)
-}
-
-/// A chain without an end has no status byte: what looks like it may be somebody's data.
-#[cold]
-fn hopeless<S>(why: Nonsense, writable: &mut Vec<S>) -> Result<(), Nonsense> {
-    writable.clear();
-    Err(why)
-}
-
-/// The piece at `index` cannot be used. Looks for the chain's end all the same, and leaves its status byte alone in
-/// `writable`: a guest that hears nothing may take what its status byte held before for an answer.
-#[cold]
-fn salvage<M: GuestMemory>(
-    memory: &M,
-    load: impl Fn(u16) -> Option<[u64; 2]>,
-    mut index: u16,
-    entries: u16,
-    why: Nonsense,
-    writable: &mut Vec<M::Segment>,
-) -> Result<(), Nonsense> {
-    for _ in 0..usize::from(entries).min(MAX_SEGMENTS) {
-        let Some(desc) = load(index).map(Descriptor::decode) else {
-            break;
-        };
-        if desc.flags & DESC_INDIRECT != 0 {
-            break;
-        }
-        if desc.flags & DESC_WRITE != 0 && desc.len > 0 {
-            writable.clear();
-            let last = desc.addr.checked_add(u64::from(desc.len) - 1);
-            // Outside too: the list stays empty, and this may still not be the last one.
-            let _ = last.is_some_and(|last| memory.segments(last, 1, writable));
-        }
-        if desc.flags & DESC_NEXT == 0 {
-            return Err(why);
-        }
-        index = desc.next;
-        if index >= entries {
-            break;
-        }
-    }
-    hopeless(why, writable)
-}
-
-pub(super) struct Descriptor {
-    pub(super) addr: u64,
-    pub(super) len: u32,
-    pub(super) flags: u16,
-    pub(super) next: u16,
-}
-
-impl Descriptor {
-    #[inline]
-    #[expect(
-        clippy::cast_possible_truncation,
-        reason = "each part is taken on purpose"
-    )]
-    pub(super) fn decode([addr, rest]: [u64; 2]) -> Descriptor {
-        Descriptor {
-            addr,
-            len: rest as u32,
-            flags: (rest >> 32) as u16,
-            next: (rest >> 48) as u16,
-        }
-    }
 }

@@ -2,7 +2,7 @@
 //!
 //! Nearly all that guests ask looks like this, so it is recognised at a glance, before anything is put into lists. What
 //! looks different in any way (more pieces, other lengths or flags, memory that is cut or missing, another type) is left
-//! untouched to the walk of [`super::queue`], which alone decides what is nonsense.
+//! untouched to the walk of [`super::chain`], which alone decides what is nonsense.
 //!
 //! # Always true
 //! - what is read here, the walk would have read the same way (`tests/vhost_guest/requests.rs` compares them)
@@ -10,9 +10,9 @@
 //! # Source
 //! VIRTIO 1.2 §5.2.6; the layout of Linux' `virtio_blk`, of Windows' `viostor` and of SeaBIOS.
 
-use super::GuestMemory;
-use super::block::{BlockRequest, HEADER, Kind, MAX_DATA, SECTOR, T_IN, T_OUT};
-use super::queue::{DESC_NEXT, DESC_WRITE, Descriptor};
+use super::super::GuestMemory;
+use super::super::block::{BlockRequest, HEADER, Kind, MAX_DATA, SECTOR, T_IN, T_OUT};
+use super::chain::{DESC_NEXT, DESC_WRITE, Descriptor};
 
 /// The request of the chain that starts with `header`, and its one piece of data, if it is a plain read or write. `load`
 /// reads the table of `entries` descriptors that the chain is in.
