@@ -69,6 +69,10 @@ pub trait Filter: Send {
     /// Its deadline has passed.
     fn tick(&mut self, _cx: &mut Cx<'_>) {}
 
+    /// It is to be taken out as soon as nothing is inside the stack. What it holds back for time alone goes on at once, and
+    /// from now on it holds nothing back so. It sees I/Os until [`Filter::retire`].
+    fn release(&mut self, _cx: &mut Cx<'_>) {}
+
     /// It is being taken out of the stack, with none of its I/Os in flight: last chance to send bytes aside.
     fn retire(&mut self, _cx: &mut Cx<'_>) {}
 

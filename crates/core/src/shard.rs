@@ -145,14 +145,10 @@ impl Shard {
                 self.attach(now, disk, here, control);
             }
             Event::Rearrange { disk, places } => {
-                self.disk(disk).door = Door::Changing(places);
-                self.settle(now, disk, out);
+                self.close(now, disk, Door::Changing(places), out);
             }
             Event::Resize { disk, size } => self.disk(disk).size = size,
-            Event::Detach { disk } => {
-                self.disk(disk).door = Door::Leaving;
-                self.settle(now, disk, out);
-            }
+            Event::Detach { disk } => self.close(now, disk, Door::Leaving, out),
             about_control => self.govern(now, about_control, out),
         }
     }

@@ -144,6 +144,19 @@ impl Stack {
         }
     }
 
+    /// Has the filters that do not stay let go of what they hold back for time alone: the top one first, since what it lets
+    /// go comes to those below.
+    pub(crate) fn release(&mut self, walk: &mut Walk<'_>, stays: impl Fn(FilterKey) -> bool) {
+        for level in 0..self.layers.len() {
+            let layer = &mut self.layers[level];
+            if !stays(layer.key) {
+                let mut cx = walk.edge.cx(level, &mut self.wants);
+                layer.filter.release(&mut cx);
+                walk.run(self);
+            }
+        }
+    }
+
     /// A guest's request enters at the top.
     #[inline]
     pub(crate) fn submit(&mut self, walk: &mut Walk<'_>, token: Token, request: &Request) {

@@ -224,6 +224,18 @@ impl Model {
 
     fn rearrange(&mut self, specs: Vec<FilterSpec>) {
         self.next = Some((specs, Vec::new()));
+        // All go, and let go of what they delay: the top one first, for it comes to those below.
+        for level in 0..self.rules.len() {
+            let (here, elsewhere): (Vec<_>, Vec<_>) =
+                self.parked.drain(..).partition(|(at, ..)| *at == level);
+            self.parked = elsewhere;
+            let going = here.into_iter();
+            self.walk(
+                going
+                    .map(|(_, _, token)| (token, level + 1 + 1_000))
+                    .collect(),
+            );
+        }
         self.settle();
     }
 

@@ -6,7 +6,7 @@
 //! # Always true
 //! - An I/O that the rule does not strike passes untouched.
 //! - The same seed and the same I/Os in the same order are struck the same way.
-//! - A delayed I/O goes on no earlier than its time, and those of one rule go on in order.
+//! - A delayed I/O goes on no earlier than its time, unless the rule is taken away; those of one rule go on in order.
 //! - A torn write puts a part of the guest's bytes on the disk, never anything else.
 //!
 //! # Picture: who is struck
@@ -304,6 +304,8 @@ pub struct FaultFilter {
     struck: u64,
     /// Delayed I/Os, the first to go on first: the delay is the same for all.
     waiting: VecDeque<(Time, IoId)>,
+    /// It is to be taken out: nothing is delayed any more.
+    leaving: bool,
 }
 
 impl FaultFilter {
@@ -315,6 +317,20 @@ impl FaultFilter {
             matched: 0,
             struck: 0,
             waiting: VecDeque::new(),
+            leaving: false,
+        }
+    }
+
+    /// Lets those go on whose delay ends by then.
+    fn let_go(&mut self, cx: &mut Cx<'_>, end: Time) {
+        let FaultAct::Delay(_, fault) = self.spec.act else {
+            return;
+        };
+        while let Some((until, io)) = self.waiting.front().copied()
+            && until <= end
+        {
+            self.waiting.pop_front();
+            cx.resume(io, after_delay(fault));
         }
     }
 
@@ -356,6 +372,11 @@ impl FaultFilter {
     }
 }
 
+/// What becomes of an I/O whose delay is over.
+fn after_delay(fault: Option<Fault>) -> Verdict {
+    fault.map_or(Verdict::Pass, |fault| Verdict::Done(Err(fault)))
+}
+
 impl Filter for FaultFilter {
     fn name(&self) -> &'static str {
         "fault"
@@ -368,6 +389,7 @@ impl Filter for FaultFilter {
         match self.spec.act {
             FaultAct::Fail(fault) => Verdict::Done(Err(fault)),
             FaultAct::Lost => Verdict::Done(Ok(())),
+            FaultAct::Delay(_, fault) if self.leaving => after_delay(fault),
             FaultAct::Delay(span, _) => {
                 self.waiting.push_back((cx.now() + span, io.id));
                 Verdict::Defer
@@ -419,16 +441,12 @@ impl Filter for FaultFilter {
     }
 
     fn tick(&mut self, cx: &mut Cx<'_>) {
-        let FaultAct::Delay(_, fault) = self.spec.act else {
-            return;
-        };
-        let verdict = fault.map_or(Verdict::Pass, |fault| Verdict::Done(Err(fault)));
-        while let Some((until, io)) = self.waiting.front().copied()
-            && until <= cx.now()
-        {
-            self.waiting.pop_front();
-            cx.resume(io, verdict);
-        }
+        self.let_go(cx, cx.now());
+    }
+
+    fn release(&mut self, cx: &mut Cx<'_>) {
+        self.leaving = true;
+        self.let_go(cx, Time::NEVER);
     }
 
     fn report(&self) -> FilterReport {

@@ -4,11 +4,13 @@
 //!
 //! # Always true
 //! - filters change, and a disk leaves, only while nothing of the disk is inside
+//! - nobody waits there for time alone: what a filter that goes holds back goes on as soon as the door closes, and so
+//!   does what a limit of a disk that leaves holds back
 
 use super::turns::scheduler_of;
 use super::{Disk, Effect, Shard, refuse};
 use crate::request::{DiskId, Fault, Op, Outcome, Request, Token};
-use crate::stack::{self, Place};
+use crate::stack::{self, Edge, FilterKey, Place, Walk};
 use crate::units::Time;
 use alloc::vec::Vec;
 
@@ -19,7 +21,49 @@ pub(super) enum Door {
     Leaving,
 }
 
+impl Door {
+    /// Whether the filter is to be there when the door opens again.
+    fn keeps(&self, filter: FilterKey) -> bool {
+        match self {
+            Door::Open => true,
+            Door::Changing(places) => places
+                .iter()
+                .any(|place| matches!(place, Place::Keep(key) if *key == filter)),
+            Door::Leaving => false,
+        }
+    }
+}
+
 impl Shard {
+    /// Closes a disk's door, for a change of filters or a detachment, and lets go of what would only keep that waiting. A
+    /// disk whose filters are being changed may leave: then they do not change any more.
+    pub(super) fn close(&mut self, now: Time, id: DiskId, door: Door, out: &mut Vec<Effect>) {
+        let disk = self.disks[id.0 as usize]
+            .as_mut()
+            .expect("the engine names only disks that it has attached");
+        disk.door = door;
+        let control = disk.control;
+        let mut walk = Walk {
+            ios: &mut self.ios,
+            edge: Edge {
+                now,
+                disk: id,
+                scheduler: scheduler_of(&mut self.turns, control),
+                waits: false,
+                out,
+            },
+        };
+        let door = &disk.door;
+        disk.stack.release(&mut walk, |filter| door.keeps(filter));
+        if matches!(door, Door::Leaving)
+            && let Some(scheduler) = walk.edge.scheduler
+        {
+            scheduler.lift_limits(now, id);
+        }
+        self.settle(now, id, out);
+        self.pick(now, control, out);
+    }
+
     /// Carries out a change of filters or a detachment, once nothing is between the filters any more.
     pub(super) fn settle(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
         let disk = self.disk(id);
@@ -93,5 +137,205 @@ impl Disk {
             });
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::filter::FilterSpec;
+    use crate::iocontrol::shared::{Groups, Shared};
+    use crate::iocontrol::{DiskKey, GroupId, GroupPolicy, Limit, Policy, Scheduler};
+    use crate::request::{Data, Flags, IoId};
+    use crate::shard::{ControlId, Controlled, Event};
+    use crate::stack::Stack;
+    use alloc::boxed::Box;
+
+    const DISK: DiskId = DiskId(0);
+    const CONTROL: ControlId = ControlId(0);
+
+    fn stack(filters: &[&str]) -> Stack {
+        let specs = filters
+            .iter()
+            .map(|text| text.parse::<FilterSpec>().expect("a filter").build());
+        Stack::new((0..).map(FilterKey).zip(specs).collect())
+    }
+
+    fn handle(shard: &mut Shard, event: Event) -> Vec<Effect> {
+        let mut out = Vec::new();
+        shard.handle(Time::ZERO, event, &mut out);
+        out
+    }
+
+    fn with(filters: &[&str]) -> Shard {
+        let mut shard = Shard::new(4);
+        let attach = Event::Attach {
+            disk: DISK,
+            size: 1 << 20,
+            read_only: false,
+            stack: stack(filters),
+            control: None,
+        };
+        handle(&mut shard, attach);
+        shard
+    }
+
+    fn submit(shard: &mut Shard, token: u64) -> Vec<Effect> {
+        let request = Request {
+            op: Op::Read,
+            flags: Flags::NONE,
+            offset: token * 8192,
+            len: 4096,
+            data: Data::NONE,
+            arrived: Time::ZERO,
+        };
+        let (disk, token) = (DISK, Token(token));
+        let submitted = Event::Submitted {
+            disk,
+            token,
+            request,
+        };
+        handle(shard, submitted)
+    }
+
+    fn rearrange(shard: &mut Shard, keys: &[u32]) -> Vec<Effect> {
+        let places = keys.iter().map(|key| Place::Keep(FilterKey(*key)));
+        let places = places.collect();
+        handle(shard, Event::Rearrange { disk: DISK, places })
+    }
+
+    fn finish(shard: &mut Shard, io: IoId) -> Vec<Effect> {
+        let (disk, outcome) = (DISK, Ok(()));
+        handle(shard, Event::Finished { disk, io, outcome })
+    }
+
+    fn starts(effects: &[Effect]) -> Vec<IoId> {
+        let io = |effect: &Effect| match effect {
+            Effect::Start { io, .. } => Some(*io),
+            _ => None,
+        };
+        effects.iter().filter_map(io).collect()
+    }
+
+    #[test]
+    fn a_filter_that_goes_lets_go_at_once_of_what_it_delayed() {
+        let mut shard = with(&["stats", "fault:delay=3600s", "null"]);
+        assert!(submit(&mut shard, 1).is_empty());
+        assert!(submit(&mut shard, 2).is_empty());
+        let begun = starts(&rearrange(&mut shard, &[0, 2]));
+        assert_eq!(begun.len(), 2, "in their order, below it");
+        assert_eq!(finish(&mut shard, begun[0]).len(), 1);
+        let last = finish(&mut shard, begun[1]);
+        assert!(matches!(
+            last[..],
+            [Effect::Answer { .. }, Effect::Rearranged { .. }]
+        ));
+        assert_eq!(shard.deadline(), None);
+    }
+
+    #[test]
+    fn what_one_filter_that_goes_lets_go_no_other_delays() {
+        let delay = "fault:delay=3600s";
+        let mut shard = with(&[delay, "null", delay, delay]);
+        submit(&mut shard, 1);
+        assert_eq!(starts(&rearrange(&mut shard, &[1])).len(), 1);
+    }
+
+    #[test]
+    fn a_filter_that_stays_goes_on_delaying_and_what_it_lets_go_later_is_delayed_no_more() {
+        let mut shard = with(&["fault:delay=1s", "fault:delay=3600s"]);
+        submit(&mut shard, 1);
+        assert!(rearrange(&mut shard, &[0]).is_empty());
+        let mut out = Vec::new();
+        let in_a_second = Time::from_nanos(1_000_000_000);
+        shard.handle(in_a_second, Event::Ticked, &mut out);
+        assert_eq!(starts(&out).len(), 1);
+    }
+
+    #[test]
+    fn what_was_to_fail_after_a_delay_fails_as_its_filter_goes() {
+        let mut shard = with(&["fault:delay=3600s,error=eio"]);
+        submit(&mut shard, 1);
+        let out = rearrange(&mut shard, &[]);
+        assert!(matches!(
+            out[..],
+            [
+                Effect::Answer {
+                    outcome: Err(Fault::Io),
+                    ..
+                },
+                Effect::Rearranged { .. }
+            ]
+        ));
+    }
+
+    #[test]
+    fn a_disk_that_leaves_waits_for_no_delay_even_while_its_filters_change() {
+        let mut shard = with(&["fault:delay=3600s"]);
+        submit(&mut shard, 1);
+        assert!(rearrange(&mut shard, &[0]).is_empty());
+        assert!(submit(&mut shard, 2).is_empty(), "it waits at the door");
+        let begun = starts(&handle(&mut shard, Event::Detach { disk: DISK }));
+        assert_eq!(begun.len(), 1);
+        let out = finish(&mut shard, begun[0]);
+        let gone = Err(Fault::Gone);
+        assert!(matches!(
+            out[0],
+            Effect::Answer {
+                outcome: Ok(()),
+                ..
+            }
+        ));
+        assert!(matches!(out[1], Effect::Answer { outcome, .. } if outcome == gone));
+        assert!(matches!(out[2..], [Effect::Detached { .. }]));
+    }
+
+    #[test]
+    fn a_disk_that_leaves_waits_for_no_limit_of_its_own_or_its_groups() {
+        let limit = Some(Limit {
+            sustained: 1,
+            peak: 0,
+            burst: 0,
+        });
+        let group = GroupId(0);
+        let own = Policy {
+            limit,
+            ..Policy::default()
+        };
+        let of_group = Policy {
+            group: Some(group),
+            ..Policy::default()
+        };
+        for policy in [own, of_group] {
+            let groups = Groups::new(1);
+            let bandwidth = None;
+            groups.set(Time::ZERO, group, &GroupPolicy { limit, bandwidth });
+            let scheduler = Scheduler::new(0, Shared::new(1, &groups), 4096);
+            let mut shard = Shard::new(4);
+            let (control, scheduler) = (CONTROL, Box::new(scheduler));
+            handle(&mut shard, Event::Control { control, scheduler });
+            let controlled = Controlled {
+                control,
+                key: DiskKey(5),
+                policy,
+            };
+            let attach = Event::Attach {
+                disk: DISK,
+                size: 1 << 20,
+                read_only: false,
+                stack: stack(&["null"]),
+                control: Some(Box::new(controlled)),
+            };
+            handle(&mut shard, attach);
+            let mut begun = starts(&submit(&mut shard, 1));
+            for token in 2..5 {
+                assert!(submit(&mut shard, token).is_empty());
+            }
+            begun.extend(starts(&handle(&mut shard, Event::Detach { disk: DISK })));
+            assert_eq!(begun.len(), 4);
+            let ends: Vec<_> = begun.iter().map(|io| finish(&mut shard, *io)).collect();
+            let last = ends.last().expect("four ends");
+            assert!(matches!(last[..], [_, Effect::Detached { .. }]));
+        }
     }
 }

@@ -1,13 +1,13 @@
 //! Clients that behave badly, and disks that are slow: nobody else notices.
 
-use super::client::Verifier;
+use super::client::{Client, Verifier};
 use super::rig::{PATIENCE, attach, client, engine, eventually, filters, raw};
 use std::io::{Read, Write};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidegate_core::request::{Fault, Flags, Op};
-use tidegate_engine::Kind;
-use tidegate_engine::datastore::memory;
+use tidegate_engine::datastore::{OpenedImage, emulated, memory};
 use tidegate_engine::nbd::client::requests::Sent;
+use tidegate_engine::{Disk, Kind};
 
 const SIZE: u64 = 64 << 20;
 
@@ -105,24 +105,34 @@ fn a_client_that_goes_in_the_middle_of_everything_leaves_nothing_behind() {
     });
 }
 
+/// Two rotating disks: some hundred random reads take them a good part of a second.
+fn slow() -> OpenedImage {
+    let spec: emulated::Spec = "raid0-2x15k,size=64M,seed=3".parse().unwrap();
+    emulated::open(&spec).unwrap()
+}
+
+/// Has a disk of [`slow`] read 128 blocks of fives.
+fn ask_much(disk: &Disk) -> Client {
+    let mut c = client(disk);
+    c.write(0, &[5; 1 << 20]).unwrap();
+    for n in 0..128 {
+        c.ask(Op::Read, Flags::NONE, n * 7_919 % 256 * 4096, 4096, &[]);
+    }
+    eventually("the requests are inside", || {
+        disk.report().unwrap().in_flight >= 32
+    });
+    c
+}
+
 #[test]
 fn a_detach_waits_for_io_in_flight_and_clients_are_sent_away() {
     let engine = engine(1);
-    let disk = attach(&engine, memory::open(SIZE).unwrap());
-    let mut c = client(&disk);
-    c.write(0, &[5; 4096]).unwrap();
-    disk.restack(&filters(&["fault:delay=300ms"]), PATIENCE)
-        .unwrap();
-    let begin = Instant::now();
-    for _ in 0..32 {
-        c.ask(Op::Read, Flags::NONE, 0, 4096, &[]);
-    }
-    eventually("the requests are inside", || {
-        disk.report().unwrap().in_flight == 32
-    });
+    let disk = attach(&engine, slow());
+    let mut c = ask_much(&disk);
     let other = disk.clone();
     disk.detach(PATIENCE).unwrap();
-    assert!(begin.elapsed() >= Duration::from_millis(300), "it waited");
+    let report = &engine.threads().unwrap()[0];
+    assert_eq!((report.in_flight, report.strays), (0, 0), "it waited");
     // Of what was in flight the client may have been told or not; nothing wrong, and then the end.
     while let Some((_, answer)) = c.next_answer() {
         assert_eq!(answer, Ok(vec![5; 4096]));
@@ -134,6 +144,19 @@ fn a_detach_waits_for_io_in_flight_and_clients_are_sent_away() {
     // Others come to live on the same thread, under the same number.
     let next = attach(&engine, memory::open(SIZE).unwrap());
     assert_eq!(client(&next).read(0, 4096), Ok(vec![0; 4096]));
+}
+
+#[test]
+fn a_detach_whose_patience_is_over_says_so_and_ends_by_itself() {
+    let engine = engine(1);
+    let disk = attach(&engine, slow());
+    let _asker = ask_much(&disk);
+    let early = disk.detach(Duration::ZERO);
+    assert_eq!(early.err().map(|e| e.kind()), Some(Kind::TimedOut));
+    eventually("it goes when its I/O has ended", || {
+        let report = &engine.threads().unwrap()[0];
+        report.disks.is_empty() && report.connections == 0
+    });
 }
 
 /// The client's requests are in the server's input when the disk goes: none may reach a disk that is not there.
@@ -180,8 +203,9 @@ fn a_disk_that_hangs_holds_up_no_other_on_its_thread() {
         others.round();
     }
     assert_eq!(stuck.report().unwrap().in_flight, 64);
-    let early = stuck.detach(Duration::from_millis(10));
-    assert_eq!(early.err().map(|e| e.kind()), Some(Kind::TimedOut));
+    // Who has it go need not wait for the hour to end.
+    stuck.detach(PATIENCE).unwrap();
+    assert_eq!(engine.threads().unwrap()[0].in_flight, 0);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! takes.
 
 use super::client::Client;
-use super::rig::{PATIENCE, client, engine, eventually, spec, tempdir};
+use super::rig::{PATIENCE, client, engine, eventually, filters, spec, tempdir};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Arc;
@@ -350,6 +350,74 @@ fn a_detach_waits_for_what_waits_for_its_turn() {
         memory::open(SIZE).unwrap(),
     );
     assert!(client(&next).read(0, 4096).is_ok());
+}
+
+/// A disk that begins one request a second, and a client that has asked for some two minutes' worth: longer than anything
+/// here waits.
+fn held_for_minutes(engine: &Engine) -> (Disk, Client) {
+    let control = engine.control(settings(1, Threshold::Off)).unwrap();
+    let disk = attach(
+        engine,
+        &control,
+        1,
+        limited(1, 0),
+        memory::open(SIZE).unwrap(),
+    );
+    let mut c = client(&disk);
+    for at in 0..BACKLOG {
+        read(&mut c, at * 4096);
+    }
+    eventually("they wait", || disk.report().unwrap().held >= 100);
+    (disk, c)
+}
+
+/// Has a change of filters wait for what the limit holds back; what comes of it in the end.
+fn change_that_waits(disk: &Disk) -> JoinHandle<Option<Kind>> {
+    let own = disk.clone();
+    let change = std::thread::spawn(move || {
+        let changed = own.restack(&filters(&["null"]), PATIENCE);
+        changed.err().map(|error| error.kind())
+    });
+    eventually("it waits", || {
+        let resized = disk.resize(SIZE);
+        resized.err().map(|error| error.kind()) == Some(Kind::Busy)
+    });
+    change
+}
+
+#[test]
+fn a_detach_waits_for_no_limit() {
+    let engine = engine(1);
+    let (disk, mut c) = held_for_minutes(&engine);
+    disk.detach(PATIENCE).unwrap();
+    while let Some((_, answer)) = c.next_answer() {
+        assert!(answer.is_ok(), "what was inside is carried out");
+    }
+    let report = &engine.threads().unwrap()[0];
+    assert_eq!((report.in_flight, report.strays), (0, 0));
+}
+
+#[test]
+fn a_limit_is_lifted_while_a_change_of_filters_waits_for_it() {
+    let engine = engine(1);
+    let (disk, mut c) = held_for_minutes(&engine);
+    let change = change_that_waits(&disk);
+    disk.set_policy(&shares(1_000)).unwrap();
+    assert_eq!(change.join().unwrap(), None, "the filters have changed");
+    for _ in 0..BACKLOG {
+        assert!(matches!(c.next_answer(), Some((_, Ok(_)))));
+    }
+}
+
+#[test]
+fn a_detach_overtakes_a_change_of_filters() {
+    let engine = engine(1);
+    let (disk, _c) = held_for_minutes(&engine);
+    let change = change_that_waits(&disk);
+    disk.detach(PATIENCE).unwrap();
+    assert_eq!(change.join().unwrap(), Some(Kind::Gone));
+    let report = &engine.threads().unwrap()[0];
+    assert_eq!((report.in_flight, report.strays), (0, 0));
 }
 
 #[test]

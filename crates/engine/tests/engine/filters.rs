@@ -88,6 +88,30 @@ fn a_client_meets_what_the_fault_rules_say() {
 }
 
 #[test]
+fn a_filter_that_is_taken_away_lets_go_at_once_of_what_it_delayed() {
+    let engine = engine(1);
+    let disk = attach(&engine, memory::open(1 << 20).unwrap());
+    let mut c = client(&disk);
+    c.write(0, &pattern(0, 1, 4096)).unwrap();
+    disk.restack(&filters(&["stats", "fault:delay=3600s"]), PATIENCE)
+        .unwrap();
+    for _ in 0..64 {
+        c.ask(Op::Read, Flags::NONE, 0, 4096, &[]);
+    }
+    eventually("they are held back", || {
+        disk.report().unwrap().in_flight == 64
+    });
+    disk.restack(&filters(&["stats"]), PATIENCE)
+        .expect("nobody waits for an hour");
+    for _ in 0..64 {
+        let (_, answer) = c.next_answer().expect("the disk answers");
+        assert!(answer.unwrap() == pattern(0, 1, 4096));
+    }
+    let report = &engine.threads().unwrap()[0];
+    assert_eq!((report.in_flight, report.strays), (0, 0));
+}
+
+#[test]
 fn a_trace_tells_what_was_done() {
     let dir = tempdir();
     let path = dir.path().join("trace");

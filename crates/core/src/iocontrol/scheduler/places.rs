@@ -10,6 +10,8 @@
 use super::Scheduler;
 use crate::iocontrol::disk::{Disk, Place};
 use crate::iocontrol::limit::ticks;
+use crate::iocontrol::policy::Policy;
+use crate::request::DiskId;
 use crate::units::{Span, Time};
 
 /// From when on an I/O goes before everything but limits. With the time between looks, and as much for those that are
@@ -80,6 +82,18 @@ impl Scheduler {
         }
         self.disk(slot).place = Place::Ready;
         self.order(slot);
+    }
+
+    /// The disk is about to leave: neither limits of its own nor its group's hold back what waits, or keep its front end
+    /// waiting. Ask `pick` afterwards.
+    pub(crate) fn lift_limits(&mut self, now: Time, disk: DiskId) {
+        let policy = Policy {
+            limit: None,
+            bandwidth: None,
+            group: None,
+            ..self.disk(disk.0).policy.clone()
+        };
+        self.change(now, disk, &policy);
     }
 
     /// Takes a disk out for good, or to be placed anew: its group goes on without it.
