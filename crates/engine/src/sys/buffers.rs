@@ -21,8 +21,11 @@ const SMALLEST_BLOCK: usize = 4096;
 const LARGEST_KEPT: usize = 1 << 20;
 /// Room for this many segments stays with a free slot; longer lists are rare, and would add up.
 const LONGEST_KEPT: usize = 256;
-/// Free blocks kept per size.
-const KEPT_PER_SIZE: usize = 64;
+/// Free blocks kept per size: as many as come to this many bytes, and no fewer than so many. Four NBD clients that each
+/// keep 512 requests of 4 KiB under way find their blocks again. A block that is not kept costs its next request two
+/// system calls and a fault: with 64 kept, a read at queue depth 128 took five times the CPU of one at 64.
+const KEPT_BYTES: usize = 8 << 20;
+const KEPT_LEAST: usize = 64;
 
 /// See the module.
 pub(crate) struct Buffers {
@@ -309,8 +312,9 @@ impl Pool {
 
     fn put(&mut self, block: Mmap) {
         if block.len() <= LARGEST_KEPT {
+            let most = (KEPT_BYTES / block.len()).max(KEPT_LEAST);
             let free = &mut self.sizes[Pool::class(block.len())];
-            if free.len() < KEPT_PER_SIZE {
+            if free.len() < most {
                 free.push(block);
             }
         }
@@ -347,6 +351,27 @@ mod tests {
         assert_eq!(buffers.lend(data(slot, 512), 1024)[0].len(), 1024);
         buffers.returned(slot);
         buffers.release(slot);
+    }
+
+    #[test]
+    fn the_blocks_of_a_deep_queue_are_used_again() {
+        /// What one NBD client may keep under way.
+        const DEPTH: usize = 512;
+        let mut buffers = Buffers::new();
+        let mut claim_all = || {
+            let slots = (0..DEPTH).map(|_| buffers.claim_pool(4096).expect("memory"));
+            let slots: Vec<u32> = slots.collect();
+            let places = slots
+                .iter()
+                .map(|&slot| buffers.segments(slot)[0].0.iov_base);
+            let mut places: Vec<_> = places.collect();
+            places.sort_unstable();
+            slots.iter().for_each(|&slot| buffers.release(slot));
+            (places, buffers.pool.sizes[0].len())
+        };
+        let first = claim_all();
+        assert_eq!(first.1, DEPTH, "all are kept");
+        assert_eq!(claim_all(), first);
     }
 
     #[test]
