@@ -4,7 +4,8 @@
 //! itself is walked by `tidegate-front`, over the guest's memory.
 //!
 //! # Always true
-//! - the queue is dropped only when nothing of it is in flight
+//! - the queue is dropped only when nothing of it is in flight, and all that a predecessor left in flight was taken again:
+//!   the position that it tells lies behind both (a broken ring, or one whose disk goes, takes nothing again)
 //! - a guest is told write-through (no write-back cache) means that each of its writes is durable before it is answered
 //! - a ring that makes no sense stops here, is counted and told through the error descriptor; nobody else notices
 
@@ -164,20 +165,21 @@ impl RingDevice {
 
     /// From now on the guest kicks. True when something came meanwhile, or waits to be taken again.
     pub(crate) fn want_kicks(&mut self) -> bool {
-        self.queue.want_kicks(&self.memory) && self.may_take()
+        self.queue.want_kicks(&self.memory) && self.allowance(1) > 0
     }
 
     /// Whether a request waits to be taken.
     pub(crate) fn has_work(&self) -> bool {
-        self.may_take() && self.queue.has_work()
+        self.allowance(1) > 0 && self.queue.has_work()
     }
 
-    /// Whether nothing of it is in flight.
+    /// Whether nothing of it is in flight: taken by this process, or left by another and to be taken again.
     pub(crate) fn is_drained(&self) -> bool {
-        self.queue.in_flight() == 0
+        let owes = !self.left_behind.is_empty() && !self.broken && !self.halted;
+        self.queue.in_flight() == 0 && !owes
     }
 
-    /// Takes nothing more; `reply` hears the position once what is in flight has ended.
+    /// Takes nothing new; `reply` hears the position once what is in flight has ended.
     pub(crate) fn stop(&mut self, reply: Sender<u16>) {
         self.stopping = Some(reply);
     }
@@ -203,7 +205,9 @@ impl RingDevice {
 
     /// Takes up to `most` requests and hands them to the shard; returns how many.
     pub(crate) fn fetch(&mut self, index: u32, desk: &mut Desk, most: usize) -> usize {
-        if !self.may_take() {
+        let most = self.allowance(most);
+        if most == 0 {
+            self.note_if_drained(index, desk);
             return 0;
         }
         let mut count = 0;
@@ -214,6 +218,7 @@ impl RingDevice {
                 Ok(None) => break,
                 Err(broken) => {
                     self.give_up(broken);
+                    self.note_if_drained(index, desk);
                     break;
                 }
             }
@@ -251,9 +256,22 @@ impl RingDevice {
         self.queue.next(&self.memory, &mut self.scratch)
     }
 
-    /// Whether requests may be taken at all.
-    fn may_take(&self) -> bool {
-        !self.broken && !self.halted && self.stopping.is_none()
+    /// How many of `most` requests may be taken: of a queue that is to stop, what a predecessor left behind and no more.
+    fn allowance(&self, most: usize) -> usize {
+        if self.broken || self.halted {
+            0
+        } else if self.stopping.is_some() {
+            most.min(self.left_behind.len())
+        } else {
+            most
+        }
+    }
+
+    /// A queue that is to stop may have nothing left to wait for, though no answer came: it has broken, or its disk goes.
+    fn note_if_drained(&self, index: u32, desk: &mut Desk) {
+        if self.is_stopping() && self.is_drained() {
+            desk.note_dirty(index);
+        }
     }
 
     /// Stops this queue: what its rings say cannot be acted on.
@@ -432,3 +450,6 @@ fn kick_tag(index: u32) -> Tag {
         slot: 0,
     }
 }
+
+#[cfg(test)]
+mod tests;

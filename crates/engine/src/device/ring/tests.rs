@@ -1,0 +1,280 @@
+//! A queue on a real I/O thread, over memory that is only bytes: orders that come at awkward moments of a restart.
+//!
+//! The orders of a test are left in the inbox while the thread is held up, so that it finds them all in one turn.
+
+use super::*;
+use crate::datastore::null;
+use crate::inbox::{Inbox, Order};
+use crate::sys::guest::{GuestArea, Mmap, Region};
+use crate::sys::os;
+use crate::thread::orders::{Attach, AttachQueue, Change, QueueChange, Reply, StopQueue, What};
+use crate::thread::{Habits, IoThread};
+use std::sync::mpsc::{Receiver, channel};
+use std::thread::JoinHandle;
+use std::time::Duration;
+use tidegate_core::stack::Stack;
+use tidegate_core::units::Span;
+use tidegate_front::vhost::inflight::region_len;
+use tidegate_front::vhost::queue::QueueConfig;
+use tidegate_front::vhost::{Area, GuestMemory};
+
+/// How long a test waits before it fails: never reached unless something is stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Chains that the dead daemon had taken: more than a thread takes of one queue in three turns.
+const CHAINS: u16 = 100;
+/// Entries of the ring; each chain takes two.
+const SIZE: u16 = 256;
+const AVAIL: u64 = 16 * SIZE as u64;
+const USED: u64 = 0x2000;
+const HEADER: u64 = 0x4000;
+const STATUS: u64 = 0x5000;
+const FLUSH: u64 = 4;
+
+const DISK: DiskId = DiskId(0);
+const OTHER: DiskId = DiskId(1);
+
+/// What outlives a daemon: the guest's memory, and the front end's account of what is in flight.
+struct Guest {
+    memory: Mapping,
+    account: Arc<Mmap>,
+}
+
+impl Guest {
+    /// With [`CHAINS`] flushes made available, all taken by a daemon that died.
+    fn with_a_dead_daemon() -> Guest {
+        let file = os::memory_file(c"guest", 0x1_0000).expect("memory");
+        let region = Region::map(&file, 0, 0, 0, 0x1_0000).expect("a mapping");
+        let memory = Mapping::empty().with(region).expect("one region");
+        let len = region_len(SIZE);
+        let file = os::memory_file(c"account", len as u64).expect("memory");
+        let account = Arc::new(Mmap::file(&file, 0, len).expect("a mapping"));
+        let guest = Guest { memory, account };
+        guest.area(HEADER, 16).store_u64(0, FLUSH);
+        let table = guest.area(0, 16 * usize::from(SIZE));
+        let avail = guest.area(AVAIL, 4 + 2 * usize::from(SIZE));
+        for chain in 0..CHAINS {
+            let (first, second) = (2 * chain, 2 * chain + 1);
+            let status = STATUS + u64::from(chain);
+            describe(
+                &table,
+                first,
+                HEADER,
+                16 | 1 << 32 | u64::from(second) << 48,
+            );
+            describe(&table, second, status, 1 | 2 << 32);
+            avail.store_u16(4 + 2 * usize::from(chain), first);
+        }
+        avail.store_u16(2, CHAINS);
+        let (mut dead, left) = guest.queue();
+        assert!(left.is_empty());
+        let mut pieces = Vec::new();
+        while let Some(taken) = dead.next(&guest.memory, &mut pieces).expect("sound") {
+            assert!(matches!(taken, Taken::Request(_)));
+        }
+        assert_eq!(dead.in_flight(), CHAINS);
+        guest
+    }
+
+    fn area(&self, at: u64, len: usize) -> GuestArea {
+        self.memory.area(at, len).expect("inside")
+    }
+
+    /// A new daemon's queue, and the heads that it finds left behind.
+    fn queue(&self) -> (Queue<Mapping>, Vec<u16>) {
+        let config = QueueConfig {
+            size: SIZE,
+            desc: 0,
+            avail: AVAIL,
+            used: USED,
+            base: 0,
+            event_idx: false,
+            indirect: false,
+            log_used: None,
+        };
+        let mut queue = Queue::new(&self.memory, config).expect("sound rings");
+        let len = region_len(SIZE);
+        let account = GuestArea::of_map(&self.account, 0, len).expect("inside");
+        let left_behind = queue.track(account, len).expect("it fits");
+        (queue, left_behind)
+    }
+
+    fn parts(&self) -> Parts {
+        let (queue, left_behind) = self.queue();
+        assert_eq!(left_behind.len(), usize::from(CHAINS));
+        let facts = DeviceFacts {
+            serial: String::new(),
+            write_back: AtomicBool::new(true),
+            nonsense: AtomicU64::new(0),
+            broken: AtomicU64::new(0),
+        };
+        Parts {
+            disk: DISK,
+            queue,
+            memory: self.memory.clone(),
+            facts: Arc::new(facts),
+            kick: EventFd::new().expect("a descriptor"),
+            call: None,
+            error: None,
+            left_behind,
+        }
+    }
+
+    /// How many chains the guest sees as used.
+    fn used(&self) -> u16 {
+        self.area(USED, 4).load_u16(2)
+    }
+}
+
+fn describe(table: &GuestArea, index: u16, addr: u64, rest: u64) {
+    let at = 16 * usize::from(index);
+    table.store_u64(at, addr);
+    table.store_u64(at + 8, rest);
+}
+
+/// A daemon's I/O thread with a disk that answers at once.
+struct Daemon {
+    inbox: Arc<Inbox>,
+    thread: JoinHandle<()>,
+}
+
+impl Daemon {
+    fn start() -> Daemon {
+        let habits = Habits {
+            poll: Span::ZERO,
+            always_poll: false,
+            cpu: None,
+        };
+        let started = IoThread::start("tidegate-test".into(), habits);
+        let (inbox, thread) = started.expect("the thread starts");
+        let daemon = Daemon { inbox, thread };
+        for disk in [DISK, OTHER] {
+            let (reply, answer) = channel();
+            daemon.order(Order::Attach(Box::new(Attach {
+                disk,
+                size: 1 << 20,
+                read_only: false,
+                stack: Stack::new(Vec::new()),
+                sides: Vec::new(),
+                image: null::open(1 << 20).image,
+                lease: None,
+                control: None,
+                reply,
+            })));
+            heard(&answer).expect("the disk attaches");
+        }
+        daemon
+    }
+
+    fn order(&self, order: Order) {
+        self.inbox.send_always(order);
+    }
+
+    /// Leaves `orders`, all of which the thread finds at once.
+    fn order_at_once(&self, orders: impl FnOnce()) {
+        let (entered, inside) = channel();
+        let (open, gate) = channel::<()>();
+        let (reply, _) = channel();
+        let farewell = Box::new(move || {
+            let _ = entered.send(());
+            let _ = gate.recv();
+        });
+        self.order(detach(OTHER, farewell, reply));
+        heard(&inside);
+        orders();
+        drop(open);
+    }
+
+    fn stop(self) {
+        self.order(Order::Stop);
+        self.thread.join().expect("it ends well");
+    }
+}
+
+fn detach(disk: DiskId, farewell: Box<dyn FnOnce() + Send>, reply: Reply) -> Order {
+    let what = What::Detach { farewell };
+    Order::Change(Box::new(Change { disk, what, reply }))
+}
+
+fn attach_queue(guest: &Guest) -> (Order, Receiver<u32>) {
+    let (reply, answer) = channel();
+    let parts = guest.parts();
+    (
+        Order::AttachQueue(Box::new(AttachQueue { parts, reply })),
+        answer,
+    )
+}
+
+/// Stops the first queue; the position comes back.
+fn stop_queue() -> (Order, Receiver<u16>) {
+    let (reply, position) = channel();
+    let (queue, what) = (0, QueueChange::Stop(reply));
+    (Order::StopQueue(StopQueue { queue, what }), position)
+}
+
+fn heard<T>(answer: &Receiver<T>) -> T {
+    answer.recv_timeout(PATIENCE).expect("the thread answers")
+}
+
+#[test]
+fn a_queue_that_stops_as_it_starts_has_answered_all_that_a_dead_daemon_left_behind() {
+    let guest = Guest::with_a_dead_daemon();
+    let daemon = Daemon::start();
+    let (attach, number) = attach_queue(&guest);
+    let (stop, position) = stop_queue();
+    daemon.order_at_once(|| {
+        daemon.order(attach);
+        daemon.order(stop);
+    });
+    assert_eq!(heard(&number), 0);
+    assert_eq!(heard(&position), CHAINS);
+    assert_eq!(
+        guest.used(),
+        CHAINS,
+        "the position lies behind no lost chain"
+    );
+    assert!(guest.queue().1.is_empty(), "nothing is left to a successor");
+    daemon.stop();
+}
+
+#[test]
+fn a_queue_that_stops_takes_nothing_new() {
+    let guest = Guest::with_a_dead_daemon();
+    let daemon = Daemon::start();
+    let (attach, _number) = attach_queue(&guest);
+    let (stop, position) = stop_queue();
+    // One chain more, which is its successor's.
+    let avail = guest.area(AVAIL, 4 + 2 * usize::from(SIZE));
+    avail.store_u16(4 + 2 * usize::from(CHAINS), 2 * CHAINS);
+    avail.store_u16(2, CHAINS + 1);
+    daemon.order_at_once(|| {
+        daemon.order(attach);
+        daemon.order(stop);
+    });
+    assert_eq!(heard(&position), CHAINS);
+    assert_eq!(guest.used(), CHAINS);
+    daemon.stop();
+}
+
+#[test]
+fn a_queue_whose_disk_goes_leaves_the_rest_to_a_successor_and_holds_nobody_up() {
+    for stop_first in [true, false] {
+        let guest = Guest::with_a_dead_daemon();
+        let daemon = Daemon::start();
+        let (attach, _number) = attach_queue(&guest);
+        let (stop, position) = stop_queue();
+        let (reply, detached) = channel();
+        let go = detach(DISK, Box::new(|| {}), reply);
+        daemon.order_at_once(|| {
+            daemon.order(attach);
+            let [first, second] = if stop_first { [stop, go] } else { [go, stop] };
+            daemon.order(first);
+            daemon.order(second);
+        });
+        assert_eq!(heard(&position), CHAINS);
+        heard(&detached).expect("the disk goes");
+        assert_eq!(guest.used(), 0);
+        assert_eq!(guest.queue().1.len(), usize::from(CHAINS));
+        daemon.stop();
+    }
+}
