@@ -16,3 +16,4 @@ pub(crate) mod memory;
 pub(crate) mod message;
 pub(crate) mod os;
 pub(crate) mod ring;
+pub(crate) mod tripwire;

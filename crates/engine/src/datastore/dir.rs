@@ -8,8 +8,8 @@
 //! - a file is used only under an exclusive lock (shared, for a read-only disk) of each of its two descriptions, which the
 //!   kernel keeps until the last operation of ours has ended, even when the daemon is killed
 //! - a request that asks for durability completes after RWF_DSYNC or fdatasync, never before
-//! - a read that meets the end of the file is an error, not zeroes: the image was cut behind our back, and from then on
-//!   nothing is written to it
+//! - a read that meets the end of the file is an error, not zeroes; once the image was cut behind our back nothing is
+//!   written to it, and nothing that was is acknowledged (`reach.rs`)
 //!
 //! # Source
 //! open(2) on O_DIRECT and its alignment; fallocate(2); the pairing of direct and buffered I/O in `docs/decisions/`.
@@ -21,15 +21,18 @@ use crate::lease::fence::Fence;
 use crate::sys::os::{self, DirectAlignment};
 use crate::sys::ring::{Completion, Durability};
 use feed::Feed;
-use std::fs::{File, OpenOptions};
+use files::{lock, open_as, open_direct};
+use reach::Reach;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use tidegate_core::request::{Data, DiskId, Extent, Fault, Flags, IoId, Op};
 
 mod feed;
+mod files;
+mod reach;
 
 /// The granularity below which the page cache is used: that of the page cache itself, so that a page is never both
 /// cached for one request and written directly for its neighbour.
@@ -37,7 +40,6 @@ const PAGE: usize = 4096;
 
 /// How long to wait for a lock that a dying predecessor still holds for its last operations.
 const LOCK_PATIENCE: Duration = Duration::from_secs(20);
-const LOCK_RETRY: Duration = Duration::from_millis(20);
 
 /// Zeroes are written in pieces of this many bytes where the file system cannot make them itself.
 const ZERO_PIECE: usize = 1 << 20;
@@ -72,6 +74,11 @@ impl Default for Options {
 /// # Errors
 /// When it cannot be opened, is neither file nor block device, or is in use by another daemon.
 pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
+    let (image, info) = open_dir(path, options)?;
+    Ok(OpenedImage::new(Box::new(image), info))
+}
+
+fn open_dir(path: &Path, options: Options) -> Result<(Dir, ImageInfo)> {
     let shown = path.display();
     let buffered = open_as(path, options, 0)
         .map_err(|e| Error::io(format!("cannot open the image {shown}"), e))?;
@@ -106,8 +113,11 @@ pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
         buffered: direct.is_none(),
         remark,
     };
+    let buffered = Arc::new(OwnedFd::from(buffered));
+    let can_be_cut = kind.is_file() && size > 0 && !options.read_only;
     let image = Dir {
-        buffered: Arc::new(buffered.into()),
+        reach: Reach::new(&buffered, can_be_cut.then_some(size)),
+        buffered,
         direct: direct.map(OwnedFd::from),
         alignment: alignment.unwrap_or(DirectAlignment {
             memory: 1,
@@ -119,65 +129,13 @@ pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
         zero_range: true,
         punch_hole: true,
         parted: options.read_only,
-        cut: false,
         fence: None,
     };
-    Ok(OpenedImage::new(Box::new(image), info))
-}
-
-fn open_as(path: &Path, options: Options, flags: i32) -> std::io::Result<File> {
-    OpenOptions::new()
-        .read(true)
-        .write(!options.read_only)
-        .custom_flags(libc::O_CLOEXEC | flags)
-        .open(path)
-}
-
-fn open_direct(path: &Path, options: Options) -> Result<Option<(File, DirectAlignment)>> {
-    if options.buffered {
-        return Ok(None);
-    }
-    let file = match open_as(path, options, libc::O_DIRECT) {
-        Ok(file) => file,
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => return Ok(None),
-        Err(error) => {
-            return Err(Error::io(
-                format!("cannot open the image {} directly", path.display()),
-                error,
-            ));
-        }
-    };
-    lock(&file, 1, options, path)?;
-    let alignment = os::direct_alignment(&file).unwrap_or(DirectAlignment {
-        memory: PAGE,
-        offset: PAGE,
-    });
-    Ok(Some((file, alignment)))
-}
-
-fn lock(file: &File, byte: u8, options: Options, path: &Path) -> Result<()> {
-    let deadline = Instant::now() + options.patience;
-    loop {
-        match os::lock(file, byte, !options.read_only) {
-            Ok(()) => return Ok(()),
-            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
-                if Instant::now() >= deadline {
-                    let text = format!("the image {} is in use by another daemon", path.display());
-                    return Err(Error::new(Kind::Busy, text));
-                }
-                std::thread::sleep(LOCK_RETRY);
-            }
-            Err(error) => {
-                return Err(Error::io(
-                    format!("cannot lock the image {}", path.display()),
-                    error,
-                ));
-            }
-        }
-    }
+    Ok((image, info))
 }
 
 struct Dir {
+    reach: Reach,
     buffered: Arc<OwnedFd>,
     direct: Option<OwnedFd>,
     alignment: DirectAlignment,
@@ -189,9 +147,6 @@ struct Dir {
     punch_hole: bool,
     /// The last sync is under way or done.
     parted: bool,
-    /// The file was found shorter than the disk. A write beyond its end would make it long again, with a hole that reads as
-    /// zeroes where data was: nothing is written any more, and what is left can be read.
-    cut: bool,
     fence: Option<Arc<Fence>>,
 }
 
@@ -226,7 +181,7 @@ impl Image for Dir {
     }
 
     fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
-        if self.cut && job.op.modifies() {
+        if job.op.modifies() && !self.may_write(lane.disk, &job) {
             return Progress::Done(Err(Fault::Io));
         }
         let step = match job.op {
@@ -278,12 +233,19 @@ impl Image for Dir {
             _ => {}
         }
         match u64::try_from(completion.result) {
+            _ if !self.reach.is_whole() && self.is_spoilt(lane.disk, slot) => {
+                self.end(lane, slot, Err(Fault::Io));
+            }
             Ok(moved) => self.advanced(lane, slot, moved),
             Err(_) => self.failed(lane, slot, -completion.result),
         }
         while let Some(held) = self.feed.freed() {
             self.go_at_last(lane, held);
         }
+    }
+
+    fn resized(&mut self, size: u64) {
+        self.reach.moved(size);
     }
 
     fn fence(&mut self, fence: &Arc<Fence>) {
@@ -349,15 +311,32 @@ impl Dir {
         }
     }
 
-    /// The file ends before the disk does.
-    fn notice_cut(&mut self, disk: DiskId, end: u64) {
-        if !std::mem::replace(&mut self.cut, true) {
-            tracing::error!(
-                disk = disk.0,
-                end,
-                "an image was cut behind our back: no more is written to it; detach the disk, restore the image, attach it again"
-            );
+    /// Whether the file may be written: not once it was cut.
+    fn may_write(&mut self, disk: DiskId, job: &Job) -> bool {
+        let may = self.reach.admits(job.offset + job.len);
+        if !may {
+            self.notice_cut(disk);
         }
+        may
+    }
+
+    /// Whether an operation that has ended was spoilt by the cut that now shows.
+    #[cold]
+    fn is_spoilt(&mut self, disk: DiskId, slot: u32) -> bool {
+        self.notice_cut(disk);
+        let pending = self.pending[slot as usize].as_ref();
+        pending.is_some_and(|pending| !self.reach.believes(pending.job.op))
+    }
+
+    /// The file ends before the disk does, or has done so.
+    #[cold]
+    fn notice_cut(&mut self, disk: DiskId) {
+        let pending = (0..).zip(&self.pending);
+        let mut writes = pending
+            .filter(|(_, pending)| pending.as_ref().is_some_and(|p| p.job.op.modifies()))
+            .map(|(slot, _)| slot);
+        let writing = writes.any(|slot| !self.feed.holds(slot));
+        self.reach.notice(disk, writing);
     }
 
     /// Submits the next operation of a job.
@@ -418,7 +397,7 @@ impl Dir {
     /// Submits a job that was held back, unless nothing may be written any more.
     fn go_at_last(&mut self, lane: &mut Lane<'_>, slot: u32) {
         let job = self.pending[slot as usize].as_ref().map(|held| held.job);
-        let cut = self.cut && job.is_some_and(|job| job.op.modifies());
+        let cut = !self.reach.is_whole() && job.is_some_and(|job| job.op.modifies());
         if cut || self.is_barred(slot) {
             self.feed.answered();
             return self.end(lane, slot, Err(Fault::Io));
@@ -457,8 +436,7 @@ impl Dir {
             Step::Punch | Step::ZeroRange => pending.done = job.len,
             Step::Move | Step::WriteZeroes { .. } => {
                 if moved == 0 {
-                    let end = job.offset + pending.done;
-                    self.notice_cut(lane.disk, end);
+                    self.notice_cut(lane.disk);
                     return self.end(lane, slot, Err(Fault::Io));
                 }
                 pending.done += moved;
@@ -580,3 +558,6 @@ impl Dir {
         lane.finish(pending.job.io, outcome);
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,4 +1,4 @@
-//! Survives a front end that cuts the file behind its guest's memory.
+//! Survives whoever cuts a file that is mapped here: a front end, that of its guest's memory; anybody, an image.
 //!
 //! Touching a page behind the end of a file is a SIGBUS, which would end the daemon and every other guest's I/O with it. The
 //! handler here puts a page of zeroes in place when the address lies in a mapping that another process may cut: that
@@ -10,20 +10,21 @@
 //! - a range stands in the table before its mapping is used, and until just before it is unmapped
 
 use std::sync::Once;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Mappings at one time: 509 memory slots for each of some guests; beyond that new ones go unguarded.
+/// Mappings at one time: 509 memory slots for each of some guests, and one page of each image; beyond that new ones go
+/// unguarded.
 const MOST: usize = 8192;
 const PAGE: usize = 4096;
 
 static STARTS: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
 static ENDS: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
-/// How often a page was put in place.
-static PATCHED: AtomicUsize = AtomicUsize::new(0);
+/// Whether a page was put in place there.
+static PATCHED: [AtomicBool; MOST] = [const { AtomicBool::new(false) }; MOST];
 static INSTALL: Once = Once::new();
 
-/// Guards a mapping from now on.
-pub(crate) fn guard(start: usize, len: usize) {
+/// Guards a mapping from now on. Whether there was room for it.
+pub(crate) fn guard(start: usize, len: usize) -> bool {
     INSTALL.call_once(install);
     for place in 0..MOST {
         // Claim the place with an end that makes its range empty, then fill it in.
@@ -31,11 +32,13 @@ pub(crate) fn guard(start: usize, len: usize) {
             .compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
         {
+            PATCHED[place].store(false, Ordering::Relaxed);
             ENDS[place].store(start + len, Ordering::Release);
-            return;
+            return true;
         }
     }
-    tracing::warn!("too many memory regions: one is not guarded against its file being cut");
+    tracing::warn!("too many mapped files: one is not guarded against being cut");
+    false
 }
 
 /// Guards the mapping at `start` no longer.
@@ -49,10 +52,11 @@ pub(crate) fn release(start: usize) {
     }
 }
 
-/// How many pages of cut files were touched.
-#[cfg(test)]
-fn patched() -> usize {
-    PATCHED.load(Ordering::Relaxed)
+/// Whether a page of the mapping at `start` was missing when it was touched, and zeroes are there instead.
+pub(crate) fn is_patched(start: usize) -> bool {
+    let mut places = 0..MOST;
+    let found = places.find(|&place| STARTS[place].load(Ordering::Acquire) == start);
+    found.is_some_and(|place| PATCHED[place].load(Ordering::Acquire))
 }
 
 fn install() {
@@ -75,15 +79,17 @@ extern "C" fn on_bus_error(
     let info = unsafe { &*info };
     // SAFETY: for SIGBUS the address is set.
     let address = unsafe { info.si_addr() } as usize;
-    let guarded = (0..MOST).any(|place| {
+    let guarded = (0..MOST).find(|&place| {
         let (start, end) = (
             STARTS[place].load(Ordering::Acquire),
             ENDS[place].load(Ordering::Acquire),
         );
         start != 0 && start <= address && address < end
     });
-    if guarded && patch(address & !(PAGE - 1)) {
-        PATCHED.fetch_add(1, Ordering::Relaxed);
+    if let Some(place) = guarded
+        && patch(address & !(PAGE - 1))
+    {
+        PATCHED[place].store(true, Ordering::Release);
         return;
     }
     // Not ours: let the default action end the process when the instruction faults again.
@@ -114,9 +120,10 @@ mod tests {
         let map = Arc::new(Mmap::file(&file, 0, 8192).expect("a mapping"));
         let area = GuestArea::of_map(&map, 0, 8192).expect("inside");
         area.store_u16(4096, 7);
+        assert!(!is_patched(map.base() as usize));
         file.set_len(4096).expect("cut");
         assert_eq!(area.load_u16(4096), 0);
-        assert!(patched() > 0);
+        assert!(is_patched(map.base() as usize));
         area.store_u16(0, 9);
         assert_eq!(area.load_u16(0), 9);
     }

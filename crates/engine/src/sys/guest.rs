@@ -7,13 +7,18 @@
 //! - a [`Segment`] or [`GuestArea`] lies wholly within one region
 //! - regions do not overlap in guest addresses (checked when a mapping is made)
 
+use area::{Keep, load_pair};
 use std::fs::File;
 use std::io;
-use std::os::fd::AsRawFd;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, AtomicU16, Ordering};
-use tidegate_front::vhost::{Area, GuestMemory};
+use std::sync::atomic::{AtomicU8, Ordering};
+use tidegate_front::vhost::GuestMemory;
+
+pub(crate) use area::GuestArea;
+
+mod area;
 
 /// Pages of the dirty log, as vhost fixes them.
 const LOG_PAGE: u64 = 4096;
@@ -46,6 +51,15 @@ impl Mmap {
         )
     }
 
+    /// A copy of `len` bytes of `file` from `offset`, which the file does not see the changes of.
+    ///
+    /// # Errors
+    /// What mmap says.
+    pub(crate) fn private(file: &OwnedFd, offset: u64, len: usize) -> io::Result<Mmap> {
+        let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
+        Mmap::new(len, libc::MAP_PRIVATE, file.as_raw_fd(), offset)
+    }
+
     /// `len` bytes of private zeroes, page-aligned, backed by memory only once touched.
     ///
     /// # Errors
@@ -67,11 +81,13 @@ impl Mmap {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let guarded = fd >= 0;
-        if guarded {
-            super::fault::guard(base.as_ptr() as usize, len);
-        }
+        let guarded = fd >= 0 && super::fault::guard(base.as_ptr() as usize, len);
         Ok(Mmap { base, len, guarded })
+    }
+
+    /// Whether touching it is survived when others cut its file.
+    pub(crate) fn is_guarded(&self) -> bool {
+        self.guarded
     }
 
     /// Where it begins.
@@ -498,152 +514,4 @@ fn prefetch(place: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;
-}
-
-/// A stretch of shared memory (rings, in-flight region) that stays mapped while this lives.
-pub(crate) struct GuestArea {
-    base: *mut u8,
-    len: usize,
-    _region: Keep,
-}
-
-// SAFETY: a pointer into a mapping that is kept alive by reference count and has no thread affinity.
-unsafe impl Send for GuestArea {}
-
-/// What keeps an area mapped.
-enum Keep {
-    Region(#[expect(dead_code, reason = "held for its drop")] Arc<Region>),
-    Map(#[expect(dead_code, reason = "held for its drop")] Arc<Mmap>),
-}
-
-impl GuestArea {
-    /// `len` bytes of `map` from `start`; `None` if they are not inside.
-    pub(crate) fn of_map(map: &Arc<Mmap>, start: usize, len: usize) -> Option<GuestArea> {
-        if start.checked_add(len)? > map.len() {
-            return None;
-        }
-        // SAFETY: start + len lies within the mapping, checked above.
-        let base = unsafe { map.base().add(start) };
-        Some(GuestArea {
-            base,
-            len,
-            _region: Keep::Map(Arc::clone(map)),
-        })
-    }
-
-    /// The address of `bytes` bytes at `at`.
-    fn at(&self, at: usize, bytes: usize) -> *mut u8 {
-        assert!(
-            at <= self.len && bytes <= self.len - at,
-            "an access lies within its area"
-        );
-        // SAFETY: at + bytes <= len, checked above.
-        unsafe { self.base.add(at) }
-    }
-
-    /// The same as an atomic.
-    fn atom(&self, at: usize) -> &AtomicU16 {
-        let place = self.at(at, 2).cast::<u16>();
-        assert!(place.is_aligned(), "an atomic access is aligned");
-        // SAFETY: mapped for as long as self and aligned, both checked; other parties access it atomically.
-        unsafe { AtomicU16::from_ptr(place) }
-    }
-}
-
-impl Area for GuestArea {
-    fn load_u16(&self, at: usize) -> u16 {
-        u16::from_le(self.atom(at).load(Ordering::Relaxed))
-    }
-
-    fn acquire_u16(&self, at: usize) -> u16 {
-        u16::from_le(self.atom(at).load(Ordering::Acquire))
-    }
-
-    fn store_u16(&self, at: usize, value: u16) {
-        self.atom(at).store(value.to_le(), Ordering::Relaxed);
-    }
-
-    fn release_u16(&self, at: usize, value: u16) {
-        self.atom(at).store(value.to_le(), Ordering::Release);
-    }
-
-    fn load_u8(&self, at: usize) -> u8 {
-        // SAFETY: `at` checks the bounds.
-        unsafe { self.at(at, 1).read_volatile() }
-    }
-
-    fn store_u8(&self, at: usize, value: u8) {
-        // SAFETY: `at` checks the bounds.
-        unsafe { self.at(at, 1).write_volatile(value) };
-    }
-
-    fn load_u64(&self, at: usize) -> u64 {
-        let place = self.at(at, 8).cast::<u64>();
-        assert!(
-            place.is_aligned(),
-            "the only 64-bit values read are the in-flight region's counters"
-        );
-        // SAFETY: `at` checks the bounds, the assertion the alignment.
-        u64::from_le(unsafe { place.read_volatile() })
-    }
-
-    fn store_u64(&self, at: usize, value: u64) {
-        let place = self.at(at, 8).cast::<u32>();
-        assert!(
-            place.is_aligned(),
-            "used entries and counters are aligned to four bytes"
-        );
-        #[expect(
-            clippy::cast_possible_truncation,
-            reason = "the low half is taken on purpose"
-        )]
-        let [low, high] = [value as u32, (value >> 32) as u32];
-        // SAFETY: `at` checks the bounds of eight bytes, the assertion the alignment.
-        unsafe { place.write_volatile(low.to_le()) };
-        // SAFETY: the second four of those eight bytes.
-        let place = unsafe { place.add(1) };
-        // SAFETY: as the first half.
-        unsafe { place.write_volatile(high.to_le()) };
-    }
-
-    #[inline]
-    fn prefetch(&self, at: usize) {
-        if at < self.len {
-            // No access: only the address counts.
-            prefetch(self.base.wrapping_add(at));
-        }
-    }
-
-    #[inline]
-    fn load_pair(&self, at: usize) -> [u64; 2] {
-        // SAFETY: `at` checks the bounds.
-        unsafe { load_pair(self.at(at, 16)) }
-    }
-}
-
-/// Reads 16 bytes that a guest may be writing: whatever mixture comes out is believed only after checks.
-///
-/// # Safety
-/// 16 bytes are mapped at `place`.
-#[inline]
-unsafe fn load_pair(place: *const u8) -> [u64; 2] {
-    let words = place.cast::<[u64; 2]>();
-    if !words.is_aligned() {
-        // SAFETY: the caller's promise.
-        return unsafe { load_pair_unaligned(place) };
-    }
-    // SAFETY: the caller's promise, and the alignment was just checked.
-    unsafe { words.read_volatile() }.map(u64::from_le)
-}
-
-/// The same at any address: no driver of note lays a table out like this.
-///
-/// # Safety
-/// 16 bytes are mapped at `place`.
-#[cold]
-#[inline(never)]
-unsafe fn load_pair_unaligned(place: *const u8) -> [u64; 2] {
-    // SAFETY: the caller's promise; an array of bytes has no alignment.
-    let bytes = unsafe { place.cast::<[[u8; 8]; 2]>().read_volatile() };
-    bytes.map(u64::from_le_bytes)
 }

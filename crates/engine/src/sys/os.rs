@@ -98,6 +98,48 @@ pub(crate) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
     })
 }
 
+/// How long a file is, as far as this host knows: on a file system of another host nobody is asked, so nothing waits.
+///
+/// # Errors
+/// What statx says.
+pub(crate) fn length_now(file: &OwnedFd) -> io::Result<u64> {
+    let mut info = MaybeUninit::<libc::statx>::zeroed();
+    let empty = c"".as_ptr();
+    let flags = libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC;
+    // SAFETY: an empty path with AT_EMPTY_PATH means the descriptor itself; the call fills the structure.
+    let ok = unsafe {
+        libc::statx(
+            file.as_raw_fd(),
+            empty,
+            flags,
+            libc::STATX_SIZE,
+            info.as_mut_ptr(),
+        )
+    };
+    if ok != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: zeroed before and filled by the successful call.
+    Ok(unsafe { info.assume_init() }.stx_size)
+}
+
+/// Makes a hole in a file.
+///
+/// # Errors
+/// What fallocate says.
+#[cfg(test)]
+pub(crate) fn punch_hole(file: &OwnedFd, offset: u64, len: u64) -> io::Result<()> {
+    let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
+    let [offset, len] = [offset, len].map(|n| libc::off_t::try_from(n).expect("small"));
+    // SAFETY: no memory is involved.
+    let ok = unsafe { libc::fallocate(file.as_raw_fd(), mode, offset, len) };
+    if ok == 0 {
+        Ok(())
+    } else {
+        Err(io::Error::last_os_error())
+    }
+}
+
 /// The next offset from `from` on at which the file has data; `None` when there is none.
 ///
 /// # Errors

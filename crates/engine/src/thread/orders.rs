@@ -3,8 +3,8 @@
 //! The handles of [`crate::handle`] and the vhost-user protocol threads send [`Order`]s; each that can take a while carries
 //! a channel for its answer. Nothing here is on a request's way.
 
-use super::{Governed, IoThread, Place};
-use crate::control::{Govern, UnderControl, Word};
+use super::{IoThread, Place};
+use crate::control::UnderControl;
 use crate::datastore::Image;
 use crate::device::nbd::Connection;
 use crate::device::ring::{Parts, RingDevice};
@@ -13,18 +13,20 @@ use crate::error::{Error, Kind, Result};
 use crate::inbox::Order;
 use crate::lease::Lease;
 use crate::sys::eventfd::EventFd;
-use crate::sys::os;
 use crate::sys::ring::Completion;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use tidegate_core::filter::stats::Pulse;
 use tidegate_core::iocontrol::Policy;
 use tidegate_core::request::DiskId;
-use tidegate_core::shard::{ControlId, Controlled, DiskReport, Event};
+use tidegate_core::shard::{Controlled, Event};
 use tidegate_core::stack::{FilterKey, Place as FilterPlace, Stack};
-use tidegate_core::units::{Span, Time};
 use tidegate_front::nbd::session::Session;
+
+pub use report::{ThreadPulse, ThreadReport};
+
+mod control;
+mod report;
 
 /// Where an order's answer goes.
 pub(crate) type Reply = Sender<Result<()>>;
@@ -64,6 +66,17 @@ pub(crate) enum What {
     Detach { farewell: Farewell },
 }
 
+impl What {
+    /// Whether it need not wait until a change of filters has taken place, which I/O in flight may hold up for long: what
+    /// lets that I/O go faster, and what makes an end of everything.
+    fn goes_beside_a_change(&self) -> bool {
+        match self {
+            What::Filters { .. } | What::Size(_) => false,
+            What::Policy(_) | What::Detach { .. } => true,
+        }
+    }
+}
+
 /// A guest's queue comes; the answer is its number here.
 pub(crate) struct AttachQueue {
     pub(crate) parts: Parts,
@@ -100,54 +113,6 @@ pub(crate) type Farewell = Box<dyn FnOnce() + Send>;
 /// Somebody wants to know.
 pub(crate) struct Report {
     pub(crate) reply: Sender<ThreadReport>,
-}
-
-/// What an I/O thread tells of itself.
-#[derive(Clone, Debug)]
-pub struct ThreadReport {
-    /// Its name.
-    pub name: String,
-    /// How long it has lived.
-    pub age: Span,
-    /// How much of that it worked.
-    pub busy: Span,
-    /// How much it looked for work in vain.
-    pub spinning: Span,
-    /// How much it slept.
-    pub sleeping: Span,
-    /// Turns, and those among them that found nothing.
-    pub turns: u64,
-    /// Turns that found nothing.
-    pub empty_turns: u64,
-    /// Times it was woken.
-    pub wakes: u64,
-    /// CPU time that the system counts for it.
-    pub cpu: Span,
-    /// I/Os inside its shard.
-    pub in_flight: usize,
-    /// Completions that matched no I/O: must be zero.
-    pub strays: u64,
-    /// Its disks.
-    pub disks: Vec<(DiskId, DiskReport)>,
-    /// Guests' queues on it.
-    pub queues: usize,
-    /// NBD clients on it.
-    pub connections: usize,
-}
-
-/// The sums of what an I/O thread and its disks have done: small enough to be asked for every second.
-#[derive(Clone, Debug)]
-pub struct ThreadPulse {
-    /// When it was read.
-    pub now: Time,
-    /// How long the thread has lived.
-    pub age: Span,
-    /// How much of that it worked.
-    pub busy: Span,
-    /// How much it looked for work in vain.
-    pub spinning: Span,
-    /// Its disks, each with the sums of its topmost filter that measures, if it has one.
-    pub disks: Vec<(DiskId, Option<Pulse>)>,
 }
 
 /// A disk that is leaving.
@@ -231,7 +196,8 @@ impl IoThread {
             )));
             return;
         };
-        if place.parting.is_some() || place.changing.is_some() {
+        let must_wait = place.changing.is_some() && !what.goes_beside_a_change();
+        if place.parting.is_some() || must_wait {
             let text = "the disk is being changed already; try again when that is done";
             let _ = reply.send(Err(Error::new(Kind::Busy, text)));
             return;
@@ -264,6 +230,10 @@ impl IoThread {
                 return;
             }
             What::Detach { farewell } => {
+                if let Some(waiting) = place.changing.take() {
+                    let text = "the disk is being detached: its filters do not change any more";
+                    let _ = waiting.send(Err(Error::new(Kind::Gone, text)));
+                }
                 place.parting = Some(Parting {
                     reply,
                     farewell,
@@ -292,90 +262,6 @@ impl IoThread {
         self.desk
             .shard
             .handle(self.desk.now, event, &mut self.desk.effects);
-    }
-
-    /// Obeys what concerns a datastore's control.
-    fn govern(&mut self, control: ControlId, govern: Govern) {
-        let at = control.0 as usize;
-        match govern {
-            Govern::Begin {
-                scheduler,
-                words,
-                peers,
-                thread,
-            } => {
-                if self.governed.len() <= at {
-                    self.governed.resize_with(at + 1, || None);
-                }
-                self.governed[at] = Some(Governed {
-                    words,
-                    peers,
-                    thread,
-                });
-                self.resting.push(control);
-                self.tell_shard(Event::Control { control, scheduler });
-            }
-            Govern::End => {
-                self.governed[at] = None;
-                self.resting.retain(|resting| *resting != control);
-                self.tell_shard(Event::Release { control });
-            }
-            Govern::Steer(orders) => self.tell_shard(Event::Steer { control, orders }),
-            Govern::Count => self.count(control),
-        }
-    }
-
-    /// Tells a governor what its datastore's disks used here.
-    fn count(&mut self, control: ControlId) {
-        let Some(governed) = self
-            .governed
-            .get(control.0 as usize)
-            .and_then(Option::as_ref)
-        else {
-            return;
-        };
-        let (mut usage, mut bins) = (Vec::new(), Vec::new());
-        self.desk.shard.usage(control, self.desk.now, &mut usage);
-        self.desk.shard.bins(control, &mut bins);
-        let rests = !usage.iter().any(|usage| usage.active);
-        if rests && !self.resting.contains(&control) {
-            self.resting.push(control);
-        }
-        // A governor that has ended wants no counts.
-        let _ = governed.words.send(Word::Counted {
-            thread: governed.thread,
-            usage,
-            bins,
-        });
-    }
-
-    /// Tells governors that believe a datastore to be idle that it is not.
-    pub(super) fn stir(&mut self) {
-        let (governed, shard) = (&self.governed, &self.desk.shard);
-        self.resting.retain(|control| {
-            let stirred = shard.is_stirred(*control);
-            if stirred && let Some(Some(governed)) = governed.get(control.0 as usize) {
-                let _ = governed.words.send(Word::Stirred);
-            }
-            !stirred
-        });
-    }
-
-    /// Tells every governor that something has changed here.
-    fn stir_all(&self) {
-        for governed in self.governed.iter().flatten() {
-            let _ = governed.words.send(Word::Stirred);
-        }
-    }
-
-    /// It is another thread's turn at a datastore.
-    pub(super) fn wake_peer(&self, control: ControlId, thread: usize) {
-        if let Some(Some(governed)) = self.governed.get(control.0 as usize)
-            && let Some(inbox) = governed.peers.get(thread)
-        {
-            // One word for each time that a thread goes to sleep in want of room: bounded.
-            inbox.send_always(Order::Woken(control));
-        }
     }
 
     fn send_clients_away(&mut self, disk: DiskId) {
@@ -619,44 +505,6 @@ impl IoThread {
                     .shard
                     .handle(self.desk.now, event, &mut self.desk.effects);
             }
-        }
-    }
-
-    fn pulse(&self) -> ThreadPulse {
-        let now = os::now();
-        let disks = (0u32..).map(DiskId).take(self.disks.len());
-        ThreadPulse {
-            now,
-            age: self.tally.age(now),
-            busy: self.tally.busy,
-            spinning: self.tally.spinning,
-            disks: disks
-                .filter_map(|id| Some((id, self.desk.shard.pulse(id)?)))
-                .collect(),
-        }
-    }
-
-    fn report(&self) -> ThreadReport {
-        let now = os::now();
-        let disks = (0u32..).map(DiskId).take(self.disks.len());
-        let (_, queues, connections) = self.census();
-        ThreadReport {
-            name: self.name.clone(),
-            age: self.tally.age(now),
-            busy: self.tally.busy,
-            spinning: self.tally.spinning,
-            sleeping: self.tally.sleeping,
-            turns: self.tally.turns,
-            empty_turns: self.tally.empty_turns,
-            wakes: self.tally.wakes,
-            cpu: Span::from_nanos(os::thread_cpu_ns()),
-            in_flight: self.desk.shard.in_flight(),
-            strays: self.desk.shard.strays(),
-            disks: disks
-                .filter_map(|id| Some((id, self.desk.shard.report(id)?)))
-                .collect(),
-            queues,
-            connections,
         }
     }
 }

@@ -1,7 +1,7 @@
 //! Space on a file system: given back by trims, run out of, taken away behind our back.
 
 use super::client::pattern;
-use super::rig::{attach, client, engine, image, open_file, tempdir};
+use super::rig::{attach, client, engine, image, open_file, spec, tempdir};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -188,6 +188,98 @@ fn a_full_tmpfs_refuses_writes_and_nothing_else_until_there_is_room() {
 #[test]
 fn a_full_ext4_refuses_writes_and_nothing_else_until_there_is_room() {
     fill(&Mount::ext4(20 << 20));
+}
+
+/// Cuts an image of a MiB of ones to `cut`, and has the client write before it reads.
+fn cut_then_write(dir: &Path, cut: u64, write: impl Fn(&mut super::client::Client) -> [Answer; 2]) {
+    let path = image(dir, &format!("cut-{cut}"), 1 << 20);
+    let engine = engine(1);
+    let disk = attach(&engine, open_file(&path));
+    let mut c = client(&disk);
+    c.write_with(Flags::FUA, 0, &[1; 1 << 20]).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(cut).unwrap();
+    for answer in write(&mut c) {
+        assert_eq!(answer, Err(Fault::Io));
+    }
+    let after = std::fs::metadata(&path).unwrap().len();
+    assert_eq!(after, cut, "no write of ours makes it long again");
+    assert_eq!(c.read(0, 4096), Ok(vec![1; 4096]), "what is left is there");
+    assert_eq!(c.read(cut / 4096 * 4096, 4096), Err(Fault::Io));
+    std::fs::remove_file(&path).unwrap();
+}
+
+type Answer = Result<(), Fault>;
+
+fn writes_do_not_hide_a_cut(dir: &Path) {
+    const END: u64 = 1 << 20;
+    for cut in [4096, END / 2, END - 4096] {
+        // Directly and through the page cache; up to the very end, which leaves the file as long as it was.
+        cut_then_write(dir, cut, |c| {
+            [
+                c.write(END - 4096, &[2; 4096]),
+                c.write(END - 1024, &[2; 512]),
+            ]
+        });
+        cut_then_write(dir, cut, |c| {
+            let zeroes = c.write_zeroes(Flags::NONE, END / 2, 512 << 10);
+            [zeroes, c.write(0, &[2; 512])]
+        });
+    }
+    // Inside the last page.
+    for cut in [END - 4095, END - 512] {
+        cut_then_write(dir, cut, |c| {
+            [
+                c.write(END - 4096, &[2; 4096]),
+                c.write(END - 512, &[2; 512]),
+            ]
+        });
+    }
+}
+
+#[test]
+fn a_write_beyond_the_new_end_does_not_hide_a_cut() {
+    writes_do_not_hide_a_cut(tempdir().path());
+}
+
+#[test]
+fn a_write_beyond_the_new_end_hides_no_cut_on_tmpfs_or_ext4() {
+    writes_do_not_hide_a_cut(&Mount::tmpfs("16M").path());
+    writes_do_not_hide_a_cut(&Mount::ext4(20 << 20).path());
+}
+
+#[test]
+fn an_image_that_was_cut_and_made_long_again_is_not_believed() {
+    let dir = tempdir();
+    let path = image(dir.path(), "image", 1 << 20);
+    let engine = engine(1);
+    let disk = attach(&engine, open_file(&path));
+    let mut c = client(&disk);
+    c.write_with(Flags::FUA, 0, &[1; 1 << 20]).unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(512 << 10).unwrap();
+    file.set_len(1 << 20).unwrap();
+    assert_eq!(c.read(768 << 10, 4096), Err(Fault::Io), "a hole, no data");
+    assert_eq!(c.write(0, &[2; 4096]), Err(Fault::Io));
+}
+
+#[test]
+fn a_disk_shorter_than_its_image_does_not_mind_the_rest_being_cut_off() {
+    let dir = tempdir();
+    let path = image(dir.path(), "image", 2 << 20);
+    let engine = engine(1);
+    let disk = engine.attach(spec("disk", 1 << 20), open_file(&path));
+    let disk = disk.unwrap();
+    let mut c = client(&disk);
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(1 << 20).unwrap();
+    assert_eq!(c.write((1 << 20) - 4096, &[2; 4096]), Ok(()));
+    // It may grow, and what it has grown to is watched too.
+    file.set_len(2 << 20).unwrap();
+    disk.resize(2 << 20).unwrap();
+    assert_eq!(c.write((2 << 20) - 8192, &[3; 4096]), Ok(()));
+    file.set_len(1 << 20).unwrap();
+    assert_eq!(c.write((2 << 20) - 8192, &[4; 4096]), Err(Fault::Io));
 }
 
 #[test]

@@ -89,6 +89,11 @@ impl Feed {
         self.under_way += 1;
     }
 
+    /// Whether the operation of `slot` is held back.
+    pub(super) fn holds(&self, slot: u32) -> bool {
+        self.held.contains(&slot)
+    }
+
     /// The next held operation to start, once an answer has come.
     pub(super) fn freed(&mut self) -> Option<u32> {
         let slot = self.held.pop_front()?;

@@ -1,0 +1,210 @@
+//! Moments that no client can bring about: the image alone, on a ring of which the test delivers the completions.
+
+use super::*;
+use crate::errand::Errands;
+use crate::inbox::Inbox;
+use crate::sys::buffers::Buffers;
+use crate::sys::ring::Ring;
+use std::fs::{File, OpenOptions};
+use std::os::unix::fs::FileExt;
+use tempfile::TempDir;
+use tidegate_core::request::Outcome;
+use tidegate_core::units::Time;
+
+const SIZE: u64 = 1 << 20;
+const HALF: u64 = SIZE / 2;
+const BLOCK: u64 = 4096;
+
+/// An image full of ones, and the place of an I/O thread.
+struct Rig {
+    image: Dir,
+    /// The same file, for whoever is not us.
+    file: File,
+    ring: Ring,
+    buffers: Buffers,
+    errands: Errands,
+    finished: Vec<(DiskId, IoId, Outcome)>,
+    asked: u64,
+    _place: TempDir,
+}
+
+impl Rig {
+    fn new() -> Rig {
+        let place = TempDir::with_prefix("tidegate-dir-").expect("a directory");
+        let path = place.path().join("image");
+        std::fs::write(&path, vec![1; usize::try_from(SIZE).expect("small")]).expect("an image");
+        let file = OpenOptions::new().read(true).write(true).open(&path);
+        let (image, _) = open_dir(&path, Options::default()).expect("it opens");
+        let inbox = Arc::new(Inbox::new().expect("an inbox"));
+        Rig {
+            image,
+            file: file.expect("a file"),
+            ring: Ring::new().expect("a ring"),
+            buffers: Buffers::new(),
+            errands: Errands::start("test", inbox).expect("a thread"),
+            finished: Vec::new(),
+            asked: 0,
+            _place: place,
+        }
+    }
+
+    fn act<T>(&mut self, act: impl FnOnce(&mut Dir, &mut Lane<'_>) -> T) -> T {
+        let mut lane = Lane {
+            now: Time::ZERO,
+            disk: DiskId(0),
+            ring: &mut self.ring,
+            buffers: &mut self.buffers,
+            finished: &mut self.finished,
+            errands: &self.errands,
+        };
+        act(&mut self.image, &mut lane)
+    }
+
+    /// Asks for a block; returns the name of the I/O.
+    fn ask(&mut self, op: Op, offset: u64) -> IoId {
+        let buffer = self.buffers.claim_pool(bytes(BLOCK)).expect("memory");
+        let data = Data { buffer, start: 0 };
+        self.buffers.put(data, &[2; 4096]);
+        let io = IoId::from_bits(self.asked);
+        self.asked += 1;
+        let job = Job {
+            io,
+            op,
+            flags: Flags::NONE,
+            offset,
+            len: BLOCK,
+            data,
+        };
+        if let Progress::Done(outcome) = self.act(|image, lane| image.start(lane, job)) {
+            self.finished.push((DiskId(0), io, outcome));
+        }
+        io
+    }
+
+    fn held(&self) -> usize {
+        let slots = u32::try_from(self.image.pending.len()).expect("few");
+        (0..slots).filter(|&s| self.image.feed.holds(s)).count()
+    }
+
+    /// Waits for all operations that are under way.
+    fn completions(&mut self) -> Vec<Completion> {
+        let pending = self.image.pending.iter().flatten().count();
+        let under_way = pending - self.held();
+        let mut completions = Vec::new();
+        while completions.len() < under_way {
+            self.ring.wait(None);
+            self.ring.reap(under_way, &mut completions);
+        }
+        completions
+    }
+
+    fn deliver(&mut self, completions: impl IntoIterator<Item = Completion>) {
+        for completion in completions {
+            self.act(|image, lane| image.completed(lane, completion));
+        }
+    }
+
+    /// Has everything end.
+    fn finish(&mut self) {
+        while self.image.pending.iter().any(Option::is_some) {
+            let completions = self.completions();
+            self.deliver(completions);
+        }
+    }
+
+    /// Teaches the image that its disk answers whole batches, and has it hold back a write to the last block but one.
+    fn hold_a_write(&mut self) -> IoId {
+        for _ in 0..20 {
+            for block in 0..32 {
+                self.ask(Op::Read, block * BLOCK);
+            }
+            self.finish();
+        }
+        for block in 0..7 {
+            self.ask(Op::Read, block * BLOCK);
+        }
+        let write = self.ask(Op::Write, SIZE - 2 * BLOCK);
+        assert_eq!(self.held(), 1, "the eighth of a batch is held back");
+        write
+    }
+
+    fn outcome(&self, io: IoId) -> Option<Outcome> {
+        let finished = self.finished.iter().find(|(_, ended, _)| *ended == io);
+        finished.map(|(_, _, outcome)| *outcome)
+    }
+
+    fn len(&self) -> u64 {
+        self.file.metadata().expect("a file").len()
+    }
+}
+
+#[test]
+fn a_write_held_back_is_refused_when_the_image_was_cut_meanwhile() {
+    let mut rig = Rig::new();
+    let write = rig.hold_a_write();
+    let read = IoId::from_bits(rig.asked - 2);
+    rig.file.set_len(HALF).expect("cut");
+    let completions = rig.completions();
+    assert_eq!(rig.outcome(write), None);
+    rig.deliver(completions);
+    assert_eq!(rig.outcome(write), Some(Err(Fault::Io)));
+    assert_eq!(rig.outcome(read), Some(Ok(())), "what is left can be read");
+    rig.finish();
+    assert_eq!(rig.len(), HALF, "nothing made the image long again");
+    assert_eq!(rig.finished.len() as u64, rig.asked);
+}
+
+#[test]
+fn a_write_held_back_is_refused_when_the_lease_was_lost_meanwhile() {
+    let mut rig = Rig::new();
+    let write = rig.hold_a_write();
+    // A gate that nobody has opened.
+    rig.image.fence(&Arc::new(Fence::default()));
+    let completions = rig.completions();
+    assert_eq!(rig.outcome(write), None);
+    rig.deliver(completions);
+    assert_eq!(rig.outcome(write), Some(Err(Fault::Io)));
+    rig.finish();
+    let mut bytes = [0; 4096];
+    let read = rig.file.read_exact_at(&mut bytes, SIZE - 2 * BLOCK);
+    read.expect("the image is whole");
+    assert_eq!(bytes, [1; 4096], "nothing was written");
+    assert_eq!(rig.finished.len() as u64, rig.asked);
+}
+
+#[test]
+fn a_write_held_back_goes_on_when_nothing_is_amiss() {
+    let mut rig = Rig::new();
+    let write = rig.hold_a_write();
+    rig.finish();
+    assert_eq!(rig.outcome(write), Some(Ok(())));
+    let mut bytes = [0; 4096];
+    let read = rig.file.read_exact_at(&mut bytes, SIZE - 2 * BLOCK);
+    read.expect("the image is whole");
+    assert_eq!(bytes, [2; 4096]);
+}
+
+#[test]
+fn a_write_under_way_as_the_image_is_cut_is_not_acknowledged_and_nothing_is_read_any_more() {
+    let mut rig = Rig::new();
+    // The first operation of a turn is submitted at once, the second is not yet.
+    let first = rig.ask(Op::Read, 0);
+    let write = rig.ask(Op::Write, SIZE - 2 * BLOCK);
+    rig.file.set_len(HALF).expect("cut");
+    rig.finish();
+    assert_eq!(
+        rig.len(),
+        SIZE - BLOCK,
+        "the write made the image long again"
+    );
+    assert_eq!(rig.outcome(write), Some(Err(Fault::Io)));
+    let hole = rig.ask(Op::Read, HALF);
+    rig.finish();
+    assert_eq!(
+        rig.outcome(hole),
+        Some(Err(Fault::Io)),
+        "no zeroes for data"
+    );
+    // The one that ended first may have been delivered before anything showed.
+    assert!(rig.outcome(first).is_some());
+}

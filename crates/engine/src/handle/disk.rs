@@ -1,0 +1,242 @@
+//! What can be asked of an attached disk.
+//!
+//! Orders to its I/O thread, most of which are waited for; and the clients that come to it.
+
+use super::{
+    DeviceReport, Disk, DiskCore, Filters, check_filters, check_policy, guard, introduce,
+    open_sides, report_of, wait,
+};
+use crate::device::front_ends::Refusal;
+use crate::device::vhost;
+use crate::error::{Error, Kind, Result};
+use crate::inbox::Order;
+use crate::thread::orders::{Change, NbdConnection, What};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::sync::mpsc::channel;
+use std::time::Duration;
+use tidegate_core::filter::FilterSpec;
+use tidegate_core::iocontrol::Policy;
+use tidegate_core::request::DiskId;
+use tidegate_core::shard::DiskReport;
+use tidegate_core::stack::{FilterKey, Place};
+use tidegate_front::nbd::handshake::Negotiated;
+use tidegate_front::nbd::session::Session;
+
+impl DiskCore {
+    /// Bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn order(&self, order: Order) -> Result<()> {
+        let sent = self.inbox.send(order);
+        sent.map_err(|_| {
+            Error::new(
+                Kind::Busy,
+                "the disk's I/O thread has too many orders waiting; try again",
+            )
+        })
+    }
+
+    fn change(&self, what: What, patience: Option<Duration>) -> Result<()> {
+        let (reply, answer) = channel();
+        self.order(Order::Change(Box::new(Change {
+            disk: self.id,
+            what,
+            reply,
+        })))?;
+        wait(&answer, patience)
+    }
+}
+
+impl Disk {
+    /// Its name.
+    pub fn name(&self) -> &str {
+        &self.core.name
+    }
+
+    /// Its number, as [`ThreadReport::disks`](crate::ThreadReport::disks) tells it.
+    pub fn id(&self) -> DiskId {
+        self.core.id
+    }
+
+    /// Bytes.
+    pub fn size(&self) -> u64 {
+        self.core.size()
+    }
+
+    /// Its filters, top first.
+    pub fn filters(&self) -> Vec<FilterSpec> {
+        guard(&self.core.filters)
+            .specs
+            .iter()
+            .map(|(_, spec)| spec.clone())
+            .collect()
+    }
+
+    /// Gives it these filters, top first, without losing an I/O: requests wait until none is between the old ones. A
+    /// filter that was there with the same settings stays as it is, with what it knows.
+    ///
+    /// # Errors
+    /// Too many filters, a file that cannot be opened, or I/O that does not end within `patience`: the change is
+    /// then still under way, and takes place when it does.
+    pub fn restack(&self, filters: &[FilterSpec], patience: Duration) -> Result<()> {
+        check_filters(filters)?;
+        let mut current = guard(&self.core.filters);
+        let mut old = current.specs.clone();
+        let mut next_key = current.next_key;
+        let (mut specs, mut places, mut fresh) = (Vec::new(), Vec::new(), Vec::new());
+        for spec in filters {
+            let spec = &introduce(spec, &self.core.spec);
+            if let Some(at) = old.iter().position(|(_, kept)| kept == spec) {
+                let (key, spec) = old.remove(at);
+                places.push(Place::Keep(key));
+                specs.push((key, spec));
+            } else {
+                let key = FilterKey(next_key);
+                next_key += 1;
+                places.push(Place::New(key, spec.build()));
+                specs.push((key, spec.clone()));
+                fresh.push((key, spec.clone()));
+            }
+        }
+        let sides = open_sides(&fresh)?;
+        let changed = self
+            .core
+            .change(What::Filters { places, sides }, Some(patience));
+        if changed.as_ref().is_ok_and(|()| true)
+            || changed.as_ref().is_err_and(|e| e.kind() == Kind::TimedOut)
+        {
+            *current = Filters { specs, next_key };
+        }
+        changed
+    }
+
+    /// Gives it another size, in bytes; its image must be as large already. Guests are told.
+    ///
+    /// # Errors
+    /// When its I/O thread is gone.
+    pub fn resize(&self, size: u64) -> Result<()> {
+        self.core.change(What::Size(size), None)?;
+        self.core.size.store(size, Ordering::Relaxed);
+        for error in self.core.front_ends.config_changed() {
+            tracing::warn!(disk = %self.core.name, %error, "the front end could not be told of the new size");
+        }
+        Ok(())
+    }
+
+    /// What it may and shall get of its datastore from now on. No I/O is lost or let through for it; what waits is judged
+    /// anew.
+    ///
+    /// # Errors
+    /// When the policy makes no sense, the disk is not under control, or it is being changed or gone.
+    pub fn set_policy(&self, policy: &Policy) -> Result<()> {
+        check_policy(policy)?;
+        if !self.core.controlled {
+            let text = format!(
+                "disk {} is on a datastore without I/O control: no policy holds there",
+                self.core.name
+            );
+            return Err(Error::new(Kind::Unsupported, text));
+        }
+        self.core
+            .change(What::Policy(Box::new(policy.clone())), None)
+    }
+
+    /// What its shard knows of it.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn report(&self) -> Result<DiskReport> {
+        let report = report_of(&self.core.inbox)?;
+        let mine = report.disks.into_iter().find(|(id, _)| *id == self.core.id);
+        mine.map(|(_, report)| report)
+            .ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
+    }
+
+    /// What its vhost-user device counts.
+    pub fn device_report(&self) -> DeviceReport {
+        DeviceReport {
+            nonsense: self.core.facts.nonsense.load(Ordering::Relaxed),
+            broken_queues: self.core.facts.broken.load(Ordering::Relaxed),
+            connected: self.core.front_ends.any(),
+        }
+    }
+
+    /// Hands an NBD client over whose handshake is done. `early` are bytes that came with the handshake's end.
+    ///
+    /// # Errors
+    /// When the disk is gone.
+    pub fn serve_nbd(
+        &self,
+        socket: OwnedFd,
+        negotiated: &Negotiated,
+        early: Vec<u8>,
+    ) -> Result<()> {
+        self.serve_nbd_present(socket, negotiated, early, Box::new(()))
+    }
+
+    /// The same; `presence` is dropped when the client has gone, so that whoever let it in can keep count.
+    ///
+    /// # Errors
+    /// When the disk is gone.
+    pub fn serve_nbd_present(
+        &self,
+        socket: OwnedFd,
+        negotiated: &Negotiated,
+        early: Vec<u8>,
+        presence: Box<dyn Send>,
+    ) -> Result<()> {
+        let session = Session::new(negotiated);
+        self.core.order(Order::Nbd(Box::new(NbdConnection {
+            disk: self.core.id,
+            socket,
+            session,
+            early,
+            presence,
+        })))
+    }
+
+    /// Speaks vhost-user with a front end until it goes away and everything that it had in flight has ended. Blocks;
+    /// call it on a thread of its own.
+    ///
+    /// # Errors
+    /// When as many front ends are connected as may be (a second waits for the first to stop, as in a live
+    /// migration), or the disk is gone.
+    pub fn serve_vhost(&self, stream: UnixStream) -> Result<()> {
+        let own = stream
+            .try_clone()
+            .map_err(|e| Error::io("cannot take on a vhost-user connection", e))?;
+        let front_end = self.core.front_ends.enter(own).map_err(|why| match why {
+            Refusal::Closed => Error::new(Kind::Gone, "the disk is not attached any more"),
+            Refusal::Full => Error::new(
+                Kind::Busy,
+                "two front ends are connected to this disk already: one virtual machine at a time, \
+                 and one that it migrates to",
+            ),
+        })?;
+        vhost::serve(&self.core, front_end.id, stream);
+        Ok(())
+    }
+
+    /// Takes it away: clients are sent off, what is in flight ends, the image is made durable and closed.
+    ///
+    /// # Errors
+    /// When its I/O does not end within `patience`: it then goes when it does.
+    pub fn detach(&self, patience: Duration) -> Result<()> {
+        self.core.front_ends.close();
+        let (load, numbers, id) = (
+            Arc::clone(&self.core.load),
+            Arc::clone(&self.core.numbers),
+            self.core.id,
+        );
+        let farewell = Box::new(move || {
+            load.fetch_sub(1, Ordering::Relaxed);
+            guard(&numbers)[id.0 as usize] = false;
+        });
+        self.core.change(What::Detach { farewell }, Some(patience))
+    }
+}

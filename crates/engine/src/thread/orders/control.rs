@@ -1,0 +1,92 @@
+//! An I/O thread's dealings with the governors of its datastores, and with the other threads that share one.
+
+use crate::control::{Govern, Word};
+use crate::inbox::Order;
+use crate::thread::{Governed, IoThread};
+use tidegate_core::shard::{ControlId, Event};
+
+impl IoThread {
+    /// Obeys what concerns a datastore's control.
+    pub(super) fn govern(&mut self, control: ControlId, govern: Govern) {
+        let at = control.0 as usize;
+        match govern {
+            Govern::Begin {
+                scheduler,
+                words,
+                peers,
+                thread,
+            } => {
+                if self.governed.len() <= at {
+                    self.governed.resize_with(at + 1, || None);
+                }
+                self.governed[at] = Some(Governed {
+                    words,
+                    peers,
+                    thread,
+                });
+                self.resting.push(control);
+                self.tell_shard(Event::Control { control, scheduler });
+            }
+            Govern::End => {
+                self.governed[at] = None;
+                self.resting.retain(|resting| *resting != control);
+                self.tell_shard(Event::Release { control });
+            }
+            Govern::Steer(orders) => self.tell_shard(Event::Steer { control, orders }),
+            Govern::Count => self.count(control),
+        }
+    }
+
+    /// Tells a governor what its datastore's disks used here.
+    fn count(&mut self, control: ControlId) {
+        let Some(governed) = self
+            .governed
+            .get(control.0 as usize)
+            .and_then(Option::as_ref)
+        else {
+            return;
+        };
+        let (mut usage, mut bins) = (Vec::new(), Vec::new());
+        self.desk.shard.usage(control, self.desk.now, &mut usage);
+        self.desk.shard.bins(control, &mut bins);
+        let rests = !usage.iter().any(|usage| usage.active);
+        if rests && !self.resting.contains(&control) {
+            self.resting.push(control);
+        }
+        // A governor that has ended wants no counts.
+        let _ = governed.words.send(Word::Counted {
+            thread: governed.thread,
+            usage,
+            bins,
+        });
+    }
+
+    /// Tells governors that believe a datastore to be idle that it is not.
+    pub(in crate::thread) fn stir(&mut self) {
+        let (governed, shard) = (&self.governed, &self.desk.shard);
+        self.resting.retain(|control| {
+            let stirred = shard.is_stirred(*control);
+            if stirred && let Some(Some(governed)) = governed.get(control.0 as usize) {
+                let _ = governed.words.send(Word::Stirred);
+            }
+            !stirred
+        });
+    }
+
+    /// Tells every governor that something has changed here.
+    pub(super) fn stir_all(&self) {
+        for governed in self.governed.iter().flatten() {
+            let _ = governed.words.send(Word::Stirred);
+        }
+    }
+
+    /// It is another thread's turn at a datastore.
+    pub(in crate::thread) fn wake_peer(&self, control: ControlId, thread: usize) {
+        if let Some(Some(governed)) = self.governed.get(control.0 as usize)
+            && let Some(inbox) = governed.peers.get(thread)
+        {
+            // One word for each time that a thread goes to sleep in want of room: bounded.
+            inbox.send_always(Order::Woken(control));
+        }
+    }
+}
