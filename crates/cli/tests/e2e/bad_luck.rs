@@ -191,10 +191,13 @@ for n in range(1000):
         "an hour was over soon"
     );
 
-    // The operator ends the drill. Who waits may go on waiting; stopping takes its time, but not for ever.
+    // The operator ends the drill: who waits is answered. Stopping takes its time, but not for ever.
     daemon.run(&["disk", "set", "sick", "--filter", "stats"]);
     nbdsh(&sick, "h.pread(4096, 0)");
     daemon.run(&["disk", "set", "hung", "--no-filters"]);
+    waiting
+        .said
+        .wait("answer", 0, PATIENCE, |said| said.find("answered"));
     let asked = Instant::now();
     daemon.stop("TERM");
     assert!(

@@ -74,8 +74,7 @@ impl Keeper {
                 true => Ok(()),
                 false => live.set_policy(&policy),
             };
-            // Filters come last: those of a disk that hangs take their place whenever it goes on, and until then it
-            // takes no other change.
+            // Filters come last: those of a disk whose datastore hangs take their place whenever it goes on.
             let changed =
                 policed.and_then(|()| match standing.filters == after.descriptor.filters {
                     true => Ok(()),
