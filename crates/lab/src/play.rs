@@ -68,7 +68,7 @@ pub fn play(
             words(scenario, &variant),
             scenario.ends().since(Time::ZERO)
         ));
-        let performance = perform(program, scenario, &variant, seed)
+        let performance = perform(program, scenario, &variant, seed, &mut || Ok(()))
             .with_context(|| format!("playing {}", words(scenario, &variant)))?;
         performances.insert(variant, performance);
     }
@@ -129,12 +129,16 @@ fn words(scenario: &Scenario, variant: &Variant) -> String {
     words
 }
 
-/// One run in real time.
-fn perform(
+/// One run in real time. `heed` is called every tenth of a second; its error ends the run.
+///
+/// # Errors
+/// Something of the stage fails, or `heed` says so.
+pub fn perform(
     program: &Path,
     scenario: &Scenario,
     variant: &Variant,
     seed: u64,
+    heed: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Performance> {
     let threshold = variant.threshold.unwrap_or(scenario.datastore.threshold);
     let stage = Stage::new(program, scenario, variant.policy, threshold, seed)?;
@@ -147,7 +151,7 @@ fn perform(
     }
     // The guests' clock began before the first bin by what connecting took: the plan is shifted by as much.
     let shift = since(begun);
-    let bins = conduct(&stage, scenario, variant, &players, begun, shift)?;
+    let bins = conduct(&stage, scenario, variant, &players, begun, shift, heed)?;
     let played: Result<Vec<Played>> = players.into_iter().map(Player::over).collect();
     let mut recorder = Recorder::new(scenario, Kind::Unknown);
     let errors = record(&mut recorder, played?, &bins, shift);
@@ -178,6 +182,7 @@ fn conduct(
     players: &[Player],
     begun: Instant,
     shift: Span,
+    heed: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Vec<Bin>> {
     let mut bins = Vec::new();
     let _before = stage.array().did();
@@ -203,6 +208,7 @@ fn conduct(
             at = at + BIN;
             let ends = at + shift;
             sleep_until(begun, ends);
+            heed()?;
             let did = stage.array().did();
             let hosts = (0..scenario.hosts.len()).map(|host| stage.standing(host));
             bins.push(Bin {

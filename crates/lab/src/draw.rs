@@ -1,0 +1,132 @@
+//! Charts as SVG text: lines over time, bars side by side, latencies by percentile.
+//!
+//! A report puts them into its page, which brings [`STYLE`] once for all of them. One chart is one panel of a size that
+//! stands beside another on a desk and alone on a phone, so that nothing has to be drawn twice.
+//!
+//! # Always true
+//! - Nothing is told by colour alone: a line has its dashes, its marks and its name at its end; bars differ in their fill.
+//! - What is no number is left out and moves no axis.
+//!
+//! # Units
+//! Units of the view box; one is about a pixel.
+
+mod bars;
+mod lines;
+mod scale;
+
+pub use bars::{Bars, Fill, Group};
+pub use lines::{Across, Level, Line, Lines, Stretch, Up};
+pub use scale::{fine, label, round_up};
+
+/// The width of a panel.
+pub const WIDTH: f64 = 440.0;
+/// Its height.
+pub const HEIGHT: f64 = 272.0;
+/// So many lines can be told apart.
+pub const STYLES: usize = 6;
+
+/// What every chart is drawn with. Colours are told apart by those who see no red or no green, and have a contrast of
+/// three and more on their ground, by day and by night; on paper the dashes and marks remain.
+pub const STYLE: &str = "\
+.chart{--s0:#0072b2;--s1:#d55e00;--s2:#00805e;--s3:#a8487e;--s4:#7a5c00;--s5:#4b5563;--ground:#fff;
+--ink:#1b1f24;--soft:#57606a;--rule:#d8dee4;--band:#f3f5f7;display:block;width:100%;height:auto;
+font:12px system-ui,-apple-system,'Segoe UI',Roboto,sans-serif;overflow:visible}
+.chart text{fill:var(--ink)}
+.chart .name{font-weight:600;font-size:13px}
+.chart .unit,.chart .tick,.chart .phase{fill:var(--soft);font-size:11px}
+.chart .end{font-size:11px}
+.chart .rim{paint-order:stroke;stroke:var(--ground);stroke-width:4px;stroke-linejoin:round}
+.chart .worth{font-size:9.5px;text-anchor:middle}
+.chart .grid{stroke:var(--rule);fill:none;stroke-width:1}
+.chart .axis{stroke:var(--soft);fill:none;stroke-width:1}
+.chart .part{stroke:var(--soft);fill:none;stroke-width:1;stroke-dasharray:1 3}
+.chart .band{fill:var(--band)}
+.chart .level{stroke:var(--ink);fill:none;stroke-width:1.2;stroke-dasharray:5 3}
+.chart .line{fill:none;stroke:var(--c);stroke-width:1.8;stroke-linejoin:round;stroke-linecap:round}
+.chart .mark{fill:var(--ground);stroke:var(--c);stroke-width:1.5}
+.chart .bar{fill:var(--c);stroke:var(--c);stroke-width:1}
+.chart .bar.light{fill-opacity:.3}
+.chart .bar.outline{fill:none;stroke:var(--ink);stroke-dasharray:3 2}
+.chart .s0{--c:var(--s0)}.chart .s1{--c:var(--s1)}.chart .s2{--c:var(--s2)}
+.chart .s3{--c:var(--s3)}.chart .s4{--c:var(--s4)}.chart .s5{--c:var(--s5)}
+.chart .line.s1{stroke-dasharray:7 3}.chart .line.s2{stroke-dasharray:2 3}.chart .line.s3{stroke-dasharray:9 3 2 3}
+.chart .line.s4{stroke-dasharray:4 2}.chart .line.s5{stroke-dasharray:1 4}
+@media (prefers-color-scheme:dark){.chart{--s0:#5ab4ec;--s1:#f58a45;--s2:#2fc79c;--s3:#e79ac6;--s4:#e5cf4b;
+--s5:#aab4be;--ground:#15191d;--ink:#e6e9ec;--soft:#9aa4ae;--rule:#2c333a;--band:#1c2126}}
+@media print{.chart{--s0:#0072b2;--s1:#d55e00;--s2:#00805e;--s3:#a8487e;--s4:#7a5c00;--s5:#4b5563;--ground:#fff;
+--ink:#000;--soft:#444;--rule:#ccc;--band:#f4f4f4}}
+";
+
+/// Text as it may stand in HTML and SVG, also between quotes.
+#[must_use]
+pub fn escape(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for letter in text.chars() {
+        match letter {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
+
+/// A coordinate: a tenth of a unit is finer than any screen.
+fn at(place: f64) -> String {
+    let text = format!("{place:.1}");
+    text.strip_suffix(".0").map_or(text.clone(), str::to_owned)
+}
+
+/// About how wide a text is, of letters so high. Fonts differ; charts leave room.
+fn width(text: &str, height: f64) -> f64 {
+    text.chars().count() as f64 * height * 0.56
+}
+
+/// The opening of a panel: what it is for who does not see it, and its name.
+fn open(svg: &mut String, name: &str, unit: &str) {
+    let name = escape(name);
+    let unit = escape(unit);
+    svg.push_str(&format!(
+        "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{name}, {unit}\">\
+         <text class=\"name\" x=\"0\" y=\"13\">{name}</text><text class=\"unit\" x=\"0\" y=\"30\">{unit}</text>"
+    ));
+}
+
+/// The mark of a style, about a point.
+fn mark(style: usize, x: f64, y: f64) -> String {
+    let style = style % STYLES;
+    let [left, right, top, bottom] = [at(x - 3.2), at(x + 3.2), at(y - 3.2), at(y + 3.2)];
+    let (x, y) = (at(x), at(y));
+    let d = match style {
+        0 => return format!("<circle class=\"mark s0\" cx=\"{x}\" cy=\"{y}\" r=\"2.8\"/>"),
+        1 => format!("M{left} {top}H{right}V{bottom}H{left}Z"),
+        2 => format!("M{x} {top}L{right} {bottom}H{left}Z"),
+        3 => format!("M{x} {top}L{right} {y}L{x} {bottom}L{left} {y}Z"),
+        4 => format!("M{left} {top}L{right} {bottom}M{left} {bottom}L{right} {top}"),
+        _ => format!("M{x} {bottom}L{right} {top}H{left}Z"),
+    };
+    format!("<path class=\"mark s{style}\" d=\"{d}\"/>")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn text_cannot_leave_its_place() {
+        assert_eq!(
+            escape("<a href=\"x\">&</a>"),
+            "&lt;a href=&quot;x&quot;&gt;&amp;&lt;/a&gt;"
+        );
+    }
+
+    #[test]
+    fn each_style_has_a_mark_of_its_own() {
+        let marks: std::collections::BTreeSet<String> =
+            (0..STYLES).map(|style| mark(style, 9.0, 9.0)).collect();
+        assert_eq!(marks.len(), STYLES);
+        assert_eq!(mark(STYLES, 9.0, 9.0), mark(0, 9.0, 9.0));
+    }
+}

@@ -1,0 +1,349 @@
+//! Makes the runs of an experiment, one after the other, and keeps each as soon as it has ended.
+//!
+//! Ways take turns, and turns at being first, so that a machine that changes meanwhile changes for all of them alike. What
+//! a directory holds already is not made again: a course that was interrupted goes on where it was.
+//!
+//! # Always true
+//! - A run that could not be made is told as a problem, and the others are made.
+//! - What is interrupted leaves whole runs and no daemon.
+
+use std::path::Path;
+use std::sync::mpsc::{RecvTimeoutError, channel};
+use std::time::{Duration, Instant, SystemTime};
+
+use anyhow::{Context, Result, bail};
+use tidegate_sim::{Scenario, Variant, world};
+
+use super::about::{way_slug, way_words};
+use super::directory::{Directory, moment};
+use super::kept::{Busy, Kept};
+use super::{Experiment, On};
+use crate::play::{self, Performance};
+use crate::{noise, server};
+
+/// What is to be run.
+#[derive(Clone, Copy, Debug)]
+pub struct Order<'a> {
+    /// The experiment, at its length.
+    pub experiment: &'a Experiment,
+    /// Where.
+    pub on: &'a [On],
+    /// How often.
+    pub repeat: u32,
+    /// Where the first repeat's chances begin.
+    pub seed: u64,
+    /// The Tidegate whose daemons are used.
+    pub program: &'a Path,
+    /// A run during which others had more of a processor than this is made again, twice at most.
+    pub max_noise: Option<f64>,
+}
+
+/// One run that is to be made.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Piece {
+    /// Where.
+    pub on: On,
+    /// Which time.
+    pub repeat: u32,
+    /// In which way.
+    pub way: Variant,
+    /// As part of its file's name.
+    pub slug: String,
+    /// In words.
+    pub words: String,
+}
+
+/// Who wants to know how it goes, and may stop it.
+pub trait Watcher {
+    /// A run begins, one of so many; runs that are kept already count.
+    fn begins(&mut self, piece: &Piece, place: usize, of: usize);
+    /// Called often: how far this run is, and how long all that are left will take.
+    fn goes(&mut self, done: Duration, of: Duration, left: Duration);
+    /// It has ended, or why it could not be made.
+    fn ended(&mut self, piece: &Piece, took: Duration, problem: Option<&str>);
+    /// Whether to stop.
+    fn interrupted(&self) -> bool;
+}
+
+/// How a course ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum End {
+    /// All runs that can be made are there.
+    Done,
+    /// It was interrupted; what had ended is there.
+    Interrupted,
+}
+
+/// A stage needs about so long to be set up and taken down.
+const STAGE: Duration = Duration::from_millis(1_500);
+/// Until one has been timed, a simulated run is taken to need this part of its own time.
+const SIMULATED: f64 = 1.0 / 40.0;
+/// How often a simulated run is looked after.
+const LOOK: Duration = Duration::from_millis(100);
+/// A run that was disturbed is made so often at most.
+const TRIES: usize = 3;
+
+impl Order<'_> {
+    /// All runs, in the order in which they are made: the quick ones of the simulator first.
+    #[must_use]
+    pub fn pieces(&self) -> Vec<Piece> {
+        let scenario = &self.experiment.scenario;
+        let mut pieces = Vec::new();
+        let mut on = self.on.to_vec();
+        on.sort();
+        on.reverse();
+        for on in on {
+            if on == On::Engine && self.experiment.only_simulated().is_some() {
+                continue;
+            }
+            let ways = self.experiment.ways_on(on);
+            for repeat in 1..=self.repeat {
+                for turn in 0..ways.len() {
+                    let first = usize::try_from(repeat - 1).unwrap_or(0);
+                    let way = &ways[(first + turn) % ways.len()];
+                    pieces.push(Piece {
+                        on,
+                        repeat,
+                        way: way.clone(),
+                        slug: way_slug(scenario, way),
+                        words: way_words(scenario, way),
+                    });
+                }
+            }
+        }
+        pieces
+    }
+
+    /// How long all its runs take, as far as that can be known before.
+    #[must_use]
+    pub fn expected(&self) -> Duration {
+        let pieces = self.pieces();
+        pieces
+            .iter()
+            .map(|piece| self.takes(piece, SIMULATED))
+            .sum()
+    }
+
+    fn takes(&self, piece: &Piece, simulated: f64) -> Duration {
+        match piece.on {
+            On::Engine => self.experiment.lasts() + STAGE,
+            On::Sim => self.experiment.lasts().mul_f64(simulated),
+        }
+    }
+}
+
+/// Makes the runs that the directory does not hold yet.
+///
+/// # Errors
+/// What came out cannot be kept.
+pub fn run(order: &Order<'_>, directory: &mut Directory, watcher: &mut dyn Watcher) -> Result<End> {
+    let pieces = order.pieces();
+    let there = |piece: &Piece| {
+        let path = directory.run_path(piece.on, piece.repeat, &piece.slug);
+        path.is_file()
+    };
+    let missing: Vec<bool> = pieces.iter().map(|piece| !there(piece)).collect();
+    if order.on.contains(&On::Engine)
+        && let Some(why) = order.experiment.only_simulated()
+    {
+        directory
+            .plan
+            .problems
+            .push(format!("not on real daemons: {why}"));
+        directory.save()?;
+    }
+    let mut simulated = SIMULATED;
+    for (place, piece) in pieces.iter().enumerate() {
+        if !missing[place] {
+            continue;
+        }
+        if watcher.interrupted() {
+            return Ok(End::Interrupted);
+        }
+        watcher.begins(piece, place + 1, pieces.len());
+        let later = pieces.iter().zip(&missing).skip(place + 1);
+        let later = later.filter(|(_, missing)| **missing);
+        let later: Duration = later.map(|(piece, _)| order.takes(piece, simulated)).sum();
+        let takes = order.takes(piece, simulated);
+        let begun = Instant::now();
+        let mut heed = || {
+            let done = begun.elapsed();
+            watcher.goes(done, takes, later + takes.saturating_sub(done));
+            if watcher.interrupted() {
+                bail!("interrupted");
+            }
+            Ok(())
+        };
+        let made = make(order, piece, &mut heed);
+        if watcher.interrupted() && made.is_err() {
+            return Ok(End::Interrupted);
+        }
+        let took = begun.elapsed();
+        match made {
+            Ok(kept) => {
+                directory.keep(&kept)?;
+                watcher.ended(piece, took, None);
+                if piece.on == On::Sim {
+                    let lasts = order.experiment.lasts().as_secs_f64();
+                    simulated = took.as_secs_f64() / lasts.max(1e-3);
+                }
+            }
+            Err(error) => {
+                let words = &piece.words;
+                let says = format!("{}, {words}, repeat {}: {error:#}", piece.on, piece.repeat);
+                watcher.ended(piece, took, Some(&says));
+                directory.plan.problems.push(says);
+                directory.save()?;
+            }
+        }
+    }
+    Ok(End::Done)
+}
+
+/// Makes a run, again if others disturbed it more than they may.
+fn make(order: &Order<'_>, piece: &Piece, heed: &mut dyn FnMut() -> Result<()>) -> Result<Kept> {
+    let mut rejected = Vec::new();
+    loop {
+        let mut kept = attempt(order, piece, heed)?;
+        let others = kept.busy.foreign_percent + kept.busy.steal_percent;
+        let disturbed = order.max_noise.is_some_and(|most| others > most);
+        if !disturbed || rejected.len() + 1 >= TRIES {
+            kept.rejected = rejected;
+            return Ok(kept);
+        }
+        rejected.push(kept.busy);
+    }
+}
+
+fn attempt(order: &Order<'_>, piece: &Piece, heed: &mut dyn FnMut() -> Result<()>) -> Result<Kept> {
+    let scenario = &order.experiment.scenario;
+    let seed = order.seed + u64::from(piece.repeat) - 1;
+    let used = || Ok::<_, anyhow::Error>(server::own_cpu_time()? + server::ended_cpu_time()?);
+    let (began, begun) = (SystemTime::now(), Instant::now());
+    let (before, spent) = (noise::look()?, used()?);
+    let made = match piece.on {
+        On::Engine => play::perform(order.program, scenario, &piece.way, seed, heed)?,
+        On::Sim => simulate(scenario, &piece.way, seed, heed)?,
+    };
+    let (after, own) = (noise::look()?, used()?.saturating_sub(spent));
+    let noise = noise::between(before, after, own);
+    let took = begun.elapsed();
+    let mut kept = Kept::of(scenario, piece.on, &made.run);
+    kept.repeat = piece.repeat;
+    kept.way = piece.slug.clone();
+    kept.way_words = piece.words.clone();
+    kept.began = moment(began);
+    kept.took_s = took.as_secs_f64();
+    kept.errors = made.errors;
+    kept.busy = Busy {
+        own_percent: own.as_secs_f64() / took.as_secs_f64().max(1e-9) * 100.0,
+        foreign_percent: noise.foreign_percent,
+        steal_percent: noise.steal_percent,
+    };
+    Ok(kept)
+}
+
+/// Runs it in virtual time, on a thread of its own: who is interrupted does not wait for its end.
+fn simulate(
+    scenario: &Scenario,
+    way: &Variant,
+    seed: u64,
+    heed: &mut dyn FnMut() -> Result<()>,
+) -> Result<Performance> {
+    let (scenario, way) = (scenario.clone(), way.clone());
+    let (tell, heard) = channel();
+    let body = move || {
+        // Nobody listens any more once it was interrupted.
+        let _heard = tell.send(world::run(&scenario, &way, seed));
+    };
+    let thread = std::thread::Builder::new().name("simulator".into());
+    thread.spawn(body).context("cannot start a thread")?;
+    loop {
+        match heard.recv_timeout(LOOK) {
+            Ok(run) => {
+                return Ok(Performance {
+                    run: run?,
+                    errors: 0,
+                });
+            }
+            Err(RecvTimeoutError::Timeout) => heed()?,
+            Err(RecvTimeoutError::Disconnected) => bail!("the simulator panicked"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_sim::Policy;
+
+    /// Counts, and stops after so many runs.
+    struct Counter {
+        ended: usize,
+        most: usize,
+    }
+
+    impl Watcher for Counter {
+        fn begins(&mut self, _piece: &Piece, _place: usize, _of: usize) {}
+        fn goes(&mut self, _done: Duration, _of: Duration, _left: Duration) {}
+        fn ended(&mut self, _piece: &Piece, _took: Duration, problem: Option<&str>) {
+            assert_eq!(problem, None);
+            self.ended += 1;
+        }
+        fn interrupted(&self) -> bool {
+            self.ended >= self.most
+        }
+    }
+
+    fn experiment() -> Experiment {
+        let found = Experiment::find("sioc-1").expect("it can be read");
+        found.expect("it is there").scaled(1)
+    }
+
+    #[test]
+    fn ways_take_turns_at_being_first() {
+        let experiment = experiment();
+        let order = Order {
+            experiment: &experiment,
+            on: &[On::Engine],
+            repeat: 2,
+            seed: 1,
+            program: Path::new("tidegate"),
+            max_noise: None,
+        };
+        let pieces = order.pieces();
+        let policies: Vec<Policy> = pieces.iter().map(|piece| piece.way.policy).collect();
+        let (ours, none) = (Policy::Ours, Policy::None);
+        assert_eq!(policies, [ours, none, none, ours]);
+        assert_eq!(order.expected(), 4 * (Duration::from_secs(6) + STAGE));
+    }
+
+    #[test]
+    fn what_was_interrupted_goes_on_where_it_was() {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let experiment = experiment();
+        let on = [On::Sim];
+        let order = Order {
+            experiment: &experiment,
+            on: &on,
+            repeat: 2,
+            seed: 1,
+            program: Path::new("tidegate"),
+            max_noise: None,
+        };
+        let go = |most: usize| {
+            let directory = Directory::begin(scratch.path(), &experiment, 1, 1, &on, 2);
+            let mut directory = directory.expect("it is ours");
+            let mut counter = Counter { ended: 0, most };
+            let end = run(&order, &mut directory, &mut counter).expect("it can be kept");
+            (
+                end,
+                counter.ended,
+                directory.runs().expect("they can be read").len(),
+            )
+        };
+        assert_eq!(go(1), (End::Interrupted, 1, 1));
+        assert_eq!(go(9), (End::Done, 3, 4));
+        assert_eq!(go(9), (End::Done, 0, 4));
+    }
+}

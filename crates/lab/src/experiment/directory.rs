@@ -1,0 +1,463 @@
+//! A results directory: what was to be run, and every run that has ended.
+//!
+//! ```text
+//! DIR/experiment.json   the plan: scenario, length, machine, versions
+//! DIR/runs/*.json       a file for each run that has ended, whole or not there
+//! DIR/csv/*.csv         the same by seconds, for a spreadsheet
+//! DIR/findings.json     what they come to
+//! DIR/report.html, DIR/report.md
+//! ```
+//! A suite's directory has `suite.json` and such a directory for each of its experiments.
+//!
+//! # Always true
+//! - A file is there whole or not at all: it is written beside its place and renamed.
+//! - Runs of one directory are of one scenario at one length: others are refused.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, Result, bail};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+
+use super::kept::{FORMAT, Kept};
+use super::{Experiment, On};
+use crate::report::Machine;
+
+/// What was to be run, and on what.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Plan {
+    /// The form of this file.
+    pub format: u32,
+    /// What the experiment is called.
+    pub name: String,
+    /// Its scenario's file.
+    pub scenario: String,
+    /// The length of its phases, in percent of what the file says.
+    pub percent: u64,
+    /// Where the first repeat's chances begin; each further one's begin one further on.
+    pub seed: u64,
+    /// Where it was run.
+    pub on: BTreeSet<On>,
+    /// How often, in every way.
+    pub repeat: u32,
+    /// When the first run began.
+    pub began: String,
+    /// The Tidegate that wrote this.
+    pub version: String,
+    /// The machine.
+    pub machine: MachineSeen,
+    /// Runs that could not be made, and why.
+    #[serde(default)]
+    pub problems: Vec<String>,
+}
+
+/// A machine, as far as figures depend on it.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct MachineSeen {
+    /// The processor's name.
+    pub processor: String,
+    /// How many processors.
+    pub cpus: usize,
+    /// Bytes of memory.
+    pub memory_bytes: u64,
+    /// The kernel's release.
+    pub kernel: String,
+    /// How many programs wanted a processor in the minute before.
+    pub load: String,
+}
+
+impl MachineSeen {
+    /// This machine, now.
+    #[must_use]
+    pub fn here() -> MachineSeen {
+        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
+        let machine = Machine::here();
+        let memory = read("/proc/meminfo");
+        let kib = memory
+            .lines()
+            .find_map(|line| line.strip_prefix("MemTotal:"));
+        let kib = kib.and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
+        let load = read("/proc/loadavg");
+        MachineSeen {
+            processor: machine.processor,
+            cpus: machine.cpus,
+            kernel: machine.kernel,
+            memory_bytes: kib.unwrap_or(0) << 10,
+            load: load.split(' ').next().unwrap_or_default().to_owned(),
+        }
+    }
+}
+
+/// A results directory.
+#[derive(Clone, Debug)]
+pub struct Directory {
+    /// Where.
+    pub path: PathBuf,
+    /// What is kept there.
+    pub plan: Plan,
+}
+
+/// Several experiments' results in one directory.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Suite {
+    /// The form of this file.
+    pub format: u32,
+    /// What the suite is called.
+    pub suite: String,
+    /// Its experiments, each in the directory of its name.
+    pub experiments: Vec<String>,
+}
+
+const PLAN: &str = "experiment.json";
+const SUITE: &str = "suite.json";
+
+impl Directory {
+    /// Makes a results directory, or opens one to go on in it.
+    ///
+    /// # Errors
+    /// It holds another experiment, or the same at another length, or cannot be written.
+    pub fn begin(
+        path: &Path,
+        experiment: &Experiment,
+        percent: u64,
+        seed: u64,
+        on: &[On],
+        repeat: u32,
+    ) -> Result<Directory> {
+        let plan = Plan {
+            format: FORMAT,
+            name: experiment.name().to_owned(),
+            scenario: experiment.text.clone(),
+            percent,
+            seed,
+            on: on.iter().copied().collect(),
+            repeat,
+            began: moment(SystemTime::now()),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            machine: MachineSeen::here(),
+            problems: Vec::new(),
+        };
+        let plan = match Directory::open(path)? {
+            None => plan,
+            Some(there) => there.plan.joined(plan).with_context(|| {
+                let there = path.display();
+                format!("{there} holds other results: name another directory")
+            })?,
+        };
+        for dir in ["runs", "csv"] {
+            let dir = path.join(dir);
+            fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
+        }
+        let directory = Directory {
+            path: path.to_owned(),
+            plan,
+        };
+        directory.save()?;
+        Ok(directory)
+    }
+
+    /// Opens one that is there; none if it is no results directory.
+    ///
+    /// # Errors
+    /// Its plan cannot be read.
+    pub fn open(path: &Path) -> Result<Option<Directory>> {
+        let plan: Option<Plan> = read(&path.join(PLAN))?;
+        Ok(plan.map(|plan| Directory {
+            path: path.to_owned(),
+            plan,
+        }))
+    }
+
+    /// Writes the plan anew.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn save(&self) -> Result<()> {
+        write_json(&self.path.join(PLAN), &self.plan)
+    }
+
+    /// The experiment that is kept here, at its length.
+    ///
+    /// # Errors
+    /// The scenario cannot be read any more.
+    pub fn experiment(&self) -> Result<Experiment> {
+        Ok(Experiment::read(&self.plan.scenario)?.scaled(self.plan.percent))
+    }
+
+    /// A run's file, whether it is there or not.
+    #[must_use]
+    pub fn run_path(&self, on: On, repeat: u32, way: &str) -> PathBuf {
+        self.path
+            .join("runs")
+            .join(format!("{on}-{repeat:02}-{way}.json"))
+    }
+
+    /// Keeps a run, with its table by seconds beside it.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn keep(&self, kept: &Kept) -> Result<()> {
+        let path = self.run_path(kept.on, kept.repeat, &kept.way);
+        let name = path
+            .file_stem()
+            .unwrap_or_default()
+            .to_string_lossy()
+            .into_owned();
+        let table = self.path.join("csv").join(format!("{name}.csv"));
+        write(&table, |file| Ok(file.write_all(csv(kept).as_bytes())?))?;
+        write_json(&path, kept)
+    }
+
+    /// All runs that are kept here, in the order of their files' names.
+    ///
+    /// # Errors
+    /// One cannot be read.
+    pub fn runs(&self) -> Result<Vec<Kept>> {
+        let dir = self.path.join("runs");
+        let entries =
+            fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
+        let mut paths = Vec::new();
+        for entry in entries {
+            paths.push(
+                entry
+                    .with_context(|| format!("cannot read {}", dir.display()))?
+                    .path(),
+            );
+        }
+        paths.retain(|path| path.extension().is_some_and(|end| end == "json"));
+        paths.sort();
+        let mut runs = Vec::new();
+        for path in paths {
+            runs.extend(read::<Kept>(&path)?);
+        }
+        Ok(runs)
+    }
+}
+
+impl Plan {
+    /// This plan with more repeats, or other places to run it.
+    fn joined(mut self, with: Plan) -> Result<Plan> {
+        if self.scenario != with.scenario {
+            bail!("they are of {}, as its file was then", self.name);
+        }
+        if (self.percent, self.seed) != (with.percent, with.seed) {
+            bail!(
+                "they are at {} % of the full length with seed {}",
+                self.percent,
+                self.seed
+            );
+        }
+        self.on.extend(with.on);
+        self.repeat = self.repeat.max(with.repeat);
+        self.problems.clear();
+        Ok(self)
+    }
+}
+
+impl Suite {
+    /// Opens a suite's directory; none if it is none.
+    ///
+    /// # Errors
+    /// Its list cannot be read.
+    pub fn open(path: &Path) -> Result<Option<Suite>> {
+        read(&path.join(SUITE))
+    }
+
+    /// Makes a suite's directory.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
+        write_json(&path.join(SUITE), self)
+    }
+}
+
+/// What a run did in every second: a line each.
+fn csv(kept: &Kept) -> String {
+    let bins = usize::try_from(1_000 / kept.bin_ms.max(1))
+        .unwrap_or(1)
+        .max(1);
+    let mut text = String::from("second");
+    for disk in &kept.disks {
+        let name = &disk.name;
+        text +=
+            &format!(",{name}_iops,{name}_bytes_per_s,{name}_latency_mean_ms,{name}_orders_per_s");
+    }
+    for host in &kept.hosts {
+        text += &format!(",{0}_window,{0}_in_flight", host.name);
+    }
+    text += ",datastore_iops,datastore_latency_mean_ms,datastore_outstanding\n";
+    let mut from: Vec<usize> = vec![0; kept.disks.len()];
+    for second in 0..kept.datastore.ios.len() / bins {
+        let here = second * bins..(second + 1) * bins;
+        let sum = |column: &[u64]| -> u64 { column.get(here.clone()).unwrap_or(&[]).iter().sum() };
+        let last = |column: &[u64]| column.get(here.end - 1).copied().unwrap_or(0);
+        text += &second.to_string();
+        for (disk, from) in kept.disks.iter().zip(&mut from) {
+            let ios = sum(&disk.ios);
+            let to = *from + usize::try_from(ios).unwrap_or(0);
+            let took = disk.latencies_us.get(*from..to).unwrap_or(&[]);
+            let sum_us: u64 = took.iter().map(|took| u64::from(*took)).sum();
+            let orders: u32 = disk.orders.get(here.clone()).unwrap_or(&[]).iter().sum();
+            *from = to;
+            let mean = mean_ms(sum_us * 1_000, ios);
+            text += &format!(",{ios},{},{mean},{orders}", sum(&disk.bytes));
+        }
+        for host in &kept.hosts {
+            let window = host.window.get(here.end - 1).copied().unwrap_or(0.0);
+            text += &format!(",{window:.2},{}", last(&host.in_flight));
+        }
+        let store = &kept.datastore;
+        let ios = sum(&store.ios);
+        let mean = mean_ms(sum(&store.latency_ns), ios);
+        text += &format!(",{ios},{mean},{}\n", last(&store.outstanding));
+    }
+    text
+}
+
+/// A mean, or nothing of nothing.
+fn mean_ms(sum_ns: u64, count: u64) -> String {
+    match count {
+        0 => String::new(),
+        count => format!("{:.3}", sum_ns as f64 / count as f64 / 1e6),
+    }
+}
+
+fn read<T: DeserializeOwned>(path: &Path) -> Result<Option<T>> {
+    let text = match fs::read(path) {
+        Ok(text) => text,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => {
+            return Err(error).with_context(|| format!("cannot read {}", path.display()));
+        }
+    };
+    let read = serde_json::from_slice(&text);
+    read.map(Some)
+        .with_context(|| format!("{} is not what this program writes", path.display()))
+}
+
+/// Writes a value as JSON, whole or not at all.
+///
+/// # Errors
+/// It cannot be written.
+pub(super) fn write_json(path: &Path, value: &impl Serialize) -> Result<()> {
+    write(path, |file| {
+        serde_json::to_writer(&mut *file, value)?;
+        Ok(file.write_all(b"\n")?)
+    })
+}
+
+/// Writes a file, whole or not at all.
+///
+/// # Errors
+/// It cannot be written.
+pub(super) fn write(
+    path: &Path,
+    fill: impl FnOnce(&mut BufWriter<File>) -> Result<()>,
+) -> Result<()> {
+    let mut beside = path.as_os_str().to_owned();
+    beside.push(".new");
+    let beside = PathBuf::from(beside);
+    let written = File::create(&beside)
+        .map_err(anyhow::Error::from)
+        .and_then(|file| {
+            let mut file = BufWriter::new(file);
+            fill(&mut file)?;
+            let file = file.into_inner().context("cannot write its end")?;
+            file.sync_all()?;
+            Ok(fs::rename(&beside, path)?)
+        });
+    written.with_context(|| format!("cannot write {}", path.display()))
+}
+
+/// A moment as RFC 3339 writes it, in UTC and to the second.
+#[must_use]
+pub fn moment(at: SystemTime) -> String {
+    let since = at
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO);
+    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    // The count of days by months from March on, which end where leap days do.
+    let day = days + 719_468;
+    let (era, of_era) = (day / 146_097, day % 146_097);
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * march + 2) / 5 + 1;
+    let month = if march < 10 { march + 3 } else { march - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3_600, second % 3_600 / 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_sim::{Policy, Variant, world};
+
+    fn experiment(name: &str) -> Experiment {
+        let found = Experiment::find(name).expect("it can be read");
+        found.expect("it is there").scaled(1)
+    }
+
+    #[test]
+    fn a_directory_takes_more_of_the_same_and_nothing_else() {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let (one, three) = (experiment("sioc-1"), experiment("sioc-3"));
+        let begin = |experiment: &Experiment, percent, on: &[On], repeat| {
+            Directory::begin(scratch.path(), experiment, percent, 1, on, repeat)
+        };
+        begin(&one, 10, &[On::Sim], 1).expect("it is empty");
+        let more = begin(&one, 10, &[On::Engine], 3).expect("it is the same");
+        assert_eq!(more.plan.on, [On::Engine, On::Sim].into());
+        assert_eq!(more.plan.repeat, 3);
+        for error in [
+            begin(&three, 10, &[On::Sim], 1),
+            begin(&one, 20, &[On::Sim], 1),
+        ] {
+            let error = format!("{:#}", error.expect_err("something else"));
+            assert!(error.contains("name another directory"), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_run_is_kept_with_a_line_for_every_second() {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let experiment = experiment("sioc-1");
+        let directory = Directory::begin(scratch.path(), &experiment, 1, 1, &[On::Sim], 1);
+        let directory = directory.expect("it is empty");
+        let way = Variant::of(Policy::Ours);
+        let run = world::run(&experiment.scenario, &way, 1).expect("it can be modelled");
+        let mut kept = Kept::of(&experiment.scenario, On::Sim, &run);
+        (kept.repeat, kept.way) = (1, "managed".into());
+        directory.keep(&kept).expect("it can be written");
+        assert_eq!(directory.runs().expect("it can be read"), [kept]);
+        let path = scratch.path().join("csv/sim-01-managed.csv");
+        let table = fs::read_to_string(path).expect("it is there");
+        let lines: Vec<&str> = table.lines().collect();
+        assert_eq!(lines.len(), 1 + 6, "{table}");
+        assert!(lines[0].starts_with("second,vm1_iops,vm1_bytes_per_s,"));
+        let columns = |line: &str| line.split(',').count();
+        assert!(lines.iter().all(|line| columns(line) == columns(lines[0])));
+        let left = fs::read_dir(scratch.path().join("runs")).expect("it is there");
+        assert_eq!(left.count(), 1, "nothing is left beside it");
+    }
+
+    #[test]
+    fn a_moment_is_a_date_and_a_time() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+        ] {
+            let at = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+            assert_eq!(moment(at), text);
+        }
+    }
+}

@@ -1,0 +1,490 @@
+//! What the runs in a results directory come to: every check with its figure and verdict, and the tables.
+//!
+//! The judge is the simulator's own, whoever made the runs. With repeats, a figure is the median of theirs, and the
+//! verdict is the median's; how many of the repeats would have held alone is told beside it.
+//!
+//! # Always true
+//! - Each of a scenario's checks is there once for each place where it was run.
+//! - No figure is rounded before it is judged.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+use tidegate_sim::scenario::{Expect, Measure, Scenario};
+use tidegate_sim::{Policy, Run, Variant, judge};
+
+use super::about::{bar, check, unit, way_slug};
+use super::agreement::{self, Agreement};
+use super::directory::{Directory, MachineSeen, write_json};
+use super::kept::{Busy, FORMAT};
+use super::series::{Band, Slice, bands, mean_ms, percentile_ms};
+use super::{About, Experiment, On, way_words};
+use crate::statistics::{Spread, spread};
+
+/// How a check came out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Verdict {
+    /// The figure is not within the bar.
+    Fail,
+    /// There is no figure.
+    NotJudged,
+    /// It is.
+    Pass,
+}
+
+impl Verdict {
+    /// As tables say it.
+    #[must_use]
+    pub const fn word(self) -> &'static str {
+        match self {
+            Verdict::Fail => "FAIL",
+            Verdict::NotJudged => "not judged",
+            Verdict::Pass => "pass",
+        }
+    }
+}
+
+/// A check and what it came to.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Check {
+    /// Where it was run; a check of both against each other has none.
+    pub on: Option<On>,
+    /// Which figure.
+    pub what: String,
+    /// What was published, or where the bar is from.
+    pub published: String,
+    /// What it must be.
+    pub bar: String,
+    /// The figure's unit, with a space before it.
+    pub unit: &'static str,
+    /// The figure.
+    pub ours: Option<Spread>,
+    /// In how many of the repeats it would have held alone.
+    pub held: usize,
+    /// How it came out.
+    pub verdict: Verdict,
+    /// Why there is no figure, or what is to be known of it.
+    pub note: Option<String>,
+}
+
+/// What was found.
+#[derive(Clone, Debug, Serialize)]
+pub struct Findings {
+    /// The form of this file.
+    pub format: u32,
+    /// What was run.
+    pub experiment: About,
+    /// At which length, in percent.
+    pub percent: u64,
+    /// How often in every way.
+    pub repeat: u32,
+    /// Where chances began.
+    pub seed: u64,
+    /// When.
+    pub began: String,
+    /// By which Tidegate.
+    pub version: String,
+    /// On which machine.
+    pub machine: MachineSeen,
+    /// Every check.
+    pub checks: Vec<Check>,
+    /// By place: what every disk had.
+    pub stages: Vec<Stage>,
+    /// The two places against each other, where both are there.
+    pub agreement: Option<Agreement>,
+    /// Runs that could not be made.
+    pub problems: Vec<String>,
+    /// Runs that are missing yet.
+    pub missing: usize,
+}
+
+/// What was found in one place.
+#[derive(Clone, Debug, Serialize)]
+pub struct Stage {
+    /// Where.
+    pub on: On,
+    /// Every run.
+    pub runs: Vec<Made>,
+    /// By way, phase and disk.
+    pub figures: Vec<Figure>,
+}
+
+/// A run that was made.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Made {
+    /// Its file's name without the ending.
+    pub file: String,
+    /// Which time.
+    pub repeat: u32,
+    /// In which way.
+    pub way: String,
+    /// When it began.
+    pub began: String,
+    /// How long it took.
+    pub took_s: f64,
+    /// How busy the machine was.
+    pub busy: Busy,
+    /// Attempts thrown away before it.
+    pub rejected: usize,
+}
+
+/// What disks had in a phase.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Figure {
+    /// In which way.
+    pub way: String,
+    /// In which phase.
+    pub phase: String,
+    /// Which disk, or which of several hosts together.
+    pub disk: String,
+    /// I/Os a second.
+    pub iops: Option<Spread>,
+    /// The part of all I/Os, in percent.
+    pub share: Option<Spread>,
+    /// Guests' mean latency.
+    pub latency_ms: Option<Spread>,
+    /// The 99th percentile of it.
+    pub latency_p99_ms: Option<Spread>,
+    /// Orders a second, of a shop.
+    pub orders: Option<Spread>,
+    /// The mean time of an order, of a shop.
+    pub order_ms: Option<Spread>,
+}
+
+/// The runs of a results directory, as the judge and the charts take them.
+#[derive(Clone, Debug)]
+pub struct Loaded {
+    /// Where they are.
+    pub directory: Directory,
+    /// What was run, at its length.
+    pub experiment: Experiment,
+    /// By place, way and repeat.
+    pub runs: BTreeMap<On, BTreeMap<Variant, BTreeMap<u32, Run>>>,
+    made: BTreeMap<On, Vec<Made>>,
+    errors: BTreeMap<On, u64>,
+}
+
+impl Loaded {
+    /// Reads a results directory.
+    ///
+    /// # Errors
+    /// It is none, or a file in it is not what this program writes.
+    pub fn read(path: &Path) -> Result<Loaded> {
+        let Some(directory) = Directory::open(path)? else {
+            bail!(
+                "{} holds no results: it has no experiment.json",
+                path.display()
+            );
+        };
+        let experiment = directory.experiment()?;
+        let scenario = &experiment.scenario;
+        let ways: BTreeMap<String, Variant> = (experiment.ways().into_iter())
+            .map(|way| (way_slug(scenario, &way), way))
+            .collect();
+        let mut loaded = Loaded {
+            runs: BTreeMap::new(),
+            made: BTreeMap::new(),
+            errors: BTreeMap::new(),
+            experiment: experiment.clone(),
+            directory,
+        };
+        for kept in loaded.directory.runs()? {
+            let file = format!("{}-{:02}-{}", kept.on, kept.repeat, kept.way);
+            let Some(way) = ways.get(&kept.way) else {
+                bail!("runs/{file}.json is of a way that the experiment does not know");
+            };
+            let run = kept.run(scenario, way);
+            let run = run.with_context(|| format!("runs/{file}.json does not fit"))?;
+            *loaded.errors.entry(kept.on).or_default() += kept.errors;
+            loaded.made.entry(kept.on).or_default().push(Made {
+                file,
+                repeat: kept.repeat,
+                way: kept.way_words,
+                began: kept.began,
+                took_s: kept.took_s,
+                busy: kept.busy,
+                rejected: kept.rejected.len(),
+            });
+            let on = loaded.runs.entry(kept.on).or_default();
+            on.entry(way.clone()).or_default().insert(kept.repeat, run);
+        }
+        Ok(loaded)
+    }
+
+    /// The places where something was run.
+    pub fn places(&self) -> impl Iterator<Item = On> {
+        self.runs.keys().copied()
+    }
+
+    /// The runs of one repeat, by their ways.
+    fn repeat(&self, on: On, repeat: u32) -> BTreeMap<Variant, Run> {
+        let ways = self.runs.get(&on).into_iter().flatten();
+        let runs = ways.filter_map(|(way, runs)| Some((way.clone(), runs.get(&repeat)?.clone())));
+        runs.collect()
+    }
+
+    fn repeats(&self, on: On) -> Vec<u32> {
+        let runs = self.runs.get(&on).into_iter().flat_map(BTreeMap::values);
+        let repeats: std::collections::BTreeSet<u32> =
+            runs.flat_map(BTreeMap::keys).copied().collect();
+        repeats.into_iter().collect()
+    }
+}
+
+impl Findings {
+    /// What the runs come to.
+    #[must_use]
+    pub fn of(loaded: &Loaded) -> Findings {
+        let (plan, experiment) = (&loaded.directory.plan, &loaded.experiment);
+        let places: Vec<On> = plan.on.iter().copied().collect();
+        let mut checks = Vec::new();
+        let mut stages = Vec::new();
+        let mut missing = 0;
+        for &on in &places {
+            if on == On::Engine && experiment.only_simulated().is_some() {
+                continue;
+            }
+            checks.extend(judged(loaded, on));
+            let made = loaded.made.get(&on).cloned().unwrap_or_default();
+            let wanted = experiment.ways_on(on).len() * usize::try_from(plan.repeat).unwrap_or(1);
+            missing += wanted.saturating_sub(made.len());
+            stages.push(Stage {
+                on,
+                runs: made,
+                figures: figures(loaded, on),
+            });
+        }
+        let agreement = agreement::of(loaded);
+        checks.extend(agreement.iter().flat_map(Agreement::checks));
+        Findings {
+            format: FORMAT,
+            experiment: experiment.about(),
+            percent: plan.percent,
+            repeat: plan.repeat,
+            seed: plan.seed,
+            began: plan.began.clone(),
+            version: plan.version.clone(),
+            machine: plan.machine.clone(),
+            checks,
+            stages,
+            agreement,
+            problems: plan.problems.clone(),
+            missing,
+        }
+    }
+
+    /// So many checks came out so.
+    #[must_use]
+    pub fn count(&self, verdict: Verdict) -> usize {
+        self.checks
+            .iter()
+            .filter(|check| check.verdict == verdict)
+            .count()
+    }
+
+    /// Whether no check failed and every run could be made.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.count(Verdict::Fail) == 0 && self.problems.is_empty()
+    }
+
+    /// Keeps them beside the runs.
+    ///
+    /// # Errors
+    /// They cannot be written.
+    pub fn save(&self, path: &Path) -> Result<()> {
+        write_json(&path.join("findings.json"), self)
+    }
+}
+
+/// The scenario's checks in one place, and what must hold of every run.
+fn judged(loaded: &Loaded, on: On) -> Vec<Check> {
+    let scenario = &loaded.experiment.scenario;
+    let mut values: Vec<Vec<f64>> = vec![Vec::new(); scenario.expects.len()];
+    let mut held = vec![0; scenario.expects.len()];
+    for repeat in loaded.repeats(on) {
+        let runs = loaded.repeat(on, repeat);
+        for judged in judge::judgements(scenario, &runs) {
+            if judged.value.is_finite() {
+                values[judged.expect].push(judged.value);
+                held[judged.expect] += usize::from(judged.holds);
+            }
+        }
+    }
+    let each = scenario.expects.iter().zip(&values).zip(&held);
+    let mut checks: Vec<Check> = each
+        .map(|((expect, values), held)| {
+            let about = check(scenario, expect);
+            let unjudged = unjudged(loaded, on, expect);
+            let ours = spread(values).filter(|_| unjudged.is_none());
+            Check {
+                on: Some(on),
+                what: about.what,
+                published: about.published,
+                bar: bar(expect),
+                unit: unit(expect),
+                verdict: verdict(expect, ours),
+                note: match (ours, unjudged) {
+                    (Some(_), _) => None,
+                    (None, Some(why)) => Some(why),
+                    (None, None) => Some("nothing was measured".to_owned()),
+                },
+                held: if ours.is_some() { *held } else { 0 },
+                ours,
+            }
+        })
+        .collect();
+    checks.push(sound(loaded, on));
+    checks
+}
+
+fn verdict(expect: &Expect, ours: Option<Spread>) -> Verdict {
+    let Some(ours) = ours else {
+        return Verdict::NotJudged;
+    };
+    let value = ours.median;
+    let holds = expect.at_least.is_none_or(|least| value >= least)
+        && expect.at_most.is_none_or(|most| value <= most);
+    if holds { Verdict::Pass } else { Verdict::Fail }
+}
+
+/// So many windows in a row count as staying, to the judge.
+const STAYS: u64 = 8;
+
+/// Why a check cannot be judged there, where it cannot.
+fn unjudged(loaded: &Loaded, on: On, expect: &Expect) -> Option<String> {
+    let scenario = &loaded.experiment.scenario;
+    let simulated = matches!(
+        expect.what,
+        Measure::LongestWait
+            | Measure::Lag
+            | Measure::Coordination
+            | Measure::HostsLost
+            | Measure::External
+    );
+    if on == On::Engine && simulated {
+        return Some("only the simulator sees this".to_owned());
+    }
+    let other = expect.against.as_ref().map(|against| &against.run);
+    for way in [Some(&expect.run), other].into_iter().flatten() {
+        if on == On::Engine && way.policy == Policy::Parda {
+            return Some("PARDA is the simulator's alone".to_owned());
+        }
+        let there = loaded.runs.get(&on).and_then(|ways| ways.get(way));
+        if there.is_none_or(BTreeMap::is_empty) {
+            return Some(format!("not run {}", way_words(scenario, way)));
+        }
+    }
+    let phase = &scenario.phases[expect.phase];
+    let lasts = phase.ends.since(phase.begins).as_nanos();
+    let settles = matches!(
+        expect.what,
+        Measure::Settles | Measure::DeviceLatencySettles
+    );
+    if settles && lasts < STAYS * expect.window.as_nanos() {
+        return Some(format!(
+            "the phase is shorter than {STAYS} windows of {}: run it longer",
+            expect.window
+        ));
+    }
+    if lasts <= expect.skip.as_nanos() {
+        return Some("the phase is over before things are to have settled: run it longer".into());
+    }
+    None
+}
+
+/// What must hold of every run, whatever its figures.
+fn sound(loaded: &Loaded, on: On) -> Check {
+    let (what, bad, note) = match on {
+        On::Engine => {
+            let errors = loaded.errors.get(&on).copied().unwrap_or(0);
+            ("I/Os that ended with an error", errors as f64, None)
+        }
+        On::Sim => {
+            // The ways that it is compared with keep no promises.
+            let ours = loaded.runs.get(&on).into_iter().flatten();
+            let ours = ours.filter(|(way, _)| way.policy == Policy::Ours);
+            let breaches = ours
+                .flat_map(|(_, runs)| runs.values())
+                .flat_map(|run| &run.breaches);
+            let first = breaches.clone().next();
+            let first =
+                first.map(|breach| format!("the first at {:?}: {}", breach.at, breach.what));
+            let what = "breaches: limits passed, I/Os lost or answered twice, windows overrun";
+            (what, breaches.count() as f64, first)
+        }
+    };
+    let any = loaded.made.get(&on).is_some_and(|made| !made.is_empty());
+    Check {
+        on: Some(on),
+        what: what.to_owned(),
+        published: "no luck excuses one".to_owned(),
+        bar: "at most 0".to_owned(),
+        unit: "",
+        ours: spread(&[bad]).filter(|_| any),
+        held: usize::from(any && bad == 0.0),
+        verdict: match (any, bad == 0.0) {
+            (false, _) => Verdict::NotJudged,
+            (true, true) => Verdict::Pass,
+            (true, false) => Verdict::Fail,
+        },
+        note: if any {
+            note
+        } else {
+            Some("nothing was run".to_owned())
+        },
+    }
+}
+
+/// What every disk had, by way and phase.
+fn figures(loaded: &Loaded, on: On) -> Vec<Figure> {
+    let scenario = &loaded.experiment.scenario;
+    let bands = bands(scenario);
+    let mut figures = Vec::new();
+    for (way, runs) in loaded.runs.get(&on).into_iter().flatten() {
+        for (place, phase) in scenario.phases.iter().enumerate() {
+            for band in &bands {
+                if asks(band, way, &phase.active) {
+                    figures.push(figure(scenario, way, runs, place, band));
+                }
+            }
+        }
+    }
+    figures
+}
+
+/// Whether any of the disks asks for anything then.
+pub(super) fn asks(band: &Band, way: &Variant, active: &[bool]) -> bool {
+    let there = |disk: &usize| way.alone.as_ref().is_none_or(|alone| alone.contains(disk));
+    band.disks.iter().any(|disk| active[*disk] && there(disk))
+}
+
+fn figure(
+    scenario: &Scenario,
+    way: &Variant,
+    runs: &BTreeMap<u32, Run>,
+    phase: usize,
+    band: &Band,
+) -> Figure {
+    let slice = Slice::settled(scenario, phase);
+    let disks = &band.disks;
+    let of = |what: &dyn Fn(&Run) -> Option<f64>| {
+        let values: Vec<f64> = runs.values().filter_map(what).collect();
+        spread(&values)
+    };
+    let orders = |run: &Run| Some(slice.orders(run, disks)).filter(|orders| !orders.is_empty());
+    Figure {
+        way: way_words(scenario, way),
+        phase: scenario.phases[phase].name.clone(),
+        disk: band.name.clone(),
+        iops: of(&|run| Some(slice.iops(run, disks))),
+        share: of(&|run| Some(slice.share(run, disks))),
+        latency_ms: of(&|run| mean_ms(&slice.latencies(run, disks))),
+        latency_p99_ms: of(&|run| percentile_ms(&slice.latencies(run, disks), 0.99)),
+        orders: of(&|run| orders(run).map(|orders| slice.rate(orders.len()))),
+        order_ms: of(&|run| mean_ms(&orders(run)?)),
+    }
+}
