@@ -14,7 +14,7 @@ use crate::failure::Failure;
 use crate::output::{Colour, Console, Format, Talk};
 use crate::session::Session;
 use crate::{
-    datastore, disk, documents, events, explain, filter, group, job, serve, stats, status, top,
+    datastore, disk, documents, events, explain, filter, group, job, lab, serve, stats, status, top,
 };
 
 /// Tidegate serves virtual disks from datastores to virtual machines and NBD clients
@@ -111,6 +111,8 @@ enum Command {
     Explain(explain::Explain),
     Events(events::Events),
     Top(top::Top),
+    #[command(subcommand)]
+    Lab(lab::Lab),
     Completions(documents::Completions),
     Man(documents::Man),
     InternalDocs(documents::InternalDocs),
@@ -165,6 +167,7 @@ impl Cli {
             Command::Explain(verb) => verb.run(session),
             Command::Events(verb) => verb.run(session),
             Command::Top(verb) => verb.run(session),
+            Command::Lab(verb) => verb.run(session),
             Command::Completions(verb) => verb.run(session),
             Command::Man(verb) => verb.run(session),
             Command::InternalDocs(verb) => verb.run(session),

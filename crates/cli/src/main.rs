@@ -26,6 +26,7 @@ mod figures;
 mod filter;
 mod group;
 mod job;
+mod lab;
 mod output;
 mod prompt;
 mod serve;

@@ -1,0 +1,530 @@
+//! `tidegate lab`: experiments on real daemons or in virtual time, and reports of what came out.
+//!
+//! Needs no daemon: those that are measured it starts itself, from this very program. What an experiment is and what its
+//! runs come to is `tidegate_lab`'s to say; here are the verbs, the progress that is shown, and the tables.
+
+use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
+
+use clap::{Args, Subcommand, ValueEnum, ValueHint};
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_lab::experiment::course::{self, End};
+use tidegate_lab::experiment::directory::{Suite as SuiteFile, moment};
+use tidegate_lab::experiment::page::{self, came_to, place, tally};
+use tidegate_lab::experiment::{self, Directory, Experiment, Findings, Order, PUBLISHED, Verdict};
+
+use crate::failure::Failure;
+use crate::session::Session;
+
+mod progress;
+mod shown;
+
+use progress::Progress;
+use shown::{ExperimentList, FindingsList};
+
+/// Run the published experiments, and see what comes out
+///
+/// An experiment is a scenario: hosts, disks, guests, a modelled array, and what is to come out, each expectation with
+/// where it is from. It is run on real daemons (of this program, one for each host, in real time) or in virtual time (the
+/// same schedulers and governors in the simulator), judged, and reported with charts.
+#[derive(Debug, Subcommand)]
+pub(crate) enum Lab {
+    List(List),
+    Show(Show),
+    Run(Run),
+    Suite(Suite),
+    Report(Report),
+    Compare(Compare),
+}
+
+impl Lab {
+    /// Does what was asked for.
+    pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
+        match self {
+            Lab::List(verb) => verb.run(session),
+            Lab::Show(verb) => verb.run(session),
+            Lab::Run(verb) => verb.run(session),
+            Lab::Suite(verb) => verb.run(session),
+            Lab::Report(verb) => verb.run(session),
+            Lab::Compare(verb) => verb.run(session),
+        }
+    }
+}
+
+/// List the experiments, the published ones first
+#[derive(Debug, Args)]
+#[command(
+    visible_alias = "ls",
+    after_help = "\
+Examples:
+  tidegate lab list
+  tidegate lab list -o wide
+  tidegate lab list --published -o name"
+)]
+pub(crate) struct List {
+    /// Only those of published papers
+    #[arg(long)]
+    published: bool,
+}
+
+/// Show an experiment: who shares what, what happens, what is expected
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate lab show sioc-3
+  tidegate lab show ./my-scenario.toml -o json")]
+pub(crate) struct Show {
+    /// Its name, or a scenario file
+    experiment: String,
+}
+
+/// Run an experiment, judge it, and write a report
+///
+/// It is run once in every way that its checks compare: with I/O control, without, a disk alone. Each run is kept as soon
+/// as it has ended; interrupted (Ctrl-C), the same command with the same --out goes on where it was.
+///
+/// Exit status 1 if a check does not hold, or a run could not be made.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate lab run sioc-3 --scale 0.1
+  tidegate lab run sioc-3 --on sim
+  tidegate lab run sioc-1 --on engine,sim --repeat 5 --out results/sioc-1
+  tidegate lab run ./my-scenario.toml --on sim -o json | jq '.checks[] | select(.verdict == \"fail\")'")]
+pub(crate) struct Run {
+    /// Its name, or a scenario file
+    experiment: String,
+
+    #[command(flatten)]
+    how: How,
+
+    /// Where chances begin; each further repeat's begin one further on
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+
+    /// Make a run again during which other programs or machines had more of a processor than this
+    ///
+    /// Twice at most. In percent of one processor. Without it every run counts, and the report says how busy the
+    /// machine was.
+    #[arg(long, value_name = "PERCENT")]
+    max_noise: Option<f64>,
+}
+
+/// Run a suite of experiments into one report
+///
+/// `published`: all experiments of published papers that are built, on real daemons and in the simulator. No run is
+/// shorter than 20 s. Interrupted (Ctrl-C), the same command with the same --out goes on where it was.
+///
+/// Exit status 1 if a check does not hold, or a run could not be made.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate lab suite published --scale 0.1
+  tidegate lab suite published --repeat 3 --out results/published")]
+pub(crate) struct Suite {
+    /// Which
+    #[arg(value_enum)]
+    suite: Which,
+
+    #[command(flatten)]
+    how: How,
+}
+
+/// How experiments are run.
+#[derive(Debug, Args)]
+struct How {
+    /// Where to run it; both, separated by a comma, are also compared with each other
+    ///
+    /// Default: engine; of a suite: both.
+    #[arg(long, value_enum, value_delimiter = ',', value_name = "PLACE")]
+    on: Vec<Place>,
+
+    /// How often, in every way; with repeats the median is judged
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=99))]
+    repeat: u32,
+
+    /// The length of its phases, as a part of the published: 0.01 to 1
+    #[arg(long, value_name = "PART", default_value = "1", value_parser = percent)]
+    scale: u64,
+
+    /// Where results go; default: a new directory under ./tidegate-lab
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    out: Option<PathBuf>,
+}
+
+/// Judge kept results and write their report anew
+///
+/// Exit status 1 if a check does not hold, or a run could not be made.
+#[derive(Debug, Args)]
+#[command(after_help = "Example:\n  tidegate lab report results/sioc-1")]
+pub(crate) struct Report {
+    /// A results directory, of one experiment or of a suite
+    #[arg(value_hint = ValueHint::DirPath)]
+    dir: PathBuf,
+}
+
+/// Compare two results directories: two versions, two machines, two settings
+///
+/// Exit status 1 if a check that held in the first does not in the second.
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  tidegate lab compare results/before results/after
+  tidegate lab compare results/before results/after -o wide")]
+pub(crate) struct Compare {
+    /// The first
+    #[arg(value_hint = ValueHint::DirPath)]
+    before: PathBuf,
+
+    /// The second
+    #[arg(value_hint = ValueHint::DirPath)]
+    after: PathBuf,
+}
+
+/// A place to run an experiment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Place {
+    /// Real daemons, in real time
+    Engine,
+    /// The simulator, in virtual time
+    Sim,
+}
+
+/// A suite.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum Which {
+    /// The experiments of published papers
+    Published,
+}
+
+/// A part of the whole, in percent.
+fn percent(text: &str) -> Result<u64, String> {
+    let part: f64 = text.parse().map_err(|_| format!("`{text}` is no number"))?;
+    // In whole hundredths: phases are cut by percent.
+    let hundredths = (1..=100).find(|n: &u32| (f64::from(*n) / 100.0 - part).abs() < 1e-9);
+    hundredths
+        .map(u64::from)
+        .ok_or_else(|| "it must be from 0.01 to 1, in hundredths".to_owned())
+}
+
+impl How {
+    fn places(&self, otherwise: &[experiment::On]) -> Vec<experiment::On> {
+        if self.on.is_empty() {
+            return otherwise.to_vec();
+        }
+        let on = self.on.iter().map(|place| match place {
+            Place::Engine => experiment::On::Engine,
+            Place::Sim => experiment::On::Sim,
+        });
+        let mut on: Vec<_> = on.collect();
+        on.sort_unstable();
+        on.dedup();
+        on
+    }
+
+    /// Where results go.
+    fn out(&self, name: &str) -> PathBuf {
+        self.out.clone().unwrap_or_else(|| {
+            let now = moment(SystemTime::now()).replace([':', '-'], "");
+            Path::new("tidegate-lab").join(format!("{name}-{now}"))
+        })
+    }
+}
+
+impl List {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        let all = Experiment::all().map_err(|error| failed("cannot list experiments", &error))?;
+        let experiments = all.iter().map(Experiment::about);
+        session.console.show(&ExperimentList {
+            experiments: experiments
+                .filter(|about| about.published || !self.published)
+                .collect(),
+        })
+    }
+}
+
+impl Show {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        session.console.show(&find(&self.experiment)?.about())
+    }
+}
+
+impl Run {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        let on = self.how.places(&[experiment::On::Engine]);
+        let found = find(&self.experiment)?;
+        if let Some(why) = found.only_simulated()
+            && on == [experiment::On::Engine]
+        {
+            return Err(Failure::usage(
+                format!("{} cannot be run on real daemons: {why}", found.name()),
+                "run it with --on sim",
+            ));
+        }
+        let percent = self.how.scale;
+        let out = self.how.out(found.name());
+        let mut progress = Progress::new(&session.console)?;
+        let course = Course {
+            experiment: found.scaled(percent),
+            percent,
+            on,
+            repeat: self.how.repeat,
+            seed: self.seed,
+            max_noise: self.max_noise,
+        };
+        let end = course.go(&out, &mut progress);
+        progress.end();
+        let end = end?;
+        let written = report(&out)?;
+        conclude(session, &out, end, written)
+    }
+}
+
+impl Suite {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        let Which::Published = self.suite;
+        let on = self
+            .how
+            .places(&[experiment::On::Engine, experiment::On::Sim]);
+        let out = self.how.out("published");
+        let file = SuiteFile {
+            format: experiment::kept::FORMAT,
+            suite: "published".to_owned(),
+            experiments: PUBLISHED.map(str::to_owned).to_vec(),
+        };
+        file.save(&out)
+            .map_err(|error| failed("cannot begin the suite", &error))?;
+        let mut courses = Vec::new();
+        for name in PUBLISHED {
+            let found = find(name)?;
+            let percent = found.at_least(self.how.scale);
+            courses.push(Course {
+                experiment: found.scaled(percent),
+                percent,
+                on: on.clone(),
+                repeat: self.how.repeat,
+                seed: 1,
+                max_noise: None,
+            });
+        }
+        let mut progress = Progress::new(&session.console)?;
+        let mut end = End::Done;
+        for (place, course) in courses.iter().enumerate() {
+            let later = courses[place + 1..].iter().map(Course::expected);
+            progress.later(later.sum::<Result<Duration, Failure>>()?);
+            let dir = out.join(course.experiment.name());
+            match course.go(&dir, &mut progress) {
+                Ok(End::Done) => {}
+                Ok(End::Interrupted) => {
+                    end = End::Interrupted;
+                    break;
+                }
+                Err(failure) => {
+                    progress.end();
+                    return Err(failure);
+                }
+            }
+        }
+        progress.end();
+        let written = report(&out)?;
+        conclude(session, &out, end, written)
+    }
+}
+
+impl Report {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        let written = report(&self.dir)?;
+        conclude(session, &self.dir, End::Done, written)
+    }
+}
+
+impl Compare {
+    fn run(self, session: &Session) -> Result<(), Failure> {
+        let compared = experiment::compare::compare(&self.before, &self.after)
+            .map_err(|error| failed("cannot compare", &error))?;
+        session.console.show(&compared)?;
+        let lost: Vec<String> = compared
+            .lost()
+            .map(|check| format!("{}: {}", check.experiment, check.what))
+            .collect();
+        if lost.is_empty() {
+            return Ok(());
+        }
+        let what = format!("{} checks hold no more", lost.len());
+        let problem = lost
+            .iter()
+            .fold(Problem::new(ProblemCode::Invalid, what), Problem::because);
+        Err(Failure::Failed(problem))
+    }
+}
+
+/// An experiment that is to be run, at its length.
+struct Course {
+    experiment: Experiment,
+    percent: u64,
+    on: Vec<experiment::On>,
+    repeat: u32,
+    seed: u64,
+    max_noise: Option<f64>,
+}
+
+impl Course {
+    fn order<'a>(&'a self, program: &'a Path) -> Order<'a> {
+        Order {
+            experiment: &self.experiment,
+            on: &self.on,
+            repeat: self.repeat,
+            seed: self.seed,
+            program,
+            max_noise: self.max_noise,
+        }
+    }
+
+    fn expected(&self) -> Result<Duration, Failure> {
+        Ok(self.order(&this_program()?).expected())
+    }
+
+    /// Makes its runs, those that are not there yet.
+    fn go(&self, out: &Path, progress: &mut Progress) -> Result<End, Failure> {
+        let program = this_program()?;
+        let begun = Directory::begin(
+            out,
+            &self.experiment,
+            self.percent,
+            self.seed,
+            &self.on,
+            self.repeat,
+        );
+        let name = self.experiment.name();
+        let mut directory = begun.map_err(|error| failed(format!("cannot run {name}"), &error))?;
+        progress.of(name, out);
+        course::run(&self.order(&program), &mut directory, progress)
+            .map_err(|error| failed(format!("cannot run {name}"), &error))
+    }
+}
+
+fn find(word: &str) -> Result<Experiment, Failure> {
+    let found = Experiment::find(word);
+    match found.map_err(|error| failed(format!("cannot read experiment {word}"), &error))? {
+        Some(found) => Ok(found),
+        None => Err(Failure::usage(
+            format!("there is no experiment `{word}`, and no such file"),
+            "see `tidegate lab list`",
+        )),
+    }
+}
+
+/// The program whose daemons are measured: this one.
+fn this_program() -> Result<PathBuf, Failure> {
+    std::env::current_exe().map_err(|error| Failure::io("cannot find this program", &error))
+}
+
+fn report(dir: &Path) -> Result<page::Written, Failure> {
+    page::write(dir).map_err(|error| failed("cannot write the report", &error))
+}
+
+/// Shows what came out, and fails if it is not what was expected.
+fn conclude(
+    session: &Session,
+    out: &Path,
+    end: End,
+    written: page::Written,
+) -> Result<(), Failure> {
+    let console = &session.console;
+    let all = written.findings;
+    let held = all.iter().all(Findings::holds);
+    let problem = outcome(out, end, &all);
+    match <[Findings; 1]>::try_from(all) {
+        Ok([one]) => console.show(&one)?,
+        Err(several) => console.show(&FindingsList {
+            experiments: several,
+        })?,
+    }
+    console.say(&format!("report: {}", written.html.display()));
+    match (end, held) {
+        (End::Done, true) => Ok(()),
+        _ => Err(Failure::Failed(problem)),
+    }
+}
+
+/// What is to be said of results that are not what was expected, or not whole.
+fn outcome(out: &Path, end: End, all: &[Findings]) -> Problem {
+    if end == End::Interrupted {
+        let there: usize = all
+            .iter()
+            .flat_map(|one| &one.stages)
+            .map(|stage| stage.runs.len())
+            .sum();
+        return Problem::new(
+            ProblemCode::Stopping,
+            "interrupted before all runs were made",
+        )
+        .because(format!("{there} runs are kept in {}", out.display()))
+        .remedy(format!(
+            "the same command with --out {} goes on from there",
+            out.display()
+        ));
+    }
+    let tallies: Vec<String> = all
+        .iter()
+        .filter(|findings| !findings.holds())
+        .map(|findings| format!("{}: {}", findings.experiment.name, tally(findings)))
+        .collect();
+    let mut problem = Problem::new(ProblemCode::Invalid, tallies.join("; "));
+    for findings in all {
+        let failed = findings
+            .checks
+            .iter()
+            .filter(|check| check.verdict == Verdict::Fail);
+        for check in failed {
+            problem = problem.because(format!(
+                "{}, {}: {} is {}, to be {}",
+                findings.experiment.name,
+                place(check.on),
+                check.what,
+                came_to(check),
+                check.bar
+            ));
+        }
+        for says in &findings.problems {
+            let name = &findings.experiment.name;
+            problem = problem.because(format!("{name}: a run could not be made: {says}"));
+        }
+    }
+    problem.remedy(format!("see {}", out.join("report.html").display()))
+}
+
+/// A failure of the lab's, with all that it says of why.
+fn failed(what: impl Into<String>, error: &anyhow::Error) -> Failure {
+    let problem = Problem::new(ProblemCode::Internal, what);
+    Failure::Failed(error.chain().fold(problem, Problem::because))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_scale_is_a_part_in_hundredths() {
+        assert_eq!(percent("0.1"), Ok(10));
+        assert_eq!(percent("0.29"), Ok(29));
+        assert_eq!(percent("1"), Ok(100));
+        for wrong in ["0", "1.5", "0.005", "10%", "-1"] {
+            assert!(percent(wrong).is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn places_are_named_once_and_the_default_holds_where_none_is() {
+        let how = |on: Vec<Place>| How {
+            on,
+            repeat: 1,
+            scale: 100,
+            out: None,
+        };
+        let (engine, sim) = (experiment::On::Engine, experiment::On::Sim);
+        assert_eq!(how(vec![]).places(&[engine]), [engine]);
+        let both = how(vec![Place::Sim, Place::Engine, Place::Sim]);
+        assert_eq!(both.places(&[engine]), [engine, sim]);
+    }
+}

@@ -1,0 +1,327 @@
+//! `tidegate lab` as scripts meet it: exit status, tables and JSON, and the report that it leaves.
+//!
+//! Mostly in virtual time, which needs no machine; once on real daemons, of a scenario that asks for little.
+
+use std::fs;
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Command, Stdio};
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+/// Two disks that ask for more than the array has, one with twice the shares.
+const SMALL: &str = r#"
+name = "small"
+title = "Two disks, one with twice the shares"
+source = "made up"
+lasts = "3s"
+settling = "1s"
+[datastore]
+array = { servers = 4, read = "10ms", rate = "100MiB" }
+threshold = "15ms"
+[[host]]
+name = "host1"
+[[disk]]
+name = "one"
+host = "host1"
+workload = { kind = "access", outstanding = 8 }
+[[disk]]
+name = "two"
+host = "host1"
+shares = 2000
+workload = { kind = "access", outstanding = 8 }
+[[expect]]
+what = "iops"
+at-least = 50
+source = "it works at all"
+"#;
+
+struct Run {
+    status: i32,
+    out: String,
+    err: String,
+}
+
+fn tidegate(words: &[&str]) -> Run {
+    finished(Command::new(env!("CARGO_BIN_EXE_tidegate")).args(words))
+}
+
+fn finished(command: &mut Command) -> Run {
+    let output = command.stdin(Stdio::null()).output();
+    let output = output.expect("the program can be started");
+    Run {
+        status: output.status.code().expect("it ends by itself"),
+        out: String::from_utf8(output.stdout).expect("text"),
+        err: String::from_utf8(output.stderr).expect("text"),
+    }
+}
+
+/// Interrupts a run when it says `begun`, and waits for its end: exit status and what it said after that.
+fn interrupted(command: &mut Command, begun: &str) -> (Option<i32>, String) {
+    let mut child = command
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the program can be started");
+    let mut lines = BufReader::new(child.stderr.take().expect("it is piped")).lines();
+    let found = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains(begun)));
+    found.expect("it says when a run begins").expect("text");
+    let pid = child.id().to_string();
+    let told = Command::new("kill").args(["-INT", &pid]).status();
+    assert!(told.expect("kill is there").success());
+    let rest: Vec<String> = lines.map_while(Result::ok).collect();
+    (child.wait().expect("it ends").code(), rest.join("\n"))
+}
+
+fn scratch() -> TempDir {
+    TempDir::new().expect("a scratch directory")
+}
+
+fn text(path: &Path) -> String {
+    path.to_str().expect("a path that is text").to_owned()
+}
+
+/// How many entries a directory has.
+fn left(place: &Path) -> usize {
+    fs::read_dir(place).expect("it is there").count()
+}
+
+/// As it stands in a page.
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;")
+        .replace('<', "&lt;")
+        .replace('>', "&gt;")
+}
+
+#[test]
+fn a_run_in_virtual_time_gives_a_report_with_every_check() {
+    let scratch = scratch();
+    let out = text(&scratch.path().join("results"));
+    let words = [
+        "lab", "run", "sioc-3", "--on", "sim", "--scale", "0.1", "--out", &out,
+    ];
+    let run = tidegate(&[&words[..], &["-o", "json"]].concat());
+    let found: Value = serde_json::from_str(&run.out).expect("JSON");
+    let checks = found["checks"].as_array().expect("checks");
+    // Those of the scenario, and that nothing was breached.
+    let shown = tidegate(&["lab", "show", "sioc-3", "-o", "json"]);
+    let shown: Value = serde_json::from_str(&shown.out).expect("JSON");
+    let expected = shown["checks"].as_array().expect("checks");
+    assert_eq!(checks.len(), expected.len() + 1);
+    let failed = checks
+        .iter()
+        .filter(|check| check["verdict"] == "fail")
+        .count();
+    assert_eq!(run.status, i32::from(failed > 0), "{}", run.err);
+
+    let page = fs::read_to_string(scratch.path().join("results/report.html")).expect("a page");
+    let summary = fs::read_to_string(scratch.path().join("results/report.md")).expect("a summary");
+    for check in expected {
+        let what = check["what"].as_str().expect("words");
+        assert!(page.contains(&escaped(what)), "{what}");
+        assert!(summary.contains(what), "{what}");
+    }
+    for part in [
+        "Throughput of all disks over time",
+        "Shares against throughput",
+        "Latency against the threshold, and hosts&#39; windows",
+        "Latency as guests see it",
+        "Orders of the shops",
+        "Machine and method",
+        "runs/sim-01-managed.json",
+        "csv/sim-01-unmanaged.csv",
+        "prefers-color-scheme:dark",
+        "@media print",
+    ] {
+        let part = part.replace("&#39;", "'");
+        assert!(page.contains(&part), "{part}");
+    }
+    for foreign in ["<script", "http://", "https://", "@import", "src="] {
+        assert!(
+            !page.contains(foreign),
+            "the page needs nothing but itself: {foreign}"
+        );
+    }
+    assert_eq!(page.matches("<svg").count(), page.matches("</svg>").count());
+    assert!(
+        !page.contains("NaN"),
+        "no figure is drawn that is no number"
+    );
+
+    // What is kept is judged again, and alike; and it is nothing else than itself.
+    let again = tidegate(&["lab", "report", &out, "-o", "json"]);
+    let again: Value = serde_json::from_str(&again.out).expect("JSON");
+    assert_eq!(again["checks"], found["checks"]);
+    let compared = tidegate(&["lab", "compare", &out, &out]);
+    assert_eq!(compared.status, 0, "{}", compared.err);
+    assert!(compared.out.contains("+0.0 %"), "{}", compared.out);
+}
+
+#[test]
+fn the_same_on_real_daemons_is_held_against_the_simulator_and_leaves_no_daemon() {
+    let scratch = scratch();
+    let file = scratch.path().join("small.toml");
+    fs::write(&file, SMALL).expect("it can be written");
+    let out = text(&scratch.path().join("results"));
+    let places = scratch.path().join("t");
+    fs::create_dir(&places).expect("it can be made");
+    let words = [
+        "lab",
+        "run",
+        &text(&file),
+        "--on",
+        "engine,sim",
+        "--out",
+        &out,
+    ];
+    let run = finished(
+        Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .args(words)
+            .args(["-o", "json"])
+            .env("TMPDIR", &places),
+    );
+    let found: Value = serde_json::from_str(&run.out).expect("JSON");
+    assert_eq!(found["problems"], Value::Array(Vec::new()), "{}", run.err);
+    let checks = found["checks"].as_array().expect("checks");
+    let of = |on: &str, what: &str| {
+        let found = checks.iter().find(|check| {
+            check["on"] == on
+                && check["what"]
+                    .as_str()
+                    .is_some_and(|says| says.contains(what))
+        });
+        found.unwrap_or_else(|| panic!("no {what} on {on}"))["verdict"].clone()
+    };
+    assert_eq!(of("engine", "throughput"), "pass");
+    assert_eq!(of("engine", "I/Os that ended with an error"), "pass");
+    assert_eq!(of("sim", "breaches"), "pass");
+    let rows = found["agreement"]["rows"]
+        .as_array()
+        .expect("they are held against each other");
+    assert_eq!(rows.len(), 2);
+    let page = fs::read_to_string(scratch.path().join("results/report.html")).expect("a page");
+    assert!(page.contains("Real daemons against the simulator"));
+    assert_eq!(left(&places), 0, "daemons' roots go when they have ended");
+    let runs = fs::read_dir(scratch.path().join("results/runs")).expect("they are there");
+    assert_eq!(runs.count(), 2);
+}
+
+#[test]
+fn a_check_that_does_not_hold_ends_with_1_and_stands_first() {
+    let scratch = scratch();
+    let file = scratch.path().join("small.toml");
+    let demanding = format!(
+        "{SMALL}\n[[expect]]\nwhat = \"iops\"\nat-least = 1000000\nsource = \"<a dream> & a half\"\n"
+    );
+    fs::write(&file, demanding).expect("it can be written");
+    let out = text(&scratch.path().join("results"));
+    let run = tidegate(&["lab", "run", &text(&file), "--on", "sim", "--out", &out]);
+    assert_eq!(run.status, 1);
+    let lines: Vec<&str> = run.out.lines().collect();
+    assert!(lines[2].starts_with("FAIL"), "{}", run.out);
+    assert!(
+        run.err.contains("to be at least 1,000,000 /s"),
+        "{}",
+        run.err
+    );
+    assert!(run.err.contains("report.html"), "{}", run.err);
+    let page = fs::read_to_string(scratch.path().join("results/report.html")).expect("a page");
+    let place = |words: &str| page.find(words).unwrap_or_else(|| panic!("no {words}"));
+    assert!(place("1 FAIL") < place("<svg"));
+    assert!(page.contains("&lt;a dream&gt; &amp; a half"));
+    // A directory holds results of one experiment only.
+    let other = tidegate(&[
+        "lab", "run", "sioc-1", "--on", "sim", "--scale", "0.01", "--out", &out,
+    ]);
+    assert_eq!(other.status, 1);
+    assert!(
+        other.err.contains("name another directory"),
+        "{}",
+        other.err
+    );
+}
+
+#[test]
+fn an_interrupted_run_keeps_what_is_whole_and_says_how_to_go_on() {
+    let scratch = scratch();
+    let out = text(&scratch.path().join("results"));
+    let words = [
+        "lab", "run", "sioc-4", "--on", "sim", "--repeat", "99", "--out", &out,
+    ];
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    let (status, rest) = interrupted(command.args(words), "1/198");
+    assert_eq!(status, Some(1), "{rest}");
+    assert!(
+        rest.contains("interrupted before all runs were made"),
+        "{rest}"
+    );
+    assert!(
+        rest.contains(&format!("--out {out} goes on from there")),
+        "{rest}"
+    );
+    for entry in fs::read_dir(scratch.path().join("results/runs")).expect("it is there") {
+        let path = entry.expect("it can be listed").path();
+        let kept: Result<Value, _> = serde_json::from_slice(&fs::read(&path).expect("a file"));
+        assert!(kept.is_ok(), "{} is not whole", path.display());
+    }
+}
+
+#[test]
+fn an_interrupted_run_on_real_daemons_leaves_none() {
+    let scratch = scratch();
+    let file = scratch.path().join("small.toml");
+    fs::write(&file, SMALL.replace("\"3s\"", "\"10min\"")).expect("it can be written");
+    let (out, places) = (
+        text(&scratch.path().join("results")),
+        scratch.path().join("t"),
+    );
+    fs::create_dir(&places).expect("it can be made");
+    let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+    command.args(["lab", "run", &text(&file), "--out", &out]);
+    let (status, rest) = interrupted(command.env("TMPDIR", &places), "1/1: real daemons");
+    assert_eq!(status, Some(1), "{rest}");
+    assert!(rest.contains("goes on from there"), "{rest}");
+    assert_eq!(left(&places), 0, "daemons' roots go when they have ended");
+    assert_eq!(left(&scratch.path().join("results/runs")), 0);
+}
+
+#[test]
+fn nonsense_has_status_2_and_says_what_would_be_right() {
+    for (words, says) in [
+        (&["lab", "run", "sioc-99"][..], "see `tidegate lab list`"),
+        (&["lab", "show", "sioc-99"], "see `tidegate lab list`"),
+        (&["lab", "run", "sioc-1", "--scale", "2"], "from 0.01 to 1"),
+        (&["lab", "run", "sioc-1", "--repeat", "0"], "--repeat"),
+        (&["lab", "run", "row-11-host-death"], "--on sim"),
+        (&["lab", "suite", "unpublished"], "published"),
+    ] {
+        let run = tidegate(words);
+        assert_eq!(run.status, 2, "{words:?}: {}", run.err);
+        assert!(run.err.contains(says), "{words:?}: {}", run.err);
+    }
+}
+
+#[test]
+fn experiments_are_listed_the_published_ones_first() {
+    let names = tidegate(&["lab", "list", "-o", "name"]).out;
+    let names: Vec<&str> = names.lines().collect();
+    assert_eq!(
+        names[..5],
+        ["sioc-1", "sioc-2", "sioc-3", "sioc-4", "sioc-ssd"]
+    );
+    assert!(names.contains(&"row-04-reservation"));
+    let published = tidegate(&["lab", "list", "--published", "-o", "name"]).out;
+    assert_eq!(published.lines().count(), 5);
+    let shown = tidegate(&["lab", "show", "sioc-3"]).out;
+    for says in [
+        "phases of 300 s",
+        "36 users",
+        "2000",
+        "12ms",
+        "0.64 to 0.69",
+    ] {
+        assert!(shown.contains(says), "{says}: {shown}");
+    }
+}
