@@ -65,11 +65,17 @@ pub enum Happening {
     HostSeen {
         /// Its identity.
         host: String,
+        /// What people call it, if it says so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
     },
     /// It does so no longer.
     HostLost {
         /// Its identity.
         host: String,
+        /// What people call it, if it says so.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
         /// It said so; else it fell silent.
         left: bool,
     },
@@ -157,6 +163,7 @@ mod tests {
             datastore: "fast".parse().expect("a name"),
             happening: Happening::HostLost {
                 host: "h".to_owned(),
+                name: Some("pve1".to_owned()),
                 left: false,
             },
             text: "lost".to_owned(),
@@ -184,6 +191,7 @@ mod tests {
             },
             Happening::HostSeen {
                 host: String::new(),
+                name: None,
             },
             Happening::ExternalLoad { on: true },
             Happening::Alone { on: true },

@@ -222,10 +222,17 @@ pub struct DatastoreControl {
 pub struct HostControl {
     /// Its identity: 32 hexadecimal digits, kept in its root.
     pub host: String,
+    /// What people call it; null: it does not say, being of an older version.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
     /// Whether it is this one.
     pub here: bool,
     /// How long it has said nothing new.
     pub silent_s: f64,
+    /// How long it may be silent before it counts as dead and its part goes to the others: by the pace at which it means
+    /// to speak.
+    #[serde(default)]
+    pub lease_s: f64,
     /// Whether it should have spoken by now.
     pub suspect: bool,
     /// Whether it has engaged.

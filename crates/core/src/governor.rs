@@ -30,6 +30,7 @@ pub mod division;
 pub mod external;
 pub mod learn;
 pub mod lease;
+pub mod name;
 mod number;
 pub mod pace;
 pub mod peers;
@@ -49,6 +50,7 @@ use alloc::vec::Vec;
 use disks::{Disks, Meter};
 use external::Watch;
 use learn::Learner;
+use name::Name;
 use number::{span, whole, whole32};
 use pace::Pace;
 use peers::Peers;
@@ -210,6 +212,7 @@ pub enum GovernorEvent {
 #[derive(Clone, Debug)]
 pub struct Governor {
     settings: Settings,
+    name: Name,
     common: Common,
     slot: Option<u16>,
     disks: Disks,
@@ -279,6 +282,7 @@ impl Governor {
         let target = settle::target(&common, settings.kind.threshold());
         Governor {
             settings,
+            name: Name::default(),
             common,
             slot: None,
             disks: Disks::default(),
@@ -325,6 +329,11 @@ impl Governor {
         }
     }
 
+    /// What people call this host: the others show it.
+    pub fn call(&mut self, name: Name) {
+        self.name = name;
+    }
+
     /// Our slot's number, as soon as the engine has claimed one.
     pub fn sits_at(&mut self, slot: u16) {
         self.slot = Some(slot);
@@ -368,6 +377,17 @@ impl Governor {
             self.pace.wake(now);
         }
         self.learn(bins);
+    }
+
+    /// What was noticed since it was last told, for who does not wait for the next tick to tell it.
+    pub fn noticed(&mut self) -> Vec<GovernorEvent> {
+        core::mem::take(&mut self.events)
+    }
+
+    /// Whether nothing moves: nobody is held back, nothing is told in a hurry, and the others hear and are heard.
+    pub fn rests(&self) -> bool {
+        let trouble = self.alone || self.mute || self.frozen || self.failing.is_some();
+        !self.engaged && self.over == 0 && !self.pace.stirred() && !trouble
     }
 
     /// The slots as they were just read, slot 0 among them; one that is left out counts as unchanged.
@@ -443,7 +463,7 @@ impl Governor {
         Tick {
             orders: self.orders(),
             publish,
-            events: core::mem::take(&mut self.events),
+            events: self.noticed(),
         }
     }
 

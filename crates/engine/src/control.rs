@@ -7,7 +7,7 @@
 //! # Always true
 //! - nothing that the datastore does to the slot file reaches a disk: it only changes what the governor knows
 //! - the schedulers leave the I/O threads after the last disk and the last handle
-//! - nobody uses a datastore: its governor looks every few seconds, and its I/O threads sleep in between
+//! - nobody uses a datastore: its governor looks every few seconds, and its I/O threads sleep all the while
 //!
 //! # Picture
 //! ```text
@@ -23,8 +23,11 @@ use crate::sys::os;
 use std::collections::VecDeque;
 use std::path::PathBuf;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::task::Waker;
 use std::time::Duration;
+use tidegate_core::governor::name::Name;
+use tidegate_core::governor::slot::Common;
 use tidegate_core::governor::{self, Admission, Governor, GovernorEvent, Threshold};
 use tidegate_core::iocontrol::shared::{GroupsHandle, Shared};
 use tidegate_core::iocontrol::{Bin, DiskKey, Mode, Orders, Policy, Scheduler, Usage};
@@ -61,6 +64,38 @@ pub struct Change {
     pub io_unit: Option<u32>,
 }
 
+impl Change {
+    /// This change, and then `later`.
+    fn and(self, later: Change) -> Change {
+        Change {
+            mode: later.mode.or(self.mode),
+            threshold: later.threshold.or(self.threshold),
+            io_unit: later.io_unit.or(self.io_unit),
+        }
+    }
+
+    /// What holds for all after this change to `there`; `ours`: how everything stands here with it. Of a generation above
+    /// both, unless they are the same but for this change.
+    fn into_common(self, there: Common, ours: &Common) -> Common {
+        let mut common = there;
+        if self.mode.is_some() {
+            common.mode = ours.mode;
+        }
+        if self.threshold.is_some() {
+            common.threshold_mode = ours.threshold_mode;
+            common.threshold = ours.threshold;
+        }
+        if self.io_unit.is_some() {
+            common.io_unit = ours.io_unit;
+        }
+        common.generation = ours.generation;
+        if there.generation >= ours.generation || common != *ours {
+            common.generation = there.generation.max(ours.generation).saturating_add(1);
+        }
+        common
+    }
+}
+
 /// How a disk is to be controlled.
 #[derive(Clone, Debug)]
 pub struct UnderControl {
@@ -82,7 +117,7 @@ struct ControlCore {
     id: ControlId,
     name: String,
     words: Sender<Word>,
-    events: Arc<Mutex<Events>>,
+    notes: Arc<Notes>,
     inboxes: Arc<[Arc<Inbox>]>,
     numbers: Arc<Mutex<Vec<bool>>>,
 }
@@ -214,7 +249,7 @@ impl Control {
             id,
             name: settings.name.clone(),
             words: words.clone(),
-            events: Arc::default(),
+            notes: Arc::default(),
             inboxes: Arc::clone(&inboxes),
             numbers,
         });
@@ -247,13 +282,9 @@ impl Control {
                 Some(carrier.map_err(failed)?)
             }
         };
-        let rounds = rounds::Rounds::new(
-            id,
-            Governor::new(settings.governor),
-            inboxes,
-            carrier,
-            Arc::clone(&core.events),
-        );
+        let mut governor = Governor::new(settings.governor);
+        governor.call(Name::new(&host_name()));
+        let rounds = rounds::Rounds::new(id, governor, inboxes, carrier, Arc::clone(&core.notes));
         rounds.start(&settings.name, heard).map_err(failed)?;
         Ok(Control { core })
     }
@@ -319,14 +350,27 @@ impl Control {
             .map(|report| *report)
     }
 
-    /// Takes out what happened since the last call, oldest first.
+    /// Takes out what happened since the last call, oldest first. What happened stays until it is taken, also when the
+    /// governor has ended.
     pub fn events(&self) -> Events {
-        let mut events = self
-            .core
-            .events
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        std::mem::take(&mut *events)
+        std::mem::take(&mut *self.core.notes.events())
+    }
+
+    /// Wakes `waker` from now on whenever there is something to be taken with [`Control::events`], and when somebody
+    /// uses the datastore again after nobody did.
+    pub fn wake_on_events(&self, waker: Waker) {
+        let notes = &self.core.notes;
+        *notes.reader() = Some(waker);
+        if !notes.events().told.is_empty() {
+            notes.ring();
+        }
+    }
+
+    /// Has the disks counted now: one has come, or one has gone. The governor of a datastore that nobody uses does not
+    /// ask for them by itself.
+    pub fn recount(&self) {
+        // One that has ended counts no more.
+        let _ = self.core.words.send(Word::Stirred);
     }
 
     /// Tells the other hosts that this one leaves: they divide its part at once, instead of after its lease. The governor
@@ -399,12 +443,43 @@ impl Drop for ControlCore {
     }
 }
 
-impl Events {
-    fn add(&mut self, event: Event) {
-        if self.told.len() == EVENTS {
-            self.told.pop_front();
-            self.lost += 1;
+/// Where a governor's thread notes what happened, for whoever takes it out.
+#[derive(Default)]
+struct Notes {
+    events: Mutex<Events>,
+    /// Whom to wake.
+    reader: Mutex<Option<Waker>>,
+}
+
+impl Notes {
+    fn add(&self, event: Event) {
+        let mut events = self.events();
+        if events.told.len() == EVENTS {
+            events.told.pop_front();
+            events.lost += 1;
         }
-        self.told.push_back((os::now(), event));
+        events.told.push_back((os::now(), event));
+        drop(events);
+        self.ring();
     }
+
+    fn ring(&self) {
+        if let Some(reader) = &*self.reader() {
+            reader.wake_by_ref();
+        }
+    }
+
+    fn events(&self) -> MutexGuard<'_, Events> {
+        self.events.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn reader(&self) -> MutexGuard<'_, Option<Waker>> {
+        self.reader.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What people call this host.
+fn host_name() -> String {
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    name.trim().to_owned()
 }

@@ -43,6 +43,7 @@
 //! The delta lease of sanlock, after Chockler and Malkhi, "Light-weight leases for storage-centric coordination" (2004);
 //! the argument above is ours, for writes that may land late.
 
+pub use super::name::Name;
 use super::slot::{Reader, SLOT, Unreadable, Writer, seal, sealed};
 use crate::units::{Span, Time};
 
@@ -130,36 +131,6 @@ impl Record {
             name: Name(from.take()),
             free,
         })
-    }
-}
-
-/// What people call a host, cut after 64 bytes.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Name([u8; 64]);
-
-impl Name {
-    /// Of this text.
-    pub fn new(text: &str) -> Name {
-        let mut bytes = [0; 64];
-        for (to, from) in bytes.iter_mut().zip(text.bytes()) {
-            *to = from;
-        }
-        Name(bytes)
-    }
-
-    /// As text for logs and terminals: whoever wrote it, nothing but printable ASCII.
-    pub fn chars(&self) -> impl Iterator<Item = char> {
-        let written = self.0.into_iter().take_while(|&byte| byte != 0);
-        written.map(|byte| match byte {
-            b' '..=b'~' => char::from(byte),
-            _ => '?',
-        })
-    }
-}
-
-impl core::fmt::Debug for Name {
-    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
-        self.chars().try_for_each(|char| write!(f, "{char}"))
     }
 }
 

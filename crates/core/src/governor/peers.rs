@@ -207,6 +207,7 @@ impl Peers {
                 news.urgent |= record.flags.has(urgent) && !peer.record.flags.has(urgent);
                 *peer = Peer::new(slot, record);
             }
+            Err(_) if self.has_moved(slot, &record) => {}
             Err(place) => {
                 // Believed to live from now on; if nobody writes there any more, its lease ends like any other.
                 news.urgent = true;
@@ -214,6 +215,29 @@ impl Peers {
                 self.peers.insert(place, Peer::new(slot, record));
             }
         }
+    }
+}
+
+impl Peers {
+    /// Whether this is a host that is known, at another slot: it has had to take another, and sits in one at a time.
+    fn has_moved(&mut self, slot: u16, record: &Record) -> bool {
+        let who = |record: &Record| (record.host, record.incarnation);
+        let known = self
+            .peers
+            .iter()
+            .position(|peer| who(&peer.record) == who(record));
+        let Some(known) = known else { return false };
+        // What it left behind is older than what it says since, and says nothing any more, also when it has died.
+        let left = if self.peers[known].record.sequence < record.sequence {
+            let peer = core::mem::replace(&mut self.peers[known], Peer::new(slot, record.clone()));
+            self.peers.sort_unstable_by_key(|peer| peer.slot);
+            (peer.slot, words(&peer.record))
+        } else {
+            (slot, words(record))
+        };
+        self.last_words.retain(|(of, _)| *of != left.0);
+        self.last_words.push(left);
+        true
     }
 }
 

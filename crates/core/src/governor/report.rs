@@ -1,7 +1,9 @@
 //! What a governor knows, for people: `datastore show`, `explain`, the dashboard.
 
 use super::division::{Division, Want};
+use super::name::Name;
 use super::number::{nanos, span, whole};
+use super::peers::lease;
 use super::slot::{Common, Entry, Flags};
 use super::{Governor, settle};
 use crate::iocontrol::{CostModel, DiskKey, Mode};
@@ -56,8 +58,12 @@ pub struct Report {
 pub struct HostReport {
     /// Which.
     pub host: [u8; 16],
+    /// What people call it; empty: it does not say.
+    pub name: Name,
     /// How long it has said nothing new.
     pub age: Span,
+    /// How long it may be silent before its part goes to the others: by the pace at which it means to speak.
+    pub lease: Span,
     /// It is suspect: it should have spoken.
     pub suspect: bool,
     /// It has engaged.
@@ -127,7 +133,9 @@ impl Governor {
         let knee = self.curve.knee().unwrap_or_default();
         let own = HostReport {
             host: self.settings.host,
+            name: self.name,
             age: Span::ZERO,
+            lease: lease(self.pace.interval()),
             suspect: false,
             engaged: self.engaged,
             window: cost(self.part),
@@ -171,7 +179,9 @@ impl Governor {
         };
         let others = self.peers.iter().map(|peer| HostReport {
             host: peer.record.host,
+            name: peer.record.name,
             age: peer.age,
+            lease: lease(Span::from_millis(peer.record.tick_ms.into())),
             suspect: !peer.live(),
             engaged: peer.record.flags.has(Flags::ENGAGED),
             window: cost(peer.record.window),

@@ -15,7 +15,7 @@
 //! ```text
 //!    0  magic             8   | 56  W, w, n, latency, p99, q, x, peak, threshold, pressure    10 x 8
 //!    8  version, count  2+2   | 136 costs: write, byte read, byte written, sequential          4 x 8
-//!   12  flags             4   | 168 nothing yet (zero)
+//!   12  flags             4   | 168 what people call the host (zero: not told) 64, nothing yet (zero) 8
 //!   16  host             16   | 240 up to 160 disks of 24: key 8, flags 1 and shares 3, reservation 4, limit 4,
 //!   32  incarnation       8   |     demand 2 (1/16), cost per unit 2 (1/64)
 //!   40  sequence          8   | 4080 sequence again 8, nothing 4
@@ -25,6 +25,7 @@
 //! # Units
 //! Little-endian. Rates per second, latencies in nanoseconds, costs and windows in reference I/Os (a 4 KiB random read).
 
+use super::name::Name;
 use super::number::{sane, whole16};
 use alloc::vec::Vec;
 
@@ -38,7 +39,10 @@ pub const DISKS: usize = 160;
 const MAGIC: [u8; 8] = *b"TIDEGHST";
 const MAGIC_COMMON: [u8; 8] = *b"TIDEGALL";
 const VERSION: u16 = 1;
+/// Hosts of before wrote zeroes here, and look at nothing between the costs and the disks.
+const NAME_AT: usize = 168;
 const ENTRIES_AT: usize = 240;
+const _: () = assert!(NAME_AT + size_of::<Name>() <= ENTRIES_AT);
 const ENTRY: usize = 24;
 const _: () = assert!(ENTRIES_AT + DISKS * ENTRY == TAIL_AT);
 const TAIL_AT: usize = 4080;
@@ -151,6 +155,8 @@ pub struct Record {
     /// What it learned of costs, relative to a 4 KiB random read: a write, 64 KiB read, 64 KiB written, a sequential
     /// read; 0: not known.
     pub costs: [f64; 4],
+    /// What people call the host; empty: it does not say.
+    pub name: Name,
     /// Its disks.
     pub disks: Vec<Entry>,
 }
@@ -216,6 +222,8 @@ impl Record {
         for number in self.numbers() {
             out.put(&number.to_le_bytes());
         }
+        out.at = NAME_AT;
+        out.put(&self.name.0);
         out.at = ENTRIES_AT;
         for disk in disks {
             out.put(&disk.key.to_le_bytes());
@@ -263,6 +271,8 @@ impl Record {
         for cost in &mut record.costs {
             *cost = number(0.0, 64.0);
         }
+        from.at = NAME_AT;
+        record.name = Name(from.take());
         from.at = ENTRIES_AT;
         for _ in 0..count {
             let key = u64::from_le_bytes(from.take());

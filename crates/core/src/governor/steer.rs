@@ -66,7 +66,9 @@ impl Governor {
     /// Writes that fail for half a lease may have made the others think us dead: we take no more than we last said.
     pub(super) fn notice_mute(&mut self, now: Time) {
         let failing = self.failing.map_or(Span::ZERO, |since| now.since(since));
-        let mute = failing.as_nanos() > lease(self.pace.interval()).as_nanos() / 2;
+        // Once it is so, only a write that succeeds ends it: that we have slowed down since does not.
+        let long = failing.as_nanos() > lease(self.pace.interval()).as_nanos() / 2;
+        let mute = self.failing.is_some() && (self.mute || long);
         if mute != self.mute {
             self.mute = mute;
             self.events.push(GovernorEvent::Mute { on: mute });
@@ -467,6 +469,7 @@ impl Governor {
                     found.read,
                 ]
             }),
+            name: self.name,
             disks: self.own_entries().collect(),
         }
     }

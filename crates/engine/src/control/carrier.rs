@@ -1,19 +1,22 @@
 //! Carries slots between a governor and its datastore, on a thread of its own: a datastore that hangs hangs this one.
 //!
 //! The governor's thread ([`super::rounds`]) sends jobs and goes on; what came of them comes back as a word to it. Before
-//! the first read the carrier claims a slot, and tries again with each read while it has none.
+//! the first read the carrier claims a slot, and tries again with each read while it has none. Slot 0 is everybody's: a
+//! change is put into what stands there, whoever wrote that, and one that could not be written is written later.
 //!
 //! # Always true
-//! - each job but the last is answered by one word, in order
-//! - a failure is told to the log once, and so is its end
+//! - each read and each write of our slot is answered by one word, in order
+//! - a failure is told to the log once, and so is its end; the same for what is no host's record
+//! - no change of slot 0 undoes another that was made before it, as far as the file system has locks
 
 use super::slots::{Slot, SlotFile};
-use super::{Trouble, Word};
+use super::{Change, Trouble, Word};
 use crate::sys::os;
 use std::io;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, Sender, channel};
-use tidegate_core::governor::slot::{Common, SLOT};
+use tidegate_core::governor::slot::{Common, SLOT, Unreadable};
+use tidegate_core::units::Time;
 
 /// What a carrier is to do.
 pub(super) enum Job {
@@ -21,8 +24,8 @@ pub(super) enum Job {
     Read(Seat),
     /// Write our slot; answered by [`Word::Wrote`].
     Write(Box<[u8; SLOT]>),
-    /// Write slot 0.
-    Common(Box<[u8; SLOT]>),
+    /// Put this change into slot 0. Beside it, how everything stands here with it.
+    Common(Change, Common),
     /// Another sits in our slot: take a different one.
     Move,
     /// Write our slot for the last time and give it back; slots are still read.
@@ -40,13 +43,29 @@ pub(super) enum Seat {
     None,
 }
 
+/// What can fail of the slots.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Act {
+    Read,
+    Write,
+    Claim,
+    Set,
+}
+
 struct Carrier {
     name: String,
     slots: SlotFile,
     words: Sender<Word>,
     /// Where we are not to sit.
     avoid: Option<u16>,
-    trouble: Option<String>,
+    /// What cannot be done, since it was told that something cannot.
+    failing: Vec<Act>,
+    /// What is still to be put into slot 0.
+    unwritten: Option<(Change, Common)>,
+    /// What stood in slot 0, the highest generation of all that were seen there.
+    common: Option<Common>,
+    /// Slots of which it was told that they hold nothing of ours.
+    foreign: Vec<u16>,
 }
 
 /// Starts the carrier of a datastore.
@@ -64,7 +83,10 @@ pub(super) fn start(
         slots: SlotFile::new(directory, host)?,
         words,
         avoid: None,
-        trouble: None,
+        failing: Vec::new(),
+        unwritten: None,
+        common: None,
+        foreign: Vec::new(),
     };
     let (jobs, to_do) = channel();
     std::thread::Builder::new()
@@ -80,12 +102,12 @@ impl Carrier {
                 Job::Read(seat) => Word::Read(self.read(seat)),
                 Job::Write(bytes) => {
                     let written = self.slots.write(&bytes);
-                    Word::Wrote(self.judge("written", written).is_some())
+                    Word::Wrote(self.judge(Act::Write, written).is_some())
                 }
-                Job::Common(bytes) => {
-                    let bytes = self.newer(*bytes);
-                    let written = self.slots.write_common(&bytes);
-                    self.judge("written", written);
+                Job::Common(change, common) => {
+                    let before = self.unwritten.take().unwrap_or_default();
+                    self.unwritten = Some((before.0.and(change), common));
+                    self.settle();
                     continue;
                 }
                 Job::Move => {
@@ -113,63 +135,130 @@ impl Carrier {
     }
 
     fn read(&mut self, seat: Seat) -> Option<Vec<Slot>> {
-        if seat == Seat::Own && self.slots.own().is_none() {
+        // Which of the slots is ours is known of the file that is there now; what is wrong with it the next acts tell.
+        let _ = self.slots.open();
+        if seat == Seat::None {
+            // Nobody wants to any more.
+            self.overcome(Act::Claim);
+            self.overcome(Act::Write);
+        } else if self.slots.own().is_none() {
             self.claim();
         }
-        let read = self.slots.read(os::now());
-        let claimed = seat == Seat::None || self.slots.own().is_some();
-        match read {
-            // Without a slot there is trouble still, and it has been told.
-            Ok(read) if !claimed => Some(read),
-            read => self.judge("read", read),
+        self.settle();
+        let now = os::now();
+        let read = self.slots.read(now);
+        if let Ok(read) = &read {
+            self.mend(read, now);
+            self.remark(now);
+        }
+        self.judge(Act::Read, read)
+    }
+
+    /// Puts into slot 0 what is to be put there.
+    fn settle(&mut self) {
+        let Some((change, ours)) = self.unwritten else {
+            return;
+        };
+        let settled = self.slots.change_common(|there| {
+            let common = there.map_or(ours, |there| change.into_common(there, &ours));
+            (there != Some(common)).then_some(common)
+        });
+        if let Some(common) = self.judge(Act::Set, settled) {
+            self.unwritten = None;
+            self.common = common.or(self.common);
         }
     }
 
-    /// What is to stand in slot 0, of a generation above the one that stands there: this host may not have seen that yet.
-    fn newer(&mut self, bytes: [u8; SLOT]) -> [u8; SLOT] {
-        let there = self.slots.read_common().ok();
-        let there = there.and_then(|there| Common::decode(&there).ok());
-        match (there, Common::decode(&bytes)) {
-            (Some(there), Ok(ours)) if there.generation >= ours.generation => Common {
-                generation: there.generation.saturating_add(1),
-                ..ours
+    /// Keeps what holds for all in slot 0: what was damaged or cut off, or is older than what was seen there, is written
+    /// again.
+    fn mend(&mut self, read: &[Slot], now: Time) {
+        let there = read.iter().find(|(slot, _)| *slot == 0);
+        let there = there.map(|(_, bytes)| Common::decode(bytes));
+        let generation = |common: Option<Common>| common.map_or(0, |common| common.generation);
+        let known = generation(self.common);
+        match there {
+            Some(Ok(there)) if there.generation >= known => {
+                self.common = Some(there);
+                return;
             }
-            .encode(),
-            _ => bytes,
+            // It may be half written just now; and what a newer program wrote is its business.
+            Some(Err(Unreadable::Newer(_))) | None => return,
+            Some(Err(why)) if why != Unreadable::Empty && !self.slots.is_foreign(0, now) => return,
+            Some(_) if known == 0 => return,
+            Some(_) => {}
         }
+        let common = self.common;
+        let mended = self.slots.change_common(|there| {
+            let older = generation(there) < generation(common);
+            common.filter(|_| older)
+        });
+        // One that cannot be written is tried again with the next read; whether our own slot can be is told anyhow.
+        if let Ok(Some(_)) = mended {
+            tracing::info!(datastore = %self.name, "what is set for the whole datastore is written to its slot again");
+        }
+    }
+
+    /// Tells the log of slots that hold nothing of ours, once, and of their end.
+    fn remark(&mut self, now: Time) {
+        let foreign = self.slots.foreign(now);
+        if let Some(more) = foreign.iter().find(|slot| !self.foreign.contains(slot)) {
+            tracing::warn!(
+                datastore = %self.name,
+                slots = ?foreign,
+                "slot {more} of .tidegate/hosts.v1 holds no host's word: something foreign, damaged, or of a newer \
+                 version; it is passed over"
+            );
+        } else if foreign.is_empty() && !self.foreign.is_empty() {
+            tracing::info!(datastore = %self.name, "every slot of .tidegate/hosts.v1 makes sense again");
+        }
+        self.foreign = foreign;
     }
 
     fn claim(&mut self) {
         let claimed = self.slots.claim(os::now(), self.avoid);
-        if let Some(slot) = self.judge("claimed", claimed) {
+        if let Some(slot) = self.judge(Act::Claim, claimed) {
             let _ = self.words.send(Word::Sits(slot));
         }
     }
 
-    /// Tells the log and the governor's thread when trouble begins and ends.
-    fn judge<T>(&mut self, act: &str, result: io::Result<T>) -> Option<T> {
-        match result {
+    /// Tells the log and the governor's thread when trouble begins and ends: it ends when nothing fails any more.
+    fn judge<T>(&mut self, act: Act, result: io::Result<T>) -> Option<T> {
+        let error = match result {
             Ok(value) => {
-                if self.trouble.take().is_some() {
-                    tracing::info!(datastore = %self.name, "the slots of hosts can be read and written again");
-                    let _ = self.words.send(Word::Trouble(None));
-                }
-                Some(value)
+                self.overcome(act);
+                return Some(value);
             }
-            Err(error) => {
-                if self.trouble.is_none() {
-                    let trouble = Trouble {
-                        what: format!(
-                            "the slots of hosts in .tidegate cannot be {act}: {error}; disks are served all the \
-                             same, but this host does not agree with others on who gets what"
-                        ),
-                    };
-                    tracing::warn!(datastore = %self.name, "{}", trouble.what);
-                    self.trouble = Some(trouble.what.clone());
-                    let _ = self.words.send(Word::Trouble(Some(trouble)));
-                }
-                None
-            }
+            Err(error) => error,
+        };
+        if self.failing.is_empty() {
+            let act = match act {
+                Act::Read => "read",
+                Act::Write => "written",
+                Act::Claim => "claimed",
+                Act::Set => "set",
+            };
+            let trouble = Trouble {
+                what: format!(
+                    "the slots of hosts in .tidegate cannot be {act}: {error}; disks are served all the same, but this \
+                     host does not agree with others on who gets what"
+                ),
+            };
+            tracing::warn!(datastore = %self.name, "{}", trouble.what);
+            let _ = self.words.send(Word::Trouble(Some(trouble)));
+        }
+        if !self.failing.contains(&act) {
+            self.failing.push(act);
+        }
+        None
+    }
+
+    /// This can be done.
+    fn overcome(&mut self, act: Act) {
+        let before = self.failing.len();
+        self.failing.retain(|failing| *failing != act);
+        if self.failing.is_empty() && before > 0 {
+            tracing::info!(datastore = %self.name, "the slots of hosts can be read and written again");
+            let _ = self.words.send(Word::Trouble(None));
         }
     }
 }

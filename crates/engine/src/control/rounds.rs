@@ -1,22 +1,24 @@
 //! The thread of one governor: counts in, orders out, round after round.
 //!
 //! It sleeps exactly until something is due or said. While a datastore is in use, what the schedulers counted is gathered
-//! every 50 ms; when nobody uses it, only with the governor's own ticks, until an I/O thread says that somebody does. A
-//! round begins at the governor's deadline: counts are gathered and slots read; when both are there, the governor ticks.
+//! every 50 ms. A round begins at the governor's deadline: counts are gathered and slots read; when both are there, the
+//! governor ticks. Where nobody here uses the datastore, and nothing moves, rounds come at half that pace, which keeps our
+//! slot alive, and no I/O thread is asked: that nothing was used is known without them, until one says otherwise.
 //!
 //! # Always true
 //! - neither an I/O thread nor a datastore that hangs holds this thread up: after [`PATIENCE`] it goes on without
 //! - however it ends, no window is left behind
 //! - one read and one write of slots are under way at most
 //! - the governor sees the counts of all threads together, once
+//! - at rest a datastore costs its host two jobs of the carrier in [`REST`], and this thread what goes with them
 
 use super::carrier::{Job, Seat};
-use super::{Change, Event, Events, Govern, Report, Trouble, Used, Word};
+use super::{Change, Event, Govern, Notes, Report, Trouble, Used, Word};
 use crate::inbox::{Inbox, Order};
 use crate::sys::os;
 use std::io;
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 use tidegate_core::governor::slot::SLOT;
 use tidegate_core::governor::{Governor, GovernorEvent, ReadFailed};
@@ -28,6 +30,11 @@ use tidegate_core::units::{Span, Time};
 const CHECK: Span = Span::from_millis(50);
 /// How long a thread may take to count, and a datastore to read or write slots, before the round goes on without.
 const PATIENCE: Span = Span::from_secs(1);
+/// How often slots are read and written where nobody here uses the datastore. A host that means to speak every four
+/// seconds, as one does that is not engaged, is suspect after twelve of silence: this leaves one round to spare.
+const REST: Span = Span::from_secs(8);
+/// For so long after somebody asked, rounds come at the governor's pace: who looks sees what is so now.
+const ASKED: Span = Span::from_secs(10);
 
 /// See the module.
 pub(super) struct Rounds {
@@ -35,7 +42,7 @@ pub(super) struct Rounds {
     governor: Governor,
     inboxes: Arc<[Arc<Inbox>]>,
     carrier: Option<Sender<Job>>,
-    events: Arc<Mutex<Events>>,
+    notes: Arc<Notes>,
     /// When counts are to be gathered next.
     check: Time,
     /// Since when they are being gathered, and the threads that have not told yet.
@@ -43,6 +50,15 @@ pub(super) struct Rounds {
     awaited: Vec<bool>,
     usage: Vec<Usage>,
     bins: Vec<Bin>,
+    /// What all threads told last, and when.
+    told: (Vec<Usage>, Time),
+    /// They were not asked since they really told.
+    unasked: bool,
+    /// Something has come, gone or changed since then.
+    stirred: bool,
+    /// When the governor last ticked, and when somebody last asked what it knows.
+    ticked: Time,
+    asked: Option<Time>,
     /// Whether each thread had anything to tell the last time.
     active: Vec<bool>,
     round: Option<Round>,
@@ -71,7 +87,7 @@ impl Rounds {
         governor: Governor,
         inboxes: Arc<[Arc<Inbox>]>,
         carrier: Option<Sender<Job>>,
-        events: Arc<Mutex<Events>>,
+        notes: Arc<Notes>,
     ) -> Rounds {
         let threads = inboxes.len();
         Rounds {
@@ -79,12 +95,17 @@ impl Rounds {
             governor,
             inboxes,
             carrier,
-            events,
+            notes,
             check: Time::NEVER,
             counting: None,
             awaited: vec![false; threads],
             usage: Vec::new(),
             bins: Vec::new(),
+            told: (Vec::new(), Time::ZERO),
+            unasked: false,
+            stirred: true,
+            ticked: Time::ZERO,
+            asked: None,
             active: vec![false; threads],
             round: None,
             reading: false,
@@ -122,7 +143,7 @@ impl Rounds {
 
     /// Does what is due.
     fn act(&mut self, now: Time) {
-        if self.round.is_none() && now >= self.governor.deadline() {
+        if self.round.is_none() && now >= self.due(now) {
             self.begin(now);
         }
         if self.counting.is_none() && now >= self.check {
@@ -151,7 +172,7 @@ impl Rounds {
     /// When something is due though nobody says anything.
     fn alarm(&self) -> Time {
         let mut at = match &self.round {
-            None => self.governor.deadline(),
+            None => self.due(os::now()),
             Some(round) if round.read.is_none() => round.since + PATIENCE,
             Some(_) => Time::NEVER,
         };
@@ -160,6 +181,26 @@ impl Rounds {
             Some(since) => since + PATIENCE,
         });
         at
+    }
+
+    /// When the next round is to begin.
+    fn due(&self, now: Time) -> Time {
+        let deadline = self.governor.deadline();
+        let asked = self.asked.is_some_and(|asked| now.since(asked) < ASKED);
+        if self.asleep() && self.governor.rests() && !asked && self.looked {
+            return deadline.max(self.ticked + REST);
+        }
+        deadline
+    }
+
+    /// Whether nobody uses the datastore here, and all threads have said so.
+    fn asleep(&self) -> bool {
+        let awake = |awake: &[bool]| awake.contains(&true);
+        !self.stirred
+            && !awake(&self.active)
+            && !awake(&self.awaited)
+            && self.check == Time::NEVER
+            && !self.told.0.is_empty()
     }
 
     /// A round begins.
@@ -180,10 +221,19 @@ impl Rounds {
         self.round = Some(Round { since: now, read });
     }
 
-    /// Asks every I/O thread for what it counted.
+    /// Asks every I/O thread for what it counted, unless all are known to have nothing to tell.
     fn count(&mut self, now: Time) {
+        if self.asleep() {
+            let span = now.since(self.told.1);
+            let nothing = self.told.0.iter().map(|usage| nothing_of(usage, span));
+            self.usage = nothing.collect();
+            self.counted(now);
+            self.unasked = true;
+            return;
+        }
         self.counting = Some(now);
         self.check = Time::NEVER;
+        self.stirred = false;
         for (inbox, awaited) in self.inboxes.iter().zip(&mut self.awaited) {
             // One that has not answered the last time will answer that.
             if !std::mem::replace(awaited, true) {
@@ -195,15 +245,27 @@ impl Rounds {
     /// All threads have told, or have had their time.
     fn counted(&mut self, now: Time) {
         self.counting = None;
+        if std::mem::take(&mut self.unasked) {
+            // Threads count from when they were last asked; of most of that it was told that nothing happened.
+            let passed = now.since(self.told.1);
+            for usage in &mut self.usage {
+                usage.span = usage.span.min(passed);
+            }
+        }
         self.governor.observe(now, &self.usage, &self.bins);
+        let noticed = self.governor.noticed();
+        self.note(noticed);
         for usage in &self.usage {
             add(&mut self.used, usage);
         }
         let here = |used: &Used| self.usage.iter().any(|usage| usage.disk == used.disk);
-        if !self.awaited.contains(&true) {
+        if self.awaited.contains(&true) {
+            // Of those who have not told nothing is known.
+            self.stirred = true;
+        } else {
             self.used.retain(here);
         }
-        self.usage.clear();
+        self.told = (std::mem::take(&mut self.usage), now);
         self.bins.clear();
         if self.active.contains(&true) {
             self.check = now + CHECK;
@@ -217,6 +279,7 @@ impl Rounds {
                 usage,
                 bins,
             } => {
+                let slept = !self.active.contains(&true);
                 self.active[thread] = usage.iter().any(|usage| usage.active);
                 self.awaited[thread] = false;
                 self.usage.extend(usage);
@@ -224,8 +287,14 @@ impl Rounds {
                 if self.counting.is_some() && !self.awaited.contains(&true) {
                     self.counted(now);
                 }
+                if slept && self.active[thread] {
+                    self.notes.ring();
+                }
             }
-            Word::Stirred => self.check = self.check.min(now),
+            Word::Stirred => {
+                self.stirred = true;
+                self.check = self.check.min(now);
+            }
             Word::Read(read) => {
                 self.reading = false;
                 if let Some(round) = &mut self.round
@@ -260,6 +329,7 @@ impl Rounds {
                 let _ = reply.send(self.governor.admit(key, &policy));
             }
             Word::Report { reply } => {
+                self.asked = Some(now);
                 let _ = reply.send(Box::new(Report {
                     governor: self.governor.report(),
                     slot: self.slot,
@@ -283,15 +353,8 @@ impl Rounds {
         self.looked = true;
         self.change(now);
         let tick = self.governor.tick(now);
-        for event in tick.events {
-            if event == GovernorEvent::Displaced
-                && let Some(carrier) = &self.carrier
-            {
-                self.slot = None;
-                let _ = carrier.send(Job::Move);
-            }
-            self.tell(Event::Governor(event));
-        }
+        self.ticked = now;
+        self.note(tick.events);
         self.rest();
         self.steer(tick.orders);
         if let Some(slot) = tick.publish {
@@ -301,6 +364,19 @@ impl Rounds {
             self.governor.deadline() > now,
             "a tick moves the governor's deadline"
         );
+    }
+
+    /// Acts on what the governor noticed, and tells of it.
+    fn note(&mut self, noticed: Vec<GovernorEvent>) {
+        for event in noticed {
+            if event == GovernorEvent::Displaced
+                && let Some(carrier) = &self.carrier
+            {
+                self.slot = None;
+                let _ = carrier.send(Job::Move);
+            }
+            self.tell(Event::Governor(event));
+        }
     }
 
     /// Sends the orders to the threads that they concern.
@@ -338,9 +414,9 @@ impl Rounds {
             let mode = change.mode.unwrap_or(common.mode());
             let threshold = change.threshold.unwrap_or(common.threshold());
             let io_unit = change.io_unit.unwrap_or(common.io_unit);
-            let common = self.governor.set(now, mode, threshold, io_unit);
+            self.governor.set(now, mode, threshold, io_unit);
             if let Some(carrier) = &self.carrier {
-                let _ = carrier.send(Job::Common(Box::new(common)));
+                let _ = carrier.send(Job::Common(change, self.governor.common()));
             }
             // Who asked may have gone meanwhile.
             let _ = reply.send(());
@@ -363,8 +439,7 @@ impl Rounds {
     }
 
     fn tell(&self, event: Event) {
-        let mut events = self.events.lock().unwrap_or_else(PoisonError::into_inner);
-        events.add(event);
+        self.notes.add(event);
     }
 
     /// The others may have our part. The carrier may hang; nobody waits for it here.
@@ -388,6 +463,25 @@ impl Drop for Rounds {
                 inbox.send_always(Order::Govern(self.id, Box::new(steer)));
             }
         }
+    }
+}
+
+/// The count of a disk that was not used.
+fn nothing_of(usage: &Usage, span: Span) -> Usage {
+    Usage {
+        span,
+        ios: 0,
+        units: 0,
+        cost: 0,
+        bytes: 0,
+        latency_ns: 0,
+        latency_max: Span::ZERO,
+        latency_counts: [0; 32],
+        in_flight_cost_ns: 0,
+        waiting_cost_ns: 0,
+        held_ns: [0; 5],
+        active: false,
+        ..usage.clone()
     }
 }
 

@@ -4,8 +4,12 @@
 //! ([`super::carrier`]) reads and writes here, and may hang with the datastore; what the bytes mean is the governor's
 //! business. What goes wrong is told as an error, and tried anew at the next call.
 //!
+//! What is open is what stands at its path: a file or directory that was moved away is not used any more, and where
+//! another file system has come in the place of the datastore, as when it is unmounted, nothing is made there.
+//!
 //! # Always true
 //! - a host writes its own slot and slot 0, nothing else
+//! - slot 0 is changed under a lock, where the file system has locks: no change is lost to another at the same moment
 //! - two hosts that claim at one moment do not get the same slot: one of them makes the owner's file
 //! - a slot is taken from its owner only after nothing has moved in it for a lease of our own time
 //!
@@ -15,15 +19,17 @@
 //!              one read of all in use; beyond 32, their heads, and then those that moved
 //! ```
 
+use crate::lease::Guard;
 use crate::sys::aligned::Aligned;
 use crate::sys::os;
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
 use tidegate_core::governor::peers::lease;
-use tidegate_core::governor::slot::{Record, SLOT, SLOTS};
+use tidegate_core::governor::slot::{Common, Record, SLOT, SLOTS, Unreadable};
 use tidegate_core::units::{Span, Time};
 
 /// Up to which slot everything is read at once: more costs more bytes than asking for each head.
@@ -36,11 +42,23 @@ const HEAD: usize = 512;
 /// just claimed it writes within a tick, 4 s at most.
 const UNWRITTEN: Span = Span::from_secs(60);
 
+/// What makes no sense and has not moved for so long is not somebody's half-written word.
+const SETTLED: Span = Span::from_secs(2);
+/// How long another may be at slot 0: a read and a write, of a datastore that works.
+const TURN: Duration = Duration::from_secs(2);
+/// How often it is looked whether the other has done.
+const TURN_LOOK: Duration = Duration::from_millis(5);
+
 /// A slot as it was read.
 pub(crate) type Slot = (u16, Vec<u8>);
 
 /// See the module.
 pub(crate) struct SlotFile {
+    /// The datastore's directory, and which one that is, once it was used.
+    directory: PathBuf,
+    home: Option<Place>,
+    /// The slot file that was open last.
+    last: Option<Place>,
     folder: PathBuf,
     host: [u8; 16],
     file: Option<Open>,
@@ -50,12 +68,18 @@ pub(crate) struct SlotFile {
     top: u16,
     /// What each slot's head said, and since when.
     heads: BTreeMap<u16, Head>,
+    /// Since when slot 0 makes no sense.
+    foreign: Option<Time>,
     page: Aligned,
     all: Aligned,
 }
 
+/// A file or directory, whatever its name.
+type Place = (u64, u64);
+
 struct Open {
     file: File,
+    place: Place,
     writable: bool,
     /// Whether heads can be read without the rest.
     heads: bool,
@@ -65,6 +89,8 @@ struct Head {
     /// Host, incarnation, sequence; nothing where there is no record.
     who: Option<([u8; 16], u64, u64)>,
     since: Time,
+    /// Whether it holds a record, or nothing.
+    sound: bool,
     /// How long its owner may be silent.
     lease: Span,
 }
@@ -76,12 +102,16 @@ impl SlotFile {
     /// When there is no memory.
     pub(crate) fn new(directory: &Path, host: [u8; 16]) -> io::Result<SlotFile> {
         Ok(SlotFile {
+            directory: directory.into(),
+            home: None,
+            last: None,
             folder: directory.join(".tidegate"),
             host,
             file: None,
             own: None,
             top: SLOTS - 1,
             heads: BTreeMap::new(),
+            foreign: None,
             page: Aligned::new(SLOT)?,
             all: Aligned::new(usize::from(SLOTS) * SLOT)?,
         })
@@ -118,27 +148,56 @@ impl SlotFile {
     /// # Errors
     /// When we have none, or it cannot be written.
     pub(crate) fn write(&mut self, bytes: &[u8; SLOT]) -> io::Result<()> {
+        // Which is ours is known of the file that is there now.
+        self.open_to_write()?;
         match self.own {
             Some(slot) => self.write_at(slot, bytes),
             None => Err(io::Error::other("no slot of the file is ours")),
         }
     }
 
-    /// Reads slot 0.
+    /// Changes slot 0, which holds what is common to all: `change` says what is to stand there after what does. Nothing:
+    /// it stays. What was written.
     ///
     /// # Errors
-    /// When there is no file and none can be made, or it cannot be read.
-    pub(crate) fn read_common(&mut self) -> io::Result<Vec<u8>> {
+    /// When it cannot be read or written, is of a newer version, or another host is at it all the time.
+    pub(crate) fn change_common(
+        &mut self,
+        change: impl FnOnce(Option<Common>) -> Option<Common>,
+    ) -> io::Result<Option<Common>> {
         self.open()?;
-        self.read_one(0).map(|(_, bytes)| bytes)
+        let _turn = self.turn()?;
+        let (_, bytes) = self.read_one(0)?;
+        let there = match Common::decode(&bytes) {
+            Ok(there) => Some(there),
+            Err(Unreadable::Newer(version)) => {
+                let text = format!("slot 0 is of version {version}: a newer program must set it");
+                return Err(io::Error::other(text));
+            }
+            Err(_) => None,
+        };
+        let common = change(there);
+        if let Some(common) = common {
+            self.write_at(0, &common.encode())?;
+        }
+        Ok(common)
     }
 
-    /// Writes slot 0, which holds what is common to all.
-    ///
-    /// # Errors
-    /// When it cannot be written.
-    pub(crate) fn write_common(&mut self, bytes: &[u8; SLOT]) -> io::Result<()> {
-        self.write_at(0, bytes)
+    /// Slots that make no sense, and do not move.
+    pub(crate) fn foreign(&self, now: Time) -> Vec<u16> {
+        let (own, top) = (self.own, self.heads.keys().last().map_or(0, |slot| *slot));
+        (0..=top)
+            .filter(|slot| Some(*slot) != own && self.is_foreign(*slot, now))
+            .collect()
+    }
+
+    /// Whether a slot makes no sense, and does not move.
+    pub(crate) fn is_foreign(&self, slot: u16, now: Time) -> bool {
+        let since = match (slot, self.heads.get(&slot)) {
+            (0, _) => self.foreign,
+            (_, head) => head.filter(|head| !head.sound).map(|head| head.since),
+        };
+        since.is_some_and(|since| now.since(since) > SETTLED)
     }
 
     /// Gives our slot back.
@@ -150,11 +209,8 @@ impl SlotFile {
     }
 
     fn write_at(&mut self, slot: u16, bytes: &[u8; SLOT]) -> io::Result<()> {
-        self.open()?;
+        self.open_to_write()?;
         let open = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
-        if !open.writable {
-            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
-        }
         let page = self.page.bytes();
         page.copy_from_slice(bytes);
         let written = open.file.write_all_at(page, at(slot));
@@ -164,11 +220,87 @@ impl SlotFile {
         written
     }
 
-    fn open(&mut self) -> io::Result<()> {
-        if self.file.is_none() {
-            self.file = Some(open(&self.folder)?);
+    /// As [`SlotFile::open`], to be written: what could only be read a moment ago may be writable now.
+    fn open_to_write(&mut self) -> io::Result<()> {
+        let writable = |file: &Option<Open>| file.as_ref().is_some_and(|open| open.writable);
+        self.open()?;
+        if !writable(&self.file) {
+            self.file = None;
+            self.open()?;
         }
+        match writable(&self.file) {
+            true => Ok(()),
+            false => Err(io::ErrorKind::ReadOnlyFilesystem.into()),
+        }
+    }
+
+    /// Makes sure that what is open is the file at its path.
+    ///
+    /// # Errors
+    /// When there is none and none can be made.
+    pub(crate) fn open(&mut self) -> io::Result<()> {
+        if let Some(open) = &self.file
+            && fs::metadata(self.path()).is_ok_and(|meta| place(&meta) == open.place)
+        {
+            return Ok(());
+        }
+        self.file = None;
+        let home = fs::metadata(&self.directory).map_err(|error| {
+            let text = format!("{}: {error}", self.directory.display());
+            io::Error::new(error.kind(), text)
+        })?;
+        let home = place(&home);
+        let is_home = self.home.is_none_or(|known| known == home);
+        if !is_home && !self.path().exists() {
+            let text = format!(
+                "{} is another directory than before, without a .tidegate/hosts.v1: is the datastore mounted?",
+                self.directory.display()
+            );
+            return Err(io::Error::new(io::ErrorKind::NotFound, text));
+        }
+        let file = open(&self.folder, &self.path())?;
+        let is_another = self.last.replace(file.place) != Some(file.place);
+        self.file = Some(file);
+        self.home = Some(home);
+        if !is_another {
+            return Ok(());
+        }
+        // Nothing that was known of another file's slots holds, and whether one of these is ours its owners know.
+        self.heads.clear();
+        self.foreign = None;
+        self.top = SLOTS - 1;
+        let ours = owner_text(self.host);
+        let is_ours = |slot: &u16| fs::read(self.owner(*slot)).is_ok_and(|o| o == ours.as_bytes());
+        self.own = self.own.filter(is_ours);
         Ok(())
+    }
+
+    /// The right to change slot 0, until dropped. A file system without locks gives it to everybody.
+    fn turn(&self) -> io::Result<Option<File>> {
+        let path = self.folder.join("common.lock");
+        let mut options = OpenOptions::new();
+        options.read(true).write(true).create(true).truncate(false);
+        let file = options
+            .custom_flags(libc::O_NOFOLLOW)
+            .mode(0o644)
+            .open(path)?;
+        let begun = Instant::now();
+        loop {
+            match os::lock(&file, 0, true) {
+                Ok(()) => return Ok(Some(file)),
+                Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+                Err(_) => return Ok(None),
+            }
+            if begun.elapsed() > TURN {
+                let text = "another host is changing slot 0 all the time";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+            }
+            std::thread::sleep(TURN_LOOK);
+        }
+    }
+
+    fn path(&self) -> PathBuf {
+        self.folder.join("hosts.v1")
     }
 
     fn read_whole(&mut self) -> io::Result<Vec<Slot>> {
@@ -209,19 +341,35 @@ impl SlotFile {
         Ok((slot, page.to_vec()))
     }
 
-    /// Remembers which slots have moved, and how many are in use.
+    /// Remembers which slots have moved, which make sense, and how many are in use.
     fn note(&mut self, now: Time, read: &[Slot]) {
-        for (slot, bytes) in read.iter().filter(|(slot, _)| *slot != 0) {
-            let who = Record::peek(bytes);
-            if self.heads.get(slot).is_some_and(|head| head.who == who) {
+        for (slot, bytes) in read {
+            if *slot == 0 {
+                let sound = is_sound(Common::decode(bytes).map(drop));
+                self.foreign = (!sound).then(|| self.foreign.unwrap_or(now));
                 continue;
             }
-            let lease = match Record::decode(bytes) {
+            let who = Record::peek(bytes);
+            let known = self.heads.get(slot).filter(|head| head.who == who);
+            if known.is_some_and(|head| head.sound && who.is_some()) {
+                continue;
+            }
+            let record = Record::decode(bytes);
+            let lease = match &record {
                 Ok(record) => lease(Span::from_millis(record.tick_ms.into())),
                 Err(_) => UNWRITTEN,
             };
-            let since = now;
-            self.heads.insert(*slot, Head { who, since, lease });
+            let sound = is_sound(record.map(drop));
+            let since = known
+                .filter(|head| head.sound == sound)
+                .map_or(now, |head| head.since);
+            let head = Head {
+                who,
+                since,
+                sound,
+                lease,
+            };
+            self.heads.insert(*slot, head);
         }
         let used = self.heads.iter().filter(|(_, head)| head.who.is_some());
         let highest = used.map(|(slot, _)| *slot).max().unwrap_or(0);
@@ -232,12 +380,9 @@ impl SlotFile {
     /// whose owner is gone.
     ///
     /// # Errors
-    /// When the owners' files cannot be made, or every slot has an owner who lives.
+    /// When the owners' files cannot be made, the slot cannot be written, or every slot has an owner who lives.
     pub(crate) fn claim(&mut self, now: Time, avoid: Option<u16>) -> io::Result<u16> {
-        self.open()?;
-        if !self.file.as_ref().is_some_and(|open| open.writable) {
-            return Err(io::ErrorKind::ReadOnlyFilesystem.into());
-        }
+        self.open_to_write()?;
         let places = || (1..SLOTS).filter(|slot| Some(*slot) != avoid);
         let ours = owner_text(self.host);
         let before = places().find(|slot| {
@@ -245,13 +390,11 @@ impl SlotFile {
             owner.is_ok_and(|owner| owner == ours.as_bytes())
         });
         if let Some(slot) = before {
-            self.own = Some(slot);
-            return Ok(slot);
+            return self.sit(slot);
         }
         for slot in places() {
             if self.make_owner(slot, &ours)? {
-                self.own = Some(slot);
-                return Ok(slot);
+                return self.sit(slot);
             }
         }
         let gone = |slot: &u16| {
@@ -261,12 +404,18 @@ impl SlotFile {
         let stale: Vec<u16> = places().filter(gone).collect();
         for slot in stale {
             if self.take_over(slot, &ours)? {
-                self.own = Some(slot);
-                return Ok(slot);
+                return self.sit(slot);
             }
         }
         let text = "all 255 slots have an owner; remove those of hosts that are gone from .tidegate/owners";
         Err(io::Error::other(text))
+    }
+
+    /// A slot is ours. What stands in it was said by somebody who has gone, and is not to be taken for one who sits there.
+    fn sit(&mut self, slot: u16) -> io::Result<u16> {
+        self.write_at(slot, &[0; SLOT])?;
+        self.own = Some(slot);
+        Ok(slot)
     }
 
     /// Makes the owner's file of a slot; false when it has one.
@@ -328,16 +477,26 @@ fn owner_text(host: [u8; 16]) -> String {
     hex.chain(["\n".into()]).collect()
 }
 
+/// Whether a slot holds what it should, or nothing.
+fn is_sound(read: Result<(), Unreadable>) -> bool {
+    matches!(read, Ok(()) | Err(Unreadable::Empty))
+}
+
+fn place(meta: &fs::Metadata) -> Place {
+    (meta.dev(), meta.ino())
+}
+
 /// Opens the slot file, and makes it where that is possible. One that can only be read lets us at least hear.
-fn open(folder: &Path) -> io::Result<Open> {
-    let made = fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o755)
-        .create(folder.join("owners"));
-    let path = folder.join("hosts.v1");
-    let (file, direct, writable) = match made.and_then(|()| open_as(&path, true)) {
+fn open(folder: &Path, path: &Path) -> io::Result<Open> {
+    // Not the datastore's directory: that is there, or the datastore is not.
+    let made = [folder, &folder.join("owners")]
+        .into_iter()
+        .try_for_each(make_folder);
+    // On a file system of this machine alone, nobody's cache is another's, and no word need outlive the machine.
+    let local = Guard::of(folder, path) == Guard::Kernel;
+    let (file, direct, writable) = match made.and_then(|()| open_as(path, true, local)) {
         Ok((file, direct)) => (file, direct, true),
-        Err(error) => match open_as(&path, false) {
+        Err(error) => match open_as(path, false, local) {
             Ok((file, direct)) => (file, direct, false),
             Err(_) => return Err(error),
         },
@@ -354,22 +513,35 @@ fn open(folder: &Path) -> io::Result<Open> {
     let heads = !direct || alignment <= HEAD;
     Ok(Open {
         file,
+        place: place(&meta),
         writable,
         heads,
     })
 }
 
-/// Opens it past the page cache where that works: another host's writes must not hide behind ours.
-fn open_as(path: &Path, writable: bool) -> io::Result<(File, bool)> {
+fn make_folder(folder: &Path) -> io::Result<()> {
+    match fs::DirBuilder::new().mode(0o755).create(folder) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
+        made => made,
+    }
+}
+
+/// Opens it past the page cache where that works, so that another host's writes do not hide behind ours, and each write
+/// durable; but as the kernel likes where nobody but this machine reads it.
+fn open_as(path: &Path, writable: bool, local: bool) -> io::Result<(File, bool)> {
+    let shared = if local { 0 } else { libc::O_DSYNC };
     let open = |flags: i32| {
         OpenOptions::new()
             .read(true)
             .write(writable)
             .create(writable)
-            .custom_flags(flags | libc::O_DSYNC | libc::O_NOFOLLOW | libc::O_NONBLOCK)
+            .custom_flags(flags | shared | libc::O_NOFOLLOW | libc::O_NONBLOCK)
             .mode(0o644)
             .open(path)
     };
+    if local {
+        return Ok((open(0)?, false));
+    }
     match open(libc::O_DIRECT) {
         Ok(file) => Ok((file, true)),
         Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok((open(0)?, false)),

@@ -53,6 +53,28 @@ fn a_dead_peer_stays_dead_while_its_slot_stays_as_it_was_and_lives_again_when_it
 }
 
 #[test]
+fn a_host_that_has_taken_another_slot_is_the_one_it_was() {
+    let mut peers = Peers::default();
+    hear(&mut peers, 0, &says(2, 5));
+    let (old, new) = (says(2, 5).encode(), says(2, 6).encode());
+    for ms in (100..5_000).step_by(100) {
+        let slots = [(2, &old[..]), (7, &new[..])];
+        let news = peers.heard(at(ms), &slots, ME);
+        let lost = usize::from(ms > 2_100);
+        assert!(
+            news.seen.is_empty() && news.lost.len() <= lost,
+            "{ms}: {news:?}"
+        );
+        assert!(peers.len() <= 1, "{ms}");
+    }
+    assert!(
+        peers.is_empty(),
+        "its old words do not keep it alive, nor its new ones for ever"
+    );
+    assert_eq!(hear(&mut peers, 5_000, &says(2, 7)).seen, [[2; 16]]);
+}
+
+#[test]
 fn a_new_sequence_number_makes_it_young_again() {
     let mut peers = Peers::default();
     for tick in 0..100 {

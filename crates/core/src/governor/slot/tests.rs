@@ -33,13 +33,13 @@ fn record() -> impl Strategy<Value = Record> {
     let disks = prop::collection::vec(entry(), 0..=DISKS);
     (
         any::<[u8; 16]>(),
-        any::<(u64, u64, u32)>(),
+        (any::<(u64, u64, u32)>(), any::<[u8; 64]>()),
         50..=60_000_u32,
         numbers,
         disks,
     )
         .prop_map(
-            |(host, (incarnation, sequence, flags), tick_ms, n, disks)| Record {
+            |(host, ((incarnation, sequence, flags), name), tick_ms, n, disks)| Record {
                 host,
                 incarnation,
                 sequence,
@@ -56,6 +56,7 @@ fn record() -> impl Strategy<Value = Record> {
                 threshold: n[8],
                 pressure: n[9] / 16.0,
                 costs: [n[10] / 16.0, n[11] / 16.0, n[12] / 16.0, n[13] / 16.0],
+                name: Name(name),
                 disks,
             },
         )
@@ -84,6 +85,21 @@ fn a_slot_of_a_newer_version_is_nobodys_error() {
     bytes[8] = 2;
     seal(&mut bytes);
     assert_eq!(Record::decode(&bytes), Err(Unreadable::Newer(2)));
+}
+
+#[test]
+fn a_host_of_before_has_no_name_and_is_read_all_the_same() {
+    let told = Record {
+        sequence: 7,
+        name: Name::new("pve1"),
+        ..Record::default()
+    };
+    let mut bytes = told.encode();
+    bytes[NAME_AT..ENTRIES_AT].fill(0);
+    seal(&mut bytes);
+    let read = Record::decode(&bytes).unwrap();
+    assert_eq!((read.sequence, read.name), (7, Name::default()));
+    assert_eq!(Record::decode(&told.encode()).unwrap().name, told.name);
 }
 
 #[test]

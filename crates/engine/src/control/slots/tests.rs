@@ -133,3 +133,129 @@ fn short_and_foreign_files_are_errors_or_empty_slots() {
     fs::remove_dir(folder.join("hosts.v1")).expect("removed");
     assert!(b.claim(at_ms(2), None).is_ok() && b.write(&record(2, 1)).is_ok());
 }
+
+#[test]
+fn what_an_owner_of_before_has_left_in_a_slot_is_not_taken_for_somebody_in_it() {
+    let dir = tempdir();
+    let mut a = file(dir.path(), 1);
+    a.claim(Time::ZERO, None).expect("a slot");
+    a.write(&record(1, 7)).expect("written");
+    a.leave();
+    let mut b = file(dir.path(), 2);
+    assert_eq!(b.claim(Time::ZERO, None).expect("a slot"), 1);
+    assert_eq!(said(&b.read(at_ms(1)).expect("read"), 1), None);
+    // Nor what an earlier run of this host has left.
+    b.write(&record(2, 8)).expect("written");
+    let mut again = file(dir.path(), 2);
+    assert_eq!(again.claim(Time::ZERO, None).expect("a slot"), 1);
+    assert_eq!(said(&again.read(at_ms(1)).expect("read"), 1), None);
+}
+
+#[test]
+fn a_file_that_was_moved_away_is_not_written_to_any_more() {
+    let dir = tempdir();
+    let (mut a, mut b) = (file(dir.path(), 1), file(dir.path(), 2));
+    a.claim(Time::ZERO, None).expect("a slot");
+    b.claim(Time::ZERO, None).expect("a slot");
+    let (folder, aside) = (dir.path().join(".tidegate"), dir.path().join("aside"));
+    fs::rename(&folder, &aside).expect("moved");
+    // The datastore is where it was: both make the file anew, and neither has a slot in it yet.
+    assert!(b.write(&record(2, 1)).is_err() && b.own().is_none());
+    assert_eq!(b.claim(at_ms(1), None).expect("a slot"), 1);
+    b.write(&record(2, 2)).expect("written");
+    let read = a.read(at_ms(2)).expect("read");
+    assert_eq!(said(&read, 1), Some(2));
+    assert_eq!(a.own(), None);
+    let old = fs::read(aside.join("hosts.v1")).expect("it is there");
+    assert!(old.iter().all(|byte| *byte == 0));
+}
+
+#[test]
+fn in_the_place_of_a_datastore_that_went_nothing_is_made() {
+    let dir = tempdir();
+    let (there, away) = (dir.path().join("there"), dir.path().join("away"));
+    fs::create_dir(&there).expect("made");
+    let mut a = file(&there, 1);
+    a.claim(Time::ZERO, None).expect("a slot");
+    a.write(&record(1, 1)).expect("written");
+    fs::rename(&there, &away).expect("moved");
+    assert!(a.read(at_ms(1)).is_err());
+    // The empty directory below a mount, once that has gone.
+    fs::create_dir(&there).expect("made");
+    let error = a.read(at_ms(2)).expect_err("nobody is there");
+    assert!(
+        error.to_string().contains("is the datastore mounted"),
+        "{error}"
+    );
+    assert!(a.write(&record(1, 2)).is_err() && a.claim(at_ms(2), None).is_err());
+    assert_eq!(fs::read_dir(&there).expect("a directory").count(), 0);
+    fs::remove_dir(&there).expect("removed");
+    fs::rename(&away, &there).expect("moved back");
+    assert_eq!(said(&a.read(at_ms(3)).expect("read"), 1), Some(1));
+    assert_eq!(a.own(), Some(1));
+    a.write(&record(1, 2)).expect("written");
+}
+
+#[test]
+fn what_makes_no_sense_is_told_apart_from_a_word_half_written() {
+    let dir = tempdir();
+    let mut a = file(dir.path(), 1);
+    a.claim(Time::ZERO, None).expect("a slot");
+    a.write(&record(1, 1)).expect("written");
+    let path = dir.path().join(".tidegate/hosts.v1");
+    let put = |slot: u16, bytes: &[u8]| {
+        let file = OpenOptions::new().write(true).open(&path).expect("open");
+        file.write_all_at(bytes, at(slot)).expect("written");
+    };
+    let torn = |sequence| {
+        let mut bytes = record(3, sequence);
+        bytes[200] ^= 1;
+        bytes
+    };
+    put(2, b"nothing of ours");
+    for round in 0..4_u64 {
+        put(3, &torn(round));
+        a.read(at_ms(round * 1_500)).expect("read");
+    }
+    // Slot 3 is torn anew each time: somebody writes it.
+    assert_eq!(a.foreign(at_ms(4_500)), [2]);
+    put(0, b"nothing of ours either");
+    a.read(at_ms(6_000)).expect("read");
+    put(2, &[0; 20]);
+    a.read(at_ms(9_000)).expect("read");
+    assert_eq!(a.foreign(at_ms(9_000)), [0, 3]);
+    put(0, &Common::default().encode());
+    put(3, &record(3, 9));
+    a.read(at_ms(9_001)).expect("read");
+    assert_eq!(a.foreign(at_ms(20_000)), [0_u16; 0]);
+}
+
+#[test]
+fn of_changes_of_slot_0_at_one_moment_none_is_lost() {
+    const EACH: u64 = 200;
+    let dir = tempdir();
+    std::thread::scope(|scope| {
+        for host in 1..=3 {
+            let mut file = file(dir.path(), host);
+            scope.spawn(move || {
+                for _ in 0..EACH {
+                    let more = |there: Option<Common>| {
+                        let there = there.unwrap_or_default();
+                        let generation = there.generation + 1;
+                        Some(Common {
+                            generation,
+                            ..there
+                        })
+                    };
+                    file.change_common(more).expect("it is changed");
+                }
+            });
+        }
+    });
+    let mut file = file(dir.path(), 4);
+    file.change_common(|there| {
+        assert_eq!(there.map(|there| there.generation), Some(3 * EACH));
+        None
+    })
+    .expect("read");
+}

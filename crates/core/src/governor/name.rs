@@ -1,0 +1,56 @@
+//! What people call a host, as it travels in slots and leases: 64 bytes, of which nobody believes more than printable
+//! text.
+//!
+//! # Always true
+//! - Whoever wrote the bytes, [`Name::chars`] gives nothing but printable ASCII.
+
+/// What people call a host, cut after 64 bytes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub struct Name(pub(super) [u8; 64]);
+
+impl Default for Name {
+    fn default() -> Name {
+        Name([0; 64])
+    }
+}
+
+impl Name {
+    /// Of this text.
+    pub fn new(text: &str) -> Name {
+        let mut bytes = [0; 64];
+        for (to, from) in bytes.iter_mut().zip(text.bytes()) {
+            *to = from;
+        }
+        Name(bytes)
+    }
+
+    /// As text for logs and terminals: whoever wrote it, nothing but printable ASCII.
+    pub fn chars(&self) -> impl Iterator<Item = char> {
+        let written = self.0.into_iter().take_while(|&byte| byte != 0);
+        written.map(|byte| match byte {
+            b' '..=b'~' => char::from(byte),
+            _ => '?',
+        })
+    }
+}
+
+impl core::fmt::Debug for Name {
+    fn fmt(&self, f: &mut core::fmt::Formatter<'_>) -> core::fmt::Result {
+        self.chars().try_for_each(|char| write!(f, "{char}"))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use alloc::string::String;
+
+    #[test]
+    fn a_name_is_cut_and_says_nothing_that_cannot_be_printed() {
+        let told = |text: &str| Name::new(text).chars().collect::<String>();
+        assert_eq!(told("pve1"), "pve1");
+        assert_eq!(told("a\u{1b}[31m"), "a?[31m");
+        assert_eq!(told(&"x".repeat(100)).len(), 64);
+        assert_eq!(Name::default(), Name::new(""));
+    }
+}
