@@ -1,21 +1,25 @@
 //! The datastores that are under I/O control: each begins with its first attached disk here and ends with its last.
 //!
 //! The keeper takes a datastore into use before it attaches a disk there, and the disk keeps the [`InUse`] until it is
-//! detached. Who only wants to look (REST, metrics, events) asks for what is [`Controls::running`].
+//! detached. Who only wants to look (REST, metrics, events) asks for what is [`Controls::running`]. What governors notice
+//! is heard by the lookout: [`Controls::rung`] tells it when, [`Controls::told`] what.
 //!
 //! # Always true
 //! - One control to a datastore at a time: the next begins after the last has told the other hosts that it leaves.
 //! - A datastore of which no disk is attached has no thread, and takes part in nothing.
+//! - What a control told before it ended is still told after it has.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError, TryLockError};
+use std::task::{Wake, Waker};
 use std::time::Duration;
 
 use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::iocontrol::IoControl;
 use tidegate_api::name::Name;
-use tidegate_engine::control::{self, Control};
+use tidegate_engine::control::{self, Control, Events};
+use tokio::sync::Notify;
 
 use crate::host::Host;
 use crate::plan::policy;
@@ -31,10 +35,25 @@ pub(crate) struct Controls {
     host: [u8; 16],
     /// A datastore that was once in use keeps its place: there are few.
     places: Mutex<BTreeMap<Name, Arc<Place>>>,
+    ear: Arc<Ear>,
 }
 
 #[derive(Default)]
 struct Place(Mutex<Option<Running>>);
+
+/// Where governors are heard.
+#[derive(Default)]
+struct Ear {
+    rung: Notify,
+    /// What was told by controls that have ended.
+    last_words: Mutex<Vec<(Name, Events)>>,
+}
+
+impl Wake for Ear {
+    fn wake(self: Arc<Ear>) {
+        self.rung.notify_one();
+    }
+}
 
 /// The control of a datastore that is in use.
 #[derive(Clone, Debug)]
@@ -51,6 +70,7 @@ pub(crate) struct InUse {
     name: Name,
     place: Arc<Place>,
     control: Control,
+    ear: Arc<Ear>,
 }
 
 impl Controls {
@@ -59,6 +79,7 @@ impl Controls {
         Controls {
             host,
             places: Mutex::default(),
+            ear: Arc::default(),
         }
     }
 
@@ -80,7 +101,8 @@ impl Controls {
             Arc::clone(places.entry(name.clone()).or_default())
         };
         let mut running = locked(&place.0);
-        if running.is_none() {
+        let begins = running.is_none();
+        if begins {
             let directory = policy::directory(settings, io_control);
             let governor = policy::governor(settings, io_control, self.host, incarnation()?);
             let control = host.control(control::Settings {
@@ -88,6 +110,7 @@ impl Controls {
                 directory: directory.clone(),
                 governor,
             })?;
+            control.wake_on_events(Waker::from(Arc::clone(&self.ear)));
             *running = Some(Running {
                 control,
                 directory,
@@ -98,11 +121,29 @@ impl Controls {
         running_now.users += 1;
         let control = running_now.control.clone();
         drop(running);
+        if begins {
+            // Who looked for its words meanwhile did not wait for us.
+            self.ear.rung.notify_one();
+        }
         Ok(InUse {
             name: name.clone(),
             place,
             control,
+            ear: Arc::clone(&self.ear),
         })
+    }
+
+    /// Until a governor has noticed something, or somebody uses a datastore again that nobody used.
+    pub(crate) async fn rung(&self) {
+        self.ear.rung.notified().await;
+    }
+
+    /// Takes out what governors told, those that have ended among them.
+    pub(crate) fn told(&self) -> Vec<(Name, Events)> {
+        let mut told = std::mem::take(&mut *locked(&self.ear.last_words));
+        let running = self.all_running().into_iter();
+        told.extend(running.map(|(name, running)| (name, running.control.events())));
+        told
     }
 
     /// The control of a datastore, if it is in use.
@@ -144,6 +185,11 @@ impl InUse {
     pub(crate) fn control(&self) -> &Control {
         &self.control
     }
+
+    /// A disk of it was attached: the others are to hear of it though nobody uses it yet.
+    pub(crate) fn has_come(&self) {
+        self.control.recount();
+    }
 }
 
 impl Drop for InUse {
@@ -153,11 +199,17 @@ impl Drop for InUse {
             return;
         };
         running.users -= 1;
-        if running.users == 0
-            && let Some(running) = place.take()
-            && let Err(error) = running.control.leave(FAREWELL)
-        {
+        if running.users > 0 {
+            return running.control.recount();
+        }
+        let Some(running) = place.take() else { return };
+        if let Err(error) = running.control.leave(FAREWELL) {
             tracing::warn!(datastore = %self.name, %error, "left without a farewell");
+        }
+        let last_words = running.control.events();
+        if !last_words.told.is_empty() || last_words.lost > 0 {
+            locked(&self.ear.last_words).push((self.name.clone(), last_words));
+            self.ear.rung.notify_one();
         }
     }
 }
@@ -172,6 +224,6 @@ fn incarnation() -> Outcome<u64> {
 }
 
 fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
-    // Neither table is ever left half changed.
+    // None of these tables is ever left half changed.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -26,6 +26,9 @@ use crate::sample::float;
 /// A day of a busy datastore, at a few hundred bytes each.
 const KEPT: usize = 1024;
 
+/// Digits of an identity that tell hosts of one name apart.
+const SHORT: usize = 8;
+
 /// See the module.
 pub(crate) struct Journal {
     kept: Mutex<VecDeque<Event>>,
@@ -80,21 +83,18 @@ impl Journal {
         self.latest.subscribe()
     }
 
-    /// Whether anybody waits for the next.
-    pub(crate) fn is_listened_to(&self) -> bool {
-        self.latest.receiver_count() > 0
-    }
-
     fn kept(&self) -> MutexGuard<'_, VecDeque<Event>> {
         // It is whole between any two lines that change it.
         self.kept.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-/// What a datastore's control told, in the outside's words. `name_of` knows disks by what hosts call them.
+/// What a datastore's control told, in the outside's words. `name_of` knows disks by what hosts call them, and `host_name`
+/// hosts.
 pub(crate) fn happening(
     event: control::Event,
     name_of: impl Fn(DiskKey) -> Option<Name>,
+    host_name: impl Fn([u8; 16]) -> Option<String>,
 ) -> Happening {
     let us = |span: Span| float(span.as_nanos()) / 1e3;
     let event = match event {
@@ -116,9 +116,13 @@ pub(crate) fn happening(
             disk: name_of(key),
             percent,
         },
-        GovernorEvent::HostSeen { host } => Happening::HostSeen { host: hex(&host) },
+        GovernorEvent::HostSeen { host } => Happening::HostSeen {
+            host: hex(&host),
+            name: host_name(host),
+        },
         GovernorEvent::HostLost { host, left } => Happening::HostLost {
             host: hex(&host),
+            name: host_name(host),
             left,
         },
         GovernorEvent::ExternalLoad { on } => Happening::ExternalLoad { on },
@@ -139,6 +143,10 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
     let disk = |disk: &Option<Name>| match disk {
         Some(name) => format!("disk {name}"),
         None => "a disk that has gone".to_owned(),
+    };
+    let whom = |host: &str, name: &Option<String>| match name {
+        Some(name) => format!("host {name} ({})", host.get(..SHORT).unwrap_or(host)),
+        None => format!("host {host}"),
     };
     match happening {
         Happening::Engaged {
@@ -170,12 +178,21 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
             "of the burst of {} less than {percent} % is left",
             disk(name)
         ),
-        Happening::HostSeen { host } => format!("host {host} serves datastore {datastore} too"),
-        Happening::HostLost { host, left: true } => {
-            format!("host {host} has left datastore {datastore}")
+        Happening::HostSeen { host, name } => {
+            format!("{} serves datastore {datastore} too", whom(host, name))
         }
-        Happening::HostLost { host, left: false } => format!(
-            "host {host} has fallen silent on datastore {datastore}: its part goes to the others"
+        Happening::HostLost {
+            host,
+            name,
+            left: true,
+        } => format!("{} has left datastore {datastore}", whom(host, name)),
+        Happening::HostLost {
+            host,
+            name,
+            left: false,
+        } => format!(
+            "{} has fallen silent on datastore {datastore}: its part goes to the others",
+            whom(host, name)
         ),
         Happening::ExternalLoad { on: true } => {
             format!("others than our hosts put load on datastore {datastore}")
@@ -221,7 +238,7 @@ fn log(event: &Event) {
         Happening::ReservationUnmet { disk } | Happening::BurstLow { disk, .. } => {
             (disk.as_ref(), None)
         }
-        Happening::HostSeen { host } | Happening::HostLost { host, .. } => (None, Some(host)),
+        Happening::HostSeen { host, .. } | Happening::HostLost { host, .. } => (None, Some(host)),
         // The engine has logged these when it noticed them.
         Happening::Trouble { .. } | Happening::TroubleOver => return,
         _ => (None, None),
@@ -267,9 +284,7 @@ mod tests {
     #[test]
     fn numbers_grow_by_one_and_a_listener_gets_what_it_has_not_seen() {
         let journal = Journal::default();
-        assert!(!journal.is_listened_to());
         let latest = journal.latest();
-        assert!(journal.is_listened_to());
         for at in 0..5 {
             journal.add(&name("fast"), at, Happening::Disengaged);
         }
@@ -300,9 +315,9 @@ mod tests {
     fn what_a_governor_tells_is_told_in_words() {
         let key = DiskKey(7);
         let told = |event| {
-            let happening = happening(control::Event::Governor(event), |of| {
-                (of == key).then(|| name("web1"))
-            });
+            let disk = |of| (of == key).then(|| name("web1"));
+            let host = |of| (of == [0xcd; 16]).then(|| "pve1".to_owned());
+            let happening = happening(control::Event::Governor(event), disk, host);
             (happening.word(), sentence(&name("fast"), &happening))
         };
         let (word, text) = told(GovernorEvent::Engaged {
@@ -324,6 +339,9 @@ mod tests {
         });
         assert_eq!(word, "host-lost");
         assert!(text.contains(&"ab".repeat(16)), "{text}");
+        let host = [0xcd; 16];
+        let (_, text) = told(GovernorEvent::HostSeen { host });
+        assert_eq!(text, "host pve1 (cdcdcdcd) serves datastore fast too");
     }
 
     #[test]
@@ -331,7 +349,7 @@ mod tests {
         let trouble = control::Trouble {
             what: "the slots cannot be read".to_owned(),
         };
-        let happening = happening(control::Event::Trouble(trouble), |_| None);
+        let happening = happening(control::Event::Trouble(trouble), |_| None, |_| None);
         assert_eq!(
             sentence(&name("fast"), &happening),
             "datastore fast: the slots cannot be read"

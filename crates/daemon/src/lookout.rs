@@ -1,13 +1,14 @@
 //! Looks at what attached disks do and at what happens on their datastores, so that `explain` and the events have it.
 //!
-//! Once a second while there is I/O; every few seconds while there is none; not at all while no disk is attached. It
-//! asks the governors first, which cost no I/O thread anything, and the I/O threads only when one of them has work.
+//! Once a second while there is I/O; when there is none any more, a few times yet, and then only when a governor calls,
+//! because it has noticed something or its datastore is used again. It asks the governors first, which cost no I/O thread
+//! anything, and the I/O threads only when one of them has work.
 //!
 //! # Always true
-//! - A daemon without attached disks makes no wake-up here.
+//! - A daemon that has nothing to do makes no wake-up here.
 //! - The I/O threads are asked for a few sums a disk, never for their histograms.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -19,26 +20,39 @@ use tidegate_core::governor::Threshold;
 use tidegate_core::iocontrol::DiskKey;
 use tidegate_core::units::{Span, Time};
 use tidegate_engine::control::Report;
+use tokio::sync::Notify;
 
+use crate::control;
 use crate::events::{self, Journal};
 use crate::explain::course::{Beat, Course, Level, Used, Worked};
 use crate::explain::{self, About, Facts, Terms};
 use crate::host;
 use crate::live::{self, Live};
+use crate::plan::policy;
 use crate::sample::ControlMoment;
 use crate::serve::Daemon;
 use crate::trouble::{self, Outcome};
 
 /// How often while there is I/O.
 const BUSY: Duration = Duration::from_secs(1);
-/// How often while there is none: what begins meanwhile is seen that much later, and its first span is that much longer.
-const QUIET: Duration = Duration::from_secs(5);
+/// Looks that find nothing before it waits to be called: a governor may not have counted yet what it calls for.
+const RESTS: u32 = 3;
 
 /// See the module.
 #[derive(Default)]
 pub(crate) struct Lookout {
     courses: Mutex<BTreeMap<Name, Watched>>,
     journal: Journal,
+    known: Mutex<Known>,
+    /// A governor has called.
+    called: Notify,
+}
+
+/// What people call those of whom governors tell, also when they have gone since.
+#[derive(Default)]
+struct Known {
+    disks: BTreeMap<DiskKey, Name>,
+    hosts: BTreeMap<[u8; 16], String>,
 }
 
 /// What is known of one disk.
@@ -64,6 +78,10 @@ impl Lookout {
         &self.journal
     }
 
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     fn courses(&self) -> MutexGuard<'_, BTreeMap<Name, Watched>> {
         self.courses.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -71,6 +89,7 @@ impl Lookout {
 
 /// Looks until the daemon stops.
 pub(crate) async fn keep(daemon: Arc<Daemon>) {
+    let mut rests = 0;
     loop {
         let looking = Arc::clone(&daemon);
         let found = trouble::blocking(move || looking.look()).await;
@@ -81,14 +100,13 @@ pub(crate) async fn keep(daemon: Arc<Daemon>) {
                 Found::Rest
             }
         };
+        rests = if found == Found::Rest { rests + 1 } else { 0 };
         let live = daemon.keeper.live();
         let pause = async {
             match found {
                 Found::Work => tokio::time::sleep(BUSY).await,
-                Found::Rest if daemon.lookout.journal.is_listened_to() => {
-                    tokio::time::sleep(BUSY).await;
-                }
-                Found::Rest => tokio::time::sleep(QUIET).await,
+                Found::Rest if rests < RESTS => tokio::time::sleep(BUSY).await,
+                Found::Rest => daemon.lookout.called.notified().await,
                 Found::Nothing => live.one_is_attached().await,
             }
         };
@@ -96,6 +114,28 @@ pub(crate) async fn keep(daemon: Arc<Daemon>) {
             () = pause => {}
             () = daemon.stopped() => return,
         }
+        if rests >= RESTS {
+            rests = 0;
+        }
+    }
+}
+
+/// Takes in what governors notice, as soon as they do, until the daemon stops.
+pub(crate) async fn listen(daemon: Arc<Daemon>) {
+    loop {
+        tokio::select! {
+            () = daemon.keeper.controls().rung() => {}
+            () = daemon.stopped() => return,
+        }
+        let hearing = Arc::clone(&daemon);
+        let heard = trouble::blocking(move || {
+            hearing.hear();
+            Ok(())
+        });
+        if let Err(problem) = heard.await {
+            tracing::debug!(%problem, "cannot hear what happens on datastores");
+        }
+        daemon.lookout.called.notify_one();
     }
 }
 
@@ -137,7 +177,7 @@ impl Daemon {
             return Ok(Found::Nothing);
         }
         let reports = self.control_reports();
-        self.hear(&reports);
+        self.know(&live, &reports);
         let mut found = Found::Rest;
         if self.is_stirred(&live, &reports) {
             found = Found::Work;
@@ -205,30 +245,49 @@ impl Daemon {
     }
 
     /// Takes in what the governors noticed.
-    fn hear(&self, reports: &BTreeMap<Name, Report>) {
+    fn hear(&self) {
+        let mut told = self.keeper.controls().told();
+        told.retain(|(_, events)| events.lost > 0 || !events.told.is_empty());
+        if told.is_empty() {
+            return;
+        }
+        let live = self.keeper.live().all();
+        self.know(&live, &self.control_reports());
         let now = host::now();
         let now_ms = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since| since.as_millis());
         let now_ms = u64::try_from(now_ms).unwrap_or(u64::MAX);
-        let live = self.keeper.live().all();
-        for (datastore, running) in self.keeper.controls().all_running() {
-            let name_of = |key: DiskKey| {
-                let used = reports.get(&datastore)?.disks.iter();
-                let disk = used.clone().find(|used| used.key == key)?.disk;
-                let live = live.iter().find(|live| live.key() == disk)?;
-                Some(live.name().clone())
-            };
-            let told = running.control.events();
-            if told.lost > 0 {
-                let missed = Happening::Missed { count: told.lost };
+        let mut known = self.lookout.known();
+        for (datastore, events) in told {
+            if events.lost > 0 {
+                let missed = Happening::Missed { count: events.lost };
                 self.lookout.journal.add(&datastore, now_ms, missed);
             }
-            for (at, event) in told.told {
+            for (at, event) in events.told {
                 let ago_ms = now.since(at).as_nanos() / 1_000_000;
-                let happening = events::happening(event, name_of);
+                let disk = |key| known.disks.get(&key).cloned();
+                let host = |host| known.hosts.get(&host).cloned();
+                let happening = events::happening(event, disk, host);
                 let at_ms = now_ms.saturating_sub(ago_ms);
                 self.lookout.journal.add(&datastore, at_ms, happening);
+            }
+        }
+        // Nothing more is told of disks that have gone.
+        let here: BTreeSet<DiskKey> = live.iter().filter_map(|live| key(live)).collect();
+        known.disks.retain(|key, _| here.contains(key));
+    }
+
+    /// Remembers what people call disks and hosts.
+    fn know(&self, live: &[Arc<Live>], reports: &BTreeMap<Name, Report>) {
+        let mut known = self.lookout.known();
+        let disks = live
+            .iter()
+            .filter_map(|live| Some((key(live)?, live.name().clone())));
+        known.disks.extend(disks);
+        for host in reports.values().flat_map(|report| &report.governor.hosts) {
+            if let Some(name) = control::report::host_name(host) {
+                known.hosts.insert(host.host, name);
             }
         }
     }
@@ -290,6 +349,11 @@ fn watched<'a>(courses: &'a mut BTreeMap<Name, Watched>, disk: &Live) -> &'a mut
         *watched = new();
     }
     watched
+}
+
+/// What hosts call a disk.
+fn key(live: &Live) -> Option<DiskKey> {
+    Some(policy::key(live.descriptor()?.uuid))
 }
 
 fn used_by(report: &Report, disk: &Live) -> Option<Used> {

@@ -223,6 +223,7 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
         tokio::spawn(attend(door, hall.clone()));
     }
     tokio::spawn(lookout::keep(Arc::clone(&daemon)));
+    tokio::spawn(lookout::listen(Arc::clone(&daemon)));
     daemon.become_(State::Serving);
     let status = format!("serving {} disks", disks.names().len());
     tracing::info!(root = %root.path().display(), api = %plan.api.socket.display(), "{status}");

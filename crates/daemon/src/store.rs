@@ -108,6 +108,15 @@ impl Store {
         Ok(record)
     }
 
+    /// The same, to be changed: nobody else changes it while the turn lives.
+    pub(crate) fn record_to_change(&self, name: &Name) -> Outcome<(DatastoreRecord, files::Turn)> {
+        // What is wrong with a datastore that is not there, or cannot be read, reading it tells best.
+        self.record(name)?;
+        let turn = files::turn(&self.datastore_file(name))
+            .map_err(|e| trouble::io(format!("cannot change datastore {name}"), &e))?;
+        Ok((self.record(name)?, turn))
+    }
+
     /// Remembers how a datastore is controlled.
     pub(crate) fn set_io_control(&self, name: &Name, io_control: IoControl) -> Outcome<()> {
         let record = DatastoreRecord {

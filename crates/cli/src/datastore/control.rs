@@ -99,7 +99,11 @@ pub(super) fn tables(now: &DatastoreControl) -> String {
         "HOST", "STATE", "SILENT", "WINDOW", "INFLIGHT", "LATENCY", "COST/S", "DISKS",
     ];
     let hosts = table::columns(&head, &hosts);
-    let disks: Vec<_> = now.shares.iter().map(disk).collect();
+    let disks: Vec<_> = now
+        .shares
+        .iter()
+        .map(|share| disk(share, &now.hosts))
+        .collect();
     let head = [
         "DISK",
         "HOST",
@@ -124,7 +128,7 @@ fn host(host: &HostControl) -> Vec<String> {
         (false, _, false) => "ok",
     };
     vec![
-        short(&host.host),
+        called(host),
         state.to_owned(),
         format!("{:.1}s", host.silent_s),
         amount(host.window),
@@ -135,7 +139,7 @@ fn host(host: &HostControl) -> Vec<String> {
     ]
 }
 
-fn disk(disk: &DiskControl) -> Vec<String> {
+fn disk(disk: &DiskControl, hosts: &[HostControl]) -> Vec<String> {
     let name = match (&disk.disk, disk.merged) {
         (Some(name), _) => name.to_string(),
         (None, true) => "(several)".to_owned(),
@@ -147,9 +151,10 @@ fn disk(disk: &DiskControl) -> Vec<String> {
         ""
     };
     let iops = |iops: u64| figures::count(figures::to_f64(iops));
+    let host = hosts.iter().find(|host| host.host == disk.host);
     vec![
         name,
-        short(&disk.host),
+        host.map_or_else(|| short(&disk.host), called),
         disk.shares.to_string(),
         iops(disk.reservation_iops),
         disk.limit_iops.map_or_else(figures::dash, iops),
@@ -163,6 +168,14 @@ fn disk(disk: &DiskControl) -> Vec<String> {
         disk.got_iops.map_or_else(figures::dash, iops),
         note.to_owned(),
     ]
+}
+
+/// What people call a host, and as much of its identity as tells apart those of one name.
+fn called(host: &HostControl) -> String {
+    match &host.name {
+        Some(name) => format!("{name} ({})", short(&host.host)),
+        None => short(&host.host),
+    }
 }
 
 fn short(identity: &str) -> String {

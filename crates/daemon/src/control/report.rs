@@ -92,11 +92,19 @@ pub(crate) fn key(key: DiskKey) -> String {
     format!("{:016x}", key.0)
 }
 
+/// What people call a host, if it says so.
+pub(crate) fn host_name(host: &governor::HostReport) -> Option<String> {
+    let name: String = host.name.chars().collect();
+    (!name.is_empty()).then_some(name)
+}
+
 fn hosts(known: &governor::Report) -> Vec<HostControl> {
     let tell = |(nth, host): (usize, &governor::HostReport)| HostControl {
         host: hex(&host.host),
+        name: host_name(host),
         here: nth == 0,
         silent_s: micros(host.age) / 1e6,
+        lease_s: micros(host.lease) / 1e6,
         suspect: host.suspect,
         engaged: host.engaged,
         window: cost(host.window),

@@ -122,6 +122,7 @@ impl Keeper {
         };
         let admission = policy::judge(&under.control, under.key, &under.policy)?;
         let disk = self.host.attach(&plan, opened, Some(under))?;
+        in_use.has_come();
         let live = Live::new(found.name.clone(), found.datastore.clone(), disk);
         if let Some(Admission {
             promise: Promise::BestEffort,

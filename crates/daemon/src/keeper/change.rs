@@ -39,7 +39,7 @@ impl Keeper {
     pub(crate) fn set(&self, name: &Name, order: &api::DiskSet) -> Outcome<api::Disk> {
         let what = format!("cannot change disk {name}");
         let _claim = self.claim(name, &what)?;
-        let before = self.store.find(name)?;
+        let (before, _turn) = self.store.find_to_change(name)?;
         let mut after = before.clone();
         apply(&mut after.descriptor, order, &what)?;
         let live = self.live.get(name);
@@ -102,7 +102,7 @@ impl Keeper {
     pub(crate) fn resize(&self, name: &Name, order: api::DiskResize) -> Outcome<api::Disk> {
         let what = format!("cannot resize disk {name}");
         let _claim = self.claim(name, &what)?;
-        let mut found = self.store.find(name)?;
+        let (mut found, _turn) = self.store.find_to_change(name)?;
         let before = found.descriptor.size.0;
         let after = order.size_bytes;
         found.descriptor.size.0 = after;

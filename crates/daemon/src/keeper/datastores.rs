@@ -39,7 +39,7 @@ impl Keeper {
     /// Changes how a datastore is controlled. Where its hosts share a directory, all of them take it up.
     pub(crate) fn set_datastore(&self, name: &Name, order: &DatastoreSet) -> Outcome<Datastore> {
         let what = format!("cannot change datastore {name}");
-        let record = self.store.record(name)?;
+        let (record, _turn) = self.store.record_to_change(name)?;
         let running = self.controls.running(name);
         let mut after = record.io_control.clone();
         if let Some(running) = &running

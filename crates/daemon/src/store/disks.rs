@@ -206,6 +206,16 @@ impl Store {
         })
     }
 
+    /// The disk of that name, to be changed: nobody else, on any host, changes it while the turn lives.
+    pub(crate) fn find_to_change(&self, name: &Name) -> Outcome<(Found, files::Turn)> {
+        let found = self.find(name)?;
+        let turn = files::turn(&found.descriptor_file())
+            .map_err(|e| trouble::io(format!("cannot change disk {name}"), &e))?;
+        // As whoever had the turn before has left it.
+        let found = self.read_disk(&found.datastore, &found.settings, name)?;
+        Ok((found, turn))
+    }
+
     /// Replaces a disk's descriptor.
     pub(crate) fn write_descriptor(&self, disk: &Found) -> Outcome<()> {
         let what = || format!("cannot change disk {}", disk.name);

@@ -4,6 +4,8 @@
 //! - After a crash at any moment the file holds either what it held before or what was to be written, never a part
 //!   or a mixture: the new bytes are durable under another name before they take the old one's place.
 //! - When [`replace`] answers, the new content is durable.
+//! - Of those who read a file to replace it, one at a time has its [`Turn`], whichever daemon it is, as far as the file
+//!   system has locks: NFS and all local ones do.
 //!
 //! # Picture
 //! ```text
@@ -12,8 +14,52 @@
 
 use std::fs::{self, File};
 use std::io::{self, Read, Write};
-use std::os::unix::fs::OpenOptionsExt;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
+use std::time::{Duration, Instant};
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+
+/// How long another may be at a file: much longer than a change takes, and soon enough for a person who waits.
+const PATIENCE: Duration = Duration::from_secs(10);
+/// How often it is looked whether the other has done.
+const LOOK: Duration = Duration::from_millis(5);
+
+/// The right to read a file and to replace it by what follows from that, until dropped.
+#[derive(Debug)]
+pub(crate) struct Turn {
+    _locked: File,
+}
+
+/// Waits for the right to change the file at `path`.
+///
+/// What is locked is the file that is to be replaced: who finds, when it has the lock, that another one stands at the
+/// path by now, waits for that one.
+pub(crate) fn turn(path: &Path) -> io::Result<Turn> {
+    let begun = Instant::now();
+    loop {
+        // To be written, though nothing is: otherwise a file server grants no lock.
+        let file = File::options().read(true).write(true).open(path)?;
+        match flock(&file, FlockOperation::NonBlockingLockExclusive) {
+            Ok(()) => {}
+            Err(Errno::WOULDBLOCK) if begun.elapsed() < PATIENCE => {
+                std::thread::sleep(LOOK);
+                continue;
+            }
+            Err(Errno::WOULDBLOCK) => {
+                let text = "another order, on this host or another, is changing it all the time";
+                return Err(io::Error::new(io::ErrorKind::TimedOut, text));
+            }
+            // There are no locks to be had here.
+            Err(_) => return Ok(Turn { _locked: file }),
+        }
+        let (locked, there) = (file.metadata()?, fs::metadata(path)?);
+        if (locked.dev(), locked.ino()) == (there.dev(), there.ino()) {
+            return Ok(Turn { _locked: file });
+        }
+    }
+}
 
 /// Replaces `path`'s content, or creates it.
 pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
@@ -91,6 +137,31 @@ mod tests {
         }
         replace(&path, b"newer").unwrap();
         assert_eq!(read(&path, 100).unwrap(), b"newer");
+    }
+
+    #[test]
+    fn of_changes_at_one_moment_none_is_lost() {
+        const EACH: usize = 50;
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.toml");
+        replace(&path, b"").unwrap();
+        std::thread::scope(|scope| {
+            for _ in 0..4 {
+                scope.spawn(|| {
+                    for _ in 0..EACH {
+                        let _turn = turn(&path).unwrap();
+                        let mut bytes = read(&path, 1_000).unwrap();
+                        bytes.push(b'x');
+                        replace(&path, &bytes).unwrap();
+                    }
+                });
+            }
+        });
+        assert_eq!(read(&path, 1_000).unwrap().len(), 4 * EACH);
+        assert_eq!(
+            turn(&folder.path().join("none")).unwrap_err().kind(),
+            io::ErrorKind::NotFound
+        );
     }
 
     #[test]
