@@ -22,7 +22,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use tidegate_model::{Array, ArraySpec, IoKind, ModelIo};
+pub use tidegate_model::ArraySpec;
+use tidegate_model::{Array, IoKind, ModelIo};
 
 /// A stretch of the array that has a name.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -9,17 +9,21 @@
 //! `cargo xtask test` installs what these tests need: Debian packages, and a Debian kernel for the guest.
 
 mod bad_luck;
+mod changes;
 mod crash;
 mod explained;
 mod first_minute;
 mod guest_disk;
 mod guest_resize;
+mod hosts;
 mod io_control;
 mod leases;
 mod limits;
 mod migration;
 mod nbd_clients;
 mod nbd_database;
+mod quiet;
 mod soak;
 mod support;
 mod tls;
+mod vanishing;

@@ -65,6 +65,11 @@ impl Server {
         server
     }
 
+    /// Its process's number.
+    pub(crate) fn id(&self) -> u32 {
+        self.service.id()
+    }
+
     /// Its NBD socket.
     pub(crate) fn nbd(&self) -> &Path {
         &self.nbd
