@@ -16,7 +16,8 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::mpsc::Sender;
 use std::sync::{Mutex, PoisonError};
-use tidegate_core::shard::ControlId;
+use tidegate_core::request::DiskId;
+use tidegate_core::shard::{ControlId, DiskReport};
 
 /// More orders than any burst of administration makes.
 const ROOM: usize = 4096;
@@ -29,6 +30,8 @@ pub(crate) enum Order {
     StopQueue(StopQueue),
     Nbd(Box<NbdConnection>),
     Report(Report),
+    /// Somebody wants to know all of one disk.
+    ReportDisk(DiskId, Sender<Option<DiskReport>>),
     /// Somebody wants to know the sums only.
     Pulse(Sender<ThreadPulse>),
     Errand(Errand),

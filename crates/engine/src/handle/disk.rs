@@ -3,8 +3,8 @@
 //! Orders to its I/O thread, most of which are waited for; and the clients that come to it.
 
 use super::{
-    DeviceReport, Disk, DiskCore, Filters, check_filters, check_policy, guard, introduce,
-    open_sides, report_of, wait,
+    DeviceReport, Disk, DiskCore, Filters, answer_of, check_filters, check_policy, guard,
+    introduce, open_sides, wait,
 };
 use crate::device::front_ends::Refusal;
 use crate::device::vhost;
@@ -151,10 +151,10 @@ impl Disk {
     /// # Errors
     /// When it is gone.
     pub fn report(&self) -> Result<DiskReport> {
-        let report = report_of(&self.core.inbox)?;
-        let mine = report.disks.into_iter().find(|(id, _)| *id == self.core.id);
-        mine.map(|(_, report)| report)
-            .ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
+        let id = self.core.id;
+        // Not the thread's whole report: the histograms of all other disks are on it.
+        let report = answer_of(&self.core.inbox, |reply| Order::ReportDisk(id, reply))?;
+        report.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
     }
 
     /// What its vhost-user device counts.

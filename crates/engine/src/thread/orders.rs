@@ -135,6 +135,9 @@ impl IoThread {
                 // Who asked may have gone meanwhile.
                 let _ = report.reply.send(self.report());
             }
+            Order::ReportDisk(disk, reply) => {
+                let _ = reply.send(self.desk.shard.report(disk));
+            }
             Order::Pulse(reply) => {
                 let _ = reply.send(self.pulse());
             }
