@@ -30,6 +30,8 @@ pub struct Config {
     pub api: ApiConfig,
     /// The NBD server.
     pub nbd: NbdConfig,
+    /// The dashboard, for browsers.
+    pub dashboard: DashboardConfig,
     /// Logging.
     pub log: LogConfig,
 }
@@ -72,6 +74,23 @@ pub struct NbdConfig {
     /// The most clients at a time. Default: 1024.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_connections: Option<u32>,
+}
+
+/// The dashboard, for browsers: on this address, and on the REST interface's socket.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct DashboardConfig {
+    /// Address and port, or `off`. Default: `127.0.0.1:8433`, or any free port there if that one is taken. An address that others
+    /// can reach needs `token_file` and `tls`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub listen: Option<String>,
+    /// A file with the token by which browsers log in; 16 characters or more, and not for others to read. Default: no
+    /// login on loopback.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub token_file: Option<PathBuf>,
+    /// Certificates: serve by HTTPS. Default: HTTP.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tls: Option<TlsConfig>,
 }
 
 /// One TCP address of the NBD server: with `tls`, or with `plaintext = true` on a loopback address.

@@ -30,6 +30,9 @@ pub struct Status {
     pub api_socket: PathBuf,
     /// Where it listens for NBD clients.
     pub nbd_listeners: Vec<NbdListener>,
+    /// Where browsers find the dashboard, if it has an address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub dashboard: Option<String>,
     /// How many I/O threads it has.
     pub threads: u32,
     /// How many datastores it knows.

@@ -129,6 +129,10 @@ impl Shown for Answer {
                     listeners.join("\n")
                 },
             ),
+            (
+                "dashboard",
+                self.dashboard.clone().unwrap_or_else(|| "off".to_owned()),
+            ),
             ("I/O threads", self.threads.to_string()),
             ("datastores", self.datastores.to_string()),
             (

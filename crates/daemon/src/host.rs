@@ -316,6 +316,14 @@ impl Disk {
         self.watch.as_ref()?.lost()
     }
 
+    /// All that its topmost `stats` filter has counted, if it has one.
+    pub(crate) fn stats(&self) -> Outcome<Option<Box<StatsReport>>> {
+        let report = self.disk.report();
+        report
+            .map(stats_of)
+            .map_err(|e| problem(&e).within(format!("cannot ask for disk {}", self.disk.name())))
+    }
+
     /// What its guests' rings got wrong.
     pub(crate) fn rings(&self) -> RingCounts {
         let report = self.disk.device_report();

@@ -12,6 +12,7 @@
 mod accept;
 mod control;
 mod copy;
+mod dashboard;
 mod events;
 mod explain;
 mod export;

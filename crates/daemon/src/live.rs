@@ -16,6 +16,7 @@ use tidegate_api::disk::{Client, ClientKind, RingCounts, UpstreamCounts};
 use tidegate_api::iocontrol::Admission;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::filter::stats::StatsReport;
 use tidegate_core::iocontrol::Policy;
 use tidegate_core::units::Time;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
@@ -178,6 +179,11 @@ impl Live {
     /// Why it is not written to any more, if another host may have it.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.disk.lost()
+    }
+
+    /// All that its topmost `stats` filter has counted, if it has one.
+    pub(crate) fn stats(&self) -> Outcome<Option<Box<StatsReport>>> {
+        self.disk.stats()
     }
 
     /// What its guests' rings got wrong.

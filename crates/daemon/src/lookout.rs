@@ -61,6 +61,12 @@ struct Watched {
     course: Course,
 }
 
+/// An I/O thread's time, and every attached disk, at one moment.
+pub(crate) struct Standing {
+    pub(crate) threads: Vec<Worked>,
+    pub(crate) disks: Vec<(Arc<Live>, Beat)>,
+}
+
 /// What a look has found.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Found {
@@ -80,6 +86,19 @@ impl Lookout {
 
     fn known(&self) -> MutexGuard<'_, Known> {
         self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of the last minutes of a disk, if anything is.
+    pub(crate) fn course(&self, disk: &Live) -> Option<Course> {
+        let courses = self.courses();
+        let watched = courses.get(disk.name())?;
+        (watched.attached == disk.attached()).then(|| watched.course.clone())
+    }
+
+    /// How each disk that was looked at stood then.
+    pub(crate) fn last(&self) -> BTreeMap<Name, (Time, Beat)> {
+        let last = |(name, it): (&Name, &Watched)| (name.clone(), (it.attached, it.course.last()));
+        self.courses().iter().map(last).collect()
     }
 
     fn courses(&self) -> MutexGuard<'_, BTreeMap<Name, Watched>> {
@@ -213,6 +232,11 @@ impl Daemon {
 
     /// How every attached disk stands now.
     fn beats(&self, reports: &BTreeMap<Name, Report>) -> Outcome<Vec<(Arc<Live>, Beat)>> {
+        Ok(self.standing(reports)?.disks)
+    }
+
+    /// How every I/O thread and every attached disk stands now.
+    pub(crate) fn standing(&self, reports: &BTreeMap<Name, Report>) -> Outcome<Standing> {
         let live: BTreeMap<host::Key, _> = self
             .keeper
             .live()
@@ -220,8 +244,16 @@ impl Daemon {
             .into_iter()
             .map(|live| (live.key(), live))
             .collect();
-        let mut beats = Vec::new();
+        let mut threads = Vec::new();
+        let mut disks = Vec::new();
         for (thread, pulse) in (0..).zip(self.keeper.host().pulses()?) {
+            let worked = Worked {
+                thread,
+                age: pulse.age,
+                busy: pulse.busy,
+                polling: pulse.spinning,
+            };
+            threads.push(worked);
             for (key, sums) in pulse.disks {
                 // A disk that comes or goes just now is not told of.
                 let Some(disk) = live.get(&key) else { continue };
@@ -231,17 +263,12 @@ impl Daemon {
                     pulse: sums,
                     used: report.and_then(|report| used_by(report, disk)),
                     level: report.map(|report| level(report, disk)),
-                    thread: Worked {
-                        thread,
-                        age: pulse.age,
-                        busy: pulse.busy,
-                        polling: pulse.spinning,
-                    },
+                    thread: worked,
                 };
-                beats.push((Arc::clone(disk), beat));
+                disks.push((Arc::clone(disk), beat));
             }
         }
-        Ok(beats)
+        Ok(Standing { threads, disks })
     }
 
     /// Takes in what the governors noticed.
@@ -316,7 +343,7 @@ impl Daemon {
     }
 
     /// What was said about a disk.
-    fn terms(live: &Live) -> Terms {
+    pub(crate) fn terms(live: &Live) -> Terms {
         let policy = live.policy().unwrap_or_default();
         let burst = match (policy.limit, policy.burst) {
             (Some(limit), Some(peak)) => {

@@ -7,7 +7,7 @@
 //! - A plan that was made can be carried out, as far as can be known without touching anything.
 //! - TCP without TLS is planned on loopback addresses only, and only if that was asked for by name.
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -37,12 +37,17 @@ const MOST_THREADS: u16 = 256;
 /// NBD clients at a time, if nothing is said: every disk of a full host twice over.
 const CONNECTIONS: usize = 1024;
 
+/// Where browsers find the dashboard, if nothing is said: TIDE on a telephone's keys.
+const DASHBOARD: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8433);
+
 /// What a daemon is to be.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
     pub(crate) threads: ThreadsPlan,
     pub(crate) api: ApiPlan,
     pub(crate) nbd: NbdPlan,
+    /// None: it has no address.
+    pub(crate) dashboard: Option<DashboardPlan>,
     pub(crate) log: LogPlan,
 }
 
@@ -89,6 +94,15 @@ pub(crate) struct TlsFiles {
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DashboardPlan {
+    pub(crate) address: SocketAddr,
+    /// Whether another port of the same address will do: nobody asked for this one.
+    pub(crate) any_port: bool,
+    pub(crate) token: Option<PathBuf>,
+    pub(crate) tls: Option<TlsFiles>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct LogPlan {
     pub(crate) filter: String,
     pub(crate) format: LogFormat,
@@ -109,6 +123,7 @@ impl Plan {
             threads: threads(config, machine)?,
             api: api(config, root)?,
             nbd: nbd(config, root)?,
+            dashboard: dashboard(config, root)?,
             log: LogPlan {
                 filter: config
                     .log
@@ -224,6 +239,41 @@ pub(crate) fn tcp_plan(tcp: &NbdTcp, root: &Root) -> Outcome<TcpPlan> {
         }
     };
     Ok(TcpPlan { address, security })
+}
+
+/// Where browsers knock. Whoever reaches an address that is not loopback must log in, and is not overheard.
+fn dashboard(config: &Config, root: &Root) -> Outcome<Option<DashboardPlan>> {
+    let config = &config.dashboard;
+    let (address, any_port) = match config.listen.as_deref() {
+        None => (DASHBOARD, true),
+        Some("off") => return Ok(None),
+        Some(listen) => {
+            let address = listen.parse().map_err(|_| {
+                bad(
+                    "dashboard.listen",
+                    format!("'{listen}' is no address with a port"),
+                )
+                .remedy("write it as \"127.0.0.1:8433\" or \"[::1]:8433\", or \"off\"")
+            })?;
+            (address, false)
+        }
+    };
+    if !address.ip().is_loopback() && (config.token_file.is_none() || config.tls.is_none()) {
+        return Err(bad(
+            "dashboard.listen",
+            format!("others can reach {address}, and it has no token_file or no tls"),
+        )
+        .remedy("give it token_file and tls = { certificate, key }, or listen on 127.0.0.1 and reach it by `ssh -L`"));
+    }
+    Ok(Some(DashboardPlan {
+        address,
+        any_port,
+        token: config
+            .token_file
+            .as_ref()
+            .map(|path| root.path().join(path)),
+        tls: config.tls.as_ref().map(|tls| tls_files(tls, root)),
+    }))
 }
 
 fn tls_files(tls: &TlsConfig, root: &Root) -> TlsFiles {
@@ -407,6 +457,32 @@ mod tests {
             tcp(tls, "localhost"),
         ] {
             assert!(refused.unwrap_err().remedy.is_some());
+        }
+    }
+
+    #[test]
+    fn a_dashboard_that_others_can_reach_has_a_token_and_tls() {
+        let planned = |rest: &str| plan(&format!("[dashboard]\n{rest}")).map(|p| p.dashboard);
+        let usual = planned("").unwrap().unwrap();
+        assert!(usual.address.ip().is_loopback() && usual.any_port);
+        assert_eq!(planned("listen = 'off'").unwrap(), None);
+        let asked = planned("listen = '[::1]:0'").unwrap().unwrap();
+        assert!(!asked.any_port && asked.token.is_none());
+        let tls = "tls = { certificate = 'c.pem', key = 'k.pem' }";
+        let token = "token_file = 'token'";
+        let public = "listen = '0.0.0.0:8433'";
+        let whole = planned(&format!("{public}\n{token}\n{tls}"))
+            .unwrap()
+            .unwrap();
+        assert_eq!(whole.token.as_deref(), Some(Path::new("/srv/tide/token")));
+        for refused in [
+            planned(public),
+            planned(&format!("{public}\n{token}")),
+            planned(&format!("{public}\n{tls}")),
+            planned("listen = 'localhost'"),
+        ] {
+            let refused = refused.unwrap_err();
+            assert!(refused.remedy.is_some(), "{refused}");
         }
     }
 

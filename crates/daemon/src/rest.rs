@@ -26,6 +26,7 @@ use crate::serve::Daemon;
 use crate::trouble::{self, Outcome};
 
 mod daemon;
+mod dashboard;
 mod datastores;
 mod disks;
 mod events;
@@ -178,7 +179,7 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
         routes::STATS_STREAM,
         routing::on(FILTER_GET, stats::stream),
     );
-    router
+    dashboard::doors(router)
         .fallback(unknown)
         .method_not_allowed_fallback(unknown)
         .layer(DefaultBodyLimit::max(BODY))

@@ -11,7 +11,7 @@
 //!                                                                    SIGTERM, SIGINT ─ STOPPING ─ detach ─ exit 0
 //! ```
 
-use std::io;
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -26,6 +26,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::control::Controls;
+use crate::dashboard::{Dashboard, door};
 use crate::host::Host;
 use crate::keeper::Keeper;
 use crate::live::LiveDisks;
@@ -65,6 +66,9 @@ pub struct ServeOptions {
 pub(crate) struct Daemon {
     pub(crate) keeper: Arc<Keeper>,
     pub(crate) lookout: Lookout,
+    pub(crate) dashboard: Dashboard,
+    /// Where browsers find it.
+    dashboard_url: Option<String>,
     config: Option<PathBuf>,
     api_socket: PathBuf,
     listeners: Vec<NbdListener>,
@@ -189,10 +193,13 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
     }
     let doors = doors(&plan, inherited)?;
     let listeners = doors.iter().map(|(_, told)| told.clone()).collect();
+    let dashboard = door::open(plan.dashboard.as_ref())?;
 
     let daemon = Arc::new(Daemon {
         keeper: Arc::clone(&keeper),
         lookout: Lookout::default(),
+        dashboard: Dashboard::default(),
+        dashboard_url: dashboard.as_ref().map(|door| door.url.clone()),
         config,
         api_socket: plan.api.socket.clone(),
         listeners,
@@ -201,6 +208,9 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
         stop: CancellationToken::new(),
     });
     let answering = tokio::spawn(answer(api, Arc::clone(&daemon)));
+    if let Some(door) = dashboard {
+        tokio::spawn(door.serve(Arc::clone(&daemon), daemon.stop.clone()));
+    }
 
     notify::status("attaching disks");
     let at_start = Arc::clone(&keeper);
@@ -229,6 +239,10 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
     tracing::info!(root = %root.path().display(), api = %plan.api.socket.display(), "{status}");
     if let Some(welcome) = welcome {
         print!("{welcome}");
+    }
+    if let Some(url) = &daemon.dashboard_url {
+        // Whoever started us may not listen any more; that is no reason to end.
+        let _ = writeln!(io::stdout(), "Dashboard: {url}");
     }
     notify::ready(&status);
 
@@ -416,6 +430,7 @@ impl Daemon {
             config: self.config.clone(),
             api_socket: self.api_socket.clone(),
             nbd_listeners: self.listeners.clone(),
+            dashboard: self.dashboard_url.clone(),
             threads: self.keeper.host().thread_count(),
             datastores: datastores.len() as u64,
             disks: datastores.iter().map(|datastore| datastore.disks).sum(),

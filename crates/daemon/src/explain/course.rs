@@ -137,6 +137,11 @@ impl Course {
         self.add(beat);
     }
 
+    /// All that is known, oldest first.
+    pub(crate) fn beats(&self) -> impl ExactSizeIterator<Item = &Beat> {
+        self.beats.iter()
+    }
+
     /// How it stood last.
     pub(crate) fn last(&self) -> Beat {
         self.beats.back().copied().unwrap_or_default()
@@ -178,7 +183,7 @@ impl Course {
 }
 
 /// Whether the later counts from where the earlier stood.
-fn goes_on(earlier: &Beat, later: &Beat) -> bool {
+pub(crate) fn goes_on(earlier: &Beat, later: &Beat) -> bool {
     let ios = |beat: &Beat| beat.pulse.map(|pulse| pulse.ios);
     match (ios(earlier), ios(later)) {
         (Some(then), Some(now)) => then <= now,

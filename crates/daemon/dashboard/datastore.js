@@ -1,0 +1,235 @@
+// A datastore: how slow it is against its threshold, and who gets what of it.
+
+import { ask, live } from "./live.js";
+import { Course, h, s, say, watchWidth } from "./draw.js";
+import { diskHref, stateOf, tile, turn } from "./host.js";
+import { bandwidth, count, exactly, hostName, object, percent, rate, span, time } from "./words.js";
+
+export class DatastorePage {
+  constructor(main, name) {
+    this.name = name;
+    this.rows = new Map();
+    this.known = {};
+    this.badge = h("span", { class: "badge" });
+    this.why = h("p", { class: "lead" });
+    this.tiles = [tile("latency", "latency"), tile("threshold", "threshold"), tile("in flight, of the window", "window"), tile("this host's part", "part"), tile("gets through", "cost"), tile("reservations met", "met")];
+    this.latency = new Course({
+      title: "Latency against the threshold", format: time, least: 100,
+      series: [{ name: "latency, as of a 4 KiB I/O", mark: "m-datastore" }, { name: "threshold", mark: "m-threshold" }],
+      band: (point) => point.engaged,
+    });
+    this.window = new Course({
+      title: "In flight, and the window of all hosts", format: count, least: 4,
+      series: [{ name: "in flight, in 4 KiB reads", mark: "m-datastore" }, { name: "window", mark: "m-limit" }, { name: "this host's part", mark: "m-turn" }],
+    });
+    this.board = h("div", { class: "board", role: "list" });
+    this.scale = h("p", { class: "muted" });
+    this.legend = h("ul", { class: "legend" }, [
+      [[s("rect", { y: 3, width: 26, height: 8, class: "got" })], "what it gets"],
+      [[s("rect", { y: 3, width: 26, height: 8, class: "got shared" })], "held by its shares"],
+      [[s("rect", { y: 3, width: 26, height: 8, class: "got limited" })], "held by a limit"],
+      [[s("rect", { y: 0.5, x: 0.5, width: 25, height: 13, class: "part-of" })], "its part by shares and reservation"],
+      [[s("path", { d: "M13 0V14", class: "reservation" }), s("path", { d: "M13 4l6 3l-6 3z", class: "reservation-flag" })], "reservation: no less"],
+      [[s("rect", { x: 13, width: 13, height: 14, fill: "url(#p-beyond)" }), s("path", { d: "M13 0V14", class: "limit" })], "limit: no more"],
+    ].map(([marks, text]) => h("li", {}, s("svg", { width: 26, height: 14, "aria-hidden": "true" }, marks), text)));
+    this.hostBody = h("tbody", {});
+    main.append(
+      h("div", { class: "title" }, h("h1", {}, `Datastore ${name}`), this.badge), this.why,
+      h("dl", { class: "tiles" }, this.tiles.map((one) => one.node)),
+      h("section", { "aria-labelledby": "h-who", class: "card" }, h("h2", { id: "h-who" }, "Who gets what"),
+        this.scale, this.legend, this.board),
+      h("div", { class: "two" },
+        h("section", { class: "card" }, this.latency.node, h("p", { class: "muted" }, "shaded: congested")),
+        h("section", { class: "card" }, this.window.node)),
+      h("section", { "aria-labelledby": "h-hosts", class: "card" }, h("h2", { id: "h-hosts" }, "Hosts and their windows"),
+        h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Hosts, the table" }, h("table", { class: "list" }, h("thead", {}, h("tr", {},
+          ["host", "window", "in flight", "latency", "gets through", "disks", "heard"].map((text, nth) => h("th", { scope: "col", class: nth ? "num" : null }, text)))), this.hostBody))));
+    this.observer = watchWidth(this.board, (width) => { this.width = width; if (this.last) this.#board(this.last); });
+    this.#learn();
+    this.#past();
+    this.asking = setInterval(() => this.#learn(), 10000);
+  }
+
+  close() {
+    clearInterval(this.asking);
+    this.observer.disconnect();
+    this.latency.close();
+    this.window.close();
+  }
+
+  press(key) {
+    if (key !== "j" && key !== "k") return false;
+    const links = [...this.board.querySelectorAll("a")];
+    const at = links.indexOf(document.activeElement);
+    links[at < 0 ? 0 : Math.min(links.length - 1, Math.max(0, at + (key === "j" ? 1 : -1)))]?.focus();
+    return true;
+  }
+
+  async #learn() {
+    try {
+      const known = await ask("GET", `/v1/datastores/${encodeURIComponent(this.name)}`);
+      this.known = known;
+      say(this.why, known.problem ? `${known.problem.what}: ${(known.problem.why || []).join(": ")}`
+        : known.control ? sentence(known.control.why) : "None of its disks is attached on this host, so nothing is known of it here.");
+    } catch (problem) {
+      if (problem.status === 404) say(this.why, `There is no datastore ${this.name}.`);
+    }
+  }
+
+  async #past() {
+    try {
+      const past = await ask("GET", `/dashboard/past?datastore=${encodeURIComponent(this.name)}`);
+      if (!live.hello) return;
+      const rows = past.level.map((row) => object(live.hello.columns.level, row));
+      const older = rows.map((row, nth) => ({ from: nth ? rows[nth - 1].at : row.at, ...level(row) }));
+      const since = this.latency.points[0]?.at ?? Infinity;
+      this.latency.points = older.filter((point) => point.at < since).concat(this.latency.points);
+      this.latency.draw();
+    } catch {
+      // Then it begins now.
+    }
+  }
+
+  beat({ at, datastores, disks }) {
+    const store = datastores.find((one) => one.name === this.name);
+    if (!store) {
+      say(this.badge, "not in use on this host");
+      return;
+    }
+    stateOf(store, this.badge);
+    const mine = store.hosts[0];
+    [time(store.latency_us), store.threshold_us == null ? "none" : time(store.threshold_us),
+      `${count(store.in_flight)} of ${count(store.window_all)}`, mine ? `${count(mine.in_flight)} of ${count(store.window)}` : "–",
+      rate(store.cost_per_s), percent(store.reservations_met),
+    ].forEach((text, nth) => say(this.tiles[nth].value, text));
+    this.latency.add({ ...level(store), at, from: at - 1000 });
+    this.latency.draw();
+    this.window.add({ at, from: at - 1000, v: [store.in_flight, store.window_all, store.window] });
+    this.window.draw();
+    this.last = { store, disks: disks.filter((disk) => disk.datastore === this.name) };
+    if (this.width) this.#board(this.last);
+    this.#hosts(store);
+  }
+
+  #hosts(store) {
+    const named = this.known.control?.hosts || [];
+    const most = Math.max(1, ...store.hosts.map((host) => Math.max(host.window, host.in_flight)));
+    this.hostBody.replaceChildren(...store.hosts.map((host, nth) => {
+      const name = hostName(host.host, named.find((one) => one.host === host.host));
+      const wide = (value) => (value / most) * 120;
+      return h("tr", {},
+        h("th", { scope: "row", title: host.host }, nth === 0 ? `${name} (this host)` : name),
+        h("td", { class: "num" }, s("svg", { class: "window", width: 122, height: 14, "aria-hidden": "true" },
+          s("rect", { class: "part-of", x: 0.5, y: 0.5, width: Math.max(1, wide(host.window)), height: 13 }),
+          s("rect", { class: "got", y: 3, width: wide(host.in_flight), height: 8 })), " ", count(host.window)),
+        h("td", { class: "num" }, count(host.in_flight)), h("td", { class: "num" }, time(host.latency_us)),
+        h("td", { class: "num" }, rate(host.cost_per_s)), h("td", { class: "num" }, String(host.disks)),
+        h("td", { class: "num" }, nth === 0 ? "–" : host.suspect ? `⚠ silent for ${span(host.silent_s)}` : `${span(host.silent_s)} ago`));
+    }));
+  }
+
+  #board({ store, disks }) {
+    const named = this.known.control?.shares || [];
+    const hosts = this.known.control?.hosts || [];
+    const here = disks.map((disk) => ({
+      key: disk.name, name: disk.name, href: diskHref(disk.name), got: disk.did.units, part: store.engaged ? disk.entitled : null,
+      shares: disk.shares, reservation: disk.reservation, limit: disk.limit, asks: (disk.demand ?? 0) > 0 || disk.did.units > 0, disk,
+    }));
+    const there = store.others.map((other) => {
+      const host = store.hosts[other.host];
+      const known = named.find((one) => one.key === other.key && one.host === host?.host);
+      return {
+        key: `${other.key}@${other.host}`, name: other.merged ? "several disks" : known?.disk || `disk ${other.key.slice(0, 8)}`,
+        on: host && hostName(host.host, hosts.find((one) => one.host === host.host)), got: null, part: store.engaged ? other.entitled : null,
+        shares: other.shares, reservation: other.reservation, limit: other.limit, asks: other.demand > 0,
+      };
+    });
+    const all = [...here, ...there].sort((a, b) => b.shares - a.shares || a.name.localeCompare(b.name));
+    const weight = all.filter((one) => one.asks).reduce((sum, one) => sum + one.shares, 0);
+    // What is got and due is to be seen well; a limit far beyond it need not fit.
+    const most = Math.max(1, ...all.map((one) => Math.max(one.got ?? 0, one.part ?? 0, one.reservation)));
+    const near = Math.max(most, ...all.map((one) => (one.limit && one.limit < most * 1.6 ? one.limit : 0)));
+    const top = near * 1.04;
+    say(this.scale, all.length === 0 ? "" : `Units of ${this.known.control ? count(this.known.control.io_unit_bytes / 1024) : 32} KiB a second; the whole width is ${rate(top)}. `
+      + (store.engaged ? "Congested: each gets its part, and what others leave." : "Not congested: everybody gets what they ask for, up to their limits."));
+    const there_now = new Set();
+    all.forEach((one) => {
+      there_now.add(one.key);
+      const row = this.rows.get(one.key) || this.#row(one);
+      this.rows.set(one.key, row);
+      this.#draw(row, one, top, store, weight);
+    });
+    for (const [key, row] of this.rows) {
+      if (!there_now.has(key)) { row.node.remove(); this.rows.delete(key); }
+    }
+    const wanted = all.map((one) => this.rows.get(one.key).node);
+    if (wanted.some((node, nth) => node !== this.board.children[nth])) this.board.replaceChildren(...wanted);
+  }
+
+  #row(one) {
+    const row = { svg: s("svg", { class: "share", role: "img", height: 26 }), gets: h("b", {}), words: h("span", { class: "muted" }) };
+    const name = one.href ? h("a", { href: one.href }, one.name) : h("span", {}, one.name);
+    row.where = h("span", { class: "muted" });
+    row.node = h("div", { class: "row", role: "listitem", "data-disk": one.name }, h("div", { class: "who" }, name, " ", row.where), row.svg, h("div", { class: "what" }, row.gets, " ", row.words));
+    return row;
+  }
+
+  #draw(row, one, top, store, weight) {
+    const narrow = this.width < 640;
+    const width = narrow ? this.width : Math.max(160, this.width - 180 - 300 - 24);
+    const x = (value) => Math.min(width - 1, (value / top) * (width - 1));
+    const look = state(one);
+    const marks = [s("rect", { class: "track", y: 12.5, width, height: 1 })];
+    if (one.part) marks.push(s("rect", { class: one.got == null ? "part-told" : "part-of", fill: one.got == null ? "url(#p-told)" : null, x: 0.5, y: 2.5, width: Math.max(1, x(one.part)), height: 21, rx: 2 }));
+    if (one.got != null) marks.push(s("rect", { class: `got ${look}`, y: 8, width: x(one.got), height: 10 }));
+    if (one.limit != null && one.limit <= top) {
+      marks.push(s("rect", { x: x(one.limit), y: 2, width: Math.max(0, width - x(one.limit)), height: 22, fill: "url(#p-beyond)" }),
+        s("path", { class: "limit", d: `M${x(one.limit)} 0V26` }));
+    } else if (one.limit != null) {
+      marks.push(s("text", { class: "tick", x: width - 2, y: 8, "text-anchor": "end" }, `limit ${count(one.limit)} →`));
+    }
+    if (one.reservation > 0) {
+      const at = Math.max(1, x(one.reservation));
+      marks.push(s("path", { class: "reservation", d: `M${at} 0V26` }), s("path", { class: "reservation-flag", d: `M${at} 9l7 4l-7 4z` }));
+    }
+    row.svg.setAttribute("width", width);
+    row.svg.replaceChildren(...marks);
+    const due = [`shares ${exactly(one.shares)}${weight && one.asks ? ` (${percent(one.shares / weight)})` : ""}`];
+    if (one.reservation > 0) due.push(`no less than ${count(one.reservation)}`);
+    if (one.limit != null) due.push(`no more than ${count(one.limit)}`);
+    say(row.where, one.on ? `on ${one.on} · ${due[0]}` : due[0]);
+    say(row.gets, one.got == null ? (one.part == null ? "" : `${rate(one.part)} due`) : rate(one.got));
+    say(row.words, words(one, store));
+    row.svg.setAttribute("aria-label", `${one.name}: ${one.got == null ? "on another host" : `gets ${rate(one.got)}`}${one.part ? `, its part is ${rate(one.part)}` : ""}, ${due.join(", ")}`);
+    row.node.dataset.state = look;
+  }
+}
+
+const level = (row) => ({ at: row.at, v: [row.latency_us || null, row.threshold_us], engaged: row.engaged });
+
+/** What there is to see at once: below what it was promised, held by its shares, by a limit, or free. */
+function state({ disk, got, reservation }) {
+  if (!disk) return "free";
+  if (disk.unmet && got < reservation) return "unmet";
+  if (["limit", "bandwidth", "group-limit"].includes(disk.cause)) return "limited";
+  return disk.cause === "shares" ? "shared" : "free";
+}
+
+function words(one, store) {
+  const { disk, part } = one;
+  if (!disk) return one.asks ? "what it gets is known there" : "asks for nothing";
+  const waits = turn(disk.did);
+  const by = {
+    limit: `at its limit of ${count(disk.limit)}`, bandwidth: `at its limit of ${bandwidth(disk.bandwidth ?? 0)}`, "group-limit": "at its group's limit",
+    shares: (part ? `of ${count(part)} due; ` : "") + (waits ? `waits ${time(waits)} for its turn` : "waits for its turn"), idle: "idle", stuck: "nothing ends!", guest: "asks for no more",
+    "io-thread": "the I/O thread is full", filters: "waits in its filters", datastore: "waits for the datastore", nothing: "not held back", unmeasured: "not measured",
+  };
+  if (state(one) === "unmet") return `⚠ below its reservation of ${count(one.reservation)}`;
+  return by[disk.cause] + (store.engaged && part && disk.cause !== "shares" && disk.cause !== "idle" ? ` (${count(part)} due)` : "");
+}
+
+/** As a sentence that stands alone. */
+export function sentence(text) {
+  const whole = text.charAt(0).toUpperCase() + text.slice(1);
+  return /[.!?]$/.test(whole) ? whole : whole + ".";
+}

@@ -1,0 +1,173 @@
+// A disk: why it is as fast as it is, where its I/Os' time goes, its filters, and its policy.
+
+import { ask, live } from "./live.js";
+import { Course, h, Heat, s, say, bar, watchWidth } from "./draw.js";
+import { sentence } from "./datastore.js";
+import { latency, tile, turn } from "./host.js";
+import { PolicyForm } from "./policy.js";
+import { bandwidth, bytes, CAUSES, count, exactly, object, percent, rate, span, time } from "./words.js";
+
+const STAGES = [
+  { name: "datastore", fill: "var(--datastore)" },
+  { name: "waiting for its turn", fill: "url(#p-turn)" },
+  { name: "filters", fill: "url(#p-filters)" },
+  { name: "guest's queue", fill: "url(#p-queue)" },
+];
+const REASONS = { shares: "others' turn", window: "the window is full", limit: "its limit", "group-limit": "its group's limit", bandwidth: "its bandwidth limit" };
+
+const stages = (did) => [did.datastore_us, turn(did), did.filters_us, did.queue_us];
+
+export class DiskPage {
+  constructor(main, name) {
+    this.name = name;
+    this.badge = h("span", { class: "badge" });
+    this.where = h("p", { class: "muted" });
+    this.because = h("p", { class: "lead", "aria-live": "polite", "data-figure": "because" });
+    this.remedy = h("p", {});
+    this.notes = h("ul", { class: "notes" });
+    this.partBar = s("svg", { class: "usage", height: 22, role: "img" });
+    this.partList = h("ul", { class: "legend" });
+    this.tiles = [tile("I/Os", "iops"), tile("throughput", "bandwidth"), tile("latency", "latency"), tile("median", "median"), tile("99 %", "p99"), tile("outstanding", "outstanding"), tile("errors so far", "errors")];
+    this.stages = new Course({ title: "Where an I/O's time goes, in the mean", series: STAGES, format: time, least: 100, stack: true });
+    this.speed = new Course({ title: "I/Os a second", format: rate, least: 10, series: [{ name: "I/Os", mark: "m-datastore" }, { name: "units", mark: "m-turn" }, { name: "limit", mark: "m-limit" }, { name: "its part", mark: "m-threshold" }] });
+    this.heat = new Heat("How long I/Os take", time);
+    this.ops = h("tbody", {});
+    this.filters = h("ol", { class: "filters" });
+    this.facts = h("dl", { class: "facts" });
+    this.form = new PolicyForm(name, (disk) => this.#show(disk));
+    main.append(
+      h("div", { class: "title" }, h("h1", {}, `Disk ${name}`), this.badge), this.where,
+      h("section", { class: "card", "aria-label": "What limits it" }, this.because, this.remedy, this.partBar, this.partList, this.notes),
+      h("dl", { class: "tiles" }, this.tiles.map((one) => one.node)),
+      h("div", { class: "two" },
+        h("section", { class: "card" }, this.stages.node), h("section", { class: "card" }, this.speed.node),
+        h("section", { class: "card" }, this.heat.node),
+        h("section", { class: "card", "aria-labelledby": "h-ops" }, h("h2", { id: "h-ops" }, "By operation"),
+          h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "By operation, the table" }, h("table", { class: "list" },
+            h("thead", {}, h("tr", {}, ["", "/s", "throughput", "median", "95 %", "99 %", "since attached"].map((text, nth) => h(nth ? "th" : "td", { scope: nth ? "col" : null, class: nth ? "num" : null }, text)))), this.ops)))),
+      this.form.node,
+      h("section", { class: "card", "aria-labelledby": "h-filters" }, h("h2", { id: "h-filters" }, "Filters, top first"), this.filters, this.facts));
+    this.observer = watchWidth(this.partBar.parentElement, (width) => { this.width = width - 36; if (this.parts) bar(this.partBar, this.width, 22, this.parts); });
+    this.#describe();
+    this.#explain();
+    this.#past();
+    this.asking = setInterval(() => { this.#explain(); this.#describe(); }, 5000);
+  }
+
+  close() {
+    clearInterval(this.asking);
+    this.observer.disconnect();
+    for (const drawn of [this.stages, this.speed, this.heat]) drawn.close();
+  }
+
+  press(key) {
+    if (key !== "p") return false;
+    this.form.focus();
+    return true;
+  }
+
+  async #describe() {
+    try {
+      this.#show(await ask("GET", `/v1/disks/${encodeURIComponent(this.name)}`));
+    } catch (problem) {
+      if (problem.status === 404) {
+        say(this.badge, "not there");
+        say(this.because, `There is no disk ${this.name}.`);
+      }
+    }
+  }
+
+  #show(disk) {
+    this.described = disk;
+    this.form.show(disk);
+    this.where.replaceChildren("on datastore ", h("a", { href: `#/datastore/${encodeURIComponent(disk.datastore)}` }, disk.datastore),
+      `, ${bytes(disk.size_bytes)}${disk.attached ? `, I/O thread ${disk.thread}, ${disk.io}` : ""} · ${disk.clients.length ? disk.clients.map((client) => `${client.kind} ${client.peer} for ${span(client.connected_s)}`).join("; ") : "nobody is connected"}`);
+    if (!disk.attached) {
+      say(this.badge, disk.problem ? "⚠ not attached" : "not attached");
+      say(this.because, disk.problem ? sentence([disk.problem.what, ...(disk.problem.why || [])].join(": ")) : "It is not attached, so nobody can use it.");
+      say(this.remedy, disk.problem?.remedy || `tidegate disk attach ${this.name}`);
+    }
+    const filters = disk.filters.map((filter) => h("li", {}, h("code", {}, filter)));
+    this.filters.replaceChildren(...(filters.length ? filters : [h("li", { class: "muted" }, "none")]));
+    const facts = {
+      "what a guest is told": `${disk.cache}, blocks of ${disk.block_size_bytes} bytes${disk.read_only ? ", read-only" : ""}`,
+      serial: disk.serial, queues: String(disk.queues), NBD: disk.nbd_uri, "vhost-user": disk.vhost_user_socket,
+    };
+    this.facts.replaceChildren(...Object.entries(facts).filter(([, text]) => text)
+      .map(([term, text]) => h("div", {}, h("dt", {}, term), h("dd", {}, text))));
+  }
+
+  async #explain() {
+    try {
+      const told = await ask("GET", `/v1/disks/${encodeURIComponent(this.name)}/explain?last=10s`);
+      say(this.because, sentence(told.because));
+      say(this.remedy, sentence(told.remedy));
+      this.notes.replaceChildren(...told.notes.map((note) => h("li", {}, sentence(note))));
+      const look = { datastore: 0, turn: 1, filters: 2, queue: 3 };
+      const parts = told.parts.filter((part) => part.ratio > 0.001).sort((a, b) => look[a.part] - look[b.part]);
+      const named = (part) => (part.part === "turn" ? `waiting: ${REASONS[part.reason]}` : STAGES[look[part.part]].name);
+      this.parts = parts.map((part) => ({ part: part.ratio, fill: STAGES[look[part.part]].fill, name: `${named(part)} ${percent(part.ratio)}` }));
+      if (this.width) bar(this.partBar, this.width, 22, this.parts);
+      this.partBar.classList.toggle("none", parts.length === 0);
+      this.partBar.setAttribute("aria-label", parts.map((part) => `${named(part)} ${percent(part.ratio)}`).join(", ") || "no I/O");
+      this.partList.replaceChildren(...parts.map((part) => h("li", {},
+        s("svg", { class: "swatch", width: 22, height: 12, "aria-hidden": "true" }, s("rect", { width: 22, height: 12, rx: 2, fill: STAGES[look[part.part]].fill })),
+        `${named(part)} `, h("b", {}, `${time(part.mean_us)}, ${percent(part.ratio)}`))));
+    } catch {
+      // Not attached, or no answer: both are said elsewhere.
+    }
+  }
+
+  async #past() {
+    try {
+      const past = await ask("GET", `/dashboard/past?disk=${encodeURIComponent(this.name)}`);
+      const columns = live.hello.columns;
+      const rows = past.did.map((row) => object(columns.past, row)).map((row) => ({ ...row, did: object(columns.did, row.did) }));
+      const since = Math.min(this.stages.points[0]?.at ?? Infinity, this.speed.points[0]?.at ?? Infinity);
+      const older = rows.filter((row) => row.at < since);
+      const point = (row, v) => ({ at: row.at, from: row.at - row.covers_s * 1000, v });
+      this.stages.points = older.map((row) => point(row, stages(row.did))).concat(this.stages.points);
+      this.speed.points = older.map((row) => point(row, [row.did.iops, row.did.units, null, null])).concat(this.speed.points);
+      this.stages.draw();
+      this.speed.draw();
+    } catch {
+      // Then it begins now.
+    }
+  }
+
+  beat({ at, disks, datastores }) {
+    const disk = disks.find((one) => one.name === this.name);
+    this.form.neighbours(disks, datastores);
+    if (!disk) {
+      if (this.described?.attached) this.#describe();
+      return;
+    }
+    const [sign, words] = CAUSES[disk.cause];
+    say(this.badge, ["idle", "nothing", "guest"].includes(disk.cause) ? disk.cause === "idle" ? "· idle" : `${sign} not held back` : `${sign} held by ${words}`);
+    this.badge.dataset.look = ["idle", "nothing", "guest"].includes(disk.cause) ? "good" : disk.cause === "stuck" || disk.unmet ? "bad" : "warn";
+    [rate(disk.did.iops), bandwidth(disk.did.bytes), time(latency(disk)), null, null, count(disk.did.outstanding)]
+      .forEach((text, nth) => text != null && say(this.tiles[nth].value, text));
+    this.stages.add({ at, from: at - 1000, v: stages(disk.did) });
+    this.speed.add({ at, from: at - 1000, v: [disk.did.iops, disk.did.units, disk.limit, disk.entitled] });
+    this.stages.draw();
+    this.speed.draw();
+  }
+
+  disk({ at, name, stats, heat }) {
+    if (name !== this.name) return;
+    const all = stats?.all;
+    const total = all?.latency.total;
+    say(this.tiles[3].value, total?.count ? time(total.p50_us) : "–");
+    say(this.tiles[4].value, total?.count ? time(total.p99_us) : "–");
+    say(this.tiles[6].value, all ? exactly(all.errors_total) : "–");
+    this.heat.add(at, heat, total?.count ? total.p50_us : null, total?.count ? total.p99_us : null);
+    this.heat.draw();
+    this.ops.replaceChildren(...(stats ? [...stats.ops, ...(stats.ops.length ? [] : [all])] : []).map((op) => {
+      const { total: took } = op.latency;
+      const when = (us) => (took.count ? time(us) : "–");
+      return h("tr", { "data-op": op.op }, h("th", { scope: "row" }, op.op),
+        [count(op.iops), bandwidth(op.bytes_per_s), when(took.p50_us), when(took.p95_us), when(took.p99_us), exactly(op.ops_total)]
+          .map((text) => h("td", { class: "num" }, text)));
+    }));
+  }
+}

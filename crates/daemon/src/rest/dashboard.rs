@@ -1,0 +1,231 @@
+//! Doors to the dashboard: its pages, what they show live, the minutes before, and the one order that they give.
+//!
+//! These are between the pages and the daemon they come from, and change with them: they are in no document. Programs
+//! have the REST interface.
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::sync::Arc;
+
+use axum::Router;
+use axum::body::Body as HttpBody;
+use axum::extract::rejection::QueryRejection;
+use axum::extract::{Extension, Query};
+use axum::http::header;
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing;
+use futures_util::stream;
+use serde::{Deserialize, Serialize};
+use tidegate_api::disk::{Disk, DiskSet, PolicySet, Unpromised};
+use tokio::sync::watch;
+
+use super::{Answer, Body, Failure, Path, Shared, State, name, unknown, work, work_on};
+use crate::dashboard::feed::{Frame, event};
+use crate::dashboard::files::{FILES, File};
+use crate::dashboard::guard::May;
+use crate::dashboard::past::Past;
+use crate::dashboard::{beat, past};
+use crate::serve::Daemon;
+use crate::trouble;
+
+/// Adds the dashboard's doors to those of the REST interface.
+pub(super) fn doors(router: Router<Arc<Daemon>>) -> Router<Arc<Daemon>> {
+    router
+        .route("/", routing::get(page))
+        .route("/dashboard", routing::get(home))
+        .route("/dashboard/stream", routing::get(live))
+        .route("/dashboard/past", routing::get(before))
+        .route("/dashboard/disks/{name}/policy", routing::patch(policy))
+        .route("/dashboard/{file}", routing::get(file))
+}
+
+async fn page() -> Response {
+    (&FILES[0]).into_response()
+}
+
+async fn home() -> Redirect {
+    Redirect::permanent("/")
+}
+
+async fn file(Path(name): Path<String>, request: axum::extract::Request) -> Response {
+    match File::find(&name) {
+        Some(file) => file.into_response(),
+        None => unknown(request).await.into_response(),
+    }
+}
+
+/// What a page wants to be told.
+#[derive(Deserialize)]
+struct Wish {
+    /// The disk that is looked at closely, if one is.
+    disk: Option<String>,
+    /// The last event that is known.
+    after: Option<u64>,
+}
+
+/// What is told first.
+#[derive(Serialize)]
+struct Hello {
+    version: &'static str,
+    pid: u32,
+    /// Milliseconds since 1970, by this host's clock.
+    at: u64,
+    may: May,
+    columns: Columns,
+}
+
+/// What stands where in rows.
+#[derive(Serialize)]
+struct Columns {
+    threads: &'static [&'static str],
+    datastores: &'static [&'static str],
+    hosts: &'static [&'static str],
+    others: &'static [&'static str],
+    disks: &'static [&'static str],
+    did: &'static [&'static str],
+    past: &'static [&'static str],
+    level: &'static [&'static str],
+}
+
+/// Everything live, on one connection: browsers have few.
+async fn live(
+    State(daemon): Shared,
+    may: Option<Extension<May>>,
+    wish: Result<Query<Wish>, QueryRejection>,
+) -> Result<Response, Failure> {
+    let bad = |why: String| Failure(trouble::invalid("cannot stream").because(why));
+    let Query(wish) = wish.map_err(|error| bad(error.body_text()))?;
+    let disk = wish.disk.as_deref().map(name).transpose()?;
+    let hello = Hello {
+        version: env!("CARGO_PKG_VERSION"),
+        pid: std::process::id(),
+        at: beat::now_ms(),
+        may: may.map_or(May::Change, |Extension(may)| may),
+        columns: Columns {
+            threads: &beat::THREADS,
+            datastores: &beat::DATASTORES,
+            hosts: &beat::HOSTS,
+            others: &beat::OTHERS,
+            disks: &beat::DISKS,
+            did: &beat::DID,
+            past: &past::PAST,
+            level: &past::LEVEL,
+        },
+    };
+    let mut happened = daemon.lookout.journal().latest();
+    happened.mark_changed();
+    let watcher = Watcher {
+        host: daemon.dashboard.watch(&daemon),
+        disk: disk.map(|disk| daemon.dashboard.watch_disk(&daemon, &disk)),
+        happened,
+        last: wish.after.unwrap_or(0),
+        ready: VecDeque::from([event("hello", &hello)]),
+        daemon,
+    };
+    let frames = stream::unfold(watcher, |mut watcher| async move {
+        let frame = watcher.next().await?;
+        Some((Ok::<_, Infallible>(frame), watcher))
+    });
+    let headers = [
+        (header::CONTENT_TYPE, "text/event-stream"),
+        (header::CACHE_CONTROL, "no-store"),
+    ];
+    Ok((headers, HttpBody::from_stream(frames)).into_response())
+}
+
+/// A page that is open.
+struct Watcher {
+    daemon: Arc<Daemon>,
+    host: watch::Receiver<Frame>,
+    disk: Option<watch::Receiver<Frame>>,
+    happened: watch::Receiver<u64>,
+    /// The number of the last event that it has.
+    last: u64,
+    ready: VecDeque<Frame>,
+}
+
+impl Watcher {
+    /// What to send next; none when the daemon stops.
+    async fn next(&mut self) -> Option<Frame> {
+        loop {
+            if let Some(frame) = self.ready.pop_front() {
+                return Some(frame);
+            }
+            let disk = async {
+                match self.disk.as_mut() {
+                    Some(disk) => disk.changed().await,
+                    None => std::future::pending().await,
+                }
+            };
+            let frame = tokio::select! {
+                changed = self.host.changed() => {
+                    changed.ok()?;
+                    self.host.borrow_and_update().clone()
+                }
+                changed = disk => {
+                    changed.ok()?;
+                    self.disk.as_mut()?.borrow_and_update().clone()
+                }
+                changed = self.happened.changed() => {
+                    changed.ok()?;
+                    // Marked as seen before it is looked at: what comes meanwhile is another change.
+                    self.happened.borrow_and_update();
+                    let events = self.daemon.lookout.journal().since(self.last);
+                    let Some(latest) = events.last() else { continue };
+                    self.last = latest.number;
+                    event("events", &events)
+                }
+                () = self.daemon.stopped() => return None,
+            };
+            // Empty: nothing was seen yet.
+            if !frame.is_empty() {
+                self.ready.push_back(frame);
+            }
+        }
+    }
+}
+
+/// Whose past is meant.
+#[derive(Deserialize)]
+struct Whose {
+    disk: Option<String>,
+    datastore: Option<String>,
+}
+
+/// The last minutes of a disk or a datastore.
+async fn before(
+    State(daemon): Shared,
+    whose: Result<Query<Whose>, QueryRejection>,
+) -> Answer<Past> {
+    let bad = |why: String| Failure(trouble::invalid("cannot tell of the past").because(why));
+    let Query(whose) = whose.map_err(|error| bad(error.body_text()))?;
+    work(move || match (whose.disk, whose.datastore) {
+        (Some(disk), None) => daemon.past_of_disk(&name(&disk)?),
+        (None, Some(datastore)) => Ok(daemon.past_of_datastore(&name(&datastore)?)),
+        _ => Err(trouble::invalid("cannot tell of the past")
+            .because("neither a disk nor a datastore is named, or both are")),
+    })
+    .await
+}
+
+/// Changes to a disk's policy, and to nothing else of it.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Terms {
+    policy: PolicySet,
+    #[serde(default)]
+    unpromised: Unpromised,
+}
+
+async fn policy(
+    State(daemon): Shared,
+    Path(of): Path<String>,
+    Body(terms): Body<Terms>,
+) -> Answer<Disk> {
+    let order = DiskSet {
+        policy: Some(terms.policy),
+        unpromised: terms.unpromised,
+        ..DiskSet::default()
+    };
+    work_on(daemon, of, move |keeper, name| keeper.set(name, &order)).await
+}
