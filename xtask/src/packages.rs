@@ -12,12 +12,15 @@ use std::process::Command;
 /// Each with what it is for.
 const PACKAGES: &[(&str, &str)] = &[
     ("busybox-static", "the guest's user space"),
+    ("chromium", "a browser for the dashboard"),
+    ("chromium-driver", "drives the browser"),
     ("dpkg", "unpacks the guest's kernel"),
     (
         "e2fsprogs",
         "mkfs.ext4 and e2fsck, on the host and in the guest",
     ),
     ("fio", "verifying load"),
+    ("fonts-dejavu-core", "what the browser writes with"),
     ("libnbd-bin", "nbdinfo, nbdcopy, nbdfuse"),
     ("mount", "losetup, for the database's file system"),
     (

@@ -11,6 +11,7 @@
 mod bad_luck;
 mod changes;
 mod crash;
+mod dashboard;
 mod explained;
 mod first_minute;
 mod guest_disk;

@@ -1,5 +1,6 @@
 //! What the end-to-end tests stand on: places, programs, servers and guests, each cleaned up by its own drop.
 
+pub(crate) mod browser;
 pub(crate) mod daemon;
 pub(crate) mod guest;
 pub(crate) mod initramfs;

@@ -13,6 +13,8 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(120);
 /// Which Debian package a program comes from, as `cargo xtask test` installs them.
 const PACKAGES: &[(&str, &str)] = &[
     ("busybox", "busybox-static"),
+    ("chromedriver", "chromium-driver"),
+    ("chromium", "chromium"),
     ("e2fsck", "e2fsprogs"),
     ("fio", "fio"),
     ("initdb", "postgresql"),
