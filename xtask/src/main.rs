@@ -21,7 +21,7 @@ cargo xtask TASK
 
   check                     formatting, clippy, tidy, the code's own documentation, the fast tests: before each commit
   test                      everything: installs what the tests need (Debian packages, as root), then check,
-                            a release build, and the end-to-end tests against it
+                            a release build, and the end-to-end tests and scenarios in real time against it
   tidy                      the rules that no lint can keep
   bench data-path [ARGS]    the data path against its peers, as a table of ratios
   sim [ARGS]                scenarios in virtual time: --scenario S --seed N, or --swarm MINUTES; all of them without
@@ -93,7 +93,7 @@ fn check(workspace: &Workspace, steps: &mut Steps) -> anyhow::Result<()> {
             "--no-deps",
         ]),
     )?;
-    // `tidegate` apart: its end-to-end tests want real clients and minutes.
+    // `tidegate` apart: its end-to-end tests and its scenarios want real clients and minutes.
     steps.run(
         "fast tests",
         cargo(workspace).args([
@@ -116,7 +116,7 @@ fn check(workspace: &Workspace, steps: &mut Steps) -> anyhow::Result<()> {
     let mut own = cargo(workspace);
     own.args(["test", "--package", "tidegate", "--no-fail-fast", "--bins"]);
     for target in workspace.test_targets("tidegate") {
-        if target != END_TO_END {
+        if ![END_TO_END, SCENARIOS].contains(&target.as_str()) {
             own.args(["--test", &target]);
         }
     }
@@ -125,6 +125,12 @@ fn check(workspace: &Workspace, steps: &mut Steps) -> anyhow::Result<()> {
 
 /// The test target that needs what [`packages`] installs.
 const END_TO_END: &str = "e2e";
+
+/// The test target that plays scenarios in real time: minutes, and little work.
+const SCENARIOS: &str = "scenarios";
+
+/// So many of them at once: together they leave most of a core to others, and all take less than two minutes.
+const SCENARIOS_AT_ONCE: &str = "--test-threads=5";
 
 fn test() -> anyhow::Result<()> {
     let workspace = Workspace::read()?;
@@ -144,6 +150,12 @@ fn test() -> anyhow::Result<()> {
         cargo(&workspace)
             .args(["test", "--release", "--package", "tidegate"])
             .args(["--no-fail-fast", "--test", END_TO_END]),
+    )?;
+    steps.run(
+        "scenarios in real time",
+        cargo(&workspace)
+            .args(["test", "--release", "--package", "tidegate"])
+            .args(["--test", SCENARIOS, "--", SCENARIOS_AT_ONCE]),
     )?;
     steps.summary();
     Ok(())

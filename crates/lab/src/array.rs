@@ -45,6 +45,10 @@ pub struct Did {
     pub latency_ns: u64,
     /// I/Os that are there now.
     pub outstanding: u64,
+    /// By how much answers were later than the model had them, summed up: the machine's own doing.
+    pub late_ns: u64,
+    /// The latest of them.
+    pub latest_ns: u64,
 }
 
 /// A running array. It ends with its value.
@@ -69,6 +73,8 @@ struct State {
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
     did: Did,
+    /// Until when the answering thread sleeps, unless it is called.
+    sleeps_until: u64,
     over: bool,
 }
 
@@ -107,6 +113,7 @@ impl ArrayServer {
                 jobs: Vec::new(),
                 free: Vec::new(),
                 did: Did::default(),
+                sleeps_until: u64::MAX,
                 over: false,
             }),
             changed: Condvar::new(),
@@ -258,8 +265,12 @@ impl Shared {
             len,
         };
         state.array.submit(now, io);
+        let next = state.array.next_completion();
+        let sooner = next.is_some_and(|at| at < state.sleeps_until);
         drop(state);
-        self.changed.notify_one();
+        if sooner {
+            self.changed.notify_one();
+        }
     }
 
     /// Gives answers when they are due.
@@ -275,8 +286,11 @@ impl Shared {
                 };
                 state.free.push(place);
                 if job.counts {
+                    let late = now - completion.at.min(now);
                     state.did.ios += 1;
                     state.did.latency_ns += now - job.submitted.min(now);
+                    state.did.late_ns += late;
+                    state.did.latest_ns = state.did.latest_ns.max(late);
                 }
                 done.push(job);
             }
@@ -289,12 +303,9 @@ impl Shared {
                 state = self.lock();
                 continue;
             }
-            let wait = state
-                .array
-                .next_completion()
-                .map(|at| at.saturating_sub(now));
-            let wait = Duration::from_nanos(wait.unwrap_or(u64::MAX / 4));
-            let waited = self.changed.wait_timeout(state, wait);
+            state.sleeps_until = state.array.next_completion().unwrap_or(u64::MAX);
+            let wait = state.sleeps_until.saturating_sub(now).min(u64::MAX / 4);
+            let waited = self.changed.wait_timeout(state, Duration::from_nanos(wait));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
     }

@@ -2,10 +2,12 @@
 //!
 //! The guests are the simulator's, the array is the model's, and what comes out is judged by the same code; in between is
 //! the whole of Tidegate, started and set up as an administrator would. The array, not the CPU, is to be the bound: a run
-//! says how busy the machine was, and one in which the array waited for the CPU says nothing about I/O control.
+//! says by how much the array's answers were later than the model had them, and one in which that is not small against
+//! its latencies says nothing about I/O control.
 //!
 //! # Always true
 //! - Every expectation of a scenario is judged or told as not judged; none is left out.
+//! - Limits are watched over every interval, whatever a scenario expects ([`mod@watch`]).
 //! - Faults cannot be played: a scenario that has some is refused.
 //!
 //! # Picture
@@ -23,14 +25,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use tidegate_core::units::{Span, Time};
 use tidegate_sim::results::{BIN, DatastoreBin, HostBin, Recorder, Seen};
-use tidegate_sim::scenario::Kind;
+use tidegate_sim::scenario::{Kind, Measure, Phase};
 use tidegate_sim::{Policy, Run, Scenario, Variant, judge};
 
+use crate::array::Did;
 use player::{Played, Player, Word};
 use stage::Stage;
 
 mod player;
 mod stage;
+pub mod watch;
 
 /// What one way of playing a scenario came to.
 #[derive(Clone, Debug)]
@@ -39,6 +43,27 @@ pub struct Performance {
     pub run: Run,
     /// I/Os that ended with an error: there should be none.
     pub errors: u64,
+    /// What the array did, and how late it was.
+    pub array: Did,
+}
+
+/// In which order the ways are played in which a scenario is to be played.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Order {
+    /// One after the other: each has the machine to itself.
+    InTurn,
+    /// All at once: for arrays so slow that the machine has time for all of them, which then meet the same noise.
+    AtOnce,
+}
+
+/// Reads a scenario's file.
+///
+/// # Errors
+/// It cannot be read, or is no scenario.
+pub fn read(file: &Path) -> Result<Scenario> {
+    let text =
+        std::fs::read_to_string(file).with_context(|| format!("cannot read {}", file.display()))?;
+    Scenario::read(&text).with_context(|| format!("{} is no scenario", file.display()))
 }
 
 /// Plays a scenario in every way that its expectations speak of; `say` hears what is being done.
@@ -49,6 +74,7 @@ pub fn play(
     program: &Path,
     scenario: &Scenario,
     seed: u64,
+    order: Order,
     say: &mut dyn FnMut(&str),
 ) -> Result<BTreeMap<Variant, Performance>> {
     if !scenario.faults.is_empty() {
@@ -57,25 +83,49 @@ pub fn play(
             scenario.name
         );
     }
-    let mut performances = BTreeMap::new();
+    let mut variants = Vec::new();
     for variant in judge::needed(scenario) {
         if variant.policy == Policy::Parda {
             say("left out: PARDA is the simulator's alone");
             continue;
         }
-        say(&format!(
-            "{} for {}",
-            words(scenario, &variant),
-            scenario.ends().since(Time::ZERO)
-        ));
-        let performance = perform(program, scenario, &variant, seed, &mut || Ok(()))
-            .with_context(|| format!("playing {}", words(scenario, &variant)))?;
-        performances.insert(variant, performance);
+        variants.push(variant);
+    }
+    let lasts = scenario.ends().since(Time::ZERO);
+    let performed = |variant: &Variant| {
+        perform(program, scenario, variant, seed, &mut || Ok(()))
+            .with_context(|| format!("playing {}", words(scenario, variant)))
+    };
+    let mut performances = BTreeMap::new();
+    match order {
+        Order::InTurn => {
+            for variant in variants {
+                say(&format!("{} for {lasts}", words(scenario, &variant)));
+                let performance = performed(&variant)?;
+                performances.insert(variant, performance);
+            }
+        }
+        Order::AtOnce => std::thread::scope(|scope| {
+            let mut under_way = Vec::new();
+            for variant in variants {
+                say(&format!("{} for {lasts}", words(scenario, &variant)));
+                let own = variant.clone();
+                under_way.push((variant, scope.spawn(move || performed(&own))));
+            }
+            for (variant, thread) in under_way {
+                let Ok(performance) = thread.join() else {
+                    bail!("playing {} panicked", words(scenario, &variant));
+                };
+                performances.insert(variant, performance?);
+            }
+            Ok(())
+        })?,
     }
     Ok(performances)
 }
 
-/// What each expectation of a scenario came to, a line each, and whether all that could be judged hold.
+/// What each expectation of a scenario came to, a line each, and whether all that could be judged hold. What is to hold
+/// in some of a hundred runs only is told, and no run of one's own fails by it, as in the simulator.
 #[must_use]
 pub fn judged(
     scenario: &Scenario,
@@ -91,13 +141,12 @@ pub fn judged(
         let expect = &scenario.expects[judged.expect];
         let against = expect.against.as_ref().map(|against| &against.run);
         let there = |variant: &Variant| runs.contains_key(variant);
-        let verdict = match (
-            there(&expect.run) && against.is_none_or(there),
-            judged.holds,
-        ) {
-            (false, _) => "----",
-            (true, true) => "pass",
-            (true, false) => "FAIL",
+        let could = there(&expect.run) && against.is_none_or(there);
+        let verdict = match (could, judged.holds, expect.of_seeds) {
+            (false, ..) => "----",
+            (true, true, _) => "pass",
+            (true, false, 100) => "FAIL",
+            (true, false, _) => "miss",
         };
         all &= verdict != "FAIL";
         text += &format!(
@@ -107,16 +156,68 @@ pub fn judged(
         );
     }
     for (variant, performance) in performances {
+        let says = words(scenario, variant);
         if performance.errors > 0 {
             all = false;
-            let says = words(scenario, variant);
             text += &format!(
                 "FAIL  {:>9}  I/Os ended with an error: {says}\n",
                 performance.errors
             );
         }
+        for breach in &performance.run.breaches {
+            all = false;
+            let at = breach.at.since(Time::ZERO);
+            text += &format!("FAIL  at {at}  {}: {says}\n", breach.what);
+        }
+        text += &format!("      {says}: {}\n", how_late(&performance.array));
     }
     (text, all)
+}
+
+/// How much of what was seen was the machine's doing.
+fn how_late(array: &Did) -> String {
+    let mean = Span::from_nanos(array.late_ns / array.ios.max(1));
+    let most = Span::from_nanos(array.latest_ns);
+    format!(
+        "{} I/Os, which the array answered {mean} late on average, {most} at most",
+        array.ios
+    )
+}
+
+/// What each disk did in every second of each way, I/Os, and how the array and, where somebody wants to know, the hosts'
+/// windows stood at its end: to look at.
+#[must_use]
+pub fn course(scenario: &Scenario, performances: &BTreeMap<Variant, Performance>) -> String {
+    const BINS: usize = 10;
+    let mut text = String::new();
+    for (variant, performance) in performances {
+        let results = &performance.run.results;
+        text += &format!("{}\nsecond", words(scenario, variant));
+        for disk in &scenario.disks {
+            text += &format!(" {:>8}", disk.name);
+        }
+        text += "   array ms   there\n";
+        for (second, array) in results.datastore.bins.chunks_exact(BINS).enumerate() {
+            text += &format!("{second:>6}");
+            for disk in &results.disks {
+                let bins = disk.bins.iter().skip(second * BINS).take(BINS);
+                text += &format!(" {:>8}", bins.map(|bin| bin.ios).sum::<u64>());
+            }
+            let ios: u64 = array.iter().map(|bin| bin.ios).sum();
+            let latency: u64 = array.iter().map(|bin| bin.latency_ns).sum();
+            let micros = latency / ios.max(1) / 1_000;
+            let there = array.last().map_or(0, |bin| bin.outstanding);
+            text += &format!(" {:>6}.{:03} {there:>7}", micros / 1_000, micros % 1_000);
+            for host in &results.hosts {
+                if let Some(bin) = host.bins.get(second * BINS + BINS - 1) {
+                    let engaged = if bin.engaged { "" } else { " free" };
+                    text += &format!("  {:.1}{engaged}", bin.window);
+                }
+            }
+            text.push('\n');
+        }
+    }
+    text
 }
 
 /// A variant in words.
@@ -143,47 +244,116 @@ pub fn perform(
     let threshold = variant.threshold.unwrap_or(scenario.datastore.threshold);
     let stage = Stage::new(program, scenario, variant.policy, threshold, seed)?;
     let begun = Instant::now();
-    let mut players = Vec::new();
-    for (place, disk) in scenario.disks.iter().enumerate() {
-        let socket = stage.socket(place, scenario);
-        let seed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ place as u64;
-        players.push(Player::new(place, disk, seed, &socket, begun)?);
-    }
+    let mut cast = Cast {
+        scenario,
+        seed,
+        begun,
+        players: Vec::new(),
+    };
+    cast.enter(&stage, Time::ZERO)?;
     // The guests' clock began before the first bin by what connecting took: the plan is shifted by as much.
     let shift = since(begun);
-    let bins = conduct(&stage, scenario, variant, &players, begun, shift, heed)?;
-    let played: Result<Vec<Played>> = players.into_iter().map(Player::over).collect();
+    let bins = conduct(&stage, &mut cast, variant, shift, heed)?;
+    let players = cast.players.into_iter();
+    let played = players.map(|player| player.map_or(Ok(Played::default()), Player::over));
+    let played = played.collect::<Result<Vec<Played>>>()?;
     let mut recorder = Recorder::new(scenario, Kind::Unknown);
-    let errors = record(&mut recorder, played?, &bins, shift);
+    let breaches = match variant.policy {
+        Policy::None => Vec::new(),
+        Policy::Ours | Policy::Parda => watch::breaches(scenario, &played, shift),
+    };
+    let errors = record(&mut recorder, played, &bins, shift);
     let run = Run {
         variant: variant.clone(),
         seed,
         fingerprint: 0,
         results: recorder.results(),
         lag: 0.0,
-        breaches: Vec::new(),
+        breaches,
         started: 0,
     };
-    Ok(Performance { run, errors })
+    let mut array = Did::default();
+    for bin in &bins {
+        array.ios += bin.array.ios;
+        array.late_ns += bin.late_ns;
+        array.latest_ns = array.latest_ns.max(bin.latest_ns);
+    }
+    Ok(Performance { run, errors, array })
+}
+
+/// The guests, each from the moment at which its host has joined.
+struct Cast<'a> {
+    scenario: &'a Scenario,
+    seed: u64,
+    begun: Instant,
+    /// By disk.
+    players: Vec<Option<Player>>,
+}
+
+impl Cast<'_> {
+    /// Lets those hosts join whose time has come by `at`, and connects their guests. Whether there were any.
+    fn enter(&mut self, stage: &Stage, at: Time) -> Result<bool> {
+        let scenario = self.scenario;
+        self.players.resize_with(scenario.disks.len(), || None);
+        let mut came = Vec::new();
+        for (place, disk) in scenario.disks.iter().enumerate() {
+            let joins = scenario.hosts[disk.host].joins;
+            if joins > at || self.players[place].is_some() {
+                continue;
+            }
+            if joins > Time::ZERO && !came.contains(&disk.host) {
+                stage.join(disk.host, scenario)?;
+            }
+            came.push(disk.host);
+            let socket = stage.socket(place, scenario);
+            let seed = self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ place as u64;
+            let player = Player::new(place, disk, seed, &socket, self.begun)?;
+            self.players[place] = Some(player);
+        }
+        Ok(!came.is_empty())
+    }
+
+    /// Tells every guest what a phase has for it.
+    fn cue(&self, phase: &Phase, variant: &Variant) {
+        for (place, player) in self.players.iter().enumerate() {
+            let alone = variant.alone.as_ref();
+            let here = alone.is_none_or(|alone| alone.contains(&place));
+            let word = if phase.active[place] && here {
+                Word::Start
+            } else {
+                Word::Stop
+            };
+            if let Some(player) = player {
+                player.tell(word);
+            }
+        }
+    }
 }
 
 /// How array and hosts stood at the end of a bin.
 struct Bin {
     ends: Time,
     array: DatastoreBin,
+    late_ns: u64,
+    latest_ns: u64,
     hosts: Vec<HostBin>,
 }
 
 /// Lets the phases happen, and looks at everything once a bin.
 fn conduct(
     stage: &Stage,
-    scenario: &Scenario,
+    cast: &mut Cast<'_>,
     variant: &Variant,
-    players: &[Player],
-    begun: Instant,
     shift: Span,
     heed: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Vec<Bin>> {
+    let scenario = cast.scenario;
+    // Asking a host how it stands is work for it: only where somebody wants to know.
+    let mut expects = scenario.expects.iter();
+    let looked_at = match expects.any(|expect| expect.what == Measure::Window) {
+        true => scenario.hosts.len(),
+        false => 0,
+    };
     let mut bins = Vec::new();
     let _before = stage.array().did();
     let mut at = Time::ZERO;
@@ -192,25 +362,18 @@ fn conduct(
         for (disk, settings) in &phase.set {
             stage.set(*disk, scenario, settings)?;
         }
-        for (place, player) in players.iter().enumerate() {
-            let here = variant
-                .alone
-                .as_ref()
-                .is_none_or(|alone| alone.contains(&place));
-            let word = if phase.active[place] && here {
-                Word::Start
-            } else {
-                Word::Stop
-            };
-            player.tell(word);
-        }
+        cast.enter(stage, at)?;
+        cast.cue(phase, variant);
         while at < phase.ends {
+            if cast.enter(stage, at)? {
+                cast.cue(phase, variant);
+            }
             at = at + BIN;
             let ends = at + shift;
-            sleep_until(begun, ends);
+            sleep_until(cast.begun, ends);
             heed()?;
             let did = stage.array().did();
-            let hosts = (0..scenario.hosts.len()).map(|host| stage.standing(host));
+            let hosts = (0..looked_at).map(|host| stage.standing(host));
             bins.push(Bin {
                 ends,
                 array: DatastoreBin {
@@ -219,6 +382,8 @@ fn conduct(
                     outstanding: did.outstanding,
                     coordination: 0,
                 },
+                late_ns: did.late_ns,
+                latest_ns: did.latest_ns,
                 hosts: hosts.collect::<Result<_>>()?,
             });
         }

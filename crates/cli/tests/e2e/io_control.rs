@@ -1,52 +1,138 @@
 //! I/O control as an administrator meets it: limits, groups, what is set and shown, and hosts that share a datastore.
 //!
-//! Limits are judged by counts: over the time that a client measured, no more was served than is allowed. How fast the
-//! machine is does not matter to that. What takes effect a moment later is waited for by asking again.
+//! Limits are judged by counts: of what clients asked for and were answered within an interval, in no interval was more
+//! served than is allowed. How fast the machine is does not matter to that. What takes effect a moment later is waited
+//! for by asking again.
 
 use std::fs;
+use std::io::{Read, Write};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
+use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
+use tidegate_lab::load::{Kind, Load, Operation, Source};
+use tidegate_lab::nbd::wire;
+use tidegate_lab::play::watch::{Stay, excess};
+use tidegate_lab::tally::Until;
+use tidegate_lab::vhost::{Station, Vm, VmOptions, Wait};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::Place;
 use crate::support::program::{PATIENCE, Program};
 
-/// Reads from each of the exports in turn, one request after the other; how long all took.
-fn read(uris: &[String], reads: u64, bytes: u64) -> Duration {
-    const SCRIPT: &str = "
-import os, time, nbd
-disks = []
-for uri in os.environ['URIS'].split():
-    disk = nbd.NBD()
-    disk.connect_uri(uri)
-    disks.append(disk)
-reads, length = int(os.environ['READS']), int(os.environ['LENGTH'])
-begun = time.monotonic_ns()
-for n in range(reads):
-    disks[n % len(disks)].pread(length, 0)
-print(time.monotonic_ns() - begun)
-";
-    let took = Program::new("nbdsh")
-        // Debian's nbdsh with Debian's Python.
-        .env("PATH", "/usr/bin:/bin")
-        .env("URIS", uris.join(" "))
-        .env("READS", reads.to_string())
-        .env("LENGTH", bytes.to_string())
-        .args(["-c", SCRIPT])
-        .run();
-    Duration::from_nanos(took.trim().parse().expect("the script prints a number"))
+/// An NBD client that waits for each answer before it asks again: so nothing of what it did escapes a look at intervals.
+struct Client {
+    stream: UnixStream,
 }
 
-/// Fails the test if `units` were more than a limit and its burst allow in that time.
-fn within(units: u64, took: Duration, limit: u64, burst: u64) {
-    let allowed = u128::from(limit) * took.as_nanos() / 1_000_000_000 + u128::from(burst) + 1;
+impl Client {
+    fn connect(uri: &str) -> Client {
+        let place = uri.strip_prefix("nbd+unix:///");
+        let place = place.and_then(|rest| rest.split_once("?socket="));
+        let (name, socket) = place.expect("an NBD address on a Unix socket");
+        let (stream, _) = wire::connect(Path::new(socket), name).expect("the disk is there");
+        Client { stream }
+    }
+
+    fn ask(&mut self, kind: Kind, length: u32) {
+        let operation = Operation {
+            kind,
+            length,
+            ..Operation::FLUSH
+        };
+        let bytes = usize::try_from(length).expect("a request fits in memory");
+        let (out, back) = match kind {
+            Kind::Write => (bytes, 0),
+            Kind::Read | Kind::Flush => (0, bytes),
+        };
+        let mut message = Vec::new();
+        wire::request(&mut message, &operation, 0);
+        message.resize(message.len() + out, 0);
+        self.stream.write_all(&message).expect("it is taken");
+        message.resize(wire::REPLY + back, 0);
+        self.stream
+            .read_exact(&mut message)
+            .expect("it is answered");
+        let reply = wire::reply(&message).expect("by a reply");
+        assert_eq!(reply.expect("a whole one").error, 0);
+    }
+}
+
+/// What a request was, and when its client asked and was answered.
+#[derive(Clone, Copy)]
+struct Served {
+    asked: Duration,
+    answered: Duration,
+    bytes: u32,
+}
+
+/// So many requests altogether, of these sizes in turn, half of them writes: on so many connections, which take the
+/// disks in turn and do not wait for each other.
+fn load(uris: &[String], connections: usize, requests: usize, sizes: &[u32]) -> Vec<Served> {
+    let begun = Instant::now();
+    thread::scope(|scope| {
+        let clients = (0..connections).map(|first| {
+            let mut client = Client::connect(&uris[first % uris.len()]);
+            scope.spawn(move || {
+                let own = (first..requests).step_by(connections).map(|number| {
+                    let bytes = sizes[number % sizes.len()];
+                    let kind = [Kind::Read, Kind::Write][number / connections % 2];
+                    let asked = begun.elapsed();
+                    client.ask(kind, bytes);
+                    let answered = begun.elapsed();
+                    Served {
+                        asked,
+                        answered,
+                        bytes,
+                    }
+                });
+                own.collect::<Vec<_>>()
+            })
+        });
+        let clients: Vec<_> = clients.collect();
+        let served = clients.into_iter().map(|client| client.join());
+        let served = served.map(|served| served.expect("a client is served to the end"));
+        served.flatten().collect()
+    })
+}
+
+/// What was served, as limits and reservations count it.
+fn in_units(served: &[Served], unit: u32) -> Vec<Stay> {
+    let units = |bytes: u32| u64::from(bytes.div_ceil(unit).max(1));
+    counted(served, units)
+}
+
+fn in_bytes(served: &[Served]) -> Vec<Stay> {
+    counted(served, u64::from)
+}
+
+fn counted(served: &[Served], amount: impl Fn(u32) -> u64) -> Vec<Stay> {
+    let stays = served.iter().map(|one| Stay {
+        asked: one.asked,
+        answered: one.answered,
+        amount: amount(one.bytes),
+    });
+    stays.collect()
+}
+
+/// Fails the test if in any interval there was more than a limit, its burst, and one request of `one` allow.
+fn within(stays: &[Stay], limit: u64, burst: u64, one: u64) {
+    let excess = excess(stays, limit).expect("something was asked for");
     assert!(
-        u128::from(units) <= allowed,
-        "{units} units in {took:?}, where {limit} a second and {burst} more are allowed: {allowed}"
+        excess <= (burst + one) as f64,
+        "in an interval there are {excess:.3} more than {limit} a second, where {burst} and {one} more are allowed"
     );
 }
+
+/// How many a bare limit allows at once: a hundredth of a second's.
+const fn grace(limit: u64) -> u64 {
+    limit / 100
+}
+
+/// Bytes of a unit, if nothing else is set.
+const UNIT: u32 = 32 << 10;
 
 fn json(daemon: &Daemon, words: &[&str]) -> Value {
     let words: Vec<&str> = words.iter().copied().chain(["-o", "json"]).collect();
@@ -120,63 +206,140 @@ fn wait_for_owners(place: &Place, many: usize) {
 }
 
 #[test]
-fn a_limit_its_burst_and_large_requests_are_counted_to_the_last() {
+fn a_limit_and_its_burst_hold_over_any_interval() {
     let place = Place::new();
     let daemon = with_null_datastore(&place);
-    create(
-        &daemon,
-        "d",
-        "none",
-        &[
-            "--limit",
-            "400",
-            "--burst-iops",
-            "1200",
-            "--burst-seconds",
-            "1",
-        ],
-    );
+    let words = "--limit 400 --burst-iops 1200 --burst-seconds 1";
+    create(&daemon, "d", "none", &words.split(' ').collect::<Vec<_>>());
     let uri = [daemon.nbd_uri("d")];
-    within(1_500, read(&uri, 1_500, 512), 400, 800);
-    // What is set on an attached disk holds from the next request on, and 64 KiB are two units of 32 KiB.
+    // All of the burst is to be had, and not one more: on four connections as on one.
+    let stays = in_units(&load(&uri, 4, 1_500, &[512, 4096, 32 << 10]), UNIT);
+    within(&stays, 400, 800, 1);
+    within(&stays, 1_200, grace(1_200), 1);
+    let had = excess(&stays, 400).expect("something was asked for");
+    assert!(had >= 0.95 * 800.0, "of a burst of 800 only {had} were had");
+    // What is set on an attached disk holds from the next request on.
     daemon.run(&["disk", "set", "d", "--limit", "200", "--burst-iops", "none"]);
-    within(2 * 300, read(&uri, 300, 64 << 10), 200, 200 / 100);
+    let stays = in_units(&load(&uri, 4, 400, &[512]), UNIT);
+    within(&stays, 200, grace(200), 1);
+}
+
+#[test]
+fn large_requests_count_as_many_units_as_they_have() {
+    let place = Place::new();
+    let daemon = with_null_datastore(&place);
+    let mixed = [64 << 10, 512, 1 << 20, 33 << 10];
+    create(&daemon, "d", "none", &["--limit", "200"]);
+    let uri = [daemon.nbd_uri("d")];
+    let stays = in_units(&load(&uri, 3, 80, &mixed), UNIT);
+    within(&stays, 200, grace(200), 32);
+    // Fewer of larger units.
     daemon.run(&["datastore", "set", "none", "--io-unit", "64KiB"]);
-    let took = read(&uri, 300, 64 << 10);
-    within(300, took, 200, 200 / 100);
-    daemon.run(&[
-        "disk",
-        "set",
-        "d",
-        "--limit",
-        "unlimited",
-        "--limit-bw",
-        "1MiB/s",
-    ]);
-    let bytes = 512 * 4096;
-    within(
-        bytes,
-        read(&uri, 512, 4096),
-        1 << 20,
-        (1 << 20) / 100 + 4096,
-    );
+    let stays = in_units(&load(&uri, 3, 80, &mixed), 64 << 10);
+    within(&stays, 200, grace(200), 16);
+    // And more of smaller ones.
+    daemon.run(&["datastore", "add", "fine", "--kind", "null"]);
+    daemon.run(&["datastore", "set", "fine", "--io-unit", "4KiB"]);
+    create(&daemon, "f", "fine", &["--limit", "400"]);
+    let stays = in_units(&load(&[daemon.nbd_uri("f")], 3, 60, &[64 << 10, 512]), 4096);
+    within(&stays, 400, grace(400), 16);
+}
+
+#[test]
+fn a_bandwidth_limit_holds_over_any_interval() {
+    let place = Place::new();
+    let daemon = with_null_datastore(&place);
+    create(&daemon, "d", "none", &["--limit-bw", "1MiB/s"]);
+    let stays = in_bytes(&load(
+        &[daemon.nbd_uri("d")],
+        3,
+        300,
+        &[4096, 512, 16 << 10],
+    ));
+    within(&stays, 1 << 20, grace(1 << 20), 16 << 10);
+}
+
+#[test]
+fn a_limit_holds_over_all_queues_of_a_guest() {
+    const QUEUES: u16 = 4;
+    let place = Place::new();
+    let daemon = with_null_datastore(&place);
+    create(&daemon, "d", "none", &["--limit", "300"]);
+    let mut options = VmOptions::new(&daemon.vhost_user("d"), 8);
+    options.queues = QUEUES;
+    let guest = Vm::connect(options).expect("a guest can connect");
+    let mut station = Station::new(vec![guest], Wait::Sleep);
+    let mut sources = vec![Source::new(Load::random_reads(1, 16 << 20)); usize::from(QUEUES)];
+    let begun = Instant::now();
+    let stays = (0..120).map(|_| {
+        let asked = begun.elapsed();
+        let until = Until::Count(5);
+        let served = station.run(&mut sources, until, &mut |_| {});
+        let served = served.expect("the guest is served");
+        let amount = served.iter().map(|queue| queue.completed).sum();
+        Stay {
+            asked,
+            answered: begun.elapsed(),
+            amount,
+        }
+    });
+    let stays: Vec<Stay> = stays.collect();
+    assert!(stays.iter().map(|stay| stay.amount).sum::<u64>() >= 600);
+    within(&stays, 300, grace(300), 1);
+}
+
+#[test]
+fn a_limit_holds_while_all_else_of_its_disk_is_changed() {
+    let place = Place::new();
+    let daemon = with_null_datastore(&place);
+    create(&daemon, "d", "none", &["--limit", "250"]);
+    let uri = [daemon.nbd_uri("d")];
+    let served = thread::scope(|scope| {
+        let load = scope.spawn(|| load(&uri, 4, 900, &[512]));
+        let changes: &[&[&str]] = &[
+            &["disk", "set", "d", "--shares", "high"],
+            &["disk", "set", "d", "--no-filters"],
+            &["disk", "set", "d", "--reservation", "10"],
+            &["disk", "set", "d", "--filter", "stats"],
+            &["disk", "set", "d", "--limit", "250"],
+            &["datastore", "set", "none", "--congestion-threshold", "1ms"],
+            &["disk", "set", "d", "--latency-target", "5ms"],
+            &["datastore", "set", "none", "--io-control", "off"],
+            &["datastore", "set", "none", "--io-control", "on"],
+        ];
+        let mut made = 0;
+        for change in changes.iter().cycle() {
+            if load.is_finished() {
+                break;
+            }
+            daemon.run(change);
+            made += 1;
+        }
+        assert!(made >= changes.len(), "it was over after {made} changes");
+        load.join().expect("its clients are served to the end")
+    });
+    within(&in_units(&served, UNIT), 250, grace(250), 1);
 }
 
 #[test]
 fn a_groups_limit_holds_over_all_its_disks() {
     let place = Place::new();
-    let daemon = with_null_datastore(&place);
+    let daemon = Daemon::start_with(&place, "root", &["--threads", "2"]);
+    daemon.run(&["datastore", "add", "none", "--kind", "null"]);
     daemon.run(&["group", "set", "shop", "--limit", "300iops"]);
-    create(&daemon, "a", "none", &["--group", "shop"]);
-    create(&daemon, "b", "none", &["--group", "shop"]);
-    let uris = [daemon.nbd_uri("a"), daemon.nbd_uri("b")];
-    within(600, read(&uris, 600, 512), 300, 300 / 100);
+    let disks = ["a", "b", "c", "d"];
+    for disk in disks {
+        create(&daemon, disk, "none", &["--group", "shop"]);
+    }
+    let uris = disks.map(|disk| daemon.nbd_uri(disk));
+    let stays = in_units(&load(&uris, 8, 600, &[512, 64 << 10]), UNIT);
+    within(&stays, 300, grace(300), 2);
 
     let refused = daemon.attempt(&["group", "remove", "shop"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
     let shown = json(&daemon, &["group", "show", "shop"]);
-    assert_eq!(shown["disks"], serde_json::json!(["a", "b"]), "{shown}");
-    for disk in ["a", "b"] {
+    assert_eq!(shown["disks"], serde_json::json!(disks), "{shown}");
+    for disk in disks {
         daemon.run(&["disk", "set", disk, "--group", "none"]);
     }
     daemon.run(&["group", "remove", "shop"]);
@@ -217,7 +380,8 @@ fn a_policy_and_a_group_survive_a_restart() {
     assert_eq!(after["policy"], before);
     let shown = json(&daemon, &["datastore", "show", "none"]);
     assert_eq!(shown["control"]["congestion_threshold"], "12ms", "{shown}");
-    within(300, read(&[daemon.nbd_uri("d")], 300, 512), 100, 100 / 100);
+    let stays = in_units(&load(&[daemon.nbd_uri("d")], 2, 250, &[512]), UNIT);
+    within(&stays, 100, grace(100), 1);
 }
 
 #[test]
@@ -228,11 +392,17 @@ fn who_observes_holds_nobody_back_and_off_leaves_limits() {
     create(&daemon, "d", "none", &["--limit", "10iops"]);
     let uri = [daemon.nbd_uri("d")];
     // Held to its limit this would take five times longer than the test may.
-    let reads = 10 * 5 * PATIENCE.as_secs();
-    read(&uri, reads, 512);
+    let requests = 10 * 5 * PATIENCE.as_secs();
+    let requests = usize::try_from(requests).expect("a few thousand");
+    load(&uri, 1, requests, &[512]);
     daemon.run(&["datastore", "set", "none", "--io-control", "off"]);
     daemon.run(&["disk", "set", "d", "--limit", "200iops"]);
-    within(400, read(&uri, 400, 512), 200, 200 / 100);
+    within(
+        &in_units(&load(&uri, 2, 400, &[512]), UNIT),
+        200,
+        grace(200),
+        1,
+    );
 }
 
 #[test]
@@ -309,7 +479,8 @@ fn what_is_set_on_one_host_holds_on_the_other() {
     wait(&other, &show, |shown| {
         share(shown, "b").is_some_and(|share| share["limit_iops"] == 200)
     });
-    within(400, read(&[other.nbd_uri("b")], 400, 512), 200, 200 / 100);
+    let stays = in_units(&load(&[other.nbd_uri("b")], 2, 400, &[512]), UNIT);
+    within(&stays, 200, grace(200), 1);
 }
 
 #[test]

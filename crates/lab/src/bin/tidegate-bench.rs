@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use tidegate_lab::bench::{self, Options, measure};
 use tidegate_lab::engine::Control;
+use tidegate_lab::play::{self, Order};
 use tidegate_lab::tally::{Tally, Until};
 use tidegate_lab::vhost::Wait;
-use tidegate_lab::{bare, engine, peers, play, server};
-use tidegate_sim::Scenario;
+use tidegate_lab::{bare, engine, peers, server};
 
 /// Measures Tidegate's data path against its peers.
 #[derive(Parser)]
@@ -70,6 +70,12 @@ enum Verb {
         /// Play this much of each phase, in percent
         #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100))]
         percent: u64,
+        /// Play all its ways at once: for arrays of a few hundred I/Os a second
+        #[arg(long)]
+        at_once: bool,
+        /// Tell what each disk did in every second
+        #[arg(long)]
+        course: bool,
         /// The Tidegate to play on
         #[arg(long, default_value = "target/release/tidegate")]
         tidegate: PathBuf,
@@ -128,16 +134,22 @@ fn run(verb: Verb) -> Result<bool> {
             file,
             seed,
             percent,
+            at_once,
+            course,
             tidegate,
         } => {
-            let text = std::fs::read_to_string(&file)
-                .with_context(|| format!("cannot read {}", file.display()))?;
-            let scenario = Scenario::read(&text)
-                .with_context(|| format!("{} is no scenario", file.display()))?
-                .scaled(percent);
+            let scenario = play::read(&file)?.scaled(percent);
+            let order = if at_once {
+                Order::AtOnce
+            } else {
+                Order::InTurn
+            };
             let mut say = |says: &str| eprintln!("{says}");
-            let performances = play::play(&tidegate, &scenario, seed, &mut say)?;
+            let performances = play::play(&tidegate, &scenario, seed, order, &mut say)?;
             let (text, holds) = play::judged(&scenario, &performances);
+            if course {
+                print!("{}", play::course(&scenario, &performances));
+            }
             print!("{text}");
             Ok(holds)
         }

@@ -18,6 +18,7 @@ use super::about::{way_slug, way_words};
 use super::directory::{Directory, moment};
 use super::kept::{Busy, Kept};
 use super::{Experiment, On};
+use crate::array::Did;
 use crate::play::{self, Performance};
 use crate::{noise, server};
 
@@ -264,6 +265,7 @@ fn simulate(
                 return Ok(Performance {
                     run: run?,
                     errors: 0,
+                    array: Did::default(),
                 });
             }
             Err(RecvTimeoutError::Timeout) => heed()?,

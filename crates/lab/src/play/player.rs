@@ -4,12 +4,12 @@
 //! the time is the clock's and the answers come from a daemon.
 //!
 //! # Always true
-//! - It never blocks in a write while answers are due.
+//! - It never blocks in a write while answers are due, and sleeps while nothing happens.
 //! - An answer belongs to a request that waits for one; anything else ends the run with an error.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::io::ErrorKind;
+use std::io::{ErrorKind, Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -54,11 +54,13 @@ pub(super) struct Played {
 #[derive(Debug)]
 pub(super) struct Player {
     words: Sender<Word>,
+    /// A byte for each word: it ends the guest's sleep.
+    bell: UnixStream,
     thread: JoinHandle<Result<Played>>,
 }
 
-/// Words are looked for this often, in milliseconds.
-const LOOK_MS: u16 = 10;
+/// The longest sleep, in milliseconds: an end is noticed by then though nobody rings.
+const LONGEST_MS: u16 = 1_000;
 /// Answers that were not there so long after the end are not coming.
 const DRAIN: Span = Span::from_secs(60);
 /// Bytes read at once.
@@ -78,12 +80,16 @@ impl Player {
             .set_nonblocking(true)
             .context("cannot prepare a connection")?;
         let (words, heard) = channel();
+        let (bell, rung) = UnixStream::pair().context("cannot prepare a bell")?;
+        rung.set_nonblocking(true)
+            .context("cannot prepare a bell")?;
         let mut session = Session {
             place,
             guest: Guest::new(disk, seed),
             stream,
             begun,
             heard,
+            rung,
             outgoing: Vec::new(),
             sent: 0,
             incoming: Vec::new(),
@@ -97,12 +103,17 @@ impl Player {
             .name(format!("guest-{}", disk.name))
             .spawn(move || session.live().map(|()| session.played))
             .context("cannot start a thread")?;
-        Ok(Player { words, thread })
+        Ok(Player {
+            words,
+            bell,
+            thread,
+        })
     }
 
     /// Tells it something. One that has failed says so at the end.
     pub(super) fn tell(&self, word: Word) {
         let _failed = self.words.send(word);
+        let _gone = (&self.bell).write(&[0]);
     }
 
     /// Waits for its end.
@@ -121,6 +132,7 @@ struct Session {
     stream: UnixStream,
     begun: Instant,
     heard: Receiver<Word>,
+    rung: UnixStream,
     outgoing: Vec<u8>,
     sent: usize,
     incoming: Vec<u8>,
@@ -148,17 +160,23 @@ impl Session {
     fn live(&mut self) -> Result<()> {
         let mut ending: Option<Time> = None;
         loop {
-            match self.heard.try_recv() {
-                Ok(Word::Start) => {
-                    let now = self.now();
-                    self.guest.start(now, &mut self.wants);
+            loop {
+                match self.heard.try_recv() {
+                    Ok(Word::Start) => {
+                        let now = self.now();
+                        self.guest.start(now, &mut self.wants);
+                    }
+                    Ok(Word::Stop) => self.guest.stop(),
+                    Ok(Word::End) => ending = ending.or(Some(self.now())),
+                    Err(TryRecvError::Empty) => break,
+                    Err(TryRecvError::Disconnected) => {
+                        ending = ending.or(Some(self.now()));
+                        break;
+                    }
                 }
-                Ok(Word::Stop) => self.guest.stop(),
-                Ok(Word::End) | Err(TryRecvError::Disconnected) => {
-                    self.guest.stop();
-                    ending = ending.or(Some(self.now()));
-                }
-                Err(TryRecvError::Empty) => {}
+            }
+            if ending.is_some() {
+                self.guest.stop();
             }
             self.ring();
             self.grant();
@@ -236,7 +254,6 @@ impl Session {
     }
 
     fn send(&mut self) -> Result<()> {
-        use std::io::Write;
         while self.sent < self.outgoing.len() {
             match self.stream.write(&self.outgoing[self.sent..]) {
                 Ok(count) => self.sent += count,
@@ -253,25 +270,30 @@ impl Session {
     /// Until something is to be read or written, or an alarm, or a word.
     fn wait(&self) -> Result<()> {
         let now = self.now();
-        let alarm = self.alarms.peek().map(|Reverse((at, ..))| {
+        let alarm = self.alarms.peek().map_or(LONGEST_MS, |Reverse((at, ..))| {
             // Rounded up: an alarm that rings early would only ring again.
             let micros = at.since(now).as_micros().saturating_add(999);
             u16::try_from(micros / 1_000).unwrap_or(u16::MAX)
         });
-        let timeout = alarm.map_or(LOOK_MS, |alarm| alarm.min(LOOK_MS));
+        let timeout = PollTimeout::from(alarm.min(LONGEST_MS));
         let mut events = PollFlags::POLLIN;
         if self.sent < self.outgoing.len() {
             events |= PollFlags::POLLOUT;
         }
-        let mut fds = [PollFd::new(self.stream.as_fd(), events)];
-        match poll(&mut fds, PollTimeout::from(timeout)) {
-            Ok(_) | Err(nix::errno::Errno::EINTR) => Ok(()),
-            Err(error) => Err(error).context("cannot wait for answers"),
+        let mut fds = [
+            PollFd::new(self.stream.as_fd(), events),
+            PollFd::new(self.rung.as_fd(), PollFlags::POLLIN),
+        ];
+        match poll(&mut fds, timeout) {
+            Ok(_) | Err(nix::errno::Errno::EINTR) => {}
+            Err(error) => return Err(error).context("cannot wait for answers"),
         }
+        let mut strokes = [0; 64];
+        let _none = (&self.rung).read(&mut strokes);
+        Ok(())
     }
 
     fn receive(&mut self) -> Result<()> {
-        use std::io::Read;
         let mut piece = [0; 16 << 10];
         let mut read = 0;
         while read < BULK {

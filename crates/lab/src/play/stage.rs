@@ -14,10 +14,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use tempfile::TempDir;
-use tidegate_core::units::Span;
+use tidegate_core::units::{Span, Time};
 use tidegate_sim::Policy;
 use tidegate_sim::results::HostBin;
-use tidegate_sim::scenario::{Ceiling, Control, Scenario, Settings, Threshold};
+use tidegate_sim::scenario::{Ceiling, Control, Group, Scenario, Settings, Threshold};
 
 use crate::array::{ArrayServer, Stretch};
 use crate::server::{Launch, Server};
@@ -62,6 +62,9 @@ impl Stage {
             stage.start(&root, scenario.hosts[place].threads)?;
             stage.roots.push(root);
             stage.share(place, scenario, policy, threshold, &coordination)?;
+            for group in &scenario.groups {
+                stage.group(place, group)?;
+            }
         }
         for (place, disk) in scenario.disks.iter().enumerate() {
             if !disk.unmanaged {
@@ -130,6 +133,17 @@ impl Stage {
         Ok(())
     }
 
+    fn group(&self, host: usize, group: &Group) -> Result<()> {
+        let mut words = vec!["group".to_owned(), "set".to_owned()];
+        words.extend(ceiling("--limit", "iops", group.limit));
+        words.extend(ceiling("--limit-bandwidth", "B/s", group.bandwidth));
+        words.push(group.name.clone());
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        self.order(host, &words)?;
+        Ok(())
+    }
+
+    /// Creates a disk, and attaches it if its host is there from the beginning: a host joins by its first disk.
     fn create(&self, place: usize, scenario: &Scenario) -> Result<()> {
         let disk = &scenario.disks[place];
         let size = disk.size.to_string();
@@ -141,12 +155,23 @@ impl Stage {
             SHARED,
             "--size",
             &size,
-            "--attach",
             "--best-effort",
         ];
-        let policy = flags(&disk.policy);
+        if scenario.hosts[disk.host].joins == Time::ZERO {
+            words.push("--attach");
+        }
+        let policy = flags(&disk.policy, scenario);
         words.extend(policy.iter().map(String::as_str));
         self.order(disk.host, &words)?;
+        Ok(())
+    }
+
+    /// Attaches the disks of a host that was not there from the beginning: from now on the others see it.
+    pub(super) fn join(&self, host: usize, scenario: &Scenario) -> Result<()> {
+        let disks = scenario.disks.iter();
+        for disk in disks.filter(|disk| disk.host == host && !disk.unmanaged) {
+            self.order(host, &["disk", "attach", &disk.name])?;
+        }
         Ok(())
     }
 
@@ -154,7 +179,7 @@ impl Stage {
     pub(super) fn set(&self, place: usize, scenario: &Scenario, settings: &Settings) -> Result<()> {
         let disk = &scenario.disks[place];
         let mut words = vec!["disk", "set", &disk.name, "--best-effort"];
-        let policy = flags(settings);
+        let policy = flags(settings, scenario);
         words.extend(policy.iter().map(String::as_str));
         if settings.limit.is_none() {
             words.extend(["--limit", "unlimited"]);
@@ -230,34 +255,41 @@ fn array(scenario: &Scenario, seed: u64, scratch: &Path) -> Result<ArrayServer> 
 }
 
 /// Settings as the command line takes them.
-fn flags(settings: &Settings) -> Vec<String> {
+fn flags(settings: &Settings, scenario: &Scenario) -> Vec<String> {
     let mut words = vec![
         "--shares".to_owned(),
         settings.shares.to_string(),
         "--reservation".to_owned(),
         format!("{}iops", settings.reservation),
     ];
+    words.extend(ceiling("--limit", "iops", settings.limit));
     if let Some(Ceiling {
         sustained,
         peak,
         burst,
     }) = settings.limit
+        && peak > sustained
     {
-        words.extend(["--limit".to_owned(), format!("{sustained}iops")]);
-        if peak > sustained {
-            words.extend(["--burst-iops".to_owned(), format!("{peak}iops")]);
-            let seconds = burst / (peak - sustained);
-            words.extend(["--burst-seconds".to_owned(), seconds.to_string()]);
-        }
+        words.extend(["--burst-iops".to_owned(), format!("{peak}iops")]);
+        let seconds = burst / (peak - sustained);
+        words.extend(["--burst-seconds".to_owned(), seconds.to_string()]);
     }
-    if let Some(Ceiling { sustained, .. }) = settings.bandwidth {
-        words.extend(["--limit-bandwidth".to_owned(), format!("{sustained}B/s")]);
+    words.extend(ceiling("--limit-bandwidth", "B/s", settings.bandwidth));
+    if let Some(group) = settings.group {
+        words.extend(["--group".to_owned(), scenario.groups[group].name.clone()]);
     }
     if let Some(target) = settings.latency_target {
         let target = format!("{}us", target.as_micros());
         words.extend(["--latency-target".to_owned(), target]);
     }
     words
+}
+
+/// A steady limit as the command line takes it.
+fn ceiling(flag: &str, unit: &str, limit: Option<Ceiling>) -> Vec<String> {
+    let sustained = limit.map(|limit| format!("{}{unit}", limit.sustained));
+    let words = sustained.map(|sustained| vec![flag.to_owned(), sustained]);
+    words.unwrap_or_default()
 }
 
 /// What the daemon's REST interface answers.
