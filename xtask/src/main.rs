@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 
 mod docs;
+mod mutants;
 mod packages;
 mod sim;
 mod steps;
@@ -25,6 +26,8 @@ cargo xtask TASK
   tidy                      the rules that no lint can keep
   bench data-path [ARGS]    the data path against its peers, as a table of ratios
   sim [ARGS]                scenarios in virtual time: --scenario S --seed N, or --swarm MINUTES; all of them without
+  mutants [RULE]...         takes one rule of I/O control away at a time (crates/core/mutants.toml) and tells which of them
+                            no test misses; an hour
   docs [--check]            writes docs/cli.md, config.md, openapi.json, metrics.md, man pages and completions;
                             --check only says whether they are stale
   fuzz [TARGET] [SECONDS]   fuzzes one target, or each in turn (60 seconds; needs cargo-fuzz and nightly)
@@ -56,6 +59,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["tidy"] => tidy(&Workspace::read()?),
         ["bench", "data-path", rest @ ..] => bench(&Workspace::read()?, rest),
         ["sim", rest @ ..] => sim::run(&Workspace::read()?, rest),
+        ["mutants", rules @ ..] => mutants::run(&Workspace::read()?, rules),
         ["docs"] => docs::write(&Workspace::read()?),
         ["docs", "--check"] => docs::check(&Workspace::read()?),
         ["fuzz", rest @ ..] => fuzz(&Workspace::read()?, rest),
@@ -167,7 +171,11 @@ fn tidy(workspace: &Workspace) -> anyhow::Result<()> {
     for finding in &findings {
         eprintln!("{finding}");
     }
-    match findings.len() {
+    let misfits = mutants::misfits(&workspace.root)?;
+    for misfit in &misfits {
+        eprintln!("{misfit}");
+    }
+    match findings.len() + misfits.len() {
         0 => Ok(()),
         n => bail!("tidy: {n} findings, above; each says what to do"),
     }

@@ -198,6 +198,29 @@ fn a_group_shares_its_limit_by_shares_and_each_disk_gets_on() {
 }
 
 #[test]
+fn a_disk_of_a_group_that_comes_back_has_saved_up_little_of_its_limit() {
+    let of_group = Policy {
+        group: Some(GroupId(0)),
+        ..shares(1_000)
+    };
+    let mut made = clients(&[of_group.clone(), of_group, shares(1_000)], 16);
+    made[1].on = false;
+    let mut world = World::new(1, 50_000, 4, made);
+    let limit = Some(Limit::steady(2_000));
+    let policy = GroupPolicy {
+        limit,
+        bandwidth: None,
+    };
+    world.groups.set(Time::ZERO, GroupId(0), &policy);
+    world.run(5 * SECOND);
+    world.turn_on(1);
+    world.run(SECOND);
+    let count = world.count(1, 5 * SECOND, 6 * SECOND);
+    // Half of the limit, and 4 ms of all of it.
+    assert!((980..=1_020).contains(&count), "{count}");
+}
+
+#[test]
 fn a_reservation_is_met_in_every_second_however_few_the_shares() {
     for seed in 0..4 {
         let mut policies = vec![reserved(500, 800)];
@@ -252,6 +275,41 @@ fn a_reservation_is_not_saved_up_while_the_disk_is_idle() {
 }
 
 #[test]
+fn a_disk_that_wakes_may_be_50_ms_behind_its_reservation() {
+    let mut policies = vec![reserved(100, 1_000)];
+    policies.resize(5, shares(4_000));
+    let mut made = clients(&policies, 64);
+    made[0].on = false;
+    let mut world = World::new(1, 4_000, 4, made);
+    world.run(5 * SECOND);
+    world.turn_on(0);
+    world.run(SECOND);
+    // What it is behind, what it is promised meanwhile, its credit; without the first it would have 70 at most.
+    let count = world.count(0, 5 * SECOND, 5 * SECOND + 50 * MS);
+    assert!((85..=120).contains(&count), "{count}");
+}
+
+#[test]
+fn where_nothing_is_congested_a_reservation_counts_in_full() {
+    let mut scheduler = lone(&[reserved(100, 1_000), shares(10_000)]);
+    let orders = orders(|orders| {
+        orders.window = REF;
+        orders.theta = 0;
+    });
+    scheduler.steer(Time::ZERO, &orders);
+    let now = at(SECOND);
+    let offer = |scheduler: &mut Scheduler, disk, n: u64| {
+        scheduler.offer(now, DiskId(disk), io(n), Op::Read, n << 20, 4_096)
+    };
+    assert!(matches!(offer(&mut scheduler, 1, 0), Offer::Start(_)));
+    for (disk, n) in [(1, 1), (1, 2), (0, 3)] {
+        assert_eq!(offer(&mut scheduler, disk, n), Offer::Wait);
+    }
+    scheduler.finished(now, DiskId(1), Op::Read, 4_096, now, Cost(REF));
+    assert!(matches!(scheduler.pick(now), Pick::Now(DiskId(0), _, _)));
+}
+
+#[test]
 fn reservations_that_cannot_all_be_met_shrink_alike_and_leave_a_tenth() {
     // 6000 are reserved of 4000: what the governor makes of it is 0.9 * 4000 / 6000.
     let mut policies = vec![reserved(100, 4_000), reserved(1_000, 2_000)];
@@ -298,6 +356,23 @@ fn reservations_leave_a_tenth_in_any_100_ms() {
     let costs = world.costs(SECOND, 3 * SECOND);
     let all: u64 = costs.iter().sum();
     assert!((all - costs[0]) * 100 >= all * 7, "{costs:?}");
+}
+
+#[test]
+fn reservations_leave_a_tenth_of_the_first_100_ms_after_a_rest_too() {
+    let mut policies = vec![reserved(1_000, 50_000)];
+    policies.resize(4, shares(1_000));
+    let mut made = clients(&policies, 32);
+    made[0].on = false;
+    let mut world = World::new(1, 4_000, 4, made);
+    world.run(5 * SECOND);
+    world.turn_on(0);
+    world.run(SECOND);
+    let costs = world.costs(5 * SECOND, 5 * SECOND + 100 * MS);
+    let all: u64 = costs.iter().sum();
+    // What reservations may take at once, and the disk's idle credit.
+    let slack = (2 * CREDIT + 2 * REF) / 10;
+    assert!(all - costs[0] + slack >= all / 10, "{costs:?}");
 }
 
 #[test]
@@ -445,6 +520,8 @@ fn a_latency_target_changes_the_order_and_not_the_account() {
     let (without, account) = run(None);
     let (with, preferred) = run(Some(10));
     assert!(with * 10 <= without * 8, "{with} of {without}");
+    // A target that nobody is about to miss changes nothing at all.
+    assert_eq!(run(Some(10_000)), (without, account.clone()));
     let all: u64 = account.iter().sum();
     for (one, other) in account.iter().zip(&preferred) {
         assert!(
@@ -558,6 +635,36 @@ fn where_nothing_is_congested_an_io_starts_at_once_and_shares_do_not_matter() {
     scheduler.finished(at(100), DiskId(0), Op::Read, 4_096, at(0), Cost(3 * REF));
     assert!(matches!(
         scheduler.pick(at(100)),
+        Pick::Now(DiskId(0), _, _)
+    ));
+}
+
+#[test]
+fn what_was_done_while_nothing_was_congested_is_held_against_nobody() {
+    let mut scheduler = lone(&[shares(100), shares(10_000)]);
+    scheduler.steer(Time::ZERO, &orders(|orders| orders.window = 4 * REF));
+    for n in 0..50 {
+        let offer = scheduler.offer(at(n), DiskId(0), io(n), Op::Read, n << 20, 4_096);
+        assert!(matches!(offer, Offer::Start(_)));
+        scheduler.finished(at(n), DiskId(0), Op::Read, 4_096, at(n), Cost(REF));
+    }
+    scheduler.steer(
+        at(100),
+        &orders(|orders| {
+            orders.engaged = true;
+            orders.window = REF;
+        }),
+    );
+    let offer = scheduler.offer(at(100), DiskId(1), io(100), Op::Read, 0, 4_096);
+    assert!(matches!(offer, Offer::Start(_)));
+    for disk in [0, 1] {
+        let io = io(101 + u64::from(disk));
+        let offer = scheduler.offer(at(100), DiskId(disk), io, Op::Read, 1 << 30, 4_096);
+        assert_eq!(offer, Offer::Wait);
+    }
+    scheduler.finished(at(101), DiskId(1), Op::Read, 4_096, at(100), Cost(REF));
+    assert!(matches!(
+        scheduler.pick(at(101)),
         Pick::Now(DiskId(0), _, _)
     ));
 }

@@ -7,13 +7,13 @@
 #[expect(dead_code, reason = "the test of one thread uses the rest")]
 mod world;
 
-use tidegate_core::iocontrol::shared::{Groups, Shared};
+use tidegate_core::iocontrol::shared::{Groups, Member, Shared};
 use tidegate_core::iocontrol::{
     DiskKey, GroupId, GroupPolicy, Limit, Offer, Orders, Pick, Policy, Scheduler,
 };
 use tidegate_core::request::{DiskId, IoId, Op};
 use tidegate_core::units::Time;
-use world::{Client, MS, REF, SECOND, World, plain_costs, worst_excess};
+use world::{Client, MS, REF, SECOND, World, at, plain_costs, worst_excess};
 
 /// How far threads may differ, in cost at 1000 shares.
 const REACH: f64 = 8.0 * REF as f64;
@@ -120,6 +120,218 @@ fn threads_together_keep_a_groups_limit_exactly() {
     }
 }
 
+/// Eight disks of a group, of which the first half is on thread 0, and a disk of no group that is busy beside them.
+fn divided(threads: usize, shares: &[u32], late: u64) -> World {
+    let disk = |n: usize| {
+        let policy = Policy {
+            shares: shares[n % shares.len()],
+            group: Some(GroupId(1)),
+            ..Policy::default()
+        };
+        Client {
+            thread: n.saturating_sub(3) % threads,
+            ..Client::new(policy, 16)
+        }
+    };
+    let mut made: Vec<Client> = (0..8).map(disk).collect();
+    made.push(Client::new(Policy::default(), 4));
+    let mut world = World::new(threads, 50_000, 8, made);
+    world.late = late;
+    world.steer(|orders| orders.engaged = false);
+    world
+}
+
+fn group_limit(world: &World, per_second: u64) {
+    let policy = GroupPolicy {
+        limit: Some(Limit::steady(per_second)),
+        bandwidth: None,
+    };
+    world.groups.set(at(world.now), GroupId(1), &policy);
+}
+
+#[test]
+fn a_groups_limit_is_divided_by_shares_whatever_thread_a_disk_is_on() {
+    for threads in [1, 2, 4, 8, 16] {
+        // Where no timer is late, the threads come in the same order each time.
+        for (per_second, late) in [
+            (300, MS / 10),
+            (3_000, MS / 10),
+            (12_000, MS / 10),
+            (3_000, 0),
+        ] {
+            let mut world = divided(threads, &[500, 1_000, 1_500, 2_000], late);
+            group_limit(&world, per_second);
+            world.run(5 * SECOND);
+            let counts: Vec<u64> = (0..8)
+                .map(|disk| world.count(disk, SECOND, 5 * SECOND))
+                .collect();
+            let all = 4 * per_second;
+            assert!(
+                counts.iter().sum::<u64>().abs_diff(all) * 100 <= all,
+                "{threads}, {per_second}: {counts:?}"
+            );
+            for (disk, count) in counts.iter().enumerate() {
+                let part = all * u64::from(world.clients[disk].policy.shares) / 10_000;
+                // Two per cent, what a thread may be ahead at both ends, and an I/O.
+                let off = part / 50 + 2 * (per_second / 500) + 2;
+                assert!(
+                    count.abs_diff(part) <= off,
+                    "{threads}, {per_second}: {count} of {part}, {counts:?}"
+                );
+            }
+        }
+    }
+}
+
+#[test]
+fn what_one_disk_of_a_group_leaves_is_for_those_on_other_threads() {
+    let mut world = divided(4, &[1_000], MS / 10);
+    group_limit(&world, 4_000);
+    // One may do a tenth of its part by itself, one is idle, one thinks.
+    world.clients[4].on = false;
+    world.clients[5].depth = 1;
+    world.clients[5].think = 10 * MS;
+    world.policy(
+        1,
+        &Policy {
+            limit: Some(Limit::steady(50)),
+            group: Some(GroupId(1)),
+            ..Policy::default()
+        },
+    );
+    world.run(5 * SECOND);
+    let counts: Vec<u64> = (0..8)
+        .map(|disk| world.count(disk, SECOND, 5 * SECOND))
+        .collect();
+    assert!(
+        counts.iter().sum::<u64>().abs_diff(16_000) <= 100,
+        "{counts:?}"
+    );
+    assert!((190..=210).contains(&counts[1]), "{counts:?}");
+    assert!(counts[5] >= 350, "it hardly waits: {counts:?}");
+    let part = (16_000 - counts[1] - counts[5]) / 5;
+    for disk in [0, 2, 3, 6, 7] {
+        assert!(counts[disk].abs_diff(part) * 50 <= part, "{counts:?}");
+    }
+}
+
+#[test]
+fn a_disk_of_a_group_for_which_the_datastore_has_no_room_does_not_hold_the_others_of_it() {
+    for threads in [1, 2] {
+        let client = |thread: usize, group: Option<GroupId>| {
+            let policy = Policy {
+                group,
+                ..Policy::default()
+            };
+            Client {
+                thread: thread % threads,
+                ..Client::new(policy, 16)
+            }
+        };
+        let mut made = vec![client(0, Some(GroupId(1))), client(1, Some(GroupId(1)))];
+        made[0].op = Op::Write;
+        made.extend((0..4).map(|thread| client(thread, None)));
+        let mut world = World::new(threads, 6_000, 8, made);
+        // A write costs ten reads: a sixth of the datastore does a hundred, where half of the limit would be 300.
+        world.steer(|orders| {
+            orders.window = 32 * REF;
+            orders.costs.write_base = 10 * REF - 16;
+        });
+        group_limit(&world, 600);
+        world.run(6 * SECOND);
+        let [writes, reads] = [0, 1].map(|disk| world.count(disk, SECOND, 6 * SECOND) / 5);
+        assert!((85..=115).contains(&writes), "{threads}: {writes}");
+        assert!(writes + reads >= 580, "{threads}: {writes} {reads}");
+    }
+}
+
+#[test]
+fn an_io_that_comes_between_does_not_pass_one_that_is_further_behind_on_another_thread() {
+    let groups = Groups::new(1);
+    let shared = Shared::new(2, &groups);
+    let limit = GroupPolicy {
+        limit: Some(Limit {
+            sustained: 1_000,
+            peak: 0,
+            burst: 0,
+        }),
+        bandwidth: None,
+    };
+    groups.set(Time::ZERO, GroupId(0), &limit);
+    let mut threads = [0, 1].map(|thread| Scheduler::new(thread, shared.clone(), 32_768));
+    for (thread, (id, shares)) in threads.iter_mut().zip([(0, 100), (1, 1_000)]) {
+        let policy = Policy {
+            shares,
+            group: Some(GroupId(0)),
+            ..Policy::default()
+        };
+        thread.add(Time::ZERO, DiskId(id), DiskKey(id.into()), &policy);
+    }
+    let offer = |thread: &mut Scheduler, disk: u32, now: u64| {
+        let io = IoId::from_bits(now);
+        thread.offer(at(now), DiskId(disk), io, Op::Read, now << 20, 4_096)
+    };
+    let [first, second] = &mut threads;
+    assert!(matches!(offer(first, 0, 0), Offer::Start(_)));
+    assert_eq!(offer(second, 1, 1), Offer::Wait);
+    // The second thread's timer is late; the first has another I/O just now.
+    assert_eq!(offer(first, 0, MS + 1), Offer::Wait);
+    assert!(matches!(second.pick(at(MS + 2)), Pick::Now(..)));
+}
+
+#[test]
+fn a_thread_that_does_not_come_when_it_is_its_turn_in_a_group_holds_the_others_once() {
+    let groups = Groups::new(1);
+    let shared = Shared::new(2, &groups);
+    let limit = GroupPolicy {
+        limit: Some(Limit {
+            sustained: 1_000,
+            peak: 0,
+            burst: 0,
+        }),
+        bandwidth: None,
+    };
+    groups.set(Time::ZERO, GroupId(0), &limit);
+    let policy = Policy {
+        group: Some(GroupId(0)),
+        ..Policy::default()
+    };
+    let mut threads = [0, 1].map(|thread| Scheduler::new(thread, shared.clone(), 32_768));
+    let mut number = 0;
+    let mut offer = |thread: &mut Scheduler, disk: u32, now: u64| {
+        number += 1;
+        let io = IoId::from_bits(number);
+        thread.offer(at(now), DiskId(disk), io, Op::Read, number << 20, 4_096)
+    };
+    for (thread, id) in threads.iter_mut().zip([0, 1]) {
+        thread.add(Time::ZERO, DiskId(id), DiskKey(id.into()), &policy);
+    }
+    // The first has had something; both ask for more, and the other thread sleeps on.
+    assert!(matches!(offer(&mut threads[0], 0, 0), Offer::Start(_)));
+    for _ in 0..8 {
+        assert_eq!(offer(&mut threads[0], 0, 1), Offer::Wait);
+        assert_eq!(offer(&mut threads[1], 1, 1), Offer::Wait);
+    }
+    let mut now = 0;
+    let mut passed = Vec::new();
+    while now < 20 * MS {
+        let [first, _] = &mut threads;
+        match first.pick(at(now)) {
+            Pick::Now(..) => passed.push(now),
+            Pick::At(when, _) => now = when.as_nanos(),
+            other => panic!("{other:?}"),
+        }
+        if passed.len() == 8 {
+            break;
+        }
+    }
+    // Two that it may be ahead, a millisecond for whom it waits, and from then on one each.
+    assert_eq!(passed, [1, 2, 4, 5, 6, 7, 8, 9].map(|ms| ms * MS));
+    // Back again, that one goes first until it has made up for what may be made up for.
+    assert!(matches!(threads[1].pick(at(now + MS)), Pick::Now(..)));
+    assert!(matches!(offer(&mut threads[0], 0, now + MS), Offer::Wait));
+}
+
 #[test]
 fn a_reservation_on_one_thread_is_met_against_backlog_on_another() {
     for seed in 0..3 {
@@ -202,4 +414,67 @@ fn a_thread_with_a_light_disk_is_woken_and_the_datastore_stays_busy() {
             "{threads}: {worst:?}"
         );
     }
+}
+
+#[test]
+fn virtual_time_never_goes_back() {
+    let member = Member::new(0, Shared::new(2, &Groups::new(0)));
+    for (tag, then) in [(9, 9), (5, 9), (u64::MAX, 9), (12, 12)] {
+        member.raise_v(tag);
+        assert_eq!(member.v(), then);
+    }
+}
+
+#[test]
+fn a_thread_with_nothing_left_in_flight_keeps_nothing_to_itself() {
+    let shared = Shared::new(2, &Groups::new(0));
+    let mut member = Member::new(0, shared.clone());
+    member.fit(64 * REF);
+    for cost in [1_100, 700, 400] {
+        assert!(member.try_start(cost, cost, 64 * REF));
+    }
+    for cost in [400, 1_100, 700] {
+        member.finish(cost);
+    }
+    assert_eq!(Member::new(1, shared).in_flight(), 0);
+}
+
+#[test]
+fn nobody_is_woken_for_room_that_another_thread_has_filled() {
+    let shared = Shared::new(3, &Groups::new(0));
+    let mut threads = [0, 1, 2].map(|thread| Scheduler::new(thread, shared.clone(), 32_768));
+    let mut orders = Orders::idle(plain_costs());
+    orders.engaged = true;
+    orders.window = REF;
+    let now = Time::from_nanos(MS);
+    for (thread, id) in threads.iter_mut().zip([0, 1, 2]) {
+        thread.add(now, DiskId(id), DiskKey(id.into()), &Policy::default());
+        thread.steer(now, &orders);
+    }
+    let io = IoId::from_bits(1);
+    let offer = threads[1].offer(now, DiskId(1), io, Op::Read, 0, 4_096);
+    assert!(matches!(offer, Offer::Start(_)));
+    let offer = threads[2].offer(now, DiskId(2), io, Op::Read, 0, 4_096);
+    assert_eq!((offer, threads[2].pick(now)), (Offer::Wait, Pick::Full));
+    assert_eq!(threads[0].pick(now), Pick::Empty);
+}
+
+#[test]
+fn what_a_reservation_gave_is_held_against_a_disk_for_100_ms_of_its_part_among_all_threads() {
+    let mut made: Vec<Client> = (0..8)
+        .map(|n| Client {
+            thread: if n == 0 { 0 } else { 1 + n % 3 },
+            ..Client::new(Policy::default(), 32)
+        })
+        .collect();
+    made[0].policy.reservation = 3_000;
+    let mut world = World::new(4, 4_000, 4, made);
+    world.run(10 * SECOND);
+    let costs = world.costs(SECOND, 10 * SECOND);
+    assert!(costs[0] > 4 * costs[1], "{costs:?}");
+    world.policy(0, &Policy::default());
+    world.run(SECOND);
+    // Its part is 500 a second.
+    let count = world.count(0, 10 * SECOND, 10 * SECOND + SECOND / 2);
+    assert!(count >= 150, "{count} of 250");
 }

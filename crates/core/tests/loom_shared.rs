@@ -145,7 +145,7 @@ fn threads_together_pass_no_more_than_a_groups_limit() {
         let threads: Vec<_> = (0..2)
             .map(|_| {
                 let groups = groups.clone();
-                thread::spawn(move || u32::from(groups.take(0, 1_000_000, 1, 1)))
+                thread::spawn(move || u32::from(groups.take(0, 1_000_000, 1, 1).is_some()))
             })
             .collect();
         let passed: u32 = threads
@@ -155,5 +155,53 @@ fn threads_together_pass_no_more_than_a_groups_limit() {
         assert_eq!(passed, 1);
         // One unit later the next may pass, and again only one.
         assert_eq!(groups.due(0), 1_000_000 + 16_000_000);
+    });
+}
+
+#[test]
+fn whoever_is_furthest_behind_in_a_group_is_never_told_to_wait() {
+    explore(|| {
+        // Far more than threads may be apart.
+        const FAR: u64 = 1 << 32;
+        let groups = Groups::new(1);
+        let shared = Shared::new(2, &groups);
+        let threads: Vec<_> = [0, FAR]
+            .into_iter()
+            .enumerate()
+            .map(|(number, tag)| {
+                let mut member = Member::new(number, shared.clone());
+                thread::spawn(move || {
+                    member.sit_down(0);
+                    member.tell_group(0, Some(tag));
+                    let before = member.before_me_in_group(0, tag, &[]);
+                    assert!(tag != 0 || before.is_none());
+                    if let Some((seat, other)) = before {
+                        // It had its time: nobody waits for this tag of it again.
+                        let mut ignored = vec![u64::MAX; seat + 1];
+                        ignored[seat] = other;
+                        assert_eq!(
+                            (other, member.before_me_in_group(0, tag, &ignored)),
+                            (0, None)
+                        );
+                    }
+                    member
+                })
+            })
+            .collect();
+        // Whoever leaves, takes along what it told.
+        let members: Vec<Member> = threads
+            .into_iter()
+            .map(|thread| thread.join().expect("it ran"))
+            .collect();
+        let mut seats: Vec<_> = members
+            .iter()
+            .map(|m| m.before_me_in_group(0, FAR, &[]))
+            .collect();
+        seats.sort_unstable();
+        assert_eq!(seats[0], None);
+        drop(members);
+        let mut late = Member::new(0, shared);
+        late.sit_down(0);
+        assert_eq!(late.before_me_in_group(0, FAR, &[]), None);
     });
 }

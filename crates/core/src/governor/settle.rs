@@ -11,8 +11,9 @@ use crate::units::{Span, Time};
 const MIB_PARTS: f64 = 16.0;
 const COST: f64 = 256.0;
 
-/// Law ticks of one dither: enough for every host to have taken part.
+/// Law ticks of one dither, and how long it takes at least: who is calm looks once a second, and is to take part.
 const DITHER_TICKS: u32 = 5;
+const DITHER_HEARD: Span = Span::from_secs(1);
 const DITHER_EVERY: Span = Span::from_secs(60);
 /// By how much.
 const DITHER: f64 = 0.1;
@@ -96,6 +97,7 @@ pub(super) fn costs(kind: &CostModel, factors: &Factors) -> CostModel {
 pub(super) struct Dither {
     next: Option<Time>,
     left: u32,
+    heard: Time,
     wider: bool,
     /// What the leader's slot says, if we do not lead.
     follow: Option<bool>,
@@ -113,11 +115,14 @@ impl Dither {
             }
             return;
         }
-        self.left = self.left.saturating_sub(1);
+        if self.left > 1 || now >= self.heard {
+            self.left = self.left.saturating_sub(1);
+        }
         let next = *self.next.get_or_insert(now + DITHER_EVERY);
         if now >= next {
             self.next = Some(now + DITHER_EVERY);
             self.left = DITHER_TICKS;
+            self.heard = now + DITHER_HEARD;
             self.wider = !self.wider;
         }
     }
@@ -185,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn the_leader_moves_the_window_for_five_ticks_a_minute_and_others_follow() {
+    fn the_leader_moves_the_window_once_a_minute_until_all_have_taken_part() {
         let (mut leader, mut follower) = (Dither::default(), Dither::default());
         let (mut wider, mut narrower) = (0, 0);
         for tick in 0..1_500 {
@@ -197,6 +202,7 @@ mod tests {
             wider += u32::from(follower.factor() > 1.0);
             narrower += u32::from(follower.factor() < 1.0);
         }
-        assert_eq!((wider, narrower), (5, 5));
+        // Ten ticks are a second.
+        assert_eq!((wider, narrower), (10, 10));
     }
 }

@@ -5,7 +5,7 @@
 use super::account::{Account, Waits};
 use super::limit::{Gate, Gates, TICKS_PER_NS, TICKS_PER_S, ticks};
 use super::policy::Policy;
-use super::tags::{Slope, before, earlier, later};
+use super::tags::{Slope, before, earlier, later, virtual_ticks};
 use super::{Cost, DiskKey, Hold, Usage};
 use crate::request::{DiskId, IoId};
 use crate::units::{Span, Time};
@@ -57,6 +57,8 @@ pub(super) struct Disk {
     pub(super) reserve_at: u64,
     pub(super) gates: Gates,
     pub(super) group: Option<usize>,
+    /// How far it is with its group's limit.
+    pub(super) group_tag: u64,
     /// Whether neither a limit nor a group can hold it.
     pub(super) free: bool,
     /// Whether it waits for its turn since so long that it goes first.
@@ -81,6 +83,7 @@ impl Disk {
                 bytes: Gate::new(policy.bandwidth.as_ref()),
             },
             group: None,
+            group_tag: 0,
             free: true,
             overdue: false,
             waits: Waits::default(),
@@ -137,6 +140,13 @@ impl Disk {
     #[inline]
     pub(super) fn charge_turn(&mut self, cost: u64) {
         self.tag = self.tag.wrapping_add(self.slope.span(cost));
+    }
+
+    /// The group's limit had so much to do for the disk.
+    pub(super) fn charge_group(&mut self, ticks: u64) {
+        self.group_tag = self
+            .group_tag
+            .wrapping_add(virtual_ticks(ticks, self.policy.shares));
     }
 
     #[inline]

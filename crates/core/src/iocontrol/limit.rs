@@ -192,6 +192,7 @@ impl Groups {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::iocontrol::GroupsHandle;
     use alloc::vec::Vec;
     use proptest::prelude::*;
 
@@ -259,6 +260,51 @@ mod tests {
         let full = Time::from_nanos(4_000_000_000);
         assert_eq!(gate.burst_left(full), 4_000);
         assert!(gate.burst_left(Time::from_nanos(3_960_000_000)) < 4_000);
+    }
+
+    fn group(limit: Option<Limit>, bandwidth: Option<Limit>) -> GroupsHandle {
+        let groups = Groups::new(1);
+        let policy = GroupPolicy { limit, bandwidth };
+        groups.set(Time::ZERO, GroupId(0), &policy);
+        groups
+    }
+
+    #[test]
+    fn a_groups_bandwidth_holds_as_its_limit_of_units_does() {
+        let peak = Limit {
+            sustained: 1 << 20,
+            peak: 4 << 20,
+            burst: 1 << 20,
+        };
+        let groups = group(None, Some(peak));
+        assert!(groups.take(0, 0, 1, 1 << 18).is_some());
+        // A quarter of a MiB takes 62.5 ms at the peak, of which 10 ms may be ahead.
+        let due = groups.due(0);
+        assert_eq!(moment(due), Time::from_nanos(52_500_000));
+        assert!(groups.take(0, due - 1, 1, 4_096).is_none());
+        assert!(groups.take(0, due, 1, 4_096).is_some());
+    }
+
+    #[test]
+    fn what_a_group_lets_pass_in_units_and_not_in_bytes_counts_as_nothing() {
+        let steady = |sustained| Limit {
+            sustained,
+            peak: 0,
+            burst: 0,
+        };
+        let groups = group(Some(Limit::steady(1_000)), Some(steady(1 << 20)));
+        assert!(groups.take(0, 0, 1, 1 << 20).is_some());
+        for _ in 0..1_000 {
+            assert!(groups.take(0, 1, 1, 4_096).is_none());
+        }
+        // The bytes of the first are due after a second; units never held anything.
+        assert_eq!(moment(groups.due(0)), Time::from_nanos(1_000_000_000));
+        let units = GroupPolicy {
+            limit: Some(Limit::steady(1_000)),
+            bandwidth: None,
+        };
+        groups.set(Time::ZERO, GroupId(0), &units);
+        assert_eq!(groups.due(0), 0);
     }
 
     #[test]

@@ -47,6 +47,12 @@ struct Group {
     parked: bool,
     /// The disk that was let through last and has not started anything yet.
     released: Option<u32>,
+    /// I/Os of the group that started here: tells a thread that goes on from one that does not come.
+    started: u64,
+    /// The seat, its word and the moment of the limit when another thread was last let go first.
+    yielded: Option<(usize, u64, u64)>,
+    /// By seat: the word of another thread that had its time to go first, and did not.
+    ignored: Vec<u64>,
 }
 
 /// See the module.
@@ -141,10 +147,10 @@ impl Scheduler {
             "a disk comes to a scheduler once"
         );
         let theta = self.theta();
-        let here = Disk::new(key, policy, self.member.v(), theta);
+        let mut here = Disk::new(key, policy, self.member.v(), theta);
+        here.group_tag = self.note_group(policy);
         self.accounts[index] = Account::new(now, here.free);
         self.disks[index] = Some(here);
-        self.note_group(policy);
     }
 
     /// The disk's policy is this one from now on.
@@ -154,9 +160,12 @@ impl Scheduler {
     pub fn change(&mut self, now: Time, disk: DiskId, policy: &Policy) {
         let theta = self.theta();
         self.now = now;
-        self.note_group(policy);
+        let group_tag = self.note_group(policy);
         self.take_out(now, disk.0);
         let of = self.disk(disk.0);
+        if of.policy.group != policy.group {
+            of.group_tag = group_tag;
+        }
         of.change(now, policy, theta);
         let (free, all) = (of.free, of.policy.latency_target.is_some());
         let account = &mut self.accounts[disk.0 as usize];
@@ -168,13 +177,15 @@ impl Scheduler {
         self.publish();
     }
 
-    fn note_group(&mut self, policy: &Policy) {
-        if let Some(group) = policy.group
-            && self.groups.len() <= group.0 as usize
-        {
-            self.groups
-                .resize_with(group.0 as usize + 1, Group::default);
+    /// Makes room for the disk's group, and tells where a new disk of it begins.
+    fn note_group(&mut self, policy: &Policy) -> u64 {
+        let Some(group) = policy.group else { return 0 };
+        let group = group.0 as usize;
+        if self.groups.len() <= group {
+            self.groups.resize_with(group + 1, Group::default);
         }
+        self.member.sit_down(group);
+        self.member.groups().v(group)
     }
 
     /// The disk leaves. What it had in flight may still be reported, until another disk has its number, and is forgotten.
@@ -247,12 +258,12 @@ impl Scheduler {
         self.calm = self.passing && self.held == 0 && self.member.is_alone();
     }
 
-    /// What part of reservations holds: all of it while nothing is congested, none where control is off.
+    /// What part of reservations holds: all of it while nothing is congested.
     fn theta(&self) -> u32 {
-        match (self.orders.mode, self.orders.engaged) {
-            (Mode::Off, _) => 0,
-            (_, false) => 1 << 16,
-            (_, true) => self.orders.theta,
+        if self.orders.engaged {
+            self.orders.theta
+        } else {
+            1 << 16
         }
     }
 

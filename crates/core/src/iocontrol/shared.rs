@@ -9,10 +9,12 @@
 //! - once every thread is quiet, the cost in flight is what was started and has not ended (loom)
 //! - a thread that waits for room is seen by the one that makes room, or sees the room itself (loom)
 //! - threads together never pass more of a group's limit than one thread would (loom)
+//! - of threads that wait for a group's limit, the one furthest behind is never told to let others go first (loom)
 
 use super::atomics::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};
 use alloc::boxed::Box;
 use alloc::sync::Arc;
+use alloc::vec::Vec;
 
 /// What the schedulers of one datastore share.
 pub type SharedHandle = Arc<Shared>;
@@ -88,6 +90,16 @@ pub struct Member {
     batch: u64,
     start: u64,
     reserve: u64,
+    /// The groups of this thread's disks, and the seat in each.
+    seats: Vec<(usize, usize)>,
+}
+
+impl Drop for Member {
+    fn drop(&mut self) {
+        for (group, seat) in &self.seats {
+            self.shared.groups.stand_up(*group, *seat);
+        }
+    }
 }
 
 impl Member {
@@ -109,7 +121,42 @@ impl Member {
             batch: 0,
             start: NONE,
             reserve: NONE,
+            seats: Vec::new(),
         }
+    }
+
+    /// Disks of this group are on this thread from now on. Where all seats are taken it goes without one: it then takes
+    /// what the others leave.
+    pub fn sit_down(&mut self, group: usize) {
+        if self.seat(group).is_none()
+            && let Some(seat) = self.shared.groups.sit_down(group)
+        {
+            self.seats.push((group, seat));
+        }
+    }
+
+    fn seat(&self, group: usize) -> Option<usize> {
+        let mut seats = self.seats.iter();
+        seats.find(|(of, _)| *of == group).map(|(_, seat)| *seat)
+    }
+
+    /// Lets the others know the least tag that waits here for the group's limit, if any does.
+    pub fn tell_group(&self, group: usize, tag: Option<u64>) {
+        if let Some(seat) = self.seat(group) {
+            self.shared.groups.tell(group, seat, tag);
+        }
+    }
+
+    /// Of the other threads that wait for the group's limit, the one that is furthest behind, and its tag, if it is
+    /// behind `tag` by more than threads may differ. `ignored`: tags, by seat, that nobody waits for any more.
+    pub fn before_me_in_group(
+        &self,
+        group: usize,
+        tag: u64,
+        ignored: &[u64],
+    ) -> Option<(usize, u64)> {
+        let own = self.seat(group);
+        self.shared.groups.before(group, own, tag, ignored)
     }
 
     /// The limits of groups.
@@ -454,9 +501,33 @@ impl Rate {
     }
 }
 
-/// The limits of the groups of a host, over all its datastores and threads.
+/// Threads that may have disks of one group and know of each other.
+const SEATS: usize = 32;
+
+/// How far threads may differ in what their disks had of a group's limit: 2 ms of all of it, for a disk with 1000
+/// shares. So much may pass before another thread's timer has come.
+const GROUP_REACH: u64 = 2_000_000 * 16;
+
+/// What a disk of a group may be behind when it comes back: as much as another may be ahead of it, and as much again.
+const GROUP_CREDIT: u64 = 2 * GROUP_REACH;
+
+/// The limits of the groups of a host, over all its datastores and threads, and how far each group's disks are with them.
+///
+/// A group has a virtual time of its own: the time that its limit takes for what passed, divided by the shares of whose
+/// it was. Each thread tells the least tag that waits on it, and lets those of the others go first that are far behind.
+/// All of that is advice: whoever does not know of it yet is wrong by what one thread may be ahead of another.
 pub struct Groups {
-    groups: Box<[[SharedMeter; 4]]>,
+    groups: Box<[SharedGroup]>,
+}
+
+struct SharedGroup {
+    meters: [SharedMeter; 4],
+    /// The latest tag at which something passed.
+    v: AtomicU64,
+    /// Which seats are taken, a bit each.
+    taken: AtomicU64,
+    /// By seat: the least tag that waits.
+    waiting: [AtomicU64; SEATS],
 }
 
 struct SharedMeter {
@@ -473,15 +544,112 @@ impl Groups {
             slack: AtomicU64::new(0),
             tat: AtomicU64::new(0),
         };
-        let groups = (0..capacity).map(|_| [meter(), meter(), meter(), meter()]);
+        let groups = (0..capacity).map(|_| SharedGroup {
+            meters: [meter(), meter(), meter(), meter()],
+            v: AtomicU64::new(0),
+            taken: AtomicU64::new(0),
+            waiting: core::array::from_fn(|_| AtomicU64::new(NONE)),
+        });
         Arc::new(Groups {
             groups: groups.collect(),
         })
     }
 
+    fn sit_down(&self, group: usize) -> Option<usize> {
+        let group = self.groups.get(group)?;
+        let mut taken = group.taken.load(Ordering::Relaxed);
+        loop {
+            let seat = taken.trailing_ones() as usize;
+            if seat >= SEATS {
+                return None;
+            }
+            match group.taken.compare_exchange_weak(
+                taken,
+                taken | 1 << seat,
+                Ordering::AcqRel,
+                Ordering::Relaxed,
+            ) {
+                Ok(_) => return Some(seat),
+                Err(other) => taken = other,
+            }
+        }
+    }
+
+    fn stand_up(&self, group: usize, seat: usize) {
+        let group = &self.groups[group];
+        group.waiting[seat].store(NONE, Ordering::Relaxed);
+        group.taken.fetch_and(!(1 << seat), Ordering::Release);
+    }
+
+    fn tell(&self, group: usize, seat: usize, tag: Option<u64>) {
+        // The tag that means "none" is one too late: nobody can tell.
+        let tag = tag.map_or(NONE, |tag| tag.min(NONE - 1));
+        let told = &self.groups[group].waiting[seat];
+        // Nobody else writes it; a store that says nothing new would take the line from those who look.
+        if told.load(Ordering::Relaxed) != tag {
+            told.store(tag, Ordering::Relaxed);
+        }
+    }
+
+    fn before(
+        &self,
+        group: usize,
+        own: Option<usize>,
+        tag: u64,
+        ignored: &[u64],
+    ) -> Option<(usize, u64)> {
+        let group = self.groups.get(group)?;
+        let mut least: Option<(usize, u64)> = None;
+        let mut taken = group.taken.load(Ordering::Relaxed);
+        while taken != 0 {
+            let seat = taken.trailing_zeros() as usize;
+            taken &= taken - 1;
+            let other = group.waiting[seat].load(Ordering::Relaxed);
+            if own == Some(seat) || other == NONE || ignored.get(seat) == Some(&other) {
+                continue;
+            }
+            if least.is_none_or(|(_, least)| wraps_before(other, least)) {
+                least = Some((seat, other));
+            }
+        }
+        least.filter(|(_, other)| wraps_before(other.wrapping_add(GROUP_REACH), tag))
+    }
+
+    /// The group's virtual time.
+    pub(super) fn v(&self, group: usize) -> u64 {
+        let group = self.groups.get(group);
+        group.map_or(0, |group| group.v.load(Ordering::Relaxed))
+    }
+
+    /// From where a disk of the group goes on that had come to `tag`: a time without anything to do saves up little.
+    pub(super) fn since(&self, group: usize, tag: u64) -> u64 {
+        let Some(group) = self.groups.get(group) else {
+            return tag;
+        };
+        let least = group.v.load(Ordering::Relaxed).wrapping_sub(GROUP_CREDIT);
+        if wraps_before(tag, least) { least } else { tag }
+    }
+
+    /// Something passed whose disk had come to `tag`.
+    pub(super) fn passed(&self, group: usize, tag: u64) {
+        let Some(group) = self.groups.get(group) else {
+            return;
+        };
+        let mut now = group.v.load(Ordering::Relaxed);
+        while wraps_before(now, tag) {
+            match group
+                .v
+                .compare_exchange_weak(now, tag, Ordering::Relaxed, Ordering::Relaxed)
+            {
+                Ok(_) => return,
+                Err(other) => now = other,
+            }
+        }
+    }
+
     /// Sets the rates of a group: units, units at the peak, bytes, bytes at the peak. What was used is kept as amounts.
     pub(super) fn change(&self, group: usize, now: u64, rates: [Rate; 4]) {
-        for (meter, rate) in self.groups[group].iter().zip(rates) {
+        for (meter, rate) in self.groups[group].meters.iter().zip(rates) {
             let old = u128::from(meter.per_second.load(Ordering::Relaxed));
             let tat = meter.tat.load(Ordering::Relaxed);
             let used = u128::from(tat.saturating_sub(now)) * old;
@@ -501,17 +669,18 @@ impl Groups {
 
     /// The tick from which on the group may pass something.
     pub(super) fn due(&self, group: usize) -> u64 {
-        let Some(meters) = self.groups.get(group) else {
+        let Some(group) = self.groups.get(group) else {
             return 0;
         };
-        meters.iter().map(SharedMeter::due).max().unwrap_or(0)
+        group.meters.iter().map(SharedMeter::due).max().unwrap_or(0)
     }
 
-    /// Lets so many units and bytes pass, or says no.
-    pub(super) fn take(&self, group: usize, now: u64, units: u64, bytes: u64) -> bool {
-        let Some(meters) = self.groups.get(group) else {
-            return true;
+    /// Lets so many units and bytes pass and tells how long that takes of the limit in the long run, or says no.
+    pub(super) fn take(&self, group: usize, now: u64, units: u64, bytes: u64) -> Option<u64> {
+        let Some(group) = self.groups.get(group) else {
+            return Some(0);
         };
+        let meters = &group.meters;
         let amounts = [units, units, bytes, bytes];
         let mut steps = [0; 4];
         for place in 0..4 {
@@ -521,11 +690,11 @@ impl Groups {
                     for (meter, step) in meters[..place].iter().zip(steps) {
                         meter.tat.fetch_sub(step, Ordering::Relaxed);
                     }
-                    return false;
+                    return None;
                 }
             }
         }
-        true
+        Some(steps[0].max(steps[2]))
     }
 }
 

@@ -62,6 +62,13 @@ pub fn virtual_span(cost: u64, shares: u64) -> u64 {
     u64::try_from(span).unwrap_or(u64::MAX >> 2)
 }
 
+/// The virtual time of a group that passes while its limit is busy for so long with a disk of that many shares: as long
+/// for 1000.
+pub fn virtual_ticks(ticks: u64, shares: u32) -> u64 {
+    let span = u128::from(ticks) * 1_000 / u128::from(shares.max(1));
+    u64::try_from(span).unwrap_or(u64::MAX >> 2)
+}
+
 /// No place in the heap.
 const OUT: u32 = u32::MAX;
 

@@ -8,7 +8,8 @@
 //!                                                              │ another thread's is less: its turn
 //! ```
 
-use super::{Scheduler, places};
+use super::Scheduler;
+use super::places::{is_overdue, pass_group};
 use crate::iocontrol::Cost;
 use crate::iocontrol::disk::{CREDIT, Place, Queued};
 use crate::iocontrol::limit::ticks;
@@ -72,7 +73,7 @@ impl Scheduler {
             }
             if let Some(group) = disk.group
                 && limits
-                && !self.member.groups().take(group, ticks(now), units, bytes)
+                && !pass_group(self.member.groups(), disk, group, now, units, bytes)
             {
                 self.member.finish(cost);
                 self.hold_in_group(now, slot, group);
@@ -168,7 +169,7 @@ impl Scheduler {
             disk.gates.units.take(ticks(now), units);
             disk.gates.bytes.take(ticks(now), bytes);
         }
-        disk.overdue = phase == Phase::Overdue && places::is_overdue(disk, now);
+        disk.overdue = phase == Phase::Overdue && is_overdue(disk, now);
         self.accounts[slot as usize].started(now, cost, units, bytes);
         self.held -= 1;
         self.note_calm();

@@ -7,6 +7,7 @@
 //! - where nothing is congested and nobody is ready, an I/O that its limits let pass goes past all heaps
 
 use super::Scheduler;
+use super::places::pass_group;
 use crate::iocontrol::cost::{counted_len, never_held};
 use crate::iocontrol::disk::{Place, Queued};
 use crate::iocontrol::limit::ticks;
@@ -71,20 +72,22 @@ impl Scheduler {
         if disk.free {
             return self.member.try_start(cost, cost, window);
         }
-        let (group, tick) = (disk.group, ticks(now));
+        let (group, tick, tag) = (disk.group, ticks(now), disk.group_tag);
         if !limits || disk.place != Place::Idle || disk.gates.due().0 > tick {
             return false;
         }
-        if self.is_group_held(now, group) || !self.member.try_start(cost, cost, window) {
+        if self.is_group_held(now, group, tag) || !self.member.try_start(cost, cost, window) {
             return false;
         }
+        let disk = self.disks[slot as usize]
+            .as_mut()
+            .expect("the caller has looked");
         if let Some(group) = group
-            && !self.member.groups().take(group, tick, units, bytes)
+            && !pass_group(self.member.groups(), disk, group, now, units, bytes)
         {
             self.member.finish(cost);
             return false;
         }
-        let disk = self.disk(slot);
         disk.gates.units.take(tick, units);
         disk.gates.bytes.take(tick, bytes);
         true
@@ -110,12 +113,12 @@ impl Scheduler {
         }
         disk.push(now, v, asked);
         let idle = disk.place == Place::Idle;
-        let group = disk.group;
+        let (group, tag) = (disk.group, disk.group_tag);
         self.held += 1;
         self.calm = false;
         if idle {
             // Of its group nobody else may become ready either.
-            let alone = self.ready.is_empty() && !self.is_group_held(now, group);
+            let alone = self.ready.is_empty() && !self.is_group_held(now, group, tag);
             self.place(now, slot);
             if alone && let Ok((started, _, cost)) = self.dispatch(now) {
                 assert!(started == slot, "nobody else was ready");

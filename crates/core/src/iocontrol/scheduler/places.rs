@@ -5,12 +5,16 @@
 //!
 //! # Always true
 //! - a disk stands in the heaps of the ready exactly while its place is [`Place::Ready`]
-//! - of a group that its limit holds, at most one disk is ready on this thread, so no crowd wakes for one place
+//! - of a group that its limit holds, one disk after the other is ready on this thread, so no crowd wakes for one place
+//! - what a group's limit lets pass goes to the disk that is furthest behind by its shares, whatever thread that is on;
+//!   one whose turn it is and that does not come holds the others for [`PATIENCE`], once
 
 use super::Scheduler;
 use crate::iocontrol::disk::{Disk, Place};
-use crate::iocontrol::limit::ticks;
+use crate::iocontrol::limit::{TICKS_PER_NS, ticks};
 use crate::iocontrol::policy::Policy;
+use crate::iocontrol::shared::Groups;
+use crate::iocontrol::tags::earlier;
 use crate::request::DiskId;
 use crate::units::{Span, Time};
 
@@ -20,43 +24,75 @@ const OVERDUE: Span = Span::from_secs(8);
 /// Time between looks for such I/Os.
 const LOOK: Span = Span::from_secs(1);
 
+/// How long a disk whose turn it is in its group may keep others waiting: its thread's timer may be late, or the datastore
+/// may have no room for it. Short against the 10 ms that a limit may be behind.
+const PATIENCE: u64 = 1_000_000 * TICKS_PER_NS;
+
+/// Asks the limit of a disk's group to let something pass; the disk is charged for what it takes of it.
+pub(super) fn pass_group(
+    groups: &Groups,
+    disk: &mut Disk,
+    group: usize,
+    now: Time,
+    units: u64,
+    bytes: u64,
+) -> bool {
+    let Some(took) = groups.take(group, ticks(now), units, bytes) else {
+        return false;
+    };
+    disk.group_tag = groups.since(group, disk.group_tag);
+    groups.passed(group, disk.group_tag);
+    disk.charge_group(took);
+    true
+}
+
 /// Whether the first I/O of the disk waits since so long that it goes first.
 pub(super) fn is_overdue(disk: &Disk, now: Time) -> bool {
     let first = disk.queue.front();
     first.is_some_and(|first| first.since + OVERDUE <= now)
 }
 
+/// A group's number in the heap of moments.
+fn number(group: usize) -> u32 {
+    u32::try_from(group).expect("groups are numbered in 32 bits")
+}
+
 impl Scheduler {
     /// Puts a disk that has started something where it belongs now.
     pub(super) fn go_on(&mut self, now: Time, slot: u32) {
         let limits = self.limits();
-        let group = self.disk(slot).group;
-        if let Some(group) = group
-            && self.groups[group].released == Some(slot)
-        {
-            self.groups[group].released = None;
-        }
         let disk = self.disk(slot);
         let due = if limits { disk.gates.due().0 } else { 0 };
         let (empty, free) = (disk.queue.is_empty(), disk.free);
-        if !empty && (free || (due <= ticks(now) && !self.is_group_held(now, group))) {
-            self.order(slot);
-            return;
+        let (group, tag) = (disk.group, disk.group_tag);
+        if let Some(group) = group {
+            self.groups[group].started += 1;
+            self.has_gone(group, slot);
         }
-        self.unplace(now, slot);
-        self.place(now, slot);
+        if !empty && (free || (due <= ticks(now) && !self.is_group_held(now, group, tag))) {
+            self.order(slot);
+        } else {
+            self.unplace(now, slot);
+            self.place(now, slot);
+        }
         if let Some(group) = group {
             self.let_through(now, group);
         }
     }
 
-    /// Whether a disk of this group would have to wait behind others of it.
-    pub(super) fn is_group_held(&self, now: Time, group: Option<usize>) -> bool {
+    /// Whether a disk of this group that has come to `tag` would have to wait, for the limit or behind others of it.
+    pub(super) fn is_group_held(&self, now: Time, group: Option<usize>, tag: u64) -> bool {
         let Some(group) = group.filter(|_| self.limits()) else {
             return false;
         };
         let of = &self.groups[group];
-        of.parked || !of.waiting.is_empty() || self.member.groups().due(group) > ticks(now)
+        let groups = self.member.groups();
+        of.parked
+            || !of.waiting.is_empty()
+            || groups.due(group) > ticks(now)
+            || (self.member)
+                .before_me_in_group(group, groups.since(group, tag), &[])
+                .is_some()
     }
 
     /// Finds the place of a disk that has none, if something of it waits.
@@ -74,8 +110,9 @@ impl Scheduler {
             self.parked.set(slot, due);
             return;
         }
+        let tag = disk.group_tag;
         if let Some(group) = disk.group
-            && self.is_group_held(now, Some(group))
+            && self.is_group_held(now, Some(group), tag)
         {
             self.hold_in_group(now, slot, group);
             return;
@@ -121,11 +158,18 @@ impl Scheduler {
             Place::Parked(_) => self.parked.remove(slot),
         }
         if let Some(group) = group {
-            let group = &mut self.groups[group];
-            group.waiting.remove(slot);
-            if group.released == Some(slot) {
-                group.released = None;
-            }
+            self.groups[group].waiting.remove(slot);
+            self.has_gone(group, slot);
+        }
+    }
+
+    /// The disk that the group let through has started something, or has left: the next need not wait for it.
+    fn has_gone(&mut self, group: usize, slot: u32) {
+        let of = &mut self.groups[group];
+        if of.released == Some(slot) {
+            of.released = None;
+            of.parked = false;
+            self.parked_groups.remove(number(group));
         }
     }
 
@@ -152,38 +196,88 @@ impl Scheduler {
     /// A disk waits until its group may pass something.
     pub(super) fn hold_in_group(&mut self, now: Time, slot: u32, group: usize) {
         self.unplace(now, slot);
-        let disk = self.disk(slot);
+        let disk = self.disks[slot as usize]
+            .as_mut()
+            .expect("the heaps and the engine name disks that were added");
         disk.place = Place::InGroup;
-        let tag = disk.tag;
+        disk.group_tag = self.member.groups().since(group, disk.group_tag);
+        let tag = disk.group_tag;
         self.groups[group].waiting.set(slot, tag);
         self.let_through(now, group);
     }
 
-    /// Makes one disk of the group ready if the group may pass something, or has it wait for the moment when it may.
+    /// Makes one disk of the group ready if the group may pass something and no other goes before, or has it wait for the
+    /// moment when that may be so.
     fn let_through(&mut self, now: Time, group: usize) {
-        let limits = self.limits();
-        let due = self.member.groups().due(group);
+        if !self.groups[group].parked
+            && let Some((tag, slot)) = self.groups[group].waiting.peek()
+        {
+            if let Some(until) = self.group_waits(now, group, tag) {
+                self.groups[group].parked = true;
+                self.parked_groups.set(number(group), until);
+            } else {
+                let of = &mut self.groups[group];
+                of.waiting.remove(slot);
+                of.released = Some(slot);
+                of.parked = !of.waiting.is_empty();
+                if of.parked {
+                    let until = ticks(now).saturating_add(PATIENCE);
+                    self.parked_groups.set(number(group), until);
+                }
+                let v = self.member.v();
+                let disk = self.disk(slot);
+                disk.settle(now, v);
+                disk.wakes(now, v);
+                disk.place = Place::Ready;
+                self.order(slot);
+            }
+        }
+        self.tell_group(group);
+    }
+
+    /// Until which tick the group's first that waits here has to go on waiting, if it has to.
+    fn group_waits(&mut self, now: Time, group: usize, tag: u64) -> Option<u64> {
+        let (tick, limits) = (ticks(now), self.limits());
         let of = &mut self.groups[group];
-        if of.parked || of.released.is_some() {
-            return;
+        if of.released.is_some() {
+            return Some(tick.saturating_add(PATIENCE));
         }
-        let Some((_, slot)) = of.waiting.peek() else {
-            return;
+        if !limits {
+            return None;
+        }
+        let due = self.member.groups().due(group);
+        if due > tick {
+            return Some(due);
+        }
+        while let Some((seat, word)) = self.member.before_me_in_group(group, tag, &of.ignored) {
+            if of.yielded != Some((seat, word, due)) {
+                of.yielded = Some((seat, word, due));
+                return Some(tick.saturating_add(PATIENCE));
+            }
+            // It had its time, and nobody else has used it.
+            if of.ignored.len() <= seat {
+                of.ignored.resize(seat + 1, u64::MAX);
+            }
+            of.ignored[seat] = word;
+        }
+        None
+    }
+
+    /// Lets other threads know how far behind this one's disks are that wait for the group's limit. The last 16 ns of the
+    /// tag say how much has started: where disks are equally far behind, the tag alone would stay the same.
+    fn tell_group(&self, group: usize) {
+        let of = &self.groups[group];
+        let waits = of.waiting.peek().map(|(tag, _)| tag);
+        let released = of
+            .released
+            .and_then(|slot| self.disks[slot as usize].as_ref());
+        let goes = released.map(|disk| disk.group_tag);
+        let least = match (waits, goes) {
+            (Some(one), Some(other)) => Some(earlier(one, other)),
+            (one, other) => one.or(other),
         };
-        let number = u32::try_from(group).expect("groups are numbered in 32 bits");
-        if limits && due > ticks(now) {
-            of.parked = true;
-            self.parked_groups.set(number, due);
-            return;
-        }
-        of.waiting.remove(slot);
-        of.released = Some(slot);
-        let v = self.member.v();
-        let disk = self.disk(slot);
-        disk.settle(now, v);
-        disk.wakes(now, v);
-        disk.place = Place::Ready;
-        self.order(slot);
+        let least = least.map(|tag| tag & !0xff | of.started & 0xff);
+        self.member.tell_group(group, least);
     }
 
     /// Makes ready what limits held until now.
@@ -196,13 +290,16 @@ impl Scheduler {
             self.unplace(now, slot);
             self.place(now, slot);
         }
-        while let Some((due, number)) = self.parked_groups.peek() {
+        while let Some((due, group)) = self.parked_groups.peek() {
             if due > tick {
                 break;
             }
-            self.parked_groups.remove(number);
-            self.groups[number as usize].parked = false;
-            self.let_through(now, number as usize);
+            self.parked_groups.remove(group);
+            let of = &mut self.groups[group as usize];
+            of.parked = false;
+            // It had its time.
+            of.released = None;
+            self.let_through(now, group as usize);
         }
     }
 
@@ -213,8 +310,7 @@ impl Scheduler {
             self.place(now, slot);
         }
         for group in 0..self.groups.len() {
-            let number = u32::try_from(group).expect("groups are numbered in 32 bits");
-            self.parked_groups.remove(number);
+            self.parked_groups.remove(number(group));
             self.groups[group].parked = false;
             self.let_through(now, group);
         }
