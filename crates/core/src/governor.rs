@@ -235,8 +235,6 @@ pub struct Governor {
     /// Its latency as the window law takes it: no host's counts for more than the law answers to.
     felt: f64,
     smooth: f64,
-    /// How long a unit of our cost stays in flight, over the mean of all hosts.
-    stay: f64,
     theta: f64,
     engaged: bool,
     /// Ticks of the law since then.
@@ -306,7 +304,6 @@ impl Governor {
             target,
             felt: 0.0,
             smooth: 0.0,
-            stay: 1.0,
             theta: 1.0,
             engaged: false,
             since_engaged: 0,

@@ -31,7 +31,6 @@ const SHORT: &[&str] = &[
     "row-11-vanished-datastore",
     "row-13-starvation",
     "row-14-idle-credit",
-    "row-15-sizes",
     "row-19-clock",
     "row-21-starved",
     "row-21-threads-04",

@@ -26,9 +26,6 @@ const STEADY: f64 = 0.08;
 const COLD: u32 = 5;
 /// What of the throughput a latency target may not cost.
 const KEPT: f64 = 0.7;
-/// In this time what is believed of how long our I/Os stay in flight goes half way to what is seen: long enough that a
-/// tick's few I/Os are no news.
-const STAYS: Span = Span::from_secs(4);
 const ALONE_EVERY: Span = Span::from_secs(1);
 /// Moments of cost learning, as schedulers bin them.
 const MOMENT: u64 = 100_000_000;
@@ -149,12 +146,6 @@ impl Governor {
                 0.0
             };
             self.smooth = kept * self.smooth + (1.0 - kept) * sight.latency;
-        }
-        // While all of it moves, hosts that look at different moments see different latencies.
-        let settled = (0.75..=1.3).contains(&(sight.latency / self.target));
-        if self.engaged && settled && meter.rate > 0.0 && sight.in_flight > 0.0 {
-            let longer = meter.in_flight / meter.rate * (sight.rate / sight.in_flight);
-            self.stay += (1.0 - left(elapsed, STAYS)) * (longer.clamp(0.5, 2.0) - self.stay);
         }
         if self.watch.level().is_none() {
             self.curve.saw(elapsed.min(Span::from_secs(4)), &sight);
@@ -366,8 +357,7 @@ impl Governor {
         }
         let most = f64::from(self.settings.window_most);
         let least = window::floor(self.cluster, self.sight.hosts);
-        // A window brings less where its I/Os take longer themselves; shares are of what is done.
-        self.part = (self.stay * sum).max(least).min(most);
+        self.part = sum.max(least).min(most);
         let peak = self
             .curve
             .knee()
@@ -528,8 +518,15 @@ impl Governor {
         self.common.threshold_mode == 2 || settle::mode(self.common.mode) == Mode::Off
     }
 
+    /// From one tick to the next while something moves. What a tick costs counts against the most that the datastore is
+    /// known to do: what it did while it was idle is no measure of that, and nobody ticks for long where it is not engaged.
     pub(super) fn fast(&self) -> Span {
-        let peak = self.curve.knee().map_or(0.0, |knee| knee.peak);
+        let known = self.curve.knee().map_or(0.0, |knee| knee.peak);
+        let peak = if self.engaged {
+            known.max(self.sight.rate)
+        } else {
+            0.0
+        };
         super::Pace::budget(self.target, self.sight.hosts, peak)
     }
 
