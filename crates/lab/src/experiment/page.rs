@@ -1,6 +1,6 @@
 //! Writes findings down: a page for people that needs nothing but itself, and the same tables as Markdown.
 //!
-//! [`write`] does it for a results directory or for a suite of them. `charts.rs` decides what is drawn, `html.rs` and
+//! [`write()`] does it for a results directory or for a suite of them. `charts.rs` decides what is drawn, `html.rs` and
 //! `markdown.rs` how it is laid out; both say the same words.
 //!
 //! # Always true
