@@ -304,19 +304,6 @@ fn one_host_whose_ios_are_stuck_does_not_make_all_others_yield_to_it() {
 }
 
 #[test]
-fn a_window_brings_as_much_where_ios_take_longer_themselves() {
-    // Both do 600 a second; ours need twice as much in flight for it.
-    let mut quick = peer(1, 20.0);
-    (quick.in_flight, quick.ios, quick.rate) = (12.0, 600.0, 600.0);
-    let mut bench = Bench::new(FIXED, vec![quick]);
-    bench.pass(60_000, load(40.0, 24.0, 20.0));
-    assert!(bench.engaged());
-    let part = bench.window() / bench.cluster();
-    // Two thirds; the other takes one, by the same rule.
-    assert!((part - 2.0 / 3.0).abs() < 0.02, "{part}");
-}
-
-#[test]
 fn one_tick_answers_no_more_than_a_quarter_or_twice_the_threshold() {
     let seen = |latency_ms: f64| Sight {
         latency: latency_ms * 1e6,
