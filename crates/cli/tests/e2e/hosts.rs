@@ -36,9 +36,9 @@ const THRESHOLD: &str = "90ms";
 /// What each client keeps outstanding: more than its disk's part of that, so that it always has something waiting.
 const DEPTH: u32 = 64;
 
-/// Seconds before hosts have found their windows (they look every four thresholds: some twenty looks), and then over which proportions are judged: thousands of I/Os, so that
+/// Seconds before hosts have found their windows, and then over which proportions are judged: thousands of I/Os, so that
 /// one more or less is nothing. Only those count in which the array was the bound.
-const SETTLING: usize = 8;
+const SETTLING: usize = 4;
 const JUDGED: usize = 6;
 
 /// The array was the bound in a second in which it did this part of what it can, and in the one before: a machine that is
