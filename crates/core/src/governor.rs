@@ -400,7 +400,7 @@ impl Governor {
         if core::mem::take(&mut self.frozen) {
             // What hung with our reads has come back with them: how long it took says nothing of now.
             let _hung = self.disks.meter();
-            self.pace.ticked(now, self.engaged, false, self.fast());
+            self.pace.ticked(now, self.engaged, false, self.cost());
         }
         self.heard = Some(now);
         if let Some((_, bytes)) = slots.iter().find(|(slot, _)| *slot == 0)

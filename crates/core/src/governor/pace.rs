@@ -1,7 +1,8 @@
 //! How often a host looks and speaks: often while something moves, seldom while nothing does.
 //!
 //! # Always true
-//! - Looking and speaking cost the datastore one per cent of what it does at most.
+//! - Looking and speaking cost the datastore one per cent of what it does at most, and at once no more than ten seconds
+//!   of that come to: what a quiet time left over is there when something moves.
 //! - Nothing happens in between but what [`Pace::hurry`] names.
 //!
 //! # Picture
@@ -23,6 +24,8 @@ const OFF: Span = Span::from_secs(4);
 const QUIET: u32 = 8;
 /// What of the datastore's work may go into coordination.
 const BUDGET: f64 = 0.01;
+/// So long a time's budget may be kept for when something moves.
+const KEPT: Span = Span::from_secs(10);
 /// Fast ticks after a stir: one to tell, one for the others, one to see what came of it.
 const AFTER: u32 = 3;
 
@@ -33,9 +36,36 @@ pub struct Pace {
     quiet: u32,
     stirred: u32,
     fast: Span,
+    /// How much budget is left over, as the time that it is the budget of.
+    credit: Span,
     planned: Span,
     deadline: Time,
     last: Option<Time>,
+}
+
+/// What a tick takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cost {
+    /// Until what the last one did can be seen.
+    pub seen: Span,
+    /// The time whose budget it takes.
+    pub affordable: Span,
+}
+
+impl Cost {
+    /// Of a tick at a datastore with this threshold and so many hosts, which does `peak` reference I/Os a second; 0: not
+    /// known.
+    pub fn of(target: f64, hosts: u32, peak: f64) -> Cost {
+        let affordable = if peak > 0.0 {
+            span(2.0 * f64::from(hosts) / (BUDGET * peak) * SECOND)
+        } else {
+            Span::ZERO
+        };
+        Cost {
+            seen: FAST.max(span(4.0 * target)).min(OFF),
+            affordable: affordable.min(OFF),
+        }
+    }
 }
 
 impl Default for Pace {
@@ -45,6 +75,7 @@ impl Default for Pace {
             quiet: 0,
             stirred: 0,
             fast: FAST,
+            credit: KEPT,
             planned: FAST,
             deadline: Time::ZERO,
             last: None,
@@ -53,18 +84,6 @@ impl Default for Pace {
 }
 
 impl Pace {
-    /// The least time between two publications: long enough to see what the last did, and within the budget.
-    /// `peak`: reference I/Os a second of the datastore, 0 if not known.
-    pub fn budget(target: f64, hosts: u32, peak: f64) -> Span {
-        let seen = span(4.0 * target);
-        let affordable = if peak > 0.0 {
-            span(2.0 * f64::from(hosts) / (BUDGET * peak) * SECOND)
-        } else {
-            Span::ZERO
-        };
-        FAST.max(seen).max(affordable).min(OFF)
-    }
-
     /// Something has changed that the others should know soon.
     pub fn hurry(&mut self, now: Time) {
         self.stirred = AFTER;
@@ -84,9 +103,16 @@ impl Pace {
     }
 
     /// A tick of the law has been made. `quiet`: it moved nothing.
-    pub fn ticked(&mut self, now: Time, engaged: bool, quiet: bool, fast: Span) {
+    pub fn ticked(&mut self, now: Time, engaged: bool, quiet: bool, cost: Cost) {
         self.engaged = engaged;
-        self.fast = fast;
+        let earned = self.credit + self.last.map_or(Span::ZERO, |last| now.since(last));
+        let kept = earned.min(KEPT).as_nanos();
+        self.credit = Span::from_nanos(kept.saturating_sub(cost.affordable.as_nanos()));
+        self.fast = if self.credit >= cost.affordable {
+            cost.seen
+        } else {
+            cost.seen.max(cost.affordable)
+        };
         self.quiet = if quiet {
             self.quiet.saturating_add(1)
         } else {
@@ -138,6 +164,11 @@ impl Pace {
         self.deadline
     }
 
+    /// The least time between two publications for now.
+    pub fn fast(&self) -> Span {
+        self.fast
+    }
+
     /// Whether it still tells of a stir.
     pub fn stirred(&self) -> bool {
         self.stirred > 0
@@ -147,23 +178,61 @@ impl Pace {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use alloc::vec::Vec;
 
     fn at(ms: u64) -> Time {
         Time::ZERO + Span::from_millis(ms)
     }
 
+    /// A tick that costs next to nothing.
+    const CHEAP: Cost = Cost {
+        seen: FAST,
+        affordable: Span::ZERO,
+    };
+
     #[test]
     fn a_fast_datastore_is_looked_at_ten_times_a_second_and_a_slow_one_less() {
-        assert_eq!(Pace::budget(5e6, 4, 200_000.0), FAST);
-        assert_eq!(Pace::budget(50e6, 4, 200_000.0), Span::from_millis(200));
-        assert_eq!(Pace::budget(5e6, 4, 3_200.0), Span::from_millis(250));
-        assert_eq!(Pace::budget(5e6, 255, 10.0), OFF);
+        let of = |target, hosts, peak| {
+            let Cost { seen, affordable } = Cost::of(target, hosts, peak);
+            (seen, affordable)
+        };
+        let ms = Span::from_millis;
+        assert_eq!(of(5e6, 4, 200_000.0), (FAST, ms(4)));
+        assert_eq!(of(50e6, 4, 200_000.0), (ms(200), ms(4)));
+        assert_eq!(of(5e6, 4, 3_200.0), (FAST, ms(250)));
+        assert_eq!(of(5e6, 255, 10.0), (FAST, OFF));
+        assert_eq!(of(5e6, 4, 0.0), (FAST, Span::ZERO));
+    }
+
+    #[test]
+    fn what_a_quiet_time_left_of_the_budget_is_spent_when_something_moves_and_no_more() {
+        let cost = Cost {
+            seen: FAST,
+            affordable: Span::from_millis(500),
+        };
+        let mut pace = Pace::default();
+        let mut ticks = Vec::new();
+        let mut now = 0;
+        while now < 60_000 {
+            pace.ticked(at(now), true, false, cost);
+            ticks.push(now);
+            now += pace.interval().as_nanos() / 1_000_000;
+        }
+        // Ten a second at first; a minute's budget and ten seconds' in all.
+        assert!(ticks[20] == 2_000, "{ticks:?}");
+        assert!((138..=140).contains(&ticks.len()), "{}", ticks.len());
+        // Calm, it earns half a second in each; after ten seconds there is something to spend again.
+        assert_eq!(pace.interval(), cost.affordable);
+        for second in 0..10 {
+            pace.ticked(at(now + second * 1_000), true, true, cost);
+        }
+        assert_eq!(pace.fast(), FAST);
     }
 
     #[test]
     fn a_stir_shortens_the_wait_and_not_what_was_planned() {
         let mut pace = Pace::default();
-        pace.ticked(at(0), false, true, FAST);
+        pace.ticked(at(0), false, true, CHEAP);
         pace.hurry(at(3_000));
         assert_eq!((pace.interval(), pace.planned()), (FAST, OFF));
         assert_eq!(pace.deadline(), at(3_000));
@@ -173,10 +242,10 @@ mod tests {
     fn eight_quiet_ticks_bring_calm_and_a_stir_ends_it() {
         let mut pace = Pace::default();
         for tick in 0..7 {
-            pace.ticked(at(tick * 100), true, true, FAST);
+            pace.ticked(at(tick * 100), true, true, CHEAP);
             assert_eq!(pace.interval(), FAST);
         }
-        pace.ticked(at(700), true, true, FAST);
+        pace.ticked(at(700), true, true, CHEAP);
         assert_eq!(pace.deadline(), at(1_700));
         pace.hurry(at(900));
         assert_eq!((pace.deadline(), pace.interval()), (at(900), FAST));
@@ -186,14 +255,14 @@ mod tests {
     #[test]
     fn not_engaged_it_looks_every_four_seconds() {
         let mut pace = Pace::default();
-        pace.ticked(at(0), false, false, FAST);
+        pace.ticked(at(0), false, false, CHEAP);
         assert_eq!(pace.deadline(), at(4_000));
     }
 
     #[test]
     fn a_claim_does_not_run_the_law_twice() {
         let mut pace = Pace::default();
-        pace.ticked(at(0), true, false, FAST);
+        pace.ticked(at(0), true, false, CHEAP);
         pace.hurry(at(50));
         assert!(!pace.due(at(50)));
         pace.claimed(at(50));

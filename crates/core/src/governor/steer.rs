@@ -5,6 +5,7 @@
 use super::division::{Division, Want};
 use super::learn::{FEATURES, Factors};
 use super::number::{SECOND, left, median, real, span};
+use super::pace::Cost;
 use super::peers::lease;
 use super::slot::{Entry, Flags, Record, SLOT};
 use super::{Governor, GovernorEvent, alone, settle, window};
@@ -187,7 +188,7 @@ impl Governor {
         } else if !self.threshold_off() {
             self.tense();
         }
-        let fast = self.fast();
+        let cost = self.cost();
         let before = self.part;
         if self.engaged {
             self.law(now);
@@ -203,7 +204,7 @@ impl Governor {
         }
         let quiet = steady && !self.watch.tries() && (coasting || (ratio - 1.0).abs() < 0.2);
         let attentive = self.engaged || self.over > 0;
-        self.pace.ticked(now, attentive, quiet, fast);
+        self.pace.ticked(now, attentive, quiet, cost);
     }
 
     /// Lets go after a long time far below the threshold in which no window held anything back.
@@ -401,12 +402,16 @@ impl Governor {
             };
             self.part = alone::step(self.part, self.target, latency, shares, most);
         }
-        self.pace.ticked(now, true, true, ALONE_EVERY);
+        let cost = Cost {
+            seen: ALONE_EVERY,
+            affordable: Span::ZERO,
+        };
+        self.pace.ticked(now, true, true, cost);
     }
 
     /// Our slot, when it is time to speak.
     pub(super) fn publish(&mut self, now: Time, law: bool) -> Option<[u8; SLOT]> {
-        let fast = self.fast();
+        let fast = self.pace.fast();
         let since = self
             .published_at
             .map_or(Span::from_secs(60), |at| now.since(at));
@@ -418,7 +423,7 @@ impl Governor {
         if !law {
             self.pace.claimed(now);
         } else if self.frozen && !self.alone {
-            self.pace.ticked(now, self.engaged, false, fast);
+            self.pace.ticked(now, self.engaged, false, self.cost());
         }
         if since.as_nanos() < due || settle::mode(self.common.mode) == Mode::Off && !law {
             return None;
@@ -435,7 +440,7 @@ impl Governor {
         let found = self.learner.found();
         let flags = Flags::default()
             .with(Flags::ENGAGED, self.engaged && !self.alone)
-            .with(Flags::FAST, self.pace.interval() == self.fast())
+            .with(Flags::FAST, self.pace.interval() == self.pace.fast())
             .with(Flags::URGENT, self.pace.stirred())
             .with(Flags::BINDING, self.binding())
             .with(Flags::TRYING, self.watch.leads() && self.watch.tries())
@@ -518,16 +523,16 @@ impl Governor {
         self.common.threshold_mode == 2 || settle::mode(self.common.mode) == Mode::Off
     }
 
-    /// From one tick to the next while something moves. What a tick costs counts against the most that the datastore is
-    /// known to do: what it did while it was idle is no measure of that, and nobody ticks for long where it is not engaged.
-    pub(super) fn fast(&self) -> Span {
+    /// What a tick takes of the datastore. It counts against the most that the datastore is known to do: what it did
+    /// while it was idle is no measure of that, and nobody ticks for long where it is not engaged.
+    pub(super) fn cost(&self) -> Cost {
         let known = self.curve.knee().map_or(0.0, |knee| knee.peak);
         let peak = if self.engaged {
             known.max(self.sight.rate)
         } else {
             0.0
         };
-        super::Pace::budget(self.target, self.sight.hosts, peak)
+        Cost::of(self.target, self.sight.hosts, peak)
     }
 
     /// Moments in which our window bound, for the fit of costs.
