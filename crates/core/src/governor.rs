@@ -370,7 +370,7 @@ impl Governor {
         let off = self.threshold_off();
         if self.engaged {
             // Only while the window holds us back is latency the window's doing.
-            if stir.latency > 0.0 && self.binding() && !(0.75..=1.3).contains(&ratio) {
+            if stir.latency > 0.0 && self.binding() && !steer::CALM.contains(&ratio) {
                 self.pace.wake(now);
             }
         } else if ratio > 1.0 && !off {
@@ -400,7 +400,7 @@ impl Governor {
         if core::mem::take(&mut self.frozen) {
             // What hung with our reads has come back with them: how long it took says nothing of now.
             let _hung = self.disks.meter();
-            self.pace.ticked(now, self.engaged, false, self.cost());
+            self.pace.ticked(now, self.engaged, false, self.cost(false));
         }
         self.heard = Some(now);
         if let Some((_, bytes)) = slots.iter().find(|(slot, _)| *slot == 0)
@@ -457,6 +457,13 @@ impl Governor {
                 self.steer(now);
             }
             self.divide();
+        }
+        if self.engaged
+            && !self.frozen
+            && let Some(left) = self.peers.first_to_die()
+        {
+            // The next look may be a second after that.
+            self.pace.look_at(now + left + Span::from_millis(1));
         }
         self.notice_mute(now);
         let publish = self.publish(now, law);

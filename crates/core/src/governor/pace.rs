@@ -88,7 +88,7 @@ impl Pace {
     pub fn hurry(&mut self, now: Time) {
         self.stirred = AFTER;
         self.quiet = 0;
-        self.soon(now);
+        self.look_at(now);
     }
 
     /// Something moved that may need an answer: the next tick comes as soon as one may.
@@ -98,8 +98,9 @@ impl Pace {
         self.deadline = self.deadline.min(next.max(now));
     }
 
-    fn soon(&mut self, now: Time) {
-        self.deadline = self.deadline.min(now);
+    /// The next tick comes at that moment at the latest.
+    pub fn look_at(&mut self, at: Time) {
+        self.deadline = self.deadline.min(at);
     }
 
     /// A tick of the law has been made. `quiet`: it moved nothing.

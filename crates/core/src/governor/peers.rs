@@ -123,6 +123,16 @@ impl Peers {
         self.peers.is_empty()
     }
 
+    /// How long from the last read on until the lease of the first of the suspect ends, if it says nothing meanwhile.
+    pub fn first_to_die(&self) -> Option<Span> {
+        let suspect = self.peers.iter().filter(|peer| !peer.live());
+        let left = suspect.map(|peer| {
+            let lease = lease(peer.tick()).as_nanos();
+            Span::from_nanos(lease.saturating_sub(peer.silent.as_nanos()))
+        });
+        left.min()
+    }
+
     /// A read failed: the time until the next that succeeds makes nobody older.
     pub fn unread(&mut self) {
         self.read = None;

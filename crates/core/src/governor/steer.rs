@@ -23,6 +23,10 @@ const ABOVE_FOR: u32 = 2;
 const BINDS: f64 = 0.7;
 /// A host's window that moved by less than this has not moved.
 const STEADY: f64 = 0.08;
+/// Hosts whose windows for all differ by less agree.
+const AGREED: f64 = 0.1;
+/// Latency by the threshold, where a window that binds need not be moved in haste.
+pub(super) const CALM: core::ops::RangeInclusive<f64> = 0.75..=1.3;
 /// Ticks after engaging in which who is met for the first time begins as well.
 const COLD: u32 = 5;
 /// What of the throughput a latency target may not cost.
@@ -188,7 +192,6 @@ impl Governor {
         } else if !self.threshold_off() {
             self.tense();
         }
-        let cost = self.cost();
         let before = self.part;
         if self.engaged {
             self.law(now);
@@ -202,8 +205,11 @@ impl Governor {
         if !steady {
             self.learner.interrupt();
         }
-        let quiet = steady && !self.watch.tries() && (coasting || (ratio - 1.0).abs() < 0.2);
+        let heard = self.failing.is_none();
+        let calm = coasting || (ratio - 1.0).abs() < 0.2;
+        let quiet = steady && heard && !self.watch.tries() && calm;
         let attentive = self.engaged || self.over > 0;
+        let cost = self.cost(self.is_far_off(ratio));
         self.pace.ticked(now, attentive, quiet, cost);
     }
 
@@ -423,7 +429,7 @@ impl Governor {
         if !law {
             self.pace.claimed(now);
         } else if self.frozen && !self.alone {
-            self.pace.ticked(now, self.engaged, false, self.cost());
+            self.pace.ticked(now, self.engaged, false, self.cost(false));
         }
         if since.as_nanos() < due || settle::mode(self.common.mode) == Mode::Off && !law {
             return None;
@@ -523,16 +529,33 @@ impl Governor {
         self.common.threshold_mode == 2 || settle::mode(self.common.mode) == Mode::Off
     }
 
+    /// Whether ticks that the budget of quiet times pays for are worth it: control has just engaged, latency is far from
+    /// the threshold, or hosts do not agree. Otherwise more looks would see more noise.
+    fn is_far_off(&self, ratio: f64) -> bool {
+        let near = |window: f64| (window / self.cluster - 1.0).abs() < AGREED;
+        let mut others = self.peers.iter().filter(|peer| peer.live());
+        let agree =
+            others.all(|peer| !peer.record.flags.has(Flags::ENGAGED) || near(peer.record.cluster));
+        let calm = !self.binding() || CALM.contains(&ratio);
+        self.engaged && (self.since_engaged <= COLD || !agree || !calm)
+    }
+
     /// What a tick takes of the datastore. It counts against the most that the datastore is known to do: what it did
     /// while it was idle is no measure of that, and nobody ticks for long where it is not engaged.
-    pub(super) fn cost(&self) -> Cost {
+    pub(super) fn cost(&self, in_haste: bool) -> Cost {
         let known = self.curve.knee().map_or(0.0, |knee| knee.peak);
         let peak = if self.engaged {
             known.max(self.sight.rate)
         } else {
             0.0
         };
-        Cost::of(self.target, self.sight.hosts, peak)
+        let cost = Cost::of(self.target, self.sight.hosts, peak);
+        let seen = if in_haste {
+            cost.seen
+        } else {
+            cost.seen.max(cost.affordable)
+        };
+        Cost { seen, ..cost }
     }
 
     /// Moments in which our window bound, for the fit of costs.
