@@ -25,14 +25,14 @@ use crate::filter::{FilterReport, Io, Why};
 use crate::iocontrol::Scheduler;
 use crate::request::{DiskId, Fault, IoId, Outcome, Request, Token};
 use crate::slab::Slab;
-use crate::stack::{Edge, FilterKey, Stack, Walk};
+use crate::stack::{FilterKey, Stack};
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 use door::Door;
-use turns::scheduler_of;
+use turns::{scheduler_of, walk};
 
 pub use event::{ControlId, Controlled, Effect, Event};
 
@@ -245,16 +245,7 @@ impl Shard {
             return refuse(id, token, request, fault, out);
         }
         let control = disk.control;
-        let mut walk = Walk {
-            ios: &mut self.ios,
-            edge: Edge {
-                now,
-                disk: id,
-                scheduler: scheduler_of(&mut self.turns, control),
-                waits: false,
-                out,
-            },
-        };
+        let mut walk = walk(&mut self.ios, &mut self.turns, control, now, id, out);
         disk.stack.submit(&mut walk, token, request);
         if walk.edge.waits {
             self.pick(now, control, out);
@@ -275,16 +266,7 @@ impl Shard {
             return;
         };
         let control = disk.control;
-        let mut walk = Walk {
-            ios: &mut self.ios,
-            edge: Edge {
-                now,
-                disk: id,
-                scheduler: scheduler_of(&mut self.turns, control),
-                waits: false,
-                out,
-            },
-        };
+        let mut walk = walk(&mut self.ios, &mut self.turns, control, now, id, out);
         if !disk.stack.finish(&mut walk, io, outcome) {
             self.strays += 1;
         }
@@ -307,16 +289,7 @@ impl Shard {
                 .as_mut()
                 .expect("a disk with deadlines is attached");
             let control = disk.control;
-            let mut walk = Walk {
-                ios: &mut self.ios,
-                edge: Edge {
-                    now,
-                    disk: id,
-                    scheduler: scheduler_of(&mut self.turns, control),
-                    waits: false,
-                    out,
-                },
-            };
+            let mut walk = walk(&mut self.ios, &mut self.turns, control, now, id, out);
             disk.stack.tick(&mut walk);
         }
         for place in 0..self.turns.len() {
@@ -345,16 +318,7 @@ impl Shard {
     ) {
         if let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) {
             let control = disk.control;
-            let mut walk = Walk {
-                ios: &mut self.ios,
-                edge: Edge {
-                    now,
-                    disk: id,
-                    scheduler: scheduler_of(&mut self.turns, control),
-                    waits: false,
-                    out,
-                },
-            };
+            let mut walk = walk(&mut self.ios, &mut self.turns, control, now, id, out);
             disk.stack.side_done(&mut walk, filter, buffer, outcome);
             if walk.edge.waits {
                 self.pick(now, control, out);

@@ -7,10 +7,10 @@
 //! - nobody waits there for time alone: what a filter that goes holds back goes on as soon as the door closes, and so
 //!   does what a limit of a disk that leaves holds back
 
-use super::turns::scheduler_of;
+use super::turns::{scheduler_of, walk};
 use super::{Disk, Effect, Shard, refuse};
 use crate::request::{DiskId, Fault, Op, Outcome, Request, Token};
-use crate::stack::{self, Edge, FilterKey, Place, Walk};
+use crate::stack::{self, FilterKey, Place};
 use crate::units::Time;
 use alloc::vec::Vec;
 
@@ -43,16 +43,7 @@ impl Shard {
             .expect("the engine names only disks that it has attached");
         disk.door = door;
         let control = disk.control;
-        let mut walk = Walk {
-            ios: &mut self.ios,
-            edge: Edge {
-                now,
-                disk: id,
-                scheduler: scheduler_of(&mut self.turns, control),
-                waits: false,
-                out,
-            },
-        };
+        let mut walk = walk(&mut self.ios, &mut self.turns, control, now, id, out);
         let door = &disk.door;
         disk.stack.release(&mut walk, |filter| door.keeps(filter));
         if matches!(door, Door::Leaving)

@@ -9,8 +9,11 @@
 //! - a control goes after its last disk (asserted)
 
 use super::{ControlId, Effect, Event, Shard};
+use crate::filter::Io;
 use crate::iocontrol::{Bin, Pick, Scheduler, Usage};
-use crate::stack;
+use crate::request::DiskId;
+use crate::slab::Slab;
+use crate::stack::{self, Edge, Walk};
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
@@ -22,6 +25,26 @@ pub(super) fn scheduler_of(
     control: ControlId,
 ) -> Option<&mut Scheduler> {
     turns.get_mut(control.0 as usize)?.as_deref_mut()
+}
+
+/// An event's walk through the stack of a disk.
+#[inline(always)]
+pub(super) fn walk<'a>(
+    ios: &'a mut Slab<Io>,
+    turns: &'a mut [Option<Box<Scheduler>>],
+    control: ControlId,
+    now: Time,
+    disk: DiskId,
+    out: &'a mut Vec<Effect>,
+) -> Walk<'a> {
+    let edge = Edge {
+        now,
+        disk,
+        scheduler: scheduler_of(turns, control),
+        waits: false,
+        out,
+    };
+    Walk { ios, edge }
 }
 
 impl Shard {
