@@ -27,6 +27,8 @@ const STEADY: f64 = 0.08;
 const AGREED: f64 = 0.1;
 /// Latency by the threshold, where a window that binds need not be moved in haste.
 pub(super) const CALM: core::ops::RangeInclusive<f64> = 0.75..=1.3;
+/// Ticks after engaging in which the next look comes as soon as the last one's doing can be seen.
+const NEW: u32 = 10;
 /// Ticks after engaging in which who is met for the first time begins as well.
 const COLD: u32 = 5;
 /// What of the throughput a latency target may not cost.
@@ -537,7 +539,7 @@ impl Governor {
         let agree =
             others.all(|peer| !peer.record.flags.has(Flags::ENGAGED) || near(peer.record.cluster));
         let calm = !self.binding() || CALM.contains(&ratio);
-        self.engaged && (self.since_engaged <= COLD || !agree || !calm)
+        self.engaged && (self.since_engaged <= NEW || !agree || !calm)
     }
 
     /// What a tick takes of the datastore. It counts against the most that the datastore is known to do: what it did

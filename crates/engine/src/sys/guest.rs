@@ -431,14 +431,14 @@ impl GuestMemory for Mapping {
         })
     }
 
-    #[inline]
+    #[inline(always)]
     fn load_pair(&self, addr: u64) -> Option<[u64; 2]> {
         let (host, left) = self.find(addr)?;
         // SAFETY: 16 bytes are left in the region from `host`.
         (left >= 16).then(|| unsafe { load_pair(host) })
     }
 
-    #[inline]
+    #[inline(always)]
     fn segment(&self, addr: u64, len: u32) -> Option<Segment> {
         let (host, left) = self.find(addr)?;
         let fits = len > 0 && u64::from(len) <= left;
