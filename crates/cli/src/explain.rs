@@ -33,7 +33,7 @@ pub(crate) struct Explain {
 }
 
 /// A time that the daemon remembers.
-fn last(text: &str) -> Result<Span, String> {
+pub(crate) fn last(text: &str) -> Result<Span, String> {
     const SECOND: u64 = 1_000_000_000;
     let span: Span = text.parse().map_err(|error| format!("{error}"))?;
     if (SECOND..=300 * SECOND).contains(&span.0) {

@@ -1,7 +1,8 @@
 //! `tidegate lab`: experiments on real daemons or in virtual time, and reports of what came out.
 //!
-//! Needs no daemon: those that are measured it starts itself, from this very program. What an experiment is and what its
-//! runs come to is `tidegate_lab`'s to say; here are the verbs, the progress that is shown, and the tables.
+//! Experiments need no daemon: those that are measured are started from this very program. What an experiment is and what
+//! its runs come to is `tidegate_lab`'s to say; here are the verbs, the progress that is shown, and the tables. Recording,
+//! replaying and asking what would be have files of their own, and a daemon that serves.
 
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
@@ -17,7 +18,10 @@ use crate::failure::Failure;
 use crate::session::Session;
 
 mod progress;
+mod record;
+mod replay;
 mod shown;
+mod whatif;
 
 use progress::Progress;
 use shown::{ExperimentList, FindingsList};
@@ -27,6 +31,8 @@ use shown::{ExperimentList, FindingsList};
 /// An experiment is a scenario: hosts, disks, guests, a modelled array, and what is to come out, each expectation with
 /// where it is from. It is run on real daemons (of this program, one for each host, in real time) or in virtual time (the
 /// same schedulers and governors in the simulator), judged, and reported with charts.
+///
+/// What disks of one's own do can be recorded and replayed, and simulated under another policy.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Lab {
     List(List),
@@ -35,6 +41,9 @@ pub(crate) enum Lab {
     Suite(Suite),
     Report(Report),
     Compare(Compare),
+    Record(record::Record),
+    Replay(replay::Replay),
+    WhatIf(whatif::WhatIf),
 }
 
 impl Lab {
@@ -47,6 +56,9 @@ impl Lab {
             Lab::Suite(verb) => verb.run(session),
             Lab::Report(verb) => verb.run(session),
             Lab::Compare(verb) => verb.run(session),
+            Lab::Record(verb) => verb.run(session),
+            Lab::Replay(verb) => verb.run(session),
+            Lab::WhatIf(verb) => verb.run(session),
         }
     }
 }

@@ -1,6 +1,6 @@
 //! `tidegate lab` as scripts meet it: exit status, tables and JSON, and the report that it leaves.
 //!
-//! Mostly in virtual time, which needs no machine; once on real daemons, of a scenario that asks for little.
+//! Mostly in virtual time, which needs no machine; twice on real daemons, of scenarios that ask for little.
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -299,6 +299,270 @@ fn nonsense_has_status_2_and_says_what_would_be_right() {
     ] {
         let run = tidegate(words);
         assert_eq!(run.status, 2, "{words:?}: {}", run.err);
+        assert!(run.err.contains(says), "{words:?}: {}", run.err);
+    }
+}
+
+/// A trace as docs/filters/trace.md has it: one block of reads of 4 KiB, one each millisecond, 2 ms long.
+fn trace(ios: u32) -> Vec<u8> {
+    let mut head = b"TIDETRAC".to_vec();
+    head.extend(1_u16.to_le_bytes());
+    head.extend(40_u16.to_le_bytes());
+    head.extend(ios.to_le_bytes());
+    head.extend([7; 16]);
+    for number in [1_u64 << 30, 0, 3] {
+        head.extend(number.to_le_bytes());
+    }
+    let check = head.iter().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(*byte)).wrapping_mul(0x0100_0000_01b3)
+    });
+    head.extend(check.to_le_bytes());
+    for number in 0..ios {
+        let at = 5_000_000_000 + u64::from(number) * 1_000_000;
+        let offset = u64::from(number % 1_000) * 65_536;
+        for field in [at, offset, 4_096, 2_000_000] {
+            head.extend(field.to_le_bytes());
+        }
+        head.extend([0, 0, 0, 0xd1]);
+        head.extend(number.to_le_bytes());
+    }
+    head
+}
+
+#[test]
+fn a_trace_is_replayed_in_virtual_time_beside_what_was_recorded() {
+    let scratch = scratch();
+    let file = scratch.path().join("a.trace");
+    fs::write(&file, trace(2_000)).expect("it can be written");
+    let file = text(&file);
+    let replayed = |words: &[&str]| {
+        let words = [
+            &["lab", "replay", &file, "--on", "sim", "-o", "json"],
+            words,
+        ]
+        .concat();
+        let run = tidegate(&words);
+        assert_eq!(run.status, 0, "{}", run.err);
+        serde_json::from_str::<Value>(&run.out).expect("JSON")
+    };
+    let number = |found: &Value, of: &str, what: &str| {
+        found[of][what]
+            .as_f64()
+            .unwrap_or_else(|| panic!("no {of}.{what} in {found:#}"))
+    };
+    let ssd = replayed(&[]);
+    assert_eq!(number(&ssd, "recorded", "ios"), 2_000.0);
+    assert_eq!(number(&ssd, "replayed", "ios"), 2_000.0);
+    assert_eq!(number(&ssd, "recorded", "latency_mean_us"), 2_000.0);
+    assert_eq!(ssd["lost"], 3);
+    assert!(
+        number(&ssd, "replayed", "latency_mean_us") < 1_000.0,
+        "{ssd:#}"
+    );
+    let disk = replayed(&["--array", "7k"]);
+    assert!(
+        number(&disk, "replayed", "latency_mean_us")
+            > 10.0 * number(&ssd, "replayed", "latency_mean_us"),
+        "an arm takes its time: {disk:#}"
+    );
+    let faster = replayed(&["--speed", "2"]);
+    assert!(number(&faster, "replayed", "iops") > 1.8 * number(&ssd, "replayed", "iops"));
+    let closed = replayed(&["--closed"]);
+    assert!(number(&closed, "replayed", "iops") > 5.0 * number(&ssd, "replayed", "iops"));
+    assert!(closed.get("speed_percent").is_none());
+    let table = tidegate(&["lab", "replay", &file, "--on", "sim"]).out;
+    for says in [
+        "recorded",
+        "replayed",
+        "P99",
+        "ssd, in virtual time",
+        "never recorded: 3",
+    ] {
+        assert!(table.contains(says), "{says}: {table}");
+    }
+}
+
+#[test]
+fn the_scenario_of_a_replay_is_run_as_any_other() {
+    let scratch = scratch();
+    let (file, scenario) = (
+        scratch.path().join("a.trace"),
+        scratch.path().join("a.toml"),
+    );
+    fs::write(&file, trace(3_000)).expect("it can be written");
+    let printed = tidegate(&[
+        "lab",
+        "replay",
+        &text(&file),
+        "--scenario",
+        "--array",
+        "nvme",
+    ]);
+    assert_eq!(printed.status, 0, "{}", printed.err);
+    let expect =
+        "\n[[expect]]\nwhat = \"iops\"\nat-least = 900\nsource = \"a thousand a second\"\n";
+    fs::write(&scenario, printed.out + expect).expect("it can be written");
+    let shown = tidegate(&["lab", "show", &text(&scenario)]).out;
+    assert!(shown.contains("3000 traced I/Os"), "{shown}");
+    let out = text(&scratch.path().join("results"));
+    let run = tidegate(&["lab", "run", &text(&scenario), "--on", "sim", "--out", &out]);
+    assert_eq!(run.status, 0, "{}{}", run.out, run.err);
+    fs::remove_file(&file).expect("it is there");
+    let gone = tidegate(&["lab", "show", &text(&scenario)]);
+    assert_eq!(gone.status, 1);
+    assert!(
+        gone.err.contains("a.trace: it cannot be read"),
+        "{}",
+        gone.err
+    );
+}
+
+#[test]
+fn what_is_no_whole_trace_is_refused_with_its_place() {
+    let scratch = scratch();
+    let file = scratch.path().join("a.trace");
+    let whole = trace(10);
+    let mut damaged = whole.clone();
+    damaged[64 + 40 + 35] = 0;
+    for (bytes, says) in [
+        (
+            &whole[..whole.len() - 7],
+            "the trace is cut off at byte 424",
+        ),
+        (&damaged[..], "the record at byte 104 is damaged"),
+        (
+            &b"name = \"sioc-1\"\n"[..],
+            "byte 0 does not begin a block of a trace: is it another file?",
+        ),
+        (&[][..], "it holds no I/O"),
+    ] {
+        fs::write(&file, bytes).expect("it can be written");
+        let run = tidegate(&["lab", "replay", &text(&file), "--on", "sim"]);
+        assert_eq!(run.status, 1, "{says}");
+        assert!(run.err.contains(says), "{}", run.err);
+        assert!(run.err.contains("tidegate lab record"), "{}", run.err);
+    }
+    let absent = tidegate(&["lab", "replay", "/nowhere/a.trace", "--on", "sim"]);
+    assert!(absent.err.contains("No such file"), "{}", absent.err);
+}
+
+/// Four shops of two hosts before an array of some five hundred I/Os a second; of the last shop's shares. Each has so many
+/// users that it wants more than its part also where that is large: what is judged is the parts, not the users' pauses.
+fn shops(shares: u32) -> String {
+    format!(
+        r#"
+name = "shops"
+title = "Four shops, one of them with other shares"
+lasts = "20s"
+settling = "6s"
+[datastore]
+array = {{ servers = 8, read = "16ms", rate = "150MiB" }}
+threshold = "40ms"
+kind = "rotational"
+[[host]]
+name = "host1"
+[[host]]
+name = "host2"
+[[disk]]
+name = "vm1"
+host = "host1"
+workload = {{ kind = "shop", users = 36, think = "400ms", depth = 32 }}
+[[disk]]
+name = "vm2"
+host = "host1"
+workload = {{ kind = "shop", users = 36, think = "400ms", depth = 32 }}
+[[disk]]
+name = "vm3"
+host = "host2"
+workload = {{ kind = "shop", users = 36, think = "400ms", depth = 32 }}
+[[disk]]
+name = "vm4"
+host = "host2"
+shares = {shares}
+workload = {{ kind = "shop", users = 36, think = "400ms", depth = 32 }}
+[[expect]]
+what = "iops"
+at-least = 1
+source = "it works at all"
+"#
+    )
+}
+
+/// Runs the shops on real daemons, and keeps what came out.
+fn run_shops(place: &Path, shares: u32) {
+    let file = place.join(format!("shops-{shares}.toml"));
+    fs::write(&file, shops(shares)).expect("it can be written");
+    let out = text(&place.join(format!("shops-{shares}")));
+    let run = tidegate(&["lab", "run", &text(&file), "--on", "engine", "--out", &out]);
+    assert_eq!(run.status, 0, "{}{}", run.out, run.err);
+}
+
+#[test]
+fn what_if_foretells_what_real_daemons_then_do() {
+    let scratch = scratch();
+    let place = scratch.path();
+    // At once: both meet the same machine.
+    std::thread::scope(|scope| {
+        scope.spawn(|| run_shops(place, 1_000));
+        scope.spawn(|| run_shops(place, 4_000));
+    });
+    let asked = |from: &str, set: &str| {
+        let from = text(&place.join(from));
+        let run = tidegate(&[
+            "lab", "what-if", "--from", &from, "--set", set, "-o", "json",
+        ]);
+        assert_eq!(run.status, 0, "{}", run.err);
+        serde_json::from_str::<Value>(&run.out).expect("JSON")
+    };
+    let parts = |found: &Value, which: &str| {
+        let disks = found["disks"].as_array().expect("disks").iter();
+        let iops = disks.map(|disk| disk[which]["iops"].as_f64().expect("a number"));
+        let iops: Vec<f64> = iops.collect();
+        let all: f64 = iops.iter().sum();
+        iops.iter().map(|iops| iops / all).collect::<Vec<f64>>()
+    };
+    let foretold = asked("shops-1000", "vm4.shares=4000");
+    let then = asked("shops-4000", "vm4.shares=4000");
+    let (before, said, did) = (
+        parts(&foretold, "measured"),
+        parts(&foretold, "changed"),
+        parts(&then, "measured"),
+    );
+    println!("before {before:?}\nforetold {said:?}\nthen {did:?}");
+    println!("{}", foretold["agreement"]["says"]);
+    assert!(did[3] > 1.4 * before[3], "the change is one that is seen");
+    for (disk, (said, did)) in said.iter().zip(&did).enumerate() {
+        let off = said / did - 1.0;
+        assert!(
+            off.abs() <= 0.1,
+            "vm{}: {:+.1} % off",
+            disk + 1,
+            off * 100.0
+        );
+    }
+}
+
+#[test]
+fn what_if_says_what_it_cannot_go_by() {
+    let scratch = scratch();
+    let place = text(scratch.path());
+    for (words, status, says) in [
+        (
+            &["--from", &place, "--set", "vm4.shares=4000"][..],
+            1,
+            "no results of `lab run`",
+        ),
+        (&["--from", &place, "--set", "vm4.speed=1"], 2, "no `speed`"),
+        (&["--from", &place], 2, "--set"),
+        (&["--set", "vm4.shares=4000"], 2, "<DATASTORE|--from <DIR>>"),
+        (
+            &["fast", "--from", &place, "--set", "vm4.shares=1"],
+            2,
+            "cannot be used with",
+        ),
+    ] {
+        let run = tidegate(&[&["lab", "what-if"], words].concat());
+        assert_eq!(run.status, status, "{words:?}: {}", run.err);
         assert!(run.err.contains(says), "{words:?}: {}", run.err);
     }
 }

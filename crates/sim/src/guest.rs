@@ -16,9 +16,14 @@
 use crate::numbers::{index, small};
 use crate::scenario::{Disk, Io, Workload};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use tidegate_core::request::Op;
 use tidegate_core::units::{Span, Time};
 use tidegate_model::Random;
+
+mod tape;
+
+use tape::Tape;
 
 /// What a guest wants of the world.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,6 +64,8 @@ pub struct Guest {
     /// At the disk, and what waits in the guest because that is as deep as its queue is.
     at_disk: u32,
     inside: VecDeque<Want>,
+    /// A trace that is played back; nobody acts then.
+    tape: Option<Tape>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -91,6 +98,11 @@ impl Guest {
             Workload::Shop { users, .. } => users,
             Workload::Access { outstanding, .. } => outstanding,
             Workload::Open { .. } => 1,
+            Workload::Trace { .. } => 0,
+        };
+        let tape = match &disk.workload {
+            Workload::Trace { trace, pace } => Some(Tape::new(Arc::clone(trace), *pace)),
+            Workload::Shop { .. } | Workload::Access { .. } | Workload::Open { .. } => None,
         };
         Guest {
             workload: disk.workload.clone(),
@@ -102,6 +114,7 @@ impl Guest {
             loose: 0,
             at_disk: 0,
             inside: VecDeque::new(),
+            tape,
         }
     }
 
@@ -130,6 +143,9 @@ impl Guest {
             return;
         }
         self.active = true;
+        if let Some(tape) = &mut self.tape {
+            return tape.start(now, out);
+        }
         for actor in 0..self.actors.len() {
             if self.actors[actor].doing == Doing::Nothing {
                 self.begin(now, actor, out);
@@ -158,14 +174,24 @@ impl Guest {
         self.loose = 0;
         self.at_disk = 0;
         self.inside.clear();
+        if let Some(tape) = &mut self.tape {
+            tape.lose();
+        }
     }
 
-    pub(crate) fn is_active(&self) -> bool {
+    /// Whether it may want something more.
+    pub fn is_active(&self) -> bool {
         self.active
     }
 
     /// The time has come for which an actor asked.
     pub fn woke(&mut self, now: Time, actor: u32, epoch: u32, out: &mut Vec<Want>) {
+        if let Some(tape) = &mut self.tape {
+            if self.active {
+                tape.woke(now, epoch, out);
+            }
+            return;
+        }
         let place = actor as usize;
         if self.actors[place].epoch != epoch || self.actors[place].doing != Doing::Thinking {
             return;
@@ -186,6 +212,8 @@ impl Guest {
                 }
                 self.begin(now, place, out);
             }
+            // Its tape was woken.
+            Workload::Trace { .. } => {}
         }
     }
 
@@ -199,6 +227,11 @@ impl Guest {
     }
 
     fn goes_on(&mut self, now: Time, actor: Option<u32>, out: &mut Vec<Want>) -> Option<Span> {
+        if let Some(tape) = &mut self.tape {
+            tape.answered(now, self.active, out);
+            self.active &= !tape.is_over();
+            return None;
+        }
         let Some(actor) = actor else {
             self.loose = self.loose.saturating_sub(1);
             return None;
@@ -221,7 +254,7 @@ impl Guest {
                 }
                 order = Some(now.since(self.actors[place].begun));
             }
-            Workload::Access { .. } | Workload::Open { .. } => {}
+            Workload::Access { .. } | Workload::Open { .. } | Workload::Trace { .. } => {}
         }
         if self.active {
             self.begin(now, place, out);
@@ -239,6 +272,7 @@ impl Guest {
                 .random
                 .exponential(1_000_000_000 / u64::from(rate))
                 .max(1),
+            Workload::Trace { .. } => return,
         };
         let actor = &mut self.actors[place];
         actor.doing = Doing::Thinking;

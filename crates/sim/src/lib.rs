@@ -5,7 +5,7 @@
 //! happen and what is to come out), [`world`] (lets it happen), `guest.rs` (what guests ask for), [`control`] (what stands
 //! between them and the datastore: ours, or one to compare with), `slots.rs` (the coordination file), `safety.rs` (what
 //! must hold at every moment), [`results`] (what came out), [`judge`] (whether that is what was expected), [`compare`] (the same under other policies), [`swarm`] (many
-//! seeds), [`seeds`] (past failures, kept with their story).
+//! seeds), [`seeds`] (past failures, kept with their story), [`trace`] (a recorded disk's I/O, for a guest that asks for it again).
 //!
 //! # Example
 //! ```
@@ -50,6 +50,7 @@ pub mod scenario;
 pub mod seeds;
 mod slots;
 pub mod swarm;
+pub mod trace;
 pub mod world;
 
 pub use control::Policy;

@@ -18,7 +18,9 @@ pub use expect::{Against, Expect, Measure, Variant};
 pub use store::{Control, Kind, Threshold};
 
 use self::raw::RawScenario;
+use crate::trace::Trace;
 use std::fmt;
+use std::sync::Arc;
 use tidegate_core::units::{Span, Time};
 use tidegate_model::ArraySpec;
 
@@ -168,6 +170,26 @@ pub enum Workload {
         /// Of which kind.
         io: Io,
     },
+    /// Asks for what a disk was asked for once. Stopped and started it goes on; at its end it stops, and when started
+    /// after that it begins again.
+    Trace {
+        /// What that was.
+        trace: Arc<Trace>,
+        /// When each I/O is asked for.
+        pace: Pace,
+    },
+}
+
+/// When a traced I/O is asked for again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Pace {
+    /// At its time, whatever becomes of those before.
+    Recorded {
+        /// How fast the time passes, in percent.
+        speed: u32,
+    },
+    /// Once no more are outstanding than were when it arrived.
+    Outstanding,
 }
 
 /// The I/Os of an access specification.

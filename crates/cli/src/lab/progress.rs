@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::flag;
 use tidegate_lab::experiment::{Piece, Watcher};
 
@@ -43,17 +43,10 @@ enum Shown {
 impl Progress {
     /// Nothing runs yet. From now on an interruption ends runs in good order; a second one ends everything at once.
     pub(super) fn new(console: &Console) -> Result<Progress, Failure> {
-        let stop = Arc::new(AtomicBool::new(false));
-        let caught = [SIGINT, SIGTERM].into_iter().try_for_each(|signal| {
-            flag::register_conditional_shutdown(signal, AT_ONCE, Arc::clone(&stop))?;
-            flag::register(signal, Arc::clone(&stop))?;
-            Ok(())
-        });
-        caught.map_err(|error| Failure::io("cannot catch interruptions", &error))?;
         Ok(Progress {
             console: *console,
             shown: Shown::new(console),
-            stop,
+            stop: interruptions()?,
             name: String::new(),
             later: Duration::ZERO,
             run: String::new(),
@@ -87,6 +80,85 @@ impl Progress {
             Shown::Lines { .. } | Shown::Nowhere => self.console.say(message),
         }
     }
+}
+
+/// Shows how far one thing is: a recording, a replay.
+pub(super) struct Course {
+    console: Console,
+    shown: Shown,
+    stop: Arc<AtomicBool>,
+}
+
+impl Course {
+    /// It begins. From now on an interruption ends it in good order; a second one at once.
+    pub(super) fn new(console: &Console) -> Result<Course, Failure> {
+        let mut shown = Shown::new(console);
+        if let Shown::Lines { next } = &mut shown {
+            // What is done was said; how far it is says nothing yet.
+            *next = Instant::now() + LINES;
+        }
+        Ok(Course {
+            console: *console,
+            shown,
+            stop: interruptions()?,
+        })
+    }
+
+    /// It is so far of that, and how it is doing.
+    pub(super) fn goes(&mut self, done: u64, of: u64, says: &str) {
+        match &mut self.shown {
+            Shown::Bar(bar) => {
+                bar.set_length(of.max(1));
+                bar.set_position(done.min(of));
+                bar.set_message(says.to_owned());
+            }
+            Shown::Lines { next } => {
+                let now = Instant::now();
+                if now >= *next {
+                    *next = now + LINES;
+                    self.console.say(says);
+                }
+            }
+            Shown::Nowhere => {}
+        }
+    }
+
+    /// Whether it is to end early.
+    pub(super) fn interrupted(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+
+    /// It is over.
+    pub(super) fn end(&self) {
+        if let Shown::Bar(bar) = &self.shown {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// Becomes true when somebody interrupts; who does so again does not wait for a good end.
+fn interruptions() -> Result<Arc<AtomicBool>, Failure> {
+    let stop = Arc::new(AtomicBool::new(false));
+    // A terminal that goes away interrupts too, unless somebody saw to it that it does not (nohup).
+    let hangs_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+    let signals = [SIGINT, SIGTERM].into_iter().chain(hangs_up);
+    let caught = signals.into_iter().try_for_each(|signal| {
+        flag::register_conditional_shutdown(signal, AT_ONCE, Arc::clone(&stop))?;
+        flag::register(signal, Arc::clone(&stop))?;
+        Ok(())
+    });
+    caught.map_err(|error| Failure::io("cannot catch interruptions", &error))?;
+    Ok(stop)
+}
+
+/// Whether this program was started so that a signal does nothing to it.
+fn is_ignored(signal: i32) -> bool {
+    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let mask = status
+        .lines()
+        .find_map(|line| line.strip_prefix("SigIgn:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
+    mask.unwrap_or(0) & 1 << (signal - 1) != 0
 }
 
 impl Shown {

@@ -5,7 +5,7 @@ use tidegate_core::units::Span;
 use tidegate_model::ArraySpec;
 use tidegate_model::spec::{MemberSpec, Variation};
 use tidegate_sim::scenario::{
-    Ceiling, Disk, Expect, Io, Kind, Measure, Scenario, Settings, Threshold, Workload,
+    Ceiling, Disk, Expect, Io, Kind, Measure, Pace, Scenario, Settings, Threshold, Workload,
 };
 use tidegate_sim::{Policy, Variant};
 
@@ -138,7 +138,7 @@ fn about_disk(scenario: &Scenario, disk: &Disk) -> AboutDisk {
     }
 }
 
-fn settings(scenario: &Scenario, policy: &Settings) -> String {
+pub(crate) fn settings(scenario: &Scenario, policy: &Settings) -> String {
     let mut words = Vec::new();
     if policy.reservation > 0 {
         words.push(format!(
@@ -197,6 +197,14 @@ fn workload(workload: &Workload) -> String {
             format!("{outstanding} outstanding, {}{pause}", ios(io))
         }
         Workload::Open { rate, io } => format!("{rate} a second whatever comes, {}", ios(io)),
+        Workload::Trace { trace, pace } => {
+            let how = match pace {
+                Pace::Recorded { speed: 100 } => "at their times".to_owned(),
+                Pace::Recorded { speed } => format!("at {speed} % of their speed"),
+                Pace::Outstanding => "with as many outstanding as there were".to_owned(),
+            };
+            format!("{} traced I/Os, {how}", trace.ios.len())
+        }
     }
 }
 
@@ -255,7 +263,7 @@ fn array(spec: &ArraySpec, kind: Kind) -> String {
     }
 }
 
-fn threshold(threshold: Threshold) -> String {
+pub(crate) fn threshold(threshold: Threshold) -> String {
     match threshold {
         Threshold::Auto => "found".to_owned(),
         Threshold::Off => "off".to_owned(),

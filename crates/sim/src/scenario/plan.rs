@@ -8,9 +8,13 @@ use super::raw::{
 };
 use super::words::{self, Length};
 use super::{
-    Ceiling, Disk, Fault, FaultKind, Group, Host, Io, Phase, Scenario, ScenarioError, Settings,
-    Workload, expect, named, store, within, wrong,
+    Ceiling, Disk, Fault, FaultKind, Group, Host, Io, Pace, Phase, Scenario, ScenarioError,
+    Settings, Workload, expect, named, store, within, wrong,
 };
+use crate::numbers::whole;
+use crate::trace::Trace;
+use std::path::Path;
+use std::sync::Arc;
 use tidegate_core::units::{Span, Time};
 
 /// A guest may ask for this much at a time: what front ends let through.
@@ -118,13 +122,26 @@ fn disk(
         latency_target: raw.latency_target.map(|length| length.0),
         group: None,
     };
-    let size = raw.size.map_or(DISK_SIZE, |size| size.0);
+    let workload = workload(&raw.workload);
+    let workload = workload.or_else(|error| wrong(format!("disk `{name}`: {error}")))?;
+    let traced = match &workload {
+        Workload::Trace { trace, .. } => trace.disk.size.max(trace.reaches()),
+        Workload::Shop { .. } | Workload::Access { .. } | Workload::Open { .. } => 0,
+    };
+    let size = raw.size.map_or(DISK_SIZE.max(traced), |size| size.0);
     if size < 2 * LARGEST_IO {
         return wrong(format!("disk `{name}` is too small: give it 64MiB or more"));
     }
-    let workload = workload(&raw.workload);
+    if let Workload::Trace { trace, .. } = &workload
+        && trace.reaches() > size
+    {
+        let reaches = trace.reaches();
+        return wrong(format!(
+            "disk `{name}` is too small: its trace reaches to byte {reaches}"
+        ));
+    }
     Ok(Disk {
-        workload: workload.or_else(|error| wrong(format!("disk `{name}`: {error}")))?,
+        workload,
         name,
         host,
         thread,
@@ -258,22 +275,56 @@ fn workload(raw: &RawWorkload) -> Result<Workload, ScenarioError> {
             rate: within("rate", rate, 1, 10_000_000)?,
             io: io(size, reads, random)?,
         },
+        RawWorkload::Trace {
+            ref file,
+            ref pace,
+            speed,
+        } => {
+            let read = Trace::open(Path::new(file));
+            let trace = read.or_else(|error| wrong(format!("trace {file}: {error}")))?;
+            let trace = trace.modelled();
+            if trace.ios.is_empty() {
+                return wrong(format!(
+                    "trace {file}: it holds no read, write or flush that succeeded"
+                ));
+            }
+            let speed = speed.map(|speed| whole(speed * 100.0));
+            let pace = match (pace.as_deref(), speed) {
+                (None | Some("recorded"), speed) => {
+                    let speed = u32::try_from(speed.unwrap_or(100)).unwrap_or(u32::MAX);
+                    Pace::Recorded {
+                        speed: within("speed, in percent,", speed, 1, 100_000)?,
+                    }
+                }
+                (Some("outstanding"), None) => Pace::Outstanding,
+                (Some("outstanding"), Some(_)) => {
+                    return wrong("a trace has a `speed` at its recorded pace only");
+                }
+                (Some(other), _) => {
+                    return wrong(format!("pace is recorded or outstanding, not `{other}`"));
+                }
+            };
+            Workload::Trace {
+                trace: Arc::new(trace),
+                pace,
+            }
+        }
     })
 }
 
 fn phases(raw: &RawScenario, disks: &[Disk]) -> Result<Vec<Phase>, ScenarioError> {
-    let whole;
+    let only;
     let stretches: &[RawPhase] = match (raw.phase.is_empty(), raw.lasts) {
         (false, None) => &raw.phase,
         (true, Some(lasts)) => {
-            whole = [RawPhase {
+            only = [RawPhase {
                 name: "all".to_owned(),
                 lasts,
                 idle: Vec::new(),
                 speed: None,
                 set: Vec::new(),
             }];
-            &whole
+            &only
         }
         _ => return wrong("say how long it takes: `lasts` for all of it, or [[phase]]s, not both"),
     };

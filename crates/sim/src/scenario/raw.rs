@@ -191,6 +191,16 @@ pub(crate) enum RawWorkload {
         reads: Option<u32>,
         random: Option<u32>,
     },
+    /// What a disk was asked for once, from the file of a `trace` filter.
+    #[serde(rename_all = "kebab-case")]
+    Trace {
+        /// Where from; relative to where the program runs.
+        file: String,
+        /// `recorded` (the times, if not said) or `outstanding`.
+        pace: Option<String>,
+        /// How fast recorded times pass; as they did, if not said.
+        speed: Option<f64>,
+    },
 }
 
 /// A stretch of the run in which nothing is changed.
