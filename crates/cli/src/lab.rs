@@ -17,6 +17,7 @@ use tidegate_lab::experiment::{self, Directory, Experiment, Findings, Order, PUB
 use crate::failure::Failure;
 use crate::session::Session;
 
+mod demo;
 mod progress;
 mod record;
 mod replay;
@@ -35,6 +36,7 @@ use shown::{ExperimentList, FindingsList};
 /// What disks of one's own do can be recorded and replayed, and simulated under another policy.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Lab {
+    Demo(demo::Demo),
     List(List),
     Show(Show),
     Run(Run),
@@ -50,6 +52,7 @@ impl Lab {
     /// Does what was asked for.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         match self {
+            Lab::Demo(verb) => verb.run(session),
             Lab::List(verb) => verb.run(session),
             Lab::Show(verb) => verb.run(session),
             Lab::Run(verb) => verb.run(session),

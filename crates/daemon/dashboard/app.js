@@ -106,7 +106,7 @@ function login() {
 }
 
 function up() {
-  const disk = live.beat?.disks.find((one) => one.name === place.name);
+  const disk = live.beat?.disks.find((one) => one.name === place.name) || page?.described;
   location.hash = place.kind === "disk" && disk ? `#/datastore/${encodeURIComponent(disk.datastore)}` : "#/";
 }
 

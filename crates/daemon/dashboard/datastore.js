@@ -5,11 +5,16 @@ import { Course, h, s, say, watchWidth } from "./draw.js";
 import { diskHref, stateOf, tile, turn } from "./host.js";
 import { bandwidth, count, exactly, hostName, object, percent, rate, span, time } from "./words.js";
 
+/** Names and sentences are asked for anew after so long, and no sooner than after so long where they are behind. */
+const RENEW_MS = 10000;
+const LEARN_MS = 1000;
+
 export class DatastorePage {
   constructor(main, name) {
     this.name = name;
     this.rows = new Map();
     this.known = {};
+    this.learned = 0;
     this.badge = h("span", { class: "badge" });
     this.why = h("p", { class: "lead" });
     this.tiles = [tile("latency", "latency"), tile("threshold", "threshold"), tile("in flight, of the window", "window"), tile("this host's part", "part"), tile("gets through", "cost"), tile("reservations met", "met")];
@@ -29,6 +34,7 @@ export class DatastorePage {
       [[s("rect", { y: 3, width: 26, height: 8, class: "got shared" })], "held by its shares"],
       [[s("rect", { y: 3, width: 26, height: 8, class: "got limited" })], "held by a limit"],
       [[s("rect", { y: 0.5, x: 0.5, width: 25, height: 13, class: "part-of" })], "its part by shares and reservation"],
+      [[s("rect", { y: 0.5, x: 0.5, width: 25, height: 13, class: "part-told", fill: "url(#p-told)" })], "the same, on another host"],
       [[s("path", { d: "M13 0V14", class: "reservation" }), s("path", { d: "M13 4l6 3l-6 3z", class: "reservation-flag" })], "reservation: no less"],
       [[s("rect", { x: 13, width: 13, height: 14, fill: "url(#p-beyond)" }), s("path", { d: "M13 0V14", class: "limit" })], "limit: no more"],
     ].map(([marks, text]) => h("li", {}, s("svg", { width: 26, height: 14, "aria-hidden": "true" }, marks), text)));
@@ -47,7 +53,7 @@ export class DatastorePage {
     this.observer = watchWidth(this.board, (width) => { this.width = width; if (this.last) this.#board(this.last); });
     this.#learn();
     this.#past();
-    this.asking = setInterval(() => this.#learn(), 10000);
+    this.asking = setInterval(() => this.#learn(), RENEW_MS);
   }
 
   close() {
@@ -65,15 +71,29 @@ export class DatastorePage {
     return true;
   }
 
+  /** What the daemon tells by names and in sentences. */
   async #learn() {
+    this.learned = Date.now();
     try {
       const known = await ask("GET", `/v1/datastores/${encodeURIComponent(this.name)}`);
       this.known = known;
-      say(this.why, known.problem ? `${known.problem.what}: ${(known.problem.why || []).join(": ")}`
-        : known.control ? sentence(known.control.why) : "None of its disks is attached on this host, so nothing is known of it here.");
+      if (known.problem) say(this.why, `${known.problem.what}: ${(known.problem.why || []).join(": ")}`);
+      else if (!known.control) say(this.why, "None of its disks is attached on this host, so nothing is known of it here.");
+      this.#show();
     } catch (problem) {
       if (problem.status === 404) say(this.why, `There is no datastore ${this.name}.`);
     }
+  }
+
+  /** Learns again where what is live shows hosts or disks whose names are not known yet, or another state than the sentence. */
+  #catchUp(store) {
+    const { control } = this.known;
+    if (!control || Date.now() - this.learned < LEARN_MS) return;
+    const host = (nth) => store.hosts[nth]?.host;
+    const news = control.engaged !== store.engaged
+      || store.hosts.some((one) => !control.hosts.some((known) => known.host === one.host))
+      || store.others.some((one) => !control.shares.some((known) => known.key === one.key && known.host === host(one.host)));
+    if (news) this.#learn();
   }
 
   async #past() {
@@ -97,6 +117,7 @@ export class DatastorePage {
       return;
     }
     stateOf(store, this.badge);
+    this.#catchUp(store);
     const mine = store.hosts[0];
     [time(store.latency_us), store.threshold_us == null ? "none" : time(store.threshold_us),
       `${count(store.in_flight)} of ${count(store.window_all)}`, mine ? `${count(mine.in_flight)} of ${count(store.window)}` : "–",
@@ -107,21 +128,39 @@ export class DatastorePage {
     this.window.add({ at, from: at - 1000, v: [store.in_flight, store.window_all, store.window] });
     this.window.draw();
     this.last = { store, disks: disks.filter((disk) => disk.datastore === this.name) };
+    this.#show();
+  }
+
+  /** What is known now, under the names that are known. */
+  #show() {
+    if (!this.last) return;
+    if (this.known.control && !this.known.problem) say(this.why, this.#because(this.last.store));
     if (this.width) this.#board(this.last);
-    this.#hosts(store);
+    this.#hosts(this.last.store);
+  }
+
+  /** Why its shares hold, or do not, by what is true for more than a moment; the daemon's own words where anything is odd. */
+  #because(store) {
+    const { control } = this.known;
+    const { mode, engaged, latency_us: latency, threshold_us: at } = store;
+    const odd = mode !== "on" || at == null || !latency || store.alone || store.mute || store.trouble;
+    if (odd || (!engaged && latency > at)) return sentence(control.why);
+    const threshold = `the threshold of ${time(at)} (${control.congestion_threshold === "auto" ? "found while serving" : "as it was set"})`;
+    return engaged ? `Its latency rose above ${threshold}: shares and reservations hold.`
+      : `Its latency is below ${threshold}: nobody is held back but by limits.`;
   }
 
   #hosts(store) {
-    const named = this.known.control?.hosts || [];
+    const known = this.known.control?.hosts || [];
     const most = Math.max(1, ...store.hosts.map((host) => Math.max(host.window, host.in_flight)));
     this.hostBody.replaceChildren(...store.hosts.map((host, nth) => {
-      const name = hostName(host.host, named.find((one) => one.host === host.host));
+      const name = hostName(host.host, known);
       const wide = (value) => (value / most) * 120;
       return h("tr", {},
         h("th", { scope: "row", title: host.host }, nth === 0 ? `${name} (this host)` : name),
         h("td", { class: "num" }, s("svg", { class: "window", width: 122, height: 14, "aria-hidden": "true" },
           s("rect", { class: "part-of", x: 0.5, y: 0.5, width: Math.max(1, wide(host.window)), height: 13 }),
-          s("rect", { class: "got", y: 3, width: wide(host.in_flight), height: 8 })), " ", count(host.window)),
+          s("rect", { class: "got", y: 3, width: wide(host.in_flight), height: 8 })), h("span", { class: "amount" }, count(host.window))),
         h("td", { class: "num" }, count(host.in_flight)), h("td", { class: "num" }, time(host.latency_us)),
         h("td", { class: "num" }, rate(host.cost_per_s)), h("td", { class: "num" }, String(host.disks)),
         h("td", { class: "num" }, nth === 0 ? "–" : host.suspect ? `⚠ silent for ${span(host.silent_s)}` : `${span(host.silent_s)} ago`));
@@ -139,8 +178,8 @@ export class DatastorePage {
       const host = store.hosts[other.host];
       const known = named.find((one) => one.key === other.key && one.host === host?.host);
       return {
-        key: `${other.key}@${other.host}`, name: other.merged ? "several disks" : known?.disk || `disk ${other.key.slice(0, 8)}`,
-        on: host && hostName(host.host, hosts.find((one) => one.host === host.host)), got: null, part: store.engaged ? other.entitled : null,
+        key: `${other.key}@${host?.host}`, name: other.merged ? "several disks" : known?.disk || `disk ${other.key.slice(0, 8)}`,
+        href: known?.disk ? diskHref(known.disk) : null, on: host && hostName(host.host, hosts), got: null, part: store.engaged ? other.entitled : null,
         shares: other.shares, reservation: other.reservation, limit: other.limit, asks: other.demand > 0,
       };
     });
@@ -168,17 +207,22 @@ export class DatastorePage {
 
   #row(one) {
     const row = { svg: s("svg", { class: "share", role: "img", height: 26 }), gets: h("b", {}), words: h("span", { class: "muted" }) };
-    const name = one.href ? h("a", { href: one.href }, one.name) : h("span", {}, one.name);
+    row.name = h("span", {});
     row.where = h("span", { class: "muted" });
-    row.node = h("div", { class: "row", role: "listitem", "data-disk": one.name }, h("div", { class: "who" }, name, " ", row.where), row.svg, h("div", { class: "what" }, row.gets, " ", row.words));
+    row.node = h("div", { class: "row", role: "listitem" }, h("div", { class: "who" }, row.name, " ", row.where), row.svg, h("div", { class: "what" }, row.gets, " ", row.words));
     return row;
   }
 
   #draw(row, one, top, store, weight) {
     const narrow = this.width < 640;
-    const width = narrow ? this.width : Math.max(160, this.width - 180 - 300 - 24);
+    const width = narrow ? this.width : Math.max(160, this.width - 220 - 270 - 24);
     const x = (value) => Math.min(width - 1, (value / top) * (width - 1));
     const look = state(one);
+    // The name of another host's disk may be learned later than the disk.
+    if (row.node.dataset.disk !== one.name) {
+      row.node.dataset.disk = one.name;
+      row.name.replaceChildren(one.href ? h("a", { href: one.href }, one.name) : one.name);
+    }
     const marks = [s("rect", { class: "track", y: 12.5, width, height: 1 })];
     if (one.part) marks.push(s("rect", { class: one.got == null ? "part-told" : "part-of", fill: one.got == null ? "url(#p-told)" : null, x: 0.5, y: 2.5, width: Math.max(1, x(one.part)), height: 21, rx: 2 }));
     if (one.got != null) marks.push(s("rect", { class: `got ${look}`, y: 8, width: x(one.got), height: 10 }));

@@ -5,7 +5,7 @@ import { Course, h, Heat, s, say, bar, watchWidth } from "./draw.js";
 import { sentence } from "./datastore.js";
 import { latency, tile, turn } from "./host.js";
 import { PolicyForm } from "./policy.js";
-import { bandwidth, bytes, CAUSES, count, exactly, object, percent, rate, span, time } from "./words.js";
+import { bandwidth, bytes, CAUSES, count, exactly, hostName, object, percent, rate, span, time } from "./words.js";
 
 const STAGES = [
   { name: "datastore", fill: "var(--datastore)" },
@@ -25,7 +25,7 @@ export class DiskPage {
     this.because = h("p", { class: "lead", "aria-live": "polite", "data-figure": "because" });
     this.remedy = h("p", {});
     this.notes = h("ul", { class: "notes" });
-    this.partBar = s("svg", { class: "usage", height: 22, role: "img" });
+    this.partBar = s("svg", { class: "usage none", height: 22, role: "img", "aria-label": "no I/O" });
     this.partList = h("ul", { class: "legend" });
     this.tiles = [tile("I/Os", "iops"), tile("throughput", "bandwidth"), tile("latency", "latency"), tile("median", "median"), tile("99 %", "p99"), tile("outstanding", "outstanding"), tile("errors so far", "errors")];
     this.stages = new Course({ title: "Where an I/O's time goes, in the mean", series: STAGES, format: time, least: 100, stack: true });
@@ -35,9 +35,8 @@ export class DiskPage {
     this.filters = h("ol", { class: "filters" });
     this.facts = h("dl", { class: "facts" });
     this.form = new PolicyForm(name, (disk) => this.#show(disk));
-    main.append(
-      h("div", { class: "title" }, h("h1", {}, `Disk ${name}`), this.badge), this.where,
-      h("section", { class: "card", "aria-label": "What limits it" }, this.because, this.remedy, this.partBar, this.partList, this.notes),
+    // What only the host knows that serves it.
+    this.measured = [
       h("dl", { class: "tiles" }, this.tiles.map((one) => one.node)),
       h("div", { class: "two" },
         h("section", { class: "card" }, this.stages.node), h("section", { class: "card" }, this.speed.node),
@@ -45,13 +44,15 @@ export class DiskPage {
         h("section", { class: "card", "aria-labelledby": "h-ops" }, h("h2", { id: "h-ops" }, "By operation"),
           h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "By operation, the table" }, h("table", { class: "list" },
             h("thead", {}, h("tr", {}, ["", "/s", "throughput", "median", "95 %", "99 %", "since attached"].map((text, nth) => h(nth ? "th" : "td", { scope: nth ? "col" : null, class: nth ? "num" : null }, text)))), this.ops)))),
-      this.form.node,
+    ];
+    main.append(
+      h("div", { class: "title" }, h("h1", {}, `Disk ${name}`), this.badge), this.where,
+      h("section", { class: "card", "aria-label": "What limits it" }, this.because, this.remedy, this.partBar, this.partList, this.notes),
+      ...this.measured, this.form.node,
       h("section", { class: "card", "aria-labelledby": "h-filters" }, h("h2", { id: "h-filters" }, "Filters, top first"), this.filters, this.facts));
     this.observer = watchWidth(this.partBar.parentElement, (width) => { this.width = width - 36; if (this.parts) bar(this.partBar, this.width, 22, this.parts); });
-    this.#describe();
-    this.#explain();
-    this.#past();
-    this.asking = setInterval(() => { this.#explain(); this.#describe(); }, 5000);
+    this.#describe().then(() => this.#past());
+    this.asking = setInterval(() => this.#describe(), 5000);
   }
 
   close() {
@@ -69,6 +70,7 @@ export class DiskPage {
   async #describe() {
     try {
       this.#show(await ask("GET", `/v1/disks/${encodeURIComponent(this.name)}`));
+      if (this.described.attached) this.#explain();
     } catch (problem) {
       if (problem.status === 404) {
         say(this.badge, "not there");
@@ -79,10 +81,18 @@ export class DiskPage {
 
   #show(disk) {
     this.described = disk;
-    this.form.show(disk);
+    if (disk.attached) this.elsewhere = null;
+    this.form.show(disk, this.elsewhere);
+    for (const node of this.measured) node.hidden = Boolean(this.elsewhere);
     this.where.replaceChildren("on datastore ", h("a", { href: `#/datastore/${encodeURIComponent(disk.datastore)}` }, disk.datastore),
-      `, ${bytes(disk.size_bytes)}${disk.attached ? `, I/O thread ${disk.thread}, ${disk.io}` : ""} · ${disk.clients.length ? disk.clients.map((client) => `${client.kind} ${client.peer} for ${span(client.connected_s)}`).join("; ") : "nobody is connected"}`);
-    if (!disk.attached) {
+      `, ${bytes(disk.size_bytes)}${disk.attached ? `, I/O thread ${disk.thread}, ${disk.io}` : ""}${this.elsewhere ? "" : " · "}${this.elsewhere ? "" : disk.clients.length ? disk.clients.map((client) => `${client.kind} ${client.peer} for ${span(client.connected_s)}`).join("; ") : "nobody is connected"}`);
+    if (!disk.attached) this.#seek(disk);
+    if (this.elsewhere) {
+      say(this.badge, `on ${this.elsewhere.on}`);
+      delete this.badge.dataset.look;
+      say(this.because, `Host ${this.elsewhere.on} serves it: what it does is told there. Its policy can be changed here too, and holds there within a second.`);
+      say(this.remedy, "");
+    } else if (!disk.attached) {
       say(this.badge, disk.problem ? "⚠ not attached" : "not attached");
       say(this.because, disk.problem ? sentence([disk.problem.what, ...(disk.problem.why || [])].join(": ")) : "It is not attached, so nobody can use it.");
       say(this.remedy, disk.problem?.remedy || `tidegate disk attach ${this.name}`);
@@ -95,6 +105,21 @@ export class DiskPage {
     };
     this.facts.replaceChildren(...Object.entries(facts).filter(([, text]) => text)
       .map(([term, text]) => h("div", {}, h("dt", {}, term), h("dd", {}, text))));
+  }
+
+  /** Whether another host serves a disk that is not attached here: those of a datastore tell each other. */
+  async #seek(disk) {
+    let found = null;
+    try {
+      const { control } = await ask("GET", `/v1/datastores/${encodeURIComponent(disk.datastore)}`);
+      const share = control?.shares.find((one) => one.disk === disk.name && !control.hosts.some((host) => host.here && host.host === one.host));
+      if (share) found = { key: share.key, on: hostName(share.host, control.hosts) };
+    } catch {
+      // Then nothing is known of it here.
+    }
+    if (this.described !== disk || found?.on === this.elsewhere?.on) return;
+    this.elsewhere = found;
+    this.#show(disk);
   }
 
   async #explain() {
@@ -119,6 +144,7 @@ export class DiskPage {
   }
 
   async #past() {
+    if (!this.described?.attached) return;
     try {
       const past = await ask("GET", `/dashboard/past?disk=${encodeURIComponent(this.name)}`);
       const columns = live.hello.columns;

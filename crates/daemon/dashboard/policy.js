@@ -56,10 +56,11 @@ export class PolicyForm {
     this.inputs.shares.select();
   }
 
-  /** The disk as the daemon tells it. What somebody is typing stays. */
-  show(disk) {
+  /** The disk as the daemon tells it, and its `key` among hosts if another one serves it. What somebody is typing stays. */
+  show(disk, elsewhere) {
     this.policy = disk.policy;
-    this.attached = disk.attached;
+    this.attached = disk.attached || Boolean(elsewhere);
+    this.key = elsewhere?.key;
     this.datastore = disk.datastore;
     if (!this.touched) this.#write(disk.policy);
     this.#preview();
@@ -130,7 +131,7 @@ export class PolicyForm {
   #parts(shares) {
     const store = this.datastores.find((one) => one.name === this.datastore);
     const here = this.disks.filter((one) => one.datastore === this.datastore && one.name !== this.name && (one.demand > 0 || one.did.iops > 0));
-    const there = (store?.others || []).filter((one) => one.demand > 0);
+    const there = (store?.others || []).filter((one) => one.demand > 0 && one.key !== this.key);
     const others = [...here, ...there].reduce((sum, one) => sum + one.shares, 0);
     return { part: shares / (shares + others), others: here.length + there.length, engaged: Boolean(store?.engaged) };
   }

@@ -1,6 +1,7 @@
 // Numbers with their units, and the daemon's words as people read them.
 
-const THIN = "\u2009";
+// Narrow, and no line ends there.
+const THIN = "\u202f";
 
 function digits(number, significant) {
   if (number === 0) return "0";
@@ -91,9 +92,15 @@ export const CAUSES = {
   nothing: ["✓", "nothing"],
 };
 
-/** The short name of a host: what it calls itself, or the beginning of its identity. */
-export function hostName(host, named) {
-  return (named && named.name) || host.slice(0, 8);
+/**
+ * The short name of a host, of those that are known: what it calls itself, with the beginning of its identity where
+ * another is called the same; that alone where it does not say.
+ */
+export function hostName(host, known) {
+  const digits = host.slice(0, 8);
+  const name = known.find((one) => one.host === host)?.name;
+  if (!name) return digits;
+  return known.some((one) => one.name === name && one.host !== host) ? `${name} (${digits})` : name;
 }
 
 /** Rows whose columns were told once, as objects. */

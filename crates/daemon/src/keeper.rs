@@ -156,6 +156,30 @@ impl Keeper {
         Ok(disks)
     }
 
+    /// The attached disks as they stand, for those who look every few seconds: no descriptor is read.
+    pub(crate) fn attached_disks(&self) -> Outcome<Vec<api::Disk>> {
+        let datastores = self.store.datastores()?;
+        let mut disks = Vec::new();
+        for live in self.live.all() {
+            let known = live.descriptor().zip(live.followed());
+            let settings = datastores.get(live.datastore());
+            // One that leaves just now is not told of, nor one whose datastore's record cannot be read.
+            let (Some((mut descriptor, (path, _))), Some(Ok(settings))) = (known, settings) else {
+                continue;
+            };
+            descriptor.size.0 = live.export_info().size;
+            let found = Found {
+                name: live.name().clone(),
+                datastore: live.datastore().clone(),
+                settings: settings.clone(),
+                folder: path.parent().unwrap_or(&path).to_owned(),
+                descriptor,
+            };
+            disks.push(self.describe(&found, true));
+        }
+        Ok(disks)
+    }
+
     /// One disk.
     pub(crate) fn disk(&self, name: &Name) -> Outcome<api::Disk> {
         let found = self.store.find(name)?;

@@ -310,25 +310,42 @@ impl Section<'_> {
         le: Option<&dyn Display>,
         value: impl Display,
     ) {
+        self.text.push_str(self.name);
+        self.text.push_str(suffix);
         let le = le.map(|le| ("le", le));
-        let mut told = labels.iter().copied().chain(le).peekable();
-        let _ = write!(self.text, "{}{suffix}", self.name);
-        if told.peek().is_some() {
-            let labels: Vec<_> = told
-                .map(|(key, value)| format!("{key}=\"{}\"", escaped(&value.to_string())))
-                .collect();
-            let _ = write!(self.text, "{{{}}}", labels.join(","));
+        let mut before = '{';
+        // Thousands of lines every few seconds: nothing is made that is not on the page.
+        for (key, value) in labels.iter().copied().chain(le) {
+            self.text.push(before);
+            self.text.push_str(key);
+            self.text.push_str("=\"");
+            let _ = write!(Escaped(self.text), "{value}");
+            self.text.push('"');
+            before = ',';
+        }
+        if before == ',' {
+            self.text.push('}');
         }
         let _ = writeln!(self.text, " {value}");
     }
 }
 
-/// A label's value as the format wants it.
-fn escaped(value: &str) -> String {
-    value
-        .replace('\\', "\\\\")
-        .replace('"', "\\\"")
-        .replace('\n', "\\n")
+/// Writes a label's value as the format wants it.
+struct Escaped<'a>(&'a mut String);
+
+impl Write for Escaped<'_> {
+    fn write_str(&mut self, value: &str) -> std::fmt::Result {
+        for part in value.split_inclusive(['\\', '"', '\n']) {
+            let plain = part.trim_end_matches(['\\', '"', '\n']);
+            self.0.push_str(plain);
+            match part[plain.len()..].chars().next() {
+                Some('\n') => self.0.push_str("\\n"),
+                Some(special) => self.0.extend(['\\', special]),
+                None => {}
+            }
+        }
+        Ok(())
+    }
 }
 
 #[cfg(test)]
@@ -564,6 +581,8 @@ mod tests {
 
     #[test]
     fn a_labels_value_cannot_break_its_line() {
-        assert_eq!(escaped("a\"b\\c\nd"), "a\\\"b\\\\c\\nd");
+        let mut text = String::new();
+        write!(Escaped(&mut text), "a\"b\\c\nd\"\"").expect("a text takes what is written");
+        assert_eq!(text, "a\\\"b\\\\c\\nd\\\"\\\"");
     }
 }

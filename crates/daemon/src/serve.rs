@@ -413,7 +413,7 @@ async fn answer(socket: std::os::unix::net::UnixListener, daemon: Arc<Daemon>) {
 impl Daemon {
     /// How it is.
     pub(crate) fn status(&self) -> Outcome<Status> {
-        let datastores = self.keeper.datastores()?;
+        let datastores = self.keeper.datastores_at_a_glance()?;
         let live = self.keeper.live().all();
         let mut problems = self.keeper.troubles();
         problems.extend(
@@ -444,8 +444,8 @@ impl Daemon {
     pub(crate) fn metrics(&self) -> Outcome<String> {
         Ok(metrics::page(&metrics::Facts {
             moment: self.moment()?,
-            datastores: self.keeper.datastores()?,
-            disks: self.keeper.disks()?,
+            datastores: self.keeper.datastores_at_a_glance()?,
+            disks: self.keeper.attached_disks()?,
             controls: self.control_moments(),
             problems: self.keeper.troubles().len(),
             nbd_refused: self.keeper.live().refused(),

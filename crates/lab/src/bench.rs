@@ -1,9 +1,9 @@
 //! The data-path bench: which servers meet in which scenario, round by round.
 //!
-//! [`run`] is what `xtask` and `tidegate-bench` call. Scenarios ([`scenarios`], [`fleet`], [`control`], [`instructions`]) list
-//! contestants; this file makes them compete: A, B, C, then B, C, A ..., each trial with a fresh server, client and server
-//! pinned to a core each. A trial during which the machine was not quiet is made again at once; when it will not be quiet,
-//! the whole round is thrown away.
+//! [`run`] is what `xtask` and `tidegate-bench` call. Scenarios ([`scenarios`], [`fleet`], [`control`], [`dashboard`],
+//! [`instructions`]) list contestants; this file makes them compete: A, B, C, then B, C, A ..., each trial with a fresh
+//! server, client and server pinned to a core each. A trial during which the machine was not quiet is made again at once;
+//! when it will not be quiet, the whole round is thrown away.
 //!
 //! # Always true
 //! - Every series of a case has the same rounds, so that ratios can be taken round by round.
@@ -11,6 +11,7 @@
 //! - Percent of one core; IOPS; microseconds.
 
 pub mod control;
+pub mod dashboard;
 pub mod fleet;
 pub mod instructions;
 pub mod measure;
@@ -44,6 +45,8 @@ pub enum Scenario {
     Vms,
     /// From 1 to 64 disks on one I/O thread.
     Disks,
+    /// What a dashboard that is watched costs, with 256 disks.
+    Dashboard,
     /// Instructions per request under callgrind.
     Instructions,
 }
@@ -231,6 +234,7 @@ impl Bench {
                 Scenario::Control => control::run(self, report)?,
                 Scenario::Vms => fleet::vms(self, report)?,
                 Scenario::Disks => fleet::disks(self, report)?,
+                Scenario::Dashboard => dashboard::run(self, report)?,
                 Scenario::Instructions => instructions::run(self, report)?,
             }
         }

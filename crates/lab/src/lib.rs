@@ -1,7 +1,8 @@
 //! Measures the data path: our own clients, the peers, and what must hold between them.
 //!
 //! It also plays the simulator's scenarios on real daemons ([`play`]), before an array that they share ([`mod@array`]).
-//! [`experiment`] is the face of that: experiments by name, on daemons or in the simulator, kept, judged, reported.
+//! [`experiment`] is the face of that: experiments by name, on daemons or in the simulator, kept, judged, reported;
+//! [`demo`] is one to be played with.
 //!
 //! Stands outside the product: it starts servers (Tidegate and its peers) as processes, drives them as guests and
 //! NBD clients would, and judges ratios taken in the same run. [`bench::run`] is the front door, for `xtask` and for
@@ -16,6 +17,7 @@
 pub mod array;
 pub mod bare;
 pub mod bench;
+pub mod demo;
 pub mod draw;
 pub mod engine;
 pub mod experiment;

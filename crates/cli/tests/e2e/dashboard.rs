@@ -82,12 +82,12 @@ for n in itertools.count():
     Service::start("nbdsh", find("nbdsh").as_os_str(), &args, &[("PATH", path)])
 }
 
-fn text(value: &Value) -> &str {
+pub(crate) fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
 /// Fails the test for every fault of accessibility that keeps somebody from using the page.
-fn is_accessible(browser: &Browser, page: &str) {
+pub(crate) fn is_accessible(browser: &Browser, page: &str) {
     let faults = browser.run(&format!(
         "{AXE};
          axe.run(document, {{resultTypes: ['violations']}}).then((found) => done(found.violations
@@ -102,14 +102,14 @@ fn is_accessible(browser: &Browser, page: &str) {
 }
 
 /// Opens a page by its link's end, and waits until something of it is there.
-fn open(browser: &Browser, url: &str, hash: &str, shows: &str) {
+pub(crate) fn open(browser: &Browser, url: &str, hash: &str, shows: &str) {
     browser.open(&format!("{url}/{hash}"));
     // Only the part behind # may have changed, which loads nothing anew.
     browser.until(hash, shows);
 }
 
 /// A page, as a telephone and as a desk show it, in the dark and in the light.
-fn look_at(browser: &Browser, page: &str) {
+pub(crate) fn look_at(browser: &Browser, page: &str) {
     for (screen, width, height) in [("phone", 390, 844), ("desk", 1280, 900)] {
         for scheme in ["dark", "light"] {
             browser.screen(width, height, scheme);
@@ -150,7 +150,7 @@ fn each_page_loads_under_load_and_shows_what_rest_tells() {
             "[...document.querySelectorAll('.list tbody tr')].find((tr) => tr.textContent.includes('{name}'))"
         );
         let shown = browser.look(&format!("{row}.textContent"));
-        let shares = format!("{}", disk["policy"]["shares"]).replace("000", "\u{2009}000");
+        let shares = format!("{}", disk["policy"]["shares"]).replace("000", "\u{202f}000");
         assert!(
             text(&shown).contains(&shares),
             "{name} has {shares} shares: {shown}"
@@ -179,13 +179,13 @@ fn each_page_loads_under_load_and_shows_what_rest_tells() {
     );
     let shown = ask(&daemon, "/v1/datastores/array");
     assert_eq!(shown["control"]["threshold_us"], 12_000.0);
-    assert_eq!(browser.text("[data-figure=threshold]"), "12.0\u{2009}ms");
+    assert_eq!(browser.text("[data-figure=threshold]"), "12.0\u{202f}ms");
     for share in shown["control"]["shares"].as_array().expect("a list") {
         let name = text(&share["disk"]);
         let row = browser.text(&format!(
             "[data-disk={name}] svg.share title, [data-disk={name}] .who"
         ));
-        let shares = share["shares"].to_string().replace("000", "\u{2009}000");
+        let shares = share["shares"].to_string().replace("000", "\u{202f}000");
         assert!(row.contains(&shares), "{name}: {row}");
         let told = browser.look(&format!(
             "document.querySelector('[data-disk={name}] svg').getAttribute('aria-label')"
@@ -314,7 +314,7 @@ fn the_form_says_what_will_happen_and_then_it_happens() {
     let said = outcome();
     for words in [
         "If you apply this",
-        "4\u{2009}000 shares instead of 2\u{2009}000",
+        "4\u{202f}000 shares instead of 2\u{202f}000",
         "at most 250 units a second",
         "at once",
     ] {

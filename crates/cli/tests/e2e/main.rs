@@ -12,6 +12,7 @@ mod bad_luck;
 mod changes;
 mod crash;
 mod dashboard;
+mod dashboard_hosts;
 mod explained;
 mod first_minute;
 mod foretold;

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use tidegate_api::datastore::{Datastore, DatastoreSet, DatastoreSettings};
-use tidegate_api::iocontrol::{IO_UNIT_MAX, IO_UNIT_MIN, IoControl};
+use tidegate_api::iocontrol::{DatastoreControl, IO_UNIT_MAX, IO_UNIT_MIN, IoControl};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::control::Change;
@@ -28,6 +28,21 @@ impl Keeper {
         Ok(readable
             .map(|(name, settings)| self.describe_datastore(name, settings))
             .collect())
+    }
+
+    /// Every datastore, without what one would have to read its disks' descriptors for: who gets what. Those who look every
+    /// few seconds need no more.
+    pub(crate) fn datastores_at_a_glance(&self) -> Outcome<Vec<Datastore>> {
+        let listed = self.store.datastores()?;
+        let readable = listed
+            .into_iter()
+            .filter_map(|(name, s)| s.ok().map(|s| (name, s)));
+        let describe = |(name, settings)| {
+            let disks = self.store.disk_names(&name, &settings);
+            let disks = disks.map(|disks| disks.len() as u64);
+            self.tell_datastore(name, settings, disks, None)
+        };
+        Ok(readable.map(describe).collect())
     }
 
     /// One datastore.
@@ -162,12 +177,6 @@ impl Keeper {
 
     fn describe_datastore(&self, name: Name, settings: DatastoreSettings) -> Datastore {
         let disks = self.store.disks(&name, &settings);
-        let space = match &settings {
-            DatastoreSettings::Dir { path, .. } => rustix::fs::statvfs(path).ok(),
-            _ => None,
-        };
-        let bytes = |blocks: u64, of: u64| blocks.saturating_mul(of);
-        let io_control = self.store.record(&name).map(|record| record.io_control);
         let control = self.controls.running(&name).and_then(|running| {
             let found = disks.iter().flatten().filter_map(|(disk, found)| {
                 let uuid = found.as_ref().ok()?.descriptor.uuid;
@@ -177,6 +186,23 @@ impl Keeper {
             let report = running.control.report().ok()?;
             Some(report::tell(&running, &report, &found.collect()))
         });
+        let disks = disks.map(|disks| disks.len() as u64);
+        self.tell_datastore(name, settings, disks, control)
+    }
+
+    fn tell_datastore(
+        &self,
+        name: Name,
+        settings: DatastoreSettings,
+        disks: Outcome<u64>,
+        control: Option<DatastoreControl>,
+    ) -> Datastore {
+        let space = match &settings {
+            DatastoreSettings::Dir { path, .. } => rustix::fs::statvfs(path).ok(),
+            _ => None,
+        };
+        let bytes = |blocks: u64, of: u64| blocks.saturating_mul(of);
+        let io_control = self.store.record(&name).map(|record| record.io_control);
         Datastore {
             io_control: io_control.unwrap_or_default(),
             control,
@@ -186,7 +212,7 @@ impl Keeper {
                 .iter()
                 .filter(|live| *live.datastore() == name)
                 .count() as u64,
-            disks: disks.as_ref().map_or(0, |disks| disks.len() as u64),
+            disks: *disks.as_ref().unwrap_or(&0),
             capacity_bytes: space.as_ref().map(|s| bytes(s.f_blocks, s.f_frsize)),
             free_bytes: space.as_ref().map(|s| bytes(s.f_bavail, s.f_frsize)),
             problem: disks.err(),

@@ -61,6 +61,21 @@ impl Store {
         datastore: &Name,
         settings: &DatastoreSettings,
     ) -> Outcome<Listed<Found>> {
+        let names = self.disk_names(datastore, settings)?.into_iter();
+        Ok(names
+            .map(|name| {
+                let disk = self.read_disk(datastore, settings, &name);
+                (name, disk)
+            })
+            .collect())
+    }
+
+    /// The names of its disks, of which none is read.
+    pub(crate) fn disk_names(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+    ) -> Outcome<Vec<Name>> {
         let folder = self.disks_folder(datastore, settings);
         let names = match names_in(&folder) {
             Ok(names) => names,
@@ -80,20 +95,13 @@ impl Store {
                 .remedy("mount or create the directory, or remove the datastore"));
             }
         };
-        let mut disks = Listed::new();
-        for name in names.iter().filter_map(|name| name.parse::<Name>().ok()) {
-            // Other directories may lie there too; a disk is one that has a descriptor.
-            if folder
-                .join(name.as_str())
-                .join(DESCRIPTOR)
-                .symlink_metadata()
-                .is_ok()
-            {
-                let disk = self.read_disk(datastore, settings, &name);
-                disks.insert(name, disk);
-            }
-        }
-        Ok(disks)
+        // Other directories may lie there too; a disk is one that has a descriptor.
+        let has_descriptor = |name: &Name| {
+            let descriptor = folder.join(name.as_str()).join(DESCRIPTOR);
+            descriptor.symlink_metadata().is_ok()
+        };
+        let names = names.iter().filter_map(|name| name.parse::<Name>().ok());
+        Ok(names.filter(has_descriptor).collect())
     }
 
     /// The disk of that name, wherever it lies.

@@ -17,7 +17,7 @@ use crate::tally::{Edge, Tally, Until};
 use crate::vhost::{Station, Vm, VmOptions, Wait};
 
 /// CPU clocks and the machine, seen at both edges of the window.
-struct Watch<'a> {
+pub(super) struct Watch<'a> {
     server: &'a Server,
     seen: Vec<Result<Seen>>,
 }
@@ -30,14 +30,14 @@ struct Seen {
 }
 
 impl<'a> Watch<'a> {
-    fn new(server: &'a Server) -> Self {
+    pub(super) fn new(server: &'a Server) -> Self {
         Self {
             server,
             seen: Vec::with_capacity(2),
         }
     }
 
-    fn look(&mut self, _edge: Edge) {
+    pub(super) fn look(&mut self, _edge: Edge) {
         let seen = self.server.cpu_time().and_then(|server| {
             Ok(Seen {
                 server,
@@ -50,7 +50,7 @@ impl<'a> Watch<'a> {
         self.seen.push(seen);
     }
 
-    fn figures(self, tallies: &[Tally]) -> Result<Figures> {
+    pub(super) fn figures(self, tallies: &[Tally]) -> Result<Figures> {
         let all = Tally::sum(tallies);
         if all.errors > 0 {
             bail!(

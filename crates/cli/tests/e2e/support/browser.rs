@@ -7,7 +7,7 @@
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
 
@@ -55,6 +55,9 @@ impl Browser {
             "--disable-gpu",
             "--disable-dev-shm-usage",
             "--no-first-run",
+            // Pictures are of the page, on whatever screen they are looked at.
+            "--hide-scrollbars",
+            "--disable-lcd-text",
             "--window-size=1280,900",
             // glossary: Chromium's
             &format!("--user-data-dir={}", home.join("profile").display()),
@@ -167,8 +170,16 @@ impl Browser {
             return;
         };
         let wanted = json!({"format": "png", "captureBeyondViewport": true});
-        let shot = self.chromium("Page.captureScreenshot", &wanted);
-        let path = PathBuf::from(folder).join(format!("{name}.png"));
+        self.shoot(&wanted, &PathBuf::from(folder).join(format!("{name}.png")));
+    }
+
+    /// A picture of what is seen of the page on its screen.
+    pub(crate) fn picture_to(&self, path: &Path) {
+        self.shoot(&json!({"format": "png"}), path);
+    }
+
+    fn shoot(&self, wanted: &Value, path: &Path) {
+        let shot = self.chromium("Page.captureScreenshot", wanted);
         fs::write(path, base64(&text(&shot["data"]))).expect("a picture can be written");
     }
 
