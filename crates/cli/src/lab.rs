@@ -12,7 +12,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_lab::experiment::course::{self, End};
 use tidegate_lab::experiment::directory::{Suite as SuiteFile, moment};
 use tidegate_lab::experiment::page::{self, came_to, place, tally};
-use tidegate_lab::experiment::{self, Directory, Experiment, Findings, Order, PUBLISHED, Verdict};
+use tidegate_lab::experiment::{self, Directory, Entry, Findings, Order, PUBLISHED, Verdict};
 
 use crate::failure::Failure;
 use crate::session::Session;
@@ -31,7 +31,8 @@ use shown::{ExperimentList, FindingsList};
 ///
 /// An experiment is a scenario: hosts, disks, guests, a modelled array, and what is to come out, each expectation with
 /// where it is from. It is run on real daemons (of this program, one for each host, in real time) or in virtual time (the
-/// same schedulers and governors in the simulator), judged, and reported with charts.
+/// same schedulers and governors in the simulator), judged, and reported with charts. Or it is a contest: the same work
+/// for several contestants in turn, on real servers; what they do and what it costs.
 ///
 /// What disks of one's own do can be recorded and replayed, and simulated under another policy.
 #[derive(Debug, Subcommand)]
@@ -98,6 +99,9 @@ pub(crate) struct Show {
 /// It is run once in every way that its checks compare: with I/O control, without, a disk alone. Each run is kept as soon
 /// as it has ended; interrupted (Ctrl-C), the same command with the same --out goes on where it was.
 ///
+/// A contest goes in rounds, in each of which every contestant has a trial. At less than half its length it has fewer
+/// points; the report names those that are left out.
+///
 /// Exit status 1 if a check does not hold, or a run could not be made.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -120,15 +124,15 @@ pub(crate) struct Run {
     /// Make a run again during which other programs or machines had more of a processor than this
     ///
     /// Twice at most. In percent of one processor. Without it every run counts, and the report says how busy the
-    /// machine was.
+    /// machine was; trials of a contest count up to 5 percent.
     #[arg(long, value_name = "PERCENT")]
     max_noise: Option<f64>,
 }
 
 /// Run a suite of experiments into one report
 ///
-/// `published`: all experiments of published papers that are built, on real daemons and in the simulator. No run is
-/// shorter than 20 s. Interrupted (Ctrl-C), the same command with the same --out goes on where it was.
+/// `published`: all experiments of published papers that are built, on real daemons and in the simulator; contests on
+/// real servers only. No run of a scenario is shorter than 20 s. Interrupted (Ctrl-C), the same command with the same --out goes on where it was.
 ///
 /// Exit status 1 if a check does not hold, or a run could not be made.
 #[derive(Debug, Args)]
@@ -248,8 +252,8 @@ impl How {
 
 impl List {
     fn run(self, session: &Session) -> Result<(), Failure> {
-        let all = Experiment::all().map_err(|error| failed("cannot list experiments", &error))?;
-        let experiments = all.iter().map(Experiment::about);
+        let all = Entry::all().map_err(|error| failed("cannot list experiments", &error))?;
+        let experiments = all.iter().map(Entry::about);
         session.console.show(&ExperimentList {
             experiments: experiments
                 .filter(|about| about.published || !self.published)
@@ -268,12 +272,20 @@ impl Run {
     fn run(self, session: &Session) -> Result<(), Failure> {
         let on = self.how.places(&[experiment::On::Engine]);
         let found = find(&self.experiment)?;
-        if let Some(why) = found.only_simulated()
+        if let Some(why) = found.not_on(experiment::On::Engine)
             && on == [experiment::On::Engine]
         {
             return Err(Failure::usage(
                 format!("{} cannot be run on real daemons: {why}", found.name()),
                 "run it with --on sim",
+            ));
+        }
+        if let Some(why) = found.not_on(experiment::On::Sim)
+            && on.contains(&experiment::On::Sim)
+        {
+            return Err(Failure::usage(
+                format!("{} cannot be run in virtual time: {why}", found.name()),
+                "run it with --on engine",
             ));
         }
         let percent = self.how.scale;
@@ -375,7 +387,7 @@ impl Compare {
 
 /// An experiment that is to be run, at its length.
 struct Course {
-    experiment: Experiment,
+    experiment: Entry,
     percent: u64,
     on: Vec<experiment::On>,
     repeat: u32,
@@ -418,8 +430,8 @@ impl Course {
     }
 }
 
-fn find(word: &str) -> Result<Experiment, Failure> {
-    let found = Experiment::find(word);
+fn find(word: &str) -> Result<Entry, Failure> {
+    let found = Entry::find(word);
     match found.map_err(|error| failed(format!("cannot read experiment {word}"), &error))? {
         Some(found) => Ok(found),
         None => Err(Failure::usage(

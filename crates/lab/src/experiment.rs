@@ -1,9 +1,11 @@
-//! Experiments: a scenario played on real daemons or in virtual time, as often as one likes, measured, judged, reported.
+//! Experiments: scenarios played on real daemons or in virtual time, and contests of servers, as often as one likes,
+//! measured, judged, reported.
 //!
-//! The face of the lab for whoever has a `tidegate` and nothing else. An [`Experiment`] is a scenario file, of those in the
-//! program or one's own; [`course::run`] makes its runs and keeps each in a results directory as soon as it has ended;
-//! [`Findings`] are what the runs in such a directory come to; [`page`] writes them down. Scenarios are
-//! [`tidegate_sim`]'s, and so is the judge; real daemons are [`crate::play`]'s.
+//! The face of the lab for whoever has a `tidegate` and nothing else. An [`Entry`] is a file, of those in the program or
+//! one's own: a scenario ([`Experiment`]) or a [`Contest`]. [`course::run`] makes its runs and keeps each in a results
+//! directory as soon as it has ended; [`Findings`] are what the runs in such a directory come to; [`page`] writes them
+//! down. Scenarios are [`tidegate_sim`]'s, and so is their judge; real daemons are [`crate::play`]'s; what a contest needs
+//! is [`crate::bench`]'s.
 //!
 //! # Always true
 //! - A check that was expected is found in the findings: as held, as not held, or as not judged with the reason.
@@ -12,6 +14,7 @@
 pub mod about;
 pub mod agreement;
 pub mod compare;
+pub mod contest;
 pub mod course;
 pub mod directory;
 pub mod findings;
@@ -19,7 +22,8 @@ pub mod kept;
 pub mod page;
 mod series;
 
-pub use about::{About, way_words};
+pub use about::{About, SetUp, way_words};
+pub use contest::Contest;
 pub use course::{Order, Piece, Watcher};
 pub use directory::{Directory, Plan};
 pub use findings::{Findings, Verdict};
@@ -37,8 +41,18 @@ use tidegate_sim::{Policy, Scenario, Variant, judge};
 /// The files of `scenarios/`.
 const FILES: &[&str] = include!(concat!(env!("OUT_DIR"), "/scenarios.rs"));
 
-/// The published experiments that are built, in the order in which they were published.
-pub const PUBLISHED: [&str; 5] = ["sioc-1", "sioc-2", "sioc-3", "sioc-4", "sioc-ssd"];
+/// The published experiments that are built: those on I/O control in the order in which they were published, then the
+/// contests.
+pub const PUBLISHED: [&str; 8] = [
+    "sioc-1",
+    "sioc-2",
+    "sioc-3",
+    "sioc-4",
+    "sioc-ssd",
+    "filter-overhead",
+    "million-iops",
+    "compare-scenarios",
+];
 
 /// In a suite no run is shorter: windows settle in a second or two, and what is judged by seconds needs some.
 const SHORTEST: Duration = Duration::from_secs(20);
@@ -88,25 +102,25 @@ impl fmt::Display for On {
     }
 }
 
-/// A scenario with the text that it was read from.
+/// An experiment of either kind.
 #[derive(Clone, Debug)]
-pub struct Experiment {
-    /// What is to happen and what is to come out.
-    pub scenario: Scenario,
-    /// The file.
-    pub text: String,
+pub enum Entry {
+    /// A scenario of I/O control: on real daemons or in virtual time.
+    Scenario(Box<Experiment>),
+    /// The same work for several contestants, on real servers.
+    Contest(Box<Contest>),
 }
 
-impl Experiment {
+impl Entry {
     /// All that the program has, the published ones first.
     ///
     /// # Errors
     /// Never: a test reads them all.
-    pub fn all() -> Result<Vec<Experiment>> {
-        let all: Result<Vec<_>> = FILES.iter().map(|text| Experiment::read(text)).collect();
+    pub fn all() -> Result<Vec<Entry>> {
+        let all: Result<Vec<_>> = FILES.iter().map(|text| Entry::read(text)).collect();
         let mut all = all?;
-        let rank = |experiment: &Experiment| {
-            let name = experiment.name();
+        let rank = |entry: &Entry| {
+            let name = entry.name();
             let published = PUBLISHED.iter().position(|other| *other == name);
             (published.unwrap_or(PUBLISHED.len()), name.to_owned())
         };
@@ -117,9 +131,9 @@ impl Experiment {
     /// The one of this name, or in this file; none if there is neither.
     ///
     /// # Errors
-    /// The file cannot be read, or is no scenario.
-    pub fn find(word: &str) -> Result<Option<Experiment>> {
-        let all = Experiment::all()?;
+    /// The file cannot be read, or is no experiment.
+    pub fn find(word: &str) -> Result<Option<Entry>> {
+        let all = Entry::all()?;
         if let Some(found) = all.into_iter().find(|other| other.name() == word) {
             return Ok(Some(found));
         }
@@ -129,9 +143,130 @@ impl Experiment {
         }
         let text = std::fs::read_to_string(path)
             .with_context(|| format!("cannot read {}", path.display()))?;
-        let read = Experiment::read(&text);
+        let read = Entry::read(&text);
         read.map(Some)
             .with_context(|| format!("{} is no scenario", path.display()))
+    }
+
+    /// Reads one: a contest says so, and all else is to be a scenario.
+    ///
+    /// # Errors
+    /// The text is neither.
+    pub fn read(text: &str) -> Result<Entry> {
+        Ok(match Contest::read(text)? {
+            Some(contest) => Entry::Contest(Box::new(contest)),
+            None => Entry::Scenario(Box::new(Experiment::read(text)?)),
+        })
+    }
+
+    /// What it is called.
+    #[must_use]
+    pub fn name(&self) -> &str {
+        match self {
+            Entry::Scenario(experiment) => experiment.name(),
+            Entry::Contest(contest) => &contest.name,
+        }
+    }
+
+    /// The file.
+    #[must_use]
+    pub fn text(&self) -> &str {
+        match self {
+            Entry::Scenario(experiment) => &experiment.text,
+            Entry::Contest(contest) => &contest.text,
+        }
+    }
+
+    /// The same at so many percent of its length.
+    #[must_use]
+    pub fn scaled(self, percent: u64) -> Entry {
+        match self {
+            Entry::Scenario(experiment) => Entry::Scenario(Box::new(experiment.scaled(percent))),
+            Entry::Contest(contest) => Entry::Contest(Box::new(contest.scaled(percent))),
+        }
+    }
+
+    /// The least percent of its length, and no less than `percent`, at which a run of it is not too short to judge. A
+    /// contest sees to that itself.
+    #[must_use]
+    pub fn at_least(&self, percent: u64) -> u64 {
+        match self {
+            Entry::Scenario(experiment) => experiment.at_least(percent),
+            Entry::Contest(_) => percent,
+        }
+    }
+
+    /// The scenario that it is, if it is one.
+    fn scenario(self) -> Option<Experiment> {
+        match self {
+            Entry::Scenario(experiment) => Some(*experiment),
+            Entry::Contest(_) => None,
+        }
+    }
+
+    /// Why it cannot be run in some place, where it cannot.
+    #[must_use]
+    pub fn not_on(&self, on: On) -> Option<&'static str> {
+        match (self, on) {
+            (Entry::Scenario(experiment), On::Engine) => experiment.only_simulated(),
+            (Entry::Contest(_), On::Sim) => {
+                Some("it measures real servers, and a processor's time is not modelled")
+            }
+            _ => None,
+        }
+    }
+
+    /// What is to be told of places in which it was to be run and cannot be.
+    pub(crate) fn missed_in(&self, on: &[On]) -> Vec<String> {
+        match self {
+            Entry::Scenario(experiment) if on.contains(&On::Engine) => {
+                let why = experiment.only_simulated().into_iter();
+                why.map(|why| format!("not on real daemons: {why}"))
+                    .collect()
+            }
+            // Its checks say of themselves that they were not judged, and why.
+            _ => Vec::new(),
+        }
+    }
+}
+
+impl From<Experiment> for Entry {
+    fn from(experiment: Experiment) -> Entry {
+        Entry::Scenario(Box::new(experiment))
+    }
+}
+
+impl From<Contest> for Entry {
+    fn from(contest: Contest) -> Entry {
+        Entry::Contest(Box::new(contest))
+    }
+}
+
+/// A scenario with the text that it was read from.
+#[derive(Clone, Debug)]
+pub struct Experiment {
+    /// What is to happen and what is to come out.
+    pub scenario: Scenario,
+    /// The file.
+    pub text: String,
+}
+
+impl Experiment {
+    /// All scenarios that the program has, the published ones first.
+    ///
+    /// # Errors
+    /// Never: a test reads them all.
+    pub fn all() -> Result<Vec<Experiment>> {
+        let all = Entry::all()?.into_iter();
+        Ok(all.filter_map(Entry::scenario).collect())
+    }
+
+    /// The scenario of this name, or in this file; none if there is neither.
+    ///
+    /// # Errors
+    /// The file cannot be read, or is no scenario.
+    pub fn find(word: &str) -> Result<Option<Experiment>> {
+        Ok(Entry::find(word)?.and_then(Entry::scenario))
     }
 
     /// Reads one.
@@ -202,9 +337,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_scenario_of_the_tree_is_in_the_program_and_the_published_ones_come_first() {
-        let all = Experiment::all().expect("they are scenarios");
-        let names: Vec<&str> = all.iter().map(Experiment::name).collect();
+    fn every_file_of_the_tree_is_in_the_program_and_the_published_ones_come_first() {
+        let all = Entry::all().expect("they are experiments");
+        let names: Vec<&str> = all.iter().map(Entry::name).collect();
         assert_eq!(names[..PUBLISHED.len()], PUBLISHED);
         let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios"));
         assert_eq!(all.len(), files.expect("the tree has scenarios").count());
@@ -212,30 +347,38 @@ mod tests {
 
     #[test]
     fn an_experiment_is_found_by_its_name_and_by_its_file() {
-        let found = Experiment::find("sioc-3").expect("it can be read");
+        let found = Entry::find("sioc-3").expect("it can be read");
         assert_eq!(found.expect("it is there").name(), "sioc-3");
-        let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios/sioc-1.toml");
-        let found = Experiment::find(path).expect("it can be read");
-        assert_eq!(found.expect("it is there").name(), "sioc-1");
-        assert!(Experiment::find("sioc-99").expect("no fault").is_none());
-        let error = Experiment::find(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
+        for name in ["sioc-1", "filter-overhead"] {
+            let path = format!("{}/../../scenarios/{name}.toml", env!("CARGO_MANIFEST_DIR"));
+            let found = Entry::find(&path).expect("it can be read");
+            assert_eq!(found.expect("it is there").name(), name);
+        }
+        assert!(Entry::find("sioc-99").expect("no fault").is_none());
+        let error = Entry::find(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
         let error = format!("{:#}", error.expect_err("no scenario"));
         assert!(error.contains("is no scenario"), "{error}");
     }
 
+    fn find(name: &str) -> Entry {
+        Entry::find(name).ok().flatten().expect("it is there")
+    }
+
     #[test]
     fn a_short_experiment_is_not_cut_to_nothing() {
-        let find = |name| Experiment::find(name).ok().flatten().expect("it is there");
         assert_eq!(find("sioc-4").at_least(10), 10);
         assert_eq!(find("sioc-2").at_least(10), 17);
         assert_eq!(find("sioc-ssd").at_least(10), 67);
         assert_eq!(find("sioc-ssd").at_least(80), 80);
+        assert_eq!(find("filter-overhead").at_least(1), 1);
     }
 
     #[test]
-    fn what_has_faults_is_the_simulators_alone() {
-        let find = |name| Experiment::find(name).ok().flatten().expect("it is there");
-        assert!(find("row-11-host-death").only_simulated().is_some());
-        assert!(find("sioc-4").only_simulated().is_none());
+    fn what_has_faults_is_the_simulators_alone_and_contests_are_not_for_it() {
+        assert!(find("row-11-host-death").not_on(On::Engine).is_some());
+        assert!(find("row-11-host-death").not_on(On::Sim).is_none());
+        assert!(find("sioc-4").not_on(On::Engine).is_none());
+        assert!(find("million-iops").not_on(On::Engine).is_none());
+        assert!(find("million-iops").not_on(On::Sim).is_some());
     }
 }

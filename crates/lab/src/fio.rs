@@ -1,7 +1,10 @@
-//! fio on the file itself, the limit of what a server of that file can reach.
+//! fio: on the file itself, the limit of what a server of that file can reach; and over NBD, as anyone would use it.
+//!
+//! [`random_reads`] is the bench's, [`run`] does any work that a contest may ask for. The guest of
+//! [`crate::experiment`] gets the same words.
 //!
 //! # Units
-//! - fio reports nanoseconds and percent; [`Figures`] are microseconds and percent of a core per 1,000 IOPS.
+//! - fio reports nanoseconds and percent; [`Figures`] and [`Done`] are microseconds and percent of a core.
 
 use std::path::Path;
 use std::process::Command;
@@ -11,6 +14,119 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::report::Figures;
+
+/// Where fio works.
+#[derive(Clone, Copy, Debug)]
+pub enum Target<'a> {
+    /// A file or a block device, by io_uring and O_DIRECT.
+    File(&'a Path),
+    /// The only export of an NBD server at this socket.
+    Nbd(&'a Path),
+}
+
+/// What fio does.
+#[derive(Clone, Copy, Debug)]
+pub struct Job<'a> {
+    /// Where.
+    pub target: Target<'a>,
+    /// Bytes of a request.
+    pub size: u32,
+    /// How many of 100 are reads.
+    pub reads: u8,
+    /// At random places, or one after the other.
+    pub random: bool,
+    /// Makes what was written durable after so many writes; 0 for never.
+    pub flush_every: u32,
+    /// How many ask side by side.
+    pub jobs: u16,
+    /// What each keeps in flight.
+    pub depth: u16,
+    /// Before the window.
+    pub warm: Duration,
+    /// The window.
+    pub span: Duration,
+}
+
+/// What came of it.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Done {
+    /// Requests a second.
+    pub iops: f64,
+    /// Median latency.
+    pub p50_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// 99.9th percentile.
+    pub p999_us: f64,
+    /// fio's own, in percent of a core.
+    pub cpu_percent: f64,
+}
+
+impl Job<'_> {
+    /// The words after `fio`.
+    #[must_use]
+    pub fn arguments(&self) -> Vec<String> {
+        let mode = match (self.reads, self.random) {
+            (100, true) => "randread",
+            (100, false) => "read",
+            (0, true) => "randwrite",
+            (0, false) => "write",
+            (_, true) => "randrw",
+            (_, false) => "rw",
+        };
+        let mut words = vec![
+            "--name=limit".to_owned(),
+            "--thread".to_owned(),
+            "--output-format=json".to_owned(),
+            "--unified_rw_reporting=1".to_owned(),
+            "--group_reporting=1".to_owned(),
+            "--time_based".to_owned(),
+            format!("--rw={mode}"),
+            format!("--bs={}", self.size),
+            format!("--numjobs={}", self.jobs),
+            format!("--iodepth={}", self.depth),
+            format!("--ramp_time={}ms", self.warm.as_millis()),
+            format!("--runtime={}ms", self.span.as_millis()),
+        ];
+        match self.target {
+            Target::File(path) => words.extend([
+                "--ioengine=io_uring".to_owned(),
+                "--direct=1".to_owned(),
+                format!("--filename={}", path.display()),
+            ]),
+            Target::Nbd(socket) => words.extend([
+                "--ioengine=nbd".to_owned(),
+                format!("--uri=nbd+unix:///?socket={}", socket.display()),
+            ]),
+        }
+        if !matches!(self.reads, 0 | 100) {
+            words.push(format!("--rwmixread={}", self.reads));
+        }
+        if self.flush_every > 0 {
+            words.push(format!("--fsync={}", self.flush_every));
+        }
+        words
+    }
+}
+
+/// Runs a job, pinned to `cpu`.
+///
+/// # Errors
+/// fio is missing or fails.
+pub fn run(job: &Job<'_>, cpu: usize) -> Result<Done> {
+    let output = Command::new("taskset")
+        .args(["--cpu-list", &cpu.to_string(), "fio"])
+        .args(job.arguments())
+        .output()
+        .context("cannot start fio")?;
+    if !output.status.success() {
+        bail!(
+            "fio failed: {}",
+            String::from_utf8_lossy(&output.stderr).trim()
+        );
+    }
+    parse(&String::from_utf8_lossy(&output.stdout), job.jobs)
+}
 
 /// Runs 4 KiB random reads with io_uring and O_DIRECT on `file`, pinned to `cpu`.
 ///
@@ -23,62 +139,60 @@ pub fn random_reads(
     span: Duration,
     cpu: usize,
 ) -> Result<Figures> {
-    let output = Command::new("taskset")
-        .args([
-            "--cpu-list",
-            &cpu.to_string(),
-            "fio",
-            "--name=limit",
-            "--thread",
-            "--output-format=json",
-        ])
-        .args([
-            "--rw=randread",
-            "--bs=4k",
-            "--ioengine=io_uring",
-            "--direct=1",
-            "--time_based",
-        ])
-        .arg(format!("--filename={}", file.display()))
-        .arg(format!("--iodepth={depth}"))
-        .arg(format!("--ramp_time={}ms", warm.as_millis()))
-        .arg(format!("--runtime={}ms", span.as_millis()))
-        .output()
-        .context("cannot start fio")?;
-    if !output.status.success() {
-        bail!(
-            "fio failed: {}",
-            String::from_utf8_lossy(&output.stderr).trim()
-        );
-    }
-    parse(&String::from_utf8_lossy(&output.stdout))
+    let job = Job {
+        target: Target::File(file),
+        size: 4096,
+        reads: 100,
+        random: true,
+        flush_every: 0,
+        jobs: 1,
+        depth,
+        warm,
+        span,
+    };
+    let done = run(&job, cpu)?;
+    Ok(Figures {
+        iops: done.iops,
+        p50_us: done.p50_us,
+        p99_us: done.p99_us,
+        p999_us: done.p999_us,
+        cpu_percent_per_kiops: done.cpu_percent / (done.iops / 1000.0),
+        ..Figures::default()
+    })
 }
 
-fn parse(text: &str) -> Result<Figures> {
+/// Reads what so many jobs in one group reported.
+///
+/// # Errors
+/// It is no report of fio's, or has no figures.
+pub fn parse(text: &str, jobs: u16) -> Result<Done> {
     // fio may write warnings before the document.
     let start = text.find('{').context("fio wrote no JSON")?;
-    let value: Value = serde_json::from_str(&text[start..]).context("fio wrote broken JSON")?;
+    let value = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Value>();
+    let value = value.take(1).next().context("fio wrote no JSON")?;
+    let value = value.context("fio wrote broken JSON")?;
     let job = &value["jobs"][0];
     let number = |value: &Value, what: &str| {
         value
             .as_f64()
             .with_context(|| format!("fio's report has no {what}"))
     };
-    let read = &job["read"];
-    let latency = &read["clat_ns"]["percentile"];
+    if job["error"].as_i64().is_some_and(|error| error != 0) {
+        bail!("fio ended with error {}", job["error"]);
+    }
+    let all = &job["mixed"];
+    let latency = &all["clat_ns"]["percentile"];
     let percentile =
         |key: &str| number(&latency[key], "latency percentile").map(|nanos| nanos / 1000.0);
+    // A group's processor time is the mean of its jobs'.
     let cpu = number(&job["usr_cpu"], "usr_cpu")? + number(&job["sys_cpu"], "sys_cpu")?;
-    let iops = number(&read["iops"], "IOPS")?;
-    let figures = Figures {
-        iops,
+    Ok(Done {
+        iops: number(&all["iops"], "IOPS")?,
         p50_us: percentile("50.000000")?,
         p99_us: percentile("99.000000")?,
         p999_us: percentile("99.900000")?,
-        cpu_percent_per_kiops: cpu / (iops / 1000.0),
-        ..Figures::default()
-    };
-    Ok(figures)
+        cpu_percent: cpu * f64::from(jobs),
+    })
 }
 
 #[cfg(test)]
@@ -86,22 +200,65 @@ mod tests {
     use super::*;
 
     const REPORT: &str = r#"note: a warning
-        {"jobs": [{"usr_cpu": 10.0, "sys_cpu": 20.0, "read": {"iops": 60000.0,
-        "clat_ns": {"percentile": {"50.000000": 250000, "99.000000": 900000, "99.900000": 1000000}}}}]}"#;
+        {"jobs": [{"error": 0, "usr_cpu": 10.0, "sys_cpu": 20.0, "mixed": {"iops": 60000.0,
+        "clat_ns": {"percentile": {"50.000000": 250000, "99.000000": 900000, "99.900000": 1000000}}}}]}
+        and a last word"#;
 
     #[test]
     fn the_report_is_read_in_our_units() {
-        let figures = parse(REPORT).expect("a report");
+        let done = parse(REPORT, 8).expect("a report");
         assert_eq!(
-            (figures.iops, figures.p50_us, figures.p999_us),
+            (done.iops, done.p50_us, done.p999_us),
             (60_000.0, 250.0, 1000.0)
         );
-        assert_eq!(figures.cpu_percent_per_kiops, 0.5);
+        assert_eq!(done.cpu_percent, 240.0);
     }
 
     #[test]
     fn a_report_without_figures_is_an_error() {
-        parse("{}").expect_err("no job");
-        parse("fio: bad option").expect_err("no JSON");
+        parse("{}", 1).expect_err("no job");
+        parse("fio: bad option", 1).expect_err("no JSON");
+        let failed = REPORT.replace("\"error\": 0", "\"error\": 5");
+        let error = parse(&failed, 1).expect_err("an error of fio's own");
+        assert!(error.to_string().contains("error 5"), "{error}");
+    }
+
+    #[test]
+    fn a_mix_on_a_file_and_a_log_over_nbd_are_said_in_fios_words() {
+        let job = Job {
+            target: Target::File(Path::new("/f")),
+            size: 4096,
+            reads: 70,
+            random: true,
+            flush_every: 0,
+            jobs: 8,
+            depth: 32,
+            warm: Duration::from_millis(500),
+            span: Duration::from_secs(2),
+        };
+        let words = job.arguments().join(" ");
+        for word in [
+            "--rw=randrw",
+            "--rwmixread=70",
+            "--numjobs=8",
+            "--filename=/f",
+            "--runtime=2000ms",
+        ] {
+            assert!(words.contains(word), "{word}: {words}");
+        }
+        let log = Job {
+            target: Target::Nbd(Path::new("/s")),
+            reads: 0,
+            random: false,
+            flush_every: 8,
+            jobs: 1,
+            depth: 1,
+            ..job
+        };
+        let words = log.arguments().join(" ");
+        for word in ["--rw=write", "--fsync=8", "--uri=nbd+unix:///?socket=/s"] {
+            assert!(words.contains(word), "{word}: {words}");
+        }
+        assert!(!words.contains("rwmixread"), "{words}");
     }
 }

@@ -59,6 +59,8 @@ pub struct Guest {
     actors: Vec<Actor>,
     /// Where the log, or a sequential stream, goes on.
     next: u64,
+    /// Writes since the last flush, of an access specification that has some.
+    unflushed: u32,
     /// I/Os that nobody waits for, under way.
     loose: u32,
     /// At the disk, and what waits in the guest because that is as deep as its queue is.
@@ -111,6 +113,7 @@ impl Guest {
             active: false,
             actors: vec![Actor::default(); actors as usize],
             next: 0,
+            unflushed: 0,
             loose: 0,
             at_disk: 0,
             inside: VecDeque::new(),
@@ -344,6 +347,15 @@ impl Guest {
         if let Some(actor) = actor {
             self.actors[actor as usize].doing = Doing::Waiting;
         }
+        if io.flush_every > 0 && self.unflushed >= io.flush_every {
+            self.unflushed = 0;
+            return out.push(Want::Io {
+                actor,
+                op: Op::Flush,
+                offset: 0,
+                len: 0,
+            });
+        }
         let places = self.size / io.size;
         let place = if self.random.below(100) < u64::from(io.random) {
             self.random.below(places)
@@ -352,6 +364,7 @@ impl Guest {
         };
         self.next = place;
         let read = self.random.below(100) < u64::from(io.reads);
+        self.unflushed += u32::from(!read && io.flush_every > 0);
         out.push(Want::Io {
             actor,
             op: if read { Op::Read } else { Op::Write },
@@ -421,6 +434,30 @@ mod tests {
         assert_eq!(out, []);
         guest.start(Time::ZERO, &mut out);
         assert!(matches!(out[..], [Want::Io { actor: Some(1), .. }]));
+    }
+
+    #[test]
+    fn a_log_is_appended_and_made_durable_every_so_often() {
+        let words = "{ kind = 'access', outstanding = 1, size = '4KiB', reads = 0, random = 0, flush-every = 2 }";
+        let mut guest = guest(words);
+        let (mut out, mut ops, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
+        guest.start(Time::ZERO, &mut out);
+        for _ in 0..6 {
+            let Some(Want::Io {
+                actor, op, offset, ..
+            }) = out.pop()
+            else {
+                panic!("it keeps one outstanding");
+            };
+            ops.push(op);
+            if op == Op::Write {
+                offsets.push(offset);
+            }
+            guest.answered(Time::ZERO, actor, &mut out);
+        }
+        let (write, flush) = (Op::Write, Op::Flush);
+        assert_eq!(ops, [write, write, flush, write, write, flush]);
+        assert!(offsets.windows(2).all(|two| two[1] == two[0] + 4_096));
     }
 
     #[test]

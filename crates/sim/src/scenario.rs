@@ -201,6 +201,8 @@ pub struct Io {
     pub reads: u32,
     /// How many of 100 are at random places.
     pub random: u32,
+    /// A flush after so many writes; 0 for never.
+    pub flush_every: u32,
 }
 
 /// A stretch of the run.
@@ -283,6 +285,13 @@ impl Scenario {
         let raw: RawScenario = toml::from_str(text).or_else(|error| wrong(error.to_string()))?;
         let name = raw.name.clone();
         plan::plan(raw).or_else(|error| wrong(format!("scenario `{name}`: {error}")))
+    }
+
+    /// Whether a file is meant to be a scenario. Contests lie beside them, which the lab alone can make: they are of real
+    /// servers.
+    pub fn is_meant(text: &str) -> bool {
+        let table: Result<toml::Table, _> = toml::from_str(text);
+        table.map_or(true, |table| !table.contains_key("contest"))
     }
 
     /// How long it runs.
@@ -392,6 +401,13 @@ mod tests {
     fn a_half_is_half_as_long() {
         let scenario = Scenario::read(SMALL).unwrap().scaled(50);
         assert_eq!(scenario.ends(), Time::from_nanos(5_000_000_000));
+    }
+
+    #[test]
+    fn a_contest_is_not_meant_to_be_a_scenario() {
+        assert!(Scenario::is_meant(SMALL));
+        assert!(Scenario::is_meant("neither ["));
+        assert!(!Scenario::is_meant("name = \"x\"\n[contest]\nrounds = 3"));
     }
 
     #[test]

@@ -1,9 +1,10 @@
 //! Experiments, findings and comparisons as tables.
 
 use serde::Serialize;
+use tidegate_lab::experiment::about::{AboutContest, AboutScenario};
 use tidegate_lab::experiment::compare::Comparison;
 use tidegate_lab::experiment::page::{came_to, figure, place, tally};
-use tidegate_lab::experiment::{About, Findings};
+use tidegate_lab::experiment::{About, Findings, SetUp};
 
 use crate::output::{Detail, Shown};
 use crate::{figures, table};
@@ -69,61 +70,35 @@ impl Shown for About {
         if !self.source.is_empty() {
             pairs.push(("source", self.source.clone()));
         }
-        pairs.push(("datastore", self.datastore.clone()));
-        pairs.push(("threshold", self.threshold.clone()));
-        pairs.push(("hosts", self.hosts.join(", ")));
-        pairs.push(("ways", self.ways.join("; ")));
-        pairs.push(("one run", length(self.run_s)));
+        match &self.set_up {
+            SetUp::Scenario(scenario) => {
+                pairs.push(("datastore", scenario.datastore.clone()));
+                pairs.push(("threshold", scenario.threshold.clone()));
+                pairs.push(("hosts", scenario.hosts.join(", ")));
+                pairs.push(("ways", self.ways.join("; ")));
+                pairs.push(("one run", length(self.run_s)));
+            }
+            SetUp::Contest(contest) => {
+                pairs.push(("rounds", contest.rounds.to_string()));
+                pairs.push(("one round", length(self.run_s)));
+            }
+        }
         pairs.push((
             "engine",
-            match self.only_simulated {
-                Some(why) => format!("no: {why}"),
-                None => format!("{} for every way once", length(self.engine_s)),
+            match (self.only_simulated, &self.set_up) {
+                (Some(why), _) => format!("no: {why}"),
+                (None, SetUp::Scenario(_)) => {
+                    format!("{} for every way once", length(self.engine_s))
+                }
+                (None, SetUp::Contest(_)) => format!("{} for all rounds", length(self.engine_s)),
             },
         ));
         let mut text = table::pairs(&pairs);
-        let disks = self.disks.iter().map(|disk| {
-            vec![
-                disk.name.clone(),
-                disk.host.clone(),
-                disk.shares.to_string(),
-                if disk.settings.is_empty() {
-                    figures::dash()
-                } else {
-                    disk.settings.clone()
-                },
-                disk.workload.clone(),
-            ]
-        });
         text += "\n";
-        text += &table::columns(
-            &["DISK", "HOST", "SHARES", "LIMITS", "GUEST"],
-            &disks.collect::<Vec<_>>(),
-        );
-        if self.phases.len() > 1 {
-            let phases = self.phases.iter().map(|phase| {
-                let idle = phase.idle.join(", ");
-                vec![
-                    phase.name.clone(),
-                    length(phase.lasts_s),
-                    if idle.is_empty() {
-                        figures::dash()
-                    } else {
-                        idle
-                    },
-                    if phase.changes.is_empty() {
-                        figures::dash()
-                    } else {
-                        phase.changes.join("; ")
-                    },
-                ]
-            });
-            text += "\n";
-            text += &table::columns(
-                &["PHASE", "LASTS", "IDLE", "CHANGES"],
-                &phases.collect::<Vec<_>>(),
-            );
-        }
+        text += &match &self.set_up {
+            SetUp::Scenario(scenario) => disks_and_phases(scenario),
+            SetUp::Contest(contest) => contestants_and_sweeps(contest),
+        };
         let checks = self.checks.iter().map(|check| {
             let mut row = vec![check.what.clone(), check.bar.clone()];
             if detail == Detail::Wide {
@@ -137,6 +112,69 @@ impl Shown for About {
         }
         text + "\n" + &table::columns(&head, &checks.collect::<Vec<_>>())
     }
+}
+
+/// Who competes, and in what.
+fn contestants_and_sweeps(about: &AboutContest) -> String {
+    let contestants = about.contestants.iter();
+    let contestants = contestants.map(|one| vec![one.name.clone(), one.what.clone()]);
+    let mut text = table::columns(&["CONTESTANT", "WHAT"], &contestants.collect::<Vec<_>>());
+    let sweeps = about.sweeps.iter().map(|sweep| {
+        vec![
+            sweep.title.clone(),
+            sweep.points.join(", "),
+            sweep.work.join("; "),
+        ]
+    });
+    text += "\n";
+    text += &table::columns(&["SWEEP", "POINTS", "WORK"], &sweeps.collect::<Vec<_>>());
+    text
+}
+
+/// Who shares what, and what happens.
+fn disks_and_phases(about: &AboutScenario) -> String {
+    let disks = about.disks.iter().map(|disk| {
+        vec![
+            disk.name.clone(),
+            disk.host.clone(),
+            disk.shares.to_string(),
+            if disk.settings.is_empty() {
+                figures::dash()
+            } else {
+                disk.settings.clone()
+            },
+            disk.workload.clone(),
+        ]
+    });
+    let mut text = table::columns(
+        &["DISK", "HOST", "SHARES", "LIMITS", "GUEST"],
+        &disks.collect::<Vec<_>>(),
+    );
+    if about.phases.len() > 1 {
+        let phases = about.phases.iter().map(|phase| {
+            let idle = phase.idle.join(", ");
+            vec![
+                phase.name.clone(),
+                length(phase.lasts_s),
+                if idle.is_empty() {
+                    figures::dash()
+                } else {
+                    idle
+                },
+                if phase.changes.is_empty() {
+                    figures::dash()
+                } else {
+                    phase.changes.join("; ")
+                },
+            ]
+        });
+        text += "\n";
+        text += &table::columns(
+            &["PHASE", "LASTS", "IDLE", "CHANGES"],
+            &phases.collect::<Vec<_>>(),
+        );
+    }
+    text
 }
 
 impl Shown for Findings {

@@ -109,9 +109,37 @@ pub fn vhost(bench: &Bench, launch: &Launch, depth: u16) -> Result<Figures> {
 /// # Errors
 /// The server or a guest fails.
 pub fn guests(bench: &Bench, server: &Server, sockets: &[PathBuf], depth: u16) -> Result<Figures> {
-    let mut watch = Watch::new(server);
     let until = Until::Time(bench.warm, bench.span);
-    let tallies = load(sockets, depth, until, &mut |edge| watch.look(edge))?;
+    asked(server, sockets, &Ask::random_reads(depth), until)
+}
+
+/// What each guest asks for.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// Of each queue; where in the disk, and its chances, are the guest's.
+    pub load: Load,
+    /// How many queues.
+    pub queues: u16,
+}
+
+impl Ask {
+    /// 4 KiB random reads, so many in flight on one queue: the bench's usual.
+    #[must_use]
+    pub fn random_reads(depth: u16) -> Self {
+        Self {
+            load: Load::random_reads(depth, 0),
+            queues: 1,
+        }
+    }
+}
+
+/// The same with another load.
+///
+/// # Errors
+/// The server or a guest fails.
+pub fn asked(server: &Server, sockets: &[PathBuf], ask: &Ask, until: Until) -> Result<Figures> {
+    let mut watch = Watch::new(server);
+    let tallies = drive(sockets, ask, until, &mut |edge| watch.look(edge))?;
     watch.figures(&tallies)
 }
 
@@ -126,17 +154,34 @@ pub fn load(
     until: Until,
     probe: &mut dyn FnMut(Edge),
 ) -> Result<Vec<Tally>> {
-    let vms = sockets
+    drive(sockets, &Ask::random_reads(depth), until, probe)
+}
+
+/// One guest per socket, all driven from this thread.
+fn drive(
+    sockets: &[PathBuf],
+    ask: &Ask,
+    until: Until,
+    probe: &mut dyn FnMut(Edge),
+) -> Result<Vec<Tally>> {
+    let connect = |socket: &PathBuf| {
+        Vm::connect(VmOptions {
+            queues: ask.queues,
+            block: ask.load.block,
+            ..VmOptions::new(socket, ask.load.depth)
+        })
+    };
+    let vms = sockets.iter().map(connect).collect::<Result<Vec<_>>>()?;
+    let queues = vms
         .iter()
-        .map(|socket| Vm::connect(VmOptions::new(socket, depth)))
-        .collect::<Result<Vec<_>>>()?;
-    let mut sources: Vec<Source> = vms
-        .iter()
-        .zip(1..)
-        .map(|(vm, seed)| {
+        .flat_map(|vm| (0..ask.queues).map(|_| vm.config().size));
+    let mut sources: Vec<Source> = queues
+        .zip(ask.load.seed..)
+        .map(|(length, seed)| {
             Source::new(Load {
                 seed,
-                ..Load::random_reads(depth, vm.config().size)
+                length,
+                ..ask.load.clone()
             })
         })
         .collect();

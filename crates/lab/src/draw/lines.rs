@@ -1,4 +1,4 @@
-//! Lines over time, with the phases behind them, or over percentiles.
+//! Lines over time, with the phases behind them, over percentiles, or over measured points.
 
 use super::scale::{Scale, label, log_ticks, ticks};
 use super::{HEIGHT, STYLES, WIDTH, at, escape, mark, open, width};
@@ -33,12 +33,14 @@ pub struct Level {
 }
 
 /// What lies across.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 pub enum Across {
     /// Time from zero until then, in this unit.
     Time(f64, &'static str),
     /// Parts of all, up to so many nines: the half, nine of ten, 99 of a hundred.
     Percentiles(u8),
+    /// Points side by side, from zero on, by their names; and what they are.
+    Places(Vec<String>, &'static str),
 }
 
 /// What goes up.
@@ -83,9 +85,11 @@ impl Lines {
         let names = self.lines.iter().map(|line| width(&line.name, 11.0));
         let right = WIDTH - (names.fold(0.0, f64::max) + 18.0).min(150.0);
         let top = if self.phases.is_empty() { 42.0 } else { 54.0 };
-        let (from, to) = match self.across {
-            Across::Time(to, _) => (0.0, to),
-            Across::Percentiles(nines) => (0.0, f64::from(nines)),
+        let (from, to) = match &self.across {
+            Across::Time(to, _) => (0.0, *to),
+            Across::Percentiles(nines) => (0.0, f64::from(*nines)),
+            // A little room beside the first and the last, whose marks would lie on the axes.
+            Across::Places(names, _) => (-0.25, names.len() as f64 - 0.75),
         };
         let across = Scale::new(from, to, LEFT, right);
         let up = match self.up {
@@ -176,11 +180,16 @@ impl Lines {
     }
 
     fn sideways(&self, paper: &Paper, svg: &mut String) {
-        let (values, unit) = match self.across {
+        let (values, unit) = match &self.across {
             Across::Time(to, unit) => {
-                let ticks = ticks(0.0, to, 6.0).into_iter();
+                let ticks = ticks(0.0, *to, 6.0).into_iter();
                 let ticks: Vec<_> = ticks.map(|tick| (tick, label(tick))).collect();
-                (ticks, unit)
+                (ticks, *unit)
+            }
+            Across::Places(names, what) => {
+                let ticks = names.iter().enumerate();
+                let ticks = ticks.map(|(place, name)| (place as f64, escape(name)));
+                (ticks.collect(), *what)
             }
             Across::Percentiles(nines) => {
                 let named = [
@@ -191,7 +200,7 @@ impl Lines {
                     (3.0, "99.9"),
                     (4.0, "99.99"),
                 ];
-                let here = named.iter().filter(|(at, _)| *at <= f64::from(nines));
+                let here = named.iter().filter(|(at, _)| *at <= f64::from(*nines));
                 let ticks = here.map(|(at, name)| (*at, (*name).to_owned())).collect();
                 (ticks, "percent of I/Os are at or below")
             }
@@ -248,7 +257,10 @@ impl Lines {
             ));
             // Each line's marks begin elsewhere, so that they do not cover each other where lines meet.
             let pace = (points.len() / MARKS).max(1);
-            let begin = pace * (style % STYLES + 1) / (STYLES + 1);
+            let begin = match self.across {
+                Across::Places(..) => 0,
+                _ => pace * (style % STYLES + 1) / (STYLES + 1),
+            };
             for (x, y) in points.iter().skip(begin).step_by(pace) {
                 svg.push_str(&mark(style, *x, *y));
             }
@@ -343,6 +355,21 @@ mod tests {
             !svg.contains(">vm2</text>"),
             "a line of nothing has no name"
         );
+    }
+
+    #[test]
+    fn measured_points_stand_side_by_side_with_their_names() {
+        let mut panel = panel();
+        panel.across = Across::Places(vec!["1".into(), "16".into(), "256".into()], "VMs");
+        for line in &mut panel.lines {
+            line.points.truncate(3);
+        }
+        let svg = panel.svg();
+        for text in ["1", "16", "256", "VMs"] {
+            assert!(svg.contains(&format!(">{text}</text>")), "{text}: {svg}");
+        }
+        // Few points have a mark each.
+        assert_eq!(svg.matches("class=\"mark s0\"").count(), 3 + 1);
     }
 
     #[test]

@@ -9,7 +9,8 @@ use tidegate_sim::scenario::{
 };
 use tidegate_sim::{Policy, Variant};
 
-use super::{Experiment, On, PUBLISHED};
+pub use super::contest::told::{AboutContest, AboutContestant, AboutSweep};
+use super::{Entry, Experiment, On, PUBLISHED};
 use crate::draw::label;
 
 /// An experiment, told.
@@ -23,6 +24,34 @@ pub struct About {
     pub source: String,
     /// Whether it is one of the published ones.
     pub published: bool,
+    /// Who does what, and where.
+    #[serde(flatten)]
+    pub set_up: SetUp,
+    /// In which ways it is run; of a contest who takes part.
+    pub ways: Vec<String>,
+    /// What is expected.
+    pub checks: Vec<AboutCheck>,
+    /// How long one run lasts.
+    pub run_s: f64,
+    /// How long it takes to run it in every way on real daemons.
+    pub engine_s: f64,
+    /// Why it cannot be run on real daemons, where it cannot.
+    pub only_simulated: Option<&'static str>,
+}
+
+/// Who does what, and where, by the kind of experiment.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum SetUp {
+    /// Hosts and their disks on a datastore.
+    Scenario(AboutScenario),
+    /// Contestants and their work.
+    Contest(AboutContest),
+}
+
+/// A scenario's hosts and disks, told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AboutScenario {
     /// What serves the datastore.
     pub datastore: String,
     /// Where control engages.
@@ -33,16 +62,6 @@ pub struct About {
     pub disks: Vec<AboutDisk>,
     /// What happens.
     pub phases: Vec<AboutPhase>,
-    /// In which ways it is run.
-    pub ways: Vec<String>,
-    /// What is expected.
-    pub checks: Vec<AboutCheck>,
-    /// How long one run lasts.
-    pub run_s: f64,
-    /// How long it takes to run it in every way on real daemons.
-    pub engine_s: f64,
-    /// Why it cannot be run on real daemons, where it cannot.
-    pub only_simulated: Option<&'static str>,
 }
 
 /// A disk, told.
@@ -84,6 +103,17 @@ pub struct AboutCheck {
     pub published: String,
 }
 
+impl Entry {
+    /// The experiment in words.
+    #[must_use]
+    pub fn about(&self) -> About {
+        match self {
+            Entry::Scenario(experiment) => experiment.about(),
+            Entry::Contest(contest) => contest.about(),
+        }
+    }
+}
+
 impl Experiment {
     /// The experiment in words.
     #[must_use]
@@ -95,19 +125,21 @@ impl Experiment {
             title: scenario.title.clone(),
             source: scenario.source.clone(),
             published: PUBLISHED.contains(&self.name()),
-            datastore: array(&scenario.datastore.array, scenario.datastore.kind),
-            threshold: threshold(scenario.datastore.threshold),
-            hosts: scenario
-                .hosts
-                .iter()
-                .map(|host| host.name.clone())
-                .collect(),
-            disks: scenario
-                .disks
-                .iter()
-                .map(|disk| about_disk(scenario, disk))
-                .collect(),
-            phases: phases(scenario),
+            set_up: SetUp::Scenario(AboutScenario {
+                datastore: array(&scenario.datastore.array, scenario.datastore.kind),
+                threshold: threshold(scenario.datastore.threshold),
+                hosts: scenario
+                    .hosts
+                    .iter()
+                    .map(|host| host.name.clone())
+                    .collect(),
+                disks: scenario
+                    .disks
+                    .iter()
+                    .map(|disk| about_disk(scenario, disk))
+                    .collect(),
+                phases: phases(scenario),
+            }),
             ways: ways.iter().map(|way| way_words(scenario, way)).collect(),
             checks: scenario
                 .expects
@@ -214,8 +246,12 @@ fn ios(io: &Io) -> String {
         0 => none.to_owned(),
         part => format!("{part} % {name}"),
     };
+    let flushes = match io.flush_every {
+        0 => String::new(),
+        every => format!(", a flush after every {every} writes"),
+    };
     format!(
-        "{} {}, {}",
+        "{} {}, {}{flushes}",
         bytes(io.size),
         part(io.reads, "reads", "writes", "reads"),
         part(io.random, "random", "sequential", "random")
@@ -523,19 +559,27 @@ mod tests {
         found.expect("it is there").about()
     }
 
+    fn set_up(about: &About) -> &AboutScenario {
+        match &about.set_up {
+            SetUp::Scenario(set_up) => set_up,
+            SetUp::Contest(_) => panic!("{} is a scenario", about.name),
+        }
+    }
+
     #[test]
     fn an_experiment_says_who_shares_what_and_what_is_expected() {
         let about = about("sioc-3");
         assert!(about.published);
-        assert_eq!(about.threshold, "12ms");
-        assert_eq!(about.hosts, ["host1", "host2"]);
-        assert_eq!(about.disks[3].shares, 2_000);
+        let set_up = set_up(&about);
+        assert_eq!(set_up.threshold, "12ms");
+        assert_eq!(set_up.hosts, ["host1", "host2"]);
+        assert_eq!(set_up.disks[3].shares, 2_000);
         assert!(
-            about.disks[3]
+            set_up.disks[3]
                 .workload
                 .starts_with("a shop of 72 users who think 500ms")
         );
-        assert_eq!(about.phases[1].idle, ["vm4"]);
+        assert_eq!(set_up.phases[1].idle, ["vm4"]);
         assert_eq!((about.run_s, about.engine_s), (900.0, 1_800.0));
         assert_eq!(about.ways, ["with I/O control", "without I/O control"]);
         let checks: Vec<_> = about
@@ -572,7 +616,8 @@ mod tests {
     #[test]
     fn limits_and_reservations_are_said() {
         let about = about("sioc-ssd");
-        let disk = |name: &str| about.disks.iter().find(|disk| disk.name == name);
+        let disks = &set_up(&about).disks;
+        let disk = |name: &str| disks.iter().find(|disk| disk.name == name);
         let disk = |name: &str| disk(name).expect("it is there").settings.clone();
         assert_eq!(disk("host1.limited"), "limit 5,000 IOPS");
         assert_eq!(disk("host1.reserved"), "reservation 6,000 IOPS");

@@ -9,8 +9,9 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use super::On;
+use super::contest::judge::Measured;
 use super::directory::{Directory, Suite};
-use super::findings::{Check, Findings, Loaded, Verdict};
+use super::findings::{Check, Findings, Verdict};
 use crate::statistics::Spread;
 
 /// The two, side by side.
@@ -62,9 +63,9 @@ pub struct ComparedFigure {
     pub iops_before: Option<Spread>,
     /// I/Os a second in the second.
     pub iops_after: Option<Spread>,
-    /// Mean latency in the first.
+    /// Mean latency in the first; of a contest the median.
     pub latency_before_ms: Option<Spread>,
-    /// Mean latency in the second.
+    /// Mean latency in the second; of a contest the median.
     pub latency_after_ms: Option<Spread>,
 }
 
@@ -97,13 +98,13 @@ pub fn compare(before: &Path, after: &Path) -> Result<Comparison> {
 /// What a directory, or each of a suite, comes to.
 fn findings(path: &Path) -> Result<Vec<Findings>> {
     let Some(suite) = Suite::open(path)? else {
-        return Ok(vec![Findings::of(&Loaded::read(path)?)]);
+        return Ok(vec![Findings::read(path)?]);
     };
     let mut all = Vec::new();
     for name in &suite.experiments {
         let place = path.join(name);
         if Directory::open(&place)?.is_some() {
-            all.push(Findings::of(&Loaded::read(&place)?));
+            all.push(Findings::read(&place)?);
         }
     }
     Ok(all)
@@ -122,6 +123,7 @@ fn pairs<'a>(
 
 impl Comparison {
     fn add(&mut self, one: &Findings, other: &Findings) {
+        self.add_measured(one, other);
         let name = &one.experiment.name;
         let places = |findings: &Findings| -> Vec<On> {
             findings.stages.iter().map(|stage| stage.on).collect()
@@ -174,6 +176,31 @@ impl Comparison {
                         latency_after_ms: theirs.latency_ms,
                     });
                 }
+            }
+        }
+    }
+
+    /// What contestants did, where both were contests.
+    fn add_measured(&mut self, one: &Findings, other: &Findings) {
+        let key = |row: &Measured| format!("{}, {}: {}", row.contestant, row.sweep, row.point);
+        let ms = |us: Option<Spread>| {
+            us.map(|us| Spread {
+                low: us.low / 1e3,
+                median: us.median / 1e3,
+                high: us.high / 1e3,
+                count: us.count,
+            })
+        };
+        for row in &one.measured {
+            if let Some(theirs) = other.measured.iter().find(|theirs| key(theirs) == key(row)) {
+                self.figures.push(ComparedFigure {
+                    experiment: one.experiment.name.clone(),
+                    of: key(row),
+                    iops_before: row.iops,
+                    iops_after: theirs.iops,
+                    latency_before_ms: ms(row.p50_us),
+                    latency_after_ms: ms(theirs.p50_us),
+                });
             }
         }
     }

@@ -15,9 +15,10 @@ use anyhow::{Context, Result, bail};
 use tidegate_sim::{Scenario, Variant, world};
 
 use super::about::{way_slug, way_words};
+use super::contest::round::Rounds;
 use super::directory::{Directory, moment};
 use super::kept::{Busy, Kept};
-use super::{Experiment, On};
+use super::{Entry, Experiment, On};
 use crate::array::Did;
 use crate::play::{self, Performance};
 use crate::{noise, server};
@@ -26,7 +27,7 @@ use crate::{noise, server};
 #[derive(Clone, Copy, Debug)]
 pub struct Order<'a> {
     /// The experiment, at its length.
-    pub experiment: &'a Experiment,
+    pub experiment: &'a Entry,
     /// Where.
     pub on: &'a [On],
     /// How often.
@@ -46,12 +47,33 @@ pub struct Piece {
     pub on: On,
     /// Which time.
     pub repeat: u32,
-    /// In which way.
-    pub way: Variant,
-    /// As part of its file's name.
+    /// In which way, as part of its file's name.
     pub slug: String,
-    /// In words.
+    /// The same in words.
     pub words: String,
+}
+
+/// The runs of an experiment, of whichever kind.
+pub(super) trait Runs {
+    /// A run that was made.
+    type Made;
+    /// All of them, in the order in which they are made.
+    fn pieces(&self) -> Vec<Piece>;
+    /// How long one takes, as far as that can be known before.
+    fn takes(&self, place: usize) -> Duration;
+    /// Makes one, and calls `heed` often.
+    fn make(&mut self, place: usize, heed: &mut dyn FnMut() -> Result<()>) -> Result<Self::Made>;
+    /// Keeps it.
+    fn keep(&mut self, made: Self::Made, directory: &Directory) -> Result<()>;
+}
+
+/// The runs of a scenario.
+struct Played<'a> {
+    order: &'a Order<'a>,
+    experiment: &'a Experiment,
+    planned: Vec<(Piece, Variant)>,
+    /// A simulated run needs this part of its own time, as seen of the last one.
+    simulated: f64,
 }
 
 /// Who wants to know how it goes, and may stop it.
@@ -85,52 +107,19 @@ const LOOK: Duration = Duration::from_millis(100);
 const TRIES: usize = 3;
 
 impl Order<'_> {
-    /// All runs, in the order in which they are made: the quick ones of the simulator first.
-    #[must_use]
-    pub fn pieces(&self) -> Vec<Piece> {
-        let scenario = &self.experiment.scenario;
-        let mut pieces = Vec::new();
-        let mut on = self.on.to_vec();
-        on.sort();
-        on.reverse();
-        for on in on {
-            if on == On::Engine && self.experiment.only_simulated().is_some() {
-                continue;
-            }
-            let ways = self.experiment.ways_on(on);
-            for repeat in 1..=self.repeat {
-                for turn in 0..ways.len() {
-                    let first = usize::try_from(repeat - 1).unwrap_or(0);
-                    let way = &ways[(first + turn) % ways.len()];
-                    pieces.push(Piece {
-                        on,
-                        repeat,
-                        way: way.clone(),
-                        slug: way_slug(scenario, way),
-                        words: way_words(scenario, way),
-                    });
-                }
-            }
-        }
-        pieces
-    }
-
     /// How long all its runs take, as far as that can be known before.
     #[must_use]
     pub fn expected(&self) -> Duration {
-        let pieces = self.pieces();
-        pieces
-            .iter()
-            .map(|piece| self.takes(piece, SIMULATED))
-            .sum()
-    }
-
-    fn takes(&self, piece: &Piece, simulated: f64) -> Duration {
-        match piece.on {
-            On::Engine => self.experiment.lasts() + STAGE,
-            On::Sim => self.experiment.lasts().mul_f64(simulated),
+        match self.experiment {
+            Entry::Scenario(experiment) => expected(&Played::of(self, experiment)),
+            Entry::Contest(contest) => expected(&Rounds::of(self, contest)),
         }
     }
+}
+
+fn expected<R: Runs>(runs: &R) -> Duration {
+    let places = 0..runs.pieces().len();
+    places.map(|place| runs.takes(place)).sum()
 }
 
 /// Makes the runs that the directory does not hold yet.
@@ -138,22 +127,28 @@ impl Order<'_> {
 /// # Errors
 /// What came out cannot be kept.
 pub fn run(order: &Order<'_>, directory: &mut Directory, watcher: &mut dyn Watcher) -> Result<End> {
-    let pieces = order.pieces();
+    let missed = order.experiment.missed_in(order.on);
+    if !missed.is_empty() {
+        directory.plan.problems.extend(missed);
+        directory.save()?;
+    }
+    match order.experiment {
+        Entry::Scenario(experiment) => walk(&mut Played::of(order, experiment), directory, watcher),
+        Entry::Contest(contest) => walk(&mut Rounds::of(order, contest), directory, watcher),
+    }
+}
+
+fn walk<R: Runs>(
+    runs: &mut R,
+    directory: &mut Directory,
+    watcher: &mut dyn Watcher,
+) -> Result<End> {
+    let pieces = runs.pieces();
     let there = |piece: &Piece| {
         let path = directory.run_path(piece.on, piece.repeat, &piece.slug);
         path.is_file()
     };
     let missing: Vec<bool> = pieces.iter().map(|piece| !there(piece)).collect();
-    if order.on.contains(&On::Engine)
-        && let Some(why) = order.experiment.only_simulated()
-    {
-        directory
-            .plan
-            .problems
-            .push(format!("not on real daemons: {why}"));
-        directory.save()?;
-    }
-    let mut simulated = SIMULATED;
     for (place, piece) in pieces.iter().enumerate() {
         if !missing[place] {
             continue;
@@ -162,10 +157,9 @@ pub fn run(order: &Order<'_>, directory: &mut Directory, watcher: &mut dyn Watch
             return Ok(End::Interrupted);
         }
         watcher.begins(piece, place + 1, pieces.len());
-        let later = pieces.iter().zip(&missing).skip(place + 1);
-        let later = later.filter(|(_, missing)| **missing);
-        let later: Duration = later.map(|(piece, _)| order.takes(piece, simulated)).sum();
-        let takes = order.takes(piece, simulated);
+        let later = (place + 1..pieces.len()).filter(|place| missing[*place]);
+        let later: Duration = later.map(|place| runs.takes(place)).sum();
+        let takes = runs.takes(place);
         let begun = Instant::now();
         let mut heed = || {
             let done = begun.elapsed();
@@ -175,19 +169,15 @@ pub fn run(order: &Order<'_>, directory: &mut Directory, watcher: &mut dyn Watch
             }
             Ok(())
         };
-        let made = make(order, piece, &mut heed);
+        let made = runs.make(place, &mut heed);
         if watcher.interrupted() && made.is_err() {
             return Ok(End::Interrupted);
         }
         let took = begun.elapsed();
         match made {
-            Ok(kept) => {
-                directory.keep(&kept)?;
+            Ok(made) => {
+                runs.keep(made, directory)?;
                 watcher.ended(piece, took, None);
-                if piece.on == On::Sim {
-                    let lasts = order.experiment.lasts().as_secs_f64();
-                    simulated = took.as_secs_f64() / lasts.max(1e-3);
-                }
             }
             Err(error) => {
                 let words = &piece.words;
@@ -201,30 +191,98 @@ pub fn run(order: &Order<'_>, directory: &mut Directory, watcher: &mut dyn Watch
     Ok(End::Done)
 }
 
-/// Makes a run, again if others disturbed it more than they may.
-fn make(order: &Order<'_>, piece: &Piece, heed: &mut dyn FnMut() -> Result<()>) -> Result<Kept> {
-    let mut rejected = Vec::new();
-    loop {
-        let mut kept = attempt(order, piece, heed)?;
-        let others = kept.busy.foreign_percent + kept.busy.steal_percent;
-        let disturbed = order.max_noise.is_some_and(|most| others > most);
-        if !disturbed || rejected.len() + 1 >= TRIES {
-            kept.rejected = rejected;
-            return Ok(kept);
+impl<'a> Played<'a> {
+    /// All runs, the quick ones of the simulator first.
+    fn of(order: &'a Order<'a>, experiment: &'a Experiment) -> Played<'a> {
+        let scenario = &experiment.scenario;
+        let mut planned = Vec::new();
+        let mut on = order.on.to_vec();
+        on.sort();
+        on.reverse();
+        for on in on {
+            if on == On::Engine && experiment.only_simulated().is_some() {
+                continue;
+            }
+            let ways = experiment.ways_on(on);
+            for repeat in 1..=order.repeat {
+                for turn in 0..ways.len() {
+                    let first = usize::try_from(repeat - 1).unwrap_or(0);
+                    let way = &ways[(first + turn) % ways.len()];
+                    let piece = Piece {
+                        on,
+                        repeat,
+                        slug: way_slug(scenario, way),
+                        words: way_words(scenario, way),
+                    };
+                    planned.push((piece, way.clone()));
+                }
+            }
         }
-        rejected.push(kept.busy);
+        Played {
+            order,
+            experiment,
+            planned,
+            simulated: SIMULATED,
+        }
     }
 }
 
-fn attempt(order: &Order<'_>, piece: &Piece, heed: &mut dyn FnMut() -> Result<()>) -> Result<Kept> {
-    let scenario = &order.experiment.scenario;
+impl Runs for Played<'_> {
+    type Made = Kept;
+
+    fn pieces(&self) -> Vec<Piece> {
+        self.planned
+            .iter()
+            .map(|(piece, _)| piece.clone())
+            .collect()
+    }
+
+    fn takes(&self, place: usize) -> Duration {
+        match self.planned[place].0.on {
+            On::Engine => self.experiment.lasts() + STAGE,
+            On::Sim => self.experiment.lasts().mul_f64(self.simulated),
+        }
+    }
+
+    /// Makes a run, again if others disturbed it more than they may.
+    fn make(&mut self, place: usize, heed: &mut dyn FnMut() -> Result<()>) -> Result<Kept> {
+        let (piece, way) = &self.planned[place];
+        let mut rejected = Vec::new();
+        loop {
+            let mut kept = attempt(self.order, self.experiment, piece, way, heed)?;
+            let others = kept.busy.foreign_percent + kept.busy.steal_percent;
+            let disturbed = self.order.max_noise.is_some_and(|most| others > most);
+            if !disturbed || rejected.len() + 1 >= TRIES {
+                kept.rejected = rejected;
+                return Ok(kept);
+            }
+            rejected.push(kept.busy);
+        }
+    }
+
+    fn keep(&mut self, kept: Kept, directory: &Directory) -> Result<()> {
+        if kept.on == On::Sim {
+            self.simulated = kept.took_s / self.experiment.lasts().as_secs_f64().max(1e-3);
+        }
+        directory.keep(&kept)
+    }
+}
+
+fn attempt(
+    order: &Order<'_>,
+    experiment: &Experiment,
+    piece: &Piece,
+    way: &Variant,
+    heed: &mut dyn FnMut() -> Result<()>,
+) -> Result<Kept> {
+    let scenario = &experiment.scenario;
     let seed = order.seed + u64::from(piece.repeat) - 1;
     let used = || Ok::<_, anyhow::Error>(server::own_cpu_time()? + server::ended_cpu_time()?);
     let (began, begun) = (SystemTime::now(), Instant::now());
     let (before, spent) = (noise::look()?, used()?);
     let made = match piece.on {
-        On::Engine => play::perform(order.program, scenario, &piece.way, seed, heed)?,
-        On::Sim => simulate(scenario, &piece.way, seed, heed)?,
+        On::Engine => play::perform(order.program, scenario, way, seed, heed)?,
+        On::Sim => simulate(scenario, way, seed, heed)?,
     };
     let (after, own) = (noise::look()?, used()?.saturating_sub(spent));
     let noise = noise::between(before, after, own);
@@ -297,8 +355,8 @@ mod tests {
         }
     }
 
-    fn experiment() -> Experiment {
-        let found = Experiment::find("sioc-1").expect("it can be read");
+    fn experiment() -> Entry {
+        let found = Entry::find("sioc-1").expect("it can be read");
         found.expect("it is there").scaled(1)
     }
 
@@ -313,8 +371,11 @@ mod tests {
             program: Path::new("tidegate"),
             max_noise: None,
         };
-        let pieces = order.pieces();
-        let policies: Vec<Policy> = pieces.iter().map(|piece| piece.way.policy).collect();
+        let Entry::Scenario(scenario) = &experiment else {
+            panic!("sioc-1 is a scenario");
+        };
+        let played = Played::of(&order, scenario);
+        let policies: Vec<Policy> = played.planned.iter().map(|(_, way)| way.policy).collect();
         let (ours, none) = (Policy::Ours, Policy::None);
         assert_eq!(policies, [ours, none, none, ours]);
         assert_eq!(order.expected(), 4 * (Duration::from_secs(6) + STAGE));
@@ -338,11 +399,8 @@ mod tests {
             let mut directory = directory.expect("it is ours");
             let mut counter = Counter { ended: 0, most };
             let end = run(&order, &mut directory, &mut counter).expect("it can be kept");
-            (
-                end,
-                counter.ended,
-                directory.runs().expect("they can be read").len(),
-            )
+            let kept = directory.runs().expect("they can be read").len();
+            (end, counter.ended, kept)
         };
         assert_eq!(go(1), (End::Interrupted, 1, 1));
         assert_eq!(go(9), (End::Done, 3, 4));

@@ -23,8 +23,9 @@ use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
+use super::contest::kept::Round;
 use super::kept::{FORMAT, Kept};
-use super::{Experiment, On};
+use super::{Entry, Experiment, On};
 use crate::report::Machine;
 
 /// What was to be run, and on what.
@@ -34,7 +35,7 @@ pub struct Plan {
     pub format: u32,
     /// What the experiment is called.
     pub name: String,
-    /// Its scenario's file.
+    /// Its file, a scenario's or a contest's.
     pub scenario: String,
     /// The length of its phases, in percent of what the file says.
     pub percent: u64,
@@ -122,7 +123,7 @@ impl Directory {
     /// It holds another experiment, or the same at another length, or cannot be written.
     pub fn begin(
         path: &Path,
-        experiment: &Experiment,
+        experiment: &Entry,
         percent: u64,
         seed: u64,
         on: &[On],
@@ -131,7 +132,7 @@ impl Directory {
         let plan = Plan {
             format: FORMAT,
             name: experiment.name().to_owned(),
-            scenario: experiment.text.clone(),
+            scenario: experiment.text().to_owned(),
             percent,
             seed,
             on: on.iter().copied().collect(),
@@ -180,12 +181,20 @@ impl Directory {
         write_json(&self.path.join(PLAN), &self.plan)
     }
 
-    /// The experiment that is kept here, at its length.
+    /// The scenario that is kept here, at its length.
     ///
     /// # Errors
-    /// The scenario cannot be read any more.
+    /// It cannot be read any more, or a contest is kept here.
     pub fn experiment(&self) -> Result<Experiment> {
         Ok(Experiment::read(&self.plan.scenario)?.scaled(self.plan.percent))
+    }
+
+    /// The experiment that is kept here, of whichever kind, at its length.
+    ///
+    /// # Errors
+    /// It cannot be read any more.
+    pub fn entry(&self) -> Result<Entry> {
+        Ok(Entry::read(&self.plan.scenario)?.scaled(self.plan.percent))
     }
 
     /// A run's file, whether it is there or not.
@@ -202,21 +211,42 @@ impl Directory {
     /// It cannot be written.
     pub fn keep(&self, kept: &Kept) -> Result<()> {
         let path = self.run_path(kept.on, kept.repeat, &kept.way);
-        let name = path
-            .file_stem()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        let table = self.path.join("csv").join(format!("{name}.csv"));
-        write(&table, |file| Ok(file.write_all(csv(kept).as_bytes())?))?;
-        write_json(&path, kept)
+        self.keep_at(&path, kept, &csv(kept))
     }
 
-    /// All runs that are kept here, in the order of their files' names.
+    /// Keeps a contest's round, with its trials as a table beside it.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn keep_round(&self, round: &Round) -> Result<()> {
+        let path = self.run_path(round.on, round.repeat, &round.way);
+        self.keep_at(&path, round, &round.csv())
+    }
+
+    fn keep_at(&self, path: &Path, run: &impl Serialize, table: &str) -> Result<()> {
+        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let beside = self.path.join("csv").join(format!("{name}.csv"));
+        write(&beside, |file| Ok(file.write_all(table.as_bytes())?))?;
+        write_json(path, run)
+    }
+
+    /// All runs of a scenario that are kept here, in the order of their files' names.
     ///
     /// # Errors
     /// One cannot be read.
     pub fn runs(&self) -> Result<Vec<Kept>> {
+        self.read_runs()
+    }
+
+    /// All rounds of a contest that are kept here, in the order of their files' names.
+    ///
+    /// # Errors
+    /// One cannot be read.
+    pub fn rounds(&self) -> Result<Vec<Round>> {
+        self.read_runs()
+    }
+
+    fn read_runs<T: DeserializeOwned>(&self) -> Result<Vec<T>> {
         let dir = self.path.join("runs");
         let entries =
             fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
@@ -232,7 +262,7 @@ impl Directory {
         paths.sort();
         let mut runs = Vec::new();
         for path in paths {
-            runs.extend(read::<Kept>(&path)?);
+            runs.extend(read::<T>(&path)?);
         }
         Ok(runs)
     }
@@ -400,8 +430,8 @@ mod tests {
     use super::*;
     use tidegate_sim::{Policy, Variant, world};
 
-    fn experiment(name: &str) -> Experiment {
-        let found = Experiment::find(name).expect("it can be read");
+    fn experiment(name: &str) -> Entry {
+        let found = Entry::find(name).expect("it can be read");
         found.expect("it is there").scaled(1)
     }
 
@@ -409,7 +439,7 @@ mod tests {
     fn a_directory_takes_more_of_the_same_and_nothing_else() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let (one, three) = (experiment("sioc-1"), experiment("sioc-3"));
-        let begin = |experiment: &Experiment, percent, on: &[On], repeat| {
+        let begin = |experiment: &Entry, percent, on: &[On], repeat| {
             Directory::begin(scratch.path(), experiment, percent, 1, on, repeat)
         };
         begin(&one, 10, &[On::Sim], 1).expect("it is empty");
@@ -431,9 +461,10 @@ mod tests {
         let experiment = experiment("sioc-1");
         let directory = Directory::begin(scratch.path(), &experiment, 1, 1, &[On::Sim], 1);
         let directory = directory.expect("it is empty");
+        let scenario = directory.experiment().expect("a scenario").scenario;
         let way = Variant::of(Policy::Ours);
-        let run = world::run(&experiment.scenario, &way, 1).expect("it can be modelled");
-        let mut kept = Kept::of(&experiment.scenario, On::Sim, &run);
+        let run = world::run(&scenario, &way, 1).expect("it can be modelled");
+        let mut kept = Kept::of(&scenario, On::Sim, &run);
         (kept.repeat, kept.way) = (1, "managed".into());
         directory.keep(&kept).expect("it can be written");
         assert_eq!(directory.runs().expect("it can be read"), [kept]);

@@ -17,6 +17,7 @@ use tidegate_sim::{Policy, Run, Variant, judge};
 
 use super::about::{bar, check, unit, way_slug};
 use super::agreement::{self, Agreement};
+use super::contest::judge::{Contested, Measured};
 use super::directory::{Directory, MachineSeen, write_json};
 use super::kept::{Busy, FORMAT};
 use super::series::{Band, Slice, bands, mean_ms, percentile_ms};
@@ -93,6 +94,9 @@ pub struct Findings {
     pub checks: Vec<Check>,
     /// By place: what every disk had.
     pub stages: Vec<Stage>,
+    /// What contestants did, of a contest.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub measured: Vec<Measured>,
     /// The two places against each other, where both are there.
     pub agreement: Option<Agreement>,
     /// Runs that could not be made.
@@ -235,7 +239,18 @@ impl Loaded {
 }
 
 impl Findings {
-    /// What the runs come to.
+    /// What a results directory comes to, of whichever kind its experiment is.
+    ///
+    /// # Errors
+    /// It holds no results, or a file in it is not what this program writes.
+    pub fn read(path: &Path) -> Result<Findings> {
+        match Contested::open(path)? {
+            Some(contested) => Ok(contested.findings()),
+            None => Ok(Findings::of(&Loaded::read(path)?)),
+        }
+    }
+
+    /// What the runs of a scenario come to.
     #[must_use]
     pub fn of(loaded: &Loaded) -> Findings {
         let (plan, experiment) = (&loaded.directory.plan, &loaded.experiment);
@@ -270,6 +285,7 @@ impl Findings {
             machine: plan.machine.clone(),
             checks,
             stages,
+            measured: Vec::new(),
             agreement,
             problems: plan.problems.clone(),
             missing,

@@ -10,6 +10,7 @@
 mod charts;
 mod html;
 mod markdown;
+mod measured;
 mod style;
 
 use std::io::Write;
@@ -17,9 +18,11 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
+use super::contest::judge::Contested;
+use super::contest::told;
 use super::directory::{Suite, write as write_file};
 use super::findings::{Check, Findings, Loaded, Verdict};
-use super::{Directory, On};
+use super::{Directory, On, SetUp};
 use crate::draw::{fine, label};
 use crate::statistics::Spread;
 
@@ -34,13 +37,51 @@ pub struct Written {
     pub findings: Vec<Findings>,
 }
 
+/// Panels that belong together.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Picture {
+    /// What it is about.
+    pub(super) name: String,
+    /// What is to be seen, and how to read it.
+    pub(super) caption: String,
+    /// Its panels.
+    pub(super) panels: Vec<String>,
+}
+
 /// One experiment on a page: what was found, its charts, and where its files are.
 struct Chapter {
     findings: Findings,
-    figures: Vec<(On, Vec<charts::Figure>)>,
+    figures: Vec<(On, Vec<Picture>)>,
     agreement: Vec<String>,
     /// The directory of its files, from the page's; empty if it is the same.
     base: String,
+}
+
+impl Chapter {
+    /// Of the results in a directory.
+    fn of(place: &Path, base: String) -> Result<Chapter> {
+        if let Some(contested) = Contested::open(place)? {
+            let findings = contested.findings();
+            let pictures = super::contest::charts::of(&contested, &findings.measured);
+            return Ok(Chapter {
+                figures: vec![(On::Engine, pictures)],
+                agreement: Vec::new(),
+                findings,
+                base,
+            });
+        }
+        let loaded = Loaded::read(place)?;
+        let findings = Findings::of(&loaded);
+        Ok(Chapter {
+            figures: loaded
+                .places()
+                .map(|on| (on, charts::of(&loaded, on)))
+                .collect(),
+            agreement: charts::agreement(&findings),
+            findings,
+            base,
+        })
+    }
 }
 
 /// Judges what a results directory, or a suite's, holds, and writes the report anew.
@@ -64,18 +105,9 @@ pub fn write(path: &Path) -> Result<Written> {
         if title.is_some() && Directory::open(&place)?.is_none() {
             continue;
         }
-        let loaded = Loaded::read(&place)?;
-        let findings = Findings::of(&loaded);
-        findings.save(&place)?;
-        chapters.push(Chapter {
-            figures: loaded
-                .places()
-                .map(|on| (on, charts::of(&loaded, on)))
-                .collect(),
-            agreement: charts::agreement(&findings),
-            findings,
-            base,
-        });
+        let chapter = Chapter::of(&place, base)?;
+        chapter.findings.save(&place)?;
+        chapters.push(chapter);
     }
     if chapters.is_empty() {
         bail!("{} holds no results yet", path.display());
@@ -179,7 +211,10 @@ fn disturbed<'a>(all: impl Iterator<Item = &'a Findings>) -> Vec<String> {
             let foreign = made.busy.foreign_percent + made.busy.steal_percent;
             of += 1;
             others += usize::from(foreign > DISTURBED);
-            full += usize::from(foreign <= DISTURBED && foreign + made.busy.own_percent > most);
+            // A contest is to fill its two processors.
+            let filled = foreign + made.busy.own_percent > most
+                && matches!(findings.experiment.set_up, SetUp::Scenario(_));
+            full += usize::from(foreign <= DISTURBED && filled);
         }
     }
     let mut says = Vec::new();
@@ -201,6 +236,9 @@ fn disturbed<'a>(all: impl Iterator<Item = &'a Findings>) -> Vec<String> {
 
 /// How the runs were made: one sentence each.
 fn method(findings: &Findings) -> Vec<String> {
+    if let SetUp::Contest(about) = &findings.experiment.set_up {
+        return told::method(findings, about);
+    }
     let has = |on: On| findings.stages.iter().any(|stage| stage.on == on);
     let mut says = Vec::new();
     if has(On::Engine) {
@@ -270,6 +308,7 @@ fn method(findings: &Findings) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::contest::judge::tests::results as contest_results;
     use crate::experiment::kept::{FORMAT, Kept};
     use crate::experiment::{Experiment, way_words};
     use tidegate_sim::world;
@@ -278,7 +317,8 @@ mod tests {
     fn results(place: &Path, name: &str) {
         let found = Experiment::find(name).expect("it can be read");
         let experiment = found.expect("it is there").scaled(1);
-        let directory = Directory::begin(place, &experiment, 1, 1, &[On::Sim], 1);
+        let entry = experiment.clone().into();
+        let directory = Directory::begin(place, &entry, 1, 1, &[On::Sim], 1);
         let directory = directory.expect("it is empty");
         for way in experiment.ways_on(On::Sim) {
             let run = world::run(&experiment.scenario, &way, 1).expect("it can be modelled");
@@ -298,15 +338,20 @@ mod tests {
     #[test]
     fn a_suites_page_has_a_chapter_for_each_experiment_and_every_link_leads_somewhere() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let names = ["sioc-1", "sioc-2"];
-        for name in names {
+        let names = ["sioc-1", "sioc-2", "million-iops", "compare-scenarios"];
+        for name in &names[..2] {
             results(&scratch.path().join(name), name);
         }
+        for name in &names[2..] {
+            let factors = [1.0, 0.9, 0.5, 0.1];
+            contest_results(&scratch.path().join(name), name, &factors);
+        }
+        // One of which nothing was run yet is left out.
+        let experiments = [&names[..], &["sioc-3"]].concat();
         let suite = Suite {
             format: FORMAT,
             suite: "published".into(),
-            // One of which nothing was run yet is left out.
-            experiments: ["sioc-1", "sioc-2", "sioc-3"].map(str::to_owned).to_vec(),
+            experiments: experiments.into_iter().map(str::to_owned).collect(),
         };
         suite.save(scratch.path()).expect("it can be written");
         let written = write(scratch.path()).expect("it can be written");

@@ -158,6 +158,7 @@ impl DiskAccount {
                     size: REFERENCE,
                     reads: 100,
                     random: 100,
+                    flush_every: 0,
                 },
                 think: Span::ZERO,
             };
@@ -176,6 +177,7 @@ impl DiskAccount {
                 size: load.size(),
                 reads: percent(load.reads),
                 random: percent(1.0 - load.sequential),
+                flush_every: 0,
             },
             think: nanos(if think < 1e3 { 0.0 } else { think }),
         }

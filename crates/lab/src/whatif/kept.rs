@@ -108,7 +108,7 @@ fn mean(runs: &[Did]) -> Did {
 mod tests {
     use super::*;
     use crate::experiment::kept::Kept;
-    use crate::experiment::{Directory, Experiment};
+    use crate::experiment::{Directory, Entry, Experiment};
     use crate::whatif::{Changes, Setting, Worth, predict};
     use tidegate_sim::world;
 
@@ -118,7 +118,8 @@ mod tests {
         let found = Experiment::find("sioc-3").expect("it can be read");
         let experiment = found.expect("it is there").scaled(5);
         let on = [On::Sim];
-        let directory = Directory::begin(scratch.path(), &experiment, 5, 1, &on, 1);
+        let entry = Entry::Scenario(Box::new(experiment.clone()));
+        let directory = Directory::begin(scratch.path(), &entry, 5, 1, &on, 1);
         let directory = directory.expect("it is empty");
         case(scratch.path(), None).expect_err("nothing was run yet");
         let way = Variant::of(Policy::Ours);

@@ -160,6 +160,12 @@ fn files(dir: &Path, name: Option<&str>) -> Result<Vec<PathBuf>, String> {
     let mut paths: Vec<PathBuf> = paths
         .filter(|path| path.extension().is_some_and(|end| end == "toml"))
         .collect();
+    // What cannot be read is a scenario until it is found to be none, and told of.
+    let meant = |path: &PathBuf| {
+        let text = std::fs::read_to_string(path);
+        text.map_or(true, |text| Scenario::is_meant(&text))
+    };
+    paths.retain(meant);
     paths.sort();
     Ok(paths)
 }

@@ -235,6 +235,7 @@ fn workload(raw: &RawWorkload) -> Result<Workload, ScenarioError> {
             size,
             reads: within("reads", reads.unwrap_or(100), 0, 100)?,
             random: within("random", random.unwrap_or(100), 0, 100)?,
+            flush_every: 0,
         })
     };
     Ok(match *raw {
@@ -261,9 +262,13 @@ fn workload(raw: &RawWorkload) -> Result<Workload, ScenarioError> {
             reads,
             random,
             think,
+            flush_every,
         } => Workload::Access {
             outstanding: within("outstanding", outstanding, 1, 65_536)?,
-            io: io(size, reads, random)?,
+            io: Io {
+                flush_every: flush_every.unwrap_or(0),
+                ..io(size, reads, random)?
+            },
             think: think.map_or(Span::ZERO, |length| length.0),
         },
         RawWorkload::Open {

@@ -182,6 +182,8 @@ pub(crate) enum RawWorkload {
         reads: Option<u32>,
         random: Option<u32>,
         think: Option<Length>,
+        /// Makes what was written durable after so many writes; never, if not said.
+        flush_every: Option<u32>,
     },
     /// So many a second, whatever happens to those before.
     #[serde(rename_all = "kebab-case")]

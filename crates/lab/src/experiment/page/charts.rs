@@ -5,6 +5,7 @@
 use tidegate_sim::scenario::{Scenario, Threshold, Workload};
 use tidegate_sim::{Policy, Run, Variant};
 
+use super::Picture;
 use crate::draw::{Across, Bars, Fill, Group, Level, Line, Lines, STYLES, Stretch, Up};
 use crate::experiment::about::{length, seconds};
 use crate::experiment::findings::{Findings, Loaded, asks};
@@ -12,24 +13,13 @@ use crate::experiment::series::{Band, Grid, Slice, bands, by_nines, highest, mea
 use crate::experiment::{On, way_words};
 use crate::statistics::spread;
 
-/// Panels that belong together.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Figure {
-    /// What it is about.
-    pub(super) name: &'static str,
-    /// What is to be seen, and how to read it.
-    pub(super) caption: String,
-    /// Its panels.
-    pub(super) panels: Vec<String>,
-}
-
 /// No latency is drawn beyond so many nines.
 const NINES: u8 = 4;
 /// So many phases' parts are drawn at most.
 const PARTS: usize = 4;
 
 /// What is drawn of the runs in one place.
-pub(super) fn of(loaded: &Loaded, on: On) -> Vec<Figure> {
+pub(super) fn of(loaded: &Loaded, on: On) -> Vec<Picture> {
     let Some(drawn) = Drawn::of(loaded, on) else {
         return Vec::new();
     };
@@ -115,7 +105,7 @@ impl<'a> Drawn<'a> {
         format!(" Phases: {}.", named.collect::<Vec<_>>().join(", "))
     }
 
-    fn throughput(&self) -> Figure {
+    fn throughput(&self) -> Picture {
         let ways = self.ways.iter().map(|(way, runs)| {
             let lines = self.bands.iter().map(|band| Line {
                 name: band.name.clone(),
@@ -130,7 +120,7 @@ impl<'a> Drawn<'a> {
             let panel = Lines {
                 name: capital(&name),
                 unit: "I/Os a second".to_owned(),
-                across: self.across,
+                across: self.across.clone(),
                 up: Up::To(most),
                 lines,
                 phases: self.phases(),
@@ -138,8 +128,8 @@ impl<'a> Drawn<'a> {
             };
             panel.svg()
         });
-        Figure {
-            name: "Throughput of all disks over time",
+        Picture {
+            name: "Throughput of all disks over time".to_owned(),
             panels: panels.collect(),
             caption: format!(
                 "What each disk had, by the phases of the experiment.{}",
@@ -157,7 +147,7 @@ impl<'a> Drawn<'a> {
         f64::from(policy.shares)
     }
 
-    fn parts(&self) -> Option<Figure> {
+    fn parts(&self) -> Option<Picture> {
         let active = |phase: usize| {
             self.scenario.phases[phase]
                 .active
@@ -234,8 +224,8 @@ impl<'a> Drawn<'a> {
             panel.svg()
         });
         let panels: Vec<String> = panels.collect();
-        (!panels.is_empty()).then(|| Figure {
-            name: "Shares against throughput",
+        (!panels.is_empty()).then(|| Picture {
+            name: "Shares against throughput".to_owned(),
             panels,
             caption: "The part of all I/Os that each disk's shares stand for, and the part that it had. A limit, a \
                       reservation or a guest that asks for less moves a disk away from its shares' part."
@@ -243,7 +233,7 @@ impl<'a> Drawn<'a> {
         })
     }
 
-    fn datastore(&self) -> Figure {
+    fn datastore(&self) -> Picture {
         let ours = Variant::of(Policy::Ours);
         let mut lines = Vec::new();
         for (policy, name) in [
@@ -275,7 +265,7 @@ impl<'a> Drawn<'a> {
         let panel = |name: &str, unit: &str, most: f64, lines, levels| Lines {
             name: name.to_owned(),
             unit: unit.to_owned(),
-            across: self.across,
+            across: self.across.clone(),
             up: Up::To(crate::draw::round_up(most)),
             lines,
             phases: self.phases(),
@@ -314,8 +304,8 @@ impl<'a> Drawn<'a> {
                 );
             }
         }
-        Figure {
-            name: "Latency against the threshold, and hosts' windows",
+        Picture {
+            name: "Latency against the threshold, and hosts' windows".to_owned(),
             panels,
             caption: format!(
                 "Control holds the datastore's latency at the threshold by how much each host may have in flight; windows \
@@ -325,7 +315,7 @@ impl<'a> Drawn<'a> {
         }
     }
 
-    fn latencies(&self) -> Option<Figure> {
+    fn latencies(&self) -> Option<Picture> {
         let slice = Slice::whole(self.scenario);
         let mut ways = Vec::new();
         for (way, runs) in &self.ways {
@@ -373,8 +363,8 @@ impl<'a> Drawn<'a> {
                 };
                 panel.svg()
             });
-        Some(Figure {
-            name: "Latency as guests see it",
+        Some(Picture {
+            name: "Latency as guests see it".to_owned(),
             panels: panels.collect(),
             caption: "From a guest's request to its answer, over the whole run. To the right are the few that take \
                       longest; a line ends where there are no more I/Os to tell of."
@@ -383,7 +373,7 @@ impl<'a> Drawn<'a> {
     }
 
     /// What a shop's users see.
-    fn orders(&self) -> Option<Figure> {
+    fn orders(&self) -> Option<Picture> {
         let shop = |band: &&Band| {
             let mut disks = band
                 .disks
@@ -440,8 +430,8 @@ impl<'a> Drawn<'a> {
             1 => String::new(),
             _ => format!(" In \u{201c}{}\u{201d}.", self.scenario.phases[phase].name),
         };
-        Some(Figure {
-            name: "Orders of the shops",
+        Some(Picture {
+            name: "Orders of the shops".to_owned(),
             panels: vec![
                 panel("Orders", "a second", &some),
                 panel("Time of an order", "milliseconds, mean", &mean_ms),

@@ -1,10 +1,11 @@
 //! The report as one HTML page that needs nothing but itself.
 
 use super::style::STYLE;
-use super::{Chapter, came_to, charts, disturbed, method, parts, place, repeats, tally};
+use super::{Chapter, Picture, came_to, disturbed, measured, method, parts, place, repeats, tally};
 use crate::draw::{self, escape, fine, label};
+use crate::experiment::about::{About, AboutScenario};
 use crate::experiment::findings::{Check, Figure, Findings, Stage, Verdict};
-use crate::experiment::{About, On};
+use crate::experiment::{On, SetUp};
 
 /// A table of more rows is folded away.
 const LONG: usize = 24;
@@ -159,9 +160,14 @@ fn chapter(chapter: &Chapter, one_of_many: bool) -> String {
         text += &drawn(*on, figures, chapter.figures.len() > 1);
     }
     text += &agreement(chapter);
-    text += "<h3>What every disk had</h3>\n";
-    for stage in &findings.stages {
-        text += &tables(stage);
+    if measured::contest(findings).is_some() {
+        text += "<h3>What was measured</h3>\n";
+        text += &competed(findings);
+    } else {
+        text += "<h3>What every disk had</h3>\n";
+        for stage in &findings.stages {
+            text += &tables(stage);
+        }
     }
     text += "<h3>Set-up</h3>\n";
     text += &set_up(about);
@@ -203,7 +209,7 @@ fn checks(checks: &[Check]) -> String {
     text + "</tbody>\n</table>\n</div>\n"
 }
 
-fn drawn(on: On, figures: &[charts::Figure], several: bool) -> String {
+fn drawn(on: On, figures: &[Picture], several: bool) -> String {
     let mut text = String::new();
     for figure in figures {
         let place = if several {
@@ -211,7 +217,7 @@ fn drawn(on: On, figures: &[charts::Figure], several: bool) -> String {
         } else {
             String::new()
         };
-        text += &format!("<h3>{}{place}</h3>\n", escape(figure.name));
+        text += &format!("<h3>{}{place}</h3>\n", escape(&figure.name));
         text += &panels(&figure.panels, &figure.caption);
     }
     text
@@ -308,6 +314,36 @@ fn tables(stage: &Stage) -> String {
     heading + &folded(&table, stage.figures.len(), what)
 }
 
+/// What contestants did, sweep by sweep.
+fn competed(findings: &Findings) -> String {
+    let mut text = String::new();
+    for (title, rows) in measured::sweeps(findings) {
+        let mut table = String::from("<table>\n<thead><tr>");
+        for (place, head) in measured::HEAD.iter().enumerate() {
+            let class = if place < 2 { "" } else { " class=\"n\"" };
+            table += &format!("<th{class}>{head}</th>");
+        }
+        table += "</tr></thead>\n<tbody>\n";
+        for row in &rows {
+            let (cells, note) = measured::cells(row);
+            table += &format!(
+                "<tr><td>{}</td><td>{}{}</td>",
+                escape(&row.point),
+                escape(&row.contestant),
+                small(note.as_deref())
+            );
+            for (cell, spread) in cells {
+                table += &format!("<td class=\"n\">{cell}{}</td>", small(spread.as_deref()));
+            }
+            table += "</tr>\n";
+        }
+        table += "</tbody>\n</table>\n";
+        text += &format!("<p class=\"soft\">{}</p>\n", escape(title));
+        text += &folded(&table, rows.len(), title);
+    }
+    text + &format!("<p class=\"soft\">{}</p>\n", escape(measured::KEY))
+}
+
 /// What stands smaller below.
 fn small(text: Option<&str>) -> String {
     text.map_or(String::new(), |text| {
@@ -333,20 +369,31 @@ pub(super) fn cells(row: &Figure, shops: bool) -> Vec<(String, Option<String>)> 
 }
 
 /// Names and what they are.
-fn facts(facts: &[(&str, String)]) -> String {
+fn facts<T: AsRef<str>>(facts: &[(T, String)]) -> String {
     let mut text = String::from("<dl class=\"facts\">\n");
     for (name, what) in facts {
-        text += &format!("<dt>{}</dt><dd>{}</dd>\n", escape(name), escape(what));
+        text += &format!(
+            "<dt>{}</dt><dd>{}</dd>\n",
+            escape(name.as_ref()),
+            escape(what)
+        );
     }
     text + "</dl>\n"
 }
 
 fn set_up(about: &About) -> String {
+    match &about.set_up {
+        SetUp::Scenario(scenario) => hosts(scenario, &about.ways),
+        SetUp::Contest(contest) => facts(&measured::set_up(contest)),
+    }
+}
+
+fn hosts(about: &AboutScenario, ways: &[String]) -> String {
     let mut text = facts(&[
         ("Hosts", about.hosts.join(", ")),
         ("Datastore", about.datastore.clone()),
         ("Congestion threshold", about.threshold.clone()),
-        ("Ways", about.ways.join("; ")),
+        ("Ways", ways.join("; ")),
     ]);
     let mut table = String::from(
         "<table class=\"cards\">\n<thead><tr><th>Disk</th><th>Host</th><th>Shares</th><th>Limits</th><th>Guest</th></tr>\

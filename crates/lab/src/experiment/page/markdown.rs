@@ -1,9 +1,11 @@
 //! The report's tables as Markdown, for a ticket or a pull request.
 
 use super::html::{cells, phase_words};
-use super::{Chapter, came_to, disturbed, method, place, tally};
+use super::{Chapter, came_to, disturbed, measured, method, place, tally};
 use crate::draw::label;
-use crate::experiment::findings::{Check, Stage, Verdict};
+use crate::experiment::SetUp;
+use crate::experiment::about::{About, AboutScenario};
+use crate::experiment::findings::{Check, Findings, Stage, Verdict};
 
 /// The summary; `title` is a suite's.
 pub(super) fn page(title: Option<&str>, chapters: &[Chapter]) -> String {
@@ -45,27 +47,15 @@ fn chapter(chapter: &Chapter, level: &str) -> String {
         text += &format!("\nCould not be run: {}\n", problem.replace('\n', " "));
     }
     text += &checks(&findings.checks);
-    for stage in &findings.stages {
-        text += &figures(stage);
+    if measured::contest(findings).is_some() {
+        text += &competed(findings);
+    } else {
+        for stage in &findings.stages {
+            text += &figures(stage);
+        }
     }
     text += &format!("\n{level}# Set-up\n\n");
-    text += &format!("- Hosts: {}\n", about.hosts.join(", "));
-    text += &format!("- Datastore: {}\n", about.datastore);
-    text += &format!("- Congestion threshold: {}\n", about.threshold);
-    for disk in &about.disks {
-        let settings = match disk.settings.as_str() {
-            "" => String::new(),
-            some => format!(", {some}"),
-        };
-        text += &format!(
-            "- {} on {}: {} shares{settings}; {}\n",
-            disk.name, disk.host, disk.shares, disk.workload
-        );
-    }
-    if about.phases.len() > 1 {
-        let phases = about.phases.iter().map(phase_words);
-        text += &format!("- Phases: {}\n", phases.collect::<Vec<_>>().join("; "));
-    }
+    text += &set_up(about);
     let machine = &findings.machine;
     text += &format!("\n{level}# Machine and method\n\n");
     text += &format!(
@@ -87,6 +77,67 @@ fn chapter(chapter: &Chapter, level: &str) -> String {
          [{base}findings.json]({base}findings.json). Charts: report.html.\n"
     );
     text
+}
+
+fn set_up(about: &About) -> String {
+    match &about.set_up {
+        SetUp::Scenario(scenario) => hosts(scenario),
+        SetUp::Contest(contest) => {
+            let facts = measured::set_up(contest).into_iter();
+            facts
+                .map(|(name, what)| format!("- {name}: {what}\n"))
+                .collect()
+        }
+    }
+}
+
+fn hosts(about: &AboutScenario) -> String {
+    let mut text = format!("- Hosts: {}\n", about.hosts.join(", "));
+    text += &format!("- Datastore: {}\n", about.datastore);
+    text += &format!("- Congestion threshold: {}\n", about.threshold);
+    for disk in &about.disks {
+        let settings = match disk.settings.as_str() {
+            "" => String::new(),
+            some => format!(", {some}"),
+        };
+        text += &format!(
+            "- {} on {}: {} shares{settings}; {}\n",
+            disk.name, disk.host, disk.shares, disk.workload
+        );
+    }
+    if about.phases.len() > 1 {
+        let phases = about.phases.iter().map(phase_words);
+        text += &format!("- Phases: {}\n", phases.collect::<Vec<_>>().join("; "));
+    }
+    text
+}
+
+/// What contestants did, sweep by sweep.
+fn competed(findings: &Findings) -> String {
+    let mut text = String::new();
+    for (title, rows) in measured::sweeps(findings) {
+        text += &format!(
+            "\n{title}:\n\n| {} |\n|{}\n",
+            measured::HEAD.join(" | "),
+            "---|".repeat(measured::HEAD.len())
+        );
+        for row in rows {
+            let (cells, note) = measured::cells(row);
+            let note = note.map_or(String::new(), |note| format!(" ({note})"));
+            text += &format!(
+                "| {} | {}{} |",
+                cell(&row.point),
+                cell(&row.contestant),
+                cell(&note)
+            );
+            for (figure, spread) in cells {
+                let spread = spread.map_or(String::new(), |spread| format!(" ({spread})"));
+                text += &format!(" {figure}{spread} |");
+            }
+            text += "\n";
+        }
+    }
+    text + &format!("\n{}\n", measured::KEY)
 }
 
 fn checks(checks: &[Check]) -> String {
