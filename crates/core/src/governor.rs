@@ -235,6 +235,8 @@ pub struct Governor {
     /// Its latency as the window law takes it: no host's counts for more than the law answers to.
     felt: f64,
     smooth: f64,
+    /// All that was divided last was asked for.
+    short: bool,
     theta: f64,
     engaged: bool,
     /// Ticks of the law since then.
@@ -304,6 +306,7 @@ impl Governor {
             target,
             felt: 0.0,
             smooth: 0.0,
+            short: false,
             theta: 1.0,
             engaged: false,
             since_engaged: 0,

@@ -185,7 +185,7 @@ impl Watch {
             latency: mix(self.lately.latency, sight.latency),
             in_flight: mix(self.lately.in_flight, sight.in_flight),
             rate: mix(self.lately.rate, sight.rate),
-            hosts: sight.hosts,
+            ..*sight
         };
         if self.level().is_some() || self.lately.latency > 1.3 * round.target {
             return;

@@ -301,6 +301,7 @@ impl Governor {
         // Moved on purpose, latency is no reason to move it back, unless it is far off.
         let sight = window::Sight {
             latency: self.felt,
+            short: self.short,
             ..self.sight
         };
         let calm = self.dither.on().is_some() && sight.latency < 1.3 * self.target;
@@ -352,6 +353,7 @@ impl Governor {
             })
             .collect();
         let division = Division::of(&wants, window);
+        self.short = division.slack <= 0.0;
         let hosts = f64::from(self.sight.hosts);
         let mut sum = division.slack / hosts;
         for disk in &mut self.disks.all {

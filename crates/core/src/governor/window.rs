@@ -5,7 +5,8 @@
 //!
 //! # Always true
 //! - Between `hosts * floor` and `hosts * most`, whatever came in.
-//! - Where load does not fill the window, the window stays (coast): an idle hour does not blow it up.
+//! - Where load does not fill the window and nobody could use more, the window stays (coast): an idle hour does not blow
+//!   it up.
 //! - Two hosts that disagree, disagree half as much after each tick (consensus).
 //!
 //! # Units
@@ -35,6 +36,8 @@ pub struct Sight {
     pub rate: f64,
     /// Hosts, this one included.
     pub hosts: u32,
+    /// Somebody was given less than it could use, however much others leave of what they were given.
+    pub short: bool,
 }
 
 /// The least a host is given: a host with nothing in flight could never be heard.
@@ -49,7 +52,7 @@ pub fn step(window: f64, target: f64, sight: &Sight) -> f64 {
     }
     let ratio = (target / sight.latency).clamp(LEAST_RATIO, 2.0);
     if ratio >= 1.0 {
-        if sight.in_flight < IN_USE * window {
+        if sight.in_flight < IN_USE * window && !sight.short {
             return window;
         }
         return 0.7 * window + 0.3 * ratio * window;
@@ -77,7 +80,19 @@ mod tests {
             in_flight,
             rate: in_flight / latency * 1e9,
             hosts: 2,
+            short: false,
         }
+    }
+
+    #[test]
+    fn a_window_of_which_some_leave_their_part_grows_for_those_who_could_use_it() {
+        let half = sight(5e6, 40.0);
+        assert_eq!(step(80.0, 25e6, &half), 80.0);
+        let short = Sight {
+            short: true,
+            ..half
+        };
+        assert!(step(80.0, 25e6, &short) > 100.0);
     }
 
     #[test]

@@ -310,6 +310,7 @@ fn one_tick_answers_no_more_than_a_quarter_or_twice_the_threshold() {
         in_flight: 80.0,
         rate: 80.0 / latency_ms * 1e3,
         hosts: 2,
+        short: false,
     };
     // Three tenths of the way to twice the window; a quarter of what is in flight.
     assert_eq!(step(80.0, 25e6, &seen(0.1)), 104.0);

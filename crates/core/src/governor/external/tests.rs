@@ -49,6 +49,7 @@ impl Run {
                 in_flight: self.window,
                 rate,
                 hosts: 2,
+                short: false,
             };
             let elapsed = Span::from_nanos(TICK);
             let round = Round {
@@ -161,6 +162,7 @@ fn who_does_not_watch_follows_and_takes_over_what_is_held() {
         in_flight: 40.0,
         rate: 1_000.0,
         hosts: 2,
+        short: false,
     };
     let round = Round {
         now: at(1),

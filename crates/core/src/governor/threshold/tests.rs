@@ -9,6 +9,7 @@ fn array(most: f64, least_ms: f64, in_flight: f64) -> Sight {
         in_flight,
         rate,
         hosts: 1,
+        short: false,
     }
 }
 
