@@ -26,8 +26,9 @@ cargo xtask TASK
   tidy                      the rules that no lint can keep
   bench data-path [ARGS]    the data path against its peers, as a table of ratios
   sim [ARGS]                scenarios in virtual time: --scenario S --seed N, or --swarm MINUTES; all of them without
-  mutants [RULE]...         takes one rule of I/O control away at a time (crates/core/mutants.toml) and tells which of them
-                            no test misses; an hour
+  mutants [--only RULE]...  takes one rule of I/O control away at a time (crates/core/mutants.toml) and tells which of them
+          [--anew]          no test misses; `lease-*`: those whose names begin so. What was found before of the same sources
+                            is not looked for again, unless anew. An hour
   docs [--check]            writes docs/cli.md, config.md, openapi.json, metrics.md, man pages and completions;
                             --check only says whether they are stale
   fuzz [TARGET] [SECONDS]   fuzzes one target, or each in turn (60 seconds; needs cargo-fuzz and nightly)
@@ -59,7 +60,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["tidy"] => tidy(&Workspace::read()?),
         ["bench", "data-path", rest @ ..] => bench(&Workspace::read()?, rest),
         ["sim", rest @ ..] => sim::run(&Workspace::read()?, rest),
-        ["mutants", rules @ ..] => mutants::run(&Workspace::read()?, rules),
+        ["mutants", rest @ ..] => mutants::run(&Workspace::read()?, rest),
         ["docs"] => docs::write(&Workspace::read()?),
         ["docs", "--check"] => docs::check(&Workspace::read()?),
         ["fuzz", rest @ ..] => fuzz(&Workspace::read()?, rest),

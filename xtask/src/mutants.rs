@@ -1,33 +1,36 @@
 //! Takes one rule away at a time from a copy of the tree, and tells whether a test notices: `cargo xtask mutants`.
 //!
 //! The rules are those of I/O control and of leases, one entry each in `crates/core/mutants.toml`. A rule that can go
-//! without any test failing is either not tested or not needed; both are worth knowing. It takes the better part of an
-//! hour, so `cargo xtask test` only looks whether every entry still fits the source ([`misfits`], in `tidy`).
+//! without any test failing is either not tested or not needed; both are worth knowing. What was found is written down
+//! as it is found ([`book`]), so a run that was cut off goes on where it was, and one that has nothing new to find ends
+//! at once. All of it takes the better part of an hour, so `cargo xtask test` only looks whether every entry still fits
+//! the source ([`misfits`], in `tidy`).
 //!
 //! # Always true
 //! - The tree itself is not touched: everything happens in `target/mutants`.
 //! - Before anything is taken away the tests named pass, or nothing is said of any rule.
+//! - What was found of a rule counts only for the very sources and tests that it was found with.
+
+mod bench;
+mod book;
 
 use crate::workspace::Workspace;
 use anyhow::{Context, bail, ensure};
+use bench::{Bench, Fate};
+use book::Book;
 use serde::Deserialize;
-use serde_json::Value;
-use std::collections::BTreeSet;
-use std::fs::{self, File};
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
 use std::ops::Range;
-use std::path::{Path, PathBuf};
-use std::process::{Command, Stdio};
-use std::time::Instant;
+use std::path::Path;
+use std::time::{Duration, Instant};
 
 /// Where the rules are listed.
 const TABLE: &str = "crates/core/mutants.toml";
 /// Their source, to which each entry's file is relative.
 const SOURCE: &str = "crates/core/src";
-const PACKAGE: &str = "tidegate-core";
-/// What a build of the package needs, and no more.
-const COPIED: &[&str] = &["Cargo.toml", "Cargo.lock", ".cargo", "crates", "xtask"];
-/// Seconds after which tests that used to end are taken to hang: that is noticed, too.
-const PATIENCE: &str = "400";
+/// The test target that is asked about a rule that no test of the core misses: it says more slowly what scenarios miss.
+const LAST_RESORT: &str = "sim";
 
 #[derive(Deserialize)]
 struct Table {
@@ -47,17 +50,44 @@ struct Mutant {
     find: String,
     /// The source without the rule.
     replace: String,
-    /// Test targets that may notice, the likeliest first; `lib` is the unit tests.
+    /// Tests that may notice, the quickest first: a target (`lib`: the unit tests), or `target::part of the tests' names`.
     tests: Vec<String>,
 }
 
-/// What became of a mutant.
-enum Fate {
-    /// These tests fail, or the name of the target that hangs.
-    Noticed(String),
-    Survived,
-    /// It is no program.
-    Broken(String),
+/// What is asked for.
+#[derive(Debug, Default, PartialEq)]
+struct Wish<'a> {
+    /// These rules: a name, or how names begin and a `*`. None: all.
+    only: Vec<&'a str>,
+    /// What was found before does not count.
+    anew: bool,
+}
+
+impl<'a> Wish<'a> {
+    fn read(args: &[&'a str]) -> anyhow::Result<Wish<'a>> {
+        let mut wish = Wish::default();
+        let mut args = args.iter();
+        while let Some(arg) = args.next() {
+            match *arg {
+                "--only" => wish
+                    .only
+                    .push(args.next().context("--only wants a rule's name")?),
+                "--anew" => wish.anew = true,
+                other => {
+                    bail!("`{other}` is no option: cargo xtask mutants [--only RULE]... [--anew]")
+                }
+            }
+        }
+        Ok(wish)
+    }
+
+    fn names(&self, rule: &str) -> bool {
+        let is = |name: &&str| match name.strip_suffix('*') {
+            Some(begin) => rule.starts_with(begin),
+            None => rule == *name,
+        };
+        self.only.is_empty() || self.only.iter().any(is)
+    }
 }
 
 /// What of the table does not fit the source.
@@ -72,6 +102,15 @@ pub(crate) fn misfits(root: &Path) -> anyhow::Result<Vec<String>> {
         if mutant.tests.is_empty() || mutant.says.is_empty() {
             misfits.push(format!("{TABLE}: `{name}` says nothing, or names no tests"));
         }
+        for tests in &mutant.tests {
+            let (target, _) = bench::target_and_filter(tests);
+            let path = root.join(format!("crates/core/tests/{target}.rs"));
+            if target != "lib" && !path.is_file() {
+                misfits.push(format!(
+                    "{TABLE}: `{name}` names {tests}, and there is no {target}"
+                ));
+            }
+        }
         let path = root.join(SOURCE).join(&mutant.file);
         let source = fs::read_to_string(&path).unwrap_or_default();
         match places(&source, &mutant.find).len() {
@@ -85,43 +124,136 @@ pub(crate) fn misfits(root: &Path) -> anyhow::Result<Vec<String>> {
     Ok(misfits)
 }
 
-/// Tries the rules of these names, or all.
-pub(crate) fn run(workspace: &Workspace, names: &[&str]) -> anyhow::Result<()> {
+/// Tries the rules that are asked for.
+pub(crate) fn run(workspace: &Workspace, args: &[&str]) -> anyhow::Result<()> {
+    let wish = Wish::read(args)?;
     let misfits = misfits(&workspace.root)?;
     ensure!(misfits.is_empty(), "{}", misfits.join("\n"));
     let mut mutants = read(&workspace.root)?;
-    for name in names {
-        let known = mutants.iter().any(|mutant| mutant.rule == *name);
+    for name in &wish.only {
+        let one = Wish {
+            only: vec![*name],
+            anew: false,
+        };
+        let known = mutants.iter().any(|mutant| one.names(&mutant.rule));
         ensure!(known, "{TABLE} has no rule `{name}`");
     }
-    mutants.retain(|mutant| names.is_empty() || names.contains(&mutant.rule.as_str()));
+    mutants.retain(|mutant| wish.names(&mutant.rule));
     let bench = Bench::set_up(workspace)?;
-    let targets: BTreeSet<&String> = mutants.iter().flat_map(|m| &m.tests).collect();
-    for target in targets {
-        match bench.test(std::slice::from_ref(target))? {
-            Fate::Survived => println!("{target}: passes as it is"),
-            Fate::Noticed(tests) => bail!("{target} fails though nothing was taken away: {tests}"),
-            Fate::Broken(why) => bail!("{target} cannot be built: {why}"),
-        }
+    let mut book = Book::open(&workspace.target.join("mutants"), &bench.tree)?;
+    if wish.anew {
+        book.forget(&mutants);
     }
-    let mut bad = Vec::new();
-    for mutant in &mutants {
-        let began = Instant::now();
-        let fate = bench.try_without(mutant)?;
-        let says = match &fate {
-            Fate::Noticed(tests) => format!("noticed by {tests}"),
-            Fate::Survived => "SURVIVED".to_owned(),
-            Fate::Broken(why) => format!("IS NO PROGRAM: {why}"),
-        };
-        let seconds = began.elapsed().as_secs();
-        println!("{}: {says} ({seconds} s)", mutant.rule);
-        if !matches!(fate, Fate::Noticed(_)) {
-            bad.push(format!("{}: {}", mutant.rule, mutant.says));
-        }
+    try_all(&bench, &mut book, &mutants)?;
+    close(&book, &mutants)
+}
+
+/// Tries every rule of which the book does not tell.
+fn try_all(bench: &Bench, book: &mut Book, mutants: &[Mutant]) -> anyhow::Result<()> {
+    let open: Vec<&Mutant> = mutants.iter().filter(|m| !book.is_noticed(m)).collect();
+    let known = mutants.len() - open.len();
+    println!("{} rules to try, {known} known from before", open.len());
+    let mut limits = BTreeMap::new();
+    let began = Instant::now();
+    for (done, mutant) in open.iter().enumerate() {
+        let from = Instant::now();
+        let fate = try_one(bench, &mut limits, mutant)?;
+        book.note(mutant, &fate)?;
+        let left = open.len() - done - 1;
+        let each = began.elapsed().as_secs_f64() / (done + 1) as f64;
+        let left = Duration::from_secs_f64(each * left as f64);
+        println!(
+            "[{:3}/{}] {}: {fate} ({:.0} s; {} left)",
+            done + 1,
+            open.len(),
+            mutant.rule,
+            from.elapsed().as_secs_f64(),
+            about(left),
+        );
     }
-    println!("{} of {} noticed", mutants.len() - bad.len(), mutants.len());
-    ensure!(bad.is_empty(), "no test misses these:\n{}", bad.join("\n"));
     Ok(())
+}
+
+/// Takes a rule away and asks its tests one after the other, the simulator at last. `limits`: how long tests may take
+/// that were seen to pass while nothing was taken away.
+fn try_one<'a>(
+    bench: &Bench,
+    limits: &mut BTreeMap<&'a str, Duration>,
+    mutant: &'a Mutant,
+) -> anyhow::Result<Fate> {
+    let own = mutant.tests.iter().map(String::as_str);
+    for tests in own.chain([LAST_RESORT]) {
+        let limit = match limits.get(tests) {
+            Some(limit) => *limit,
+            None => try_none(bench, tests)?,
+        };
+        limits.insert(tests, limit);
+        match bench.test_without(mutant, tests, limit)? {
+            Fate::Survived => {}
+            Fate::Noticed(by) if tests == LAST_RESORT => {
+                return Ok(Fate::Noticed(format!("the simulator only: {by}")));
+            }
+            other => return Ok(other),
+        }
+    }
+    Ok(Fate::Survived)
+}
+
+/// Sees that tests pass while nothing is taken away: how long they may take from then on.
+fn try_none(bench: &Bench, tests: &str) -> anyhow::Result<Duration> {
+    let began = Instant::now();
+    match bench.test(tests, bench::PATIENCE)? {
+        Fate::Survived => {}
+        Fate::Noticed(why) => bail!("{tests} fails though nothing was taken away: {why}"),
+        Fate::Broken(why) => bail!("{tests} cannot be built: {why}"),
+    }
+    let took = bench.took();
+    println!(
+        "{tests}: passes as it is ({:.1} s, {:.0} s with its build)",
+        took.as_secs_f64(),
+        began.elapsed().as_secs_f64(),
+    );
+    Ok(bench::limit(took))
+}
+
+/// Tells what all of it came to.
+fn close(book: &Book, mutants: &[Mutant]) -> anyhow::Result<()> {
+    let (mut noticed, mut survived, mut broken) = (0, Vec::new(), Vec::new());
+    for mutant in mutants {
+        let told = || format!("{}: {}", mutant.rule, mutant.says);
+        match book.fate(mutant) {
+            Some(Fate::Noticed(_)) => noticed += 1,
+            Some(Fate::Survived) => survived.push(told()),
+            Some(Fate::Broken(why)) => broken.push(format!("{}: {why}", mutant.rule)),
+            None => bail!("{} was not tried", mutant.rule),
+        }
+    }
+    println!(
+        "{} rules: {noticed} killed, {} survived, {} no program",
+        mutants.len(),
+        survived.len(),
+        broken.len()
+    );
+    ensure!(
+        survived.is_empty(),
+        "no test misses these:\n{}",
+        survived.join("\n")
+    );
+    ensure!(
+        broken.is_empty(),
+        "these entries are no programs:\n{}",
+        broken.join("\n")
+    );
+    Ok(())
+}
+
+/// A time as people say it.
+fn about(time: Duration) -> String {
+    match time.as_secs() {
+        0 => "nothing".to_owned(),
+        seconds @ 1..=119 => format!("{seconds} s"),
+        seconds => format!("{} min", seconds.div_ceil(60)),
+    }
 }
 
 fn read(root: &Path) -> anyhow::Result<Vec<Mutant>> {
@@ -150,128 +282,6 @@ fn places(source: &str, find: &str) -> Vec<Range<usize>> {
         .collect()
 }
 
-/// A copy of the tree, and where it is built.
-struct Bench {
-    tree: PathBuf,
-    build: PathBuf,
-}
-
-impl Bench {
-    fn set_up(workspace: &Workspace) -> anyhow::Result<Bench> {
-        let bench = Bench {
-            tree: workspace.target.join("mutants/tree"),
-            build: workspace.target.join("mutants/build"),
-        };
-        if bench.tree.exists() {
-            fs::remove_dir_all(&bench.tree)?;
-        }
-        for name in COPIED {
-            copy(&workspace.root.join(name), &bench.tree.join(name))?;
-        }
-        Ok(bench)
-    }
-
-    fn try_without(&self, mutant: &Mutant) -> anyhow::Result<Fate> {
-        let path = self.tree.join(SOURCE).join(&mutant.file);
-        let source = fs::read_to_string(&path)?;
-        let place = places(&source, &mutant.find)
-            .pop()
-            .context("the table fitted when it was checked")?;
-        let mut without = source.clone();
-        without.replace_range(place, &mutant.replace);
-        fs::write(&path, without)?;
-        let fate = self.test(&mutant.tests);
-        fs::write(&path, source)?;
-        fate
-    }
-
-    /// Builds and runs test targets until one fails.
-    fn test(&self, targets: &[String]) -> anyhow::Result<Fate> {
-        for target in targets {
-            let program = match self.build(target)? {
-                Ok(program) => program,
-                Err(why) => return Ok(Fate::Broken(why)),
-            };
-            let log = self.build.join("output");
-            let status = Command::new("timeout")
-                .args(["--signal=KILL", PATIENCE])
-                .arg(&program)
-                .current_dir(self.tree.join("crates/core"))
-                .stdin(Stdio::null())
-                .stdout(File::create(&log)?)
-                .stderr(Stdio::null())
-                .status()
-                .context("`timeout` (coreutils) does not start")?;
-            if !status.success() {
-                let log = fs::read_to_string(&log)?;
-                let failed = log.lines().filter_map(|line| {
-                    let name = line.strip_prefix("test ")?;
-                    name.strip_suffix(" ... FAILED")
-                });
-                let failed: Vec<&str> = failed.take(3).collect();
-                return Ok(Fate::Noticed(match failed[..] {
-                    [] => format!("{target}, which hangs or dies"),
-                    _ => failed.join(", "),
-                }));
-            }
-        }
-        Ok(Fate::Survived)
-    }
-
-    /// Builds one test target: its program, or the first thing that the compiler says.
-    fn build(&self, target: &str) -> anyhow::Result<Result<PathBuf, String>> {
-        let mut build = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
-        build
-            .current_dir(&self.tree)
-            .env("CARGO_TARGET_DIR", &self.build)
-            .args(["test", "--quiet", "--no-run", "--package", PACKAGE])
-            .arg("--message-format=json");
-        match target {
-            "lib" => build.arg("--lib"),
-            test => build.args(["--test", test]),
-        };
-        let output = build.stdin(Stdio::null()).output()?;
-        let (mut program, mut error) = (None, None);
-        for line in String::from_utf8_lossy(&output.stdout).lines() {
-            let Ok(line) = serde_json::from_str::<Value>(line) else {
-                continue;
-            };
-            if let Some(path) = line["executable"].as_str() {
-                program = Some(PathBuf::from(path));
-            }
-            if line["message"]["level"] == "error" && error.is_none() {
-                error = line["message"]["message"].as_str().map(str::to_owned);
-            }
-        }
-        if output.status.success()
-            && let Some(program) = program
-        {
-            return Ok(Ok(program));
-        }
-        let told = String::from_utf8_lossy(&output.stderr);
-        let told = told.lines().next().unwrap_or("cargo ends without a word");
-        Ok(Err(error.unwrap_or_else(|| told.to_owned())))
-    }
-}
-
-fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
-    if from.is_dir() {
-        fs::create_dir_all(to)?;
-        for entry in fs::read_dir(from)? {
-            let name = entry?.file_name();
-            if name != "target" {
-                copy(&from.join(&name), &to.join(&name))?;
-            }
-        }
-    } else if from.is_file() {
-        if let Some(dir) = to.parent() {
-            fs::create_dir_all(dir)?;
-        }
-        fs::copy(from, to).with_context(|| format!("{} cannot be copied", from.display()))?;
-    }
-    Ok(())
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -284,5 +294,15 @@ mod tests {
         assert_eq!(&source[found[1].clone()], "a(b,);");
         assert_eq!(&source[found[0].clone()], "a(\n        b,\n    );");
         assert!(places(source, "c").is_empty() && places(source, " ").is_empty());
+    }
+
+    #[test]
+    fn rules_are_asked_for_by_name_or_by_how_they_begin() {
+        let wish = Wish::read(&["--only", "calm", "--anew", "--only", "lease-*"]).unwrap();
+        assert!(wish.anew);
+        assert!(wish.names("calm") && wish.names("lease-clocks"));
+        assert!(!wish.names("calm-near-the-threshold") && !wish.names("lease"));
+        assert!(Wish::read(&[]).unwrap().names("anything"));
+        assert!(Wish::read(&["--only"]).is_err() && Wish::read(&["calm"]).is_err());
     }
 }

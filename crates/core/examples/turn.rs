@@ -49,6 +49,7 @@ fn main() {
             control: CONTROL,
             key: DiskKey(disk.into()),
             policy,
+            spent: None,
         };
         let attach = Event::Attach {
             disk: DiskId(disk),

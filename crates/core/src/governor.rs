@@ -199,7 +199,7 @@ pub enum GovernorEvent {
         /// Where it is.
         to: Span,
     },
-    /// Somebody else sits in our slot: take another.
+    /// Somebody else sits in our slot, or has our name ([`Governor::host`]): take another slot.
     Displaced,
     /// This daemon stood still for so long that the others took it for dead; it joins anew.
     Paused {
@@ -332,6 +332,11 @@ impl Governor {
         }
     }
 
+    /// The name under which the others know this host. It changes where another daemon that lives has it as well.
+    pub fn host(&self) -> [u8; 16] {
+        self.settings.host
+    }
+
     /// What people call this host: the others show it.
     pub fn call(&mut self, name: Name) {
         self.name = name;
@@ -426,7 +431,13 @@ impl Governor {
         self.events
             .extend(lost.map(|&(host, left)| GovernorEvent::HostLost { host, left }));
         self.met |= !news.seen.is_empty();
-        if news.displaced {
+        if news.doubled {
+            // Whoever has our name as well keeps it; ours is the next.
+            self.settings.host = u128::from_be_bytes(self.settings.host)
+                .wrapping_add(1)
+                .to_be_bytes();
+        }
+        if news.displaced || news.doubled {
             self.slot = None;
             self.events.push(GovernorEvent::Displaced);
         }

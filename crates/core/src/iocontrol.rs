@@ -32,6 +32,7 @@ mod account;
 mod atomics;
 pub mod cost;
 mod disk;
+mod groups;
 pub mod limit;
 pub mod policy;
 pub mod scheduler;
@@ -39,6 +40,7 @@ pub mod shared;
 pub mod tags;
 
 pub use cost::CostModel;
+pub use limit::Spent;
 pub use policy::{GroupPolicy, Limit, Policy, PolicyFault};
 pub use scheduler::Scheduler;
 pub use shared::{GroupsHandle, SharedHandle};

@@ -207,9 +207,12 @@ impl Shard {
         }
         assert!(self.disks[place].is_none(), "a disk is attached once");
         if let Some(controlled) = control {
-            scheduler_of(&mut self.turns, controlled.control)
-                .expect("the engine attaches disks to controls that it has handed in")
-                .add(now, id, controlled.key, &controlled.policy);
+            let scheduler = scheduler_of(&mut self.turns, controlled.control)
+                .expect("the engine attaches disks to controls that it has handed in");
+            scheduler.add(now, id, controlled.key, &controlled.policy);
+            if let Some(spent) = &controlled.spent {
+                scheduler.resume(now, id, spent);
+            }
         }
         self.disks[place] = Some(disk);
         self.note_timed();

@@ -1,6 +1,8 @@
 //! Governors of several hosts against one array, through a table of slots: what they reach together, and how fast.
 #![expect(clippy::cast_possible_truncation, reason = "the world's small numbers")]
 
+#[path = "governor/bench.rs"]
+mod bench;
 #[path = "governor/rules.rs"]
 mod rules;
 #[path = "governor/trouble.rs"]

@@ -1,18 +1,22 @@
 //! The scheduler of one thread against a small datastore: each rule of I/O control has a test that needs it.
 //!
-//! The world is in `iocontrol/world.rs`. Bounds are those that follow from the algorithm, not from a run.
+//! The world is in `iocontrol/world.rs`; here are shares, the window and latency targets. Bounds are those that follow from the algorithm, not from a run.
 
+#[path = "iocontrol/limits.rs"]
+mod limits;
+#[path = "iocontrol/reservations.rs"]
+mod reservations;
 #[path = "iocontrol/world.rs"]
 mod world;
 
 use proptest::prelude::*;
 use tidegate_core::iocontrol::shared::{Groups, Shared};
 use tidegate_core::iocontrol::{
-    Cost, DiskKey, GroupId, GroupPolicy, Hold, Limit, Mode, Offer, Orders, Pick, Policy, Scheduler,
+    Cost, DiskKey, GroupId, Hold, Limit, Offer, Orders, Pick, Policy, Scheduler,
 };
 use tidegate_core::request::{DiskId, IoId, Op};
 use tidegate_core::units::Time;
-use world::{Client, MS, REF, SECOND, World, at, ms, plain_costs, worst_excess};
+use world::{Client, MS, REF, SECOND, World, at, ms, plain_costs};
 
 /// What an idle disk may save up.
 const CREDIT: u64 = 16 * REF;
@@ -20,14 +24,6 @@ const CREDIT: u64 = 16 * REF;
 fn shares(shares: u32) -> Policy {
     Policy {
         shares,
-        ..Policy::default()
-    }
-}
-
-fn reserved(shares: u32, reservation: u32) -> Policy {
-    Policy {
-        shares,
-        reservation,
         ..Policy::default()
     }
 }
@@ -44,6 +40,24 @@ fn clients(policies: &[Policy], depth: usize) -> Vec<Client> {
     policies
         .map(|policy| Client::new(policy.clone(), depth))
         .collect()
+}
+
+fn lone(policies: &[Policy]) -> Scheduler {
+    let mut scheduler = Scheduler::new(0, Shared::new(1, &Groups::new(0)), 32_768);
+    for (id, policy) in (0..).zip(policies) {
+        scheduler.add(Time::ZERO, DiskId(id), DiskKey(id.into()), policy);
+    }
+    scheduler
+}
+
+fn orders(change: impl FnOnce(&mut Orders)) -> Orders {
+    let mut orders = Orders::idle(plain_costs());
+    change(&mut orders);
+    orders
+}
+
+fn io(n: u64) -> IoId {
+    IoId::from_bits(n)
 }
 
 proptest! {
@@ -87,322 +101,6 @@ proptest! {
             }
         }
     }
-
-    #[test]
-    fn no_interval_sees_more_of_a_disk_or_group_than_its_limits(
-        sustained in 50..20_000_u64,
-        factor in prop_oneof![Just(0_u64), 2..5_u64],
-        burst in prop_oneof![Just(0_u64), 1..2_000_u64],
-        group in 500..20_000_u64,
-        bandwidth in 1_000_000..100_000_000_u64,
-        len in prop_oneof![Just(4_096_u64), Just(65_536), Just(1 << 20)],
-        depth in 1..40_usize,
-        late in 0..3_000_000_u64,
-        engaged in any::<bool>(),
-    ) {
-        let limit = Limit { sustained, peak: factor * sustained, burst };
-        let of_group = Policy { group: Some(GroupId(3)), ..Policy::default() };
-        let bytes = Policy { bandwidth: Some(Limit::steady(bandwidth)), ..Policy::default() };
-        let both = Policy { group: Some(GroupId(3)), ..limited(limit) };
-        let policies = [limited(limit), bytes, of_group.clone(), of_group, both, shares(500)];
-        let mut made = clients(&policies, depth);
-        for client in &mut made {
-            client.len = len;
-        }
-        let mut world = World::new(1, 50_000, 4, made);
-        world.late = late;
-        world.groups.set(Time::ZERO, GroupId(3), &GroupPolicy {
-            limit: Some(Limit { sustained: group, peak: 2 * group, burst }),
-            bandwidth: None,
-        });
-        world.steer(|orders| orders.engaged = engaged);
-        world.run(2 * SECOND);
-        let units = len.div_ceil(32_768);
-        let peak_burst = |peak: u64| (peak / 100) + 1;
-        for disk in [0, 4] {
-            let passed = world.passed(&[disk], units);
-            prop_assert!(worst_excess(&passed, sustained, burst) <= 0);
-            if factor > 0 {
-                prop_assert!(worst_excess(&passed, limit.peak, peak_burst(limit.peak)) <= 0);
-            }
-        }
-        prop_assert!(worst_excess(&world.passed(&[1], len), bandwidth, bandwidth / 100) <= 0);
-        let passed = world.passed(&[2, 3, 4], units);
-        prop_assert!(worst_excess(&passed, group, burst) <= 0);
-        prop_assert!(worst_excess(&passed, 2 * group, peak_burst(2 * group)) <= 0);
-    }
-}
-
-#[test]
-fn a_limit_is_reached_in_the_mean_though_timers_are_late() {
-    let limits = [300, 1_000, 2_500];
-    let policies = limits.map(|limit| limited(Limit::steady(limit)));
-    let mut world = World::new(1, 50_000, 4, clients(&policies, 16));
-    world.late = MS;
-    world.run(21 * SECOND);
-    for (disk, limit) in limits.into_iter().enumerate() {
-        let count = world.count(disk, SECOND, 21 * SECOND);
-        let expected = 20 * limit;
-        assert!(
-            count.abs_diff(expected) * 1_000 <= expected + 1_000,
-            "{count} of {expected}"
-        );
-    }
-}
-
-#[test]
-fn a_burst_is_there_at_first_at_the_peak_and_then_the_limit_holds() {
-    let limit = Limit::bursting(300, 900, 1);
-    let mut world = World::new(1, 50_000, 4, clients(&[limited(limit)], 64));
-    world.late = MS;
-    world.run(5 * SECOND);
-    let first = world.count(0, 0, SECOND);
-    assert!((890..=910).contains(&first), "{first}");
-    let later = world.count(0, 2 * SECOND, 5 * SECOND);
-    assert!((899..=901).contains(&later), "{later}");
-    // It fills while unused: at the sustained rate, in burst / limit.
-    world.clients[0].on = false;
-    world.run(2_300 * MS);
-    world.turn_on(0);
-    let from = world.now;
-    world.run(SECOND);
-    let again = world.count(0, from, from + SECOND);
-    assert!((880..=915).contains(&again), "{again}");
-}
-
-#[test]
-fn a_group_shares_its_limit_by_shares_and_each_disk_gets_on() {
-    let of_group = |of| Policy {
-        group: Some(GroupId(0)),
-        ..shares(of)
-    };
-    let policies: Vec<Policy> = [1_000, 1_000, 2_000, 4_000].map(of_group).to_vec();
-    let mut world = World::new(1, 50_000, 4, clients(&policies, 16));
-    // Several may pass each time: not all of them are for the first disk.
-    world.late = 4 * MS;
-    let limit = Some(Limit::steady(2_000));
-    let policy = GroupPolicy {
-        limit,
-        bandwidth: None,
-    };
-    world.groups.set(Time::ZERO, GroupId(0), &policy);
-    world.run(5 * SECOND);
-    let counts: Vec<u64> = (0..4).map(|d| world.count(d, SECOND, 5 * SECOND)).collect();
-    assert!(
-        counts.iter().sum::<u64>().abs_diff(8_000) <= 25,
-        "{counts:?}"
-    );
-    for (count, part) in counts.into_iter().zip([1_000, 1_000, 2_000, 4_000]) {
-        assert!(count.abs_diff(part) <= 50, "{count} of {part}");
-    }
-}
-
-#[test]
-fn a_disk_of_a_group_that_comes_back_has_saved_up_little_of_its_limit() {
-    let of_group = Policy {
-        group: Some(GroupId(0)),
-        ..shares(1_000)
-    };
-    let mut made = clients(&[of_group.clone(), of_group, shares(1_000)], 16);
-    made[1].on = false;
-    let mut world = World::new(1, 50_000, 4, made);
-    let limit = Some(Limit::steady(2_000));
-    let policy = GroupPolicy {
-        limit,
-        bandwidth: None,
-    };
-    world.groups.set(Time::ZERO, GroupId(0), &policy);
-    world.run(5 * SECOND);
-    world.turn_on(1);
-    world.run(SECOND);
-    let count = world.count(1, 5 * SECOND, 6 * SECOND);
-    // Half of the limit, and 4 ms of all of it.
-    assert!((980..=1_020).contains(&count), "{count}");
-}
-
-#[test]
-fn a_reservation_is_met_in_every_second_however_few_the_shares() {
-    for seed in 0..4 {
-        let mut policies = vec![reserved(500, 800)];
-        policies.resize(13, shares(2_000));
-        let mut world = World::new(1, 3_350, 8, clients(&policies, 16));
-        world.exponential = true;
-        world.chance.0 = seed;
-        world.run(12 * SECOND);
-        let windows: Vec<u64> = (4..48)
-            .map(|quarter| world.count(0, quarter * SECOND / 4, quarter * SECOND / 4 + SECOND))
-            .take(40)
-            .collect();
-        let least = windows.iter().min().expect("there are windows");
-        assert!(*least >= 760, "{windows:?}");
-        let mean = world.count(0, 2 * SECOND, 12 * SECOND) / 10;
-        assert!(mean >= 792, "{mean}");
-    }
-}
-
-#[test]
-fn what_a_disk_got_beside_its_reservation_does_not_count_against_it() {
-    let mut policies = vec![reserved(100, 800)];
-    policies.resize(5, shares(4_000));
-    let mut made = clients(&policies, 32);
-    for client in &mut made[1..] {
-        client.on = false;
-    }
-    let mut world = World::new(1, 4_000, 4, made);
-    world.run(3 * SECOND);
-    assert!(world.count(0, 0, 3 * SECOND) > 11_000);
-    for disk in 1..5 {
-        world.turn_on(disk);
-    }
-    world.run(SECOND);
-    let count = world.count(0, 3 * SECOND, 4 * SECOND);
-    assert!(count >= 760, "{count}");
-}
-
-#[test]
-fn a_reservation_is_not_saved_up_while_the_disk_is_idle() {
-    let mut policies = vec![reserved(100, 1_000)];
-    policies.resize(5, shares(4_000));
-    let mut made = clients(&policies, 32);
-    made[0].on = false;
-    let mut world = World::new(1, 4_000, 4, made);
-    world.run(5 * SECOND);
-    world.turn_on(0);
-    world.run(SECOND);
-    // A second of it, 50 ms from before, the disk's credit, and its share.
-    let count = world.count(0, 5 * SECOND, 6 * SECOND);
-    assert!((950..=1_000 + 50 + 16 + 30).contains(&count), "{count}");
-}
-
-#[test]
-fn a_disk_that_wakes_may_be_50_ms_behind_its_reservation() {
-    let mut policies = vec![reserved(100, 1_000)];
-    policies.resize(5, shares(4_000));
-    let mut made = clients(&policies, 64);
-    made[0].on = false;
-    let mut world = World::new(1, 4_000, 4, made);
-    world.run(5 * SECOND);
-    world.turn_on(0);
-    world.run(SECOND);
-    // What it is behind, what it is promised meanwhile, its credit; without the first it would have 70 at most.
-    let count = world.count(0, 5 * SECOND, 5 * SECOND + 50 * MS);
-    assert!((85..=120).contains(&count), "{count}");
-}
-
-#[test]
-fn where_nothing_is_congested_a_reservation_counts_in_full() {
-    let mut scheduler = lone(&[reserved(100, 1_000), shares(10_000)]);
-    let orders = orders(|orders| {
-        orders.window = REF;
-        orders.theta = 0;
-    });
-    scheduler.steer(Time::ZERO, &orders);
-    let now = at(SECOND);
-    let offer = |scheduler: &mut Scheduler, disk, n: u64| {
-        scheduler.offer(now, DiskId(disk), io(n), Op::Read, n << 20, 4_096)
-    };
-    assert!(matches!(offer(&mut scheduler, 1, 0), Offer::Start(_)));
-    for (disk, n) in [(1, 1), (1, 2), (0, 3)] {
-        assert_eq!(offer(&mut scheduler, disk, n), Offer::Wait);
-    }
-    scheduler.finished(now, DiskId(1), Op::Read, 4_096, now, Cost(REF));
-    assert!(matches!(scheduler.pick(now), Pick::Now(DiskId(0), _, _)));
-}
-
-#[test]
-fn reservations_that_cannot_all_be_met_shrink_alike_and_leave_a_tenth() {
-    // 6000 are reserved of 4000: what the governor makes of it is 0.9 * 4000 / 6000.
-    let mut policies = vec![reserved(100, 4_000), reserved(1_000, 2_000)];
-    policies.resize(6, shares(2_000));
-    let mut world = World::new(1, 4_000, 4, clients(&policies, 32));
-    world.exponential = true;
-    let theta = 0.6;
-    world.steer(|orders| orders.theta = 65_536 / 10 * 6);
-    world.run(6 * SECOND);
-    for (disk, r) in [(0, 4_000.0), (1, 2_000.0)] {
-        let count = world.count(disk, SECOND, 6 * SECOND) as f64 / 5.0;
-        assert!(count >= 0.95 * theta * r, "{count} of {}", theta * r);
-    }
-    let others: u64 = world.costs(SECOND, 6 * SECOND)[2..].iter().sum();
-    let all: u64 = world.costs(SECOND, 6 * SECOND).iter().sum();
-    assert!(others as f64 >= 0.095 * all as f64, "{others} of {all}");
-}
-
-#[test]
-fn a_reservation_counts_for_the_part_that_the_governor_says() {
-    let mut policies = vec![reserved(100, 2_000)];
-    policies.resize(5, shares(10_000));
-    let mut world = World::new(1, 4_000, 4, clients(&policies, 32));
-    world.steer(|orders| orders.theta = 1 << 15);
-    world.run(5 * SECOND);
-    let count = world.count(0, SECOND, 5 * SECOND) / 4;
-    assert!((950..=1_060).contains(&count), "{count}");
-}
-
-#[test]
-fn reservations_leave_a_tenth_in_any_100_ms() {
-    let mut policies = vec![reserved(1_000, 50_000)];
-    policies.resize(4, shares(1_000));
-    let mut world = World::new(1, 4_000, 4, clients(&policies, 32));
-    world.run(3 * SECOND);
-    for tenth in 10..300 {
-        let costs = world.costs(tenth * 10 * MS, tenth * 10 * MS + 100 * MS);
-        let all: u64 = costs.iter().sum();
-        let others = all - costs[0];
-        // What reservations may take at once, and one request.
-        let slack = (CREDIT + 2 * REF) / 10;
-        assert!(others + slack >= all / 10, "{others} of {all}");
-    }
-    let costs = world.costs(SECOND, 3 * SECOND);
-    let all: u64 = costs.iter().sum();
-    assert!((all - costs[0]) * 100 >= all * 7, "{costs:?}");
-}
-
-#[test]
-fn reservations_leave_a_tenth_of_the_first_100_ms_after_a_rest_too() {
-    let mut policies = vec![reserved(1_000, 50_000)];
-    policies.resize(4, shares(1_000));
-    let mut made = clients(&policies, 32);
-    made[0].on = false;
-    let mut world = World::new(1, 4_000, 4, made);
-    world.run(5 * SECOND);
-    world.turn_on(0);
-    world.run(SECOND);
-    let costs = world.costs(5 * SECOND, 5 * SECOND + 100 * MS);
-    let all: u64 = costs.iter().sum();
-    // What reservations may take at once, and the disk's idle credit.
-    let slack = (2 * CREDIT + 2 * REF) / 10;
-    assert!(all - costs[0] + slack >= all / 10, "{costs:?}");
-}
-
-#[test]
-fn a_disk_is_served_at_once_after_its_reservation_went() {
-    let policies = [reserved(1_000, 3_000), shares(1_000)];
-    let mut world = World::new(1, 4_000, 4, clients(&policies, 32));
-    world.run(10 * SECOND);
-    let costs = world.costs(SECOND, 10 * SECOND);
-    assert!(costs[0] > 2 * costs[1], "{costs:?}");
-    world.policy(0, &shares(1_000));
-    world.run(SECOND);
-    // What it got beyond its shares is held against it for 100 ms of its rate, no longer.
-    let count = world.count(0, 10 * SECOND, 10 * SECOND + SECOND / 2);
-    assert!(count >= 700, "{count} of 1000");
-}
-
-#[test]
-fn virtual_time_does_not_follow_reservations() {
-    // Disk 0 is ahead by what its reservation gave it. A light disk that wakes must not be put behind it.
-    let policies = [reserved(1_000, 3_000), shares(1_000), shares(1_000)];
-    let mut made = clients(&policies, 32);
-    made[2].depth = 1;
-    made[2].think = 50 * MS;
-    let mut world = World::new(1, 4_000, 4, made);
-    world.run(5 * SECOND);
-    let waits = world.starts.iter().filter(|s| s.disk == 2 && s.at > SECOND);
-    let waits: Vec<u64> = waits.map(|s| s.waited).collect();
-    // Its turn comes within ten I/Os of the rest: reservations go first until their nine tenths are used up.
-    let worst = waits.iter().max().expect("it was served");
-    assert!(*worst <= 8 * MS, "{worst}");
 }
 
 #[test]
@@ -543,24 +241,6 @@ fn a_disk_beyond_its_part_is_not_preferred_for_its_target() {
     assert!(part <= 0.14, "{part}");
 }
 
-fn lone(policies: &[Policy]) -> Scheduler {
-    let mut scheduler = Scheduler::new(0, Shared::new(1, &Groups::new(0)), 32_768);
-    for (id, policy) in (0..).zip(policies) {
-        scheduler.add(Time::ZERO, DiskId(id), DiskKey(id.into()), policy);
-    }
-    scheduler
-}
-
-fn orders(change: impl FnOnce(&mut Orders)) -> Orders {
-    let mut orders = Orders::idle(plain_costs());
-    change(&mut orders);
-    orders
-}
-
-fn io(n: u64) -> IoId {
-    IoId::from_bits(n)
-}
-
 #[test]
 fn a_flush_never_waits_and_is_charged() {
     let mut scheduler = lone(&[shares(1_000), shares(1_000)]);
@@ -670,58 +350,14 @@ fn what_was_done_while_nothing_was_congested_is_held_against_nobody() {
 }
 
 #[test]
-fn observing_holds_nobody_and_tells_what_would_have_been_held() {
-    let mut scheduler = lone(&[limited(Limit::steady(100))]);
-    scheduler.steer(
-        Time::ZERO,
-        &orders(|orders| {
-            orders.engaged = true;
-            orders.mode = Mode::Observe;
-            orders.window = REF;
-        }),
-    );
-    for n in 0..100 {
-        let offer = scheduler.offer(at(n * MS), DiskId(0), io(n), Op::Read, n << 20, 4_096);
-        assert!(matches!(offer, Offer::Start(_)));
-    }
-    assert_eq!(scheduler.pick(at(100 * MS)), Pick::Empty);
-    let mut usage = Vec::new();
-    scheduler.usage(at(100 * MS), &mut usage);
-    assert_eq!(usage[0].cost, 100 * REF);
-    assert!(usage[0].held_ns[Hold::Limit.index()] > 0);
-}
-
-#[test]
-fn limits_hold_where_control_is_off_and_what_they_held_is_let_go_when_only_observing() {
-    let mut scheduler = lone(&[limited(Limit {
-        sustained: 10,
-        peak: 0,
-        burst: 0,
-    })]);
-    scheduler.steer(Time::ZERO, &orders(|orders| orders.mode = Mode::Off));
-    let mut offers = Vec::new();
-    for n in 0..4 {
-        offers.push(scheduler.offer(at(0), DiskId(0), io(n), Op::Read, n << 20, 4_096));
-    }
-    assert_eq!(offers[1..], [Offer::Wait; 3]);
-    let due = at(100 * MS);
-    assert_eq!(scheduler.pick(at(1)), Pick::At(due, Hold::Limit));
-    assert_eq!(scheduler.deadline(), Some(due));
-    scheduler.steer(at(2), &orders(|orders| orders.mode = Mode::Observe));
-    for n in 1..4 {
-        let Pick::Now(_, name, _) = scheduler.pick(at(3)) else {
-            panic!("it is held")
-        };
-        assert_eq!(name, io(n));
-    }
-    assert_eq!(scheduler.pick(at(3)), Pick::Empty);
-}
-
-#[test]
 fn what_waits_can_be_taken_out_and_the_disk_can_leave() {
     let of_group = Policy {
         group: Some(GroupId(0)),
-        ..limited(Limit::steady(10))
+        ..limited(Limit {
+            sustained: 10,
+            peak: 0,
+            burst: 0,
+        })
     };
     let groups = Groups::new(1);
     let mut scheduler = Scheduler::new(0, Shared::new(1, &groups), 32_768);

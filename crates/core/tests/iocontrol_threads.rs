@@ -9,7 +9,7 @@ mod world;
 
 use tidegate_core::iocontrol::shared::{Groups, Member, Shared};
 use tidegate_core::iocontrol::{
-    DiskKey, GroupId, GroupPolicy, Limit, Offer, Orders, Pick, Policy, Scheduler,
+    DiskKey, GroupId, GroupPolicy, Hold, Limit, Offer, Orders, Pick, Policy, Scheduler,
 };
 use tidegate_core::request::{DiskId, IoId, Op};
 use tidegate_core::units::Time;
@@ -330,6 +330,48 @@ fn a_thread_that_does_not_come_when_it_is_its_turn_in_a_group_holds_the_others_o
     // Back again, that one goes first until it has made up for what may be made up for.
     assert!(matches!(threads[1].pick(at(now + MS)), Pick::Now(..)));
     assert!(matches!(offer(&mut threads[0], 0, now + MS), Offer::Wait));
+}
+
+#[test]
+fn while_others_use_a_groups_limit_nobody_is_passed_over_for_not_coming() {
+    let groups = Groups::new(1);
+    let shared = Shared::new(3, &groups);
+    let limit = GroupPolicy {
+        limit: Some(Limit {
+            sustained: 1_000,
+            peak: 0,
+            burst: 0,
+        }),
+        bandwidth: None,
+    };
+    groups.set(Time::ZERO, GroupId(0), &limit);
+    let mut threads = [0, 1, 2].map(|thread| Scheduler::new(thread, shared.clone(), 32_768));
+    for (thread, (id, shares)) in threads.iter_mut().zip([(0, 100), (1, 1_000), (2, 1_000)]) {
+        let policy = Policy {
+            shares,
+            group: Some(GroupId(0)),
+            ..Policy::default()
+        };
+        thread.add(Time::ZERO, DiskId(id), DiskKey(id.into()), &policy);
+    }
+    let offer = |thread: &mut Scheduler, disk: u32, n: u64| {
+        let io = IoId::from_bits(n);
+        thread.offer(Time::ZERO, DiskId(disk), io, Op::Read, n << 20, 4_096)
+    };
+    // The first is ahead by the ten times that its few shares make of it, and asks for more, as the others do.
+    assert!(matches!(offer(&mut threads[0], 0, 1), Offer::Start(_)));
+    for (thread, n) in [(0, 2), (1, 3), (2, 4)] {
+        let disk = u32::try_from(thread).expect("three");
+        assert_eq!(offer(&mut threads[thread], disk, n), Offer::Wait);
+    }
+    let waits = |ms: u64| Pick::At(at(ms * MS), Hold::GroupLimit);
+    // It is the turn of both others; the second does not come, and the third does.
+    assert_eq!(threads[0].pick(at(MS)), waits(2));
+    assert!(matches!(threads[2].pick(at(MS)), Pick::Now(..)));
+    // So the second had no more than its turn to wait for, and it is still its turn.
+    assert_eq!(threads[0].pick(at(2 * MS)), waits(3));
+    // Nobody has used the limit since.
+    assert!(matches!(threads[0].pick(at(3 * MS)), Pick::Now(..)));
 }
 
 #[test]

@@ -1,11 +1,19 @@
 //! What I/O threads share about a datastore, under every order that the memory model allows.
 //!
-//! The file of atomics is compiled here once more, with loom's atomics in place of the processor's. Run it with
+//! The files of atomics are compiled here once more, with loom's atomics in place of the processor's. Run it with
 //! `RUSTFLAGS="--cfg loom" cargo test -p tidegate-core --test loom_shared --release`; without the flag it is empty.
 
 #![cfg(loom)]
 
 extern crate alloc;
+
+#[path = "../src/iocontrol/groups.rs"]
+#[expect(
+    dead_code,
+    unreachable_pub,
+    reason = "only what threads race on is used here, and it is public in its own crate"
+)]
+mod groups;
 
 #[path = "../src/iocontrol/shared.rs"]
 #[expect(

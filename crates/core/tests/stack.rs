@@ -374,6 +374,7 @@ fn calm(shard: &mut Shard) -> Box<Controlled> {
         control,
         key: DiskKey(7),
         policy: Policy::default(),
+        spent: None,
     })
 }
 

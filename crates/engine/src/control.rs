@@ -36,8 +36,11 @@ use tidegate_core::shard::ControlId;
 use tidegate_core::units::Time;
 
 mod carrier;
+mod ledger;
 mod rounds;
 mod slots;
+
+pub(crate) use ledger::Ledger;
 
 /// Events that are kept while nobody asks for them; older ones are counted and dropped.
 const EVENTS: usize = 256;
@@ -120,6 +123,7 @@ struct ControlCore {
     notes: Arc<Notes>,
     inboxes: Arc<[Arc<Inbox>]>,
     numbers: Arc<Mutex<Vec<bool>>>,
+    ledger: Arc<Ledger>,
 }
 
 /// What happened on a datastore.
@@ -243,6 +247,7 @@ impl Control {
         inboxes: Arc<[Arc<Inbox>]>,
         groups: &GroupsHandle,
         numbers: Arc<Mutex<Vec<bool>>>,
+        ledger: Arc<Ledger>,
     ) -> Result<Control> {
         let (words, heard) = channel();
         let core = Arc::new(ControlCore {
@@ -252,6 +257,7 @@ impl Control {
             notes: Arc::default(),
             inboxes: Arc::clone(&inboxes),
             numbers,
+            ledger,
         });
         let shared = Shared::new(inboxes.len(), groups);
         for (thread, inbox) in inboxes.iter().enumerate() {
@@ -297,6 +303,11 @@ impl Control {
     /// Whether this is the inbox of one of its I/O threads.
     pub(crate) fn is_over(&self, inbox: &Arc<Inbox>) -> bool {
         self.core.inboxes.iter().any(|own| Arc::ptr_eq(own, inbox))
+    }
+
+    /// What disks that are away had used of their limits.
+    pub(crate) fn ledger(&self) -> &Ledger {
+        &self.core.ledger
     }
 
     /// What the engine keeps of it.

@@ -7,7 +7,7 @@
 //! - a disk lives on one I/O thread, its home, from attach to detach
 //! - rings of one front end at a time run on a disk; those of the next start when everything of the last has ended
 
-use crate::control::{self, Control, Reins, UnderControl};
+use crate::control::{self, Control, Ledger, Reins, UnderControl};
 use crate::datastore::OpenedImage;
 use crate::device::front_ends::FrontEnds;
 use crate::device::ring::DeviceFacts;
@@ -86,6 +86,8 @@ pub struct Engine {
     controls: Arc<Mutex<Vec<bool>>>,
     reins: Mutex<Vec<Reins>>,
     groups: GroupsHandle,
+    /// What disks that are away had used of their limits.
+    ledger: Arc<Ledger>,
 }
 
 struct Thread {
@@ -177,6 +179,7 @@ impl Engine {
             controls: Arc::default(),
             reins: Mutex::default(),
             groups: Groups::new(MOST_GROUPS),
+            ledger: Arc::default(),
         })
     }
 
@@ -261,7 +264,8 @@ impl Engine {
         let id = ControlId(take_number(&self.controls, MOST_DISKS, "datastores")?);
         let inboxes = self.threads.iter().map(|t| Arc::clone(&t.inbox)).collect();
         let numbers = Arc::clone(&self.controls);
-        let control = Control::begin(id, settings, inboxes, &self.groups, numbers)?;
+        let ledger = Arc::clone(&self.ledger);
+        let control = Control::begin(id, settings, inboxes, &self.groups, numbers, ledger)?;
         let mut reins = guard(&self.reins);
         reins.retain(|reins| !reins.is_slack());
         reins.push(control.reins());

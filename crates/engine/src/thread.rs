@@ -35,6 +35,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use tally::Tally;
+use tidegate_core::iocontrol::DiskKey;
 use tidegate_core::request::{DiskId, IoId, Outcome, Request, Token};
 use tidegate_core::shard::{ControlId, Effect, Event, Shard};
 use tidegate_core::stack::FilterKey;
@@ -139,8 +140,8 @@ pub(crate) struct Place {
     sides: Vec<(FilterKey, Arc<OwnedFd>)>,
     parting: Option<Parting>,
     changing: Option<orders::Reply>,
-    /// Its datastore's control lives for as long as the disk is here.
-    _control: Option<Control>,
+    /// Its datastore's control, which lives for as long as the disk is here, and what the disk is called there.
+    control: Option<(Control, DiskKey)>,
     /// Goes back when the disk goes, after its image.
     lease: Option<Lease>,
 }

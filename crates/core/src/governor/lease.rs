@@ -43,96 +43,17 @@
 //! The delta lease of sanlock, after Chockler and Malkhi, "Light-weight leases for storage-centric coordination" (2004);
 //! the argument above is ours, for writes that may land late.
 
-pub use super::name::Name;
-use super::slot::{Reader, SLOT, Unreadable, Writer, seal, sealed};
-use crate::units::{Span, Time};
+mod record;
 
-const MAGIC: [u8; 8] = *b"TIDELEAS";
-const VERSION: u16 = 1;
+pub use super::name::Name;
+use super::slot::{SLOT, Unreadable};
+use crate::units::{Span, Time};
+pub use record::{Holder, Record};
+
 /// A holder renews this often in a lease: four failures in a row are survived.
 const RENEWALS: u64 = 5;
 /// After a failure the next attempt comes sooner.
 const RETRIES: u64 = 20;
-
-/// What a lease's block holds.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Record {
-    /// The disk, so that a block in a wrong place is noticed.
-    pub disk: [u8; 16],
-    /// The host that wrote it.
-    pub holder: Holder,
-    /// What people call that host.
-    pub name: Name,
-    /// Moves by one with each write of it.
-    pub sequence: u64,
-    /// How long the holder may go on without renewing; a taker waits by the longer of this and its own. Zero: the holder
-    /// does not renew; what it relies on is a lock.
-    pub lease: Span,
-    /// It has been given back.
-    pub free: bool,
-}
-
-/// The longest lease that is believed: a foreign number must not make a disk unreachable for ever.
-const LEASE_MOST: Span = Span::from_secs(600);
-
-impl Record {
-    /// As a block.
-    pub fn encode(&self) -> [u8; SLOT] {
-        let mut bytes = [0; SLOT];
-        let mut out = Writer {
-            bytes: &mut bytes,
-            at: 0,
-        };
-        out.put(&MAGIC);
-        out.put(&VERSION.to_le_bytes());
-        out.put(&u16::from(self.free).to_le_bytes());
-        out.put(&[0; 4]);
-        out.put(&self.disk);
-        out.put(&self.holder.host);
-        out.put(&self.holder.boot);
-        out.put(&self.holder.incarnation.to_le_bytes());
-        out.put(&self.sequence.to_le_bytes());
-        out.put(&self.lease.as_nanos().to_le_bytes());
-        out.put(&self.name.0);
-        seal(&mut bytes);
-        bytes
-    }
-
-    /// From a block; [`Unreadable::Empty`] where nobody ever was.
-    pub fn decode(bytes: &[u8]) -> Result<Record, Unreadable> {
-        if bytes.len() != SLOT {
-            return Err(Unreadable::Short);
-        }
-        if bytes.iter().all(|&byte| byte == 0) {
-            return Err(Unreadable::Empty);
-        }
-        if bytes[..8] != MAGIC {
-            return Err(Unreadable::Foreign);
-        }
-        if !sealed(bytes) {
-            return Err(Unreadable::Torn);
-        }
-        let mut from = Reader { bytes, at: 8 };
-        let version = u16::from_le_bytes(from.take());
-        if version != VERSION {
-            return Err(Unreadable::Newer(version));
-        }
-        let free = u16::from_le_bytes(from.take()) == 1;
-        from.at += 4;
-        Ok(Record {
-            disk: from.take(),
-            holder: Holder {
-                host: from.take(),
-                boot: from.take(),
-                incarnation: u64::from_le_bytes(from.take()),
-            },
-            sequence: u64::from_le_bytes(from.take()),
-            lease: Span::from_nanos(u64::from_le_bytes(from.take())).min(LEASE_MOST),
-            name: Name(from.take()),
-            free,
-        })
-    }
-}
 
 /// How patient everybody is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -155,17 +76,6 @@ pub enum Contest {
     Brief(Span),
     /// Nobody: whoever claims it holds a lock at that moment that the datastore enforces. A claim does not wait.
     Nobody,
-}
-
-/// Whom we are.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Holder {
-    /// The host.
-    pub host: [u8; 16],
-    /// That start of its machine: a copy of a machine has the same name and another boot.
-    pub boot: [u8; 16],
-    /// This start of its daemon.
-    pub incarnation: u64,
 }
 
 /// How far an attempt may go.
@@ -419,7 +329,7 @@ impl Lease {
                 };
             }
             State::Held { until, again, .. } => match record {
-                _ if now >= until => self.stopped(Standing::Lost(None)),
+                // If it ends too late, nothing is written any more: `next` sees to that.
                 Some(found) if self.is(&found) && !found.free => {
                     self.state = State::Held {
                         until,

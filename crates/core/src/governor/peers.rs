@@ -8,6 +8,7 @@
 //!   a slot anew lives: he is not dead, however old his last good word is.
 //! - Nobody grows older by a time in which we could not read.
 //! - A dead peer's record is gone: its part is divided at the next tick.
+//! - Of two daemons with the same name that live, as where a root was copied, one is told that it needs another.
 //!
 //! # Picture
 //! ```text
@@ -90,6 +91,8 @@ pub struct News {
     pub urgent: bool,
     /// Somebody else sits in our slot.
     pub displaced: bool,
+    /// Another daemon has our name and lives, and it is on us to take another.
+    pub doubled: bool,
     /// Slots that hold something unreadable.
     pub unreadable: u32,
 }
@@ -103,6 +106,8 @@ pub struct Peers {
     peers: Vec<Peer>,
     /// The last words of the dead, which still stand in their slots.
     last_words: Vec<(u16, Words)>,
+    /// By slot: incarnation and sequence of what another start of our own daemon says there.
+    namesakes: Vec<(u16, u64, u64)>,
     /// The last read, if it and all since succeeded.
     read: Option<Time>,
 }
@@ -191,7 +196,11 @@ impl Peers {
         if (record.host, record.incarnation) == (me.0, me.1) {
             return;
         }
-        if me.2 == Some(slot) {
+        if record.host == me.0 {
+            // Who has our name and speaks is no earlier start of ours, but a copy. One of the two must yield, and the words
+            // of both say which.
+            news.doubled |= self.namesake_speaks(slot, &record) && record.incarnation < me.1;
+        } else if me.2 == Some(slot) {
             news.displaced = true;
         }
         // The dead do not rise by being read again.
@@ -199,7 +208,7 @@ impl Peers {
             return;
         }
         self.last_words.retain(|(of, _)| *of != slot);
-        // Another start of our own daemon is dead: there is one daemon to a host.
+        // Another start of our own daemon is dead, or is about to take another name: there is one daemon to a host.
         let gone = record.host == me.0 || record.flags.has(super::slot::Flags::LEAVING);
         match place {
             Ok(place) if gone => {
@@ -229,6 +238,18 @@ impl Peers {
 }
 
 impl Peers {
+    /// Whether another start of our own daemon has said something new in this slot since it was last read: then it lives.
+    fn namesake_speaks(&mut self, slot: u16, record: &Record) -> bool {
+        let says = (slot, record.incarnation, record.sequence);
+        let Some(said) = self.namesakes.iter_mut().find(|said| said.0 == slot) else {
+            self.namesakes.push(says);
+            return false;
+        };
+        let speaks = said.1 == says.1 && said.2 != says.2;
+        *said = says;
+        speaks
+    }
+
     /// Whether this is a host that is known, at another slot: it has had to take another, and sits in one at a time.
     fn has_moved(&mut self, slot: u16, record: &Record) -> bool {
         let who = |record: &Record| (record.host, record.incarnation);

@@ -166,6 +166,14 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_fixed_threshold_is_between_a_fifth_of_a_millisecond_and_a_hundred() {
+        let fixed = |ns| words(Threshold::Fixed(Span::from_nanos(ns)));
+        assert_eq!(fixed(0), (1, 200_000));
+        assert_eq!(fixed(12_345_678), (1, 12_345_678));
+        assert_eq!(fixed(u64::MAX), (1, 100_000_000));
+    }
+
+    #[test]
     fn costs_go_to_the_learner_and_back_unharmed() {
         for kind in [
             CostModel::flash(),

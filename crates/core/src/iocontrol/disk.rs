@@ -3,12 +3,13 @@
 //! Straight-line work only; [`super::scheduler`] decides when.
 
 use super::account::{Account, Waits};
-use super::limit::{Gate, Gates, TICKS_PER_NS, TICKS_PER_S, ticks};
+use super::limit::{Gate, Gates, Spent, TICKS_PER_NS, TICKS_PER_S, ticks};
 use super::policy::Policy;
 use super::tags::{Slope, before, earlier, later, virtual_ticks};
 use super::{Cost, DiskKey, Hold, Usage};
 use crate::request::{DiskId, IoId};
 use crate::units::{Span, Time};
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 
 /// How much device time a disk may save up while it is idle: 16 reference I/Os (C_max). Enough that a light disk goes
@@ -64,6 +65,8 @@ pub(super) struct Disk {
     /// Whether it waits for its turn since so long that it goes first.
     pub(super) overdue: bool,
     pub(super) waits: Waits,
+    /// What it had used of its limits when they were lifted.
+    lifted: Option<Box<Spent>>,
 }
 
 impl Disk {
@@ -87,9 +90,32 @@ impl Disk {
             free: true,
             overdue: false,
             waits: Waits::default(),
+            lifted: None,
         };
         disk.derive(theta);
         disk
+    }
+
+    /// It was here before, and had used so much of its limits then.
+    pub(super) fn resume(&mut self, now: Time, spent: &Spent) {
+        let (limit, bandwidth) = (self.policy.limit.as_ref(), self.policy.bandwidth.as_ref());
+        self.gates = spent.of(now, limit, bandwidth);
+    }
+
+    /// Its limits are about to be lifted: what it has used of them is remembered, with what waits and passes then.
+    pub(super) fn note_spent(&mut self, now: Time) {
+        if self.lifted.is_none() {
+            let mut gates = self.gates;
+            for queued in &self.queue {
+                gates.pass(now, queued.units, queued.bytes);
+            }
+            self.lifted = gates.spent().map(Box::new);
+        }
+    }
+
+    /// What it has used of its limits, if anything.
+    pub(super) fn spent(self) -> Option<Box<Spent>> {
+        self.lifted.or_else(|| self.gates.spent().map(Box::new))
     }
 
     pub(super) fn change(&mut self, now: Time, policy: &Policy, theta: u32) {

@@ -54,7 +54,7 @@ fn rates(limit: Option<&Limit>) -> [Rate; 2] {
 }
 
 /// One rate, and how far it is used.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Meter {
     rate: Rate,
     tat: u64,
@@ -93,7 +93,7 @@ impl Meter {
 }
 
 /// A disk's limit of units, or of bytes.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gate {
     sustained: Meter,
     peak: Meter,
@@ -154,7 +154,7 @@ impl Gate {
 }
 
 /// Both limits of a disk.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Gates {
     pub(super) units: Gate,
     pub(super) bytes: Gate,
@@ -170,6 +170,43 @@ impl Gates {
         } else {
             (units, Hold::Limit)
         }
+    }
+
+    /// Has a request pass whatever the limits say.
+    pub(super) fn pass(&mut self, now: Time, units: u64, bytes: u64) {
+        self.units.take(ticks(now), units);
+        self.bytes.take(ticks(now), bytes);
+    }
+
+    /// What is used, if anything is.
+    pub(super) fn spent(&self) -> Option<Spent> {
+        let spent = Spent(*self);
+        (spent.over_at() > Time::ZERO).then_some(spent)
+    }
+}
+
+/// What a disk had used of its limits when it left its datastore: it is still used when the disk comes back, whatever
+/// its limits are then ([`super::Scheduler::resume`]).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Spent(Gates);
+
+impl Spent {
+    /// The same as use of these limits, which hold from now on.
+    pub(super) fn of(&self, now: Time, limit: Option<&Limit>, bandwidth: Option<&Limit>) -> Gates {
+        let mut gates = self.0;
+        gates.units.change(now, limit);
+        gates.bytes.change(now, bandwidth);
+        gates
+    }
+
+    /// From when on it is as if nothing had been used: nobody need keep it for longer.
+    pub fn over_at(&self) -> Time {
+        let gates = [self.0.units, self.0.bytes];
+        let meters = gates.iter().flat_map(|gate| [gate.sustained, gate.peak]);
+        let used = meters.filter(|meter| meter.rate.per_second != 0);
+        used.map(|meter| moment(meter.tat))
+            .max()
+            .unwrap_or(Time::ZERO)
     }
 }
 

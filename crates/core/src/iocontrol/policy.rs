@@ -85,12 +85,13 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// A ceiling without a burst worth the name: 10 ms of it, which is what timers and batches are late by.
+    /// A ceiling without a burst worth the name: 10 ms of it, which is what timers and batches are late by, and one at
+    /// least: a small limit would lose all lateness otherwise.
     pub const fn steady(sustained: u64) -> Limit {
         Limit {
             sustained,
             peak: 0,
-            burst: sustained / 100,
+            burst: if sustained < 100 { 1 } else { sustained / 100 },
         }
     }
 

@@ -25,13 +25,14 @@ mod places;
 use super::account::{Account, Bins};
 use super::cost::Prices;
 use super::disk::{CREDIT, Disk, Place};
-use super::limit::moment;
+use super::limit::{Spent, moment};
 use super::policy::Policy;
 use super::shared::{Member, SharedHandle};
 use super::tags::{Heap, SCALE_BITS, virtual_span};
 use super::{Bin, Cost, DiskKey, Hold, Mode, Offer, Orders, Pick, Usage};
 use crate::request::{DiskId, IoId, Op};
 use crate::units::Time;
+use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use choice::Block;
@@ -188,17 +189,27 @@ impl Scheduler {
         self.member.groups().v(group)
     }
 
-    /// The disk leaves. What it had in flight may still be reported, until another disk has its number, and is forgotten.
+    /// The disk leaves; what it has used of its limits, if anything. What it had in flight may still be reported, until
+    /// another disk has its number, and is forgotten.
     ///
     /// # Panics
     /// When something of it waits ([`Scheduler::drain`] comes first), or it is not here.
-    pub fn remove(&mut self, disk: DiskId) {
+    pub fn remove(&mut self, disk: DiskId) -> Option<Box<Spent>> {
         assert!(
             self.disk(disk.0).queue.is_empty(),
             "a disk leaves once nothing of it waits"
         );
-        self.disks[disk.0 as usize] = None;
         self.accounts[disk.0 as usize].free = false;
+        self.disks[disk.0 as usize].take()?.spent()
+    }
+
+    /// The disk, which has just come, was here before, on whatever thread: what it had used of its limits then is used
+    /// still, as far as its limits have not made up for it since.
+    ///
+    /// # Panics
+    /// When the disk is not here.
+    pub fn resume(&mut self, now: Time, disk: DiskId, spent: &Spent) {
+        self.disk(disk.0).resume(now, spent);
     }
 
     /// The governor's orders hold from now on. Ask `pick` afterwards: there may be room.

@@ -84,11 +84,10 @@ impl Shard {
                 }
                 let control = disk.control;
                 self.disks[id.0 as usize] = None;
-                if let Some(scheduler) = scheduler_of(&mut self.turns, control) {
-                    scheduler.remove(id);
-                }
+                let scheduler = scheduler_of(&mut self.turns, control);
+                let spent = scheduler.and_then(|scheduler| scheduler.remove(id));
                 self.note_timed();
-                out.push(Effect::Detached { disk: id });
+                out.push(Effect::Detached { disk: id, spent });
             }
         }
     }
@@ -140,6 +139,7 @@ mod tests {
     use crate::request::{Data, Flags, IoId};
     use crate::shard::{ControlId, Controlled, Event};
     use crate::stack::Stack;
+    use crate::units::Span;
     use alloc::boxed::Box;
 
     const DISK: DiskId = DiskId(0);
@@ -297,7 +297,7 @@ mod tests {
             group: Some(group),
             ..Policy::default()
         };
-        for policy in [own, of_group] {
+        for (policy, counts) in [(own, true), (of_group, false)] {
             let groups = Groups::new(1);
             let bandwidth = None;
             groups.set(Time::ZERO, group, &GroupPolicy { limit, bandwidth });
@@ -309,6 +309,7 @@ mod tests {
                 control,
                 key: DiskKey(5),
                 policy,
+                spent: None,
             };
             let attach = Event::Attach {
                 disk: DISK,
@@ -325,8 +326,13 @@ mod tests {
             begun.extend(starts(&handle(&mut shard, Event::Detach { disk: DISK })));
             assert_eq!(begun.len(), 4);
             let ends: Vec<_> = begun.iter().map(|io| finish(&mut shard, *io)).collect();
-            let last = ends.last().expect("four ends");
-            assert!(matches!(last[..], [_, Effect::Detached { .. }]));
+            let Some([_, Effect::Detached { spent, .. }]) = ends.last().map(|last| &last[..])
+            else {
+                panic!("{ends:?}: it is to go with its last I/O")
+            };
+            // What was let go is used all the same: four of one a second.
+            let over = spent.as_ref().map(|spent| spent.over_at());
+            assert_eq!(over, counts.then(|| Time::ZERO + Span::from_secs(4)));
         }
     }
 }

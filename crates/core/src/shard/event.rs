@@ -2,7 +2,7 @@
 //!
 //! Plain values only; the engine (or the simulator) makes events and carries out effects.
 
-use crate::iocontrol::{DiskKey, Orders, Policy, Scheduler};
+use crate::iocontrol::{DiskKey, Orders, Policy, Scheduler, Spent};
 use crate::request::{Data, DiskId, Flags, IoId, Op, Outcome, Request, Token};
 use crate::stack::{FilterKey, Place, Stack};
 use alloc::boxed::Box;
@@ -26,6 +26,8 @@ pub struct Controlled {
     pub key: DiskKey,
     /// What it may and shall get.
     pub policy: Policy,
+    /// What it had used of its limits when it was here last, as [`Effect::Detached`] told it.
+    pub spent: Option<Box<Spent>>,
 }
 
 /// What happens to an I/O thread.
@@ -175,6 +177,8 @@ pub enum Effect {
     Detached {
         /// Which disk.
         disk: DiskId,
+        /// What it has used of its limits, if anything: for [`Controlled::spent`] should it come back.
+        spent: Option<Box<Spent>>,
     },
     /// It is another I/O thread's turn at a datastore: tell it, by [`Event::Woken`].
     Wake {

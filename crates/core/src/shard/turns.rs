@@ -176,6 +176,7 @@ mod tests {
             control: CONTROL,
             key: DiskKey(5),
             policy,
+            spent: None,
         };
         for event in [
             Event::Control {

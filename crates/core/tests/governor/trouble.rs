@@ -401,3 +401,29 @@ fn a_slower_array_is_no_foreign_load_however_slow() {
         assert!((20.0..30.0).contains(&latency), "{part}: {latency}");
     }
 }
+
+#[test]
+fn a_host_whose_root_was_copied_and_its_copy_have_their_parts_as_two_hosts() {
+    use super::FIXED;
+    use super::world::settings;
+    use tidegate_core::governor::{Governor, Settings};
+    let disks = [1_000, 2_000, 1_000].map(|shares| disk(u64::from(shares) + 7, shares, 64.0));
+    let mut disks = disks.to_vec();
+    disks[2].key = 9;
+    let hosts: Vec<_> = disks.chunks(1).collect();
+    let mut world = World::new(3_350.0, 2.0, FIXED, &hosts);
+    // The second has the first one's name; both sit in slots of their own, or it would be known at once.
+    world.hosts[1].governor = Governor::new(Settings {
+        incarnation: 5_000,
+        ..settings(1, FIXED)
+    });
+    world.hosts[1].governor.sits_at(2);
+    world.run(10_000);
+    let displaced = |host| world.happened(host, |event| *event == GovernorEvent::Displaced);
+    assert_eq!([0, 1, 2].map(displaced), [0, 1, 0]);
+    assert_eq!(world.hosts[0].governor.host(), [1; 16]);
+    assert_ne!(world.hosts[1].governor.host(), [1; 16]);
+    world.mark();
+    world.run(5_000);
+    assert!(world.share_error() < 0.05, "{:?}", world.rates());
+}

@@ -189,6 +189,7 @@ impl Host {
                 control: CONTROL,
                 key: DiskKey(disk as u64),
                 policy: self.policies[disk].clone(),
+                spent: None,
             })),
         };
         self.lives[disk] = Life::Here;
@@ -219,7 +220,7 @@ impl Host {
                     Effect::Wake { control, thread } => {
                         events.push_back((thread, Event::Woken { control }));
                     }
-                    Effect::Rearranged { disk } | Effect::Detached { disk } => {
+                    Effect::Rearranged { disk } | Effect::Detached { disk, .. } => {
                         let life = &mut self.lives[disk.0 as usize];
                         if *life == Life::Changing {
                             *life = Life::Here;

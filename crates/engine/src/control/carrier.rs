@@ -26,8 +26,8 @@ pub(super) enum Job {
     Write(Box<[u8; SLOT]>),
     /// Put this change into slot 0. Beside it, how everything stands here with it.
     Common(Change, Common),
-    /// Another sits in our slot: take a different one.
-    Move,
+    /// Another sits in our slot, or has our name: take a different slot, under this name.
+    Move([u8; 16]),
     /// Write our slot for the last time and give it back; slots are still read.
     Rest(Box<[u8; SLOT]>),
     /// Write our slot for the last time, give it back, and end. The sender is dropped then.
@@ -110,8 +110,15 @@ impl Carrier {
                     self.settle();
                     continue;
                 }
-                Job::Move => {
+                Job::Move(host) => {
                     self.avoid = self.slots.own();
+                    if self.slots.rename(host) {
+                        tracing::warn!(
+                            datastore = %self.name,
+                            "another daemon has this host's identity: was its root copied? This one takes another until \
+                             it ends; give it its own: stop it, remove state/host-id from its root, and start it again"
+                        );
+                    }
                     self.claim();
                     continue;
                 }

@@ -373,7 +373,7 @@ impl Rounds {
                 && let Some(carrier) = &self.carrier
             {
                 self.slot = None;
-                let _ = carrier.send(Job::Move);
+                let _ = carrier.send(Job::Move(self.governor.host()));
             }
             self.tell(Event::Governor(event));
         }

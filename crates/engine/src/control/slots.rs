@@ -122,6 +122,17 @@ impl SlotFile {
         self.own
     }
 
+    /// This host goes by another name from now on. What it had under the old one is whoever's that has it as well; false:
+    /// it is the old one.
+    pub(crate) fn rename(&mut self, host: [u8; 16]) -> bool {
+        let is_new = self.host != host;
+        if is_new {
+            self.host = host;
+            self.own = None;
+        }
+        is_new
+    }
+
     /// Reads all slots in use, or, where there are many, slot 0 and those that moved.
     ///
     /// # Errors

@@ -56,7 +56,7 @@ impl IoThread {
                 buffer,
             } => self.side_write(disk, filter, buffer),
             Effect::Rearranged { disk } => self.rearranged(disk),
-            Effect::Detached { disk } => self.detached(disk),
+            Effect::Detached { disk, spent } => self.detached(disk, spent),
             Effect::Wake { control, thread } => self.wake_peer(control, thread),
         }
     }

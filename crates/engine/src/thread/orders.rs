@@ -17,7 +17,7 @@ use crate::sys::ring::Completion;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
-use tidegate_core::iocontrol::Policy;
+use tidegate_core::iocontrol::{Policy, Spent};
 use tidegate_core::request::DiskId;
 use tidegate_core::shard::{Controlled, Event};
 use tidegate_core::stack::{FilterKey, Place as FilterPlace, Stack};
@@ -169,7 +169,9 @@ impl IoThread {
             sides,
             parting: None,
             changing: None,
-            _control: control.as_ref().map(|under| under.control.clone()),
+            control: control
+                .as_ref()
+                .map(|under| (under.control.clone(), under.key)),
             lease,
         });
         self.note_timed();
@@ -178,6 +180,7 @@ impl IoThread {
                 control: under.control.id(),
                 key: under.key,
                 policy: under.policy,
+                spent: under.control.ledger().take(under.key),
             })
         });
         self.tell_shard(Event::Attach {
@@ -292,12 +295,14 @@ impl IoThread {
     }
 
     /// The shard has let go of a disk.
-    pub(super) fn detached(&mut self, disk: DiskId) {
-        if let Some(parting) = self.disks[disk.0 as usize]
-            .as_mut()
-            .and_then(|place| place.parting.as_mut())
-        {
-            parting.detached = true;
+    pub(super) fn detached(&mut self, disk: DiskId, spent: Option<Box<Spent>>) {
+        if let Some(place) = self.disks[disk.0 as usize].as_mut() {
+            if let Some(parting) = &mut place.parting {
+                parting.detached = true;
+            }
+            if let (Some(spent), Some((control, key))) = (spent, &place.control) {
+                control.ledger().note(self.desk.now, *key, spent);
+            }
         }
         self.close_if_parting(disk);
     }

@@ -177,7 +177,9 @@ fn bandwidth(raw: &RawBandwidth) -> Ceiling {
     Ceiling {
         sustained: raw.sustained.0,
         peak: raw.peak.map_or(0, |size| size.0),
-        burst: raw.burst.map_or(raw.sustained.0 / 100, |size| size.0),
+        burst: raw
+            .burst
+            .map_or((raw.sustained.0 / 100).max(1), |size| size.0),
     }
 }
 
@@ -210,7 +212,7 @@ fn ceiling(raw: Option<&RawLimit>) -> Result<Option<Ceiling>, ScenarioError> {
             sustained,
             peak: 0,
             // What timers and batches are late by: as the daemon makes of a bare number.
-            burst: sustained / 100,
+            burst: (sustained / 100).max(1),
         },
         RawLimit::Burst(ref raw) => Ceiling {
             sustained: raw.sustained,

@@ -39,6 +39,13 @@ fn an_idle_disk_gets_nothing_and_a_limited_one_no_more_than_its_limit_needs() {
 }
 
 #[test]
+fn a_reservation_that_is_not_asked_for_is_not_given() {
+    // 20 in flight would be needed for it; it has two, and may have a quarter and one more.
+    let light = Want::new(1_000, 800, 0, 2.0, 1.0, 25e6);
+    assert_eq!((light.least, light.most), (3.5, 3.5));
+}
+
+#[test]
 fn nobody_at_all_leaves_everything() {
     assert_eq!(Division::of(&[], 40.0).slack, 40.0);
 }

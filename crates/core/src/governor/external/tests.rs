@@ -148,6 +148,68 @@ fn a_stranger_who_becomes_a_slow_datastore_is_let_go_by_the_next_trial() {
     assert!((20.0..30.0).contains(&run.window), "{}", run.window);
 }
 
+/// Goes through a hundred in flight that do 4,000 a second for a while, and then through what is given; whether anything
+/// was tried.
+fn tries(in_flight: f64, window: f64, rate: f64) -> bool {
+    let mut watch = Watch::default();
+    let mut tried = false;
+    for tick in 0..250 {
+        let usual = tick < 50;
+        let sight = Sight {
+            latency: TARGET,
+            in_flight: if usual { 100.0 } else { in_flight },
+            rate: if usual { 4_000.0 } else { rate },
+            hosts: 2,
+            short: false,
+        };
+        let round = Round {
+            now: Time::from_nanos(tick * TICK),
+            elapsed: Span::from_nanos(TICK),
+            window: if usual { 100.0 } else { window },
+            sight: &sight,
+            target: TARGET,
+            knee: None,
+        };
+        watch.tick(&round, true);
+        tried |= watch.tries();
+    }
+    tried
+}
+
+#[test]
+fn nothing_is_tried_where_the_window_is_not_filled_or_as_much_is_done_as_ever() {
+    assert!(tries(30.0, 30.0, 1_200.0), "filled, and much less is done");
+    assert!(!tries(30.0, 100.0, 1_200.0), "nobody asks for more");
+    assert!(!tries(30.0, 30.0, 4_000.0), "less in flight does as much");
+}
+
+#[test]
+fn who_is_at_it_goes_on_though_another_with_a_lesser_name_has_joined() {
+    let mut governor = Governor::new(crate::governor::Settings {
+        host: [5; 16],
+        incarnation: 1,
+        mode: crate::iocontrol::Mode::On,
+        threshold: crate::governor::Threshold::Fixed(Span::from_millis(25)),
+        io_unit: 32 << 10,
+        kind: crate::governor::Kind::Unknown,
+        window_most: 256,
+        learn: false,
+    });
+    let says = |host, flags, cluster| Record {
+        host: [host; 16],
+        sequence: 1,
+        tick_ms: 100,
+        flags,
+        cluster,
+        ..Record::default()
+    };
+    let joined = says(1, Flags::ENGAGED, 40.0).encode();
+    let tries = says(3, Flags::ENGAGED.with(Flags::TRYING, true), 33.0).encode();
+    governor.heard(at(1), Ok(&[(1, &joined[..]), (3, &tries[..])]));
+    governor.watch_strangers(at(1), None);
+    assert_eq!(governor.watch.level(), Some(33.0));
+}
+
 #[test]
 fn who_does_not_watch_follows_and_takes_over_what_is_held() {
     let mut watch = Watch::default();

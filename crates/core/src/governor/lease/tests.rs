@@ -1,5 +1,7 @@
 //! Hosts that contend for one block, with I/Os that take any time, fail, and land late all the same.
 
+mod times;
+
 use super::*;
 use alloc::boxed::Box;
 use alloc::format;
@@ -253,6 +255,28 @@ fn our_own_record_of_an_earlier_boot_is_waited_for_since_a_copy_of_this_machine_
     ));
     run(&mut again, &mut block, 3_100, 5_000);
     assert!(again.may_write(at(5_000)));
+}
+
+#[test]
+fn a_claim_is_believed_only_when_exactly_this_claim_is_found() {
+    let (mut lease, empty) = (new(DISK, 1, FULL), [0; SLOT]);
+    lease.want(at(0), Intent::OnlyFree);
+    assert_eq!(lease.next(at(0)), Act::Read);
+    lease.was_read(at(0), Some(&empty[..]));
+    let Act::Write(mut earlier) = lease.next(at(0)) else {
+        panic!("it claims what is free")
+    };
+    lease.was_written(at(1), false);
+    assert_eq!(lease.next(at(60)), Act::Read);
+    lease.was_read(at(60), Some(&empty[..]));
+    assert!(matches!(lease.next(at(60)), Act::Write(_)));
+    lease.was_written(at(61), true);
+    // The one that was told as failed has landed on top of it since, or on top of another's that came between.
+    assert_eq!(lease.next(at(1_190)), Act::Read);
+    lease.was_read(at(1_190), Some(&earlier[..]));
+    assert!(!lease.may_write(at(1_190)));
+    run(&mut lease, &mut earlier, 1_190, 3_000);
+    assert!(lease.may_write(at(3_000)));
 }
 
 /// A holder that stood still until its time was over.

@@ -174,6 +174,38 @@ fn somebody_else_in_our_slot_is_told_and_our_own_record_is_no_peer() {
     assert_eq!(peers.len(), 1);
 }
 
+#[test]
+fn of_two_daemons_with_one_name_that_live_the_younger_is_told_and_an_earlier_start_is_no_reason() {
+    let start = |incarnation, sequence| Record {
+        incarnation,
+        ..says(1, sequence)
+    };
+    for slot in [1, 7] {
+        let (mut older, mut younger) = (Peers::default(), Peers::default());
+        let hear = |peers: &mut Peers, ms: u64, record: &Record| {
+            let bytes = record.encode();
+            let news = peers.heard(at(ms), &[(slot, &bytes[..])], ME);
+            assert!(peers.is_empty() && !news.displaced && news.seen.is_empty());
+            news.doubled
+        };
+        // What an earlier start of ours said last stands there for ever.
+        for ms in (0..5_000).step_by(100) {
+            assert!(!hear(&mut younger, ms, &start(10, 5)));
+            assert!(!hear(&mut older, ms, &start(12, 5)));
+        }
+        assert!(
+            !hear(&mut younger, 5_000, &start(9, 6)),
+            "an earlier one still"
+        );
+        assert!(hear(&mut younger, 5_100, &start(9, 7)));
+        assert!(!hear(&mut younger, 5_200, &start(9, 7)));
+        assert!(
+            !hear(&mut older, 5_100, &start(12, 6)),
+            "it is on the other"
+        );
+    }
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, cases: 64, ..ProptestConfig::default() })]
 

@@ -75,6 +75,23 @@ fn the_threshold_moves_a_tenth_in_ten_seconds_and_stays_in_its_bounds() {
 }
 
 #[test]
+fn the_threshold_is_a_quarter_above_the_knee_and_at_least_twice_the_least_latency() {
+    let goal = |latency: f64| {
+        let mut seeker = Seeker::new(5e6);
+        let knee = Knee {
+            latency,
+            least: 1e6,
+            bracketed: true,
+            ..Knee::default()
+        };
+        (0..1_000).for_each(|_| seeker.seek(Span::from_secs(10), &knee));
+        seeker.at()
+    };
+    assert_eq!(goal(4e6), 5e6);
+    assert_eq!(goal(1.1e6), 2e6);
+}
+
+#[test]
 fn without_anything_seen_below_it_goes_down_to_look() {
     let mut seeker = Seeker::new(10e6);
     let knee = Knee {

@@ -124,6 +124,7 @@ impl Scheduler {
     /// The disk is about to leave: neither limits of its own nor its group's hold back what waits, or keep its front end
     /// waiting. Ask `pick` afterwards.
     pub(crate) fn lift_limits(&mut self, now: Time, disk: DiskId) {
+        self.disk(disk.0).note_spent(now);
         let policy = Policy {
             limit: None,
             bandwidth: None,

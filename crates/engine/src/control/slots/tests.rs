@@ -117,6 +117,28 @@ fn a_displaced_host_takes_another_slot() {
 }
 
 #[test]
+fn a_host_that_takes_another_name_leaves_its_slot_to_who_has_the_old_one() {
+    let dir = tempdir();
+    let (mut one, mut copy) = (file(dir.path(), 1), file(dir.path(), 1));
+    assert_eq!(one.claim(Time::ZERO, None).expect("a slot"), 1);
+    assert_eq!(copy.claim(Time::ZERO, None).expect("a slot"), 1);
+    assert!(!copy.rename([1; 16]) && copy.own() == Some(1));
+    assert!(copy.rename([3; 16]) && copy.own().is_none());
+    assert_eq!(copy.claim(Time::ZERO, Some(1)).expect("a slot"), 2);
+    for (slot, host) in [(1, 1), (2, 3)] {
+        let owner = dir.path().join(format!(".tidegate/owners/{slot}"));
+        assert_eq!(
+            fs::read_to_string(owner).expect("an owner"),
+            owner_text([host; 16])
+        );
+    }
+    one.write(&record(1, 5)).expect("written");
+    copy.write(&record(3, 6)).expect("written");
+    let read = one.read(at_ms(1)).expect("read");
+    assert_eq!((said(&read, 1), said(&read, 2)), (Some(5), Some(6)));
+}
+
+#[test]
 fn short_and_foreign_files_are_errors_or_empty_slots() {
     let dir = tempdir();
     let folder = dir.path().join(".tidegate");

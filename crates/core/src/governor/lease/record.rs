@@ -1,0 +1,106 @@
+//! What a lease's block holds, as 4 KiB: whose the disk is, and since which of his writes.
+//!
+//! [`super::Lease`] writes its own record and judges those of others; the engine carries the bytes. The block is sealed as
+//! a host's slot is ([`super::super::slot`]).
+//!
+//! # Always true
+//! - `decode` answers for any bytes of any length, and never panics
+//! - whoever wrote it, no number of a record makes a disk unreachable for ever
+
+use super::super::name::Name;
+use super::super::slot::{Reader, SLOT, Unreadable, Writer, seal, sealed};
+use crate::units::Span;
+
+const MAGIC: [u8; 8] = *b"TIDELEAS";
+const VERSION: u16 = 1;
+
+/// Whom we are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Holder {
+    /// The host.
+    pub host: [u8; 16],
+    /// That start of its machine: a copy of a machine has the same name and another boot.
+    pub boot: [u8; 16],
+    /// This start of its daemon.
+    pub incarnation: u64,
+}
+
+/// What a lease's block holds.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Record {
+    /// The disk, so that a block in a wrong place is noticed.
+    pub disk: [u8; 16],
+    /// The host that wrote it.
+    pub holder: Holder,
+    /// What people call that host.
+    pub name: Name,
+    /// Moves by one with each write of it.
+    pub sequence: u64,
+    /// How long the holder may go on without renewing; a taker waits by the longer of this and its own. Zero: the holder
+    /// does not renew; what it relies on is a lock.
+    pub lease: Span,
+    /// It has been given back.
+    pub free: bool,
+}
+
+/// The longest lease that is believed: a foreign number must not make a disk unreachable for ever.
+const LEASE_MOST: Span = Span::from_secs(600);
+
+impl Record {
+    /// As a block.
+    pub fn encode(&self) -> [u8; SLOT] {
+        let mut bytes = [0; SLOT];
+        let mut out = Writer {
+            bytes: &mut bytes,
+            at: 0,
+        };
+        out.put(&MAGIC);
+        out.put(&VERSION.to_le_bytes());
+        out.put(&u16::from(self.free).to_le_bytes());
+        out.put(&[0; 4]);
+        out.put(&self.disk);
+        out.put(&self.holder.host);
+        out.put(&self.holder.boot);
+        out.put(&self.holder.incarnation.to_le_bytes());
+        out.put(&self.sequence.to_le_bytes());
+        out.put(&self.lease.as_nanos().to_le_bytes());
+        out.put(&self.name.0);
+        seal(&mut bytes);
+        bytes
+    }
+
+    /// From a block; [`Unreadable::Empty`] where nobody ever was.
+    pub fn decode(bytes: &[u8]) -> Result<Record, Unreadable> {
+        if bytes.len() != SLOT {
+            return Err(Unreadable::Short);
+        }
+        if bytes.iter().all(|&byte| byte == 0) {
+            return Err(Unreadable::Empty);
+        }
+        if bytes[..8] != MAGIC {
+            return Err(Unreadable::Foreign);
+        }
+        if !sealed(bytes) {
+            return Err(Unreadable::Torn);
+        }
+        let mut from = Reader { bytes, at: 8 };
+        let version = u16::from_le_bytes(from.take());
+        if version != VERSION {
+            return Err(Unreadable::Newer(version));
+        }
+        let free = u16::from_le_bytes(from.take()) == 1;
+        from.at += 4;
+        Ok(Record {
+            disk: from.take(),
+            holder: Holder {
+                host: from.take(),
+                boot: from.take(),
+                incarnation: u64::from_le_bytes(from.take()),
+            },
+            sequence: u64::from_le_bytes(from.take()),
+            lease: Span::from_nanos(u64::from_le_bytes(from.take())).min(LEASE_MOST),
+            name: Name(from.take()),
+            free,
+        })
+    }
+}

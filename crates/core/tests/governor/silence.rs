@@ -1,0 +1,66 @@
+//! A test for each rule of a host that cannot hear the others: what it does meanwhile, and how it comes back.
+
+use crate::FIXED;
+use crate::bench::{Bench, load, peer, usage};
+use tidegate_core::governor::slot::Record;
+use tidegate_core::governor::{GovernorEvent, Threshold};
+use tidegate_core::iocontrol::Usage;
+use tidegate_core::units::Span;
+
+#[test]
+fn what_hung_together_with_our_reads_says_nothing_of_how_it_is_now() {
+    let mut bench = Bench::new(FIXED, vec![]);
+    bench.pass_ticks(2, load(30.0, 40.0, 20.0));
+    let fine = load(25.0, 40.0, 20.0);
+    bench.pass_ticks(10, fine);
+    let before = bench.cluster();
+    assert!(bench.engaged() && before > 30.0, "{before}");
+    bench.deaf = true;
+    bench.pass_ticks(2, fine);
+    // It all comes back at once, two seconds old.
+    bench.report(&Usage {
+        ios: 200,
+        latency_ns: 200 * 2_000_000_000,
+        ..usage(fine)
+    });
+    bench.deaf = false;
+    bench.pass_ticks(3, fine);
+    let after = bench.cluster();
+    assert!((after / before - 1.0).abs() < 0.01, "{before} {after}");
+}
+
+#[test]
+fn a_host_by_itself_counts_nobody_elses_word() {
+    // Nobody does anything from which we would learn a threshold of our own.
+    let found = |host| Record {
+        threshold: 3e6,
+        in_flight: 0.0,
+        rate: 0.0,
+        ios: 0.0,
+        ..peer(host, 2.0)
+    };
+    let mut bench = Bench::new(Threshold::Auto, vec![found(1), found(2)]);
+    let idle = load(0.0, 0.0, 0.0);
+    bench.pass(300, idle);
+    assert_eq!(bench.known().threshold, Span::from_millis(3));
+    bench.deaf = true;
+    bench.pass(60_000, idle);
+    let alone = GovernorEvent::Alone { on: true };
+    assert!(bench.events.contains(&alone), "{:?}", bench.events);
+    assert_eq!(bench.known().threshold, Span::from_millis(10));
+}
+
+#[test]
+fn who_hears_the_others_again_takes_over_the_window_that_they_have_by_then() {
+    let mut bench = Bench::new(FIXED, vec![peer(1, 25.0)]);
+    let fine = load(25.0, 20.0, 20.0);
+    bench.pass(2_000, fine);
+    bench.deaf = true;
+    bench.pass(6_000, fine);
+    let alone = GovernorEvent::Alone { on: true };
+    assert!(bench.events.contains(&alone), "{:?}", bench.events);
+    bench.peers[0].cluster = 80.0;
+    bench.deaf = false;
+    bench.pass_ticks(1, fine);
+    assert!((bench.cluster() - 80.0).abs() < 1.0, "{}", bench.cluster());
+}

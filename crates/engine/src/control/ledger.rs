@@ -1,0 +1,104 @@
+//! What disks had used of their limits when they went, for those that come back: detached and attached again, a disk has
+//! what it had left of its burst, and what has come since.
+//!
+//! One for all datastores of an engine: a control ends with its last disk, and what that had used is used still. An I/O
+//! thread writes here when a disk goes, and looks when one comes, on whichever thread it was before.
+//!
+//! # Always true
+//! - what a disk had used is kept for as long as its limits take to make up for it, and no longer
+//! - of more than [`MOST`] disks those that have least to make up for are let off
+
+use std::collections::BTreeMap;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+use tidegate_core::iocontrol::{DiskKey, Spent};
+use tidegate_core::units::Time;
+
+/// As many disks as one host serves at a time.
+const MOST: usize = 4096;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Ledger {
+    away: Mutex<BTreeMap<DiskKey, Box<Spent>>>,
+}
+
+impl Ledger {
+    /// The disk has gone.
+    pub(crate) fn note(&self, now: Time, disk: DiskKey, spent: Box<Spent>) {
+        let mut away = self.away();
+        away.insert(disk, spent);
+        away.retain(|_, spent| spent.over_at() > now);
+        if away.len() > MOST
+            && let Some(disk) = away.iter().min_by_key(|(_, spent)| spent.over_at())
+        {
+            let disk = *disk.0;
+            away.remove(&disk);
+        }
+    }
+
+    /// The disk comes: what it had used when it went, if it was here.
+    pub(crate) fn take(&self, disk: DiskKey) -> Option<Box<Spent>> {
+        self.away().remove(&disk)
+    }
+
+    fn away(&self) -> MutexGuard<'_, BTreeMap<DiskKey, Box<Spent>>> {
+        self.away.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_core::iocontrol::shared::{Groups, Shared};
+    use tidegate_core::iocontrol::{Limit, Policy, Scheduler};
+    use tidegate_core::request::{DiskId, IoId, Op};
+    use tidegate_core::units::Span;
+
+    /// What a disk has used that does this many I/Os at once, of one a second.
+    fn spent(ios: u64) -> Box<Spent> {
+        let limit = Limit {
+            sustained: 1,
+            peak: 0,
+            burst: ios,
+        };
+        let policy = Policy {
+            limit: Some(limit),
+            ..Policy::default()
+        };
+        let mut scheduler = Scheduler::new(0, Shared::new(1, &Groups::new(0)), 4096);
+        scheduler.add(Time::ZERO, DiskId(0), DiskKey(0), &policy);
+        for io in 0..ios {
+            scheduler.offer(Time::ZERO, DiskId(0), IoId::from_bits(io), Op::Read, 0, 512);
+        }
+        scheduler.remove(DiskId(0)).expect("it did some")
+    }
+
+    fn at(seconds: u64) -> Time {
+        Time::ZERO + Span::from_secs(seconds)
+    }
+
+    #[test]
+    fn what_was_used_is_kept_until_it_is_made_up_for_and_told_once() {
+        let ledger = Ledger::default();
+        ledger.note(at(0), DiskKey(1), spent(10));
+        ledger.note(at(5), DiskKey(2), spent(20));
+        assert_eq!(ledger.take(DiskKey(1)), Some(spent(10)));
+        assert_eq!(ledger.take(DiskKey(1)), None);
+        ledger.note(at(5), DiskKey(1), spent(10));
+        ledger.note(at(10), DiskKey(3), spent(30));
+        assert_eq!(ledger.take(DiskKey(1)), None);
+        assert_eq!(ledger.away().len(), 2);
+    }
+
+    #[test]
+    fn of_too_many_disks_those_are_let_off_that_have_least_to_make_up_for() {
+        let ledger = Ledger::default();
+        ledger.note(at(0), DiskKey(u64::MAX), spent(2));
+        let much = spent(3);
+        for disk in 0..MOST as u64 {
+            ledger.note(at(0), DiskKey(disk), much.clone());
+        }
+        assert_eq!(ledger.away().len(), MOST);
+        assert_eq!(ledger.take(DiskKey(u64::MAX)), None);
+    }
+}
