@@ -70,7 +70,8 @@ fn entries_of_many_disks_on_two_hosts_are_no_disk_on_both_though_they_are_named_
     let mut bench = Bench::new(FIXED, vec![many(1), many(2)]);
     bench.pass(3_000, load(24.0, 20.0, 60.0));
     // 1000 of 9000 shares; of one of the two alone it would be 1000 of 5000.
-    assert!((bench.window() - 10.0).abs() < 0.2, "{}", bench.window());
+    let part = bench.window() / bench.cluster();
+    assert!((part - 1.0 / 9.0).abs() < 0.002, "{part}");
 }
 
 #[test]
