@@ -1,9 +1,9 @@
 //! An experiment that is a contest: the same work for several contestants, side by side, on real servers.
 //!
 //! For what is no scenario of I/O control: what a filter costs, how many requests a second there are, what is lost on the
-//! way from a file to a guest. A contest is a file beside the scenarios; [`file`](mod@file) reads it. [`round`] makes its
+//! way from a file to a guest. A contest is a file beside the scenarios; `file` reads it. `round` makes its
 //! runs with the bench's own machinery: servers as processes, pinned, contestants in turn, processor time by I/O, and
-//! trials thrown away that others disturbed. [`judge`] says what came out, and the report of [`super::page`] tells it
+//! trials thrown away that others disturbed. `judge` says what came out, and the report of [`super::page`] tells it
 //! beside those of scenarios.
 //!
 //! # Always true

@@ -5,7 +5,7 @@
 //!
 //! # Always true
 //! - It never blocks in a write while answers are due.
-//! - What waits to be sent is at most [`AHEAD`] and one request: a slow disk costs time here, not memory.
+//! - What waits to be sent is at most `AHEAD` and one request: a slow disk costs time here, not memory.
 //! - An answer belongs to a request that waits for one; anything else ends the replay with an error.
 //!
 //! # Source
