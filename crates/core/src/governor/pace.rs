@@ -228,6 +228,19 @@ mod tests {
             pace.ticked(at(now + second * 1_000), true, true, cost);
         }
         assert_eq!(pace.fast(), FAST);
+        // However long it was calm: ten seconds' worth, at four tenths a look.
+        let mut now = now + 10_000;
+        for _ in 0..100 {
+            pace.ticked(at(now), true, true, cost);
+            now += 1_000;
+        }
+        let mut looks = 0;
+        while pace.fast() == FAST {
+            pace.ticked(at(now), true, false, cost);
+            now += 100;
+            looks += 1;
+        }
+        assert!((22..=26).contains(&looks), "{looks}");
     }
 
     #[test]
