@@ -176,7 +176,7 @@ fn a_groups_limit_is_divided_by_shares_whatever_thread_a_disk_is_on() {
                 let off = part / 50 + 2 * (per_second / 500) + 2;
                 assert!(
                     count.abs_diff(part) <= off,
-                    "{threads}, {per_second}: {count} of {part}, {counts:?}"
+                    "{threads}, {per_second}, {late}: {count} of {part}, {counts:?}"
                 );
             }
         }

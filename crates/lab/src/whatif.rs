@@ -416,12 +416,12 @@ impl Setting {
     }
 }
 
-/// A limit without bursts, as the daemon makes it of a bare number: what timers and batches are late by is let through.
+/// A limit without bursts, as the daemon makes it of a bare number: what timers, batches and turns hold up is let through.
 fn steady(sustained: u64) -> Ceiling {
     Ceiling {
         sustained,
         peak: 0,
-        burst: sustained / 100,
+        burst: (sustained / 10).max(1),
     }
 }
 

@@ -126,9 +126,9 @@ fn within(stays: &[Stay], limit: u64, burst: u64, one: u64) {
     );
 }
 
-/// How many a bare limit allows at once: a hundredth of a second's.
+/// How many a bare limit allows at once: a tenth of a second's.
 const fn grace(limit: u64) -> u64 {
-    limit / 100
+    limit / 10
 }
 
 /// Bytes of a unit, if nothing else is set.

@@ -85,13 +85,15 @@ pub struct Limit {
 }
 
 impl Limit {
-    /// A ceiling without a burst worth the name: 10 ms of it, which is what timers and batches are late by, and one at
-    /// least: a small limit would lose all lateness otherwise.
+    /// A ceiling without a burst of its own: a tenth of a second's, and one at least, as QEMU gives its throttled disks.
+    ///
+    /// What late timers, batches and, on a congested datastore, the wait for a disk's turn hold up is made good from it:
+    /// with 10 ms a disk whose limit was near its part by shares lost 3 to 30 % of the limit.
     pub const fn steady(sustained: u64) -> Limit {
         Limit {
             sustained,
             peak: 0,
-            burst: if sustained < 100 { 1 } else { sustained / 100 },
+            burst: if sustained < 10 { 1 } else { sustained / 10 },
         }
     }
 

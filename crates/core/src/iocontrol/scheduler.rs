@@ -54,6 +54,8 @@ struct Group {
     yielded: Option<(usize, u64, u64)>,
     /// By seat: the word of another thread that had its time to go first, and did not.
     ignored: Vec<u64>,
+    /// The tick from which on nobody is ignored any more.
+    forget: u64,
 }
 
 /// See the module.

@@ -179,7 +179,7 @@ fn bandwidth(raw: &RawBandwidth) -> Ceiling {
         peak: raw.peak.map_or(0, |size| size.0),
         burst: raw
             .burst
-            .map_or((raw.sustained.0 / 100).max(1), |size| size.0),
+            .map_or((raw.sustained.0 / 10).max(1), |size| size.0),
     }
 }
 
@@ -211,8 +211,8 @@ fn ceiling(raw: Option<&RawLimit>) -> Result<Option<Ceiling>, ScenarioError> {
         RawLimit::Sustained(sustained) => Ceiling {
             sustained,
             peak: 0,
-            // What timers and batches are late by: as the daemon makes of a bare number.
-            burst: (sustained / 100).max(1),
+            // What timers, batches and turns hold up: as the daemon makes of a bare number.
+            burst: (sustained / 10).max(1),
         },
         RawLimit::Burst(ref raw) => Ceiling {
             sustained: raw.sustained,

@@ -7,7 +7,7 @@
 //! - a disk stands in the heaps of the ready exactly while its place is [`Place::Ready`]
 //! - of a group that its limit holds, one disk after the other is ready on this thread, so no crowd wakes for one place
 //! - what a group's limit lets pass goes to the disk that is furthest behind by its shares, whatever thread that is on;
-//!   one whose turn it is and that does not come holds the others for [`PATIENCE`], once
+//!   one whose turn it is and that does not come holds the others for [`PATIENCE`], once in [`FORGET`]
 
 use super::Scheduler;
 use crate::iocontrol::disk::{Disk, Place};
@@ -27,6 +27,8 @@ const LOOK: Span = Span::from_secs(1);
 /// How long a disk whose turn it is in its group may keep others waiting: its thread's timer may be late, or the datastore
 /// may have no room for it. Short against the 10 ms that a limit may be behind.
 const PATIENCE: u64 = 1_000_000 * TICKS_PER_NS;
+/// After this long it is waited for again. What passes meanwhile is made good: the limit's slack is longer than the wait.
+const FORGET: u64 = 10 * PATIENCE;
 
 /// Asks the limit of a disk's group to let something pass; the disk is charged for what it takes of it.
 pub(super) fn pass_group(
@@ -250,12 +252,19 @@ impl Scheduler {
         if due > tick {
             return Some(due);
         }
+        if tick >= of.forget {
+            of.ignored.clear();
+        }
         while let Some((seat, word)) = self.member.before_me_in_group(group, tag, &of.ignored) {
             if of.yielded != Some((seat, word, due)) {
                 of.yielded = Some((seat, word, due));
                 return Some(tick.saturating_add(PATIENCE));
             }
-            // It had its time, and nobody else has used it.
+            // It had its time, and nobody else has used it. Later it may come: one that is never waited for is always
+            // too late where this thread is awake and that one sleeps.
+            if of.ignored.is_empty() {
+                of.forget = tick.saturating_add(FORGET);
+            }
             if of.ignored.len() <= seat {
                 of.ignored.resize(seat + 1, u64::MAX);
             }
