@@ -97,7 +97,7 @@ pub struct ToldDisk {
     pub demand: u64,
     /// Its part of the window, 1/256, by our own division, which is everybody's; of no meaning while not engaged.
     pub window: u64,
-    /// Units a second that its part brings while the datastore is as it is; 0: not known.
+    /// Units a second that its part brings while the datastore is as it is, its limit at most; 0: not known.
     pub entitled: u64,
     /// Several disks of equal shares in one.
     pub merged: bool,
@@ -118,7 +118,7 @@ pub struct DiskReport {
     pub window: u64,
     /// What it asks for, 1/256.
     pub demand: u64,
-    /// Units a second that its part brings while the datastore is as it is; 0: not known.
+    /// Units a second that its part brings while the datastore is as it is, its limit at most; 0: not known.
     pub entitled: u64,
     /// Units a second that it got lately.
     pub units: u64,
@@ -161,8 +161,13 @@ impl Governor {
         let (here, elsewhere) = self.all_disks();
         let all: Vec<Want> = here.iter().chain(&elsewhere).map(wants).collect();
         let division = Division::of(&all, self.cluster);
-        let entitled = |part: f64, unit_cost: f64| {
-            whole(part / residence * nanos(Span::from_secs(1)) / unit_cost)
+        let entitled = |part: f64, unit_cost: f64, limit: u64| {
+            let brought = whole(part / residence * nanos(Span::from_secs(1)) / unit_cost);
+            if limit == 0 {
+                brought
+            } else {
+                brought.min(limit)
+            }
         };
         let told = |entry: &Entry| {
             let part = division.part(&wants(entry));
@@ -173,7 +178,7 @@ impl Governor {
                 limit: entry.limit,
                 demand: cost(entry.demand),
                 window: cost(part),
-                entitled: entitled(part, entry.unit_cost),
+                entitled: entitled(part, entry.unit_cost, entry.limit.into()),
                 merged: entry.merged,
             }
         };
@@ -198,7 +203,7 @@ impl Governor {
             limit: disk.limit,
             window: cost(disk.part),
             demand: cost(disk.demand),
-            entitled: entitled(disk.part, disk.unit_cost),
+            entitled: entitled(disk.part, disk.unit_cost, disk.limit),
             units: whole(disk.units + 0.5),
             unmet: disk.unmet(),
         });

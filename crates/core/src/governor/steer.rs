@@ -23,6 +23,8 @@ const ABOVE_FOR: u32 = 2;
 const BINDS: f64 = 0.7;
 /// A host's window that moved by less than this has not moved.
 const STEADY: f64 = 0.08;
+/// In flight from one look to the next, where throughput and latency belong to it.
+const SETTLED: core::ops::RangeInclusive<f64> = 0.8..=1.25;
 /// Hosts whose windows for all differ by less agree.
 const AGREED: f64 = 0.1;
 /// Latency by the threshold, where a window that binds need not be moved in haste.
@@ -145,6 +147,9 @@ impl Governor {
         }
         sight.latency = if ios > 0.0 { sum / ios } else { 0.0 };
         self.felt = if ios > 0.0 { felt / ios } else { 0.0 };
+        // While what is in flight changes, it and the rate were counted over times that do not match.
+        let moved = sight.in_flight / self.sight.in_flight;
+        let steadily = SETTLED.contains(&moved);
         self.sight = sight;
         if sight.latency > 0.0 {
             let kept = if self.smooth > 0.0 {
@@ -154,7 +159,7 @@ impl Governor {
             };
             self.smooth = kept * self.smooth + (1.0 - kept) * sight.latency;
         }
-        if self.watch.level().is_none() {
+        if self.watch.level().is_none() && steadily {
             self.curve.saw(elapsed.min(Span::from_secs(4)), &sight);
         }
         if let Some(knee) = self
@@ -169,7 +174,7 @@ impl Governor {
         // Where nobody is held back, a window is not what a target is missed for.
         let pressure = if self.engaged { pressure } else { 0.0 };
         self.pressure.felt(elapsed, pressure);
-        self.target = self.pressure.on(base, self.curve.tightest(KEPT));
+        self.target = self.pressure.on(base, self.curve.tightest(KEPT, base));
         if self.common.threshold_mode == 0
             && !(0.9..=1.1).contains(&(self.target / self.told_threshold))
         {

@@ -32,10 +32,16 @@ const MEMORY: f64 = 20e9;
 const ENOUGH: f64 = 0.4e9;
 /// The knee: the least in flight with this part of the most ever done.
 const KNEE: f64 = 0.9;
+/// Where less in flight than ever was seen brings less than this part of the most, the way down has come to the knee.
+const FALLS: f64 = 0.95;
 /// A lower bin that did clearly more than a higher one does now is out of date: more in flight never does less.
 const STALE: f64 = 1.1;
 /// How far down a step goes to where nothing is known.
 const DOWN: f64 = 0.7;
+/// A latency of this part of a threshold is near it.
+const SEEN: f64 = 0.5;
+/// How near the least latency a threshold may come.
+const ABOVE_LEAST: f64 = 1.1;
 const LEAST: f64 = 0.3e6;
 const MOST: f64 = 50e6;
 
@@ -67,6 +73,8 @@ pub struct Knee {
     pub least: f64,
     /// Less in flight was seen to do clearly less: the knee is here, and not somewhere below.
     pub bracketed: bool,
+    /// Nothing less in flight is known, and what is known begins to do less: the knee is hardly below.
+    pub falls: bool,
     /// Much more in flight was seen to do hardly more: `peak` is the datastore's, not the load's.
     pub saturated: bool,
 }
@@ -121,6 +129,7 @@ impl Curve {
         // An octave more in flight that brought no more than the tenth in question: that was the datastore's most.
         let saturated = known().any(|(beyond, _)| beyond >= place + 2);
         let bracketed = place == 0 || known().any(|(below, _)| below < place && below + 2 >= place);
+        let falls = knee.rate < FALLS * peak;
         let (in_flight, latency) = (middle(place), knee.latency);
         Some(Knee {
             peak,
@@ -128,22 +137,35 @@ impl Curve {
             latency,
             least,
             bracketed,
+            falls,
             saturated,
         })
     }
 
     /// The tightest threshold that leaves `part` of the most: the latency with the least in flight that did so much, or
-    /// a step below it while nothing is known of less.
-    pub fn tightest(&self, part: f64) -> Option<f64> {
-        let peak = self.knee()?.peak;
-        let mut known = self.bins.iter().filter(|bin| bin.weight >= ENOUGH);
-        let least = known.next()?;
-        if least.rate >= part * peak {
-            return Some(DOWN * least.latency);
+    /// a step below it while nothing is known of a little less. `base`, the threshold without that, as long as nothing
+    /// near it was seen: until then the most is not known.
+    pub fn tightest(&self, part: f64, base: f64) -> f64 {
+        let bins = || self.bins.iter().enumerate();
+        let known = || bins().filter(|(_, bin)| bin.weight >= ENOUGH);
+        if known().all(|(_, bin)| bin.latency < SEEN * base) {
+            return base;
         }
-        known
-            .find(|bin| bin.rate >= part * peak)
-            .map(|bin| bin.latency)
+        let peak = known().map(|(_, bin)| bin.rate).fold(0.0, f64::max);
+        let Some((place, found)) = known().find(|(_, bin)| bin.rate >= part * peak) else {
+            return base;
+        };
+        let below = || known().take_while(|&(below, _)| below < place);
+        // No window makes I/Os faster than those of an idle datastore: aimed at that, it would only get smaller.
+        let least = below().map(|(_, bin)| bin.latency).fold(f64::MAX, f64::min);
+        let attainable = if least < f64::MAX {
+            ABOVE_LEAST * least
+        } else {
+            0.0
+        };
+        let bracketed = below().any(|(below, _)| below + 2 >= place);
+        let wanted = if bracketed { 1.0 } else { DOWN } * found.latency;
+        wanted.max(attainable)
     }
 }
 
@@ -183,8 +205,12 @@ impl Seeker {
 
     /// Moves towards where the knee says, by a tenth in ten seconds at most.
     pub fn seek(&mut self, elapsed: Span, knee: &Knee) {
-        let mut goal = (1.25 * knee.latency).max(2.0 * knee.least);
-        if !knee.bracketed {
+        let mut goal = 1.25 * knee.latency;
+        if knee.least < knee.latency {
+            // Only where less than at the knee was in flight it is known how low latency can be.
+            goal = goal.max(2.0 * knee.least);
+        }
+        if !knee.bracketed && !knee.falls {
             // The least that was ever in flight was still enough: the knee lies below, and only going there shows it.
             goal = DOWN * knee.latency;
         }
@@ -221,9 +247,9 @@ impl Pressure {
     }
 
     /// The threshold that holds now. `least`: what [`Curve::tightest`] says.
-    pub fn on(&self, threshold: f64, least: Option<f64>) -> f64 {
+    pub fn on(&self, threshold: f64, least: f64) -> f64 {
         let tight = threshold / self.held;
-        least.map_or(tight, |least| tight.max(least)).min(threshold)
+        tight.max(least).min(threshold)
     }
 }
 

@@ -107,6 +107,13 @@ mod tests {
     }
 
     #[test]
+    fn the_window_goes_down_from_what_is_in_flight_where_that_is_less() {
+        assert_eq!(step(80.0, 25e6, &sight(50e6, 40.0)), 20.0);
+        assert_eq!(step(80.0, 25e6, &sight(31.25e6, 60.0)), 64.0);
+        assert_eq!(step(80.0, 25e6, &sight(50e6, 100.0)), 40.0);
+    }
+
+    #[test]
     fn a_window_that_is_not_filled_does_not_grow() {
         assert_eq!(step(80.0, 25e6, &sight(5e6, 40.0)), 80.0);
         assert!(step(80.0, 25e6, &sight(5e6, 79.0)) > 100.0);

@@ -57,6 +57,34 @@ fn what_a_reservation_needs_in_flight_follows_from_how_long_its_ios_stay_there()
 }
 
 #[test]
+fn what_a_disks_part_brings_it_is_never_told_as_more_than_its_limit() {
+    let limited = |limit| Usage {
+        limit,
+        ..usage(load(24.0, 60.0, 40.0))
+    };
+    let told = |limit: u64| {
+        let other = Entry {
+            limit: u32::try_from(limit).unwrap(),
+            ..asks(1, 20.0)
+        };
+        let peer = Record {
+            disks: vec![other],
+            ..peer(1, 24.0)
+        };
+        let mut bench = Bench::new(FIXED, vec![peer]);
+        (0..100).for_each(|_| bench.report(&limited(limit)));
+        let report = bench.known();
+        assert!(report.engaged);
+        let theirs = report.hosts.iter().find_map(|host| host.told.first());
+        [report.disks[0].entitled, theirs.unwrap().entitled]
+    };
+    let [ours, theirs] = told(0);
+    assert!(ours > 110 && theirs > 110, "{ours} {theirs}");
+    // A part leaves room for a tenth more than the limit.
+    assert_eq!(told(100), [100, 100]);
+}
+
+#[test]
 fn entries_of_many_disks_on_two_hosts_are_no_disk_on_both_though_they_are_named_alike() {
     let many = |host| Record {
         cluster: 90.0,

@@ -168,6 +168,18 @@ fn one_tick_answers_no_more_than_a_quarter_or_twice_the_threshold() {
 }
 
 #[test]
+fn throughput_belongs_to_what_is_in_flight_only_where_that_stays() {
+    let mut bench = Bench::new(Threshold::Auto, vec![]);
+    for _ in 0..20 {
+        bench.pass_ticks(1, load(5.0, 10.0, 0.0));
+        bench.pass_ticks(1, load(5.0, 40.0, 0.0));
+    }
+    assert_eq!(bench.known().peak, 0);
+    bench.pass_ticks(4, load(5.0, 40.0, 0.0));
+    assert_eq!(bench.known().peak, 8_000 * 256);
+}
+
+#[test]
 fn before_anything_was_seen_the_threshold_is_what_the_kind_of_datastore_suggests() {
     for (kind, ms) in [
         (Kind::Flash, 5),

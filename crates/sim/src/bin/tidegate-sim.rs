@@ -220,7 +220,7 @@ fn once(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
     Ok(all)
 }
 
-/// Windows with what is in flight of them, what was done, and the latency that hosts believe in.
+/// Windows with what is in flight of them, the latency that hosts believe in and the threshold, and what was done.
 fn trace(scenario: &Scenario, verdict: &Verdict, from: u64, to: u64) {
     let own = |run: &&Run| run.variant == Variant::of(Policy::Ours);
     let Some(run) = verdict.runs.values().find(own) else {
@@ -233,9 +233,10 @@ fn trace(scenario: &Scenario, verdict: &Verdict, from: u64, to: u64) {
             if let Some(bin) = series.bins.get(place) {
                 let (window, in_flight) = (bin.window, bin.in_flight);
                 let latency = bin.latency_us as f64 / 1e3;
+                let threshold = bin.threshold_us as f64 / 1e3;
                 let _ = write!(
                     line,
-                    "  {} {in_flight}/{window:.1} {latency:.1} ms",
+                    "  {} {in_flight}/{window:.1} {latency:.3} of {threshold:.3} ms",
                     host.name
                 );
             }

@@ -1,6 +1,7 @@
 //! The knee of arrays whose knee is known.
 
 use super::*;
+use alloc::vec::Vec;
 
 fn array(most: f64, least_ms: f64, in_flight: f64) -> Sight {
     let rate = most.min(in_flight / (least_ms / 1e3));
@@ -112,31 +113,85 @@ fn without_anything_seen_below_it_goes_down_to_look() {
 }
 
 #[test]
+fn on_its_way_down_it_ends_where_throughput_begins_to_fall() {
+    // Latency rises before the array is full: 0.94 of the most at 12 in flight.
+    let soft = |in_flight: f64| Sight {
+        rate: 20_000.0 * in_flight / (in_flight + 0.75),
+        latency: (in_flight + 0.75) / 20_000.0 * 1e9,
+        ..array(20_000.0, 0.5, in_flight)
+    };
+    let (mut curve, mut seeker) = (Curve::default(), Seeker::new(10e6));
+    let mut lows = Vec::new();
+    for _ in 0..6_000 {
+        let in_flight = (seeker.at() / 1e9 * 20_000.0 - 0.75).max(1.0);
+        curve.saw(TICK, &soft(in_flight));
+        if let Some(knee) = curve.knee() {
+            seeker.seek(TICK, &knee);
+            lows.push(curve.bins[place(in_flight)].rate);
+        }
+    }
+    // 0.95 of the most is done with some fourteen in flight, at 0.75 ms.
+    assert!((0.6e6..1.1e6).contains(&seeker.at()), "{}", seeker.at());
+    assert!(lows.iter().all(|&rate| rate >= 0.9 * 20_000.0));
+}
+
+#[test]
+fn how_low_latency_can_be_is_known_only_from_less_in_flight() {
+    let knee = Knee {
+        latency: 4e6,
+        least: 4e6,
+        falls: true,
+        ..Knee::default()
+    };
+    let mut seeker = Seeker::new(4e6);
+    (0..1_000).for_each(|_| seeker.seek(Span::from_secs(10), &knee));
+    assert_eq!(seeker.at(), 5e6);
+}
+
+#[test]
 fn pressure_goes_down_by_steps_and_stops_where_throughput_is_lost() {
     let mut curve = Curve::default();
     let mut load = |in_flight| {
         (0..20).for_each(|_| curve.saw(TICK, &array(20_000.0, 0.5, in_flight)));
-        curve.tightest(0.7).unwrap() / 1e6
+        curve.tightest(0.7, 3e6) / 1e6
     };
     // 2 ms with 40 in flight, and so on: what is done with less is not known.
     assert!((1.39..1.41).contains(&load(40.0)));
     assert!((0.69..0.71).contains(&load(20.0)));
     assert!((0.34..0.36).contains(&load(10.0)));
-    // A quarter of the most: that was too little, and ten in flight are where it ends.
-    assert!((0.49..0.51).contains(&load(2.5)));
+    // A quarter of the most: that was too little, and it ends a tenth above the least latency.
+    assert!((0.54..0.56).contains(&load(2.5)));
+}
+
+#[test]
+fn pressure_waits_until_the_most_is_known_and_aims_at_no_latency_below_the_least() {
+    let mut curve = Curve::default();
+    assert_eq!(curve.tightest(0.7, 2e6), 2e6);
+    let mut load = |in_flight| {
+        (0..20).for_each(|_| curve.saw(TICK, &array(20_000.0, 0.5, in_flight)));
+        curve.tightest(0.7, 2e6) / 1e6
+    };
+    // Alone, before anything was congested: what that did is no measure of the most.
+    assert_eq!(load(2.5), 2.0);
+    // 1.5 ms with thirty in flight; of what is between it is not known how much it does.
+    assert!((1.04..1.06).contains(&load(30.0)));
+    // A tenth above the least: here it ends, whatever is known of less in flight.
+    assert!((0.54..0.56).contains(&load(14.0)));
+    assert!((0.54..0.56).contains(&load(10.0)));
+    assert!((0.54..0.56).contains(&load(6.0)));
 }
 
 #[test]
 fn pressure_tightens_at_once_relaxes_slowly_and_never_passes_its_floor() {
     let mut pressure = Pressure::default();
     (0..100).for_each(|_| pressure.felt(TICK, 2.0));
-    assert_eq!(pressure.on(20e6, None), 5e6);
-    assert_eq!(pressure.on(20e6, Some(8e6)), 8e6);
-    assert_eq!(pressure.on(20e6, Some(80e6)), 20e6);
+    assert_eq!(pressure.on(20e6, 0.0), 5e6);
+    assert_eq!(pressure.on(20e6, 8e6), 8e6);
+    assert_eq!(pressure.on(20e6, 80e6), 20e6);
     (0..10).for_each(|_| pressure.felt(TICK, 0.5));
     assert!(
-        (5.2e6..5.3e6).contains(&pressure.on(20e6, None)),
+        (5.2e6..5.3e6).contains(&pressure.on(20e6, 0.0)),
         "{}",
-        pressure.on(20e6, None)
+        pressure.on(20e6, 0.0)
     );
 }
