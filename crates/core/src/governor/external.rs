@@ -42,6 +42,8 @@ const BEFORE: Span = Span::from_secs(3);
 /// at some hundred I/Os a second.
 const TRIAL: Span = Span::from_secs(4);
 const HEARD: Span = Span::from_millis(1_500);
+/// So long before a trial hosts begin to look often: one that hears of it a second late has another's part till then.
+const AHEAD: Span = Span::from_millis(1_500);
 const HOLD: Span = Span::from_secs(30);
 /// By how much a trial moves the window.
 const STEP: f64 = 1.5;
@@ -144,6 +146,7 @@ pub struct Watch {
     lately: Sight,
     /// The window, lately.
     window: f64,
+    nears_trial: bool,
 }
 
 impl Watch {
@@ -159,12 +162,17 @@ impl Watch {
                 Stage::Watching
             };
         }
+        self.nears_trial = matches!(
+            self.stage,
+            Stage::Low { since, .. } if round.now.since(since) + AHEAD >= LOW_FOR
+        );
         (self.on() != was).then_some(self.on())
     }
 
     /// Another host watches: it tries or holds this window. Returns as [`Watch::tick`].
     pub fn follow(&mut self, level: f64, tries: bool, on: bool) -> Option<bool> {
         let was = self.on();
+        self.nears_trial = false;
         self.stage = Stage::Following { level, tries, on };
         (on != was).then_some(on)
     }
@@ -324,6 +332,11 @@ impl Watch {
             self.stage,
             Stage::Trying(_) | Stage::Following { tries: true, .. }
         )
+    }
+
+    /// Whether a trial is near, so that all should be awake when it begins.
+    pub fn nears_trial(&self) -> bool {
+        self.nears_trial
     }
 
     /// Whether external load is seen.

@@ -214,7 +214,8 @@ impl Governor {
         }
         let heard = self.failing.is_none();
         let calm = coasting || (ratio - 1.0).abs() < 0.2;
-        let quiet = steady && heard && !self.watch.tries() && calm;
+        let tries = self.watch.tries() || self.watch.nears_trial();
+        let quiet = steady && heard && !tries && calm;
         let attentive = self.engaged || self.over > 0;
         let cost = self.cost(self.is_far_off(ratio));
         self.pace.ticked(now, attentive, quiet, cost);
@@ -456,7 +457,10 @@ impl Governor {
         let flags = Flags::default()
             .with(Flags::ENGAGED, self.engaged && !self.alone)
             .with(Flags::FAST, self.pace.interval() == self.pace.fast())
-            .with(Flags::URGENT, self.pace.stirred())
+            .with(
+                Flags::URGENT,
+                self.pace.stirred() || self.watch.nears_trial(),
+            )
             .with(Flags::BINDING, self.binding())
             .with(Flags::TRYING, self.watch.leads() && self.watch.tries())
             .with(Flags::EXTERNAL, self.watch.leads() && self.watch.on());

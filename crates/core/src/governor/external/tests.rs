@@ -240,3 +240,19 @@ fn who_does_not_watch_follows_and_takes_over_what_is_held() {
     assert_eq!(watch.tick(&round, false), Some(false));
     assert_eq!(watch.level(), None);
 }
+
+#[test]
+fn a_trial_is_said_to_be_near_for_a_second_and_a_half_before_it_begins() {
+    let mut run = Run::new();
+    let mut near = Vec::new();
+    while !run.watch.tries() {
+        assert!(run.ticks < 400, "no trial begins");
+        // Ten ticks of a tenth of a second each.
+        run.seconds(1, |now| (if now < at(10) { 4_000.0 } else { 1_500.0 }, 0.0));
+        near.push(run.watch.nears_trial());
+    }
+    let [.., first, second, begun] = near[..] else {
+        panic!("it began at once: {near:?}")
+    };
+    assert!(!first && second && !begun, "{near:?}");
+}
