@@ -33,7 +33,7 @@ pub enum DatastoreSettings {
     Null {},
     /// A modelled array in real time, its bytes in memory. For experiments.
     Emulated {
-        /// The model, as `hdd`, `ssd` or with its parameters.
+        /// The array: `10k`, `ssd`, or several as `raid5-8x10k+cache`.
         model: String,
     },
 }
@@ -157,7 +157,7 @@ mod tests {
             DatastoreSettings::Memory {},
             DatastoreSettings::Null {},
             DatastoreSettings::Emulated {
-                model: "hdd".into(),
+                model: "10k".into(),
             },
         ] {
             let record = DatastoreRecord {

@@ -49,7 +49,7 @@ Examples:
   tidegate datastore add fast --kind dir --path /srv/nvme
   tidegate datastore add far --kind nbd --uri nbd://storage.example
   tidegate datastore add scratch --kind memory
-  tidegate datastore add array --kind emulated --model hdd
+  tidegate datastore add array --kind emulated --model raid5-8x10k+cache
 
 Kinds:
   dir       a directory on any file system, local or shared: --path, --io
@@ -81,7 +81,7 @@ pub(crate) struct Add {
     )]
     uri: Option<String>,
 
-    /// The model (kind emulated): hdd, ssd, or with its parameters
+    /// The array (kind emulated): 7k, 10k, 15k, ssd or nvme, or several of them as raid5-8x10k+cache
     #[arg(long)]
     model: Option<String>,
 }
@@ -170,7 +170,7 @@ impl Add {
             Kind::Memory => DatastoreSettings::Memory {},
             Kind::Null => DatastoreSettings::Null {},
             Kind::Emulated => DatastoreSettings::Emulated {
-                model: model.ok_or_else(|| missing("model", "hdd"))?,
+                model: model.ok_or_else(|| missing("model", "10k"))?,
             },
         })
     }
@@ -374,9 +374,9 @@ mod tests {
             DatastoreSettings::Memory {}
         );
         assert_eq!(
-            settings(&["--kind", "emulated", "--model", "hdd"]).unwrap(),
+            settings(&["--kind", "emulated", "--model", "10k"]).unwrap(),
             DatastoreSettings::Emulated {
-                model: "hdd".to_owned()
+                model: "10k".to_owned()
             }
         );
     }

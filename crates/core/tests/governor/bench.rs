@@ -32,6 +32,8 @@ pub(crate) struct Bench {
     pub(crate) peers: Vec<Record>,
     /// Its reads of the slots fail.
     pub(crate) deaf: bool,
+    /// The others say nothing new.
+    pub(crate) silent: bool,
     orders: Option<Orders>,
     pub(crate) events: Vec<GovernorEvent>,
     /// When it ticked.
@@ -51,6 +53,7 @@ impl Bench {
             now: 0,
             peers,
             deaf: false,
+            silent: false,
             orders: None,
             events: Vec::new(),
             ticks: Vec::new(),
@@ -85,7 +88,7 @@ impl Bench {
 
     fn round(&mut self, now: Time) {
         for peer in &mut self.peers {
-            peer.sequence += 1;
+            peer.sequence += u64::from(!self.silent);
         }
         let slots = self
             .peers

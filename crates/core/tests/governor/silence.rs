@@ -64,3 +64,20 @@ fn who_hears_the_others_again_takes_over_the_window_that_they_have_by_then() {
     bench.pass_ticks(1, fine);
     assert!((bench.cluster() - 80.0).abs() < 1.0, "{}", bench.cluster());
 }
+
+#[test]
+fn a_silent_host_is_given_up_as_soon_as_its_lease_ends_also_where_all_was_calm() {
+    let mut bench = Bench::new(FIXED, vec![peer(1, 25.0)]);
+    let fine = load(25.0, 20.0, 20.0);
+    bench.pass(20_000, fine);
+    assert_eq!(bench.pauses(1), [1_000], "all is calm");
+    bench.silent = true;
+    let last_heard = *bench.ticks.last().expect("it has ticked");
+    let lost = |event: &GovernorEvent| matches!(event, GovernorEvent::HostLost { .. });
+    while !bench.events.iter().any(lost) {
+        bench.report(&usage(fine));
+    }
+    // Its lease is two seconds; a look is at most fifty milliseconds late here.
+    let given_up = *bench.ticks.last().expect("it has ticked");
+    assert!(given_up - last_heard <= 2_100, "{last_heard} {given_up}");
+}
