@@ -249,3 +249,34 @@ fn there_is_no_calm_a_fifth_away_from_the_threshold() {
     bench.pass(5_000, load(21.0, 256.0, 50.0));
     assert_eq!(bench.pauses(3), [1_000; 3], "{:?}", bench.ticks);
 }
+
+#[test]
+fn the_budget_of_quiet_times_is_spent_at_the_beginning_where_hosts_differ_and_far_from_the_threshold()
+ {
+    // Two hosts may look four times a second at a datastore that does 1,600.
+    let fine = load(25.0, 20.0, 20.0);
+    let begun = || {
+        let mut bench = Bench::new(FIXED, vec![peer(1, 25.0)]);
+        bench.pass_ticks(3, load(28.0, 20.0, 20.0));
+        assert!(bench.engaged());
+        bench
+    };
+    let often = |bench: &Bench, ticks: usize| bench.pauses(ticks).iter().all(|&pause| pause == 100);
+    let mut bench = begun();
+    bench.pass_ticks(6, fine);
+    assert!(often(&bench, 6), "{:?}", bench.pauses(6));
+    let mut settled = begun();
+    settled.pass(20_000, fine);
+    assert!(!often(&settled, 1), "{:?}", settled.pauses(4));
+    let mut bench = begun();
+    bench.pass(20_000, fine);
+    bench.peers[0].cluster = 80.0;
+    bench.pass_ticks(4, fine);
+    assert!(often(&bench, 2), "{:?}", bench.pauses(4));
+    // With nobody there to differ from.
+    let mut bench = Bench::new(FIXED, vec![]);
+    bench.pass_ticks(3, load(28.0, 20.0, 20.0));
+    bench.pass(20_000, fine);
+    bench.pass_ticks(4, load(50.0, 20.0, 20.0));
+    assert!(often(&bench, 2), "{:?}", bench.pauses(4));
+}
