@@ -18,7 +18,9 @@ use tidegate_core::request::DiskId;
 use tidegate_core::units::{Span, Time};
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd as upstream, null};
 use tidegate_engine::lease::{Lease, Watch};
-use tidegate_engine::{Control, DiskSpec, Engine, Kind, Settings, UnderControl, control};
+use tidegate_engine::{
+    Control, DiskReading, DiskSpec, Engine, Kind, Settings, UnderControl, control,
+};
 
 use crate::limits;
 use crate::live::Presence;
@@ -70,16 +72,20 @@ pub(crate) struct Disk {
 pub(crate) struct Thread {
     pub(crate) thread: u32,
     pub(crate) cpu: Option<u32>,
-    /// When they were read.
-    pub(crate) now: Time,
     pub(crate) age: Span,
     pub(crate) busy: Span,
     pub(crate) polling: Span,
     pub(crate) turns: u64,
     pub(crate) wakes: u64,
     pub(crate) strays: u64,
-    /// Its disks, each with what its `stats` filter has counted, if it has one.
-    pub(crate) disks: Vec<(Key, Option<Box<StatsReport>>)>,
+    /// Its disks.
+    pub(crate) disks: Vec<(Key, Counted)>,
+}
+
+/// What a disk's topmost `stats` filter has counted, if it has one, and when it was read.
+pub(crate) struct Counted {
+    pub(crate) now: Time,
+    pub(crate) stats: Option<Box<StatsReport>>,
 }
 
 /// The time as the engine tells it: the monotonic clock.
@@ -144,12 +150,8 @@ impl Host {
         };
         let disk =
             self.with(|engine| engine.attach(spec, opened.image).map_err(|e| problem(&e)))?;
-        let home = self
-            .threads()?
-            .into_iter()
-            .find(|t| t.disks.iter().any(|(key, _)| *key == disk.id()));
         Ok(Disk {
-            thread: home.map_or(0, |home| home.thread),
+            thread: u32::try_from(disk.thread()).unwrap_or(u32::MAX),
             disk,
             read_only: plan.read_only,
             io: opened.io,
@@ -158,18 +160,13 @@ impl Host {
         })
     }
 
-    /// Asks every I/O thread for its counters.
+    /// Asks every I/O thread for its counters. They take their time for it, during which others may use the engine.
     pub(crate) fn threads(&self) -> Outcome<Vec<Thread>> {
-        let reports = self.with(|engine| {
-            engine
-                .threads()
-                .map_err(|e| problem(&e).within("cannot ask the I/O threads"))
-        })?;
-        let now = now();
+        let asked = self.with(|engine| engine.ask_threads().map_err(|e| unasked(&e)))?;
+        let reports = asked.wait().map_err(|e| unasked(&e))?;
         let tell = |(nth, report): (usize, tidegate_engine::ThreadReport)| Thread {
             thread: u32::try_from(nth).unwrap_or(u32::MAX),
             cpu: (!self.cpus.is_empty()).then(|| self.cpus[nth % self.cpus.len()]),
-            now,
             age: report.age,
             busy: report.busy,
             polling: report.spinning,
@@ -179,7 +176,7 @@ impl Host {
             disks: report
                 .disks
                 .into_iter()
-                .map(|(id, disk)| (id, stats_of(disk)))
+                .map(|reading| (reading.disk, Counted::of(reading)))
                 .collect(),
         };
         Ok(reports.into_iter().enumerate().map(tell).collect())
@@ -187,11 +184,8 @@ impl Host {
 
     /// Asks every I/O thread for its sums only, in the order of their numbers.
     pub(crate) fn pulses(&self) -> Outcome<Vec<tidegate_engine::ThreadPulse>> {
-        self.with(|engine| {
-            engine
-                .pulses()
-                .map_err(|e| problem(&e).within("cannot ask the I/O threads"))
-        })
+        let asked = self.with(|engine| engine.ask_pulses().map_err(|e| unasked(&e)))?;
+        asked.wait().map_err(|e| unasked(&e))
     }
 
     /// Ends the I/O threads; disks that are still attached are dropped as they are.
@@ -317,10 +311,10 @@ impl Disk {
     }
 
     /// All that its topmost `stats` filter has counted, if it has one.
-    pub(crate) fn stats(&self) -> Outcome<Option<Box<StatsReport>>> {
-        let report = self.disk.report();
-        report
-            .map(stats_of)
+    pub(crate) fn counted(&self) -> Outcome<Counted> {
+        let reading = self.disk.read();
+        reading
+            .map(Counted::of)
             .map_err(|e| problem(&e).within(format!("cannot ask for disk {}", self.disk.name())))
     }
 
@@ -444,14 +438,21 @@ impl Disk {
     }
 }
 
-/// What the topmost `stats` filter of a disk has counted: it sees what the guest sees.
-fn stats_of(disk: tidegate_core::shard::DiskReport) -> Option<Box<StatsReport>> {
-    disk.filters
-        .into_iter()
-        .find_map(|(_, _, report)| match report {
+impl Counted {
+    /// What the topmost `stats` filter of a disk has counted: it sees what the guest sees.
+    fn of(reading: DiskReading) -> Counted {
+        let mut filters = reading.report.filters.into_iter();
+        let stats = filters.find_map(|(_, _, report)| match report {
             FilterReport::Stats(stats) => Some(stats),
             _ => None,
-        })
+        });
+        let now = reading.now;
+        Counted { now, stats }
+    }
+}
+
+fn unasked(error: &tidegate_engine::Error) -> Problem {
+    problem(error).within("cannot ask the I/O threads")
 }
 
 fn span(duration: Duration) -> Span {

@@ -16,7 +16,6 @@ use tidegate_api::disk::{Client, ClientKind, RingCounts, UpstreamCounts};
 use tidegate_api::iocontrol::Admission;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
-use tidegate_core::filter::stats::StatsReport;
 use tidegate_core::iocontrol::Policy;
 use tidegate_core::units::Time;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
@@ -25,6 +24,7 @@ use crate::control::InUse;
 use crate::host::{self, nbd};
 use crate::keeper::Stamp;
 use crate::plan::filters::Stack;
+use crate::sample::DiskMoment;
 use crate::trouble::Outcome;
 use crate::vhost_listener::VhostListener;
 
@@ -181,9 +181,21 @@ impl Live {
         self.disk.lost()
     }
 
-    /// All that its topmost `stats` filter has counted, if it has one.
-    pub(crate) fn stats(&self) -> Outcome<Option<Box<StatsReport>>> {
-        self.disk.stats()
+    /// Its counters at one moment. No other disk is asked for.
+    pub(crate) fn moment(&self) -> Outcome<DiskMoment> {
+        Ok(self.moment_of(self.disk.counted()?))
+    }
+
+    /// These counters of it, with all that belongs to them.
+    pub(crate) fn moment_of(&self, counted: host::Counted) -> DiskMoment {
+        DiskMoment {
+            name: self.name.clone(),
+            datastore: self.datastore.clone(),
+            thread: self.thread(),
+            attached: self.attached,
+            now: counted.now,
+            stats: counted.stats,
+        }
     }
 
     /// What its guests' rings got wrong.

@@ -254,13 +254,15 @@ impl Daemon {
                 polling: pulse.spinning,
             };
             threads.push(worked);
-            for (key, sums) in pulse.disks {
+            for told in pulse.disks {
                 // A disk that comes or goes just now is not told of.
-                let Some(disk) = live.get(&key) else { continue };
+                let Some(disk) = live.get(&told.disk) else {
+                    continue;
+                };
                 let report = reports.get(disk.datastore());
                 let beat = Beat {
-                    at: pulse.now,
-                    pulse: sums,
+                    at: told.now,
+                    pulse: told.sums,
                     used: report.and_then(|report| used_by(report, disk)),
                     level: report.map(|report| level(report, disk)),
                     thread: worked,

@@ -14,7 +14,7 @@ use crate::device::ring::DeviceFacts;
 use crate::error::{Error, Kind, Result};
 use crate::inbox::{Inbox, Order};
 use crate::sys::os;
-use crate::thread::orders::{Attach, Report, ThreadPulse, ThreadReport};
+use crate::thread::orders::{Attach, Question, ThreadPulse, ThreadReport};
 use crate::thread::{Habits, IoThread};
 use std::fs::OpenOptions;
 use std::os::fd::OwnedFd;
@@ -99,13 +99,29 @@ struct Thread {
 /// An attached disk. Clones name the same one.
 #[derive(Clone)]
 pub struct Disk {
-    core: Arc<DiskCore>,
+    pub(crate) core: Arc<DiskCore>,
+}
+
+/// Answers that I/O threads were asked for: whoever waits for them need not hold the engine meanwhile.
+#[must_use]
+pub struct Answers<T>(Vec<Receiver<T>>);
+
+impl<T> Answers<T> {
+    /// Waits for all of them; one for each I/O thread, in their order.
+    ///
+    /// # Errors
+    /// When one has ended.
+    pub fn wait(self) -> Result<Vec<T>> {
+        self.0.iter().map(answer).collect()
+    }
 }
 
 /// What the handles and protocol threads of a disk share.
 pub(crate) struct DiskCore {
     pub(crate) name: String,
     pub(crate) id: DiskId,
+    /// Which I/O thread serves it.
+    thread: usize,
     pub(crate) spec: DiskSpec,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) facts: Arc<DeviceFacts>,
@@ -204,10 +220,11 @@ impl Engine {
             opened.image.resized(spec.size);
         }
         let id = self.number()?;
-        let thread = self
+        let (at, thread) = self
             .threads
             .iter()
-            .min_by_key(|t| t.load.load(Ordering::Relaxed))
+            .enumerate()
+            .min_by_key(|(_, t)| t.load.load(Ordering::Relaxed))
             .expect("there are threads");
         thread.load.fetch_add(1, Ordering::Relaxed);
         let stack = Stack::new(
@@ -219,6 +236,7 @@ impl Engine {
         let core = Arc::new(DiskCore {
             name: spec.name.clone(),
             id,
+            thread: at,
             inbox: Arc::clone(&thread.inbox),
             facts: Arc::new(DeviceFacts {
                 serial: spec.serial.clone(),
@@ -295,21 +313,29 @@ impl Engine {
     /// # Errors
     /// When one does not answer.
     pub fn threads(&self) -> Result<Vec<ThreadReport>> {
-        self.threads
-            .iter()
-            .map(|thread| report_of(&thread.inbox))
-            .collect()
+        self.ask_threads()?.wait()
     }
 
-    /// The sums of what each I/O thread and its disks have done.
+    /// Asks for that. A thread takes a turn for each disk that has a `stats` filter: guests come between.
     ///
     /// # Errors
-    /// When one does not answer.
-    pub fn pulses(&self) -> Result<Vec<ThreadPulse>> {
-        self.threads
-            .iter()
-            .map(|thread| answer_of(&thread.inbox, Order::Pulse))
-            .collect()
+    /// When one does not take the question.
+    pub fn ask_threads(&self) -> Result<Answers<ThreadReport>> {
+        self.ask(Question::report)
+    }
+
+    /// Asks for the sums of what each I/O thread and its disks have done.
+    ///
+    /// # Errors
+    /// When one does not take the question.
+    pub fn ask_pulses(&self) -> Result<Answers<ThreadPulse>> {
+        self.ask(Question::pulse)
+    }
+
+    fn ask<T>(&self, question: impl Fn(Sender<T>) -> Question) -> Result<Answers<T>> {
+        let threads = self.threads.iter();
+        let asked = threads.map(|thread| ask(&thread.inbox, &question));
+        asked.collect::<Result<_>>().map(Answers)
     }
 
     /// Ends the I/O threads. Disks still attached are dropped as they are: detach them before.
@@ -354,15 +380,16 @@ fn take_number(numbers: &Mutex<Vec<bool>>, most: usize, of: &str) -> Result<u32>
     Ok(u32::try_from(at).expect("checked against the limit"))
 }
 
-fn report_of(inbox: &Inbox) -> Result<ThreadReport> {
-    answer_of(inbox, |reply| Order::Report(Report { reply }))
+/// Asks an I/O thread something.
+fn ask<T>(inbox: &Inbox, question: impl FnOnce(Sender<T>) -> Question) -> Result<Receiver<T>> {
+    let (reply, answer) = channel();
+    let asked = inbox.send(Order::Ask(question(reply)));
+    asked.map_err(|_| Error::new(Kind::Gone, "an I/O thread does not take orders any more"))?;
+    Ok(answer)
 }
 
-/// Asks an I/O thread, and waits for its answer.
-fn answer_of<T>(inbox: &Inbox, question: impl FnOnce(Sender<T>) -> Order) -> Result<T> {
-    let (reply, answer) = channel();
-    let asked = inbox.send(question(reply));
-    asked.map_err(|_| Error::new(Kind::Gone, "an I/O thread does not take orders any more"))?;
+/// Waits for what it answers.
+fn answer<T>(answer: &Receiver<T>) -> Result<T> {
     answer
         .recv()
         .map_err(|_| Error::new(Kind::Gone, "an I/O thread has ended"))

@@ -8,16 +8,12 @@
 use crate::control::Govern;
 use crate::errand::Errand;
 use crate::sys::eventfd::EventFd;
-use crate::thread::orders::{
-    Attach, AttachQueue, Change, NbdConnection, Report, StopQueue, ThreadPulse,
-};
+use crate::thread::orders::{Attach, AttachQueue, Change, NbdConnection, Question, StopQueue};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
-use std::sync::mpsc::Sender;
 use std::sync::{Mutex, PoisonError};
-use tidegate_core::request::DiskId;
-use tidegate_core::shard::{ControlId, DiskReport};
+use tidegate_core::shard::ControlId;
 
 /// More orders than any burst of administration makes.
 const ROOM: usize = 4096;
@@ -29,11 +25,8 @@ pub(crate) enum Order {
     AttachQueue(Box<AttachQueue>),
     StopQueue(StopQueue),
     Nbd(Box<NbdConnection>),
-    Report(Report),
-    /// Somebody wants to know all of one disk.
-    ReportDisk(DiskId, Sender<Option<DiskReport>>),
-    /// Somebody wants to know the sums only.
-    Pulse(Sender<ThreadPulse>),
+    /// Somebody wants to know.
+    Ask(Question),
     Errand(Errand),
     /// About a datastore's control.
     Govern(ControlId, Box<Govern>),
@@ -91,9 +84,15 @@ impl Inbox {
         self.bell.as_raw_fd()
     }
 
-    /// Whether there may be orders.
+    /// Whether there may be orders, or something is left of those of before.
     pub(crate) fn has_mail(&self) -> bool {
         self.mail.load(Ordering::Acquire)
+    }
+
+    /// The thread has something left to do that orders of before brought: it is to look here again in its next turn, and
+    /// not to sleep before. For that thread only, which is the one that forgets it in [`Inbox::take`].
+    pub(crate) fn look_again(&self) {
+        self.mail.store(true, Ordering::Relaxed);
     }
 
     /// Takes all orders into `out`.

@@ -22,9 +22,9 @@ mod thread;
 
 pub use control::{Control, UnderControl};
 pub use error::{Error, Kind, Result};
-pub use handle::{DeviceReport, Disk, DiskSpec, Engine, Settings};
+pub use handle::{Answers, DeviceReport, Disk, DiskSpec, Engine, Settings};
 pub use lease::{Lease, Leases};
-pub use thread::orders::{ThreadPulse, ThreadReport};
+pub use thread::orders::{DiskPulse, DiskReading, ThreadPulse, ThreadReport};
 
 /// The NBD protocol, for those who do the handshake before they hand a client over.
 pub use tidegate_front::nbd;

@@ -29,7 +29,7 @@ use crate::sys::buffers::Buffers;
 use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
 use idle::{Idle, Wait};
-use orders::Parting;
+use orders::{Parting, Question};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -178,6 +178,8 @@ pub(crate) struct IoThread {
     carrying: Vec<Effect>,
     completions: Vec<Completion>,
     letters: VecDeque<Order>,
+    /// What somebody wants to know, and was not told yet.
+    questions: VecDeque<Question>,
     idle: Idle,
     /// Set while there is nothing to do.
     wait: Option<Wait>,
@@ -262,6 +264,7 @@ impl IoThread {
             carrying: Vec::with_capacity(2 * IN_FLIGHT),
             completions: Vec::with_capacity(COMPLETIONS_PER_TURN),
             letters: VecDeque::new(),
+            questions: VecDeque::new(),
             idle: Idle::new(habits.poll, habits.always_poll),
             wait: None,
             tally: Tally::new(now),
@@ -278,6 +281,8 @@ impl IoThread {
                 self.rest();
             }
         }
+        // Who waits for an answer hears that none comes, also where the rest of this thread stays.
+        self.questions.clear();
     }
 
     /// One turn. Returns whether there was anything to do.
@@ -325,11 +330,14 @@ impl IoThread {
     fn read_mail(&mut self) -> bool {
         let mut letters = std::mem::take(&mut self.letters);
         self.inbox.take(&mut letters);
-        let any = !letters.is_empty();
+        let any = !letters.is_empty() || !self.questions.is_empty();
         for order in letters.drain(..) {
             self.obey(order);
         }
         self.letters = letters;
+        if !self.questions.is_empty() && self.tell() {
+            self.inbox.look_again();
+        }
         any
     }
 
@@ -458,15 +466,6 @@ impl IoThread {
                 &mut self.desk.effects,
             );
         }
-    }
-
-    /// How many of each thing are here, for reports.
-    fn census(&self) -> (usize, usize, usize) {
-        (
-            self.disks.iter().flatten().count(),
-            self.queues.iter().flatten().count(),
-            self.connections.iter().flatten().count(),
-        )
     }
 }
 

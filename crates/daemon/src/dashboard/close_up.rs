@@ -15,7 +15,6 @@ use tidegate_core::filter::stats::{Class, Stage, StatsReport};
 
 use super::beat::now_ms;
 use super::feed::{Frame, Look, event};
-use crate::host;
 use crate::sample::{self, DiskMoment};
 use crate::serve::Daemon;
 use crate::trouble::Outcome;
@@ -44,16 +43,7 @@ impl CloseUp {
     }
 
     fn moment(&self, daemon: &Daemon) -> Option<DiskMoment> {
-        let live = daemon.keeper.live().get(&self.name)?;
-        let stats = live.stats().ok()?;
-        Some(DiskMoment {
-            name: self.name.clone(),
-            datastore: live.datastore().clone(),
-            thread: live.thread(),
-            attached: live.attached(),
-            now: host::now(),
-            stats,
-        })
+        daemon.keeper.live().get(&self.name)?.moment().ok()
     }
 }
 

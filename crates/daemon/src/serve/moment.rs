@@ -1,4 +1,7 @@
-//! Everything that the engine counts, at one moment: the raw material of statistics and metrics.
+//! Everything that the engine counts: the raw material of statistics and metrics.
+//!
+//! A disk's counters are of one moment; those of different disks may be some turns of their I/O thread apart, between
+//! which guests are served.
 
 use std::collections::BTreeMap;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -8,6 +11,7 @@ use tidegate_api::stats::{DiskStats, Sample};
 
 use super::Daemon;
 use crate::host;
+use crate::live;
 use crate::sample::{self, DiskMoment, ThreadMoment};
 use crate::trouble::Outcome;
 
@@ -54,19 +58,12 @@ impl Daemon {
         for report in self.keeper.host().threads()? {
             let mut names = Vec::new();
             let mut requests = 0;
-            for (key, stats) in report.disks {
-                requests += stats.as_ref().map_or(0, |stats| stats.count());
+            for (key, counted) in report.disks {
+                requests += counted.stats.as_ref().map_or(0, |stats| stats.count());
                 // A disk that comes or goes just now is not told of.
                 let Some(live) = live.get(&key) else { continue };
                 names.push(live.name().clone());
-                disks.push(DiskMoment {
-                    name: live.name().clone(),
-                    datastore: live.datastore().clone(),
-                    thread: report.thread,
-                    attached: live.attached(),
-                    now: report.now,
-                    stats,
-                });
+                disks.push(live.moment_of(counted));
             }
             names.sort();
             threads.push(ThreadMoment {
@@ -95,11 +92,16 @@ impl Daemon {
 
     /// What one disk has done since it was attached.
     pub(crate) fn disk_stats(&self, name: &Name) -> Outcome<DiskStats> {
-        self.keeper.live().must_have(name)?;
-        let moment = self.moment()?;
-        let found = moment.disks.iter().find(|disk| disk.name == *name);
-        // It went between the two looks.
-        let found = found.ok_or_else(|| crate::live::not_attached(name))?;
-        Ok(sample::disk(found, None))
+        let disk = self.keeper.live().must_have(name)?;
+        let moment = disk.moment().map_err(|problem| {
+            // It may have gone between the two looks.
+            let gone = self.keeper.live().get(name).is_none();
+            if gone {
+                live::not_attached(name)
+            } else {
+                problem
+            }
+        })?;
+        Ok(sample::disk(&moment, None))
     }
 }

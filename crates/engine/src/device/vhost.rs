@@ -5,7 +5,8 @@
 //!
 //! # Always true
 //! - a queue runs on the I/O thread, or its position is in `base`: never both
-//! - a queue runs only while its front end has the turn ([`super::front_ends`])
+//! - a queue runs only while its front end has the turn ([`super::front_ends`]); whoever comes after one that has hung up
+//!   waits here, in the message that starts its first ring, and finds everything of the other ended
 //! - memory, log and features change only while no queue runs
 //! - when the front end is gone, this returns only after everything that it had in flight has ended, so that a
 //!   reconnecting one never finds a request under way twice
@@ -75,6 +76,7 @@ pub(crate) fn serve(disk: &Arc<DiskCore>, front_end: FrontEndId, stream: UnixStr
             }
         }
     }
+    disk.front_ends.end(front_end);
     // Dropping the protocol stops its queues, also when this thread panics above.
 }
 
@@ -433,3 +435,6 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         })
     }
 }
+
+#[cfg(test)]
+mod tests;

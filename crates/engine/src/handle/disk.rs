@@ -3,14 +3,14 @@
 //! Orders to its I/O thread, most of which are waited for; and the clients that come to it.
 
 use super::{
-    DeviceReport, Disk, DiskCore, Filters, answer_of, check_filters, check_policy, guard,
+    DeviceReport, Disk, DiskCore, Filters, answer, ask, check_filters, check_policy, guard,
     introduce, open_sides, wait,
 };
 use crate::device::front_ends::Refusal;
 use crate::device::vhost;
 use crate::error::{Error, Kind, Result};
 use crate::inbox::Order;
-use crate::thread::orders::{Change, NbdConnection, What};
+use crate::thread::orders::{Change, DiskReading, NbdConnection, Question, What};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -61,6 +61,11 @@ impl Disk {
     /// Its number, as [`ThreadReport::disks`](crate::ThreadReport::disks) tells it.
     pub fn id(&self) -> DiskId {
         self.core.id
+    }
+
+    /// The I/O thread that serves it, by its place among [`Engine::threads`](crate::Engine::threads).
+    pub fn thread(&self) -> usize {
+        self.core.thread
     }
 
     /// Bytes.
@@ -151,10 +156,17 @@ impl Disk {
     /// # Errors
     /// When it is gone.
     pub fn report(&self) -> Result<DiskReport> {
+        Ok(self.read()?.report)
+    }
+
+    /// The same, and when it was so.
+    ///
+    /// # Errors
+    /// When it is gone.
+    pub fn read(&self) -> Result<DiskReading> {
         let id = self.core.id;
-        // Not the thread's whole report: the histograms of all other disks are on it.
-        let report = answer_of(&self.core.inbox, |reply| Order::ReportDisk(id, reply))?;
-        report.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
+        let asked = ask(&self.core.inbox, |reply| Question::Disk(id, reply))?;
+        answer(&asked)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
     }
 
     /// What its vhost-user device counts.

@@ -27,6 +27,12 @@ impl EventFd {
         EventFd(file)
     }
 
+    /// Another descriptor of it, as it would come over a socket.
+    #[cfg(test)]
+    pub(crate) fn to_file(&self) -> io::Result<File> {
+        self.0.try_clone()
+    }
+
     /// Adds one. A full counter means that the other side is asleep on many events already: nothing is lost.
     pub(crate) fn signal(&self) {
         // The only other error is a descriptor that is no eventfd, sent by a front end that fools itself.

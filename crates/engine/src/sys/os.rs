@@ -299,6 +299,46 @@ pub(crate) fn shut_down(socket: &OwnedFd, both: bool) {
     unsafe { libc::shutdown(socket.as_raw_fd(), how) };
 }
 
+/// Whether the other end of a socket has gone, or ours was shut down: all that may come yet is what was sent before.
+pub(crate) fn has_hung_up(socket: &UnixStream) -> bool {
+    let mut watched = [watch_for(socket.as_raw_fd(), libc::POLLRDHUP)];
+    // What cannot be asked is taken to be there.
+    poll(&mut watched, 0).is_ok() && watched[0].revents != 0
+}
+
+/// Waits until `bell` has rung or the other end of `socket` has gone.
+///
+/// # Errors
+/// What poll says.
+pub(crate) fn wait_for_bell(bell: RawFd, socket: &UnixStream) -> io::Result<()> {
+    let ends = [(bell, libc::POLLIN), (socket.as_raw_fd(), libc::POLLRDHUP)];
+    let mut watched = ends.map(|(fd, events)| watch_for(fd, events));
+    poll(&mut watched, -1)
+}
+
+fn watch_for(fd: RawFd, events: libc::c_short) -> libc::pollfd {
+    libc::pollfd {
+        fd,
+        events,
+        revents: 0,
+    }
+}
+
+/// Waits for one of these for so many milliseconds, for ever if negative.
+fn poll(watched: &mut [libc::pollfd], patience_ms: i32) -> io::Result<()> {
+    let count = libc::nfds_t::try_from(watched.len()).expect("a few");
+    loop {
+        // SAFETY: the kernel reads and writes the slice, as long as it is told, during the call.
+        if unsafe { libc::poll(watched.as_mut_ptr(), count, patience_ms) } >= 0 {
+            return Ok(());
+        }
+        let error = io::Error::last_os_error();
+        if error.kind() != io::ErrorKind::Interrupted {
+            return Err(error);
+        }
+    }
+}
+
 /// Waits for bytes on a socket and copies as many as fit, leaving them there; fewer than asked mean its end.
 ///
 /// # Errors

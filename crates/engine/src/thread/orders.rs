@@ -23,7 +23,8 @@ use tidegate_core::shard::{Controlled, Event};
 use tidegate_core::stack::{FilterKey, Place as FilterPlace, Stack};
 use tidegate_front::nbd::session::Session;
 
-pub use report::{ThreadPulse, ThreadReport};
+pub(crate) use report::Question;
+pub use report::{DiskPulse, DiskReading, ThreadPulse, ThreadReport};
 
 mod control;
 mod report;
@@ -110,11 +111,6 @@ pub(crate) struct NbdConnection {
 /// What is left to do on the engine's side when a disk is gone.
 pub(crate) type Farewell = Box<dyn FnOnce() + Send>;
 
-/// Somebody wants to know.
-pub(crate) struct Report {
-    pub(crate) reply: Sender<ThreadReport>,
-}
-
 /// A disk that is leaving.
 pub(crate) struct Parting {
     reply: Reply,
@@ -131,16 +127,7 @@ impl IoThread {
             Order::AttachQueue(attach) => self.attach_queue(*attach),
             Order::StopQueue(stop) => self.change_queue(stop),
             Order::Nbd(connection) => self.attach_connection(*connection),
-            Order::Report(report) => {
-                // Who asked may have gone meanwhile.
-                let _ = report.reply.send(self.report());
-            }
-            Order::ReportDisk(disk, reply) => {
-                let _ = reply.send(self.desk.shard.report(disk));
-            }
-            Order::Pulse(reply) => {
-                let _ = reply.send(self.pulse());
-            }
+            Order::Ask(question) => self.questions.push_back(question),
             Order::Errand(errand) => self.errand_done(errand.disk, errand.task),
             Order::Govern(control, govern) => self.govern(control, *govern),
             Order::Woken(control) => self.tell_shard(Event::Woken { control }),

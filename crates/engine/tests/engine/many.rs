@@ -1,8 +1,8 @@
 //! Many disks at once, and an engine that has nothing to do.
 
-use super::rig::{PATIENCE, attach, client, engine, image, open_file, tempdir};
-use tidegate_engine::Engine;
-use tidegate_engine::datastore::{emulated, memory};
+use super::rig::{PATIENCE, attach, client, engine, filters, image, open_file, spec, tempdir};
+use tidegate_engine::datastore::{emulated, memory, null};
+use tidegate_engine::{Disk, DiskSpec, Engine};
 
 #[test]
 fn five_hundred_disks_live_on_two_threads() {
@@ -34,6 +34,33 @@ fn five_hundred_disks_live_on_two_threads() {
             .iter()
             .all(|report| report.disks.is_empty())
     );
+}
+
+/// Whoever looks at many disks must not be felt on any: in no turn is more copied than one disk's histograms.
+#[test]
+fn a_look_at_measured_disks_takes_a_turn_for_each_and_a_disk_knows_its_thread() {
+    const DISKS: u64 = 64;
+    let engine = engine(2);
+    let attach = |_| {
+        let filters = filters(&["stats"]);
+        let spec = DiskSpec {
+            filters,
+            ..spec("disk", 1 << 20)
+        };
+        engine.attach(spec, null::open(1 << 20)).unwrap()
+    };
+    let disks: Vec<Disk> = (0..2 * DISKS).map(attach).collect();
+    let before = engine.threads().unwrap();
+    let after = engine.threads().unwrap();
+    for (thread, (before, after)) in before.iter().zip(&after).enumerate() {
+        let turns = after.turns - before.turns;
+        assert!(turns >= DISKS, "{turns} turns for {DISKS} disks");
+        let here = disks.iter().filter(|disk| disk.thread() == thread);
+        let here: Vec<_> = here.map(Disk::id).collect();
+        let told: Vec<_> = after.disks.iter().map(|told| told.disk).collect();
+        assert_eq!(told, here);
+        assert_eq!(told.len() as u64, DISKS);
+    }
 }
 
 /// How often the thread was woken and turned, by whatever but our questions, while something else took its time: an

@@ -13,6 +13,7 @@
 //! ```
 
 use super::{Protocol, refuse};
+use crate::device::front_ends::Turn;
 use crate::device::ring::Parts;
 use crate::inbox::Order;
 use crate::sys::eventfd::EventFd;
@@ -41,14 +42,19 @@ pub(super) struct Setup {
 }
 
 impl Protocol {
-    /// Takes the turn before rings run, and takes up what a guest that comes from another front end chose there: no
-    /// front end repeats it.
+    /// Takes the turn before rings run, once nothing of a front end that has gone is in flight; and takes up what a guest
+    /// that comes from another front end chose there: no front end repeats it.
     pub(super) fn take_turn(&mut self) -> Result<()> {
-        if !self.disk.front_ends.take_turn(self.front_end) {
-            return Err(refuse(
-                "another front end runs rings on this disk: one virtual machine at a time. Stop the other, or let its \
-                 migration come to its end",
-            ));
+        match self.disk.front_ends.take_turn(self.front_end) {
+            Ok(Turn::Taken) => {}
+            Ok(Turn::Anothers) => {
+                return Err(refuse(
+                    "another front end runs rings on this disk: one virtual machine at a time. Stop the other, or let \
+                     its migration come to its end",
+                ));
+            }
+            Ok(Turn::TooLate) => return Err(Error::Disconnected),
+            Err(error) => return Err(Error::ReqHandlerError(error)),
         }
         if !std::mem::replace(&mut self.had_turn, true) && self.cache_choice.is_none() {
             self.cache_choice = self.disk.front_ends.cache_choice();

@@ -1,0 +1,181 @@
+//! Front ends that come and go, on a real I/O thread: what the messages of each do, one after the other.
+
+use super::*;
+use crate::datastore::null;
+use crate::device::front_ends::Stay;
+use crate::handle::{Disk, DiskSpec, Engine, Settings};
+use crate::thread::orders::{Change, What};
+use std::sync::mpsc::{Sender, channel};
+use std::time::{Duration, Instant};
+use tidegate_core::units::Span;
+
+/// How long a test waits before it fails: never reached unless something is stuck.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// Bytes of a guest's memory, and where it lies in its front end's process.
+const MEMORY: u64 = 0x1_0000;
+const USER: u64 = 0x7000_0000;
+const AVAIL: u64 = 0x4000;
+const USED: u64 = 0x8000;
+const SIZE: u32 = 256;
+
+fn engine() -> Engine {
+    let settings = Settings {
+        threads: 1,
+        poll: Span::ZERO,
+        always_poll: false,
+        cpus: Vec::new(),
+    };
+    Engine::start(&settings).expect("the engine starts")
+}
+
+fn disk(engine: &Engine) -> Disk {
+    let spec = DiskSpec {
+        name: "disk".into(),
+        size: 1 << 20,
+        block_size: 512,
+        read_only: false,
+        write_back: true,
+        serial: String::new(),
+        uuid: [7; 16],
+        queues: 2,
+        filters: Vec::new(),
+        control: None,
+    };
+    engine
+        .attach(spec, null::open(1 << 20))
+        .expect("the disk attaches")
+}
+
+/// A virtual machine's side of a connection, and ours.
+struct FrontEnd<'a> {
+    theirs: UnixStream,
+    protocol: Protocol,
+    stay: Stay<'a>,
+    memory: File,
+    kick: EventFd,
+}
+
+impl FrontEnd<'_> {
+    fn connect(disk: &Disk) -> FrontEnd<'_> {
+        let core = &disk.core;
+        let (ours, theirs) = UnixStream::pair().expect("sockets");
+        let stay = core.front_ends.enter(ours).expect("it is let in");
+        FrontEnd {
+            theirs,
+            protocol: Protocol::new(Arc::clone(core), stay.id),
+            stay,
+            memory: os::memory_file(c"guest", MEMORY).expect("memory"),
+            kick: EventFd::new().expect("a descriptor"),
+        }
+    }
+
+    /// All messages up to the one that has the first ring run.
+    fn start(&mut self) -> Result<()> {
+        let protocol = &mut self.protocol;
+        protocol.set_features(feature::PROTOCOL_FEATURES | feature::VERSION_1)?;
+        let region = VhostUserMemoryRegion::new(0, MEMORY, USER, 0);
+        let memory = self.memory.try_clone().expect("a descriptor");
+        protocol.set_mem_table(&[region], vec![memory], None)?;
+        protocol.set_vring_num(0, SIZE)?;
+        protocol.set_vring_base(0, 0)?;
+        let plain = VhostUserVringAddrFlags::empty();
+        protocol.set_vring_addr(0, plain, USER, USER + USED, USER + AVAIL, 0)?;
+        let kick = self.kick.to_file().expect("a descriptor");
+        protocol.set_vring_kick(0, Some(kick))?;
+        protocol.set_vring_enable(0, true)
+    }
+
+    fn runs(&self) -> bool {
+        self.protocol.rings[0].running.is_some()
+    }
+
+    /// What the thread of a connection does at its end.
+    fn end(self) {
+        drop(self.protocol);
+        drop(self.stay);
+    }
+}
+
+/// Keeps an I/O thread from doing anything else until what comes back is dropped; `other` is a disk of it.
+fn hold(other: &Disk) -> Sender<()> {
+    let (entered, inside) = channel();
+    let (open, gate) = channel::<()>();
+    let (reply, _) = channel();
+    let farewell = Box::new(move || {
+        let _ = entered.send(());
+        let _ = gate.recv();
+    });
+    let disk = other.core.id;
+    let what = What::Detach { farewell };
+    let change = Change { disk, what, reply };
+    other
+        .core
+        .inbox
+        .send_always(Order::Change(Box::new(change)));
+    inside
+        .recv_timeout(PATIENCE)
+        .expect("the thread gets there");
+    open
+}
+
+#[test]
+fn a_virtual_machine_that_starts_as_the_last_one_leaves_is_served_when_its_rings_have_stopped() {
+    let engine = engine();
+    let (disk, other) = (disk(&engine), disk(&engine));
+    let mut old = FrontEnd::connect(&disk);
+    old.start().expect("its ring runs");
+    let held = hold(&other);
+    std::thread::scope(|scope| {
+        let hung_up = old.theirs.try_clone().expect("a descriptor");
+        hung_up
+            .shutdown(std::net::Shutdown::Both)
+            .expect("it is connected");
+        let mut new = FrontEnd::connect(&disk);
+        let (tell, heard) = channel();
+        scope.spawn(move || {
+            let started = new.start().map_err(|error| error.to_string());
+            let told = tell.send((started, new.runs(), new));
+            told.expect("somebody hears it");
+        });
+        // Only now does the old one's thread notice, and waits for the I/O thread.
+        scope.spawn(|| old.end());
+        let deadline = Instant::now() + PATIENCE;
+        let mut early = None;
+        while !disk.core.front_ends.is_waited_for() && early.is_none() && Instant::now() < deadline
+        {
+            early = heard.try_recv().ok();
+            std::thread::yield_now();
+        }
+        let waits = disk.core.front_ends.is_waited_for();
+        early = early.or_else(|| heard.try_recv().ok());
+        // First of all: nobody else goes on before.
+        drop(held);
+        let early = early.map(|(started, ..)| started);
+        assert_eq!((early, waits), (None, true), "it waits for its turn");
+        let (started, runs, new) = heard.recv_timeout(PATIENCE).expect("it is served");
+        assert_eq!((started, runs), (Ok(()), true));
+        new.end();
+    });
+    assert!(!disk.core.front_ends.any());
+}
+
+#[test]
+fn a_second_virtual_machine_is_refused_while_the_first_one_is_there() {
+    let engine = engine();
+    let disk = disk(&engine);
+    let (mut first, mut second) = (FrontEnd::connect(&disk), FrontEnd::connect(&disk));
+    first.start().expect("its ring runs");
+    let refused = second.start().expect_err("one at a time").to_string();
+    assert!(
+        refused.contains("one virtual machine at a time"),
+        "{refused}"
+    );
+    assert!(!second.runs());
+    second.end();
+    first.protocol.get_vring_base(0).expect("it stops");
+    let mut third = FrontEnd::connect(&disk);
+    third.start().expect("the turn was given back");
+    third.end();
+    first.end();
+}
