@@ -25,6 +25,7 @@
 
 pub mod admission;
 pub mod alone;
+mod block;
 mod disks;
 pub mod division;
 pub mod external;

@@ -217,7 +217,9 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
             us(threshold_us)
         ),
         Happening::Displaced => format!(
-            "another host sits in this one's slot on datastore {datastore}: it takes another"
+            "another daemon has this one's slot or its identity on datastore {datastore}, so this one has taken another: \
+             if this daemon's root directory was copied (a cloned machine, a restored backup), stop one of the two, \
+             remove state/host-id from its root and start it again; if not, nothing needs to be done"
         ),
         Happening::Paused { for_s } => format!(
             "this daemon stood still for {}: it joins the hosts of datastore {datastore} anew",
@@ -342,6 +344,20 @@ mod tests {
         let host = [0xcd; 16];
         let (_, text) = told(GovernorEvent::HostSeen { host });
         assert_eq!(text, "host pve1 (cdcdcdcd) serves datastore fast too");
+    }
+
+    #[test]
+    fn a_displaced_host_is_told_that_its_root_may_have_been_copied_and_what_to_do() {
+        let displaced = control::Event::Governor(GovernorEvent::Displaced);
+        let happening = happening(displaced, |_| None, |_| None);
+        assert_eq!(happening.word(), "displaced");
+        assert!(wants_a_look(&happening));
+        assert_eq!(
+            sentence(&name("fast"), &happening),
+            "another daemon has this one's slot or its identity on datastore fast, so this one has taken another: \
+             if this daemon's root directory was copied (a cloned machine, a restored backup), stop one of the two, \
+             remove state/host-id from its root and start it again; if not, nothing needs to be done"
+        );
     }
 
     #[test]

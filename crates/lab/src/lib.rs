@@ -6,7 +6,8 @@
 //!
 //! Stands outside the product: it starts servers (Tidegate and its peers) as processes, drives them as guests and
 //! NBD clients would, and judges ratios taken in the same run. [`bench::run`] is the front door, for `xtask` and for
-//! the small binary `tidegate-bench`. The clients ([`vhost`], [`nbd`]) serve crash and correctness tests as well.
+//! the small binary `tidegate-bench`. The clients ([`vhost`], [`nbd`]) and the guests' root
+//! ([`initramfs`]) serve crash and correctness tests as well.
 //!
 //! # Always true
 //! - No unsafe code: memory shared with a server is reached through `vm-memory`'s atomics and volatile slices.
@@ -23,6 +24,7 @@ pub mod engine;
 pub mod experiment;
 pub mod fio;
 pub mod histogram;
+pub mod initramfs;
 pub mod load;
 pub mod nbd;
 pub mod noise;

@@ -9,6 +9,7 @@
 //! # Source
 //! doc/proto.md of the NetworkBlockDevice project.
 
+pub(crate) mod line;
 pub mod wire;
 
 use std::os::fd::{AsFd, AsRawFd};

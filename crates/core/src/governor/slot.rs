@@ -25,12 +25,13 @@
 //! # Units
 //! Little-endian. Rates per second, latencies in nanoseconds, costs and windows in reference I/Os (a 4 KiB random read).
 
+pub use super::block::{BLOCK as SLOT, Unreadable};
+
+use super::block::{Reader, Writer};
 use super::name::Name;
 use super::number::{sane, whole16};
 use alloc::vec::Vec;
 
-/// A slot's length: one block that every datastore writes whole or, torn, recognisably not.
-pub const SLOT: usize = 4096;
 /// Slots of the file, the common one among them.
 pub const SLOTS: u16 = 256;
 /// Disks that fit; more are merged ([`Record::encode`]).
@@ -39,6 +40,7 @@ pub const DISKS: usize = 160;
 const MAGIC: [u8; 8] = *b"TIDEGHST";
 const MAGIC_COMMON: [u8; 8] = *b"TIDEGALL";
 const VERSION: u16 = 1;
+const HOST_AT: usize = 16;
 /// Hosts of before wrote zeroes here, and look at nothing between the costs and the disks.
 const NAME_AT: usize = 168;
 const ENTRIES_AT: usize = 240;
@@ -46,7 +48,6 @@ const _: () = assert!(NAME_AT + size_of::<Name>() <= ENTRIES_AT);
 const ENTRY: usize = 24;
 const _: () = assert!(ENTRIES_AT + DISKS * ENTRY == TAIL_AT);
 const TAIL_AT: usize = 4080;
-const CRC_AT: usize = SLOT - 4;
 
 /// Demands travel in sixteenths: a disk's part of a window is not known better.
 const DEMAND_STEPS: f64 = 16.0;
@@ -178,32 +179,11 @@ pub struct Common {
     pub backend: [u8; 16],
 }
 
-/// Why bytes are not a record.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unreadable {
-    /// All zero: nobody has it.
-    Empty,
-    /// Not of the length of a slot.
-    Short,
-    /// Something else lies there.
-    Foreign,
-    /// Of a version that this program does not know.
-    Newer(u16),
-    /// Half of it is old, or bits have turned.
-    Torn,
-}
-
 impl Record {
     /// The slot's bytes. Where there are more disks than fit, those with the least demand are merged with others of
     /// their shares, so that all shares, reservations and demands still count.
     pub fn encode(&self) -> [u8; SLOT] {
-        let mut bytes = [0; SLOT];
-        let mut out = Writer {
-            bytes: &mut bytes,
-            at: 0,
-        };
-        out.put(&MAGIC);
-        out.put(&VERSION.to_le_bytes());
+        let mut out = Writer::new(MAGIC, VERSION);
         let merged;
         let disks = if self.disks.len() > DISKS {
             merged = merge(&self.disks);
@@ -222,9 +202,9 @@ impl Record {
         for number in self.numbers() {
             out.put(&number.to_le_bytes());
         }
-        out.at = NAME_AT;
+        out.go_to(NAME_AT);
         out.put(&self.name.0);
-        out.at = ENTRIES_AT;
+        out.go_to(ENTRIES_AT);
         for disk in disks {
             out.put(&disk.key.to_le_bytes());
             let flags = u32::from(disk.served) << 24 | u32::from(disk.merged) << 25;
@@ -237,15 +217,14 @@ impl Record {
             out.put(&demand.to_le_bytes());
             out.put(&whole16(disk.unit_cost * UNIT_STEPS + 0.5).to_le_bytes());
         }
-        out.at = TAIL_AT;
+        out.go_to(TAIL_AT);
         out.put(&self.sequence.to_le_bytes());
-        seal(&mut bytes);
-        bytes
+        out.finish()
     }
 
     /// The record in a slot, every field within its bounds.
     pub fn decode(bytes: &[u8]) -> Result<Record, Unreadable> {
-        let mut from = opened(bytes, MAGIC)?;
+        let mut from = Reader::open(bytes, MAGIC, VERSION)?;
         let count = usize::from(u16::from_le_bytes(from.take())).min(DISKS);
         let flags = Flags(u32::from_le_bytes(from.take()));
         let mut record = Record {
@@ -256,7 +235,7 @@ impl Record {
             tick_ms: u32::from_le_bytes(from.take()).clamp(50, 60_000),
             ..Record::default()
         };
-        from.at += 4;
+        from.take::<4>();
         let mut number = |low, high| sane(f64::from_le_bytes(from.take()), low, high);
         record.cluster = number(1.0, WINDOW_MOST);
         record.window = number(0.0, DEMAND_MOST);
@@ -271,9 +250,9 @@ impl Record {
         for cost in &mut record.costs {
             *cost = number(0.0, 64.0);
         }
-        from.at = NAME_AT;
+        from.go_to(NAME_AT);
         record.name = Name(from.take());
-        from.at = ENTRIES_AT;
+        from.go_to(ENTRIES_AT);
         for _ in 0..count {
             let key = u64::from_le_bytes(from.take());
             let packed = u32::from_le_bytes(from.take());
@@ -292,7 +271,7 @@ impl Record {
                 merged,
             });
         }
-        from.at = TAIL_AT;
+        from.go_to(TAIL_AT);
         if u64::from_le_bytes(from.take()) != record.sequence {
             return Err(Unreadable::Torn);
         }
@@ -301,10 +280,7 @@ impl Record {
 
     /// Who wrote a slot and with which sequence number, without looking at the rest: tells whether it has moved.
     pub fn peek(bytes: &[u8]) -> Option<([u8; 16], u64, u64)> {
-        if bytes.len() != SLOT || bytes[..8] != MAGIC {
-            return None;
-        }
-        let mut from = Reader { bytes, at: 16 };
+        let mut from = Reader::peek(bytes, MAGIC, HOST_AT)?;
         let host = from.take();
         let incarnation = u64::from_le_bytes(from.take());
         Some((host, incarnation, u64::from_le_bytes(from.take())))
@@ -334,25 +310,18 @@ impl Record {
 impl Common {
     /// The bytes of slot 0.
     pub fn encode(&self) -> [u8; SLOT] {
-        let mut bytes = [0; SLOT];
-        let mut out = Writer {
-            bytes: &mut bytes,
-            at: 0,
-        };
-        out.put(&MAGIC_COMMON);
-        out.put(&VERSION.to_le_bytes());
+        let mut out = Writer::new(MAGIC_COMMON, VERSION);
         out.put(&[self.mode, self.threshold_mode]);
         out.put(&self.io_unit.to_le_bytes());
         out.put(&self.generation.to_le_bytes());
         out.put(&self.threshold.to_le_bytes());
         out.put(&self.backend);
-        seal(&mut bytes);
-        bytes
+        out.finish()
     }
 
     /// What slot 0 says, within bounds.
     pub fn decode(bytes: &[u8]) -> Result<Common, Unreadable> {
-        let mut from = opened(bytes, MAGIC_COMMON)?;
+        let mut from = Reader::open(bytes, MAGIC_COMMON, VERSION)?;
         let [mode, threshold_mode] = from.take();
         let io_unit = u32::from_le_bytes(from.take());
         Ok(Common {
@@ -413,99 +382,6 @@ fn together(disks: &[Entry]) -> Entry {
     sum.shares = sum.shares.max(100);
     sum
 }
-
-/// Checks what every slot begins and ends with, and returns a reader behind the version.
-fn opened(bytes: &[u8], magic: [u8; 8]) -> Result<Reader<'_>, Unreadable> {
-    if bytes.len() != SLOT {
-        return Err(Unreadable::Short);
-    }
-    if bytes.iter().all(|&byte| byte == 0) {
-        return Err(Unreadable::Empty);
-    }
-    if bytes[..8] != magic {
-        return Err(Unreadable::Foreign);
-    }
-    let mut from = Reader { bytes, at: 8 };
-    let version = u16::from_le_bytes(from.take());
-    let mut end = Reader { bytes, at: CRC_AT };
-    if u32::from_le_bytes(end.take()) != crc32c(&bytes[..CRC_AT]) {
-        return Err(Unreadable::Torn);
-    }
-    if version != VERSION {
-        return Err(Unreadable::Newer(version));
-    }
-    Ok(from)
-}
-
-/// Puts the checksum behind everything.
-pub(super) fn seal(bytes: &mut [u8; SLOT]) {
-    let sum = crc32c(&bytes[..CRC_AT]);
-    bytes[CRC_AT..].copy_from_slice(&sum.to_le_bytes());
-}
-
-/// Whether the checksum of a block is right.
-pub(super) fn sealed(bytes: &[u8]) -> bool {
-    let sum = bytes.get(CRC_AT..SLOT);
-    bytes.len() == SLOT && sum == Some(&crc32c(&bytes[..CRC_AT]).to_le_bytes()[..])
-}
-
-/// Writes one field after the other.
-pub(super) struct Writer<'a> {
-    pub(super) bytes: &'a mut [u8; SLOT],
-    pub(super) at: usize,
-}
-
-impl Writer<'_> {
-    pub(super) fn put(&mut self, field: &[u8]) {
-        self.bytes[self.at..self.at + field.len()].copy_from_slice(field);
-        self.at += field.len();
-    }
-}
-
-/// Reads one field after the other from a block of full length.
-pub(super) struct Reader<'a> {
-    pub(super) bytes: &'a [u8],
-    pub(super) at: usize,
-}
-
-impl Reader<'_> {
-    pub(super) fn take<const N: usize>(&mut self) -> [u8; N] {
-        let mut field = [0; N];
-        field.copy_from_slice(&self.bytes[self.at..self.at + N]);
-        self.at += N;
-        field
-    }
-}
-
-/// CRC32C (Castagnoli), a byte at a time: slots are few and small.
-pub fn crc32c(bytes: &[u8]) -> u32 {
-    let mut sum = !0;
-    for &byte in bytes {
-        let [low, ..] = u32::to_le_bytes(sum);
-        sum = TABLE[usize::from(low ^ byte)] ^ sum >> 8;
-    }
-    !sum
-}
-
-const TABLE: [u32; 256] = {
-    let mut table = [0; 256];
-    let mut byte = 0;
-    while byte < 256 {
-        let mut sum = byte;
-        let mut bit = 0;
-        while bit < 8 {
-            sum = if sum & 1 == 1 {
-                sum >> 1 ^ 0x82f6_3b78
-            } else {
-                sum >> 1
-            };
-            bit += 1;
-        }
-        table[byte as usize] = sum;
-        byte += 1;
-    }
-    table
-};
 
 #[cfg(test)]
 mod tests;

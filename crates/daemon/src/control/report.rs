@@ -22,6 +22,10 @@ const COST: f64 = 256.0;
 /// Whole of the part of the reservations that is met.
 const THETA: f64 = 65_536.0;
 
+/// The governor lets go when latency was so far below the threshold for so long (`governor/steer.rs` in core).
+const LETS_GO_TENTHS: u64 = 6;
+const LETS_GO_AFTER: &str = "10 s";
+
 /// The control of a datastore as it is told. `names`: the disks that this host knows there.
 pub(crate) fn tell(
     running: &Running,
@@ -158,39 +162,57 @@ fn disks_there<'a>(
 
 /// Why control is engaged, or is not.
 fn why(known: &governor::Report) -> String {
-    let (latency, threshold) = (milli(known.latency), milli(known.threshold));
-    let seen = match known.latency {
-        Span::ZERO => "no I/O was measured yet".to_owned(),
-        _ => format!("the datastore's latency is {latency} ms"),
-    };
-    let auto = match known.common.threshold() {
-        Threshold::Auto => "found while serving",
-        _ => "as it was set",
-    };
     if known.mode == Mode::Off {
         return "I/O control is off: only limits hold".to_owned();
     }
     if known.common.threshold() == Threshold::Off && !known.alone {
         return "the congestion threshold is off: only limits hold".to_owned();
     }
-    let held = match known.mode {
-        Mode::Observe => "nobody is held back, since control only observes",
-        _ if known.alone => "the other hosts cannot be heard, so this one keeps to its own part",
-        _ if known.engaged => "shares and reservations hold",
-        _ => "nobody is held back but by limits",
-    };
-    let state = if known.engaged {
-        "at or was above"
-    } else {
-        "below"
-    };
-    match (known.engaged, known.latency) {
-        (false, Span::ZERO) => format!("{seen}; {held}"),
-        (false, now) if now > known.threshold => format!(
-            "{seen}, above the threshold of {threshold} ms ({auto}), but not for long enough or not under enough load; {held}"
-        ),
-        _ => format!("{seen}, {state} the threshold of {threshold} ms ({auto}); {held}"),
+    let mut says = vec![seen(known)];
+    if known.engaged && !known.alone && known.latency < known.threshold {
+        let low = Span::from_nanos(known.threshold.as_nanos() / 10 * LETS_GO_TENTHS);
+        says.push(format!(
+            "control stays engaged until latency has been below {} ms, and no host's window has held I/Os back, for {LETS_GO_AFTER}",
+            milli(low)
+        ));
     }
+    says.push(match known.mode {
+        Mode::Observe => "nobody is held back, since control only observes".to_owned(),
+        _ if known.alone => {
+            "the other hosts cannot be heard, so this one keeps to its own part".to_owned()
+        }
+        _ if known.engaged => "shares and reservations hold".to_owned(),
+        _ => "nobody is held back but by limits".to_owned(),
+    });
+    says.join("; ")
+}
+
+/// The latency beside the threshold, as they are now.
+fn seen(known: &governor::Report) -> String {
+    let latency = known.latency;
+    if latency == Span::ZERO {
+        return "no I/O was measured lately".to_owned();
+    }
+    let how = match known.common.threshold() {
+        Threshold::Auto => "found while serving".to_owned(),
+        Threshold::Fixed(at) if at == known.threshold => "as it was set".to_owned(),
+        // It is tightened while disks miss their latency targets.
+        Threshold::Fixed(at) => format!("{} ms was set", milli(at)),
+        Threshold::Off => return format!("the datastore's latency is {} ms", milli(latency)),
+    };
+    let side = match latency < known.threshold {
+        true => "below",
+        false => "at or above",
+    };
+    let but = match latency < known.threshold || known.engaged || known.alone {
+        true => "",
+        false => ", but not for long enough or not under enough load",
+    };
+    format!(
+        "the datastore's latency is {} ms, {side} the threshold of {} ms ({how}){but}",
+        milli(latency),
+        milli(known.threshold)
+    )
 }
 
 fn milli(span: Span) -> String {
@@ -228,46 +250,137 @@ mod tests {
         Governor::new(settings).report()
     }
 
-    #[test]
-    fn why_control_is_engaged_or_not_is_a_sentence_with_its_numbers() {
-        let set = |mode, threshold: &str| IoControl {
+    fn told(
+        mode: IoControlMode,
+        threshold: &str,
+        change: impl Fn(&mut governor::Report),
+    ) -> String {
+        let mut known = known(&IoControl {
             mode,
             congestion_threshold: threshold.parse().unwrap(),
             ..IoControl::default()
-        };
-        let (on, off) = (IoControlMode::On, IoControlMode::Off);
-        let observe = IoControlMode::Observe;
-        for (io_control, latency_us, engaged, says) in [
-            (set(on, "12ms"), 0, false, "no I/O was measured yet"),
-            (
-                set(on, "12ms"),
-                3_000,
-                false,
-                "3.00 ms, below the threshold of 12.00 ms (as it was set)",
-            ),
-            (set(on, "12ms"), 20_000, false, "not for long enough"),
-            (
-                set(on, "12ms"),
-                20_000,
-                true,
-                "shares and reservations hold",
-            ),
-            (set(on, "auto"), 20_000, true, "found while serving"),
-            (
-                set(on, "off"),
-                20_000,
-                false,
-                "the congestion threshold is off",
-            ),
-            (set(observe, "12ms"), 20_000, true, "only observes"),
-            (set(off, "12ms"), 20_000, false, "I/O control is off"),
-        ] {
-            let mut known = known(&io_control);
-            known.latency = Span::from_micros(latency_us);
+        });
+        change(&mut known);
+        why(&known)
+    }
+
+    fn at(latency_ms: u64, engaged: bool) -> impl Fn(&mut governor::Report) {
+        move |known| {
+            known.latency = Span::from_millis(latency_ms);
             known.engaged = engaged;
-            let why = why(&known);
-            assert!(why.contains(says), "{why}");
         }
+    }
+
+    const ON: IoControlMode = IoControlMode::On;
+
+    #[test]
+    fn while_nobody_is_held_back_it_is_said_how_far_latency_is_from_the_threshold() {
+        assert_eq!(
+            told(ON, "12ms", at(0, false)),
+            "no I/O was measured lately; nobody is held back but by limits"
+        );
+        assert_eq!(
+            told(ON, "12ms", at(3, false)),
+            "the datastore's latency is 3.00 ms, below the threshold of 12.00 ms (as it was set); \
+             nobody is held back but by limits"
+        );
+        assert_eq!(
+            told(ON, "12ms", at(20, false)),
+            "the datastore's latency is 20.00 ms, at or above the threshold of 12.00 ms (as it was set), \
+             but not for long enough or not under enough load; nobody is held back but by limits"
+        );
+    }
+
+    #[test]
+    fn engaged_above_the_threshold_says_just_that() {
+        for (latency_ms, seen) in [(60, "60.00"), (70, "70.00")] {
+            assert_eq!(
+                told(ON, "60ms", at(latency_ms, true)),
+                format!(
+                    "the datastore's latency is {seen} ms, at or above the threshold of 60.00 ms (as it was set); \
+                     shares and reservations hold"
+                )
+            );
+        }
+        let why = told(ON, "auto", at(1_000, true));
+        assert!(why.contains("(found while serving); shares"), "{why}");
+    }
+
+    #[test]
+    fn engaged_below_the_threshold_says_what_it_waits_for() {
+        let stays = "control stays engaged until latency has been below 36.00 ms, and no host's window has held I/Os \
+                     back, for 10 s; shares and reservations hold";
+        for (latency_ms, seen) in [(35, "35.00"), (59, "59.00")] {
+            assert_eq!(
+                told(ON, "60ms", at(latency_ms, true)),
+                format!(
+                    "the datastore's latency is {seen} ms, below the threshold of 60.00 ms (as it was set); {stays}"
+                )
+            );
+        }
+        assert_eq!(
+            told(ON, "60ms", at(0, true)),
+            format!("no I/O was measured lately; {stays}")
+        );
+    }
+
+    #[test]
+    fn a_threshold_that_was_tightened_for_latency_targets_is_not_the_one_that_was_set() {
+        let why = told(ON, "60ms", |known| {
+            at(50, true)(known);
+            known.threshold = Span::from_millis(40);
+        });
+        assert!(
+            why.contains("at or above the threshold of 40.00 ms (60.00 ms was set)"),
+            "{why}"
+        );
+    }
+
+    #[test]
+    fn who_is_alone_goes_by_itself_whatever_was_engaged() {
+        let keeps = "the other hosts cannot be heard, so this one keeps to its own part";
+        for (threshold, engaged, seen) in [
+            (
+                "60ms",
+                true,
+                ", below the threshold of 60.00 ms (as it was set)",
+            ),
+            (
+                "60ms",
+                false,
+                ", below the threshold of 60.00 ms (as it was set)",
+            ),
+            (
+                "20ms",
+                false,
+                ", at or above the threshold of 20.00 ms (as it was set)",
+            ),
+            ("off", false, ""),
+        ] {
+            let why = told(ON, threshold, |known| {
+                at(35, engaged)(known);
+                known.alone = true;
+            });
+            let wanted = format!("the datastore's latency is 35.00 ms{seen}; {keeps}");
+            assert_eq!(why, wanted);
+        }
+    }
+
+    #[test]
+    fn what_is_switched_off_or_only_observes_says_so() {
+        assert_eq!(
+            told(ON, "off", at(20, false)),
+            "the congestion threshold is off: only limits hold"
+        );
+        assert_eq!(
+            told(IoControlMode::Off, "12ms", at(20, false)),
+            "I/O control is off: only limits hold"
+        );
+        let why = told(IoControlMode::Observe, "12ms", at(20, true));
+        assert!(
+            why.ends_with("; nobody is held back, since control only observes"),
+            "{why}"
+        );
     }
 
     #[test]

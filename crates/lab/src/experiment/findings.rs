@@ -37,6 +37,15 @@ pub enum Verdict {
 }
 
 impl Verdict {
+    /// How a figure comes out by its median; `holds`: whether one is within the bar.
+    pub(super) fn of(ours: Option<Spread>, holds: impl FnOnce(f64) -> bool) -> Verdict {
+        match ours {
+            None => Verdict::NotJudged,
+            Some(ours) if holds(ours.median) => Verdict::Pass,
+            Some(_) => Verdict::Fail,
+        }
+    }
+
     /// As tables say it.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -46,6 +55,11 @@ impl Verdict {
             Verdict::Pass => "pass",
         }
     }
+}
+
+/// Whether a figure is within its bar.
+pub(super) fn within(value: f64, at_least: Option<f64>, at_most: Option<f64>) -> bool {
+    at_least.is_none_or(|least| value >= least) && at_most.is_none_or(|most| value <= most)
 }
 
 /// A check and what it came to.
@@ -342,7 +356,7 @@ fn judged(loaded: &Loaded, on: On) -> Vec<Check> {
                 published: about.published,
                 bar: bar(expect),
                 unit: unit(expect),
-                verdict: verdict(expect, ours),
+                verdict: Verdict::of(ours, |value| within(value, expect.at_least, expect.at_most)),
                 note: match (ours, unjudged) {
                     (Some(_), _) => None,
                     (None, Some(why)) => Some(why),
@@ -355,16 +369,6 @@ fn judged(loaded: &Loaded, on: On) -> Vec<Check> {
         .collect();
     checks.push(sound(loaded, on));
     checks
-}
-
-fn verdict(expect: &Expect, ours: Option<Spread>) -> Verdict {
-    let Some(ours) = ours else {
-        return Verdict::NotJudged;
-    };
-    let value = ours.median;
-    let holds = expect.at_least.is_none_or(|least| value >= least)
-        && expect.at_most.is_none_or(|most| value <= most);
-    if holds { Verdict::Pass } else { Verdict::Fail }
 }
 
 /// So many windows in a row count as staying, to the judge.

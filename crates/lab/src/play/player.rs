@@ -9,7 +9,7 @@
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
-use std::io::{ErrorKind, Read, Write};
+use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -26,6 +26,7 @@ use tidegate_sim::results::Seen;
 use tidegate_sim::scenario::Disk;
 
 use crate::load::{Kind, Operation};
+use crate::nbd::line::{Answer, Line};
 use crate::nbd::wire;
 
 /// What a guest is told.
@@ -63,8 +64,6 @@ pub(super) struct Player {
 const LONGEST_MS: u16 = 1_000;
 /// Answers that were not there so long after the end are not coming.
 const DRAIN: Span = Span::from_secs(60);
-/// Bytes read at once.
-const BULK: usize = 256 << 10;
 
 impl Player {
     /// Connects to `export` and waits for its first word. `begun`: the run's beginning.
@@ -76,9 +75,7 @@ impl Player {
         begun: Instant,
     ) -> Result<Player> {
         let (stream, _) = wire::connect(socket, &disk.name)?;
-        stream
-            .set_nonblocking(true)
-            .context("cannot prepare a connection")?;
+        let line = Line::new(stream)?;
         let (words, heard) = channel();
         let (bell, rung) = UnixStream::pair().context("cannot prepare a bell")?;
         rung.set_nonblocking(true)
@@ -86,15 +83,10 @@ impl Player {
         let mut session = Session {
             place,
             guest: Guest::new(disk, seed),
-            stream,
+            line,
             begun,
             heard,
             rung,
-            outgoing: Vec::new(),
-            sent: 0,
-            incoming: Vec::new(),
-            asked: Vec::new(),
-            free: Vec::new(),
             alarms: BinaryHeap::new(),
             wants: Vec::new(),
             played: Played::default(),
@@ -129,15 +121,10 @@ impl Player {
 struct Session {
     place: usize,
     guest: Guest,
-    stream: UnixStream,
+    line: Line<Asked>,
     begun: Instant,
     heard: Receiver<Word>,
     rung: UnixStream,
-    outgoing: Vec<u8>,
-    sent: usize,
-    incoming: Vec<u8>,
-    asked: Vec<Option<Asked>>,
-    free: Vec<usize>,
     alarms: BinaryHeap<Reverse<(Time, u32, u32)>>,
     wants: Vec<Want>,
     played: Played,
@@ -180,16 +167,14 @@ impl Session {
             }
             self.ring();
             self.grant();
-            self.send()?;
+            self.line.send()?;
             if let Some(since) = ending {
-                if self.free.len() == self.asked.len() {
+                let left = self.line.outstanding();
+                if left == 0 {
                     return Ok(());
                 }
                 if self.now() > since + DRAIN {
-                    bail!(
-                        "{} I/Os were never answered",
-                        self.asked.len() - self.free.len()
-                    );
+                    bail!("{left} I/Os were never answered");
                 }
             }
             self.wait()?;
@@ -221,17 +206,6 @@ impl Session {
                     offset,
                     len,
                 } => {
-                    let slot = self.free.pop().unwrap_or(self.asked.len());
-                    if slot == self.asked.len() {
-                        self.asked.push(None);
-                    }
-                    self.asked[slot] = Some(Asked {
-                        actor,
-                        op,
-                        offset,
-                        len,
-                        arrived: now,
-                    });
                     let kind = match op {
                         Op::Write => Kind::Write,
                         Op::Flush => Kind::Flush,
@@ -243,28 +217,20 @@ impl Session {
                         length: u32::try_from(len).unwrap_or(u32::MAX),
                         ..Operation::FLUSH
                     };
-                    wire::request(&mut self.outgoing, &operation, slot as u64);
+                    let (handle, out) = self.line.ask(Asked {
+                        actor,
+                        op,
+                        offset,
+                        len,
+                        arrived: now,
+                    });
+                    wire::request(out, &operation, handle);
                     if op == Op::Write {
-                        let length = self.outgoing.len() + bytes(len);
-                        self.outgoing.resize(length, 0);
+                        out.resize(out.len() + bytes(len), 0);
                     }
                 }
             }
         }
-    }
-
-    fn send(&mut self) -> Result<()> {
-        while self.sent < self.outgoing.len() {
-            match self.stream.write(&self.outgoing[self.sent..]) {
-                Ok(count) => self.sent += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => return Ok(()),
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error).context("the daemon takes no requests"),
-            }
-        }
-        self.outgoing.clear();
-        self.sent = 0;
-        Ok(())
     }
 
     /// Until something is to be read or written, or an alarm, or a word.
@@ -276,12 +242,8 @@ impl Session {
             u16::try_from(micros / 1_000).unwrap_or(u16::MAX)
         });
         let timeout = PollTimeout::from(alarm.min(LONGEST_MS));
-        let mut events = PollFlags::POLLIN;
-        if self.sent < self.outgoing.len() {
-            events |= PollFlags::POLLOUT;
-        }
         let mut fds = [
-            PollFd::new(self.stream.as_fd(), events),
+            self.line.interest(),
             PollFd::new(self.rung.as_fd(), PollFlags::POLLIN),
         ];
         match poll(&mut fds, timeout) {
@@ -294,46 +256,19 @@ impl Session {
     }
 
     fn receive(&mut self) -> Result<()> {
-        let mut piece = [0; 16 << 10];
-        let mut read = 0;
-        while read < BULK {
-            match self.stream.read(&mut piece) {
-                Ok(0) => bail!("the daemon hung up"),
-                Ok(count) => {
-                    self.incoming.extend_from_slice(&piece[..count]);
-                    read += count;
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error).context("the daemon gives no answers"),
-            }
+        self.line.receive()?;
+        let data = |asked: &Asked| match asked.op {
+            Op::Read => asked.len,
+            _ => 0,
+        };
+        while let Some(Answer { asked, ok }) = self.line.answer(data)? {
+            self.ended(asked, ok);
         }
-        let mut used = 0;
-        while let Some(reply) = wire::reply(&self.incoming[used..])? {
-            let slot = usize::try_from(reply.handle).unwrap_or(usize::MAX);
-            let Some(&Some(asked)) = self.asked.get(slot) else {
-                bail!("an answer to what nobody asked");
-            };
-            let ok = reply.error == 0;
-            let data = if ok && asked.op == Op::Read {
-                bytes(asked.len)
-            } else {
-                0
-            };
-            if self.incoming.len() < used + wire::REPLY + data {
-                break;
-            }
-            used += wire::REPLY + data;
-            self.ended(slot, asked, ok);
-        }
-        self.incoming.drain(..used);
         Ok(())
     }
 
-    fn ended(&mut self, slot: usize, asked: Asked, ok: bool) {
+    fn ended(&mut self, asked: Asked, ok: bool) {
         let now = self.now();
-        self.asked[slot] = None;
-        self.free.push(slot);
         self.played.errors += u64::from(!ok);
         self.played.ios.push(Seen {
             disk: self.place,

@@ -12,16 +12,13 @@
 //! doc/proto.md of the NetworkBlockDevice project: simple replies.
 
 use std::collections::{BTreeMap, VecDeque};
-use std::io::{ErrorKind, Read, Write};
-use std::os::fd::AsFd;
-use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::errno::Errno;
-use nix::poll::{PollFd, PollFlags, ppoll};
+use nix::poll::ppoll;
 use nix::sys::time::TimeSpec;
 use tidegate_core::request::{Flags, Op};
 use tidegate_core::units::{Span, Time};
@@ -29,6 +26,7 @@ use tidegate_sim::guest::{Guest, Want};
 use tidegate_sim::trace::{Trace, TracedIo};
 
 use super::{LeftOut, Pace, Replayed, Writes, choose, traced_disk};
+use crate::nbd::line::{Answer, Line};
 use crate::nbd::wire::{self, Export};
 use crate::trace::Figures;
 
@@ -40,8 +38,6 @@ const SILENT: Span = Span::from_secs(60);
 const AHEAD: usize = 4 << 20;
 /// A request is never longer: longer I/Os go in pieces.
 const LONGEST: u64 = 32 << 20;
-/// Bytes read at once.
-const BULK: usize = 256 << 10;
 
 /// How far a replay is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,7 +60,7 @@ pub enum Go {
 /// A disk's door, and what may be asked of it.
 #[derive(Debug)]
 pub struct Door {
-    stream: UnixStream,
+    line: Line<Piece>,
     export: Export,
     trace: Arc<Trace>,
     left_out: LeftOut,
@@ -98,11 +94,8 @@ impl Door {
                 found.size
             );
         }
-        stream
-            .set_nonblocking(true)
-            .context("cannot prepare the connection")?;
         Ok(Door {
-            stream,
+            line: Line::new(stream)?,
             export: found,
             trace: Arc::new(chosen),
             left_out,
@@ -133,18 +126,13 @@ impl Door {
             guest: Guest::new(&disk, 1),
             trace: self.trace,
             pace,
-            stream: self.stream,
+            line: self.line,
             export: self.export,
             clock: Instant::now(),
             wants: Vec::new(),
             alarm: None,
             waiting: VecDeque::new(),
-            pieces: Vec::new(),
-            free: Vec::new(),
             under_way: BTreeMap::new(),
-            outgoing: Vec::new(),
-            sent: 0,
-            incoming: Vec::new(),
             heard: Time::ZERO,
             ended: Vec::new(),
             done: 0,
@@ -161,7 +149,7 @@ struct Session {
     guest: Guest,
     trace: Arc<Trace>,
     pace: Pace,
-    stream: UnixStream,
+    line: Line<Piece>,
     export: Export,
     clock: Instant,
     wants: Vec<Want>,
@@ -169,14 +157,8 @@ struct Session {
     alarm: Option<(Time, u32)>,
     /// Pieces that are not encoded yet.
     waiting: VecDeque<Piece>,
-    /// By handle, what was asked.
-    pieces: Vec<Option<Piece>>,
-    free: Vec<usize>,
     /// By its place in the trace, an I/O that is outstanding.
     under_way: BTreeMap<u32, UnderWay>,
-    outgoing: Vec<u8>,
-    sent: usize,
-    incoming: Vec<u8>,
     /// When the last answer came.
     heard: Time,
     /// What ended well.
@@ -300,37 +282,20 @@ impl Session {
     /// Encodes what waits, as far as there is room, and sends what there is.
     fn send(&mut self) -> Result<()> {
         loop {
-            while self.outgoing.len() - self.sent < AHEAD
+            while self.line.unsent() < AHEAD
                 && let Some(piece) = self.waiting.pop_front()
             {
                 self.encode(piece);
             }
-            if self.sent == self.outgoing.len() {
-                self.outgoing.clear();
-                self.sent = 0;
+            let ready = self.line.unsent();
+            self.line.send()?;
+            if ready == 0 || self.line.unsent() > 0 {
                 return Ok(());
             }
-            match self.stream.write(&self.outgoing[self.sent..]) {
-                Ok(count) => self.sent += count,
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error).context("the disk takes no requests"),
-            }
         }
-        // What was sent goes when it is more than what was not.
-        if self.sent > self.outgoing.len() / 2 {
-            self.outgoing.drain(..self.sent);
-            self.sent = 0;
-        }
-        Ok(())
     }
 
     fn encode(&mut self, piece: Piece) {
-        let slot = self.free.pop().unwrap_or(self.pieces.len());
-        if slot == self.pieces.len() {
-            self.pieces.push(None);
-        }
-        self.pieces[slot] = Some(piece);
         let io = &self.trace.ios[piece.io as usize];
         let command: u16 = match io.op {
             Op::Read | Op::Extents => 0,
@@ -353,11 +318,11 @@ impl Session {
             }
         }
         let len = u32::try_from(piece.len).unwrap_or(u32::MAX);
-        let out = &mut self.outgoing;
+        let (handle, out) = self.line.ask(piece);
         out.extend_from_slice(&0x2560_9513_u32.to_be_bytes());
         out.extend_from_slice(&flags.to_be_bytes());
         out.extend_from_slice(&command.to_be_bytes());
-        out.extend_from_slice(&(slot as u64).to_be_bytes());
+        out.extend_from_slice(&handle.to_be_bytes());
         out.extend_from_slice(&piece.offset.to_be_bytes());
         out.extend_from_slice(&len.to_be_bytes());
         if io.op == Op::Write {
@@ -381,53 +346,27 @@ impl Session {
             Some((at, _)) => LOOK.min(Duration::from_nanos(at.since(self.now()).as_nanos())),
             None => LOOK,
         };
-        let mut events = PollFlags::POLLIN;
-        if self.sent < self.outgoing.len() {
-            events |= PollFlags::POLLOUT;
-        }
-        let mut fds = [PollFd::new(self.stream.as_fd(), events)];
-        match ppoll(&mut fds, Some(TimeSpec::from_duration(sleep)), None) {
+        match ppoll(
+            &mut [self.line.interest()],
+            Some(TimeSpec::from_duration(sleep)),
+            None,
+        ) {
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(error) => Err(error).context("cannot wait for answers"),
         }
     }
 
     fn receive(&mut self) -> Result<()> {
-        let mut piece = [0; 16 << 10];
-        let mut read = 0;
-        while read < BULK {
-            match self.stream.read(&mut piece) {
-                Ok(0) => bail!("the daemon hung up"),
-                Ok(count) => {
-                    self.incoming.extend_from_slice(&piece[..count]);
-                    read += count;
-                }
-                Err(error) if error.kind() == ErrorKind::WouldBlock => break,
-                Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error).context("the disk gives no answers"),
-            }
+        self.line.receive()?;
+        let trace = Arc::clone(&self.trace);
+        let io = |piece: &Piece| &trace.ios[piece.io as usize];
+        let data = |piece: &Piece| match io(piece).op {
+            Op::Read => piece.len,
+            _ => 0,
+        };
+        while let Some(Answer { asked, ok }) = self.line.answer(data)? {
+            self.answered(asked.io, io(&asked), ok)?;
         }
-        let mut used = 0;
-        while let Some(reply) = wire::reply(&self.incoming[used..])? {
-            let slot = usize::try_from(reply.handle).unwrap_or(usize::MAX);
-            let Some(&Some(piece)) = self.pieces.get(slot) else {
-                bail!("the disk answered what nobody had asked");
-            };
-            let ok = reply.error == 0;
-            let io = self.trace.ios[piece.io as usize];
-            let data = match ok && io.op == Op::Read {
-                true => bytes(piece.len),
-                false => 0,
-            };
-            if self.incoming.len() < used + wire::REPLY + data {
-                break;
-            }
-            used += wire::REPLY + data;
-            self.pieces[slot] = None;
-            self.free.push(slot);
-            self.answered(piece.io, &io, ok)?;
-        }
-        self.incoming.drain(..used);
         Ok(())
     }
 

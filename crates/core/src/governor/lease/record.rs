@@ -1,14 +1,14 @@
 //! What a lease's block holds, as 4 KiB: whose the disk is, and since which of his writes.
 //!
-//! [`super::Lease`] writes its own record and judges those of others; the engine carries the bytes. The block is sealed as
-//! a host's slot is ([`super::super::slot`]).
+//! [`super::Lease`] writes its own record and judges those of others; the engine carries the bytes. How a block is
+//! written and sealed is `block.rs`'s.
 //!
 //! # Always true
 //! - `decode` answers for any bytes of any length, and never panics
 //! - whoever wrote it, no number of a record makes a disk unreachable for ever
 
+use super::super::block::{BLOCK, Reader, Unreadable, Writer};
 use super::super::name::Name;
-use super::super::slot::{Reader, SLOT, Unreadable, Writer, seal, sealed};
 use crate::units::Span;
 
 const MAGIC: [u8; 8] = *b"TIDELEAS";
@@ -48,14 +48,8 @@ const LEASE_MOST: Span = Span::from_secs(600);
 
 impl Record {
     /// As a block.
-    pub fn encode(&self) -> [u8; SLOT] {
-        let mut bytes = [0; SLOT];
-        let mut out = Writer {
-            bytes: &mut bytes,
-            at: 0,
-        };
-        out.put(&MAGIC);
-        out.put(&VERSION.to_le_bytes());
+    pub fn encode(&self) -> [u8; BLOCK] {
+        let mut out = Writer::new(MAGIC, VERSION);
         out.put(&u16::from(self.free).to_le_bytes());
         out.put(&[0; 4]);
         out.put(&self.disk);
@@ -65,31 +59,14 @@ impl Record {
         out.put(&self.sequence.to_le_bytes());
         out.put(&self.lease.as_nanos().to_le_bytes());
         out.put(&self.name.0);
-        seal(&mut bytes);
-        bytes
+        out.finish()
     }
 
     /// From a block; [`Unreadable::Empty`] where nobody ever was.
     pub fn decode(bytes: &[u8]) -> Result<Record, Unreadable> {
-        if bytes.len() != SLOT {
-            return Err(Unreadable::Short);
-        }
-        if bytes.iter().all(|&byte| byte == 0) {
-            return Err(Unreadable::Empty);
-        }
-        if bytes[..8] != MAGIC {
-            return Err(Unreadable::Foreign);
-        }
-        if !sealed(bytes) {
-            return Err(Unreadable::Torn);
-        }
-        let mut from = Reader { bytes, at: 8 };
-        let version = u16::from_le_bytes(from.take());
-        if version != VERSION {
-            return Err(Unreadable::Newer(version));
-        }
+        let mut from = Reader::open(bytes, MAGIC, VERSION)?;
         let free = u16::from_le_bytes(from.take()) == 1;
-        from.at += 4;
+        from.take::<4>();
         Ok(Record {
             disk: from.take(),
             holder: Holder {

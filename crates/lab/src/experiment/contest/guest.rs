@@ -1,7 +1,7 @@
 //! A guest of QEMU's that runs fio once on its vhost-user disk, says what came of it, and is gone.
 //!
-//! A Debian kernel is left as it is. Its root is an archive made here, of busybox, fio and the modules that a virtio disk
-//! needs, so that nothing has to be installed in a guest. fio's words are the kernel's last, and become `init`'s.
+//! Its root ([`crate::initramfs`]) has busybox and fio, so that nothing has to be installed in a guest. fio's words are the
+//! kernel's last, and become `init`'s.
 //!
 //! # Always true
 //! - QEMU ends with its trial, also when that is interrupted.
@@ -12,20 +12,21 @@
 //! ttyS0  kernel's messages -> console
 //! ttyS1  what fio reported, between [begin] and [done CODE] -> said
 //! ```
-//! # Source
-//! The kernel's Documentation/driver-api/early-userspace/buffer-format.rst: "newc" cpio.
 
-use std::collections::BTreeSet;
 use std::fs::{self, File};
+use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use nix::errno::Errno;
+use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::there;
 use crate::fio::{Done, Job, parse};
+use crate::initramfs::{Kernel, Root};
 
 /// A guest without KVM needs about so long until it works, and as long again to be gone.
 pub(super) const BOOTS: Duration = Duration::from_secs(10);
@@ -33,8 +34,8 @@ pub(super) const BOOTS: Duration = Duration::from_secs(10);
 const PATIENCE: Duration = Duration::from_secs(90);
 /// With KVM a kernel without anything to do is gone in a second or two; where it is not, KVM is there and does not work.
 const PROBE: Duration = Duration::from_secs(15);
-/// How often it is looked after.
-const LOOK: Duration = Duration::from_millis(20);
+/// The longest sleep while it runs: by then it is heard whether to stop.
+const LOOK: Duration = Duration::from_millis(100);
 /// Its disk.
 pub(super) const DISK: &str = "/dev/vda";
 /// Where a kernel may be, besides the host's own: a directory with `boot/` and `lib/modules/`.
@@ -42,23 +43,8 @@ const PLACE: &str = "TIDEGATE_GUEST_KERNEL";
 /// Memory, as QEMU writes it.
 const MEMORY: &str = "384M";
 
-/// Modules between a Debian kernel and a virtio disk, in the order of their needs.
-const MODULES: &[&str] = &[
-    "virtio_ring",
-    "virtio",
-    "virtio_pci_legacy_dev",
-    "virtio_pci_modern_dev",
-    "virtio_pci",
-    "virtio_blk",
-];
-
-const INIT: &str = r#"#!/bin/busybox sh
-/bin/busybox --install -s /bin
-mount -t proc proc /proc
-mount -t sysfs sysfs /sys
-mount -t devtmpfs dev /dev
-for module in $(cat /modules/order); do insmod /modules/$module; done
-until [ -b /dev/vda ]; do sleep 0.1; done
+/// What its shell does, once there is a disk.
+const INIT: &str = r#"until [ -b /dev/vda ]; do sleep 0.1; done
 stty raw -echo </dev/ttyS1
 fio "$@" >/run/said 2>&1
 code=$?
@@ -90,8 +76,7 @@ impl Kit {
             }
         }
         let places = places(program);
-        let found = places.iter().find_map(|place| kernel_in(place));
-        let Some((kernel, modules)) = found else {
+        let Some(kernel) = places.iter().find_map(|place| Kernel::newest_in(place)) else {
             bail!(
                 "there is no kernel for a guest in {}; {PLACE} may name another place",
                 places
@@ -102,15 +87,15 @@ impl Kit {
             );
         };
         let root = scratch.join("guest-root");
-        let packed = pack(&modules).context("cannot pack a guest's root")?;
+        let packed = pack(&kernel).context("cannot pack a guest's root")?;
         fs::write(&root, packed).with_context(|| format!("cannot write {}", root.display()))?;
         let kvm = File::options().read(true).write(true).open("/dev/kvm");
-        let accelerator = match kvm.is_ok() && accelerates(&kernel) {
+        let accelerator = match kvm.is_ok() && accelerates(&kernel.image) {
             true => "kvm",
             false => "tcg",
         };
         Ok(Kit {
-            kernel,
+            kernel: kernel.image,
             root,
             accelerator,
         })
@@ -181,7 +166,7 @@ impl Kit {
             ])
             .args(["-device", "vhost-user-blk-pci,chardev=disk,num-queues=1"])
             .stdin(Stdio::null())
-            .stdout(Stdio::null())
+            .stdout(Stdio::piped())
             .stderr(log);
         let qemu = Qemu(command.spawn().context("cannot start qemu-system-x86_64")?);
         qemu.wait(PATIENCE + job.warm + job.span, stop)?;
@@ -202,23 +187,29 @@ impl Kit {
     }
 }
 
-/// A running QEMU, which ends with this value.
+/// A running QEMU, which ends with this value. Its standard output is a pipe, on which it says nothing.
 struct Qemu(Child);
 
 impl Qemu {
     fn wait(mut self, patience: Duration, stop: &AtomicBool) -> Result<ExitStatus> {
+        // The kernel hangs up on a pipe when whoever wrote to it has ended: that can be waited for, and not for ever.
+        let pipe = self.0.stdout.take().context("QEMU has no pipe")?;
         let deadline = Instant::now() + patience;
         loop {
-            if let Some(status) = self.0.try_wait().context("cannot wait for QEMU")? {
-                return Ok(status);
-            }
             if stop.load(Ordering::Relaxed) {
                 bail!("interrupted");
             }
-            if Instant::now() > deadline {
+            let left = deadline.saturating_duration_since(Instant::now());
+            if left.is_zero() {
                 bail!("the guest did not end within {patience:?}");
             }
-            std::thread::sleep(LOOK);
+            let mut ended = [PollFd::new(pipe.as_fd(), PollFlags::empty())];
+            let sleep = PollTimeout::try_from(left.min(LOOK)).context("a sleep is short")?;
+            match poll(&mut ended, sleep) {
+                Ok(0) | Err(Errno::EINTR) => {}
+                Ok(_) => return self.0.wait().context("cannot wait for QEMU"),
+                Err(error) => return Err(error).context("cannot wait for QEMU"),
+            }
         }
     }
 }
@@ -241,7 +232,7 @@ fn accelerates(kernel: &Path) -> bool {
         .arg(kernel)
         .args(["-append", "quiet panic=-1"])
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
+        .stdout(Stdio::piped())
         .stderr(Stdio::null());
     let Ok(child) = command.spawn() else {
         return false;
@@ -270,52 +261,10 @@ fn places(program: &Path) -> Vec<PathBuf> {
         .collect()
 }
 
-/// The newest kernel in a place, with its modules.
-fn kernel_in(place: &Path) -> Option<(PathBuf, PathBuf)> {
-    let entries = fs::read_dir(place.join("boot")).ok()?.flatten();
-    let mut found: Vec<(PathBuf, PathBuf)> = entries
-        .filter_map(|entry| {
-            let name = entry.file_name().into_string().ok()?;
-            let modules = place
-                .join("lib/modules")
-                .join(name.strip_prefix("vmlinuz-")?);
-            (modules.is_dir() && File::open(entry.path()).is_ok()).then(|| (entry.path(), modules))
-        })
-        .collect();
-    found.sort();
-    found.pop()
-}
-
-fn pack(modules: &Path) -> Result<Vec<u8>> {
-    let mut archive = Archive::default();
-    for dir in ["proc", "sys", "dev", "tmp", "run"] {
-        archive.dir(Path::new(dir));
-    }
-    archive.file(Path::new("init"), INIT.as_bytes());
-    archive.copy(&program("busybox")?, Path::new("bin/busybox"))?;
-    let fio = program("fio")?;
-    archive.copy(&fio, Path::new("usr/bin/fio"))?;
-    for library in libraries(&fio)? {
-        let name = library
-            .strip_prefix("/")
-            .context("ldd prints whole paths")?;
-        archive.copy(&library, name)?;
-    }
-    let built_in = fs::read_to_string(modules.join("modules.builtin")).unwrap_or_default();
-    let mut order = String::new();
-    for module in MODULES {
-        if built_in.contains(&format!("/{module}.ko")) {
-            continue;
-        }
-        let Some(source) = search(&modules.join("kernel"), &format!("{module}.ko")) else {
-            bail!("{} has no module {module}", modules.display());
-        };
-        let name = source.file_name().context("a file has a name")?;
-        archive.copy(&source, &Path::new("modules").join(name))?;
-        order += &format!("{}\n", name.to_string_lossy());
-    }
-    archive.file(Path::new("modules/order"), order.as_bytes());
-    Ok(archive.finish())
+fn pack(kernel: &Kernel) -> Result<Vec<u8>> {
+    let mut root = Root::new(kernel, &program("busybox")?, INIT)?;
+    root.program(&program("fio")?)?;
+    Ok(root.finish())
 }
 
 /// Where a program is.
@@ -327,118 +276,28 @@ fn program(name: &str) -> Result<PathBuf> {
         .with_context(|| format!("{name} is not installed"))
 }
 
-/// The libraries that a program is linked with, and the loader.
-fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
-    let output = Command::new("ldd")
-        .arg(program)
-        .output()
-        .context("cannot start ldd")?;
-    let listing = String::from_utf8_lossy(&output.stdout).into_owned();
-    let words = listing
-        .lines()
-        .filter_map(|line| line.split_whitespace().find(|word| word.starts_with('/')));
-    Ok(words.map(PathBuf::from).collect())
-}
-
-/// A file whose name begins so, compressed or not.
-fn search(dir: &Path, name: &str) -> Option<PathBuf> {
-    let entries = fs::read_dir(dir).ok()?.flatten();
-    for path in entries.map(|entry| entry.path()) {
-        if path.is_dir() {
-            if let Some(found) = search(&path, name) {
-                return Some(found);
-            }
-        } else if path
-            .file_name()
-            .is_some_and(|own| own.to_string_lossy().starts_with(name))
-        {
-            return Some(path);
-        }
-    }
-    None
-}
-
-/// A "newc" cpio archive in the making.
-#[derive(Default)]
-struct Archive {
-    bytes: Vec<u8>,
-    names: BTreeSet<PathBuf>,
-}
-
-impl Archive {
-    fn dir(&mut self, name: &Path) {
-        const DIRECTORY: u32 = 0o040_755;
-        if name.as_os_str().is_empty() || !self.names.insert(name.to_owned()) {
-            return;
-        }
-        if let Some(parent) = name.parent() {
-            self.dir(parent);
-        }
-        self.entry(name, DIRECTORY, &[]);
-    }
-
-    fn file(&mut self, name: &Path, content: &[u8]) {
-        const EXECUTABLE: u32 = 0o100_755;
-        if !self.names.insert(name.to_owned()) {
-            return;
-        }
-        if let Some(parent) = name.parent() {
-            self.dir(parent);
-        }
-        self.entry(name, EXECUTABLE, content);
-    }
-
-    fn copy(&mut self, source: &Path, name: &Path) -> Result<()> {
-        let content =
-            fs::read(source).with_context(|| format!("cannot read {}", source.display()))?;
-        self.file(name, &content);
-        Ok(())
-    }
-
-    fn entry(&mut self, name: &Path, mode: u32, content: &[u8]) {
-        let name = name.to_string_lossy();
-        let (inode, length, letters) = (self.names.len(), content.len(), name.len() + 1);
-        let header = format!(
-            "070701{inode:08x}{mode:08x}{:08x}{:08x}{:08x}{:08x}{length:08x}{:08x}{:08x}{:08x}{:08x}{letters:08x}{:08x}",
-            0, 0, 1, 0, 0, 0, 0, 0, 0,
-        );
-        self.bytes.extend_from_slice(header.as_bytes());
-        self.bytes.extend_from_slice(name.as_bytes());
-        self.bytes.push(0);
-        self.pad();
-        self.bytes.extend_from_slice(content);
-        self.pad();
-    }
-
-    fn pad(&mut self) {
-        while !self.bytes.len().is_multiple_of(4) {
-            self.bytes.push(0);
-        }
-    }
-
-    fn finish(mut self) -> Vec<u8> {
-        self.entry(Path::new("TRAILER!!!"), 0, &[]);
-        self.bytes
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn running(command: &[&str]) -> Qemu {
+        let mut child = Command::new(command[0]);
+        child.args(&command[1..]).stdin(Stdio::null());
+        Qemu(child.stdout(Stdio::piped()).spawn().expect("it is there"))
+    }
+
     #[test]
-    fn an_archive_has_every_entry_at_a_multiple_of_four() {
-        let mut archive = Archive::default();
-        archive.file(Path::new("a/b"), b"xyz");
-        archive.file(Path::new("a/b"), b"a second time");
-        let bytes = archive.finish();
-        let text = String::from_utf8(bytes).expect("headers are text");
-        let heads: Vec<usize> = text.match_indices("070701").map(|(at, _)| at).collect();
-        assert_eq!(heads.len(), 3, "a directory, a file, and the end");
-        assert!(heads.iter().all(|at| at % 4 == 0), "{heads:?}");
-        // Six digits of magic, thirteen fields of eight.
-        assert_eq!(&text[heads[1] + 110..heads[1] + 113], "a/b");
-        assert_eq!(&text[heads[1] + 54..heads[1] + 62], "00000003");
+    fn the_end_of_a_process_is_waited_for_and_one_that_does_not_end_is_given_up() {
+        let (go, stop) = (AtomicBool::new(false), AtomicBool::new(true));
+        let ended = running(&["sh", "-c", "exit 3"]).wait(PATIENCE, &go);
+        assert_eq!(ended.expect("it ended").code(), Some(3));
+        let forever = || running(&["sleep", "infinity"]);
+        let late = forever().wait(Duration::from_millis(1), &go);
+        let late = late.expect_err("it does not end").to_string();
+        assert!(late.contains("did not end within 1ms"), "{late}");
+        let interrupted = forever().wait(PATIENCE, &stop);
+        let interrupted = interrupted.expect_err("it is to stop").to_string();
+        assert_eq!(interrupted, "interrupted");
     }
 
     #[test]

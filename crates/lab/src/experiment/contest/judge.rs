@@ -15,7 +15,7 @@ use super::kept::{Round, Trial};
 use super::told::{bar, point_words, unit};
 use super::{Contest, Expect, Measure, Over, Server, Sweep};
 use crate::draw::label;
-use crate::experiment::findings::{Check, Findings, Made, Stage, Verdict};
+use crate::experiment::findings::{Check, Findings, Made, Stage, Verdict, within};
 use crate::experiment::kept::FORMAT;
 use crate::experiment::{Directory, Entry, On};
 use crate::statistics::{Spread, spread};
@@ -164,16 +164,9 @@ impl Contested {
         let (ours, held, verdict, note) = match self.values(expect) {
             Err(why) => (None, 0, Verdict::NotJudged, Some(why)),
             Ok((values, disturbed)) => {
-                let holds = |value: f64| {
-                    expect.at_least.is_none_or(|least| value >= least)
-                        && expect.at_most.is_none_or(|most| value <= most)
-                };
+                let holds = |value: f64| within(value, expect.at_least, expect.at_most);
                 let ours = spread(&values);
-                let verdict = match ours {
-                    None => Verdict::NotJudged,
-                    Some(ours) if holds(ours.median) => Verdict::Pass,
-                    Some(_) => Verdict::Fail,
-                };
+                let verdict = Verdict::of(ours, holds);
                 let note =
                     (disturbed > 0).then(|| format!("{disturbed} disturbed rounds are left out"));
                 let held = values.iter().filter(|value| holds(**value)).count();

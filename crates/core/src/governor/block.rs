@@ -1,0 +1,210 @@
+//! A block of 4 KiB as hosts exchange them over a datastore: fields one after the other, behind a magic and a version,
+//! under a checksum.
+//!
+//! [`super::slot`] and [`super::lease`] say which fields there are, and what is believed of their numbers.
+//!
+//! # Always true
+//! - `Reader::open` answers for any bytes of any length, and never panics.
+//! - Of a block that another version wrote nothing is read but that version.
+//!
+//! # Picture
+//! ```text
+//!    0  magic 8, version 2
+//!   10  the fields
+//! 4092  CRC32C of all before it 4
+//! ```
+//!
+//! # Units
+//! Little-endian.
+
+/// A block's length: what every datastore writes whole or, torn, recognisably not.
+pub const BLOCK: usize = 4096;
+
+const CRC_AT: usize = BLOCK - 4;
+
+/// Why bytes are not a record.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Unreadable {
+    /// All zero: nobody has it.
+    Empty,
+    /// Not of a block's length.
+    Short,
+    /// Something else lies there.
+    Foreign,
+    /// Of a version that this program does not know.
+    Newer(u16),
+    /// Half of it is old, or bits have turned.
+    Torn,
+}
+
+/// Writes one field after the other.
+pub(super) struct Writer {
+    bytes: [u8; BLOCK],
+    at: usize,
+}
+
+impl Writer {
+    /// An empty block of that kind.
+    pub(super) fn new(magic: [u8; 8], version: u16) -> Writer {
+        let mut out = Writer {
+            bytes: [0; BLOCK],
+            at: 0,
+        };
+        out.put(&magic);
+        out.put(&version.to_le_bytes());
+        out
+    }
+
+    pub(super) fn put(&mut self, field: &[u8]) {
+        self.bytes[self.at..self.at + field.len()].copy_from_slice(field);
+        self.at += field.len();
+    }
+
+    /// Goes on at that byte.
+    pub(super) fn go_to(&mut self, at: usize) {
+        self.at = at;
+    }
+
+    /// The block, sealed.
+    pub(super) fn finish(mut self) -> [u8; BLOCK] {
+        seal(&mut self.bytes);
+        self.bytes
+    }
+}
+
+/// Reads one field after the other from a block of full length.
+pub(super) struct Reader<'a> {
+    bytes: &'a [u8],
+    at: usize,
+}
+
+impl Reader<'_> {
+    /// Checks what every block begins and ends with. The reader stands behind the version.
+    pub(super) fn open(
+        bytes: &[u8],
+        magic: [u8; 8],
+        version: u16,
+    ) -> Result<Reader<'_>, Unreadable> {
+        if bytes.len() != BLOCK {
+            return Err(Unreadable::Short);
+        }
+        if bytes.iter().all(|&byte| byte == 0) {
+            return Err(Unreadable::Empty);
+        }
+        let mut from = Reader { bytes, at: 0 };
+        if from.take() != magic {
+            return Err(Unreadable::Foreign);
+        }
+        if bytes[CRC_AT..] != crc32c(&bytes[..CRC_AT]).to_le_bytes() {
+            return Err(Unreadable::Torn);
+        }
+        let wrote = u16::from_le_bytes(from.take());
+        if wrote != version {
+            return Err(Unreadable::Newer(wrote));
+        }
+        Ok(from)
+    }
+
+    /// From that byte of a block on, whatever its checksum says; none if it is no block of that kind.
+    pub(super) fn peek(bytes: &[u8], magic: [u8; 8], at: usize) -> Option<Reader<'_>> {
+        (bytes.len() == BLOCK && bytes[..8] == magic).then_some(Reader { bytes, at })
+    }
+
+    pub(super) fn take<const N: usize>(&mut self) -> [u8; N] {
+        let mut field = [0; N];
+        field.copy_from_slice(&self.bytes[self.at..self.at + N]);
+        self.at += N;
+        field
+    }
+
+    /// Goes on at that byte.
+    pub(super) fn go_to(&mut self, at: usize) {
+        self.at = at;
+    }
+}
+
+/// Puts the checksum behind everything.
+pub(super) fn seal(bytes: &mut [u8; BLOCK]) {
+    let sum = crc32c(&bytes[..CRC_AT]);
+    bytes[CRC_AT..].copy_from_slice(&sum.to_le_bytes());
+}
+
+/// CRC32C (Castagnoli), a byte at a time: blocks are few and small.
+fn crc32c(bytes: &[u8]) -> u32 {
+    let mut sum = !0;
+    for &byte in bytes {
+        let [low, ..] = u32::to_le_bytes(sum);
+        sum = TABLE[usize::from(low ^ byte)] ^ sum >> 8;
+    }
+    !sum
+}
+
+const TABLE: [u32; 256] = {
+    let mut table = [0; 256];
+    let mut byte = 0;
+    while byte < 256 {
+        let mut sum = byte;
+        let mut bit = 0;
+        while bit < 8 {
+            sum = if sum & 1 == 1 {
+                sum >> 1 ^ 0x82f6_3b78
+            } else {
+                sum >> 1
+            };
+            bit += 1;
+        }
+        table[byte as usize] = sum;
+        byte += 1;
+    }
+    table
+};
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MAGIC: [u8; 8] = *b"TIDETEST";
+
+    #[test]
+    fn the_checksum_is_castagnolis() {
+        assert_eq!(crc32c(b"123456789"), 0xe306_9283);
+        assert_eq!(crc32c(&[0; 32]), 0x8a91_36aa);
+    }
+
+    #[test]
+    fn fields_are_read_as_they_were_written_and_a_field_may_have_its_place() {
+        let mut out = Writer::new(MAGIC, 3);
+        out.put(&[7; 4]);
+        out.go_to(4_000);
+        out.put(&5_u64.to_le_bytes());
+        let bytes = out.finish();
+        let mut from = Reader::open(&bytes, MAGIC, 3).ok().unwrap();
+        assert_eq!(from.take(), [7; 4]);
+        from.go_to(4_000);
+        assert_eq!(u64::from_le_bytes(from.take()), 5);
+    }
+
+    #[test]
+    fn what_is_no_block_of_that_kind_is_told_apart() {
+        let why = |bytes: &[u8]| Reader::open(bytes, MAGIC, 3).err();
+        let bytes = Writer::new(MAGIC, 3).finish();
+        assert_eq!(why(&bytes), None);
+        assert_eq!(why(&bytes[1..]), Some(Unreadable::Short));
+        assert_eq!(why(&[0; BLOCK]), Some(Unreadable::Empty));
+        assert_eq!(
+            why(&Writer::new([9; 8], 3).finish()),
+            Some(Unreadable::Foreign)
+        );
+        assert_eq!(
+            why(&Writer::new(MAGIC, 4).finish()),
+            Some(Unreadable::Newer(4))
+        );
+        let mut torn = bytes;
+        torn[9] ^= 1;
+        assert_eq!(
+            why(&torn),
+            Some(Unreadable::Torn),
+            "nothing of it is believed"
+        );
+    }
+}
