@@ -18,6 +18,7 @@ pub use expect::{Against, Expect, Measure, Variant};
 pub use store::{Control, Kind, Threshold};
 
 use self::raw::RawScenario;
+use crate::results::BIN;
 use crate::trace::Trace;
 use std::fmt;
 use std::sync::Arc;
@@ -300,15 +301,20 @@ impl Scenario {
     }
 
     /// The same with every phase, fault and joining at `percent` of its time: a quick look at a long scenario. The
-    /// guests' own times stay as they are.
+    /// guests' own times stay as they are. What is measured begins and ends with a bin: half a bin more or less would
+    /// be three in a thousand of a short run.
     #[must_use]
     pub fn scaled(mut self, percent: u64) -> Scenario {
         let scale = |at: Time| match at {
             Time::NEVER => at,
             _ => Time::from_nanos(at.as_nanos() / 100 * percent),
         };
+        let whole = |at: Time| {
+            let (ns, bin) = (scale(at).as_nanos(), BIN.as_nanos());
+            Time::from_nanos(if ns < bin { ns } else { ns - ns % bin })
+        };
         for phase in &mut self.phases {
-            (phase.begins, phase.ends) = (scale(phase.begins), scale(phase.ends));
+            (phase.begins, phase.ends) = (whole(phase.begins), whole(phase.ends));
         }
         for fault in &mut self.faults {
             (fault.begins, fault.ends) = (scale(fault.begins), scale(fault.ends));
@@ -317,7 +323,7 @@ impl Scenario {
             host.joins = scale(host.joins);
         }
         for expect in &mut self.expects {
-            expect.skip = Span::from_nanos(expect.skip.as_nanos() / 100 * percent);
+            expect.skip = whole(Time::ZERO + expect.skip).since(Time::ZERO);
         }
         self
     }
@@ -401,6 +407,21 @@ mod tests {
     fn a_half_is_half_as_long() {
         let scenario = Scenario::read(SMALL).unwrap().scaled(50);
         assert_eq!(scenario.ends(), Time::from_nanos(5_000_000_000));
+    }
+
+    #[test]
+    fn what_is_left_of_a_scenario_begins_and_ends_with_a_bin() {
+        let expect = "[[expect]]\nwhat = \"iops\"\nat-least = 1\nsource = \"none\"\n";
+        let text = format!("{SMALL}\n{expect}");
+        let scenario = Scenario::read(&text).unwrap().scaled(67);
+        assert_eq!(scenario.ends(), Time::from_nanos(6_700_000_000));
+        let skipped: Vec<Span> = scenario.expects.iter().map(|e| e.skip).collect();
+        assert!(!skipped.is_empty());
+        for skip in skipped {
+            assert_eq!(skip.as_nanos() % BIN.as_nanos(), 0, "{skip:?}");
+        }
+        let tiny = Scenario::read(SMALL).unwrap().scaled(1);
+        assert_eq!(tiny.ends(), Time::from_nanos(100_000_000));
     }
 
     #[test]
