@@ -25,7 +25,7 @@ const OVERDUE: Span = Span::from_secs(8);
 const LOOK: Span = Span::from_secs(1);
 
 /// How long a disk whose turn it is in its group may keep others waiting: its thread's timer may be late, or the datastore
-/// may have no room for it. Short against the 10 ms that a limit may be behind.
+/// may have no room for it. Short against the 100 ms that a limit may be behind.
 const PATIENCE: u64 = 1_000_000 * TICKS_PER_NS;
 /// After this long it is waited for again. What passes meanwhile is made good: the limit's slack is longer than the wait.
 const FORGET: u64 = 10 * PATIENCE;
