@@ -115,15 +115,21 @@ impl Curve {
         }
     }
 
+    /// The bins that are believed, from the least in flight on.
+    fn known(&self) -> impl Iterator<Item = (usize, &Bin)> {
+        let bins = self.bins.iter().enumerate();
+        bins.filter(|(_, bin)| bin.weight >= ENOUGH)
+    }
+
+    /// The most that was seen to be done.
+    fn peak(&self) -> f64 {
+        self.known().map(|(_, bin)| bin.rate).fold(0.0, f64::max)
+    }
+
     /// The knee as far as it is known; none before anything was seen.
     pub fn knee(&self) -> Option<Knee> {
-        let known = || {
-            self.bins
-                .iter()
-                .enumerate()
-                .filter(|(_, bin)| bin.weight >= ENOUGH)
-        };
-        let peak = known().map(|(_, bin)| bin.rate).fold(0.0, f64::max);
+        let known = || self.known();
+        let peak = self.peak();
         let (place, knee) = known().find(|(_, bin)| bin.rate >= KNEE * peak)?;
         let least = known().map(|(_, bin)| bin.latency).fold(f64::MAX, f64::min);
         // An octave more in flight that brought no more than the tenth in question: that was the datastore's most.
@@ -146,12 +152,11 @@ impl Curve {
     /// a step below it while nothing is known of a little less. `base`, the threshold without that, as long as nothing
     /// near it was seen: until then the most is not known.
     pub fn tightest(&self, part: f64, base: f64) -> f64 {
-        let bins = || self.bins.iter().enumerate();
-        let known = || bins().filter(|(_, bin)| bin.weight >= ENOUGH);
+        let known = || self.known();
         if known().all(|(_, bin)| bin.latency < SEEN * base) {
             return base;
         }
-        let peak = known().map(|(_, bin)| bin.rate).fold(0.0, f64::max);
+        let peak = self.peak();
         let Some((place, found)) = known().find(|(_, bin)| bin.rate >= part * peak) else {
             return base;
         };
