@@ -244,6 +244,8 @@ pub struct Governor {
     since_engaged: u32,
     /// A host is here that was not when the law last ticked.
     met: bool,
+    /// The most that was done lately, forgotten by and by.
+    busiest: f64,
     /// Ticks in a row above the threshold.
     over: u32,
     /// Since when latency is far below it.
@@ -257,6 +259,8 @@ pub struct Governor {
     alone_at: Option<Time>,
     sequence: u64,
     published_at: Option<Time>,
+    /// The interval that the last slot said.
+    said: Span,
     published_part: f64,
     pending: Option<f64>,
     failing: Option<Time>,
@@ -312,6 +316,7 @@ impl Governor {
             engaged: false,
             since_engaged: 0,
             met: false,
+            busiest: 0.0,
             over: 0,
             under: None,
             joined: false,
@@ -323,6 +328,7 @@ impl Governor {
             alone_at: None,
             sequence: 0,
             published_at: None,
+            said: Span::ZERO,
             published_part: f64::from(window_most),
             pending: None,
             failing: None,

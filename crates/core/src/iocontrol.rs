@@ -195,6 +195,8 @@ pub struct Usage {
     pub units: u64,
     /// Cost of what started, what is never held included.
     pub cost: u64,
+    /// Cost of what ended: what the datastore did.
+    pub ended_cost: u64,
     /// Bytes read and written by what started.
     pub bytes: u64,
     /// Sum of the normalised latencies of the reads and writes that ended, in nanoseconds.
@@ -229,6 +231,7 @@ impl Usage {
             ios: 0,
             units: 0,
             cost: 0,
+            ended_cost: 0,
             bytes: 0,
             latency_ns: 0,
             latency_max: Span::ZERO,

@@ -30,6 +30,7 @@ const SHORT: &[&str] = &[
     "row-11-mute-host",
     "row-11-torn-slots",
     "row-11-vanished-datastore",
+    "row-12-start",
     "row-13-starvation",
     "row-14-idle-credit",
     "row-18-unattainable",

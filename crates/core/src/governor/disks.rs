@@ -118,7 +118,7 @@ impl Disks {
             span = span.max(one.span.as_nanos());
             ios += one.ios;
             latency += real(one.latency_ns);
-            self.cost += real(one.cost) / COST;
+            self.cost += real(one.ended_cost) / COST;
             self.in_flight += wide(one.in_flight_cost_ns);
             self.held += one.held_ns[Hold::Shares.index()] + one.held_ns[Hold::Window.index()];
             for (sum, &count) in self.buckets.iter_mut().zip(&one.latency_counts) {

@@ -35,6 +35,9 @@ const NEW: u32 = 10;
 const COLD: u32 = 5;
 /// What of the throughput a latency target may not cost.
 const KEPT: f64 = 0.7;
+/// A datastore that hardly does anything for a moment is not at once taken for one that cannot do more: what it did
+/// counts half after so long.
+const STALLED: Span = Span::from_secs(10);
 const ALONE_EVERY: Span = Span::from_secs(1);
 /// Moments of cost learning, as schedulers bin them.
 const MOMENT: u64 = 100_000_000;
@@ -151,6 +154,7 @@ impl Governor {
         let moved = sight.in_flight / self.sight.in_flight;
         let steadily = SETTLED.contains(&moved);
         self.sight = sight;
+        self.busiest = sight.rate.max(self.busiest * left(elapsed, STALLED));
         if sight.latency > 0.0 {
             let kept = if self.smooth > 0.0 {
                 left(elapsed, Span::from_millis(200))
@@ -441,10 +445,14 @@ impl Governor {
         } else if self.frozen && !self.alone {
             self.pace.ticked(now, self.engaged, false, self.cost(false));
         }
-        if since.as_nanos() < due || settle::mode(self.common.mode) == Mode::Off && !law {
+        let interval = self.pace.interval();
+        // By a shorter one the others would take us for dead.
+        let early = since.as_nanos() < due && interval <= self.said;
+        if early || settle::mode(self.common.mode) == Mode::Off && !law {
             return None;
         }
         self.sequence += 1;
+        self.said = interval;
         self.published_at = Some(now);
         self.pending = Some(self.part);
         Some(self.record().encode())
@@ -558,7 +566,7 @@ impl Governor {
     pub(super) fn cost(&self, in_haste: bool) -> Cost {
         let known = self.curve.knee().map_or(0.0, |knee| knee.peak);
         let peak = if self.engaged {
-            known.max(self.sight.rate)
+            known.max(self.busiest)
         } else {
             0.0
         };

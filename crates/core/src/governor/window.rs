@@ -14,7 +14,8 @@
 //!
 //! # Source
 //! PARDA's (FAST 2009) feedback on latency, with Little's law in place of its small steps: with `Q` in flight and a
-//! latency `L`, the array does `Q / L`, so `Q * L* / L` in flight give the latency `L*`, at once.
+//! latency `L`, the array does `Q / L`, so `Q * L* / L` in flight give the latency `L*`, at once. Where `L` is still that of
+//! a queue from before, what was done counts: `X` a second, so `X * L*` in flight.
 
 /// Above this much of the threshold's inverse nothing is urgent: the window is brought down half way each tick.
 const URGENT: f64 = 0.7;
@@ -58,7 +59,10 @@ pub fn step(window: f64, target: f64, sight: &Sight) -> f64 {
         return 0.7 * window + 0.3 * ratio * window;
     }
     let part = if ratio < URGENT { 1.0 } else { 0.5 };
-    (1.0 - part) * window + part * ratio * sight.in_flight.min(window)
+    // While a queue from before drains, latency is that queue's, and what is done in the latency wanted the truth.
+    let through = target / 1e9 * sight.rate;
+    let goal = (ratio * sight.in_flight.min(window)).max(through.min(window));
+    (1.0 - part) * window + part * goal
 }
 
 /// The cluster's window after one tick: the law, then half way towards the mean of what all hosts have (`mean`).
@@ -110,7 +114,28 @@ mod tests {
     fn the_window_goes_down_from_what_is_in_flight_where_that_is_less() {
         assert_eq!(step(80.0, 25e6, &sight(50e6, 40.0)), 20.0);
         assert_eq!(step(80.0, 25e6, &sight(31.25e6, 60.0)), 64.0);
-        assert_eq!(step(80.0, 25e6, &sight(50e6, 100.0)), 40.0);
+    }
+
+    #[test]
+    fn while_an_old_queue_drains_the_window_goes_down_to_what_is_done_in_the_latency_wanted_and_no_further()
+     {
+        // A thousand a second: 25 of them in 25 ms, whatever came before has to wait.
+        let mut window = 80.0;
+        for (latency, in_flight) in [(600e6, 600.0), (700e6, 300.0), (500e6, 30.0), (200e6, 25.0)] {
+            let draining = Sight {
+                rate: 1_000.0,
+                ..sight(latency, in_flight)
+            };
+            let goal = 0.25 * f64::min(in_flight, window);
+            window = step(window, 25e6, &draining);
+            assert_eq!(window, 25.0_f64.max(goal));
+        }
+        // Nothing that was done in a burst makes it grow.
+        let burst = Sight {
+            rate: 10_000.0,
+            ..sight(50e6, 25.0)
+        };
+        assert_eq!(step(25.0, 25e6, &burst), 25.0);
     }
 
     #[test]

@@ -214,6 +214,7 @@ impl Account {
         usage.ios = self.ios;
         usage.units = self.units;
         usage.cost = self.started - self.carried;
+        usage.ended_cost = self.ended;
         usage.bytes = self.bytes;
         usage.latency_ns = self.latency_ns;
         usage.latency_max = self.latency_max;

@@ -38,6 +38,8 @@ pub(crate) struct Bench {
     pub(crate) events: Vec<GovernorEvent>,
     /// When it ticked.
     pub(crate) ticks: Vec<u64>,
+    /// When it published a slot, and how long it says there that the next may take.
+    pub(crate) published: Vec<(u64, Span)>,
 }
 
 impl Bench {
@@ -57,6 +59,7 @@ impl Bench {
             orders: None,
             events: Vec::new(),
             ticks: Vec::new(),
+            published: Vec::new(),
         }
     }
 
@@ -106,7 +109,10 @@ impl Bench {
         self.ticks.push(self.now);
         self.orders = Some(tick.orders);
         self.events.extend(tick.events);
-        if tick.publish.is_some() {
+        if let Some(slot) = tick.publish {
+            let said = Record::decode(&slot).expect("a slot of ours").tick_ms;
+            self.published
+                .push((self.now, Span::from_millis(said.into())));
             self.governor.published(now, true);
         }
     }
@@ -164,6 +170,7 @@ pub(crate) fn usage(load: Load) -> Usage {
         ios,
         units: ios,
         cost: ios * 256,
+        ended_cost: ios * 256,
         bytes: ios * 4_096,
         latency_ns: ios * latency_ns,
         latency_max: Span::from_nanos(latency_ns),

@@ -46,6 +46,7 @@ fn what_a_reservation_needs_in_flight_follows_from_how_long_its_ios_stay_there()
         ios: 50,
         units: 50,
         cost: 50 * 256,
+        ended_cost: 50 * 256,
         latency_ns: 50 * 24_000_000,
         ..usage(load(24.0, 60.0, 40.0))
     };

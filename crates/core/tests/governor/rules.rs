@@ -7,11 +7,12 @@ mod parts;
 mod silence;
 
 use super::FIXED;
-use super::bench::{Bench, asks, load, peer};
+use super::bench::{Bench, asks, load, peer, usage};
 use super::world::settings;
 use tidegate_core::governor::slot::{Flags, Record};
 use tidegate_core::governor::window::{self, Sight, step};
 use tidegate_core::governor::{Kind, Settings, Threshold};
+use tidegate_core::iocontrol::Usage;
 use tidegate_core::units::Span;
 
 #[test]
@@ -279,4 +280,28 @@ fn the_budget_of_quiet_times_is_spent_at_the_beginning_where_hosts_differ_and_fa
     bench.pass(20_000, fine);
     bench.pass_ticks(4, load(50.0, 20.0, 20.0));
     assert!(often(&bench, 2), "{:?}", bench.pauses(4));
+}
+
+#[test]
+fn a_datastore_that_hardly_does_anything_for_a_moment_is_looked_at_as_often_as_before() {
+    let mut bench = Bench::new(FIXED, vec![]);
+    // Too little for a curve: nothing else tells yet what the datastore can do.
+    bench.pass_ticks(2, load(50.0, 100.0, 100.0));
+    assert!(bench.engaged());
+    let stuck = Usage {
+        ios: 1,
+        units: 1,
+        cost: 256,
+        ended_cost: 256,
+        latency_ns: 50_000_000,
+        ..usage(load(50.0, 100.0, 100.0))
+    };
+    for _ in 0..200 {
+        bench.report(&stuck);
+    }
+    assert!(
+        bench.pauses(20).iter().all(|&pause| pause <= 300),
+        "{:?}",
+        bench.ticks
+    );
 }

@@ -2,6 +2,7 @@
 
 use crate::FIXED;
 use crate::bench::{Bench, load, peer, usage};
+use tidegate_core::governor::peers::lease;
 use tidegate_core::governor::slot::Record;
 use tidegate_core::governor::{GovernorEvent, Threshold};
 use tidegate_core::iocontrol::Usage;
@@ -80,4 +81,18 @@ fn a_silent_host_is_given_up_as_soon_as_its_lease_ends_also_where_all_was_calm()
     // Its lease is two seconds; a look is at most fifty milliseconds late here.
     let given_up = *bench.ticks.last().expect("it has ticked");
     assert!(given_up - last_heard <= 2_100, "{last_heard} {given_up}");
+}
+
+#[test]
+fn before_a_host_looks_more_seldom_it_says_so_lest_the_others_give_it_up() {
+    // Thirty a second: one per cent of that is a look in six seconds, of which ten seconds' worth is there at first.
+    let mut bench = Bench::new(FIXED, vec![]);
+    bench.pass(30_000, load(60.0, 2.0, 20.0));
+    assert!(bench.engaged());
+    assert_eq!(bench.pauses(1), [4_000], "{:?}", bench.ticks);
+    for two in bench.published.windows(2) {
+        let ((at, said), (next, _)) = (two[0], two[1]);
+        let pause = Span::from_millis(next - at);
+        assert!(pause <= lease(said), "{:?}", bench.published);
+    }
 }

@@ -347,6 +347,7 @@ impl Disk {
             ios,
             units: ios,
             cost: ios * 256,
+            ended_cost: ios * 256,
             bytes: ios * 4096,
             latency_ns: ios * latency_ns,
             latency_max: Span::from_nanos(latency_ns),

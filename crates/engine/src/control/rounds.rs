@@ -473,6 +473,7 @@ fn nothing_of(usage: &Usage, span: Span) -> Usage {
         ios: 0,
         units: 0,
         cost: 0,
+        ended_cost: 0,
         bytes: 0,
         latency_ns: 0,
         latency_max: Span::ZERO,
