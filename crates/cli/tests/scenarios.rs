@@ -68,3 +68,8 @@ fn row_12_latency_is_held_at_the_threshold() {
 fn row_17_the_knee_is_found_and_a_light_disk_has_a_short_tail() {
     holds("engine-row-17-tail");
 }
+
+#[test]
+fn row_18_a_latency_target_that_cannot_be_met_starves_nobody() {
+    holds("engine-row-18-unattainable");
+}
