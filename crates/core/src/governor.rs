@@ -236,6 +236,10 @@ pub struct Governor {
     /// Its latency as the window law takes it: no host's counts for more than the law answers to.
     felt: f64,
     smooth: f64,
+    /// How long a unit of our cost stays in flight, by how long one of all does: 0.5 to 2.
+    stay: f64,
+    /// The last two looks at that.
+    stays: [f64; 2],
     /// All that was divided last was asked for.
     short: bool,
     theta: f64,
@@ -311,6 +315,8 @@ impl Governor {
             target,
             felt: 0.0,
             smooth: 0.0,
+            stay: 1.0,
+            stays: [1.0; 2],
             short: false,
             theta: 1.0,
             engaged: false,

@@ -33,6 +33,8 @@ const SHORT: &[&str] = &[
     "row-12-start",
     "row-13-starvation",
     "row-14-idle-credit",
+    "row-15-sizes",
+    "row-18-isolation",
     "row-18-unattainable",
     "row-19-clock",
     "row-21-starved",

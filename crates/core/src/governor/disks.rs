@@ -251,13 +251,22 @@ impl Disk {
         }
     }
 
+    /// What it asks for, with room for its I/Os to come in a crowd where they are not to wait for their turn.
+    pub(super) fn asks(&self) -> f64 {
+        if self.target > Span::ZERO && self.awake {
+            CROWD * self.demand + CROWD
+        } else {
+            self.demand
+        }
+    }
+
     pub(super) fn want(&self, residence: f64) -> Want {
         let (shares, reservation) = (self.shares, self.reservation);
         Want::new(
             shares,
             reservation,
             self.limit,
-            self.demand,
+            self.asks(),
             self.unit_cost,
             residence,
         )
@@ -311,6 +320,9 @@ impl Disk {
         }
     }
 }
+
+/// By how much more than on average a disk with a latency target may have in flight at a moment.
+const CROWD: f64 = 1.6;
 
 /// Cost integrated over time, as reference I/Os times nanoseconds.
 #[expect(clippy::cast_precision_loss, reason = "a mean, not an identity")]

@@ -38,6 +38,8 @@ const KEPT: f64 = 0.7;
 /// A datastore that hardly does anything for a moment is not at once taken for one that cannot do more: what it did
 /// counts half after so long.
 const STALLED: Span = Span::from_secs(10);
+/// What is known of how long our I/Os stay in flight counts half after so long.
+const STAYS: Span = Span::from_secs(10);
 const ALONE_EVERY: Span = Span::from_secs(1);
 /// Moments of cost learning, as schedulers bin them.
 const MOMENT: u64 = 100_000_000;
@@ -163,6 +165,9 @@ impl Governor {
             };
             self.smooth = kept * self.smooth + (1.0 - kept) * sight.latency;
         }
+        if steadily {
+            self.compare_stays(elapsed);
+        }
         if self.watch.level().is_none() && steadily {
             self.curve.saw(elapsed.min(Span::from_secs(4)), &sight);
         }
@@ -188,6 +193,23 @@ impl Governor {
             });
         }
         self.learn_from_all(elapsed);
+    }
+
+    /// How long our I/Os stay in flight, by Little's law, against those of all: windows of one size do less for those
+    /// that stay longer. While control is new it is the queue from before that says so.
+    fn compare_stays(&mut self, elapsed: Span) {
+        let (ours, all) = (&self.meter, &self.sight);
+        if !self.engaged || self.since_engaged <= NEW || ours.rate <= 0.0 || ours.in_flight <= 0.0 {
+            return;
+        }
+        let longer = ours.in_flight / ours.rate * (all.rate / all.in_flight);
+        let longer = longer.clamp(0.5, 2.0);
+        // The middle one of three: a daemon that stood still for a second says so once.
+        let [a, b] = self.stays;
+        self.stays = [b, longer];
+        let longer = longer.clamp(a.min(b), a.max(b));
+        let kept = left(elapsed, STAYS);
+        self.stay = kept * self.stay + (1.0 - kept) * longer;
     }
 
     /// Whether control is on, and how much all may have in flight.
@@ -378,7 +400,7 @@ impl Governor {
         }
         let most = f64::from(self.settings.window_most);
         let least = window::floor(self.cluster, self.sight.hosts);
-        self.part = sum.max(least).min(most);
+        self.part = (sum * self.stay).max(least).min(most);
         let peak = self
             .curve
             .knee()
@@ -512,7 +534,7 @@ impl Governor {
             shares: disk.shares,
             reservation: disk.reservation,
             limit: u32::try_from(disk.limit).unwrap_or(u32::MAX),
-            demand: disk.demand,
+            demand: disk.asks(),
             unit_cost: disk.unit_cost,
             served: disk.awake,
             merged: false,

@@ -6,6 +6,7 @@ use crate::world::settings;
 use tidegate_core::governor::Settings;
 use tidegate_core::governor::slot::{Entry, Record};
 use tidegate_core::iocontrol::Usage;
+use tidegate_core::units::Span;
 
 #[test]
 fn no_host_has_more_than_its_way_to_the_datastore_holds() {
@@ -118,4 +119,71 @@ fn a_disk_on_two_hosts_counts_where_it_is_served() {
     bench.pass(3_000, load(24.0, 20.0, 60.0));
     let part = bench.window() / bench.cluster();
     assert!((part - 0.5).abs() < 0.01, "{part}");
+}
+
+#[test]
+fn a_window_is_wider_where_ios_stay_longer_than_those_of_all_once_that_can_be_told() {
+    // Both have half of the shares, and twenty in flight: what is done is not half.
+    let by_shares = |latency_ms, for_ms| {
+        let mut bench = Bench::new(FIXED, vec![peer(1, 20.0)]);
+        let ours = load(latency_ms, 20.0, 20.0);
+        bench.pass_ticks(3, ours);
+        bench.pass(for_ms, ours);
+        assert!(bench.engaged());
+        bench.window() / (bench.cluster() / 2.0)
+    };
+    // A thousand a second and 400: on average they stay for 28.6 ms.
+    let longer = by_shares(50.0, 200_000);
+    assert!((longer - 1.75).abs() < 0.02, "{longer}");
+    let early = by_shares(50.0, 500);
+    assert!((early - 1.0).abs() < 0.02, "{early}");
+    // Whatever a few I/Os say, no host has more than twice its part.
+    let longest = by_shares(400.0, 200_000);
+    assert!((longest - 2.0).abs() < 0.02, "{longest}");
+}
+
+#[test]
+fn a_daemon_that_stood_still_for_a_second_takes_its_ios_for_no_slower_ones() {
+    let mut bench = Bench::new(FIXED, vec![peer(1, 25.0)]);
+    let fine = load(25.0, 20.0, 20.0);
+    bench.pass(30_000, fine);
+    assert_eq!(bench.pauses(1), [1_000]);
+    let before = bench.window() / bench.cluster();
+    // What ended meanwhile, it did not see.
+    let still = Usage {
+        ended_cost: usage(fine).ended_cost / 8,
+        ..usage(fine)
+    };
+    for _ in 0..20 {
+        bench.report(&still);
+    }
+    bench.pass(3_000, fine);
+    let after = bench.window() / bench.cluster();
+    assert!((after / before - 1.0).abs() < 0.01, "{before} {after}");
+}
+
+#[test]
+fn a_disk_with_a_latency_target_has_room_for_its_ios_to_come_in_a_crowd() {
+    // The others ask for all that there is, and have as many shares.
+    let heavy = Record {
+        disks: vec![asks(1, 200.0)],
+        ..peer(1, 24.0)
+    };
+    let window = |latency_target| {
+        let mut bench = Bench::new(FIXED, vec![heavy.clone()]);
+        let ours = Usage {
+            latency_target,
+            ..usage(load(24.0, 4.0, 0.0))
+        };
+        for _ in 0..100 {
+            bench.report(&ours);
+        }
+        assert!(bench.engaged());
+        bench.window()
+    };
+    // A quarter more than four, and one; with the target, that of six tenths more and one and six tenths.
+    let without = window(Span::ZERO);
+    assert!((without - 6.0).abs() < 0.2, "{without}");
+    let with = window(Span::from_millis(100));
+    assert!((with - 11.0).abs() < 0.3, "{with}");
 }
