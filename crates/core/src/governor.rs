@@ -233,6 +233,8 @@ pub struct Governor {
     part: f64,
     /// The threshold that holds now, all things considered; nanoseconds.
     target: f64,
+    /// The one that holds without latency targets.
+    base: f64,
     /// Its latency as the window law takes it: no host's counts for more than the law answers to.
     felt: f64,
     smooth: f64,
@@ -313,6 +315,7 @@ impl Governor {
             cluster: f64::from(window_most),
             part: f64::from(window_most),
             target,
+            base: target,
             felt: 0.0,
             smooth: 0.0,
             stay: 1.0,

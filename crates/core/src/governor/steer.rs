@@ -184,6 +184,7 @@ impl Governor {
         let pressure = if self.engaged { pressure } else { 0.0 };
         self.pressure.felt(elapsed, pressure);
         self.target = self.pressure.on(base, self.curve.tightest(KEPT, base));
+        self.base = base;
         if self.common.threshold_mode == 0
             && !(0.9..=1.1).contains(&(self.target / self.told_threshold))
         {
@@ -339,6 +340,13 @@ impl Governor {
         let calm = self.dither.on().is_some() && sight.latency < 1.3 * self.target;
         let target = if calm { sight.latency } else { self.target };
         self.cluster = window::next(self.cluster, mean, target, &sight, most);
+        // For a latency target alone it does not get so narrow that throughput suffers.
+        if self.target < self.base
+            && sight.latency <= self.base
+            && let Some(narrowest) = self.curve.narrowest(KEPT)
+        {
+            self.cluster = self.cluster.max(narrowest.min(hosts * most));
+        }
     }
 
     fn lead_or_follow(&mut self, now: Time) {

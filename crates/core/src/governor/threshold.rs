@@ -28,7 +28,7 @@ const HALF_OCTAVE: f64 = core::f64::consts::SQRT_2;
 const HALF_LIFE: Span = Span::from_secs(3_600);
 /// Within a bin, this much of time counts: shorter than a day's changes, longer than noise.
 const MEMORY: f64 = 20e9;
-/// A bin is believed after this much time in it.
+/// A bin is believed after this much time in it, and until half of that is forgotten.
 const ENOUGH: f64 = 0.4e9;
 /// The knee: the least in flight with this part of the most ever done.
 const KNEE: f64 = 0.9;
@@ -50,6 +50,8 @@ const MOST: f64 = 50e6;
 struct Bin {
     /// Nanoseconds of load seen, decayed.
     weight: f64,
+    /// Enough was seen, and half of that still counts.
+    believed: bool,
     rate: f64,
     latency: f64,
 }
@@ -96,16 +98,18 @@ impl Curve {
         let kept = left(span, HALF_LIFE);
         for bin in &mut self.bins {
             bin.weight *= kept;
+            bin.believed &= bin.weight >= ENOUGH / 2.0;
         }
         let place = place(sight.in_flight);
         let weight = nanos(span);
         let bin = &mut self.bins[place];
         bin.weight = (bin.weight + weight).min(MEMORY.max(weight));
+        bin.believed |= bin.weight >= ENOUGH;
         let part = weight / bin.weight;
         bin.rate += part * (sight.rate - bin.rate);
         bin.latency += part * (sight.latency - bin.latency);
         let bin = *bin;
-        if bin.weight < ENOUGH {
+        if !bin.believed {
             return;
         }
         for old in &mut self.bins[..place] {
@@ -118,7 +122,7 @@ impl Curve {
     /// The bins that are believed, from the least in flight on.
     fn known(&self) -> impl Iterator<Item = (usize, &Bin)> {
         let bins = self.bins.iter().enumerate();
-        bins.filter(|(_, bin)| bin.weight >= ENOUGH)
+        bins.filter(|(_, bin)| bin.believed)
     }
 
     /// The most that was seen to be done.
@@ -148,6 +152,25 @@ impl Curve {
         })
     }
 
+    /// How little may be in flight where `part` of the most is to be done; none: that is not known. With so little in flight
+    /// latency is nearly that of an idle datastore, and no measure of how little it is.
+    pub fn narrowest(&self, part: f64) -> Option<f64> {
+        let (place, _) = self.least_with(part)?;
+        Some(self.down_from(place) * middle(place))
+    }
+
+    /// The bin with the least in flight in which `part` of the most was done.
+    fn least_with(&self, part: f64) -> Option<(usize, &Bin)> {
+        let peak = self.peak();
+        self.known().find(|(_, bin)| bin.rate >= part * peak)
+    }
+
+    /// By what a step goes down from a bin: nowhere where a little less is known, else to where nothing is.
+    fn down_from(&self, place: usize) -> f64 {
+        let near = |(below, _): (usize, &Bin)| below < place && below + 2 >= place;
+        if self.known().any(near) { 1.0 } else { DOWN }
+    }
+
     /// The tightest threshold that leaves `part` of the most: the latency with the least in flight that did so much, or
     /// a step below it while nothing is known of a little less. `base`, the threshold without that, as long as nothing
     /// near it was seen: until then the most is not known.
@@ -156,8 +179,7 @@ impl Curve {
         if known().all(|(_, bin)| bin.latency < SEEN * base) {
             return base;
         }
-        let peak = self.peak();
-        let Some((place, found)) = known().find(|(_, bin)| bin.rate >= part * peak) else {
+        let Some((place, found)) = self.least_with(part) else {
             return base;
         };
         let below = || known().take_while(|&(below, _)| below < place);
@@ -168,8 +190,7 @@ impl Curve {
         } else {
             0.0
         };
-        let bracketed = below().any(|(below, _)| below + 2 >= place);
-        let wanted = if bracketed { 1.0 } else { DOWN } * found.latency;
+        let wanted = self.down_from(place) * found.latency;
         wanted.max(attainable)
     }
 }

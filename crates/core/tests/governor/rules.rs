@@ -305,3 +305,43 @@ fn a_datastore_that_hardly_does_anything_for_a_moment_is_looked_at_as_often_as_b
         bench.ticks
     );
 }
+
+#[test]
+fn for_a_latency_target_alone_the_window_gets_no_narrower_than_throughput_allows() {
+    // Four thousand a second, and 5 ms with nobody else; 14 in flight leave seven tenths of that.
+    let engaged = |latency_target| {
+        let mut bench = Bench::new(FIXED, vec![]);
+        for (latency_ms, in_flight) in [(30.0, 120.0), (10.0, 40.0), (5.0, 20.0), (5.0, 10.0)] {
+            for _ in 0..60 {
+                bench.report(&Usage {
+                    latency_target,
+                    ..usage(load(latency_ms, in_flight, 20.0))
+                });
+            }
+        }
+        assert!(bench.engaged());
+        bench
+    };
+    let narrowed = |mut bench: Bench, latency_target, latency_ms| {
+        for _ in 0..100 {
+            let in_flight = bench.window();
+            bench.report(&Usage {
+                latency_target,
+                ..usage(load(latency_ms, in_flight, 20.0))
+            });
+        }
+        bench.cluster()
+    };
+    let (none, target) = (Span::ZERO, Span::from_millis(1));
+    let for_a_target = narrowed(engaged(target), target, 8.0);
+    assert!((12.0..25.0).contains(&for_a_target), "{for_a_target}");
+    let for_the_threshold = narrowed(engaged(target), target, 40.0);
+    assert!(for_the_threshold < 5.0, "{for_the_threshold}");
+    // Without a target nothing but the law makes it wider again.
+    let mut bench = engaged(none);
+    bench.pass(5_000, load(40.0, 8.0, 20.0));
+    let narrow = bench.cluster();
+    bench.pass(5_000, load(24.9, 4.0, 20.0));
+    let after = bench.cluster();
+    assert!(narrow < 8.0 && after < 1.5 * narrow, "{narrow} {after}");
+}

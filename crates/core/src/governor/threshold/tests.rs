@@ -195,3 +195,34 @@ fn pressure_tightens_at_once_relaxes_slowly_and_never_passes_its_floor() {
         pressure.on(20e6, 0.0)
     );
 }
+
+#[test]
+fn what_was_believed_stays_so_for_an_hour_however_little_was_seen_of_it() {
+    let mut curve = Curve::default();
+    let mut see = |in_flight, times| {
+        (0..times).for_each(|_| curve.saw(TICK, &array(20_000.0, 0.5, in_flight)));
+        curve.tightest(0.7, 4e6)
+    };
+    assert_eq!(see(10.0, 20), 4e6, "the most is not known");
+    // Half a second near the threshold.
+    let tight = see(80.0, 5);
+    assert!(tight < 1e6, "{tight}");
+    // And then half an hour without.
+    assert_eq!(see(10.0, 18_000), tight);
+}
+
+#[test]
+fn how_little_may_be_in_flight_is_what_leaves_that_part_of_the_most() {
+    let mut curve = Curve::default();
+    assert_eq!(curve.narrowest(0.7), None);
+    let mut see = |in_flight| {
+        (0..20).for_each(|_| curve.saw(TICK, &array(20_000.0, 0.5, in_flight)));
+        curve.narrowest(0.7).unwrap()
+    };
+    // Of less it is not known how much it does.
+    assert!((50.0..60.0).contains(&see(80.0)));
+    assert!((25.0..31.0).contains(&see(40.0)));
+    assert!((6.0..8.0).contains(&see(10.0)));
+    // Six do six tenths.
+    assert!((8.0..12.0).contains(&see(6.0)));
+}
