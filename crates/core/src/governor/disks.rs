@@ -16,6 +16,8 @@ use crate::iocontrol::{DiskKey, Hold, Usage};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
+/// How many times its demand, and how many I/Os more, a disk with a latency target may have in flight at a moment.
+const CROWD: f64 = 1.6;
 const HALF_LIFE: Span = Span::from_millis(100);
 const FORGOTTEN: Span = Span::from_secs(2);
 /// A disk that asks for this much has woken; a rare small I/O is not worth everybody's attention.
@@ -320,9 +322,6 @@ impl Disk {
         }
     }
 }
-
-/// By how much more than on average a disk with a latency target may have in flight at a moment.
-const CROWD: f64 = 1.6;
 
 /// Cost integrated over time, as reference I/Os times nanoseconds.
 #[expect(clippy::cast_precision_loss, reason = "a mean, not an identity")]

@@ -17,6 +17,8 @@
 //! latency `L`, the array does `Q / L`, so `Q * L* / L` in flight give the latency `L*`, at once. Where `L` is still that of
 //! a queue from before, what was done counts: `X` a second, so `X * L*` in flight.
 
+use super::number::SECOND;
+
 /// Above this much of the threshold's inverse nothing is urgent: the window is brought down half way each tick.
 const URGENT: f64 = 0.7;
 /// Under this much of the window in use, latency says nothing about the window.
@@ -60,7 +62,7 @@ pub fn step(window: f64, target: f64, sight: &Sight) -> f64 {
     }
     let part = if ratio < URGENT { 1.0 } else { 0.5 };
     // While a queue from before drains, latency is that queue's, and what is done in the latency wanted the truth.
-    let through = target / 1e9 * sight.rate;
+    let through = target / SECOND * sight.rate;
     let goal = (ratio * sight.in_flight.min(window)).max(through.min(window));
     (1.0 - part) * window + part * goal
 }
@@ -114,6 +116,8 @@ mod tests {
     fn the_window_goes_down_from_what_is_in_flight_where_that_is_less() {
         assert_eq!(step(80.0, 25e6, &sight(50e6, 40.0)), 20.0);
         assert_eq!(step(80.0, 25e6, &sight(31.25e6, 60.0)), 64.0);
+        // What is beyond the window came before it: half of all that is in flight takes half the time.
+        assert_eq!(step(80.0, 25e6, &sight(50e6, 100.0)), 50.0);
     }
 
     #[test]
@@ -126,9 +130,8 @@ mod tests {
                 rate: 1_000.0,
                 ..sight(latency, in_flight)
             };
-            let goal = 0.25 * f64::min(in_flight, window);
             window = step(window, 25e6, &draining);
-            assert_eq!(window, 25.0_f64.max(goal));
+            assert_eq!(window, 25.0);
         }
         // Nothing that was done in a burst makes it grow.
         let burst = Sight {
