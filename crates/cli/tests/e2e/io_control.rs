@@ -541,7 +541,12 @@ fn a_reservation_that_cannot_be_promised_is_refused_unless_it_need_not_be() {
     let load = std::thread::spawn(move || {
         Program::new("fio")
             .args(["--name=load", "--ioengine=nbd", "--rw=randread", "--bs=4k"])
-            .args(["--iodepth=64", "--time_based", "--runtime=60", "--size=16M"])
+            .args([
+                "--iodepth=64",
+                "--time_based",
+                "--runtime=300",
+                "--size=16M",
+            ])
             .arg(format!("--uri={uri}"))
             .output()
     });

@@ -85,8 +85,12 @@ impl Mount {
 }
 
 impl Drop for Mount {
+    /// PostgreSQL is said to have stopped when its first process has gone: the others keep the file system busy for a
+    /// moment longer.
     fn drop(&mut self) {
-        let _ = Program::new("umount").arg(&self.dir).output();
+        let deadline = Instant::now() + PATIENCE;
+        let unmount = || Program::new("umount").arg(&self.dir).output();
+        while !unmount().status.success() && Instant::now() < deadline {}
     }
 }
 
