@@ -134,12 +134,15 @@ pub struct Io {
     pub offered: Time,
     /// When it was given to the datastore.
     pub issued: Time,
-    /// What I/O control charged for it; nothing where the disk has no control.
+    /// What I/O control charged for it, and for those that it stands for; nothing for these, and where the disk has no
+    /// control.
     pub cost: Cost,
     /// When the datastore answered.
     pub returned: Time,
     /// How it ended so far; `Ok` on its way down.
     pub outcome: Outcome,
+    /// For how many I/Os I/O control counts it; nothing for one that another stands for, and where there is no control.
+    pub(crate) times: u16,
     pub(crate) origin: Origin,
     /// The filter that deferred it, and which way it was going. Below the lowest filter: it waits for its turn.
     pub(crate) parked: Option<(u8, Way)>,

@@ -34,6 +34,7 @@ pub mod cost;
 mod disk;
 mod groups;
 pub mod limit;
+pub(crate) mod lot;
 pub mod policy;
 pub mod scheduler;
 pub mod shared;

@@ -2,8 +2,9 @@
 //!
 //! The I/O thread (or the simulator) calls [`Shard::handle`] for each event and carries out the effects in order.
 //! The shard keeps the door of each disk (range, read-only, being changed) and leaves the way through the filters to
-//! [`crate::stack`]. Between the bottom of a stack and the datastore stands the datastore's [`Scheduler`], where it is
-//! under control: what may not go yet waits there. The shard does not know rings, sockets, files or bytes.
+//! [`crate::stack`]. Between the bottom of a stack and the datastore stands the datastore's
+//! [`Scheduler`](crate::iocontrol::Scheduler), where it is under control: what may not go yet waits there. The shard does
+//! not know rings, sockets, files or bytes.
 //!
 //! # Always true
 //! - every [`Event::Submitted`] is answered by exactly one [`Effect::Answer`] (property-tested with random filters)
@@ -22,7 +23,7 @@
 
 use crate::filter::stats::Pulse;
 use crate::filter::{FilterReport, Io, Why};
-use crate::iocontrol::Scheduler;
+use crate::iocontrol::lot::Lot;
 use crate::request::{DiskId, Fault, IoId, Outcome, Request, Token};
 use crate::slab::Slab;
 use crate::stack::{FilterKey, Stack};
@@ -32,9 +33,10 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
 use door::Door;
-use turns::{scheduler_of, walk};
+use turns::walk;
 
 pub use event::{ControlId, Controlled, Effect, Event};
+pub(crate) use turns::{Toll, Turns, scheduler_of};
 
 mod door;
 mod event;
@@ -46,7 +48,7 @@ pub struct Shard {
     disks: Vec<Option<Disk>>,
     ios: Slab<Io>,
     /// By number; whose turn it is at each datastore that is under control.
-    turns: Vec<Option<Box<Scheduler>>>,
+    turns: Turns,
     /// Disks with a filter that has deadlines.
     timed: Vec<DiskId>,
     /// Completions that matched no I/O. Not zero means that a datastore or the engine is at fault.
@@ -58,8 +60,7 @@ struct Disk {
     read_only: bool,
     door: Door,
     stack: Stack,
-    /// Its datastore's, or [`ControlId::NONE`].
-    control: ControlId,
+    toll: Toll,
     /// Requests that came while the filters change, in order.
     waiting: VecDeque<(Token, Request)>,
 }
@@ -137,9 +138,12 @@ impl Shard {
                     read_only,
                     door: Door::Open,
                     stack,
-                    control: control
-                        .as_ref()
-                        .map_or(ControlId::NONE, |controlled| controlled.control),
+                    toll: Toll {
+                        control: control
+                            .as_ref()
+                            .map_or(ControlId::NONE, |controlled| controlled.control),
+                        lot: Lot::every(),
+                    },
                     waiting: VecDeque::new(),
                 };
                 self.attach(now, disk, here, control);
@@ -168,7 +172,7 @@ impl Shard {
     pub fn report(&self, disk: DiskId) -> Option<DiskReport> {
         let id = disk;
         let disk = self.disks.get(id.0 as usize)?.as_ref()?;
-        let place = self.turns.get(disk.control.0 as usize);
+        let place = self.turns.get(disk.toll.control.0 as usize);
         let scheduler = place.and_then(Option::as_ref);
         Some(DiskReport {
             in_flight: disk.stack.in_flight,
@@ -247,8 +251,8 @@ impl Shard {
         if let Err(fault) = disk.admits(request) {
             return refuse(id, token, request, fault, out);
         }
-        let control = disk.control;
-        let mut walk = walk(&mut self.ios, &mut self.turns, control, now, id, out);
+        let control = disk.toll.control;
+        let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
         disk.stack.submit(&mut walk, token, request);
         if walk.edge.waits {
             self.pick(now, control, out);
@@ -268,15 +272,12 @@ impl Shard {
             self.strays += 1;
             return;
         };
-        let control = disk.control;
-        let mut walk = walk(&mut self.ios, &mut self.turns, control, now, id, out);
+        let control = disk.toll.control;
+        let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
         if !disk.stack.finish(&mut walk, io, outcome) {
             self.strays += 1;
         }
-        let asks = walk
-            .edge
-            .scheduler
-            .is_some_and(|scheduler| scheduler.someone_waits());
+        let asks = walk.edge.waits;
         if !matches!(disk.door, Door::Open) {
             self.settle(now, id, out);
         }
@@ -291,8 +292,7 @@ impl Shard {
             let disk = self.disks[id.0 as usize]
                 .as_mut()
                 .expect("a disk with deadlines is attached");
-            let control = disk.control;
-            let mut walk = walk(&mut self.ios, &mut self.turns, control, now, id, out);
+            let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
             disk.stack.tick(&mut walk);
         }
         for place in 0..self.turns.len() {
@@ -320,8 +320,8 @@ impl Shard {
         out: &mut Vec<Effect>,
     ) {
         if let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) {
-            let control = disk.control;
-            let mut walk = walk(&mut self.ios, &mut self.turns, control, now, id, out);
+            let control = disk.toll.control;
+            let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
             disk.stack.side_done(&mut walk, filter, buffer, outcome);
             if walk.edge.waits {
                 self.pick(now, control, out);

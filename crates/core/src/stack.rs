@@ -27,7 +27,7 @@ use crate::filter::{
 };
 use crate::iocontrol::{Cost, Offer, Scheduler};
 use crate::request::{DiskId, IoId, Op, Outcome, Request, Token};
-use crate::shard::Effect;
+use crate::shard::{ControlId, Effect, Toll, Turns, scheduler_of};
 use crate::slab::Slab;
 use crate::units::Time;
 use alloc::boxed::Box;
@@ -175,10 +175,10 @@ impl Stack {
             return false;
         }
         io.outcome = outcome;
-        let Edge { now, disk, .. } = walk.edge;
+        let Edge { now, .. } = walk.edge;
         io.returned = now;
-        if let Some(scheduler) = &mut walk.edge.scheduler {
-            scheduler.finished(now, disk, io.op, io.len, io.issued, io.cost);
+        if io.times != 0 {
+            walk.edge.ended(io);
         }
         if let Some(end) = walk.edge.up(self, io, self.layers.len()) {
             walk.end(self, end);
@@ -260,9 +260,10 @@ pub(crate) struct Walk<'a> {
 pub(crate) struct Edge<'a> {
     pub(crate) now: Time,
     pub(crate) disk: DiskId,
-    /// Whose turn it is at the disk's datastore, if that is under control.
-    pub(crate) scheduler: Option<&'a mut Scheduler>,
-    /// Whether an I/O has come to wait for its turn: the scheduler is to be asked for the next.
+    pub(crate) turns: &'a mut Turns,
+    /// What stands between the disk and its datastore.
+    pub(crate) toll: &'a mut Toll,
+    /// Whether anything waits for its turn: the scheduler is to be asked for the next.
     pub(crate) waits: bool,
     pub(crate) out: &'a mut Vec<Effect>,
 }
@@ -282,7 +283,7 @@ pub(crate) fn let_go(
         parked.is_some(),
         "an I/O is let go once, after it had to wait"
     );
-    io.cost = cost;
+    (io.cost, io.times) = (cost, 1);
     io.issued = now;
     out.push(start(disk, io));
 }
@@ -344,24 +345,68 @@ impl Edge<'_> {
             }
         }
         io.offered = self.now;
-        if let Some(scheduler) = &mut self.scheduler {
-            // In its two halves, so that the common one comes back here with nothing to be told apart.
-            let (now, disk) = (self.now, self.disk);
-            match scheduler.start_at_once(now, disk, io.op, io.offset, io.len) {
-                Some(cost) => io.cost = cost,
-                None => match scheduler.consider(now, disk, io.id, io.op, io.offset, io.len) {
-                    Offer::Start(cost) => io.cost = cost,
-                    Offer::Wait => {
-                        io.parked = Some((cx.level, Way::Down));
-                        self.waits = true;
-                        return None;
-                    }
-                },
-            }
+        let counts =
+            self.toll.control != ControlId::NONE && !self.toll.lot.skips(io.op, io.offset, io.len);
+        if counts && !self.takes_turn(io) {
+            io.parked = Some((cx.level, Way::Down));
+            return None;
         }
         io.issued = self.now;
         self.out.push(start(self.disk, io));
         None
+    }
+
+    /// The datastore has ended an I/O that counts there. One for which another stands makes no room that anybody knows of.
+    #[inline(never)]
+    fn ended(&mut self, io: &Io) {
+        let (now, disk) = (self.now, self.disk);
+        let Some(scheduler) = scheduler_of(self.turns, self.toll.control) else {
+            return;
+        };
+        let times = io.times.into();
+        if scheduler.finished_for(now, disk, io.op, io.len, io.issued, io.cost, times) {
+            self.toll.lot.turn(scheduler.may_skip(disk));
+        }
+        self.waits = scheduler.someone_waits();
+    }
+
+    /// Whether it is the I/O's turn at the datastore. It counts there as started then; otherwise it waits.
+    #[inline(always)]
+    fn takes_turn(&mut self, io: &mut Io) -> bool {
+        let Some(scheduler) = scheduler_of(self.turns, self.toll.control) else {
+            return true;
+        };
+        let (now, disk, op, len) = (self.now, self.disk, io.op, io.len);
+        if let Some((times, sequential)) = self.toll.lot.drawn(op, io.offset, len) {
+            if let Some(cost) = scheduler.start_for(now, disk, op, len, sequential, times.into()) {
+                (io.cost, io.times) = (cost, times);
+                return true;
+            }
+            // So much is in flight that it must be known.
+            self.toll.lot.turn(false);
+        }
+        io.times = 1;
+        // In its two halves, so that the common one comes back here with nothing to be told apart.
+        if let Some(cost) = scheduler.start_at_once(now, disk, op, io.offset, len) {
+            io.cost = cost;
+            return true;
+        }
+        match scheduler.consider(now, disk, io.id, op, io.offset, len) {
+            Offer::Start(cost) => {
+                io.cost = cost;
+                true
+            }
+            Offer::Wait => {
+                self.waits = true;
+                false
+            }
+        }
+    }
+
+    /// Whose turn it is at the disk's datastore, if that is under control.
+    #[inline(always)]
+    pub(crate) fn scheduler(&mut self) -> Option<&mut Scheduler> {
+        scheduler_of(self.turns, self.toll.control)
     }
 
     /// The same way as `up`, for those that come from somewhere else than the datastore.
@@ -420,6 +465,7 @@ impl Walk<'_> {
             offered: Time::ZERO,
             issued: Time::ZERO,
             cost: Cost(0),
+            times: 0,
             returned: Time::ZERO,
             outcome: Ok(()),
             origin,

@@ -18,6 +18,8 @@ use tidegate_core::shard::{ControlId, Controlled, Effect, Event, Shard};
 use tidegate_core::stack::{FilterKey, Place, Stack};
 use tidegate_core::units::{Span, Time};
 
+#[path = "stack/busy.rs"]
+mod busy;
 #[path = "stack/turns.rs"]
 mod turns;
 

@@ -1,16 +1,13 @@
 //! Counts what each disk uses of a datastore, and what the I/O thread gets through: the governor's eyes.
 //!
-//! The scheduler calls these on every I/O, so each is a few additions. Nothing here decides anything.
+//! The scheduler calls these on every I/O that counts, so each is a few additions. Nothing here decides anything.
 //!
-//! While a datastore is not congested and a disk does more than some 20,000 I/Os a second, a latency is looked at for a
-//! random one in sixteen, which then stands for those that follow it; in thirty-two beyond 40,000, in sixty-four beyond
-//! 80,000: sixty and more in each of the governor's looks, by which a mean is known within an eighth of the latencies'
-//! spread. A disk that does less, or has a latency target, has each of them looked at, and so has every disk of a
-//! congested datastore.
+//! Of a disk that does much where nothing is congested the shard counts one I/O in sixteen or so ([`super::lot`]): that one
+//! comes here as so many I/Os, and stands for those before it.
 //!
 //! # Always true
-//! - an integral over time is exact whenever it is read, though nothing is added up in between
-//! - latencies are counted for as many I/Os as ended, however few were looked at
+//! - an integral over time of what was counted is exact whenever it is read, though nothing is added up in between
+//! - every I/O that was counted and ended stands in the latencies, one that counts for several so often
 
 use super::{Bin, Hold, Usage};
 use crate::units::{Span, Time};
@@ -22,13 +19,10 @@ const BIN: Span = Span::from_millis(100);
 /// Bins that are kept while nobody asks for them: 6 s.
 const BINS_MAX: usize = 64;
 
-/// A disk that does no more I/Os a second has every latency looked at: what that costs is not seen at such a rate.
+/// A disk that does no more I/Os a second has every one counted: what that costs is not seen at such a rate.
 const EVERY_BELOW: u64 = 20_000;
 
-/// One latency in 2^4 is looked at beyond that rate, in 2^5 beyond twice that, and so on to 2^6.
-const SPARSEST: u32 = 6;
-
-/// With fewer I/Os in a count, too, every one is looked at: a mean of sixteenths of them would be a guess.
+/// From so many of its I/Os is seen how many a disk does; of fewer in a count no part is to stand for all.
 const EVERY_OF: u64 = 1_000;
 
 /// The integral over time of a level that goes up and down.
@@ -75,22 +69,18 @@ pub(super) struct Account {
     ended: u64,
     /// Cost that has started, what was in flight at first among it.
     started: u64,
-    /// Reads and writes until the next whose latency is looked at.
-    left: u64,
     units: u64,
-    /// The latency that was looked at last, if any was.
-    latency: Option<Span>,
     bytes: u64,
-    /// What `left` was then.
-    gap: u64,
     area: u64,
-    /// Reads and writes that ended, up to that look.
+    /// Reads and writes that ended.
     ios: u64,
     /// What was in flight at first.
     carried: u64,
-    /// One latency in 2^`sparse` is looked at; 0: every one.
-    sparse: u32,
-    random: u32,
+    /// Whether it does so much that a part of its I/Os can stand for all.
+    busy: bool,
+    /// When that was last looked at, and how many have to end until it is looked at again.
+    mark: Time,
+    marks_at: u64,
     since: Time,
     latency_ns: u64,
     latency_max: Span,
@@ -105,16 +95,14 @@ impl Account {
             end: u64::MAX,
             ended: 0,
             started: 0,
-            left: 1,
             units: 0,
-            latency: None,
             bytes: 0,
-            gap: 1,
             area: 0,
             ios: 0,
             carried: 0,
-            sparse: 0,
-            random: 1,
+            busy: false,
+            mark: now,
+            marks_at: EVERY_OF,
             since: now,
             latency_ns: 0,
             latency_max: Span::ZERO,
@@ -140,53 +128,34 @@ impl Account {
         self.started.saturating_sub(self.ended)
     }
 
-    /// A read or write has ended; whether its latency is to be looked at.
+    /// So many reads or writes have ended, with this latency. Returns whether [`Account::is_busy`] was found anew.
     #[inline]
-    pub(super) fn counts(&mut self) -> bool {
-        self.left -= 1;
-        self.left == 0
-    }
-
-    /// The latency of the read or write that was just counted. It stands for those that follow it, until the next look.
-    pub(super) fn look(&mut self, latency: Span) {
-        // All that were counted since the last look, but this one.
-        self.stand(self.gap - 1);
-        self.latency = Some(latency);
-        self.latency_max = self.latency_max.max(latency);
-        self.gap = self.next_gap();
-        self.left = self.gap;
-    }
-
-    /// The last latency has stood for its own I/O and so many that followed.
-    fn stand(&mut self, followed: u64) {
-        let Some(latency) = self.latency else { return };
-        let times = 1 + followed;
+    pub(super) fn look(&mut self, now: Time, latency: Span, times: u64) -> bool {
         self.ios += times;
+        self.latency_max = self.latency_max.max(latency);
         let sum = latency.as_nanos().saturating_mul(times);
         self.latency_ns = self.latency_ns.saturating_add(sum);
         let us = latency.as_micros();
         let bucket = (u64::BITS - us.leading_zeros()).min(31);
         let count = &mut self.latency_counts[bucket as usize];
         *count = count.saturating_add(u32::try_from(times).unwrap_or(u32::MAX));
-    }
-
-    /// From one look to the next: 2^`sparse` on average, and no beat that a load could fall in with.
-    fn next_gap(&mut self) -> u64 {
-        if self.sparse == 0 {
-            return 1;
+        let marks = self.ios >= self.marks_at;
+        if marks {
+            self.pass_mark(now);
         }
-        self.random = self
-            .random
-            .wrapping_mul(1_664_525)
-            .wrapping_add(1_013_904_223);
-        1 + u64::from(self.random >> (31 - self.sparse))
+        marks
     }
 
-    /// Every latency counts from now on, until the next count at least.
-    pub(super) fn look_at_all(&mut self) {
-        self.sparse = 0;
-        self.gap -= self.left - 1;
-        self.left = 1;
+    #[cold]
+    fn pass_mark(&mut self, now: Time) {
+        let ended = self.ios - self.marks_at + EVERY_OF;
+        self.busy = is_much(ended, now.since(self.mark));
+        (self.mark, self.marks_at) = (now, self.ios + EVERY_OF);
+    }
+
+    /// Whether it does so much that a part of its I/Os can stand for all.
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy
     }
 
     /// Whether anything started since the counts were read, or is in flight.
@@ -194,22 +163,8 @@ impl Account {
         self.started > self.carried || self.in_flight() > 0
     }
 
-    /// How sparse looks may be at the rate of the I/Os that ended within `span`.
-    fn sparse_at(&self, span: Span) -> u32 {
-        let rate = u128::from(self.ios) * 1_000_000_000;
-        let rate = rate.checked_div(span.as_nanos().into()).unwrap_or(0);
-        let often = u64::try_from(rate).unwrap_or(u64::MAX) / EVERY_BELOW;
-        if self.ios < EVERY_OF {
-            return 0;
-        }
-        often
-            .checked_ilog2()
-            .map_or(0, |doublings| (4 + doublings).min(SPARSEST))
-    }
-
-    /// Tells the counts and starts new ones; what is in flight goes on. `all`: every latency matters from now on.
-    pub(super) fn tell(&mut self, now: Time, all: bool, usage: &mut Usage) {
-        self.stand(self.gap - self.left);
+    /// Tells the counts and starts new ones; what is in flight goes on.
+    pub(super) fn tell(&mut self, now: Time, usage: &mut Usage) {
         usage.span = now.since(self.since);
         usage.ios = self.ios;
         usage.units = self.units;
@@ -222,18 +177,22 @@ impl Account {
         let carried = self.in_flight();
         let open = carried.wrapping_mul(now.as_nanos());
         usage.in_flight_cost_ns = u128::from(self.area.wrapping_add(open));
-        let sparse = if all { 0 } else { self.sparse_at(usage.span) };
         *self = Account {
             free: self.free,
             end: self.end,
             started: carried,
             carried,
             area: open.wrapping_neg(),
-            sparse,
-            random: self.random,
+            busy: self.busy && is_much(self.ios, usage.span),
             ..Account::new(now, self.free)
         };
     }
+}
+
+/// Whether so many I/Os in such a time are more than need to be counted one by one.
+fn is_much(ios: u64, span: Span) -> bool {
+    let rate = u128::from(ios) * 1_000_000_000 / u128::from(span.as_nanos().max(1));
+    ios >= EVERY_OF && rate > u128::from(EVERY_BELOW)
 }
 
 /// How much of one disk waits, and for what.
@@ -325,7 +284,7 @@ mod tests {
 
     fn told(account: &mut Account, ms: u64) -> Usage {
         let mut usage = Usage::none(DiskId(0), DiskKey(0));
-        account.tell(Time::ZERO + Span::from_millis(ms), false, &mut usage);
+        account.tell(Time::ZERO + Span::from_millis(ms), &mut usage);
         usage
     }
 
@@ -361,11 +320,7 @@ mod tests {
     fn latencies_fall_into_buckets_that_double() {
         let mut account = Account::new(Time::ZERO, true);
         for us in [0, 1, 2, 3, 4, u64::MAX / 1_000] {
-            assert!(
-                account.counts(),
-                "a disk that does little has all looked at"
-            );
-            account.look(Span::from_micros(us));
+            account.look(Time::ZERO, Span::from_micros(us), 1);
         }
         let usage = told(&mut account, 1);
         assert_eq!(usage.latency_counts[..4], [1, 1, 2, 1]);
@@ -373,45 +328,36 @@ mod tests {
     }
 
     #[test]
-    fn of_a_busy_disk_few_are_looked_at_and_stand_for_the_rest() {
-        // So many in 50 ms, and how many of them are looked at.
-        for (ios, few) in [(1_500, 60..130), (2_500, 50..110), (5_000, 50..110)] {
-            looked_at(ios, few);
-        }
+    fn one_that_stands_for_others_counts_so_often() {
+        let mut account = Account::new(Time::ZERO, true);
+        account.look(Time::ZERO, Span::from_micros(5), 16);
+        account.look(Time::ZERO, Span::from_micros(1), 1);
+        let usage = told(&mut account, 1);
+        assert_eq!((usage.ios, usage.latency_ns), (17, 81_000));
+        assert_eq!(usage.latency_max, Span::from_micros(5));
+        assert_eq!(usage.latency_counts[..4], [0, 1, 0, 16]);
     }
 
-    fn looked_at(ios: u64, few: core::ops::Range<u64>) {
-        let mut account = Account::new(Time::ZERO, true);
-        let (mut looks, mut sum, mut usage) = (0, 0, told(&mut Account::new(Time::ZERO, true), 0));
-        for count in 1..=10 {
-            (looks, sum) = (0, 0);
-            // A latency that has a beat of its own.
-            for io in 0..ios {
-                let latency = 80_000 + io % 16 * 10_000;
-                sum += latency;
-                if account.counts() {
-                    looks += 1;
-                    account.look(Span::from_nanos(latency));
-                }
-            }
-            usage = told(&mut account, 50 * count);
-            assert_eq!(usage.ios, ios);
-            assert_eq!(u64::from(usage.latency_counts.iter().sum::<u32>()), ios);
-            let off = usage.latency_ns.abs_diff(sum);
-            assert!(off * 8 <= sum, "{} for {sum}", usage.latency_ns);
-        }
-        assert!(few.contains(&looks), "{looks} of {ios}");
-        assert!(usage.latency_ns.abs_diff(sum) > 0, "it was not all of them");
-        // Once it does little, or once told so, all are looked at.
-        assert!(account.counts());
-        account.look(Span::ZERO);
-        account.look_at_all();
-        assert!(account.counts());
+    #[test]
+    fn a_disk_is_busy_while_it_does_much() {
+        let at = |ms| Time::ZERO + Span::from_millis(ms);
+        let latency = Span::from_micros(1);
+        let mut account = Account::new(at(0), true);
+        assert!(!account.look(at(40), latency, 999) && !account.is_busy());
+        assert!(account.look(at(49), latency, 1) && account.is_busy());
+        assert!(!account.look(at(60), latency, 999) && account.is_busy());
+        assert!(account.look(at(99), latency, 1) && !account.is_busy());
+        account.look(at(110), latency, 1_000);
+        told(&mut account, 111);
+        assert!(account.is_busy());
+        account.look(at(120), latency, 500);
+        assert!(account.is_busy());
+        told(&mut account, 150);
+        assert!(!account.is_busy(), "so few in a count");
+        account.look(at(160), latency, 1_000);
+        assert!(account.is_busy());
         told(&mut account, 1_000);
-        for _ in 0..500 {
-            assert!(account.counts());
-            account.look(Span::ZERO);
-        }
+        assert!(!account.is_busy(), "so long a time");
     }
 
     #[test]

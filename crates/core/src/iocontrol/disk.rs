@@ -220,15 +220,8 @@ impl Disk {
         Some(queued)
     }
 
-    /// Tells the counts, and starts new ones. `all`: of its I/Os every latency matters from now on.
-    pub(super) fn usage(
-        &mut self,
-        id: DiskId,
-        now: Time,
-        v: u64,
-        account: &mut Account,
-        all: bool,
-    ) -> Usage {
+    /// Tells the counts, and starts new ones.
+    pub(super) fn usage(&mut self, id: DiskId, now: Time, v: u64, account: &mut Account) -> Usage {
         self.settle(now, v);
         let mut usage = Usage {
             shares: self.policy.shares,
@@ -240,7 +233,7 @@ impl Disk {
             ..Usage::none(id, self.key)
         };
         self.waits.tell(now, &mut usage);
-        account.tell(now, all || self.policy.latency_target.is_some(), &mut usage);
+        account.tell(now, &mut usage);
         usage
     }
 

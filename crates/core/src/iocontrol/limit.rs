@@ -230,6 +230,7 @@ impl Groups {
 mod tests {
     use super::*;
     use crate::iocontrol::GroupsHandle;
+    use crate::units::Span;
     use alloc::vec::Vec;
     use proptest::prelude::*;
 
@@ -342,6 +343,23 @@ mod tests {
         };
         groups.set(Time::ZERO, GroupId(0), &units);
         assert_eq!(groups.due(0), 0);
+    }
+
+    #[test]
+    fn a_small_limit_makes_up_for_a_timer_that_was_late() {
+        let mut gate = Gate::new(Some(&Limit::steady(5)));
+        let late = ticks(Time::from_nanos(30_000_000));
+        let mut now = 0;
+        for io in 0..50 {
+            now = now.max(gate.due()) + late;
+            gate.take(now, 1);
+            let ms = (io + 1) * 200;
+            let most = Time::ZERO + Span::from_millis(ms + 30);
+            assert!(
+                moment(now) <= most,
+                "the {io}th was later than the one before it"
+            );
+        }
     }
 
     #[test]

@@ -23,10 +23,10 @@ mod entry;
 mod places;
 
 use super::account::{Account, Bins};
-use super::cost::Prices;
+use super::cost::{Prices, counted_len};
 use super::disk::{CREDIT, Disk, Place};
 use super::limit::{Spent, moment};
-use super::policy::Policy;
+use super::policy::{Policy, units};
 use super::shared::{Member, SharedHandle};
 use super::tags::{Heap, SCALE_BITS, virtual_span};
 use super::{Bin, Cost, DiskKey, Hold, Mode, Offer, Orders, Pick, Usage};
@@ -170,12 +170,7 @@ impl Scheduler {
             of.group_tag = group_tag;
         }
         of.change(now, policy, theta);
-        let (free, all) = (of.free, of.policy.latency_target.is_some());
-        let account = &mut self.accounts[disk.0 as usize];
-        account.free = free;
-        if all {
-            account.look_at_all();
-        }
+        self.accounts[disk.0 as usize].free = of.free;
         self.place(now, disk.0);
         self.publish();
     }
@@ -219,7 +214,6 @@ impl Scheduler {
         let theta = self.theta();
         if orders.engaged && !self.orders.engaged {
             self.bins.restart(now);
-            self.accounts.iter_mut().for_each(Account::look_at_all);
         }
         if orders.costs != self.orders.costs {
             self.prices = Prices::of(&orders.costs, self.io_unit);
@@ -399,6 +393,48 @@ impl Scheduler {
         firsts.into_iter().flatten().map(|(at, _)| moment(at)).min()
     }
 
+    /// Whether of the disk's reads and writes a part may stand for all: nothing is congested, nobody waits for room,
+    /// nothing holds the disk, and it does so much that nobody sees the difference. To be asked again after an order, a
+    /// change of policy, a call of `usage`, and where [`Scheduler::finished_for`] says so.
+    pub(crate) fn may_skip(&self, disk: DiskId) -> bool {
+        let slot = disk.0 as usize;
+        let (Some(account), Some(Some(disk))) = (self.accounts.get(slot), self.disks.get(slot))
+        else {
+            return false;
+        };
+        let calm = self.passing && !self.orders.engaged && self.is_roomy();
+        calm && disk.free && disk.policy.latency_target.is_none() && account.is_busy()
+    }
+
+    /// Whether nobody waits for room or for a turn, here or on another thread.
+    fn is_roomy(&self) -> bool {
+        self.ready.is_empty() && !self.member.someone_waits()
+    }
+
+    /// One that stands for `times` of a disk that [`Scheduler::may_skip`] is offered: it starts if all of them fit
+    /// and nobody waits. `sequential`: it begins where the one before it ended.
+    #[inline(never)]
+    pub(crate) fn start_for(
+        &mut self,
+        now: Time,
+        disk: DiskId,
+        op: Op,
+        len: u64,
+        sequential: bool,
+        times: u64,
+    ) -> Option<Cost> {
+        let cost = self.orders.costs.cost(op, len, sequential).0 * times;
+        let roomy = self.is_roomy();
+        let account = self.accounts.get_mut(disk.0 as usize)?;
+        if !roomy || !self.member.try_start(cost, cost, self.window) {
+            return None;
+        }
+        let bytes = counted_len(op, len);
+        let units = units(bytes, self.io_unit) * times;
+        account.started(now, cost, units, bytes * times);
+        Some(Cost(cost))
+    }
+
     /// An I/O that was started at `issued` has ended. `cost`: what it was charged. Ask `pick` afterwards: there is room,
     /// here or for another thread.
     #[inline]
@@ -411,31 +447,50 @@ impl Scheduler {
         issued: Time,
         cost: Cost,
     ) {
-        self.member.finish(cost.0);
-        let Some(account) = self.accounts.get_mut(disk.0 as usize) else {
-            return;
-        };
-        account.ended(now, cost.0);
-        // A flush takes as long as what came before it: its latency says nothing of the queue.
-        if !matches!(op, Op::Read | Op::Write) || account.counts() {
-            self.look(disk.0, now, op, len, issued);
-        }
+        self.finished_for(now, disk, op, len, issued, cost, 1);
     }
 
-    /// What few of the I/Os that end need where nothing is congested, and all of them where something is.
-    #[inline(never)]
-    fn look(&mut self, slot: u32, now: Time, op: Op, len: u64, issued: Time) {
+    /// The same for one that was started for so many. Returns whether [`Scheduler::may_skip`] is to be asked anew.
+    #[inline]
+    #[expect(
+        clippy::too_many_arguments,
+        reason = "what is known of an I/O, and nothing else"
+    )]
+    pub(crate) fn finished_for(
+        &mut self,
+        now: Time,
+        disk: DiskId,
+        op: Op,
+        len: u64,
+        issued: Time,
+        cost: Cost,
+        times: u64,
+    ) -> bool {
         self.stirred = true;
+        self.member.finish(cost.0);
+        let Some(account) = self.accounts.get_mut(disk.0 as usize) else {
+            return false;
+        };
+        let mut anew = false;
+        account.ended(now, cost.0);
+        // A flush takes as long as what came before it: its latency says nothing of the queue.
         if matches!(op, Op::Read | Op::Write) {
             let latency = self.orders.costs.normalise(op, len, now.since(issued));
-            self.accounts[slot as usize].look(latency);
+            anew = account.look(now, latency, times);
         }
         if self.orders.engaged {
-            match op {
-                Op::Read | Op::Prefetch => self.bins.count(now, 1, 0, len),
-                Op::Write => self.bins.count(now, 0, 1, len),
-                Op::WriteZeroes | Op::Discard | Op::Flush | Op::Extents => {}
-            }
+            self.count(now, op, len);
+        }
+        anew
+    }
+
+    /// Counts one that has ended on a congested datastore, for who learns costs from it.
+    #[inline(never)]
+    fn count(&mut self, now: Time, op: Op, len: u64) {
+        match op {
+            Op::Read | Op::Prefetch => self.bins.count(now, 1, 0, len),
+            Op::Write => self.bins.count(now, 0, 1, len),
+            Op::WriteZeroes | Op::Discard | Op::Flush | Op::Extents => {}
         }
     }
 
@@ -472,13 +527,13 @@ impl Scheduler {
 
     /// Appends what each disk used since the last call, and starts a new count.
     pub fn usage(&mut self, now: Time, out: &mut Vec<Usage>) {
-        let (v, all) = (self.member.v(), self.orders.engaged);
+        let v = self.member.v();
         self.active_shares = 0;
         self.stirred = false;
         let accounts = self.accounts.iter_mut();
         for ((id, disk), account) in (0..).zip(&mut self.disks).zip(accounts) {
             if let Some(disk) = disk {
-                let usage = disk.usage(DiskId(id), now, v, account, all);
+                let usage = disk.usage(DiskId(id), now, v, account);
                 if usage.active {
                     self.active_shares += u64::from(usage.shares);
                 }

@@ -42,12 +42,12 @@ impl Shard {
             .as_mut()
             .expect("the engine names only disks that it has attached");
         disk.door = door;
-        let control = disk.control;
-        let mut walk = walk(&mut self.ios, &mut self.turns, control, now, id, out);
+        let control = disk.toll.control;
+        let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
         let door = &disk.door;
         disk.stack.release(&mut walk, |filter| door.keeps(filter));
         if matches!(door, Door::Leaving)
-            && let Some(scheduler) = walk.edge.scheduler
+            && let Some(scheduler) = walk.edge.scheduler()
         {
             scheduler.lift_limits(now, id);
         }
@@ -82,7 +82,7 @@ impl Shard {
                         outcome: Err(Fault::Gone),
                     });
                 }
-                let control = disk.control;
+                let control = disk.toll.control;
                 self.disks[id.0 as usize] = None;
                 let scheduler = scheduler_of(&mut self.turns, control);
                 let spent = scheduler.and_then(|scheduler| scheduler.remove(id));

@@ -10,6 +10,7 @@
 
 use super::{ControlId, Effect, Event, Shard};
 use crate::filter::Io;
+use crate::iocontrol::lot::Lot;
 use crate::iocontrol::{Bin, Pick, Scheduler, Usage};
 use crate::request::DiskId;
 use crate::slab::Slab;
@@ -18,12 +19,20 @@ use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// The scheduler of a disk's datastore, if that is under control.
-#[inline]
-pub(super) fn scheduler_of(
-    turns: &mut [Option<Box<Scheduler>>],
-    control: ControlId,
-) -> Option<&mut Scheduler> {
+/// By number; whose turn it is at each datastore that is under control.
+pub(crate) type Turns = Vec<Option<Box<Scheduler>>>;
+
+/// What stands between a disk and its datastore.
+pub(crate) struct Toll {
+    /// The datastore's control, or [`ControlId::NONE`].
+    pub(crate) control: ControlId,
+    /// Which of the disk's I/Os are counted there.
+    pub(crate) lot: Lot,
+}
+
+/// The scheduler of a datastore, if that is under control.
+#[inline(always)]
+pub(crate) fn scheduler_of(turns: &mut Turns, control: ControlId) -> Option<&mut Scheduler> {
     turns.get_mut(control.0 as usize)?.as_deref_mut()
 }
 
@@ -31,8 +40,8 @@ pub(super) fn scheduler_of(
 #[inline(always)]
 pub(super) fn walk<'a>(
     ios: &'a mut Slab<Io>,
-    turns: &'a mut [Option<Box<Scheduler>>],
-    control: ControlId,
+    turns: &'a mut Turns,
+    toll: &'a mut Toll,
     now: Time,
     disk: DiskId,
     out: &'a mut Vec<Effect>,
@@ -40,7 +49,8 @@ pub(super) fn walk<'a>(
     let edge = Edge {
         now,
         disk,
-        scheduler: scheduler_of(turns, control),
+        turns,
+        toll,
         waits: false,
         out,
     };
@@ -65,7 +75,7 @@ impl Shard {
             Event::Release { control } => {
                 let mut disks = self.disks.iter().flatten();
                 assert!(
-                    disks.all(|disk| disk.control != control),
+                    disks.all(|disk| disk.toll.control != control),
                     "a control goes after its last disk"
                 );
                 if let Some(place) = self.turns.get_mut(control.0 as usize) {
@@ -76,13 +86,15 @@ impl Shard {
                 if let Some(scheduler) = scheduler_of(&mut self.turns, control) {
                     scheduler.steer(now, &orders);
                 }
+                self.draw_lots(control);
                 self.pick(now, control, out);
             }
             Event::Policy { disk, policy } => {
-                let control = self.disk(disk).control;
+                let control = self.disk(disk).toll.control;
                 if let Some(scheduler) = scheduler_of(&mut self.turns, control) {
                     scheduler.change(now, disk, &policy);
                 }
+                self.draw_lots(control);
                 self.pick(now, control, out);
             }
             Event::Woken { control } => self.pick(now, control, out),
@@ -111,6 +123,21 @@ impl Shard {
     pub fn usage(&mut self, control: ControlId, now: Time, out: &mut Vec<Usage>) {
         if let Some(scheduler) = scheduler_of(&mut self.turns, control) {
             scheduler.usage(now, out);
+        }
+        self.draw_lots(control);
+    }
+
+    /// Of which disks of a datastore every I/O counts may be different from now on.
+    fn draw_lots(&mut self, control: ControlId) {
+        let Some(scheduler) = scheduler_of(&mut self.turns, control) else {
+            return;
+        };
+        for (id, disk) in (0..).zip(&mut self.disks) {
+            if let Some(disk) = disk
+                && disk.toll.control == control
+            {
+                disk.toll.lot.turn(scheduler.may_skip(DiskId(id)));
+            }
         }
     }
 

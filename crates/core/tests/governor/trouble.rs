@@ -1,7 +1,8 @@
 //! What goes wrong between hosts and with the array, and what governors make of it.
 
-use super::four;
+use super::bench::{Bench, load, peer};
 use super::world::{World, disk};
+use super::{FIXED, four};
 use tidegate_core::governor::GovernorEvent;
 use tidegate_core::governor::slot::{Entry, Record};
 
@@ -286,6 +287,21 @@ fn a_host_whose_reads_fail_decides_nothing_on_old_news() {
         "{before:?} {after:?}"
     );
     assert!(after[0] < 0.8 * before[0], "{before:?} {after:?}");
+}
+
+#[test]
+fn while_its_reads_fail_a_host_decides_nothing_whatever_it_sees() {
+    let mut bench = Bench::new(FIXED, vec![peer(2, 30.0)]);
+    bench.pass(1_000, load(30.0, 20.0, 20.0));
+    assert!(bench.engaged());
+    let decided = |bench: &Bench| (bench.window(), bench.cluster());
+    bench.deaf = true;
+    let before = decided(&bench);
+    bench.pass_ticks(3, load(60.0, 20.0, 20.0));
+    assert_eq!(decided(&bench), before);
+    bench.deaf = false;
+    bench.pass_ticks(3, load(60.0, 20.0, 20.0));
+    assert!(bench.cluster() < 0.9 * before.1, "{before:?}");
 }
 
 #[test]

@@ -59,7 +59,7 @@ impl Scheduler {
     /// Whether an I/O may go though control is there: nothing is congested, nobody is ready to go before it, no limit
     /// holds it, and it fits. It counts as started then, and as passed by its limits.
     fn passes(&mut self, now: Time, slot: u32, asked: &Queued) -> bool {
-        if !self.passing || !self.ready.is_empty() || self.member.someone_waits() {
+        if !self.passing || !self.is_roomy() {
             return false;
         }
         let Queued {
