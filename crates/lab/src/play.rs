@@ -174,6 +174,26 @@ pub fn judged(
     (text, all)
 }
 
+/// An answer of the array that comes so late was kept by a machine that stood still: where two cores are fully busy with
+/// other work it is 16 ms at most, where a hypervisor takes them away 40 to 200 ms.
+const STOOD_STILL: Span = Span::from_millis(25);
+
+/// The same for answers on average: 0.17 ms on busy cores, 0.3 to 2.6 ms without them.
+const LATE: Span = Span::from_micros(250);
+
+/// Whether the machine stood still meanwhile, so that what does not hold says nothing of I/O control. A daemon that gets
+/// no processor for a tenth of a second serves nobody then, whatever its disks' shares.
+#[must_use]
+pub fn was_disturbed(performances: &BTreeMap<Variant, Performance>) -> bool {
+    let mut performances = performances.values();
+    performances.any(|performance| stood_still(&performance.array))
+}
+
+fn stood_still(array: &Did) -> bool {
+    let mean = Span::from_nanos(array.late_ns / array.ios.max(1));
+    mean > LATE || Span::from_nanos(array.latest_ns) > STOOD_STILL
+}
+
 /// How much of what was seen was the machine's doing.
 fn how_late(array: &Did) -> String {
     let mean = Span::from_nanos(array.late_ns / array.ios.max(1));
@@ -435,5 +455,27 @@ fn sleep_until(begun: Instant, at: Time) {
     let until = Duration::from_nanos(at.as_nanos());
     if let Some(left) = until.checked_sub(begun.elapsed()) {
         std::thread::sleep(left);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn array(late_us: u64, latest_ms: u64) -> Did {
+        Did {
+            ios: 1_000,
+            late_ns: late_us * 1_000 * 1_000,
+            latest_ns: latest_ms * 1_000_000,
+            ..Did::default()
+        }
+    }
+
+    #[test]
+    fn a_machine_that_stood_still_for_a_moment_or_was_slow_all_the_time_disturbs() {
+        assert!(!stood_still(&array(170, 16)));
+        assert!(stood_still(&array(170, 41)));
+        assert!(stood_still(&array(313, 16)));
+        assert!(!stood_still(&Did::default()));
     }
 }
