@@ -273,7 +273,7 @@ impl FrontEnds {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::sync::mpsc::{TryRecvError, channel};
+    use std::sync::mpsc::{Receiver, TryRecvError, channel};
     use std::time::{Duration, Instant};
 
     /// How long a test waits before it fails: never reached unless something is stuck.
@@ -285,8 +285,21 @@ mod tests {
         (front_ends.enter(ours).expect("there is room"), theirs)
     }
 
-    fn take_turn(front_ends: &FrontEnds, stay: &Stay<'_>) -> bool {
-        let turn = front_ends.take_turn(stay.id).expect("descriptors");
+    /// Those of a disk that is never freed, so that whoever waits for ever keeps a thread and not the test.
+    fn front_ends() -> &'static FrontEnds {
+        Box::leak(Box::default())
+    }
+
+    /// Asks for the turn on a thread of its own, and tells what it heard.
+    fn asks(front_ends: &'static FrontEnds, id: FrontEndId) -> Receiver<Turn> {
+        let (tell, heard) = channel();
+        std::thread::spawn(move || tell.send(front_ends.take_turn(id).expect("descriptors")));
+        heard
+    }
+
+    fn take_turn(front_ends: &'static FrontEnds, stay: &Stay<'_>) -> bool {
+        let turn = asks(front_ends, stay.id).recv_timeout(PATIENCE);
+        let turn = turn.expect("an answer, soon");
         assert_ne!(turn, Turn::TooLate, "it is there");
         turn == Turn::Taken
     }
@@ -301,125 +314,116 @@ mod tests {
 
     #[test]
     fn the_second_has_its_turn_only_when_the_first_has_given_it_back() {
-        let front_ends = FrontEnds::default();
-        let (source, _its_end) = entered(&front_ends);
-        let (destination, _other_end) = entered(&front_ends);
-        assert!(take_turn(&front_ends, &source));
-        assert!(!take_turn(&front_ends, &destination));
-        assert!(take_turn(&front_ends, &source), "it has the turn already");
+        let front_ends = front_ends();
+        let (source, _its_end) = entered(front_ends);
+        let (destination, _other_end) = entered(front_ends);
+        assert!(take_turn(front_ends, &source));
+        assert!(!take_turn(front_ends, &destination));
+        assert!(take_turn(front_ends, &source), "it has the turn already");
 
         front_ends.give_turn_back(destination.id);
         assert!(
-            !take_turn(&front_ends, &destination),
+            !take_turn(front_ends, &destination),
             "it was not its to give"
         );
         front_ends.give_turn_back(source.id);
-        assert!(take_turn(&front_ends, &destination));
-        assert!(!take_turn(&front_ends, &source));
+        assert!(take_turn(front_ends, &destination));
+        assert!(!take_turn(front_ends, &source));
     }
 
     #[test]
     fn one_that_leaves_leaves_the_turn_behind() {
-        let front_ends = FrontEnds::default();
-        let (source, _its_end) = entered(&front_ends);
-        let (destination, _other_end) = entered(&front_ends);
-        assert!(take_turn(&front_ends, &source));
+        let front_ends = front_ends();
+        let (source, _its_end) = entered(front_ends);
+        let (destination, _other_end) = entered(front_ends);
+        assert!(take_turn(front_ends, &source));
         drop(source);
-        assert!(take_turn(&front_ends, &destination));
+        assert!(take_turn(front_ends, &destination));
     }
 
     /// Has a new one come while the turn is that of `old`, of which nothing more will be heard, and has it wait until
     /// that one has left.
-    fn waits_for(front_ends: &FrontEnds, old: Stay<'_>) {
+    fn waits_for(front_ends: &'static FrontEnds, old: Stay<'_>) {
         let (new, _its_end) = entered(front_ends);
-        let (tell, heard) = channel();
-        std::thread::scope(|scope| {
-            scope.spawn(|| tell.send(front_ends.take_turn(new.id).expect("descriptors")));
-            wait_until("the new one waits", || front_ends.is_waited_for());
-            assert_eq!(heard.try_recv(), Err(TryRecvError::Empty));
-            drop(old);
-            assert_eq!(heard.recv_timeout(PATIENCE), Ok(Turn::Taken));
-        });
+        let heard = asks(front_ends, new.id);
+        wait_until("the new one waits", || front_ends.is_waited_for());
+        assert_eq!(heard.try_recv(), Err(TryRecvError::Empty));
+        drop(old);
+        assert_eq!(heard.recv_timeout(PATIENCE), Ok(Turn::Taken));
     }
 
     #[test]
     fn who_comes_after_one_that_has_hung_up_waits_for_its_turn_and_is_not_refused() {
-        let front_ends = FrontEnds::default();
-        let (old, its_end) = entered(&front_ends);
-        assert!(take_turn(&front_ends, &old));
+        let front_ends = front_ends();
+        let (old, its_end) = entered(front_ends);
+        assert!(take_turn(front_ends, &old));
         drop(its_end);
-        waits_for(&front_ends, old);
+        waits_for(front_ends, old);
     }
 
     #[test]
     fn who_comes_after_one_that_was_hung_up_on_waits_for_its_turn_too() {
-        let front_ends = FrontEnds::default();
-        let (old, _its_end) = entered(&front_ends);
-        assert!(take_turn(&front_ends, &old));
+        let front_ends = front_ends();
+        let (old, _its_end) = entered(front_ends);
+        assert!(take_turn(front_ends, &old));
         front_ends.end(old.id);
-        waits_for(&front_ends, old);
+        waits_for(front_ends, old);
     }
 
     #[test]
     fn one_that_hangs_up_while_it_waits_waits_no_more() {
-        let front_ends = FrontEnds::default();
-        let (old, old_end) = entered(&front_ends);
-        assert!(take_turn(&front_ends, &old));
+        let front_ends = front_ends();
+        let (old, old_end) = entered(front_ends);
+        assert!(take_turn(front_ends, &old));
         drop(old_end);
-        let (new, new_end) = entered(&front_ends);
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| front_ends.take_turn(new.id));
-            wait_until("the new one waits", || front_ends.is_waited_for());
-            drop(new_end);
-            let turn = waiting.join().expect("it ends").expect("descriptors");
-            assert_eq!(turn, Turn::TooLate);
-        });
-        assert!(take_turn(&front_ends, &old), "it is its turn still");
+        let (new, new_end) = entered(front_ends);
+        let heard = asks(front_ends, new.id);
+        wait_until("the new one waits", || front_ends.is_waited_for());
+        drop(new_end);
+        assert_eq!(heard.recv_timeout(PATIENCE), Ok(Turn::TooLate));
+        assert!(take_turn(front_ends, &old), "it is its turn still");
     }
 
     #[test]
     fn all_who_wait_are_sent_away_when_the_disk_goes() {
-        let front_ends = FrontEnds::default();
-        let (old, old_end) = entered(&front_ends);
-        assert!(take_turn(&front_ends, &old));
+        let front_ends = front_ends();
+        let (old, old_end) = entered(front_ends);
+        assert!(take_turn(front_ends, &old));
         drop(old_end);
-        let (new, _its_end) = entered(&front_ends);
-        std::thread::scope(|scope| {
-            let waiting = scope.spawn(|| front_ends.take_turn(new.id));
-            wait_until("the new one waits", || front_ends.is_waited_for());
-            front_ends.close();
-            let turn = waiting.join().expect("it ends").expect("descriptors");
-            assert_eq!(turn, Turn::TooLate);
-        });
+        let (new, _its_end) = entered(front_ends);
+        let heard = asks(front_ends, new.id);
+        wait_until("the new one waits", || front_ends.is_waited_for());
+        front_ends.close();
+        assert_eq!(heard.recv_timeout(PATIENCE), Ok(Turn::TooLate));
     }
 
     #[test]
     fn a_third_is_not_let_in_until_one_leaves() {
-        let front_ends = FrontEnds::default();
-        let (first, _first_end) = entered(&front_ends);
-        let _second = entered(&front_ends);
+        let front_ends = front_ends();
+        let (first, _first_end) = entered(front_ends);
+        let _second = entered(front_ends);
         let (third, _theirs) = UnixStream::pair().expect("sockets");
         assert_eq!(front_ends.enter(third).err(), Some(Refusal::Full));
         drop(first);
-        let _third = entered(&front_ends);
+        let _third = entered(front_ends);
     }
 
     #[test]
     fn those_who_have_gone_keep_nobody_out() {
-        let front_ends = FrontEnds::default();
-        let (_first, first_end) = entered(&front_ends);
-        let (second, _second_end) = entered(&front_ends);
+        let front_ends = front_ends();
+        let (_first, first_end) = entered(front_ends);
+        let (second, _second_end) = entered(front_ends);
         drop(first_end);
         front_ends.end(second.id);
-        let _there = (entered(&front_ends), entered(&front_ends));
+        let _there = (entered(front_ends), entered(front_ends));
         let (late, _theirs) = UnixStream::pair().expect("sockets");
         assert_eq!(front_ends.enter(late).err(), Some(Refusal::Full));
     }
 
     #[test]
     fn nobody_is_let_in_after_all_were_sent_away() {
-        let front_ends = FrontEnds::default();
-        let _first = entered(&front_ends);
+        let front_ends = front_ends();
+        let _first = entered(front_ends);
         front_ends.close();
         let (late, _theirs) = UnixStream::pair().expect("sockets");
         assert_eq!(front_ends.enter(late).err(), Some(Refusal::Closed));
@@ -427,10 +431,10 @@ mod tests {
 
     #[test]
     fn what_the_guest_chose_of_its_cache_goes_with_it_and_no_further() {
-        let front_ends = FrontEnds::default();
-        let (source, _its_end) = entered(&front_ends);
-        let (destination, _other_end) = entered(&front_ends);
-        assert!(take_turn(&front_ends, &source));
+        let front_ends = front_ends();
+        let (source, _its_end) = entered(front_ends);
+        let (destination, _other_end) = entered(front_ends);
+        assert!(take_turn(front_ends, &source));
         front_ends.note_cache_choice(source.id, Some(false));
         front_ends.note_cache_choice(destination.id, Some(true));
         drop(source);
@@ -441,12 +445,12 @@ mod tests {
 
     #[test]
     fn who_comes_after_one_that_has_hung_up_has_another_guest() {
-        let front_ends = FrontEnds::default();
-        let (old, its_end) = entered(&front_ends);
-        assert!(take_turn(&front_ends, &old));
+        let front_ends = front_ends();
+        let (old, its_end) = entered(front_ends);
+        assert!(take_turn(front_ends, &old));
         front_ends.note_cache_choice(old.id, Some(false));
         drop(its_end);
-        let _new = entered(&front_ends);
+        let _new = entered(front_ends);
         assert_eq!(front_ends.cache_choice(), None);
         front_ends.note_cache_choice(old.id, Some(false));
         assert_eq!(front_ends.cache_choice(), None, "what it said last is late");
