@@ -32,6 +32,8 @@ pub(crate) struct Bench {
     pub(crate) peers: Vec<Record>,
     /// Its reads of the slots fail.
     pub(crate) deaf: bool,
+    /// Its writes of its own slot fail.
+    pub(crate) mute: bool,
     /// The others say nothing new.
     pub(crate) silent: bool,
     orders: Option<Orders>,
@@ -55,6 +57,7 @@ impl Bench {
             now: 0,
             peers,
             deaf: false,
+            mute: false,
             silent: false,
             orders: None,
             events: Vec::new(),
@@ -113,7 +116,7 @@ impl Bench {
             let said = Record::decode(&slot).expect("a slot of ours").tick_ms;
             self.published
                 .push((self.now, Span::from_millis(said.into())));
-            self.governor.published(now, true);
+            self.governor.published(now, !self.mute);
         }
     }
 

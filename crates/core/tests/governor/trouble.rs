@@ -443,3 +443,18 @@ fn a_host_whose_root_was_copied_and_its_copy_have_their_parts_as_two_hosts() {
     world.run(5_000);
     assert!(world.share_error() < 0.05, "{:?}", world.rates());
 }
+
+#[test]
+fn who_cannot_write_tries_again_at_the_fast_pace_and_rests_when_it_can() {
+    let mut bench = Bench::new(FIXED, vec![peer(1, 25.0)]);
+    let fine = load(25.0, 20.0, 20.0);
+    bench.pass(30_000, fine);
+    assert_eq!(bench.pauses(3), [1_000; 3], "{:?}", bench.ticks);
+    bench.mute = true;
+    bench.pass_ticks(4, fine);
+    // What the budget of two hosts pays for where nothing is urgent.
+    assert_eq!(bench.pauses(2), [250; 2], "{:?}", bench.ticks);
+    bench.mute = false;
+    bench.pass(10_000, fine);
+    assert_eq!(bench.pauses(3), [1_000; 3], "{:?}", bench.ticks);
+}

@@ -83,6 +83,18 @@ fn a_slot_of_a_newer_version_is_nobodys_error() {
 }
 
 #[test]
+fn a_slot_whose_ends_do_not_agree_is_no_record_though_its_checksum_may_fit() {
+    let whole = Record {
+        sequence: 7,
+        ..Record::default()
+    };
+    let mut bytes = whole.encode();
+    bytes[TAIL_AT] = 6;
+    seal(&mut bytes);
+    assert_eq!(Record::decode(&bytes), Err(Unreadable::Torn));
+}
+
+#[test]
 fn a_host_of_before_has_no_name_and_is_read_all_the_same() {
     let told = Record {
         sequence: 7,
