@@ -27,33 +27,23 @@ fn holds(name: &str) {
     let scenario = play::read(&file.join(format!("{name}.toml"))).expect("it can be read");
     let program = Path::new(env!("CARGO_BIN_EXE_tidegate"));
     let mut say = |says: &str| println!("{says}");
-    // All its ways at once: what came of it, whether all holds, and whether the machine stood still.
-    let mut played = || {
+    for attempt in 1..=TRIES {
+        let again = attempt > 1;
+        let _beside_others = (!again).then(|| STAGE.read().unwrap_or_else(PoisonError::into_inner));
+        let _alone = again.then(|| STAGE.write().unwrap_or_else(PoisonError::into_inner));
         let performances = play::play(program, &scenario, 1, Order::AtOnce, &mut say);
         let performances = performances.unwrap_or_else(|error| panic!("{name}: {error:#}"));
         let (text, all) = play::judged(&scenario, &performances);
-        (text, all, play::was_disturbed(&performances))
-    };
-    let mut tries = 1;
-    loop {
-        let (text, all, disturbed) = if tries == 1 {
-            let _beside_others = STAGE.read().unwrap_or_else(PoisonError::into_inner);
-            played()
-        } else {
-            let _alone = STAGE.write().unwrap_or_else(PoisonError::into_inner);
-            played()
-        };
         println!("{name}\n{text}");
         if all {
             return;
         }
+        let disturbed = play::was_disturbed(&performances);
         assert!(disturbed, "{name} does not hold:\n{text}");
-        assert!(
-            tries < TRIES,
-            "{name} does not hold, and the machine stood still in each of {TRIES} tries, which may be why:\n{text}"
-        );
-        tries += 1;
     }
+    panic!(
+        "{name} does not hold; the machine stood still in each of {TRIES} tries, which may be why"
+    );
 }
 
 #[test]

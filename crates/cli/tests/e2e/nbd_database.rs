@@ -90,7 +90,9 @@ impl Drop for Mount {
     fn drop(&mut self) {
         let deadline = Instant::now() + PATIENCE;
         let unmount = || Program::new("umount").arg(&self.dir).output();
-        while !unmount().status.success() && Instant::now() < deadline {}
+        while !unmount().status.success() && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(20));
+        }
     }
 }
 
