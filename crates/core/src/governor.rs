@@ -34,6 +34,7 @@ pub mod lease;
 pub mod name;
 mod number;
 pub mod pace;
+mod parts;
 pub mod peers;
 pub mod report;
 mod settle;
@@ -272,6 +273,9 @@ pub struct Governor {
     failing: Option<Time>,
     dither: settle::Dither,
     told_threshold: f64,
+    /// Disks of other hosts were short when last was divided, and for what part of the last seconds: 0 to 1.
+    others_lack: bool,
+    others_lacked: f64,
     unreadable: u64,
     events: Vec<GovernorEvent>,
 }
@@ -343,6 +347,8 @@ impl Governor {
             failing: None,
             dither: settle::Dither::default(),
             told_threshold: target,
+            others_lack: false,
+            others_lacked: 0.0,
             unreadable: 0,
             events: Vec::new(),
         }
@@ -568,6 +574,7 @@ impl Governor {
             latency_p99: span(self.meter.p99),
             per_second: whole(self.meter.rate * 256.0),
             io_unit: self.common.io_unit,
+            parts: if engaged { self.parts() } else { Vec::new() },
         }
     }
 }

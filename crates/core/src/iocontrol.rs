@@ -48,6 +48,7 @@ pub use shared::{GroupsHandle, SharedHandle};
 
 use crate::request::{DiskId, IoId};
 use crate::units::{Span, Time};
+use alloc::vec::Vec;
 
 /// Device time, in 1/256 of a 4 KiB random read.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -97,6 +98,9 @@ pub struct Orders {
     pub per_second: u64,
     /// Bytes of a unit of limits and reservations; 0: as before.
     pub io_unit: u32,
+    /// How much single disks may have in flight, in 1/256 cost units, in the order of their keys; of the others the window
+    /// alone decides.
+    pub parts: Vec<(DiskKey, u64)>,
 }
 
 impl Orders {
@@ -111,6 +115,7 @@ impl Orders {
             latency_p99: Span::ZERO,
             per_second: 0,
             io_unit: 0,
+            parts: Vec::new(),
         }
     }
 }
@@ -138,7 +143,7 @@ pub enum Pick {
     Other(usize),
     /// There is room, and it is another I/O thread's turn, and that one is awake already. Ask as for [`Pick::Other`].
     Behind,
-    /// Nothing waits here.
+    /// Nothing waits here that could go. Ask again after an end of a disk that has its part in flight, or an offer.
     Empty,
 }
 

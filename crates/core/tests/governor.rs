@@ -3,6 +3,8 @@
 
 #[path = "governor/bench.rs"]
 mod bench;
+#[path = "governor/held.rs"]
+mod held;
 #[path = "governor/rules.rs"]
 mod rules;
 #[path = "governor/trouble.rs"]

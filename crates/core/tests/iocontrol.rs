@@ -2,6 +2,8 @@
 //!
 //! The world is in `iocontrol/world.rs`; here are shares, the window and latency targets. Bounds are those that follow from the algorithm, not from a run.
 
+#[path = "iocontrol/held.rs"]
+mod held;
 #[path = "iocontrol/limits.rs"]
 mod limits;
 #[path = "iocontrol/reservations.rs"]

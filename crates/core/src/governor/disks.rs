@@ -19,6 +19,8 @@ use alloc::vec::Vec;
 /// How many times its demand, and how many I/Os more, a disk with a latency target may have in flight at a moment.
 const CROWD: f64 = 1.6;
 const HALF_LIFE: Span = Span::from_millis(100);
+/// Over how long a disk's use is averaged (half-life): longer than a burst, shorter than anybody waits for his part.
+const USES: Span = Span::from_millis(500);
 const FORGOTTEN: Span = Span::from_secs(2);
 /// A disk that asks for this much has woken; a rare small I/O is not worth everybody's attention.
 const AWAKE: f64 = 0.25;
@@ -45,6 +47,8 @@ pub(super) struct Disk {
     pub(super) unit_cost: f64,
     pub(super) awake: bool,
     pub(super) part: f64,
+    /// What it had in flight on average, lately.
+    pub(super) uses: f64,
     seen: Time,
     latencies: [f64; BUCKETS],
     second: Second,
@@ -174,6 +178,8 @@ impl Disks {
             let part = 1.0 - left(usage.span, Span::from_millis(200));
             disk.rate += part * (real(usage.cost) / COST * SECOND / span - disk.rate);
             disk.units += part * (real(usage.units) * SECOND / span - disk.units);
+            let part = 1.0 - left(usage.span, USES);
+            disk.uses += part * (wide(usage.in_flight_cost_ns) / span - disk.uses);
         }
         if usage.units > 0 {
             let cost = real(usage.cost) / COST / real(usage.units);
@@ -244,6 +250,7 @@ impl Disk {
             unit_cost: 1.5,
             awake: false,
             part: 0.0,
+            uses: 0.0,
             seen: Time::ZERO,
             latencies: [0.0; BUCKETS],
             second: Second::default(),

@@ -8,7 +8,7 @@ use super::number::{SECOND, left, median, real, span};
 use super::pace::Cost;
 use super::peers::lease;
 use super::slot::{Entry, Flags, Record, SLOT};
-use super::{Governor, GovernorEvent, alone, settle, window};
+use super::{Governor, GovernorEvent, alone, parts, settle, window};
 use crate::iocontrol::{Bin, Mode};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
@@ -27,6 +27,8 @@ const STEADY: f64 = 0.08;
 const SETTLED: core::ops::RangeInclusive<f64> = 0.8..=1.25;
 /// Hosts whose windows for all differ by less agree.
 const AGREED: f64 = 0.1;
+/// Where the window law aims under a threshold that was set: latency is to stay below it, not around it.
+const AIM: f64 = 0.94;
 /// Latency by the threshold, where a window that binds need not be moved in haste.
 pub(super) const CALM: core::ops::RangeInclusive<f64> = 0.75..=1.3;
 /// Ticks after engaging in which the next look comes as soon as the last one's doing can be seen.
@@ -215,6 +217,7 @@ impl Governor {
 
     /// Whether control is on, and how much all may have in flight.
     pub(super) fn steer(&mut self, now: Time) {
+        let elapsed = self.pace.since(now);
         let above = self.sight.latency > self.target;
         self.over = if above {
             self.over.saturating_add(1)
@@ -230,6 +233,7 @@ impl Governor {
         if self.engaged {
             self.law(now);
             self.divide();
+            self.watch_shortage(elapsed);
         } else {
             self.dither.stop();
         }
@@ -292,6 +296,7 @@ impl Governor {
             return;
         }
         self.engaged = true;
+        self.others_lacked = 0.0;
         self.since_engaged = 0;
         self.under = None;
         let (latency, threshold) = (span(self.sight.latency), span(self.target));
@@ -338,7 +343,7 @@ impl Governor {
             ..self.sight
         };
         let calm = self.dither.on().is_some() && sight.latency < 1.3 * self.target;
-        let target = if calm { sight.latency } else { self.target };
+        let target = if calm { sight.latency } else { self.aim() };
         self.cluster = window::next(self.cluster, mean, target, &sight, most);
         // For a latency target alone it does not get so narrow that throughput suffers.
         if self.target < self.base
@@ -347,6 +352,13 @@ impl Governor {
         {
             self.cluster = self.cluster.max(narrowest.min(hosts * most));
         }
+    }
+
+    /// The latency that the window is to bring: that of a knee or of a latency target as it is, and for a threshold that was
+    /// set a little less.
+    fn aim(&self) -> f64 {
+        let set = self.common.threshold_mode == 1 && self.target >= self.base;
+        if set { AIM * self.target } else { self.target }
     }
 
     fn lead_or_follow(&mut self, now: Time) {
@@ -394,6 +406,8 @@ impl Governor {
             .collect();
         let division = Division::of(&wants, window);
         self.short = division.slack <= 0.0;
+        let theirs = foreign.iter().zip(&wants[own.len()..]);
+        self.others_lack = parts::is_any_short(&division, theirs);
         let hosts = f64::from(self.sight.hosts);
         let mut sum = division.slack / hosts;
         for disk in &mut self.disks.all {

@@ -124,7 +124,7 @@ impl Account {
         self.area = self.area.wrapping_add(cost.wrapping_mul(now.as_nanos()));
     }
 
-    fn in_flight(&self) -> u64 {
+    pub(super) fn in_flight(&self) -> u64 {
         self.started.saturating_sub(self.ended)
     }
 

@@ -40,6 +40,8 @@ pub(super) enum Place {
     Parked(Hold),
     /// A limit of its group holds it.
     InGroup,
+    /// It has its part in flight: one of its own has to end first.
+    Parted,
 }
 
 /// See the module.
@@ -62,6 +64,8 @@ pub(super) struct Disk {
     pub(super) group_tag: u64,
     /// Whether neither a limit nor a group can hold it.
     pub(super) free: bool,
+    /// How much it may have in flight.
+    pub(super) part: u64,
     /// Whether it waits for its turn since so long that it goes first.
     pub(super) overdue: bool,
     pub(super) waits: Waits,
@@ -88,6 +92,7 @@ impl Disk {
             group: None,
             group_tag: 0,
             free: true,
+            part: u64::MAX,
             overdue: false,
             waits: Waits::default(),
             lifted: None,
@@ -195,6 +200,7 @@ impl Disk {
         match self.place {
             Place::Parked(hold) => hold,
             Place::InGroup => Hold::GroupLimit,
+            Place::Parted => Hold::Shares,
             Place::Idle | Place::Ready if before(v, self.tag) => Hold::Shares,
             Place::Idle | Place::Ready => Hold::Window,
         }

@@ -78,6 +78,8 @@ pub struct Scheduler {
     accounts: Vec<Account>,
     /// I/Os that wait.
     held: usize,
+    /// Disks that have their part in flight.
+    parted: usize,
     ready: Heap,
     reserved: Heap,
     targets: Heap,
@@ -118,6 +120,7 @@ impl Scheduler {
             disks: Vec::new(),
             accounts: Vec::new(),
             held: 0,
+            parted: 0,
             ready: Heap::new(),
             reserved: Heap::new(),
             targets: Heap::new(),
@@ -226,6 +229,7 @@ impl Scheduler {
         self.window = if on { orders.window } else { u64::MAX };
         self.passing = !(on && orders.engaged);
         self.member.fit(self.window);
+        self.divide(now);
         if theta != self.theta() {
             let theta = self.theta();
             for slot in 0..self.disks.len() {
@@ -258,6 +262,24 @@ impl Scheduler {
         }
         self.note_calm();
         self.publish();
+    }
+
+    /// Each disk has the part that the orders give it.
+    fn divide(&mut self, now: Time) {
+        let on = !self.passing;
+        for slot in 0..self.disks.len() {
+            let Some(disk) = &mut self.disks[slot] else {
+                continue;
+            };
+            let parts = &self.orders.parts;
+            let part = parts.binary_search_by_key(&disk.key, |(key, _)| *key);
+            let part = part.ok().filter(|_| on).map_or(u64::MAX, |at| parts[at].1);
+            if part != disk.part {
+                disk.part = part;
+                let slot = u32::try_from(slot).expect("disks are numbered in 32 bits");
+                self.let_on(now, slot);
+            }
+        }
     }
 
     /// To be called whenever what it says has changed.
@@ -378,7 +400,7 @@ impl Scheduler {
             (Some((at, slot)), group) if group.is_none_or(|(other, _)| at <= other) => {
                 let hold = match self.disk(slot).place {
                     Place::Parked(hold) => hold,
-                    Place::Idle | Place::Ready | Place::InGroup => Hold::Limit,
+                    Place::Idle | Place::Ready | Place::InGroup | Place::Parted => Hold::Limit,
                 };
                 Pick::At(moment(at), hold)
             }
@@ -480,6 +502,9 @@ impl Scheduler {
         }
         if self.orders.engaged {
             self.count(now, op, len);
+        }
+        if self.parted != 0 {
+            self.let_on(now, disk.0);
         }
         anew
     }

@@ -133,6 +133,11 @@ impl Bench {
         self.orders.as_ref().is_some_and(|orders| orders.engaged)
     }
 
+    /// What single disks of ours may have in flight.
+    pub(crate) fn parts(&self) -> &[(DiskKey, u64)] {
+        self.orders.as_ref().map_or(&[], |orders| &orders.parts)
+    }
+
     /// Our window, reference I/Os.
     pub(crate) fn window(&self) -> f64 {
         self.orders

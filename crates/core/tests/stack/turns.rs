@@ -83,8 +83,9 @@ fn orders() -> impl Strategy<Value = Orders> {
         prop::bool::weighted(0.7),
         1..20_000_u64,
         0..=65_536_u32,
+        prop::collection::vec(1..2_000_u64, 0..4),
     );
-    values.prop_map(|(mode, engaged, window, theta)| Orders {
+    values.prop_map(|(mode, engaged, window, theta, parts)| Orders {
         mode,
         engaged,
         window,
@@ -93,6 +94,7 @@ fn orders() -> impl Strategy<Value = Orders> {
         latency_p99: Span::from_micros(500),
         per_second: window * 1_000 % 7_000_000,
         io_unit: 0,
+        parts: (0..).map(DiskKey).zip(parts).collect(),
     })
 }
 

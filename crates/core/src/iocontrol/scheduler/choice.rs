@@ -68,6 +68,12 @@ impl Scheduler {
                 .expect("a ready disk has something to do");
             let (cost, units, bytes) = (first.cost, first.units, first.bytes);
             let need = ((cost * fraction) >> 16).max(1);
+            let there = self.accounts[slot as usize].in_flight();
+            if phase == Phase::Shares && there != 0 && there.saturating_add(need) > disk.part {
+                self.hold_to_part(now, slot);
+                self.publish();
+                continue;
+            }
             if !self.member.try_start(cost, need, window) {
                 return Err(Block::Full);
             }

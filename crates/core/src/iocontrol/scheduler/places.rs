@@ -153,6 +153,7 @@ impl Scheduler {
         let group = disk.group;
         match place {
             Place::Idle | Place::InGroup => {}
+            Place::Parted => self.parted -= 1,
             Place::Ready => {
                 self.ready.remove(slot);
                 self.reserved.remove(slot);
@@ -310,6 +311,22 @@ impl Scheduler {
             // It had its time.
             of.released = None;
             self.let_through(now, group as usize);
+        }
+    }
+
+    /// The disk has its part in flight.
+    pub(super) fn hold_to_part(&mut self, now: Time, slot: u32) {
+        self.unplace(now, slot);
+        self.disk(slot).place = Place::Parted;
+        self.parted += 1;
+    }
+
+    /// One of the disk's own has ended, or its part is another.
+    pub(super) fn let_on(&mut self, now: Time, slot: u32) {
+        let disk = self.disks.get_mut(slot as usize).and_then(Option::as_mut);
+        if disk.is_some_and(|disk| disk.place == Place::Parted) {
+            self.unplace(now, slot);
+            self.place(now, slot);
         }
     }
 

@@ -1,0 +1,62 @@
+//! Which disks are held to their part, so that what one disk leaves of its part is everybody's.
+//!
+//! A host's window is the sum of its disks' parts. What a disk of it leaves for a moment its neighbours take at once, and
+//! nobody else sees it: on a host with a disk that comes and goes, the others have more than the same shares bring them
+//! elsewhere. Where disks of other hosts are short all the time, one that takes more than its part is held to it; what
+//! is left over then lowers the latency, and the window law gives it to all.
+//!
+//! The governor sends the parts with its orders. A disk that takes no more than its part on average is not held, so its bursts
+//! pass; and where nobody elsewhere is short, nobody is.
+//!
+//! # Units
+//! In reference I/Os in flight; orders in 1/256 of one.
+
+use super::disks::Disk;
+use super::division::{Division, Want};
+use super::number::{left, whole};
+use super::slot::Entry;
+use super::{DiskKey, Governor};
+use crate::units::Span;
+use alloc::vec::Vec;
+
+/// A disk with less than this of what it asks for is short. Demands are peaks: less than all of one is no shortage.
+const SHORT: f64 = 0.8;
+/// How fast a shortage that comes and goes is forgotten (half-life).
+const FORGOTTEN: Span = Span::from_secs(4);
+/// Others are short all the time if they are for this part of it.
+const ALWAYS: f64 = 0.95;
+/// A disk that takes so much more than its part is held to it.
+const GRACE: f64 = 1.1;
+/// What a held disk may have in flight beyond its part: numbers in flight divide less exactly than turns do.
+const CRUMB: f64 = 0.25;
+
+/// Whether any of these disks has to do without something that it asks for.
+pub(super) fn is_any_short<'a>(
+    division: &Division,
+    mut disks: impl Iterator<Item = (&'a Entry, &'a Want)>,
+) -> bool {
+    disks.any(|(disk, want)| division.part(want) < SHORT * disk.demand)
+}
+
+impl Governor {
+    /// After a tick of the law: how long disks of other hosts have been short by now.
+    pub(super) fn watch_shortage(&mut self, elapsed: Span) {
+        let now = if self.others_lack { 1.0 } else { 0.0 };
+        let kept = left(elapsed, FORGOTTEN);
+        self.others_lacked = kept * self.others_lacked + (1.0 - kept) * now;
+    }
+
+    /// How much single disks may have in flight. While a latency target has the window narrower than the threshold would,
+    /// nobody is held: there is room on purpose.
+    pub(super) fn parts(&self) -> Vec<(DiskKey, u64)> {
+        if self.alone || self.others_lacked < ALWAYS || self.target < self.base {
+            return Vec::new();
+        }
+        // As windows, parts are wider for I/Os that stay longer.
+        let part = |disk: &Disk| self.stay * disk.part;
+        let disks = self.disks.all.iter();
+        let held = disks.filter(|disk| disk.part > 0.0 && disk.uses > GRACE * part(disk));
+        held.map(|disk| (disk.key, whole((part(disk) + CRUMB) * 256.0)))
+            .collect()
+    }
+}

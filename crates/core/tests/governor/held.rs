@@ -1,0 +1,128 @@
+//! A test for each rule of who is held to its part: one that takes more than that, while others do without.
+
+use crate::FIXED;
+use crate::bench::{Bench, Load, asks, load, peer, usage};
+use tidegate_core::governor::Threshold;
+use tidegate_core::governor::slot::Record;
+use tidegate_core::iocontrol::{DiskKey, Usage};
+use tidegate_core::units::Span;
+
+/// Our disk has thirty in flight, where half of forty is its part.
+const GREEDY: Load = load(23.5, 30.0, 20.0);
+/// Long enough that others have been short all the time.
+const LONG: u64 = 25_000;
+
+/// Another host with half of the shares, whose disk asks for so much.
+fn other(demand: f64) -> Record {
+    Record {
+        disks: vec![asks(1, demand)],
+        ..peer(1, 23.5)
+    }
+}
+
+fn engaged(peers: Vec<Record>) -> Bench {
+    let mut bench = Bench::new(FIXED, peers);
+    bench.pass_ticks(3, load(28.0, 20.0, 20.0));
+    assert!(bench.engaged());
+    bench
+}
+
+/// What our disk may have in flight, if it is held.
+fn held(bench: &Bench) -> Option<f64> {
+    let parts = bench.parts();
+    assert!(parts.iter().all(|(key, _)| *key == DiskKey(5)));
+    parts.first().map(|(_, part)| *part as f64 / 256.0)
+}
+
+#[test]
+fn a_disk_that_takes_more_than_its_part_while_others_are_short_is_held_to_it() {
+    let mut bench = engaged(vec![other(60.0)]);
+    bench.pass(8_000, GREEDY);
+    assert_eq!(held(&bench), None, "it has not been so for long");
+    bench.pass(LONG, GREEDY);
+    let part = held(&bench).expect("it is held");
+    // Hosts' windows are wider where I/Os stay longer, and so are parts.
+    assert!((part - bench.window() - 0.25).abs() < 0.05, "{part}");
+    assert!(part < 25.0, "{part}");
+}
+
+#[test]
+fn a_disk_that_takes_its_part_on_average_is_not_held_whatever_it_does_at_times() {
+    let mut bench = engaged(vec![other(60.0)]);
+    bench.pass(LONG, GREEDY);
+    assert!(held(&bench).is_some());
+    bench.pass(5_000, load(23.5, 19.0, 20.0));
+    assert_eq!(held(&bench), None);
+    bench.pass(100, GREEDY);
+    assert_eq!(held(&bench), None, "a burst");
+}
+
+#[test]
+fn nobody_is_held_while_all_others_have_most_of_what_they_ask_for() {
+    let mut bench = engaged(vec![other(21.0)]);
+    bench.pass(LONG, GREEDY);
+    assert_eq!(held(&bench), None);
+}
+
+#[test]
+fn nobody_is_held_after_others_were_short_at_times_only() {
+    let mut bench = engaged(vec![other(60.0)]);
+    for _ in 0..6 {
+        bench.peers[0].disks = vec![asks(1, 60.0)];
+        bench.pass(4_000, GREEDY);
+        bench.peers[0].disks = vec![asks(1, 10.0)];
+        bench.pass(1_000, GREEDY);
+        assert_eq!(held(&bench), None);
+    }
+}
+
+#[test]
+fn how_long_others_were_short_begins_anew_when_control_engages() {
+    let mut bench = engaged(vec![other(60.0)]);
+    bench.pass(LONG, GREEDY);
+    assert!(held(&bench).is_some());
+    bench.peers[0] = Record {
+        flags: Default::default(),
+        ..peer(1, 1.0)
+    };
+    bench.pass(20_000, load(1.0, 1.0, 0.0));
+    assert!(!bench.engaged() && held(&bench).is_none());
+    bench.peers[0] = other(60.0);
+    bench.pass(8_000, GREEDY);
+    assert!(bench.engaged());
+    assert_eq!(held(&bench), None);
+}
+
+#[test]
+fn nobody_is_held_by_a_host_that_hears_nobody() {
+    let mut bench = engaged(vec![other(60.0)]);
+    bench.pass(LONG, GREEDY);
+    assert!(held(&bench).is_some());
+    bench.deaf = true;
+    bench.pass(20_000, GREEDY);
+    assert!(bench.engaged());
+    assert_eq!(held(&bench), None);
+}
+
+#[test]
+fn nobody_is_held_while_a_latency_target_has_the_window_narrower_than_the_threshold_would() {
+    let mut bench = engaged(vec![other(60.0)]);
+    let prompt = Usage {
+        latency_target: Span::from_millis(5),
+        ..usage(GREEDY)
+    };
+    for _ in 0..LONG / 50 {
+        bench.report(&prompt);
+    }
+    assert!(bench.known().threshold < Span::from_millis(25));
+    assert_eq!(held(&bench), None);
+}
+
+#[test]
+fn where_the_threshold_is_found_the_same_holds() {
+    let mut bench = Bench::new(Threshold::Auto, vec![other(60.0)]);
+    bench.peers[0].threshold = 25e6;
+    bench.pass_ticks(3, load(28.0, 20.0, 20.0));
+    bench.pass(LONG, GREEDY);
+    assert!(held(&bench).is_some());
+}
