@@ -1,6 +1,6 @@
 //! Disks that are held to a part of the window, which the governor's orders name.
 
-use crate::world::{Client, MS, REF, SECOND, World, at};
+use crate::world::{MS, REF, SECOND, World, at};
 use crate::{clients, io, limited, lone, orders, shares};
 use tidegate_core::iocontrol::{Cost, DiskKey, Hold, Limit, Offer, Pick};
 use tidegate_core::request::{DiskId, Op};
