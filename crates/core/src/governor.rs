@@ -13,7 +13,8 @@
 //! # Picture
 //! ```text
 //!   usage --> disks ---+--> window (how much in all) --+--> division (how much is ours) --> orders
-//!   slots --> peers ---+--> threshold, external -------+                              \--> our slot
+//!   slots --> peers ---+--> threshold, external -------+      |                       \--> our slot
+//!                                                             \--> parts (who takes too much)
 //! ```
 //!
 //! # Units

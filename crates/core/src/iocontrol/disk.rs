@@ -41,7 +41,7 @@ pub(super) enum Place {
     /// A limit of its group holds it.
     InGroup,
     /// It has its part in flight: one of its own has to end first.
-    Parted,
+    AtPart,
 }
 
 /// See the module.
@@ -200,7 +200,7 @@ impl Disk {
         match self.place {
             Place::Parked(hold) => hold,
             Place::InGroup => Hold::GroupLimit,
-            Place::Parted => Hold::Shares,
+            Place::AtPart => Hold::Shares,
             Place::Idle | Place::Ready if before(v, self.tag) => Hold::Shares,
             Place::Idle | Place::Ready => Hold::Window,
         }

@@ -5,7 +5,8 @@
 //! scheduler keeps the thread's disks in heaps; what it shares with other threads is [`super::shared`].
 //!
 //! # Always true
-//! - a disk with something waiting stands in exactly one place: ready, parked by its own limit, or waiting in its group
+//! - a disk with something waiting stands in exactly one place: ready, parked by its own limit, waiting in its group, or
+//!   at its part: with as much in flight as the governor's orders let it have
 //! - an I/O starts only if it fits in the window (a part of it drawn anew every 2 ms counts), or if nothing is in flight
 //! - limits are asked last and passed once: what they let pass starts
 //!
@@ -14,8 +15,9 @@
 //!           offer               limit            due
 //!   Idle ─────────> Ready ─────────> Parked ─────────> Ready
 //!    ^               │  ^ │   group's limit          one of the group's at a time,
-//!    └───────────────┘  │ └─────────> InGroup ───┐   least start tag first
-//!      last one started └────────────────────────┘
+//!    └───────────────┘  │ ├─────────> InGroup ───┐   least start tag first
+//!      last one started │ └─────────> AtPart ────┤ one of its own ended
+//!                       └────────────────────────┘
 //! ```
 
 mod choice;
@@ -79,7 +81,7 @@ pub struct Scheduler {
     /// I/Os that wait.
     held: usize,
     /// Disks that have their part in flight.
-    parted: usize,
+    at_part: usize,
     ready: Heap,
     reserved: Heap,
     targets: Heap,
@@ -120,7 +122,7 @@ impl Scheduler {
             disks: Vec::new(),
             accounts: Vec::new(),
             held: 0,
-            parted: 0,
+            at_part: 0,
             ready: Heap::new(),
             reserved: Heap::new(),
             targets: Heap::new(),
@@ -400,7 +402,7 @@ impl Scheduler {
             (Some((at, slot)), group) if group.is_none_or(|(other, _)| at <= other) => {
                 let hold = match self.disk(slot).place {
                     Place::Parked(hold) => hold,
-                    Place::Idle | Place::Ready | Place::InGroup | Place::Parted => Hold::Limit,
+                    Place::Idle | Place::Ready | Place::InGroup | Place::AtPart => Hold::Limit,
                 };
                 Pick::At(moment(at), hold)
             }
@@ -503,7 +505,7 @@ impl Scheduler {
         if self.orders.engaged {
             self.count(now, op, len);
         }
-        if self.parted != 0 {
+        if self.at_part != 0 {
             self.let_on(now, disk.0);
         }
         anew

@@ -98,6 +98,30 @@ fn a_disk_that_is_held_keeps_its_limit() {
 }
 
 #[test]
+fn what_is_stuck_in_the_datastore_holds_its_disk_back_no_longer_than_any_other_turn() {
+    let mut scheduler = lone(&[shares(1_000)]);
+    scheduler.steer(
+        at(0),
+        &orders(|orders| {
+            orders.engaged = true;
+            orders.window = 8 * REF;
+            orders.parts = vec![(DiskKey(0), REF)];
+        }),
+    );
+    for n in 0..3 {
+        scheduler.offer(at(n), DiskId(0), io(n), Op::Read, n << 20, 4_096);
+    }
+    assert_eq!(scheduler.waiting(DiskId(0)), 2);
+    let mut now = MS;
+    while scheduler.waiting(DiskId(0)) == 2 {
+        assert!(now < 10 * SECOND, "it waits for ever");
+        while let Pick::Now(..) = scheduler.pick(at(now)) {}
+        now += 100 * MS;
+    }
+    assert!(now > 7 * SECOND, "{now}");
+}
+
+#[test]
 fn a_disk_that_is_held_can_leave_and_what_it_had_in_flight_frees_nobody() {
     let mut scheduler = lone(&[shares(1_000), shares(1_000)]);
     scheduler.steer(

@@ -54,9 +54,9 @@ pub(super) fn is_overdue(disk: &Disk, now: Time) -> bool {
     first.is_some_and(|first| first.since + OVERDUE <= now)
 }
 
-/// A group's number in the heap of moments.
-fn number(group: usize) -> u32 {
-    u32::try_from(group).expect("groups are numbered in 32 bits")
+/// A group's number in the heap of moments, or a disk's in the others.
+fn number(index: usize) -> u32 {
+    u32::try_from(index).expect("disks and groups are numbered in 32 bits")
 }
 
 impl Scheduler {
@@ -153,7 +153,7 @@ impl Scheduler {
         let group = disk.group;
         match place {
             Place::Idle | Place::InGroup => {}
-            Place::Parted => self.parted -= 1,
+            Place::AtPart => self.at_part -= 1,
             Place::Ready => {
                 self.ready.remove(slot);
                 self.reserved.remove(slot);
@@ -317,14 +317,14 @@ impl Scheduler {
     /// The disk has its part in flight.
     pub(super) fn hold_to_part(&mut self, now: Time, slot: u32) {
         self.unplace(now, slot);
-        self.disk(slot).place = Place::Parted;
-        self.parted += 1;
+        self.disk(slot).place = Place::AtPart;
+        self.at_part += 1;
     }
 
     /// One of the disk's own has ended, or its part is another.
     pub(super) fn let_on(&mut self, now: Time, slot: u32) {
         let disk = self.disks.get_mut(slot as usize).and_then(Option::as_mut);
-        if disk.is_some_and(|disk| disk.place == Place::Parted) {
+        if disk.is_some_and(|disk| disk.place == Place::AtPart) {
             self.unplace(now, slot);
             self.place(now, slot);
         }
@@ -346,11 +346,17 @@ impl Scheduler {
     /// Notes the disks whose first I/O has waited for too long for its turn.
     pub(super) fn look_for_overdue(&mut self, now: Time) {
         self.look = now + LOOK;
-        for (slot, disk) in (0..).zip(&mut self.disks) {
-            let Some(disk) = disk else { continue };
-            if disk.place == Place::Ready && !disk.overdue && is_overdue(disk, now) {
+        for slot in 0..self.disks.len() {
+            let Some(disk) = &mut self.disks[slot] else {
+                continue;
+            };
+            let waits = matches!(disk.place, Place::Ready | Place::AtPart);
+            if waits && !disk.overdue && is_overdue(disk, now) {
                 disk.overdue = true;
+                let slot = number(slot);
                 self.overdue.push_back(slot);
+                // What it has in flight may be stuck there.
+                self.let_on(now, slot);
             }
         }
     }
