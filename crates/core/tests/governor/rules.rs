@@ -261,6 +261,22 @@ fn under_a_threshold_that_was_set_latency_stays_below_it_and_one_that_was_found_
 }
 
 #[test]
+fn latency_with_little_in_flight_does_not_engage_once_it_is_known_how_much_the_datastore_takes() {
+    let engages = |in_flight| {
+        let mut bench = Bench::new(FIXED, vec![]);
+        // Four thousand a second, from some twenty in flight on.
+        for (latency_ms, in_flight) in [(20.0, 80.0), (10.0, 40.0), (5.0, 20.0), (5.0, 10.0)] {
+            bench.pass(60_000, load(latency_ms, in_flight, 0.0));
+        }
+        assert!(!bench.engaged());
+        bench.pass_ticks(4, load(30.0, in_flight, 0.0));
+        bench.engaged()
+    };
+    assert!(!engages(4.0));
+    assert!(engages(40.0));
+}
+
+#[test]
 fn latency_that_our_window_does_not_make_does_not_end_calm() {
     let mut bench = Bench::new(FIXED, vec![]);
     bench.pass_ticks(2, load(30.0, 40.0, 20.0));

@@ -256,3 +256,20 @@ fn a_trial_is_said_to_be_near_for_a_second_and_a_half_before_it_begins() {
     };
     assert!(!first && second && !begun, "{near:?}");
 }
+
+#[test]
+fn a_datastore_that_ages_is_not_compared_with_its_youth() {
+    let mut run = Run::new();
+    // From 4,000 a second to 1,500 in twenty minutes, with less and less in flight at the same latency.
+    let ages: World = |now| (4_000.0 - 2_500.0 * now.as_nanos() as f64 / 1.2e12, 0.0);
+    for _ in 0..1_200 {
+        run.seconds(1, ages);
+        assert_eq!(
+            run.watch.level(),
+            None,
+            "a trial after {} s",
+            run.ticks / 10
+        );
+    }
+    assert!(run.window < 45.0, "{}", run.window);
+}
