@@ -12,7 +12,7 @@ use tidegate_core::iocontrol::{
     DiskKey, GroupId, GroupPolicy, Hold, Limit, Offer, Orders, Pick, Policy, Scheduler,
 };
 use tidegate_core::request::{DiskId, IoId, Op};
-use tidegate_core::units::Time;
+use tidegate_core::units::{Span, Time};
 use world::{Client, MS, REF, SECOND, World, at, plain_costs, worst_excess};
 
 /// How far threads may differ, in cost at 1000 shares.
@@ -402,6 +402,51 @@ fn a_reservation_on_one_thread_is_met_against_backlog_on_another() {
             assert!(count >= 760, "second {second}: {count}");
         }
     }
+}
+
+#[test]
+fn threads_that_are_full_do_not_send_each_other_round_for_a_latency_target() {
+    let shared = Shared::new(2, &Groups::new(0));
+    let mut threads = [0, 1].map(|thread| Scheduler::new(thread, shared.clone(), 32_768));
+    let mut orders = Orders::idle(plain_costs());
+    (orders.engaged, orders.window) = (true, REF);
+    // So much is done that nobody is too far ahead for its target, and all of it takes too long for that.
+    orders.per_second = 1 << 24;
+    orders.latency_p99 = Span::from_millis(1);
+    let now = at(MS);
+    let wants = Policy {
+        shares: 100,
+        latency_target: Some(Span::from_nanos(1)),
+        ..Policy::default()
+    };
+    for (thread, id, policy) in [
+        (0, 0, Policy::default()),
+        (0, 1, wants),
+        (1, 2, Policy::default()),
+    ] {
+        threads[thread].add(now, DiskId(id), DiskKey(id.into()), &policy);
+    }
+    for thread in &mut threads {
+        thread.steer(now, &orders);
+    }
+    let mut ios = (0..).map(IoId::from_bits);
+    let mut offer = |thread: usize, disk: u32, op: Op| {
+        let io = ios.next().expect("endless");
+        threads[thread].offer(now, DiskId(disk), io, op, 1 << 30, 4_096)
+    };
+    // The window is full. What flushes leave as debt puts the disk with a target behind the other thread's, and that one
+    // behind the first thread's other disk.
+    assert!(matches!(offer(0, 0, Op::Read), Offer::Start(_)));
+    let debt = |disk: u32| if disk == 1 { 4 } else { 20 };
+    for (thread, disk) in [(0, 1), (1, 2)] {
+        for _ in 0..debt(disk) {
+            assert!(matches!(offer(thread, disk, Op::Flush), Offer::Start(_)));
+        }
+    }
+    for (thread, disk) in [(0, 0), (0, 1), (1, 2)] {
+        assert_eq!(offer(thread, disk, Op::Read), Offer::Wait);
+    }
+    assert_eq!(threads[0].pick(now), Pick::Full, "nobody can go before it");
 }
 
 #[test]

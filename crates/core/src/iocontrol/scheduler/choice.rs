@@ -110,16 +110,24 @@ impl Scheduler {
         let Some((least, first)) = self.ready.peek() else {
             return Err(Block::Nothing);
         };
-        let (slot, tag, phase) = match self.near_target(now) {
-            Some((slot, tag)) => (slot, tag, Phase::Target),
-            None => (first, least, Phase::Shares),
-        };
-        if self.window != u64::MAX
-            && let Some(thread) = self.member.before_me(tag, REACH, ticks(now))
+        if let Some((slot, tag)) = self.near_target(now)
+            && self.before(now, tag).is_none()
         {
-            return Err(Block::Turn(thread));
+            return Ok((slot, Phase::Target));
         }
-        Ok((slot, phase))
+        // By what is least here, and nothing else: of two threads one is behind the other, never each behind the other.
+        match self.before(now, least) {
+            Some(thread) => Err(Block::Turn(thread)),
+            None => Ok((first, Phase::Shares)),
+        }
+    }
+
+    /// Another thread whose turn it is before an I/O with this tag may go.
+    fn before(&self, now: Time, tag: u64) -> Option<usize> {
+        if self.window == u64::MAX {
+            return None;
+        }
+        self.member.before_me(tag, REACH, ticks(now))
     }
 
     /// The disk whose latency target is about to be missed, unless it has had more than its part.
