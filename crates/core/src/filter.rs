@@ -25,6 +25,9 @@ use core::fmt;
 use core::str::FromStr;
 use options::{OptionsError, refuse};
 
+pub use batch::Batch;
+
+pub(crate) mod batch;
 pub mod fault;
 pub mod null;
 pub mod options;
@@ -35,6 +38,10 @@ pub mod trace;
 pub const MAX_FILTERS: usize = 16;
 
 /// A layer of a disk's stack. All hooks must return at once.
+///
+/// I/Os come in batches: all that are on their way at one moment. A filter looks at each by itself (`submit`, `complete`),
+/// or, where it can do less for all of them together, at the batch (`submit_all`, `complete_all`; the other is not called
+/// then).
 pub trait Filter: Send {
     /// Its name in configuration, reports and manual.
     fn name(&self) -> &'static str;
@@ -43,12 +50,26 @@ pub trait Filter: Send {
     ///
     /// `Pass` hands it to the next layer, `Done` ends it here, `Defer` keeps it: the filter must then answer it
     /// exactly once with [`Cx::resume`].
-    fn submit(&mut self, cx: &mut Cx<'_>, io: &Io) -> Verdict;
+    fn submit(&mut self, _cx: &mut Cx<'_>, _io: &Io) -> Verdict {
+        Verdict::Pass
+    }
 
     /// An I/O that this filter had passed, on its way up; `io.outcome` is what the layers below made of it.
     ///
     /// `Pass` hands that up, `Done` replaces it, `Defer` keeps the I/O as above.
-    fn complete(&mut self, cx: &mut Cx<'_>, io: &Io) -> Verdict;
+    fn complete(&mut self, _cx: &mut Cx<'_>, _io: &Io) -> Verdict {
+        Verdict::Pass
+    }
+
+    /// All I/Os that are on their way down at this moment, in order.
+    fn submit_all(&mut self, cx: &mut Cx<'_>, batch: &mut Batch<'_>) {
+        batch.each(|io| self.submit(cx, io));
+    }
+
+    /// All I/Os that are on their way up at this moment, in order.
+    fn complete_all(&mut self, cx: &mut Cx<'_>, batch: &mut Batch<'_>) {
+        batch.each(|io| self.complete(cx, io));
+    }
 
     /// An I/O of this filter's own ([`Cx::lower`]) has ended.
     fn lower_done(&mut self, _cx: &mut Cx<'_>, _tag: u64, _outcome: Outcome) {}
@@ -112,7 +133,7 @@ pub enum Why {
 }
 
 /// An I/O inside a stack, as its filters see it.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub struct Io {
     /// Its name inside the shard.
     pub id: IoId,
@@ -126,6 +147,8 @@ pub struct Io {
     pub len: u64,
     /// The bytes.
     pub data: Data,
+    /// Whether it begins where the guest's one before, of the same operation, ended. Never so for a filter's own.
+    pub follows: bool,
     /// When the front end first saw it waiting.
     pub arrived: Time,
     /// When it entered the stack.
@@ -145,8 +168,12 @@ pub struct Io {
     pub(crate) times: u16,
     pub(crate) origin: Origin,
     /// The filter that deferred it, and which way it was going. Below the lowest filter: it waits for its turn.
+    /// [`GATHERED`]: it is about to go. Nothing while the datastore has it.
     pub(crate) parked: Option<(u8, Way)>,
 }
+
+/// No filter's level: an I/O is gathered, and goes with others.
+pub(crate) const GATHERED: u8 = u8::MAX;
 
 /// Who waits for an I/O's end.
 #[derive(Clone, Copy, Debug)]

@@ -1,6 +1,9 @@
 //! The decisions of one I/O thread: every request of its disks comes in here, and everything to be done comes out.
 //!
-//! The I/O thread (or the simulator) calls [`Shard::handle`] for each event and carries out the effects in order.
+//! The I/O thread (or the simulator) calls [`Shard::handle`] for each event and carries out the effects in order. Where
+//! many requests or ends come at one moment it hands in each with [`Shard::gather`], then calls [`Shard::flow`] once:
+//! what a disk's filters, its scheduler and the shard itself do is done for all of them together.
+//!
 //! The shard keeps the door of each disk (range, read-only, being changed) and leaves the way through the filters to
 //! [`crate::stack`]. Between the bottom of a stack and the datastore stands the datastore's
 //! [`Scheduler`](crate::iocontrol::Scheduler), where it is under control: what may not go yet waits there. The shard does
@@ -10,7 +13,7 @@
 //! - every [`Event::Submitted`] is answered by exactly one [`Effect::Answer`] (property-tested with random filters)
 //! - no I/O starts on a disk that is being changed, and none is refused for it: they wait, in order
 //! - an I/O that reaches the datastore lies within the disk
-//! - after each event every scheduler that it touched has been asked until it had nothing more to let go
+//! - after [`Shard::flow`] every scheduler that it touched has been asked until it had nothing more to let go
 //! - what waits for its turn is inside: a disk neither changes nor leaves before it has gone to the datastore and ended
 //!
 //! # Picture: a disk's door
@@ -51,6 +54,8 @@ pub struct Shard {
     turns: Turns,
     /// Disks with a filter that has deadlines.
     timed: Vec<DiskId>,
+    /// Disks whose I/Os were gathered and have not flowed yet.
+    stirred: Vec<DiskId>,
     /// Completions that matched no I/O. Not zero means that a datastore or the engine is at fault.
     strays: u64,
 }
@@ -61,6 +66,8 @@ struct Disk {
     door: Door,
     stack: Stack,
     toll: Toll,
+    /// Whether it is among those whose I/Os were gathered.
+    stirred: bool,
     /// Requests that came while the filters change, in order.
     waiting: VecDeque<(Token, Request)>,
 }
@@ -86,11 +93,12 @@ impl Shard {
             ios: Slab::with_capacity(in_flight),
             turns: Vec::new(),
             timed: Vec::new(),
+            stirred: Vec::new(),
             strays: 0,
         }
     }
 
-    /// The only way in. What must be done is appended to `out`, in order.
+    /// The way in for one event by itself. What must be done is appended to `out`, in order.
     ///
     /// # Panics
     /// When an order (rearrange, resize, detach, a policy) names a disk that is not here, or an attachment a control that
@@ -99,6 +107,18 @@ impl Shard {
     // Inline, so that the event of a request is never built in memory, only to be read again at once.
     #[inline(always)]
     pub fn handle(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
+        self.gather(now, event, out);
+        self.flow(now, out);
+    }
+
+    /// The way in for one event of many. Requests and ends do nothing yet: whoever hands them in calls [`Shard::flow`]
+    /// after the last one, at the same moment. Any other event is carried out, after what was gathered before it.
+    ///
+    /// # Panics
+    /// As [`Shard::handle`].
+    // Inline, as above.
+    #[inline(always)]
+    pub fn gather(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
         // What every request brings has nothing to drop: nobody is to look for it.
         let event = ManuallyDrop::new(event);
         match *event {
@@ -107,14 +127,52 @@ impl Shard {
                 token,
                 ref request,
             } => self.submitted(now, disk, token, request, out),
-            Event::Finished { disk, io, outcome } => self.finished(now, disk, io, outcome, out),
+            Event::Finished { disk, io, outcome } => self.finished(now, disk, io, outcome),
             _ => self.administer(now, ManuallyDrop::into_inner(event), out),
+        }
+    }
+
+    /// Carries on what was gathered.
+    #[inline]
+    pub fn flow(&mut self, now: Time, out: &mut Vec<Effect>) {
+        if !self.stirred.is_empty() {
+            self.flow_all(now, out);
+        }
+    }
+
+    #[inline(never)]
+    fn flow_all(&mut self, now: Time, out: &mut Vec<Effect>) {
+        let mut at = 0;
+        // A disk whose door opens meanwhile is stirred anew.
+        while let Some(&id) = self.stirred.get(at) {
+            at += 1;
+            self.flow_disk(now, id, out);
+        }
+        self.stirred.clear();
+    }
+
+    #[inline(always)]
+    fn flow_disk(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
+        let Some(disk) = self.disks[id.0 as usize].as_mut() else {
+            return;
+        };
+        disk.stirred = false;
+        let control = disk.toll.control;
+        let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
+        disk.stack.flow(&mut walk);
+        let asks = walk.edge.someone_waits();
+        if !matches!(disk.door, Door::Open) {
+            self.settle(now, id, out);
+        }
+        if asks {
+            self.pick(now, control, out);
         }
     }
 
     /// Everything but the two events that each request makes.
     #[cold]
     fn administer(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
+        self.flow(now, out);
         match event {
             Event::Submitted { .. } | Event::Finished { .. } => unreachable!("handled at the door"),
             Event::Ticked => self.ticked(now, out),
@@ -144,6 +202,7 @@ impl Shard {
                             .map_or(ControlId::NONE, |controlled| controlled.control),
                         lot: Lot::every(),
                     },
+                    stirred: false,
                     waiting: VecDeque::new(),
                 };
                 self.attach(now, disk, here, control);
@@ -175,7 +234,7 @@ impl Shard {
         let place = self.turns.get(disk.toll.control.0 as usize);
         let scheduler = place.and_then(Option::as_ref);
         Some(DiskReport {
-            in_flight: disk.stack.in_flight,
+            in_flight: disk.stack.in_flight(),
             waiting: disk.waiting.len(),
             held: scheduler.map_or(0, |scheduler| scheduler.waiting(id)),
             filters: disk.stack.reports(),
@@ -226,7 +285,7 @@ impl Shard {
     fn note_timed(&mut self) {
         self.timed.clear();
         for (place, disk) in (0u32..).zip(&self.disks) {
-            if disk.as_ref().is_some_and(|disk| disk.stack.timed) {
+            if disk.as_ref().is_some_and(|disk| disk.stack.is_timed()) {
                 self.timed.push(DiskId(place));
             }
         }
@@ -251,39 +310,25 @@ impl Shard {
         if let Err(fault) = disk.admits(request) {
             return refuse(id, token, request, fault, out);
         }
-        let control = disk.toll.control;
-        let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
-        disk.stack.submit(&mut walk, token, request);
-        if walk.edge.waits {
-            self.pick(now, control, out);
-        }
+        disk.stack.gather(now, token, request, &mut self.ios);
+        disk.stir(id, &mut self.stirred);
     }
 
     #[inline(never)]
-    fn finished(
-        &mut self,
-        now: Time,
-        id: DiskId,
-        io: IoId,
-        outcome: Outcome,
-        out: &mut Vec<Effect>,
-    ) {
-        let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+    fn finished(&mut self, now: Time, id: DiskId, io: IoId, outcome: Outcome) {
+        let disk = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut);
+        let Some(disk) = disk else {
             self.strays += 1;
             return;
         };
-        let control = disk.toll.control;
-        let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
-        if !disk.stack.finish(&mut walk, io, outcome) {
+        let Some(io) = disk.stack.finish(now, io, outcome, &mut self.ios) else {
             self.strays += 1;
+            return;
+        };
+        if io.times != 0 {
+            disk.toll.ended(&mut self.turns, now, id, io);
         }
-        let asks = walk.edge.waits;
-        if !matches!(disk.door, Door::Open) {
-            self.settle(now, id, out);
-        }
-        if asks {
-            self.pick(now, control, out);
-        }
+        disk.stir(id, &mut self.stirred);
     }
 
     fn ticked(&mut self, now: Time, out: &mut Vec<Effect>) {
@@ -326,6 +371,17 @@ impl Shard {
             if walk.edge.waits {
                 self.pick(now, control, out);
             }
+        }
+    }
+}
+
+impl Disk {
+    /// Something of it was gathered.
+    #[inline]
+    fn stir(&mut self, id: DiskId, stirred: &mut Vec<DiskId>) {
+        if !self.stirred {
+            self.stirred = true;
+            stirred.push(id);
         }
     }
 }
@@ -440,6 +496,86 @@ mod tests {
         assert_eq!(finish(&mut shard, io), []);
         assert_eq!((shard.strays(), shard.in_flight()), (1, 1));
         assert_eq!(finish(&mut shard, other).len(), 1);
+    }
+
+    #[test]
+    fn what_is_gathered_goes_on_together_and_ends_once() {
+        let mut shard = shard(1);
+        let mut out = Vec::new();
+        for token in 0..3 {
+            let request = request(Op::Write, token * 512, 512);
+            let token = Token(token);
+            let asked = Event::Submitted {
+                disk: DISK,
+                token,
+                request,
+            };
+            shard.gather(Time::ZERO, asked, &mut out);
+        }
+        assert_eq!((out.len(), shard.in_flight()), (0, 3));
+        shard.flow(Time::ZERO, &mut out);
+        let ios: Vec<_> = out.drain(..).map(|effect| started(&[effect])).collect();
+        assert_eq!(ios.len(), 3);
+
+        // One ends three times at the same moment, and one that has not begun ends, too.
+        let late = request(Op::Write, 0, 512);
+        let asked = Event::Submitted {
+            disk: DISK,
+            token: Token(9),
+            request: late,
+        };
+        shard.gather(Time::ZERO, asked, &mut out);
+        let next = IoId {
+            index: 3,
+            generation: 1,
+        };
+        for io in [ios[0], ios[0], ios[2], ios[0], next] {
+            let ended = Event::Finished {
+                disk: DISK,
+                io,
+                outcome: Ok(()),
+            };
+            shard.gather(Time::ZERO, ended, &mut out);
+        }
+        assert_eq!((out.len(), shard.strays()), (0, 3));
+        shard.flow(Time::ZERO, &mut out);
+        let answer = |token| Effect::Answer {
+            disk: DISK,
+            token: Token(token),
+            op: Op::Write,
+            outcome: Ok(()),
+        };
+        assert_eq!(out[..2], [answer(0), answer(2)], "those that end go first");
+        assert_eq!(started(&out[2..]), next);
+        assert_eq!(shard.in_flight(), 2);
+
+        // Nothing is left to go on.
+        out.clear();
+        shard.flow(Time::ZERO, &mut out);
+        assert_eq!(out, []);
+    }
+
+    #[test]
+    fn an_order_comes_after_what_was_gathered_before_it() {
+        let mut shard = shard(1);
+        let mut out = Vec::new();
+        let asked = Event::Submitted {
+            disk: DISK,
+            token: Token(1),
+            request: request(Op::Write, 4096, 4096),
+        };
+        shard.gather(Time::ZERO, asked, &mut out);
+        let places = Vec::new();
+        shard.gather(
+            Time::ZERO,
+            Event::Rearrange { disk: DISK, places },
+            &mut out,
+        );
+        let io = started(&out);
+        assert!(matches!(
+            finish(&mut shard, io)[..],
+            [Effect::Answer { .. }, Effect::Rearranged { .. }]
+        ));
     }
 
     #[test]

@@ -23,12 +23,21 @@ pub struct Slab<T> {
 
 #[derive(Debug)]
 struct Place<T> {
+    /// Odd while a value is inside, as every id's is: none fits a place that is free.
     generation: u32,
     next_free: u32,
-    value: Option<T>,
+    /// Of a free place: the last that was inside.
+    value: T,
 }
 
-impl<T> Slab<T> {
+impl<T> Place<T> {
+    #[inline]
+    fn holds(&self, id: IoId) -> bool {
+        self.generation == id.generation && id.generation % 2 == 1
+    }
+}
+
+impl<T: Copy> Slab<T> {
     /// Empty, with room for `capacity` values before it allocates.
     pub fn with_capacity(capacity: usize) -> Slab<T> {
         Slab {
@@ -54,98 +63,94 @@ impl<T> Slab<T> {
     /// With 2^32 values inside: no queue is that deep.
     #[inline]
     pub fn insert_with(&mut self, make: impl FnOnce(IoId) -> T) -> IoId {
-        self.put_with(make).0
-    }
-
-    /// The same, and shows the value where it lies.
-    ///
-    /// # Panics
-    /// As above.
-    #[inline]
-    pub fn put_with(&mut self, make: impl FnOnce(IoId) -> T) -> (IoId, &mut T) {
-        if self.free == NONE {
-            self.grow();
-        }
+        self.len += 1;
         let index = self.free;
-        let place = &mut self.places[index as usize];
+        let Some(place) = self.places.get_mut(index as usize) else {
+            return self.grow(make);
+        };
+        place.generation = place.generation.wrapping_add(1);
         let id = IoId {
             index,
             generation: place.generation,
         };
         self.free = place.next_free;
-        self.len += 1;
-        (id, place.value.insert(make(id)))
+        place.value = make(id);
+        id
     }
 
-    /// One place more.
+    /// The same, where no place is free.
     #[cold]
-    fn grow(&mut self) {
-        let index = u32::try_from(self.places.len()).expect("fewer than 2^32 I/Os are in flight");
+    fn grow(&mut self, make: impl FnOnce(IoId) -> T) -> IoId {
+        let index = u32::try_from(self.places.len())
+            .ok()
+            .filter(|index| *index != NONE)
+            .expect("fewer than 2^32 I/Os are in flight");
+        let id = IoId {
+            index,
+            generation: 1,
+        };
         self.places.push(Place {
-            generation: 0,
+            generation: id.generation,
             next_free: NONE,
-            value: None,
+            value: make(id),
         });
-        self.free = index;
+        id
     }
 
     /// The value under `id`, while it is inside.
     #[inline]
     pub fn get(&self, id: IoId) -> Option<&T> {
         let place = self.places.get(id.index as usize)?;
-        if place.generation == id.generation {
-            place.value.as_ref()
-        } else {
-            None
-        }
+        place.holds(id).then_some(&place.value)
     }
 
     /// The value under `id`, to change.
     #[inline]
     pub fn get_mut(&mut self, id: IoId) -> Option<&mut T> {
         let place = self.places.get_mut(id.index as usize)?;
-        if place.generation == id.generation {
-            place.value.as_mut()
-        } else {
-            None
-        }
+        place.holds(id).then_some(&mut place.value)
+    }
+
+    /// The value under an id that its holder knows to be inside, since nobody else takes it out.
+    ///
+    /// # Panics
+    /// With an id that this table never gave.
+    #[inline]
+    pub(crate) fn inside(&self, id: IoId) -> &T {
+        let place = &self.places[id.index as usize];
+        debug_assert!(place.holds(id), "what is known to be inside is inside");
+        &place.value
+    }
+
+    /// The same, to change.
+    ///
+    /// # Panics
+    /// As above.
+    #[inline]
+    pub(crate) fn inside_mut(&mut self, id: IoId) -> &mut T {
+        let place = &mut self.places[id.index as usize];
+        debug_assert!(place.holds(id), "what is known to be inside is inside");
+        &mut place.value
     }
 
     /// Takes the value under `id` out; the id is worth nothing from now on.
     #[inline]
     pub fn remove(&mut self, id: IoId) -> Option<T> {
         let place = self.places.get_mut(id.index as usize)?;
-        if place.generation != id.generation {
+        if !place.holds(id) {
             return None;
         }
-        let value = place.value.take()?;
         place.generation = place.generation.wrapping_add(1);
         place.next_free = self.free;
         self.free = id.index;
         self.len -= 1;
-        Some(value)
-    }
-
-    /// Drops the value under `id` where it lies; says whether it was inside.
-    #[inline]
-    pub fn discard(&mut self, id: IoId) -> bool {
-        let Some(place) = self.places.get_mut(id.index as usize) else {
-            return false;
-        };
-        if place.generation != id.generation || place.value.is_none() {
-            return false;
-        }
-        place.value = None;
-        place.generation = place.generation.wrapping_add(1);
-        place.next_free = self.free;
-        self.free = id.index;
-        self.len -= 1;
-        true
+        Some(place.value)
     }
 
     /// Every value, by place.
     pub fn iter(&self) -> impl Iterator<Item = &T> {
-        self.places.iter().filter_map(|place| place.value.as_ref())
+        let inside = self.places.iter().filter(|place| place.generation % 2 == 1);
+        inside.map(|place| &place.value)
     }
 }
 
@@ -164,6 +169,19 @@ mod tests {
         assert_eq!(slab.remove(first), None);
         assert_eq!(slab.get(second), Some(&'b'));
         assert_eq!(slab.len(), 1);
+    }
+
+    #[test]
+    fn no_id_finds_a_place_that_is_free() {
+        let mut slab = Slab::with_capacity(1);
+        let id = slab.insert_with(|_| 'a');
+        slab.remove(id);
+        for generation in 0..4 {
+            let forged = IoId { generation, ..id };
+            assert_eq!(slab.get(forged), None);
+            assert_eq!(slab.remove(forged), None);
+        }
+        assert_eq!((slab.len(), slab.iter().count()), (0, 0));
     }
 
     #[test]

@@ -1,17 +1,20 @@
-//! Carries each I/O of one disk down its filters, hands it to the datastore, and carries it up again.
+//! Carries the I/Os of one disk down its filters, hands them to the datastore, and carries them up again.
 //!
-//! The shard calls `Stack::submit` when a request has passed the door and `Stack::finish` when the datastore has
-//! answered. Filters never call each other: everything moves in the one flat loop of `Walk::run`, and what a
-//! filter asks for meanwhile (its own I/O, resumption of a deferred one) waits in a list until the hook has returned.
+//! The shard gathers what came at one moment (`Stack::gather`: a request has passed the door; `Stack::finish`: the
+//! datastore has answered) and then has the stack carry it all on (`Stack::flow`): each layer gets the whole [`Batch`]
+//! at once. Filters never call each other: everything moves in the flat loops of `Walk`, and what a filter makes of
+//! single I/Os (one that it ends or keeps, its own I/O, resumption of a deferred one) waits in lists until the batch is
+//! through.
 //!
 //! # Always true
 //! - each I/O ends exactly once: its place in the slab is given up at the same moment (asserted in `end`)
+//! - after `flow` nothing is gathered, aside or wanted any more
 //! - `in_flight` counts the guest's I/Os inside, `lower` the filters' own; both zero means nothing can move, and nothing
 //!   waits for its turn at the datastore
 //!
 //! # Picture
 //! ```text
-//!   guest ──> submit ┌──────────┐ complete ──> answer
+//!   guest ──> gather ┌──────────┐ complete ──> answer
 //!                  0 │  stats   │
 //!                  1 │  fault   │ ── lower ─┐   a filter's own I/O enters below it
 //!                  2 │  null    │ <─────────┘
@@ -21,9 +24,11 @@
 //!                  Effect::Start <──────┘     finish
 //! ```
 
+use crate::filter::batch::Aside;
 use crate::filter::stats::Pulse;
 use crate::filter::{
-    Cx, Filter, FilterReport, Io, Lower, MAX_FILTERS, Origin, Verdict, Want, Way, Why,
+    Batch, Cx, Filter, FilterReport, GATHERED, Io, Lower, MAX_FILTERS, Origin, Verdict, Want, Way,
+    Why,
 };
 use crate::iocontrol::{Cost, Offer, Scheduler};
 use crate::request::{DiskId, IoId, Op, Outcome, Request, Token};
@@ -48,14 +53,31 @@ pub enum Place {
 
 /// A disk's filters, top first, and what is inside them.
 pub struct Stack {
+    /// By operation: where the guest's last one ended.
+    ends: [u64; Op::ALL.len()],
+    /// Guests' I/Os that are about to go down.
+    entering: Vec<IoId>,
+    /// Those that are about to go up.
+    leaving: Vec<IoId>,
+    /// Filters' own I/Os that are about to go up.
+    lower_leaving: Vec<IoId>,
+    inside: Inside,
+}
+
+/// The filters, and what moves between them. Apart from what is gathered, so that a batch need not be moved to be carried.
+struct Inside {
     layers: Vec<Layer>,
+    /// Room for the id of one that goes alone.
+    alone: Vec<IoId>,
+    /// What filters took out of batches.
+    aside: VecDeque<Aside>,
     wants: VecDeque<Want>,
     /// Guests' I/Os between their entry and their answer.
-    pub(crate) in_flight: usize,
+    in_flight: usize,
     /// Filters' own I/Os under way.
-    pub(crate) lower: usize,
+    lower: usize,
     /// Whether any filter has deadlines.
-    pub(crate) timed: bool,
+    timed: bool,
 }
 
 struct Layer {
@@ -74,19 +96,37 @@ impl Stack {
             .map(|(key, filter)| Place::New(key, filter))
             .collect();
         let mut stack = Stack {
-            layers: Vec::new(),
-            wants: VecDeque::new(),
-            in_flight: 0,
-            lower: 0,
-            timed: false,
+            ends: [u64::MAX; Op::ALL.len()],
+            entering: Vec::new(),
+            leaving: Vec::new(),
+            lower_leaving: Vec::new(),
+            inside: Inside {
+                layers: Vec::new(),
+                alone: Vec::new(),
+                aside: VecDeque::new(),
+                wants: VecDeque::new(),
+                in_flight: 0,
+                lower: 0,
+                timed: false,
+            },
         };
         stack.arrange(places);
         stack
     }
 
+    /// Guests' I/Os between their entry and their answer.
+    pub(crate) fn in_flight(&self) -> usize {
+        self.inside.in_flight
+    }
+
+    /// Whether any filter has deadlines.
+    pub(crate) fn is_timed(&self) -> bool {
+        self.inside.timed
+    }
+
     /// Whether no I/O is inside, the guest's or a filter's.
     pub(crate) fn is_quiet(&self) -> bool {
-        self.in_flight == 0 && self.lower == 0
+        self.inside.in_flight == 0 && self.inside.lower == 0
     }
 
     /// Takes on the new arrangement and gives back the filters that have no place in it.
@@ -95,7 +135,7 @@ impl Stack {
             places.len() <= MAX_FILTERS,
             "a stack has at most {MAX_FILTERS} filters"
         );
-        let mut old: Vec<Option<Layer>> = self.layers.drain(..).map(Some).collect();
+        let mut old: Vec<Option<Layer>> = self.inside.layers.drain(..).map(Some).collect();
         for place in places {
             let layer = match place {
                 Place::New(key, filter) => Layer { key, filter },
@@ -107,9 +147,9 @@ impl Stack {
                         .expect("a kept filter stands in the old arrangement, once")
                 }
             };
-            self.layers.push(layer);
+            self.inside.layers.push(layer);
         }
-        self.timed = self.layers.iter().any(|layer| layer.filter.timed());
+        self.inside.timed = self.inside.layers.iter().any(|layer| layer.filter.timed());
         old.into_iter().flatten().collect()
     }
 
@@ -130,9 +170,9 @@ impl Stack {
                 now,
                 disk,
                 level: 0,
-                wants: &mut self.wants,
+                wants: &mut self.inside.wants,
             });
-            for want in self.wants.drain(..) {
+            for want in self.inside.wants.drain(..) {
                 if let Want::Side { buffer, .. } = want {
                     out.push(Effect::SideWrite {
                         disk,
@@ -147,56 +187,83 @@ impl Stack {
     /// Has the filters that do not stay let go of what they hold back for time alone: the top one first, since what it lets
     /// go comes to those below.
     pub(crate) fn release(&mut self, walk: &mut Walk<'_>, stays: impl Fn(FilterKey) -> bool) {
-        for level in 0..self.layers.len() {
-            let layer = &mut self.layers[level];
+        for level in 0..self.inside.layers.len() {
+            let layer = &mut self.inside.layers[level];
             if !stays(layer.key) {
-                let mut cx = walk.edge.cx(level, &mut self.wants);
+                let mut cx = walk.edge.cx(level, &mut self.inside.wants);
                 layer.filter.release(&mut cx);
-                walk.run(self);
+                walk.run(&mut self.inside);
             }
         }
     }
 
-    /// A guest's request enters at the top.
+    /// A guest's request comes in, and goes down with others.
     #[inline]
-    pub(crate) fn submit(&mut self, walk: &mut Walk<'_>, token: Token, request: &Request) {
-        self.in_flight += 1;
-        walk.enter(self, Origin::Guest(token), request, 0);
-        walk.run(self);
+    pub(crate) fn gather(
+        &mut self,
+        now: Time,
+        token: Token,
+        request: &Request,
+        ios: &mut Slab<Io>,
+    ) {
+        self.inside.in_flight += 1;
+        let end = &mut self.ends[request.op.index()];
+        let follows = request.offset == *end;
+        *end = request.offset.wrapping_add(request.len);
+        let origin = Origin::Guest(token);
+        let id = ios.insert_with(|id| entering(now, id, origin, request, follows));
+        self.entering.push(id);
     }
 
-    /// The datastore has ended an I/O. Returns false when there is no such I/O (a stray completion).
+    /// The datastore has ended an I/O, which goes up with others; `None` when there is no such I/O (a stray completion).
     #[inline]
-    pub(crate) fn finish(&mut self, walk: &mut Walk<'_>, id: IoId, outcome: Outcome) -> bool {
-        let Some(io) = walk.ios.get_mut(id) else {
-            return false;
-        };
-        if io.parked.is_some() {
-            return false;
-        }
+    pub(crate) fn finish<'a>(
+        &mut self,
+        now: Time,
+        id: IoId,
+        outcome: Outcome,
+        ios: &'a mut Slab<Io>,
+    ) -> Option<&'a Io> {
+        let io = ios.get_mut(id).filter(|io| io.parked.is_none())?;
         io.outcome = outcome;
-        let Edge { now, .. } = walk.edge;
         io.returned = now;
-        if io.times != 0 {
-            walk.edge.ended(io);
+        io.parked = Some((GATHERED, Way::Up));
+        match io.origin {
+            Origin::Guest(_) => self.leaving.push(id),
+            Origin::Filter { .. } => self.lower_leaving.push(id),
         }
-        if let Some(end) = walk.edge.up(self, io, self.layers.len()) {
-            walk.end(self, end);
+        Some(io)
+    }
+
+    /// Carries on what was gathered: first those that leave.
+    #[inline]
+    pub(crate) fn flow(&mut self, walk: &mut Walk<'_>) {
+        let inside = &mut self.inside;
+        if !self.leaving.is_empty() {
+            let bottom = inside.layers.len();
+            walk.up(inside, &mut self.leaving, 0, bottom);
         }
-        walk.run(self);
-        true
+        if !self.lower_leaving.is_empty() {
+            walk.up_each(inside, &mut self.lower_leaving);
+        }
+        if !self.entering.is_empty() {
+            walk.down(inside, &mut self.entering, 0);
+        }
+        walk.run(inside);
     }
 
     /// Lets every filter whose deadline has come act.
     pub(crate) fn tick(&mut self, walk: &mut Walk<'_>) {
-        for level in 0..self.layers.len() {
-            let layer = &mut self.layers[level];
+        for level in 0..self.inside.layers.len() {
+            let layer = &mut self.inside.layers[level];
             if layer
                 .filter
                 .deadline()
                 .is_some_and(|(at, _)| at <= walk.edge.now)
             {
-                layer.filter.tick(&mut walk.edge.cx(level, &mut self.wants));
+                layer
+                    .filter
+                    .tick(&mut walk.edge.cx(level, &mut self.inside.wants));
                 assert!(
                     layer
                         .filter
@@ -207,7 +274,7 @@ impl Stack {
                 );
             }
         }
-        walk.run(self);
+        walk.run(&mut self.inside);
     }
 
     /// A side buffer comes back to the filter that sent it, if it is still here.
@@ -218,18 +285,19 @@ impl Stack {
         buffer: Vec<u8>,
         outcome: Outcome,
     ) {
-        if let Some(level) = self.layers.iter().position(|layer| layer.key == key) {
-            let mut cx = walk.edge.cx(level, &mut self.wants);
-            self.layers[level]
+        if let Some(level) = self.inside.layers.iter().position(|layer| layer.key == key) {
+            let mut cx = walk.edge.cx(level, &mut self.inside.wants);
+            self.inside.layers[level]
                 .filter
                 .side_done(&mut cx, buffer, outcome);
-            walk.run(self);
+            walk.run(&mut self.inside);
         }
     }
 
     /// The earliest deadline of its filters.
     pub(crate) fn deadline(&self) -> Option<(Time, Why)> {
-        self.layers
+        self.inside
+            .layers
             .iter()
             .filter_map(|layer| layer.filter.deadline())
             .min_by_key(|(at, _)| *at)
@@ -237,7 +305,8 @@ impl Stack {
 
     /// What each filter tells, top first.
     pub fn reports(&self) -> Vec<(FilterKey, &'static str, FilterReport)> {
-        self.layers
+        self.inside
+            .layers
             .iter()
             .map(|l| (l.key, l.filter.name(), l.filter.report()))
             .collect()
@@ -245,7 +314,7 @@ impl Stack {
 
     /// The sums of the topmost filter that measures: it sees what the guest sees.
     pub fn pulse(&self) -> Option<Pulse> {
-        self.layers.iter().find_map(|l| l.filter.pulse())
+        self.inside.layers.iter().find_map(|l| l.filter.pulse())
     }
 }
 
@@ -263,7 +332,7 @@ pub(crate) struct Edge<'a> {
     pub(crate) turns: &'a mut Turns,
     /// What stands between the disk and its datastore.
     pub(crate) toll: &'a mut Toll,
-    /// Whether anything waits for its turn: the scheduler is to be asked for the next.
+    /// Whether an I/O of this walk has to wait for its turn.
     pub(crate) waits: bool,
     pub(crate) out: &'a mut Vec<Effect>,
 }
@@ -302,12 +371,28 @@ fn start(disk: DiskId, io: &Io) -> Effect {
     }
 }
 
-/// What is left to tell of an I/O that has come out at the top.
-pub(crate) struct End {
-    id: IoId,
-    origin: Origin,
-    op: Op,
-    outcome: Outcome,
+/// An I/O as it comes in, to go down.
+#[inline]
+fn entering(now: Time, id: IoId, origin: Origin, request: &Request, follows: bool) -> Io {
+    Io {
+        id,
+        op: request.op,
+        flags: request.flags,
+        offset: request.offset,
+        len: request.len,
+        data: request.data,
+        follows,
+        arrived: request.arrived,
+        entered: now,
+        offered: Time::ZERO,
+        issued: Time::ZERO,
+        cost: Cost(0),
+        times: 0,
+        returned: Time::ZERO,
+        outcome: Ok(()),
+        origin,
+        parked: Some((GATHERED, Way::Down)),
+    }
 }
 
 impl Edge<'_> {
@@ -320,54 +405,19 @@ impl Edge<'_> {
         }
     }
 
-    /// Carries an I/O down from level `from`, to the datastore unless a filter ends or keeps it; one that a filter ended
-    /// goes up again from there, and may come out.
+    /// An I/O has come to the bottom: it goes to the datastore, or waits for its turn there.
     #[inline(always)]
-    fn down(&mut self, stack: &mut Stack, io: &mut Io, from: usize) -> Option<End> {
-        let mut cx = Cx {
-            now: self.now,
-            disk: self.disk,
-            level: level_u8(from),
-            wants: &mut stack.wants,
-        };
-        for layer in &mut stack.layers[from..] {
-            match layer.filter.submit(&mut cx, io) {
-                Verdict::Pass => cx.level += 1,
-                Verdict::Done(outcome) => {
-                    let level = cx.level;
-                    io.outcome = outcome;
-                    return self.turned(stack, io, level.into());
-                }
-                Verdict::Defer => {
-                    io.parked = Some((cx.level, Way::Down));
-                    return None;
-                }
-            }
-        }
+    fn offer(&mut self, io: &mut Io, level: u8) {
         io.offered = self.now;
         let counts =
             self.toll.control != ControlId::NONE && !self.toll.lot.skips(io.op, io.offset, io.len);
         if counts && !self.takes_turn(io) {
-            io.parked = Some((cx.level, Way::Down));
-            return None;
+            io.parked = Some((level, Way::Down));
+            return;
         }
+        io.parked = None;
         io.issued = self.now;
         self.out.push(start(self.disk, io));
-        None
-    }
-
-    /// The datastore has ended an I/O that counts there. One for which another stands makes no room that anybody knows of.
-    #[inline(never)]
-    fn ended(&mut self, io: &Io) {
-        let (now, disk) = (self.now, self.disk);
-        let Some(scheduler) = scheduler_of(self.turns, self.toll.control) else {
-            return;
-        };
-        let times = io.times.into();
-        if scheduler.finished_for(now, disk, io.op, io.len, io.issued, io.cost, times) {
-            self.toll.lot.turn(scheduler.may_skip(disk));
-        }
-        self.waits = scheduler.someone_waits();
     }
 
     /// Whether it is the I/O's turn at the datastore. It counts there as started then; otherwise it waits.
@@ -403,126 +453,150 @@ impl Edge<'_> {
         }
     }
 
+    /// Whether the scheduler is to be asked for the next.
+    #[inline(always)]
+    pub(crate) fn someone_waits(&mut self) -> bool {
+        self.waits
+            || self
+                .scheduler()
+                .is_some_and(|scheduler| scheduler.someone_waits())
+    }
+
     /// Whose turn it is at the disk's datastore, if that is under control.
     #[inline(always)]
     pub(crate) fn scheduler(&mut self) -> Option<&mut Scheduler> {
         scheduler_of(self.turns, self.toll.control)
     }
-
-    /// The same way as `up`, for those that come from somewhere else than the datastore.
-    #[inline(never)]
-    fn turned(&mut self, stack: &mut Stack, io: &mut Io, below: usize) -> Option<End> {
-        self.up(stack, io, below)
-    }
-
-    /// Carries an I/O up through the filters above level `below`. One that comes out has ended.
-    #[inline(always)]
-    fn up(&mut self, stack: &mut Stack, io: &mut Io, below: usize) -> Option<End> {
-        let top = match io.origin {
-            Origin::Guest(_) => 0,
-            Origin::Filter { level, .. } => usize::from(level) + 1,
-        };
-        let mut cx = Cx {
-            now: self.now,
-            disk: self.disk,
-            level: level_u8(below),
-            wants: &mut stack.wants,
-        };
-        for layer in stack.layers[top..below].iter_mut().rev() {
-            cx.level -= 1;
-            match layer.filter.complete(&mut cx, io) {
-                Verdict::Pass => {}
-                Verdict::Done(outcome) => io.outcome = outcome,
-                Verdict::Defer => {
-                    io.parked = Some((cx.level, Way::Up));
-                    return None;
-                }
-            }
-        }
-        Some(End {
-            id: io.id,
-            origin: io.origin,
-            op: io.op,
-            outcome: io.outcome,
-        })
-    }
 }
 
 impl Walk<'_> {
-    /// A new I/O enters above level `from`.
+    /// Carries a batch down from level `from`, to the datastore. Leaves `ids` empty.
     #[inline(always)]
-    fn enter(&mut self, stack: &mut Stack, origin: Origin, request: &Request, from: usize) {
-        let now = self.edge.now;
-        let (_, io) = self.ios.put_with(|id| Io {
-            id,
-            op: request.op,
-            flags: request.flags,
-            offset: request.offset,
-            len: request.len,
-            data: request.data,
-            arrived: request.arrived,
-            entered: now,
-            offered: Time::ZERO,
-            issued: Time::ZERO,
-            cost: Cost(0),
-            times: 0,
-            returned: Time::ZERO,
-            outcome: Ok(()),
-            origin,
-            parked: None,
-        });
-        if let Some(end) = self.edge.down(stack, io, from) {
-            self.end_early(stack, end);
+    fn down(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>, from: usize) {
+        let mut cx = self.edge.cx(from, &mut inside.wants);
+        for layer in &mut inside.layers[from..] {
+            let mut batch = Batch {
+                ids,
+                ios: self.ios,
+                aside: &mut inside.aside,
+                level: cx.level,
+                way: Way::Down,
+            };
+            layer.filter.submit_all(&mut cx, &mut batch);
+            if ids.is_empty() {
+                return;
+            }
+            cx.level += 1;
         }
+        let bottom = cx.level;
+        for &id in &*ids {
+            self.edge.offer(self.ios.inside_mut(id), bottom);
+        }
+        ids.clear();
     }
 
-    /// One ends that the datastore has not just answered.
-    #[inline(never)]
-    fn end_early(&mut self, stack: &mut Stack, end: End) {
-        self.end(stack, end);
+    /// Carries a batch up through the filters above level `below` to level `top`, where it ends. Leaves `ids` empty.
+    #[inline(always)]
+    fn up(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>, top: usize, below: usize) {
+        let mut cx = self.edge.cx(below, &mut inside.wants);
+        for layer in inside.layers[top..below].iter_mut().rev() {
+            cx.level -= 1;
+            let mut batch = Batch {
+                ids,
+                ios: self.ios,
+                aside: &mut inside.aside,
+                level: cx.level,
+                way: Way::Up,
+            };
+            layer.filter.complete_all(&mut cx, &mut batch);
+            if ids.is_empty() {
+                return;
+            }
+        }
+        for &id in &*ids {
+            self.end(inside, id);
+        }
+        ids.clear();
+    }
+
+    /// The same way as `down`, for one that goes alone.
+    #[cold]
+    fn down_alone(&mut self, inside: &mut Inside, id: IoId, from: usize) {
+        let mut alone = core::mem::take(&mut inside.alone);
+        alone.push(id);
+        self.down(inside, &mut alone, from);
+        inside.alone = alone;
+    }
+
+    /// The same way as `up`, for one that goes alone.
+    #[cold]
+    fn up_alone(&mut self, inside: &mut Inside, id: IoId, below: usize) {
+        let top = match self.ios.inside_mut(id).origin {
+            Origin::Guest(_) => 0,
+            Origin::Filter { level, .. } => usize::from(level) + 1,
+        };
+        let mut alone = core::mem::take(&mut inside.alone);
+        alone.push(id);
+        self.up(inside, &mut alone, top, below);
+        inside.alone = alone;
+    }
+
+    /// Filters' own I/Os that the datastore has ended, each from where it came.
+    #[cold]
+    fn up_each(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
+        let bottom = inside.layers.len();
+        for id in ids.drain(..) {
+            self.up_alone(inside, id, bottom);
+        }
     }
 
     /// The one place where an I/O ends.
     #[inline(always)]
-    fn end(&mut self, stack: &mut Stack, end: End) {
-        let inside = self.ios.discard(end.id);
-        assert!(inside, "an I/O ends exactly once");
-        match end.origin {
+    fn end(&mut self, inside: &mut Inside, id: IoId) {
+        let io = self.ios.remove(id).expect("an I/O ends exactly once");
+        match io.origin {
             Origin::Guest(token) => {
-                stack.in_flight -= 1;
+                inside.in_flight -= 1;
                 self.edge.out.push(Effect::Answer {
                     disk: self.edge.disk,
                     token,
-                    op: end.op,
-                    outcome: end.outcome,
+                    op: io.op,
+                    outcome: io.outcome,
                 });
             }
             Origin::Filter { level, tag } => {
-                stack.lower -= 1;
-                let mut cx = self.edge.cx(level.into(), &mut stack.wants);
-                stack.layers[usize::from(level)]
+                inside.lower -= 1;
+                let mut cx = self.edge.cx(level.into(), &mut inside.wants);
+                inside.layers[usize::from(level)]
                     .filter
-                    .lower_done(&mut cx, tag, end.outcome);
+                    .lower_done(&mut cx, tag, io.outcome);
             }
         }
     }
 
     /// Carries out what the filters asked for, until none asks for more.
     #[inline]
-    fn run(&mut self, stack: &mut Stack) {
-        if !stack.wants.is_empty() {
-            self.run_wants(stack);
+    fn run(&mut self, inside: &mut Inside) {
+        if !(inside.wants.is_empty() && inside.aside.is_empty()) {
+            self.run_wants(inside);
         }
     }
 
     #[cold]
-    fn run_wants(&mut self, stack: &mut Stack) {
-        while let Some(want) = stack.wants.pop_front() {
+    fn run_wants(&mut self, inside: &mut Inside) {
+        loop {
+            // Those that filters keep are known to be kept before one is resumed.
+            while let Some(aside) = inside.aside.pop_front() {
+                self.put_aside(inside, aside);
+            }
+            let Some(want) = inside.wants.pop_front() else {
+                return;
+            };
             match want {
-                Want::Lower { level, tag, lower } => self.lower(stack, level, tag, lower),
-                Want::Resume { level, io, verdict } => self.resume(stack, level, io, verdict),
+                Want::Lower { level, tag, lower } => self.lower(inside, level, tag, lower),
+                Want::Resume { level, io, verdict } => self.resume(inside, level, io, verdict),
                 Want::Side { level, buffer } => {
-                    let filter = stack.layers[usize::from(level)].key;
+                    let filter = inside.layers[usize::from(level)].key;
                     self.edge.out.push(Effect::SideWrite {
                         disk: self.edge.disk,
                         filter,
@@ -533,8 +607,27 @@ impl Walk<'_> {
         }
     }
 
-    fn lower(&mut self, stack: &mut Stack, level: u8, tag: u64, lower: Lower) {
-        stack.lower += 1;
+    /// A filter keeps an I/O, or has ended it on its way down: then it goes up again from there.
+    fn put_aside(&mut self, inside: &mut Inside, aside: Aside) {
+        let Aside {
+            io: id,
+            level,
+            way,
+            verdict,
+        } = aside;
+        let io = self.ios.inside_mut(id);
+        match verdict {
+            Verdict::Defer => io.parked = Some((level, way)),
+            Verdict::Done(outcome) => {
+                io.outcome = outcome;
+                self.up_alone(inside, id, level.into());
+            }
+            Verdict::Pass => unreachable!("what passes stays with the others"),
+        }
+    }
+
+    fn lower(&mut self, inside: &mut Inside, level: u8, tag: u64, lower: Lower) {
+        inside.lower += 1;
         let Lower {
             op,
             flags,
@@ -551,29 +644,30 @@ impl Walk<'_> {
             arrived: self.edge.now,
         };
         let origin = Origin::Filter { level, tag };
-        self.enter(stack, origin, &request, usize::from(level) + 1);
+        let now = self.edge.now;
+        let id = self
+            .ios
+            .insert_with(|id| entering(now, id, origin, &request, false));
+        self.down_alone(inside, id, usize::from(level) + 1);
     }
 
-    fn resume(&mut self, stack: &mut Stack, level: u8, id: IoId, verdict: Verdict) {
+    fn resume(&mut self, inside: &mut Inside, level: u8, id: IoId, verdict: Verdict) {
         let io = self
             .ios
             .get_mut(id)
             .expect("a resumed I/O is inside: it was not answered before");
         let (at, way) = io.parked.take().expect("a resumed I/O was deferred");
         assert_eq!(at, level, "only the filter that deferred an I/O resumes it");
-        let end = match (verdict, way) {
-            (Verdict::Pass, Way::Down) => self.edge.down(stack, io, usize::from(level) + 1),
-            (Verdict::Pass, Way::Up) => self.edge.turned(stack, io, level.into()),
+        match (verdict, way) {
+            (Verdict::Pass, Way::Down) => self.down_alone(inside, id, usize::from(level) + 1),
+            (Verdict::Pass, Way::Up) => self.up_alone(inside, id, level.into()),
             (Verdict::Done(outcome), _) => {
                 io.outcome = outcome;
-                self.edge.turned(stack, io, level.into())
+                self.up_alone(inside, id, level.into());
             }
             (Verdict::Defer, _) => {
                 panic!("a deferred I/O is resumed with an answer, not deferred again")
             }
-        };
-        if let Some(end) = end {
-            self.end_early(stack, end);
         }
     }
 }

@@ -11,6 +11,34 @@ use tidegate_core::units::{Span, Time};
 
 const DISK: DiskId = DiskId(0);
 
+/// A request at `now` that arrived `before` nanoseconds earlier.
+fn asked(now: u64, before: u64, token: u64, op: Op, offset: u64, len: u64) -> Event {
+    let data = Data {
+        buffer: u32::try_from(token).expect("few"),
+        start: 0,
+    };
+    Event::Submitted {
+        disk: DISK,
+        token: Token(token),
+        request: Request {
+            op,
+            flags: Flags::NONE,
+            offset,
+            len,
+            data,
+            arrived: Time::from_nanos(now - before),
+        },
+    }
+}
+
+fn ended(io: IoId, outcome: Outcome) -> Event {
+    Event::Finished {
+        disk: DISK,
+        io,
+        outcome,
+    }
+}
+
 /// A shard with one disk, its effects kept until they are looked at.
 struct Host {
     shard: Shard,
@@ -53,29 +81,18 @@ impl Host {
             .handle(Time::from_nanos(now), event, &mut self.effects);
     }
 
+    fn gather(&mut self, now: u64, event: Event) {
+        self.shard
+            .gather(Time::from_nanos(now), event, &mut self.effects);
+    }
+
+    fn flow(&mut self, now: u64) {
+        self.shard.flow(Time::from_nanos(now), &mut self.effects);
+    }
+
     /// Submits at `now` what arrived `before` nanoseconds earlier.
     fn submit(&mut self, now: u64, before: u64, token: u64, op: Op, offset: u64, len: u64) {
-        let arrived = Time::from_nanos(now - before);
-        let data = Data {
-            buffer: u32::try_from(token).expect("few"),
-            start: 0,
-        };
-        let request = Request {
-            op,
-            flags: Flags::NONE,
-            offset,
-            len,
-            data,
-            arrived,
-        };
-        self.handle(
-            now,
-            Event::Submitted {
-                disk: DISK,
-                token: Token(token),
-                request,
-            },
-        );
+        self.handle(now, asked(now, before, token, op, offset, len));
     }
 
     /// Submits with no wait before.
@@ -84,14 +101,7 @@ impl Host {
     }
 
     fn finish(&mut self, now: u64, io: IoId, outcome: Outcome) {
-        self.handle(
-            now,
-            Event::Finished {
-                disk: DISK,
-                io,
-                outcome,
-            },
-        );
+        self.handle(now, ended(io, outcome));
     }
 
     /// What was started since the last look: which, where, how long.
@@ -293,8 +303,115 @@ fn outstanding_is_known_now_at_most_and_on_average() {
 }
 
 #[test]
+fn what_comes_and_ends_at_one_moment_is_counted_as_if_each_came_by_itself() {
+    let ops = [Op::Read, Op::Write, Op::Flush, Op::Discard];
+    let mut hosts = [Host::new(&["stats"]), Host::new(&["stats"])];
+    let mut random = 1_u64;
+    let mut draw = |below: u64| {
+        random = random.wrapping_mul(6_364_136_223_846_793_005) + 1;
+        (random >> 33) % below
+    };
+    let (mut now, mut at) = (1_000_000, 0);
+    for _ in 0..2_000 {
+        now += 1 + draw(20_000);
+        let mut asks = Vec::new();
+        for token in 0..1 + draw(40) {
+            // Some go on where the one before ended.
+            let offset = if draw(3) == 0 { at } else { draw(1_000) * 512 };
+            let len = (1 + draw(16)) * 512;
+            at = offset + len;
+            let op = ops[usize::try_from(draw(9) / 2 % 4).expect("small")];
+            asks.push((draw(1_000), token, op, offset, len));
+        }
+        let ends = now + 1_000 + draw(100_000);
+        let outcomes: Vec<_> = asks
+            .iter()
+            .map(|_| {
+                if draw(50) == 0 {
+                    Err(Fault::Io)
+                } else {
+                    Ok(())
+                }
+            })
+            .collect();
+        let [each, all] = &mut hosts;
+        for &(before, token, op, offset, len) in &asks {
+            each.submit(now, before, token, op, offset, len);
+            all.gather(now, asked(now, before, token, op, offset, len));
+        }
+        all.flow(now);
+        let started = each.started();
+        assert_eq!(started, all.started());
+        for ((io, ..), &outcome) in started.into_iter().zip(&outcomes) {
+            each.finish(ends, io, outcome);
+            all.gather(ends, ended(io, outcome));
+        }
+        all.flow(ends);
+        now = ends;
+    }
+    let [each, all] = hosts.map(|host| host.stats());
+    assert!(each.count() > 30_000 && each.op(Op::Write).errors > 0);
+    assert!(each.op(Op::Read).sequential > 0);
+    assert_eq!((each.ops, each.faults), (all.ops, all.faults));
+    assert_eq!(each.outstanding_max, all.outstanding_max);
+    let then = Time::from_nanos(now);
+    assert_eq!(
+        each.outstanding_integral(then),
+        all.outstanding_integral(then)
+    );
+    for class in Class::ALL {
+        assert_eq!(each.sizes(class), all.sizes(class));
+        for stage in Stage::ALL {
+            assert_eq!(each.latency(class, stage), all.latency(class, stage));
+        }
+    }
+}
+
+#[test]
+fn an_arrival_after_the_end_counts_as_no_time_at_all() {
+    let mut host = Host::new(&["stats"]);
+    host.whole(1_000, 300, Op::Read, 0, 512, Ok(()));
+    let late = Event::Submitted {
+        disk: DISK,
+        token: Token(1),
+        request: Request {
+            op: Op::Read,
+            flags: Flags::NONE,
+            offset: 0,
+            len: 512,
+            data: Data::NONE,
+            arrived: Time::from_nanos(9_000),
+        },
+    };
+    host.handle(2_000, late);
+    let io = host.started()[0].0;
+    host.finish(2_500, io, Ok(()));
+    let stats = host.stats();
+    let read = stats.op(Op::Read);
+    assert_eq!((read.count, read.latency_sum.as_nanos()), (2, 300));
+    assert_eq!(read.latency_max, Span::from_nanos(300));
+}
+
+#[test]
+fn of_a_disk_that_has_become_slow_every_io_is_seen_again() {
+    let mut host = Host::new(&["stats"]);
+    for n in 0..10_000 {
+        host.whole(1_000_000 + n * 200, 100, Op::Read, 0, 4_096, Ok(()));
+    }
+    let burst = host.stats().latency(Class::Read, Stage::Total).clone();
+    assert!(burst.count() < 10_000, "the last wait for their sample");
+    for n in 0..10 {
+        let now = 1_000_000_000 * (1 + n);
+        host.whole(now, 5_000_000, Op::Read, 0, 4_096, Ok(()));
+    }
+    let all = host.stats().latency(Class::Read, Stage::Total).clone();
+    assert_eq!(all.count(), 10_010);
+    assert_eq!(all.count_up_to(Span::from_millis(1)), 10_000);
+}
+
+#[test]
 fn histograms_hold_every_io_while_slow_and_a_fair_sample_when_fast() {
-    for (gap, unseen) in [(200_000, 0), (100, u64::from(GAP_MAX))] {
+    for (gap, unseen) in [(200_000, 0), (100, GAP_MAX as u64)] {
         let mut host = Host::new(&["stats"]);
         let mut sum = 0;
         // In step with batches of 16: the first of each is ten times slower.

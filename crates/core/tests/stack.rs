@@ -33,6 +33,8 @@ enum Act {
     Submit(Op, u64, u64),
     /// The datastore ends one of those that it has.
     Finish(usize),
+    /// At one moment: so many of those that the datastore has end, from the oldest on, and these come.
+    Together(usize, Vec<(Op, u64, u64)>),
     Pass(u64),
     Rearrange(Vec<FilterSpec>),
 }
@@ -79,10 +81,15 @@ fn filter() -> impl Strategy<Value = FilterSpec> {
 }
 
 fn act() -> impl Strategy<Value = Act> {
+    let ask = || {
+        (0..OPS.len(), 0..200_u64, 1..16_u64)
+            .prop_map(|(op, at, len)| (OPS[op], at * 4_096, len * 512))
+    };
     prop_oneof![
-        12 => (0..OPS.len(), 0..200_u64, 1..16_u64)
-            .prop_map(|(op, at, len)| Act::Submit(OPS[op], at * 4_096, len * 512)),
-        8 => any::<usize>().prop_map(Act::Finish),
+        8 => ask().prop_map(|(op, offset, len)| Act::Submit(op, offset, len)),
+        6 => any::<usize>().prop_map(Act::Finish),
+        4 => (0..5_usize, prop::collection::vec(ask(), 0..6))
+            .prop_map(|(ends, asks)| Act::Together(ends, asks)),
         6 => (0..30_u64).prop_map(Act::Pass),
         1 => prop::collection::vec(filter(), 0..5).prop_map(Act::Rearrange),
     ]
@@ -210,18 +217,25 @@ impl Model {
             .collect();
     }
 
-    fn submit(&mut self, start: Start) {
+    /// These come at one moment.
+    fn submit(&mut self, starts: Vec<Start>) {
         if let Some((_, waiting)) = &mut self.next {
-            return waiting.push(start);
+            return waiting.extend(starts);
         }
-        self.inside.insert(
-            start.0,
-            Inside {
-                start,
-                torn: Vec::new(),
-            },
-        );
-        self.walk([(start.0, 0)].into());
+        let mut going = Vec::new();
+        for start in starts {
+            going.push(start.0);
+            let torn = Vec::new();
+            self.inside.insert(start.0, Inside { start, torn });
+        }
+        // They pass each filter together; what one does to some of them goes on when the others are through.
+        let mut later = VecDeque::new();
+        for level in 0..self.rules.len() {
+            going.retain(|&token| self.passes(token, level, &mut later));
+        }
+        let through = going.iter().map(|token| self.inside[token].start);
+        self.starts.extend(through);
+        self.walk(later);
     }
 
     fn rearrange(&mut self, specs: Vec<FilterSpec>) {
@@ -246,7 +260,7 @@ impl Model {
             && let Some((specs, waiting)) = self.next.take()
         {
             self.arrange(specs);
-            waiting.into_iter().for_each(|start| self.submit(start));
+            self.submit(waiting);
         }
     }
 
@@ -265,9 +279,22 @@ impl Model {
         self.settle();
     }
 
-    fn finish(&mut self, token: u64) {
-        self.end(token, datastore(token));
+    fn finish(&mut self, tokens: &[u64]) {
+        for &token in tokens {
+            self.end(token, datastore(token));
+        }
         self.settle();
+    }
+
+    /// At one moment these end and those come: while the filters are to change, these wait for them.
+    fn together(&mut self, ended: &[u64], starts: Vec<Start>) {
+        if self.next.is_some() {
+            self.submit(starts);
+            self.finish(ended);
+        } else {
+            self.finish(ended);
+            self.submit(starts);
+        }
     }
 
     fn end(&mut self, token: u64, outcome: Outcome) {
@@ -294,35 +321,37 @@ impl Model {
                     continue;
                 }
             }
-            loop {
-                let Some(rule) = self.rules.get_mut(level) else {
-                    self.starts.push(self.inside[&token].start);
-                    break;
-                };
-                let inside = self.inside.get_mut(&token).expect("inside");
+            while level < self.rules.len() && self.passes(token, level, &mut going) {
                 level += 1;
-                match rule.strikes(&inside.start) {
-                    None => continue,
-                    Some(FaultAct::Fail(fault)) => self.end(token, Err(fault)),
-                    Some(FaultAct::Lost) => self.end(token, Ok(())),
-                    Some(FaultAct::Delay(span, _)) => {
-                        self.parked
-                            .push((level - 1, self.now + span.as_nanos(), token));
-                    }
-                    Some(FaultAct::Torn { keep, answer }) => {
-                        let len = &mut inside.start.3;
-                        *len = keep.unwrap_or(*len / 1_024 * 512).min(*len);
-                        if *len == 0 {
-                            self.end(token, answer);
-                        } else {
-                            inside.torn.push(answer);
-                            going.push_back((token, level));
-                        }
-                    }
-                }
-                break;
+            }
+            if level == self.rules.len() {
+                self.starts.push(self.inside[&token].start);
             }
         }
+    }
+
+    /// Whether a request passes the filter of a level. One that does not has ended, is kept, or goes on later.
+    fn passes(&mut self, token: u64, level: usize, later: &mut VecDeque<(u64, usize)>) -> bool {
+        let inside = self.inside.get_mut(&token).expect("inside");
+        match self.rules[level].strikes(&inside.start) {
+            None => return true,
+            Some(FaultAct::Fail(fault)) => self.end(token, Err(fault)),
+            Some(FaultAct::Lost) => self.end(token, Ok(())),
+            Some(FaultAct::Delay(span, _)) => {
+                self.parked.push((level, self.now + span.as_nanos(), token));
+            }
+            Some(FaultAct::Torn { keep, answer }) => {
+                let len = &mut inside.start.3;
+                *len = keep.unwrap_or(*len / 1_024 * 512).min(*len);
+                if *len == 0 {
+                    self.end(token, answer);
+                } else {
+                    inside.torn.push(answer);
+                    later.push_back((token, level + 1));
+                }
+            }
+        }
+        false
     }
 
     /// Whether writes may be answered as done that are not.
@@ -438,11 +467,46 @@ impl Pair {
             .handle(Time::from_nanos(self.now), event, &mut self.out);
     }
 
+    fn gather(&mut self, event: Event) {
+        let before = self.out.len();
+        self.shard
+            .gather(Time::from_nanos(self.now), event, &mut self.out);
+        assert_eq!(
+            self.out.len(),
+            before,
+            "what is gathered waits for its like"
+        );
+    }
+
     fn act(&mut self, act: &Act) {
         match act {
-            Act::Submit(op, offset, len) => self.submit(*op, *offset, *len),
+            Act::Submit(op, offset, len) => {
+                let (event, start) = self.ask(*op, *offset, *len);
+                self.handle(event);
+                self.model.submit(vec![start]);
+            }
             Act::Finish(_) if self.with_datastore.is_empty() => {}
-            Act::Finish(which) => self.finish(which % self.with_datastore.len()),
+            Act::Finish(which) => {
+                let (event, token) = self.end(which % self.with_datastore.len());
+                self.handle(event);
+                self.model.finish(&[token]);
+            }
+            Act::Together(ends, asks) => {
+                let mut ended = Vec::new();
+                for _ in 0..(*ends).min(self.with_datastore.len()) {
+                    let (event, token) = self.end(0);
+                    self.gather(event);
+                    ended.push(token);
+                }
+                let mut starts = Vec::new();
+                for &(op, offset, len) in asks {
+                    let (event, start) = self.ask(op, offset, len);
+                    self.gather(event);
+                    starts.push(start);
+                }
+                self.shard.flow(Time::from_nanos(self.now), &mut self.out);
+                self.model.together(&ended, starts);
+            }
             Act::Pass(span) => self.pass(self.now + span),
             Act::Rearrange(_) if self.model.next.is_some() => {}
             Act::Rearrange(specs) => {
@@ -462,7 +526,8 @@ impl Pair {
         self.look();
     }
 
-    fn submit(&mut self, op: Op, offset: u64, len: u64) {
+    /// A request, for the shard and for the model.
+    fn ask(&mut self, op: Op, offset: u64, len: u64) -> (Event, Start) {
         let token = self.ops.len() as u64;
         self.ops.push(op);
         let (offset, len) = if op == Op::Flush {
@@ -483,25 +548,26 @@ impl Pair {
             data,
             arrived,
         };
-        self.handle(Event::Submitted {
+        let event = Event::Submitted {
             disk: DISK,
             token: Token(token),
             request,
-        });
-        self.model.submit((token, op, offset, len));
+        };
+        (event, (token, op, offset, len))
     }
 
-    fn finish(&mut self, which: usize) {
+    /// An end, for the shard and for the model.
+    fn end(&mut self, which: usize) -> (Event, u64) {
         let (io, token) = self.with_datastore.remove(which);
         if datastore(token).is_ok() {
             self.durable.insert(token);
         }
-        self.handle(Event::Finished {
+        let event = Event::Finished {
             disk: DISK,
             io,
             outcome: datastore(token),
-        });
-        self.model.finish(token);
+        };
+        (event, token)
     }
 
     /// Lets time pass until `until`, ticking whenever the shard wants it.

@@ -106,7 +106,8 @@ pub(crate) struct Desk {
 }
 
 impl Desk {
-    /// Hands a request to the shard. `request.data.buffer` names a claimed buffer, which comes back with the answer.
+    /// Hands a request to the shard, which carries it on with the turn's others. `request.data.buffer` names a claimed
+    /// buffer, which comes back with the answer.
     pub(crate) fn submit(&mut self, disk: DiskId, request: Request, reply: ReplyTo) {
         let buffer = request.data.buffer;
         if self.waiting.len() <= buffer as usize {
@@ -120,7 +121,12 @@ impl Desk {
             token: Token(buffer.into()),
             request,
         };
-        self.shard.handle(self.now, event, &mut self.effects);
+        self.shard.gather(self.now, event, &mut self.effects);
+    }
+
+    /// Has the shard carry on what was handed to it.
+    fn flow(&mut self) {
+        self.shard.flow(self.now, &mut self.effects);
     }
 
     /// This queue has answers to show.
@@ -320,6 +326,7 @@ impl IoThread {
     fn settle(&mut self) {
         loop {
             self.publish();
+            self.desk.flow();
             if self.desk.effects.is_empty() {
                 return;
             }
@@ -441,7 +448,7 @@ impl IoThread {
         shard.into_iter().chain(images).min()
     }
 
-    /// Runs `act` on a disk's image, then tells the shard of the I/Os that it ended.
+    /// Runs `act` on a disk's image, then tells the shard of the I/Os that it ended; they go on with the turn's others.
     fn with_image(&mut self, id: DiskId, act: impl FnOnce(&mut dyn Image, &mut Lane<'_>)) {
         let Some(place) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
@@ -460,7 +467,7 @@ impl IoThread {
 
     fn report_finished(&mut self) {
         for (disk, io, outcome) in self.finished.drain(..) {
-            self.desk.shard.handle(
+            self.desk.shard.gather(
                 self.desk.now,
                 Event::Finished { disk, io, outcome },
                 &mut self.desk.effects,

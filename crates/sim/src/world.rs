@@ -108,6 +108,7 @@ enum Happens {
 }
 
 /// One I/O of a guest.
+#[derive(Clone, Copy)]
 struct Io {
     id: IoId,
     disk: usize,

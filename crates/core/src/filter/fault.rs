@@ -15,7 +15,7 @@
 //! ```
 
 use super::options::{self, OptionsError, refuse};
-use super::{Cx, Filter, FilterReport, Io, Lower, Verdict, Why};
+use super::{Batch, Cx, Filter, FilterReport, Io, Lower, Verdict, Why};
 use crate::request::{Fault, IoId, Op, Outcome};
 use crate::units::{Span, Time};
 use alloc::collections::VecDeque;
@@ -421,9 +421,7 @@ impl Filter for FaultFilter {
         }
     }
 
-    fn complete(&mut self, _cx: &mut Cx<'_>, _io: &Io) -> Verdict {
-        Verdict::Pass
-    }
+    fn complete_all(&mut self, _cx: &mut Cx<'_>, _batch: &mut Batch<'_>) {}
 
     fn lower_done(&mut self, cx: &mut Cx<'_>, tag: u64, outcome: Outcome) {
         let FaultAct::Torn { answer, .. } = self.spec.act else {

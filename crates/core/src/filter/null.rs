@@ -5,7 +5,7 @@
 //! # Source
 //! The null filter of the VAIO performance study, which cost 10-20 % more CPU per I/O there.
 
-use super::{Cx, Filter, Io, Verdict};
+use super::{Batch, Cx, Filter};
 
 /// See the module.
 #[derive(Debug)]
@@ -16,11 +16,7 @@ impl Filter for Null {
         "null"
     }
 
-    fn submit(&mut self, _cx: &mut Cx<'_>, _io: &Io) -> Verdict {
-        Verdict::Pass
-    }
+    fn submit_all(&mut self, _cx: &mut Cx<'_>, _batch: &mut Batch<'_>) {}
 
-    fn complete(&mut self, _cx: &mut Cx<'_>, _io: &Io) -> Verdict {
-        Verdict::Pass
-    }
+    fn complete_all(&mut self, _cx: &mut Cx<'_>, _batch: &mut Batch<'_>) {}
 }

@@ -12,7 +12,7 @@
 //! Nanoseconds of the host's monotonic clock; bytes.
 
 use super::options::{self, OptionsError, refuse};
-use super::{Cx, Filter, FilterReport, Io, Verdict, Why};
+use super::{Batch, Cx, Filter, FilterReport, Io, Verdict, Why};
 use crate::request::Outcome;
 use crate::units::{Span, Time};
 use alloc::string::{String, ToString};
@@ -136,9 +136,7 @@ impl Filter for Trace {
         "trace"
     }
 
-    fn submit(&mut self, _cx: &mut Cx<'_>, _io: &Io) -> Verdict {
-        Verdict::Pass
-    }
+    fn submit_all(&mut self, _cx: &mut Cx<'_>, _batch: &mut Batch<'_>) {}
 
     fn complete(&mut self, cx: &mut Cx<'_>, io: &Io) -> Verdict {
         let sequence = self.sequence;

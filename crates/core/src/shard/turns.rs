@@ -30,6 +30,20 @@ pub(crate) struct Toll {
     pub(crate) lot: Lot,
 }
 
+impl Toll {
+    /// The datastore has ended an I/O that counts there. One for which another stands makes no room that anybody knows of.
+    #[inline]
+    pub(super) fn ended(&mut self, turns: &mut Turns, now: Time, disk: DiskId, io: &Io) {
+        let Some(scheduler) = scheduler_of(turns, self.control) else {
+            return;
+        };
+        let times = io.times.into();
+        if scheduler.finished_for(now, disk, io.op, io.len, io.issued, io.cost, times) {
+            self.lot.turn(scheduler.may_skip(disk));
+        }
+    }
+}
+
 /// The scheduler of a datastore, if that is under control.
 #[inline(always)]
 pub(crate) fn scheduler_of(turns: &mut Turns, control: ControlId) -> Option<&mut Scheduler> {

@@ -24,6 +24,8 @@ const DISKS: usize = 4;
 enum Act {
     Submit(usize, Op, u64, u64),
     Finish(usize),
+    /// At one moment: so many of those that datastores have end, and these come.
+    Together(usize, Vec<(usize, Op, u64)>),
     Pass(u64),
     Rearrange(usize, Vec<FilterSpec>),
     Policy(usize, Policy),
@@ -104,6 +106,11 @@ fn act() -> impl Strategy<Value = Act> {
         24 => (disk.clone(), 0..OPS.len(), 0..200_u64, 1..16_u64)
             .prop_map(|(disk, op, at, len)| Act::Submit(disk, OPS[op], at * 4_096, len * 512)),
         12 => any::<usize>().prop_map(Act::Finish),
+        8 => (0..8_usize, prop::collection::vec((disk.clone(), 0..OPS.len(), 0..200_u64), 0..8))
+            .prop_map(|(ends, asks)| {
+                let asks = asks.into_iter();
+                Act::Together(ends, asks.map(|(disk, op, at)| (disk, OPS[op], at * 4_096)).collect())
+            }),
         6 => (0..1_000_000_u64).prop_map(Act::Pass),
         1 => (disk.clone(), prop::collection::vec(filter(), 0..3))
             .prop_map(|(disk, specs)| Act::Rearrange(disk, specs)),
@@ -205,10 +212,21 @@ impl Host {
 
     /// Hands in an event, and everything that follows from it at once.
     fn handle(&mut self, thread: usize, event: Event) {
-        let mut events = VecDeque::from([(thread, event)]);
-        while let Some((thread, event)) = events.pop_front() {
-            let mut out = Vec::new();
-            self.shards[thread].handle(Time::from_nanos(self.now), event, &mut out);
+        let mut out = Vec::new();
+        self.shards[thread].handle(Time::from_nanos(self.now), event, &mut out);
+        self.carry_out(thread, out);
+    }
+
+    fn gather(&mut self, thread: usize, event: Event) {
+        let mut out = Vec::new();
+        self.shards[thread].gather(Time::from_nanos(self.now), event, &mut out);
+        self.carry_out(thread, out);
+    }
+
+    fn carry_out(&mut self, thread: usize, out: Vec<Effect>) {
+        let mut outs = VecDeque::from([(thread, out)]);
+        let mut wakes = 0;
+        while let Some((thread, out)) = outs.pop_front() {
             for effect in out {
                 match effect {
                     Effect::Start {
@@ -220,7 +238,11 @@ impl Host {
                         assert_eq!(*answers, 1, "{token:?} was answered twice");
                     }
                     Effect::Wake { control, thread } => {
-                        events.push_back((thread, Event::Woken { control }));
+                        wakes += 1;
+                        assert!(wakes < 1_000, "threads wake each other for ever");
+                        let (now, mut out) = (Time::from_nanos(self.now), Vec::new());
+                        self.shards[thread].handle(now, Event::Woken { control }, &mut out);
+                        outs.push_back((thread, out));
                     }
                     Effect::Rearranged { disk } | Effect::Detached { disk, .. } => {
                         let life = &mut self.lives[disk.0 as usize];
@@ -258,9 +280,30 @@ impl Host {
 
     fn act(&mut self, act: &Act) {
         match act {
-            Act::Submit(disk, op, offset, len) => self.submit(*disk, *op, *offset, *len),
+            Act::Submit(disk, op, offset, len) => {
+                let event = self.ask(*disk, *op, *offset, *len);
+                self.handle(self.home(*disk), event);
+            }
             Act::Finish(_) if self.started.is_empty() => {}
             Act::Finish(which) => self.finish(which % self.started.len()),
+            Act::Together(ends, asks) => {
+                for _ in 0..(*ends).min(self.started.len()) {
+                    let (thread, [ended, again]) = self.end(0);
+                    self.gather(thread, ended);
+                    let strays = self.shards[thread].strays();
+                    self.gather(thread, again);
+                    assert_eq!(self.shards[thread].strays(), strays + 1);
+                }
+                for &(disk, op, offset) in asks {
+                    let event = self.ask(disk, op, offset, 4_096);
+                    self.gather(self.home(disk), event);
+                }
+                for thread in 0..self.shards.len() {
+                    let mut out = Vec::new();
+                    self.shards[thread].flow(Time::from_nanos(self.now), &mut out);
+                    self.carry_out(thread, out);
+                }
+            }
             Act::Pass(span) => self.pass(self.now + span),
             Act::Rearrange(disk, specs) if self.lives[*disk] == Life::Here => {
                 self.keys += 10;
@@ -312,7 +355,7 @@ impl Host {
         }
     }
 
-    fn submit(&mut self, disk: usize, op: Op, offset: u64, len: u64) {
+    fn ask(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> Event {
         let token = self.answers.len() as u64;
         self.answers.push(0);
         let flush = op == Op::Flush;
@@ -327,36 +370,34 @@ impl Host {
             },
             arrived: Time::from_nanos(self.now),
         };
-        let submitted = Event::Submitted {
+        Event::Submitted {
             disk: id(disk),
             token: Token(token),
             request,
-        };
-        self.handle(self.home(disk), submitted);
+        }
     }
 
     fn finish(&mut self, which: usize) {
+        let (thread, [ended, again]) = self.end(which);
+        self.handle(thread, ended);
+        let strays = self.shards[thread].strays();
+        self.handle(thread, again);
+        assert_eq!(self.shards[thread].strays(), strays + 1);
+    }
+
+    /// The end of one that was started, and a completion that comes again and ends nothing.
+    fn end(&mut self, which: usize) -> (usize, [Event; 2]) {
         let Started {
             thread,
             disk,
             io,
             token,
         } = self.started.remove(which);
-        let finished = Event::Finished {
-            disk,
-            io,
-            outcome: datastore(token),
-        };
-        self.handle(thread, finished);
-        // A completion that comes again ends nothing.
-        let again = Event::Finished {
-            disk,
-            io,
-            outcome: Ok(()),
-        };
-        let strays = self.shards[thread].strays();
-        self.handle(thread, again);
-        assert_eq!(self.shards[thread].strays(), strays + 1);
+        let ends = [datastore(token), Ok(())];
+        (
+            thread,
+            ends.map(|outcome| Event::Finished { disk, io, outcome }),
+        )
     }
 
     fn deadline(&self) -> Option<(u64, usize)> {

@@ -23,6 +23,7 @@ impl IoThread {
             }
             self.carrying = carrying;
             self.report_finished();
+            self.desk.flow();
         }
     }
 
@@ -81,7 +82,7 @@ impl IoThread {
             };
             self.desk
                 .shard
-                .handle(self.desk.now, event, &mut self.desk.effects);
+                .gather(self.desk.now, event, &mut self.desk.effects);
         }
     }
 
