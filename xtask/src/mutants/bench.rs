@@ -163,7 +163,7 @@ impl Bench {
             Ok(name) => Fate::Noticed(name),
             Err(RecvTimeoutError::Timeout) => Fate::Noticed(format!("{tests}, which hangs")),
             Err(RecvTimeoutError::Disconnected) if !status.success() => {
-                Fate::Noticed(format!("{tests}, which dies"))
+                Fate::Noticed(format!("{tests}, which dies: {status}"))
             }
             Err(RecvTimeoutError::Disconnected) => {
                 ensure!(ran > 0, "{tests} names no test");
@@ -190,7 +190,10 @@ impl Bench {
             let Ok(line) = serde_json::from_str::<Value>(line) else {
                 continue;
             };
-            if let Some(path) = line["executable"].as_str() {
+            // Programs that a test runs are built with it.
+            if let Some(path) = line["executable"].as_str()
+                && line["profile"]["test"] == true
+            {
                 program = Some(PathBuf::from(path));
             }
             if line["message"]["level"] == "error" && error.is_none() {

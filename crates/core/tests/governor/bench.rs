@@ -84,7 +84,7 @@ impl Bench {
     /// Fifty milliseconds, in which our disk did this.
     pub(crate) fn report(&mut self, usage: &Usage) {
         self.now += 50;
-        let now = Time::ZERO + Span::from_millis(self.now);
+        let now = self.time();
         self.governor
             .observe(now, core::slice::from_ref(usage), &[]);
         if self.governor.deadline() <= now {
@@ -92,7 +92,8 @@ impl Bench {
         }
     }
 
-    fn round(&mut self, now: Time) {
+    /// It reads the slots, and is not asked what follows.
+    pub(crate) fn hear(&mut self) {
         for peer in &mut self.peers {
             peer.sequence += u64::from(!self.silent);
         }
@@ -107,7 +108,15 @@ impl Bench {
         } else {
             Ok(&slots[..])
         };
-        self.governor.heard(now, read);
+        self.governor.heard(self.time(), read);
+    }
+
+    fn time(&self) -> Time {
+        Time::ZERO + Span::from_millis(self.now)
+    }
+
+    fn round(&mut self, now: Time) {
+        self.hear();
         let tick = self.governor.tick(now);
         self.ticks.push(self.now);
         self.orders = Some(tick.orders);

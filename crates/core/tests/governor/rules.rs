@@ -261,6 +261,24 @@ fn under_a_threshold_that_was_set_latency_stays_below_it_and_one_that_was_found_
 }
 
 #[test]
+fn a_host_whose_ios_are_stuck_does_not_make_the_others_yield_to_it() {
+    let mut bench = Bench::new(FIXED, vec![peer(1, 24.0)]);
+    bench.pass(2_000, load(26.0, 20.0, 20.0));
+    assert!(bench.engaged());
+    let before = bench.cluster();
+    // Eight of its I/Os a second end, each after twenty seconds; ours are as quick as they should be.
+    bench.peers[0] = Record {
+        cluster: before,
+        ios: 8.0,
+        rate: 8.0,
+        ..peer(1, 20_000.0)
+    };
+    bench.pass(1_000, load(20.0, before / 2.0, 20.0));
+    let after = bench.cluster();
+    assert!(after > 0.9 * before, "{before} {after}");
+}
+
+#[test]
 fn latency_with_little_in_flight_does_not_engage_once_it_is_known_how_much_the_datastore_takes() {
     let engages = |in_flight| {
         let mut bench = Bench::new(FIXED, vec![]);

@@ -5,6 +5,7 @@ use super::world::{World, disk};
 use super::{FIXED, four};
 use tidegate_core::governor::GovernorEvent;
 use tidegate_core::governor::slot::{Entry, Record};
+use tidegate_core::units::Span;
 
 #[test]
 fn a_disk_that_wakes_has_its_part_before_the_others_have_heard_of_it() {
@@ -108,6 +109,26 @@ fn hosts_that_hear_nobody_still_hold_the_threshold() {
         world.mean_latency()
     );
     assert!(world.mean_rate() > 0.97 * world.most);
+}
+
+#[test]
+fn what_hung_with_a_hosts_reads_says_nothing_of_the_time_after() {
+    let mut bench = Bench::new(FIXED, vec![peer(1, 24.0)]);
+    bench.pass(5_000, load(24.0, 20.0, 20.0));
+    let before = bench.cluster();
+    bench.deaf = true;
+    // Whoever cannot read hears of it when the read fails; what ends then took as long.
+    bench.pass_ticks(1, load(24.0, 20.0, 20.0));
+    bench.report(&super::bench::usage(load(4_000.0, 4_000.0, 20.0)));
+    bench.deaf = false;
+    bench.hear();
+    for _ in 0..20 {
+        bench.pass(100, load(24.0, 20.0, 20.0));
+        let after = bench.cluster();
+        assert!(after > 0.9 * before, "{before} {after}");
+        let latency = bench.known().latency;
+        assert!(latency < Span::from_millis(25), "{latency}");
+    }
 }
 
 #[test]
