@@ -368,6 +368,25 @@ fn what_comes_and_ends_at_one_moment_is_counted_as_if_each_came_by_itself() {
 }
 
 #[test]
+fn ends_that_come_together_are_no_sign_of_a_busy_disk() {
+    let mut host = Host::new(&["stats"]);
+    // A thousand a second, thirty-two at a time.
+    for burst in 1..=50 {
+        let now = burst * 32_000_000;
+        for token in 0..32 {
+            host.gather(now, asked(now, 0, token, Op::Read, token << 20, 4_096));
+        }
+        host.flow(now);
+        for (io, ..) in host.started() {
+            host.gather(now + 1_000_000, ended(io, Ok(())));
+        }
+        host.flow(now + 1_000_000);
+        let seen = host.stats().latency(Class::Read, Stage::Total).count();
+        assert_eq!(seen, burst * 32);
+    }
+}
+
+#[test]
 fn an_arrival_after_the_end_counts_as_no_time_at_all() {
     let mut host = Host::new(&["stats"]);
     host.whole(1_000, 300, Op::Read, 0, 512, Ok(()));

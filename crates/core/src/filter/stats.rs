@@ -251,8 +251,11 @@ pub struct Stats {
     sampled: Time,
     /// From here on touched only by what is seldom.
     last: Sampled,
-    /// From one I/O to the next, in nanoseconds; mean over the last samples, each as [`PAUSE`] at most.
+    /// From one I/O to the next, in nanoseconds; mean of the last window or less.
     apart: u64,
+    /// When the window began in which I/Os are counted, and how many there were.
+    window: Time,
+    seen: u64,
     random: u32,
     since: Option<Time>,
     errors: [u64; Op::ALL.len()],
@@ -305,11 +308,8 @@ const EVERY_BELOW: Span = Span::from_micros(100);
 /// Beyond it, at most so long from one sample to the next where gaps may be that long: half of it on average.
 const PAUSE: Span = Span::from_millis(2);
 
-/// One that waits for its sample for longer than this is of another time.
+/// One that waits for its sample for longer than this is of another time; and so long is counted to know a rate.
 const LATE: Span = Span::from_millis(10);
-
-/// How many samples the mean time from one I/O to the next is taken over.
-const SMOOTH: u64 = 8;
 
 /// The most I/Os that one sample stands for; the mean is half of it.
 pub const GAP_MAX: usize = 128;
@@ -340,7 +340,9 @@ impl Stats {
                 filters: Span::ZERO,
                 datastore: None,
             },
-            apart: PAUSE.as_nanos(),
+            apart: LATE.as_nanos(),
+            window: Time::ZERO,
+            seen: 0,
             random: 1,
             since: None,
             errors: [0; Op::ALL.len()],
@@ -406,12 +408,22 @@ impl Stats {
         (self.gap, self.stands_for) = (1, 1);
     }
 
+    /// Learns how far I/Os are apart: from a window's end, or from so many in it that they cannot be far.
+    fn look_at_rate(&mut self, now: Time) {
+        self.seen += self.stands_for as u64;
+        let passed = now.since(self.window);
+        if passed >= LATE {
+            self.apart = passed.as_nanos() / self.seen;
+            (self.window, self.seen) = (now, 0);
+        } else {
+            self.apart = self.apart.min(LATE.as_nanos() / self.seen);
+        }
+    }
+
     /// Chooses the next one to sample. At random, as a fixed gap could fall in step with the guest's batches.
     fn next_gap(&mut self, now: Time) {
-        let passed = now.since(self.sampled).min(PAUSE).as_nanos();
-        let apart = passed / self.stands_for as u64;
-        self.apart = (self.apart * (SMOOTH - 1) + apart) / SMOOTH;
         self.sampled = now;
+        self.look_at_rate(now);
         // A linear congruence's upper bits are random enough to break step, and its lower ones are not used.
         self.random = self
             .random
