@@ -11,7 +11,7 @@
 //!
 //! # Picture
 //! ```text
-//!   inbox ──┐                              ┌─> image.start ──> ring ──┐
+//!   inbox ──┐         gather, flow         ┌─> image.start ──> ring ──┐
 //!   ring ───┼─> Event ──> Shard ──> Effect ┤                          │ completion
 //!   queues ─┘      ▲                       └─> device.answer          │
 //!                  └──────────────────────────────────────────────────┘
