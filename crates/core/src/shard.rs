@@ -438,31 +438,31 @@ mod tests {
         }
     }
 
+    fn asked(token: u64, request: Request) -> Event {
+        Event::Submitted {
+            disk: DISK,
+            token: Token(token),
+            request,
+        }
+    }
+
+    fn ended(io: IoId) -> Event {
+        Event::Finished {
+            disk: DISK,
+            io,
+            outcome: Ok(()),
+        }
+    }
+
     fn submit(shard: &mut Shard, token: u64, request: Request) -> Vec<Effect> {
         let mut out = Vec::new();
-        shard.handle(
-            Time::ZERO,
-            Event::Submitted {
-                disk: DISK,
-                token: Token(token),
-                request,
-            },
-            &mut out,
-        );
+        shard.handle(Time::ZERO, asked(token, request), &mut out);
         out
     }
 
     fn finish(shard: &mut Shard, io: IoId) -> Vec<Effect> {
         let mut out = Vec::new();
-        shard.handle(
-            Time::ZERO,
-            Event::Finished {
-                disk: DISK,
-                io,
-                outcome: Ok(()),
-            },
-            &mut out,
-        );
+        shard.handle(Time::ZERO, ended(io), &mut out);
         out
     }
 
@@ -503,13 +503,7 @@ mod tests {
         let mut shard = shard(1);
         let mut out = Vec::new();
         for token in 0..3 {
-            let request = request(Op::Write, token * 512, 512);
-            let token = Token(token);
-            let asked = Event::Submitted {
-                disk: DISK,
-                token,
-                request,
-            };
+            let asked = asked(token, request(Op::Write, token * 512, 512));
             shard.gather(Time::ZERO, asked, &mut out);
         }
         assert_eq!((out.len(), shard.in_flight()), (0, 3));
@@ -518,24 +512,14 @@ mod tests {
         assert_eq!(ios.len(), 3);
 
         // One ends three times at the same moment, and one that has not begun ends, too.
-        let late = request(Op::Write, 0, 512);
-        let asked = Event::Submitted {
-            disk: DISK,
-            token: Token(9),
-            request: late,
-        };
-        shard.gather(Time::ZERO, asked, &mut out);
+        let late = asked(9, request(Op::Write, 0, 512));
+        shard.gather(Time::ZERO, late, &mut out);
         let next = IoId {
             index: 3,
             generation: 1,
         };
         for io in [ios[0], ios[0], ios[2], ios[0], next] {
-            let ended = Event::Finished {
-                disk: DISK,
-                io,
-                outcome: Ok(()),
-            };
-            shard.gather(Time::ZERO, ended, &mut out);
+            shard.gather(Time::ZERO, ended(io), &mut out);
         }
         assert_eq!((out.len(), shard.strays()), (0, 3));
         shard.flow(Time::ZERO, &mut out);
@@ -559,11 +543,7 @@ mod tests {
     fn an_order_comes_after_what_was_gathered_before_it() {
         let mut shard = shard(1);
         let mut out = Vec::new();
-        let asked = Event::Submitted {
-            disk: DISK,
-            token: Token(1),
-            request: request(Op::Write, 4096, 4096),
-        };
+        let asked = asked(1, request(Op::Write, 4096, 4096));
         shard.gather(Time::ZERO, asked, &mut out);
         let places = Vec::new();
         shard.gather(
