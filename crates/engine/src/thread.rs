@@ -67,8 +67,10 @@ pub(crate) mod tag {
 const COMPLETIONS_PER_TURN: usize = 256;
 /// Requests taken from one queue in one turn: a deep queue waits for the shallow ones.
 const REQUESTS_PER_QUEUE: usize = 32;
-/// After a wait, how many are carried out before the others are looked at: while those are, a sleeping guest already wakes
-/// to the first answers, and a disk already works.
+/// How many of them are carried out and answered before more are taken: a guest that is shown its answers by and by asks
+/// again meanwhile, instead of falling asleep until it has them all.
+const REQUESTS_AT_ONCE: usize = 16;
+/// The same, after a wait: a sleeping guest wakes to the first answers while the others are carried out.
 const FIRST_REQUESTS: usize = 4;
 /// I/Os that the shard holds before it first allocates.
 const IN_FLIGHT: usize = 1024;
@@ -300,16 +302,7 @@ impl IoThread {
         }
         worked |= self.reap();
         worked |= self.deadlines();
-        let first = if self.wait.is_some() {
-            FIRST_REQUESTS
-        } else {
-            REQUESTS_PER_QUEUE
-        };
-        if self.fetch(first, &mut worked) && first < REQUESTS_PER_QUEUE {
-            self.settle();
-            self.fetch(REQUESTS_PER_QUEUE - first, &mut worked);
-        }
-        self.settle();
+        worked |= self.requests();
         if !self.resting.is_empty() {
             self.stir();
         }
@@ -320,6 +313,26 @@ impl IoThread {
         }
         self.tally.turn(self.desk.now, worked);
         worked
+    }
+
+    /// Takes what every queue may bring in one turn and carries it out, a piece at a time. Returns whether anything came.
+    fn requests(&mut self) -> bool {
+        let mut any = false;
+        let mut left = REQUESTS_PER_QUEUE;
+        let mut piece = if self.wait.is_some() {
+            FIRST_REQUESTS
+        } else {
+            REQUESTS_AT_ONCE
+        };
+        loop {
+            let more = self.fetch(piece, &mut any);
+            self.settle();
+            left -= piece;
+            if !more || left == 0 {
+                return any;
+            }
+            piece = REQUESTS_AT_ONCE.min(left);
+        }
     }
 
     /// Carries out and publishes, until neither leaves anything to do: the thread may sleep after that.
