@@ -34,6 +34,8 @@ const ENOUGH: f64 = 0.4e9;
 const KNEE: f64 = 0.9;
 /// Where less in flight than ever was seen brings less than this part of the most, the way down has come to the knee.
 const FALLS: f64 = 0.95;
+/// And only after this much time in it: less is a twentieth off by chance, and would end the way down far from the knee.
+const SURE: f64 = 2e9;
 /// A lower bin that did clearly more than a higher one does now is out of date: more in flight never does less.
 const STALE: f64 = 1.1;
 /// How far down a step goes to where nothing is known.
@@ -139,7 +141,7 @@ impl Curve {
         // An octave more in flight that brought no more than the tenth in question: that was the datastore's most.
         let saturated = known().any(|(beyond, _)| beyond >= place + 2);
         let bracketed = place == 0 || known().any(|(below, _)| below < place && below + 2 >= place);
-        let falls = knee.rate < FALLS * peak;
+        let falls = knee.rate < FALLS * peak && knee.weight >= SURE;
         let (in_flight, latency) = (middle(place), knee.latency);
         Some(Knee {
             peak,

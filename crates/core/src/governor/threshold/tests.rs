@@ -136,6 +136,21 @@ fn on_its_way_down_it_ends_where_throughput_begins_to_fall() {
 }
 
 #[test]
+fn a_moment_with_less_does_not_end_the_way_down() {
+    let mut curve = Curve::default();
+    let saw = |curve: &mut Curve, times, in_flight, part| {
+        let full = array(20_000.0, 0.5, in_flight);
+        let rate = part * full.rate;
+        (0..times).for_each(|_| curve.saw(TICK, &Sight { rate, ..full }));
+        curve.knee().unwrap()
+    };
+    saw(&mut curve, 100, 80.0, 1.0);
+    let chance = saw(&mut curve, 5, 30.0, 0.93);
+    assert!((20.0..40.0).contains(&chance.in_flight) && !chance.falls);
+    assert!(saw(&mut curve, 20, 30.0, 0.93).falls);
+}
+
+#[test]
 fn how_low_latency_can_be_is_known_only_from_less_in_flight() {
     let knee = Knee {
         latency: 4e6,
