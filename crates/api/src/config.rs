@@ -24,6 +24,8 @@ pub struct Config {
     /// The format's version: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<u32>,
+    /// This host, as others know it.
+    pub host: HostConfig,
     /// I/O threads.
     pub io: IoConfig,
     /// The REST interface.
@@ -34,6 +36,16 @@ pub struct Config {
     pub dashboard: DashboardConfig,
     /// Logging.
     pub log: LogConfig,
+}
+
+/// What is told of this host to those that share its datastores.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields, default)]
+pub struct HostConfig {
+    /// What it is called in reports, events and errors, here and elsewhere; up to 64 printable ASCII characters. Names are for
+    /// people: hosts know each other by identities that are drawn. Default: the machine's host name.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub name: Option<String>,
 }
 
 /// The threads that serve all disks' I/O.

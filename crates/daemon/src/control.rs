@@ -30,9 +30,18 @@ pub(crate) mod report;
 /// How long a datastore may take the word that this host leaves it: the others notice by themselves soon after.
 const FAREWELL: Duration = Duration::from_secs(2);
 
+/// Who this host is among those that share datastores.
+#[derive(Clone, Debug)]
+pub(crate) struct Identity {
+    /// Drawn once, and kept.
+    pub(crate) id: [u8; 16],
+    /// What people call it.
+    pub(crate) name: String,
+}
+
 /// See the module.
 pub(crate) struct Controls {
-    host: [u8; 16],
+    host: Identity,
     /// A datastore that was once in use keeps its place: there are few.
     places: Mutex<BTreeMap<Name, Arc<Place>>>,
     ear: Arc<Ear>,
@@ -74,8 +83,8 @@ pub(crate) struct InUse {
 }
 
 impl Controls {
-    /// No datastore is in use yet. `host`: this host's identity.
-    pub(crate) fn new(host: [u8; 16]) -> Controls {
+    /// No datastore is in use yet. `host`: who this one is.
+    pub(crate) fn new(host: Identity) -> Controls {
         Controls {
             host,
             places: Mutex::default(),
@@ -83,9 +92,9 @@ impl Controls {
         }
     }
 
-    /// This host's identity among those that share datastores.
-    pub(crate) fn host(&self) -> [u8; 16] {
-        self.host
+    /// Who this host is.
+    pub(crate) fn host(&self) -> &Identity {
+        &self.host
     }
 
     /// Takes a datastore into use.
@@ -104,10 +113,11 @@ impl Controls {
         let begins = running.is_none();
         if begins {
             let directory = policy::directory(settings, io_control);
-            let governor = policy::governor(settings, io_control, self.host, incarnation()?);
+            let governor = policy::governor(settings, io_control, self.host.id, incarnation()?);
             let control = host.control(control::Settings {
                 name: name.to_string(),
                 directory: directory.clone(),
+                host_name: self.host.name.clone(),
                 governor,
             })?;
             control.wake_on_events(Waker::from(Arc::clone(&self.ear)));

@@ -86,7 +86,7 @@ impl Keeper {
             store,
             host,
             live,
-            leases: leases::DiskLeases::new(controls.host()),
+            leases: leases::DiskLeases::new(controls.host().clone()),
             controls,
             group_numbers: Mutex::default(),
             jobs: Arc::default(),

@@ -34,6 +34,9 @@ const MOST_THREADS_UNASKED: usize = 4;
 /// The most I/O threads at all. More than this is a slip of the hand.
 const MOST_THREADS: u16 = 256;
 
+/// The most bytes of a host's name: what other hosts make room for.
+const HOST_NAME: usize = 64;
+
 /// NBD clients at a time, if nothing is said: every disk of a full host twice over.
 const CONNECTIONS: usize = 1024;
 
@@ -43,6 +46,8 @@ const DASHBOARD: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8
 /// What a daemon is to be.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Plan {
+    /// What people call this host.
+    pub(crate) host_name: String,
     pub(crate) threads: ThreadsPlan,
     pub(crate) api: ApiPlan,
     pub(crate) nbd: NbdPlan,
@@ -109,18 +114,21 @@ pub(crate) struct LogPlan {
 }
 
 /// What is known about the machine when a plan is made.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Machine {
     pub(crate) cpus: usize,
     /// Whether standard error is the systemd journal.
     pub(crate) journal: bool,
+    /// Its host name.
+    pub(crate) name: String,
 }
 
 impl Plan {
     /// The plan that a configuration asks for.
     pub(crate) fn new(config: &Config, root: &Root, machine: Machine) -> Outcome<Plan> {
         Ok(Plan {
-            threads: threads(config, machine)?,
+            host_name: host_name(config, &machine)?,
+            threads: threads(config, &machine)?,
             api: api(config, root)?,
             nbd: nbd(config, root)?,
             dashboard: dashboard(config, root)?,
@@ -140,7 +148,19 @@ impl Plan {
     }
 }
 
-fn threads(config: &Config, machine: Machine) -> Outcome<ThreadsPlan> {
+fn host_name(config: &Config, machine: &Machine) -> Outcome<String> {
+    let Some(name) = &config.host.name else {
+        return Ok(machine.name.clone());
+    };
+    let printable = name.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+    if name.trim().is_empty() || name.len() > HOST_NAME || !printable {
+        let why = format!("a host's name is 1 to {HOST_NAME} printable ASCII characters");
+        return Err(bad("host.name", why).remedy("leave it out: the machine's host name is used"));
+    }
+    Ok(name.clone())
+}
+
+fn threads(config: &Config, machine: &Machine) -> Outcome<ThreadsPlan> {
     let cpus: Vec<usize> = config
         .io
         .cpus
@@ -391,14 +411,17 @@ pub(crate) fn export_uri(server: &str, export: &str) -> String {
 mod tests {
     use super::*;
 
-    const MACHINE: Machine = Machine {
-        cpus: 8,
-        journal: false,
-    };
+    fn machine() -> Machine {
+        Machine {
+            cpus: 8,
+            journal: false,
+            name: "bee".into(),
+        }
+    }
 
     fn plan(text: &str) -> Outcome<Plan> {
         let root = Root::find(Some("/srv/tide".into())).unwrap();
-        Plan::new(&Config::read(text).unwrap(), &root, MACHINE)
+        Plan::new(&Config::read(text).unwrap(), &root, machine())
     }
 
     #[test]
@@ -415,6 +438,18 @@ mod tests {
         assert_eq!(plan.api.socket, Path::new("/srv/tide/run/tidegate.sock"));
         assert_eq!(plan.nbd.sockets, [Path::new("/srv/tide/run/nbd.sock")]);
         assert!(plan.nbd.tcp.is_empty());
+    }
+
+    #[test]
+    fn a_host_is_called_as_its_machine_is_or_as_somebody_says() {
+        assert_eq!(plan("").unwrap().host_name, "bee");
+        let said = plan("[host]\nname = \"rack 3, left\"").unwrap();
+        assert_eq!(said.host_name, "rack 3, left");
+        let long = format!("[host]\nname = \"{}\"", "x".repeat(HOST_NAME + 1));
+        for bad in ["[host]\nname = \" \"", "[host]\nname = \"h\u{e4}\"", &long] {
+            let text = plan(bad).unwrap_err().to_string();
+            assert!(text.contains("host.name"), "{text}");
+        }
     }
 
     #[test]

@@ -25,7 +25,7 @@ use tokio::net::{UnixListener, UnixStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::control::Controls;
+use crate::control::{Controls, Identity};
 use crate::dashboard::{Dashboard, door};
 use crate::host::Host;
 use crate::keeper::Keeper;
@@ -114,9 +114,11 @@ pub fn check_config(options: &ServeOptions) -> anyhow::Result<Option<PathBuf>> {
 
 fn machine() -> Machine {
     let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     Machine {
         cpus,
         journal: log::to_journal(),
+        name: name.trim().to_owned(),
     }
 }
 
@@ -166,7 +168,10 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
         store,
         host,
         Arc::clone(&disks),
-        Controls::new(root.host_id()?),
+        Controls::new(Identity {
+            id: root.host_id()?,
+            name: plan.host_name.clone(),
+        }),
         nbd_socket,
     ));
 

@@ -52,6 +52,8 @@ pub struct Settings {
     pub name: String,
     /// Where its slot file is to be; none where hosts share no directory: this host then decides by itself.
     pub directory: Option<PathBuf>,
+    /// What people call this host, as the others are told.
+    pub host_name: String,
     /// What the governor is told.
     pub governor: governor::Settings,
 }
@@ -289,7 +291,7 @@ impl Control {
             }
         };
         let mut governor = Governor::new(settings.governor);
-        governor.call(Name::new(&host_name()));
+        governor.call(Name::new(&settings.host_name));
         let rounds = rounds::Rounds::new(id, governor, inboxes, carrier, Arc::clone(&core.notes));
         rounds.start(&settings.name, heard).map_err(failed)?;
         Ok(Control { core })
@@ -487,10 +489,4 @@ impl Notes {
     fn reader(&self) -> MutexGuard<'_, Option<Waker>> {
         self.reader.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// What people call this host.
-fn host_name() -> String {
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    name.trim().to_owned()
 }

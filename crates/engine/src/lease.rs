@@ -60,15 +60,20 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// With the usual length of a lease, and the name that the system has for this host.
-    pub fn new(name: &str, directory: PathBuf, host: [u8; 16], incarnation: u64) -> Settings {
-        let host_name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    /// With the usual length of a lease.
+    pub fn new(
+        name: &str,
+        directory: PathBuf,
+        host: [u8; 16],
+        incarnation: u64,
+        host_name: &str,
+    ) -> Settings {
         Settings {
             name: name.into(),
             directory,
             host,
             incarnation,
-            host_name: host_name.trim().into(),
+            host_name: host_name.into(),
             lease: LEASE,
         }
     }

@@ -115,7 +115,7 @@ impl Demo {
         }
         for name in HOSTS {
             let root = demo.path(name);
-            furnish(&root, &demo.path("disks"))?;
+            furnish(&root, name, &demo.path("disks"))?;
             demo.hosts.push(Host::start(program, name, &root)?);
         }
         demo.share()?;
@@ -240,12 +240,14 @@ fn prepare(number: usize, host: &Host, uri: &str, meeting: &str) -> Result<()> {
 }
 
 /// A root that is not empty, so that no first disk is made in it; its disks' descriptors lie in `disks`.
-fn furnish(root: &Path, disks: &Path) -> Result<()> {
+fn furnish(root: &Path, name: &str, disks: &Path) -> Result<()> {
     let known = root.join("state/disks");
     std::fs::create_dir_all(&known).with_context(|| format!("cannot make {}", known.display()))?;
     std::os::unix::fs::symlink(disks, known.join(DATASTORE))
         .with_context(|| format!("cannot make a link in {}", known.display()))?;
-    let config = "[io]\nthreads = 1\n[dashboard]\nlisten = \"127.0.0.1:0\"\n";
+    let config = format!(
+        "[host]\nname = \"{name}\"\n[io]\nthreads = 1\n[dashboard]\nlisten = \"127.0.0.1:0\"\n"
+    );
     std::fs::write(root.join("tidegate.toml"), config)
         .with_context(|| format!("cannot write a configuration in {}", root.display()))
 }

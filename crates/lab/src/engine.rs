@@ -72,6 +72,7 @@ fn never_engaged(engine: &Engine) -> Result<UnderControl> {
     let settings = control::Settings {
         name: "empty".into(),
         directory: None,
+        host_name: "host".into(),
         governor: governor::Settings {
             host: [1; 16],
             incarnation: 1,

@@ -116,16 +116,14 @@ fn list<'a>(value: &'a Value, field: &str) -> &'a [Value] {
     value[field].as_array().map_or(&[], Vec::as_slice)
 }
 
-/// What a page calls a host: by its name, and by its identity too where another has the same name.
+/// What a page calls a host: by the name that the demonstration has given it, which no other has.
 fn called(control: &Value, host: &Value) -> String {
     let hosts = list(control, "hosts");
     let known = hosts.iter().find(|known| known["host"] == *host);
-    let name = &known.expect("a host that is known")["name"];
-    let digits = &text(host)[..8];
-    match hosts.iter().filter(|known| known["name"] == *name).count() {
-        1 => text(name).to_owned(),
-        _ => format!("{} ({digits})", text(name)),
-    }
+    let name = text(&known.expect("a host that is known")["name"]);
+    let so_called = hosts.iter().filter(|known| known["name"] == name);
+    assert_eq!(so_called.count(), 1, "{name}");
+    name.to_owned()
 }
 
 /// The first number in a text whose thousands are apart.
@@ -276,6 +274,11 @@ fn a_datastore_of_two_hosts_shows_the_disks_of_both_and_what_rest_and_guests_tel
         second["engaged"] == true && off.all(|off| off.abs() < 0.15)
     });
     for host in &demo.hosts {
+        let control = host.control();
+        let here = list(&control, "hosts")
+            .iter()
+            .find(|known| known["here"] == true);
+        assert_eq!(here.map(|here| text(&here["name"])), Some(&*host.name));
         compare(&browser, &demo, host);
         look_at(&browser, &format!("datastore-of-two-{}", host.name));
     }

@@ -2,7 +2,8 @@
 //!
 //! On a local file system the kernel's lock decides; in front of an NBD server nothing but the lease does.
 
-use std::path::PathBuf;
+use std::fs;
+use std::path::{Path, PathBuf};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::Place;
@@ -32,6 +33,13 @@ fn refused(daemon: &Daemon, words: &[&str]) -> String {
     said.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
+/// Says in a root's configuration what its host is called.
+fn call(root: &Path, name: &str) {
+    fs::create_dir_all(root).expect("a directory can be made");
+    let config = format!("[host]\nname = \"{name}\"\n");
+    fs::write(root.join("tidegate.toml"), config).expect("a configuration can be written");
+}
+
 fn assert_says(said: &str, words: &[&str]) {
     for word in words {
         assert!(said.contains(word), "no `{word}` in: {said}");
@@ -42,7 +50,7 @@ fn assert_says(said: &str, words: &[&str]) {
 fn on_a_local_datastore_a_paused_host_keeps_its_disk_and_a_killed_ones_is_taken_over() {
     let place = Place::new();
     let shared = place.join("shared");
-    std::fs::create_dir(&shared).expect("a directory can be made");
+    fs::create_dir(&shared).expect("a directory can be made");
     let shared = shared.display().to_string();
     let daemons = ["one", "two"].map(|root| {
         let daemon = Daemon::start_with(&place, root, &[]);
@@ -79,9 +87,10 @@ fn in_front_of_an_nbd_server_only_a_fenced_hosts_disk_is_taken_over_and_it_write
     let server = Server::start(&place, Serving::image(&image));
     let uri = format!("nbd+unix://?socket={}", server.nbd().display());
     let meeting: PathBuf = place.join("meeting");
-    std::fs::create_dir(&meeting).expect("a directory can be made");
+    fs::create_dir(&meeting).expect("a directory can be made");
     let meeting = meeting.display().to_string();
     let [one, two] = ["one", "two"].map(|root| {
+        call(&place.join(root), &format!("host-{root}"));
         let daemon = Daemon::start_with(&place, root, &[]);
         daemon.run(&["datastore", "add", "up", "--kind", "nbd", "--uri", &uri]);
         daemon.run(&["datastore", "set", "up", "--coordination", &meeting]);
@@ -92,7 +101,7 @@ fn in_front_of_an_nbd_server_only_a_fenced_hosts_disk_is_taken_over_and_it_write
     one.run(&["disk", "attach", "db1"]);
     nbdsh(&one, "h.pwrite(b'a' * 4096, 0)");
     let said = refused(&two, &["disk", "attach", "db1"]);
-    assert_says(&said, &["open on host", "it renewed its lease"]);
+    assert_says(&said, &["open on host host-one", "it renewed its lease"]);
 
     signal(&one, "STOP");
     let said = refused(&two, &["disk", "attach", "db1"]);

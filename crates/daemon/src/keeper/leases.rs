@@ -18,6 +18,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::lease::{self, Guard, Holder, Lease, Leases, Refused, Settings};
 
 use super::new_uuid;
+use crate::control::Identity;
 use crate::host;
 use crate::live::Live;
 use crate::store::Found;
@@ -28,7 +29,7 @@ const FAREWELL: Duration = Duration::from_secs(2);
 
 /// See the module.
 pub(crate) struct DiskLeases {
-    host: [u8; 16],
+    host: Identity,
     /// By the directory in which `.tidegate` is; there are few.
     places: Mutex<BTreeMap<PathBuf, Leases>>,
 }
@@ -42,7 +43,7 @@ struct About {
 
 impl DiskLeases {
     /// Those of this host.
-    pub(crate) fn new(host: [u8; 16]) -> DiskLeases {
+    pub(crate) fn new(host: Identity) -> DiskLeases {
         DiskLeases {
             host,
             places: Mutex::default(),
@@ -83,7 +84,7 @@ impl DiskLeases {
         });
         match holder {
             // Another daemon of this machine, or an earlier start of this one, which may be at its last operations.
-            Some(holder) if holder.host == self.host => {
+            Some(holder) if holder.host == self.host.id => {
                 problem.because("an earlier start of this daemon had it open")
             }
             Some(holder) => problem.because(format!("it is open on host {holder}")),
@@ -113,8 +114,9 @@ impl DiskLeases {
         let settings = Settings::new(
             found.datastore.as_str(),
             directory.clone(),
-            self.host,
+            self.host.id,
             incarnation,
+            &self.host.name,
         );
         let leases = Leases::new(settings).map_err(|e| host::problem(&e))?;
         places.insert(directory, leases.clone());

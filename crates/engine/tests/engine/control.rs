@@ -25,6 +25,7 @@ fn settings(host: u8, threshold: Threshold) -> Settings {
     Settings {
         name: "shared".into(),
         directory: None,
+        host_name: format!("host{host}"),
         governor: governor::Settings {
             host: [host; 16],
             incarnation: 77 + u64::from(host),

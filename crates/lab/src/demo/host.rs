@@ -13,7 +13,6 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
-use nix::sched::{CloneFlags, unshare};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -55,7 +54,8 @@ impl Host {
             .arg("serve")
             .stdout(said.try_clone().context("cannot share a log")?)
             .stderr(said);
-        let daemon = on_a_machine_called(name, &mut command)
+        let daemon = command
+            .spawn()
             .with_context(|| format!("cannot start {}", program.display()))?;
         let mut host = Host {
             name,
@@ -202,20 +202,4 @@ fn own(program: &Path, root: &Path) -> Command {
         command.env_remove(variable);
     }
     command
-}
-
-/// Starts a program that takes this machine to be called so. Only the superuser may pretend that; for others both hosts
-/// have this machine's name, and are told apart by their identities.
-fn on_a_machine_called(name: &str, command: &mut Command) -> std::io::Result<Child> {
-    std::thread::scope(|scope| {
-        let starter = scope.spawn(|| {
-            // The name is this thread's and of what it starts, and no other's.
-            if unshare(CloneFlags::CLONE_NEWUTS).is_ok() {
-                let _refused = std::fs::write("/proc/sys/kernel/hostname", name);
-            }
-            command.spawn()
-        });
-        let started = starter.join();
-        started.unwrap_or_else(|_| Err(std::io::Error::other("starting it panicked")))
-    })
 }

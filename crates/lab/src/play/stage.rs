@@ -17,7 +17,7 @@ use tempfile::TempDir;
 use tidegate_core::units::{Span, Time};
 use tidegate_sim::Policy;
 use tidegate_sim::results::HostBin;
-use tidegate_sim::scenario::{Ceiling, Control, Group, Scenario, Settings, Threshold};
+use tidegate_sim::scenario::{Ceiling, Control, Group, Host, Scenario, Settings, Threshold};
 
 use crate::array::{ArrayServer, Stretch};
 use crate::server::{Launch, Server};
@@ -59,7 +59,7 @@ impl Stage {
         };
         for place in 0..scenario.hosts.len() {
             let root = stage._scratch.path().join(format!("host{place}"));
-            stage.start(&root, scenario.hosts[place].threads)?;
+            stage.start(&root, &scenario.hosts[place])?;
             stage.roots.push(root);
             stage.share(place, scenario, policy, threshold, &coordination)?;
             for group in &scenario.groups {
@@ -74,10 +74,12 @@ impl Stage {
         Ok(stage)
     }
 
-    fn start(&mut self, root: &Path, threads: usize) -> Result<()> {
+    fn start(&mut self, root: &Path, host: &Host) -> Result<()> {
         std::fs::create_dir_all(root).context("cannot make a root")?;
         let config = root.join("tidegate.toml");
-        std::fs::write(&config, format!("[io]\nthreads = {threads}\n"))
+        let Host { name, threads, .. } = host;
+        let text = format!("[host]\nname = {name:?}\n[io]\nthreads = {threads}\n");
+        std::fs::write(&config, text)
             .with_context(|| format!("cannot write {}", config.display()))?;
         let launch = Launch {
             name: "tidegate".into(),
