@@ -16,6 +16,7 @@ use tidegate_api::datastore::{DatastoreSettings, IoMode};
 use tidegate_api::descriptor::{CacheMode, Descriptor};
 use tidegate_api::problem::Problem;
 use tidegate_api::units::Span;
+use tidegate_core::governor::name::LONGEST;
 
 use crate::root::Root;
 use crate::store::Found;
@@ -33,9 +34,6 @@ const MOST_THREADS_UNASKED: usize = 4;
 
 /// The most I/O threads at all. More than this is a slip of the hand.
 const MOST_THREADS: u16 = 256;
-
-/// The most bytes of a host's name: what other hosts make room for.
-const HOST_NAME: usize = 64;
 
 /// NBD clients at a time, if nothing is said: every disk of a full host twice over.
 const CONNECTIONS: usize = 1024;
@@ -153,8 +151,8 @@ fn host_name(config: &Config, machine: &Machine) -> Outcome<String> {
         return Ok(machine.name.clone());
     };
     let printable = name.bytes().all(|byte| matches!(byte, b' '..=b'~'));
-    if name.trim().is_empty() || name.len() > HOST_NAME || !printable {
-        let why = format!("a host's name is 1 to {HOST_NAME} printable ASCII characters");
+    if name.trim().is_empty() || name.len() > LONGEST || !printable {
+        let why = format!("a host's name is 1 to {LONGEST} printable ASCII characters");
         return Err(bad("host.name", why).remedy("leave it out: the machine's host name is used"));
     }
     Ok(name.clone())
@@ -445,7 +443,7 @@ mod tests {
         assert_eq!(plan("").unwrap().host_name, "bee");
         let said = plan("[host]\nname = \"rack 3, left\"").unwrap();
         assert_eq!(said.host_name, "rack 3, left");
-        let long = format!("[host]\nname = \"{}\"", "x".repeat(HOST_NAME + 1));
+        let long = format!("[host]\nname = \"{}\"", "x".repeat(LONGEST + 1));
         for bad in ["[host]\nname = \" \"", "[host]\nname = \"h\u{e4}\"", &long] {
             let text = plan(bad).unwrap_err().to_string();
             assert!(text.contains("host.name"), "{text}");

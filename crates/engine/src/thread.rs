@@ -70,7 +70,8 @@ const REQUESTS_PER_QUEUE: usize = 32;
 /// How many of them are carried out and answered before more are taken: a guest that is shown its answers by and by asks
 /// again meanwhile, instead of falling asleep until it has them all.
 const REQUESTS_AT_ONCE: usize = 16;
-/// The same, after a wait: a sleeping guest wakes to the first answers while the others are carried out.
+/// The same, after a wait: a sleeping guest already wakes to the first answers, and a disk already works, while the others
+/// are carried out.
 const FIRST_REQUESTS: usize = 4;
 /// I/Os that the shard holds before it first allocates.
 const IN_FLIGHT: usize = 1024;

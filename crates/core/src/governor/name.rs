@@ -4,20 +4,23 @@
 //! # Always true
 //! - Whoever wrote the bytes, [`Name::chars`] gives nothing but printable ASCII.
 
-/// What people call a host, cut after 64 bytes.
+/// The most bytes of a host's name.
+pub const LONGEST: usize = 64;
+
+/// What people call a host, cut after [`LONGEST`] bytes.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Name(pub(super) [u8; 64]);
+pub struct Name(pub(super) [u8; LONGEST]);
 
 impl Default for Name {
     fn default() -> Name {
-        Name([0; 64])
+        Name([0; LONGEST])
     }
 }
 
 impl Name {
     /// Of this text.
     pub fn new(text: &str) -> Name {
-        let mut bytes = [0; 64];
+        let mut bytes = [0; LONGEST];
         for (to, from) in bytes.iter_mut().zip(text.bytes()) {
             *to = from;
         }

@@ -1,7 +1,7 @@
 //! Carries out what the shard wants: starts I/Os on images, answers requests, writes filters' records aside.
 //!
-//! One loop takes the effects of a turn in order; what they bring about at once (an image that answers on the spot, a
-//! filter that asks for more) makes new ones, until there are none. Answers become visible to guests at the turn's end.
+//! One loop takes the effects in order; what they bring about at once (an image that answers on the spot, a
+//! filter that asks for more) makes new ones, until there are none. Then the answers become visible to guests: at a turn's end, and between the pieces of one.
 
 use super::IoThread;
 use crate::datastore::{Job, Lane, Progress};
@@ -113,7 +113,7 @@ impl IoThread {
         }
     }
 
-    /// Shows guests and clients what was answered in this turn.
+    /// Shows guests and clients what was answered since the last time.
     pub(super) fn publish(&mut self) {
         while let Some(index) = self.desk.dirty.pop() {
             if let Some(queue) = &mut self.queues[index as usize] {

@@ -23,7 +23,7 @@ const MANY: u64 = 120_000;
 const DEPTH: u16 = 32;
 /// How often each is counted, in turn: how many requests a turn finds is chance, and what a turn costs is shared by them.
 const ROUNDS: usize = 3;
-/// What each of [`STACKS`] may add. A filter is called twice for all requests of a turn; `stats` looks at each that ends.
+/// What each of [`STACKS`] may add. A filter is called twice for all requests that are carried out together; `stats` looks at each that ends.
 /// These guard what was reached, beside the percentages that are wanted.
 const MOST_ADDED: [f64; 3] = [15.0, 20.0, 45.0];
 
