@@ -418,7 +418,7 @@ impl IoThread {
     /// Takes up to `most` requests from every active queue. Returns whether one of them may have more.
     fn fetch(&mut self, most: usize, worked: &mut bool) -> bool {
         let mut more = false;
-        for at in 0..self.active.len() {
+        for at in in_turn(self.turns, self.active.len()) {
             let index = self.active[at];
             let Some(queue) = &mut self.queues[index as usize] else {
                 continue;
@@ -490,6 +490,13 @@ impl IoThread {
     }
 }
 
+/// In which order `count` are looked at in a turn: whoever is first in one is last in the next, so that none is ahead of
+/// the others because of its place.
+fn in_turn(turn: u32, count: usize) -> impl Iterator<Item = usize> {
+    let first = turn as usize % count.max(1);
+    (first..count).chain(0..first)
+}
+
 /// Aborts the process when it is dropped by a panic's unwinding.
 struct AbortOnPanic;
 
@@ -497,6 +504,24 @@ impl Drop for AbortOnPanic {
     fn drop(&mut self) {
         if std::thread::panicking() {
             std::process::abort();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::in_turn;
+
+    #[test]
+    fn in_as_many_turns_as_there_are_queues_each_has_every_place_once() {
+        for count in 0..9 {
+            let turns = 0..u32::try_from(count).expect("a small number");
+            let turns: Vec<Vec<usize>> = turns.map(|turn| in_turn(turn, count).collect()).collect();
+            for place in 0..count {
+                let mut there: Vec<usize> = turns.iter().map(|turn| turn[place]).collect();
+                there.sort_unstable();
+                assert!(there.into_iter().eq(0..count), "place {place} of {count}");
+            }
         }
     }
 }

@@ -1,12 +1,12 @@
-//! An empty disk that the engine serves with nothing around it: what I/O control costs where it holds nobody back.
+//! Empty disks that the engine serves with nothing around it: what I/O control costs where it holds nobody back.
 //!
 //! The bench counts its instructions with and without control; no daemon is in between, so nothing else differs.
 //!
 //! # Always true
-//! - It ends when its one client hangs up.
+//! - It ends when its clients, one for each disk, have hung up.
 
 use std::os::unix::net::UnixListener;
-use std::path::Path;
+use std::path::PathBuf;
 use std::time::Duration;
 
 use anyhow::{Context, Result};
@@ -15,7 +15,7 @@ use tidegate_core::iocontrol::{DiskKey, Mode, Policy};
 use tidegate_core::units::Span;
 use tidegate_engine::control::{self, UnderControl};
 use tidegate_engine::datastore::null;
-use tidegate_engine::{DiskSpec, Engine, Settings};
+use tidegate_engine::{Disk, DiskSpec, Engine, Settings};
 
 /// How long what is in flight may take to end.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -29,11 +29,11 @@ pub enum Control {
     NotEngaged,
 }
 
-/// Serves an empty disk of `size` bytes at `socket` on one I/O thread that does not poll.
+/// Serves an empty disk of `size` bytes at each of `sockets`, all on one I/O thread that does not poll.
 ///
 /// # Errors
-/// The engine does not start, or the socket cannot be made.
-pub fn serve(socket: &Path, size: u64, control: Control) -> Result<()> {
+/// The engine does not start, or a socket cannot be made.
+pub fn serve(sockets: &[PathBuf], size: u64, control: Control) -> Result<()> {
     let engine = Engine::start(&Settings {
         threads: 1,
         poll: Span::ZERO,
@@ -41,34 +41,57 @@ pub fn serve(socket: &Path, size: u64, control: Control) -> Result<()> {
         cpus: Vec::new(),
     })
     .context("cannot start the engine")?;
-    let spec = DiskSpec {
-        name: "empty".into(),
-        size,
-        block_size: 512,
-        read_only: false,
-        write_back: true,
-        serial: String::new(),
-        uuid: [1; 16],
-        queues: 1,
-        filters: Vec::new(),
-        control: match control {
-            Control::None => None,
-            Control::NotEngaged => Some(never_engaged(&engine)?),
-        },
+    let control = match control {
+        Control::None => None,
+        Control::NotEngaged => Some(never_engaged(&engine)?),
     };
-    let disk = engine
-        .attach(spec, null::open(size))
-        .context("cannot attach the disk")?;
-    let listener =
-        UnixListener::bind(socket).with_context(|| format!("cannot make {}", socket.display()))?;
-    let (stream, _) = listener.accept().context("cannot accept the guest")?;
-    disk.serve_vhost(stream).context("cannot serve the guest")?;
-    disk.detach(PATIENCE).context("the disk does not leave")?;
+    let mut disks = Vec::new();
+    for (number, socket) in (1..).zip(sockets) {
+        let spec = DiskSpec {
+            name: format!("empty{number}"),
+            size,
+            block_size: 512,
+            read_only: false,
+            write_back: true,
+            serial: String::new(),
+            uuid: [number; 16],
+            queues: 1,
+            filters: Vec::new(),
+            control: control.as_ref().map(|control| UnderControl {
+                control: control.clone(),
+                key: DiskKey(number.into()),
+                policy: Policy::default(),
+            }),
+        };
+        let disk = engine
+            .attach(spec, null::open(size))
+            .context("cannot attach a disk")?;
+        let listener = UnixListener::bind(socket)
+            .with_context(|| format!("cannot make {}", socket.display()))?;
+        disks.push((disk, listener));
+    }
+    std::thread::scope(|scope| {
+        let guests = disks
+            .iter()
+            .map(|(disk, listener)| scope.spawn(|| one_guest(disk, listener)));
+        let guests: Vec<_> = guests.collect();
+        guests
+            .into_iter()
+            .try_for_each(|guest| guest.join().expect("serving a guest does not panic"))
+    })?;
+    for (disk, _) in disks {
+        disk.detach(PATIENCE).context("a disk does not leave")?;
+    }
     engine.stop();
     Ok(())
 }
 
-fn never_engaged(engine: &Engine) -> Result<UnderControl> {
+fn one_guest(disk: &Disk, listener: &UnixListener) -> Result<()> {
+    let (stream, _) = listener.accept().context("cannot accept a guest")?;
+    disk.serve_vhost(stream).context("cannot serve a guest")
+}
+
+fn never_engaged(engine: &Engine) -> Result<control::Control> {
     let settings = control::Settings {
         name: "empty".into(),
         directory: None,
@@ -84,12 +107,7 @@ fn never_engaged(engine: &Engine) -> Result<UnderControl> {
             learn: true,
         },
     };
-    let control = engine
+    engine
         .control(settings)
-        .context("cannot put the disk under control")?;
-    Ok(UnderControl {
-        control,
-        key: DiskKey(1),
-        policy: Policy::default(),
-    })
+        .context("cannot put disks under control")
 }

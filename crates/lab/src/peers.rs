@@ -191,15 +191,17 @@ pub fn qemu_nbd(store: &Store, socket: &Path, cpu: usize) -> Launch {
     )
 }
 
-/// The engine alone, of [`crate::engine`], with `program` a `tidegate-bench`.
+/// The engine alone, of [`crate::engine`], with a disk for each socket and `program` a `tidegate-bench`.
 #[must_use]
-pub fn engine(program: &Path, socket: &Path, control: Control, cpu: usize) -> Launch {
-    let mut arguments = words(["engine", "--socket"]);
-    arguments.push(socket.into());
+pub fn engine(program: &Path, sockets: &[PathBuf], control: Control, cpu: usize) -> Launch {
+    let mut arguments = words(["engine"]);
+    for socket in sockets {
+        arguments.extend(["--socket".into(), socket.into()]);
+    }
     if control == Control::NotEngaged {
         arguments.push("--controlled".into());
     }
-    launch("engine", program, arguments, &[socket.into()], cpu)
+    launch("engine", program, arguments, sockets, cpu)
 }
 
 /// The bare ring loop of [`crate::bare`], as `program bare --socket SOCKET` with `program` a `tidegate-bench`.

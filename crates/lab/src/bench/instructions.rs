@@ -89,8 +89,8 @@ fn control(bench: &Bench, report: &mut Report) -> Result<()> {
             .into_iter()
             .zip(&mut counts)
         {
-            let socket = bench.path("counted.sock");
-            let launch = peers::engine(program, &socket, control, bench.options.server_cpu);
+            let sockets = [bench.path("counted.sock")];
+            let launch = peers::engine(program, &sockets, control, bench.options.server_cpu);
             *count = per_request(bench, &launch)?;
         }
         let [without, with] = counts;

@@ -36,11 +36,11 @@ enum Verb {
         #[arg(long)]
         poll: bool,
     },
-    /// Serve an empty disk by the engine alone to one vhost-user client
+    /// Serve empty disks by the engine alone, each to one vhost-user client
     Engine {
-        /// Where to listen
-        #[arg(long)]
-        socket: PathBuf,
+        /// Where to listen, once for each disk
+        #[arg(long = "socket", required = true)]
+        sockets: Vec<PathBuf>,
         /// Under I/O control, which never engages
         #[arg(long)]
         controlled: bool,
@@ -105,13 +105,16 @@ fn run(verb: Verb) -> Result<bool> {
             let wait = if poll { Wait::Poll } else { Wait::Sleep };
             bare::serve(&socket, peers::NULL_SIZE, wait).map(|()| true)
         }
-        Verb::Engine { socket, controlled } => {
+        Verb::Engine {
+            sockets,
+            controlled,
+        } => {
             let control = if controlled {
                 Control::NotEngaged
             } else {
                 Control::None
             };
-            engine::serve(&socket, peers::NULL_SIZE, control).map(|()| true)
+            engine::serve(&sockets, peers::NULL_SIZE, control).map(|()| true)
         }
         Verb::Guests {
             sockets,
@@ -121,13 +124,18 @@ fn run(verb: Verb) -> Result<bool> {
         } => {
             server::pin(cpu)?;
             let until = Until::Time(Duration::ZERO, Duration::from_secs(seconds));
-            let all = Tally::sum(&measure::load(&sockets, depth, until, &mut |_| {})?);
+            let tallies = measure::load(&sockets, depth, until, &mut |_| {})?;
+            let all = Tally::sum(&tallies);
             println!(
                 "{:.0} IOPS, p50 {:.1} us, p99 {:.1} us",
                 all.iops(),
                 all.percentile_us(50.0),
                 all.percentile_us(99.0)
             );
+            if sockets.len() > 1 {
+                let each = tallies.iter().map(|one| format!("{:.0}", one.iops()));
+                println!("each: {}", each.collect::<Vec<_>>().join(" "));
+            }
             Ok(true)
         }
         Verb::Scenario {

@@ -5,7 +5,7 @@
 //!
 //! # Always true
 //! - A turn visits every queue once, takes what was answered, and asks as many new requests: no queue waits for
-//!   another to run dry.
+//!   another to run dry. Another guest is first in each turn: who is first is looked at once more before the thread sleeps.
 //! - Nobody sleeps while an answer lies in a used ring: interrupts are asked for before the last look.
 
 use std::time::Instant;
@@ -113,6 +113,18 @@ impl Station {
         Ok(tallies)
     }
 
+    /// Where each guest's queues begin among those of all.
+    fn firsts(&self) -> Vec<usize> {
+        let counts = self.vms.iter().map(|vm| vm.queues.len());
+        counts
+            .scan(0, |next, count| {
+                let first = *next;
+                *next += count;
+                Some(first)
+            })
+            .collect()
+    }
+
     fn drive(
         &mut self,
         sources: &mut [Source],
@@ -120,21 +132,22 @@ impl Station {
         run: &mut Run<'_>,
     ) -> Result<()> {
         let mut idle = 0;
+        let guests = self.vms.len();
+        let firsts = self.firsts();
+        let mut turn = 0;
         run.turn_clock(0, tallies);
         loop {
             let mut progress = false;
             let mut busy = false;
-            let mut first = 0;
-            for vm in &mut self.vms {
-                let count = vm.queues.len();
-                let lanes = sources[first..first + count]
-                    .iter_mut()
-                    .zip(&mut tallies[first..first + count]);
+            turn = (turn + 1) % guests.max(1);
+            for guest in (turn..guests).chain(0..turn) {
+                let (vm, first) = (&mut self.vms[guest], firsts[guest]);
+                let end = first + vm.queues.len();
+                let lanes = sources[first..end].iter_mut().zip(&mut tallies[first..end]);
                 for (queue, (source, tally)) in vm.queues.iter_mut().zip(lanes) {
                     progress |= run.turn(&vm.memory, queue, source, tally)?;
                     busy |= queue.in_flight() > 0;
                 }
-                first += count;
             }
             if progress {
                 idle = 0;
