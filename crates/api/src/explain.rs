@@ -52,6 +52,9 @@ pub enum Cause {
     Unmeasured,
     /// Nobody asked it for anything.
     Idle,
+    /// Its lease: it was not renewed in time, and I/O waits until it is clear whether another host has taken the disk; or
+    /// one has.
+    Lease,
     /// I/Os are outstanding, and none has ended.
     Stuck,
     /// Its own limit of I/Os.
@@ -76,9 +79,10 @@ pub enum Cause {
 
 impl Cause {
     /// All of them.
-    pub const ALL: [Cause; 12] = [
+    pub const ALL: [Cause; 13] = [
         Cause::Unmeasured,
         Cause::Idle,
+        Cause::Lease,
         Cause::Stuck,
         Cause::Limit,
         Cause::Bandwidth,

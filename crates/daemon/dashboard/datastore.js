@@ -265,7 +265,7 @@ function words(one, store) {
   const waits = turn(disk.did);
   const by = {
     limit: `at its limit of ${count(disk.limit)}`, bandwidth: `at its limit of ${bandwidth(disk.bandwidth ?? 0)}`, "group-limit": "at its group's limit",
-    shares: (part ? `of ${count(part)} due; ` : "") + (waits ? `waits ${time(waits)} for its turn` : "waits for its turn"), idle: "idle", stuck: "nothing ends!", guest: "asks for no more",
+    shares: (part ? `of ${count(part)} due; ` : "") + (waits ? `waits ${time(waits)} for its turn` : "waits for its turn"), idle: "idle", stuck: "nothing ends!", lease: "waits for its lease!", guest: "asks for no more",
     "io-thread": "the I/O thread is full", filters: "waits in its filters", datastore: "waits for the datastore", nothing: "not held back", unmeasured: "not measured",
   };
   if (state(one) === "unmet") return `⚠ below its reservation of ${count(one.reservation)}`;

@@ -170,7 +170,7 @@ export class DiskPage {
     }
     const [sign, words] = CAUSES[disk.cause];
     say(this.badge, ["idle", "nothing", "guest"].includes(disk.cause) ? disk.cause === "idle" ? "· idle" : `${sign} not held back` : `${sign} held by ${words}`);
-    this.badge.dataset.look = ["idle", "nothing", "guest"].includes(disk.cause) ? "good" : disk.cause === "stuck" || disk.unmet ? "bad" : "warn";
+    this.badge.dataset.look = ["idle", "nothing", "guest"].includes(disk.cause) ? "good" : ["stuck", "lease"].includes(disk.cause) || disk.unmet ? "bad" : "warn";
     [rate(disk.did.iops), bandwidth(disk.did.bytes), time(latency(disk)), null, null, count(disk.did.outstanding)]
       .forEach((text, nth) => text != null && say(this.tiles[nth].value, text));
     this.stages.add({ at, from: at - 1000, v: stages(disk.did) });

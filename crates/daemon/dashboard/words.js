@@ -80,6 +80,7 @@ export function clock(ms) {
 export const CAUSES = {
   unmeasured: ["?", "not measured"],
   idle: ["·", "idle"],
+  lease: ["‼", "its lease"],
   stuck: ["‼", "nothing ends"],
   limit: ["⊤", "its limit"],
   bandwidth: ["⊤", "its bandwidth limit"],

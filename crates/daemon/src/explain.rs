@@ -9,7 +9,7 @@
 //!
 //! # Picture: in this order, the first that holds
 //! ```text
-//! no counters ─ nothing asked ─ nothing ends ─ waits for its turn ─ I/O thread full ─ filters ─ datastore slow
+//! lease not held ─ no counters ─ nothing asked ─ nothing ends ─ waits for its turn ─ I/O thread full ─ filters ─ datastore slow
 //!   ─ guest asks for no more ─ nothing
 //! ```
 //!
@@ -70,6 +70,18 @@ pub(crate) struct About<'a> {
     pub(crate) terms: &'a Terms,
 }
 
+/// How a disk's lease stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Claim {
+    /// This host has it, or a lock is all that it needs.
+    #[default]
+    Held,
+    /// It was not renewed in time: all I/O waits until it is clear that no other host has taken the disk.
+    Waits,
+    /// Another host has it.
+    Lost,
+}
+
 /// What a disk did in a span.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Facts {
@@ -95,9 +107,16 @@ pub(crate) struct Facts {
     pub(crate) engaged_ratio: f64,
     pub(crate) thread: ThreadLoad,
     pub(crate) level: Option<Level>,
+    /// As it stands now, whatever the span.
+    pub(crate) claim: Claim,
 }
 
 impl Facts {
+    /// The same of a disk whose lease stands so.
+    pub(crate) fn with(self, claim: Claim) -> Facts {
+        Facts { claim, ..self }
+    }
+
     /// The differences between a stretch's ends.
     pub(crate) fn of(stretch: &Stretch) -> Facts {
         let Stretch { from, to, .. } = stretch;
@@ -205,6 +224,9 @@ impl Facts {
 
 /// What limits the disk.
 pub(crate) fn cause(facts: &Facts) -> Cause {
+    if facts.claim != Claim::Held {
+        return Cause::Lease;
+    }
     if !facts.measured && facts.level.is_none() {
         return Cause::Unmeasured;
     }

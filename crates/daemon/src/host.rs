@@ -22,6 +22,7 @@ use tidegate_engine::{
     Control, DiskReading, DiskSpec, Engine, Kind, Settings, UnderControl, control,
 };
 
+use crate::explain::Claim;
 use crate::limits;
 use crate::live::Presence;
 use crate::plan::{DiskPlan, ImagePlan, ThreadsPlan, filters::Stack};
@@ -308,6 +309,15 @@ impl Disk {
     /// Why it is not written to any more, if another host may have it.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.watch.as_ref()?.lost()
+    }
+
+    /// How its lease stands.
+    pub(crate) fn claim(&self) -> Claim {
+        match &self.watch {
+            Some(watch) if watch.lost().is_some() => Claim::Lost,
+            Some(watch) if watch.is_waiting() => Claim::Waits,
+            _ => Claim::Held,
+        }
     }
 
     /// All that its topmost `stats` filter has counted, if it has one.

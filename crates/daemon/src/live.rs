@@ -21,6 +21,7 @@ use tidegate_core::units::Time;
 use tokio::sync::{Notify, OwnedSemaphorePermit};
 
 use crate::control::InUse;
+use crate::explain::Claim;
 use crate::host::{self, nbd};
 use crate::keeper::Stamp;
 use crate::plan::filters::Stack;
@@ -179,6 +180,11 @@ impl Live {
     /// Why it is not written to any more, if another host may have it.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.disk.lost()
+    }
+
+    /// How its lease stands.
+    pub(crate) fn claim(&self) -> Claim {
+        self.disk.claim()
     }
 
     /// Its counters at one moment. No other disk is asked for.

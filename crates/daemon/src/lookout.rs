@@ -185,7 +185,11 @@ impl Daemon {
             datastore: live.datastore(),
             terms: &terms,
         };
-        Ok(explain::explain(about, &Facts::of(&stretch), last))
+        Ok(explain::explain(
+            about,
+            &Facts::of(&stretch).with(live.claim()),
+            last,
+        ))
     }
 
     /// Looks once: adds a beat to the course of every disk that did anything, and notes what happened.

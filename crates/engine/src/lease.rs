@@ -222,6 +222,12 @@ impl Watch {
     pub fn lost(&self) -> Option<&str> {
         self.0.lost()
     }
+
+    /// Whether all I/O of the disk waits now: the lease was not renewed in time, and it is not clear yet whether another
+    /// host has taken the disk.
+    pub fn is_waiting(&self) -> bool {
+        self.0.gate() == fence::Gate::Shut
+    }
 }
 
 impl fmt::Display for Holder {

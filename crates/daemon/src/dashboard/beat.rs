@@ -355,6 +355,7 @@ fn disks<'a>(
             to: *beat,
             engaged_ratio: 0.0,
         });
+        let facts = facts.with(live.claim());
         let Terms {
             shares,
             reservation,

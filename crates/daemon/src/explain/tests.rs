@@ -183,6 +183,23 @@ fn each_case_has_its_cause_and_says_its_numbers() {
             &["no I/O has ended for 10 s", "3 are outstanding"],
         ),
         (
+            "a daemon that stood still for longer than its lease",
+            Facts {
+                outstanding: 32,
+                outstanding_mean: 32.0,
+                ..nobody.clone()
+            }
+            .with(Claim::Waits),
+            Cause::Lease,
+            &["not renewed in time", "32 are outstanding"],
+        ),
+        (
+            "a disk that another host has taken, though reads go on",
+            well().with(Claim::Lost),
+            Cause::Lease,
+            &["another host"],
+        ),
+        (
             "a request that its limit keeps for longer than one looks",
             Facts {
                 outstanding: 1,

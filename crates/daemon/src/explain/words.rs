@@ -6,7 +6,7 @@ use tidegate_core::iocontrol::{Hold, Mode};
 use tidegate_core::units::Span;
 
 use super::course::Level;
-use super::{About, Facts};
+use super::{About, Claim, Facts};
 use crate::sample::float;
 
 /// What limits it, as a clause and its numbers.
@@ -20,6 +20,15 @@ pub(super) fn because(about: About<'_>, facts: &Facts, cause: Cause) -> String {
     match cause {
         Cause::Unmeasured => "nothing is measured: it has no stats filter".to_owned(),
         Cause::Idle => format!("nobody asked it for anything in the last {span}"),
+        Cause::Lease if facts.claim == Claim::Lost => {
+            "another host, which has taken the disk: nothing is written to it from here any more"
+                .to_owned()
+        }
+        Cause::Lease => format!(
+            "its lease, which was not renewed in time (this daemon stood still, or could not reach the datastore): all \
+             I/O waits until it is clear that no other host has taken the disk; {} outstanding",
+            are(facts.outstanding)
+        ),
         Cause::Stuck => format!(
             "no I/O has ended for {span}, and {} outstanding",
             are(facts.outstanding)
@@ -127,6 +136,13 @@ pub(super) fn remedy(about: About<'_>, facts: &Facts, cause: Cause) -> String {
         Cause::Idle => {
             format!("whether anybody is connected tells `tidegate disk show {disk}`")
         }
+        Cause::Lease if facts.claim == Claim::Lost => format!(
+            "stop what uses it and detach it here: tidegate disk detach {disk} --disconnect"
+        ),
+        Cause::Lease => format!(
+            "nothing, while the datastore can be reached: it goes on by itself, some eleven seconds after that; else \
+             look after datastore {datastore} (its server, its network, the log)"
+        ),
         Cause::Stuck => format!(
             "look after datastore {datastore} (its server, its network, the log), and whether a filter keeps them: \
              tidegate filter list {disk}"

@@ -157,6 +157,7 @@ fn a_host_that_was_cut_off_waits_and_goes_on_where_nobody_has_taken_its_disk() {
     // Whoever finds it silent has waited for longer than it may go on.
     let silent = take(&two, Guard::Lease, Takeover::Guarded).unwrap_err();
     assert!(matches!(silent, Refused::Silent(_)), "{silent:?}");
+    assert!(watch.is_waiting());
     client.ask(Op::Write, Flags::NONE, 0, 4096, &[2; 4096]);
     client.ask(Op::Read, Flags::NONE, 4096, 4096, &[]);
     assert_eq!(content(&image, 4096), [1; 4096]);
@@ -166,6 +167,7 @@ fn a_host_that_was_cut_off_waits_and_goes_on_where_nobody_has_taken_its_disk() {
     }
     assert_eq!(content(&image, 4096), [2; 4096]);
     assert_eq!(watch.lost(), None);
+    assert!(!watch.is_waiting());
     disk.detach(Duration::from_secs(60)).unwrap();
 }
 
