@@ -110,6 +110,7 @@ fn serve(memory: &Memory, queue: &mut Queue<Memory>, left_behind: Vec<u16>) {
         if in_flight.len() % 3 == 2 {
             queue.complete(in_flight.swap_remove(0), 1);
             queue.publish(memory);
+            queue.wants_call();
         }
     }
     queue.want_kicks(memory);
@@ -124,6 +125,7 @@ fn serve(memory: &Memory, queue: &mut Queue<Memory>, left_behind: Vec<u16>) {
         queue.complete(head, u32::MAX);
     }
     queue.publish(memory);
+    queue.wants_call();
     assert_eq!(queue.in_flight(), 0);
 }
 

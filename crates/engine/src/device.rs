@@ -7,6 +7,7 @@
 use crate::device::ring::Reply;
 use tidegate_front::nbd::session::Asked;
 
+pub(crate) mod calls;
 pub(crate) mod channel;
 pub(crate) mod front_ends;
 pub(crate) mod nbd;

@@ -40,12 +40,14 @@ use tidegate_core::request::{DiskId, IoId, Outcome, Request, Token};
 use tidegate_core::shard::{ControlId, Effect, Event, Shard};
 use tidegate_core::stack::FilterKey;
 use tidegate_core::units::{Span, Time};
+use uncalled::Uncalled;
 
 mod deeds;
 pub(crate) mod idle;
 pub(crate) mod orders;
 mod rest;
 pub(crate) mod tally;
+mod uncalled;
 
 /// What a completion's owner counts in.
 pub(crate) mod tag {
@@ -177,6 +179,8 @@ pub(crate) struct IoThread {
     queues: Vec<Option<RingDevice>>,
     /// Queues that are looked at each turn.
     active: Vec<u32>,
+    /// Queues whose guests were shown something and not called yet.
+    uncalled: Uncalled,
     connections: Vec<Option<Connection>>,
     /// By number of control.
     governed: Vec<Option<Governed>>,
@@ -266,6 +270,7 @@ impl IoThread {
             timed: Vec::new(),
             queues: Vec::new(),
             active: Vec::new(),
+            uncalled: Uncalled::new(),
             connections: Vec::new(),
             governed: Vec::new(),
             resting: Vec::new(),
@@ -286,17 +291,21 @@ impl IoThread {
         while !self.stopping {
             if self.turn() {
                 self.note_wait_over();
+                self.desk.now = os::now();
             } else {
                 self.rest();
             }
         }
+        self.call_all();
         // Who waits for an answer hears that none comes, also where the rest of this thread stays.
         self.questions.clear();
     }
 
     /// One turn. Returns whether there was anything to do.
     fn turn(&mut self) -> bool {
-        self.desk.now = os::now();
+        if self.uncalled.are_due(self.desk.now) {
+            self.call_all();
+        }
         let mut worked = false;
         if self.inbox.has_mail() {
             worked |= self.read_mail();
@@ -327,10 +336,17 @@ impl IoThread {
         };
         loop {
             let more = self.fetch(piece, &mut any);
+            if any {
+                self.call_after_more();
+            }
             self.settle();
             left -= piece;
             if !more || left == 0 {
                 return any;
+            }
+            // The turn may be long yet, with many queues.
+            if !self.uncalled.is_empty() && self.uncalled.are_due(os::now()) {
+                self.call_all();
             }
             piece = REQUESTS_AT_ONCE.min(left);
         }

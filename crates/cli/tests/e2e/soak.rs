@@ -14,8 +14,8 @@ use tidegate_lab::vhost::{Station, Vm, VmOptions, Wait};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};
-use crate::support::program::PATIENCE;
-use crate::support::server::{Server, Serving};
+use crate::support::program::{PATIENCE, Service};
+use crate::support::server::{Server, Serving, TIDEGATE};
 
 const DISKS: usize = 24;
 const QUEUES: u16 = 4;
@@ -133,6 +133,43 @@ fn many_disks_under_load_leak_nothing_and_sleep_when_it_is_over() {
     }
     drop(stations);
     assert!(daemon.stop("TERM").success());
+}
+
+#[test]
+fn a_guest_that_sleeps_is_called_whichever_moment_its_thread_tries() {
+    // Ways to call a guest are tried in turn, one every 32 ms of requests that come fast: here each is, many times.
+    const SPAN: Duration = Duration::from_secs(1);
+    let place = Place::new();
+    let socket = place.join("vhost");
+    // Only a thread that looks for work may call later, however slowly its guest wakes.
+    let args = [
+        "serve-one",
+        "null:64M",
+        "--poll-us",
+        "20000",
+        "--vhost-user",
+    ];
+    let mut args: Vec<String> = args.map(str::to_owned).into();
+    args.push(socket.display().to_string());
+    let mut server = Service::start("serve-one", TIDEGATE.as_ref(), &args, &[]);
+    while !socket.exists() {
+        assert!(server.alive(), "the server ended before it served");
+        server.said.pause(Duration::from_millis(20));
+    }
+    for depth in [1, 2, 8] {
+        let options = VmOptions::new(&socket, depth);
+        let vm = Vm::connect(options).expect("a guest can connect");
+        let load = Load::random_reads(depth, vm.config().size);
+        // A station that slept although it was answered, and was not called, says so.
+        let result = Station::new(vec![vm], Wait::Sleep).run(
+            &mut [Source::new(load)],
+            Until::Time(Duration::ZERO, SPAN),
+            &mut |_| {},
+        );
+        let tally = Tally::sum(&result.expect("the guest is called"));
+        assert_eq!(tally.errors, 0);
+    }
+    assert!(server.stop("TERM").success());
 }
 
 #[test]

@@ -10,6 +10,7 @@
 //! - a ring that makes no sense stops here, is counted and told through the error descriptor; nobody else notices
 
 use super::ReplyTo;
+use super::calls::{Calls, Moment};
 use crate::sys::buffers::Buffers;
 use crate::sys::eventfd::EventFd;
 use crate::sys::guest::{Mapping, Segment};
@@ -74,6 +75,9 @@ pub(crate) struct RingDevice {
     broken: bool,
     halted: bool,
     marked_dirty: bool,
+    calls: Calls,
+    /// Whether the thread knows that its guest was shown something and not called for it.
+    pub(crate) uncalled: bool,
     scratch: Vec<Segment>,
 }
 
@@ -117,6 +121,8 @@ impl RingDevice {
             broken: false,
             halted: false,
             marked_dirty: false,
+            calls: Calls::new(),
+            uncalled: false,
             scratch: Vec::with_capacity(64),
         }
     }
@@ -189,8 +195,10 @@ impl RingDevice {
         self.stopping.is_some()
     }
 
-    /// Tells who stopped it where a successor goes on.
-    pub(crate) fn farewell(self) {
+    /// Shows the guest what it was not shown yet, and tells who stopped it where a successor goes on.
+    pub(crate) fn farewell(mut self) {
+        self.publish();
+        self.call_if_wanted();
         if let Some(reply) = self.stopping {
             // The front end may have gone meanwhile.
             let _ = reply.send(self.queue.position());
@@ -226,6 +234,8 @@ impl RingDevice {
         }
         if count > 0 {
             self.last_request = desk.now;
+            let count = u32::try_from(count).expect("a part of a ring");
+            self.calls.note(count, desk.now);
         }
         if count == most && self.seen.is_none() && self.queue.has_work() {
             self.seen = Some((self.queue.available(), desk.now));
@@ -428,10 +438,26 @@ impl RingDevice {
         first
     }
 
-    /// Shows the guest what was answered, and calls it if it wants to be.
+    /// Shows the guest what was answered.
     pub(crate) fn publish(&mut self) {
         self.marked_dirty = false;
-        if self.queue.publish(&self.memory) {
+        self.queue.publish(&self.memory);
+    }
+
+    /// When to call the guest for what it was shown.
+    pub(crate) fn moment(&self) -> Moment {
+        self.calls.moment()
+    }
+
+    /// The guest is called at once from now on, because its thread will not be looking.
+    pub(crate) fn call_at_once(&mut self, now: Time) {
+        self.calls.forget(now);
+        self.call_if_wanted();
+    }
+
+    /// Calls the guest, if it still wants to be for what it was shown.
+    pub(crate) fn call_if_wanted(&mut self) {
+        if self.queue.wants_call() {
             self.call_guest();
         }
     }

@@ -306,9 +306,19 @@ impl Ring {
         }));
     }
 
-    /// Whether a completion is waiting to be reaped or to be posted.
+    /// Whether a completion is waiting to be reaped; the kernel posts what it holds first.
+    ///
+    /// That the kernel says it holds something is not enough: another CPU says so after it has left the work, which may
+    /// be done by then, and so it stays said until there is work again. A thread that believed it would never sleep.
     pub(crate) fn has_completions(&mut self) -> bool {
-        !self.inner.completion().is_empty() || self.inner.submission().taskrun()
+        if !self.inner.completion().is_empty() {
+            return true;
+        }
+        if !self.inner.submission().taskrun() {
+            return false;
+        }
+        self.submit();
+        !self.inner.completion().is_empty()
     }
 }
 

@@ -118,10 +118,15 @@ impl IoThread {
         while let Some(index) = self.desk.dirty.pop() {
             if let Some(queue) = &mut self.queues[index as usize] {
                 queue.publish();
-                if !queue.active && self.idle.should_spin(true) {
-                    // Its guest need not kick: we shall be looking when it asks again.
-                    queue.wake();
-                    self.active.push(index);
+                if self.idle.should_spin(true) {
+                    if !queue.active {
+                        // Its guest need not kick: we shall be looking when it asks again.
+                        queue.wake();
+                        self.active.push(index);
+                    }
+                    self.uncalled.call(index, queue);
+                } else {
+                    queue.call_at_once(self.desk.now);
                 }
             }
             self.part_with_queue_if_drained(index);

@@ -390,7 +390,6 @@ impl IoThread {
             return;
         };
         if queue.is_stopping() && queue.is_drained() {
-            queue.publish();
             let disk = queue.disk();
             self.active.retain(|&active| active != index);
             if let Some(queue) = self.queues[index as usize].take() {

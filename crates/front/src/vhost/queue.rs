@@ -140,6 +140,8 @@ pub struct Queue<M: GuestMemory> {
     used_idx: u16,
     /// What the guest sees as used.
     published: u16,
+    /// The same when its wish to be called was read last.
+    asked: u16,
     /// Heads that were taken and not yet completed.
     taken: Vec<bool>,
     in_flight: u16,
@@ -184,6 +186,7 @@ impl<M: GuestMemory> Queue<M> {
             avail_seen: base,
             used_idx,
             published: used_idx,
+            asked: used_idx,
             taken: vec![false; entries],
             in_flight: 0,
             inflight: None,
@@ -463,11 +466,11 @@ impl<M: GuestMemory> Queue<M> {
         self.used_idx != self.published
     }
 
-    /// Shows the guest all that was completed, in one store, and says whether it wants to be told.
-    pub fn publish(&mut self, memory: &M) -> bool {
+    /// Shows the guest all that was completed, in one store. Whether it is to be called, [`Queue::wants_call`] says.
+    pub fn publish(&mut self, memory: &M) {
         let old = self.published;
         if old == self.used_idx {
-            return false;
+            return;
         }
         self.used.release_u16(IDX, self.used_idx);
         self.published = self.used_idx;
@@ -475,14 +478,24 @@ impl<M: GuestMemory> Queue<M> {
             inflight.published(self.used_idx);
         }
         self.log_used(memory, old);
+    }
+
+    /// Whether the guest wants to be called for something that it was shown since this was asked last. It may be asked
+    /// later than it is shown: a guest that finds its answers meanwhile no longer wants to be.
+    pub fn wants_call(&mut self) -> bool {
+        let old = self.asked;
+        if old == self.published {
+            return false;
+        }
+        self.asked = self.published;
         // The guest's wish must not be read before our index is visible, or both sides would wait.
         fence(Ordering::SeqCst);
         if self.config.event_idx {
             let event = self
                 .avail
                 .load_u16(RING_HEADER + 2 * usize::from(self.config.size));
-            let passed = self.used_idx.wrapping_sub(event).wrapping_sub(1);
-            passed < self.used_idx.wrapping_sub(old)
+            let passed = self.published.wrapping_sub(event).wrapping_sub(1);
+            passed < self.published.wrapping_sub(old)
         } else {
             self.avail.load_u16(0) & AVAIL_NO_INTERRUPT == 0
         }

@@ -1,0 +1,79 @@
+//! Guests that were shown answers and are yet to be called: which, and when ([`crate::device::calls`]).
+//!
+//! # Always true
+//! - an I/O thread owes no guest a call when it goes to sleep or ends
+
+use super::IoThread;
+use crate::device::calls::{LATER, Moment};
+use crate::device::ring::RingDevice;
+use crate::sys::os;
+use tidegate_core::units::Time;
+
+/// See the module.
+pub(crate) struct Uncalled {
+    queues: Vec<u32>,
+    /// When the first of them was shown its answers.
+    since: Time,
+}
+
+impl Uncalled {
+    pub(crate) fn new() -> Uncalled {
+        Uncalled {
+            queues: Vec::new(),
+            since: Time::ZERO,
+        }
+    }
+
+    /// Calls a guest that was shown answers, or remembers to.
+    pub(crate) fn call(&mut self, index: u32, queue: &mut RingDevice) {
+        if queue.moment() == Moment::AtOnce {
+            return queue.call_if_wanted();
+        }
+        if !queue.uncalled {
+            queue.uncalled = true;
+            if self.queues.is_empty() {
+                self.since = os::now();
+            }
+            self.queues.push(index);
+        }
+    }
+
+    /// Whether there is a guest that must not wait longer.
+    pub(crate) fn are_due(&self, now: Time) -> bool {
+        !self.queues.is_empty() && now.since(self.since) >= LATER
+    }
+
+    pub(crate) fn is_empty(&self) -> bool {
+        self.queues.is_empty()
+    }
+}
+
+impl IoThread {
+    /// Calls all of them.
+    pub(super) fn call_all(&mut self) {
+        self.call_those(|_| true);
+    }
+
+    /// More requests were found: calls those that waited for that.
+    pub(super) fn call_after_more(&mut self) {
+        if !self.uncalled.is_empty() {
+            self.call_those(|queue| queue.moment() == Moment::AfterMore);
+        }
+    }
+
+    fn call_those(&mut self, which: impl Fn(&RingDevice) -> bool) {
+        let queues = &mut self.queues;
+        self.uncalled.queues.retain(|&index| {
+            // It may have gone meanwhile, and called its guest then.
+            let Some(queue) = &mut queues[index as usize] else {
+                return false;
+            };
+            let called = which(queue);
+            if called {
+                queue.uncalled = false;
+                queue.call_if_wanted();
+            }
+            !called
+        });
+    }
+}
