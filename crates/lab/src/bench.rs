@@ -84,6 +84,10 @@ pub struct Options {
     /// The clients' core
     #[arg(long, value_name = "CPU", default_value_t = 1)]
     pub client_cpu: usize,
+    /// Ask the kernel for wake-ups of at most this many microseconds while it measures: 0 keeps idle CPUs awake, as
+    /// hosts are tuned for latency. Without it, what the machine does by itself is measured too
+    #[arg(long, value_name = "US")]
+    pub cpu_latency: Option<i32>,
     /// Reject a round in which other processes, or other machines, took more of a core than this
     #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
     pub max_noise: f64,
@@ -142,6 +146,7 @@ impl<'a> Contestant<'a> {
 /// # Errors
 /// A server or client fails, or the machine has too few cores.
 pub fn run(options: Options) -> Result<bool> {
+    let _held = options.cpu_latency.map(wake_within).transpose()?;
     let bench = Bench::new(options)?;
     let mut report = Report {
         machine: Machine::here(),
@@ -165,6 +170,9 @@ fn finish(bench: &Bench, report: &Report) -> Result<bool> {
         "{}, {} CPUs, Linux {}\n",
         machine.processor, machine.cpus, machine.kernel
     );
+    if let Some(us) = bench.options.cpu_latency {
+        println!("the kernel is asked for wake-ups within {us} us\n");
+    }
     println!("{}", report.table());
     println!(
         "{} trials rejected for noise above {} %",
@@ -373,6 +381,17 @@ impl Bench {
         report.series.extend(done.series);
         Ok(())
     }
+}
+
+/// Asks for wake-ups within so many microseconds, for as long as what is returned is open (the kernel's PM QoS).
+fn wake_within(us: i32) -> Result<std::fs::File> {
+    use std::io::Write;
+    const PATH: &str = "/dev/cpu_dma_latency";
+    let open = std::fs::OpenOptions::new().write(true).open(PATH);
+    let mut file = open.with_context(|| format!("--cpu-latency needs to write to {PATH}"))?;
+    file.write_all(&us.to_ne_bytes())
+        .with_context(|| format!("{PATH} takes no {us}"))?;
+    Ok(file)
 }
 
 /// Adds a round to its series, unless a trial of it was not quiet.

@@ -195,9 +195,9 @@ impl Stage {
         self.wait_until_it_is_left_alone()?;
         let mut watch = measure::Watch::new(&self.server);
         let mut spent = Vec::new();
-        let tallies = measure::load(
+        let tallies = measure::drive(
             sockets,
-            depth,
+            &measure::Ask::random_reads(depth),
             crate::tally::Until::Time(bench.warm, bench.span),
             &mut |edge| {
                 spent.push((Instant::now(), others_time(self.server.pid())));

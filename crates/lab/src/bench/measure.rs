@@ -120,15 +120,18 @@ pub struct Ask {
     pub load: Load,
     /// How many queues.
     pub queues: u16,
+    /// Whether it sleeps on its interrupts.
+    pub wait: Wait,
 }
 
 impl Ask {
-    /// 4 KiB random reads, so many in flight on one queue: the bench's usual.
+    /// 4 KiB random reads, so many in flight on one queue, by one who sleeps on its interrupt: the bench's usual.
     #[must_use]
     pub fn random_reads(depth: u16) -> Self {
         Self {
             load: Load::random_reads(depth, 0),
             queues: 1,
+            wait: Wait::Sleep,
         }
     }
 }
@@ -143,22 +146,11 @@ pub fn asked(server: &Server, sockets: &[PathBuf], ask: &Ask, until: Until) -> R
     watch.figures(&tallies)
 }
 
-/// One guest per socket, each with `depth` random reads of 4 KiB in flight, sleeping on their interrupts. `probe` is
-/// called at the edges of the window.
+/// One guest per socket, all driven from this thread. `probe` is called at the edges of the window.
 ///
 /// # Errors
 /// A server is not there, breaks the protocol, or is silent.
-pub fn load(
-    sockets: &[PathBuf],
-    depth: u16,
-    until: Until,
-    probe: &mut dyn FnMut(Edge),
-) -> Result<Vec<Tally>> {
-    drive(sockets, &Ask::random_reads(depth), until, probe)
-}
-
-/// One guest per socket, all driven from this thread.
-fn drive(
+pub fn drive(
     sockets: &[PathBuf],
     ask: &Ask,
     until: Until,
@@ -185,7 +177,7 @@ fn drive(
             })
         })
         .collect();
-    Station::new(vms, Wait::Sleep).run(&mut sources, until, probe)
+    Station::new(vms, ask.wait).run(&mut sources, until, probe)
 }
 
 /// Starts a server and drives it by one NBD connection, 4 KiB random reads.

@@ -8,7 +8,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
-use tidegate_lab::bench::{self, Options, measure};
+use tidegate_lab::bench::measure::{self, Ask};
+use tidegate_lab::bench::{self, Options};
 use tidegate_lab::engine::Control;
 use tidegate_lab::play::{self, Order};
 use tidegate_lab::tally::{Tally, Until};
@@ -59,6 +60,9 @@ enum Verb {
         /// The guests' core
         #[arg(long, default_value_t = 1)]
         cpu: usize,
+        /// Poll instead of sleeping: no wake-up is in the way
+        #[arg(long)]
+        poll: bool,
     },
     /// Play a scenario on real daemons before one emulated array; exit code 1 when an expectation does not hold
     Scenario {
@@ -121,10 +125,15 @@ fn run(verb: Verb) -> Result<bool> {
             depth,
             seconds,
             cpu,
+            poll,
         } => {
             server::pin(cpu)?;
             let until = Until::Time(Duration::ZERO, Duration::from_secs(seconds));
-            let tallies = measure::load(&sockets, depth, until, &mut |_| {})?;
+            let ask = Ask {
+                wait: if poll { Wait::Poll } else { Wait::Sleep },
+                ..Ask::random_reads(depth)
+            };
+            let tallies = measure::drive(&sockets, &ask, until, &mut |_| {})?;
             let all = Tally::sum(&tallies);
             println!(
                 "{:.0} IOPS, p50 {:.1} us, p99 {:.1} us",

@@ -150,6 +150,12 @@ impl Ring {
         )
     }
 
+    /// Whether there are answers that [`Ring::pop`] would find.
+    #[must_use]
+    pub fn has_answers(&self) -> bool {
+        self.base() != self.last_used
+    }
+
     /// Where a server that starts anew should begin: what it finished last, as QEMU tells it.
     #[must_use]
     pub fn base(&self) -> u16 {

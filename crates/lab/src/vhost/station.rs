@@ -30,6 +30,8 @@ pub enum Wait {
 const SOCKET: u64 = 1 << 32;
 /// A poller looks at clock and sockets only so often: a look at an empty ring takes nanoseconds.
 const SPINS: u32 = 4096;
+/// How long a server may still take to call a guest that it has answered, in milliseconds: longer than any turn of its.
+const GRACE_MS: i32 = 100;
 
 /// Guests and the thread's clock.
 #[derive(Debug)]
@@ -192,10 +194,27 @@ impl Station {
                 self.lost(event.data(), run, tallies)?;
             }
         }
+        if count == 0 && self.wait == Wait::Sleep {
+            self.was_nobody_forgotten(run)?;
+        }
         let now = run.now();
         run.turn_clock(now, tallies);
         if std::time::Duration::from_nanos(now.saturating_sub(run.heard)) > SILENCE {
             bail!("the server answered nothing for {SILENCE:?}");
+        }
+        Ok(())
+    }
+
+    /// A wait has ended by itself: whoever was answered meanwhile, and wanted to be told, is told within [`GRACE_MS`].
+    fn was_nobody_forgotten(&self, run: &Run<'_>) -> Result<()> {
+        let mut queues = self.vms.iter().flat_map(|vm| &vm.queues);
+        if !queues.any(|queue| queue.in_flight() > 0 && queue.ring.has_answers()) {
+            return Ok(());
+        }
+        let mut event = [EpollEvent::default()];
+        let told = run.epoll.wait(GRACE_MS, &mut event);
+        if told.context("cannot wait for interrupts")? == 0 {
+            bail!("the server answered a guest that sleeps, and did not call it");
         }
         Ok(())
     }

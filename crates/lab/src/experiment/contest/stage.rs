@@ -31,6 +31,7 @@ use crate::peers::{self, Tidegate};
 use crate::report::Figures;
 use crate::server::{self, Launch, ended_cpu_time, own_cpu_time};
 use crate::tally::Until;
+use crate::vhost::Wait;
 
 /// Datastore and disks of a daemon, by their names there.
 const DATASTORE: &str = "contest";
@@ -166,6 +167,7 @@ impl Stage {
                 ..Load::random_reads(work.outstanding, 0)
             },
             queues: work.queues,
+            wait: Wait::Sleep,
         };
         let until = Until::Time(window.warm, window.span);
         let figures = measure::asked(&server, &launch.1, &ask, until)?;
