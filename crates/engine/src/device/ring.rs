@@ -455,6 +455,14 @@ impl RingDevice {
         self.call_if_wanted();
     }
 
+    /// Who served this ring before may have died between showing its guest an answer and calling it. A call for nothing does
+    /// no harm.
+    pub(crate) fn call_for_predecessor(&self) {
+        if self.queue.was_used() {
+            self.call_guest();
+        }
+    }
+
     /// Calls the guest, if it still wants to be for what it was shown.
     pub(crate) fn call_if_wanted(&mut self) {
         if self.queue.wants_call() {

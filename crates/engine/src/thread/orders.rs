@@ -356,6 +356,7 @@ impl IoThread {
         queue.watch_kicks(index, &mut self.desk.ring);
         // The guest may have kicked before we watched: look once.
         queue.wake();
+        queue.call_for_predecessor();
         queue.last_request = self.desk.now;
         self.queues[at] = Some(queue);
         self.active.push(index);

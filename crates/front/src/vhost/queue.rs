@@ -225,6 +225,11 @@ impl<M: GuestMemory> Queue<M> {
         self.last_avail
     }
 
+    /// Whether something was answered in this ring, by whomever.
+    pub fn was_used(&self) -> bool {
+        self.used_idx != 0
+    }
+
     /// How far the guest has made entries available, as of now.
     pub fn available(&self) -> u16 {
         self.avail.load_u16(IDX)

@@ -31,6 +31,17 @@ const HEADER: u64 = 0x4000;
 const STATUS: u64 = 0x5000;
 const FLUSH: u64 = 4;
 
+const CONFIG: QueueConfig = QueueConfig {
+    size: SIZE,
+    desc: 0,
+    avail: AVAIL,
+    used: USED,
+    base: 0,
+    event_idx: false,
+    indirect: false,
+    log_used: None,
+};
+
 const DISK: DiskId = DiskId(0);
 const OTHER: DiskId = DiskId(1);
 
@@ -82,17 +93,7 @@ impl Guest {
 
     /// A new daemon's queue, and the heads that it finds left behind.
     fn queue(&self) -> (Queue<Mapping>, Vec<u16>) {
-        let config = QueueConfig {
-            size: SIZE,
-            desc: 0,
-            avail: AVAIL,
-            used: USED,
-            base: 0,
-            event_idx: false,
-            indirect: false,
-            log_used: None,
-        };
-        let mut queue = Queue::new(&self.memory, config).expect("sound rings");
+        let mut queue = Queue::new(&self.memory, CONFIG).expect("sound rings");
         let len = region_len(SIZE);
         let account = GuestArea::of_map(&self.account, 0, len).expect("inside");
         let left_behind = queue.track(account, len).expect("it fits");
@@ -275,6 +276,35 @@ fn a_queue_whose_disk_goes_leaves_the_rest_to_a_successor_and_holds_nobody_up() 
         heard(&detached).expect("the disk goes");
         assert_eq!(guest.used(), 0);
         assert_eq!(guest.queue().1.len(), usize::from(CHAINS));
+        daemon.stop();
+    }
+}
+
+#[test]
+fn a_guest_that_a_dead_daemon_answered_and_may_not_have_called_is_called() {
+    for used in [0, 5] {
+        let guest = Guest::with_a_dead_daemon();
+        let old = guest.parts();
+        // Nobody took or left anything: all that was asked was answered.
+        guest.area(AVAIL, 4).store_u16(2, used);
+        guest.area(USED, 4).store_u16(2, used);
+        let config = QueueConfig {
+            base: used,
+            ..CONFIG
+        };
+        let call = EventFd::new().expect("a descriptor");
+        let same = call.to_file().expect("another descriptor");
+        let parts = Parts {
+            queue: Queue::new(&guest.memory, config).expect("sound rings"),
+            call: Some(EventFd::from_file(same)),
+            left_behind: Vec::new(),
+            ..old
+        };
+        let daemon = Daemon::start();
+        let (reply, number) = channel();
+        daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+        heard(&number);
+        assert_eq!(call.drain(), u64::from(used > 0), "{used} were used");
         daemon.stop();
     }
 }
