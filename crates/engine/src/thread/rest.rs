@@ -9,6 +9,9 @@ use crate::sys::os;
 use crate::thread::idle::Wait;
 use tidegate_core::units::Time;
 
+/// A spinning thread reads the clock once in so many looks: it takes longer than a look.
+const LOOKS_PER_CLOCK: u32 = 4;
+
 impl IoThread {
     /// Stops looking at queues that have had nothing for a while.
     pub(super) fn sweep(&mut self) {
@@ -88,16 +91,18 @@ impl IoThread {
     fn spin(&mut self, begin: Time) -> bool {
         let deadline = self.next_deadline().unwrap_or(Time::NEVER);
         let until = (begin + self.idle.window()).min(deadline);
-        let mut now = os::now();
+        let mut now = begin;
+        let mut looks = 0;
         let found = loop {
-            // Two looks for each time that the clock is read: it takes as long as a look.
             if self.is_anything_there() {
                 break true;
             }
-            std::hint::spin_loop();
-            if self.is_anything_there() {
-                break true;
+            looks += 1;
+            if looks < LOOKS_PER_CLOCK {
+                std::hint::spin_loop();
+                continue;
             }
+            looks = 0;
             now = os::now();
             if self.uncalled.are_due(now) {
                 self.call_all();

@@ -6,21 +6,20 @@
 use super::IoThread;
 use crate::device::calls::{LATER, Moment};
 use crate::device::ring::RingDevice;
-use crate::sys::os;
 use tidegate_core::units::Time;
 
 /// See the module.
 pub(crate) struct Uncalled {
     queues: Vec<u32>,
-    /// When the first of them was shown its answers.
-    since: Time,
+    /// The first time that was read after the first of them was shown its answers.
+    since: Option<Time>,
 }
 
 impl Uncalled {
     pub(crate) fn new() -> Uncalled {
         Uncalled {
             queues: Vec::new(),
-            since: Time::ZERO,
+            since: None,
         }
     }
 
@@ -32,15 +31,19 @@ impl Uncalled {
         if !queue.uncalled {
             queue.uncalled = true;
             if self.queues.is_empty() {
-                self.since = os::now();
+                self.since = None;
             }
             self.queues.push(index);
         }
     }
 
-    /// Whether there is a guest that must not wait longer.
-    pub(crate) fn are_due(&self, now: Time) -> bool {
-        !self.queues.is_empty() && now.since(self.since) >= LATER
+    /// Whether there is a guest that must not wait longer than until `now`.
+    pub(crate) fn are_due(&mut self, now: Time) -> bool {
+        if self.queues.is_empty() {
+            return false;
+        }
+        let since = *self.since.get_or_insert(now);
+        now.since(since) >= LATER
     }
 
     pub(crate) fn is_empty(&self) -> bool {
