@@ -55,7 +55,8 @@ pub struct IoConfig {
     /// How many I/O threads. Default: half the CPUs, at least 1 and at most 4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<u16>,
-    /// How long an idle I/O thread looks for more work before it sleeps; `0` sleeps at once. Default: `50us`.
+    /// How long an idle I/O thread looks for more work before it sleeps, at most; whether that or a quarter of it is
+    /// better is learnt. `0` sleeps at once. Default: `200us`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poll: Option<Span>,
     /// CPUs to pin the I/O threads to, one each, in order. Default: not pinned.

@@ -203,7 +203,8 @@ struct Threads {
     #[arg(long = "cpu", value_name = "CPU")]
     cpus: Vec<usize>,
 
-    /// How many microseconds an idle I/O thread looks for work before it sleeps; 0: not at all; default: 50
+    /// How many microseconds an idle I/O thread looks for work before it sleeps, at most (whether
+    /// that or a quarter of it is better is learnt); 0: not at all; default: 200
     #[arg(long, value_name = "US")]
     poll_us: Option<u32>,
 }
@@ -353,7 +354,7 @@ mod tests {
         let plain = options(&[]);
         assert_eq!(
             (plain.threads, plain.cpus, plain.poll),
-            (1, vec![], Span(50_000))
+            (1, vec![], Span(200_000))
         );
         let pinned = options(&["--cpu", "2", "--cpu", "3", "--poll-us", "0"]);
         assert_eq!(

@@ -82,7 +82,7 @@ impl OneOptions {
             write_through: false,
             buffered: false,
             exit_with_parent: false,
-            poll: Span(50_000),
+            poll: Span(200_000),
             threads: 1,
             cpus: Vec::new(),
             queues: 16,

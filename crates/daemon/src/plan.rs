@@ -25,9 +25,9 @@ use crate::trouble::{self, Outcome};
 pub(crate) mod filters;
 pub(crate) mod policy;
 
-/// How long an I/O thread looks for more work before it sleeps: a little more than a fast guest takes between the
-/// answer to one request and its next, so that a busy queue is never slept on.
-const POLL: Duration = Duration::from_micros(50);
+/// How long an I/O thread looks for more work before it sleeps, at most: more than a guest takes between the answer to one
+/// request and its next where it has to wake up first. Whether that or a quarter of it is better, the thread finds out.
+const POLL: Duration = Duration::from_micros(200);
 
 /// The most I/O threads that are started unasked: one thread serves many disks, and the CPUs are the guests'.
 const MOST_THREADS_UNASKED: usize = 4;

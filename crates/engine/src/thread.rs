@@ -45,6 +45,7 @@ use uncalled::Uncalled;
 mod deeds;
 pub(crate) mod idle;
 pub(crate) mod orders;
+mod patience;
 mod rest;
 pub(crate) mod tally;
 mod uncalled;
@@ -108,6 +109,8 @@ pub(crate) struct Desk {
     talking: Vec<u32>,
     /// Whether an answer was the last that happened, rather than a request: its guest may ask again.
     answered_last: bool,
+    /// Requests handed to the shard, ever.
+    submitted: u64,
 }
 
 impl Desk {
@@ -121,6 +124,7 @@ impl Desk {
         }
         self.waiting[buffer as usize] = reply;
         self.answered_last = false;
+        self.submitted += 1;
         let event = Event::Submitted {
             disk,
             token: Token(buffer.into()),
@@ -265,6 +269,7 @@ impl IoThread {
                 dirty: Vec::new(),
                 talking: Vec::new(),
                 answered_last: false,
+                submitted: 0,
             },
             disks: Vec::new(),
             timed: Vec::new(),

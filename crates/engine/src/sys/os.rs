@@ -244,15 +244,15 @@ pub(crate) fn preallocate(file: &File, len: u64) -> io::Result<()> {
     }
 }
 
-/// What the calling thread has used of a CPU, in nanoseconds.
-pub(crate) fn thread_cpu_ns() -> u64 {
+/// The calling thread's CPU clock: what it has used of CPUs.
+pub(crate) fn thread_cpu() -> Time {
     let mut at = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: the call fills the timespec it is given.
     let ok = unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, at.as_mut_ptr()) };
     assert_eq!(ok, 0, "every thread has a CPU clock");
     // SAFETY: filled by the successful call.
     let at = unsafe { at.assume_init() };
-    at.tv_sec.unsigned_abs() * 1_000_000_000 + at.tv_nsec.unsigned_abs()
+    Time::from_nanos(at.tv_sec.unsigned_abs() * 1_000_000_000 + at.tv_nsec.unsigned_abs())
 }
 
 /// Makes sure that a descriptor from a front end is an eventfd, and that signalling it never blocks: neither a full pipe

@@ -5,11 +5,13 @@
 //! choice, and it pays only while work comes closer together than that.
 //!
 //! A guest that was just answered and a datastore that was just asked are waited for in turn, and take their time each in
-//! its own way: whether spinning pays is learnt for each of the two alone.
+//! its own way: whether spinning pays is learnt for each of the two alone. What the price of a wake-up is, all in all, is
+//! found by trying ([`Patience`]).
 //!
 //! # Source
 //! Ski rental; QEMU's adaptive polling, of which the average over gaps is taken.
 
+use super::patience::Patience;
 use tidegate_core::units::{Span, Time};
 
 /// Weight of the newest wait in the average: 1/8, as QEMU's poll weight and TCP's round-trip time.
@@ -17,7 +19,7 @@ const NEWEST: u64 = 8;
 
 /// See the module.
 pub(crate) struct Idle {
-    window: Span,
+    patience: Patience,
     always: bool,
     guests: Waits,
     datastores: Waits,
@@ -33,13 +35,22 @@ pub(crate) struct Wait {
 }
 
 impl Idle {
-    pub(crate) fn new(window: Span, always: bool) -> Idle {
+    /// Spins for `longest` at most.
+    pub(crate) fn new(longest: Span, always: bool) -> Idle {
+        let patience = Patience::new(longest);
+        let waits = Waits::within(patience.window());
         Idle {
-            window,
+            patience,
             always,
-            guests: Waits::new(window),
-            datastores: Waits::new(window),
+            guests: waits,
+            datastores: waits,
         }
+    }
+
+    /// There is nothing to do at `now`, after so many requests in the thread's life; `cpu` reads its CPU clock.
+    #[inline]
+    pub(crate) fn rest(&mut self, now: Time, requests: u64, cpu: impl FnOnce() -> Time) {
+        self.patience.rest(now, requests, cpu);
     }
 
     /// Work came at `now` after such a wait.
@@ -49,7 +60,9 @@ impl Idle {
         } else {
             &mut self.datastores
         };
-        waits.note(now.since(wait.since));
+        let long = now.since(wait.since);
+        waits.note(long, self.patience.window());
+        self.patience.waited(long);
     }
 
     /// Whether the next work is likely to come while we spin.
@@ -59,43 +72,46 @@ impl Idle {
         } else {
             &self.datastores
         };
-        self.window > Span::ZERO && (self.always || waits.are_short())
+        let window = self.window();
+        window > Span::ZERO && (self.always || waits.are_within(window))
     }
 
     /// How long to spin at most.
     pub(crate) fn window(&self) -> Span {
-        self.window
+        self.patience.window()
     }
 }
 
-/// How long waits of one kind are on average, compared with the window.
+/// How long waits of one kind are on average.
+#[derive(Clone, Copy)]
 struct Waits {
-    window_ns: u64,
     mean_ns: u64,
 }
 
 impl Waits {
-    fn new(window: Span) -> Waits {
+    fn within(window: Span) -> Waits {
         Waits {
-            window_ns: window.as_nanos(),
             mean_ns: window.as_nanos() / 2,
         }
     }
 
-    fn note(&mut self, wait: Span) {
+    fn note(&mut self, wait: Span, window: Span) {
         // One long silence says no more than "longer than the window"; without the cap it would take many waits to forget.
-        let wait = wait.as_nanos().min(4 * self.window_ns);
+        let wait = wait.as_nanos().min(4 * window.as_nanos());
         self.mean_ns = (self.mean_ns * (NEWEST - 1) + wait) / NEWEST;
     }
 
-    fn are_short(&self) -> bool {
-        self.mean_ns < self.window_ns
+    fn are_within(&self, window: Span) -> bool {
+        self.mean_ns < window.as_nanos()
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// Of which 20 us are spun for at first.
+    const LONGEST: Span = Span::from_micros(80);
 
     fn wait(idle: &mut Idle, for_guests: bool, micros: u64) {
         let since = Time::ZERO;
@@ -105,7 +121,7 @@ mod tests {
 
     #[test]
     fn it_spins_while_requests_come_fast_and_stops_when_they_do_not() {
-        let mut idle = Idle::new(Span::from_micros(20), false);
+        let mut idle = Idle::new(LONGEST, false);
         for _ in 0..50 {
             wait(&mut idle, true, 5);
         }
@@ -118,7 +134,7 @@ mod tests {
 
     #[test]
     fn one_long_silence_is_soon_forgotten() {
-        let mut idle = Idle::new(Span::from_micros(20), false);
+        let mut idle = Idle::new(LONGEST, false);
         wait(&mut idle, true, 3_000_000);
         for _ in 0..10 {
             wait(&mut idle, true, 5);
@@ -128,7 +144,7 @@ mod tests {
 
     #[test]
     fn quick_guests_make_nobody_spin_for_a_slow_datastore() {
-        let mut idle = Idle::new(Span::from_micros(20), false);
+        let mut idle = Idle::new(LONGEST, false);
         for _ in 0..50 {
             wait(&mut idle, true, 5);
             wait(&mut idle, false, 300);

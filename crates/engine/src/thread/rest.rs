@@ -44,6 +44,7 @@ impl IoThread {
     /// Nothing to do: spin while that pays, then sleep.
     pub(super) fn rest(&mut self) {
         let begin = self.desk.now;
+        self.idle.rest(begin, self.desk.submitted, os::thread_cpu);
         let for_guests = self.desk.answered_last;
         self.wait.get_or_insert(Wait {
             since: begin,

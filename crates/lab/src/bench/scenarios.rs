@@ -13,7 +13,7 @@ use crate::vhost::Wait;
 /// Queue depths of the tables.
 const DEPTHS: [u16; 4] = [1, 8, 32, 128];
 /// Long enough that a polling I/O thread does not fall asleep between requests at queue depth 1.
-const POLL_US: u32 = 1000;
+const POLL_US: u32 = 4000;
 /// Tidegate's names in the tables. This one is as it comes: it polls briefly where that pays, then sleeps.
 const SHIPPED: &str = "tidegate";
 /// It polls all the time, as one would set it for the shortest latency.

@@ -250,7 +250,7 @@ impl IoThread {
             turns: self.tally.turns,
             empty_turns: self.tally.empty_turns,
             wakes: self.tally.wakes,
-            cpu: Span::from_nanos(os::thread_cpu_ns()),
+            cpu: os::thread_cpu().since(Time::ZERO),
             in_flight: self.desk.shard.in_flight(),
             strays: self.desk.shard.strays(),
             disks: Vec::new(),
