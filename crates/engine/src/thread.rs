@@ -308,9 +308,7 @@ impl IoThread {
 
     /// One turn. Returns whether there was anything to do.
     fn turn(&mut self) -> bool {
-        if self.uncalled.are_due(self.desk.now) {
-            self.call_all();
-        }
+        self.call_due(self.desk.now);
         let mut worked = false;
         if self.inbox.has_mail() {
             worked |= self.read_mail();
@@ -350,8 +348,8 @@ impl IoThread {
                 return any;
             }
             // The turn may be long yet, with many queues.
-            if !self.uncalled.is_empty() && self.uncalled.are_due(os::now()) {
-                self.call_all();
+            if !self.uncalled.is_empty() {
+                self.call_due(os::now());
             }
             piece = REQUESTS_AT_ONCE.min(left);
         }

@@ -2,12 +2,13 @@
 //!
 //! A guest that has just asked for more is awake, falling asleep, or asleep. Awake it finds its answers by itself.
 //! Calling it is cheap before it has let go of its CPU, cheap again once that CPU idles and looks for work, and dearest
-//! in between and when the CPU has been put to sleep. An I/O thread that looks for more work anyway may choose the
-//! moment, and no rule is right for all guests, kernels and idle states: throughput at small depths differs by a factor
-//! of two either way. So it is learnt, for each queue alone: most of the time its calls come in the way in which it had most
-//! requests answered, and now and then in one of the others, to see.
+//! in between and when the CPU has been put to sleep. An I/O thread looks for more work anyway before it rests, and may
+//! choose the moment; no rule is right for all guests, kernels and idle states: throughput at small depths differs by a
+//! factor of two either way. So it is learnt, for each queue alone: most of the time its calls come in the way in which
+//! it had most requests answered, and now and then in one of the others, to see.
 //!
-//! What is shown is never held back, and no call by more than [`LATER`] and what the thread does meanwhile.
+//! What is shown is never held back, and no call by more than [`LATEST`] and what the thread does meanwhile; before the
+//! thread sleeps it calls all.
 //!
 //! # Units
 //! - Rates are requests per second.
@@ -17,8 +18,11 @@
 
 use tidegate_core::units::{Span, Time};
 
-/// How long a call waits at most: a guest that asks for more, looks once and goes to sleep has done so by then.
-pub(crate) const LATER: Span = Span::from_micros(1);
+/// How long a call waits: a guest that asks for more, looks once and goes to sleep has done so by then.
+const LATER: Span = Span::from_micros(1);
+/// How long it waits at most: where guest and thread are far apart, or changing to the idle task takes long, a CPU is idle
+/// only by then.
+const LATEST: Span = Span::from_micros(3);
 
 /// How long one way is followed before its rate is read: some hundred requests of a busy guest.
 const WINDOW: Span = Span::from_millis(1);
@@ -40,9 +44,27 @@ pub(crate) enum Moment {
     AfterMore,
     /// [`LATER`].
     Later,
+    /// [`LATEST`].
+    Latest,
 }
 
-const WAYS: [Moment; 3] = [Moment::AtOnce, Moment::AfterMore, Moment::Later];
+impl Moment {
+    /// How long a call may wait for it.
+    pub(crate) fn wait(self) -> Span {
+        match self {
+            Moment::AtOnce => Span::ZERO,
+            Moment::AfterMore | Moment::Later => LATER,
+            Moment::Latest => LATEST,
+        }
+    }
+}
+
+const WAYS: [Moment; 4] = [
+    Moment::AtOnce,
+    Moment::AfterMore,
+    Moment::Later,
+    Moment::Latest,
+];
 
 /// See the module.
 #[derive(Debug)]
@@ -71,15 +93,9 @@ impl Calls {
         }
     }
 
-    /// When the guest is to be called, by a thread that goes on looking for work.
+    /// When the guest is to be called.
     pub(crate) fn moment(&self) -> Moment {
         WAYS[self.used]
-    }
-
-    /// The guest was called at once whatever [`Calls::moment`] says: what is counted so far says nothing of it.
-    pub(crate) fn forget(&mut self, now: Time) {
-        self.began = now;
-        self.requests = 0;
     }
 
     /// The guest has made so many requests.
@@ -112,7 +128,8 @@ impl Calls {
             let others = WAYS.len() - 1;
             self.used = (self.best + 1 + tries % others) % WAYS.len();
         }
-        self.forget(now);
+        self.began = now;
+        self.requests = 0;
     }
 }
 
@@ -120,9 +137,14 @@ impl Calls {
 mod tests {
     use super::*;
 
-    /// Lets a guest that has `rates` requests a second in the three ways run for so long; how much of it in each way.
-    fn run(calls: &mut Calls, from: Time, long: Span, rates: [u64; 3]) -> (Time, [f64; 3]) {
-        let mut spent = [0; 3];
+    /// Lets a guest that has `rates` requests a second in these ways run for so long; how much of it in each way.
+    fn run(
+        calls: &mut Calls,
+        from: Time,
+        long: Span,
+        rates: [u64; WAYS.len()],
+    ) -> (Time, [f64; WAYS.len()]) {
+        let mut spent = [0; WAYS.len()];
         let mut now = from;
         while now.since(from) < long {
             let gap = Span::from_nanos(8_000_000_000 / rates[calls.used]);
@@ -136,8 +158,8 @@ mod tests {
 
     #[test]
     fn the_way_in_which_a_guest_gets_most_is_found_and_kept_but_for_one_window_in_32() {
-        for best in 0..3 {
-            let mut rates = [500_000, 520_000, 510_000];
+        for best in 0..WAYS.len() {
+            let mut rates = [500_000, 520_000, 510_000, 505_000];
             rates[best] = 900_000;
             let mut calls = Calls::new();
             let (now, _) = run(&mut calls, Time::ZERO, Span::from_millis(200), rates);
@@ -153,8 +175,8 @@ mod tests {
     fn when_another_way_becomes_the_best_it_is_noticed() {
         let mut calls = Calls::new();
         let mut now = Time::ZERO;
-        for best in [2, 1, 0, 2, 0, 1] {
-            let mut rates = [700_000; 3];
+        for best in [2, 1, 0, 3, 2, 0, 1, 3] {
+            let mut rates = [700_000; WAYS.len()];
             rates[best] = 1_000_000;
             (now, _) = run(&mut calls, now, Span::from_millis(300), rates);
             let spent;
@@ -170,7 +192,7 @@ mod tests {
             &mut calls,
             Time::ZERO,
             Span::from_secs(1),
-            [500_000, 505_000, 520_000],
+            [500_000, 505_000, 520_000, 515_000],
         );
         assert!(spent[0] > 0.95, "{spent:?}");
     }
@@ -178,22 +200,11 @@ mod tests {
     #[test]
     fn a_guest_that_asks_for_less_is_not_taken_for_a_way_that_is_worse() {
         let mut calls = Calls::new();
-        let fast = [900_000, 500_000, 500_000];
+        let fast = [900_000, 500_000, 500_000, 400_000];
         let (now, _) = run(&mut calls, Time::ZERO, Span::from_millis(300), fast);
-        let slow = [9_000, 5_000, 5_000];
+        let slow = [9_000, 5_000, 5_000, 4_000];
         let (now, _) = run(&mut calls, now, Span::from_secs(1), slow);
         let (_, spent) = run(&mut calls, now, Span::from_secs(2), slow);
         assert!(spent[0] > 0.9, "{spent:?}");
-    }
-
-    #[test]
-    fn what_was_counted_while_the_thread_did_not_look_for_work_is_forgotten() {
-        let mut calls = Calls::new();
-        calls.note(1000, Time::ZERO);
-        calls.forget(Time::from_nanos(2_000_000));
-        calls.note(ENOUGH, Time::from_nanos(2_500_000));
-        assert_eq!(calls.windows, 0, "half a millisecond of it is too short");
-        calls.note(1, Time::from_nanos(3_000_000));
-        assert_eq!((calls.windows, calls.rates[0]), (1, 33_000));
     }
 }

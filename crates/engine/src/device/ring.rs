@@ -449,12 +449,6 @@ impl RingDevice {
         self.calls.moment()
     }
 
-    /// The guest is called at once from now on, because its thread will not be looking.
-    pub(crate) fn call_at_once(&mut self, now: Time) {
-        self.calls.forget(now);
-        self.call_if_wanted();
-    }
-
     /// Who served this ring before may have died between showing its guest an answer and calling it. A call for nothing does
     /// no harm.
     pub(crate) fn call_for_predecessor(&self) {

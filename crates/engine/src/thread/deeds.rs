@@ -1,7 +1,8 @@
 //! Carries out what the shard wants: starts I/Os on images, answers requests, writes filters' records aside.
 //!
 //! One loop takes the effects in order; what they bring about at once (an image that answers on the spot, a
-//! filter that asks for more) makes new ones, until there are none. Then the answers become visible to guests: at a turn's end, and between the pieces of one.
+//! filter that asks for more) makes new ones, until there are none. Then the answers become visible to guests: at a
+//! turn's end, and between the pieces of one.
 
 use super::IoThread;
 use crate::datastore::{Job, Lane, Progress};
@@ -118,16 +119,12 @@ impl IoThread {
         while let Some(index) = self.desk.dirty.pop() {
             if let Some(queue) = &mut self.queues[index as usize] {
                 queue.publish();
-                if self.idle.should_spin(true) {
-                    if !queue.active {
-                        // Its guest need not kick: we shall be looking when it asks again.
-                        queue.wake();
-                        self.active.push(index);
-                    }
-                    self.uncalled.call(index, queue);
-                } else {
-                    queue.call_at_once(self.desk.now);
+                if !queue.active && self.idle.should_spin(true) {
+                    // Its guest need not kick: we shall be looking when it asks again.
+                    queue.wake();
+                    self.active.push(index);
                 }
+                self.uncalled.call(index, queue);
             }
             self.part_with_queue_if_drained(index);
         }

@@ -105,9 +105,7 @@ impl IoThread {
             }
             looks = 0;
             now = os::now();
-            if self.uncalled.are_due(now) {
-                self.call_all();
-            }
+            self.call_due(now);
             if now >= until {
                 break now >= deadline;
             }

@@ -4,9 +4,9 @@
 //! - an I/O thread owes no guest a call when it goes to sleep or ends
 
 use super::IoThread;
-use crate::device::calls::{LATER, Moment};
+use crate::device::calls::Moment;
 use crate::device::ring::RingDevice;
-use tidegate_core::units::Time;
+use tidegate_core::units::{Span, Time};
 
 /// See the module.
 pub(crate) struct Uncalled {
@@ -37,13 +37,9 @@ impl Uncalled {
         }
     }
 
-    /// Whether there is a guest that must not wait longer than until `now`.
-    pub(crate) fn are_due(&mut self, now: Time) -> bool {
-        if self.queues.is_empty() {
-            return false;
-        }
-        let since = *self.since.get_or_insert(now);
-        now.since(since) >= LATER
+    /// How long there has been a guest that waits, at `now`.
+    fn waited(&mut self, now: Time) -> Span {
+        now.since(*self.since.get_or_insert(now))
     }
 
     pub(crate) fn is_empty(&self) -> bool {
@@ -52,6 +48,18 @@ impl Uncalled {
 }
 
 impl IoThread {
+    /// Calls those whose time has come at `now`.
+    #[inline]
+    pub(super) fn call_due(&mut self, now: Time) {
+        if self.uncalled.is_empty() {
+            return;
+        }
+        let waited = self.uncalled.waited(now);
+        if waited >= Moment::Later.wait() {
+            self.call_those(|queue| queue.moment().wait() <= waited);
+        }
+    }
+
     /// Calls all of them.
     pub(super) fn call_all(&mut self) {
         self.call_those(|_| true);
