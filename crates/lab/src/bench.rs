@@ -27,6 +27,7 @@ use crate::noise::Noise;
 use crate::peers::{self, Store, Tidegate};
 use crate::report::{Figures, Machine, Report, Series};
 use crate::server;
+use crate::wakeups::IdleCpus;
 
 /// A group of cases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, ValueEnum)]
@@ -85,9 +86,9 @@ pub struct Options {
     #[arg(long, value_name = "CPU", default_value_t = 1)]
     pub client_cpu: usize,
     /// Ask the kernel for wake-ups of at most this many microseconds while it measures: 0 keeps idle CPUs awake, as
-    /// hosts are tuned for latency. Without it, what the machine does by itself is measured too
-    #[arg(long, value_name = "US")]
-    pub cpu_latency: Option<i32>,
+    /// hosts are tuned for latency. With `any`, what the machine does by itself is measured too
+    #[arg(long, value_name = "US", default_value = "0")]
+    pub cpu_latency: IdleCpus,
     /// Reject a round in which other processes, or other machines, took more of a core than this
     #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
     pub max_noise: f64,
@@ -146,12 +147,21 @@ impl<'a> Contestant<'a> {
 /// # Errors
 /// A server or client fails, or the machine has too few cores.
 pub fn run(options: Options) -> Result<bool> {
-    let _held = options.cpu_latency.map(wake_within).transpose()?;
+    let held = options.cpu_latency.hold();
     let bench = Bench::new(options)?;
     let mut report = Report {
         machine: Machine::here(),
         ..Report::default()
     };
+    report.notes.push(match (&held, bench.options.cpu_latency) {
+        (Ok(Some(_)), IdleCpus::Within(us)) => {
+            format!("the kernel is asked for wake-ups within {us} us")
+        }
+        (Err(error), _) => {
+            format!("idle CPUs sleep as they will, and waking them is measured too: {error:#}")
+        }
+        _ => "idle CPUs sleep as they will, and waking them is measured too".to_owned(),
+    });
     if !bench.has_tidegate() {
         let path = bench.options.tidegate.display();
         report.notes.push(format!(
@@ -170,9 +180,6 @@ fn finish(bench: &Bench, report: &Report) -> Result<bool> {
         "{}, {} CPUs, Linux {}\n",
         machine.processor, machine.cpus, machine.kernel
     );
-    if let Some(us) = bench.options.cpu_latency {
-        println!("the kernel is asked for wake-ups within {us} us\n");
-    }
     println!("{}", report.table());
     println!(
         "{} trials rejected for noise above {} %",
@@ -381,17 +388,6 @@ impl Bench {
         report.series.extend(done.series);
         Ok(())
     }
-}
-
-/// Asks for wake-ups within so many microseconds, for as long as what is returned is open (the kernel's PM QoS).
-fn wake_within(us: i32) -> Result<std::fs::File> {
-    use std::io::Write;
-    const PATH: &str = "/dev/cpu_dma_latency";
-    let open = std::fs::OpenOptions::new().write(true).open(PATH);
-    let mut file = open.with_context(|| format!("--cpu-latency needs to write to {PATH}"))?;
-    file.write_all(&us.to_ne_bytes())
-        .with_context(|| format!("{PATH} takes no {us}"))?;
-    Ok(file)
 }
 
 /// Adds a round to its series, unless a trial of it was not quiet.

@@ -38,4 +38,5 @@ pub mod statistics;
 pub mod tally;
 pub mod trace;
 pub mod vhost;
+pub mod wakeups;
 pub mod whatif;

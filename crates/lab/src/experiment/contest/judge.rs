@@ -60,6 +60,8 @@ pub struct Measured {
     pub quiet: usize,
     /// Trials that were thrown away and made again.
     pub rejected: usize,
+    /// Rounds in which idle processors were kept awake.
+    pub awake: usize,
     /// Why it was not measured, or what is to be known.
     pub note: Option<String>,
 }
@@ -362,6 +364,7 @@ impl Contested {
             rounds: all.len(),
             quiet: quiet.len(),
             rejected: all.iter().map(|trial| trial.rejected.len()).sum(),
+            awake: all.iter().filter(|trial| trial.awake).count(),
             note,
         })
     }

@@ -65,6 +65,9 @@ pub struct Trial {
     pub resident_bytes: u64,
     /// Whether a processor was emulated, so that the figures tell of that.
     pub emulated: bool,
+    /// Whether idle processors were kept awake meanwhile.
+    #[serde(default)]
+    pub awake: bool,
     /// What disturbed it.
     pub noise: Busy,
     /// Whether that is little enough to be judged by.

@@ -4,7 +4,7 @@
 //! line as an administrator would do it, and started anew for every trial: which disks are attached it remembers.
 //!
 //! # Always true
-//! - Server and asker have a processor each, the same two for all contestants.
+//! - Server and asker have a processor each, the same two for all contestants; idle ones are kept awake for all or for none.
 //! - Servers and files are gone once the stage is dropped.
 
 use std::collections::BTreeMap;
@@ -32,6 +32,7 @@ use crate::report::Figures;
 use crate::server::{self, Launch, ended_cpu_time, own_cpu_time};
 use crate::tally::Until;
 use crate::vhost::Wait;
+use crate::wakeups::{Held, IdleCpus};
 
 /// Datastore and disks of a daemon, by their names there.
 const DATASTORE: &str = "contest";
@@ -51,6 +52,8 @@ pub(super) struct Stage {
     kit: Option<Kit>,
     /// Set to end a guest before its time.
     pub(super) stop: AtomicBool,
+    /// Idle processors stay awake while it stands, where this program may ask for that.
+    awake: Option<Held>,
 }
 
 /// A daemon's root with its disks, not running.
@@ -86,6 +89,7 @@ impl Stage {
             fleets: BTreeMap::new(),
             kit: None,
             stop: AtomicBool::new(false),
+            awake: IdleCpus::Within(0).hold().ok().flatten(),
         })
     }
 
@@ -147,6 +151,7 @@ impl Stage {
         };
         trial.contestant = contestant.name.clone();
         trial.size = work.size;
+        trial.awake = self.awake.is_some();
         Ok(trial)
     }
 

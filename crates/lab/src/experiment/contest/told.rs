@@ -190,6 +190,11 @@ pub(in crate::experiment) fn method(findings: &Findings, about: &AboutContest) -
     says.push(format!(
         "Of {trials} trials {quiet} were quiet; {rejected} were thrown away before and made again."
     ));
+    let awake: usize = findings.measured.iter().map(|row| row.awake).sum();
+    says.push(format!(
+        "In {awake} of them idle processors were kept awake, as hosts are tuned for latency; in the others waking them is \
+         measured too."
+    ));
     says.push("Ratios travel, absolute figures do not: quote both with the machine.".to_owned());
     says
 }
