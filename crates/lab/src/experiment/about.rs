@@ -619,7 +619,7 @@ mod tests {
         let disks = &set_up(&about).disks;
         let disk = |name: &str| disks.iter().find(|disk| disk.name == name);
         let disk = |name: &str| disk(name).expect("it is there").settings.clone();
-        assert_eq!(disk("host1.limited"), "limit 5,000 IOPS");
-        assert_eq!(disk("host1.reserved"), "reservation 6,000 IOPS");
+        assert_eq!(disk("host1.limited"), "limit 500 IOPS");
+        assert_eq!(disk("host1.reserved"), "reservation 600 IOPS");
     }
 }

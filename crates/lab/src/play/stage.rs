@@ -31,6 +31,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub(super) struct Stage {
     program: PathBuf,
     roots: Vec<PathBuf>,
+    policy: Policy,
     /// Stopped before the array that they stand before.
     _daemons: Vec<Server>,
     array: ArrayServer,
@@ -53,6 +54,7 @@ impl Stage {
         let mut stage = Stage {
             program: program.to_owned(),
             roots: Vec::new(),
+            policy,
             _daemons: Vec::new(),
             array,
             _scratch: scratch,
@@ -61,9 +63,11 @@ impl Stage {
             let root = stage._scratch.path().join(format!("host{place}"));
             stage.start(&root, &scenario.hosts[place])?;
             stage.roots.push(root);
-            stage.share(place, scenario, policy, threshold, &coordination)?;
-            for group in &scenario.groups {
-                stage.group(place, group)?;
+            stage.share(place, scenario, threshold, &coordination)?;
+            if stage.is_controlled() {
+                for group in &scenario.groups {
+                    stage.group(place, group)?;
+                }
             }
         }
         for (place, disk) in scenario.disks.iter().enumerate() {
@@ -97,7 +101,6 @@ impl Stage {
         &self,
         host: usize,
         scenario: &Scenario,
-        policy: Policy,
         threshold: Threshold,
         coordination: &Path,
     ) -> Result<()> {
@@ -106,7 +109,7 @@ impl Stage {
             host,
             &["datastore", "add", SHARED, "--kind", "nbd", "--uri", &uri],
         )?;
-        let mode = match (policy, scenario.datastore.control) {
+        let mode = match (self.policy, scenario.datastore.control) {
             (Policy::None, _) | (_, Control::Off) => "off",
             (_, Control::Observe) => "observe",
             (_, Control::On) => "on",
@@ -133,6 +136,12 @@ impl Stage {
             ],
         )?;
         Ok(())
+    }
+
+    /// Whether anything is said of who gets what. Without control nothing is, limits included, as in the simulator: daemons
+    /// would hold them also where I/O control is off.
+    fn is_controlled(&self) -> bool {
+        self.policy != Policy::None
     }
 
     fn group(&self, host: usize, group: &Group) -> Result<()> {
@@ -163,7 +172,9 @@ impl Stage {
             words.push("--attach");
         }
         let policy = flags(&disk.policy, scenario);
-        words.extend(policy.iter().map(String::as_str));
+        if self.is_controlled() {
+            words.extend(policy.iter().map(String::as_str));
+        }
         self.order(disk.host, &words)?;
         Ok(())
     }
@@ -179,6 +190,9 @@ impl Stage {
 
     /// Gives a disk other settings.
     pub(super) fn set(&self, place: usize, scenario: &Scenario, settings: &Settings) -> Result<()> {
+        if !self.is_controlled() {
+            return Ok(());
+        }
         let disk = &scenario.disks[place];
         let mut words = vec!["disk", "set", &disk.name, "--best-effort"];
         let policy = flags(settings, scenario);
