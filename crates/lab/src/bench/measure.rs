@@ -78,7 +78,7 @@ impl<'a> Watch<'a> {
             client_percent: client.as_secs_f64() / seconds * 100.0,
             unfairness: unfairness(tallies),
             resident_bytes: close.resident_bytes,
-            noise: noise::between(open.machine, close.machine, server + client),
+            noise: noise::between(&open.machine, &close.machine, server + client),
         })
     }
 }
@@ -218,7 +218,7 @@ pub fn fio(bench: &Bench, file: &Path, depth: u16) -> Result<Figures> {
         bench.options.server_cpu,
     )?;
     let after = noise::look().context("after fio")?;
-    figures.noise = noise::between(before, after, used()?.saturating_sub(spent));
+    figures.noise = noise::between(&before, &after, used()?.saturating_sub(spent));
     Ok(figures)
 }
 

@@ -285,7 +285,7 @@ fn attempt(
         On::Sim => simulate(scenario, way, seed, heed)?,
     };
     let (after, own) = (noise::look()?, used()?.saturating_sub(spent));
-    let noise = noise::between(before, after, own);
+    let noise = noise::between(&before, &after, own);
     let took = begun.elapsed();
     let mut kept = Kept::of(scenario, piece.on, &made.run);
     kept.repeat = piece.repeat;

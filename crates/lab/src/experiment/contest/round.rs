@@ -248,7 +248,7 @@ impl Runs for Rounds<'_> {
         }
         let (after, own_time) = (noise::look()?, used()?.saturating_sub(spent));
         let took = begun.elapsed();
-        let noise = noise::between(before, after, own_time);
+        let noise = noise::between(&before, &after, own_time);
         Ok(Round {
             format: FORMAT,
             experiment: contest.name.clone(),

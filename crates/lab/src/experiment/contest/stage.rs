@@ -186,7 +186,7 @@ impl Stage {
         let done = fio::run(&job, self.client_cpu)?;
         let (after, own) = (noise::look()?, used()?.saturating_sub(spent));
         Ok(Trial {
-            noise: disturbed(noise::between(before, after, own)),
+            noise: disturbed(noise::between(&before, &after, own)),
             ..asked(&done)
         })
     }
@@ -242,7 +242,7 @@ impl Stage {
         Ok(Trial {
             server_percent: took.as_secs_f64() / seconds * 100.0,
             resident_bytes,
-            noise: disturbed(noise::between(before, after, own + took)),
+            noise: disturbed(noise::between(&before, &after, own + took)),
             ..trial
         })
     }
