@@ -81,6 +81,9 @@ at-most = 1000
 source = "a peer that is not there"
 "#;
 
+/// Where the kernel is asked to keep idle CPUs awake.
+const PM_QOS: &str = "/dev/cpu_dma_latency";
+
 struct Run {
     status: i32,
     out: String,
@@ -250,6 +253,62 @@ fn the_same_on_real_daemons_is_held_against_the_simulator_and_leaves_no_daemon()
     assert_eq!(left(&places), 0, "daemons' roots go when they have ended");
     let runs = fs::read_dir(scratch.path().join("results/runs")).expect("they are there");
     assert_eq!(runs.count(), 2);
+}
+
+/// Three disks of which each is limited in its own way: by itself, with its group, and from the second phase on.
+const LIMITED: &str = r#"
+name = "limited"
+title = "Limits, with and without control"
+source = "made up"
+settling = "500ms"
+[datastore]
+array = { servers = 8, read = "5ms", rate = "100MiB" }
+[[host]]
+name = "host1"
+[[group]]
+name = "few"
+limit = 100
+[[disk]]
+name = "one"
+host = "host1"
+limit = 100
+workload = { kind = "access", outstanding = 8 }
+[[disk]]
+name = "two"
+host = "host1"
+group = "few"
+workload = { kind = "access", outstanding = 8 }
+[[disk]]
+name = "three"
+host = "host1"
+workload = { kind = "access", outstanding = 8 }
+[[phase]]
+name = "before"
+lasts = "1s"
+[[phase]]
+name = "after"
+lasts = "3s"
+set = [{ disk = "three", limit = 100 }]
+"#;
+
+#[test]
+fn without_control_neither_daemons_nor_the_simulator_hold_a_disk_back() {
+    let mut demanding = LIMITED.to_owned();
+    for disk in ["one", "two", "three"] {
+        for (policy, bar) in [("ours", "at-most = 150"), ("none", "at-least = 250")] {
+            demanding += &format!(
+                "[[expect]]\nwhat = \"iops\"\ndisks = [\"{disk}\"]\nphase = \"after\"\npolicy = \"{policy}\"\n\
+                 {bar}\nsource = \"{policy} {disk}\"\n"
+            );
+        }
+    }
+    let scratch = scratch();
+    let file = scratch.path().join("limited.toml");
+    fs::write(&file, demanding).expect("it can be written");
+    let (file, out) = (text(&file), text(&scratch.path().join("results")));
+    let run = tidegate(&["lab", "run", &file, "--on", "engine,sim", "--out", &out]);
+    assert_eq!(run.status, 0, "{}{}", run.out, run.err);
+    assert!(run.err.contains("12 of 12 checks hold"), "{}", run.err);
 }
 
 #[test]
@@ -698,12 +757,15 @@ fn a_contest_is_run_judged_and_reported_and_who_is_missing_is_named() {
     );
     let measured = found["measured"].as_array().expect("figures");
     assert_eq!(measured.len(), 2 * 3);
+    let wishes = fs::OpenOptions::new().write(true).open(PM_QOS);
+    let may_keep_awake = wishes.is_ok();
     for row in measured.iter().filter(|row| row["contestant"] != "daemon") {
         assert!(row["iops"]["median"].as_f64() > Some(0.0), "{row}");
         assert!(
             row["cpu_percent_per_kiops"]["median"].as_f64() > Some(0.0),
             "{row}"
         );
+        assert_eq!(row["awake"] == 1, may_keep_awake, "{row}");
     }
     assert_eq!(left(&places), 0, "servers' roots go when they have ended");
 

@@ -75,6 +75,26 @@ mod tests {
         assert_eq!((read("-1"), read("none")), (None, None));
     }
 
+    /// What the kernel holds to, of all that it was asked for.
+    fn heeded() -> Option<i32> {
+        let told = std::fs::read(PATH).ok()?;
+        Some(i32::from_ne_bytes(told.try_into().ok()?))
+    }
+
+    #[test]
+    fn the_kernel_heeds_it_for_as_long_as_it_is_held() {
+        // Elsewhere whoever holds it could not ask, and says so.
+        let Ok(held) = IdleCpus::Within(7).hold() else {
+            return;
+        };
+        assert!(heeded().is_some_and(|us| us <= 7), "{:?}", heeded());
+        let sooner = IdleCpus::Within(0).hold().expect("it could be asked for");
+        assert_eq!(heeded(), Some(0));
+        // Others may hold something meanwhile, but not this.
+        drop((held, sooner));
+        assert_ne!(heeded(), Some(7));
+    }
+
     #[test]
     fn as_they_are_asks_for_nothing() {
         assert!(
