@@ -7,7 +7,8 @@
 //! # Always true
 //! - a file is used only under an exclusive lock (shared, for a read-only disk) of each of its two descriptions, which the
 //!   kernel keeps until the last operation of ours has ended, even when the daemon is killed
-//! - a request that asks for durability completes after RWF_DSYNC or fdatasync, never before
+//! - a request that asks for durability completes after RWF_DSYNC or fdatasync, never before; once an fdatasync has
+//!   failed none succeeds (`syncs.rs`)
 //! - a read that meets the end of the file is an error, not zeroes; once the image was cut behind our back nothing is
 //!   written to it, and nothing that was is acknowledged (`reach.rs`)
 //!
@@ -28,11 +29,13 @@ use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
+use syncs::{Syncs, Turn};
 use tidegate_core::request::{Data, DiskId, Extent, Fault, Flags, IoId, Op};
 
 mod feed;
 mod files;
 mod reach;
+mod syncs;
 
 /// The granularity below which the page cache is used: that of the page cache itself, so that a page is never both
 /// cached for one request and written directly for its neighbour.
@@ -105,6 +108,11 @@ fn open_dir(path: &Path, options: Options) -> Result<(Dir, ImageInfo)> {
             "the file system of {shown} has no direct I/O: the page cache is used"
         ));
     }
+    if direct.is_some() {
+        // A folio of the cache that readahead made larger than a page could be dirty for one page while another of it is
+        // written directly.
+        os::expect_no_order(&buffered);
+    }
     let (direct, alignment) = direct.unzip();
     let block_size = alignment.map_or(512, |a| u32::try_from(a.offset).unwrap_or(4096));
     let info = ImageInfo {
@@ -126,6 +134,7 @@ fn open_dir(path: &Path, options: Options) -> Result<(Dir, ImageInfo)> {
         pending: Vec::new(),
         free: Vec::new(),
         feed: Feed::new(),
+        syncs: Syncs::default(),
         zero_range: true,
         punch_hole: true,
         parted: options.read_only,
@@ -142,6 +151,7 @@ struct Dir {
     pending: Vec<Option<Pending>>,
     free: Vec<u32>,
     feed: Feed,
+    syncs: Syncs,
     /// Cleared when the file system turns out not to know it.
     zero_range: bool,
     punch_hole: bool,
@@ -156,6 +166,19 @@ struct Pending {
     /// Bytes moved so far.
     done: u64,
     step: Step,
+    /// Some of it is in the page cache only, and is to be durable when it ends.
+    owes_sync: bool,
+}
+
+impl Pending {
+    fn new(job: Job, step: Step) -> Pending {
+        Pending {
+            job,
+            done: 0,
+            step,
+            owes_sync: false,
+        }
+    }
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -199,8 +222,10 @@ impl Image for Dir {
         if job.len == 0 && job.op != Op::Flush {
             return Progress::Done(Ok(()));
         }
-        let slot = self.note(Pending { job, done: 0, step });
-        if step == Step::ZeroRange && !self.zero_range {
+        let slot = self.note(Pending::new(job, step));
+        if step == Step::Sync {
+            self.sync(lane, slot);
+        } else if step == Step::ZeroRange && !self.zero_range {
             self.write_zeroes(lane, slot);
         } else if step != Step::Move || self.feed.starts(slot) {
             self.go(lane, slot);
@@ -232,7 +257,9 @@ impl Image for Dir {
             }
             _ => {}
         }
+        let step = pending.step;
         match u64::try_from(completion.result) {
+            _ if step == Step::Sync => self.synced(lane, slot, completion.result),
             _ if !self.reach.is_whole() && self.is_spoilt(lane.disk, slot) => {
                 self.end(lane, slot, Err(Fault::Io));
             }
@@ -277,11 +304,7 @@ impl Image for Dir {
                 len: 0,
                 data: Data::NONE,
             };
-            let slot = self.note(Pending {
-                job: flush,
-                done: 0,
-                step: Step::Part,
-            });
+            let slot = self.note(Pending::new(flush, Step::Part));
             self.go(lane, slot);
             return false;
         }
@@ -344,7 +367,9 @@ impl Dir {
         let pending = self.pending[slot as usize]
             .as_ref()
             .expect("a job that moves is pending");
-        let Pending { job, done, step } = *pending;
+        let Pending {
+            job, done, step, ..
+        } = *pending;
         let tag = lane.tag(slot);
         let (offset, left) = (job.offset + done, job.len - done);
         let start = u32::try_from(done).expect("a request's bytes are counted in 32 bits");
@@ -357,11 +382,7 @@ impl Dir {
                     lane.ring
                         .read(fd, lane.buffers, data, bytes(left), offset, tag);
                 } else {
-                    let durable = if job.flags.has(Flags::FUA) {
-                        Durability::Durable
-                    } else {
-                        Durability::Cached
-                    };
+                    let durable = self.durability(slot, fd);
                     lane.ring
                         .write(fd, lane.buffers, data, bytes(left), offset, durable, tag);
                 }
@@ -390,6 +411,60 @@ impl Dir {
                     Durability::Cached,
                     tag,
                 );
+            }
+        }
+    }
+
+    /// How a write of a job goes to a file. Through the page cache the file is synced afterwards: RWF_DSYNC there would
+    /// take an error upon itself that a flush is to hear of.
+    fn durability(&mut self, slot: u32, fd: RawFd) -> Durability {
+        let pending = self.pending[slot as usize]
+            .as_mut()
+            .expect("a job that moves is pending");
+        if !pending.job.flags.has(Flags::FUA) {
+            return Durability::Cached;
+        }
+        if fd == self.buffered.as_raw_fd() {
+            pending.owes_sync = true;
+            return Durability::Cached;
+        }
+        Durability::Durable
+    }
+
+    /// A job wants the file to be synced, now or with others.
+    fn sync(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        match self.syncs.ask(slot) {
+            Turn::Starts => self.go(lane, slot),
+            Turn::Waits => {}
+            Turn::Refused => self.end(lane, slot, Err(Fault::Io)),
+        }
+    }
+
+    /// The sync that the job of `slot` carried has ended, for all that it was for.
+    fn synced(&mut self, lane: &mut Lane<'_>, slot: u32, result: i32) {
+        if matches!(-result, libc::EINTR | libc::EAGAIN) {
+            return self.go(lane, slot);
+        }
+        let mut outcome = Ok(());
+        if result < 0 {
+            self.syncs.fail(lane.disk, -result);
+            outcome = Err(fault(-result));
+        }
+        loop {
+            while let Some(rider) = self.syncs.rider() {
+                let spoilt = !self.reach.is_whole() && self.is_spoilt(lane.disk, rider);
+                let told = if spoilt {
+                    Err(Fault::Io)
+                } else {
+                    self.syncs.told(outcome)
+                };
+                self.end(lane, rider, told);
+            }
+            match self.syncs.next() {
+                // Those who waited hear of the failure, too.
+                Some(_) if self.syncs.have_failed() => {}
+                Some(carrier) => return self.go(lane, carrier),
+                None => return,
             }
         }
     }
@@ -446,10 +521,10 @@ impl Dir {
             return self.go_again(lane, slot);
         }
         let zeroed = matches!(job.op, Op::WriteZeroes | Op::Discard);
-        if zeroed && job.flags.has(Flags::FUA) {
+        if pending.owes_sync || zeroed && job.flags.has(Flags::FUA) {
             self.give_back(lane, slot);
             self.step(slot, Step::Sync);
-            return self.go(lane, slot);
+            return self.sync(lane, slot);
         }
         self.end(lane, slot, Ok(()));
     }
@@ -463,7 +538,7 @@ impl Dir {
         let not_known = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)
             && !self.is_barred(slot);
         match (pending.step, job.op) {
-            (Step::Move | Step::Sync, _) if matches!(errno, libc::EINTR | libc::EAGAIN) => {
+            (Step::Move, _) if matches!(errno, libc::EINTR | libc::EAGAIN) => {
                 self.go_again(lane, slot);
             }
             (Step::Punch, Op::Discard) if not_known => {
@@ -503,11 +578,7 @@ impl Dir {
     }
 
     fn ask_extents(&mut self, lane: &mut Lane<'_>, job: Job) {
-        let slot = self.note(Pending {
-            job,
-            done: 0,
-            step: Step::Ask,
-        });
+        let slot = self.note(Pending::new(job, Step::Ask));
         let map = Map {
             slot,
             file: Arc::clone(&self.buffered),

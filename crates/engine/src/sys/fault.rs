@@ -1,9 +1,10 @@
 //! Survives whoever cuts a file that is mapped here: a front end, that of its guest's memory; anybody, an image.
 //!
 //! Touching a page behind the end of a file is a SIGBUS, which would end the daemon and every other guest's I/O with it. The
-//! handler here puts a page of zeroes in place when the address lies in a mapping that another process may cut: that
-//! front end's guest reads nonsense from then on, which the ring walker refuses, and nobody else notices. A fault
-//! anywhere else ends the process as it would have.
+//! handler here puts a page of zeroes in place when the address lies in a mapping that another process may cut, a huge one
+//! where pages are huge (of those there may be none left, which is a SIGBUS, too): that front end's guest reads nonsense
+//! from then on, which the ring walker refuses, and nobody else notices. A fault anywhere else ends the process as it
+//! would have.
 //!
 //! # Always true
 //! - the handler only loads atomics, compares, and calls mmap: all that a signal handler may
@@ -12,19 +13,22 @@
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
-/// Mappings at one time: 509 memory slots for each of some guests, and one page of each image; beyond that new ones go
-/// unguarded.
+/// Mappings at one time: 509 memory slots for each of some guests, and one page of each image; beyond that new ones are
+/// refused.
 const MOST: usize = 8192;
-const PAGE: usize = 4096;
+/// Bytes of an ordinary page.
+pub(super) const PAGE: usize = 4096;
 
 static STARTS: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
 static ENDS: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
+/// Bytes of a page there.
+static PAGES: [AtomicUsize; MOST] = [const { AtomicUsize::new(PAGE) }; MOST];
 /// Whether a page was put in place there.
 static PATCHED: [AtomicBool; MOST] = [const { AtomicBool::new(false) }; MOST];
 static INSTALL: Once = Once::new();
 
-/// Guards a mapping from now on. Whether there was room for it.
-pub(crate) fn guard(start: usize, len: usize) -> bool {
+/// Guards a mapping with pages of `page` bytes from now on. Whether there was room for it.
+pub(super) fn guard(start: usize, len: usize, page: usize) -> bool {
     INSTALL.call_once(install);
     for place in 0..MOST {
         // Claim the place with an end that makes its range empty, then fill it in.
@@ -33,11 +37,11 @@ pub(crate) fn guard(start: usize, len: usize) -> bool {
             .is_ok()
         {
             PATCHED[place].store(false, Ordering::Relaxed);
+            PAGES[place].store(page, Ordering::Relaxed);
             ENDS[place].store(start + len, Ordering::Release);
             return true;
         }
     }
-    tracing::warn!("too many mapped files: one is not guarded against being cut");
     false
 }
 
@@ -87,7 +91,7 @@ extern "C" fn on_bus_error(
         start != 0 && start <= address && address < end
     });
     if let Some(place) = guarded
-        && patch(address & !(PAGE - 1))
+        && patch(address, PAGES[place].load(Ordering::Relaxed))
     {
         PATCHED[place].store(true, Ordering::Release);
         return;
@@ -97,12 +101,13 @@ extern "C" fn on_bus_error(
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
-/// Puts a page of zeroes at `page`.
-fn patch(page: usize) -> bool {
+/// Puts a page of zeroes, of `page` bytes, where the address lies.
+fn patch(address: usize, page: usize) -> bool {
+    let start = address - address % page;
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_FIXED;
     // SAFETY: the page lies in a mapping of ours that nobody holds a Rust reference into.
-    let at = unsafe { libc::mmap(page as *mut libc::c_void, PAGE, prot, flags, -1, 0) };
+    let at = unsafe { libc::mmap(start as *mut libc::c_void, page, prot, flags, -1, 0) };
     at != libc::MAP_FAILED
 }
 
@@ -126,5 +131,31 @@ mod tests {
         assert!(is_patched(map.base() as usize));
         area.store_u16(0, 9);
         assert_eq!(area.load_u16(0), 9);
+    }
+
+    #[test]
+    fn huge_pages_that_there_are_none_of_read_as_zeroes_instead_of_ending_us() {
+        // Of two megabytes, of which a machine keeps none unless it is told to.
+        const HUGE: usize = 2 << 20;
+        let flags = libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
+        let Ok(file) = os::memory_of(c"huge", flags, 2 * HUGE as u64) else {
+            return;
+        };
+        let map = Arc::new(Mmap::file(&file, 0, HUGE + 1).expect("a mapping"));
+        assert_eq!(map.len(), 2 * HUGE, "the last page wholly");
+        let area = GuestArea::of_map(&map, 0, 2 * HUGE).expect("inside");
+        file.set_len(0).expect("cut");
+        assert_eq!(area.load_u16(HUGE + 4098), 0);
+        assert!(is_patched(map.base() as usize));
+        area.store_u16(2 * HUGE - 2, 9);
+        assert_eq!(area.load_u16(2 * HUGE - 2), 9);
+        assert_eq!(area.load_u16(0), 0);
+    }
+
+    #[test]
+    fn a_file_that_is_no_memory_is_not_mapped_for_a_guest() {
+        let file = std::fs::File::open("/proc/self/status").expect("a file");
+        let error = Mmap::file(&file, 0, 4096).err().expect("refused");
+        assert!(error.to_string().contains("memfd"), "{error}");
     }
 }

@@ -7,6 +7,7 @@
 //! - a [`Segment`] or [`GuestArea`] lies wholly within one region
 //! - regions do not overlap in guest addresses (checked when a mapping is made)
 
+use super::{fault, os};
 use area::{Keep, load_pair};
 use std::fs::File;
 use std::io;
@@ -37,18 +38,25 @@ unsafe impl Send for Mmap {}
 unsafe impl Sync for Mmap {}
 
 impl Mmap {
-    /// Maps `len` bytes of `file` from `offset`, readable and writable, shared.
+    /// Maps `len` bytes of `file`, which is memory ([`os::memory_page`]), from `offset`, readable and writable, shared.
+    /// Where pages are huge, the last one wholly.
     ///
     /// # Errors
-    /// What mmap says.
+    /// When it is no memory, when as many files are mapped as can be guarded, or what mmap says.
     pub(crate) fn file(file: &File, offset: u64, len: usize) -> io::Result<Mmap> {
-        let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-        Mmap::new(
-            len,
-            libc::MAP_SHARED | libc::MAP_NORESERVE,
-            file.as_raw_fd(),
-            offset,
-        )
+        let page = os::memory_page(file)?;
+        let len = match page {
+            fault::PAGE => Some(len),
+            huge => len.checked_next_multiple_of(huge),
+        };
+        let len = len.ok_or(io::ErrorKind::InvalidInput)?;
+        let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
+        let map = Mmap::new(len, flags, file.as_raw_fd(), offset, page)?;
+        if !map.guarded {
+            let what = "as many files are mapped already as can be guarded against being cut";
+            return Err(io::Error::new(io::ErrorKind::OutOfMemory, what));
+        }
+        Ok(map)
     }
 
     /// A copy of `len` bytes of `file` from `offset`, which the file does not see the changes of.
@@ -56,8 +64,8 @@ impl Mmap {
     /// # Errors
     /// What mmap says.
     pub(crate) fn private(file: &OwnedFd, offset: u64, len: usize) -> io::Result<Mmap> {
-        let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
-        Mmap::new(len, libc::MAP_PRIVATE, file.as_raw_fd(), offset)
+        let flags = libc::MAP_PRIVATE;
+        Mmap::new(len, flags, file.as_raw_fd(), offset, fault::PAGE)
     }
 
     /// `len` bytes of private zeroes, page-aligned, backed by memory only once touched.
@@ -65,15 +73,12 @@ impl Mmap {
     /// # Errors
     /// What mmap says.
     pub(crate) fn anonymous(len: usize) -> io::Result<Mmap> {
-        Mmap::new(
-            len,
-            libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE,
-            -1,
-            0,
-        )
+        let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
+        Mmap::new(len, flags, -1, 0, fault::PAGE)
     }
 
-    fn new(len: usize, flags: i32, fd: i32, offset: libc::off_t) -> io::Result<Mmap> {
+    fn new(len: usize, flags: i32, fd: i32, offset: u64, page: usize) -> io::Result<Mmap> {
+        let offset = libc::off_t::try_from(offset).map_err(|_| io::ErrorKind::InvalidInput)?;
         let prot = libc::PROT_READ | libc::PROT_WRITE;
         // SAFETY: a fresh mapping at an address of the kernel's choice touches no existing memory.
         let base = unsafe { libc::mmap(std::ptr::null_mut(), len, prot, flags, fd, offset) };
@@ -81,7 +86,7 @@ impl Mmap {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let guarded = fd >= 0 && super::fault::guard(base.as_ptr() as usize, len);
+        let guarded = fd >= 0 && fault::guard(base.as_ptr() as usize, len, page);
         Ok(Mmap { base, len, guarded })
     }
 
@@ -119,7 +124,7 @@ impl Mmap {
 impl Drop for Mmap {
     fn drop(&mut self) {
         if self.guarded {
-            super::fault::release(self.base.as_ptr() as usize);
+            fault::release(self.base.as_ptr() as usize);
         }
         // SAFETY: base and len are those of a mapping that this value owns; the module's invariants keep users away.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
@@ -168,7 +173,8 @@ impl Region {
             let what = "a memory region's offset in its file is not congruent to its guest address";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
-        let page_start = offset & !(LOG_PAGE - 1);
+        let page = os::memory_page(file)? as u64;
+        let page_start = offset - offset % page;
         let skip = usize::try_from(offset - page_start).map_err(|_| io::ErrorKind::InvalidInput)?;
         let map_len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
         let map_len = map_len
@@ -404,6 +410,16 @@ impl Segment {
         (self.0.iov_base as usize).is_multiple_of(alignment)
     }
 
+    /// Leaves of a list what its first `len` bytes lie in.
+    pub(crate) fn cut(list: &mut Vec<Segment>, len: usize) {
+        let mut left = len;
+        list.retain_mut(|piece| {
+            piece.0.iov_len = piece.0.iov_len.min(left);
+            left -= piece.0.iov_len;
+            piece.0.iov_len > 0
+        });
+    }
+
     /// Stores one byte at its start, if there is room.
     pub(crate) fn put_u8(&self, value: u8) {
         if self.0.iov_len > 0 {
@@ -514,4 +530,23 @@ fn prefetch(place: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_list_is_cut_to_the_pieces_that_its_first_bytes_lie_in() {
+        let piece = |len| Segment::new(std::ptr::null_mut(), len);
+        let cut = |lens: &[usize], len| {
+            let mut list: Vec<Segment> = lens.iter().copied().map(piece).collect();
+            Segment::cut(&mut list, len);
+            list.iter().map(Segment::len).collect::<Vec<usize>>()
+        };
+        assert_eq!(cut(&[4096, 1 << 32], 20), [20]);
+        assert_eq!(cut(&[8, 8, 8, 8], 20), [8, 8, 4]);
+        assert_eq!(cut(&[8, 8], 20), [8, 8]);
+        assert!(cut(&[8], 0).is_empty());
+    }
 }

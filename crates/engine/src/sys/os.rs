@@ -213,8 +213,13 @@ pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
 /// # Errors
 /// What memfd_create says.
 pub(crate) fn memory_file(name: &std::ffi::CStr, len: u64) -> io::Result<File> {
+    memory_of(name, libc::MFD_CLOEXEC, len)
+}
+
+/// The same, of the kind that the flags say.
+pub(super) fn memory_of(name: &std::ffi::CStr, flags: u32, len: u64) -> io::Result<File> {
     // SAFETY: the name is a terminated string that the kernel copies.
-    let fd = unsafe { libc::memfd_create(name.as_ptr(), libc::MFD_CLOEXEC) };
+    let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
@@ -242,6 +247,38 @@ pub(crate) fn preallocate(file: &File, len: u64) -> io::Result<()> {
         Some(libc::EOPNOTSUPP | libc::ENOSYS) => Ok(()),
         _ => Err(error),
     }
+}
+
+/// How large the pages are of a file that is to be mapped as a guest's memory. It is memory: a memfd, or a file on tmpfs or
+/// hugetlbfs. Any other may have a file system behind it that lets whoever touches it wait for ever (FUSE, NFS).
+///
+/// # Errors
+/// When it is anything else.
+pub(crate) fn memory_page(file: &File) -> io::Result<usize> {
+    // Only files that are memory have seals, and no file system is asked for them.
+    // SAFETY: no memory is involved.
+    if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) } < 0 {
+        let what = "memory that is shared must be a memfd, or a file on tmpfs or hugetlbfs";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
+    }
+    let mut about = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the call fills the structure it is given.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), about.as_mut_ptr()) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: filled by the successful call.
+    let about = unsafe { about.assume_init() };
+    if about.f_type != libc::HUGETLBFS_MAGIC {
+        return Ok(4096);
+    }
+    usize::try_from(about.f_bsize).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// Tells the kernel that reads of the file follow no order: it caches the pages that are asked for and none around them.
+/// One that does not listen only caches more.
+pub(crate) fn expect_no_order(file: &File) {
+    // SAFETY: no memory is involved.
+    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
 }
 
 /// The calling thread's CPU clock: what it has used of CPUs.

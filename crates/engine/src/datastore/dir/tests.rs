@@ -62,17 +62,21 @@ impl Rig {
 
     /// Asks for a block; returns the name of the I/O.
     fn ask(&mut self, op: Op, offset: u64) -> IoId {
-        let buffer = self.buffers.claim_pool(bytes(BLOCK)).expect("memory");
+        self.ask_for(op, Flags::NONE, offset, BLOCK)
+    }
+
+    fn ask_for(&mut self, op: Op, flags: Flags, offset: u64, len: u64) -> IoId {
+        let buffer = self.buffers.claim_pool(bytes(len)).expect("memory");
         let data = Data { buffer, start: 0 };
-        self.buffers.put(data, &[2; 4096]);
+        self.buffers.put(data, &[2; 4096][..bytes(len)]);
         let io = IoId::from_bits(self.asked);
         self.asked += 1;
         let job = Job {
             io,
             op,
-            flags: Flags::NONE,
+            flags,
             offset,
-            len: BLOCK,
+            len,
             data,
         };
         if let Progress::Done(outcome) = self.act(|image, lane| image.start(lane, job)) {
@@ -89,7 +93,7 @@ impl Rig {
     /// Waits for all operations that are under way.
     fn completions(&mut self) -> Vec<Completion> {
         let pending = self.image.pending.iter().flatten().count();
-        let under_way = pending - self.held();
+        let under_way = pending - self.held() - self.image.syncs.idle();
         let mut completions = Vec::new();
         while completions.len() < under_way {
             self.ring.wait(None);
@@ -207,4 +211,81 @@ fn a_write_under_way_as_the_image_is_cut_is_not_acknowledged_and_nothing_is_read
     );
     // The one that ended first may have been delivered before anything showed.
     assert!(rig.outcome(first).is_some());
+}
+
+/// The same operations, as the kernel answers them when nothing reaches the disk any more.
+fn broken(completions: Vec<Completion>) -> impl Iterator<Item = Completion> {
+    let broken = |completion| Completion {
+        result: -libc::EIO,
+        ..completion
+    };
+    completions.into_iter().map(broken)
+}
+
+#[test]
+fn after_a_failed_sync_none_succeeds_for_whoever_asked_before_meanwhile_or_later() {
+    let mut rig = Rig::new();
+    let first = rig.ask(Op::Flush, 0);
+    let completions = rig.completions();
+    let meanwhile = rig.ask(Op::Flush, 0);
+    rig.deliver(broken(completions));
+    assert_eq!(rig.outcome(first), Some(Err(Fault::Io)));
+    assert_eq!(
+        rig.outcome(meanwhile),
+        Some(Err(Fault::Io)),
+        "the kernel has forgotten the error, and would answer this one with success"
+    );
+    let later = rig.ask(Op::Flush, 0);
+    let durable = rig.ask_for(Op::Write, Flags::FUA, 512, 512);
+    let zeroes = rig.ask_for(Op::WriteZeroes, Flags::FUA, 0, BLOCK);
+    let (read, write) = (rig.ask(Op::Read, 0), rig.ask(Op::Write, 0));
+    // Directly it reaches the disk by itself.
+    let direct = rig.ask_for(Op::Write, Flags::FUA, BLOCK, BLOCK);
+    rig.finish();
+    for io in [later, durable, zeroes] {
+        assert_eq!(rig.outcome(io), Some(Err(Fault::Io)));
+    }
+    for io in [read, write] {
+        assert_eq!(rig.outcome(io), Some(Ok(())));
+    }
+    let known = if rig.image.direct.is_some() {
+        Ok(())
+    } else {
+        Err(Fault::Io)
+    };
+    assert_eq!(rig.outcome(direct), Some(known));
+}
+
+#[test]
+fn whoever_asks_during_a_sync_shares_the_next_one() {
+    let mut rig = Rig::new();
+    let first = rig.ask(Op::Flush, 0);
+    let completions = rig.completions();
+    assert_eq!(completions.len(), 1);
+    let others = [(); 3].map(|()| rig.ask(Op::Flush, 0));
+    rig.deliver(completions);
+    assert_eq!(rig.outcome(first), Some(Ok(())));
+    assert_eq!(
+        others.map(|io| rig.outcome(io)),
+        [None; 3],
+        "it began before"
+    );
+    let next = rig.completions();
+    assert_eq!(next.len(), 1, "one is enough for all");
+    rig.deliver(next);
+    assert_eq!(others.map(|io| rig.outcome(io)), [Some(Ok(())); 3]);
+}
+
+#[test]
+fn a_durable_write_through_the_page_cache_is_answered_after_a_sync_of_its_own() {
+    let mut rig = Rig::new();
+    let write = rig.ask_for(Op::Write, Flags::FUA, 512, 512);
+    let written = rig.completions();
+    rig.deliver(written);
+    assert_eq!(rig.outcome(write), None, "it is in the page cache");
+    let synced = rig.completions();
+    rig.deliver(broken(synced));
+    assert_eq!(rig.outcome(write), Some(Err(Fault::Io)));
+    let flush = rig.ask(Op::Flush, 0);
+    assert_eq!(rig.outcome(flush), Some(Err(Fault::Io)), "nor is the rest");
 }
