@@ -395,6 +395,8 @@ impl RingDevice {
         let used = serial.len().min(ID_BYTES);
         id[..used].copy_from_slice(&serial[..used]);
         let room = usize::try_from(len).unwrap_or(usize::MAX).min(ID_BYTES);
+        // Whatever room the guest has, no more of it is written, and marked in a log.
+        Segment::cut(&mut self.scratch, room);
         let buffer = desk.buffers.claim_guest(&self.memory, &mut self.scratch);
         desk.buffers.put(Data { buffer, start: 0 }, &id[..room]);
         self.mark_read(&desk.buffers, buffer);

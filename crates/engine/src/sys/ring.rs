@@ -28,6 +28,9 @@ const COMPLETIONS: u32 = 8192;
 /// go round in step. The first of a turn goes alone, so that a disk that idles begins at once; then they go in fours,
 /// and the system calls still weigh little.
 const BATCH: u32 = 4;
+/// The longest read or write that the kernel may do at once while it is submitted. What it has in its cache it copies there
+/// and then, 8 ms for the longest that a guest can ask for, and the thread has other guests: longer ones its workers do.
+const LONGEST_AT_ONCE: usize = 256 << 10;
 /// The environment variable of which the presence makes threads nap instead of waiting in the kernel; see the module.
 const NAP: &str = "TIDEGATE_NAP";
 
@@ -155,7 +158,7 @@ impl Ring {
                 .offset(offset)
                 .build(),
         };
-        self.push_data(entry, tag);
+        self.push_data(aside(entry, len), tag);
     }
 
     /// Writes `len` bytes from the buffer at `offset` of `fd`; durable before it completes if `durable`.
@@ -184,7 +187,7 @@ impl Ring {
                 .rw_flags(flags)
                 .build(),
         };
-        self.push_data(entry, tag);
+        self.push_data(aside(entry, len), tag);
     }
 
     /// Makes what was written to `fd` durable (fdatasync).
@@ -331,6 +334,14 @@ pub(crate) enum Durability {
     Durable,
 }
 
+/// The entry of an operation on `len` bytes, to be done by the kernel's workers if that is long.
+fn aside(entry: squeue::Entry, len: usize) -> squeue::Entry {
+    if len > LONGEST_AT_ONCE {
+        return entry.flags(squeue::Flags::ASYNC);
+    }
+    entry
+}
+
 /// A list as the kernel reads it.
 fn iovecs(segments: &[Segment]) -> *const libc::iovec {
     segments.as_ptr().cast()
@@ -344,4 +355,55 @@ fn count(segments: &[Segment]) -> u32 {
 fn clamp(len: usize) -> u32 {
     const MOST: u32 = !4095;
     u32::try_from(len).unwrap_or(MOST)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+
+    const TAG: Tag = Tag {
+        kind: 1,
+        owner: 0,
+        slot: 0,
+    };
+
+    /// Whether the kernel has workers for this thread's operations.
+    fn has_workers() -> bool {
+        // SAFETY: no memory is involved.
+        let own = unsafe { libc::gettid() };
+        let name = format!("iou-wrk-{own}");
+        let tasks = std::fs::read_dir("/proc/self/task").expect("threads");
+        let names = tasks.flatten().map(|task| {
+            // One may have ended meanwhile.
+            std::fs::read_to_string(task.path().join("comm")).unwrap_or_default()
+        });
+        // Names are cut to 15 bytes.
+        let name = &name[..name.len().min(15)];
+        names.into_iter().any(|comm| comm.trim() == name)
+    }
+
+    #[test]
+    fn what_takes_long_to_copy_is_left_to_workers_and_what_does_not_is_not() {
+        const LONG: usize = 2 * LONGEST_AT_ONCE;
+        // A file of some megabytes that the kernel has in its cache: this program.
+        let own = "/proc/self/exe";
+        assert!(std::fs::read(own).is_ok_and(|all| all.len() >= LONG));
+        let file = std::fs::File::open(own).expect("a program");
+        let (mut ring, mut buffers) = (Ring::new().expect("a ring"), Buffers::new());
+        let buffer = buffers.claim_pool(LONG).expect("memory");
+        let data = Data { buffer, start: 0 };
+        for (len, by_workers) in [(LONGEST_AT_ONCE, false), (LONG, true)] {
+            ring.read(file.as_raw_fd(), &mut buffers, data, len, 0, TAG);
+            let mut ended = Vec::new();
+            while ended.is_empty() {
+                ring.wait(None);
+                ring.reap(1, &mut ended);
+            }
+            buffers.returned(buffer);
+            assert_eq!(usize::try_from(ended[0].result), Ok(len));
+            assert_eq!(has_workers(), by_workers, "{len} bytes");
+        }
+        buffers.release(buffer);
+    }
 }
