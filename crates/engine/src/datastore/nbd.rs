@@ -2,11 +2,14 @@
 //!
 //! The image is on its disk's I/O thread, with one connection (`line.rs`) on the thread's ring. What it owes is
 //! `work.rs`; finding the server again is an errand (`connect.rs`). Writes that the server had answered and not made
-//! durable when it died are its own affair, as a disk's cache is: a guest that flushes loses nothing. A server that
-//! lives on while only the connection breaks must have ended or dropped what came over the old one before it takes a
-//! new one; else an old write of its may undo a newer one. Nothing in the protocol lets a client make sure.
+//! durable when the connection ended may be lost, for nobody can tell a server that lived on from one that died
+//! (`unflushed.rs`). A server that lives on while only the connection breaks must have ended or dropped what came over
+//! the old one before it takes a new one; else an old write of its may undo a newer one. Nothing in the protocol lets a
+//! client make sure.
 //!
 //! # Always true
+//! - a flush that succeeds, and a write that was to be durable at once, have made durable what they promise, whatever
+//!   the server lost meanwhile: where writes may be lost every flush fails, for as long as the image is open
 //! - a request waits at most the patience of [`Options`] for a server that is away or silent; from then on requests
 //!   fail at once, until the server is back
 //! - a server that breaks the protocol is left, counted, and tried again no more often than the pauses say
@@ -25,6 +28,7 @@
 pub(crate) mod connect;
 mod coverage;
 mod line;
+mod unflushed;
 mod work;
 
 use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes};
@@ -206,7 +210,8 @@ impl Image for Upstream {
                 Err(_) => return Progress::Done(Err(Fault::Io)),
             },
         };
-        if self.failing || self.is_lost() {
+        let in_vain = job.op == Op::Flush && self.work.is_gone();
+        if self.failing || self.is_lost() || in_vain {
             return Progress::Done(Err(Fault::Io));
         }
         if self.work.is_empty() {
@@ -411,9 +416,18 @@ impl Upstream {
             Some(Loss::Gone | Loss::Leaving) | None => {}
         }
         tracing::warn!(server = %self.target.uri, why = ?loss, "the connection to an NBD server is lost; trying again");
-        self.work.again();
+        if self.work.line_lost() {
+            tracing::warn!(
+                server = %self.target.uri,
+                "writes that the NBD server had answered and was not yet asked to make durable may be lost with the \
+                 connection: from now on flushes of this disk fail, so that its guest learns of it; detach the disk, \
+                 attach it again, and have the guest check its file systems"
+            );
+        }
         if self.failing {
             self.work.fail_all(Fault::Io);
+        } else {
+            self.work.again(&self.offer);
         }
         self.lost_since.get_or_insert(lane.now);
         self.retry(lane.now);

@@ -1,6 +1,6 @@
-//! Disks on another NBD server: what it can and cannot do, and what happens when it goes, lies or falls silent.
+//! Disks on another NBD server: what it can and cannot do, and what happens when it goes, forgets, lies or falls silent.
 
-use super::client::{Verifier, pattern};
+use super::client::{Client, Verifier, pattern};
 use super::rig::{
     PATIENCE, Server, attach, client, engine, eventually, everything, filters, image, open_file,
     tempdir,
@@ -8,15 +8,16 @@ use super::rig::{
 use std::io::{Read, Write};
 use std::net::TcpListener;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::Path;
-use std::sync::Arc;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
+use tempfile::TempDir;
 use tidegate_core::request::{ExtentKind, Fault, Flags, Op};
 use tidegate_engine::datastore::{memory, nbd};
 use tidegate_engine::nbd::handshake::{BlockSizes, ExportInfo, Handshake, Step, Tls};
 use tidegate_engine::nbd::wire::Abilities;
-use tidegate_engine::{Disk, Kind};
+use tidegate_engine::{Disk, Engine, Kind};
 
 const SIZE: u64 = 16 << 20;
 
@@ -264,7 +265,7 @@ fn requests_wait_for_a_server_that_is_away_then_fail_and_work_again_when_it_is_b
 }
 
 /// A server that negotiates properly, then does as it is told with each connection.
-fn crook(path: &Path, then: impl Fn(UnixStream) + Send + 'static) {
+fn crook(path: &Path, abilities: Abilities, then: impl Fn(UnixStream) + Send + 'static) {
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {
@@ -275,7 +276,7 @@ fn crook(path: &Path, then: impl Fn(UnixStream) + Send + 'static) {
                 let (used, step) = handshake.advance(&input, &mut out);
                 input.drain(..used);
                 if let Step::Lookup(name) = &step {
-                    let (name, abilities) = (name.clone(), everything());
+                    let name = name.clone();
                     let export = ExportInfo {
                         name,
                         size: SIZE,
@@ -300,11 +301,30 @@ fn crook(path: &Path, then: impl Fn(UnixStream) + Send + 'static) {
     });
 }
 
-/// Reads one request and returns its cookie; nothing once the client has gone.
-fn cookie_of(stream: &mut UnixStream) -> Option<[u8; 8]> {
+/// The head of a request.
+struct Asked {
+    durable: bool,
+    command: u16,
+    cookie: [u8; 8],
+    offset: u64,
+    len: u32,
+}
+
+/// Reads one request's head; nothing once the client has gone.
+fn asked_of(stream: &mut UnixStream) -> Option<Asked> {
     let mut request = [0; 28];
     stream.read_exact(&mut request).ok()?;
-    request[8..16].try_into().ok()
+    Some(Asked {
+        durable: request[5] & 1 == 1,
+        command: u16::from_be_bytes(request[6..8].try_into().ok()?),
+        cookie: request[8..16].try_into().ok()?,
+        offset: u64::from_be_bytes(request[16..24].try_into().ok()?),
+        len: u32::from_be_bytes(request[24..28].try_into().ok()?),
+    })
+}
+
+fn cookie_of(stream: &mut UnixStream) -> Option<[u8; 8]> {
+    asked_of(stream).map(|asked| asked.cookie)
 }
 
 fn chunk(flags: u16, kind: u16, cookie: [u8; 8], body: &[u8]) -> Vec<u8> {
@@ -315,6 +335,138 @@ fn chunk(flags: u16, kind: u16, cookie: [u8; 8], body: &[u8]) -> Vec<u8> {
     bytes.extend(u32::try_from(body.len()).unwrap().to_be_bytes());
     bytes.extend(body);
     bytes
+}
+
+const READ: u16 = 0;
+const WRITE: u16 = 1;
+const FLUSH: u16 = 3;
+
+/// A server that keeps what it is told to make durable, and forgets the rest when it dies: instead of answering the first
+/// request of this kind after it was told to. It comes back at once. The first bytes of the disk are all that it has.
+struct Forgetful {
+    path: PathBuf,
+    mortal: Arc<AtomicBool>,
+    kept: Arc<Mutex<Vec<u8>>>,
+    _dir: TempDir,
+}
+
+impl Forgetful {
+    fn start(abilities: Abilities, dies_at: u16) -> Forgetful {
+        let dir = tempdir();
+        let path = dir.path().join("forgetful.sock");
+        let mortal = Arc::new(AtomicBool::new(false));
+        let kept = Arc::new(Mutex::new(vec![0; 64 << 10]));
+        let (dies, own) = (Arc::clone(&mortal), Arc::clone(&kept));
+        crook(&path, abilities, move |mut stream| {
+            let mut cached = own.lock().unwrap().clone();
+            while let Some(asked) = asked_of(&mut stream) {
+                if asked.command == dies_at && dies.swap(false, Ordering::Relaxed) {
+                    return;
+                }
+                let place = usize::try_from(asked.offset).unwrap();
+                let place = place..place + asked.len as usize;
+                let mut reply = chunk(1, 0, asked.cookie, &[]);
+                match asked.command {
+                    READ => {
+                        let body = [&asked.offset.to_be_bytes(), &cached[place]].concat();
+                        reply = chunk(1, 1, asked.cookie, &body);
+                    }
+                    WRITE => stream.read_exact(&mut cached[place]).unwrap(),
+                    _ => {}
+                }
+                if asked.durable || asked.command == FLUSH {
+                    own.lock().unwrap().copy_from_slice(&cached);
+                }
+                let _ = stream.write_all(&reply);
+            }
+        });
+        Forgetful {
+            path,
+            mortal,
+            kept,
+            _dir: dir,
+        }
+    }
+
+    fn attach(&self, near: &Engine) -> (Disk, Client) {
+        let disk = attach(near, nbd::open(&uri(&self.path), &options()).unwrap());
+        let client = client(&disk);
+        (disk, client)
+    }
+
+    fn dies_now(&self) {
+        self.mortal.store(true, Ordering::Relaxed);
+    }
+
+    fn has_died(&self) -> bool {
+        !self.mortal.load(Ordering::Relaxed)
+    }
+
+    fn keeps(&self, offset: usize, byte: u8) -> bool {
+        let kept = self.kept.lock().unwrap();
+        kept[offset..offset + 4096].iter().all(|b| *b == byte)
+    }
+}
+
+#[test]
+fn a_durable_write_is_durable_although_the_server_forgot_it_before_the_flush_behind_it() {
+    let server = Forgetful::start(Abilities::HAS_FLAGS.with(Abilities::FLUSH), FLUSH);
+    let near = engine(1);
+    let (_disk, mut c) = server.attach(&near);
+    server.dies_now();
+    assert_eq!(c.write_with(Flags::FUA, 0, &[7; 4096]), Ok(()));
+    assert!(server.has_died() && server.keeps(0, 7));
+    assert_eq!(c.flush(), Ok(()), "nothing was lost");
+}
+
+#[test]
+fn flushes_fail_once_a_server_went_away_with_writes_that_no_flush_had_made_durable() {
+    let server = Forgetful::start(everything(), READ);
+    let near = engine(1);
+    let (disk, mut c) = server.attach(&near);
+    c.write(0, &[7; 4096]).unwrap();
+    server.dies_now();
+    assert_eq!(c.read(0, 4096), Ok(vec![0; 4096]), "it is gone");
+    assert!(server.has_died());
+    assert_eq!(c.flush(), Err(Fault::Io));
+    // Writing again is no way out: the guest must learn that something is gone which it believes durable.
+    c.write(0, &[8; 4096]).unwrap();
+    assert_eq!(c.flush(), Err(Fault::Io));
+    // What is durable by itself promises nothing about others.
+    assert_eq!(c.write_with(Flags::FUA, 4096, &[9; 4096]), Ok(()));
+    assert!(server.keeps(4096, 9));
+    assert_eq!(c.flush(), Err(Fault::Io));
+    disk.detach(PATIENCE).unwrap();
+    let (_disk, mut c) = server.attach(&near);
+    assert_eq!(c.flush(), Ok(()), "the disk is attached anew");
+}
+
+#[test]
+fn a_flush_that_a_server_takes_with_it_fails_where_writes_may_be_lost() {
+    let server = Forgetful::start(everything(), FLUSH);
+    let near = engine(1);
+    let (_disk, mut c) = server.attach(&near);
+    c.write(0, &[7; 4096]).unwrap();
+    server.dies_now();
+    assert_eq!(c.flush(), Err(Fault::Io));
+    assert!(server.has_died() && server.keeps(0, 0));
+}
+
+#[test]
+fn a_server_that_goes_and_comes_back_fails_no_flush_where_all_was_durable() {
+    for dies_at in [READ, FLUSH] {
+        let server = Forgetful::start(everything(), dies_at);
+        let near = engine(1);
+        let (_disk, mut c) = server.attach(&near);
+        c.write(0, &[7; 4096]).unwrap();
+        c.flush().unwrap();
+        c.write_with(Flags::FUA, 4096, &[8; 4096]).unwrap();
+        c.discard(8192, 4096).unwrap();
+        server.dies_now();
+        assert_eq!(c.read(0, 4096), Ok(vec![7; 4096]));
+        assert_eq!(c.flush(), Ok(()));
+        assert!(server.has_died() && server.keeps(0, 7) && server.keeps(4096, 8));
+    }
 }
 
 #[test]
@@ -349,7 +501,7 @@ fn a_server_that_lies_is_left_and_counted_and_the_truth_of_another_is_believed()
         let path = dir.path().join("crook.sock");
         let honest = AtomicBool::new(false);
         let whole = whole.clone();
-        crook(&path, move |mut stream| {
+        crook(&path, everything(), move |mut stream| {
             while let Some(cookie) = cookie_of(&mut stream) {
                 let reply = if honest.load(Ordering::Relaxed) {
                     chunk(1, 1, cookie, &whole)
@@ -378,7 +530,7 @@ fn a_server_that_lies_is_left_and_counted_and_the_truth_of_another_is_believed()
 fn a_server_that_never_answers_holds_up_no_other_disk_and_its_requests_fail_in_the_end() {
     let dir = tempdir();
     let path = dir.path().join("mute.sock");
-    crook(&path, |mut stream| {
+    crook(&path, everything(), |mut stream| {
         std::thread::spawn(move || while cookie_of(&mut stream).is_some() {});
     });
     let near = engine(1);

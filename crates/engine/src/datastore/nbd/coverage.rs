@@ -14,11 +14,6 @@ pub(super) struct Coverage {
 }
 
 impl Coverage {
-    /// Nothing has come.
-    pub(super) fn clear(&mut self) {
-        self.ranges.clear();
-    }
-
     /// `len` bytes from `from` on come. False when one of them came before.
     pub(super) fn add(&mut self, from: u32, len: u32) -> bool {
         let Some(to) = from.checked_add(len) else {

@@ -1,14 +1,18 @@
 //! What an NBD image has to do: jobs, cut into requests that the server takes, and their answers put together again.
 //!
 //! The image gives it jobs; the line ([`super::line`]) takes requests from its queue and tells what was answered.
-//! After a loss everything without an answer is queued again, in its old order.
+//! After a loss every job that has not ended begins anew, in the old order: the server may have lost the requests that
+//! it had answered already, and a job's flush must come after all of its writes on the same line.
 //!
 //! # Always true
 //! - a job ends once, and only when none of its requests is queued, sent or in a message under way
+//! - a job that ended well was answered whole on one line
+//! - once writes may be gone with a line no flush succeeds ([`Unflushed`])
 //! - a request's cookie is never used again while the image lives (2^32 requests later its number is, for another)
 //! - at most [`AT_A_TIME`] requests of one job are out
 
 use super::coverage::Coverage;
+use super::unflushed::{Mark, Unflushed};
 use crate::datastore::{Job, bytes};
 use std::collections::VecDeque;
 use tidegate_core::request::{Data, Extent, Fault, Flags, IoId, Op, Outcome};
@@ -80,6 +84,13 @@ impl Offer {
             .into_iter()
             .filter(|(flag, can)| *can && wanted.has(*flag))
             .fold(Flags::NONE, |all, (flag, _)| all.with(flag))
+    }
+
+    /// Whether the server may forget a job that it has answered until it is asked to flush. A discard does not count: it
+    /// promises nothing about what is read afterwards. Of a server that knows no flush nothing was ever promised.
+    fn may_forget(&self, job: &Job) -> bool {
+        let writes = matches!(job.op, Op::Write | Op::WriteZeroes);
+        writes && !job.flags.has(Flags::FUA) && self.abilities.has(Abilities::FLUSH)
     }
 
     /// The longest request of this kind, a multiple of the server's blocks.
@@ -167,11 +178,16 @@ impl Plan {
 struct Doing {
     job: Job,
     op: Op,
+    /// Which one it is of all that ever came.
+    number: u64,
     /// Where its bytes are, and whether each request begins there anew.
     data: Data,
     zeroes: bool,
-    /// Whether a flush is still to follow.
+    /// Whether a flush belongs behind it, and whether that was queued.
     flush: bool,
+    flushing: bool,
+    /// Whether the server may forget it, once answered, until a flush.
+    forgettable: bool,
     /// Bytes for which requests were made, and requests without an end.
     given: u64,
     open: u32,
@@ -193,6 +209,8 @@ pub(super) struct Part {
     coverage: Coverage,
     /// Extents told so far: how many, and up to which byte.
     told: (u32, u64),
+    /// What a flush makes durable.
+    mark: Mark,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -211,8 +229,11 @@ pub(super) struct Work {
     free_parts: Vec<u32>,
     /// Not sent yet, first to go first.
     queue: VecDeque<u32>,
-    /// The next cookie's upper half; also the order of requests.
+    /// The next cookie's upper half.
     sequence: u32,
+    /// Jobs that ever came.
+    begun: u64,
+    unflushed: Unflushed,
     /// Ended, to be told.
     pub(super) ended: Vec<(IoId, Outcome)>,
 }
@@ -230,6 +251,8 @@ impl Work {
             free_parts: Vec::new(),
             queue: VecDeque::new(),
             sequence: 0,
+            begun: 0,
+            unflushed: Unflushed::default(),
             ended: Vec::new(),
         }
     }
@@ -250,18 +273,37 @@ impl Work {
         let doing = Doing {
             job,
             op,
+            number: self.begun,
             data: zeroes.map_or(job.data, |buffer| Data { buffer, start: 0 }),
             zeroes: zeroes.is_some(),
             flush,
-            given: if op == Op::Flush { job.len } else { 0 },
+            flushing: false,
+            forgettable: offer.may_forget(&job),
+            given: 0,
             open: 0,
             outcome: Ok(()),
         };
+        self.begun += 1;
         let at = self.free_jobs.pop().unwrap_or_else(|| {
             self.jobs.push(None);
             u32::try_from(self.jobs.len() - 1).expect("fewer than 2^32 jobs are under way")
         });
         self.jobs[at as usize] = Some(doing);
+        self.begin_anew(offer, at);
+    }
+
+    /// Queues a job's first requests; none of it is queued or sent.
+    fn begin_anew(&mut self, offer: &Offer, at: u32) {
+        let doing = self.jobs[at as usize]
+            .as_mut()
+            .expect("a job that begins is under way");
+        doing.given = if doing.op == Op::Flush {
+            doing.job.len
+        } else {
+            0
+        };
+        doing.open = 0;
+        doing.flushing = false;
         self.feed(offer, at);
     }
 
@@ -305,8 +347,8 @@ impl Work {
         if doing.open > 0 {
             return;
         }
-        if doing.flush && doing.outcome.is_ok() {
-            doing.flush = false;
+        if doing.flush && !doing.flushing && doing.outcome.is_ok() {
+            doing.flushing = true;
             doing.open = 1;
             let sent = Sent {
                 op: Op::Flush,
@@ -336,6 +378,7 @@ impl Work {
             fault: None,
             coverage: Coverage::default(),
             told: (0, 0),
+            mark: Mark::default(),
         });
         self.queue.push_back(at);
     }
@@ -343,6 +386,9 @@ impl Work {
     fn end(&mut self, at: u32) {
         let doing = self.jobs[at as usize].take().expect("a job ends once");
         self.free_jobs.push(at);
+        if doing.forgettable && doing.outcome.is_ok() {
+            self.unflushed.wrote();
+        }
         self.ended.push((doing.job.io, doing.outcome));
     }
 
@@ -353,6 +399,7 @@ impl Work {
             .as_mut()
             .expect("what is queued exists");
         part.stage = Stage::Sent;
+        part.mark = self.unflushed.mark();
         Some((at, part))
     }
 
@@ -457,50 +504,62 @@ impl Work {
             .as_mut()
             .expect("a job outlives its requests");
         doing.open -= 1;
-        if let Some(fault) = part.fault {
-            doing.outcome = doing.outcome.and(Err(fault));
+        match part.fault {
+            Some(fault) => doing.outcome = doing.outcome.and(Err(fault)),
+            None if part.sent.op == Op::Flush => self.unflushed.flushed(part.mark),
+            None => {}
         }
         self.feed(offer, part.job);
     }
 
-    /// The line is lost and quiet: what has no answer is to be sent again, in its old order.
-    pub(super) fn again(&mut self) {
-        for part in self.parts.iter_mut().flatten() {
-            part.stage = Stage::Queued;
-            part.fault = None;
-            part.coverage.clear();
-            part.told = (0, 0);
-        }
-        let places = (0_u32..).zip(&self.parts);
-        let mut queue: Vec<(u32, u32)> = places
-            .filter_map(|(at, part)| Some((part.as_ref()?.order(), at)))
-            .collect();
-        // Oldest first, also across the counter's end.
-        let next = self.sequence;
-        queue.sort_by_key(|(order, _)| std::cmp::Reverse(next.wrapping_sub(*order)));
-        self.queue = queue.into_iter().map(|(_, at)| at).collect();
+    /// The line is lost. Returns whether this is the first time that the server may have lost writes with it.
+    pub(super) fn line_lost(&mut self) -> bool {
+        self.unflushed.line_lost()
     }
 
-    /// Ends every job so. Only while no line uses their bytes.
-    pub(super) fn fail_all(&mut self, fault: Fault) {
+    /// Whether the server may have lost writes that no flush can bring back.
+    pub(super) fn is_gone(&self) -> bool {
+        self.unflushed.is_gone()
+    }
+
+    /// The line is lost and quiet: what has not ended begins anew, in its old order. A flush that cannot keep its
+    /// promise any more fails; one behind a write of its own can, since that goes again.
+    pub(super) fn again(&mut self, offer: &Offer) {
+        self.drop_parts();
+        let places = (0_u32..).zip(&self.jobs);
+        let mut order: Vec<(u64, u32)> = places
+            .filter_map(|(at, doing)| Some((doing.as_ref()?.number, at)))
+            .collect();
+        order.sort_unstable();
+        for (_, at) in order {
+            if let Some(doing) = &mut self.jobs[at as usize]
+                && doing.op == Op::Flush
+                && self.unflushed.is_gone()
+            {
+                doing.outcome = Err(Fault::Io);
+            }
+            self.begin_anew(offer, at);
+        }
+    }
+
+    fn drop_parts(&mut self) {
         self.queue.clear();
         for (at, part) in (0_u32..).zip(&mut self.parts) {
             if part.take().is_some() {
                 self.free_parts.push(at);
             }
         }
+    }
+
+    /// Ends every job so. Only while no line uses their bytes.
+    pub(super) fn fail_all(&mut self, fault: Fault) {
+        self.drop_parts();
         for at in 0..u32::try_from(self.jobs.len()).expect("jobs are counted in 32 bits") {
             if let Some(doing) = &mut self.jobs[at as usize] {
                 doing.outcome = Err(fault);
                 self.end(at);
             }
         }
-    }
-}
-
-impl Part {
-    fn order(&self) -> u32 {
-        u32::try_from(self.cookie >> 32).expect("half of a cookie")
     }
 }
 

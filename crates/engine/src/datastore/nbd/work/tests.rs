@@ -124,13 +124,131 @@ fn after_a_loss_what_has_no_answer_goes_again_in_its_order() {
     let first = cookies(&mut work);
     work.answered(&ALL, first[1].0).expect("a plain answer");
     work.begin(&ALL, job(Op::Write, 5 * 512, 512), Op::Write, false, None);
-    work.again();
+    work.again(&ALL);
     assert!(
         work.sent(first[0].0).is_none(),
         "nothing was sent on the new line yet"
     );
     let offsets: Vec<u64> = cookies(&mut work).iter().map(|part| part.1 / 512).collect();
     assert_eq!(offsets, [0, 2, 3, 4, 5]);
+}
+
+/// Answers all that is queued, until nothing more comes.
+fn answer_all(work: &mut Work, offer: &Offer) -> Vec<Op> {
+    let mut asked = Vec::new();
+    while let Some((_, part)) = work.next() {
+        let cookie = part.cookie;
+        asked.push(part.sent.op);
+        work.answered(offer, cookie).expect("a plain answer");
+    }
+    asked
+}
+
+const NO_FUA: Offer = Offer {
+    abilities: Abilities::HAS_FLAGS.with(Abilities::FLUSH),
+    ..ALL
+};
+
+#[test]
+fn a_write_whose_flush_has_no_answer_goes_again_whole_before_the_flush() {
+    let mut work = Work::new();
+    let durable = Job {
+        flags: Flags::FUA,
+        ..job(Op::Write, 0, 2 * 8192)
+    };
+    work.begin(&NO_FUA, durable, Op::Write, true, None);
+    for (cookie, ..) in cookies(&mut work) {
+        work.answered(&NO_FUA, cookie).expect("a plain answer");
+    }
+    let (_, flush) = work.next().expect("the flush is queued");
+    assert_eq!(flush.sent.op, Op::Flush);
+    assert!(!work.line_lost(), "nobody was told that it is written");
+    work.again(&NO_FUA);
+    assert_eq!(
+        answer_all(&mut work, &NO_FUA),
+        [Op::Write, Op::Write, Op::Flush]
+    );
+    assert_eq!(work.ended, [(IoId::from_bits(1), Ok(()))]);
+}
+
+#[test]
+fn a_write_that_was_answered_in_part_goes_again_whole() {
+    let mut work = Work::new();
+    work.begin(&ALL, job(Op::Write, 0, 3 * 8192), Op::Write, false, None);
+    let parts = cookies(&mut work);
+    work.answered(&ALL, parts[0].0).expect("a plain answer");
+    assert!(!work.line_lost(), "nobody was told that it is written");
+    work.again(&ALL);
+    let offsets: Vec<u64> = cookies(&mut work).iter().map(|part| part.1).collect();
+    assert_eq!(offsets, [0, 8192, 2 * 8192]);
+}
+
+#[test]
+fn a_flush_without_an_answer_fails_where_writes_may_be_gone_and_goes_again_where_none_are() {
+    for written in [false, true] {
+        let mut work = Work::new();
+        if written {
+            work.begin(&ALL, job(Op::Write, 0, 512), Op::Write, false, None);
+            answer_all(&mut work, &ALL);
+            work.ended.clear();
+        }
+        work.begin(&ALL, job(Op::Flush, 0, 0), Op::Flush, true, None);
+        assert_eq!(cookies(&mut work).len(), 1);
+        assert_eq!(work.line_lost(), written);
+        work.again(&ALL);
+        let again = answer_all(&mut work, &ALL);
+        assert_eq!(again.is_empty(), written);
+        let outcome = if written { Err(Fault::Io) } else { Ok(()) };
+        assert_eq!(work.ended, [(IoId::from_bits(1), outcome)]);
+        assert_eq!(work.is_gone(), written);
+    }
+}
+
+#[test]
+fn only_a_write_that_the_server_may_forget_makes_a_loss_matter() {
+    let no_flush = Offer {
+        abilities: Abilities::HAS_FLAGS,
+        ..ALL
+    };
+    let durable = |op| Job {
+        flags: Flags::FUA,
+        ..job(op, 0, 512)
+    };
+    for (offer, job, matters) in [
+        (ALL, job(Op::Write, 0, 512), true),
+        (ALL, job(Op::WriteZeroes, 0, 512), true),
+        (NO_FUA, job(Op::Write, 0, 512), true),
+        (ALL, durable(Op::Write), false),
+        (ALL, durable(Op::WriteZeroes), false),
+        (NO_FUA, durable(Op::Write), false),
+        (ALL, job(Op::Discard, 0, 512), false),
+        (ALL, job(Op::Extents, 0, 512), false),
+        (no_flush, job(Op::Write, 0, 512), false),
+    ] {
+        let mut work = Work::new();
+        let flush = job.flags.has(Flags::FUA) && !offer.abilities.has(Abilities::FUA);
+        work.begin(&offer, job, job.op, flush, None);
+        while let Some((_, part)) = work.next() {
+            let cookie = part.cookie;
+            part.told = (1, 512);
+            work.answered(&offer, cookie).expect("a plain answer");
+        }
+        assert_eq!(work.ended.len(), 1);
+        assert_eq!(work.line_lost(), matters, "{job:?}");
+    }
+}
+
+#[test]
+fn a_flush_that_was_sent_before_a_write_was_answered_does_not_cover_it() {
+    let mut work = Work::new();
+    work.begin(&ALL, job(Op::Write, 0, 512), Op::Write, false, None);
+    work.begin(&ALL, job(Op::Flush, 0, 0), Op::Flush, true, None);
+    // Both are out before either is answered.
+    for (cookie, ..) in cookies(&mut work) {
+        work.answered(&ALL, cookie).expect("a plain answer");
+    }
+    assert_eq!(work.ended.len(), 2);
+    assert!(work.line_lost());
 }
 
 #[test]
