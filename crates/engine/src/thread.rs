@@ -21,6 +21,7 @@ use crate::control::{Control, Word};
 use crate::datastore::{Image, Lane};
 use crate::device::ReplyTo;
 use crate::device::nbd::Connection;
+use crate::device::nbd::budget::Budget;
 use crate::device::ring::RingDevice;
 use crate::errand::Errands;
 use crate::inbox::{Inbox, Order};
@@ -107,6 +108,8 @@ pub(crate) struct Desk {
     dirty: Vec<u32>,
     /// Connections that have something to send or decode.
     talking: Vec<u32>,
+    /// What all connections together hold.
+    pub(crate) budget: Budget,
     /// Whether an answer was the last that happened, rather than a request: its guest may ask again.
     answered_last: bool,
     /// Requests handed to the shard, ever.
@@ -268,6 +271,7 @@ impl IoThread {
                 waiting: Vec::with_capacity(IN_FLIGHT),
                 dirty: Vec::new(),
                 talking: Vec::new(),
+                budget: Budget::default(),
                 answered_last: false,
                 submitted: 0,
             },

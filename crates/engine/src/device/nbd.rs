@@ -7,6 +7,7 @@
 //! - at most one receive and one send are under way, so the streams stay in order
 //! - a client that does not read its replies holds at most [`MOST_REQUESTS`] requests and about [`MOST_BYTES`] of
 //!   buffers: then nothing more is received from it
+//! - all clients of a thread together hold not much more than [`budget`] says: then each has one request at a time
 //! - once it is closed from our side no request of it reaches the shard, whatever has arrived: its disk may be gone
 //! - the connection is dropped when nothing of it is in flight: no request, no receive, no send
 //!
@@ -16,6 +17,8 @@
 //!                  └ rest of a large payload goes straight into its own buffer
 //!   socket <── sending <── next <── answers          (sending is with the kernel; next gathers meanwhile)
 //! ```
+
+pub(crate) mod budget;
 
 use super::ReplyTo;
 use crate::sys::buffers::Buffers;
@@ -248,7 +251,8 @@ impl Connection {
             }
         }
         if self.dead || self.sending.message.is_empty() {
-            self.held -= self.sending.clear(&mut desk.buffers);
+            let bytes = self.sending.clear(&mut desk.buffers);
+            self.let_go(desk, bytes);
         }
     }
 
@@ -264,7 +268,9 @@ impl Connection {
     }
 
     /// Gives its memory back; only when [`Connection::go`] said that it is at its end.
-    pub(crate) fn free(mut self, buffers: &mut Buffers) {
+    pub(crate) fn free(mut self, desk: &mut Desk) {
+        let buffers = &mut desk.buffers;
+        desk.budget.give_back(self.held);
         self.sending.clear(buffers);
         self.next.clear(buffers);
         if let Some(buffer) = self.payload.and_then(|p| p.buffer) {
@@ -275,10 +281,12 @@ impl Connection {
         }
     }
 
-    /// Whether the client must wait before more is taken from it.
-    fn is_full(&self) -> bool {
-        let replies = self.next.replies + self.sending.replies;
-        self.in_flight + replies >= MOST_REQUESTS || self.held >= MOST_BYTES
+    /// Whether the client must wait before more is taken from it. One that has nothing under way need not.
+    fn must_wait(&self, me: u32, desk: &mut Desk) -> bool {
+        let under_way = self.in_flight + self.next.replies + self.sending.replies;
+        under_way >= MOST_REQUESTS
+            || self.held >= MOST_BYTES
+            || under_way > 0 && !desk.budget.lets_on(me)
     }
 
     fn decode(&mut self, me: u32, desk: &mut Desk) {
@@ -289,7 +297,7 @@ impl Connection {
                 }
                 continue;
             }
-            if self.closing && self.fill.0 == self.fill.1 || self.is_full() {
+            if self.closing && self.fill.0 == self.fill.1 || self.must_wait(me, desk) {
                 return;
             }
             let mut bytes = [0; 32];
@@ -388,7 +396,14 @@ impl Connection {
     fn claim(&mut self, desk: &mut Desk, len: usize) -> Option<u32> {
         let buffer = desk.buffers.claim_pool(len).ok()?;
         self.held += len;
+        desk.budget.take(len);
         Some(buffer)
+    }
+
+    /// So many bytes of buffers are held no more.
+    fn let_go(&mut self, desk: &mut Desk, bytes: usize) {
+        self.held -= bytes;
+        desk.budget.give_back(bytes);
     }
 
     fn at(&self, position: usize) -> Data {
@@ -426,7 +441,10 @@ impl Connection {
 
     /// Keeps one receive going, unless the client must wait.
     fn receive(&mut self, me: u32, desk: &mut Desk) {
-        if self.receiving.is_some() || self.closing || (self.payload.is_none() && self.is_full()) {
+        if self.receiving.is_some() || self.closing {
+            return;
+        }
+        if self.payload.is_none() && self.must_wait(me, desk) {
             return;
         }
         let tag = Tag {
@@ -480,8 +498,8 @@ impl Connection {
             return;
         }
         if self.dead {
-            self.held -= self.next.clear(&mut desk.buffers);
-            return;
+            let bytes = self.next.clear(&mut desk.buffers);
+            return self.let_go(desk, bytes);
         }
         if self.sending.message.is_empty() {
             if self.next.is_empty() {
@@ -503,12 +521,13 @@ impl Connection {
     /// A request has ended. Returns whether the thread should call [`Connection::go`], being the first to ask.
     pub(crate) fn answer(
         &mut self,
-        buffers: &mut Buffers,
+        desk: &mut Desk,
         buffer: u32,
         asked: &Asked,
         outcome: Outcome,
     ) -> bool {
         self.in_flight -= 1;
+        let buffers = &mut desk.buffers;
         match (outcome, asked.op) {
             (Ok(()), Op::Read) => {
                 let head = self.session.data(asked);
@@ -522,8 +541,9 @@ impl Connection {
             _ => {
                 let head = self.session.done(asked, outcome);
                 self.next.push_head(buffers, &head);
-                self.held -= buffers.len(buffer);
+                let bytes = buffers.len(buffer);
                 buffers.release(buffer);
+                self.let_go(desk, bytes);
             }
         }
         !std::mem::replace(&mut self.noted, true)

@@ -106,7 +106,7 @@ impl IoThread {
                 let device = self.connections[connection as usize]
                     .as_mut()
                     .expect("a connection outlives its requests");
-                if device.answer(&mut self.desk.buffers, buffer, &asked, outcome) {
+                if device.answer(&mut self.desk, buffer, &asked, outcome) {
                     self.desk.talking.push(connection);
                 }
             }
@@ -128,8 +128,13 @@ impl IoThread {
             }
             self.part_with_queue_if_drained(index);
         }
-        while let Some(index) = self.desk.talking.pop() {
-            self.move_connection(index);
+        loop {
+            while let Some(index) = self.desk.talking.pop() {
+                self.move_connection(index);
+            }
+            if !self.desk.budget.wake(&mut self.desk.talking) {
+                return;
+            }
         }
     }
 

@@ -469,7 +469,7 @@ impl IoThread {
             && let Some(connection) = self.connections[index as usize].take()
         {
             let disk = connection.disk();
-            connection.free(&mut self.desk.buffers);
+            connection.free(&mut self.desk);
             self.close_if_parting(disk);
         }
     }

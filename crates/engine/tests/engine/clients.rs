@@ -55,6 +55,40 @@ fn a_client_that_never_reads_its_replies_holds_bounded_memory_and_nobody_up() {
 }
 
 #[test]
+fn clients_that_hold_all_that_a_thread_has_for_them_leave_each_other_one_request_at_a_time() {
+    let engine = engine(1);
+    // What waits in a filter has its memory, and touches none of it.
+    let disk = || {
+        let disk = attach(&engine, memory::open(SIZE).unwrap());
+        let slow = filters(&["fault:delay=3600s,op=read"]);
+        disk.restack(&slow, PATIENCE).unwrap();
+        disk
+    };
+    let (greedy, other) = (disk(), disk());
+    let in_flight = |disk: &Disk| disk.report().unwrap().in_flight;
+    let ask = request(Op::Read, 0, 32 << 20).repeat(2);
+    let clients: Vec<_> = (0..8)
+        .map(|_| {
+            let (mut stream, _) = raw(&greedy);
+            stream.write_all(&ask).unwrap();
+            stream
+        })
+        .collect();
+    eventually("they hold 512 MiB", || in_flight(&greedy) == 16);
+    let (mut modest, _) = raw(&other);
+    modest.write_all(&ask).unwrap();
+    eventually("one is let in", || in_flight(&other) == 1);
+    let mut c = client(&other);
+    for n in 0..50 {
+        c.write(n * 4096, &[5; 4096]).unwrap();
+    }
+    assert_eq!(in_flight(&other), 1, "the second waits");
+    greedy.detach(PATIENCE).unwrap();
+    eventually("there is memory again", || in_flight(&other) == 2);
+    drop(clients);
+}
+
+#[test]
 fn half_a_message_and_garbage_close_their_connection_and_hold_nobody_up() {
     let engine = engine(1);
     let disk = attach(&engine, memory::open(SIZE).unwrap());
