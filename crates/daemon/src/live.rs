@@ -18,7 +18,7 @@ use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::iocontrol::Policy;
 use tidegate_core::units::Time;
-use tokio::sync::{Notify, OwnedSemaphorePermit};
+use tokio::sync::Notify;
 
 use crate::control::InUse;
 use crate::explain::Claim;
@@ -65,8 +65,8 @@ struct Clients {
 pub(crate) struct Presence {
     clients: Arc<Mutex<Clients>>,
     number: u64,
-    /// An NBD client's seat among those that the plan allows.
-    _seat: Option<OwnedSemaphorePermit>,
+    /// An NBD client's seat among those that the plan allows, or a part in it.
+    _seat: Option<Box<dyn Send>>,
 }
 
 impl Drop for Presence {
@@ -245,7 +245,7 @@ impl Live {
         negotiated: &nbd::Negotiated,
         kind: ClientKind,
         peer: &str,
-        seat: OwnedSemaphorePermit,
+        seat: Box<dyn Send>,
     ) -> Outcome<()> {
         let presence = self.enter(kind, peer, Some(seat));
         self.disk.serve_nbd(socket, negotiated, presence)
@@ -288,7 +288,7 @@ impl Live {
         self.disk.detach(at_most)
     }
 
-    fn enter(&self, kind: ClientKind, peer: &str, seat: Option<OwnedSemaphorePermit>) -> Presence {
+    fn enter(&self, kind: ClientKind, peer: &str, seat: Option<Box<dyn Send>>) -> Presence {
         let mut clients = locked(&self.clients);
         clients.last += 1;
         let number = clients.last;

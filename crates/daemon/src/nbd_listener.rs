@@ -7,18 +7,22 @@
 //! # Always true
 //! - Not more clients are connected than the plan allows; further ones are closed at once.
 //! - A client that has not chosen a disk within [`PATIENCE`] is closed.
+//! - A client has its seat for as long as anything of it is here, and keeps nothing here for long once its disk is done
+//!   with it, or once it has vanished from the network.
 //! - A byte is read from a client only when the handshake needs it: what comes after belongs to TLS or the I/O thread.
 
+use std::convert::Infallible;
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
+use rustix::net::sockopt;
 use tidegate_api::disk::ClientKind;
 use tidegate_api::name::Name;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio_rustls::TlsAcceptor;
 
 use crate::accept;
@@ -35,6 +39,16 @@ const ACCEPT: &str = "cannot accept an NBD client";
 
 /// Bytes that a TLS connection carries between its two ends at a time.
 const SPLICE_BUFFER: usize = 256 << 10;
+
+/// How long a TLS client may take to read its last replies and hang up, after its disk is done with it. What is on its
+/// way then fits a few buffers.
+const LINGER: Duration = Duration::from_secs(5);
+
+/// A TCP client that says nothing for so long is asked whether it is still there, this often, before it counts as gone:
+/// two minutes after it vanished, well before another client would miss its seat, and no traffic to speak of.
+const SILENCE: Duration = Duration::from_secs(60);
+const PROBE_EVERY: Duration = Duration::from_secs(10);
+const PROBES: u32 = 6;
 
 /// Where clients knock, and how they are let in.
 pub(crate) struct Door {
@@ -84,11 +98,23 @@ pub(crate) async fn attend(door: Door, hall: Hall) -> io::Result<()> {
                 let (socket, address) = accept::next(ACCEPT, |cx| listener.poll_accept(cx)).await;
                 // Answers are whole messages already; waiting to merge them only delays a guest.
                 let _ = socket.set_nodelay(true);
+                if let Err(error) = keep_alive(&socket) {
+                    tracing::debug!(%error, "an NBD client that vanishes will not be noticed");
+                }
                 let peer = address.to_string();
                 welcome(Socket::Tcp(socket), peer, door.security.clone(), &hall);
             }
         }
     }
+}
+
+/// Has the kernel end a connection whose other end has vanished: it would hold its seat for ever.
+fn keep_alive(socket: &TcpStream) -> io::Result<()> {
+    sockopt::set_tcp_keepidle(socket, SILENCE)?;
+    sockopt::set_tcp_keepintvl(socket, PROBE_EVERY)?;
+    sockopt::set_tcp_keepcnt(socket, PROBES)?;
+    sockopt::set_socket_keepalive(socket, true)?;
+    Ok(())
 }
 
 /// Who is at the other end of a Unix socket.
@@ -151,12 +177,17 @@ where
     let mut handshake = Handshake::new(tls);
     let patience = tokio::time::Instant::now() + PATIENCE;
     let first = tokio::time::timeout_at(patience, negotiate(&mut socket, &mut handshake, disks));
-    let (chosen, kind, socket) = match (first.await??, security) {
-        (Some(End::Chosen(chosen)), _) => (Some(chosen), ClientKind::Nbd, socket.into_owned_fd()?),
+    let (chosen, kind, socket, seat): (_, _, _, Box<dyn Send>) = match (first.await??, security) {
+        (Some(End::Chosen(chosen)), _) => {
+            let socket = socket.into_owned_fd()?;
+            (chosen, ClientKind::Nbd, socket, Box::new(seat))
+        }
         (Some(End::StartTls), DoorSecurity::Tls(acceptor)) => {
             let private = tokio::time::timeout_at(patience, acceptor.accept(socket)).await??;
             let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-            splice(private, theirs)?;
+            let seat = Arc::new(seat);
+            let (served, done) = oneshot::channel();
+            splice(private, theirs, Arc::clone(&seat), done, LINGER)?;
             ours.set_nonblocking(true)?;
             let mut ours = UnixStream::from_std(ours)?;
             let mut handshake = handshake.inside_tls();
@@ -164,18 +195,17 @@ where
                 tokio::time::timeout_at(patience, negotiate(&mut ours, &mut handshake, disks));
             match second.await?? {
                 Some(End::Chosen(chosen)) => {
-                    (Some(chosen), ClientKind::NbdTls, ours.into_owned_fd()?)
+                    let socket = ours.into_owned_fd()?;
+                    (chosen, ClientKind::NbdTls, socket, Box::new((seat, served)))
                 }
                 Some(End::StartTls) | None => return Ok(()),
             }
         }
         (Some(End::StartTls), DoorSecurity::Plain) | (None, _) => return Ok(()),
     };
-    if let Some((live, negotiated)) = chosen {
-        live.serve_nbd(socket, &negotiated, kind, peer, seat)
-            .map_err(io::Error::other)?;
-    }
-    Ok(())
+    let (live, negotiated) = chosen;
+    live.serve_nbd(socket, &negotiated, kind, peer, seat)
+        .map_err(io::Error::other)
 }
 
 enum End {
@@ -244,22 +274,37 @@ fn finish(step: Step, looked_up: Option<Arc<Live>>, left: &[u8]) -> io::Result<O
     }
 }
 
-/// Carries bytes between a private connection and the disk's end, until either closes.
-fn splice<S>(mut private: S, inside: std::os::unix::net::UnixStream) -> io::Result<()>
+/// Carries bytes between a private connection and the disk's end, until both have closed, or for as long as `linger` after
+/// the disk's end is `done`: when its sender is dropped. The seat is taken until then.
+fn splice<S>(
+    mut private: S,
+    inside: std::os::unix::net::UnixStream,
+    seat: Arc<OwnedSemaphorePermit>,
+    done: oneshot::Receiver<Infallible>,
+    linger: Duration,
+) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
     inside.set_nonblocking(true)?;
     let mut inside = UnixStream::from_std(inside)?;
     tokio::spawn(async move {
+        let _seat = seat;
         let ended = tokio::io::copy_bidirectional_with_sizes(
             &mut private,
             &mut inside,
             SPLICE_BUFFER,
             SPLICE_BUFFER,
         );
-        if let Err(error) = ended.await {
-            tracing::debug!(%error, "a TLS connection ended");
+        let overdue = async {
+            let _ = done.await;
+            tokio::time::sleep(linger).await;
+        };
+        tokio::select! {
+            ended = ended => if let Err(error) = ended {
+                tracing::debug!(%error, "a TLS connection ended");
+            },
+            () = overdue => tracing::debug!("a TLS client stayed after its end, and is closed"),
         }
     });
     Ok(())
@@ -279,5 +324,60 @@ impl IntoOwnedFd for UnixStream {
 impl IntoOwnedFd for TcpStream {
     fn into_owned_fd(self) -> io::Result<OwnedFd> {
         Ok(self.into_std()?.into())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io::Write;
+
+    #[tokio::test]
+    async fn a_silent_tls_client_has_its_seat_until_it_is_closed_soon_after_its_disk_is_done() {
+        let seats = Arc::new(Semaphore::new(1));
+        let seat = Arc::new(Arc::clone(&seats).try_acquire_owned().unwrap());
+        let (mut client, private) = tokio::io::duplex(4096);
+        let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (served, done) = oneshot::channel();
+        splice(private, theirs, seat, done, Duration::from_millis(20)).unwrap();
+        ours.write_all(b"last words").unwrap();
+        drop(ours);
+        let mut heard = Vec::new();
+        client.read_to_end(&mut heard).await.unwrap();
+        assert_eq!(heard, b"last words");
+        // It does not hang up, and nothing here has let go yet.
+        assert_eq!(seats.available_permits(), 0);
+        drop(served);
+        let free = tokio::time::timeout(PATIENCE, seats.acquire()).await;
+        assert!(free.is_ok(), "its seat is free again");
+        assert!(client.write_all(b"hello?").await.is_err(), "it is closed");
+    }
+
+    #[tokio::test]
+    async fn a_tls_client_that_hangs_up_gives_its_seat_back_at_once() {
+        let seats = Arc::new(Semaphore::new(1));
+        let seat = Arc::new(Arc::clone(&seats).try_acquire_owned().unwrap());
+        let (client, private) = tokio::io::duplex(4096);
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (_served, done) = oneshot::channel();
+        splice(private, theirs, seat, done, LINGER).unwrap();
+        drop((client, ours));
+        let free = tokio::time::timeout(PATIENCE, seats.acquire()).await;
+        assert!(free.is_ok(), "its seat is free again");
+    }
+
+    #[tokio::test]
+    async fn a_tcp_client_that_vanishes_is_noticed() {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let _client = TcpStream::connect(listener.local_addr().unwrap())
+            .await
+            .unwrap();
+        let (socket, _) = listener.accept().await.unwrap();
+        assert!(!sockopt::socket_keepalive(&socket).unwrap());
+        keep_alive(&socket).unwrap();
+        assert!(sockopt::socket_keepalive(&socket).unwrap());
+        assert_eq!(sockopt::tcp_keepidle(&socket).unwrap(), SILENCE);
+        assert_eq!(sockopt::tcp_keepintvl(&socket).unwrap(), PROBE_EVERY);
+        assert_eq!(sockopt::tcp_keepcnt(&socket).unwrap(), PROBES);
     }
 }
