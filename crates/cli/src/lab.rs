@@ -184,7 +184,7 @@ pub(crate) struct Report {
 
 /// Compare two results directories: two versions, two machines, two settings
 ///
-/// Exit status 1 if a check that held in the first does not in the second.
+/// Exit status 1 if a check that held in the first does not in the second: it fails, could not be judged or is missing.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -370,10 +370,7 @@ impl Compare {
         let compared = experiment::compare::compare(&self.before, &self.after)
             .map_err(|error| failed("cannot compare", &error))?;
         session.console.show(&compared)?;
-        let lost: Vec<String> = compared
-            .lost()
-            .map(|check| format!("{}: {}", check.experiment, check.what))
-            .collect();
+        let lost = compared.lost();
         if lost.is_empty() {
             return Ok(());
         }
