@@ -141,7 +141,9 @@ pub fn judged(
         let expect = &scenario.expects[judged.expect];
         let against = expect.against.as_ref().map(|against| &against.run);
         let there = |variant: &Variant| runs.contains_key(variant);
-        let could = there(&expect.run) && against.is_none_or(there);
+        let could = there(&expect.run)
+            && against.is_none_or(there)
+            && judge::too_short(scenario, expect).is_none();
         let verdict = match (could, judged.holds, expect.of_seeds) {
             (false, ..) => "----",
             (true, true, _) => "pass",

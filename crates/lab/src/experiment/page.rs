@@ -155,7 +155,7 @@ fn parts(spread: Option<Spread>, unit: &str, label: fn(f64) -> String) -> (Strin
 
 /// How many repeats would have held alone, where they are not of one mind.
 fn repeats(check: &Check) -> Option<String> {
-    let of = check.ours?.count;
+    let of = check.of;
     (of > 1 && check.held < of).then(|| format!("{} of {of} repeats hold", check.held))
 }
 

@@ -11,11 +11,11 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-use super::kept::{Round, Trial};
+use super::kept::{Absent, Round, Trial};
 use super::told::{bar, point_words, unit};
 use super::{Contest, Expect, Measure, Over, Server, Sweep};
 use crate::draw::label;
-use crate::experiment::findings::{Check, Findings, Made, Stage, Verdict, within};
+use crate::experiment::findings::{Check, Findings, Made, Outcome, Stage};
 use crate::experiment::kept::FORMAT;
 use crate::experiment::{Directory, Entry, On};
 use crate::statistics::{Spread, spread};
@@ -163,29 +163,27 @@ impl Contested {
     }
 
     fn judged(&self, expect: &Expect) -> Check {
-        let (ours, held, verdict, note) = match self.values(expect) {
-            Err(why) => (None, 0, Verdict::NotJudged, Some(why)),
+        let outcome = match self.values(expect) {
+            Err(why) => Outcome::unjudged(why),
             Ok((values, disturbed)) => {
-                let holds = |value: f64| within(value, expect.at_least, expect.at_most);
-                let ours = spread(&values);
-                let verdict = Verdict::of(ours, holds);
-                let note =
+                let judged = Outcome::of(&values, expect.at_least, expect.at_most, "rounds");
+                let left_out =
                     (disturbed > 0).then(|| format!("{disturbed} disturbed rounds are left out"));
-                let held = values.iter().filter(|value| holds(**value)).count();
-                (ours, held, verdict, note)
+                let notes = [left_out, judged.note.clone()];
+                let notes: Vec<String> = notes.into_iter().flatten().collect();
+                Outcome {
+                    note: (!notes.is_empty()).then(|| notes.join("; ")),
+                    ..judged
+                }
             }
         };
-        Check {
-            on: Some(On::Engine),
-            what: self.contest.words(expect),
-            published: expect.source.clone(),
-            bar: bar(expect),
-            unit: unit(expect),
-            ours,
-            held,
-            verdict,
-            note,
-        }
+        outcome.check(
+            On::Engine,
+            self.contest.words(expect),
+            expect.source.clone(),
+            bar(expect),
+            unit(expect),
+        )
     }
 
     /// A check's figure by rounds, and how many rounds were disturbed at most; or why there is none.
@@ -251,7 +249,6 @@ impl Contested {
                 let theirs = sides.get(1).map(|trial| trial.figure(expect.what));
                 theirs.map_or(own, |theirs| own / theirs)
             })
-            .filter(|value| value.is_finite())
             .collect();
         if values.is_empty() {
             let others = rounds.iter().flatten().map(|trial| {
@@ -381,7 +378,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 #[cfg(test)]
 pub(in crate::experiment) mod tests {
     use super::*;
-    use crate::experiment::contest::kept::Absent;
+    use crate::experiment::Verdict;
     use crate::experiment::kept::Busy;
 
     /// Rounds of a contest as the stage would have made them, where contestants differ by these factors.
