@@ -17,7 +17,7 @@ use tidegate_sim::{Scenario, Variant, world};
 use super::about::{way_slug, way_words};
 use super::contest::round::Rounds;
 use super::directory::{Directory, moment};
-use super::kept::{Busy, Kept};
+use super::kept::{Busy, Kept, Late};
 use super::{Entry, Experiment, On};
 use crate::array::Did;
 use crate::play::{self, Performance};
@@ -294,6 +294,13 @@ fn attempt(
     kept.began = moment(began);
     kept.took_s = took.as_secs_f64();
     kept.errors = made.errors;
+    kept.late = (piece.on == On::Engine).then(|| {
+        let (mean, most) = play::lateness(&made.array);
+        Late {
+            mean_us: mean.as_micros(),
+            most_us: most.as_micros(),
+        }
+    });
     kept.busy = Busy {
         own_percent: own.as_secs_f64() / took.as_secs_f64().max(1e-9) * 100.0,
         foreign_percent: noise.foreign_percent,

@@ -20,7 +20,7 @@ use super::about::way_slug;
 use super::agreement::{self, Agreement};
 use super::contest::judge::{Contested, Measured};
 use super::directory::{Directory, MachineSeen, write_json};
-use super::kept::{Busy, FORMAT};
+use super::kept::{Busy, FORMAT, Late};
 use super::series::{Band, Slice, bands, mean_ms, percentile_ms};
 use super::{About, Experiment, On, way_words};
 use crate::statistics::{Spread, spread};
@@ -224,6 +224,8 @@ pub struct Made {
     pub took_s: f64,
     /// How busy the machine was.
     pub busy: Busy,
+    /// By how much the emulated array was late, where there was one.
+    pub late: Option<Late>,
     /// Attempts thrown away before it.
     pub rejected: usize,
 }
@@ -303,6 +305,7 @@ impl Loaded {
                 began: kept.began,
                 took_s: kept.took_s,
                 busy: kept.busy,
+                late: kept.late,
                 rejected: kept.rejected.len(),
             });
             let on = loaded.runs.entry(kept.on).or_default();

@@ -201,6 +201,7 @@ const FULL: f64 = 0.85;
 /// say little of I/O control.
 fn disturbed<'a>(all: impl Iterator<Item = &'a Findings>) -> Vec<String> {
     let (mut of, mut others, mut full) = (0, 0, 0);
+    let (mut still, mut most_ms) = (0, 0.0_f64);
     for findings in all {
         let most = findings.machine.cpus as f64 * 100.0 * FULL;
         let engine = findings
@@ -210,6 +211,10 @@ fn disturbed<'a>(all: impl Iterator<Item = &'a Findings>) -> Vec<String> {
         for made in engine.flat_map(|stage| &stage.runs) {
             let foreign = made.busy.foreign_percent + made.busy.steal_percent;
             of += 1;
+            if let Some(late) = made.late.filter(|late| late.stood_still()) {
+                still += 1;
+                most_ms = most_ms.max(late.most_us as f64 / 1e3);
+            }
             others += usize::from(foreign > DISTURBED);
             // A contest is to fill its two processors.
             let filled = foreign + made.busy.own_percent > most
@@ -218,6 +223,12 @@ fn disturbed<'a>(all: impl Iterator<Item = &'a Findings>) -> Vec<String> {
         }
     }
     let mut says = Vec::new();
+    if still > 0 {
+        says.push(format!(
+            "The machine stood still during {still} of {of} runs on real daemons: the emulated array answered up to \
+             {most_ms:.0} ms late. What does not hold there says nothing of I/O control: run it again."
+        ));
+    }
     if others > 0 {
         says.push(format!(
             "The machine was not quiet: during {others} of {of} runs on real daemons others had more than \
@@ -309,7 +320,7 @@ fn method(findings: &Findings) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::experiment::contest::judge::tests::results as contest_results;
-    use crate::experiment::kept::{FORMAT, Kept};
+    use crate::experiment::kept::{FORMAT, Kept, Late};
     use crate::experiment::{Experiment, way_words};
     use tidegate_sim::world;
 
@@ -406,6 +417,19 @@ mod tests {
         assert_eq!(told(90.0, 5.0), [""; 0]);
         assert_eq!(told(90.0, 60.0), ["The machine "]);
         assert_eq!(told(185.0, 5.0), ["The processo"]);
+        for made in &mut findings.stages[0].runs {
+            made.busy.own_percent = 90.0;
+            made.late = Some(Late {
+                mean_us: 100,
+                most_us: 41_000,
+            });
+        }
+        let says = disturbed(std::iter::once(&findings)).join("\n");
+        assert!(
+            says.starts_with("The machine stood still during 2 of 2 runs"),
+            "{says}"
+        );
+        assert!(says.contains("up to 41 ms late"), "{says}");
     }
 
     #[test]

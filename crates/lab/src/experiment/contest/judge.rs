@@ -134,6 +134,7 @@ impl Contested {
             began: round.began.clone(),
             took_s: round.took_s,
             busy: round.busy,
+            late: None,
             rejected: round.trials.iter().map(|trial| trial.rejected.len()).sum(),
         });
         Findings {

@@ -2,9 +2,11 @@
 //!
 //! # Always true
 //! - A repeat in which there is no figure does not hold, and is told; it is never left out of the judgement.
+//! - What must hold of every run is checked wherever runs were made.
 
 use std::collections::BTreeMap;
 
+use tidegate_core::units::Time;
 use tidegate_sim::scenario::{Expect, Measure};
 use tidegate_sim::{Policy, Variant, judge};
 
@@ -37,7 +39,7 @@ pub(super) fn of(loaded: &Loaded, on: On) -> Vec<Check> {
             outcome.check(on, about.what, about.published, bar(expect), unit(expect))
         })
         .collect();
-    checks.push(sound(loaded, on));
+    checks.extend(sound(loaded, on));
     checks
 }
 
@@ -74,26 +76,39 @@ fn unjudged(loaded: &Loaded, on: On, expect: &Expect) -> Option<String> {
 }
 
 /// What must hold of every run, whatever its figures.
-fn sound(loaded: &Loaded, on: On) -> Check {
-    let (what, bad, note) = match on {
+fn sound(loaded: &Loaded, on: On) -> Vec<Check> {
+    let (breaches, first) = breached(loaded, on);
+    match on {
         On::Engine => {
             let errors = loaded.errors.get(&on).copied().unwrap_or(0);
-            ("I/Os that ended with an error", errors as f64, None)
+            vec![
+                none_of(loaded, on, "I/Os that ended with an error", errors, None),
+                none_of(loaded, on, "breaches: limits passed", breaches, first),
+            ]
         }
         On::Sim => {
-            // The ways that it is compared with keep no promises.
-            let ours = loaded.runs.get(&on).into_iter().flatten();
-            let ours = ours.filter(|(way, _)| way.policy == Policy::Ours);
-            let breaches = ours
-                .flat_map(|(_, runs)| runs.values())
-                .flat_map(|run| &run.breaches);
-            let first = breaches.clone().next();
-            let first =
-                first.map(|breach| format!("the first at {:?}: {}", breach.at, breach.what));
             let what = "breaches: limits passed, I/Os lost or answered twice, windows overrun";
-            (what, breaches.count() as f64, first)
+            vec![none_of(loaded, on, what, breaches, first)]
         }
+    }
+}
+
+/// How many breaches there are, and the first of them. The ways that ours is compared with keep no promises.
+fn breached(loaded: &Loaded, on: On) -> (u64, Option<String>) {
+    let ways = loaded.runs.get(&on).into_iter().flatten();
+    let ours = ways.filter(|(way, _)| way.policy == Policy::Ours);
+    let runs = ours.flat_map(|(_, runs)| runs.values());
+    let mut breaches = runs.flat_map(|run| &run.breaches);
+    let Some(first) = breaches.next() else {
+        return (0, None);
     };
+    let at = first.at.since(Time::ZERO);
+    let first = format!("the first at {at}: {}", first.what);
+    (1 + breaches.map(|_| 1).sum::<u64>(), Some(first))
+}
+
+/// The check that something happened in no run.
+fn none_of(loaded: &Loaded, on: On, what: &str, bad: u64, note: Option<String>) -> Check {
     let any = loaded.made.get(&on).is_some_and(|made| !made.is_empty());
     Check {
         on: Some(on),
@@ -101,13 +116,13 @@ fn sound(loaded: &Loaded, on: On) -> Check {
         published: "no luck excuses one".to_owned(),
         bar: "at most 0".to_owned(),
         unit: "",
-        ours: spread(&[bad]).filter(|_| any),
-        held: usize::from(any && bad == 0.0),
+        ours: spread(&[bad as f64]).filter(|_| any),
+        held: usize::from(any && bad == 0),
         of: usize::from(any),
-        verdict: match (any, bad == 0.0) {
+        verdict: match (any, bad) {
             (false, _) => Verdict::NotJudged,
-            (true, true) => Verdict::Pass,
-            (true, false) => Verdict::Fail,
+            (true, 0) => Verdict::Pass,
+            (true, _) => Verdict::Fail,
         },
         note: if any {
             note
@@ -121,7 +136,7 @@ fn sound(loaded: &Loaded, on: On) -> Check {
 mod tests {
     use super::*;
     use crate::experiment::about::way_slug;
-    use crate::experiment::kept::Kept;
+    use crate::experiment::kept::{Kept, KeptBreach};
     use crate::experiment::{Directory, Experiment, Findings};
     use std::path::Path;
     use tidegate_sim::world;
@@ -200,6 +215,35 @@ mod tests {
         let mut checks = findings.checks.iter();
         let found = checks.find(|check| check.what.contains(what));
         found.unwrap_or_else(|| panic!("no {what} among {:?}", findings.checks))
+    }
+
+    #[test]
+    fn a_limit_that_was_passed_on_real_daemons_fails_and_passed_without_control_does_not() {
+        let experiment = Experiment::read(PAIR).expect("a scenario");
+        for (policy, verdict) in [(Policy::Ours, Verdict::Fail), (Policy::None, Verdict::Pass)] {
+            let scratch = tempfile::tempdir().expect("a scratch directory");
+            let findings = keep(
+                scratch.path(),
+                &experiment,
+                On::Engine,
+                1,
+                |way, _, kept| {
+                    if way.policy == policy {
+                        kept.breaches = vec![KeptBreach {
+                            at_ns: 1_500_000_000,
+                            what: "one had 200 where 100 are let".into(),
+                        }];
+                    }
+                },
+            );
+            let check = found(&findings, "breaches");
+            assert_eq!(check.verdict, verdict, "{check:?}");
+            assert_eq!(findings.holds(), verdict == Verdict::Pass);
+            if verdict == Verdict::Fail {
+                let note = check.note.as_deref().unwrap_or_default();
+                assert!(note.contains("one had 200"), "{note}");
+            }
+        }
     }
 
     #[test]
