@@ -356,6 +356,28 @@ fn a_check_that_does_not_hold_ends_with_1_and_stands_first() {
 }
 
 #[test]
+fn a_run_that_is_missing_ends_with_1_whoever_asks() {
+    let scratch = scratch();
+    let file = scratch.path().join("small.toml");
+    fs::write(&file, SMALL).expect("it can be written");
+    let (file, out) = (text(&file), text(&scratch.path().join("results")));
+    let go = |repeat: &str| {
+        tidegate(&[
+            "lab", "run", &file, "--on", "sim", "--repeat", repeat, "--out", &out,
+        ])
+    };
+    assert_eq!(go("2").status, 0);
+    let second = scratch.path().join("results/runs/sim-02-managed.json");
+    fs::remove_file(&second).expect("it is there");
+    for run in [tidegate(&["lab", "report", &out]), go("1")] {
+        assert_eq!(run.status, 1, "{}", run.out);
+        assert!(run.err.contains("1 runs are not there"), "{}", run.err);
+    }
+    assert_eq!(go("2").status, 0);
+    assert_eq!(tidegate(&["lab", "report", &out]).status, 0);
+}
+
+#[test]
 fn an_interrupted_run_keeps_what_is_whole_and_says_how_to_go_on() {
     let scratch = scratch();
     let out = text(&scratch.path().join("results"));

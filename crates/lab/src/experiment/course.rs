@@ -127,10 +127,8 @@ fn expected<R: Runs>(runs: &R) -> Duration {
 /// # Errors
 /// What came out cannot be kept.
 pub fn run(order: &Order<'_>, directory: &mut Directory, watcher: &mut dyn Watcher) -> Result<End> {
-    let missed = order.experiment.missed_in(order.on);
-    if !missed.is_empty() {
-        directory.plan.problems.extend(missed);
-        directory.save()?;
+    if let Some((on, why)) = order.experiment.missed_in(order.on) {
+        directory.miss(Path::new(on.word()), why)?;
     }
     match order.experiment {
         Entry::Scenario(experiment) => walk(&mut Played::of(order, experiment), directory, watcher),
@@ -183,8 +181,8 @@ fn walk<R: Runs>(
                 let words = &piece.words;
                 let says = format!("{}, {words}, repeat {}: {error:#}", piece.on, piece.repeat);
                 watcher.ended(piece, took, Some(&says));
-                directory.plan.problems.push(says);
-                directory.save()?;
+                let run = directory.run_path(piece.on, piece.repeat, &piece.slug);
+                directory.miss(&run, says)?;
             }
         }
     }
@@ -342,6 +340,7 @@ fn simulate(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::Findings;
     use tidegate_sim::Policy;
 
     /// Counts, and stops after so many runs.
@@ -359,6 +358,18 @@ mod tests {
         }
         fn interrupted(&self) -> bool {
             self.ended >= self.most
+        }
+    }
+
+    /// Lets everything happen.
+    struct Patient;
+
+    impl Watcher for Patient {
+        fn begins(&mut self, _piece: &Piece, _place: usize, _of: usize) {}
+        fn goes(&mut self, _done: Duration, _of: Duration, _left: Duration) {}
+        fn ended(&mut self, _piece: &Piece, _took: Duration, _problem: Option<&str>) {}
+        fn interrupted(&self) -> bool {
+            false
         }
     }
 
@@ -386,6 +397,42 @@ mod tests {
         let (ours, none) = (Policy::Ours, Policy::None);
         assert_eq!(policies, [ours, none, none, ours]);
         assert_eq!(order.expected(), 4 * (Duration::from_secs(6) + STAGE));
+    }
+
+    #[test]
+    fn a_run_that_could_not_be_made_is_told_until_it_is_there() {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let experiment = experiment();
+        let go = |on: &[On], program: &str| {
+            let order = Order {
+                experiment: &experiment,
+                on,
+                repeat: 1,
+                seed: 1,
+                program: Path::new(program),
+                max_noise: None,
+            };
+            let directory = Directory::begin(scratch.path(), &experiment, 1, 1, on, 1);
+            let mut directory = directory.expect("it is ours");
+            let end = run(&order, &mut directory, &mut Patient).expect("it can be kept");
+            assert_eq!(end, End::Done);
+            Findings::read(scratch.path()).expect("it can be read")
+        };
+        let failed = go(&[On::Engine], "/bin/false");
+        assert_eq!((failed.problems.len(), failed.missing), (2, 2));
+        let later = go(&[On::Sim], "tidegate");
+        assert_eq!(later.problems, failed.problems);
+        assert_eq!(later.missing, 2);
+        assert!(!later.holds());
+        // As if they had been made at last.
+        let directory = Directory::open(scratch.path()).expect("it can be read");
+        let directory = directory.expect("it is there");
+        for mut kept in directory.runs().expect("they can be read") {
+            kept.on = On::Engine;
+            directory.keep(&kept).expect("it can be written");
+        }
+        let last = go(&[On::Engine], "/bin/false");
+        assert_eq!((last.problems.len(), last.missing), (0, 0));
     }
 
     #[test]

@@ -12,8 +12,9 @@
 //! # Always true
 //! - A file is there whole or not at all: it is written beside its place and renamed.
 //! - Runs of one directory are of one scenario at one length: others are refused.
+//! - That a run could not be made is told until it is there, whatever is made meanwhile.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -51,9 +52,9 @@ pub struct Plan {
     pub version: String,
     /// The machine.
     pub machine: MachineSeen,
-    /// Runs that could not be made, and why.
+    /// Runs that could not be made, by their files' names without the ending, and why.
     #[serde(default)]
-    pub problems: Vec<String>,
+    pub missed: BTreeMap<String, String>,
 }
 
 /// A machine, as far as figures depend on it.
@@ -140,7 +141,7 @@ impl Directory {
             began: moment(SystemTime::now()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
             machine: MachineSeen::here(),
-            problems: Vec::new(),
+            missed: BTreeMap::new(),
         };
         let plan = match Directory::open(path)? {
             None => plan,
@@ -205,6 +206,23 @@ impl Directory {
             .join(format!("{on}-{repeat:02}-{way}.json"))
     }
 
+    /// Remembers why a run could not be made, until it is there.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn miss(&mut self, run: &Path, why: String) -> Result<()> {
+        self.plan.missed.insert(name_of(run), why);
+        self.save()
+    }
+
+    /// Why runs could not be made that are not there yet.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        let there = |run: &str| self.path.join("runs").join(format!("{run}.json")).is_file();
+        let missed = self.plan.missed.iter().filter(|(run, _)| !there(run));
+        missed.map(|(_, why)| why.clone()).collect()
+    }
+
     /// Keeps a run, with its table by seconds beside it.
     ///
     /// # Errors
@@ -224,7 +242,7 @@ impl Directory {
     }
 
     fn keep_at(&self, path: &Path, run: &impl Serialize, table: &str) -> Result<()> {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let name = name_of(path);
         let beside = self.path.join("csv").join(format!("{name}.csv"));
         write(&beside, |file| Ok(file.write_all(table.as_bytes())?))?;
         write_json(path, run)
@@ -283,7 +301,6 @@ impl Plan {
         }
         self.on.extend(with.on);
         self.repeat = self.repeat.max(with.repeat);
-        self.problems.clear();
         Ok(self)
     }
 }
@@ -305,6 +322,12 @@ impl Suite {
         fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
         write_json(&path.join(SUITE), self)
     }
+}
+
+/// A run's name: its file's without the ending.
+fn name_of(run: &Path) -> String {
+    let name = run.file_stem().unwrap_or_default();
+    name.to_string_lossy().into_owned()
 }
 
 /// What a run did in every second: a line each.

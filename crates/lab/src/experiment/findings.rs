@@ -383,7 +383,7 @@ impl Findings {
             stages,
             measured: Vec::new(),
             agreement,
-            problems: plan.problems.clone(),
+            problems: loaded.directory.problems(),
             missing,
         }
     }
@@ -397,10 +397,10 @@ impl Findings {
             .count()
     }
 
-    /// Whether no check failed and every run could be made.
+    /// Whether no check failed and every run could be made and is there.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.count(Verdict::Fail) == 0 && self.problems.is_empty()
+        self.count(Verdict::Fail) == 0 && self.problems.is_empty() && self.missing == 0
     }
 
     /// Keeps them beside the runs.

@@ -35,6 +35,16 @@ pub struct Written {
     pub markdown: PathBuf,
     /// What they tell, an entry for each experiment.
     pub findings: Vec<Findings>,
+    /// Experiments of a suite of which nothing was run yet.
+    pub unbegun: Vec<String>,
+}
+
+impl Written {
+    /// Whether all that was to be run is there, and no check failed.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.unbegun.is_empty() && self.findings.iter().all(Findings::holds)
+    }
 }
 
 /// Panels that belong together.
@@ -99,10 +109,11 @@ pub fn write(path: &Path) -> Result<Written> {
         }
         None => (None, vec![(String::new(), path.to_owned())]),
     };
-    let mut chapters = Vec::new();
+    let (mut chapters, mut unbegun) = (Vec::new(), Vec::new());
     for (base, place) in places {
         // One that a suite had not begun when it was interrupted.
         if title.is_some() && Directory::open(&place)?.is_none() {
+            unbegun.push(base.trim_end_matches('/').to_owned());
             continue;
         }
         let chapter = Chapter::of(&place, base)?;
@@ -119,6 +130,7 @@ pub fn write(path: &Path) -> Result<Written> {
             .iter()
             .map(|chapter| chapter.findings.clone())
             .collect(),
+        unbegun,
     };
     let title = title.map(|suite| format!("The {suite} experiments"));
     let page = html::page(title.as_deref(), &chapters);
@@ -367,6 +379,8 @@ mod tests {
         suite.save(scratch.path()).expect("it can be written");
         let written = write(scratch.path()).expect("it can be written");
         assert_eq!(written.findings.len(), names.len());
+        assert_eq!(written.unbegun, ["sioc-3"]);
+        assert!(!written.holds(), "what was not run does not hold");
         let page = std::fs::read_to_string(&written.html).expect("it is there");
         assert_eq!(page.matches("<h2>").count(), names.len());
         for link in between(&page, "href=\"") {

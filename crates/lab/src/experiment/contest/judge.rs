@@ -158,7 +158,7 @@ impl Contested {
             }],
             measured: self.measured(),
             agreement: None,
-            problems: plan.problems.clone(),
+            problems: self.directory.problems(),
             missing: wanted.saturating_sub(self.rounds.len()),
         }
     }

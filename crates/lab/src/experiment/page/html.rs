@@ -75,7 +75,7 @@ fn verdict(chapters: &[Chapter]) -> String {
         .iter()
         .map(|chapter| chapter.findings.missing)
         .sum();
-    let bad = failed > 0 || !problems.is_empty();
+    let bad = failed > 0 || !problems.is_empty() || missing > 0;
     let mut text = format!(
         "<section class=\"verdict{}\" aria-label=\"Verdict\">\n<p><strong>{} of {all} checks hold.</strong>",
         if bad { " bad" } else { "" },
