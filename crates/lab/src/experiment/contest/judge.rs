@@ -11,14 +11,14 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-use super::kept::{Absent, Round, Trial};
+use super::kept::{Round, Trial};
 use super::told::{bar, point_words, unit};
 use super::{Contest, Expect, Measure, Over, Server, Sweep};
 use crate::draw::label;
 use crate::experiment::findings::{Check, Findings, Made, Outcome, Stage};
 use crate::experiment::kept::FORMAT;
 use crate::experiment::{Directory, Entry, On};
-use crate::statistics::{Spread, spread};
+use crate::statistics::{self, Spread, spread};
 
 /// A contest's results directory, read.
 #[derive(Clone, Debug)]
@@ -104,6 +104,15 @@ impl Contested {
         })
     }
 
+    /// So many rounds are to be made at each point.
+    fn wanted(&self) -> usize {
+        let rounds = self
+            .contest
+            .rounds
+            .saturating_mul(self.directory.plan.repeat);
+        usize::try_from(rounds).unwrap_or(usize::MAX)
+    }
+
     /// The rounds at a point, in order.
     fn at(&self, sweep: &Sweep, point: &str) -> Vec<&Round> {
         let all = self.rounds.iter();
@@ -121,12 +130,7 @@ impl Contested {
         let contest = &self.contest;
         let points: usize = contest.sweeps.iter().map(|sweep| sweep.points.len()).sum();
         let here = plan.on.contains(&On::Engine);
-        let wanted = if here {
-            points
-                * usize::try_from(contest.rounds.saturating_mul(plan.repeat)).unwrap_or(usize::MAX)
-        } else {
-            0
-        };
+        let wanted = if here { points * self.wanted() } else { 0 };
         let made = self.rounds.iter().map(|round| Made {
             file: format!("{}-{:02}-{}", round.on, round.repeat, round.way),
             repeat: round.repeat,
@@ -262,6 +266,15 @@ impl Contested {
                 label(others.fold(f64::INFINITY, f64::min))
             ));
         }
+        let wanted = self.wanted();
+        if !statistics::enough(values.len(), wanted) {
+            return Err(format!(
+                "{} quiet rounds of {wanted} wanted at {}: {} are the least to judge by",
+                values.len(),
+                point_words(sweep, point),
+                statistics::least_of(wanted)
+            ));
+        }
         let left_out = rounds.len() - values.len();
         Ok((values, left_out))
     }
@@ -380,6 +393,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 pub(in crate::experiment) mod tests {
     use super::*;
     use crate::experiment::Verdict;
+    use crate::experiment::contest::kept::Absent;
     use crate::experiment::kept::Busy;
 
     /// Rounds of a contest as the stage would have made them, where contestants differ by these factors.
@@ -431,6 +445,17 @@ pub(in crate::experiment) mod tests {
             .expect("a contest")
     }
 
+    /// As if each round had been made again.
+    fn twice(contested: &mut Contested) {
+        let again = contested.rounds.clone().into_iter().map(|round| Round {
+            repeat: round.repeat + contested.contest.rounds,
+            ..round
+        });
+        let again: Vec<Round> = again.collect();
+        contested.rounds.extend(again);
+        contested.directory.plan.repeat = 2;
+    }
+
     fn check<'a>(findings: &'a Findings, what: &str) -> &'a Check {
         let found = findings
             .checks
@@ -460,6 +485,7 @@ pub(in crate::experiment) mod tests {
     fn who_is_missing_and_who_was_disturbed_is_told_and_judged_by_nobody() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let mut contested = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
+        twice(&mut contested);
         for round in &mut contested.rounds {
             round
                 .trials
@@ -484,7 +510,7 @@ pub(in crate::experiment) mod tests {
                 .is_some_and(|note| note.contains("not installed"))
         );
         let one = check(&findings, "tidegate at 1 VM,");
-        assert_eq!(one.ours.expect("it was measured").count, 2);
+        assert_eq!(one.ours.expect("it was measured").count, 5);
         assert_eq!(one.verdict, Verdict::Pass);
         assert!(
             one.note
@@ -511,6 +537,27 @@ pub(in crate::experiment) mod tests {
             "{one:?}"
         );
         assert!(findings.holds(), "what is not judged does not fail");
+    }
+
+    #[test]
+    fn too_few_quiet_rounds_are_none() {
+        for (disturbed, verdict) in [(3, Verdict::Pass), (4, Verdict::NotJudged)] {
+            let scratch = tempfile::tempdir().expect("a scratch directory");
+            let mut contested = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
+            twice(&mut contested);
+            for round in &mut contested.rounds {
+                for trial in &mut round.trials {
+                    trial.quiet = round.repeat > disturbed;
+                }
+            }
+            let findings = contested.findings();
+            let one = check(&findings, "tidegate at 1 VM,");
+            assert_eq!(one.verdict, verdict, "{one:?}");
+            if verdict == Verdict::NotJudged {
+                let note = one.note.as_deref().unwrap_or_default();
+                assert!(note.starts_with("2 quiet rounds of 6 wanted"), "{note}");
+            }
+        }
     }
 
     #[test]
