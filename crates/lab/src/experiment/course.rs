@@ -63,8 +63,10 @@ pub(super) trait Runs {
     fn takes(&self, place: usize) -> Duration;
     /// Makes one, and calls `heed` often.
     fn make(&mut self, place: usize, heed: &mut dyn FnMut() -> Result<()>) -> Result<Self::Made>;
-    /// Keeps it.
-    fn keep(&mut self, made: Self::Made, directory: &Directory) -> Result<()>;
+    /// Keeps it. What of it could not be made, and is to be made again, is the answer.
+    fn keep(&mut self, made: Self::Made, directory: &Directory) -> Result<Option<String>>;
+    /// Whether a run that is kept is to be made again.
+    fn again(&self, piece: &Piece, directory: &Directory) -> Result<bool>;
 }
 
 /// The runs of a scenario.
@@ -142,11 +144,11 @@ fn walk<R: Runs>(
     watcher: &mut dyn Watcher,
 ) -> Result<End> {
     let pieces = runs.pieces();
-    let there = |piece: &Piece| {
+    let missing = |piece: &Piece| {
         let path = directory.run_path(piece.on, piece.repeat, &piece.slug);
-        path.is_file()
+        Ok(!path.is_file() || runs.again(piece, directory)?)
     };
-    let missing: Vec<bool> = pieces.iter().map(|piece| !there(piece)).collect();
+    let missing: Vec<bool> = pieces.iter().map(missing).collect::<Result<_>>()?;
     for (place, piece) in pieces.iter().enumerate() {
         if !missing[place] {
             continue;
@@ -174,8 +176,8 @@ fn walk<R: Runs>(
         let took = begun.elapsed();
         match made {
             Ok(made) => {
-                runs.keep(made, directory)?;
-                watcher.ended(piece, took, None);
+                let problem = runs.keep(made, directory)?;
+                watcher.ended(piece, took, problem.as_deref());
             }
             Err(error) => {
                 let words = &piece.words;
@@ -258,11 +260,16 @@ impl Runs for Played<'_> {
         }
     }
 
-    fn keep(&mut self, kept: Kept, directory: &Directory) -> Result<()> {
+    fn keep(&mut self, kept: Kept, directory: &Directory) -> Result<Option<String>> {
         if kept.on == On::Sim {
             self.simulated = kept.took_s / self.experiment.lasts().as_secs_f64().max(1e-3);
         }
-        directory.keep(&kept)
+        directory.keep(&kept)?;
+        Ok(None)
+    }
+
+    fn again(&self, _piece: &Piece, _directory: &Directory) -> Result<bool> {
+        Ok(false)
     }
 }
 

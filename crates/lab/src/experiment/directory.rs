@@ -241,6 +241,14 @@ impl Directory {
         self.keep_at(&path, round, &round.csv())
     }
 
+    /// A round that is kept; none if it is not.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn round(&self, on: On, repeat: u32, way: &str) -> Result<Option<Round>> {
+        read(&self.run_path(on, repeat, way))
+    }
+
     fn keep_at(&self, path: &Path, run: &impl Serialize, table: &str) -> Result<()> {
         let name = name_of(path);
         let beside = self.path.join("csv").join(format!("{name}.csv"));

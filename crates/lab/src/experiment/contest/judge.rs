@@ -11,7 +11,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 use serde::Serialize;
 
-use super::kept::{Round, Trial};
+use super::kept::{Absent, Round, Trial};
 use super::told::{bar, point_words, unit};
 use super::{Contest, Expect, Measure, Over, Server, Sweep};
 use crate::draw::label;
@@ -162,9 +162,16 @@ impl Contested {
             }],
             measured: self.measured(),
             agreement: None,
-            problems: self.directory.problems(),
+            problems: self.problems(),
             missing: wanted.saturating_sub(self.rounds.len()),
         }
+    }
+
+    /// Runs that could not be made, and trials that failed.
+    fn problems(&self) -> Vec<String> {
+        let mut problems = self.directory.problems();
+        problems.extend(self.rounds.iter().filter_map(Round::problem));
+        problems
     }
 
     fn judged(&self, expect: &Expect) -> Check {
@@ -294,6 +301,16 @@ impl Contested {
             ));
         }
         let rounds = self.at(sweep, point);
+        let failed = failures(&rounds, name);
+        if let Some(last) = failed.last() {
+            return Err(format!(
+                "{name} failed in {} of {} rounds at {}: {}",
+                failed.len(),
+                rounds.len(),
+                point_words(sweep, point),
+                last.why
+            ));
+        }
         let trials = rounds
             .iter()
             .filter_map(|round| Some((round.repeat, round.trial(name)?)));
@@ -337,7 +354,8 @@ impl Contested {
             .iter()
             .filter_map(|round| round.trial(contestant))
             .collect();
-        if all.is_empty() && absent.is_none() {
+        let failed = failures(&rounds, contestant);
+        if all.is_empty() && absent.is_none() && failed.is_empty() {
             return None;
         }
         let quiet: Vec<&Trial> = all.iter().copied().filter(|trial| trial.quiet).collect();
@@ -352,7 +370,9 @@ impl Contested {
             .iter()
             .find(|one| one.name == contestant);
         let served = who.is_some_and(|who| who.server != Server::Nobody);
-        let note = if all.is_empty() {
+        let note = if let Some(last) = failed.last() {
+            Some(format!("failed in {} rounds: {}", failed.len(), last.why))
+        } else if all.is_empty() {
             absent.map(|absent| absent.why.clone())
         } else if all.iter().any(|trial| trial.emulated) {
             Some("the guest's processor is emulated, without KVM".to_owned())
@@ -381,6 +401,14 @@ impl Contested {
     }
 }
 
+/// Where a contestant's trials failed.
+fn failures<'a>(rounds: &[&'a Round], contestant: &str) -> Vec<&'a Absent> {
+    let failed = rounds.iter().flat_map(|round| &round.failed);
+    failed
+        .filter(|failed| failed.contestant == contestant)
+        .collect()
+}
+
 /// The geometric mean: of ratios the one that does not care which side is which.
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| {
@@ -393,7 +421,6 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 pub(in crate::experiment) mod tests {
     use super::*;
     use crate::experiment::Verdict;
-    use crate::experiment::contest::kept::Absent;
     use crate::experiment::kept::Busy;
 
     /// Rounds of a contest as the stage would have made them, where contestants differ by these factors.
@@ -435,6 +462,7 @@ pub(in crate::experiment) mod tests {
                         busy: Busy::default(),
                         trials: trials.collect(),
                         absent: Vec::new(),
+                        failed: Vec::new(),
                     };
                     directory.keep_round(&round).expect("it can be written");
                 }
@@ -558,6 +586,40 @@ pub(in crate::experiment) mod tests {
                 assert!(note.starts_with("2 quiet rounds of 6 wanted"), "{note}");
             }
         }
+    }
+
+    #[test]
+    fn a_check_whose_side_failed_in_a_round_is_not_judged_by_the_others() {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let mut contested = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
+        let last = contested
+            .rounds
+            .iter_mut()
+            .filter(|round| round.repeat == 3);
+        for round in last {
+            round
+                .trials
+                .retain(|trial| trial.contestant != "qemu-storage-daemon");
+            round.failed.push(Absent {
+                contestant: "qemu-storage-daemon".into(),
+                why: "it ended".into(),
+            });
+        }
+        let findings = contested.findings();
+        let against = check(&findings, "by that of qemu-storage-daemon");
+        assert_eq!(against.verdict, Verdict::NotJudged);
+        let note = against.note.as_deref().unwrap_or_default();
+        assert!(note.contains("failed in 1 of 3 rounds"), "{note}");
+        assert_eq!(
+            check(&findings, "tidegate at 1 VM,").verdict,
+            Verdict::Pass,
+            "who did not fail is judged"
+        );
+        assert!(!findings.problems.is_empty() && !findings.holds());
+        let mut rows = findings.measured.iter();
+        let row = rows.find(|row| row.contestant == "qemu-storage-daemon");
+        let note = row.and_then(|row| row.note.as_deref()).unwrap_or_default();
+        assert!(note.contains("failed in 1 rounds"), "{note}");
     }
 
     #[test]
