@@ -12,11 +12,13 @@
 //! # Always true
 //! - A file is there whole or not at all: it is written beside its place and renamed.
 //! - Runs of one directory are of one scenario at one length: others are refused.
+//! - Runs of one directory are of one program on one machine under one kernel: who is another is refused.
 //! - That a run could not be made is told until it is there, whatever is made meanwhile.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::hash::{DefaultHasher, Hasher};
+use std::io::{BufWriter, Read, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -50,6 +52,9 @@ pub struct Plan {
     pub began: String,
     /// The Tidegate that wrote this.
     pub version: String,
+    /// Which program that was: two of one version may differ.
+    #[serde(default)]
+    pub build: String,
     /// The machine.
     pub machine: MachineSeen,
     /// Runs that could not be made, by their files' names without the ending, and why.
@@ -140,14 +145,15 @@ impl Directory {
             repeat,
             began: moment(SystemTime::now()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            build: build()?,
             machine: MachineSeen::here(),
             missed: BTreeMap::new(),
         };
         let plan = match Directory::open(path)? {
             None => plan,
-            Some(there) => there.plan.joined(plan).with_context(|| {
+            Some(there) => there.joined(plan).with_context(|| {
                 let there = path.display();
-                format!("{there} holds other results: name another directory")
+                format!("{there} holds other results: name another directory with --out")
             })?,
         };
         for dir in ["runs", "csv"] {
@@ -294,23 +300,91 @@ impl Directory {
     }
 }
 
-impl Plan {
-    /// This plan with more repeats, or other places to run it.
-    fn joined(mut self, with: Plan) -> Result<Plan> {
-        if self.scenario != with.scenario {
-            bail!("they are of {}, as its file was then", self.name);
+impl Directory {
+    /// This directory's plan with more repeats, or other places to run it. Who has kept nothing yet may be anybody.
+    fn joined(self, with: Plan) -> Result<Plan> {
+        let there = self.plan;
+        if there.scenario != with.scenario {
+            bail!("they are of {}, as its file was then", there.name);
         }
-        if (self.percent, self.seed) != (with.percent, with.seed) {
+        if (there.percent, there.seed) != (with.percent, with.seed) {
             bail!(
                 "they are at {} % of the full length with seed {}",
-                self.percent,
-                self.seed
+                there.percent,
+                there.seed
             );
         }
-        self.on.extend(with.on);
-        self.repeat = self.repeat.max(with.repeat);
-        Ok(self)
+        let kept = any_run(&self.path.join("runs"))?;
+        if kept && let Some(says) = there.differs(&with) {
+            bail!("they were made {says}; figures of both would not be of one thing");
+        }
+        let own = match kept {
+            true => there.clone(),
+            false => with.clone(),
+        };
+        Ok(Plan {
+            on: there.on.union(&with.on).copied().collect(),
+            repeat: there.repeat.max(with.repeat),
+            missed: there.missed,
+            ..own
+        })
     }
+}
+
+impl Plan {
+    /// In what another Tidegate, or another machine, differs from the one that this was made by; none if in nothing.
+    fn differs(&self, now: &Plan) -> Option<String> {
+        let (there, here) = (&self.machine, &now.machine);
+        let program = |plan: &Plan| format!("Tidegate {} (build {})", plan.version, plan.build);
+        let each = [
+            ("by", program(self), program(now)),
+            ("on", there.processor.clone(), here.processor.clone()),
+            ("with", cpus(there), cpus(here)),
+            ("under", kernel(there), kernel(here)),
+        ];
+        let differ = each.into_iter().filter(|(_, then, now)| then != now);
+        let says: Vec<String> = differ
+            .map(|(by, then, now)| format!("{by} {then} and not {now}"))
+            .collect();
+        (!says.is_empty()).then(|| says.join(", "))
+    }
+}
+
+fn cpus(machine: &MachineSeen) -> String {
+    format!("{} processors", machine.cpus)
+}
+
+fn kernel(machine: &MachineSeen) -> String {
+    format!("Linux {}", machine.kernel)
+}
+
+/// Whether any run is kept.
+fn any_run(runs: &Path) -> Result<bool> {
+    match fs::read_dir(runs) {
+        Ok(mut entries) => Ok(entries.any(|entry| {
+            entry.is_ok_and(|entry| entry.path().extension().is_some_and(|end| end == "json"))
+        })),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", runs.display())),
+    }
+}
+
+/// This very program, told from others by what is in its file.
+fn build() -> Result<String> {
+    let path = Path::new("/proc/self/exe");
+    let hash = || -> std::io::Result<u64> {
+        let mut file = File::open(path)?;
+        let mut hasher = DefaultHasher::new();
+        let mut block = vec![0; 1 << 20];
+        loop {
+            match file.read(&mut block)? {
+                0 => return Ok(hasher.finish()),
+                len => hasher.write(&block[..len]),
+            }
+        }
+    };
+    let hash = hash().with_context(|| format!("cannot read {}", path.display()))?;
+    Ok(format!("{hash:016x}"))
 }
 
 impl Suite {
@@ -484,6 +558,49 @@ mod tests {
             let error = format!("{:#}", error.expect_err("something else"));
             assert!(error.contains("name another directory"), "{error}");
         }
+    }
+
+    /// Keeps a simulated run of an experiment.
+    fn keep(directory: &Directory) {
+        let scenario = directory.experiment().expect("a scenario").scenario;
+        let way = Variant::of(Policy::Ours);
+        let run = world::run(&scenario, &way, 1).expect("it can be modelled");
+        let mut kept = Kept::of(&scenario, On::Sim, &run);
+        (kept.repeat, kept.way) = (1, "managed".into());
+        directory.keep(&kept).expect("it can be written");
+    }
+
+    #[test]
+    fn who_is_another_program_or_machine_does_not_go_on_with_what_is_kept() {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let experiment = experiment("sioc-1");
+        let begin = || Directory::begin(scratch.path(), &experiment, 1, 1, &[On::Sim], 1);
+        let own = begin().expect("it is empty");
+        keep(&own);
+        assert_eq!(begin().expect("it is the same").plan, own.plan);
+        type Change = fn(&mut Plan);
+        let others: [(Change, &str); 5] = [
+            (|plan| plan.version = "0.0.7".into(), "Tidegate 0.0.7"),
+            (|plan| plan.build = "feed".into(), "(build feed) and not"),
+            (|plan| plan.machine.processor = "Z80".into(), "on Z80"),
+            (|plan| plan.machine.cpus = 999, "with 999 processors"),
+            (|plan| plan.machine.kernel = "2.4".into(), "under Linux 2.4"),
+        ];
+        for (change, says) in others {
+            let mut other = own.clone();
+            change(&mut other.plan);
+            other.save().expect("it can be written");
+            let error = format!("{:#}", begin().expect_err("it is another"));
+            assert!(error.contains(says), "{error}");
+            assert!(error.contains("name another directory"), "{error}");
+        }
+        // Of whom nothing is kept says nothing of what is made now.
+        fs::remove_dir_all(scratch.path().join("runs")).expect("it is there");
+        let anew = begin().expect("nothing is kept").plan;
+        assert_eq!(
+            (anew.machine.kernel, anew.build),
+            (own.plan.machine.kernel, own.plan.build)
+        );
     }
 
     #[test]
