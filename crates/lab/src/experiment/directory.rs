@@ -15,10 +15,13 @@
 //! - Runs of one directory are of one program on one machine under one kernel: who is another is refused.
 //! - That a run could not be made is told until it is there, whatever is made meanwhile.
 
+mod maker;
+
+pub use maker::MachineSeen;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
-use std::hash::{DefaultHasher, Hasher};
-use std::io::{BufWriter, Read, Write};
+use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, SystemTime};
 
@@ -29,7 +32,6 @@ use serde::{Deserialize, Serialize};
 use super::contest::kept::Round;
 use super::kept::{FORMAT, Kept};
 use super::{Entry, Experiment, On};
-use crate::report::Machine;
 
 /// What was to be run, and on what.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -60,43 +62,6 @@ pub struct Plan {
     /// Runs that could not be made, by their files' names without the ending, and why.
     #[serde(default)]
     pub missed: BTreeMap<String, String>,
-}
-
-/// A machine, as far as figures depend on it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct MachineSeen {
-    /// The processor's name.
-    pub processor: String,
-    /// How many processors.
-    pub cpus: usize,
-    /// Bytes of memory.
-    pub memory_bytes: u64,
-    /// The kernel's release.
-    pub kernel: String,
-    /// How many programs wanted a processor in the minute before.
-    pub load: String,
-}
-
-impl MachineSeen {
-    /// This machine, now.
-    #[must_use]
-    pub fn here() -> MachineSeen {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let machine = Machine::here();
-        let memory = read("/proc/meminfo");
-        let kib = memory
-            .lines()
-            .find_map(|line| line.strip_prefix("MemTotal:"));
-        let kib = kib.and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-        let load = read("/proc/loadavg");
-        MachineSeen {
-            processor: machine.processor,
-            cpus: machine.cpus,
-            kernel: machine.kernel,
-            memory_bytes: kib.unwrap_or(0) << 10,
-            load: load.split(' ').next().unwrap_or_default().to_owned(),
-        }
-    }
 }
 
 /// A results directory.
@@ -145,7 +110,7 @@ impl Directory {
             repeat,
             began: moment(SystemTime::now()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
-            build: build()?,
+            build: maker::build()?,
             machine: MachineSeen::here(),
             missed: BTreeMap::new(),
         };
@@ -315,7 +280,7 @@ impl Directory {
             );
         }
         let kept = any_run(&self.path.join("runs"))?;
-        if kept && let Some(says) = there.differs(&with) {
+        if kept && let Some(says) = maker::differs(&there, &with) {
             bail!("they were made {says}; figures of both would not be of one thing");
         }
         let own = match kept {
@@ -331,33 +296,6 @@ impl Directory {
     }
 }
 
-impl Plan {
-    /// In what another Tidegate, or another machine, differs from the one that this was made by; none if in nothing.
-    fn differs(&self, now: &Plan) -> Option<String> {
-        let (there, here) = (&self.machine, &now.machine);
-        let program = |plan: &Plan| format!("Tidegate {} (build {})", plan.version, plan.build);
-        let each = [
-            ("by", program(self), program(now)),
-            ("on", there.processor.clone(), here.processor.clone()),
-            ("with", cpus(there), cpus(here)),
-            ("under", kernel(there), kernel(here)),
-        ];
-        let differ = each.into_iter().filter(|(_, then, now)| then != now);
-        let says: Vec<String> = differ
-            .map(|(by, then, now)| format!("{by} {then} and not {now}"))
-            .collect();
-        (!says.is_empty()).then(|| says.join(", "))
-    }
-}
-
-fn cpus(machine: &MachineSeen) -> String {
-    format!("{} processors", machine.cpus)
-}
-
-fn kernel(machine: &MachineSeen) -> String {
-    format!("Linux {}", machine.kernel)
-}
-
 /// Whether any run is kept.
 fn any_run(runs: &Path) -> Result<bool> {
     match fs::read_dir(runs) {
@@ -367,24 +305,6 @@ fn any_run(runs: &Path) -> Result<bool> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
         Err(error) => Err(error).with_context(|| format!("cannot read {}", runs.display())),
     }
-}
-
-/// This very program, told from others by what is in its file.
-fn build() -> Result<String> {
-    let path = Path::new("/proc/self/exe");
-    let hash = || -> std::io::Result<u64> {
-        let mut file = File::open(path)?;
-        let mut hasher = DefaultHasher::new();
-        let mut block = vec![0; 1 << 20];
-        loop {
-            match file.read(&mut block)? {
-                0 => return Ok(hasher.finish()),
-                len => hasher.write(&block[..len]),
-            }
-        }
-    };
-    let hash = hash().with_context(|| format!("cannot read {}", path.display()))?;
-    Ok(format!("{hash:016x}"))
 }
 
 impl Suite {
