@@ -173,7 +173,7 @@ struct How {
 
 /// Judge kept results and write their report anew
 ///
-/// Exit status 1 if a check does not hold, or a run could not be made.
+/// Exit status 1 if a check does not hold, or a run is not there.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  tidegate lab report results/sioc-1")]
 pub(crate) struct Report {
@@ -184,7 +184,7 @@ pub(crate) struct Report {
 
 /// Compare two results directories: two versions, two machines, two settings
 ///
-/// Exit status 1 if a check that held in the first does not in the second.
+/// Exit status 1 if a check that held in the first does not in the second: it fails, could not be judged or is missing.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -370,10 +370,7 @@ impl Compare {
         let compared = experiment::compare::compare(&self.before, &self.after)
             .map_err(|error| failed("cannot compare", &error))?;
         session.console.show(&compared)?;
-        let lost: Vec<String> = compared
-            .lost()
-            .map(|check| format!("{}: {}", check.experiment, check.what))
-            .collect();
+        let lost = compared.lost();
         if lost.is_empty() {
             return Ok(());
         }
@@ -458,9 +455,9 @@ fn conclude(
     written: page::Written,
 ) -> Result<(), Failure> {
     let console = &session.console;
+    let held = written.holds();
+    let problem = outcome(out, end, &written);
     let all = written.findings;
-    let held = all.iter().all(Findings::holds);
-    let problem = outcome(out, end, &all);
     match <[Findings; 1]>::try_from(all) {
         Ok([one]) => console.show(&one)?,
         Err(several) => console.show(&FindingsList {
@@ -475,7 +472,8 @@ fn conclude(
 }
 
 /// What is to be said of results that are not what was expected, or not whole.
-fn outcome(out: &Path, end: End, all: &[Findings]) -> Problem {
+fn outcome(out: &Path, end: End, written: &page::Written) -> Problem {
+    let all = &written.findings;
     if end == End::Interrupted {
         let there: usize = all
             .iter()
@@ -497,7 +495,11 @@ fn outcome(out: &Path, end: End, all: &[Findings]) -> Problem {
         .filter(|findings| !findings.holds())
         .map(|findings| format!("{}: {}", findings.experiment.name, tally(findings)))
         .collect();
-    let mut problem = Problem::new(ProblemCode::Invalid, tallies.join("; "));
+    let says = match tallies.is_empty() {
+        true => "not all experiments were run".to_owned(),
+        false => tallies.join("; "),
+    };
+    let mut problem = Problem::new(ProblemCode::Invalid, says);
     for findings in all {
         let failed = findings
             .checks
@@ -517,6 +519,13 @@ fn outcome(out: &Path, end: End, all: &[Findings]) -> Problem {
             let name = &findings.experiment.name;
             problem = problem.because(format!("{name}: a run could not be made: {says}"));
         }
+        if findings.missing > 0 {
+            let (name, missing) = (&findings.experiment.name, findings.missing);
+            problem = problem.because(format!("{name}: {missing} runs are not there (yet)"));
+        }
+    }
+    for name in &written.unbegun {
+        problem = problem.because(format!("{name}: nothing was run yet"));
     }
     problem.remedy(format!("see {}", out.join("report.html").display()))
 }

@@ -344,6 +344,7 @@ impl Bench {
                 case: case.into(),
                 contestant: contestant.name.clone(),
                 trials: Vec::new(),
+                wanted: trials,
                 rejected: 0,
             })
             .collect();
@@ -443,6 +444,7 @@ mod tests {
             case: String::new(),
             contestant: name.into(),
             trials: Vec::new(),
+            wanted: 1,
             rejected: 0,
         };
         let figures = |foreign_percent: f64| Figures {

@@ -216,16 +216,15 @@ impl Entry {
         }
     }
 
-    /// What is to be told of places in which it was to be run and cannot be.
-    pub(crate) fn missed_in(&self, on: &[On]) -> Vec<String> {
+    /// What is to be told of a place in which it was to be run and cannot be.
+    pub(crate) fn missed_in(&self, on: &[On]) -> Option<(On, String)> {
         match self {
             Entry::Scenario(experiment) if on.contains(&On::Engine) => {
-                let why = experiment.only_simulated().into_iter();
-                why.map(|why| format!("not on real daemons: {why}"))
-                    .collect()
+                let why = experiment.only_simulated()?;
+                Some((On::Engine, format!("not on real daemons: {why}")))
             }
             // Its checks say of themselves that they were not judged, and why.
-            _ => Vec::new(),
+            _ => None,
         }
     }
 }

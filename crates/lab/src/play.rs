@@ -141,7 +141,9 @@ pub fn judged(
         let expect = &scenario.expects[judged.expect];
         let against = expect.against.as_ref().map(|against| &against.run);
         let there = |variant: &Variant| runs.contains_key(variant);
-        let could = there(&expect.run) && against.is_none_or(there);
+        let could = there(&expect.run)
+            && against.is_none_or(there)
+            && judge::too_short(scenario, expect).is_none();
         let verdict = match (could, judged.holds, expect.of_seeds) {
             (false, ..) => "----",
             (true, true, _) => "pass",
@@ -190,14 +192,24 @@ pub fn was_disturbed(performances: &BTreeMap<Variant, Performance>) -> bool {
 }
 
 fn stood_still(array: &Did) -> bool {
-    let mean = Span::from_nanos(array.late_ns / array.ios.max(1));
-    mean > LATE || Span::from_nanos(array.latest_ns) > STOOD_STILL
+    let (mean, most) = lateness(array);
+    is_still(mean, most)
+}
+
+/// Whether a machine stood still on which answers were so late, on average and at most.
+pub(crate) fn is_still(mean: Span, most: Span) -> bool {
+    mean > LATE || most > STOOD_STILL
+}
+
+/// How late answers were, on average and at most.
+pub(crate) fn lateness(array: &Did) -> (Span, Span) {
+    let mean = array.late_ns / array.ios.max(1);
+    (Span::from_nanos(mean), Span::from_nanos(array.latest_ns))
 }
 
 /// How much of what was seen was the machine's doing.
 fn how_late(array: &Did) -> String {
-    let mean = Span::from_nanos(array.late_ns / array.ios.max(1));
-    let most = Span::from_nanos(array.latest_ns);
+    let (mean, most) = lateness(array);
     format!(
         "{} I/Os, which the array answered {mean} late on average, {most} at most",
         array.ios

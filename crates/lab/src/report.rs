@@ -1,7 +1,8 @@
 //! What the bench found: rows of figures, ratios that must hold, a table for people and JSON for programs.
 //!
 //! # Always true
-//! - A check without enough quiet rounds is neither passed nor forgiven: it is void, and void does not pass.
+//! - A check without enough quiet rounds is neither passed nor forgiven: it is void, and void does not pass. Enough are
+//!   half of those wanted and no fewer than three; all, where fewer than three are wanted.
 
 use std::fmt;
 
@@ -44,6 +45,8 @@ pub struct Series {
     pub contestant: String,
     /// One per quiet round.
     pub trials: Vec<Figures>,
+    /// So many were wanted.
+    pub wanted: usize,
     /// Trials of this contestant that were thrown away for noise.
     pub rejected: usize,
 }
@@ -113,22 +116,34 @@ pub struct Check {
     pub ratio: Option<Spread>,
     /// How it came out.
     pub verdict: Verdict,
+    /// Why it is void, where too few rounds were quiet.
+    pub why: Option<String>,
 }
 
 impl Check {
-    /// Judges a ratio.
+    /// Judges a ratio that was to be taken of so many rounds.
     #[must_use]
-    pub fn new(claim: impl Into<String>, rule: Rule, ratio: Option<Spread>) -> Self {
+    pub fn new(claim: impl Into<String>, rule: Rule, ratio: Option<Spread>, wanted: usize) -> Self {
+        let few = ratio.filter(|spread| !statistics::enough(spread.count, wanted));
         let verdict = match ratio {
             None => Verdict::Void,
+            Some(_) if few.is_some() => Verdict::Void,
             Some(spread) if rule.holds(spread.median) => Verdict::Pass,
             Some(_) => Verdict::Fail,
         };
+        let why = few.map(|spread| {
+            format!(
+                "{} quiet rounds of {wanted} wanted: {} are the least to judge by",
+                spread.count,
+                statistics::least_of(wanted)
+            )
+        });
         Self {
             claim: claim.into(),
             rule,
             ratio,
             verdict,
+            why,
         }
     }
 }
@@ -208,6 +223,24 @@ impl Report {
         statistics::ratio(&ours, &theirs)
     }
 
+    /// Judges a ratio that was taken of a case's rounds.
+    pub fn judge(
+        &mut self,
+        scenario: &str,
+        case: &str,
+        claim: impl Into<String>,
+        rule: Rule,
+        ratio: Option<Spread>,
+    ) {
+        let of = |series: &&Series| series.scenario == scenario && series.case == case;
+        let wanted = self
+            .series
+            .iter()
+            .find(of)
+            .map_or(0, |series| series.wanted);
+        self.checks.push(Check::new(claim, rule, ratio, wanted));
+    }
+
     /// Whether every check passed; one that is void did not.
     #[must_use]
     pub fn passed(&self) -> bool {
@@ -266,7 +299,10 @@ impl Report {
             });
             rows.push(vec![
                 verdict.into(),
-                check.claim.clone(),
+                match &check.why {
+                    Some(why) => format!("{} ({why})", check.claim),
+                    None => check.claim.clone(),
+                },
                 check.rule.to_string(),
                 median,
                 range,
@@ -355,6 +391,7 @@ mod tests {
                     ..Figures::default()
                 })
                 .to_vec(),
+            wanted: 3,
             rejected: 1,
         };
         Report {
@@ -373,15 +410,15 @@ mod tests {
             figures.iops
         });
         assert_eq!(
-            Check::new("faster", Rule::AtLeast(1.8), ratio).verdict,
+            Check::new("faster", Rule::AtLeast(1.8), ratio, 3).verdict,
             Verdict::Pass
         );
         assert_eq!(
-            Check::new("faster", Rule::AtLeast(2.1), ratio).verdict,
+            Check::new("faster", Rule::AtLeast(2.1), ratio, 3).verdict,
             Verdict::Fail
         );
         assert_eq!(
-            Check::new("cheaper", Rule::AtMost(2.0), ratio).verdict,
+            Check::new("cheaper", Rule::AtMost(2.0), ratio, 3).verdict,
             Verdict::Pass
         );
     }
@@ -394,9 +431,27 @@ mod tests {
         });
         report
             .checks
-            .push(Check::new("faster", Rule::AtLeast(1.0), ratio));
+            .push(Check::new("faster", Rule::AtLeast(1.0), ratio, 3));
         assert_eq!(report.checks[0].verdict, Verdict::Void);
         assert!(!report.passed());
+    }
+
+    #[test]
+    fn one_quiet_round_of_many_is_void_and_says_so() {
+        let mut report = report();
+        for series in &mut report.series {
+            series.wanted = 7;
+        }
+        let iops = |figures: &Figures| figures.iops;
+        let ratio = report.ratio("vhost null", "QD 32", "ours", "theirs", iops);
+        report.judge("vhost null", "QD 32", "faster", Rule::AtLeast(1.8), ratio);
+        assert_eq!(report.checks[0].verdict, Verdict::Void);
+        assert!(!report.passed());
+        let says = "faster (3 quiet rounds of 7 wanted: 4 are the least to judge by)";
+        assert!(report.verdicts().contains(says), "{}", report.verdicts());
+        let one = statistics::spread(&[2.0]);
+        let check = Check::new("faster", Rule::AtLeast(1.8), one, 1);
+        assert_eq!((check.verdict, check.why), (Verdict::Pass, None));
     }
 
     #[test]
@@ -415,7 +470,7 @@ mod tests {
         let mut report = report();
         report
             .checks
-            .push(Check::new("faster", Rule::AtLeast(1.5), None));
+            .push(Check::new("faster", Rule::AtLeast(1.5), None, 3));
         let json = serde_json::to_value(&report).expect("plain data");
         assert_eq!(json["checks"][0]["verdict"], "void");
         assert_eq!(json["checks"][0]["rule"]["at_least"], 1.5);

@@ -56,6 +56,19 @@ pub fn ratio(ours: &[f64], theirs: &[f64]) -> Option<Spread> {
     spread(&ratios)
 }
 
+/// Of `wanted` rounds the least that a median may be taken of: half of them and no fewer than three; of fewer than three,
+/// all.
+#[must_use]
+pub fn least_of(wanted: usize) -> usize {
+    wanted.div_ceil(2).max(3).min(wanted)
+}
+
+/// Whether so many rounds of those wanted are enough to judge by.
+#[must_use]
+pub fn enough(got: usize, wanted: usize) -> bool {
+    got > 0 && got >= least_of(wanted)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -75,6 +88,15 @@ mod tests {
             spread(&[4.0, 1.0, 2.0, 8.0]).expect("four values").median,
             3.0
         );
+    }
+
+    #[test]
+    fn half_of_the_rounds_and_no_fewer_than_three_are_enough_and_all_where_fewer_are_wanted() {
+        for (wanted, least) in [(1, 1), (2, 2), (3, 3), (5, 3), (7, 4), (21, 11)] {
+            assert!(enough(least, wanted), "{least} of {wanted}");
+            assert!(!enough(least - 1, wanted), "{} of {wanted}", least - 1);
+        }
+        assert!(!enough(0, 0));
     }
 
     #[test]

@@ -6,12 +6,13 @@
 //!
 //! # Always true
 //! - A run with a breach passes no judgement, whatever its figures.
+//! - What did not happen is within no mark: a figure of nothing is no number.
 
 mod measure;
 
 use crate::control::Policy;
 use crate::safety::Breach;
-use crate::scenario::{Expect, Scenario, ScenarioError, Variant};
+use crate::scenario::{Expect, Measure, Scenario, ScenarioError, Variant};
 use crate::world::{Run, run};
 use std::collections::btree_map::Entry;
 use std::collections::{BTreeMap, BTreeSet};
@@ -46,10 +47,14 @@ pub struct Verdict {
 }
 
 impl Verdict {
-    /// Whether nothing was breached and every expectation that must hold with every seed does.
+    /// Whether nothing was breached and every expectation that must hold with every seed does. What was cut too short
+    /// for its figure is not judged.
     pub fn holds(&self, scenario: &Scenario) -> bool {
-        let always = |judged: &Judgement| scenario.expects[judged.expect].of_seeds == 100;
-        self.breaches.is_empty() && self.judgements.iter().all(|j| j.holds || !always(j))
+        let must = |judged: &Judgement| {
+            let expect = &scenario.expects[judged.expect];
+            expect.of_seeds == 100 && too_short(scenario, expect).is_none()
+        };
+        self.breaches.is_empty() && self.judgements.iter().all(|j| j.holds || !must(j))
     }
 }
 
@@ -101,6 +106,47 @@ pub fn judgements(scenario: &Scenario, runs: &BTreeMap<Variant, Run>) -> Vec<Jud
         }
     };
     scenario.expects.iter().enumerate().map(judge).collect()
+}
+
+/// Why there is too little of a run to judge an expectation by, where it was made too short: a phase that is over before
+/// things are to have settled, or has not one whole window of those that the figure looks at.
+pub fn too_short(scenario: &Scenario, expect: &Expect) -> Option<String> {
+    let other = expect.against.as_ref().map(|against| against.phase);
+    [Some(expect.phase), other]
+        .into_iter()
+        .flatten()
+        .find_map(|phase| short_of(scenario, expect, phase))
+}
+
+fn short_of(scenario: &Scenario, expect: &Expect, phase: usize) -> Option<String> {
+    let phase = &scenario.phases[phase];
+    let settled = phase.begins + expect.skip;
+    if settled >= phase.ends {
+        return Some(
+            "the phase is over before things are to have settled: run it longer".to_owned(),
+        );
+    }
+    let (from, needs) = match expect.what {
+        Measure::Settles | Measure::DeviceLatencySettles => (phase.begins, measure::STAYS),
+        Measure::UnitsFirst | Measure::Resumed => (phase.begins, 1),
+        Measure::ShareErrorWindows
+        | Measure::UnitsLeast
+        | Measure::Dip
+        | Measure::Isolation
+        | Measure::LatencyImpact => (settled, 1),
+        _ => return None,
+    };
+    let left = phase.ends.since(from).as_nanos();
+    (left < needs * expect.window.as_nanos()).then(|| {
+        let windows = match needs {
+            1 => "a window".to_owned(),
+            needs => format!("{needs} windows"),
+        };
+        format!(
+            "the phase is shorter than {windows} of {}: run it longer",
+            expect.window
+        )
+    })
 }
 
 /// An expectation's figure under each policy, side by side; what it is divided by stays the same.
@@ -206,4 +252,71 @@ pub fn words(scenario: &Scenario, expect: &Expect) -> impl fmt::Display {
         says += &format!(", with {} of 100 seeds", expect.of_seeds);
     }
     says
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two disks, of which the second asks for nothing.
+    const SILENT: &str = r#"
+        name = "silent"
+        title = "A disk that does nothing"
+        settling = "1s"
+        [datastore]
+        array = "fifo"
+        threshold = "25ms"
+        [[host]]
+        name = "h"
+        [[disk]]
+        name = "busy"
+        host = "h"
+        workload = { kind = "access", outstanding = 8 }
+        [[disk]]
+        name = "silent"
+        host = "h"
+        workload = { kind = "access", outstanding = 8 }
+        [[phase]]
+        name = "all"
+        lasts = "4s"
+        idle = ["silent"]
+    "#;
+
+    fn silent(what: &str) -> Scenario {
+        let expect = format!(
+            "[[expect]]\nwhat = \"{what}\"\ndisks = [\"silent\"]\nof = 1\nat-most = 1e9\nsource = \"made up\"\n"
+        );
+        Scenario::read(&format!("{SILENT}\n{expect}")).unwrap()
+    }
+
+    #[test]
+    fn of_a_disk_that_did_nothing_no_mark_is_met() {
+        for what in [
+            "latency",
+            "latency-percentile",
+            "order-time",
+            "longest-wait",
+            "share-error",
+            "share-error-windows",
+        ] {
+            let verdict = judge(&silent(what), 1).unwrap();
+            let judged = &verdict.judgements[0];
+            assert!(judged.value.is_nan() && !judged.holds, "{what}: {judged:?}");
+        }
+        // That it did nothing is a figure of what it did.
+        let judged = judge(&silent("iops"), 1).unwrap().judgements;
+        assert_eq!((judged[0].value, judged[0].holds), (0.0, true));
+    }
+
+    #[test]
+    fn what_was_cut_shorter_than_its_windows_says_so() {
+        let whole = silent("isolation");
+        assert_eq!(too_short(&whole, &whole.expects[0]), None);
+        let short = whole.scaled(25);
+        let says = too_short(&short, &short.expects[0]).unwrap();
+        assert!(says.contains("shorter than a window of 1.00s"), "{says}");
+        let verdict = judge(&short, 1).unwrap();
+        assert!(verdict.judgements[0].value.is_nan());
+        assert!(verdict.holds(&short), "it is not judged");
+    }
 }

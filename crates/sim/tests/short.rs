@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use tidegate_sim::compare::{ROWS, check};
-use tidegate_sim::judge::{judge, words};
+use tidegate_sim::judge::{judge, too_short, words};
 use tidegate_sim::scenario::FaultKind;
 use tidegate_sim::seeds::PastFailure;
 use tidegate_sim::world::run;
@@ -64,17 +64,19 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_scenario_can_be_read_and_is_called_as_its_file() {
+fn every_scenario_can_be_read_is_called_as_its_file_and_is_long_enough_to_be_judged() {
     let mut paths = files(&scenarios());
     paths.retain(|path| Scenario::is_meant(&std::fs::read_to_string(path).unwrap()));
     assert!(paths.len() > SHORT.len());
     for path in paths {
         let name = path.file_stem().unwrap().to_string_lossy().into_owned();
         assert_eq!(scenario(&name).name, name);
-        assert!(
-            !scenario(&name).expects.is_empty(),
-            "{name} expects nothing"
-        );
+        let scenario = scenario(&name);
+        assert!(!scenario.expects.is_empty(), "{name} expects nothing");
+        for expect in &scenario.expects {
+            let says = words(&scenario, expect);
+            assert_eq!(too_short(&scenario, expect), None, "{name}: {says}");
+        }
     }
 }
 

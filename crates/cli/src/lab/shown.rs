@@ -270,8 +270,13 @@ impl Shown for Comparison {
             "CHECK",
         ];
         let mut text = table::columns(&head, &rows.collect::<Vec<_>>());
-        if self.unmatched > 0 {
-            text += &format!("{} checks are only in {}\n", self.unmatched, self.before);
+        for (only, place) in [
+            (&self.only_before, &self.before),
+            (&self.only_after, &self.after),
+        ] {
+            if !only.is_empty() {
+                text += &format!("{} checks are only in {place}\n", only.len());
+            }
         }
         if detail == Detail::Wide {
             let rows = self.figures.iter().map(|row| {

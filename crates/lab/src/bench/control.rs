@@ -8,7 +8,7 @@ use anyhow::Result;
 use super::{Bench, Contestant, measure};
 use crate::engine::Control;
 use crate::peers;
-use crate::report::{Check, Figures, Report, Rule};
+use crate::report::{Figures, Report, Rule};
 
 const SCENARIO: &str = "control";
 const WITHOUT: &str = "engine, no control";
@@ -53,9 +53,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
             |figures: &Figures| figures.iops,
         );
         let claim = format!("{SCENARIO} {case}: not engaged: IOPS by no control's");
-        report
-            .checks
-            .push(Check::new(claim, Rule::AtLeast(KEPT), ratio));
+        report.judge(SCENARIO, &case, claim, Rule::AtLeast(KEPT), ratio);
     }
     Ok(())
 }

@@ -23,7 +23,7 @@ use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::Value;
 
 use super::{Bench, Contestant, measure};
-use crate::report::{Check, Figures, Report, Rule};
+use crate::report::{Figures, Report, Rule};
 use crate::server::{Launch, Server};
 use crate::statistics;
 
@@ -70,8 +70,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
             ratio = report.ratio(SCENARIO, &case, WATCHED, ALONE, iops);
         }
         let claim = format!("{SCENARIO}, {case}: watched: IOPS by nobody's");
-        let check = Check::new(claim, Rule::AtLeast(KEPT), ratio);
-        report.checks.push(check);
+        report.judge(SCENARIO, &case, claim, Rule::AtLeast(KEPT), ratio);
     }
     Ok(())
 }

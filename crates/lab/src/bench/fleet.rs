@@ -139,22 +139,30 @@ pub fn vms(bench: &Bench, report: &mut Report) -> Result<()> {
     let four = format!("{OURS}, 4 VMs");
     let cost = report.ratio(SCENARIO, CASE, &four, &format!("{OURS}, 1 VMs"), cpu);
     // "No worse" is judged with the bench's own resolution, which is a few percent.
-    report.checks.push(Check::new(
+    report.judge(
+        SCENARIO,
+        CASE,
         "4 VMs: CPU per I/O by 1 VM's",
         Rule::AtMost(1.03),
         cost,
-    ));
+    );
     let series = report.find(SCENARIO, CASE, &four);
     let fair = series.and_then(|series| series.spread(|figures| figures.unfairness));
     let tail = series.and_then(|series| series.spread(|figures| figures.p999_us / figures.p50_us));
-    report.checks.push(Check::new(
+    report.judge(
+        SCENARIO,
+        CASE,
         "4 VMs: IOPS of the fastest by the slowest's",
         Rule::AtMost(1.05),
         fair,
-    ));
-    report
-        .checks
-        .push(Check::new("4 VMs: p99.9 by p50", Rule::AtMost(5.0), tail));
+    );
+    report.judge(
+        SCENARIO,
+        CASE,
+        "4 VMs: p99.9 by p50",
+        Rule::AtMost(5.0),
+        tail,
+    );
     Ok(())
 }
 
@@ -171,9 +179,7 @@ pub fn disks(bench: &Bench, report: &mut Report) -> Result<()> {
     for count in &COUNTS[1..] {
         let ratio = report.ratio(SCENARIO, CASE, &format!("{OURS}, {count} disks"), &one, cpu);
         let claim = format!("{count} disks on one I/O thread: CPU per I/O by 1 disk's");
-        report
-            .checks
-            .push(Check::new(claim, Rule::AtMost(1.10), ratio));
+        report.judge(SCENARIO, CASE, claim, Rule::AtMost(1.10), ratio);
     }
     let per_disk = if bench.has_tidegate() {
         Some(idle_memory(bench)?)
@@ -185,6 +191,7 @@ pub fn disks(bench: &Bench, report: &mut Report) -> Result<()> {
         "64 idle disks: MiB of memory each",
         Rule::AtMost(1.0),
         spread,
+        1,
     ));
     Ok(())
 }

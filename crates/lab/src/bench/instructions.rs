@@ -69,11 +69,11 @@ fn stacks(bench: &Bench, report: &mut Report) -> Result<()> {
         let claim = format!("instructions per request, {name} by no filter's");
         report
             .checks
-            .push(Check::new(claim, Rule::AtMost(bound), ratio));
+            .push(Check::new(claim, Rule::AtMost(bound), ratio, ROUNDS));
         let claim = format!("instructions per request that {name} adds");
         report
             .checks
-            .push(Check::new(claim, Rule::AtMost(most), added));
+            .push(Check::new(claim, Rule::AtMost(most), added, ROUNDS));
     }
     Ok(())
 }
@@ -103,6 +103,7 @@ fn control(bench: &Bench, report: &mut Report) -> Result<()> {
         "instructions per request, control not engaged by no control's",
         Rule::AtMost(CONTROL_MOST),
         ratio,
+        1,
     ));
     Ok(())
 }

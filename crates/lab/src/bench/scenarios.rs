@@ -6,7 +6,7 @@ use anyhow::Result;
 
 use super::{Bench, Contestant, measure, missing, test_file};
 use crate::peers::{self, Store};
-use crate::report::{Check, Figures, Report, Rule};
+use crate::report::{Figures, Report, Rule};
 use crate::statistics::{self, Spread};
 use crate::vhost::Wait;
 
@@ -109,11 +109,8 @@ pub fn null(bench: &Bench, report: &mut Report) -> Result<()> {
     let mut claim =
         |depth: u16, name: &str, what: &str, rule: Rule, figure: fn(&Figures) -> f64| {
             let ratio = report.ratio(SCENARIO, &case(depth), name, DAEMON, figure);
-            report.checks.push(Check::new(
-                format!("{SCENARIO} QD {depth}: {name}: {what} by {DAEMON}'s"),
-                rule,
-                ratio,
-            ));
+            let claim = format!("{SCENARIO} QD {depth}: {name}: {what} by {DAEMON}'s");
+            report.judge(SCENARIO, &case(depth), claim, rule, ratio);
         };
     claim(1, POLLING, "IOPS", Rule::AtLeast(2.0), iops);
     claim(1, ASLEEP, "IOPS", Rule::AtLeast(1.15), iops);
@@ -159,17 +156,13 @@ pub fn file(bench: &Bench, report: &mut Report) -> Result<()> {
     ] {
         let ratio = report.ratio(SCENARIO, &case(depth), name, FIO, iops);
         let claim = format!("{SCENARIO} QD {depth}: {name}: IOPS by fio's");
-        report
-            .checks
-            .push(Check::new(claim, Rule::AtLeast(bound), ratio));
+        report.judge(SCENARIO, &case(depth), claim, Rule::AtLeast(bound), ratio);
     }
     for depth in [32, 128] {
         for name in [SHIPPED, ASLEEP] {
             let ratio = report.ratio(SCENARIO, &case(depth), name, DAEMON, cpu);
             let claim = format!("{SCENARIO} QD {depth}: {name}: CPU per I/O by {DAEMON}'s");
-            report
-                .checks
-                .push(Check::new(claim, Rule::AtMost(0.85), ratio));
+            report.judge(SCENARIO, &case(depth), claim, Rule::AtMost(0.85), ratio);
         }
     }
     Ok(())
@@ -187,19 +180,13 @@ pub fn nbd(bench: &Bench, report: &mut Report) -> Result<()> {
         }
         let best = best_of(report, scenario, "QD 32", iops, f64::max);
         let ratio = best.and_then(|best| against(report, scenario, "QD 32", iops, &best));
-        report.checks.push(Check::new(
-            format!("{scenario} QD 32: {SHIPPED}: IOPS by the best peer's"),
-            Rule::AtLeast(1.5),
-            ratio,
-        ));
+        let claim = format!("{scenario} QD 32: {SHIPPED}: IOPS by the best peer's");
+        report.judge(scenario, "QD 32", claim, Rule::AtLeast(1.5), ratio);
         let cheapest = best_of(report, scenario, "QD 32", cpu, f64::min);
         let ratio =
             cheapest.and_then(|cheapest| against(report, scenario, "QD 32", cpu, &cheapest));
-        report.checks.push(Check::new(
-            format!("{scenario} QD 32: {SHIPPED}: CPU per I/O by the cheapest peer's"),
-            Rule::AtMost(1.0),
-            ratio,
-        ));
+        let claim = format!("{scenario} QD 32: {SHIPPED}: CPU per I/O by the cheapest peer's");
+        report.judge(scenario, "QD 32", claim, Rule::AtMost(1.0), ratio);
     }
     Ok(())
 }
@@ -323,14 +310,10 @@ pub fn filters(bench: &Bench, report: &mut Report) -> Result<()> {
     for (name, _, bound) in STACKS {
         let ratio = report.ratio(SCENARIO, CASE, name, NONE, cpu);
         let claim = format!("{SCENARIO} {CASE}: {name}: CPU per I/O by no filter's");
-        report
-            .checks
-            .push(Check::new(claim, Rule::AtMost(bound), ratio));
+        report.judge(SCENARIO, CASE, claim, Rule::AtMost(bound), ratio);
         let ratio = report.ratio(SCENARIO, CASE, name, NONE, iops);
         let claim = format!("{SCENARIO} {CASE}: {name}: IOPS by no filter's");
-        report
-            .checks
-            .push(Check::new(claim, Rule::AtLeast(2.0 - bound), ratio));
+        report.judge(SCENARIO, CASE, claim, Rule::AtLeast(2.0 - bound), ratio);
     }
     Ok(())
 }
@@ -352,6 +335,7 @@ mod tests {
                     ..Figures::default()
                 })
                 .to_vec(),
+            wanted: 2,
             rejected: 0,
         };
         let report = Report {

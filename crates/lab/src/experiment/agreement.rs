@@ -1,6 +1,9 @@
 //! Whether real daemons and the simulator say the same of one scenario: what each disk has, and how long it waits for it.
 //!
 //! Where both are in one directory they are laid beside each other, by way, phase and disk; the worst disk decides.
+//!
+//! # Always true
+//! - A disk that was served in one place and not in the other is the worst.
 
 use serde::Serialize;
 use tidegate_sim::{Run, Scenario, Variant};
@@ -35,14 +38,14 @@ pub struct Row {
     pub share_engine: f64,
     /// The same in the simulator.
     pub share_sim: f64,
-    /// How far the first is from the second, in percent of that.
-    pub share_off: f64,
-    /// Its mean latency on real daemons, in milliseconds.
-    pub latency_engine_ms: f64,
+    /// How far the first is from the second, in percent of that; none of nothing.
+    pub share_off: Option<f64>,
+    /// Its mean latency on real daemons, in milliseconds; none if no I/O of it was answered.
+    pub latency_engine_ms: Option<f64>,
     /// The same in the simulator.
-    pub latency_sim_ms: f64,
-    /// How far the first is from the second, in percent of that.
-    pub latency_off: f64,
+    pub latency_sim_ms: Option<f64>,
+    /// How far the first is from the second, in percent of that; none where one of them is.
+    pub latency_off: Option<f64>,
 }
 
 /// Lays them side by side, where both were run.
@@ -73,43 +76,62 @@ pub(super) fn of(loaded: &Loaded) -> Option<Agreement> {
     (!rows.is_empty()).then_some(Agreement { rows })
 }
 
-/// A disk's part and mean latency in a phase: the medians.
+/// How a disk stands in a phase in one place: the medians.
+#[derive(Clone, Copy, Debug)]
+struct Standing {
+    share: f64,
+    latency_ms: Option<f64>,
+}
+
 fn standing<'a>(
     scenario: &Scenario,
     runs: impl Iterator<Item = &'a Run>,
     phase: usize,
     disk: usize,
-) -> Option<(f64, f64)> {
+) -> Option<Standing> {
     let slice = Slice::settled(scenario, phase);
     let (mut shares, mut latencies) = (Vec::new(), Vec::new());
     for run in runs {
         shares.push(slice.share(run, &[disk]));
         latencies.extend(mean_ms(&slice.latencies(run, &[disk])));
     }
-    Some((spread(&shares)?.median, spread(&latencies)?.median))
+    Some(Standing {
+        share: spread(&shares)?.median,
+        latency_ms: spread(&latencies).map(|latencies| latencies.median),
+    })
 }
 
+/// None where it was not run in both places, or not served in either.
 fn row(
     scenario: &Scenario,
     way: &Variant,
     phase: usize,
     disk: usize,
-    here: Option<(f64, f64)>,
-    there: Option<(f64, f64)>,
+    here: Option<Standing>,
+    there: Option<Standing>,
 ) -> Option<Row> {
-    let ((share_engine, latency_engine_ms), (share_sim, latency_sim_ms)) = (here?, there?);
-    let off = |ours: f64, theirs: f64| (ours / theirs - 1.0).abs() * 100.0;
+    let (engine, sim) = (here?, there?);
+    let latencies = (engine.latency_ms, sim.latency_ms);
+    if latencies == (None, None) {
+        return None;
+    }
     Some(Row {
         way: way_words(scenario, way),
         phase: scenario.phases[phase].name.clone(),
         disk: scenario.disks[disk].name.clone(),
-        share_engine,
-        share_sim,
-        share_off: off(share_engine, share_sim),
-        latency_engine_ms,
-        latency_sim_ms,
-        latency_off: off(latency_engine_ms, latency_sim_ms),
+        share_engine: engine.share,
+        share_sim: sim.share,
+        share_off: off(engine.share, sim.share),
+        latency_engine_ms: engine.latency_ms,
+        latency_sim_ms: sim.latency_ms,
+        latency_off: engine.latency_ms.and_then(|ms| off(ms, sim.latency_ms?)),
     })
+}
+
+/// How far a figure is from another, in percent of that.
+fn off(ours: f64, theirs: f64) -> Option<f64> {
+    let off = (ours / theirs - 1.0).abs() * 100.0;
+    off.is_finite().then_some(off)
 }
 
 impl Agreement {
@@ -137,30 +159,36 @@ impl Agreement {
     }
 }
 
-/// The check of the disk that is furthest off.
-fn worst(rows: &[&Row], what: &str, within: f64, off: fn(&Row) -> f64) -> Option<Check> {
+/// The check of the disk that is furthest off; one that was not served in one of the places is.
+fn worst(rows: &[&Row], what: &str, within: f64, off: fn(&Row) -> Option<f64>) -> Option<Check> {
+    let rank = |row: &Row| off(row).unwrap_or(f64::INFINITY);
     let worst = rows
         .iter()
-        .max_by(|one, two| off(one).total_cmp(&off(two)))?;
+        .max_by(|one, two| rank(one).total_cmp(&rank(two)))?;
     let value = off(worst);
-    let holds = value <= within;
+    let holds = value.is_some_and(|value| value <= within);
+    let of = format!("{} in \u{201c}{}\u{201d}", worst.disk, worst.phase);
+    let silent = |latency: Option<f64>, place: On| {
+        let silent = value.is_none() && latency.is_none();
+        silent.then(|| format!("no I/O of {of} was answered, {}", place.title()))
+    };
+    let note = silent(worst.latency_engine_ms, On::Engine)
+        .or_else(|| silent(worst.latency_sim_ms, On::Sim))
+        .unwrap_or_else(|| format!("furthest: {of}"));
     Some(Check {
         on: None,
         what: what.to_owned(),
         published: "the two are to be of one mind".to_owned(),
         bar: format!("at most {within} %"),
         unit: " %",
-        ours: spread(&[value]),
+        ours: value.and_then(|value| spread(&[value])),
         held: usize::from(holds),
+        of: 1,
         verdict: match holds {
-            _ if !value.is_finite() => Verdict::NotJudged,
             true => Verdict::Pass,
             false => Verdict::Fail,
         },
-        note: Some(format!(
-            "furthest: {} in \u{201c}{}\u{201d}",
-            worst.disk, worst.phase
-        )),
+        note: Some(note),
     })
 }
 
@@ -175,11 +203,48 @@ mod tests {
             disk: disk.into(),
             share_engine: 0.0,
             share_sim: 0.0,
-            share_off,
-            latency_engine_ms: 0.0,
-            latency_sim_ms: 0.0,
-            latency_off,
+            share_off: Some(share_off),
+            latency_engine_ms: Some(1.0),
+            latency_sim_ms: Some(1.0),
+            latency_off: Some(latency_off),
         }
+    }
+
+    #[test]
+    fn a_disk_that_is_not_served_in_one_of_the_places_fails() {
+        let silent = Row {
+            share_off: Some(100.0),
+            latency_engine_ms: None,
+            latency_off: None,
+            ..row("vm3", 0.0, 0.0)
+        };
+        let agreement = Agreement {
+            rows: vec![row("vm1", 1.0, 3.0), silent, row("vm2", 2.9, 3.0)],
+        };
+        let checks = agreement.checks();
+        assert_eq!(checks.len(), 2);
+        for check in &checks {
+            assert_eq!(check.verdict, Verdict::Fail, "{check:?}");
+        }
+        let note = checks[1].note.as_deref().unwrap_or_default();
+        assert!(
+            note.contains("no I/O of vm3") && note.contains("real daemons"),
+            "{note}"
+        );
+    }
+
+    #[test]
+    fn a_disk_that_real_daemons_starve_has_a_row() {
+        let found = crate::experiment::Experiment::find("sioc-1").expect("it can be read");
+        let scenario = found.expect("it is there").scenario;
+        let way = Variant::of(tidegate_sim::Policy::Ours);
+        let standing = |share, latency_ms| Some(Standing { share, latency_ms });
+        let (none, some) = (standing(0.0, None), standing(20.0, Some(3.0)));
+        let row = super::row(&scenario, &way, 0, 0, none, some).expect("it is told");
+        assert_eq!((row.share_off, row.latency_off), (Some(100.0), None));
+        let row = super::row(&scenario, &way, 0, 0, some, none).expect("it is told");
+        assert_eq!((row.share_off, row.latency_off), (None, None));
+        assert!(super::row(&scenario, &way, 0, 0, none, none).is_none());
     }
 
     #[test]

@@ -1,7 +1,9 @@
 //! Two results directories side by side: two revisions, two machines, or two places to run.
 //!
 //! # Always true
-//! - Only what both have is compared; what only one has is counted.
+//! - Only what both have is compared; what only one has is named, and counted.
+//! - A check that held in the first and is not told of in the second, or could not be judged there, is as lost as one
+//!   that fails. Where the two were run in different places, what only one place can tell is not.
 
 use std::path::Path;
 
@@ -25,8 +27,23 @@ pub struct Comparison {
     pub checks: Vec<ComparedCheck>,
     /// What disks had, as far as both have it.
     pub figures: Vec<ComparedFigure>,
-    /// Checks that only one of them has.
-    pub unmatched: usize,
+    /// Checks that only the first has.
+    pub only_before: Vec<OneSided>,
+    /// Checks that only the second has.
+    pub only_after: Vec<OneSided>,
+}
+
+/// A check in one of them.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct OneSided {
+    /// Of which experiment.
+    pub experiment: String,
+    /// Which figure.
+    pub what: String,
+    /// How it came out.
+    pub verdict: Verdict,
+    /// Whether it held, and should be there.
+    pub lost: bool,
 }
 
 /// A check in both.
@@ -50,6 +67,8 @@ pub struct ComparedCheck {
     pub verdict_before: Verdict,
     /// How it came out in the second.
     pub verdict_after: Verdict,
+    /// Whether it held in the first, and not in the second.
+    pub lost: bool,
 }
 
 /// What a disk had in both.
@@ -80,10 +99,19 @@ pub fn compare(before: &Path, after: &Path) -> Result<Comparison> {
         after: after.display().to_string(),
         checks: Vec::new(),
         figures: Vec::new(),
-        unmatched: 0,
+        only_before: Vec::new(),
+        only_after: Vec::new(),
     };
-    for (one, other) in pairs(&left, &right) {
-        comparison.add(one, other);
+    for one in &left {
+        match same(one, &right) {
+            Some(other) => comparison.add(one, other),
+            None => comparison.only_before.extend(all_of(one, true)),
+        }
+    }
+    for other in &right {
+        if same(other, &left).is_none() {
+            comparison.only_after.extend(all_of(other, false));
+        }
     }
     if comparison.checks.is_empty() {
         bail!(
@@ -110,15 +138,37 @@ fn findings(path: &Path) -> Result<Vec<Findings>> {
     Ok(all)
 }
 
-/// The experiments that both have.
-fn pairs<'a>(
-    left: &'a [Findings],
-    right: &'a [Findings],
-) -> impl Iterator<Item = (&'a Findings, &'a Findings)> {
-    left.iter().filter_map(|one| {
-        let same = |other: &&Findings| other.experiment.name == one.experiment.name;
-        right.iter().find(same).map(|other| (one, other))
-    })
+/// The same experiment among others.
+fn same<'a>(one: &Findings, others: &'a [Findings]) -> Option<&'a Findings> {
+    let mut others = others.iter();
+    others.find(|other| other.experiment.name == one.experiment.name)
+}
+
+/// The checks of an experiment that the other directory does not have.
+fn all_of(findings: &Findings, missed: bool) -> impl Iterator<Item = OneSided> {
+    let checks = findings.checks.iter();
+    checks.map(move |check| OneSided::of(findings, check, missed))
+}
+
+/// Whether two are one check. Where they were run in different places, these are what is compared.
+fn alike(one: &Check, other: &Check, common: bool) -> bool {
+    one.what == other.what
+        && (one.on == other.on || !common && one.on.is_some() == other.on.is_some())
+}
+
+impl OneSided {
+    /// `missed`: it should be in the other, too.
+    fn of(findings: &Findings, check: &Check, missed: bool) -> OneSided {
+        OneSided {
+            experiment: findings.experiment.name.clone(),
+            what: match check.on {
+                Some(on) => format!("{} ({})", check.what, on.title()),
+                None => check.what.clone(),
+            },
+            verdict: check.verdict,
+            lost: missed && check.verdict == Verdict::Pass,
+        }
+    }
 }
 
 impl Comparison {
@@ -131,15 +181,15 @@ impl Comparison {
         let (left, right) = (places(one), places(other));
         let common = left.iter().any(|on| right.contains(on));
         for check in &one.checks {
-            // Where they were run in different places, these are what is compared.
-            let same = |theirs: &&Check| {
-                theirs.what == check.what
-                    && (theirs.on == check.on
-                        || !common && theirs.on.is_some() == check.on.is_some())
-            };
-            let Some(theirs) = other.checks.iter().find(same) else {
-                self.unmatched += 1;
+            let mut others = other.checks.iter();
+            let Some(theirs) = others.find(|theirs| alike(check, theirs, common)) else {
+                self.only_before.push(OneSided::of(one, check, common));
                 continue;
+            };
+            let held = check.verdict == Verdict::Pass;
+            let holds_not = match common {
+                true => theirs.verdict != Verdict::Pass,
+                false => theirs.verdict == Verdict::Fail,
             };
             self.checks.push(ComparedCheck {
                 experiment: name.clone(),
@@ -154,8 +204,13 @@ impl Comparison {
                 after: theirs.ours,
                 verdict_before: check.verdict,
                 verdict_after: theirs.verdict,
+                lost: held && holds_not,
             });
         }
+        let new = |theirs: &&Check| !one.checks.iter().any(|check| alike(check, theirs, common));
+        let new = other.checks.iter().filter(new);
+        self.only_after
+            .extend(new.map(|theirs| OneSided::of(other, theirs, false)));
         for stage in &one.stages {
             let theirs = other
                 .stages
@@ -205,11 +260,17 @@ impl Comparison {
         }
     }
 
-    /// Checks that held in the first and do not in the second.
-    pub fn lost(&self) -> impl Iterator<Item = &ComparedCheck> {
-        self.checks.iter().filter(|check| {
-            check.verdict_before == Verdict::Pass && check.verdict_after == Verdict::Fail
-        })
+    /// Checks that held in the first and do not in the second, a line each with what became of them.
+    #[must_use]
+    pub fn lost(&self) -> Vec<String> {
+        let both = self.checks.iter().filter(|check| check.lost);
+        let both = both.map(|check| {
+            let word = check.verdict_after.word();
+            format!("{}: {}: {word}", check.experiment, check.what)
+        });
+        let gone = self.only_before.iter().filter(|check| check.lost);
+        let gone = gone.map(|check| format!("{}: {}: missing", check.experiment, check.what));
+        both.chain(gone).collect()
     }
 }
 
@@ -219,4 +280,107 @@ pub fn change(before: Option<Spread>, after: Option<Spread>) -> Option<f64> {
     let (before, after) = (before?.median, after?.median);
     let change = (after / before - 1.0) * 100.0;
     change.is_finite().then_some(change)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::contest::judge::tests::results;
+    use crate::experiment::kept::FORMAT;
+
+    /// What a contest came to, of which every check holds.
+    fn held() -> Findings {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let mut findings = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]).findings();
+        for check in &mut findings.checks {
+            check.verdict = Verdict::Pass;
+        }
+        findings
+    }
+
+    fn compared(one: &Findings, other: &Findings) -> Comparison {
+        let mut comparison = Comparison {
+            before: "before".into(),
+            after: "after".into(),
+            checks: Vec::new(),
+            figures: Vec::new(),
+            only_before: Vec::new(),
+            only_after: Vec::new(),
+        };
+        comparison.add(one, other);
+        comparison
+    }
+
+    #[test]
+    fn a_check_that_held_and_fails_is_not_judged_or_missing_is_lost() {
+        let before = held();
+        assert!(compared(&before, &before).lost().is_empty());
+        for verdict in [Verdict::Fail, Verdict::NotJudged] {
+            let mut after = before.clone();
+            after.checks[0].verdict = verdict;
+            let lost = compared(&before, &after).lost();
+            assert_eq!(lost.len(), 1, "{lost:?}");
+            assert!(lost[0].ends_with(verdict.word()), "{lost:?}");
+            // What did not hold before is not lost.
+            assert!(compared(&after, &before).lost().is_empty());
+        }
+        let mut after = before.clone();
+        let gone = after.checks.remove(0);
+        let comparison = compared(&before, &after);
+        assert_eq!(comparison.only_before.len(), 1);
+        let lost = comparison.lost();
+        assert!(
+            lost[0].contains(&gone.what) && lost[0].ends_with("missing"),
+            "{lost:?}"
+        );
+        let back = compared(&after, &before);
+        assert_eq!((back.only_after.len(), back.lost().len()), (1, 0));
+    }
+
+    #[test]
+    fn in_different_places_only_what_fails_is_lost() {
+        let before = held();
+        let mut after = before.clone();
+        after.stages[0].on = On::Sim;
+        for check in &mut after.checks {
+            check.on = Some(On::Sim);
+        }
+        after.checks[0].verdict = Verdict::NotJudged;
+        after.checks.pop();
+        assert!(compared(&before, &after).lost().is_empty());
+        after.checks[1].verdict = Verdict::Fail;
+        assert_eq!(compared(&before, &after).lost().len(), 1);
+    }
+
+    #[test]
+    fn an_experiment_that_a_suite_no_longer_has_is_lost_with_all_that_held() {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let names = ["million-iops", "filter-overhead"];
+        let suite = |place: &str, made: &[&str]| {
+            let place = scratch.path().join(place);
+            let suite = Suite {
+                format: FORMAT,
+                suite: "published".into(),
+                experiments: names.map(str::to_owned).to_vec(),
+            };
+            suite.save(&place).expect("it can be written");
+            for name in made {
+                results(&place.join(name), name, &[1.0, 1.0, 0.5]);
+            }
+            place
+        };
+        let (before, after) = (suite("before", &names), suite("after", &names[..1]));
+        let comparison = compare(&before, &after).expect("they have one in common");
+        let lost = comparison.lost();
+        let passed = comparison.only_before.iter();
+        let passed = passed.filter(|check| check.verdict == Verdict::Pass);
+        assert_eq!(lost.len(), passed.count());
+        assert!(!lost.is_empty());
+        for line in &lost {
+            assert!(line.starts_with("filter-overhead: "), "{line}");
+        }
+        let back = compare(&after, &before).expect("they have one in common");
+        assert!(back.lost().is_empty());
+        assert_eq!(back.only_after.len(), comparison.only_before.len());
+    }
 }

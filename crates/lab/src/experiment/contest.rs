@@ -8,7 +8,7 @@
 //!
 //! # Always true
 //! - A ratio is taken within a round first, and the median of the rounds second.
-//! - A check is judged by rounds in which the machine was quiet; if there is none it is not judged, and says so.
+//! - A check is judged by rounds in which the machine was quiet; if there are too few it is not judged, and says so.
 //! - What a shorter contest leaves out is named.
 //!
 //! # Units

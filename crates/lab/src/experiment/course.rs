@@ -17,7 +17,7 @@ use tidegate_sim::{Scenario, Variant, world};
 use super::about::{way_slug, way_words};
 use super::contest::round::Rounds;
 use super::directory::{Directory, moment};
-use super::kept::{Busy, Kept};
+use super::kept::{Busy, Kept, Late};
 use super::{Entry, Experiment, On};
 use crate::array::Did;
 use crate::play::{self, Performance};
@@ -63,8 +63,10 @@ pub(super) trait Runs {
     fn takes(&self, place: usize) -> Duration;
     /// Makes one, and calls `heed` often.
     fn make(&mut self, place: usize, heed: &mut dyn FnMut() -> Result<()>) -> Result<Self::Made>;
-    /// Keeps it.
-    fn keep(&mut self, made: Self::Made, directory: &Directory) -> Result<()>;
+    /// Keeps it. What of it could not be made, and is to be made again, is the answer.
+    fn keep(&mut self, made: Self::Made, directory: &Directory) -> Result<Option<String>>;
+    /// Whether a run that is kept is to be made again.
+    fn again(&self, piece: &Piece, directory: &Directory) -> Result<bool>;
 }
 
 /// The runs of a scenario.
@@ -127,10 +129,8 @@ fn expected<R: Runs>(runs: &R) -> Duration {
 /// # Errors
 /// What came out cannot be kept.
 pub fn run(order: &Order<'_>, directory: &mut Directory, watcher: &mut dyn Watcher) -> Result<End> {
-    let missed = order.experiment.missed_in(order.on);
-    if !missed.is_empty() {
-        directory.plan.problems.extend(missed);
-        directory.save()?;
+    if let Some((on, why)) = order.experiment.missed_in(order.on) {
+        directory.miss(Path::new(on.word()), why)?;
     }
     match order.experiment {
         Entry::Scenario(experiment) => walk(&mut Played::of(order, experiment), directory, watcher),
@@ -144,11 +144,11 @@ fn walk<R: Runs>(
     watcher: &mut dyn Watcher,
 ) -> Result<End> {
     let pieces = runs.pieces();
-    let there = |piece: &Piece| {
+    let missing = |piece: &Piece| {
         let path = directory.run_path(piece.on, piece.repeat, &piece.slug);
-        path.is_file()
+        Ok(!path.is_file() || runs.again(piece, directory)?)
     };
-    let missing: Vec<bool> = pieces.iter().map(|piece| !there(piece)).collect();
+    let missing: Vec<bool> = pieces.iter().map(missing).collect::<Result<_>>()?;
     for (place, piece) in pieces.iter().enumerate() {
         if !missing[place] {
             continue;
@@ -176,15 +176,15 @@ fn walk<R: Runs>(
         let took = begun.elapsed();
         match made {
             Ok(made) => {
-                runs.keep(made, directory)?;
-                watcher.ended(piece, took, None);
+                let problem = runs.keep(made, directory)?;
+                watcher.ended(piece, took, problem.as_deref());
             }
             Err(error) => {
                 let words = &piece.words;
                 let says = format!("{}, {words}, repeat {}: {error:#}", piece.on, piece.repeat);
                 watcher.ended(piece, took, Some(&says));
-                directory.plan.problems.push(says);
-                directory.save()?;
+                let run = directory.run_path(piece.on, piece.repeat, &piece.slug);
+                directory.miss(&run, says)?;
             }
         }
     }
@@ -260,11 +260,16 @@ impl Runs for Played<'_> {
         }
     }
 
-    fn keep(&mut self, kept: Kept, directory: &Directory) -> Result<()> {
+    fn keep(&mut self, kept: Kept, directory: &Directory) -> Result<Option<String>> {
         if kept.on == On::Sim {
             self.simulated = kept.took_s / self.experiment.lasts().as_secs_f64().max(1e-3);
         }
-        directory.keep(&kept)
+        directory.keep(&kept)?;
+        Ok(None)
+    }
+
+    fn again(&self, _piece: &Piece, _directory: &Directory) -> Result<bool> {
+        Ok(false)
     }
 }
 
@@ -294,6 +299,13 @@ fn attempt(
     kept.began = moment(began);
     kept.took_s = took.as_secs_f64();
     kept.errors = made.errors;
+    kept.late = (piece.on == On::Engine).then(|| {
+        let (mean, most) = play::lateness(&made.array);
+        Late {
+            mean_us: mean.as_micros(),
+            most_us: most.as_micros(),
+        }
+    });
     kept.busy = Busy {
         own_percent: own.as_secs_f64() / took.as_secs_f64().max(1e-9) * 100.0,
         foreign_percent: noise.foreign_percent,
@@ -335,6 +347,7 @@ fn simulate(
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::Findings;
     use tidegate_sim::Policy;
 
     /// Counts, and stops after so many runs.
@@ -352,6 +365,18 @@ mod tests {
         }
         fn interrupted(&self) -> bool {
             self.ended >= self.most
+        }
+    }
+
+    /// Lets everything happen.
+    struct Patient;
+
+    impl Watcher for Patient {
+        fn begins(&mut self, _piece: &Piece, _place: usize, _of: usize) {}
+        fn goes(&mut self, _done: Duration, _of: Duration, _left: Duration) {}
+        fn ended(&mut self, _piece: &Piece, _took: Duration, _problem: Option<&str>) {}
+        fn interrupted(&self) -> bool {
+            false
         }
     }
 
@@ -379,6 +404,42 @@ mod tests {
         let (ours, none) = (Policy::Ours, Policy::None);
         assert_eq!(policies, [ours, none, none, ours]);
         assert_eq!(order.expected(), 4 * (Duration::from_secs(6) + STAGE));
+    }
+
+    #[test]
+    fn a_run_that_could_not_be_made_is_told_until_it_is_there() {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let experiment = experiment();
+        let go = |on: &[On], program: &str| {
+            let order = Order {
+                experiment: &experiment,
+                on,
+                repeat: 1,
+                seed: 1,
+                program: Path::new(program),
+                max_noise: None,
+            };
+            let directory = Directory::begin(scratch.path(), &experiment, 1, 1, on, 1);
+            let mut directory = directory.expect("it is ours");
+            let end = run(&order, &mut directory, &mut Patient).expect("it can be kept");
+            assert_eq!(end, End::Done);
+            Findings::read(scratch.path()).expect("it can be read")
+        };
+        let failed = go(&[On::Engine], "/bin/false");
+        assert_eq!((failed.problems.len(), failed.missing), (2, 2));
+        let later = go(&[On::Sim], "tidegate");
+        assert_eq!(later.problems, failed.problems);
+        assert_eq!(later.missing, 2);
+        assert!(!later.holds());
+        // As if they had been made at last.
+        let directory = Directory::open(scratch.path()).expect("it can be read");
+        let directory = directory.expect("it is there");
+        for mut kept in directory.runs().expect("they can be read") {
+            kept.on = On::Engine;
+            directory.keep(&kept).expect("it can be written");
+        }
+        let last = go(&[On::Engine], "/bin/false");
+        assert_eq!((last.problems.len(), last.missing), (0, 0));
     }
 
     #[test]

@@ -12,8 +12,14 @@
 //! # Always true
 //! - A file is there whole or not at all: it is written beside its place and renamed.
 //! - Runs of one directory are of one scenario at one length: others are refused.
+//! - Runs of one directory are of one program on one machine under one kernel: who is another is refused.
+//! - That a run could not be made is told until it is there, whatever is made meanwhile.
 
-use std::collections::BTreeSet;
+mod maker;
+
+pub use maker::MachineSeen;
+
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -26,7 +32,6 @@ use serde::{Deserialize, Serialize};
 use super::contest::kept::Round;
 use super::kept::{FORMAT, Kept};
 use super::{Entry, Experiment, On};
-use crate::report::Machine;
 
 /// What was to be run, and on what.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,48 +54,14 @@ pub struct Plan {
     pub began: String,
     /// The Tidegate that wrote this.
     pub version: String,
+    /// Which program that was: two of one version may differ.
+    #[serde(default)]
+    pub build: String,
     /// The machine.
     pub machine: MachineSeen,
-    /// Runs that could not be made, and why.
+    /// Runs that could not be made, by their files' names without the ending, and why.
     #[serde(default)]
-    pub problems: Vec<String>,
-}
-
-/// A machine, as far as figures depend on it.
-#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct MachineSeen {
-    /// The processor's name.
-    pub processor: String,
-    /// How many processors.
-    pub cpus: usize,
-    /// Bytes of memory.
-    pub memory_bytes: u64,
-    /// The kernel's release.
-    pub kernel: String,
-    /// How many programs wanted a processor in the minute before.
-    pub load: String,
-}
-
-impl MachineSeen {
-    /// This machine, now.
-    #[must_use]
-    pub fn here() -> MachineSeen {
-        let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let machine = Machine::here();
-        let memory = read("/proc/meminfo");
-        let kib = memory
-            .lines()
-            .find_map(|line| line.strip_prefix("MemTotal:"));
-        let kib = kib.and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
-        let load = read("/proc/loadavg");
-        MachineSeen {
-            processor: machine.processor,
-            cpus: machine.cpus,
-            kernel: machine.kernel,
-            memory_bytes: kib.unwrap_or(0) << 10,
-            load: load.split(' ').next().unwrap_or_default().to_owned(),
-        }
-    }
+    pub missed: BTreeMap<String, String>,
 }
 
 /// A results directory.
@@ -139,14 +110,15 @@ impl Directory {
             repeat,
             began: moment(SystemTime::now()),
             version: env!("CARGO_PKG_VERSION").to_owned(),
+            build: maker::build()?,
             machine: MachineSeen::here(),
-            problems: Vec::new(),
+            missed: BTreeMap::new(),
         };
         let plan = match Directory::open(path)? {
             None => plan,
-            Some(there) => there.plan.joined(plan).with_context(|| {
+            Some(there) => there.joined(plan).with_context(|| {
                 let there = path.display();
-                format!("{there} holds other results: name another directory")
+                format!("{there} holds other results: name another directory with --out")
             })?,
         };
         for dir in ["runs", "csv"] {
@@ -205,6 +177,23 @@ impl Directory {
             .join(format!("{on}-{repeat:02}-{way}.json"))
     }
 
+    /// Remembers why a run could not be made, until it is there.
+    ///
+    /// # Errors
+    /// It cannot be written.
+    pub fn miss(&mut self, run: &Path, why: String) -> Result<()> {
+        self.plan.missed.insert(name_of(run), why);
+        self.save()
+    }
+
+    /// Why runs could not be made that are not there yet.
+    #[must_use]
+    pub fn problems(&self) -> Vec<String> {
+        let there = |run: &str| self.path.join("runs").join(format!("{run}.json")).is_file();
+        let missed = self.plan.missed.iter().filter(|(run, _)| !there(run));
+        missed.map(|(_, why)| why.clone()).collect()
+    }
+
     /// Keeps a run, with its table by seconds beside it.
     ///
     /// # Errors
@@ -223,8 +212,16 @@ impl Directory {
         self.keep_at(&path, round, &round.csv())
     }
 
+    /// A round that is kept; none if it is not.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn round(&self, on: On, repeat: u32, way: &str) -> Result<Option<Round>> {
+        read(&self.run_path(on, repeat, way))
+    }
+
     fn keep_at(&self, path: &Path, run: &impl Serialize, table: &str) -> Result<()> {
-        let name = path.file_stem().unwrap_or_default().to_string_lossy();
+        let name = name_of(path);
         let beside = self.path.join("csv").join(format!("{name}.csv"));
         write(&beside, |file| Ok(file.write_all(table.as_bytes())?))?;
         write_json(path, run)
@@ -268,23 +265,45 @@ impl Directory {
     }
 }
 
-impl Plan {
-    /// This plan with more repeats, or other places to run it.
-    fn joined(mut self, with: Plan) -> Result<Plan> {
-        if self.scenario != with.scenario {
-            bail!("they are of {}, as its file was then", self.name);
+impl Directory {
+    /// This directory's plan with more repeats, or other places to run it. Who has kept nothing yet may be anybody.
+    fn joined(self, with: Plan) -> Result<Plan> {
+        let there = self.plan;
+        if there.scenario != with.scenario {
+            bail!("they are of {}, as its file was then", there.name);
         }
-        if (self.percent, self.seed) != (with.percent, with.seed) {
+        if (there.percent, there.seed) != (with.percent, with.seed) {
             bail!(
                 "they are at {} % of the full length with seed {}",
-                self.percent,
-                self.seed
+                there.percent,
+                there.seed
             );
         }
-        self.on.extend(with.on);
-        self.repeat = self.repeat.max(with.repeat);
-        self.problems.clear();
-        Ok(self)
+        let kept = any_run(&self.path.join("runs"))?;
+        if kept && let Some(says) = maker::differs(&there, &with) {
+            bail!("they were made {says}; figures of both would not be of one thing");
+        }
+        let own = match kept {
+            true => there.clone(),
+            false => with.clone(),
+        };
+        Ok(Plan {
+            on: there.on.union(&with.on).copied().collect(),
+            repeat: there.repeat.max(with.repeat),
+            missed: there.missed,
+            ..own
+        })
+    }
+}
+
+/// Whether any run is kept.
+fn any_run(runs: &Path) -> Result<bool> {
+    match fs::read_dir(runs) {
+        Ok(mut entries) => Ok(entries.any(|entry| {
+            entry.is_ok_and(|entry| entry.path().extension().is_some_and(|end| end == "json"))
+        })),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
+        Err(error) => Err(error).with_context(|| format!("cannot read {}", runs.display())),
     }
 }
 
@@ -305,6 +324,12 @@ impl Suite {
         fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
         write_json(&path.join(SUITE), self)
     }
+}
+
+/// A run's name: its file's without the ending.
+fn name_of(run: &Path) -> String {
+    let name = run.file_stem().unwrap_or_default();
+    name.to_string_lossy().into_owned()
 }
 
 /// What a run did in every second: a line each.
@@ -453,6 +478,49 @@ mod tests {
             let error = format!("{:#}", error.expect_err("something else"));
             assert!(error.contains("name another directory"), "{error}");
         }
+    }
+
+    /// Keeps a simulated run of an experiment.
+    fn keep(directory: &Directory) {
+        let scenario = directory.experiment().expect("a scenario").scenario;
+        let way = Variant::of(Policy::Ours);
+        let run = world::run(&scenario, &way, 1).expect("it can be modelled");
+        let mut kept = Kept::of(&scenario, On::Sim, &run);
+        (kept.repeat, kept.way) = (1, "managed".into());
+        directory.keep(&kept).expect("it can be written");
+    }
+
+    #[test]
+    fn who_is_another_program_or_machine_does_not_go_on_with_what_is_kept() {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let experiment = experiment("sioc-1");
+        let begin = || Directory::begin(scratch.path(), &experiment, 1, 1, &[On::Sim], 1);
+        let own = begin().expect("it is empty");
+        keep(&own);
+        assert_eq!(begin().expect("it is the same").plan, own.plan);
+        type Change = fn(&mut Plan);
+        let others: [(Change, &str); 5] = [
+            (|plan| plan.version = "0.0.7".into(), "Tidegate 0.0.7"),
+            (|plan| plan.build = "feed".into(), "(build feed) and not"),
+            (|plan| plan.machine.processor = "Z80".into(), "on Z80"),
+            (|plan| plan.machine.cpus = 999, "with 999 processors"),
+            (|plan| plan.machine.kernel = "2.4".into(), "under Linux 2.4"),
+        ];
+        for (change, says) in others {
+            let mut other = own.clone();
+            change(&mut other.plan);
+            other.save().expect("it can be written");
+            let error = format!("{:#}", begin().expect_err("it is another"));
+            assert!(error.contains(says), "{error}");
+            assert!(error.contains("name another directory"), "{error}");
+        }
+        // Of whom nothing is kept says nothing of what is made now.
+        fs::remove_dir_all(scratch.path().join("runs")).expect("it is there");
+        let anew = begin().expect("nothing is kept").plan;
+        assert_eq!(
+            (anew.machine.kernel, anew.build),
+            (own.plan.machine.kernel, own.plan.build)
+        );
     }
 
     #[test]

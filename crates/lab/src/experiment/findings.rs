@@ -7,19 +7,20 @@
 //! - Each of a scenario's checks is there once for each place where it was run.
 //! - No figure is rounded before it is judged.
 
+mod judged;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
-use tidegate_sim::scenario::{Expect, Measure, Scenario};
-use tidegate_sim::{Policy, Run, Variant, judge};
+use tidegate_sim::{Run, Scenario, Variant};
 
-use super::about::{bar, check, unit, way_slug};
+use super::about::way_slug;
 use super::agreement::{self, Agreement};
 use super::contest::judge::{Contested, Measured};
 use super::directory::{Directory, MachineSeen, write_json};
-use super::kept::{Busy, FORMAT};
+use super::kept::{Busy, FORMAT, Late};
 use super::series::{Band, Slice, bands, mean_ms, percentile_ms};
 use super::{About, Experiment, On, way_words};
 use crate::statistics::{Spread, spread};
@@ -37,15 +38,6 @@ pub enum Verdict {
 }
 
 impl Verdict {
-    /// How a figure comes out by its median; `holds`: whether one is within the bar.
-    pub(super) fn of(ours: Option<Spread>, holds: impl FnOnce(f64) -> bool) -> Verdict {
-        match ours {
-            None => Verdict::NotJudged,
-            Some(ours) if holds(ours.median) => Verdict::Pass,
-            Some(_) => Verdict::Fail,
-        }
-    }
-
     /// As tables say it.
     #[must_use]
     pub const fn word(self) -> &'static str {
@@ -58,7 +50,7 @@ impl Verdict {
 }
 
 /// Whether a figure is within its bar.
-pub(super) fn within(value: f64, at_least: Option<f64>, at_most: Option<f64>) -> bool {
+fn within(value: f64, at_least: Option<f64>, at_most: Option<f64>) -> bool {
     at_least.is_none_or(|least| value >= least) && at_most.is_none_or(|most| value <= most)
 }
 
@@ -79,10 +71,97 @@ pub struct Check {
     pub ours: Option<Spread>,
     /// In how many of the repeats it would have held alone.
     pub held: usize,
+    /// Of so many, those in which there is no figure among them.
+    pub of: usize,
     /// How it came out.
     pub verdict: Verdict,
     /// Why there is no figure, or what is to be known of it.
     pub note: Option<String>,
+}
+
+/// What a figure came to over its repeats, before it is a check of something.
+#[derive(Clone, Debug, PartialEq)]
+pub(super) struct Outcome {
+    pub(super) ours: Option<Spread>,
+    pub(super) held: usize,
+    pub(super) of: usize,
+    pub(super) verdict: Verdict,
+    pub(super) note: Option<String>,
+}
+
+impl Outcome {
+    /// It cannot be judged.
+    pub(super) fn unjudged(why: String) -> Outcome {
+        Outcome {
+            ours: None,
+            held: 0,
+            of: 0,
+            verdict: Verdict::NotJudged,
+            note: Some(why),
+        }
+    }
+
+    /// Judges a figure by the median of its `repeats`, or whatever they are called. One without a figure (no number) is
+    /// on the wrong side of every bar.
+    pub(super) fn of(
+        values: &[f64],
+        at_least: Option<f64>,
+        at_most: Option<f64>,
+        repeats: &str,
+    ) -> Outcome {
+        if values.is_empty() {
+            return Outcome::unjudged("nothing was measured".to_owned());
+        }
+        let holds = |value: f64| within(value, at_least, at_most);
+        let median = |otherwise: f64| {
+            let all = values.iter().map(|&value| match value.is_finite() {
+                true => value,
+                false => otherwise,
+            });
+            spread(&all.collect::<Vec<_>>()).is_some_and(|all| holds(all.median))
+        };
+        let none = values.iter().filter(|value| !value.is_finite()).count();
+        let held = values.iter().filter(|value| value.is_finite());
+        Outcome {
+            ours: spread(values),
+            held: held.filter(|value| holds(**value)).count(),
+            of: values.len(),
+            verdict: match median(f64::MIN) && median(f64::MAX) {
+                true => Verdict::Pass,
+                false => Verdict::Fail,
+            },
+            note: (none > 0).then(|| {
+                format!(
+                    "there is no figure in {none} of {} {repeats}, which do not hold: nothing happened that it could be \
+                     taken of",
+                    values.len()
+                )
+            }),
+        }
+    }
+
+    /// As a check of something.
+    pub(super) fn check(
+        self,
+        on: On,
+        what: String,
+        published: String,
+        bar: String,
+        unit: &'static str,
+    ) -> Check {
+        Check {
+            on: Some(on),
+            what,
+            published,
+            bar,
+            unit,
+            ours: self.ours,
+            held: self.held,
+            of: self.of,
+            verdict: self.verdict,
+            note: self.note,
+        }
+    }
 }
 
 /// What was found.
@@ -145,6 +224,8 @@ pub struct Made {
     pub took_s: f64,
     /// How busy the machine was.
     pub busy: Busy,
+    /// By how much the emulated array was late, where there was one.
+    pub late: Option<Late>,
     /// Attempts thrown away before it.
     pub rejected: usize,
 }
@@ -224,6 +305,7 @@ impl Loaded {
                 began: kept.began,
                 took_s: kept.took_s,
                 busy: kept.busy,
+                late: kept.late,
                 rejected: kept.rejected.len(),
             });
             let on = loaded.runs.entry(kept.on).or_default();
@@ -276,7 +358,7 @@ impl Findings {
             if on == On::Engine && experiment.only_simulated().is_some() {
                 continue;
             }
-            checks.extend(judged(loaded, on));
+            checks.extend(judged::of(loaded, on));
             let made = loaded.made.get(&on).cloned().unwrap_or_default();
             let wanted = experiment.ways_on(on).len() * usize::try_from(plan.repeat).unwrap_or(1);
             missing += wanted.saturating_sub(made.len());
@@ -301,7 +383,7 @@ impl Findings {
             stages,
             measured: Vec::new(),
             agreement,
-            problems: plan.problems.clone(),
+            problems: loaded.directory.problems(),
             missing,
         }
     }
@@ -315,10 +397,10 @@ impl Findings {
             .count()
     }
 
-    /// Whether no check failed and every run could be made.
+    /// Whether no check failed and every run could be made and is there.
     #[must_use]
     pub fn holds(&self) -> bool {
-        self.count(Verdict::Fail) == 0 && self.problems.is_empty()
+        self.count(Verdict::Fail) == 0 && self.problems.is_empty() && self.missing == 0
     }
 
     /// Keeps them beside the runs.
@@ -327,135 +409,6 @@ impl Findings {
     /// They cannot be written.
     pub fn save(&self, path: &Path) -> Result<()> {
         write_json(&path.join("findings.json"), self)
-    }
-}
-
-/// The scenario's checks in one place, and what must hold of every run.
-fn judged(loaded: &Loaded, on: On) -> Vec<Check> {
-    let scenario = &loaded.experiment.scenario;
-    let mut values: Vec<Vec<f64>> = vec![Vec::new(); scenario.expects.len()];
-    let mut held = vec![0; scenario.expects.len()];
-    for repeat in loaded.repeats(on) {
-        let runs = loaded.repeat(on, repeat);
-        for judged in judge::judgements(scenario, &runs) {
-            if judged.value.is_finite() {
-                values[judged.expect].push(judged.value);
-                held[judged.expect] += usize::from(judged.holds);
-            }
-        }
-    }
-    let each = scenario.expects.iter().zip(&values).zip(&held);
-    let mut checks: Vec<Check> = each
-        .map(|((expect, values), held)| {
-            let about = check(scenario, expect);
-            let unjudged = unjudged(loaded, on, expect);
-            let ours = spread(values).filter(|_| unjudged.is_none());
-            Check {
-                on: Some(on),
-                what: about.what,
-                published: about.published,
-                bar: bar(expect),
-                unit: unit(expect),
-                verdict: Verdict::of(ours, |value| within(value, expect.at_least, expect.at_most)),
-                note: match (ours, unjudged) {
-                    (Some(_), _) => None,
-                    (None, Some(why)) => Some(why),
-                    (None, None) => Some("nothing was measured".to_owned()),
-                },
-                held: if ours.is_some() { *held } else { 0 },
-                ours,
-            }
-        })
-        .collect();
-    checks.push(sound(loaded, on));
-    checks
-}
-
-/// So many windows in a row count as staying, to the judge.
-const STAYS: u64 = 8;
-
-/// Why a check cannot be judged there, where it cannot.
-fn unjudged(loaded: &Loaded, on: On, expect: &Expect) -> Option<String> {
-    let scenario = &loaded.experiment.scenario;
-    let simulated = matches!(
-        expect.what,
-        Measure::LongestWait
-            | Measure::Lag
-            | Measure::Coordination
-            | Measure::HostsLost
-            | Measure::External
-    );
-    if on == On::Engine && simulated {
-        return Some("only the simulator sees this".to_owned());
-    }
-    let other = expect.against.as_ref().map(|against| &against.run);
-    for way in [Some(&expect.run), other].into_iter().flatten() {
-        if on == On::Engine && way.policy == Policy::Parda {
-            return Some("PARDA is the simulator's alone".to_owned());
-        }
-        let there = loaded.runs.get(&on).and_then(|ways| ways.get(way));
-        if there.is_none_or(BTreeMap::is_empty) {
-            return Some(format!("not run {}", way_words(scenario, way)));
-        }
-    }
-    let phase = &scenario.phases[expect.phase];
-    let lasts = phase.ends.since(phase.begins).as_nanos();
-    let settles = matches!(
-        expect.what,
-        Measure::Settles | Measure::DeviceLatencySettles
-    );
-    if settles && lasts < STAYS * expect.window.as_nanos() {
-        return Some(format!(
-            "the phase is shorter than {STAYS} windows of {}: run it longer",
-            expect.window
-        ));
-    }
-    if lasts <= expect.skip.as_nanos() {
-        return Some("the phase is over before things are to have settled: run it longer".into());
-    }
-    None
-}
-
-/// What must hold of every run, whatever its figures.
-fn sound(loaded: &Loaded, on: On) -> Check {
-    let (what, bad, note) = match on {
-        On::Engine => {
-            let errors = loaded.errors.get(&on).copied().unwrap_or(0);
-            ("I/Os that ended with an error", errors as f64, None)
-        }
-        On::Sim => {
-            // The ways that it is compared with keep no promises.
-            let ours = loaded.runs.get(&on).into_iter().flatten();
-            let ours = ours.filter(|(way, _)| way.policy == Policy::Ours);
-            let breaches = ours
-                .flat_map(|(_, runs)| runs.values())
-                .flat_map(|run| &run.breaches);
-            let first = breaches.clone().next();
-            let first =
-                first.map(|breach| format!("the first at {:?}: {}", breach.at, breach.what));
-            let what = "breaches: limits passed, I/Os lost or answered twice, windows overrun";
-            (what, breaches.count() as f64, first)
-        }
-    };
-    let any = loaded.made.get(&on).is_some_and(|made| !made.is_empty());
-    Check {
-        on: Some(on),
-        what: what.to_owned(),
-        published: "no luck excuses one".to_owned(),
-        bar: "at most 0".to_owned(),
-        unit: "",
-        ours: spread(&[bad]).filter(|_| any),
-        held: usize::from(any && bad == 0.0),
-        verdict: match (any, bad == 0.0) {
-            (false, _) => Verdict::NotJudged,
-            (true, true) => Verdict::Pass,
-            (true, false) => Verdict::Fail,
-        },
-        note: if any {
-            note
-        } else {
-            Some("nothing was run".to_owned())
-        },
     }
 }
 

@@ -8,13 +8,14 @@
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use tidegate_core::units::Time;
+use tidegate_core::units::{Span, Time};
 use tidegate_sim::results::{
     BIN, DatastoreBin, DatastoreSeries, DiskBin, DiskSeries, HostBin, HostSeries, Results,
 };
 use tidegate_sim::{Breach, Run, Scenario, Variant};
 
 use super::On;
+use crate::play;
 
 /// What this file's form is called; a later one will have a larger number.
 pub const FORMAT: u32 = 1;
@@ -46,6 +47,9 @@ pub struct Kept {
     pub busy: Busy,
     /// How busy it was during earlier attempts that were thrown away for it.
     pub rejected: Vec<Busy>,
+    /// By how much the emulated array was late, on real daemons.
+    #[serde(default)]
+    pub late: Option<Late>,
     /// I/Os that ended with an error.
     pub errors: u64,
     /// I/Os started, where that was counted.
@@ -77,6 +81,24 @@ pub struct Busy {
     pub foreign_percent: f64,
     /// For other machines, by the hypervisor's account.
     pub steal_percent: f64,
+}
+
+/// By how much an emulated array answered later than its model did: the machine's doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Late {
+    /// On average.
+    pub mean_us: u64,
+    /// At most.
+    pub most_us: u64,
+}
+
+impl Late {
+    /// Whether the machine stood still meanwhile.
+    #[must_use]
+    pub fn stood_still(self) -> bool {
+        let span = Span::from_micros;
+        play::is_still(span(self.mean_us), span(self.most_us))
+    }
 }
 
 /// A breach.
@@ -173,6 +195,7 @@ impl Kept {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             busy: Busy::default(),
             rejected: Vec::new(),
+            late: None,
             errors: 0,
             started: run.started,
             lag: run.lag,

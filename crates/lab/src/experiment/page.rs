@@ -35,6 +35,16 @@ pub struct Written {
     pub markdown: PathBuf,
     /// What they tell, an entry for each experiment.
     pub findings: Vec<Findings>,
+    /// Experiments of a suite of which nothing was run yet.
+    pub unbegun: Vec<String>,
+}
+
+impl Written {
+    /// Whether all that was to be run is there, and no check failed.
+    #[must_use]
+    pub fn holds(&self) -> bool {
+        self.unbegun.is_empty() && self.findings.iter().all(Findings::holds)
+    }
 }
 
 /// Panels that belong together.
@@ -99,10 +109,11 @@ pub fn write(path: &Path) -> Result<Written> {
         }
         None => (None, vec![(String::new(), path.to_owned())]),
     };
-    let mut chapters = Vec::new();
+    let (mut chapters, mut unbegun) = (Vec::new(), Vec::new());
     for (base, place) in places {
         // One that a suite had not begun when it was interrupted.
         if title.is_some() && Directory::open(&place)?.is_none() {
+            unbegun.push(base.trim_end_matches('/').to_owned());
             continue;
         }
         let chapter = Chapter::of(&place, base)?;
@@ -119,6 +130,7 @@ pub fn write(path: &Path) -> Result<Written> {
             .iter()
             .map(|chapter| chapter.findings.clone())
             .collect(),
+        unbegun,
     };
     let title = title.map(|suite| format!("The {suite} experiments"));
     let page = html::page(title.as_deref(), &chapters);
@@ -155,7 +167,7 @@ fn parts(spread: Option<Spread>, unit: &str, label: fn(f64) -> String) -> (Strin
 
 /// How many repeats would have held alone, where they are not of one mind.
 fn repeats(check: &Check) -> Option<String> {
-    let of = check.ours?.count;
+    let of = check.of;
     (of > 1 && check.held < of).then(|| format!("{} of {of} repeats hold", check.held))
 }
 
@@ -201,6 +213,7 @@ const FULL: f64 = 0.85;
 /// say little of I/O control.
 fn disturbed<'a>(all: impl Iterator<Item = &'a Findings>) -> Vec<String> {
     let (mut of, mut others, mut full) = (0, 0, 0);
+    let (mut still, mut most_ms) = (0, 0.0_f64);
     for findings in all {
         let most = findings.machine.cpus as f64 * 100.0 * FULL;
         let engine = findings
@@ -210,6 +223,10 @@ fn disturbed<'a>(all: impl Iterator<Item = &'a Findings>) -> Vec<String> {
         for made in engine.flat_map(|stage| &stage.runs) {
             let foreign = made.busy.foreign_percent + made.busy.steal_percent;
             of += 1;
+            if let Some(late) = made.late.filter(|late| late.stood_still()) {
+                still += 1;
+                most_ms = most_ms.max(late.most_us as f64 / 1e3);
+            }
             others += usize::from(foreign > DISTURBED);
             // A contest is to fill its two processors.
             let filled = foreign + made.busy.own_percent > most
@@ -218,6 +235,12 @@ fn disturbed<'a>(all: impl Iterator<Item = &'a Findings>) -> Vec<String> {
         }
     }
     let mut says = Vec::new();
+    if still > 0 {
+        says.push(format!(
+            "The machine stood still during {still} of {of} runs on real daemons: the emulated array answered up to \
+             {most_ms:.0} ms late. What does not hold there says nothing of I/O control: run it again."
+        ));
+    }
     if others > 0 {
         says.push(format!(
             "The machine was not quiet: during {others} of {of} runs on real daemons others had more than \
@@ -309,7 +332,7 @@ fn method(findings: &Findings) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::experiment::contest::judge::tests::results as contest_results;
-    use crate::experiment::kept::{FORMAT, Kept};
+    use crate::experiment::kept::{FORMAT, Kept, Late};
     use crate::experiment::{Experiment, way_words};
     use tidegate_sim::world;
 
@@ -356,6 +379,8 @@ mod tests {
         suite.save(scratch.path()).expect("it can be written");
         let written = write(scratch.path()).expect("it can be written");
         assert_eq!(written.findings.len(), names.len());
+        assert_eq!(written.unbegun, ["sioc-3"]);
+        assert!(!written.holds(), "what was not run does not hold");
         let page = std::fs::read_to_string(&written.html).expect("it is there");
         assert_eq!(page.matches("<h2>").count(), names.len());
         for link in between(&page, "href=\"") {
@@ -406,6 +431,19 @@ mod tests {
         assert_eq!(told(90.0, 5.0), [""; 0]);
         assert_eq!(told(90.0, 60.0), ["The machine "]);
         assert_eq!(told(185.0, 5.0), ["The processo"]);
+        for made in &mut findings.stages[0].runs {
+            made.busy.own_percent = 90.0;
+            made.late = Some(Late {
+                mean_us: 100,
+                most_us: 41_000,
+            });
+        }
+        let says = disturbed(std::iter::once(&findings)).join("\n");
+        assert!(
+            says.starts_with("The machine stood still during 2 of 2 runs"),
+            "{says}"
+        );
+        assert!(says.contains("up to 41 ms late"), "{says}");
     }
 
     #[test]

@@ -115,9 +115,9 @@ pub struct LoadAccount {
     pub outstanding: f64,
     /// How long an I/O took, in the mean.
     pub latency_us: f64,
-    /// The part of them that were reads, 0 to 1.
+    /// The part of them that were reads, 0 to 1, since the disk was attached.
     pub reads: f64,
-    /// The part of them that went on where the one before ended, 0 to 1.
+    /// The part of them that went on where the one before ended, 0 to 1, since the disk was attached.
     pub sequential: f64,
     /// Its I/O thread had no time left.
     pub thread_full: bool,

@@ -33,6 +33,8 @@ use super::{Case, Known, mode_note, steady};
 
 /// The note that guests are guessed.
 pub(super) const GUESSED: &str = "guests are taken to keep as much outstanding as they did";
+/// The note that a disk's mix of I/Os is older than its rates: daemons do not remember it by time.
+const MIXED: &str = "guests are taken to read, and to go on in sequence, as often as since their disks were attached";
 
 /// Less than this was not long enough for windows to settle and rates to be rates.
 const LEAST_S: f64 = 5.0;
@@ -71,7 +73,7 @@ impl Accounts {
             );
         }
         let model = self.cost_model(&asked);
-        let mut notes = vec![GUESSED.to_owned()];
+        let mut notes = vec![GUESSED.to_owned(), MIXED.to_owned()];
         notes.extend(mode_note(self.mode));
         let array = self.array(&asked, &model.1, &mut notes)?;
         let iops: f64 = here.iter().map(|load| load.iops).sum();
@@ -396,6 +398,12 @@ mod tests {
                 .notes
                 .iter()
                 .any(|note| note.starts_with("more for a"))
+        );
+        let mixed = |note: &String| note.contains("as often as since their disks were attached");
+        assert!(
+            predicted.notes.iter().any(mixed),
+            "rates are of the last minutes, and what was read of all: {:?}",
+            predicted.notes
         );
     }
 

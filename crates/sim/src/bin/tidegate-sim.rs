@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tidegate_sim::compare::{ROWS, table};
-use tidegate_sim::judge::{judge, side_by_side, words};
+use tidegate_sim::judge::{judge, side_by_side, too_short, words};
 use tidegate_sim::swarm::Tally;
 use tidegate_sim::{Policy, Run, Scenario, Variant, Verdict};
 
@@ -187,13 +187,16 @@ fn once(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
         );
         for judged in &verdict.judgements {
             let expect = &scenario.expects[judged.expect];
+            let short = too_short(scenario, expect);
             let mark = match (judged.holds, expect.of_seeds) {
                 (true, _) => "holds ",
+                _ if short.is_some() => "------",
                 (false, 100) => "MISSED",
                 (false, _) => "missed",
             };
+            let why = short.map_or(String::new(), |why| format!(" ({why})"));
             println!(
-                "  {mark} {:>10.3}  {}",
+                "  {mark} {:>10.3}  {}{why}",
                 judged.value,
                 words(scenario, expect)
             );

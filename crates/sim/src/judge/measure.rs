@@ -1,9 +1,12 @@
 //! Computes the figures that scenarios expect something of, from what a run left behind.
 //!
+//! # Always true
+//! - Of nothing there is no figure: no number, which is within no mark.
+//!
 //! # Units
 //! As each figure of [`Measure`] says: percent, seconds, milliseconds, or a rate a second.
 
-use crate::numbers::{count, float, index, part, whole};
+use crate::numbers::{count, float, index, whole};
 use crate::results::{BIN, DiskBin, bins};
 use crate::scenario::{Expect, Measure, Scenario};
 use crate::world::Run;
@@ -25,7 +28,7 @@ pub struct Stretch<'a> {
 }
 
 /// So many windows in a row count as staying: with windows of half a second, one tick of the slowest policy.
-const STAYS: u64 = 8;
+pub(super) const STAYS: u64 = 8;
 
 impl Stretch<'_> {
     /// The figure that an expectation speaks of.
@@ -54,10 +57,10 @@ impl Stretch<'_> {
                 let each = windows(from, to, window);
                 least(each.map(|(from, to)| self.sum(from, to, |bin| bin.units) / secs(window)))
             }
-            Measure::UnitsFirst => {
-                let first = phase.begins + window;
-                self.sum(phase.begins, first, |bin| bin.units)
-            }
+            Measure::UnitsFirst => match self.first(window) {
+                Some((from, to)) => self.sum(from, to, |bin| bin.units),
+                None => f64::NAN,
+            },
             Measure::UnitsError => {
                 let rate = part(self.sum(from, to, |bin| bin.units), seconds);
                 (rate / expect.of - 1.0).abs() * 100.0
@@ -82,14 +85,17 @@ impl Stretch<'_> {
                 let mean = part(self.sum(from, to, |bin| bin.ios), seconds) * secs(window);
                 part(least(each), mean) * 100.0
             }
-            Measure::Resumed => self.resumed(phase.begins, phase.begins + window),
+            Measure::Resumed => match self.first(window) {
+                Some((from, to)) => self.resumed(from, to),
+                None => f64::NAN,
+            },
             Measure::Window => self.window(from, to),
             Measure::LongestWait => {
                 let waits = self.disks.iter().flat_map(|&disk| {
                     let series = &self.run.results.disks[disk];
                     series.waits(from, to).iter().copied()
                 });
-                f64::from(waits.max().unwrap_or(0)) / 1e6
+                waits.max().map_or(f64::NAN, f64::from) / 1e6
             }
             Measure::Lag => self.run.lag,
             Measure::Coordination => {
@@ -121,6 +127,12 @@ impl Stretch<'_> {
                 mean(&each.map(|bin| float(bin.outstanding)).collect::<Vec<_>>())
             }
         }
+    }
+
+    /// The first window of the phase, if it is whole.
+    fn first(&self, window: Span) -> Option<(Time, Time)> {
+        let phase = &self.scenario.phases[self.phase];
+        windows(phase.begins, phase.ends, window).next()
     }
 
     /// How often governors spoke of something.
@@ -175,7 +187,7 @@ impl Stretch<'_> {
         let cost: f64 = active
             .map(|&disk| self.of(disk, from, to, |bin| bin.cost))
             .sum();
-        let fair = part(cost, all);
+        let fair = if all > 0.0 { cost / all } else { 0.0 };
         let each = self.per_share(from, to).into_iter();
         each.map(|own| match fair > 0.0 {
             true => (own / fair - 1.0).abs() * 100.0,
@@ -265,24 +277,32 @@ fn secs(span: Span) -> f64 {
     float(span.as_nanos()) / 1e9
 }
 
+/// A part of a whole; no number of nothing.
+fn part(part: f64, whole: f64) -> f64 {
+    if whole > 0.0 { part / whole } else { f64::NAN }
+}
+
+/// The mean; no number of none.
 fn mean(all: &[f64]) -> f64 {
     part(all.iter().sum(), count(all.len()))
 }
 
+/// The greatest; no number of none.
 fn most(all: impl IntoIterator<Item = f64>) -> f64 {
-    all.into_iter().fold(0.0, f64::max)
+    all.into_iter().reduce(f64::max).unwrap_or(f64::NAN)
 }
 
+/// The least; no number of none.
 fn least(all: impl IntoIterator<Item = f64>) -> f64 {
-    let least = all.into_iter().fold(f64::INFINITY, f64::min);
-    if least.is_finite() { least } else { 0.0 }
+    all.into_iter().reduce(f64::min).unwrap_or(f64::NAN)
 }
 
-/// The value that `percent` of all are not above; zero of none.
+/// The value that `percent` of all are not above; no number of none.
 fn percentile(mut all: Vec<f64>, percent: f64) -> f64 {
     all.sort_unstable_by(f64::total_cmp);
     let rank = whole((count(all.len()) * percent / 100.0).ceil()).saturating_sub(1);
-    all.get(index(rank)).or(all.last()).copied().unwrap_or(0.0)
+    let value = all.get(index(rank)).or(all.last()).copied();
+    value.unwrap_or(f64::NAN)
 }
 
 #[cfg(test)]
@@ -296,7 +316,19 @@ mod tests {
         assert_eq!(percentile(values(), 1.0), 1.0);
         assert_eq!(percentile(values(), 100.0), 100.0);
         assert_eq!(percentile(vec![7.0], 50.0), 7.0);
-        assert_eq!(percentile(Vec::new(), 50.0), 0.0);
+    }
+
+    #[test]
+    fn of_nothing_there_is_no_figure() {
+        for figure in [
+            percentile(Vec::new(), 50.0),
+            mean(&[]),
+            most([]),
+            least([]),
+            part(0.0, 0.0),
+        ] {
+            assert!(figure.is_nan(), "{figure}");
+        }
     }
 
     #[test]

@@ -5,20 +5,23 @@
 //!   together.
 //! - A check that is not judged says why; a trial that was disturbed is judged by nobody.
 
+mod rows;
+
+pub use rows::Measured;
+
 use std::collections::BTreeMap;
 use std::path::Path;
 
 use anyhow::{Result, bail};
-use serde::Serialize;
 
-use super::kept::{Round, Trial};
+use super::kept::{Absent, Round, Trial};
 use super::told::{bar, point_words, unit};
-use super::{Contest, Expect, Measure, Over, Server, Sweep};
+use super::{Contest, Expect, Over, Sweep};
 use crate::draw::label;
-use crate::experiment::findings::{Check, Findings, Made, Stage, Verdict, within};
+use crate::experiment::findings::{Check, Findings, Made, Outcome, Stage};
 use crate::experiment::kept::FORMAT;
 use crate::experiment::{Directory, Entry, On};
-use crate::statistics::{Spread, spread};
+use crate::statistics;
 
 /// A contest's results directory, read.
 #[derive(Clone, Debug)]
@@ -29,41 +32,6 @@ pub(in crate::experiment) struct Contested {
     pub(in crate::experiment) contest: Contest,
     /// Every round that is kept.
     pub(in crate::experiment) rounds: Vec<Round>,
-}
-
-/// What a contestant did at a point, over the quiet rounds; over all of them, if none was.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Measured {
-    /// In which sweep.
-    pub sweep: String,
-    /// At which point.
-    pub point: String,
-    /// Who.
-    pub contestant: String,
-    /// Requests a second.
-    pub iops: Option<Spread>,
-    /// MB a second.
-    pub mb_per_s: Option<Spread>,
-    /// Median latency.
-    pub p50_us: Option<Spread>,
-    /// 99th percentile of it.
-    pub p99_us: Option<Spread>,
-    /// The server's processor time, in percent of one, for a thousand requests a second.
-    pub cpu_percent_per_kiops: Option<Spread>,
-    /// The same with the asker's.
-    pub cpu_of_both_percent_per_kiops: Option<Spread>,
-    /// What the asker had of a processor: near 100 it may be the bound.
-    pub client_percent: Option<Spread>,
-    /// Rounds in which it was measured.
-    pub rounds: usize,
-    /// Those of them in which the machine was quiet.
-    pub quiet: usize,
-    /// Trials that were thrown away and made again.
-    pub rejected: usize,
-    /// Rounds in which idle processors were kept awake.
-    pub awake: usize,
-    /// Why it was not measured, or what is to be known.
-    pub note: Option<String>,
 }
 
 impl Contested {
@@ -104,6 +72,15 @@ impl Contested {
         })
     }
 
+    /// So many rounds are to be made at each point.
+    fn wanted(&self) -> usize {
+        let rounds = self
+            .contest
+            .rounds
+            .saturating_mul(self.directory.plan.repeat);
+        usize::try_from(rounds).unwrap_or(usize::MAX)
+    }
+
     /// The rounds at a point, in order.
     fn at(&self, sweep: &Sweep, point: &str) -> Vec<&Round> {
         let all = self.rounds.iter();
@@ -121,12 +98,7 @@ impl Contested {
         let contest = &self.contest;
         let points: usize = contest.sweeps.iter().map(|sweep| sweep.points.len()).sum();
         let here = plan.on.contains(&On::Engine);
-        let wanted = if here {
-            points
-                * usize::try_from(contest.rounds.saturating_mul(plan.repeat)).unwrap_or(usize::MAX)
-        } else {
-            0
-        };
+        let wanted = if here { points * self.wanted() } else { 0 };
         let made = self.rounds.iter().map(|round| Made {
             file: format!("{}-{:02}-{}", round.on, round.repeat, round.way),
             repeat: round.repeat,
@@ -134,6 +106,7 @@ impl Contested {
             began: round.began.clone(),
             took_s: round.took_s,
             busy: round.busy,
+            late: None,
             rejected: round.trials.iter().map(|trial| trial.rejected.len()).sum(),
         });
         Findings {
@@ -157,35 +130,40 @@ impl Contested {
             }],
             measured: self.measured(),
             agreement: None,
-            problems: plan.problems.clone(),
+            problems: self.problems(),
             missing: wanted.saturating_sub(self.rounds.len()),
         }
     }
 
+    /// Runs that could not be made, and trials that failed.
+    fn problems(&self) -> Vec<String> {
+        let mut problems = self.directory.problems();
+        problems.extend(self.rounds.iter().filter_map(Round::problem));
+        problems
+    }
+
     fn judged(&self, expect: &Expect) -> Check {
-        let (ours, held, verdict, note) = match self.values(expect) {
-            Err(why) => (None, 0, Verdict::NotJudged, Some(why)),
+        let outcome = match self.values(expect) {
+            Err(why) => Outcome::unjudged(why),
             Ok((values, disturbed)) => {
-                let holds = |value: f64| within(value, expect.at_least, expect.at_most);
-                let ours = spread(&values);
-                let verdict = Verdict::of(ours, holds);
-                let note =
+                let judged = Outcome::of(&values, expect.at_least, expect.at_most, "rounds");
+                let left_out =
                     (disturbed > 0).then(|| format!("{disturbed} disturbed rounds are left out"));
-                let held = values.iter().filter(|value| holds(**value)).count();
-                (ours, held, verdict, note)
+                let notes = [left_out, judged.note.clone()];
+                let notes: Vec<String> = notes.into_iter().flatten().collect();
+                Outcome {
+                    note: (!notes.is_empty()).then(|| notes.join("; ")),
+                    ..judged
+                }
             }
         };
-        Check {
-            on: Some(On::Engine),
-            what: self.contest.words(expect),
-            published: expect.source.clone(),
-            bar: bar(expect),
-            unit: unit(expect),
-            ours,
-            held,
-            verdict,
-            note,
-        }
+        outcome.check(
+            On::Engine,
+            self.contest.words(expect),
+            expect.source.clone(),
+            bar(expect),
+            unit(expect),
+        )
     }
 
     /// A check's figure by rounds, and how many rounds were disturbed at most; or why there is none.
@@ -251,7 +229,6 @@ impl Contested {
                 let theirs = sides.get(1).map(|trial| trial.figure(expect.what));
                 theirs.map_or(own, |theirs| own / theirs)
             })
-            .filter(|value| value.is_finite())
             .collect();
         if values.is_empty() {
             let others = rounds.iter().flatten().map(|trial| {
@@ -262,6 +239,15 @@ impl Contested {
                 "no round was quiet at {}: others had {} % of a processor at least",
                 point_words(sweep, point),
                 label(others.fold(f64::INFINITY, f64::min))
+            ));
+        }
+        let wanted = self.wanted();
+        if !statistics::enough(values.len(), wanted) {
+            return Err(format!(
+                "{} quiet rounds of {wanted} wanted at {}: {} are the least to judge by",
+                values.len(),
+                point_words(sweep, point),
+                statistics::least_of(wanted)
             ));
         }
         let left_out = rounds.len() - values.len();
@@ -283,6 +269,16 @@ impl Contested {
             ));
         }
         let rounds = self.at(sweep, point);
+        let failed = failures(&rounds, name);
+        if let Some(last) = failed.last() {
+            return Err(format!(
+                "{name} failed in {} of {} rounds at {}: {}",
+                failed.len(),
+                rounds.len(),
+                point_words(sweep, point),
+                last.why
+            ));
+        }
         let trials = rounds
             .iter()
             .filter_map(|round| Some((round.repeat, round.trial(name)?)));
@@ -303,71 +299,14 @@ impl Contested {
         }
         Ok(trials)
     }
+}
 
-    /// All that was measured.
-    fn measured(&self) -> Vec<Measured> {
-        let mut rows = Vec::new();
-        for sweep in &self.contest.sweeps {
-            for point in &sweep.points {
-                for contestant in &sweep.contestants {
-                    let name = &self.contest.contestants[*contestant].name;
-                    rows.extend(self.row(sweep, &point.name, name));
-                }
-            }
-        }
-        rows
-    }
-
-    fn row(&self, sweep: &Sweep, point: &str, contestant: &str) -> Option<Measured> {
-        let rounds = self.at(sweep, point);
-        let absent = rounds.iter().flat_map(|round| &round.absent);
-        let absent = absent.rev().find(|absent| absent.contestant == *contestant);
-        let all: Vec<&Trial> = rounds
-            .iter()
-            .filter_map(|round| round.trial(contestant))
-            .collect();
-        if all.is_empty() && absent.is_none() {
-            return None;
-        }
-        let quiet: Vec<&Trial> = all.iter().copied().filter(|trial| trial.quiet).collect();
-        let counted = if quiet.is_empty() { &all } else { &quiet };
-        let of = |figure: &dyn Fn(&Trial) -> Option<f64>| {
-            let values: Vec<f64> = counted.iter().filter_map(|trial| figure(trial)).collect();
-            spread(&values)
-        };
-        let who = self
-            .contest
-            .contestants
-            .iter()
-            .find(|one| one.name == contestant);
-        let served = who.is_some_and(|who| who.server != Server::Nobody);
-        let note = if all.is_empty() {
-            absent.map(|absent| absent.why.clone())
-        } else if all.iter().any(|trial| trial.emulated) {
-            Some("the guest's processor is emulated, without KVM".to_owned())
-        } else if quiet.is_empty() {
-            Some("no round was quiet".to_owned())
-        } else {
-            None
-        };
-        Some(Measured {
-            sweep: sweep.title.clone(),
-            point: point_words(sweep, point).replace(['\u{201c}', '\u{201d}'], ""),
-            contestant: contestant.to_owned(),
-            iops: of(&|trial| Some(trial.figure(Measure::Iops))),
-            mb_per_s: of(&|trial| Some(trial.figure(Measure::Bandwidth))),
-            p50_us: of(&|trial| Some(trial.p50_us)),
-            p99_us: of(&|trial| Some(trial.p99_us)),
-            cpu_percent_per_kiops: of(&|trial| served.then(|| trial.figure(Measure::Cpu))),
-            cpu_of_both_percent_per_kiops: of(&Trial::cpu_of_both),
-            client_percent: of(&|trial| trial.client_percent),
-            rounds: all.len(),
-            quiet: quiet.len(),
-            rejected: all.iter().map(|trial| trial.rejected.len()).sum(),
-            awake: all.iter().filter(|trial| trial.awake).count(),
-            note,
-        })
-    }
+/// Where a contestant's trials failed.
+fn failures<'a>(rounds: &[&'a Round], contestant: &str) -> Vec<&'a Absent> {
+    let failed = rounds.iter().flat_map(|round| &round.failed);
+    failed
+        .filter(|failed| failed.contestant == contestant)
+        .collect()
 }
 
 /// The geometric mean: of ratios the one that does not care which side is which.
@@ -381,7 +320,7 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 #[cfg(test)]
 pub(in crate::experiment) mod tests {
     use super::*;
-    use crate::experiment::contest::kept::Absent;
+    use crate::experiment::Verdict;
     use crate::experiment::kept::Busy;
 
     /// Rounds of a contest as the stage would have made them, where contestants differ by these factors.
@@ -423,6 +362,7 @@ pub(in crate::experiment) mod tests {
                         busy: Busy::default(),
                         trials: trials.collect(),
                         absent: Vec::new(),
+                        failed: Vec::new(),
                     };
                     directory.keep_round(&round).expect("it can be written");
                 }
@@ -431,6 +371,17 @@ pub(in crate::experiment) mod tests {
         Contested::open(path)
             .expect("it can be read")
             .expect("a contest")
+    }
+
+    /// As if each round had been made again.
+    fn twice(contested: &mut Contested) {
+        let again = contested.rounds.clone().into_iter().map(|round| Round {
+            repeat: round.repeat + contested.contest.rounds,
+            ..round
+        });
+        let again: Vec<Round> = again.collect();
+        contested.rounds.extend(again);
+        contested.directory.plan.repeat = 2;
     }
 
     fn check<'a>(findings: &'a Findings, what: &str) -> &'a Check {
@@ -462,6 +413,7 @@ pub(in crate::experiment) mod tests {
     fn who_is_missing_and_who_was_disturbed_is_told_and_judged_by_nobody() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let mut contested = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
+        twice(&mut contested);
         for round in &mut contested.rounds {
             round
                 .trials
@@ -486,7 +438,7 @@ pub(in crate::experiment) mod tests {
                 .is_some_and(|note| note.contains("not installed"))
         );
         let one = check(&findings, "tidegate at 1 VM,");
-        assert_eq!(one.ours.expect("it was measured").count, 2);
+        assert_eq!(one.ours.expect("it was measured").count, 5);
         assert_eq!(one.verdict, Verdict::Pass);
         assert!(
             one.note
@@ -513,6 +465,61 @@ pub(in crate::experiment) mod tests {
             "{one:?}"
         );
         assert!(findings.holds(), "what is not judged does not fail");
+    }
+
+    #[test]
+    fn too_few_quiet_rounds_are_none() {
+        for (disturbed, verdict) in [(3, Verdict::Pass), (4, Verdict::NotJudged)] {
+            let scratch = tempfile::tempdir().expect("a scratch directory");
+            let mut contested = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
+            twice(&mut contested);
+            for round in &mut contested.rounds {
+                for trial in &mut round.trials {
+                    trial.quiet = round.repeat > disturbed;
+                }
+            }
+            let findings = contested.findings();
+            let one = check(&findings, "tidegate at 1 VM,");
+            assert_eq!(one.verdict, verdict, "{one:?}");
+            if verdict == Verdict::NotJudged {
+                let note = one.note.as_deref().unwrap_or_default();
+                assert!(note.starts_with("2 quiet rounds of 6 wanted"), "{note}");
+            }
+        }
+    }
+
+    #[test]
+    fn a_check_whose_side_failed_in_a_round_is_not_judged_by_the_others() {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let mut contested = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
+        let last = contested
+            .rounds
+            .iter_mut()
+            .filter(|round| round.repeat == 3);
+        for round in last {
+            round
+                .trials
+                .retain(|trial| trial.contestant != "qemu-storage-daemon");
+            round.failed.push(Absent {
+                contestant: "qemu-storage-daemon".into(),
+                why: "it ended".into(),
+            });
+        }
+        let findings = contested.findings();
+        let against = check(&findings, "by that of qemu-storage-daemon");
+        assert_eq!(against.verdict, Verdict::NotJudged);
+        let note = against.note.as_deref().unwrap_or_default();
+        assert!(note.contains("failed in 1 of 3 rounds"), "{note}");
+        assert_eq!(
+            check(&findings, "tidegate at 1 VM,").verdict,
+            Verdict::Pass,
+            "who did not fail is judged"
+        );
+        assert!(!findings.problems.is_empty() && !findings.holds());
+        let mut rows = findings.measured.iter();
+        let row = rows.find(|row| row.contestant == "qemu-storage-daemon");
+        let note = row.and_then(|row| row.note.as_deref()).unwrap_or_default();
+        assert!(note.contains("failed in 1 rounds"), "{note}");
     }
 
     #[test]

@@ -38,8 +38,11 @@ pub struct Round {
     pub busy: Busy,
     /// Who was measured.
     pub trials: Vec<Trial>,
-    /// Who was not.
+    /// Who cannot take part on this machine.
     pub absent: Vec<Absent>,
+    /// Whose trial failed: it is made again by whoever goes on.
+    #[serde(default)]
+    pub failed: Vec<Absent>,
 }
 
 /// A contestant's trial.
@@ -76,7 +79,7 @@ pub struct Trial {
     pub rejected: Vec<Busy>,
 }
 
-/// A contestant that could not be measured.
+/// A contestant that was not measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Absent {
     /// Who.
@@ -115,6 +118,19 @@ impl Round {
     pub fn trial(&self, contestant: &str) -> Option<&Trial> {
         let mut trials = self.trials.iter();
         trials.find(|trial| trial.contestant == contestant)
+    }
+
+    /// Whose trials failed, and why; none where none did.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        let failed = self.failed.iter();
+        let each: Vec<String> = failed
+            .map(|failed| format!("{}: {}", failed.contestant, failed.why))
+            .collect();
+        (!each.is_empty()).then(|| {
+            let (on, words, repeat) = (self.on, &self.way_words, self.repeat);
+            format!("{on}, {words}, round {repeat}: {}", each.join("; "))
+        })
     }
 
     /// The trials as a table, a line each.
@@ -194,6 +210,7 @@ mod tests {
             busy: Busy::default(),
             trials: vec![trial("a"), trial("b")],
             absent: Vec::new(),
+            failed: Vec::new(),
         };
         let table = round.csv();
         assert_eq!(table.lines().count(), 3);

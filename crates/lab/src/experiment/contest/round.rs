@@ -5,7 +5,9 @@
 //! of, and not waited for.
 //!
 //! # Always true
-//! - All contestants of a sweep are in a round, as a trial or as absent with the reason.
+//! - All contestants of a sweep are in a round, as a trial, as absent or as failed, with the reason.
+//! - Absent is who lacks something on this machine. A trial that fails makes nobody absent: it is told, and made again
+//!   with its round by whoever goes on.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -17,7 +19,7 @@ use anyhow::{Context, Result, bail};
 
 use super::kept::{Absent, Round, Trial};
 use super::stage::{Stage, Window};
-use super::{Client, Contest, Sweep, slug};
+use super::{Contest, Sweep, slug};
 use crate::experiment::On;
 use crate::experiment::course::{Order, Piece, Runs};
 use crate::experiment::directory::{Directory, moment};
@@ -215,7 +217,7 @@ impl Runs for Rounds<'_> {
         }
         let contest = self.contest;
         let own = &contest.sweeps[sweep];
-        let (mut trials, mut absent) = (Vec::new(), Vec::new());
+        let (mut trials, mut absent, mut failed) = (Vec::new(), Vec::new(), Vec::new());
         for turn in 0..own.contestants.len() {
             // Everybody begins a round once in a while: a disk may be slower for whoever comes after a busy neighbour.
             let first = usize::try_from(round).unwrap_or(0) + point;
@@ -234,16 +236,13 @@ impl Runs for Rounds<'_> {
             }
             match self.trial(contestant, place, heed) {
                 Ok(trial) => trials.push(trial),
-                // A machine on which no guest runs is a machine without a guest: the others are measured.
-                Err(error) if who.client == Client::Guest && heed().is_ok() => {
-                    let why = brief(&format!("{error:#}"));
-                    self.lacks.insert(contestant, Some(why.clone()));
-                    absent.push(Absent {
+                Err(error) => {
+                    heed()?;
+                    failed.push(Absent {
                         contestant: who.name.clone(),
-                        why,
+                        why: brief(&format!("{error:#}")),
                     });
                 }
-                Err(error) => bail!("{}: {}", who.name, brief(&format!("{error:#}"))),
             }
         }
         let (after, own_time) = (noise::look()?, used()?.saturating_sub(spent));
@@ -268,18 +267,25 @@ impl Runs for Rounds<'_> {
             },
             trials,
             absent,
+            failed,
         })
     }
 
-    fn keep(&mut self, made: Round, directory: &Directory) -> Result<()> {
-        directory.keep_round(&made)
+    fn keep(&mut self, made: Round, directory: &Directory) -> Result<Option<String>> {
+        directory.keep_round(&made)?;
+        Ok(made.problem())
+    }
+
+    fn again(&self, piece: &Piece, directory: &Directory) -> Result<bool> {
+        let round = directory.round(piece.on, piece.repeat, &piece.slug)?;
+        Ok(round.is_some_and(|round| !round.failed.is_empty()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::{Entry, PUBLISHED};
+    use crate::experiment::{Entry, Findings, PUBLISHED, page};
     use std::collections::BTreeSet;
 
     #[test]
@@ -312,6 +318,77 @@ mod tests {
         assert_eq!(brief("it ended"), "it ended");
         let says = "it ended: begun\n  serving\n  no room";
         assert_eq!(brief(says), "it ended: begun ... no room");
+    }
+
+    /// Two Tidegates, one of them on memory.
+    const TWO: &str = r#"
+        name = "two"
+        title = "Two Tidegates"
+        source = "made up"
+        [contest]
+        measure = "1s"
+        warm = "50ms"
+        rounds = 1
+        [[contestant]]
+        name = "one"
+        server = "tidegate"
+        [[contestant]]
+        name = "other"
+        server = "tidegate"
+        store = "memory"
+        [[sweep]]
+        name = "vms"
+        title = "By number of VMs"
+        across = "vms"
+        points = [1]
+        work = { outstanding = 4, size = "4KiB", reads = 100, random = 0 }
+        [[expect]]
+        what = "iops"
+        sweep = "vms"
+        contestant = "one"
+        against = { contestant = "other" }
+        at-least = 0.001
+        source = "made up"
+    "#;
+
+    #[test]
+    fn a_trial_that_fails_is_a_problem_and_is_made_again_while_nobody_is_taken_to_be_absent() {
+        let entry = Entry::read(TWO).expect("a contest");
+        let Entry::Contest(contest) = &entry else {
+            panic!("it is a contest");
+        };
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let directory = Directory::begin(scratch.path(), &entry, 100, 1, &[On::Engine], 1);
+        let directory = directory.expect("it is empty");
+        let order = Order {
+            experiment: &entry,
+            on: &[On::Engine],
+            repeat: 1,
+            seed: 1,
+            program: std::path::Path::new("/bin/false"),
+            max_noise: None,
+        };
+        let mut rounds = Rounds::of(&order, contest);
+        let piece = rounds.pieces().remove(0);
+        let round = rounds.make(0, &mut || Ok(())).expect("a round is made");
+        assert_eq!((round.trials.len(), round.absent.len()), (0, 0));
+        let failed: Vec<&str> = round
+            .failed
+            .iter()
+            .map(|failed| failed.contestant.as_str())
+            .collect();
+        assert_eq!(failed.len(), 2, "each has its turn: {failed:?}");
+        let problem = rounds.keep(round, &directory).expect("it can be written");
+        assert!(problem.is_some_and(|says| says.contains("round 1")));
+        assert!(rounds.again(&piece, &directory).expect("it can be read"));
+        let findings = Findings::read(scratch.path()).expect("it can be read");
+        assert_eq!((findings.problems.len(), findings.missing), (1, 0));
+        assert!(!findings.holds());
+        let written = page::write(scratch.path()).expect("it can be written");
+        for path in [written.html, written.markdown] {
+            let told = std::fs::read_to_string(path).expect("it is there");
+            assert!(told.contains("round 1: "), "{told}");
+        }
     }
 
     #[test]

@@ -462,10 +462,12 @@ pub(super) fn agreement(findings: &Findings) -> Vec<String> {
             continue;
         }
         let panel =
-            |name: &str, unit: &str, of: &dyn Fn(&super::super::agreement::Row) -> [f64; 2]| {
+            |name: &str,
+             unit: &str,
+             of: &dyn Fn(&super::super::agreement::Row) -> [Option<f64>; 2]| {
                 let groups = rows().filter(|row| row.phase == *phase).map(|row| Group {
                     name: row.disk.clone(),
-                    bars: of(row).map(Some).to_vec(),
+                    bars: of(row).to_vec(),
                 });
                 let panel = Bars {
                     name: format!("{name}, {way}"),
@@ -479,7 +481,7 @@ pub(super) fn agreement(findings: &Findings) -> Vec<String> {
                 panel.svg()
             };
         panels.push(panel("Parts of all I/Os", "percent", &|row| {
-            [row.share_engine, row.share_sim]
+            [row.share_engine, row.share_sim].map(Some)
         }));
         panels.push(panel("Mean latency", "milliseconds", &|row| {
             [row.latency_engine_ms, row.latency_sim_ms]

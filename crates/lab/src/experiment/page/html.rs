@@ -75,7 +75,7 @@ fn verdict(chapters: &[Chapter]) -> String {
         .iter()
         .map(|chapter| chapter.findings.missing)
         .sum();
-    let bad = failed > 0 || !problems.is_empty();
+    let bad = failed > 0 || !problems.is_empty() || missing > 0;
     let mut text = format!(
         "<section class=\"verdict{}\" aria-label=\"Verdict\">\n<p><strong>{} of {all} checks hold.</strong>",
         if bad { " bad" } else { "" },
@@ -248,19 +248,23 @@ fn agreement(chapter: &Chapter) -> String {
          <th class=\"n\">simulator</th><th class=\"n\">off by</th><th class=\"n\">Latency, daemons</th>\
          <th class=\"n\">simulator</th><th class=\"n\">off by</th></tr></thead>\n<tbody>\n",
     );
+    let told = |figure: Option<f64>, unit: &str| match figure {
+        Some(figure) => format!("{}{unit}", label(figure)),
+        None => "-".to_owned(),
+    };
     for row in &agreement.rows {
         table += &format!(
             "<tr><td>{}</td><td>{}</td><td>{}</td><td class=\"n\">{} %</td><td class=\"n\">{} %</td>\
-             <td class=\"n\">{} %</td><td class=\"n\">{} ms</td><td class=\"n\">{} ms</td><td class=\"n\">{} %</td></tr>\n",
+             <td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td><td class=\"n\">{}</td></tr>\n",
             escape(&row.way),
             escape(&row.phase),
             escape(&row.disk),
             label(row.share_engine),
             label(row.share_sim),
-            label(row.share_off),
-            label(row.latency_engine_ms),
-            label(row.latency_sim_ms),
-            label(row.latency_off)
+            told(row.share_off, " %"),
+            told(row.latency_engine_ms, " ms"),
+            told(row.latency_sim_ms, " ms"),
+            told(row.latency_off, " %")
         );
     }
     table += "</tbody>\n</table>\n";
