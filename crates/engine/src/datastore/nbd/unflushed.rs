@@ -41,8 +41,9 @@ impl Unflushed {
         self.durable = self.durable.max(mark.0);
     }
 
-    /// The line is lost. Returns whether this is the first time that something may be gone with one.
-    pub(super) fn line_lost(&mut self) -> bool {
+    /// The line is lost, or a flush has failed, of which a server may tell only once. Returns whether this is the first
+    /// time that something may be gone with it.
+    pub(super) fn lost(&mut self) -> bool {
         let first = !self.gone && self.written > self.durable;
         self.gone |= first;
         first
@@ -64,13 +65,13 @@ mod tests {
         unflushed.wrote();
         let mark = unflushed.mark();
         unflushed.flushed(mark);
-        assert!(!unflushed.line_lost(), "all of it is durable");
+        assert!(!unflushed.lost(), "all of it is durable");
         unflushed.wrote();
         let early = unflushed.mark();
         unflushed.wrote();
         unflushed.flushed(early);
         unflushed.flushed(mark);
-        assert!(unflushed.line_lost(), "the last write is not durable");
+        assert!(unflushed.lost(), "the last write is not durable");
     }
 
     #[test]
@@ -78,10 +79,10 @@ mod tests {
         let mut unflushed = Unflushed::default();
         unflushed.wrote();
         assert!(!unflushed.is_gone(), "the server is there and has it");
-        assert!(unflushed.line_lost());
+        assert!(unflushed.lost());
         unflushed.flushed(unflushed.mark());
         unflushed.wrote();
-        assert!(!unflushed.line_lost());
+        assert!(!unflushed.lost());
         assert!(unflushed.is_gone());
     }
 }

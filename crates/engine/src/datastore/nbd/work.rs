@@ -504,17 +504,30 @@ impl Work {
             .as_mut()
             .expect("a job outlives its requests");
         doing.open -= 1;
+        let flush = part.sent.op == Op::Flush;
         match part.fault {
-            Some(fault) => doing.outcome = doing.outcome.and(Err(fault)),
-            None if part.sent.op == Op::Flush => self.unflushed.flushed(part.mark),
+            Some(fault) => {
+                doing.outcome = doing.outcome.and(Err(fault));
+                if flush && self.unflushed.lost() {
+                    tracing::warn!(
+                        "an NBD server could not make durable what it had answered, which may be lost: from now on flushes \
+                         of the disk fail; look after the server, detach the disk, attach it again, and have the guest \
+                         check its file systems"
+                    );
+                }
+            }
+            None if flush => self.unflushed.flushed(part.mark),
             None => {}
+        }
+        if doing.op == Op::Flush && self.unflushed.is_gone() {
+            doing.outcome = doing.outcome.and(Err(Fault::Io));
         }
         self.feed(offer, part.job);
     }
 
     /// The line is lost. Returns whether this is the first time that the server may have lost writes with it.
     pub(super) fn line_lost(&mut self) -> bool {
-        self.unflushed.line_lost()
+        self.unflushed.lost()
     }
 
     /// Whether the server may have lost writes that no flush can bring back.

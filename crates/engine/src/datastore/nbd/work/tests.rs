@@ -239,6 +239,30 @@ fn only_a_write_that_the_server_may_forget_makes_a_loss_matter() {
 }
 
 #[test]
+fn a_flush_that_fails_takes_those_with_it_that_come_after_where_writes_may_be_gone() {
+    for written in [false, true] {
+        let mut work = Work::new();
+        if written {
+            work.begin(&ALL, job(Op::Write, 0, 512), Op::Write, false, None);
+            answer_all(&mut work, &ALL);
+            work.ended.clear();
+        }
+        for _ in 0..2 {
+            work.begin(&ALL, job(Op::Flush, 0, 0), Op::Flush, true, None);
+        }
+        let sent = cookies(&mut work);
+        work.fail(sent[0].0, Fault::Io);
+        for (cookie, ..) in sent {
+            work.answered(&ALL, cookie).expect("a plain answer");
+        }
+        assert_eq!(work.is_gone(), written);
+        let second = if written { Err(Fault::Io) } else { Ok(()) };
+        let outcomes: Vec<_> = work.ended.iter().map(|(_, outcome)| *outcome).collect();
+        assert_eq!(outcomes, [Err(Fault::Io), second]);
+    }
+}
+
+#[test]
 fn a_flush_that_was_sent_before_a_write_was_answered_does_not_cover_it() {
     let mut work = Work::new();
     work.begin(&ALL, job(Op::Write, 0, 512), Op::Write, false, None);
