@@ -13,7 +13,7 @@
 //! STATE/groups.toml                 what groups of disks may do together
 //! STATE/disks/DATASTORE/NAME/       disk.toml of disks on datastores that keep no files
 //! PATH/NAME/disk.toml, image        disks on a datastore of kind `dir`
-//! PATH/.creating-NAME, .deleting-NAME   between one state and another; swept away at the next occasion
+//! PATH/.creating-NAME-UUID, .deleting-NAME   between one state and another; swept away at the next occasion
 //! ```
 
 use std::collections::BTreeMap;
@@ -32,6 +32,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use crate::trouble::{self, Outcome};
 
 pub(crate) mod disks;
+mod drafts;
 pub(crate) mod files;
 
 pub(crate) use disks::Found;
