@@ -1,6 +1,6 @@
 //! Disks as they lie on a datastore: a directory each, made and taken away by one rename.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -41,11 +41,31 @@ impl Found {
         self.folder.join(DESCRIPTOR)
     }
 
+    /// Whether its image, on datastores of kind `dir`, is what it may be: a file beside its descriptor, or a block device.
+    pub(crate) fn has_sound_image(&self) -> bool {
+        match &self.descriptor.device {
+            Some(device) => is_device(device),
+            None => fs::symlink_metadata(self.image()).is_ok_and(|told| told.is_file()),
+        }
+    }
+
+    /// Opens its image, on datastores of kind `dir`: the file beside its descriptor, or the block device that that names.
+    pub(crate) fn open_image(&self, options: &mut OpenOptions) -> io::Result<File> {
+        let Some(device) = &self.descriptor.device else {
+            return files::open(&self.image(), options);
+        };
+        if !is_device(device) {
+            let text = "it is no block device, and a disk's descriptor may name nothing else";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        options.open(device)
+    }
+
     /// Bytes that its image takes, where there is a file to ask.
     pub(crate) fn allocated(&self) -> Option<u64> {
         match self.settings {
             DatastoreSettings::Dir { .. } => {
-                let image = fs::metadata(self.image()).ok()?;
+                let image = fs::symlink_metadata(self.image()).ok()?;
                 // st_blocks counts units of 512 bytes, whatever the file system's own block is.
                 image.is_file().then(|| image.blocks() * 512)
             }
@@ -153,6 +173,12 @@ impl Store {
         name: &Name,
     ) -> Outcome<Found> {
         let folder = self.disks_folder(datastore, settings).join(name.as_str());
+        if folder.is_symlink() {
+            let what = format!("cannot use disk {name}");
+            return Err(trouble::invalid(what)
+                .because(format!("{} is a link", folder.display()))
+                .remedy("put the directory itself there"));
+        }
         let descriptor = read_descriptor(&folder.join(DESCRIPTOR))
             .map_err(|problem| problem.within(format!("cannot use disk {name}")))?;
         Ok(Found {
@@ -257,7 +283,8 @@ impl Store {
         }
         let what = || format!("cannot resize disk {}", disk.name);
         let image = disk.image();
-        let resized = File::options().write(true).open(&image).and_then(|file| {
+        let opened = disk.open_image(File::options().write(true));
+        let resized = opened.and_then(|file| {
             if file.metadata()?.file_type().is_block_device() {
                 return match device_size(&image)? {
                     has if has < size => Err(io::Error::new(
@@ -284,6 +311,11 @@ impl Store {
             .and_then(|()| remove_folder(&doomed))
             .map_err(|e| trouble::io(what(), &e))
     }
+}
+
+/// Whether that is a block device.
+pub(crate) fn is_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|told| told.file_type().is_block_device())
 }
 
 /// Bytes of a block device, or of a file.
