@@ -83,7 +83,7 @@ pub struct Descriptor {
     /// The stack, top (the guest's end) first, each as `name` or `name:key=value,...`.
     #[serde(default)]
     pub filters: Vec<String>,
-    /// The image, where it is a block device (or file) outside the datastore's directory.
+    /// The image, where it is a block device outside the datastore's directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<PathBuf>,
     /// The upstream's export name, on a datastore of kind `nbd`, where it is not the disk's own name.

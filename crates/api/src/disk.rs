@@ -230,7 +230,7 @@ pub struct DiskCreate {
     /// Whether its space is taken now.
     #[serde(default)]
     pub allocation: Allocation,
-    /// A block device (or a file) that is to be its image.
+    /// A block device that is to be its image.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub device: Option<PathBuf>,
@@ -380,6 +380,22 @@ pub struct DiskAttach {
     /// What to do about a host that had it open and fell silent.
     #[serde(default)]
     pub takeover: Takeover,
+    /// What to do about devices and files outside its datastore that its descriptor names.
+    #[serde(default)]
+    pub outside: Outside,
+}
+
+/// What to do about paths outside a disk's datastore that its descriptor names: the block device that is its image, files
+/// that its filters write. Whoever can write to the datastore can write them there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Outside {
+    /// Use those that an administrator of this host has named or agreed to. Another device is an error; filters that write
+    /// other files are left out.
+    #[default]
+    Agreed,
+    /// Agree to all that the descriptor names now.
+    Accept,
 }
 
 /// What to do about a host that had a disk open and fell silent without giving it back.

@@ -4,7 +4,7 @@ use std::fmt::Write;
 use std::fs;
 
 use tidegate_api::datastore::{DatastoreSettings, IoMode};
-use tidegate_api::disk::{DiskCreate, SnippetFor, Takeover};
+use tidegate_api::disk::{DiskAttach, DiskCreate, SnippetFor};
 use tidegate_api::name::Name;
 
 use crate::keeper::Keeper;
@@ -37,7 +37,7 @@ pub(crate) fn make(keeper: &Keeper) -> Outcome<String> {
         },
     )?;
     keeper.create(&DiskCreate::new(disk.clone(), SIZE))?;
-    keeper.attach(&disk, Takeover::Guarded)?;
+    keeper.attach(&disk, DiskAttach::default())?;
     welcome(keeper, &disk)
 }
 

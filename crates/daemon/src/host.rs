@@ -25,7 +25,7 @@ use tidegate_engine::{
 use crate::explain::Claim;
 use crate::limits;
 use crate::live::Presence;
-use crate::plan::{DiskPlan, ImagePlan, ThreadsPlan, filters::Stack};
+use crate::plan::{DiskPlan, ImagePlan, NamedBy, ThreadsPlan, filters::Stack};
 use crate::trouble::{self, Outcome};
 
 /// The NBD protocol's words, as the engine has them.
@@ -62,6 +62,8 @@ pub(crate) struct Opened {
 pub(crate) struct Disk {
     disk: tidegate_engine::Disk,
     read_only: bool,
+    /// Bytes that its image had when it was opened.
+    opened_size: u64,
     thread: u32,
     io: String,
     upstream: Option<Arc<upstream::Counts>>,
@@ -149,12 +151,14 @@ impl Host {
             filters: plan.filters.clone(),
             control,
         };
+        let opened_size = opened.size();
         let disk =
             self.with(|engine| engine.attach(spec, opened.image).map_err(|e| problem(&e)))?;
         Ok(Disk {
             thread: u32::try_from(disk.thread()).unwrap_or(u32::MAX),
             disk,
             read_only: plan.read_only,
+            opened_size,
             io: opened.io,
             upstream: opened.upstream,
             watch: opened.watch,
@@ -217,10 +221,15 @@ impl Host {
 pub(crate) fn open(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
     let mut counts = None;
     let opened = match plan {
-        ImagePlan::File { path, io, .. } => {
+        ImagePlan::File { path, io, named_by } => {
             let options = dir::Options {
                 read_only,
                 buffered: *io == IoMode::Buffered,
+                place: match named_by {
+                    NamedBy::Operator => dir::Place::Anywhere,
+                    NamedBy::Datastore => dir::Place::Shared,
+                    NamedBy::Descriptor => dir::Place::Device,
+                },
                 ..Default::default()
             };
             let opened = dir::open(path, options).map_err(|e| unopened(&e))?;
@@ -299,6 +308,11 @@ impl Disk {
     /// The I/O thread that serves it.
     pub(crate) fn thread(&self) -> u32 {
         self.thread
+    }
+
+    /// Bytes that its image had when it was opened.
+    pub(crate) fn opened_size(&self) -> u64 {
+        self.opened_size
     }
 
     /// How its image is opened, in words.

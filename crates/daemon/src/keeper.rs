@@ -25,6 +25,7 @@ use crate::snippet;
 use crate::store::{Found, Store};
 use crate::trouble::Outcome;
 
+mod agreed;
 mod attach;
 mod change;
 mod datastores;
@@ -57,6 +58,8 @@ pub(crate) struct Keeper {
     troubles: Mutex<BTreeMap<Name, Problem>>,
     /// Serialises changes of the list of attached disks, which is one file.
     attached_file: Mutex<()>,
+    /// The same for the paths that were agreed to.
+    agreed_file: Mutex<()>,
 }
 
 /// The right to work on a disk, until dropped.
@@ -94,6 +97,7 @@ impl Keeper {
             claimed: Arc::default(),
             troubles: Mutex::default(),
             attached_file: Mutex::default(),
+            agreed_file: Mutex::default(),
         }
     }
 
@@ -222,6 +226,9 @@ impl Keeper {
         let descriptor = &found.descriptor;
         let live = self.live.get(&found.name);
         let attached = live.is_some();
+        // Those that are at work: of what others have written into its descriptor, not all may be.
+        let standing = live.as_ref().and_then(|live| live.descriptor());
+        let filters = standing.map_or_else(|| descriptor.filters.clone(), |held| held.filters);
         let lost = live.as_deref().and_then(leases::lost);
         api::Disk {
             name: found.name.clone(),
@@ -234,7 +241,7 @@ impl Keeper {
             read_only: descriptor.read_only,
             serial: descriptor.effective_serial(),
             queues: descriptor.queues,
-            filters: descriptor.filters.clone(),
+            filters,
             policy: policy::tell(&descriptor.policy),
             admission: live.as_ref().and_then(|live| live.admission()),
             device: descriptor.device.clone(),
@@ -298,3 +305,6 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // None of these tables is ever left half changed, so another thread's panic does not spoil it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
+
+#[cfg(test)]
+mod tests;

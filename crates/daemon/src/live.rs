@@ -172,6 +172,11 @@ impl Live {
         self.disk.thread()
     }
 
+    /// Bytes that its image had when it was opened.
+    pub(crate) fn opened_size(&self) -> u64 {
+        self.disk.opened_size()
+    }
+
     /// How its image is opened, in words.
     pub(crate) fn io(&self) -> &str {
         self.disk.io()

@@ -19,7 +19,7 @@ use crate::host::{self, Host};
 use crate::keeper::PARTING;
 use crate::live::{Live, LiveDisks};
 use crate::nbd_listener::{self, Door, DoorSecurity, Hall};
-use crate::plan::{DiskPlan, ImagePlan, LogPlan, ThreadsPlan, filters};
+use crate::plan::{DiskPlan, ImagePlan, LogPlan, NamedBy, ThreadsPlan, filters};
 use crate::serve::Signals;
 use crate::sockets::{self, Inherited, Listening};
 use crate::trouble::{self, Outcome};
@@ -295,6 +295,7 @@ fn image(source: &str, options: &OneOptions) -> Outcome<ImagePlan> {
     Ok(ImagePlan::File {
         path: Path::new(source).to_owned(),
         io,
+        named_by: NamedBy::Operator,
     })
 }
 

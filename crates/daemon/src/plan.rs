@@ -307,11 +307,26 @@ fn bad(key: &str, why: impl std::fmt::Display) -> Problem {
     trouble::invalid(format!("the configuration's {key} makes no sense")).because(why)
 }
 
+/// Who named an image's path, and so what may be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NamedBy {
+    /// An operator of this host: a file or a block device.
+    Operator,
+    /// Nobody: it is the image that lies beside its descriptor. A file.
+    Datastore,
+    /// A descriptor, to which others may write. A block device.
+    Descriptor,
+}
+
 /// Where a disk's bytes are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum ImagePlan {
     /// A file or a block device.
-    File { path: PathBuf, io: IoMode },
+    File {
+        path: PathBuf,
+        io: IoMode,
+        named_by: NamedBy,
+    },
     /// An upstream's export.
     Nbd { uri: String, block_size: u32 },
     /// Memory.
@@ -348,34 +363,10 @@ pub(crate) fn disk(found: &Found) -> Outcome<DiskPlan> {
         queues,
         ..
     } = found.descriptor;
-    let size = size.0;
-    let image = match &found.settings {
-        DatastoreSettings::Dir { io, .. } => ImagePlan::File {
-            path: found.image(),
-            io: *io,
-        },
-        DatastoreSettings::Nbd { uri } => {
-            let export = found
-                .descriptor
-                .export
-                .as_deref()
-                .unwrap_or(found.name.as_str());
-            ImagePlan::Nbd {
-                uri: export_uri(uri, export),
-                block_size,
-            }
-        }
-        DatastoreSettings::Memory {} => ImagePlan::Memory { size },
-        DatastoreSettings::Null {} => ImagePlan::Null { size },
-        DatastoreSettings::Emulated { model } => ImagePlan::Emulated {
-            model: model.clone(),
-            size,
-        },
-    };
     Ok(DiskPlan {
         name: found.name.to_string(),
         uuid: uuid.0,
-        size,
+        size: size.0,
         block_size,
         write_back: cache == CacheMode::WriteBack,
         read_only,
@@ -386,8 +377,40 @@ pub(crate) fn disk(found: &Found) -> Outcome<DiskPlan> {
             found.name.as_str(),
             filters::traced(&found.descriptor),
         )?,
-        image,
+        image: image(found),
     })
+}
+
+/// Where the bytes of a disk on a datastore are.
+pub(crate) fn image(found: &Found) -> ImagePlan {
+    let size = found.descriptor.size.0;
+    match &found.settings {
+        DatastoreSettings::Dir { io, .. } => ImagePlan::File {
+            path: found.image(),
+            io: *io,
+            named_by: match found.descriptor.device {
+                Some(_) => NamedBy::Descriptor,
+                None => NamedBy::Datastore,
+            },
+        },
+        DatastoreSettings::Nbd { uri } => {
+            let export = found
+                .descriptor
+                .export
+                .as_deref()
+                .unwrap_or(found.name.as_str());
+            ImagePlan::Nbd {
+                uri: export_uri(uri, export),
+                block_size: found.descriptor.block_size,
+            }
+        }
+        DatastoreSettings::Memory {} => ImagePlan::Memory { size },
+        DatastoreSettings::Null {} => ImagePlan::Null { size },
+        DatastoreSettings::Emulated { model } => ImagePlan::Emulated {
+            model: model.clone(),
+            size,
+        },
+    }
 }
 
 /// A server's URI with an export's name put in: `nbd://host` becomes `nbd://host/name`.

@@ -11,12 +11,13 @@
 //! STATE/datastores/NAME.toml        one record each
 //! STATE/attached.toml               the disks to attach at start
 //! STATE/groups.toml                 what groups of disks may do together
+//! STATE/agreed.toml                 paths outside datastores that disks may use here
 //! STATE/disks/DATASTORE/NAME/       disk.toml of disks on datastores that keep no files
 //! PATH/NAME/disk.toml, image        disks on a datastore of kind `dir`
-//! PATH/.creating-NAME, .deleting-NAME   between one state and another; swept away at the next occasion
+//! PATH/.creating-NAME-UUID, .deleting-NAME   between one state and another; swept away at the next occasion
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -32,6 +33,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use crate::trouble::{self, Outcome};
 
 pub(crate) mod disks;
+mod drafts;
 pub(crate) mod files;
 
 pub(crate) use disks::Found;
@@ -55,6 +57,18 @@ struct Attached {
     version: u32,
     #[serde(default)]
     disks: BTreeMap<Name, Name>,
+}
+
+/// Paths outside of datastores that an administrator of this host has agreed to: of each datastore, those of each disk.
+pub(crate) type AgreedPaths = BTreeMap<Name, BTreeMap<Name, BTreeSet<PathBuf>>>;
+
+/// The same as it is written.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Agreed {
+    version: u32,
+    #[serde(default)]
+    paths: AgreedPaths,
 }
 
 impl Store {
@@ -205,6 +219,38 @@ impl Store {
         let text = toml::to_string(&attached).expect("names are values that TOML can hold");
         files::replace(&self.attached_file(), text.as_bytes())
             .map_err(|e| trouble::io("cannot remember which disks are attached", &e))
+    }
+
+    /// The paths outside of datastores that disks may use on this host.
+    pub(crate) fn agreed(&self) -> Outcome<AgreedPaths> {
+        let path = self.agreed_file();
+        let bytes = match files::read(&path, MAX_STATE_BYTES) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(error) => {
+                return Err(trouble::io(
+                    "cannot read which paths were agreed to",
+                    &error,
+                ));
+            }
+        };
+        let agreed: Agreed = parse(&path, &bytes)?;
+        if agreed.version != 1 {
+            return Err(newer(&path, agreed.version));
+        }
+        Ok(agreed.paths)
+    }
+
+    /// Remembers which paths outside of datastores disks may use on this host.
+    pub(crate) fn set_agreed(&self, paths: AgreedPaths) -> Outcome<()> {
+        let agreed = Agreed { version: 1, paths };
+        let what = "cannot remember which paths were agreed to";
+        let text = toml::to_string(&agreed).map_err(|e| trouble::invalid(what).because_of(&e))?;
+        files::replace(&self.agreed_file(), text.as_bytes()).map_err(|e| trouble::io(what, &e))
+    }
+
+    fn agreed_file(&self) -> PathBuf {
+        self.state.join("agreed.toml")
     }
 
     fn attached_file(&self) -> PathBuf {

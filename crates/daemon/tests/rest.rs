@@ -524,6 +524,39 @@ fn what_happens_to_an_upstream_is_counted() {
 }
 
 #[test]
+fn a_disk_grows_no_further_than_its_upstreams_export() {
+    let upstream_root = tempfile::tempdir().unwrap();
+    let root = tempfile::tempdir().unwrap();
+    let upstream = Daemon::start(upstream_root.path());
+    let daemon = Daemon::start(root.path());
+    let socket = upstream_root.path().join("run/nbd.sock");
+    let uri = format!("nbd+unix://?socket={}", socket.display());
+    let add = json!({"name": "far", "settings": {"kind": "nbd", "uri": uri}});
+    daemon.ask("POST", "/v1/datastores", add);
+    let exported = 1 << 30;
+    let create =
+        json!({"name": "d", "datastore": "far", "export": "disk0", "size_bytes": exported / 4});
+    let (status, answer) = daemon.ask("POST", "/v1/disks", create);
+    assert_eq!(status, 200, "{answer}");
+    let resize =
+        |bytes: u64| daemon.ask("POST", "/v1/disks/d/resize", json!({"size_bytes": bytes}));
+    let size = || daemon.get("/v1/disks/d")["size_bytes"].clone();
+
+    let (status, refused) = resize(2 * exported);
+    assert_eq!(status, 400, "{refused}");
+    assert_eq!(size(), exported / 4);
+    assert_eq!(resize(exported / 2).0, 200);
+    let (status, answer) = daemon.ask("POST", "/v1/disks/d/attach", Value::Null);
+    assert_eq!(status, 200, "{answer}");
+    let (status, refused) = resize(2 * exported);
+    assert_eq!(status, 400, "{refused}");
+    assert_eq!(size(), exported / 2);
+    assert_eq!(resize(exported).0, 200);
+    assert!(daemon.stop().success());
+    assert!(upstream.stop().success());
+}
+
+#[test]
 fn io_control_is_ordered_and_told_through_every_door() {
     let root = tempfile::tempdir().unwrap();
     let daemon = Daemon::start(root.path());

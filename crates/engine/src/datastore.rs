@@ -34,6 +34,14 @@ pub(crate) struct Job {
     pub(crate) data: Data,
 }
 
+impl Job {
+    /// Whether it lies within an image of so many bytes.
+    pub(crate) fn is_within(&self, size: u64) -> bool {
+        let end = self.offset.checked_add(self.len);
+        end.is_some_and(|end| end <= size)
+    }
+}
+
 /// How far a job got at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
@@ -159,4 +167,55 @@ pub(crate) fn fault(errno: i32) -> Fault {
 /// A whole number of bytes as memory counts them. Lengths were bounded by the front ends.
 pub(crate) fn bytes(len: u64) -> usize {
     usize::try_from(len).expect("lengths fit the memory of a 64-bit host")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::errand::Errands;
+    use crate::inbox::Inbox;
+
+    const SIZE: u64 = 1 << 20;
+
+    /// Asks an image for one block.
+    fn ask(image: &mut dyn Image, op: Op, offset: u64) -> Progress {
+        let inbox = Arc::new(Inbox::new().expect("an inbox"));
+        let (mut ring, mut buffers) = (Ring::new().expect("a ring"), Buffers::new());
+        let buffer = buffers.claim_pool(4096).expect("memory");
+        let job = Job {
+            io: IoId::from_bits(1),
+            op,
+            flags: Flags::NONE,
+            offset,
+            len: 4096,
+            data: Data { buffer, start: 0 },
+        };
+        let mut lane = Lane {
+            now: Time::ZERO,
+            disk: DiskId(0),
+            ring: &mut ring,
+            buffers: &mut buffers,
+            finished: &mut Vec::new(),
+            errands: &Errands::start("test", inbox).expect("a thread"),
+        };
+        image.start(&mut lane, job)
+    }
+
+    #[test]
+    fn what_lies_beyond_an_images_memory_is_refused_though_the_disk_was_made_larger() {
+        let spec = "nvme,size=1M".parse().expect("a spec");
+        let images = [memory::open(SIZE), emulated::open(&spec)];
+        for opened in images {
+            let mut image = opened.expect("it opens").image;
+            image.resized(2 * SIZE);
+            for op in [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard] {
+                for beyond in [SIZE - 512, SIZE, u64::MAX - 512] {
+                    let refused = Progress::Done(Err(Fault::Invalid));
+                    assert_eq!(ask(&mut *image, op, beyond), refused, "{op:?} at {beyond}");
+                }
+                let last = ask(&mut *image, op, SIZE - 4096);
+                assert!(matches!(last, Progress::Done(Ok(())) | Progress::Pending));
+            }
+        }
+    }
 }

@@ -2,7 +2,7 @@
 
 use clap::Args;
 use tidegate_api::datastore::DatastoreSettings;
-use tidegate_api::disk::{Clients, DiskAttach, DiskDetach, Takeover};
+use tidegate_api::disk::{Clients, DiskAttach, DiskDetach, Outside, Takeover};
 use tidegate_api::name::Name;
 use tidegate_api::routes;
 
@@ -35,6 +35,13 @@ pub(crate) struct Attach {
     #[arg(long)]
     force_takeover: bool,
 
+    /// Let it use the block device and write the trace files that its descriptor names
+    ///
+    /// Whoever can write to the datastore can name any path there. What was named on this host, when the disk was created
+    /// or set, needs no consent; look at `tidegate disk show` before you give it for anything else.
+    #[arg(long)]
+    accept_paths: bool,
+
     #[command(flatten)]
     consent: Consent,
 }
@@ -52,7 +59,13 @@ impl Attach {
         } else {
             Takeover::Guarded
         };
-        let disk = client.order(routes::DISK_ATTACH, &[name], &DiskAttach { takeover })?;
+        let outside = if self.accept_paths {
+            Outside::Accept
+        } else {
+            Outside::Agreed
+        };
+        let order = DiskAttach { takeover, outside };
+        let disk = client.order(routes::DISK_ATTACH, &[name], &order)?;
         let next = format!("reach it: tidegate disk snippet {name} --for qemu");
         session
             .console

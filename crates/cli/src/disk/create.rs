@@ -74,7 +74,7 @@ pub(crate) struct Create {
     #[arg(long, value_name = "N")]
     queues: Option<u16>,
 
-    /// A block device (or a file) that is to be its image; what is on it stays
+    /// A block device that is to be its image; what is on it stays
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     device: Option<PathBuf>,
 

@@ -10,7 +10,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::UnderControl;
 
 use super::{Keeper, locked, policy};
-use crate::host;
+use crate::host::{self, Opened};
 use crate::limits;
 use crate::live::{Live, Standing};
 use crate::plan;
@@ -22,14 +22,18 @@ use crate::vhost_listener::VhostListener;
 /// datastore that still works needs for a queue full of I/Os.
 pub(crate) const PARTING: Duration = Duration::from_secs(10);
 
+/// How often a disk may change while it is being opened: more often than any administrator changes one.
+const OPENINGS: usize = 5;
+
 impl Keeper {
     /// Attaches a disk, and remembers to do so at every start.
-    pub(crate) fn attach(&self, name: &Name, takeover: api::Takeover) -> Outcome<api::Disk> {
+    pub(crate) fn attach(&self, name: &Name, order: api::DiskAttach) -> Outcome<api::Disk> {
         let what = format!("cannot attach disk {name}");
         let _claim = self.claim(name, &what)?;
-        let found = self.store.find(name)?;
+        let mut found = self.store.find(name)?;
         if self.live.get(name).is_none() {
-            self.bring_up(&found, takeover)
+            found = self
+                .bring_up(found, order)
                 .map_err(|problem| problem.within(&what))?;
         }
         let remembered = self.remember(|disks| {
@@ -46,7 +50,7 @@ impl Keeper {
         let wanted = self.store.attached()?;
         let mut attached = 0;
         for name in wanted.keys() {
-            match self.attach(name, api::Takeover::Guarded) {
+            match self.attach(name, api::DiskAttach::default()) {
                 Ok(_) => attached += 1,
                 Err(problem) => {
                     tracing::error!(disk = %name, %problem, "a disk is not served");
@@ -100,15 +104,14 @@ impl Keeper {
         })
     }
 
-    fn bring_up(&self, found: &Found, takeover: api::Takeover) -> Outcome<()> {
+    /// Answers with the disk as it was when it was attached.
+    fn bring_up(&self, found: Found, order: api::DiskAttach) -> Outcome<Found> {
         limits::must_have_room(&format!("cannot attach disk {}", found.name))?;
+        let (whole, opened) = self.open_as_it_stands(found, order)?;
+        let trusted = self.trusted(&whole)?;
+        let found = &trusted.found;
         let plan = plan::disk(found)?;
-        let opened = host::open(&plan.image, plan.read_only)
-            .map_err(|problem| self.leases.locked_by(found, problem))?;
         let record = self.store.record(&found.datastore)?;
-        let coordination = record.io_control.coordination.clone();
-        let lease = self.leases.take(found, coordination, takeover)?;
-        let opened = opened.under(lease);
         let in_use = self.controls.enter(
             &self.host,
             &found.datastore,
@@ -151,7 +154,38 @@ impl Keeper {
         }
         self.live.insert(Arc::clone(&live));
         tracing::info!(disk = %found.name, datastore = %found.datastore, io = live.io(), "attached");
-        Ok(())
+        Ok(whole)
+    }
+
+    /// Opens a disk's image, alone or with other readers, as its descriptor says by then: while a lock is waited for, whoever
+    /// has it may change the disk.
+    fn open_as_it_stands(
+        &self,
+        mut found: Found,
+        order: api::DiskAttach,
+    ) -> Outcome<(Found, Opened)> {
+        if order.outside == api::Outside::Accept {
+            self.agree(&found)?;
+        }
+        for _ in 0..OPENINGS {
+            self.must_be_agreed(&found)?;
+            let opened = host::open(&plan::image(&found), found.descriptor.read_only)
+                .map_err(|problem| self.leases.locked_by(&found, problem))?;
+            let record = self.store.record(&found.datastore)?;
+            let coordination = record.io_control.coordination;
+            let lease = self.leases.take(&found, coordination, order.takeover)?;
+            let opened = opened.under(lease);
+            let (datastore, settings) = (&found.datastore, &found.settings);
+            let now = self.store.read_disk(datastore, settings, &found.name)?;
+            if now.descriptor == found.descriptor {
+                return Ok((found, opened));
+            }
+            found = now;
+        }
+        let what = format!("cannot open disk {}", found.name);
+        Err(Problem::new(ProblemCode::Busy, what)
+            .because("somebody is changing it all the time")
+            .remedy("try again when that is over"))
     }
 
     fn take_down(&self, live: &Arc<Live>) -> Outcome<()> {

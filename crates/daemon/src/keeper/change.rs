@@ -5,12 +5,29 @@ use tidegate_api::descriptor::{Descriptor, Uuid};
 use tidegate_api::disk as api;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::lease::Lease;
 
+use super::leases::DiskLeases;
 use super::{Keeper, locked, policy};
 use crate::host;
+use crate::live::Live;
 use crate::plan::{self, ImagePlan};
 use crate::store::{Found, disks};
 use crate::trouble::{self, Outcome};
+
+/// What somebody has to be alone with a disk for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To copy it.
+    Read,
+    /// To give it another size, or to delete it, whether it is read-only or not.
+    Change,
+    /// To delete what is known of it. Its image is not touched.
+    Forget,
+}
+
+/// A disk that is kept for somebody: its image, open and locked, and its lease, which goes back after the image is closed.
+pub(super) type Held = (Option<host::Opened>, Option<Lease>);
 
 impl Keeper {
     /// Creates a disk.
@@ -31,6 +48,7 @@ impl Keeper {
             order.allocation,
             |_| Ok(()),
         )?;
+        self.agree(&self.store.read_disk(&datastore, &settings, name)?)?;
         tracing::info!(disk = %name, %datastore, size = %descriptor.size, "created");
         self.disk(name)
     }
@@ -50,7 +68,13 @@ impl Keeper {
                 .because("it is attached, and a guest is told its cache mode, serial, queues and whether it is read-only only when it connects")
                 .remedy("detach it first"));
         }
-        let filters = plan::disk(&after)?.filters;
+        // All that an order names must make sense, and is agreed to by it.
+        plan::disk(&after)?;
+        if order.filters.is_some() {
+            self.agree_to_filters(&after)?;
+        }
+        let here = self.trusted(&after)?.found;
+        let filters = plan::disk(&here)?.filters;
         let policy = self
             .policy(&after.descriptor)
             .map_err(|problem| problem.within(&what))?;
@@ -76,7 +100,7 @@ impl Keeper {
             };
             // Filters come last: those of a disk whose datastore hangs take their place whenever it goes on.
             let changed =
-                policed.and_then(|()| match standing.filters == after.descriptor.filters {
+                policed.and_then(|()| match standing.filters == here.descriptor.filters {
                     true => Ok(()),
                     false => live.restack(&filters),
                 });
@@ -90,7 +114,7 @@ impl Keeper {
                     Err(second) => problem.because(second),
                 });
             }
-            live.set_descriptor(after.descriptor.clone());
+            live.set_descriptor(here.descriptor);
             live.set_admission(admission);
             live.note_stamp(None);
         }
@@ -122,13 +146,19 @@ impl Keeper {
             if live.is_some() {
                 return Err(attached(what, "no guest expects its disk to shrink"));
             }
-            let _held = self.hold(&found).map_err(|e| e.within(&what))?;
+            let _held = self
+                .hold(&found, Purpose::Change)
+                .map_err(|e| e.within(&what))?;
             // The descriptor first: a crash in between leaves a longer image than is told, which hurts nobody.
             self.store.write_descriptor(&found)?;
             self.store.resize_image(&found, after)?;
         } else if after > before {
+            can_follow(&found, live.as_deref(), after).map_err(|e| e.within(&what))?;
             let _held = match live {
-                None => Some(self.hold(&found).map_err(|e| e.within(&what))?),
+                None => Some(
+                    self.hold(&found, Purpose::Change)
+                        .map_err(|e| e.within(&what))?,
+                ),
                 Some(_) => None,
             };
             // The image first: a crash in between leaves a longer image than is told, which hurts nobody.
@@ -153,8 +183,14 @@ impl Keeper {
                 "its guests would lose their data under their feet",
             ));
         }
-        let _held = self.hold(&found).map_err(|e| e.within(&what))?;
+        // What may not be opened here stays as it is, and its disk must be deletable.
+        let purpose = match found.has_sound_image() && self.must_be_agreed(&found).is_ok() {
+            true => Purpose::Change,
+            false => Purpose::Forget,
+        };
+        let _held = self.hold(&found, purpose).map_err(|e| e.within(&what))?;
         self.store.delete_disk(&found)?;
+        self.forget_agreed(&found)?;
         // One that was wanted and could not be attached is not wanted any more.
         self.remember(|disks| {
             disks.remove(name);
@@ -164,18 +200,47 @@ impl Keeper {
         Ok(())
     }
 
-    /// Keeps other daemons off a detached disk's image, as long as what is answered lives.
-    pub(super) fn hold(&self, found: &Found) -> Outcome<Option<host::Opened>> {
-        match &found.settings {
-            // An image that is gone needs no holding, and its disk must be deletable.
-            DatastoreSettings::Dir { io, .. } if found.image().exists() => {
-                let image = ImagePlan::File {
-                    path: found.image(),
-                    io: *io,
-                };
-                host::open(&image, found.descriptor.read_only).map(Some)
+    /// Keeps other daemons, on this host and others, off a detached disk, as long as what is answered lives.
+    pub(super) fn hold(&self, found: &Found, purpose: Purpose) -> Outcome<Held> {
+        // An image that is gone needs no holding, and its disk must be deletable.
+        if !matches!(found.settings, DatastoreSettings::Dir { .. }) || !found.image().exists() {
+            return Ok((None, None));
+        }
+        let opened = match purpose {
+            Purpose::Forget => None,
+            _ => {
+                self.must_be_agreed(found)?;
+                Some(self.open_alone(found, purpose)?)
             }
-            _ => Ok(None),
+        };
+        let take = match purpose {
+            Purpose::Read => DiskLeases::take,
+            Purpose::Change | Purpose::Forget => DiskLeases::take_alone,
+        };
+        let lease = take(&self.leases, found, None, api::Takeover::Guarded)?;
+        Ok((opened, lease))
+    }
+
+    /// Opens and locks a disk's image. Where somebody may read it, who only reads is in nobody's way; who changes it is.
+    fn open_alone(&self, found: &Found, purpose: Purpose) -> Outcome<host::Opened> {
+        let read_only = found.descriptor.read_only;
+        let open = |read_only| {
+            host::open(&plan::image(found), read_only)
+                .map_err(|problem| self.leases.locked_by(found, problem))
+        };
+        if purpose == Purpose::Read {
+            return open(read_only);
+        }
+        match open(false) {
+            // A device that nobody can write to: its disk must be deletable.
+            Err(problem)
+                if problem.code == ProblemCode::Datastore
+                    && read_only
+                    && found.descriptor.device.is_some() =>
+            {
+                open(true)
+            }
+            opened => opened,
         }
     }
 
@@ -194,6 +259,39 @@ pub(super) fn attached(what: impl Into<String>, why: &str) -> Problem {
     Problem::new(ProblemCode::Busy, what)
         .because(format!("it is attached: {why}"))
         .remedy("detach it first")
+}
+
+/// Fails if a disk's image would not be as large as the disk after it has grown. Nothing is changed yet.
+fn can_follow(found: &Found, live: Option<&Live>, size: u64) -> Outcome<()> {
+    match (&found.settings, live) {
+        (DatastoreSettings::Memory {} | DatastoreSettings::Emulated { .. }, Some(_)) => {
+            Err(Problem::new(
+                ProblemCode::Unsupported,
+                "its memory is as large as it was when the disk was attached",
+            )
+            .remedy("detach it (what is in it is lost), resize it and attach it again"))
+        }
+        (DatastoreSettings::Nbd { .. }, live) => {
+            let (has, remedy) = match live {
+                Some(live) => (
+                    live.opened_size(),
+                    "enlarge the export; if it is larger by now, detach the disk first: the server is asked anew",
+                ),
+                None => (
+                    host::open(&plan::image(found), true)?.size(),
+                    "enlarge the export first",
+                ),
+            };
+            if size <= has {
+                return Ok(());
+            }
+            Err(
+                trouble::invalid(format!("its export has {has} bytes, {size} are asked for"))
+                    .remedy(remedy),
+            )
+        }
+        _ => Ok(()),
+    }
 }
 
 /// A fresh identity.
@@ -217,6 +315,10 @@ fn describe_new(
         }
         if !device.is_absolute() {
             return Err(bad("the device's path is not absolute"));
+        }
+        if !disks::is_device(device) {
+            return Err(bad(&format!("{} is no block device", device.display()))
+                .remedy("make a disk of a file with `tidegate disk import`"));
         }
     }
     let size = match (order.size_bytes, &order.device, settings) {

@@ -6,6 +6,7 @@
 //! # Always true
 //! - An order and a look never change one disk at the same time; neither makes the other fail.
 //! - A descriptor that cannot be read or makes no sense changes nothing.
+//! - A filter that writes a file is not taken up unless that file was named on this host.
 
 use std::fs::{File, Metadata};
 use std::os::unix::fs::MetadataExt;
@@ -17,6 +18,7 @@ use tidegate_api::descriptor::Descriptor;
 use super::Keeper;
 use crate::live::Live;
 use crate::plan;
+use crate::store::files;
 use crate::trouble::Outcome;
 
 /// Which writing of a file was read: it is replaced as a whole, so that each writing has an inode of its own.
@@ -31,7 +33,8 @@ impl Stamp {
     /// That of a file as it is now. It is opened: on a network's file system that asks the server, and a mere look
     /// at the name may not.
     pub(crate) fn of(path: &Path) -> Option<Stamp> {
-        let told = File::open(path).and_then(|file| file.metadata()).ok()?;
+        let opened = files::open(path, File::options().read(true));
+        let told = opened.and_then(|file| file.metadata()).ok()?;
         Some(Stamp::from(&told))
     }
 }
@@ -76,7 +79,9 @@ impl Keeper {
         let Some(before) = live.descriptor() else {
             return Ok(());
         };
-        let now = &found.descriptor;
+        let trusted = self.trusted(&found)?;
+        trusted.tell();
+        let now = &trusted.found.descriptor;
         if now.uuid != before.uuid || *now == before {
             return Ok(());
         }
@@ -84,7 +89,7 @@ impl Keeper {
             live.set_policy(&self.policy(now)?)?;
             tracing::info!(disk = %live.name(), "its I/O control was changed from elsewhere");
         }
-        let filters = plan::disk(&found)?.filters;
+        let filters = plan::disk(&trusted.found)?.filters;
         if now.filters != before.filters {
             live.restack(&filters)?;
             tracing::info!(disk = %live.name(), "its filters were changed from elsewhere");

@@ -50,9 +50,23 @@ impl DiskLeases {
         }
     }
 
-    /// Takes the lease of a disk whose image is open; none where nobody else can have it. `coordination`: where hosts that
-    /// share its datastore meet, if that has no directory of its own.
+    /// Takes the lease of a disk whose image is open, to attach it; none where nobody else can have it, or it is only read.
+    /// `coordination`: where hosts that share its datastore meet, if that has no directory of its own.
     pub(crate) fn take(
+        &self,
+        found: &Found,
+        coordination: Option<PathBuf>,
+        takeover: Takeover,
+    ) -> Outcome<Option<Lease>> {
+        if found.descriptor.read_only {
+            return Ok(None);
+        }
+        self.take_alone(found, coordination, takeover)
+    }
+
+    /// The same for who must be alone with a disk, read-only or not: its descriptor may have said otherwise when another
+    /// host attached it.
+    pub(crate) fn take_alone(
         &self,
         found: &Found,
         coordination: Option<PathBuf>,
@@ -126,9 +140,6 @@ impl DiskLeases {
 
 /// Where a disk's lease lies, and what guards the disk beside it.
 fn about(found: &Found, coordination: Option<PathBuf>) -> Option<About> {
-    if found.descriptor.read_only {
-        return None;
-    }
     match &found.settings {
         DatastoreSettings::Dir { path, .. } => Some(About {
             directory: path.clone(),

@@ -11,7 +11,7 @@ use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
 use super::Keeper;
-use super::change::{attached, new_uuid};
+use super::change::{Purpose, attached, new_uuid};
 use crate::copy::RawFile;
 use crate::trouble::{self, Outcome};
 use crate::{export, import};
@@ -66,9 +66,11 @@ impl Keeper {
             return Err(attached(format!("cannot {what}"), why).remedy(remedy));
         }
         let cannot = format!("cannot {what}");
-        let held = self.hold(&found).map_err(|e| e.within(&cannot))?;
-        let image = found.image();
-        let source = File::open(&image).map_err(|e| {
+        let held = self
+            .hold(&found, Purpose::Read)
+            .map_err(|e| e.within(&cannot))?;
+        let source = found.open_image(File::options().read(true)).map_err(|e| {
+            let image = found.image();
             trouble::io(format!("cannot open {}", image.display()), &e).within(&cannot)
         })?;
         let source = RawFile::new(source, found.descriptor.size.0);

@@ -2,7 +2,7 @@
 //!
 //! The filters read their own options; here they become one stack, and the files that some of them write get a place.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tidegate_api::descriptor::Descriptor;
@@ -41,6 +41,14 @@ pub(crate) fn stack(words: &[String], disk: &str, traced: TracedDisk) -> Outcome
             Ok(spec)
         })
         .collect()
+}
+
+/// The file that a filter of these words writes, if it writes one.
+pub(crate) fn file_of(words: &str) -> Option<PathBuf> {
+    match words.trim().parse() {
+        Ok(FilterSpec::Trace(trace)) => Some(trace.path.into()),
+        _ => None,
+    }
 }
 
 /// What a trace of a disk says of it.

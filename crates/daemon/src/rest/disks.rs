@@ -78,10 +78,7 @@ pub(super) async fn attach(
     Path(of): Path<String>,
     Body(order): Body<DiskAttach>,
 ) -> Answer<Disk> {
-    work_on(daemon, of, move |keeper, name| {
-        keeper.attach(name, order.takeover)
-    })
-    .await
+    work_on(daemon, of, move |keeper, name| keeper.attach(name, order)).await
 }
 
 /// Detaches a disk

@@ -1,6 +1,6 @@
 //! Disks as they lie on a datastore: a directory each, made and taken away by one rename.
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
@@ -11,7 +11,7 @@ use tidegate_api::disk::Allocation;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
-use super::{Listed, Store, files, names_in, read_descriptor};
+use super::{Listed, Store, drafts, files, names_in, read_descriptor};
 use crate::trouble::{self, Outcome};
 
 const DESCRIPTOR: &str = "disk.toml";
@@ -41,11 +41,31 @@ impl Found {
         self.folder.join(DESCRIPTOR)
     }
 
+    /// Whether its image, on datastores of kind `dir`, is what it may be: a file beside its descriptor, or a block device.
+    pub(crate) fn has_sound_image(&self) -> bool {
+        match &self.descriptor.device {
+            Some(device) => is_device(device),
+            None => fs::symlink_metadata(self.image()).is_ok_and(|told| told.is_file()),
+        }
+    }
+
+    /// Opens its image, on datastores of kind `dir`: the file beside its descriptor, or the block device that that names.
+    pub(crate) fn open_image(&self, options: &mut OpenOptions) -> io::Result<File> {
+        let Some(device) = &self.descriptor.device else {
+            return files::open(&self.image(), options);
+        };
+        if !is_device(device) {
+            let text = "it is no block device, and a disk's descriptor may name nothing else";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        options.open(device)
+    }
+
     /// Bytes that its image takes, where there is a file to ask.
     pub(crate) fn allocated(&self) -> Option<u64> {
         match self.settings {
             DatastoreSettings::Dir { .. } => {
-                let image = fs::metadata(self.image()).ok()?;
+                let image = fs::symlink_metadata(self.image()).ok()?;
                 // st_blocks counts units of 512 bytes, whatever the file system's own block is.
                 image.is_file().then(|| image.blocks() * 512)
             }
@@ -153,6 +173,12 @@ impl Store {
         name: &Name,
     ) -> Outcome<Found> {
         let folder = self.disks_folder(datastore, settings).join(name.as_str());
+        if folder.is_symlink() {
+            let what = format!("cannot use disk {name}");
+            return Err(trouble::invalid(what)
+                .because(format!("{} is a link", folder.display()))
+                .remedy("put the directory itself there"));
+        }
         let descriptor = read_descriptor(&folder.join(DESCRIPTOR))
             .map_err(|problem| problem.within(format!("cannot use disk {name}")))?;
         Ok(Found {
@@ -185,32 +211,45 @@ impl Store {
             fs::create_dir_all(&disks).map_err(|e| trouble::io(what(), &e))?;
         }
         let folder = disks.join(name.as_str());
-        if folder.symlink_metadata().is_ok() {
-            return Err(Problem::new(ProblemCode::Exists, what())
+        let in_the_way = || {
+            Problem::new(ProblemCode::Exists, what())
                 .because(format!("{} is there already", folder.display()))
-                .remedy("choose another name"));
+                .remedy("choose another name")
+        };
+        if folder.symlink_metadata().is_ok() {
+            return Err(in_the_way());
         }
-        let draft = disks.join(format!(".creating-{name}"));
-        let begin = || {
-            remove_folder(&draft)?;
-            fs::create_dir(&draft)?;
-            match own_image {
-                true => create_image(&draft.join(IMAGE), descriptor.size.0, allocation),
-                false => Ok(()),
-            }
+        drafts::sweep(&disks);
+        // Named by the disk's identity: on another host, a disk of the same name may be in the making.
+        let draft = drafts::begin(&disks, &format!("{name}-{}", descriptor.uuid))
+            .map_err(|e| trouble::io(what(), &e))?;
+        let image = draft.path().join(IMAGE);
+        let begin = || match own_image {
+            true => create_image(&image, descriptor.size.0, allocation),
+            false => Ok(()),
         };
         let end = || {
-            files::replace(&draft.join(DESCRIPTOR), descriptor.write().as_bytes())?;
-            fs::rename(&draft, &folder)?;
+            files::replace(
+                &draft.path().join(DESCRIPTOR),
+                descriptor.write().as_bytes(),
+            )?;
+            draft.publish(&folder)?;
             files::sync_folder(&disks)
+        };
+        let told = |e: io::Error| match e.kind() {
+            io::ErrorKind::AlreadyExists => in_the_way(),
+            _ => trouble::io(what(), &e),
         };
         let made = begin()
             .map_err(|e| trouble::io(what(), &e))
-            .and_then(|()| fill(&draft.join(IMAGE)))
-            .and_then(|()| end().map_err(|e| trouble::io(what(), &e)));
-        made.map_err(|problem| match remove_folder(&draft) {
-            Ok(()) => problem,
-            Err(second) => problem.because(format!("{} is left there ({second})", draft.display())),
+            .and_then(|()| fill(&image))
+            .and_then(|()| end().map_err(told));
+        made.map_err(|problem| {
+            let left = draft.path().display().to_string();
+            match draft.discard() {
+                Ok(()) => problem,
+                Err(second) => problem.because(format!("{left} is left there ({second})")),
+            }
         })
     }
 
@@ -244,7 +283,8 @@ impl Store {
         }
         let what = || format!("cannot resize disk {}", disk.name);
         let image = disk.image();
-        let resized = File::options().write(true).open(&image).and_then(|file| {
+        let opened = disk.open_image(File::options().write(true));
+        let resized = opened.and_then(|file| {
             if file.metadata()?.file_type().is_block_device() {
                 return match device_size(&image)? {
                     has if has < size => Err(io::Error::new(
@@ -273,6 +313,11 @@ impl Store {
     }
 }
 
+/// Whether that is a block device.
+pub(crate) fn is_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|told| told.file_type().is_block_device())
+}
+
 /// Bytes of a block device, or of a file.
 pub(crate) fn device_size(path: &Path) -> io::Result<u64> {
     use std::io::{Seek, SeekFrom};
@@ -296,7 +341,7 @@ fn create_image(path: &Path, size: u64, allocation: Allocation) -> io::Result<()
     image.sync_all()
 }
 
-fn remove_folder(folder: &Path) -> io::Result<()> {
+pub(super) fn remove_folder(folder: &Path) -> io::Result<()> {
     match fs::remove_dir_all(folder) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
         other => other,
@@ -373,6 +418,53 @@ mod tests {
         assert!(store.disks(&name("local"), &settings).unwrap().is_empty());
         create(&store, &settings, "a").unwrap();
         store.delete_disk(&store.find(&name("a")).unwrap()).unwrap();
+        assert_eq!(fs::read_dir(&local).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn of_two_hosts_that_make_one_disk_at_one_moment_one_has_it_whole_and_the_other_is_told() {
+        let (folder, store, settings) = store();
+        let make = |number: u8, fill: &dyn Fn(&Path)| {
+            let descriptor = Descriptor::new(Uuid::from_random([number; 16]), 4096);
+            let (on, named) = (name("local"), name("a"));
+            let fill = |path: &Path| {
+                fill(path);
+                Ok(())
+            };
+            store.create_disk(&on, &settings, &named, &descriptor, Allocation::Thin, fill)
+        };
+        let put = |path: &Path, bytes: &[u8]| {
+            let file = File::options().write(true).open(path);
+            std::os::unix::fs::FileExt::write_all_at(&file.unwrap(), bytes, 0).unwrap();
+        };
+        let (begun, both) = std::sync::mpsc::sync_channel(0);
+        let (ended, first_is_there) = std::sync::mpsc::sync_channel(1);
+        let (first, second) = std::thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                let made = make(1, &|path| {
+                    begun.send(()).unwrap();
+                    begun.send(()).unwrap();
+                    put(path, b"first");
+                });
+                ended.send(()).unwrap();
+                made
+            });
+            both.recv().unwrap();
+            let second = make(2, &|path| {
+                both.recv().unwrap();
+                first_is_there.recv().unwrap();
+                put(path, b"second");
+            });
+            (first.join().unwrap(), second)
+        });
+        first.unwrap();
+        let refused = second.unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Exists, "{refused}");
+        let disk = store.find(&name("a")).unwrap();
+        assert_eq!(disk.descriptor.uuid, Uuid::from_random([1; 16]));
+        assert_eq!(fs::read(disk.image()).unwrap()[..6], *b"first\0");
+        store.delete_disk(&disk).unwrap();
+        let local = folder.path().join("local");
         assert_eq!(fs::read_dir(&local).unwrap().count(), 0);
     }
 

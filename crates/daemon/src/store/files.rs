@@ -6,19 +6,21 @@
 //! - When [`replace`] answers, the new content is durable.
 //! - Of those who read a file to replace it, one at a time has its [`Turn`], whichever daemon it is, as far as the file
 //!   system has locks: NFS and all local ones do.
+//! - Strangers may write to the directory: no link is followed that has a file's name or the one beside it, and nothing but
+//!   a plain file is read.
 //!
 //! # Picture
 //! ```text
 //! write .NAME.new ─ fsync it ─ rename it over NAME ─ fsync the directory
 //! ```
 
-use std::fs::{self, File};
+use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-use rustix::fs::{FlockOperation, flock};
+use rustix::fs::{FlockOperation, OFlags, flock};
 use rustix::io::Errno;
 
 /// How long another may be at a file: much longer than a change takes, and soon enough for a person who waits.
@@ -40,7 +42,7 @@ pub(crate) fn turn(path: &Path) -> io::Result<Turn> {
     let begun = Instant::now();
     loop {
         // To be written, though nothing is: otherwise a file server grants no lock.
-        let file = File::options().read(true).write(true).open(path)?;
+        let file = open(path, File::options().read(true).write(true))?;
         match flock(&file, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => {}
             Err(Errno::WOULDBLOCK) if begun.elapsed() < PATIENCE => {
@@ -54,10 +56,29 @@ pub(crate) fn turn(path: &Path) -> io::Result<Turn> {
             // There are no locks to be had here.
             Err(_) => return Ok(Turn { _locked: file }),
         }
-        let (locked, there) = (file.metadata()?, fs::metadata(path)?);
-        if (locked.dev(), locked.ino()) == (there.dev(), there.ino()) {
+        if is_at(&file, path)? {
             return Ok(Turn { _locked: file });
         }
+    }
+}
+
+/// Whether a path names the very file that is open.
+pub(super) fn is_at(file: &File, path: &Path) -> io::Result<bool> {
+    let (open, there) = (file.metadata()?, fs::metadata(path)?);
+    Ok((open.dev(), open.ino()) == (there.dev(), there.ino()))
+}
+
+/// Opens a plain file, by no link. What else strangers may have put there is refused, and not waited for.
+pub(crate) fn open(path: &Path, options: &mut OpenOptions) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW | OFlags::NONBLOCK;
+    let opened = options.custom_flags(flags.bits().cast_signed()).open(path);
+    match opened {
+        Ok(file) if file.metadata()?.is_file() => Ok(file),
+        Err(error) if error.raw_os_error() != Some(Errno::LOOP.raw_os_error()) => Err(error),
+        _ => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no plain file, and links are not followed there",
+        )),
     }
 }
 
@@ -71,7 +92,7 @@ pub(crate) fn replace(path: &Path, bytes: &[u8]) -> io::Result<()> {
 
 /// The content of `path`, of which no more than `most` bytes (and one, to show that there are more) are read.
 pub(crate) fn read(path: &Path, most: usize) -> io::Result<Vec<u8>> {
-    let file = File::open(path)?;
+    let file = open(path, File::options().read(true))?;
     let mut bytes = Vec::new();
     let bound = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(1);
     file.take(bound).read_to_end(&mut bytes)?;
@@ -84,12 +105,16 @@ pub(crate) fn sync_folder(folder: &Path) -> io::Result<()> {
 }
 
 fn write_durably(path: &Path, bytes: &[u8]) -> io::Result<()> {
-    // What a crash may have left there is of no use to anybody.
+    // What a crash may have left there is of no use to anybody. It goes, rather than being written over: it may be a link
+    // to something else, which a name that must be new does not follow either.
+    match fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
     let mut options = File::options();
     let mut file = options
         .write(true)
-        .create(true)
-        .truncate(true)
+        .create_new(true)
         .mode(0o644)
         .open(path)?;
     file.write_all(bytes)?;
@@ -137,6 +162,37 @@ mod tests {
         }
         replace(&path, b"newer").unwrap();
         assert_eq!(read(&path, 100).unwrap(), b"newer");
+    }
+
+    #[test]
+    fn a_link_that_somebody_put_beside_a_file_leads_nowhere() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("disk.toml");
+        let precious = folder.path().join("precious");
+        fs::write(&precious, b"precious").unwrap();
+        let (_, fresh) = beside(&path).unwrap();
+        std::os::unix::fs::symlink(&precious, fresh).unwrap();
+        replace(&path, b"new").unwrap();
+        assert_eq!(fs::read(&precious).unwrap(), b"precious");
+        assert_eq!(read(&path, 100).unwrap(), b"new");
+    }
+
+    #[test]
+    fn what_is_no_plain_file_is_neither_read_nor_waited_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = |name: &str| folder.path().join(name);
+        fs::write(path("secret"), b"secret").unwrap();
+        std::os::unix::fs::symlink(path("secret"), path("link")).unwrap();
+        let made = std::process::Command::new("mkfifo")
+            .arg(path("pipe"))
+            .status();
+        assert!(made.unwrap().success());
+        for name in ["link", "pipe"] {
+            let refused = read(&path(name), 100).unwrap_err();
+            assert!(refused.to_string().contains("no plain file"), "{refused}");
+            assert!(turn(&path(name)).is_err());
+        }
+        assert!(read(folder.path(), 100).is_err());
     }
 
     #[test]

@@ -9,6 +9,7 @@
 //!   kernel keeps until the last operation of ours has ended, even when the daemon is killed
 //! - a request that asks for durability completes after RWF_DSYNC or fdatasync, never before; once an fdatasync has
 //!   failed none succeeds (`syncs.rs`)
+//! - what is used is what the path named when both locks were there: not a file that was replaced while one was waited for
 //! - a read that meets the end of the file is an error, not zeroes; once the image was cut behind our back nothing is
 //!   written to it, and nothing that was is acknowledged (`reach.rs`)
 //!
@@ -17,15 +18,14 @@
 
 use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes, fault};
 use crate::errand::{Errand, Map, Task};
-use crate::error::{Error, Kind, Result};
+use crate::error::Result;
 use crate::lease::fence::Fence;
-use crate::sys::os::{self, DirectAlignment};
+use crate::sys::os::DirectAlignment;
 use crate::sys::ring::{Completion, Durability};
 use feed::Feed;
-use files::{lock, open_as, open_direct};
+use files::{Files, open_both};
 use reach::Reach;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
-use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
@@ -50,6 +50,18 @@ const ZERO_PIECE: usize = 1 << 20;
 /// Bytes of one extent in a buffer.
 const EXTENT_BYTES: u32 = 16;
 
+/// Who named the path of an image, and so what may be there.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Place {
+    /// Somebody who may name anything: a file or a block device, by links too.
+    #[default]
+    Anywhere,
+    /// It is a name in a directory that strangers may write to: a file, and no link to one.
+    Shared,
+    /// A descriptor that strangers may write: a block device, by links too.
+    Device,
+}
+
 /// How to open an image.
 #[derive(Clone, Copy, Debug)]
 pub struct Options {
@@ -59,6 +71,8 @@ pub struct Options {
     pub buffered: bool,
     /// How long to wait while another holds the image; 20 s by default.
     pub patience: Duration,
+    /// What may be at the path.
+    pub place: Place,
 }
 
 impl Default for Options {
@@ -67,6 +81,7 @@ impl Default for Options {
             read_only: false,
             buffered: false,
             patience: LOCK_PATIENCE,
+            place: Place::default(),
         }
     }
 }
@@ -75,7 +90,7 @@ impl Default for Options {
 /// [`Options::patience`] says.
 ///
 /// # Errors
-/// When it cannot be opened, is neither file nor block device, or is in use by another daemon.
+/// When it cannot be opened, is not what [`Options::place`] allows, or is in use by another daemon.
 pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
     let (image, info) = open_dir(path, options)?;
     Ok(OpenedImage::new(Box::new(image), info))
@@ -83,25 +98,12 @@ pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
 
 fn open_dir(path: &Path, options: Options) -> Result<(Dir, ImageInfo)> {
     let shown = path.display();
-    let buffered = open_as(path, options, 0)
-        .map_err(|e| Error::io(format!("cannot open the image {shown}"), e))?;
-    let meta = buffered
-        .metadata()
-        .map_err(|e| Error::io(format!("cannot look at the image {shown}"), e))?;
-    let kind = meta.file_type();
-    let size = if kind.is_file() {
-        meta.len()
-    } else if kind.is_block_device() {
-        os::block_device_size(&buffered)
-            .map_err(|e| Error::io(format!("cannot ask {shown} for its size"), e))?
-    } else {
-        return Err(Error::new(
-            Kind::Invalid,
-            format!("{shown} is neither a file nor a block device"),
-        ));
-    };
-    lock(&buffered, 0, options, path)?;
-    let direct = open_direct(path, options)?;
+    let Files {
+        buffered,
+        kind,
+        size,
+        direct,
+    } = open_both(path, options)?;
     let mut remark = None;
     if direct.is_none() && !options.buffered {
         remark = Some(format!(

@@ -6,6 +6,7 @@
 //!
 //! # Always true
 //! - a job ends at the moment that the model gives, or with the first turn of its thread after it
+//! - what is not within the memory is refused, whatever size the disk has been given since
 //! - the deadline is the model's next completion, known without looking at the jobs
 //!
 //! # Units
@@ -15,7 +16,7 @@ use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes};
 use crate::error::{Error, Kind, Result};
 use crate::sys::memory::Memory;
 use std::str::FromStr;
-use tidegate_core::request::{Extent, ExtentKind, Flags, Op};
+use tidegate_core::request::{Extent, ExtentKind, Fault, Flags, Op};
 use tidegate_core::units::Time;
 use tidegate_model::{Array, ArraySpec, IoKind, ModelIo};
 
@@ -126,6 +127,7 @@ pub fn open(spec: &Spec) -> Result<OpenedImage> {
     };
     let image = Emulated {
         memory,
+        size,
         array,
         jobs: Vec::new(),
         free: Vec::new(),
@@ -135,6 +137,7 @@ pub fn open(spec: &Spec) -> Result<OpenedImage> {
 
 struct Emulated {
     memory: Memory,
+    size: u64,
     array: Array,
     /// By the model's name for them: jobs inside the array.
     jobs: Vec<Option<Job>>,
@@ -143,6 +146,9 @@ struct Emulated {
 
 impl Image for Emulated {
     fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
+        if !job.is_within(self.size) {
+            return Progress::Done(Err(Fault::Invalid));
+        }
         let unmapped = job.op == Op::WriteZeroes && job.flags.has(Flags::MAY_UNMAP);
         let (kind, len) = match job.op {
             Op::Read => (IoKind::Read, job.len),

@@ -1,14 +1,18 @@
 //! A datastore in the daemon's memory: fast, and gone with it. For scratch disks, tests and measuring.
 //!
 //! Memory is taken when first written and given back by discards, so a large disk costs what it holds.
+//!
+//! # Always true
+//! - what is not within the memory is refused, whatever size the disk has been given since
 
 use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes};
 use crate::error::{Error, Result};
 use crate::sys::memory::Memory;
-use tidegate_core::request::{Extent, ExtentKind, Op};
+use tidegate_core::request::{Extent, ExtentKind, Fault, Op};
 
 struct InMemory {
     memory: Memory,
+    size: u64,
 }
 
 /// Opens an image of `size` bytes, all zeroes.
@@ -28,7 +32,7 @@ pub fn open(size: u64) -> Result<OpenedImage> {
         buffered: false,
         remark: None,
     };
-    Ok(OpenedImage::new(Box::new(InMemory { memory }), info))
+    Ok(OpenedImage::new(Box::new(InMemory { memory, size }), info))
 }
 
 impl Image for InMemory {
@@ -37,6 +41,9 @@ impl Image for InMemory {
     }
 
     fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
+        if !job.is_within(self.size) {
+            return Progress::Done(Err(Fault::Invalid));
+        }
         let (at, len) = (bytes(job.offset), bytes(job.len));
         match job.op {
             Op::Read => self.memory.read(at, len, lane.buffers, job.data),

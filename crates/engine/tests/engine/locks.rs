@@ -16,6 +16,7 @@ const IMPATIENT: dir::Options = dir::Options {
     read_only: false,
     buffered: false,
     patience: Duration::ZERO,
+    place: dir::Place::Anywhere,
 };
 
 /// A part of the tests below, which start this binary anew with the variable set; otherwise it has nothing to do.

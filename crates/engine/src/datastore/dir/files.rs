@@ -3,34 +3,138 @@
 //! # Always true
 //! - an open file description is used only under a lock of a byte of its own, which the kernel keeps until the last
 //!   operation on it has ended
+//! - when both locks are there, both descriptions are of what the path names
+//! - what strangers may have put at the path is looked at before it is opened, and again once it is: a link leads nowhere,
+//!   and nothing but a file or a block device is read
 //!
 //! # Source
 //! open(2) on O_DIRECT; fcntl(2) on open file description locks.
 
-use super::{Options, PAGE};
+use super::{Options, PAGE, Place};
 use crate::error::{Error, Kind, Result};
 use crate::sys::os::{self, DirectAlignment};
-use std::fs::{File, OpenOptions};
-use std::os::unix::fs::OpenOptionsExt;
+use std::fs::{self, File, FileType, OpenOptions};
+use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
 /// Between two tries for a lock that is held.
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 
+/// The files of an image, locked.
+pub(super) struct Files {
+    pub(super) buffered: File,
+    pub(super) kind: FileType,
+    /// Bytes.
+    pub(super) size: u64,
+    pub(super) direct: Option<(File, DirectAlignment)>,
+}
+
+/// Opens and locks the image that is at `path` once it is locked: while a lock is waited for, whoever has it may put
+/// another file there, or remove this one.
+pub(super) fn open_both(path: &Path, options: Options) -> Result<Files> {
+    let deadline = Instant::now() + options.patience;
+    loop {
+        let files = open_once(path, options, deadline)?;
+        let direct = files.direct.as_ref().map(|(file, _)| file);
+        if [Some(&files.buffered), direct]
+            .into_iter()
+            .flatten()
+            .all(|file| is_at(file, path))
+        {
+            return Ok(files);
+        }
+        if Instant::now() >= deadline {
+            let text = format!("the image {} is being replaced", path.display());
+            return Err(Error::new(Kind::Busy, text));
+        }
+        std::thread::sleep(LOCK_RETRY);
+    }
+}
+
+fn open_once(path: &Path, options: Options, deadline: Instant) -> Result<Files> {
+    let shown = path.display();
+    let unopened = |e| Error::io(format!("cannot open the image {shown}"), e);
+    let there = match options.place {
+        Place::Shared => fs::symlink_metadata(path),
+        Place::Anywhere | Place::Device => fs::metadata(path),
+    };
+    admit(there.map_err(unopened)?.file_type(), options.place, path)?;
+    let buffered = open_as(path, options, 0).map_err(unopened)?;
+    let kind = buffered
+        .metadata()
+        .map_err(|e| Error::io(format!("cannot look at the image {shown}"), e))?
+        .file_type();
+    admit(kind, options.place, path)?;
+    lock(&buffered, 0, options, deadline, path)?;
+    // Asked for under the lock: whoever had it before may have changed it.
+    let size = size_of(&buffered, kind)
+        .map_err(|e| Error::io(format!("cannot ask {shown} for its size"), e))?;
+    let direct = open_direct(path, options, deadline)?;
+    Ok(Files {
+        buffered,
+        kind,
+        size,
+        direct,
+    })
+}
+
+/// Fails unless such a thing may be an image.
+fn admit(kind: FileType, place: Place, path: &Path) -> Result<()> {
+    let (may, else_it_is) = match place {
+        Place::Anywhere => (
+            kind.is_file() || kind.is_block_device(),
+            "neither a file nor a block device",
+        ),
+        Place::Shared => (
+            kind.is_file(),
+            "no file, and a link to one is not followed there",
+        ),
+        Place::Device => (
+            kind.is_block_device(),
+            "no block device, and a disk's descriptor may name nothing else",
+        ),
+    };
+    if may {
+        return Ok(());
+    }
+    let text = format!("{} is {else_it_is}", path.display());
+    Err(Error::new(Kind::Invalid, text))
+}
+
+fn size_of(file: &File, kind: FileType) -> std::io::Result<u64> {
+    if kind.is_block_device() {
+        return os::block_device_size(file);
+    }
+    Ok(file.metadata()?.len())
+}
+
+/// Whether a path names the very file that is open.
+fn is_at(file: &File, path: &Path) -> bool {
+    let (Ok(open), Ok(there)) = (file.metadata(), fs::metadata(path)) else {
+        return false;
+    };
+    (open.dev(), open.ino()) == (there.dev(), there.ino())
+}
+
 /// The image at `path`, with these flags besides.
-pub(super) fn open_as(path: &Path, options: Options, flags: i32) -> std::io::Result<File> {
+fn open_as(path: &Path, options: Options, flags: i32) -> std::io::Result<File> {
+    let links = match options.place {
+        Place::Shared => libc::O_NOFOLLOW,
+        Place::Anywhere | Place::Device => 0,
+    };
     OpenOptions::new()
         .read(true)
         .write(!options.read_only)
-        .custom_flags(libc::O_CLOEXEC | flags)
+        .custom_flags(libc::O_CLOEXEC | links | flags)
         .open(path)
 }
 
 /// The image once more, for direct I/O, locked; none where that is not wanted or not known.
-pub(super) fn open_direct(
+fn open_direct(
     path: &Path,
     options: Options,
+    deadline: Instant,
 ) -> Result<Option<(File, DirectAlignment)>> {
     if options.buffered {
         return Ok(None);
@@ -45,7 +149,7 @@ pub(super) fn open_direct(
             ));
         }
     };
-    lock(&file, 1, options, path)?;
+    lock(&file, 1, options, deadline, path)?;
     let alignment = os::direct_alignment(&file).unwrap_or(DirectAlignment {
         memory: PAGE,
         offset: PAGE,
@@ -54,8 +158,7 @@ pub(super) fn open_direct(
 }
 
 /// Locks `byte` of the file for whoever has it open here, as soon as nobody else holds it.
-pub(super) fn lock(file: &File, byte: u8, options: Options, path: &Path) -> Result<()> {
-    let deadline = Instant::now() + options.patience;
+fn lock(file: &File, byte: u8, options: Options, deadline: Instant, path: &Path) -> Result<()> {
     loop {
         match os::lock(file, byte, !options.read_only) {
             Ok(()) => return Ok(()),
@@ -72,6 +175,95 @@ pub(super) fn lock(file: &File, byte: u8, options: Options, path: &Path) -> Resu
                     error,
                 ));
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::path::PathBuf;
+
+    /// A directory with an image of so many bytes.
+    fn image(bytes: u64) -> (tempfile::TempDir, PathBuf) {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("image");
+        put(&path, bytes);
+        (folder, path)
+    }
+
+    fn put(path: &Path, bytes: u64) {
+        let file = File::create(path).expect("a file");
+        file.set_len(bytes).expect("a sparse file");
+    }
+
+    /// How many descriptors of this process are of what the path names.
+    fn openings(path: &Path) -> usize {
+        let all = fs::read_dir("/proc/self/fd").expect("the process's descriptors");
+        let links = all.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+        links.filter(|link| link == path).count()
+    }
+
+    #[test]
+    fn who_waits_for_a_lock_gets_the_image_that_is_there_when_it_has_it() {
+        let (folder, path) = image(8192);
+        let options = Options::default();
+        let held = open_both(&path, options).expect("it opens");
+        let before = openings(&path);
+        let waiter = std::thread::spawn({
+            let path = path.clone();
+            move || open_both(&path, options).map(|files| files.size)
+        });
+        while openings(&path) == before {
+            assert!(!waiter.is_finished(), "it has to wait");
+            std::thread::yield_now();
+        }
+        let other = folder.path().join("other");
+        put(&other, 4096);
+        fs::rename(&other, &path).expect("renamed");
+        drop(held);
+        let size = waiter.join().expect("it ends").expect("it opens");
+        assert_eq!(size, 4096, "it is not the file that was removed");
+    }
+
+    #[test]
+    fn who_waits_for_a_lock_finds_out_that_the_image_was_deleted() {
+        let (_folder, path) = image(8192);
+        let options = Options::default();
+        let held = open_both(&path, options).expect("it opens");
+        let before = openings(&path);
+        let waiter = std::thread::spawn({
+            let path = path.clone();
+            move || open_both(&path, options).err().map(|e| e.kind())
+        });
+        while openings(&path) == before {
+            assert!(!waiter.is_finished(), "it has to wait");
+            std::thread::yield_now();
+        }
+        fs::remove_file(&path).expect("removed");
+        drop(held);
+        assert_eq!(waiter.join().expect("it ends"), Some(Kind::NotFound));
+    }
+
+    #[test]
+    fn in_a_strangers_directory_only_a_file_is_an_image_and_no_link_to_one() {
+        let (folder, path) = image(4096);
+        let link = folder.path().join("link");
+        symlink(&path, &link).expect("a link");
+        let at = |path: &Path, place| {
+            let options = Options {
+                place,
+                ..Default::default()
+            };
+            open_both(path, options).err().map(|e| e.kind())
+        };
+        assert_eq!(at(&path, Place::Shared), None);
+        assert_eq!(at(&link, Place::Anywhere), None);
+        assert_eq!(at(&link, Place::Shared), Some(Kind::Invalid));
+        assert_eq!(at(folder.path(), Place::Shared), Some(Kind::Invalid));
+        for file in [&path, &link] {
+            assert_eq!(at(file, Place::Device), Some(Kind::Invalid));
         }
     }
 }

@@ -1,0 +1,343 @@
+//! Whole orders, of one or two hosts in one process: locks on open files keep them apart as they do daemons.
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use tempfile::TempDir;
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::disk::{
+    Clients, DiskAttach, DiskCreate, DiskResize, DiskSet, Outside, ResizeData,
+};
+use tidegate_engine::datastore::dir;
+use tidegate_engine::lease;
+
+use super::change::Purpose;
+use super::*;
+use crate::control::Identity;
+use crate::plan::ThreadsPlan;
+
+const SIZE: u64 = 1 << 20;
+
+/// One host of those that know the datastore `shared`.
+struct Stage {
+    keeper: Arc<Keeper>,
+    shared: PathBuf,
+    place: TempDir,
+    // Last: what is attached listens there.
+    runtime: tokio::runtime::Runtime,
+}
+
+fn name(text: &str) -> Name {
+    text.parse().unwrap()
+}
+
+fn stage() -> Stage {
+    let place = tempfile::tempdir().unwrap();
+    let root = Root::find(Some(place.path().join("root"))).unwrap();
+    root.create().unwrap();
+    let store = Store::open(root.state()).unwrap();
+    let threads = ThreadsPlan {
+        count: 1,
+        poll: Duration::ZERO,
+        cpus: Vec::new(),
+    };
+    let identity = Identity {
+        id: [1; 16],
+        name: "one".to_owned(),
+    };
+    let keeper = Keeper::new(
+        root,
+        store,
+        Host::start(&threads).unwrap(),
+        Arc::default(),
+        Controls::new(identity),
+        None,
+    );
+    let shared = place.path().join("shared");
+    fs::create_dir(&shared).unwrap();
+    let settings = DatastoreSettings::Dir {
+        path: shared.clone(),
+        io: Default::default(),
+    };
+    keeper.add_datastore(&name("shared"), settings).unwrap();
+    let runtime = tokio::runtime::Runtime::new().unwrap();
+    Stage {
+        keeper: Arc::new(keeper),
+        shared,
+        place,
+        runtime,
+    }
+}
+
+impl Stage {
+    /// A disk on `shared`.
+    fn disk(&self, disk: &str) -> Found {
+        let mut order = DiskCreate::new(name(disk), SIZE);
+        order.datastore = Some(name("shared"));
+        self.keeper.create(&order).unwrap();
+        self.keeper.store.find(&name(disk)).unwrap()
+    }
+
+    fn attach(&self, disk: &str, outside: Outside) -> Outcome<api::Disk> {
+        let _context = self.runtime.enter();
+        let order = DiskAttach {
+            outside,
+            ..Default::default()
+        };
+        self.keeper.attach(&name(disk), order)
+    }
+
+    fn detach(&self, disk: &str) {
+        let _context = self.runtime.enter();
+        self.keeper.detach(&name(disk), Clients::Keep).unwrap();
+    }
+
+    /// Somebody else changes a disk's descriptor.
+    fn elsewhere(&self, disk: &str, change: impl FnOnce(&mut Found)) {
+        let mut found = self.keeper.store.find(&name(disk)).unwrap();
+        change(&mut found);
+        self.keeper.store.write_descriptor(&found).unwrap();
+    }
+
+    /// The filters of an attached disk.
+    fn filters(&self, disk: &str) -> Vec<String> {
+        let live = self.keeper.live.get(&name(disk)).unwrap();
+        live.descriptor().unwrap().filters
+    }
+}
+
+/// What becomes of another host that opens an image.
+fn other_opens(image: &Path, read_only: bool) -> Option<tidegate_engine::Kind> {
+    let options = dir::Options {
+        read_only,
+        patience: Duration::ZERO,
+        ..Default::default()
+    };
+    dir::open(image, options).err().map(|e| e.kind())
+}
+
+#[test]
+fn who_deletes_or_resizes_a_read_only_disk_is_alone_with_it_and_who_copies_it_is_not() {
+    let stage = stage();
+    let mut found = stage.disk("a");
+    found.descriptor.read_only = true;
+    let image = found.image();
+    let held = stage.keeper.hold(&found, Purpose::Change).unwrap();
+    let busy = Some(tidegate_engine::Kind::Busy);
+    assert_eq!(other_opens(&image, true), busy);
+    drop(held);
+    let held = stage.keeper.hold(&found, Purpose::Read).unwrap();
+    assert_eq!(other_opens(&image, true), None);
+    assert_eq!(other_opens(&image, false), busy);
+    drop(held);
+    assert_eq!(other_opens(&image, false), None);
+}
+
+#[test]
+fn a_disk_that_another_host_has_by_its_lease_is_not_deleted_resized_or_copied_under_it() {
+    let stage = stage();
+    let found = stage.disk("a");
+    // A host that reaches the datastore by a way on which it meets no lock.
+    let other = lease::Leases::new(lease::Settings {
+        lease: Duration::from_secs(2),
+        ..lease::Settings::new("shared", stage.shared.clone(), [2; 16], 2, "two")
+    })
+    .unwrap();
+    let disk = found.descriptor.uuid.0;
+    let guard = lease::Guard::Lease;
+    let lease = other
+        .take(disk, "a", guard, lease::Takeover::Guarded)
+        .unwrap();
+    for purpose in [Purpose::Read, Purpose::Forget] {
+        let refused = stage.keeper.hold(&found, purpose).map(drop).unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Locked, "{refused}");
+        assert!(refused.to_string().contains("host two"), "{refused}");
+    }
+    assert!(stage.keeper.delete(&name("a")).is_err());
+    assert!(found.image().exists());
+    drop(lease);
+}
+
+#[test]
+fn a_disk_is_attached_as_it_stands_when_its_lock_is_there() {
+    let stage = stage();
+    let found = stage.disk("a");
+    let image = found.image();
+    let openings = || {
+        let all = fs::read_dir("/proc/self/fd").unwrap();
+        let links = all.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+        links.filter(|link| *link == image).count()
+    };
+    let held = dir::open(&image, dir::Options::default()).unwrap();
+    let before = openings();
+    let attached = std::thread::scope(|scope| {
+        let attaching = scope.spawn(|| stage.attach("a", Outside::Agreed));
+        while openings() == before {
+            assert!(!attaching.is_finished(), "it has to wait");
+            std::thread::yield_now();
+        }
+        stage.elsewhere("a", |found| {
+            found.descriptor.size.0 = 2 * SIZE;
+            File::options()
+                .write(true)
+                .open(&image)
+                .unwrap()
+                .set_len(2 * SIZE)
+                .unwrap();
+        });
+        drop(held);
+        attaching.join().unwrap().unwrap()
+    });
+    assert_eq!(attached.size_bytes, 2 * SIZE);
+    let live = stage.keeper.live.get(&name("a")).unwrap();
+    assert_eq!(live.export_info().size, 2 * SIZE);
+    stage.detach("a");
+}
+
+#[test]
+fn memory_does_not_grow_while_it_is_attached_and_its_disk_is_left_as_it_was() {
+    let stage = stage();
+    let model = "nvme".to_owned();
+    for (disk, settings) in [
+        ("m", DatastoreSettings::Memory {}),
+        ("e", DatastoreSettings::Emulated { model }),
+    ] {
+        stage.keeper.add_datastore(&name(disk), settings).unwrap();
+        let mut order = DiskCreate::new(name(disk), SIZE);
+        order.datastore = Some(name(disk));
+        stage.keeper.create(&order).unwrap();
+        let larger = DiskResize {
+            size_bytes: 2 * SIZE,
+            data: ResizeData::Keep,
+        };
+        stage.attach(disk, Outside::Agreed).unwrap();
+        let refused = stage.keeper.resize(&name(disk), larger).unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Unsupported, "{refused}");
+        let found = stage.keeper.store.find(&name(disk)).unwrap();
+        assert_eq!(found.descriptor.size.0, SIZE);
+        stage.detach(disk);
+        let resized = stage.keeper.resize(&name(disk), larger).unwrap();
+        assert_eq!(resized.size_bytes, 2 * SIZE);
+        stage.attach(disk, Outside::Agreed).unwrap();
+        stage.detach(disk);
+    }
+}
+
+#[test]
+fn a_link_in_the_place_of_an_image_is_not_followed() {
+    let stage = stage();
+    let found = stage.disk("a");
+    let secret = stage.place.path().join("secret");
+    fs::rename(found.image(), &secret).unwrap();
+    std::os::unix::fs::symlink(&secret, found.image()).unwrap();
+    let refused = stage.attach("a", Outside::Accept).unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Invalid, "{refused}");
+    for purpose in [Purpose::Read, Purpose::Change] {
+        assert!(stage.keeper.hold(&found, purpose).is_err());
+    }
+    assert!(found.open_image(File::options().read(true)).is_err());
+    stage.keeper.delete(&name("a")).unwrap();
+    assert!(secret.exists());
+}
+
+#[test]
+fn a_device_is_used_only_where_somebody_agreed_to_it_and_only_if_it_is_one() {
+    let stage = stage();
+    stage.disk("a");
+    let secret = stage.place.path().join("secret");
+    File::create(&secret).unwrap().set_len(SIZE).unwrap();
+    stage.elsewhere("a", |found| found.descriptor.device = Some(secret.clone()));
+    let found = stage.keeper.store.find(&name("a")).unwrap();
+
+    let refused = stage.attach("a", Outside::Agreed).unwrap_err();
+    assert!(refused.to_string().contains("--accept-paths"), "{refused}");
+    for purpose in [Purpose::Read, Purpose::Change] {
+        assert!(stage.keeper.hold(&found, purpose).is_err());
+    }
+    let refused = stage.attach("a", Outside::Accept).unwrap_err();
+    assert!(refused.to_string().contains("no block device"), "{refused}");
+    assert!(found.open_image(File::options().read(true)).is_err());
+    // What was agreed to once needs no consent again; another path does.
+    stage.keeper.must_be_agreed(&found).unwrap();
+    let mut other = found.clone();
+    other.descriptor.device = Some("/dev/sda".into());
+    assert!(stage.keeper.must_be_agreed(&other).is_err());
+
+    let mut order = DiskCreate::new(name("b"), SIZE);
+    order.datastore = Some(name("shared"));
+    order.device = Some(secret);
+    let refused = stage.keeper.create(&order).unwrap_err();
+    assert!(refused.to_string().contains("no block device"), "{refused}");
+}
+
+#[test]
+fn a_disk_on_a_device_that_nobody_here_agreed_to_can_be_deleted_and_the_consent_goes_with_it() {
+    let stage = stage();
+    stage.disk("a");
+    let device: PathBuf = "/dev/null".into();
+    stage.elsewhere("a", |found| found.descriptor.device = Some(device.clone()));
+    let found = stage.keeper.store.find(&name("a")).unwrap();
+    stage.keeper.delete(&name("a")).unwrap();
+    stage.keeper.agree(&found).unwrap();
+    stage.keeper.forget_agreed(&found).unwrap();
+    assert!(stage.keeper.must_be_agreed(&found).is_err());
+}
+
+#[test]
+fn a_file_that_a_filter_writes_is_written_only_if_somebody_here_named_it() {
+    let stage = stage();
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    let live = stage.keeper.live.get(&name("a")).unwrap();
+    let file = stage.place.path().join("trace");
+    let trace = format!("trace:path={}", file.display());
+    let named = vec!["null".to_owned(), trace.clone()];
+
+    // By another host, or by whoever can write to the datastore.
+    stage.elsewhere("a", |found| found.descriptor.filters = named.clone());
+    stage.keeper.follow(&live);
+    assert_eq!(stage.filters("a"), ["null"]);
+    // An order here that is about something else does not bring it in either.
+    let order = DiskSet {
+        policy: Some(api::PolicySet {
+            shares: Some(700),
+            ..Default::default()
+        }),
+        ..Default::default()
+    };
+    stage.keeper.set(&name("a"), &order).unwrap();
+    assert_eq!(stage.filters("a"), ["null"]);
+    // Nor does it come in when the disk is attached again, unless that is said.
+    drop(live);
+    stage.detach("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert_eq!(stage.filters("a"), ["null"]);
+    assert!(!file.exists());
+    stage.detach("a");
+    stage.attach("a", Outside::Accept).unwrap();
+    assert_eq!(stage.filters("a"), named);
+    assert!(file.exists());
+    fs::remove_file(&file).unwrap();
+
+    // What an order here names is agreed to by it, over a restart too.
+    let other = stage.place.path().join("other");
+    let order = DiskSet {
+        filters: Some(vec![format!("trace:path={}", other.display())]),
+        ..Default::default()
+    };
+    stage.keeper.set(&name("a"), &order).unwrap();
+    assert!(other.exists());
+    stage.detach("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert_eq!(stage.filters("a").len(), 1);
+    stage.detach("a");
+    // What is named no more is forgotten.
+    let order = DiskSet {
+        filters: Some(Vec::new()),
+        ..Default::default()
+    };
+    stage.keeper.set(&name("a"), &order).unwrap();
+    assert!(stage.keeper.store.agreed().unwrap().is_empty());
+}

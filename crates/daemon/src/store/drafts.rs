@@ -1,0 +1,159 @@
+//! Drafts of disks: directories in which a disk is put together, out of sight, until it is whole.
+//!
+//! Several hosts may make disks in one directory at the same moment, of the same name too. So each draft has a name of its
+//! own, and a file in it is locked for as long as somebody is at work there.
+//!
+//! # Always true
+//! - A draft is removed by who has its lock, and by nobody else. Whoever made it and died has it no more.
+//! - A draft gets a disk's name only while nothing else has that.
+//! - Where the file system has no locks, nobody's drafts are swept away.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+use super::files;
+
+/// What every draft's name begins with.
+const PREFIX: &str = ".creating-";
+/// The file in it whose lock tells that somebody is at work.
+const LOCK: &str = ".at-work";
+
+/// A draft that is being worked on here.
+#[derive(Debug)]
+pub(super) struct Draft {
+    path: PathBuf,
+    /// Held as long as the draft.
+    lock: File,
+}
+
+/// Begins a draft in this directory, by a name that no other draft ever has.
+pub(super) fn begin(folder: &Path, name: &str) -> io::Result<Draft> {
+    let path = folder.join(format!("{PREFIX}{name}"));
+    fs::create_dir(&path)?;
+    let lock = File::create_new(path.join(LOCK))?;
+    match lock.try_lock() {
+        Err(TryLockError::WouldBlock) => Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "another host has just swept it away for a leftover; try again",
+        )),
+        // Without locks nobody sweeps either.
+        Ok(()) | Err(TryLockError::Error(_)) => Ok(Draft { path, lock }),
+    }
+}
+
+impl Draft {
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes it what it is to be, unless something of that name is there by now.
+    pub(super) fn publish(&self, path: &Path) -> io::Result<()> {
+        match renameat_with(CWD, &self.path, CWD, path, RenameFlags::NOREPLACE) {
+            Ok(()) => {}
+            // Some file systems cannot promise that. A rename replaces no directory in which something is.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                fs::rename(&self.path, path).map_err(|error| match error.kind() {
+                    io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotADirectory => {
+                        io::ErrorKind::AlreadyExists.into()
+                    }
+                    _ => error,
+                })?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        // Only now: as long as it is a draft, somebody could sweep it away. Left there, it is in nobody's way.
+        if let Err(error) = fs::remove_file(path.join(LOCK)) {
+            tracing::debug!(%error, path = %path.display(), "a disk's draft leaves its lock behind");
+        }
+        Ok(())
+    }
+
+    /// Takes it away.
+    pub(super) fn discard(self) -> io::Result<()> {
+        match remove(&self.path, self.lock) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// Takes away the drafts of this directory at which nobody is at work any more. What cannot be taken away stays.
+pub(super) fn sweep(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return;
+    };
+    for entry in entries.filter_map(Result::ok) {
+        let is_draft = entry.file_name().to_string_lossy().starts_with(PREFIX);
+        if is_draft && let Err(error) = sweep_one(&entry.path()) {
+            tracing::debug!(%error, path = %entry.path().display(), "a draft stays");
+        }
+    }
+}
+
+fn sweep_one(draft: &Path) -> io::Result<()> {
+    if !draft.symlink_metadata()?.is_dir() {
+        return Ok(());
+    }
+    let path = draft.join(LOCK);
+    // Who makes a draft makes this file as a new one: whoever comes first, one of the two gets no lock.
+    let mut options = File::options();
+    let lock = files::open(&path, options.write(true).create(true).truncate(false))?;
+    match lock.try_lock() {
+        // Who had it before may have removed all of it already.
+        Ok(()) if files::is_at(&lock, &path)? => remove(draft, lock),
+        Ok(()) | Err(TryLockError::WouldBlock) => Ok(()),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Removes a draft whose lock is held: the lock's file last, so that what a crash leaves can be swept away.
+fn remove(draft: &Path, lock: File) -> io::Result<()> {
+    for entry in fs::read_dir(draft)? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => fs::remove_dir_all(entry.path())?,
+            false if entry.file_name() == LOCK => {}
+            false => fs::remove_file(entry.path())?,
+        }
+    }
+    fs::remove_file(draft.join(LOCK))?;
+    // NFS keeps a removed file in its directory for as long as somebody has it open.
+    drop(lock);
+    fs::remove_dir(draft)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_draft_is_swept_away_when_nobody_is_at_work_on_it_and_not_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let draft = begin(folder.path(), "a-1").unwrap();
+        fs::write(draft.path().join("image"), "half").unwrap();
+        sweep(folder.path());
+        assert!(draft.path().join("image").exists());
+        let path = draft.path().to_owned();
+        drop(draft);
+        sweep(folder.path());
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn of_two_drafts_one_gets_the_name_and_the_other_is_told_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let [one, two] = ["a-1", "a-2"].map(|name| begin(folder.path(), name).unwrap());
+        let disk = folder.path().join("a");
+        two.publish(&disk).unwrap();
+        let refused = one.publish(&disk).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        one.discard().unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(&disk).unwrap().count(), 0, "not even a lock");
+    }
+}
