@@ -20,7 +20,7 @@ use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes, fault};
 use crate::errand::{Errand, Map, Task};
 use crate::error::Result;
 use crate::lease::fence::Fence;
-use crate::sys::os::DirectAlignment;
+use crate::sys::os::{self, DirectAlignment};
 use crate::sys::ring::{Completion, Durability};
 use feed::Feed;
 use files::{Files, open_both};
