@@ -36,7 +36,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 use tidegate_api::problem::{Problem, ProblemCode};
 
-use super::door::Guest;
+use super::door::{Guest, PATIENCE};
 use super::files::guarded;
 use crate::trouble::{self, Outcome};
 
@@ -58,8 +58,11 @@ const SESSIONS: usize = 64;
 /// A token shorter than this can be guessed.
 const TOKEN_MIN: usize = 16;
 
-/// The largest token file and login that is read.
+/// The largest token file that is read.
 const TOKEN_MAX: u64 = 4096;
+
+/// The largest login or order that is read: a policy has a few hundred bytes.
+const BODY_MAX: usize = 4096;
 
 /// What a wrong token costs who tries.
 const WRONG: Duration = Duration::from_secs(1);
@@ -191,8 +194,7 @@ impl Guard {
         let Some(token) = &self.token else {
             return StatusCode::NO_CONTENT.into_response();
         };
-        let most = usize::try_from(TOKEN_MAX).unwrap_or(usize::MAX);
-        let told = body::to_bytes(request.into_body(), most).await;
+        let told = body::to_bytes(request.into_body(), BODY_MAX).await;
         let told = told
             .ok()
             .and_then(|told| serde_json::from_slice(&told).ok());
@@ -249,7 +251,15 @@ pub(crate) async fn check(
     next: Next,
 ) -> Response {
     let path = request.uri().path().to_owned();
-    let answer = match guard.judge(request.method(), &path, request.headers()) {
+    let judged = guard.judge(request.method(), &path, request.headers());
+    let looks = *request.method() == Method::GET || *request.method() == Method::HEAD;
+    if judged.is_ok() && !looks {
+        request = match whole(request, PATIENCE).await {
+            Ok(request) => request,
+            Err(refusal) => return guarded(refusal.into_response()),
+        };
+    }
+    let answer = match judged {
         Err(refusal) => refusal.into_response(),
         Ok(()) if path == LOGIN => guard.login(&guest, request).await,
         Ok(()) if path == LOGOUT => guard.logout(request.headers()),
@@ -269,6 +279,21 @@ pub(crate) async fn check(
         }
     };
     guarded(answer)
+}
+
+/// A request with all of its body, which may not be long in coming: until then it only takes a seat.
+async fn whole(request: Request, patience: Duration) -> Result<Request, Refusal> {
+    let (parts, body) = request.into_parts();
+    let read = tokio::time::timeout(patience, body::to_bytes(body, BODY_MAX)).await;
+    let Ok(read) = read else {
+        return Err(refused("it was not sent to its end in time"));
+    };
+    let read = read.map_err(|_| {
+        refused(format!(
+            "its body is longer than {BODY_MAX} bytes, or cut off"
+        ))
+    })?;
+    Ok(Request::from_parts(parts, read.into()))
 }
 
 /// The token that a file holds.
@@ -368,7 +393,7 @@ fn problem(status: StatusCode, problem: Problem) -> Response {
 }
 
 /// The user whose process is at the other end of a TCP connection on this host, if one still holds it open.
-fn owner(peer: SocketAddr, here: SocketAddr) -> Option<u32> {
+pub(super) fn owner(peer: SocketAddr, here: SocketAddr) -> Option<u32> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
     let texts = tables
         .iter()

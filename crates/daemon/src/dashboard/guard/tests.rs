@@ -138,10 +138,10 @@ fn with_a_token_only_the_pages_are_given_to_who_has_not_logged_in() {
 }
 
 fn guest() -> Guest {
-    Guest::unseated(
-        "192.0.2.1:5000".parse().unwrap(),
-        "192.0.2.2:8433".parse().unwrap(),
-    )
+    Guest {
+        peer: "192.0.2.1:5000".parse().unwrap(),
+        here: "192.0.2.2:8433".parse().unwrap(),
+    }
 }
 
 async fn log_in(guard: &Guard, token: &str) -> Response {
@@ -166,6 +166,19 @@ async fn who_knows_the_token_is_known_until_logged_out() {
     assert!(!guard.is_known(&headers(&[("cookie", "tidegate=")])));
     guard.logout(&known);
     assert!(!guard.is_known(&known));
+}
+
+#[tokio::test]
+async fn an_order_that_does_not_come_to_its_end_is_not_waited_for() {
+    let moment = Duration::from_millis(50);
+    let silent = futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>();
+    let silent = Request::new(body::Body::from_stream(silent));
+    assert!(whole(silent, moment).await.is_err());
+    let long = Request::new(vec![b' '; BODY_MAX + 1].into());
+    assert!(whole(long, moment).await.is_err());
+    let order = whole(Request::new("{}".into()), moment).await.unwrap();
+    let order = body::to_bytes(order.into_body(), BODY_MAX).await.unwrap();
+    assert_eq!(order, "{}");
 }
 
 #[test]
@@ -198,11 +211,12 @@ fn the_kernel_tells_whose_a_connection_is() {
     let here = theirs.local_addr().unwrap();
     assert_eq!(owner(peer, here), Some(rustix::process::geteuid().as_raw()));
     assert_eq!(
-        Guard::new(None, false).may(&Guest::unseated(peer, here)),
+        Guard::new(None, false).may(&Guest { peer, here }),
         May::Change
     );
     // Nobody's connection: whoever it is may look.
-    let nobody = Guest::unseated("127.0.0.1:1".parse().unwrap(), here);
+    let peer = "127.0.0.1:1".parse().unwrap();
+    let nobody = Guest { peer, here };
     assert_eq!(Guard::new(None, false).may(&nobody), May::Look);
     drop(ours);
 }
@@ -263,7 +277,8 @@ fn who_closes_before_being_asked_may_only_look() {
     let come = || {
         let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (theirs, peer) = listener.accept().unwrap();
-        let guest = Guest::unseated(peer, theirs.local_addr().unwrap());
+        let here = theirs.local_addr().unwrap();
+        let guest = Guest { peer, here };
         assert_eq!(guard.may(&guest), May::Change);
         (client, theirs, guest)
     };
