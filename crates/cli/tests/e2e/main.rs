@@ -13,6 +13,7 @@ mod changes;
 mod crash;
 mod dashboard;
 mod dashboard_hosts;
+mod dashboard_live;
 mod explained;
 mod first_minute;
 mod foretold;
