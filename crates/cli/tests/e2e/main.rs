@@ -12,6 +12,7 @@ mod bad_luck;
 mod changes;
 mod crash;
 mod dashboard;
+mod dashboard_form;
 mod dashboard_hosts;
 mod dashboard_live;
 mod explained;
