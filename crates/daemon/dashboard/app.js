@@ -68,7 +68,7 @@ async function learnDatastores() {
 function tellState() {
   state.dataset.state = live.state;
   say(state, { connecting: "connecting", live: "live", lost: "no answer", login: "logged out" }[live.state]);
-  document.body.classList.toggle("stale", live.state === "lost");
+  document.body.classList.toggle("stale", live.state === "lost" || (live.state === "connecting" && live.beat !== null));
   document.body.classList.toggle("out", live.state === "login");
   if (live.state === "lost") {
     const last = live.beat ? ` What is shown is of ${clock(live.beat.at)}.` : "";

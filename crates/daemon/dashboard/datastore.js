@@ -8,6 +8,7 @@ import { bandwidth, count, exactly, hostName, object, percent, rate, span, time 
 /** Names and sentences are asked for anew after so long, and no sooner than after so long where they are behind. */
 const RENEW_MS = 10000;
 const LEARN_MS = 1000;
+const UNUSED = "None of its disks is attached on this host, so nothing is known of it here.";
 
 export class DatastorePage {
   constructor(main, name) {
@@ -39,8 +40,8 @@ export class DatastorePage {
       [[s("rect", { x: 13, width: 13, height: 14, fill: "url(#p-beyond)" }), s("path", { d: "M13 0V14", class: "limit" })], "limit: no more"],
     ].map(([marks, text]) => h("li", {}, s("svg", { width: 26, height: 14, "aria-hidden": "true" }, marks), text)));
     this.hostBody = h("tbody", {});
-    main.append(
-      h("div", { class: "title" }, h("h1", {}, `Datastore ${name}`), this.badge), this.why,
+    // What is known only while it is in use.
+    this.measured = [
       h("dl", { class: "tiles" }, this.tiles.map((one) => one.node)),
       h("section", { "aria-labelledby": "h-who", class: "card" }, h("h2", { id: "h-who" }, "Who gets what"),
         this.scale, this.legend, this.board),
@@ -49,7 +50,8 @@ export class DatastorePage {
         h("section", { class: "card" }, this.window.node)),
       h("section", { "aria-labelledby": "h-hosts", class: "card" }, h("h2", { id: "h-hosts" }, "Hosts and their windows"),
         h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Hosts, the table" }, h("table", { class: "list" }, h("thead", {}, h("tr", {},
-          ["host", "window", "in flight", "latency", "gets through", "disks", "heard"].map((text, nth) => h("th", { scope: "col", class: nth ? "num" : null }, text)))), this.hostBody))));
+          ["host", "window", "in flight", "latency", "gets through", "disks", "heard"].map((text, nth) => h("th", { scope: "col", class: nth ? "num" : null }, text)))), this.hostBody)))];
+    main.append(h("div", { class: "title" }, h("h1", {}, `Datastore ${name}`), this.badge), this.why, ...this.measured);
     this.observer = watchWidth(this.board, (width) => { this.width = width; if (this.last) this.#board(this.last); });
     this.#learn();
     this.#past();
@@ -78,7 +80,7 @@ export class DatastorePage {
       const known = await ask("GET", `/v1/datastores/${encodeURIComponent(this.name)}`);
       this.known = known;
       if (known.problem) say(this.why, `${known.problem.what}: ${(known.problem.why || []).join(": ")}`);
-      else if (!known.control) say(this.why, "None of its disks is attached on this host, so nothing is known of it here.");
+      else if (!known.control) say(this.why, UNUSED);
       this.#show();
     } catch (problem) {
       if (problem.status === 404) say(this.why, `There is no datastore ${this.name}.`);
@@ -113,9 +115,12 @@ export class DatastorePage {
   beat({ at, datastores, disks }) {
     const store = datastores.find((one) => one.name === this.name);
     if (!store) {
-      say(this.badge, "not in use on this host");
+      this.#leave(at);
       return;
     }
+    if (this.used === false) this.#learn();
+    this.used = true;
+    for (const node of this.measured) node.hidden = false;
     stateOf(store, this.badge);
     this.#catchUp(store);
     const mine = store.hosts[0];
@@ -129,6 +134,23 @@ export class DatastorePage {
     this.window.draw();
     this.last = { store, disks: disks.filter((disk) => disk.datastore === this.name) };
     this.#show();
+  }
+
+  /** It is not in use: what it did while it was is not what it does. */
+  #leave(at) {
+    this.latency.add({ at, from: at - 1000, v: [null, null], engaged: false });
+    this.window.add({ at, from: at - 1000, v: [null, null, null] });
+    if (this.used === false) return;
+    this.used = false;
+    this.last = null;
+    say(this.badge, "not in use on this host");
+    delete this.badge.dataset.look;
+    say(this.why, UNUSED);
+    for (const node of this.measured) node.hidden = true;
+    for (const one of this.tiles) say(one.value, "–");
+    for (const list of [this.board, this.hostBody]) list.replaceChildren();
+    this.rows.clear();
+    this.#learn();
   }
 
   /** What is known now, under the names that are known. */

@@ -75,6 +75,7 @@ export class DiskPage {
       if (problem.status === 404) {
         say(this.badge, "not there");
         say(this.because, `There is no disk ${this.name}.`);
+        say(this.remedy, "");
       }
     }
   }
@@ -83,7 +84,7 @@ export class DiskPage {
     this.described = disk;
     if (disk.attached) this.elsewhere = null;
     this.form.show(disk, this.elsewhere);
-    for (const node of this.measured) node.hidden = Boolean(this.elsewhere);
+    this.#measure(disk.attached && this.seen !== false);
     this.where.replaceChildren("on datastore ", h("a", { href: `#/datastore/${encodeURIComponent(disk.datastore)}` }, disk.datastore),
       `, ${bytes(disk.size_bytes)}${disk.attached ? `, I/O thread ${disk.thread}, ${disk.io}` : ""}${this.elsewhere ? "" : " · "}${this.elsewhere ? "" : disk.clients.length ? disk.clients.map((client) => `${client.kind} ${client.peer} for ${span(client.connected_s)}`).join("; ") : "nobody is connected"}`);
     if (!disk.attached) this.#seek(disk);
@@ -107,6 +108,17 @@ export class DiskPage {
       .map(([term, text]) => h("div", {}, h("dt", {}, term), h("dd", {}, text))));
   }
 
+  /** What is measured is shown while it is: what the disk did before it was detached is not what it does. */
+  #measure(shown) {
+    for (const node of this.measured) node.hidden = !shown;
+    if (shown) return;
+    for (const one of this.tiles) say(one.value, "–");
+    for (const list of [this.ops, this.notes, this.partList, this.partBar]) list.replaceChildren();
+    this.parts = null;
+    this.partBar.classList.add("none");
+    this.partBar.setAttribute("aria-label", "no I/O");
+  }
+
   /** Whether another host serves a disk that is not attached here: those of a datastore tell each other. */
   async #seek(disk) {
     let found = null;
@@ -125,6 +137,7 @@ export class DiskPage {
   async #explain() {
     try {
       const told = await ask("GET", `/v1/disks/${encodeURIComponent(this.name)}/explain?last=10s`);
+      if (this.seen === false) return;
       say(this.because, sentence(told.because));
       say(this.remedy, sentence(told.remedy));
       this.notes.replaceChildren(...told.notes.map((note) => h("li", {}, sentence(note))));
@@ -164,23 +177,37 @@ export class DiskPage {
   beat({ at, disks, datastores }) {
     const disk = disks.find((one) => one.name === this.name);
     this.form.neighbours(disks, datastores);
+    const comes = this.seen === false && disk;
+    this.seen = Boolean(disk);
+    if (comes || (this.described?.attached && !disk)) this.#describe();
     if (!disk) {
-      if (this.described?.attached) this.#describe();
+      if (this.described?.attached) {
+        this.#measure(false);
+        say(this.badge, "not attached");
+        delete this.badge.dataset.look;
+      }
+      this.#chart(at, [null, null, null, null], [null, null, null, null]);
       return;
     }
+    this.#measure(true);
     const [sign, words] = CAUSES[disk.cause];
     say(this.badge, ["idle", "nothing", "guest"].includes(disk.cause) ? disk.cause === "idle" ? "· idle" : `${sign} not held back` : `${sign} held by ${words}`);
     this.badge.dataset.look = ["idle", "nothing", "guest"].includes(disk.cause) ? "good" : ["stuck", "lease"].includes(disk.cause) || disk.unmet ? "bad" : "warn";
     [rate(disk.did.iops), bandwidth(disk.did.bytes), time(latency(disk)), null, null, count(disk.did.outstanding)]
       .forEach((text, nth) => text != null && say(this.tiles[nth].value, text));
-    this.stages.add({ at, from: at - 1000, v: stages(disk.did) });
-    this.speed.add({ at, from: at - 1000, v: [disk.did.iops, disk.did.units, disk.limit, disk.entitled] });
+    this.#chart(at, stages(disk.did), [disk.did.iops, disk.did.units, disk.limit, disk.entitled]);
+  }
+
+  #chart(at, stages, speed) {
+    this.stages.add({ at, from: at - 1000, v: stages });
+    this.speed.add({ at, from: at - 1000, v: speed });
     this.stages.draw();
     this.speed.draw();
   }
 
   disk({ at, name, stats, heat }) {
     if (name !== this.name) return;
+    if (this.seen === false) return;
     const all = stats?.all;
     const total = all?.latency.total;
     say(this.tiles[3].value, total?.count ? time(total.p50_us) : "–");

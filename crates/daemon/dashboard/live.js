@@ -1,11 +1,13 @@
 // The one connection that tells what happens now, and questions and orders to the daemon.
 //
 // It comes back by itself. Who listens hears `state` ("connecting", "live", "lost", "login"), `hello`, `beat`, `disk`
-// and `events`, each with its data in `detail`.
+// and `events`, each with its data in `detail`. It is live only while beats come: whatever else comes does not say how
+// things are now.
 
 import { object, rows } from "./words.js";
 
 const SILENCE_MS = 6000;
+const FRESH_MS = 2500;
 const LONGEST_PAUSE_MS = 5000;
 const HIDDEN_MS = 60000;
 
@@ -26,10 +28,22 @@ class Live extends EventTarget {
     setInterval(() => this.#listen(), 1000);
     document.addEventListener("visibilitychange", () => {
       clearTimeout(this.#hidden);
-      if (document.hidden) this.#hidden = setTimeout(() => this.#close(), HIDDEN_MS);
-      else if (!this.#source && this.state !== "login") this.connect();
+      if (document.hidden) this.#hidden = setTimeout(() => this.#rest(), HIDDEN_MS);
+      else if (this.state !== "login") this.#wake();
     });
     this.connect();
+  }
+
+  /** Nobody looks: what is shown gets old. */
+  #rest() {
+    this.#close();
+    if (this.state === "live") this.#become("connecting");
+  }
+
+  /** Somebody looks again; the browser may have held the page still meanwhile. */
+  #wake() {
+    if (this.state === "live" && Date.now() - this.#heard > FRESH_MS) this.#become("connecting");
+    if (!this.#source) this.connect();
   }
 
   /** Looks closely at a disk, or at none. */
@@ -50,12 +64,14 @@ class Live extends EventTarget {
     this.#heard = Date.now();
     const on = (name, take) => source.addEventListener(name, (event) => {
       if (source !== this.#source) return;
-      this.#heard = Date.now();
       take(JSON.parse(event.data));
     });
     on("hello", (hello) => this.#begin(hello));
     on("beat", (beat) => {
+      this.#heard = Date.now();
+      this.#tries = 0;
       this.beat = this.#read(beat);
+      this.#become("live");
       this.#tell("beat", this.beat);
     });
     on("disk", (disk) => this.#tell("disk", disk));
@@ -71,10 +87,8 @@ class Live extends EventTarget {
   #begin(hello) {
     const another = this.hello && this.hello.pid !== hello.pid;
     this.hello = hello;
-    this.#tries = 0;
     // Numbers of events begin anew with each daemon.
     if (another) this.events = [];
-    this.#become("live");
     this.#tell("hello", { ...hello, another });
     if (another) this.connect();
   }

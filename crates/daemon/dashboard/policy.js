@@ -18,6 +18,12 @@ const FIELDS = [
   { id: "group", name: "Group", hint: "whose limits hold over all its disks; empty: none", text: true },
 ];
 
+/** What a policy says of a field; none is null, and of reservations 0. */
+const said = (policy, field) => policy[field.id] ?? (field.zero ? 0 : null);
+
+/** What must be changed in one policy to have the other. */
+const difference = (from, to) => Object.fromEntries(FIELDS.filter((field) => said(from, field) !== said(to, field)).map((field) => [field.id, said(to, field)]));
+
 export class PolicyForm {
   constructor(name, changed) {
     this.name = name;
@@ -29,7 +35,7 @@ export class PolicyForm {
     this.outcome = h("p", { class: "outcome", role: "status", "data-figure": "outcome" });
     this.done = h("p", { class: "done", role: "status" });
     this.bad = h("p", { class: "bad", role: "alert" });
-    this.loose = h("input", { type: "checkbox", id: "loose" });
+    this.loose = h("input", { type: "checkbox", id: "loose", onchange: () => this.#preview() });
     this.looseBox = h("p", { hidden: true }, this.loose, h("label", { for: "loose" }, " Reserve all the same, as far as it goes: all reservations shrink while they cannot be met"));
     this.apply = h("button", { class: "main", disabled: true }, "Apply");
     this.reset = h("button", { type: "button", onclick: () => this.#reset() }, "As it is");
@@ -99,19 +105,15 @@ export class PolicyForm {
     return wanted;
   }
 
-  #changes(wanted) {
-    const changes = {};
-    for (const field of FIELDS) {
-      const before = this.policy[field.id] ?? (field.zero ? 0 : null);
-      if (wanted[field.id] !== before) changes[field.id] = wanted[field.id];
-    }
-    return changes;
+  /** Whether a reservation that cannot be promised is wanted all the same. */
+  get #asFarAsItGoes() {
+    return !this.looseBox.hidden && this.loose.checked;
   }
 
   #preview() {
     if (!this.policy) return;
     const wanted = this.#read();
-    const changes = wanted && this.#changes(wanted);
+    const changes = wanted && difference(this.policy, wanted);
     const some = changes && Object.keys(changes).length > 0;
     this.apply.disabled = !some || live.hello?.may === "look";
     this.reset.disabled = !this.touched;
@@ -152,11 +154,11 @@ export class PolicyForm {
     }
     if ("reservation_iops" in changes) {
       told.push(wanted.reservation_iops === 0 ? "nothing is reserved for it any more"
-        : `it gets at least ${exactly(wanted.reservation_iops)} units a second whenever it asks for them, before any shares count; if that cannot be promised, nothing changes`);
+        : `it gets at least ${exactly(wanted.reservation_iops)} units a second whenever it asks for them, before any shares count; ${this.#asFarAsItGoes ? "if that cannot be promised, it is met as far as it goes, and all reservations shrink" : "if that cannot be promised, nothing changes"}`);
     }
     if ("limit_iops" in changes) {
       const now = this.disks.find((one) => one.name === this.name)?.did.units;
-      told.push(wanted.limit_iops == null ? "it has no limit of I/Os any more"
+      told.push(wanted.limit_iops == null ? `it has no limit of I/Os any more${this.#lostBurst(changes)}`
         : `it gets at most ${exactly(wanted.limit_iops)} units a second at any time${now > wanted.limit_iops ? ` (it does ${count(now)} now, so its guest will wait)` : ""}`);
     }
     if ("burst_iops" in changes || "burst_seconds" in changes) {
@@ -176,6 +178,13 @@ export class PolicyForm {
     return `If you apply this, ${list}. It takes effect ${this.attached ? "at once; no I/O is lost and no guest notices more than the speed" : "when the disk is attached"}.`;
   }
 
+  /** What goes with a limit that goes: the daemon keeps no burst beyond nothing. */
+  #lostBurst(changes) {
+    const { burst_iops: burst, burst_seconds: lasts } = this.policy;
+    if (burst == null || "burst_iops" in changes) return "";
+    return `, and its burst of ${exactly(burst)} units a second for ${lasts ?? 30} s goes with it`;
+  }
+
   #reset() {
     this.touched = false;
     say(this.bad, "");
@@ -186,44 +195,52 @@ export class PolicyForm {
 
   async #order(changes) {
     const body = { policy: changes };
-    if (!this.looseBox.hidden && this.loose.checked) body.unpromised = "best-effort";
+    if (this.#asFarAsItGoes) body.unpromised = "best-effort";
     const disk = await ask("PATCH", `/dashboard/disks/${encodeURIComponent(this.name)}/policy`, body);
     this.touched = false;
     this.looseBox.hidden = true;
     this.loose.checked = false;
     this.changed(disk);
+    return disk.policy;
+  }
+
+  /** What was refused, and why; with the offer to have a reservation as far as it goes. */
+  #tellRefusal(problem) {
+    const { what, why = [], remedy } = problem.problem || { what: problem.message };
+    say(this.bad, `✗ ${[what, ...why].join(": ")}.${remedy ? ` What to do: ${remedy}.` : ""}`);
+    if (problem.problem?.code === "full") this.looseBox.hidden = false;
+    this.#preview();
   }
 
   async #apply() {
     const wanted = this.#read();
-    const changes = wanted && this.#changes(wanted);
+    const changes = wanted && difference(this.policy, wanted);
     if (!changes || Object.keys(changes).length === 0) return;
-    const before = { ...this.policy };
     say(this.bad, "");
     say(this.done, "");
     this.apply.disabled = true;
     try {
-      await this.#order(changes);
-      this.before = Object.fromEntries(Object.keys(changes).map((key) => [key, before[key] ?? (key === "reservation_iops" ? 0 : null)]));
+      // By all that it was and is: what the daemon changes besides comes back too.
+      const { policy: before } = await ask("GET", `/v1/disks/${encodeURIComponent(this.name)}`);
+      const now = await this.#order(changes);
+      this.before = { policy: before, changes: difference(now, before) };
       this.undo.hidden = false;
       say(this.done, "✓ Applied.");
     } catch (problem) {
-      const { what, why = [], remedy } = problem.problem || { what: problem.message };
-      say(this.bad, `✗ ${[what, ...why].join(": ")}.${remedy ? ` What to do: ${remedy}.` : ""}`);
-      if (problem.problem?.code === "full") this.looseBox.hidden = false;
-      this.#preview();
+      this.#tellRefusal(problem);
     }
   }
 
   async #undo() {
     say(this.bad, "");
     try {
-      await this.#order(this.before);
+      const now = await this.#order(this.before.changes);
       this.undo.hidden = true;
-      say(this.done, "✓ As before.");
+      const same = Object.keys(difference(now, this.before.policy)).length === 0;
+      say(this.done, same ? "✓ As before." : "✓ Undone. What somebody else has changed meanwhile stays.");
       this.apply.focus();
     } catch (problem) {
-      say(this.bad, `✗ ${problem.message}.`);
+      this.#tellRefusal(problem);
     }
   }
 }

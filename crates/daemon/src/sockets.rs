@@ -10,8 +10,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
+use std::time::Duration;
 
-use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 use tidegate_api::problem::{Problem, ProblemCode};
 
@@ -58,6 +59,17 @@ pub(crate) fn listen_tcp(address: std::net::SocketAddr) -> Outcome<TcpListener> 
                 _ => problem,
             }
         })
+}
+
+/// Has the kernel end a TCP connection whose other end's system answers nothing for so long: it is gone without a word,
+/// or does not take what it is sent.
+pub(crate) fn notice_silence(socket: &impl AsFd, after: Duration) {
+    // A few questions before it is over. A socket that cannot have it is served without.
+    let _ = sockopt::set_socket_keepalive(socket, true);
+    let _ = sockopt::set_tcp_keepidle(socket, after / 2);
+    let _ = sockopt::set_tcp_keepintvl(socket, after / 6);
+    let millis = u32::try_from(after.as_millis()).unwrap_or(u32::MAX);
+    let _ = sockopt::set_tcp_user_timeout(socket, millis);
 }
 
 /// Takes a dead daemon's socket out of the way.
@@ -230,6 +242,19 @@ mod tests {
             .unwrap_err()
             .to_string();
         assert!(refused.contains("another port"), "{refused}");
+    }
+
+    #[test]
+    fn the_kernel_asks_whether_the_other_end_is_still_there_and_waits_no_longer() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        notice_silence(&socket, Duration::from_secs(30));
+        assert!(sockopt::socket_keepalive(&socket).unwrap());
+        assert_eq!(
+            sockopt::tcp_keepidle(&socket).unwrap(),
+            Duration::from_secs(15)
+        );
+        assert_eq!(sockopt::tcp_user_timeout(&socket).unwrap(), 30_000);
     }
 
     #[test]

@@ -18,7 +18,7 @@ use crate::support::program::{Service, find};
 const AXE: &str = include_str!("dashboard/axe.min.js");
 
 /// A daemon with a root in `place` and a dashboard as `config` says; its address without the last stroke.
-fn start(place: &Place, config: &str) -> (Daemon, String) {
+pub(crate) fn start(place: &Place, config: &str) -> (Daemon, String) {
     let root = place.join("root");
     fs::create_dir_all(&root).expect("a directory can be made");
     let config = format!("[dashboard]\n{config}\n");
@@ -30,13 +30,13 @@ fn start(place: &Place, config: &str) -> (Daemon, String) {
     (daemon, url)
 }
 
-fn ask(daemon: &Daemon, path: &str) -> Value {
+pub(crate) fn ask(daemon: &Daemon, path: &str) -> Value {
     let answer = daemon.rest().ask("GET", path, "");
     serde_json::from_str(&answer).expect("REST answers with JSON")
 }
 
 /// A slow array with three disks: one with many shares, one with a reservation, one at its limit.
-fn disks(daemon: &Daemon) {
+pub(crate) fn disks(daemon: &Daemon) {
     daemon.run(&[
         "datastore",
         "add",
@@ -67,7 +67,7 @@ fn disks(daemon: &Daemon) {
 }
 
 /// Reads of a disk without end, sixteen at a time, until it is dropped.
-fn load(daemon: &Daemon, disk: &str) -> Service {
+pub(crate) fn load(daemon: &Daemon, disk: &str) -> Service {
     let uri = daemon.nbd_uri(disk);
     let script = "
 import itertools, nbd

@@ -1,22 +1,33 @@
 //! The dashboard's address: listens on TCP, speaks TLS where it is to, and serves the REST interface behind the guard.
 //!
+//! Who comes is known only once a whole request was read. So whoever says nothing, or too little, must not keep others
+//! out, and nobody may take all seats.
+//!
 //! # Always true
-//! - Not more than [`SEATS`] connections are open; further ones wait in the socket's queue.
-//! - A client that does not finish its TLS handshake keeps nobody else waiting, and is let go after [`PATIENCE`].
+//! - Not more than [`SEATS`] connections are open; further ones wait in the socket's queue. Of those not more than
+//!   [`PARTY_SEATS`] are of one user of this host, or of one other host; further ones are closed.
+//! - Who has something to say, a TLS handshake, the head of a request (also of the next on the same connection) or its
+//!   body, has [`PATIENCE`] for it and is let go then.
+//! - Who does not take what it is sent, or is gone without a word, is let go after [`SILENCE`].
 
-use std::io;
-use std::net::{IpAddr, SocketAddr};
-use std::sync::Arc;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::extract::connect_info::Connected;
-use axum::serve::IncomingStream;
+use axum::Router;
+use axum::extract::ConnectInfo;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
 use tidegate_api::problem::Problem;
+use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpListener, TcpStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
-use tokio_util::either::Either;
 use tokio_util::sync::CancellationToken;
 
 use super::guard::{self, Guard};
@@ -28,8 +39,14 @@ use crate::{accept, rest, sockets, tls};
 /// Connections at a time: a browser opens six, and few people look at one host.
 const SEATS: usize = 128;
 
-/// How long a TLS handshake may take.
-const PATIENCE: Duration = Duration::from_secs(10);
+/// Connections of one party at a time: five browsers, or the open pages of some thirty people behind one proxy.
+const PARTY_SEATS: usize = 32;
+
+/// How long may take what somebody has to say; see the module.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the other end's system may leave unanswered what it is sent. Pages come back by themselves.
+const SILENCE: Duration = Duration::from_secs(30);
 
 /// A listening address, and what it needs to serve.
 pub(crate) struct Door {
@@ -41,24 +58,11 @@ pub(crate) struct Door {
 }
 
 /// Who is at the other end of a connection.
-#[derive(Clone, Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(crate) struct Guest {
     pub(crate) peer: SocketAddr,
     /// Our end.
     pub(crate) here: SocketAddr,
-    /// Kept as long as the connection is.
-    _seat: Option<Arc<OwnedSemaphorePermit>>,
-}
-
-impl Guest {
-    #[cfg(test)]
-    pub(super) fn unseated(peer: SocketAddr, here: SocketAddr) -> Guest {
-        Guest {
-            peer,
-            here,
-            _seat: None,
-        }
-    }
 }
 
 impl Door {
@@ -86,18 +90,14 @@ impl Door {
 
     /// Serves until the daemon stops.
     pub(crate) async fn serve(self, daemon: Arc<Daemon>, stop: CancellationToken) {
-        let served = async {
-            let arrivals = Arrivals::begin(self.listener, self.tls, stop.clone())?;
-            let guard = Arc::new(self.guard);
-            let doors = rest::router(daemon)
-                // glossary: axum's word
-                .layer(axum::middleware::from_fn_with_state(guard, guard::check));
-            let doors = doors.into_make_service_with_connect_info::<Guest>();
-            let serving = axum::serve(arrivals, doors);
-            serving.with_graceful_shutdown(stop.cancelled_owned()).await
-        };
-        if let Err(error) = served.await {
-            tracing::error!(%error, "the dashboard ended");
+        let guard = Arc::new(self.guard);
+        let doors = rest::router(daemon)
+            // glossary: axum's word
+            .layer(axum::middleware::from_fn_with_state(guard, guard::check));
+        let hall = Hall::new(doors, self.tls, PATIENCE, stop);
+        match TcpListener::from_std(self.listener) {
+            Ok(listener) => receive(listener, Arc::new(hall)).await,
+            Err(error) => tracing::error!(%error, "the dashboard ended"),
         }
     }
 }
@@ -114,100 +114,136 @@ fn url(address: SocketAddr, encrypted: bool) -> String {
     format!("{scheme}://{shown}/")
 }
 
-type Stream = Either<TcpStream, TlsStream<TcpStream>>;
-
-/// Those who have come in, their handshakes done.
-struct Arrivals {
-    here: SocketAddr,
-    come: mpsc::Receiver<(Stream, Guest)>,
+/// Where those are who have come in.
+struct Hall {
+    doors: TowerToHyperService<Router>,
+    tls: Option<TlsAcceptor>,
+    parties: Parties,
+    patience: Duration,
+    stop: CancellationToken,
 }
 
-impl Arrivals {
-    fn begin(
-        listener: std::net::TcpListener,
-        tls: Option<TlsAcceptor>,
-        stop: CancellationToken,
-    ) -> io::Result<Arrivals> {
-        let listener = TcpListener::from_std(listener)?;
-        let here = listener.local_addr()?;
-        let (welcome, come) = mpsc::channel(1);
-        tokio::spawn(async move {
-            tokio::select! {
-                () = receive(listener, tls, welcome) => {}
-                () = stop.cancelled() => {}
-            }
-        });
-        Ok(Arrivals { here, come })
+/// Lets in who comes, until the daemon stops.
+async fn receive(listener: TcpListener, hall: Arc<Hall>) {
+    let seats = Arc::new(Semaphore::new(SEATS));
+    let stop = hall.stop.clone();
+    let receiving = async {
+        // Never closed, so there is a seat at last.
+        while let Ok(seat) = Arc::clone(&seats).acquire_owned().await {
+            let what = "cannot accept a browser";
+            let (socket, peer) = accept::next(what, |cx| listener.poll_accept(cx)).await;
+            let hall = Arc::clone(&hall);
+            tokio::spawn(async move {
+                hall.attend(socket, peer).await;
+                drop(seat);
+            });
+        }
+    };
+    tokio::select! {
+        () = receiving => {}
+        () = stop.cancelled() => {}
     }
 }
 
-async fn receive(
-    listener: TcpListener,
-    tls: Option<TlsAcceptor>,
-    welcome: mpsc::Sender<(Stream, Guest)>,
-) {
-    let seats = Arc::new(Semaphore::new(SEATS));
-    loop {
-        let Ok(seat) = Arc::clone(&seats).acquire_owned().await else {
-            return;
-        };
-        let what = "cannot accept a browser";
-        let (socket, peer) = accept::next(what, |cx| listener.poll_accept(cx)).await;
+impl Hall {
+    fn new(
+        doors: Router,
+        tls: Option<TlsAcceptor>,
+        patience: Duration,
+        stop: CancellationToken,
+    ) -> Hall {
+        Hall {
+            doors: TowerToHyperService::new(doors),
+            tls,
+            parties: Parties::default(),
+            patience,
+            stop,
+        }
+    }
+
+    /// Serves one who has come in.
+    async fn attend(&self, socket: TcpStream, peer: SocketAddr) {
         // One that is gone already has no address.
         let Ok(here) = socket.local_addr() else {
-            continue;
+            return;
+        };
+        let guest = Guest { peer, here };
+        let Some(_place) = self.parties.admit(Party::of(guest).await) else {
+            tracing::debug!(%peer, "has more connections to the dashboard than one may have");
+            return;
         };
         // What is sent is whole: waiting to merge it only delays.
         let _ = socket.set_nodelay(true);
-        let guest = Guest {
-            peer,
-            here,
-            _seat: Some(Arc::new(seat)),
+        sockets::notice_silence(&socket, SILENCE);
+        let Some(tls) = &self.tls else {
+            return self.talk(socket, guest).await;
         };
-        let welcome = welcome.clone();
-        match tls.clone() {
-            None => {
-                if welcome.send((Either::Left(socket), guest)).await.is_err() {
-                    return;
-                }
-            }
-            Some(tls) => {
-                tokio::spawn(async move {
-                    // Whoever does not speak TLS, or gives up, is not told of: anybody can do that at will.
-                    if let Ok(Ok(stream)) = tokio::time::timeout(PATIENCE, tls.accept(socket)).await
-                    {
-                        let _ = welcome.send((Either::Right(stream), guest)).await;
-                    }
-                });
+        // Whoever does not speak TLS, or gives up, is not told of: anybody can do that at will.
+        if let Ok(Ok(stream)) = tokio::time::timeout(self.patience, tls.accept(socket)).await {
+            self.talk(stream, guest).await;
+        }
+    }
+
+    /// Answers until the other end has had enough, is let go, or the daemon stops.
+    async fn talk(&self, stream: impl AsyncRead + AsyncWrite + Unpin, guest: Guest) {
+        let answer = service_fn(|mut request: hyper::Request<Incoming>| {
+            request.extensions_mut().insert(ConnectInfo(guest));
+            self.doors.call(request)
+        });
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(self.patience);
+        let mut talk = pin!(http.serve_connection(TokioIo::new(stream), answer));
+        // How it ends is the other end's affair.
+        tokio::select! {
+            _ = talk.as_mut() => {}
+            () = self.stop.cancelled() => {
+                talk.as_mut().graceful_shutdown();
+                let _ = talk.await;
             }
         }
     }
 }
 
-impl axum::serve::Listener for Arrivals {
-    type Io = Stream;
-    type Addr = Guest;
+/// For whom connections are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Party {
+    /// A user of this host; those that have gone before they were asked are one.
+    User(Option<u32>),
+    /// Another host. One of IPv6 has a whole network of addresses.
+    Host(IpAddr),
+}
 
-    async fn accept(&mut self) -> (Stream, Guest) {
-        match self.come.recv().await {
-            Some(arrival) => arrival,
-            // The daemon stops: nobody comes any more, and nobody waits here for long.
-            None => std::future::pending().await,
+impl Party {
+    async fn of(guest: Guest) -> Party {
+        let Guest { peer, here } = guest;
+        let from = peer.ip().to_canonical();
+        if from.is_loopback() || here.ip().to_canonical().is_loopback() {
+            let owner = trouble::blocking(move || Ok(guard::owner(peer, here))).await;
+            return Party::User(owner.ok().flatten());
         }
-    }
-
-    fn local_addr(&self) -> io::Result<Guest> {
-        Ok(Guest {
-            peer: self.here,
-            here: self.here,
-            _seat: None,
+        Party::Host(match from {
+            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+            v4 => v4,
         })
     }
 }
 
-impl Connected<IncomingStream<'_, Arrivals>> for Guest {
-    fn connect_info(stream: IncomingStream<'_, Arrivals>) -> Guest {
-        stream.remote_addr().clone()
+/// The seats that each party has left.
+#[derive(Default)]
+struct Parties(Mutex<BTreeMap<Party, Arc<Semaphore>>>);
+
+impl Parties {
+    /// A seat as long as it is kept, if the party has one left.
+    fn admit(&self, party: Party) -> Option<OwnedSemaphorePermit> {
+        // It is whole between any two lines that change it.
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those of whom nobody is here any more are forgotten.
+        all.retain(|_, seats| seats.available_permits() < PARTY_SEATS);
+        let seats = all
+            .entry(party)
+            .or_insert_with(|| Arc::new(Semaphore::new(PARTY_SEATS)));
+        Arc::clone(seats).try_acquire_owned().ok()
     }
 }
 
@@ -230,6 +266,7 @@ pub(crate) fn open(plan: Option<&DashboardPlan>) -> Outcome<Option<Door>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[test]
     fn a_browser_is_told_an_address_that_it_can_open() {
@@ -253,5 +290,81 @@ mod tests {
         plan.any_port = false;
         assert!(open(Some(&plan)).is_err());
         assert!(open(None).unwrap().is_none());
+    }
+
+    /// A hall with one door that answers; its address.
+    async fn hall(patience: Duration) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let doors = Router::new().route("/", axum::routing::get(async || "here"));
+        let hall = Hall::new(doors, None, patience, CancellationToken::new());
+        tokio::spawn(receive(listener, Arc::new(hall)));
+        address
+    }
+
+    /// What somebody hears who says this and nothing more, until the connection is closed.
+    async fn hears(address: SocketAddr, says: &str) -> String {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(says.as_bytes()).await.unwrap();
+        let mut heard = Vec::new();
+        let reading = client.read_to_end(&mut heard);
+        let read = tokio::time::timeout(PATIENCE, reading).await;
+        read.expect("it was not let go").unwrap();
+        String::from_utf8(heard).unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_does_not_say_a_whole_request_is_let_go() {
+        let address = hall(Duration::from_millis(200)).await;
+        assert_eq!(hears(address, "").await, "");
+        assert_eq!(hears(address, "GET / HTTP/1.1\r\nHost: h\r\n").await, "");
+        let heard = hears(address, "GET / HTTP/1.1\r\nHost: h\r\n\r\n").await;
+        assert!(heard.ends_with("here"), "{heard}");
+    }
+
+    #[tokio::test]
+    async fn nobody_takes_more_than_a_partys_seats() {
+        let address = hall(PATIENCE * 6).await;
+        let mut here = Vec::new();
+        for _ in 0..PARTY_SEATS {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client
+                .write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+                .await
+                .unwrap();
+            assert!(client.read(&mut [0; 512]).await.unwrap() > 0);
+            here.push(client);
+        }
+        assert_eq!(hears(address, "").await, "", "closed at once");
+    }
+
+    #[test]
+    fn each_party_has_its_seats_and_has_them_again() {
+        let parties = Parties::default();
+        let [one, another] = [Some(1000), Some(1001)].map(Party::User);
+        let mut here: Vec<_> = (0..PARTY_SEATS).map(|_| parties.admit(one)).collect();
+        assert!(here.iter().all(Option::is_some));
+        assert!(parties.admit(one).is_none());
+        assert!(parties.admit(another).is_some());
+        here.pop();
+        assert!(parties.admit(one).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_user_of_this_host_is_a_party_and_so_is_another_host() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = listener.local_addr().unwrap();
+        let client = std::net::TcpStream::connect(here).unwrap();
+        let peer = client.local_addr().unwrap();
+        let us = rustix::process::geteuid().as_raw();
+        assert_eq!(Party::of(Guest { peer, here }).await, Party::User(Some(us)));
+        let host = async |peer: &str, here: &str| {
+            let [peer, here] = [peer, here].map(|end| end.parse().unwrap());
+            Party::of(Guest { peer, here }).await
+        };
+        let of = |ip: &str| Party::Host(ip.parse().unwrap());
+        assert_eq!(host("192.0.2.1:5", "192.0.2.2:8433").await, of("192.0.2.1"));
+        let network = host("[2001:db8:0:1:2:3:4:5]:6", "[2001:db8::1]:8433").await;
+        assert_eq!(network, of("2001:db8:0:1::"));
     }
 }

@@ -5,9 +5,10 @@
 //!
 //! # Always true
 //! - At most one task looks at a thing, whoever comes and goes.
+//! - Nobody is shown at first what was seen more than [`FRESH`] ago.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::body::Bytes;
 use tokio::sync::watch;
@@ -18,6 +19,9 @@ use crate::trouble::{self, Outcome};
 
 /// How often: what eyes can follow, and seldom enough not to be felt by the I/O threads.
 const EVERY: Duration = Duration::from_secs(1);
+
+/// How old what is shown as what is now may be: a look takes its time, and may be late.
+const FRESH: Duration = Duration::from_secs(2);
 
 /// What all get: a server-sent event. Empty before there was one.
 pub(crate) type Frame = Bytes;
@@ -32,24 +36,45 @@ pub(crate) trait Look: Send + 'static {
 #[derive(Default)]
 pub(crate) struct Feed {
     /// There is one while a task looks.
-    latest: Mutex<Option<watch::Sender<Frame>>>,
+    latest: Mutex<Option<Latest>>,
+}
+
+/// What was seen last, and by whom it is awaited.
+struct Latest {
+    sender: watch::Sender<Frame>,
+    /// When it was seen.
+    at: Instant,
+}
+
+impl Latest {
+    fn of(sender: watch::Sender<Frame>) -> Latest {
+        let at = Instant::now();
+        Latest { sender, at }
+    }
+
+    /// What is seen from now on, and at once what was seen a moment ago.
+    fn watch(&self) -> watch::Receiver<Frame> {
+        let mut watcher = self.sender.subscribe();
+        if self.at.elapsed() < FRESH {
+            watcher.mark_changed();
+        }
+        watcher
+    }
 }
 
 impl Feed {
-    /// What is seen from now on, and at once what was seen last.
+    /// What is seen from now on, and at once what was seen last, unless that is old.
     pub(crate) fn watch<L: Look>(
         self: &Arc<Self>,
         daemon: &Arc<Daemon>,
         new: impl FnOnce() -> L,
     ) -> watch::Receiver<Frame> {
         let mut latest = self.latest();
-        if let Some(sender) = latest.as_ref() {
-            let mut watcher = sender.subscribe();
-            watcher.mark_changed();
-            return watcher;
+        if let Some(latest) = latest.as_ref() {
+            return latest.watch();
         }
         let (sender, watcher) = watch::channel(Frame::new());
-        *latest = Some(sender);
+        *latest = Some(Latest::of(sender));
         drop(latest);
         tokio::spawn(keep(Arc::clone(self), Arc::clone(daemon), new()));
         watcher
@@ -62,21 +87,22 @@ impl Feed {
 
     /// Hands this to all who watch; answers whether anybody does. If nobody does, the next one starts anew.
     fn show(&self, frame: Option<Frame>) -> bool {
-        let mut latest = self.latest();
-        let Some(sender) = latest.as_ref() else {
+        let mut all = self.latest();
+        let Some(latest) = all.as_mut() else {
             return false;
         };
-        if sender.receiver_count() == 0 {
-            *latest = None;
+        if latest.sender.receiver_count() == 0 {
+            *all = None;
             return false;
         }
         if let Some(frame) = frame {
-            sender.send_replace(frame);
+            latest.sender.send_replace(frame);
+            latest.at = Instant::now();
         }
         true
     }
 
-    fn latest(&self) -> MutexGuard<'_, Option<watch::Sender<Frame>>> {
+    fn latest(&self) -> MutexGuard<'_, Option<Latest>> {
         // It is whole between any two lines that change it.
         self.latest.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -148,10 +174,22 @@ mod tests {
         let feed = Feed::default();
         assert!(!feed.show(Some("nobody".into())));
         let (sender, watcher) = watch::channel(Frame::new());
-        *feed.latest() = Some(sender);
+        *feed.latest() = Some(Latest::of(sender));
         assert!(feed.show(Some("one".into())) && feed.is_watched());
         assert_eq!(*watcher.borrow(), "one");
         drop(watcher);
         assert!(!feed.show(Some("late".into())) && !feed.is_watched());
+    }
+
+    #[test]
+    fn what_was_seen_long_ago_is_not_shown_as_what_is_now() {
+        let (sender, _watcher) = watch::channel(Frame::from("old"));
+        let mut latest = Latest::of(sender);
+        assert!(latest.watch().has_changed().unwrap());
+        latest.at = Instant::now().checked_sub(FRESH).unwrap();
+        let late = latest.watch();
+        assert!(!late.has_changed().unwrap());
+        latest.sender.send_replace("new".into());
+        assert!(late.has_changed().unwrap());
     }
 }

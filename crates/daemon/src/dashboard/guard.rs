@@ -12,9 +12,12 @@
 //!   carries a header besides that no page can send to another site unasked.
 //! - Only one thing can be changed: a disk's policy. Without a token only by a process of the superuser or of the
 //!   daemon's own user, as the kernel knows them: other users of this host may look.
+//! - A connection is somebody's only while a process holds its other end open. Of what was closed, in part or whole, the
+//!   kernel tells nobody's user, or user 0.
 //!
 //! # Source
-//! W3C, Fetch Metadata Request Headers; RFC 6265bis, `SameSite`; proc_pid_net(5), `/proc/net/tcp`.
+//! W3C, Fetch Metadata Request Headers; RFC 6265bis, `SameSite`; proc_pid_net(5), `/proc/net/tcp`; the states of a
+//! connection: Linux, `include/net/tcp_states.h`.
 
 use std::collections::VecDeque;
 use std::fs;
@@ -33,7 +36,7 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 use tidegate_api::problem::{Problem, ProblemCode};
 
-use super::door::Guest;
+use super::door::{Guest, PATIENCE};
 use super::files::guarded;
 use crate::trouble::{self, Outcome};
 
@@ -55,11 +58,17 @@ const SESSIONS: usize = 64;
 /// A token shorter than this can be guessed.
 const TOKEN_MIN: usize = 16;
 
-/// The largest token file and login that is read.
+/// The largest token file that is read.
 const TOKEN_MAX: u64 = 4096;
+
+/// The largest login or order that is read: a policy has a few hundred bytes.
+const BODY_MAX: usize = 4096;
 
 /// What a wrong token costs who tries.
 const WRONG: Duration = Duration::from_secs(1);
+
+/// A connection that is open both ways, in the kernel's tables.
+const ESTABLISHED: u8 = 1;
 
 /// What is asked of whoever comes in by TCP.
 pub(crate) struct Guard {
@@ -185,8 +194,7 @@ impl Guard {
         let Some(token) = &self.token else {
             return StatusCode::NO_CONTENT.into_response();
         };
-        let most = usize::try_from(TOKEN_MAX).unwrap_or(usize::MAX);
-        let told = body::to_bytes(request.into_body(), most).await;
+        let told = body::to_bytes(request.into_body(), BODY_MAX).await;
         let told = told
             .ok()
             .and_then(|told| serde_json::from_slice(&told).ok());
@@ -243,7 +251,15 @@ pub(crate) async fn check(
     next: Next,
 ) -> Response {
     let path = request.uri().path().to_owned();
-    let answer = match guard.judge(request.method(), &path, request.headers()) {
+    let judged = guard.judge(request.method(), &path, request.headers());
+    let looks = *request.method() == Method::GET || *request.method() == Method::HEAD;
+    if judged.is_ok() && !looks {
+        request = match whole(request, PATIENCE).await {
+            Ok(request) => request,
+            Err(refusal) => return guarded(refusal.into_response()),
+        };
+    }
+    let answer = match judged {
         Err(refusal) => refusal.into_response(),
         Ok(()) if path == LOGIN => guard.login(&guest, request).await,
         Ok(()) if path == LOGOUT => guard.logout(request.headers()),
@@ -263,6 +279,21 @@ pub(crate) async fn check(
         }
     };
     guarded(answer)
+}
+
+/// A request with all of its body, which may not be long in coming: until then it only takes a seat.
+async fn whole(request: Request, patience: Duration) -> Result<Request, Refusal> {
+    let (parts, body) = request.into_parts();
+    let read = tokio::time::timeout(patience, body::to_bytes(body, BODY_MAX)).await;
+    let Ok(read) = read else {
+        return Err(refused("it was not sent to its end in time"));
+    };
+    let read = read.map_err(|_| {
+        refused(format!(
+            "its body is longer than {BODY_MAX} bytes, or cut off"
+        ))
+    })?;
+    Ok(Request::from_parts(parts, read.into()))
 }
 
 /// The token that a file holds.
@@ -361,8 +392,8 @@ fn problem(status: StatusCode, problem: Problem) -> Response {
     (status, Json(problem)).into_response()
 }
 
-/// The user whose process is at the other end of a TCP connection on this host.
-fn owner(peer: SocketAddr, here: SocketAddr) -> Option<u32> {
+/// The user whose process is at the other end of a TCP connection on this host, if one still holds it open.
+pub(super) fn owner(peer: SocketAddr, here: SocketAddr) -> Option<u32> {
     let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
     let texts = tables
         .iter()
@@ -376,15 +407,41 @@ fn owner_in(table: &str, peer: SocketAddr, here: SocketAddr) -> Option<u32> {
     let same = |a: SocketAddr, b: SocketAddr| {
         a.port() == b.port() && a.ip().to_canonical() == b.ip().to_canonical()
     };
-    table.lines().skip(1).find_map(|line| {
+    let mut ends = table.lines().skip(1).filter_map(End::read);
+    // The other end's own line: what is local there is the peer here.
+    let end = ends.find(|end| same(end.local, peer) && same(end.remote, here))?;
+    end.is_held().then_some(end.owner)
+}
+
+/// One end of a TCP connection, as a line of the kernel's table tells it.
+struct End {
+    local: SocketAddr,
+    remote: SocketAddr,
+    state: u8,
+    owner: u32,
+    /// Of the socket that a process has; 0 where none has.
+    inode: u64,
+}
+
+impl End {
+    fn read(line: &str) -> Option<End> {
         let mut words = line.split_whitespace().skip(1);
-        let local = address(words.next()?)?;
-        let remote = address(words.next()?)?;
-        // State, queues, timer and retransmits stand between.
-        let owner = words.nth(4)?;
-        // The other end's own line: what is local there is the peer here.
-        (same(local, peer) && same(remote, here)).then(|| owner.parse().ok())?
-    })
+        Some(End {
+            local: address(words.next()?)?,
+            remote: address(words.next()?)?,
+            state: u8::from_str_radix(words.next()?, 16).ok()?,
+            // Queues, timer and retransmits stand between.
+            owner: words.nth(3)?.parse().ok()?,
+            // A timeout stands between.
+            inode: words.nth(1)?.parse().ok()?,
+        })
+    }
+
+    /// Whether a process has this end, open both ways: only then is the owner told somebody's. Who has closed it
+    /// (FIN_WAIT, TIME_WAIT), who was told that we have (CLOSE_WAIT) and what nobody has accepted yet count for nobody.
+    fn is_held(&self) -> bool {
+        self.state == ESTABLISHED && self.inode != 0
+    }
 }
 
 /// `0100007F:20F1`, each word of the address as this machine's memory has it.

@@ -78,6 +78,12 @@ impl Browser {
         self.order("POST", "/url", &json!({"url": url}));
     }
 
+    /// Runs a script in whatever is opened from now on, before its own scripts.
+    pub(crate) fn prepare(&self, script: &str) {
+        let order = json!({"source": script});
+        self.chromium("Page.addScriptToEvaluateOnNewDocument", &order);
+    }
+
     /// What an expression of JavaScript is in the page.
     pub(crate) fn look(&self, expression: &str) -> Value {
         let script = format!("return ({expression});");
@@ -135,14 +141,13 @@ impl Browser {
     /// Types into a field in the place of what is there.
     pub(crate) fn fill(&self, selector: &str, words: &str) {
         let element = self.find(selector);
-        self.order("POST", &format!("/element/{element}/clear"), &json!({}));
-        if !words.is_empty() {
-            self.order(
-                "POST",
-                &format!("/element/{element}/value"),
-                &json!({"text": words}),
-            );
-        }
+        // All of it is selected and taken away by keys: the driver's own clearing tells the page of no input.
+        let keys = format!("\u{e009}a\u{e009}\u{e003}{words}");
+        self.order(
+            "POST",
+            &format!("/element/{element}/value"),
+            &json!({"text": keys}),
+        );
     }
 
     /// Presses keys of the keyboard, wherever it is.

@@ -138,10 +138,10 @@ fn with_a_token_only_the_pages_are_given_to_who_has_not_logged_in() {
 }
 
 fn guest() -> Guest {
-    Guest::unseated(
-        "192.0.2.1:5000".parse().unwrap(),
-        "192.0.2.2:8433".parse().unwrap(),
-    )
+    Guest {
+        peer: "192.0.2.1:5000".parse().unwrap(),
+        here: "192.0.2.2:8433".parse().unwrap(),
+    }
 }
 
 async fn log_in(guard: &Guard, token: &str) -> Response {
@@ -166,6 +166,19 @@ async fn who_knows_the_token_is_known_until_logged_out() {
     assert!(!guard.is_known(&headers(&[("cookie", "tidegate=")])));
     guard.logout(&known);
     assert!(!guard.is_known(&known));
+}
+
+#[tokio::test]
+async fn an_order_that_does_not_come_to_its_end_is_not_waited_for() {
+    let moment = Duration::from_millis(50);
+    let silent = futures_util::stream::pending::<Result<Vec<u8>, std::io::Error>>();
+    let silent = Request::new(body::Body::from_stream(silent));
+    assert!(whole(silent, moment).await.is_err());
+    let long = Request::new(vec![b' '; BODY_MAX + 1].into());
+    assert!(whole(long, moment).await.is_err());
+    let order = whole(Request::new("{}".into()), moment).await.unwrap();
+    let order = body::to_bytes(order.into_body(), BODY_MAX).await.unwrap();
+    assert_eq!(order, "{}");
 }
 
 #[test]
@@ -198,29 +211,34 @@ fn the_kernel_tells_whose_a_connection_is() {
     let here = theirs.local_addr().unwrap();
     assert_eq!(owner(peer, here), Some(rustix::process::geteuid().as_raw()));
     assert_eq!(
-        Guard::new(None, false).may(&Guest::unseated(peer, here)),
+        Guard::new(None, false).may(&Guest { peer, here }),
         May::Change
     );
     // Nobody's connection: whoever it is may look.
-    let nobody = Guest::unseated("127.0.0.1:1".parse().unwrap(), here);
+    let peer = "127.0.0.1:1".parse().unwrap();
+    let nobody = Guest { peer, here };
     assert_eq!(Guard::new(None, false).may(&nobody), May::Look);
     drop(ours);
 }
 
+/// A line of the kernel's table: an end of a connection on loopback, by its ports.
+fn end(local: u16, remote: u16, state: &str, uid: u32, inode: u64) -> String {
+    let word = format!("{:08X}", u32::from_ne_bytes([127, 0, 0, 1]));
+    format!(
+        "  1: {word}:{local:04X} {word}:{remote:04X} {state} 00000000:00000000 00:00000000 00000000 {uid:5} 0 {inode} 1 0 20 4 30 10 -1"
+    )
+}
+
+fn table(lines: &[String]) -> String {
+    format!("  sl  local_address rem_address\n{}\n", lines.join("\n"))
+}
+
 #[test]
 fn the_kernels_table_is_read_by_the_other_ends_line() {
-    let line = |local, remote, uid| {
-        format!(
-            "  1: {local} {remote} 01 00000000:00000000 00:00000000 00000000  {uid}  0 77 1 0 20 4 30 10 -1"
-        )
-    };
-    let word = |ip: [u8; 4]| format!("{:08X}", u32::from_ne_bytes(ip));
-    let end = |port: &str| format!("{}:{port}", word([127, 0, 0, 1]));
-    let table = format!(
-        "  sl  local_address rem_address\n{}\n{}\n",
-        line(end("20F1"), end("C350"), 0),
-        line(end("C350"), end("20F1"), 1000)
-    );
+    let table = table(&[
+        end(8433, 50_000, "01", 0, 77),
+        end(50_000, 8433, "01", 1000, 78),
+    ]);
     let peer = "127.0.0.1:50000".parse().unwrap();
     let here = "127.0.0.1:8433".parse().unwrap();
     assert_eq!(owner_in(&table, peer, here), Some(1000));
@@ -228,4 +246,51 @@ fn the_kernels_table_is_read_by_the_other_ends_line() {
     let mapped = "[::ffff:127.0.0.1]:50000".parse().unwrap();
     assert_eq!(owner_in(&table, mapped, here), Some(1000));
     assert_eq!(owner_in("nonsense\nnonsense\n", peer, here), None);
+}
+
+#[test]
+fn an_end_that_no_process_holds_open_both_ways_is_nobodys() {
+    let peer = "127.0.0.1:50000".parse().unwrap();
+    let here = "127.0.0.1:8433".parse().unwrap();
+    for (what, state, uid, inode) in [
+        ("FIN_WAIT1 that was closed", "04", 0, 0),
+        ("FIN_WAIT2 that was closed", "05", 0, 0),
+        ("FIN_WAIT2 that is read from", "05", 1000, 78),
+        ("TIME_WAIT", "06", 0, 0),
+        ("CLOSE_WAIT", "08", 1000, 78),
+        ("LAST_ACK", "09", 0, 0),
+        ("CLOSING", "0B", 0, 0),
+        ("ESTABLISHED that nobody has accepted", "01", 0, 0),
+    ] {
+        let table = table(&[
+            end(8433, 50_000, "08", 0, 77),
+            end(50_000, 8433, state, uid, inode),
+        ]);
+        assert_eq!(owner_in(&table, peer, here), None, "{what}");
+    }
+}
+
+#[test]
+fn who_closes_before_being_asked_may_only_look() {
+    let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let guard = Guard::new(None, false);
+    let come = || {
+        let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        let (theirs, peer) = listener.accept().unwrap();
+        let here = theirs.local_addr().unwrap();
+        let guest = Guest { peer, here };
+        assert_eq!(guard.may(&guest), May::Change);
+        (client, theirs, guest)
+    };
+    // On loopback an end is seen as closed before the call that closes it returns.
+    let (client, _theirs, guest) = come();
+    drop(client);
+    assert_eq!(guard.may(&guest), May::Look, "FIN_WAIT2 without an owner");
+    let (client, theirs, guest) = come();
+    drop(client);
+    drop(theirs);
+    assert_eq!(guard.may(&guest), May::Look, "TIME_WAIT");
+    let (client, _theirs, guest) = come();
+    client.shutdown(std::net::Shutdown::Write).unwrap();
+    assert_eq!(guard.may(&guest), May::Look, "half closed");
 }
