@@ -450,7 +450,8 @@ mod tests {
                 made
             });
             both.recv().unwrap();
-            let second = make(2, &|path| {
+            // Moved: if it fails too soon, the first is not left waiting.
+            let second = make(2, &move |path| {
                 both.recv().unwrap();
                 first_is_there.recv().unwrap();
                 put(path, b"second");
