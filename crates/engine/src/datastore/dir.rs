@@ -452,22 +452,12 @@ impl Dir {
             self.syncs.fail(lane.disk, -result);
             outcome = Err(fault(-result));
         }
-        loop {
-            while let Some(rider) = self.syncs.rider() {
-                let spoilt = !self.reach.is_whole() && self.is_spoilt(lane.disk, rider);
-                let told = if spoilt {
-                    Err(Fault::Io)
-                } else {
-                    self.syncs.told(outcome)
-                };
-                self.end(lane, rider, told);
-            }
-            match self.syncs.next() {
-                // Those who waited hear of the failure, too.
-                Some(_) if self.syncs.have_failed() => {}
-                Some(carrier) => return self.go(lane, carrier),
-                None => return,
-            }
+        while let Some(rider) = self.syncs.rider() {
+            let spoilt = !self.reach.is_whole() && self.is_spoilt(lane.disk, rider);
+            self.end(lane, rider, if spoilt { Err(Fault::Io) } else { outcome });
+        }
+        if let Some(carrier) = self.syncs.next() {
+            self.go(lane, carrier);
         }
     }
 

@@ -1,5 +1,6 @@
 //! A few system calls that the standard library lacks.
 
+use super::fault::PAGE;
 use std::fs::File;
 use std::io;
 use std::mem::MaybeUninit;
@@ -269,7 +270,7 @@ pub(crate) fn memory_page(file: &File) -> io::Result<usize> {
     // SAFETY: filled by the successful call.
     let about = unsafe { about.assume_init() };
     if about.f_type != libc::HUGETLBFS_MAGIC {
-        return Ok(4096);
+        return Ok(PAGE);
     }
     usize::try_from(about.f_bsize).map_err(|_| io::ErrorKind::InvalidData.into())
 }

@@ -12,7 +12,7 @@
 //! # Source
 //! fsync(2), "Errors"; J. Corbet, "PostgreSQL's fsync() surprise" (LWN, 2018).
 
-use tidegate_core::request::{DiskId, Fault, Outcome};
+use tidegate_core::request::DiskId;
 
 /// See the module. Jobs are known by their slots.
 #[derive(Default)]
@@ -49,18 +49,17 @@ impl Syncs {
         Turn::Starts
     }
 
-    /// The sync under way has failed: from now on all do.
+    /// The sync under way has failed: from now on all do. Those who waited for the next hear of this one, too.
     #[cold]
     pub(super) fn fail(&mut self, disk: DiskId, errno: i32) {
-        if !self.failed {
-            self.failed = true;
-            tracing::error!(
-                disk = disk.0,
-                errno,
-                "an image could not be made durable, and what was written to it since the last flush may be lost: flushes \
-                 fail from now on; look after the datastore, detach the disk, check its file system, attach it again"
-            );
-        }
+        self.failed = true;
+        self.riding.append(&mut self.waiting);
+        tracing::error!(
+            disk = disk.0,
+            errno,
+            "an image could not be made durable, and what was written to it since the last flush may be lost: flushes fail \
+             from now on; look after the datastore, detach the disk, check its file system, attach it again"
+        );
     }
 
     /// The next of those whom the sync that has ended was for.
@@ -68,23 +67,10 @@ impl Syncs {
         self.riding.pop()
     }
 
-    /// What one is told for whom the sync was that ended with `outcome`.
-    pub(super) fn told(&self, outcome: Outcome) -> Outcome {
-        if self.failed && outcome.is_ok() {
-            return Err(Fault::Io);
-        }
-        outcome
-    }
-
     /// Once none rides any more: those who waited ride now, and one of them carries the sync.
     pub(super) fn next(&mut self) -> Option<u32> {
         std::mem::swap(&mut self.riding, &mut self.waiting);
         self.riding.first().copied()
-    }
-
-    /// Whether nothing is made durable any more.
-    pub(super) fn have_failed(&self) -> bool {
-        self.failed
     }
 
     /// How many wait for another's sync.
