@@ -1,0 +1,221 @@
+//! Contests as scripts meet them: who is missing is named, what is short says what it leaves out, and what is interrupted
+//! leaves nobody behind.
+
+use std::fs;
+use std::process::Command;
+
+use serde_json::Value;
+use tempfile::TempDir;
+
+use super::{finished, interrupted, left, scratch, text, tidegate};
+
+/// Two Tidegates and one who is not there, at two points. Every trial counts: what is tested is not the machine.
+const CONTEST: &str = r#"
+name = "tiny"
+title = "What a filter costs, in a second"
+source = "made up"
+[contest]
+measure = "1s"
+warm = "50ms"
+rounds = 1
+quiet = 100000.0
+[[contestant]]
+name = "plain"
+server = "tidegate"
+[[contestant]]
+name = "filtered"
+server = "tidegate"
+filters = ["null"]
+[[contestant]]
+name = "daemon"
+server = "storage-daemon"
+[[sweep]]
+name = "vms"
+title = "By number of VMs"
+across = "vms"
+points = [1, 2]
+brief = [2]
+work = { outstanding = 4, size = "4KiB", reads = 100, random = 0 }
+[[expect]]
+what = "iops"
+sweep = "vms"
+contestant = "filtered"
+against = { contestant = "plain" }
+at-least = 0.001
+source = "it works at all"
+[[expect]]
+what = "cpu"
+sweep = "vms"
+contestant = "plain"
+against = { contestant = "daemon" }
+at-most = 1000
+source = "a peer that is not there"
+"#;
+
+/// Where the kernel is asked to keep idle CPUs awake.
+const PM_QOS: &str = "/dev/cpu_dma_latency";
+
+/// A directory for programs in which is nothing but what pins them to a processor.
+fn bare_path(scratch: &TempDir) -> String {
+    let dir = scratch.path().join("bin");
+    fs::create_dir(&dir).expect("it can be made");
+    let path = std::env::var_os("PATH").expect("there is a search path");
+    let mut places = std::env::split_paths(&path).map(|place| place.join("taskset"));
+    let found = places.find(|place| place.is_file());
+    let found = found.expect("util-linux is on every Debian");
+    std::os::unix::fs::symlink(found, dir.join("taskset")).expect("it can be linked");
+    text(&dir)
+}
+
+#[test]
+fn a_contest_is_run_judged_and_reported_and_who_is_missing_is_named() {
+    let scratch = scratch();
+    let file = scratch.path().join("tiny.toml");
+    let demanding = format!(
+        "{CONTEST}\n[[expect]]\nwhat = \"iops\"\nsweep = \"vms\"\nat = \"2\"\ncontestant = \"plain\"\n\
+         at-least = 1e12\nsource = \"a dream\"\n"
+    );
+    fs::write(&file, demanding).expect("it can be written");
+    let places = scratch.path().join("t");
+    fs::create_dir(&places).expect("it can be made");
+    let out = text(&scratch.path().join("results"));
+    let path = bare_path(&scratch);
+    let go = |more: &[&str]| {
+        finished(
+            Command::new(env!("CARGO_BIN_EXE_tidegate"))
+                .args(["lab", "run", &text(&file), "--out", &out])
+                .args(more)
+                .env("TMPDIR", &places)
+                .env("PATH", &path),
+        )
+    };
+    let run = go(&["-o", "json"]);
+    let found: Value = serde_json::from_str(&run.out).expect("JSON");
+    assert_eq!(found["problems"], Value::Array(Vec::new()), "{}", run.err);
+    let verdicts: Vec<&str> = found["checks"]
+        .as_array()
+        .expect("checks")
+        .iter()
+        .filter_map(|check| check["verdict"].as_str())
+        .collect();
+    assert_eq!(verdicts, ["pass", "not-judged", "fail"], "{}", run.out);
+    assert_eq!(run.status, 1);
+    let note = found["checks"][1]["note"].as_str().expect("a reason");
+    assert!(
+        note.contains("qemu-storage-daemon is not installed"),
+        "{note}"
+    );
+    let measured = found["measured"].as_array().expect("figures");
+    assert_eq!(measured.len(), 2 * 3);
+    let wishes = fs::OpenOptions::new().write(true).open(PM_QOS);
+    let may_keep_awake = wishes.is_ok();
+    for row in measured.iter().filter(|row| row["contestant"] != "daemon") {
+        assert!(row["iops"]["median"].as_f64() > Some(0.0), "{row}");
+        assert!(
+            row["cpu_percent_per_kiops"]["median"].as_f64() > Some(0.0),
+            "{row}"
+        );
+        assert_eq!(row["awake"] == 1, may_keep_awake, "{row}");
+    }
+    assert_eq!(left(&places), 0, "servers' roots go when they have ended");
+
+    let page = fs::read_to_string(scratch.path().join("results/report.html")).expect("a page");
+    let summary = fs::read_to_string(scratch.path().join("results/report.md")).expect("a summary");
+    for part in [
+        "What was measured",
+        "Processor time",
+        "By number of VMs",
+        "is not installed",
+        "1 FAIL",
+    ] {
+        assert!(page.contains(part), "{part}");
+    }
+    assert!(summary.contains("**FAIL**") && summary.contains("is not installed"));
+    assert!(
+        !page.contains("NaN"),
+        "no figure is drawn that is no number"
+    );
+    let rows = fs::read_to_string(scratch.path().join("results/csv/engine-01-vms-2.csv"));
+    assert_eq!(rows.expect("a table").lines().count(), 1 + 2);
+
+    // What is there is not made again, and is nothing else than itself.
+    let runs = scratch.path().join("results/runs");
+    let kept = |name: &str| fs::read_to_string(runs.join(name)).expect("a round");
+    let before = kept("engine-01-vms-1.json");
+    let again = go(&["-o", "json"]);
+    let again: Value = serde_json::from_str(&again.out).expect("JSON");
+    assert_eq!(again["checks"], found["checks"]);
+    assert_eq!(kept("engine-01-vms-1.json"), before);
+    assert_eq!(left(&runs), 2);
+    let compared = tidegate(&["lab", "compare", &out, &out, "-o", "wide"]);
+    assert_eq!(compared.status, 0, "{}", compared.err);
+    assert!(
+        compared.out.contains("filtered, By number of VMs: 2 VMs"),
+        "{}",
+        compared.out
+    );
+}
+
+#[test]
+fn a_short_contest_says_what_it_leaves_out() {
+    let scratch = scratch();
+    let file = scratch.path().join("tiny.toml");
+    fs::write(&file, CONTEST).expect("it can be written");
+    let out = text(&scratch.path().join("results"));
+    let path = bare_path(&scratch);
+    let run = finished(
+        Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .args(["lab", "run", &text(&file), "--out", &out, "--scale", "0.1"])
+            .env("PATH", &path),
+    );
+    assert_eq!(run.status, 0, "{}", run.err);
+    assert_eq!(left(&scratch.path().join("results/runs")), 1);
+    let summary = fs::read_to_string(scratch.path().join("results/report.md")).expect("a summary");
+    assert!(
+        summary.contains("Left out at this length: By number of VMs: 1."),
+        "{summary}"
+    );
+}
+
+#[test]
+fn an_interrupted_contest_leaves_no_server_and_is_gone_on_with() {
+    let scratch = scratch();
+    let file = scratch.path().join("tiny.toml");
+    fs::write(&file, CONTEST).expect("it can be written");
+    let (out, places) = (
+        text(&scratch.path().join("results")),
+        scratch.path().join("t"),
+    );
+    fs::create_dir(&places).expect("it can be made");
+    let path = bare_path(&scratch);
+    let command = || {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
+        command.args(["lab", "run", &text(&file), "--out", &out, "--repeat", "2"]);
+        command.env("TMPDIR", &places);
+        command
+    };
+    // `kill` is found by this program, and not by the one that is interrupted.
+    let (status, rest) = interrupted(command().env("PATH", &path), "tiny 2/4: real daemons");
+    assert_eq!(status, Some(1), "{rest}");
+    assert!(rest.contains("goes on from there"), "{rest}");
+    assert_eq!(left(&places), 0, "servers' roots go when they have ended");
+    let runs = scratch.path().join("results/runs");
+    let there = left(&runs);
+    assert!((1..4).contains(&there), "{there} rounds");
+    let run = finished(command().env("PATH", &path));
+    assert_eq!(run.status, 0, "{}", run.err);
+    assert_eq!(left(&runs), 4);
+}
+
+#[test]
+fn a_contest_is_shown_with_who_competes_in_what() {
+    let shown = tidegate(&["lab", "show", "filter-overhead"]).out;
+    for says in [
+        "null filter",
+        "filters null",
+        "By number of VMs, each with 128 outstanding",
+        "at most 1.01",
+    ] {
+        assert!(shown.contains(says), "{says}: {shown}");
+    }
+}
