@@ -3,13 +3,14 @@
 //! [`run`] is what `xtask` and `tidegate-bench` call. Scenarios ([`scenarios`], [`fleet`], [`control`], [`dashboard`],
 //! [`instructions`]) list contestants; this file makes them compete: A, B, C, then B, C, A ..., each trial with a fresh
 //! server, client and server pinned to a core each. A trial during which the machine was not quiet is made again at once;
-//! when it will not be quiet, the whole round is thrown away.
+//! when it will not be quiet, the whole round is thrown away. Those that differ by a percent meet in [`closely`].
 //!
 //! # Always true
 //! - Every series of a case has the same rounds, so that ratios can be taken round by round.
 //! # Units
 //! - Percent of one core; IOPS; microseconds.
 
+mod closely;
 pub mod control;
 pub mod dashboard;
 pub mod fleet;
@@ -123,6 +124,9 @@ const TRIES: usize = 3;
 
 /// Runs one trial.
 pub type Trial<'a> = Box<dyn Fn(&Bench) -> Result<Figures> + 'a>;
+
+/// Makes a round, by its number: a figure for each series, of which it counts what it rejects.
+type Round<'a> = dyn FnMut(usize, &mut [Series]) -> Result<Vec<Figures>> + 'a;
 
 /// One who takes part in a case.
 pub struct Contestant<'a> {
@@ -337,24 +341,9 @@ impl Bench {
         trials: usize,
         quiet: &dyn Fn(&Noise) -> bool,
     ) -> Result<()> {
-        let mut series: Vec<Series> = contestants
-            .iter()
-            .map(|contestant| Series {
-                scenario: scenario.into(),
-                case: case.into(),
-                contestant: contestant.name.clone(),
-                trials: Vec::new(),
-                wanted: trials,
-                rejected: 0,
-            })
-            .collect();
-        for attempt in 0..2 * trials {
-            if series
-                .first()
-                .is_none_or(|series| series.trials.len() == trials)
-            {
-                break;
-            }
+        let names = contestants.iter().map(|each| each.name.as_str());
+        let series = empty_series(scenario, case, names, trials);
+        Self::rounds(report, series, quiet, &mut |attempt, series| {
             // Everybody begins a round once in a while: a disk may be slower for whoever comes after a busy neighbour.
             let mut round = vec![Figures::default(); contestants.len()];
             for turn in 0..contestants.len() {
@@ -369,26 +358,68 @@ impl Bench {
                     series[whose].rejected += 1;
                 }
             }
-            keep_if_quiet(&mut series, round, quiet);
-        }
-        for series in &series {
-            if series.trials.len() < trials {
-                report.notes.push(format!(
-                    "{scenario}, {case}, {}: {} quiet rounds of {trials} wanted",
-                    series.contestant,
-                    series.trials.len(),
-                ));
+            Ok(round)
+        })
+    }
+
+    /// Makes rounds until a case has enough quiet ones, or twice as many were tried; shows and keeps them.
+    fn rounds(
+        report: &mut Report,
+        mut series: Vec<Series>,
+        quiet: &dyn Fn(&Noise) -> bool,
+        round: &mut Round<'_>,
+    ) -> Result<()> {
+        let wanted = series.first().map_or(0, |series| series.wanted);
+        for attempt in 0..2 * wanted {
+            if series[0].trials.len() == wanted {
+                break;
             }
+            let figures = round(attempt, &mut series)?;
+            keep_if_quiet(&mut series, figures, quiet);
         }
-        // The bench is long: each case is shown as it ends, and what is whole is never lost.
-        let done = Report {
-            series,
-            ..Report::default()
-        };
-        eprintln!("{}", done.table());
-        report.series.extend(done.series);
+        show(report, series);
         Ok(())
     }
+}
+
+/// A series for each who is named, of which so many rounds are wanted.
+fn empty_series<'a>(
+    scenario: &str,
+    case: &str,
+    names: impl Iterator<Item = &'a str>,
+    wanted: usize,
+) -> Vec<Series> {
+    let empty = |name: &str| Series {
+        scenario: scenario.into(),
+        case: case.into(),
+        contestant: name.into(),
+        trials: Vec::new(),
+        wanted,
+        rejected: 0,
+    };
+    names.map(empty).collect()
+}
+
+/// Shows a case that has ended, and keeps it. The bench is long: what is whole is never lost.
+fn show(report: &mut Report, series: Vec<Series>) {
+    for series in &series {
+        if series.trials.len() < series.wanted {
+            report.notes.push(format!(
+                "{}, {}, {}: {} quiet rounds of {} wanted",
+                series.scenario,
+                series.case,
+                series.contestant,
+                series.trials.len(),
+                series.wanted,
+            ));
+        }
+    }
+    let done = Report {
+        series,
+        ..Report::default()
+    };
+    eprintln!("{}", done.table());
+    report.series.extend(done.series);
 }
 
 /// Adds a round to its series, unless a trial of it was not quiet.

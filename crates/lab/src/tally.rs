@@ -84,6 +84,13 @@ impl Tally {
         self.latency.clear();
     }
 
+    /// Adds a window of the same queue that came after this one.
+    pub fn follow(&mut self, next: &Self) {
+        let elapsed = self.elapsed + next.elapsed;
+        *self = Self::sum(&[std::mem::take(self), next.clone()]);
+        self.elapsed = elapsed;
+    }
+
     /// The sum of several queues over the same window.
     #[must_use]
     pub fn sum(tallies: &[Self]) -> Self {
@@ -118,6 +125,20 @@ mod tests {
             ..Tally::default()
         };
         assert_eq!(Tally::sum(&[one, two]).iops(), 200.0);
+    }
+
+    #[test]
+    fn windows_that_follow_each_other_are_one_long_one() {
+        let mut all = Tally::default();
+        for completed in [100, 300] {
+            all.follow(&Tally {
+                completed,
+                errors: 1,
+                elapsed: Duration::from_secs(2),
+                ..Tally::default()
+            });
+        }
+        assert_eq!((all.completed, all.errors, all.iops()), (400, 2, 100.0));
     }
 
     #[test]

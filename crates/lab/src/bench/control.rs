@@ -3,9 +3,13 @@
 //! The disk is empty, so that the engine's own work is all there is. What a dispatch costs where something is congested
 //! is the business of `cargo bench -p tidegate-core --bench iocontrol`.
 
+use std::path::{Path, PathBuf};
+
 use anyhow::Result;
 
-use super::{Bench, Contestant, measure};
+use super::Bench;
+use super::closely::{Guests, Rival};
+use super::measure::Ask;
 use crate::engine::Control;
 use crate::peers;
 use crate::report::{Figures, Report, Rule};
@@ -18,9 +22,8 @@ const NOT_ENGAGED: &str = "engine, control not engaged";
 const LOADS: [(usize, u16); 3] = [(1, 32), (1, 128), (4, 32)];
 /// The part of its IOPS that a disk keeps under control that is not engaged.
 const KEPT: f64 = 0.97;
-/// Differences of a few percent need more rounds than factors do: rounds differ by a tenth, and the median of 63 by some
-/// 2 % from run to run.
-const ROUNDS: usize = 9;
+/// Differences of a few percent need more rounds than factors do.
+const ROUNDS: usize = 3;
 
 /// The engine with and without control, in turns.
 ///
@@ -32,19 +35,17 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
             1 => format!("QD {depth}"),
             _ => format!("{guests} guests of QD {depth}"),
         };
-        let mut contestants = Vec::new();
-        if let Some(program) = &bench.options.bare {
-            for (name, control) in [(WITHOUT, Control::None), (NOT_ENGAGED, Control::NotEngaged)] {
-                contestants.push(Contestant::new(name, move |bench: &Bench| {
-                    let sockets = (0..guests).map(|guest| bench.path(&format!("e{guest}.sock")));
-                    let sockets: Vec<_> = sockets.collect();
-                    let launch =
-                        peers::engine(program, &sockets, control, bench.options.server_cpu);
-                    measure::vhost(bench, &launch, depth)
-                }));
-            }
-        }
-        bench.compete_closely(report, SCENARIO, &case, &contestants, ROUNDS)?;
+        let rival = |(name, control)| {
+            let program = bench.options.bare.as_deref()?;
+            Some(engine(program, name, control))
+        };
+        let both = [(WITHOUT, Control::None), (NOT_ENGAGED, Control::NotEngaged)];
+        let rivals: Vec<_> = both.into_iter().filter_map(rival).collect();
+        let guests = Guests {
+            count: guests,
+            ask: Ask::random_reads(depth),
+        };
+        bench.compete_in_turn(report, (SCENARIO, &case), &rivals, &guests, ROUNDS)?;
         let ratio = report.ratio(
             SCENARIO,
             &case,
@@ -56,4 +57,14 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
         report.judge(SCENARIO, &case, claim, Rule::AtLeast(KEPT), ratio);
     }
     Ok(())
+}
+
+/// The engine alone, `program` being a `tidegate-bench`.
+fn engine<'a>(program: &'a Path, name: &str, control: Control) -> Rival<'a> {
+    Rival {
+        name: name.into(),
+        launch: Box::new(move |bench: &Bench, sockets: &[PathBuf]| {
+            peers::engine(program, sockets, control, bench.options.server_cpu)
+        }),
+    }
 }

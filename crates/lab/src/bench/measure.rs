@@ -10,7 +10,7 @@ use anyhow::{Context, Result, bail};
 use super::Bench;
 use crate::load::{Load, Source};
 use crate::nbd::Connection;
-use crate::noise::{self, Look};
+use crate::noise::{self, Look, Noise};
 use crate::report::Figures;
 use crate::server::{Launch, Server, ended_cpu_time, own_cpu_time};
 use crate::tally::{Edge, Tally, Until};
@@ -51,36 +51,64 @@ impl<'a> Watch<'a> {
     }
 
     pub(super) fn figures(self, tallies: &[Tally]) -> Result<Figures> {
-        let all = Tally::sum(tallies);
-        if all.errors > 0 {
-            bail!(
-                "{} answered {} requests with an error",
-                self.server.last_words(),
-                all.errors
-            );
-        }
-        if all.completed == 0 {
-            bail!("the server answered nothing within the window");
-        }
         let mut seen = self.seen.into_iter();
         let (Some(open), Some(close)) = (seen.next().transpose()?, seen.next().transpose()?) else {
             bail!("the window was not opened and closed");
         };
-        let server = close.server.saturating_sub(open.server);
-        let client = close.client.saturating_sub(open.client);
-        let seconds = all.elapsed.as_secs_f64();
-        Ok(Figures {
-            iops: all.iops(),
-            p50_us: all.percentile_us(50.0),
-            p99_us: all.percentile_us(99.0),
-            p999_us: all.percentile_us(99.9),
-            cpu_percent_per_kiops: server.as_secs_f64() / seconds * 100.0 / (all.iops() / 1000.0),
-            client_percent: client.as_secs_f64() / seconds * 100.0,
-            unfairness: unfairness(tallies),
-            resident_bytes: close.resident_bytes,
-            noise: noise::between(&open.machine, &close.machine, server + client),
-        })
+        let spent = Spent {
+            server: close.server.saturating_sub(open.server),
+            client: close.client.saturating_sub(open.client),
+        };
+        let own = spent.server + spent.client;
+        let noise = noise::between(&open.machine, &close.machine, own);
+        figures(self.server, tallies, &spent, close.resident_bytes, noise)
     }
+}
+
+/// CPU time within a window.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Spent {
+    /// The server's.
+    pub(super) server: Duration,
+    /// The client's.
+    pub(super) client: Duration,
+}
+
+/// What came of a window: the tallies of its queues, what it took, and the server's memory at its end.
+///
+/// # Errors
+/// A request was answered with an error, or none was answered.
+pub(super) fn figures(
+    server: &Server,
+    tallies: &[Tally],
+    spent: &Spent,
+    resident_bytes: u64,
+    noise: Noise,
+) -> Result<Figures> {
+    let all = Tally::sum(tallies);
+    if all.errors > 0 {
+        bail!(
+            "{} answered {} requests with an error",
+            server.last_words(),
+            all.errors
+        );
+    }
+    if all.completed == 0 {
+        bail!("the server answered nothing within the window");
+    }
+    let seconds = all.elapsed.as_secs_f64();
+    let percent = |spent: Duration| spent.as_secs_f64() / seconds * 100.0;
+    Ok(Figures {
+        iops: all.iops(),
+        p50_us: all.percentile_us(50.0),
+        p99_us: all.percentile_us(99.0),
+        p999_us: all.percentile_us(99.9),
+        cpu_percent_per_kiops: percent(spent.server) / (all.iops() / 1000.0),
+        client_percent: percent(spent.client),
+        unfairness: unfairness(tallies),
+        resident_bytes,
+        noise,
+    })
 }
 
 /// The fastest queue's IOPS by the slowest one's.
@@ -156,6 +184,15 @@ pub fn drive(
     until: Until,
     probe: &mut dyn FnMut(Edge),
 ) -> Result<Vec<Tally>> {
+    let (mut station, mut sources) = station(sockets, ask)?;
+    station.run(&mut sources, until, probe)
+}
+
+/// One guest per socket, and what each of their queues asks for.
+///
+/// # Errors
+/// A server is not there, or breaks the protocol.
+pub(super) fn station(sockets: &[PathBuf], ask: &Ask) -> Result<(Station, Vec<Source>)> {
     let connect = |socket: &PathBuf| {
         Vm::connect(VmOptions {
             queues: ask.queues,
@@ -167,7 +204,7 @@ pub fn drive(
     let queues = vms
         .iter()
         .flat_map(|vm| (0..ask.queues).map(|_| vm.config().size));
-    let mut sources: Vec<Source> = queues
+    let sources = queues
         .zip(ask.load.seed..)
         .map(|(length, seed)| {
             Source::new(Load {
@@ -177,7 +214,7 @@ pub fn drive(
             })
         })
         .collect();
-    Station::new(vms, ask.wait).run(&mut sources, until, probe)
+    Ok((Station::new(vms, ask.wait), sources))
 }
 
 /// Starts a server and drives it by one NBD connection, 4 KiB random reads.

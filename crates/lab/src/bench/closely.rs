@@ -1,0 +1,208 @@
+//! Rivals that differ by a percent: their servers run side by side and are measured in turn, some milliseconds each.
+//!
+//! A machine's speed, and the step into which a guest and a server fall, change by tens of percent from second to second;
+//! what is measured within the same fifth of a second has the same of both. How the memory of a process happens to lie
+//! moves it by percents too: the servers are new in each round, and rounds are what is compared.
+//!
+//! # Always true
+//! - In a round everybody has as many turns as anybody else, and comes as often before as after each other.
+//! - Whoever has no turn has nobody who asks, and sleeps.
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+
+use super::measure::{self, Ask, Spent};
+use super::{Bench, empty_series};
+use crate::load::Source;
+use crate::noise::{self, Noise};
+use crate::report::{Figures, Report};
+use crate::server::{Launch, Server, own_cpu_time};
+use crate::tally::{Edge, Tally, Until};
+use crate::vhost::Station;
+
+/// How long a turn is measured, and how long it goes on before.
+const TURN: Duration = Duration::from_millis(40);
+const BEFORE: Duration = Duration::from_millis(2);
+
+/// Says how to start a server, by the sockets of its guests.
+pub(super) type Launcher<'a> = Box<dyn Fn(&Bench, &[PathBuf]) -> Launch + 'a>;
+
+/// One of those who are compared.
+pub(super) struct Rival<'a> {
+    /// The name in the table.
+    pub(super) name: String,
+    /// Its server.
+    pub(super) launch: Launcher<'a>,
+}
+
+/// The guests that each rival has.
+pub(super) struct Guests {
+    /// How many.
+    pub(super) count: usize,
+    /// What each asks for.
+    pub(super) ask: Ask,
+}
+
+/// A rival's server with its guests, and what they have seen in their turns of a round.
+struct Lane {
+    server: Server,
+    station: Station,
+    sources: Vec<Source>,
+    tallies: Vec<Tally>,
+    spent: Spent,
+}
+
+impl Lane {
+    fn start(bench: &Bench, number: usize, rival: &Rival<'_>, guests: &Guests) -> Result<Self> {
+        let scratch = bench.path(&format!("rival{number}"));
+        std::fs::create_dir_all(&scratch)
+            .with_context(|| format!("cannot create {}", scratch.display()))?;
+        let sockets = (0..guests.count).map(|guest| scratch.join(format!("{guest}.sock")));
+        let sockets: Vec<PathBuf> = sockets.collect();
+        let server = Server::start(&(rival.launch)(bench, &sockets), &scratch)?;
+        let (station, sources) = measure::station(&sockets, &guests.ask)?;
+        Ok(Self {
+            server,
+            tallies: vec![Tally::default(); station.queues()],
+            station,
+            sources,
+            spent: Spent::default(),
+        })
+    }
+
+    fn warm(&mut self, span: Duration) -> Result<()> {
+        let until = Until::Time(Duration::ZERO, span);
+        let _unmeasured = self
+            .station
+            .run(&mut self.sources, until, &mut |_: Edge| ())?;
+        Ok(())
+    }
+
+    fn turn(&mut self) -> Result<()> {
+        let mut clocks = Vec::with_capacity(2);
+        let server = &self.server;
+        let mut look = |_: Edge| clocks.push(spent(server));
+        let until = Until::Time(BEFORE, TURN);
+        let tallies = self.station.run(&mut self.sources, until, &mut look)?;
+        let [open, close] = <[_; 2]>::try_from(clocks)
+            .map_err(|_| anyhow::anyhow!("a turn was not opened and closed"))?;
+        let (open, close) = (open?, close?);
+        self.spent.server += close.server.saturating_sub(open.server);
+        self.spent.client += close.client.saturating_sub(open.client);
+        for (all, turn) in self.tallies.iter_mut().zip(&tallies) {
+            all.follow(turn);
+        }
+        Ok(())
+    }
+
+    fn end(self, noise: Noise) -> Result<Figures> {
+        let resident = self.server.resident()?;
+        let figures = measure::figures(&self.server, &self.tallies, &self.spent, resident, noise)?;
+        drop(self.station);
+        self.server.stop()?;
+        Ok(figures)
+    }
+}
+
+/// CPU time of a server and of this process until now.
+fn spent(server: &Server) -> Result<Spent> {
+    Ok(Spent {
+        server: server.cpu_time()?,
+        client: own_cpu_time()?,
+    })
+}
+
+/// CPU time of all servers and of this process until now.
+fn spent_by_all(lanes: &[Lane]) -> Result<Duration> {
+    let servers = lanes.iter().map(|lane| lane.server.cpu_time());
+    Ok(servers.sum::<Result<Duration>>()? + own_cpu_time()?)
+}
+
+/// Whose turn it is, turn by turn, as each of `count` has `turns`: round and back again, beginning with another one each
+/// time.
+fn order(count: usize, turns: usize) -> impl Iterator<Item = usize> {
+    (0..turns).flat_map(move |turn| {
+        (0..count).map(move |place| {
+            let step = if turn % 2 == 0 {
+                place
+            } else {
+                count - 1 - place
+            };
+            (turn / 2 + step) % count
+        })
+    })
+}
+
+impl Bench {
+    /// Lets rivals compete in one case until there are `times` as many quiet rounds as the bench's, or twice as many were
+    /// tried. Each has as much time in a round as a trial lasts.
+    ///
+    /// # Errors
+    /// A server or a guest fails.
+    pub(super) fn compete_in_turn(
+        &self,
+        report: &mut Report,
+        (scenario, case): (&str, &str),
+        rivals: &[Rival<'_>],
+        guests: &Guests,
+        times: usize,
+    ) -> Result<()> {
+        let quiet = |noise: &Noise| !noise.exceeds(self.options.max_noise);
+        let wanted = times * self.trials;
+        let names = rivals.iter().map(|rival| rival.name.as_str());
+        let series = empty_series(scenario, case, names, wanted);
+        Self::rounds(report, series, &quiet, &mut |_, series| {
+            let round = self
+                .in_turn(rivals, guests)
+                .with_context(|| format!("{scenario}, {case}"))?;
+            if !round.iter().all(|figures| quiet(&figures.noise)) {
+                series.iter_mut().for_each(|series| series.rejected += 1);
+            }
+            Ok(round)
+        })
+    }
+
+    /// One round.
+    fn in_turn(&self, rivals: &[Rival<'_>], guests: &Guests) -> Result<Vec<Figures>> {
+        let lanes = rivals.iter().enumerate();
+        let lanes = lanes.map(|(number, rival)| Lane::start(self, number, rival, guests));
+        let mut lanes = lanes.collect::<Result<Vec<_>>>()?;
+        for lane in &mut lanes {
+            lane.warm(self.warm)?;
+        }
+        let turns = self.span.as_nanos().div_ceil(TURN.as_nanos());
+        let turns = usize::try_from(turns).context("a trial's turns")?;
+        let (from, before) = (noise::look()?, spent_by_all(&lanes)?);
+        for whose in order(lanes.len(), turns) {
+            lanes[whose]
+                .turn()
+                .with_context(|| rivals[whose].name.clone())?;
+        }
+        let own = spent_by_all(&lanes)?.saturating_sub(before);
+        let noise = noise::between(&from, &noise::look()?, own);
+        lanes.into_iter().map(|lane| lane.end(noise)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn everybody_has_as_many_turns_and_comes_as_often_before_as_after_each_other() {
+        const COUNT: usize = 5;
+        let order: Vec<usize> = order(COUNT, 4 * COUNT).collect();
+        let place = |round: &[usize], who| round.iter().position(|whose| *whose == who);
+        for one in 0..COUNT {
+            let turns = order.iter().filter(|whose| **whose == one).count();
+            assert_eq!(turns, 4 * COUNT);
+            for other in (0..COUNT).filter(|other| *other != one) {
+                let rounds = order.chunks(COUNT);
+                let before = rounds.filter(|round| place(round, one) < place(round, other));
+                assert_eq!(before.count(), 2 * COUNT, "{one} before {other}");
+            }
+        }
+    }
+}
