@@ -3,7 +3,7 @@
 //! [`run`] is what `xtask` and `tidegate-bench` call. Scenarios ([`scenarios`], [`fleet`], [`control`], [`dashboard`],
 //! [`instructions`]) list contestants; this file makes them compete: A, B, C, then B, C, A ..., each trial with a fresh
 //! server, client and server pinned to a core each. A trial during which the machine was not quiet is made again at once;
-//! when it will not be quiet, the whole round is thrown away. Those that differ by a percent meet in [`closely`].
+//! when it will not be quiet, the whole round is thrown away. Those that differ by a percent meet in `closely`.
 //!
 //! # Always true
 //! - Every series of a case has the same rounds, so that ratios can be taken round by round.
