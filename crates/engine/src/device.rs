@@ -12,6 +12,7 @@ pub(crate) mod channel;
 pub(crate) mod front_ends;
 pub(crate) mod nbd;
 pub(crate) mod ring;
+pub(crate) mod shunned;
 pub(crate) mod vhost;
 
 /// Who waits for a request's end.

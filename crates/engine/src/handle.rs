@@ -19,7 +19,7 @@ use crate::thread::{Habits, IoThread};
 use std::fs::{File, OpenOptions};
 use std::os::fd::OwnedFd;
 use std::os::unix::fs::OpenOptionsExt;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -239,12 +239,7 @@ impl Engine {
             id,
             thread: at,
             inbox: Arc::clone(&thread.inbox),
-            facts: Arc::new(DeviceFacts {
-                serial: spec.serial.clone(),
-                write_back: AtomicBool::new(false),
-                nonsense: AtomicU64::new(0),
-                broken: AtomicU64::new(0),
-            }),
+            facts: Arc::new(DeviceFacts::new(spec.serial.clone(), false)),
             controlled: control.is_some(),
             size: AtomicU64::new(spec.size),
             filters: Mutex::new(Filters {

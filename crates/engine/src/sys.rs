@@ -7,6 +7,7 @@
 //!   completed (asserted). An I/O thread that panics aborts the process, so memory is never unmapped under the kernel.
 //! - **Guest memory is never a Rust reference.** It is read and written through raw pointers, volatile or atomic.
 
+pub(crate) mod alarm;
 pub(crate) mod aligned;
 pub(crate) mod buffers;
 pub(crate) mod eventfd;

@@ -11,6 +11,7 @@
 
 use super::ReplyTo;
 use super::calls::{Calls, Moment};
+use super::shunned::{Offences, Standing};
 use crate::sys::buffers::Buffers;
 use crate::sys::eventfd::EventFd;
 use crate::sys::guest::{Mapping, Segment};
@@ -40,6 +41,21 @@ pub(crate) struct DeviceFacts {
     pub(crate) nonsense: AtomicU64,
     /// Queues that were stopped because their rings made no sense.
     pub(crate) broken: AtomicU64,
+    /// Front ends that had an I/O thread wait.
+    pub(crate) offences: Offences,
+}
+
+impl DeviceFacts {
+    /// Of a device that nobody has used yet.
+    pub(crate) fn new(serial: String, write_back: bool) -> DeviceFacts {
+        DeviceFacts {
+            serial,
+            write_back: AtomicBool::new(write_back),
+            nonsense: AtomicU64::new(0),
+            broken: AtomicU64::new(0),
+            offences: Offences::default(),
+        }
+    }
 }
 
 /// How to answer a chain.
@@ -58,6 +74,7 @@ pub(crate) struct RingDevice {
     queue: Queue<Mapping>,
     memory: Rc<Mapping>,
     facts: Arc<DeviceFacts>,
+    standing: Standing,
     kick: EventFd,
     call: Option<EventFd>,
     error: Option<EventFd>,
@@ -87,6 +104,7 @@ pub(crate) struct Parts {
     pub(crate) queue: Queue<Mapping>,
     pub(crate) memory: Mapping,
     pub(crate) facts: Arc<DeviceFacts>,
+    pub(crate) standing: Standing,
     pub(crate) kick: EventFd,
     pub(crate) call: Option<EventFd>,
     pub(crate) error: Option<EventFd>,
@@ -100,6 +118,7 @@ impl RingDevice {
             queue,
             memory,
             facts,
+            standing,
             kick,
             call,
             error,
@@ -110,6 +129,7 @@ impl RingDevice {
             queue,
             memory: Rc::new(memory),
             facts,
+            standing,
             kick,
             call,
             error,
@@ -297,8 +317,24 @@ impl RingDevice {
     fn fail(&mut self) {
         self.broken = true;
         self.facts.broken.fetch_add(1, Ordering::Relaxed);
-        if let Some(error) = &self.error {
-            error.signal();
+        if let Some(error) = &self.error
+            && !self.standing.is_shunned()
+            && error.call().is_err()
+        {
+            self.shun();
+        }
+    }
+
+    /// Its front end had this thread wait: the guest is called no more, and what is not called for need not be taken.
+    #[cold]
+    fn shun(&mut self) {
+        tracing::warn!(
+            disk = self.disk.0,
+            "a front end had us wait where its guest is called: its guest is called no more, and its queue is stopped"
+        );
+        self.standing.shun(&self.facts.offences);
+        if !self.broken {
+            self.fail();
         }
     }
 
@@ -453,7 +489,7 @@ impl RingDevice {
 
     /// Who served this ring before may have died between showing its guest an answer and calling it. A call for nothing does
     /// no harm.
-    pub(crate) fn call_for_predecessor(&self) {
+    pub(crate) fn call_for_predecessor(&mut self) {
         if self.queue.was_used() {
             self.call_guest();
         }
@@ -466,9 +502,12 @@ impl RingDevice {
         }
     }
 
-    fn call_guest(&self) {
-        if let Some(call) = &self.call {
-            call.signal();
+    fn call_guest(&mut self) {
+        if let Some(call) = &self.call
+            && !self.standing.is_shunned()
+            && call.call().is_err()
+        {
+            self.shun();
         }
     }
 }

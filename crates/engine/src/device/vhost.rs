@@ -17,6 +17,7 @@
 use super::channel::Channel;
 use super::front_ends::FrontEndId;
 use super::ring::DeviceFacts;
+use super::shunned::Standing;
 use crate::handle::DiskCore;
 use crate::inbox::Order;
 use crate::sys::eventfd::EventFd;
@@ -89,6 +90,7 @@ struct Protocol {
     /// Which cache the guest chose, if it has.
     cache_choice: Option<bool>,
     facts: Arc<DeviceFacts>,
+    standing: Standing,
     features: u64,
     memory: Mapping,
     log: Option<Arc<DirtyLog>>,
@@ -106,6 +108,7 @@ impl Protocol {
             had_turn: false,
             cache_choice: None,
             facts,
+            standing: Standing::default(),
             features: 0,
             memory: Mapping::empty(),
             log: None,

@@ -1,8 +1,13 @@
 //! Event counters: how a guest kicks us, how we call it, how threads wake each other.
 
+use super::alarm;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
+
+/// Whoever added to a counter waited for somebody to read it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct HeldUp;
 
 /// An eventfd; non-blocking when it is our own.
 pub(crate) struct EventFd(File);
@@ -33,10 +38,35 @@ impl EventFd {
         self.0.try_clone()
     }
 
-    /// Adds one. A full counter means that the other side is asleep on many events already: nothing is lost.
+    /// One whose counter is at its end, and that blocks who adds to it.
+    #[cfg(test)]
+    pub(crate) fn blocking_and_full() -> io::Result<EventFd> {
+        // SAFETY: no memory is involved.
+        let fd = unsafe { libc::eventfd(0, libc::EFD_CLOEXEC) };
+        if fd < 0 {
+            return Err(io::Error::last_os_error());
+        }
+        // SAFETY: the descriptor is fresh and owned by nobody else.
+        let full = EventFd(unsafe { File::from_raw_fd(fd) });
+        (&full.0).write_all(&(u64::MAX - 1).to_ne_bytes())?;
+        Ok(full)
+    }
+
+    /// Adds one to a counter of our own. A full one means that the other side has many events to see already: nothing is
+    /// lost.
     pub(crate) fn signal(&self) {
-        // The only other error is a descriptor that is no eventfd, sent by a front end that fools itself.
         let _ = (&self.0).write(&1u64.to_ne_bytes());
+    }
+
+    /// Adds one to a counter that a front end shares, as [`EventFd::signal`] does.
+    ///
+    /// # Errors
+    /// It was made to block, and is full: nothing was added, and some milliseconds went by ([`super::alarm`]).
+    pub(crate) fn call(&self) -> Result<(), HeldUp> {
+        match alarm::guarded(|| (&self.0).write(&1u64.to_ne_bytes())) {
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(HeldUp),
+            _ => Ok(()),
+        }
     }
 
     /// Sets it to zero; returns what it was.

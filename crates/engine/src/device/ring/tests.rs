@@ -5,7 +5,7 @@
 use super::*;
 use crate::datastore::null;
 use crate::inbox::{Inbox, Order};
-use crate::sys::guest::{GuestArea, Mmap, Region};
+use crate::sys::guest::{DirtyLog, GuestArea, Mmap, Region};
 use crate::sys::os;
 use crate::thread::orders::{Attach, AttachQueue, Change, QueueChange, Reply, StopQueue, What};
 use crate::thread::{Habits, IoThread};
@@ -103,17 +103,13 @@ impl Guest {
     fn parts(&self) -> Parts {
         let (queue, left_behind) = self.queue();
         assert_eq!(left_behind.len(), usize::from(CHAINS));
-        let facts = DeviceFacts {
-            serial: String::new(),
-            write_back: AtomicBool::new(true),
-            nonsense: AtomicU64::new(0),
-            broken: AtomicU64::new(0),
-        };
+        let facts = DeviceFacts::new(String::new(), true);
         Parts {
             disk: DISK,
             queue,
             memory: self.memory.clone(),
             facts: Arc::new(facts),
+            standing: Standing::default(),
             kick: EventFd::new().expect("a descriptor"),
             call: None,
             error: None,
@@ -280,26 +276,35 @@ fn a_queue_whose_disk_goes_leaves_the_rest_to_a_successor_and_holds_nobody_up() 
     }
 }
 
+/// What a new daemon attaches of a guest of which all was answered, to call it by this.
+fn answered(guest: &Guest, used: u16, call: EventFd) -> Parts {
+    let old = guest.parts();
+    // Nobody took or left anything: all that was asked was answered.
+    guest.area(AVAIL, 4).store_u16(2, used);
+    guest.area(USED, 4).store_u16(2, used);
+    let config = QueueConfig {
+        base: used,
+        ..CONFIG
+    };
+    Parts {
+        queue: Queue::new(&guest.memory, config).expect("sound rings"),
+        call: Some(call),
+        left_behind: Vec::new(),
+        ..old
+    }
+}
+
+/// Another descriptor of the same counter.
+fn same(counter: &EventFd) -> EventFd {
+    EventFd::from_file(counter.to_file().expect("another descriptor"))
+}
+
 #[test]
 fn a_guest_that_a_dead_daemon_answered_and_may_not_have_called_is_called() {
     for used in [0, 5] {
         let guest = Guest::with_a_dead_daemon();
-        let old = guest.parts();
-        // Nobody took or left anything: all that was asked was answered.
-        guest.area(AVAIL, 4).store_u16(2, used);
-        guest.area(USED, 4).store_u16(2, used);
-        let config = QueueConfig {
-            base: used,
-            ..CONFIG
-        };
         let call = EventFd::new().expect("a descriptor");
-        let same = call.to_file().expect("another descriptor");
-        let parts = Parts {
-            queue: Queue::new(&guest.memory, config).expect("sound rings"),
-            call: Some(EventFd::from_file(same)),
-            left_behind: Vec::new(),
-            ..old
-        };
+        let parts = answered(&guest, used, same(&call));
         let daemon = Daemon::start();
         let (reply, number) = channel();
         daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
@@ -307,4 +312,88 @@ fn a_guest_that_a_dead_daemon_answered_and_may_not_have_called_is_called() {
         assert_eq!(call.drain(), u64::from(used > 0), "{used} were used");
         daemon.stop();
     }
+}
+
+#[test]
+fn a_front_end_that_has_a_thread_wait_where_it_calls_holds_it_up_once_and_its_guest_is_called_no_more()
+ {
+    let full = || EventFd::blocking_and_full().expect("a descriptor");
+    let daemon = Daemon::start();
+    let attach = |parts| {
+        let (reply, number) = channel();
+        daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+        heard(&number)
+    };
+    let (guest, wound_up) = (Guest::with_a_dead_daemon(), full());
+    let parts = answered(&guest, 5, same(&wound_up));
+    let (facts, standing) = (Arc::clone(&parts.facts), parts.standing.clone());
+    let queue = attach(parts);
+    assert!(standing.is_shunned());
+    assert_eq!(facts.broken.load(Ordering::Relaxed), 1);
+    assert_eq!(wound_up.drain(), u64::MAX - 1, "nothing could be added");
+
+    // Neither by another descriptor nor by another queue of its, though both would let us.
+    let call = EventFd::new().expect("a descriptor");
+    daemon.order(Order::StopQueue(StopQueue {
+        queue,
+        what: QueueChange::Call(Some(same(&call))),
+    }));
+    let (second, other) = (Guest::with_a_dead_daemon(), EventFd::new());
+    let other = other.expect("a descriptor");
+    attach(Parts {
+        standing,
+        ..answered(&second, 5, same(&other))
+    });
+    assert_eq!((call.drain(), other.drain()), (0, 0));
+
+    // Another front end's guest is.
+    let (third, call) = (Guest::with_a_dead_daemon(), EventFd::new());
+    let call = call.expect("a descriptor");
+    attach(answered(&third, 5, same(&call)));
+    assert_eq!(call.drain(), 1);
+    daemon.stop();
+}
+
+#[test]
+fn of_the_room_for_a_disks_name_no_more_is_written_and_marked_in_a_log_than_the_name_takes() {
+    const GET_ID: u64 = 8;
+    const ROOM: u64 = 0x8000;
+    const PAGES: u64 = 4;
+    let mut guest = Guest::with_a_dead_daemon();
+    let file = os::memory_file(c"log", 4096).expect("memory");
+    let log = DirtyLog::map(&file, 0, 4096).expect("a mapping");
+    guest.memory = guest.memory.logging(Some(Arc::new(log)));
+    let head = 2 * CHAINS;
+    let table = guest.area(0, 16 * usize::from(SIZE));
+    let (next, writes) = (1 << 32, 2 << 32);
+    let then = |index: u16| u64::from(index) << 48;
+    guest.area(HEADER, 32).store_u64(16, GET_ID);
+    describe(&table, head, HEADER + 16, 16 | next | then(head + 1));
+    let room = (PAGES * 4096) | next | writes | then(head + 2);
+    describe(&table, head + 1, ROOM, room);
+    describe(&table, head + 2, STATUS, 1 | writes);
+    let call = EventFd::new().expect("a descriptor");
+    let parts = answered(&guest, CHAINS, call);
+    let avail = guest.area(AVAIL, 4 + 2 * usize::from(SIZE));
+    avail.store_u16(4 + 2 * usize::from(CHAINS), head);
+    avail.store_u16(2, CHAINS + 1);
+    guest.area(ROOM, 64).store_u64(24, u64::MAX);
+
+    let daemon = Daemon::start();
+    let (reply, number) = channel();
+    daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+    heard(&number);
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while guest.used() <= CHAINS {
+        assert!(std::time::Instant::now() < deadline, "it is not answered");
+        std::thread::yield_now();
+    }
+    daemon.stop();
+    assert_eq!(guest.area(ROOM, 64).load_u64(24), u64::MAX);
+    let mut pages = [0; 2];
+    std::os::unix::fs::FileExt::read_exact_at(&file, &mut pages, 0).expect("the log");
+    assert_eq!(
+        pages[1], 1,
+        "of the room's pages only the first was written"
+    );
 }

@@ -56,7 +56,11 @@ impl Protocol {
             Ok(Turn::TooLate) => return Err(Error::Disconnected),
             Err(error) => return Err(Error::ReqHandlerError(error)),
         }
-        if !std::mem::replace(&mut self.had_turn, true) && self.cache_choice.is_none() {
+        let is_first = !std::mem::replace(&mut self.had_turn, true);
+        if is_first {
+            self.facts.offences.let_pass();
+        }
+        if is_first && self.cache_choice.is_none() {
             self.cache_choice = self.disk.front_ends.cache_choice();
             if let (Some(region), Some(choice)) = (&self.inflight, self.cache_choice) {
                 region.choose_write_back(choice);
@@ -143,6 +147,7 @@ impl Protocol {
             queue,
             memory,
             facts,
+            standing: self.standing.clone(),
             kick,
             call,
             error,
