@@ -16,6 +16,7 @@ use tidegate_core::filter::stats::StatsReport;
 use tidegate_core::iocontrol::{GroupId, GroupPolicy, Policy};
 use tidegate_core::request::DiskId;
 use tidegate_core::units::{Span, Time};
+use tidegate_engine::datastore::condition::Harm;
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd as upstream, null};
 use tidegate_engine::lease::{Lease, Watch};
 use tidegate_engine::{
@@ -323,6 +324,11 @@ impl Disk {
     /// Why it is not written to any more, if another host may have it.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.watch.as_ref()?.lost()
+    }
+
+    /// The worst that has befallen its image, if anything has.
+    pub(crate) fn harm(&self) -> Option<Harm> {
+        self.disk.harm()
     }
 
     /// How its lease stands.

@@ -19,7 +19,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use crate::control::Controls;
 use crate::host::Host;
 use crate::jobs::Jobs;
-use crate::live::LiveDisks;
+use crate::live::{Live, LiveDisks};
 use crate::root::Root;
 use crate::snippet;
 use crate::store::{Found, Store};
@@ -230,6 +230,7 @@ impl Keeper {
         let standing = live.as_ref().and_then(|live| live.descriptor());
         let filters = standing.map_or_else(|| descriptor.filters.clone(), |held| held.filters);
         let lost = live.as_deref().and_then(leases::lost);
+        let harmed = live.as_deref().and_then(Live::harmed);
         api::Disk {
             name: found.name.clone(),
             datastore: found.datastore.clone(),
@@ -254,7 +255,9 @@ impl Keeper {
             rings: live.as_ref().map(|live| live.rings()),
             upstream: live.as_ref().and_then(|live| live.upstream()),
             clients: live.map(|live| live.clients()).unwrap_or_default(),
-            problem: lost.or_else(|| locked(&self.troubles).get(&found.name).cloned()),
+            problem: lost
+                .or(harmed)
+                .or_else(|| locked(&self.troubles).get(&found.name).cloned()),
         }
     }
 

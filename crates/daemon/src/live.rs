@@ -18,6 +18,7 @@ use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::iocontrol::Policy;
 use tidegate_core::units::Time;
+use tidegate_engine::datastore::condition::Harm;
 use tokio::sync::Notify;
 
 use crate::control::InUse;
@@ -185,6 +186,30 @@ impl Live {
     /// Why it is not written to any more, if another host may have it.
     pub(crate) fn lost(&self) -> Option<&str> {
         self.disk.lost()
+    }
+
+    /// What is wrong with its image, if anything has befallen it.
+    pub(crate) fn harmed(&self) -> Option<Problem> {
+        let (what, because) = match self.disk.harm()? {
+            Harm::FlushesFail => (
+                "flushes fail",
+                "what was written to it may not have been made durable",
+            ),
+            Harm::Cut => (
+                "it is not written to any more",
+                "its image was cut behind the daemon's back; what is left of it can be read",
+            ),
+            Harm::Torn => (
+                "it is neither read nor written any more",
+                "its image was cut behind the daemon's back while it was written, and may have holes where data was",
+            ),
+        };
+        let name = self.name();
+        let problem = Problem::new(ProblemCode::Datastore, format!("disk {name}: {what}"));
+        Some(problem.because(because).remedy(format!(
+            "look after its datastore and detach it: tidegate disk detach {name} --disconnect; check what is on it, or \
+             restore it, and attach it again"
+        )))
     }
 
     /// How its lease stands.

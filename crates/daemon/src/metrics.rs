@@ -149,6 +149,7 @@ fn settings(page: &mut Page, disks: &[Disk]) {
             ("nbd-tls", of(ClientKind::NbdTls)),
         ]
     });
+    each(page, &DISK_PROBLEMS, |d| Some(d.problem.is_some().into()));
     each(page, &DISK_NONSENSE, |d| {
         d.rings.map(|rings| rings.nonsense_total)
     });

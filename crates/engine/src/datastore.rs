@@ -8,6 +8,7 @@
 //! - each job is ended exactly once: by `Progress::Done`, or by one `Lane::finish` after `Progress::Pending`
 //! - an image never blocks its thread
 
+use self::condition::Condition;
 use crate::errand::Map;
 use crate::lease::Lease;
 use crate::lease::fence::{Fence, Fenced};
@@ -17,6 +18,7 @@ use std::sync::Arc;
 use tidegate_core::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome};
 use tidegate_core::units::Time;
 
+pub mod condition;
 pub mod dir;
 pub mod emulated;
 pub mod memory;
@@ -132,14 +134,25 @@ pub struct OpenedImage {
     pub(crate) image: Box<dyn Image + Send>,
     /// What is known of it.
     pub info: ImageInfo,
+    /// What befalls it from now on.
+    pub condition: Arc<Condition>,
     /// Dropped after it.
     pub(crate) lease: Option<Lease>,
 }
 
 impl OpenedImage {
     fn new(image: Box<dyn Image + Send>, info: ImageInfo) -> OpenedImage {
-        let lease = None;
-        OpenedImage { image, info, lease }
+        OpenedImage {
+            image,
+            info,
+            condition: Arc::default(),
+            lease: None,
+        }
+    }
+
+    /// The same, which notes there what befalls it.
+    fn noting(self, condition: Arc<Condition>) -> OpenedImage {
+        OpenedImage { condition, ..self }
     }
 
     /// Under a lease, which goes back when the image is closed. Nothing is written past the lease's time.

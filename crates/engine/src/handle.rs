@@ -9,6 +9,7 @@
 
 use crate::control::{self, Control, Ledger, Reins, UnderControl};
 use crate::datastore::OpenedImage;
+use crate::datastore::condition::Condition;
 use crate::device::front_ends::FrontEnds;
 use crate::device::ring::DeviceFacts;
 use crate::error::{Error, Kind, Result};
@@ -126,6 +127,7 @@ pub(crate) struct DiskCore {
     pub(crate) spec: DiskSpec,
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) facts: Arc<DeviceFacts>,
+    condition: Arc<Condition>,
     controlled: bool,
     size: AtomicU64,
     filters: Mutex<Filters>,
@@ -240,6 +242,7 @@ impl Engine {
             thread: at,
             inbox: Arc::clone(&thread.inbox),
             facts: Arc::new(DeviceFacts::new(spec.serial.clone(), false)),
+            condition: Arc::clone(&opened.condition),
             controlled: control.is_some(),
             size: AtomicU64::new(spec.size),
             filters: Mutex::new(Filters {

@@ -134,16 +134,11 @@ const fn grace(limit: u64) -> u64 {
 /// Bytes of a unit, if nothing else is set.
 const UNIT: u32 = 32 << 10;
 
-fn json(daemon: &Daemon, words: &[&str]) -> Value {
-    let words: Vec<&str> = words.iter().copied().chain(["-o", "json"]).collect();
-    serde_json::from_str(&daemon.run(&words)).expect("-o json is JSON")
-}
-
 /// Asks until the answer is as it should be.
 fn wait(daemon: &Daemon, words: &[&str], is: impl Fn(&Value) -> bool) -> Value {
     let begun = Instant::now();
     loop {
-        let answer = json(daemon, words);
+        let answer = daemon.json(words);
         if is(&answer) {
             return answer;
         }
@@ -337,7 +332,7 @@ fn a_groups_limit_holds_over_all_its_disks() {
 
     let refused = daemon.attempt(&["group", "remove", "shop"]);
     assert_eq!(refused.status.code(), Some(1), "{refused:?}");
-    let shown = json(&daemon, &["group", "show", "shop"]);
+    let shown = daemon.json(&["group", "show", "shop"]);
     assert_eq!(shown["disks"], serde_json::json!(disks), "{shown}");
     for disk in disks {
         daemon.run(&["disk", "set", disk, "--group", "none"]);
@@ -369,16 +364,16 @@ fn a_policy_and_a_group_survive_a_restart() {
         "shop",
     ];
     create(&daemon, "d", "none", &policy);
-    let before = json(&daemon, &["disk", "show", "d"])["policy"].clone();
+    let before = daemon.json(&["disk", "show", "d"])["policy"].clone();
     assert_eq!(before["burst_iops"], 15_000, "{before}");
     assert_eq!(before["latency_target_us"], 5_000, "{before}");
     daemon.run(&["datastore", "set", "none", "--congestion-threshold", "12ms"]);
     assert!(daemon.stop("TERM").success());
 
     let daemon = Daemon::start(&place);
-    let after = json(&daemon, &["disk", "show", "d"]);
+    let after = daemon.json(&["disk", "show", "d"]);
     assert_eq!(after["policy"], before);
-    let shown = json(&daemon, &["datastore", "show", "none"]);
+    let shown = daemon.json(&["datastore", "show", "none"]);
     assert_eq!(shown["control"]["congestion_threshold"], "12ms", "{shown}");
     let stays = in_units(&load(&[daemon.nbd_uri("d")], 2, 250, &[512]), UNIT);
     within(&stays, 100, grace(100), 1);
@@ -492,7 +487,7 @@ fn control_that_is_off_leaves_no_slot_and_comes_back() {
     wait_for_owners(&place, 2);
     one.run(&["datastore", "set", "shared", "--io-control", "off"]);
     wait_for_owners(&place, 0);
-    let shown = json(&one, &["datastore", "show", "shared"]);
+    let shown = one.json(&["datastore", "show", "shared"]);
     assert_eq!(shown["control"]["slot"], Value::Null, "{shown}");
     other.run(&["datastore", "set", "shared", "--io-control", "on"]);
     wait_for_owners(&place, 2);
@@ -568,12 +563,12 @@ fn a_reservation_that_cannot_be_promised_is_refused_unless_it_need_not_be() {
         assert!(said.contains(words), "no `{words}` in: {said}");
     }
     assert!(reserve(&["--best-effort"]).status.success());
-    let shown = json(&daemon, &["disk", "show", "new"]);
+    let shown = daemon.json(&["disk", "show", "new"]);
     assert_eq!(shown["admission"]["promise"], "best-effort", "{shown}");
     // Attached anew it goes on as far as it goes.
     daemon.run(&["disk", "detach", "new", "--yes"]);
     daemon.run(&["disk", "attach", "new"]);
-    let shown = json(&daemon, &["disk", "show", "new"]);
+    let shown = daemon.json(&["disk", "show", "new"]);
     assert_eq!(shown["admission"]["promise"], "best-effort", "{shown}");
     let table = daemon.run(&["disk", "show", "new"]);
     assert!(table.contains("best effort only"), "{table}");

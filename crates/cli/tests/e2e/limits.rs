@@ -118,12 +118,19 @@ assert h.pread(4096, 0) == b'a' * 4096
         &daemon.nbd_uri("whole"),
         "h.pwrite(b'c' * 4096, 6 << 20)\nassert h.pread(4096, 6 << 20) == b'c' * 4096",
     );
+    assert_says(
+        &daemon.run(&["disk", "show", "cut"]),
+        &["was cut", "detach"],
+    );
+    let problem = |name| daemon.json(&["disk", "show", name])["problem"].clone();
+    assert_eq!(problem("whole"), serde_json::Value::Null);
 
     daemon.run(&["disk", "detach", "cut"]);
     let said = refusal(&daemon.attempt(&["disk", "attach", "cut"]));
     assert_says(&said, &["cut", "8388608", "4194304", "resize"]);
     resize(8 * MIB);
     daemon.run(&["disk", "attach", "cut"]);
+    assert_eq!(problem("cut"), serde_json::Value::Null);
     nbdsh(
         &daemon.nbd_uri("cut"),
         "assert h.pread(4096, 0) == b'a' * 4096",

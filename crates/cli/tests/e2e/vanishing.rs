@@ -78,13 +78,8 @@ print('content', flush=True)
     }
 }
 
-fn json(daemon: &Daemon, words: &[&str]) -> Value {
-    let words: Vec<&str> = words.iter().copied().chain(["-o", "json"]).collect();
-    serde_json::from_str(&daemon.run(&words)).expect("-o json is JSON")
-}
-
 fn control(daemon: &Daemon, datastore: &str) -> Value {
-    json(daemon, &["datastore", "show", datastore])["control"].take()
+    daemon.json(&["datastore", "show", datastore])["control"].take()
 }
 
 /// Waits until something is so.

@@ -94,6 +94,8 @@ families! {
         "Units that are left of the disk's burst.";
     DISK_CLIENTS: Gauge "tidegate_disk_clients" ["disk, datastore, kind"]
         "Guests and clients that are connected.";
+    DISK_PROBLEMS: Gauge "tidegate_disk_problems" ["disk, datastore"]
+        "1 while something is wrong with the attached disk that `tidegate disk show` tells of, such as flushes that fail or another host that has it; 0 while nothing is.";
     DISK_NONSENSE: Counter "tidegate_disk_nonsense_requests_total" ["disk, datastore"]
         "Requests of guests (vhost-user) that made no sense, each answered with an error.";
     DISK_BROKEN: Counter "tidegate_disk_broken_queues_total" ["disk, datastore"]

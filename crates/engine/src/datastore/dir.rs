@@ -16,6 +16,7 @@
 //! # Source
 //! open(2) on O_DIRECT and its alignment; fallocate(2); the pairing of direct and buffered I/O in `docs/decisions/`.
 
+use super::condition::Condition;
 use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes, fault};
 use crate::errand::{Errand, Map, Task};
 use crate::error::Result;
@@ -92,11 +93,12 @@ impl Default for Options {
 /// # Errors
 /// When it cannot be opened, is not what [`Options::place`] allows, or is in use by another daemon.
 pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
-    let (image, info) = open_dir(path, options)?;
-    Ok(OpenedImage::new(Box::new(image), info))
+    let condition = Arc::<Condition>::default();
+    let (image, info) = open_dir(path, options, &condition)?;
+    Ok(OpenedImage::new(Box::new(image), info).noting(condition))
 }
 
-fn open_dir(path: &Path, options: Options) -> Result<(Dir, ImageInfo)> {
+fn open_dir(path: &Path, options: Options, condition: &Arc<Condition>) -> Result<(Dir, ImageInfo)> {
     let shown = path.display();
     let Files {
         buffered,
@@ -126,7 +128,7 @@ fn open_dir(path: &Path, options: Options) -> Result<(Dir, ImageInfo)> {
     let buffered = Arc::new(OwnedFd::from(buffered));
     let can_be_cut = kind.is_file() && size > 0 && !options.read_only;
     let image = Dir {
-        reach: Reach::new(&buffered, can_be_cut.then_some(size)),
+        reach: Reach::new(&buffered, can_be_cut.then_some(size), Arc::clone(condition)),
         buffered,
         direct: direct.map(OwnedFd::from),
         alignment: alignment.unwrap_or(DirectAlignment {
@@ -136,7 +138,7 @@ fn open_dir(path: &Path, options: Options) -> Result<(Dir, ImageInfo)> {
         pending: Vec::new(),
         free: Vec::new(),
         feed: Feed::new(),
-        syncs: Syncs::default(),
+        syncs: Syncs::new(Arc::clone(condition)),
         zero_range: true,
         punch_hole: true,
         parted: options.read_only,

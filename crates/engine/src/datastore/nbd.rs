@@ -31,6 +31,7 @@ mod line;
 mod unflushed;
 mod work;
 
+use super::condition::Condition;
 use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes};
 use crate::errand::{Errand, Task};
 use crate::error::{Error, Kind, Result};
@@ -138,6 +139,7 @@ pub fn open(uri: &str, options: &Options) -> Result<OpenedImage> {
         buffered: false,
         remark,
     };
+    let condition = Arc::<Condition>::default();
     let image = Upstream {
         target,
         serial: SERIAL.fetch_add(1, Ordering::Relaxed),
@@ -153,11 +155,11 @@ pub fn open(uri: &str, options: &Options) -> Result<OpenedImage> {
         moved_at: Time::ZERO,
         failing: false,
         closing: None,
-        work: Work::new(),
+        work: Work::new(Arc::clone(&condition)),
         zeroes: None,
         fence: None,
     };
-    Ok(OpenedImage::new(Box::new(image), info))
+    Ok(OpenedImage::new(Box::new(image), info).noting(condition))
 }
 
 fn span(duration: Duration) -> Span {

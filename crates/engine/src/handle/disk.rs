@@ -6,6 +6,7 @@ use super::{
     DeviceReport, Disk, DiskCore, Filters, answer, ask, check_filters, check_policy, guard,
     introduce, open_sides, wait,
 };
+use crate::datastore::condition::Harm;
 use crate::device::front_ends::Refusal;
 use crate::device::vhost;
 use crate::error::{Error, Kind, Result};
@@ -167,6 +168,11 @@ impl Disk {
         let id = self.core.id;
         let asked = ask(&self.core.inbox, |reply| Question::Disk(id, reply))?;
         answer(&asked)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
+    }
+
+    /// The worst that has befallen its image since it was opened, if anything has.
+    pub fn harm(&self) -> Option<Harm> {
+        self.core.condition.harm()
     }
 
     /// What its vhost-user device counts.

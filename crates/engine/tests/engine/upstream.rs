@@ -14,6 +14,7 @@ use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 use tempfile::TempDir;
 use tidegate_core::request::{ExtentKind, Fault, Flags, Op};
+use tidegate_engine::datastore::condition::Harm;
 use tidegate_engine::datastore::{memory, nbd};
 use tidegate_engine::nbd::handshake::{BlockSizes, ExportInfo, Handshake, Step, Tls};
 use tidegate_engine::nbd::wire::Abilities;
@@ -436,9 +437,11 @@ fn flushes_fail_once_a_server_went_away_with_writes_that_no_flush_had_made_durab
     assert_eq!(c.write_with(Flags::FUA, 4096, &[9; 4096]), Ok(()));
     assert!(server.keeps(4096, 9));
     assert_eq!(c.flush(), Err(Fault::Io));
+    assert_eq!(disk.harm(), Some(Harm::FlushesFail));
     disk.detach(PATIENCE).unwrap();
-    let (_disk, mut c) = server.attach(&near);
+    let (disk, mut c) = server.attach(&near);
     assert_eq!(c.flush(), Ok(()), "the disk is attached anew");
+    assert_eq!(disk.harm(), None);
 }
 
 #[test]

@@ -77,6 +77,12 @@ impl Daemon {
             .run()
     }
 
+    /// What `tidegate ARGS -o json` answers.
+    pub(crate) fn json(&self, args: &[&str]) -> serde_json::Value {
+        let args: Vec<&str> = args.iter().copied().chain(["-o", "json"]).collect();
+        serde_json::from_str(&self.run(&args)).expect("-o json is JSON")
+    }
+
     /// The NBD address of a disk, as `disk show` tells it.
     pub(crate) fn nbd_uri(&self, disk: &str) -> String {
         self.shown(disk, "nbd_uri")
@@ -88,13 +94,15 @@ impl Daemon {
     }
 
     fn shown(&self, disk: &str, field: &str) -> String {
-        let json = self.run(&["disk", "show", disk, "-o", "json"]);
-        // A field and its text, both in quotes: all that is asked of a JSON reader here.
-        let mut words = json.split('"').skip_while(|word| *word != field).skip(2);
-        words
-            .next()
-            .unwrap_or_else(|| panic!("no {field} in:\n{json}"))
-            .to_owned()
+        let shown = self.json(&["disk", "show", disk]);
+        let told = shown[field].as_str();
+        told.unwrap_or_else(|| {
+            panic!(
+                "no {field} in:
+{shown:#}"
+            )
+        })
+        .to_owned()
     }
 
     /// All that it has said.

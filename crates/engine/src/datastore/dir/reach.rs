@@ -18,6 +18,7 @@
 //!     └─────────────────────────────────> Torn    any of it may be a hole: nothing can be read
 //! ```
 
+use crate::datastore::condition::{Condition, Harm};
 use crate::sys::os;
 use crate::sys::tripwire::Tripwire;
 use std::os::fd::OwnedFd;
@@ -31,6 +32,7 @@ pub(super) struct Reach {
     /// only by the reads that meet it.
     wire: Option<Tripwire>,
     found: Found,
+    condition: Arc<Condition>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -42,11 +44,12 @@ enum Found {
 
 impl Reach {
     /// Of a file that has `end` bytes, if it can be cut and is written here.
-    pub(super) fn new(file: &Arc<OwnedFd>, end: Option<u64>) -> Reach {
+    pub(super) fn new(file: &Arc<OwnedFd>, end: Option<u64>, condition: Arc<Condition>) -> Reach {
         Reach {
             file: Arc::clone(file),
             wire: end.and_then(|end| armed(file, end)),
             found: Found::Whole,
+            condition,
         }
     }
 
@@ -93,9 +96,11 @@ impl Reach {
         let grown = self.wire.as_ref().is_some_and(|wire| wire.end() <= end);
         let left = if writing || grown {
             self.found = Found::Torn;
+            self.condition.note(Harm::Torn);
             "and may have holes where data was: nothing is read from it either"
         } else {
             self.found = Found::Cut;
+            self.condition.note(Harm::Cut);
             "what is left of it can be read"
         };
         tracing::error!(

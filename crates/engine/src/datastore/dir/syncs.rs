@@ -12,16 +12,18 @@
 //! # Source
 //! fsync(2), "Errors"; J. Corbet, "PostgreSQL's fsync() surprise" (LWN, 2018).
 
+use crate::datastore::condition::{Condition, Harm};
+use std::sync::Arc;
 use tidegate_core::request::DiskId;
 
 /// See the module. Jobs are known by their slots.
-#[derive(Default)]
 pub(super) struct Syncs {
     /// Those whom the sync under way is for; the first one carries it.
     riding: Vec<u32>,
     /// Those who came meanwhile.
     waiting: Vec<u32>,
     failed: bool,
+    condition: Arc<Condition>,
 }
 
 /// What becomes of one who asks.
@@ -36,6 +38,16 @@ pub(super) enum Turn {
 }
 
 impl Syncs {
+    /// Of an image that none was made of yet.
+    pub(super) fn new(condition: Arc<Condition>) -> Syncs {
+        Syncs {
+            riding: Vec::new(),
+            waiting: Vec::new(),
+            failed: false,
+            condition,
+        }
+    }
+
     /// The job of `slot` wants to be durable what was written until now.
     pub(super) fn ask(&mut self, slot: u32) -> Turn {
         if self.failed {
@@ -53,6 +65,7 @@ impl Syncs {
     #[cold]
     pub(super) fn fail(&mut self, disk: DiskId, errno: i32) {
         self.failed = true;
+        self.condition.note(Harm::FlushesFail);
         self.riding.append(&mut self.waiting);
         tracing::error!(
             disk = disk.0,

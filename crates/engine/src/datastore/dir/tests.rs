@@ -1,6 +1,7 @@
 //! Moments that no client can bring about: the image alone, on a ring of which the test delivers the completions.
 
 use super::*;
+use crate::datastore::condition::Harm;
 use crate::errand::Errands;
 use crate::inbox::Inbox;
 use crate::sys::buffers::Buffers;
@@ -18,6 +19,7 @@ const BLOCK: u64 = 4096;
 /// An image full of ones, and the place of an I/O thread.
 struct Rig {
     image: Dir,
+    condition: Arc<Condition>,
     /// The same file, for whoever is not us.
     file: File,
     ring: Ring,
@@ -34,10 +36,12 @@ impl Rig {
         let path = place.path().join("image");
         std::fs::write(&path, vec![1; usize::try_from(SIZE).expect("small")]).expect("an image");
         let file = OpenOptions::new().read(true).write(true).open(&path);
-        let (image, _) = open_dir(&path, Options::default()).expect("it opens");
+        let condition = Arc::default();
+        let (image, _) = open_dir(&path, Options::default(), &condition).expect("it opens");
         let inbox = Arc::new(Inbox::new().expect("an inbox"));
         Rig {
             image,
+            condition,
             file: file.expect("a file"),
             ring: Ring::new().expect("a ring"),
             buffers: Buffers::new(),
@@ -283,9 +287,11 @@ fn a_durable_write_through_the_page_cache_is_answered_after_a_sync_of_its_own() 
     let written = rig.completions();
     rig.deliver(written);
     assert_eq!(rig.outcome(write), None, "it is in the page cache");
+    assert_eq!(rig.condition.harm(), None);
     let synced = rig.completions();
     rig.deliver(broken(synced));
     assert_eq!(rig.outcome(write), Some(Err(Fault::Io)));
     let flush = rig.ask(Op::Flush, 0);
     assert_eq!(rig.outcome(flush), Some(Err(Fault::Io)), "nor is the rest");
+    assert_eq!(rig.condition.harm(), Some(Harm::FlushesFail));
 }

@@ -11,6 +11,9 @@
 //! # Source
 //! The NBD protocol document, on `NBD_CMD_FLUSH`; `docs/decisions/0020-an-upstream-that-comes-back.md`.
 
+use crate::datastore::condition::{Condition, Harm};
+use std::sync::Arc;
+
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Unflushed {
@@ -19,6 +22,7 @@ pub(super) struct Unflushed {
     /// How many of them, from the first, are durable.
     durable: u64,
     gone: bool,
+    condition: Arc<Condition>,
 }
 
 /// What a flush will make durable: all writes up to this one.
@@ -26,6 +30,14 @@ pub(super) struct Unflushed {
 pub(super) struct Mark(u64);
 
 impl Unflushed {
+    /// Of an image that nothing was written to yet.
+    pub(super) fn new(condition: Arc<Condition>) -> Unflushed {
+        Unflushed {
+            condition,
+            ..Unflushed::default()
+        }
+    }
+
     /// A write succeeds that the server need not keep yet.
     pub(super) fn wrote(&mut self) {
         self.written += 1;
@@ -45,7 +57,10 @@ impl Unflushed {
     /// time that something may be gone with it.
     pub(super) fn lost(&mut self) -> bool {
         let first = !self.gone && self.written > self.durable;
-        self.gone |= first;
+        if first {
+            self.gone = true;
+            self.condition.note(Harm::FlushesFail);
+        }
         first
     }
 

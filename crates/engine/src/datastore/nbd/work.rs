@@ -13,8 +13,10 @@
 
 use super::coverage::Coverage;
 use super::unflushed::{Mark, Unflushed};
+use crate::datastore::condition::Condition;
 use crate::datastore::{Job, bytes};
 use std::collections::VecDeque;
+use std::sync::Arc;
 use tidegate_core::request::{Data, Extent, Fault, Flags, IoId, Op, Outcome};
 use tidegate_front::nbd::client::handshake::Negotiated;
 use tidegate_front::nbd::client::requests::Sent;
@@ -243,7 +245,7 @@ pub(super) struct Work {
 pub(super) struct Lie;
 
 impl Work {
-    pub(super) fn new() -> Work {
+    pub(super) fn new(condition: Arc<Condition>) -> Work {
         Work {
             jobs: Vec::new(),
             free_jobs: Vec::new(),
@@ -252,7 +254,7 @@ impl Work {
             queue: VecDeque::new(),
             sequence: 0,
             begun: 0,
-            unflushed: Unflushed::default(),
+            unflushed: Unflushed::new(condition),
             ended: Vec::new(),
         }
     }

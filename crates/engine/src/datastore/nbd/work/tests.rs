@@ -1,6 +1,7 @@
 //! The pipeline to an upstream server against a played one: what is sent, in which order, and what is believed.
 
 use super::*;
+use std::sync::Arc;
 
 const ALL: Offer = Offer {
     abilities: Abilities::HAS_FLAGS
@@ -38,7 +39,7 @@ fn cookies(work: &mut Work) -> Vec<(u64, u64, u32)> {
 
 #[test]
 fn a_large_write_is_cut_to_what_the_server_takes_and_ends_once() {
-    let mut work = Work::new();
+    let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Write, 4096, 20_480), Op::Write, false, None);
     let parts = cookies(&mut work);
     let ranges: Vec<_> = parts
@@ -71,7 +72,7 @@ fn a_server_without_fua_gets_a_flush_behind_the_write() {
             flush: true
         }
     );
-    let mut work = Work::new();
+    let mut work = Work::new(Arc::default());
     work.begin(&offer, durable, Op::Write, true, None);
     let (_, part) = work.next().expect("a request is queued");
     assert_eq!(
@@ -116,7 +117,7 @@ fn what_the_server_cannot_do_is_done_without() {
 
 #[test]
 fn after_a_loss_what_has_no_answer_goes_again_in_its_order() {
-    let mut work = Work::new();
+    let mut work = Work::new(Arc::default());
     work.sequence = u32::MAX - 1;
     for at in 0..5 {
         work.begin(&ALL, job(Op::Write, at * 512, 512), Op::Write, false, None);
@@ -151,7 +152,7 @@ const NO_FUA: Offer = Offer {
 
 #[test]
 fn a_write_whose_flush_has_no_answer_goes_again_whole_before_the_flush() {
-    let mut work = Work::new();
+    let mut work = Work::new(Arc::default());
     let durable = Job {
         flags: Flags::FUA,
         ..job(Op::Write, 0, 2 * 8192)
@@ -173,7 +174,7 @@ fn a_write_whose_flush_has_no_answer_goes_again_whole_before_the_flush() {
 
 #[test]
 fn a_write_that_was_answered_in_part_goes_again_whole() {
-    let mut work = Work::new();
+    let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Write, 0, 3 * 8192), Op::Write, false, None);
     let parts = cookies(&mut work);
     work.answered(&ALL, parts[0].0).expect("a plain answer");
@@ -186,7 +187,7 @@ fn a_write_that_was_answered_in_part_goes_again_whole() {
 #[test]
 fn a_flush_without_an_answer_fails_where_writes_may_be_gone_and_goes_again_where_none_are() {
     for written in [false, true] {
-        let mut work = Work::new();
+        let mut work = Work::new(Arc::default());
         if written {
             work.begin(&ALL, job(Op::Write, 0, 512), Op::Write, false, None);
             answer_all(&mut work, &ALL);
@@ -225,7 +226,7 @@ fn only_a_write_that_the_server_may_forget_makes_a_loss_matter() {
         (ALL, job(Op::Extents, 0, 512), false),
         (no_flush, job(Op::Write, 0, 512), false),
     ] {
-        let mut work = Work::new();
+        let mut work = Work::new(Arc::default());
         let flush = job.flags.has(Flags::FUA) && !offer.abilities.has(Abilities::FUA);
         work.begin(&offer, job, job.op, flush, None);
         while let Some((_, part)) = work.next() {
@@ -241,7 +242,7 @@ fn only_a_write_that_the_server_may_forget_makes_a_loss_matter() {
 #[test]
 fn a_flush_that_fails_takes_those_with_it_that_come_after_where_writes_may_be_gone() {
     for written in [false, true] {
-        let mut work = Work::new();
+        let mut work = Work::new(Arc::default());
         if written {
             work.begin(&ALL, job(Op::Write, 0, 512), Op::Write, false, None);
             answer_all(&mut work, &ALL);
@@ -264,7 +265,7 @@ fn a_flush_that_fails_takes_those_with_it_that_come_after_where_writes_may_be_go
 
 #[test]
 fn a_flush_that_was_sent_before_a_write_was_answered_does_not_cover_it() {
-    let mut work = Work::new();
+    let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Write, 0, 512), Op::Write, false, None);
     work.begin(&ALL, job(Op::Flush, 0, 0), Op::Flush, true, None);
     // Both are out before either is answered.
@@ -277,7 +278,7 @@ fn a_flush_that_was_sent_before_a_write_was_answered_does_not_cover_it() {
 
 #[test]
 fn a_read_that_is_called_done_without_all_its_bytes_is_a_lie() {
-    let mut work = Work::new();
+    let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Read, 4096, 1024), Op::Read, false, None);
     let (cookie, ..) = cookies(&mut work)[0];
     assert_eq!(
@@ -293,7 +294,7 @@ fn a_read_that_is_called_done_without_all_its_bytes_is_a_lie() {
 
 #[test]
 fn an_answer_that_comes_before_its_bytes_have_left_waits_for_them() {
-    let mut work = Work::new();
+    let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Write, 0, 512), Op::Write, false, None);
     let (at, part) = work.next().expect("a request is queued");
     part.aboard = true;
@@ -310,7 +311,7 @@ fn an_answer_that_comes_before_its_bytes_have_left_waits_for_them() {
 
 #[test]
 fn a_job_that_failed_asks_no_more() {
-    let mut work = Work::new();
+    let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Write, 0, 40 * 8192), Op::Write, false, None);
     let parts = cookies(&mut work);
     assert_eq!(parts.len(), 16);
@@ -329,7 +330,7 @@ fn a_job_that_failed_asks_no_more() {
 
 #[test]
 fn extents_are_cut_to_what_was_asked_and_to_their_room() {
-    let mut work = Work::new();
+    let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Extents, 0, 8192), Op::Extents, false, None);
     let (cookie, ..) = cookies(&mut work)[0];
     let kind = tidegate_core::request::ExtentKind::Hole;
