@@ -22,6 +22,7 @@ use tidegate_api::explain::{
 use tidegate_api::name::Name;
 use tidegate_core::iocontrol::{Hold, Mode};
 use tidegate_core::units::Span;
+use tidegate_engine::datastore::condition::Harm;
 
 use crate::control::report::mode;
 use crate::sample::{float, ratio};
@@ -109,12 +110,19 @@ pub(crate) struct Facts {
     pub(crate) level: Option<Level>,
     /// As it stands now, whatever the span.
     pub(crate) claim: Claim,
+    /// What has befallen its image, whenever that was.
+    pub(crate) harm: Option<Harm>,
 }
 
 impl Facts {
     /// The same of a disk whose lease stands so.
     pub(crate) fn with(self, claim: Claim) -> Facts {
         Facts { claim, ..self }
+    }
+
+    /// The same of a disk whose image this has befallen.
+    pub(crate) fn harmed(self, harm: Option<Harm>) -> Facts {
+        Facts { harm, ..self }
     }
 
     /// The differences between a stretch's ends.

@@ -27,7 +27,7 @@ use crate::host::{self, nbd};
 use crate::keeper::Stamp;
 use crate::plan::filters::Stack;
 use crate::sample::DiskMoment;
-use crate::trouble::Outcome;
+use crate::trouble::{self, Outcome};
 use crate::vhost_listener::VhostListener;
 
 /// One attached disk.
@@ -188,22 +188,14 @@ impl Live {
         self.disk.lost()
     }
 
-    /// What is wrong with its image, if anything has befallen it.
+    /// The worst that has befallen its image, if anything has.
+    pub(crate) fn harm(&self) -> Option<Harm> {
+        self.disk.harm()
+    }
+
+    /// The same as a problem, with what to do.
     pub(crate) fn harmed(&self) -> Option<Problem> {
-        let (what, because) = match self.disk.harm()? {
-            Harm::FlushesFail => (
-                "flushes fail",
-                "what was written to it may not have been made durable",
-            ),
-            Harm::Cut => (
-                "it is not written to any more",
-                "its image was cut behind the daemon's back; what is left of it can be read",
-            ),
-            Harm::Torn => (
-                "it is neither read nor written any more",
-                "its image was cut behind the daemon's back while it was written, and may have holes where data was",
-            ),
-        };
+        let (what, because) = trouble::harm(self.harm()?);
         let name = self.name();
         let problem = Problem::new(ProblemCode::Datastore, format!("disk {name}: {what}"));
         Some(problem.because(because).remedy(format!(

@@ -187,7 +187,7 @@ impl Daemon {
         };
         Ok(explain::explain(
             about,
-            &Facts::of(&stretch).with(live.claim()),
+            &Facts::of(&stretch).with(live.claim()).harmed(live.harm()),
             last,
         ))
     }

@@ -482,6 +482,7 @@ mod tests {
             "name": "a", "datastore": "local", "uuid": "", "size_bytes": 512, "block_size_bytes": 512,
             "cache": "write-back", "read_only": false, "serial": "", "queues": 1, "filters": [],
             "policy": {}, "wanted": true, "attached": true, "clients": [],
+            "problem": {"code": "datastore", "what": "disk a: its flushes fail"},
             "rings": {"nonsense_total": 3, "broken_total": 1},
             "upstream": {"lost_total": 7, "violations_total": 2, "silent_total": 1, "returned_total": 6,
                 "refused_total": 40},
@@ -493,6 +494,7 @@ mod tests {
     fn what_guests_and_upstreams_get_wrong_is_on_the_page() {
         let page = page(&facts());
         for line in [
+            "tidegate_disk_problems{disk=\"a\",datastore=\"local\"} 1",
             "tidegate_disk_nonsense_requests_total{disk=\"a\",datastore=\"local\"} 3",
             "tidegate_disk_broken_queues_total{disk=\"a\",datastore=\"local\"} 1",
             "tidegate_disk_upstream_losses_total{disk=\"a\",datastore=\"local\",cause=\"violation\"} 2",

@@ -3,11 +3,30 @@
 use std::io;
 
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::datastore::condition::Harm;
 
 use crate::limits;
 
 /// What everything in the daemon that can fail answers.
 pub(crate) type Outcome<T> = Result<T, Problem>;
+
+/// What has befallen an image, and why that is so: each half of a sentence.
+pub(crate) fn harm(harm: Harm) -> (&'static str, &'static str) {
+    match harm {
+        Harm::FlushesFail => (
+            "its flushes fail",
+            "what was written to it may not have been made durable",
+        ),
+        Harm::Cut => (
+            "it is not written to any more",
+            "its image was cut behind the daemon's back, and what is left of it can be read",
+        ),
+        Harm::Torn => (
+            "it is neither read nor written any more",
+            "its image was cut behind the daemon's back while it was written, and may have holes where data was",
+        ),
+    }
+}
 
 /// A problem whose cause is an I/O error; its sort and, where it helps, its remedy follow from the error's kind.
 pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Problem {

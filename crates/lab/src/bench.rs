@@ -2,8 +2,8 @@
 //!
 //! [`run`] is what `xtask` and `tidegate-bench` call. Scenarios ([`scenarios`], [`fleet`], [`control`], [`dashboard`],
 //! [`instructions`]) list contestants; this file makes them compete: A, B, C, then B, C, A ..., each trial with a fresh
-//! server, client and server pinned to a core each. A trial during which the machine was not quiet is made again at once;
-//! when it will not be quiet, the whole round is thrown away. Those that differ by a percent meet in `closely`.
+//! server, client and server pinned to a core each. A trial during which the machine was not quiet, or its CPUs were moved
+//! ([`crate::distance`]), is made again at once; when it will not be quiet, the whole round is thrown away. Those that differ by a percent meet in `closely`.
 //!
 //! # Always true
 //! - Every series of a case has the same rounds, so that ratios can be taken round by round.
@@ -24,7 +24,8 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
-use crate::noise::Noise;
+use crate::distance;
+use crate::interrupts;
 use crate::peers::{self, Store, Tidegate};
 use crate::report::{Figures, Machine, Report, Series};
 use crate::server;
@@ -93,6 +94,9 @@ pub struct Options {
     /// Reject a round in which other processes, or other machines, took more of a core than this
     #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
     pub max_noise: f64,
+    /// Reject a trial, and a round, in which the CPUs were moved, so that a word between them takes so many times as long
+    #[arg(long, value_name = "TIMES", default_value_t = 1.3)]
+    pub max_moved: f64,
     /// Where the test file is made: a directory on the datastore to measure
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
     pub dir: PathBuf,
@@ -294,7 +298,7 @@ impl Bench {
         case: &str,
         contestants: &[Contestant<'_>],
     ) -> Result<()> {
-        let quiet = |noise: &Noise| !noise.exceeds(self.options.max_noise);
+        let quiet = |figures: &Figures| self.is_quiet(figures);
         self.contest(report, scenario, case, contestants, self.trials, &quiet)
     }
 
@@ -310,7 +314,7 @@ impl Bench {
         contestants: &[Contestant<'_>],
         times: usize,
     ) -> Result<()> {
-        let quiet = |noise: &Noise| !noise.exceeds(self.options.max_noise);
+        let quiet = |figures: &Figures| self.is_quiet(figures);
         let rounds = times * self.trials;
         self.contest(report, scenario, case, contestants, rounds, &quiet)
     }
@@ -327,7 +331,10 @@ impl Bench {
         case: &str,
         contestants: &[Contestant<'_>],
     ) -> Result<()> {
-        let quiet = |noise: &Noise| noise.foreign_percent <= self.options.max_noise;
+        let quiet = |figures: &Figures| {
+            let foreign = figures.noise.foreign_percent;
+            foreign <= self.options.max_noise && figures.moved <= self.options.max_moved
+        };
         let rounds = ROUNDS_ON_DISK * self.trials;
         self.contest(report, scenario, case, contestants, rounds, &quiet)
     }
@@ -339,20 +346,21 @@ impl Bench {
         case: &str,
         contestants: &[Contestant<'_>],
         trials: usize,
-        quiet: &dyn Fn(&Noise) -> bool,
+        quiet: &dyn Fn(&Figures) -> bool,
     ) -> Result<()> {
         let names = contestants.iter().map(|each| each.name.as_str());
         let series = empty_series(scenario, case, names, trials);
-        Self::rounds(report, series, quiet, &mut |attempt, series| {
+        self.rounds(report, series, quiet, &mut |attempt, series| {
             // Everybody begins a round once in a while: a disk may be slower for whoever comes after a busy neighbour.
             let mut round = vec![Figures::default(); contestants.len()];
             for turn in 0..contestants.len() {
                 let whose = (attempt + turn) % contestants.len();
                 let contestant = &contestants[whose];
                 for _ in 0..TRIES {
-                    round[whose] = (contestant.trial)(self)
+                    round[whose] = self
+                        .placed(|| (contestant.trial)(self))
                         .with_context(|| format!("{scenario}, {case}, {}", contestant.name))?;
-                    if quiet(&round[whose].noise) {
+                    if quiet(&round[whose]) {
                         break;
                     }
                     series[whose].rejected += 1;
@@ -362,11 +370,47 @@ impl Bench {
         })
     }
 
+    /// The same with servers on the CPU where the interrupts of the test file's disk come, if that is the clients': the two
+    /// change places.
+    fn where_interrupts_come(&self, report: &mut Report) -> Result<Bench> {
+        let mut options = self.options.clone();
+        let cpu = interrupts::of_disk_under(&options.dir);
+        if let Some(cpu) = cpu.filter(|&cpu| cpu == options.client_cpu) {
+            std::mem::swap(&mut options.server_cpu, &mut options.client_cpu);
+            report.notes.push(format!(
+                "the disk's interrupts come on CPU {cpu}: there its servers run, and fio, and guests on the other"
+            ));
+        }
+        server::pin(options.client_cpu)?;
+        Ok(Bench {
+            options,
+            scratch: tempfile::tempdir().context("cannot create a scratch directory")?,
+            ..*self
+        })
+    }
+
+    fn is_quiet(&self, figures: &Figures) -> bool {
+        !figures.noise.exceeds(self.options.max_noise) && figures.moved <= self.options.max_moved
+    }
+
+    /// Makes a trial, and tells how far apart client and server were.
+    fn placed(&self, trial: impl FnOnce() -> Result<Figures>) -> Result<Figures> {
+        let before = distance::to(self.options.server_cpu)?;
+        let figures = trial()?;
+        let after = distance::to(self.options.server_cpu)?;
+        Ok(Figures {
+            apart_ns: after,
+            moved: distance::spread([before, after].into_iter()),
+            ..figures
+        })
+    }
+
     /// Makes rounds until a case has enough quiet ones, or twice as many were tried; shows and keeps them.
     fn rounds(
+        &self,
         report: &mut Report,
         mut series: Vec<Series>,
-        quiet: &dyn Fn(&Noise) -> bool,
+        quiet: &dyn Fn(&Figures) -> bool,
         round: &mut Round<'_>,
     ) -> Result<()> {
         let wanted = series.first().map_or(0, |series| series.wanted);
@@ -375,7 +419,12 @@ impl Bench {
                 break;
             }
             let figures = round(attempt, &mut series)?;
-            keep_if_quiet(&mut series, figures, quiet);
+            let apart = distance::spread(figures.iter().map(|figures| figures.apart_ns));
+            if apart <= self.options.max_moved {
+                keep_if_quiet(&mut series, figures, quiet);
+            } else {
+                series.iter_mut().for_each(|series| series.rejected += 1);
+            }
         }
         show(report, series);
         Ok(())
@@ -423,8 +472,8 @@ fn show(report: &mut Report, series: Vec<Series>) {
 }
 
 /// Adds a round to its series, unless a trial of it was not quiet.
-fn keep_if_quiet(series: &mut [Series], round: Vec<Figures>, quiet: &dyn Fn(&Noise) -> bool) {
-    if round.iter().all(|figures| quiet(&figures.noise)) {
+fn keep_if_quiet(series: &mut [Series], round: Vec<Figures>, quiet: &dyn Fn(&Figures) -> bool) {
+    if round.iter().all(quiet) {
         for (series, figures) in series.iter_mut().zip(round) {
             series.trials.push(figures);
         }
@@ -467,6 +516,7 @@ pub(crate) fn missing(report: &mut Report, programs: &[&str]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::noise::Noise;
 
     #[test]
     fn one_noisy_trial_spoils_its_round_for_all() {
@@ -486,7 +536,7 @@ mod tests {
             ..Figures::default()
         };
         let mut both = [series("a"), series("b")];
-        let quiet = |noise: &Noise| !noise.exceeds(5.0);
+        let quiet = |figures: &Figures| !figures.noise.exceeds(5.0);
         keep_if_quiet(&mut both, vec![figures(1.0), figures(9.0)], &quiet);
         keep_if_quiet(&mut both, vec![figures(1.0), figures(2.0)], &quiet);
         assert_eq!((both[0].trials.len(), both[1].trials.len()), (1, 1));

@@ -30,6 +30,11 @@ pub struct Figures {
     pub unfairness: f64,
     /// The server's resident memory at the end.
     pub resident_bytes: u64,
+    /// How far apart client and server were: the nanoseconds that a word took there and back, after the trial; 0 where it
+    /// was not asked.
+    pub apart_ns: f64,
+    /// How much farther that was than before, or nearer: 1 for as far.
+    pub moved: f64,
     /// What disturbed the trial.
     pub noise: Noise,
 }
@@ -269,6 +274,7 @@ impl Report {
             "p99.9 us",
             "%/k",
             "client %",
+            "apart ns",
             "trials",
             "rejected",
         ];
@@ -332,6 +338,7 @@ fn row(series: &Series) -> Vec<String> {
         show(median(|figures| figures.p999_us), 1),
         show(median(|figures| figures.cpu_percent_per_kiops), 3),
         show(median(|figures| figures.client_percent), 0),
+        show(median(|figures| figures.apart_ns), 0),
         series.trials.len().to_string(),
         series.rejected.to_string(),
     ]

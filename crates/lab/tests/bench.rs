@@ -24,7 +24,14 @@ fn bench(words: &[&str]) -> Output {
             "--seconds",
             "0.05",
         ])
-        .args(["--max-noise", "100000", "--tidegate", "/nowhere/tidegate"])
+        .args([
+            "--max-noise",
+            "100000",
+            "--max-moved",
+            "1000",
+            "--tidegate",
+            "/nowhere/tidegate",
+        ])
         .args(words)
         .output()
         .expect("the bench starts")

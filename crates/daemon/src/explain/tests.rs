@@ -324,6 +324,18 @@ fn what_else_is_worth_knowing_is_noted() {
 }
 
 #[test]
+fn what_has_befallen_its_image_is_noted_first() {
+    let harmed = Facts {
+        errors: 3,
+        ..well()
+    }
+    .harmed(Some(Harm::FlushesFail));
+    let notes = told(&harmed, &terms()).notes;
+    assert!(notes[0].contains("its flushes fail"), "{notes:#?}");
+    assert_eq!(notes.len(), 2, "{notes:#?}");
+}
+
+#[test]
 fn observed_waits_are_no_waits() {
     let beat = |at, ios: u64, held: u64| Beat {
         at: Time::ZERO + at,

@@ -8,6 +8,7 @@ use tidegate_core::units::Span;
 use super::course::Level;
 use super::{About, Claim, Facts};
 use crate::sample::float;
+use crate::trouble;
 
 /// What limits it, as a clause and its numbers.
 pub(super) fn because(about: About<'_>, facts: &Facts, cause: Cause) -> String {
@@ -189,6 +190,10 @@ pub(super) fn remedy(about: About<'_>, facts: &Facts, cause: Cause) -> String {
 pub(super) fn notes(about: About<'_>, facts: &Facts, cause: Cause, asked: Span) -> Vec<String> {
     let terms = about.terms;
     let mut notes = Vec::new();
+    if let Some(harm) = facts.harm {
+        let (what, because) = trouble::harm(harm);
+        notes.push(format!("{what}: {because}"));
+    }
     if facts.covers + Span::from_secs(1) < asked {
         notes.push(format!(
             "no more than the last {} are known",

@@ -15,6 +15,7 @@ use anyhow::{Context, Result};
 
 use super::measure::{self, Ask, Spent};
 use super::{Bench, empty_series};
+use crate::distance;
 use crate::load::Source;
 use crate::noise::{self, Noise};
 use crate::report::{Figures, Report};
@@ -149,15 +150,15 @@ impl Bench {
         guests: &Guests,
         times: usize,
     ) -> Result<()> {
-        let quiet = |noise: &Noise| !noise.exceeds(self.options.max_noise);
+        let quiet = |figures: &Figures| self.is_quiet(figures);
         let wanted = times * self.trials;
         let names = rivals.iter().map(|rival| rival.name.as_str());
         let series = empty_series(scenario, case, names, wanted);
-        Self::rounds(report, series, &quiet, &mut |_, series| {
+        self.rounds(report, series, &quiet, &mut |_, series| {
             let round = self
                 .in_turn(rivals, guests)
                 .with_context(|| format!("{scenario}, {case}"))?;
-            if !round.iter().all(|figures| quiet(&figures.noise)) {
+            if !round.iter().all(quiet) {
                 series.iter_mut().for_each(|series| series.rejected += 1);
             }
             Ok(round)
@@ -166,6 +167,17 @@ impl Bench {
 
     /// One round.
     fn in_turn(&self, rivals: &[Rival<'_>], guests: &Guests) -> Result<Vec<Figures>> {
+        let before = distance::to(self.options.server_cpu)?;
+        let mut round = self.turns(rivals, guests)?;
+        let after = distance::to(self.options.server_cpu)?;
+        for figures in &mut round {
+            figures.apart_ns = after;
+            figures.moved = distance::spread([before, after].into_iter());
+        }
+        Ok(round)
+    }
+
+    fn turns(&self, rivals: &[Rival<'_>], guests: &Guests) -> Result<Vec<Figures>> {
         let lanes = rivals.iter().enumerate();
         let lanes = lanes.map(|(number, rival)| Lane::start(self, number, rival, guests));
         let mut lanes = lanes.collect::<Result<Vec<_>>>()?;

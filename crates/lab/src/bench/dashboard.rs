@@ -57,9 +57,8 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     let longer = Bench {
         options: bench.options.clone(),
         scratch: tempfile::tempdir().context("cannot create a scratch directory")?,
-        trials: bench.trials,
-        warm: bench.warm,
         span: bench.span * LONGER,
+        ..*bench
     };
     for (used, depth) in LOADS {
         let case = format!("{used} of {DISKS} disks, QD {depth} each");

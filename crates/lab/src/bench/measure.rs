@@ -108,6 +108,7 @@ pub(super) fn figures(
         unfairness: unfairness(tallies),
         resident_bytes,
         noise,
+        ..Figures::default()
     })
 }
 

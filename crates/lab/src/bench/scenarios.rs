@@ -10,6 +10,7 @@ use super::closely::{Guests, Rival};
 use super::{Bench, Contestant, measure, missing, test_file};
 use crate::peers::{self, Store};
 use crate::report::{Figures, Report, Rule};
+use crate::server;
 use crate::statistics::{self, Spread};
 use crate::vhost::Wait;
 
@@ -136,6 +137,8 @@ pub fn file(bench: &Bench, report: &mut Report) -> Result<()> {
     const SCENARIO: &str = "vhost file";
     const FIO: &str = "fio on the file";
     let file = test_file(&bench.options.dir, bench.options.file_mib)?;
+    let usual = bench.options.client_cpu;
+    let bench = &bench.where_interrupts_come(report)?;
     let store = Store::File(file.path().to_owned());
     for depth in DEPTHS {
         let mut contestants = Vec::new();
@@ -170,7 +173,7 @@ pub fn file(bench: &Bench, report: &mut Report) -> Result<()> {
             report.judge(SCENARIO, &case(depth), claim, Rule::AtMost(0.85), ratio);
         }
     }
-    Ok(())
+    server::pin(usual)
 }
 
 /// NBD over a Unix socket, on nothing and on memory.
