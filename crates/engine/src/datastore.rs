@@ -135,7 +135,7 @@ pub struct OpenedImage {
     /// What is known of it.
     pub info: ImageInfo,
     /// What befalls it from now on.
-    pub condition: Arc<Condition>,
+    pub(crate) condition: Arc<Condition>,
     /// Dropped after it.
     pub(crate) lease: Option<Lease>,
 }

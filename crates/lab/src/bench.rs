@@ -3,7 +3,8 @@
 //! [`run`] is what `xtask` and `tidegate-bench` call. Scenarios ([`scenarios`], [`fleet`], [`control`], [`dashboard`],
 //! [`instructions`]) list contestants; this file makes them compete: A, B, C, then B, C, A ..., each trial with a fresh
 //! server, client and server pinned to a core each. A trial during which the machine was not quiet, or its CPUs were moved
-//! ([`crate::distance`]), is made again at once; when it will not be quiet, the whole round is thrown away. Those that differ by a percent meet in `closely`.
+//! ([`crate::distance`]), is made again at once; when it will not be quiet, the whole round is thrown away. Those that
+//! differ by a percent meet in `closely`.
 //!
 //! # Always true
 //! - Every series of a case has the same rounds, so that ratios can be taken round by round.
@@ -419,12 +420,7 @@ impl Bench {
                 break;
             }
             let figures = round(attempt, &mut series)?;
-            let apart = distance::spread(figures.iter().map(|figures| figures.apart_ns));
-            if apart <= self.options.max_moved {
-                keep_if_quiet(&mut series, figures, quiet);
-            } else {
-                series.iter_mut().for_each(|series| series.rejected += 1);
-            }
+            keep_if_fair(&mut series, figures, quiet, self.options.max_moved);
         }
         show(report, series);
         Ok(())
@@ -471,9 +467,17 @@ fn show(report: &mut Report, series: Vec<Series>) {
     report.series.extend(done.series);
 }
 
-/// Adds a round to its series, unless a trial of it was not quiet.
-fn keep_if_quiet(series: &mut [Series], round: Vec<Figures>, quiet: &dyn Fn(&Figures) -> bool) {
-    if round.iter().all(quiet) {
+/// Adds a round to its series, unless a trial of it was not quiet, or the CPUs were farther apart for one than for another.
+fn keep_if_fair(
+    series: &mut [Series],
+    round: Vec<Figures>,
+    quiet: &dyn Fn(&Figures) -> bool,
+    max_moved: f64,
+) {
+    let moved = distance::spread(round.iter().map(|figures| figures.apart_ns));
+    if moved > max_moved {
+        series.iter_mut().for_each(|series| series.rejected += 1);
+    } else if round.iter().all(quiet) {
         for (series, figures) in series.iter_mut().zip(round) {
             series.trials.push(figures);
         }
@@ -519,7 +523,7 @@ mod tests {
     use crate::noise::Noise;
 
     #[test]
-    fn one_noisy_trial_spoils_its_round_for_all() {
+    fn a_trial_that_is_noisy_or_found_the_cpus_elsewhere_spoils_its_round_for_all() {
         let series = |name: &str| Series {
             scenario: String::new(),
             case: String::new(),
@@ -528,17 +532,21 @@ mod tests {
             wanted: 1,
             rejected: 0,
         };
-        let figures = |foreign_percent: f64| Figures {
+        let figures = |foreign_percent: f64, apart_ns: f64| Figures {
             noise: Noise {
                 foreign_percent,
                 steal_percent: 0.0,
             },
+            apart_ns,
             ..Figures::default()
         };
         let mut both = [series("a"), series("b")];
         let quiet = |figures: &Figures| !figures.noise.exceeds(5.0);
-        keep_if_quiet(&mut both, vec![figures(1.0), figures(9.0)], &quiet);
-        keep_if_quiet(&mut both, vec![figures(1.0), figures(2.0)], &quiet);
+        let mut keep = |one, other| keep_if_fair(&mut both, vec![one, other], &quiet, 1.3);
+        keep(figures(1.0, 100.0), figures(9.0, 100.0));
+        keep(figures(1.0, 100.0), figures(2.0, 500.0));
+        keep(figures(1.0, 100.0), figures(2.0, 110.0));
         assert_eq!((both[0].trials.len(), both[1].trials.len()), (1, 1));
+        assert_eq!((both[0].rejected, both[1].rejected), (1, 1));
     }
 }

@@ -20,6 +20,7 @@ const WORDS: u32 = 100;
 const ROWS: usize = 31;
 /// Before them, for the other thread to get there.
 const WARM: u32 = 1000;
+
 /// A word that has a cache line, and the one beside it, to itself.
 #[repr(align(128))]
 struct Word(AtomicU32);

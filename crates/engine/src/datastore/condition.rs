@@ -21,11 +21,11 @@ impl Harm {
 
 /// How an image is, shared between its I/O thread and whoever asks.
 #[derive(Debug, Default)]
-pub struct Condition(AtomicU8);
+pub(crate) struct Condition(AtomicU8);
 
 impl Condition {
     /// The worst that has befallen it, if anything has.
-    pub fn harm(&self) -> Option<Harm> {
+    pub(crate) fn harm(&self) -> Option<Harm> {
         let noted = self.0.load(Ordering::Relaxed);
         let place = usize::from(noted).checked_sub(1)?;
         Harm::ALL.get(place).copied()

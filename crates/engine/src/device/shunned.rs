@@ -2,7 +2,7 @@
 //!
 //! Such a wait is cut short ([`crate::sys::alarm`]), but has cost all other guests of the thread some milliseconds. The
 //! front end's guest is called no more, whatever descriptors still come; and the next front end of the disk, which may
-//! well be the same, runs its first ring a [`PAUSE`] later: a hundredth of the thread's time is the most that is lost.
+//! well be the same, runs a ring a [`PAUSE`] later: a hundredth of the thread's time is the most that is lost.
 //!
 //! # Always true
 //! - between two such waits for front ends of one disk lies a [`PAUSE`]
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// From such a wait to the first ring of the disk's next front end.
+/// From such a wait to the next start of a ring of the disk.
 const PAUSE: Duration = Duration::from_secs(1);
 
 /// When one of a disk's front ends last had a thread wait.

@@ -4,7 +4,7 @@
 //! whoever adds to it then waits, with all other guests of the thread, until somebody reads it. No flag of the call keeps
 //! from that, and looking beforehand comes too early. So a timer of the thread's own sends it a signal; its handler does
 //! nothing, but the system call ends with EINTR. The timer is set when something is called and it is not set, once in
-//! [`PATIENCE`] at most: a call costs two stores and a load, and a thread that calls nobody is not disturbed.
+//! [`PATIENCE_NS`] at most: a call costs two stores and a load, and a thread that calls nobody is not disturbed.
 //!
 //! # Always true
 //! - while a thread is inside [`guarded`], its timer is set, or its handler is about to set it

@@ -56,11 +56,9 @@ impl Protocol {
             Ok(Turn::TooLate) => return Err(Error::Disconnected),
             Err(error) => return Err(Error::ReqHandlerError(error)),
         }
-        let is_first = !std::mem::replace(&mut self.had_turn, true);
-        if is_first {
-            self.facts.offences.let_pass();
-        }
-        if is_first && self.cache_choice.is_none() {
+        // Also for one that had the turn before: two that are connected could take turns at it.
+        self.facts.offences.let_pass();
+        if !std::mem::replace(&mut self.had_turn, true) && self.cache_choice.is_none() {
             self.cache_choice = self.disk.front_ends.cache_choice();
             if let (Some(region), Some(choice)) = (&self.inflight, self.cache_choice) {
                 region.choose_write_back(choice);

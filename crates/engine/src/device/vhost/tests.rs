@@ -179,3 +179,27 @@ fn a_second_virtual_machine_is_refused_while_the_first_one_is_there() {
     third.end();
     first.end();
 }
+
+#[test]
+fn after_one_that_had_the_thread_wait_a_ring_runs_a_second_later_also_for_who_had_its_turn_before()
+{
+    let engine = engine();
+    let disk = disk(&engine);
+    let (mut first, mut second) = (FrontEnd::connect(&disk), FrontEnd::connect(&disk));
+    second.start().expect("its ring runs");
+    second.protocol.get_vring_base(0).expect("it stops");
+    first.start().expect("its ring runs");
+    let begun = Instant::now();
+    first.protocol.standing.shun(&disk.core.facts.offences);
+    first.protocol.get_vring_base(0).expect("it stops");
+    let kick = second.kick.to_file().expect("a descriptor");
+    second
+        .protocol
+        .set_vring_kick(0, Some(kick))
+        .expect("it runs again");
+    assert!(second.runs());
+    assert!(begun.elapsed() >= Duration::from_secs(1));
+    assert!(!second.protocol.standing.is_shunned());
+    first.end();
+    second.end();
+}
