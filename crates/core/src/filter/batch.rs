@@ -42,7 +42,7 @@ impl Batch<'_> {
 
     /// Up to `most` of them from place `from` on, in order, to be looked at: for a filter that passes them all.
     #[inline]
-    pub fn ios(&self, from: usize, most: usize) -> impl ExactSizeIterator<Item = &Io> {
+    pub fn ios(&self, from: usize, most: usize) -> impl ExactSizeIterator<Item = &Io> + Clone {
         let rest = self.ids.get(from..).unwrap_or_default();
         let ids = rest.get(..most).unwrap_or(rest);
         ids.iter().map(|id| self.ios.inside(*id))

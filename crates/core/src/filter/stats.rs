@@ -138,7 +138,10 @@ pub struct StatsReport {
     pub outstanding_max: u64,
     /// The moments at which I/Os ended less those at which they entered, summed; wraps. See `outstanding_integral`.
     ends_less_entries: u64,
-    samples: [Samples; Class::ALL.len()],
+    /// Of classes of which any was: most disks have two or three, idle ones none.
+    samples: [Option<Samples>; Class::ALL.len()],
+    /// The others' distribution.
+    none: Histogram,
 }
 
 /// What was sampled of one class.
@@ -148,15 +151,28 @@ struct Samples {
     sizes: [u64; SIZES],
 }
 
+impl Samples {
+    /// A copy, if there is anything in it.
+    fn if_any(&self) -> Option<Samples> {
+        // Each sample has a size.
+        self.sizes
+            .iter()
+            .any(|size| *size > 0)
+            .then(|| self.clone())
+    }
+}
+
 impl StatsReport {
     /// Latencies of one class in one stage.
     pub fn latency(&self, class: Class, stage: Stage) -> &Histogram {
-        &self.samples[class as usize].latencies[stage as usize]
+        let samples = self.samples[class as usize].as_ref();
+        samples.map_or(&self.none, |samples| &samples.latencies[stage as usize])
     }
 
     /// I/Os of one class by size; [`size_limit`] tells which is which.
     pub fn sizes(&self, class: Class) -> &[u64; SIZES] {
-        &self.samples[class as usize].sizes
+        let samples = self.samples[class as usize].as_ref();
+        samples.map_or(&[0; SIZES], |samples| &samples.sizes)
     }
 
     /// What was counted of one operation.
@@ -258,21 +274,21 @@ pub struct Stats {
     seen: u64,
     random: u32,
     since: Option<Time>,
-    errors: [u64; Op::ALL.len()],
     faults: [u64; Fault::ALL.len()],
     samples: [Samples; Class::ALL.len()],
 }
 
-/// What every I/O of an operation touches: one cache line. In an order that keeps the compiler from adding two of them at
-/// once, which takes more instructions than one after the other.
-#[derive(Clone, Copy, Debug)]
+/// What is counted of an operation: one cache line. What every I/O adds to is kept apart by what few do, since the
+/// compiler would add two neighbours at once, which takes more instructions than one after the other.
+#[derive(Clone, Copy, Debug, Default)]
 #[repr(C, align(64))]
 struct OpState {
-    count: u64,
-    latency_max: u64,
     bytes: u64,
+    latency_max: u64,
     /// Latencies summed; wraps.
     latency_sum: u64,
+    errors: u64,
+    count: u64,
     sequential: u64,
 }
 
@@ -288,17 +304,52 @@ struct Sampled {
     datastore: Option<Span>,
 }
 
-impl OpState {
-    /// Counts one that has ended. Whether more is to be said of it: it failed, or took longer than any before.
+/// What I/Os of one operation come to that end one after the other at one moment: summed in registers, as five cells of
+/// memory would wait for themselves at each.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sums {
+    count: usize,
+    bytes: u64,
+    sequential: u64,
+    /// Latencies, wrapping; those that failed, or arrive after they end, are put right in `remarkable`.
+    latency: u64,
+    longest: u64,
+    failed: bool,
+}
+
+impl Sums {
     #[inline(always)]
-    fn count(&mut self, now: Time, io: &Io) -> bool {
-        // Those that failed, or arrive after they end, are put right in `remarkable`: cheaper than to ask here.
+    fn of(now: Time, io: &Io) -> Sums {
+        let latency = now.as_nanos().wrapping_sub(io.arrived.as_nanos());
+        Sums {
+            count: 1,
+            bytes: io.len,
+            sequential: u64::from(io.follows),
+            latency,
+            longest: latency,
+            failed: io.outcome.is_err(),
+        }
+    }
+
+    #[inline(always)]
+    fn add(&mut self, now: Time, io: &Io) {
         let latency = now.as_nanos().wrapping_sub(io.arrived.as_nanos());
         self.count += 1;
         self.bytes = self.bytes.wrapping_add(io.len);
         self.sequential += u64::from(io.follows);
-        self.latency_sum = self.latency_sum.wrapping_add(latency);
-        latency > self.latency_max || io.outcome.is_err()
+        self.latency = self.latency.wrapping_add(latency);
+        self.longest = self.longest.max(latency);
+        self.failed |= io.outcome.is_err();
+    }
+}
+
+impl OpState {
+    #[inline(always)]
+    fn add(&mut self, sums: &Sums) {
+        self.count += sums.count as u64;
+        self.bytes = self.bytes.wrapping_add(sums.bytes);
+        self.sequential += sums.sequential;
+        self.latency_sum = self.latency_sum.wrapping_add(sums.latency);
     }
 }
 
@@ -312,25 +363,18 @@ const PAUSE: Span = Span::from_millis(2);
 const LATE: Span = Span::from_millis(10);
 
 /// The most I/Os that one sample stands for; the mean is half of it.
-pub const GAP_MAX: usize = 128;
+pub const GAP_MAX: usize = 1024;
 
 impl Stats {
     /// One that has seen nothing.
     pub fn new() -> Stats {
-        let op = OpState {
-            count: 0,
-            bytes: 0,
-            sequential: 0,
-            latency_sum: 0,
-            latency_max: 0,
-        };
         Stats {
             outstanding: 0,
             outstanding_max: 0,
             ends_less_entries: 0,
             gap: 1,
             stands_for: 1,
-            ops: [op; Op::ALL.len()],
+            ops: [OpState::default(); Op::ALL.len()],
             sampled: Time::ZERO,
             last: Sampled {
                 class: Class::Other,
@@ -345,16 +389,42 @@ impl Stats {
             seen: 0,
             random: 1,
             since: None,
-            errors: [0; Op::ALL.len()],
             faults: [0; Fault::ALL.len()],
             samples: Default::default(),
         }
     }
 
-    /// One that failed, that took longer than any before, or whose arrival lies after its end: clocks are not to be trusted
-    /// with what is summed for ever.
+    /// Counts those that have ended.
+    #[inline(always)]
+    fn count<'a>(&mut self, now: Time, mut ios: impl Iterator<Item = &'a Io> + Clone) {
+        let mut alike = ios.clone();
+        while let Some(first) = ios.next() {
+            let mut sums = Sums::of(now, first);
+            let rest = loop {
+                let rest = ios.clone();
+                match ios.next() {
+                    Some(io) if io.op == first.op => sums.add(now, io),
+                    _ => break rest,
+                }
+            };
+            let state = &mut self.ops[first.op.index()];
+            state.add(&sums);
+            if sums.longest > state.latency_max || sums.failed {
+                self.look_closely(now, alike.take(sums.count));
+            }
+            (ios, alike) = (rest.clone(), rest);
+        }
+    }
+
+    /// Puts right what was counted of these.
     #[cold]
     #[inline(never)]
+    fn look_closely<'a>(&mut self, now: Time, ios: impl Iterator<Item = &'a Io>) {
+        ios.for_each(|io| self.remarkable(now, io));
+    }
+
+    /// One that failed, that took longer than any before, or whose arrival lies after its end: clocks are not to be trusted
+    /// with what is summed for ever. All others are as they were counted.
     fn remarkable(&mut self, now: Time, io: &Io) {
         let op = &mut self.ops[io.op.index()];
         let latency = now.since(io.arrived).as_nanos();
@@ -363,7 +433,7 @@ impl Stats {
         op.latency_max = op.latency_max.max(latency);
         if let Err(fault) = io.outcome {
             op.bytes = op.bytes.wrapping_sub(io.len);
-            self.errors[io.op.index()] += 1;
+            op.errors += 1;
             self.faults[fault as usize] += 1;
         }
     }
@@ -482,11 +552,7 @@ impl Filter for Stats {
             let ios = batch.ios(at, self.gap);
             at += ios.len();
             self.gap -= ios.len();
-            for io in ios {
-                if self.ops[io.op.index()].count(now, io) {
-                    self.remarkable(now, io);
-                }
-            }
+            self.count(now, ios);
             if self.gap == 0 {
                 self.sample(now, batch.io(at - 1));
             }
@@ -507,7 +573,7 @@ impl Filter for Stats {
         };
         Some(Pulse {
             ios: sum(|op| op.count),
-            errors: self.errors.iter().sum(),
+            errors: sum(|op| op.errors),
             bytes: sum(|op| op.bytes),
             latency_ns: sum(|op| op.latency_sum),
             outstanding: self.outstanding,
@@ -517,26 +583,23 @@ impl Filter for Stats {
     }
 
     fn report(&self) -> FilterReport {
-        let counts = |(op, errors): (&OpState, &u64)| OpCounts {
+        let counts = |op: &OpState| OpCounts {
             count: op.count,
             bytes: op.bytes,
             sequential: op.sequential,
-            errors: *errors,
+            errors: op.errors,
             latency_sum: Span::from_nanos(op.latency_sum),
             latency_max: Span::from_nanos(op.latency_max),
         };
-        let mut ops = [OpCounts::default(); Op::ALL.len()];
-        for (place, op) in self.ops.iter().zip(&self.errors).enumerate() {
-            ops[place] = counts(op);
-        }
         FilterReport::Stats(Box::new(StatsReport {
             since: self.since,
-            ops,
+            ops: self.ops.each_ref().map(counts),
             faults: self.faults,
             outstanding: self.outstanding,
             outstanding_max: self.outstanding_max,
             ends_less_entries: self.ends_less_entries,
-            samples: self.samples.clone(),
+            samples: self.samples.each_ref().map(Samples::if_any),
+            none: Histogram::new(),
         }))
     }
 }
