@@ -3,7 +3,7 @@
 //! The pages lie in `crates/daemon/dashboard/` as they are served: nothing is built or fetched. Their doors are in
 //! `rest/dashboard.rs`. What they show live comes from [`feed`], which looks once a second for all who watch, at what
 //! [`beat`] and [`close_up`] make of the counters; [`past`] tells of the minutes before. [`door`] is the TCP address,
-//! and [`guard`] decides who gets in there and what they may order.
+//! and [`guard`] decides who gets in there and what they may order; [`owner`] tells it whose connection one is.
 //!
 //! # Always true
 //! - While nobody watches nothing is counted, asked or serialised for the dashboard.
@@ -24,6 +24,7 @@ pub(crate) mod door;
 pub(crate) mod feed;
 pub(crate) mod files;
 pub(crate) mod guard;
+mod owner;
 pub(crate) mod past;
 
 use beat::Beats;

@@ -31,6 +31,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
 use super::guard::{self, Guard};
+use super::owner::owner;
 use crate::plan::DashboardPlan;
 use crate::serve::Daemon;
 use crate::trouble::{self, Outcome};
@@ -219,7 +220,7 @@ impl Party {
         let Guest { peer, here } = guest;
         let from = peer.ip().to_canonical();
         if from.is_loopback() || here.ip().to_canonical().is_loopback() {
-            let owner = trouble::blocking(move || Ok(guard::owner(peer, here))).await;
+            let owner = trouble::blocking(move || Ok(owner(peer, here))).await;
             return Party::User(owner.ok().flatten());
         }
         Party::Host(match from {

@@ -16,12 +16,11 @@
 //!   kernel tells nobody's user, or user 0.
 //!
 //! # Source
-//! W3C, Fetch Metadata Request Headers; RFC 6265bis, `SameSite`; proc_pid_net(5), `/proc/net/tcp`; the states of a
-//! connection: Linux, `include/net/tcp_states.h`.
+//! W3C, Fetch Metadata Request Headers; RFC 6265bis, `SameSite`.
 
 use std::collections::VecDeque;
 use std::fs;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
+use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -38,6 +37,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 
 use super::door::{Guest, PATIENCE};
 use super::files::guarded;
+use super::owner::owner;
 use crate::trouble::{self, Outcome};
 
 /// The header without which nothing is changed; its value does not matter.
@@ -66,9 +66,6 @@ const BODY_MAX: usize = 4096;
 
 /// What a wrong token costs who tries.
 const WRONG: Duration = Duration::from_secs(1);
-
-/// A connection that is open both ways, in the kernel's tables.
-const ESTABLISHED: u8 = 1;
 
 /// What is asked of whoever comes in by TCP.
 pub(crate) struct Guard {
@@ -390,75 +387,6 @@ fn refused(why: impl Into<String>) -> Refusal {
 
 fn problem(status: StatusCode, problem: Problem) -> Response {
     (status, Json(problem)).into_response()
-}
-
-/// The user whose process is at the other end of a TCP connection on this host, if one still holds it open.
-pub(super) fn owner(peer: SocketAddr, here: SocketAddr) -> Option<u32> {
-    let tables = ["/proc/net/tcp", "/proc/net/tcp6"];
-    let texts = tables
-        .iter()
-        .filter_map(|table| fs::read_to_string(table).ok());
-    let mut owners = texts.filter_map(|text| owner_in(&text, peer, here));
-    owners.next()
-}
-
-/// The same, in a table of the kernel's.
-fn owner_in(table: &str, peer: SocketAddr, here: SocketAddr) -> Option<u32> {
-    let same = |a: SocketAddr, b: SocketAddr| {
-        a.port() == b.port() && a.ip().to_canonical() == b.ip().to_canonical()
-    };
-    let mut ends = table.lines().skip(1).filter_map(End::read);
-    // The other end's own line: what is local there is the peer here.
-    let end = ends.find(|end| same(end.local, peer) && same(end.remote, here))?;
-    end.is_held().then_some(end.owner)
-}
-
-/// One end of a TCP connection, as a line of the kernel's table tells it.
-struct End {
-    local: SocketAddr,
-    remote: SocketAddr,
-    state: u8,
-    owner: u32,
-    /// Of the socket that a process has; 0 where none has.
-    inode: u64,
-}
-
-impl End {
-    fn read(line: &str) -> Option<End> {
-        let mut words = line.split_whitespace().skip(1);
-        Some(End {
-            local: address(words.next()?)?,
-            remote: address(words.next()?)?,
-            state: u8::from_str_radix(words.next()?, 16).ok()?,
-            // Queues, timer and retransmits stand between.
-            owner: words.nth(3)?.parse().ok()?,
-            // A timeout stands between.
-            inode: words.nth(1)?.parse().ok()?,
-        })
-    }
-
-    /// Whether a process has this end, open both ways: only then is the owner told somebody's. Who has closed it
-    /// (FIN_WAIT, TIME_WAIT), who was told that we have (CLOSE_WAIT) and what nobody has accepted yet count for nobody.
-    fn is_held(&self) -> bool {
-        self.state == ESTABLISHED && self.inode != 0
-    }
-}
-
-/// `0100007F:20F1`, each word of the address as this machine's memory has it.
-fn address(text: &str) -> Option<SocketAddr> {
-    let (ip, port) = text.split_once(':')?;
-    let port = u16::from_str_radix(port, 16).ok()?;
-    let mut bytes = Vec::with_capacity(16);
-    for at in (0..ip.len()).step_by(8) {
-        let word = u32::from_str_radix(ip.get(at..at + 8)?, 16).ok()?;
-        bytes.extend(word.to_ne_bytes());
-    }
-    let ip = match (<[u8; 4]>::try_from(bytes.as_slice()), bytes.try_into()) {
-        (Ok(v4), _) => IpAddr::from(Ipv4Addr::from(v4)),
-        (_, Ok::<[u8; 16], _>(v6)) => IpAddr::from(Ipv6Addr::from(v6)),
-        _ => return None,
-    };
-    Some(SocketAddr::new(ip, port))
 }
 
 #[cfg(test)]

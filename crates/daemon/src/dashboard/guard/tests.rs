@@ -221,55 +221,6 @@ fn the_kernel_tells_whose_a_connection_is() {
     drop(ours);
 }
 
-/// A line of the kernel's table: an end of a connection on loopback, by its ports.
-fn end(local: u16, remote: u16, state: &str, uid: u32, inode: u64) -> String {
-    let word = format!("{:08X}", u32::from_ne_bytes([127, 0, 0, 1]));
-    format!(
-        "  1: {word}:{local:04X} {word}:{remote:04X} {state} 00000000:00000000 00:00000000 00000000 {uid:5} 0 {inode} 1 0 20 4 30 10 -1"
-    )
-}
-
-fn table(lines: &[String]) -> String {
-    format!("  sl  local_address rem_address\n{}\n", lines.join("\n"))
-}
-
-#[test]
-fn the_kernels_table_is_read_by_the_other_ends_line() {
-    let table = table(&[
-        end(8433, 50_000, "01", 0, 77),
-        end(50_000, 8433, "01", 1000, 78),
-    ]);
-    let peer = "127.0.0.1:50000".parse().unwrap();
-    let here = "127.0.0.1:8433".parse().unwrap();
-    assert_eq!(owner_in(&table, peer, here), Some(1000));
-    assert_eq!(owner_in(&table, here, peer), Some(0));
-    let mapped = "[::ffff:127.0.0.1]:50000".parse().unwrap();
-    assert_eq!(owner_in(&table, mapped, here), Some(1000));
-    assert_eq!(owner_in("nonsense\nnonsense\n", peer, here), None);
-}
-
-#[test]
-fn an_end_that_no_process_holds_open_both_ways_is_nobodys() {
-    let peer = "127.0.0.1:50000".parse().unwrap();
-    let here = "127.0.0.1:8433".parse().unwrap();
-    for (what, state, uid, inode) in [
-        ("FIN_WAIT1 that was closed", "04", 0, 0),
-        ("FIN_WAIT2 that was closed", "05", 0, 0),
-        ("FIN_WAIT2 that is read from", "05", 1000, 78),
-        ("TIME_WAIT", "06", 0, 0),
-        ("CLOSE_WAIT", "08", 1000, 78),
-        ("LAST_ACK", "09", 0, 0),
-        ("CLOSING", "0B", 0, 0),
-        ("ESTABLISHED that nobody has accepted", "01", 0, 0),
-    ] {
-        let table = table(&[
-            end(8433, 50_000, "08", 0, 77),
-            end(50_000, 8433, state, uid, inode),
-        ]);
-        assert_eq!(owner_in(&table, peer, here), None, "{what}");
-    }
-}
-
 #[test]
 fn who_closes_before_being_asked_may_only_look() {
     let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
