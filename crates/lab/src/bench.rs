@@ -303,23 +303,6 @@ impl Bench {
         self.contest(report, scenario, case, contestants, self.trials, &quiet)
     }
 
-    /// The same with `times` as many rounds, for contestants that differ by little.
-    ///
-    /// # Errors
-    /// A trial fails.
-    pub fn compete_closely(
-        &self,
-        report: &mut Report,
-        scenario: &str,
-        case: &str,
-        contestants: &[Contestant<'_>],
-        times: usize,
-    ) -> Result<()> {
-        let quiet = |figures: &Figures| self.is_quiet(figures);
-        let rounds = times * self.trials;
-        self.contest(report, scenario, case, contestants, rounds, &quiet)
-    }
-
     /// The same where a real disk is read. In a virtual machine the hypervisor emulates that disk on the CPU time it
     /// steals from us, and other machines use the disk too: steal says nothing then, and only many rounds average it out.
     ///
@@ -358,8 +341,8 @@ impl Bench {
                 let whose = (attempt + turn) % contestants.len();
                 let contestant = &contestants[whose];
                 for _ in 0..TRIES {
-                    round[whose] = self
-                        .placed(|| (contestant.trial)(self))
+                    [round[whose]] = self
+                        .placed(|| Ok([(contestant.trial)(self)?]))
                         .with_context(|| format!("{scenario}, {case}, {}", contestant.name))?;
                     if quiet(&round[whose]) {
                         break;
@@ -394,16 +377,16 @@ impl Bench {
         !figures.noise.exceeds(self.options.max_noise) && figures.moved <= self.options.max_moved
     }
 
-    /// Makes a trial, and tells how far apart client and server were.
-    fn placed(&self, trial: impl FnOnce() -> Result<Figures>) -> Result<Figures> {
+    /// Makes a trial, or one of each contestant, and tells how far apart client and server were.
+    fn placed<T: AsMut<[Figures]>>(&self, trial: impl FnOnce() -> Result<T>) -> Result<T> {
         let before = distance::to(self.options.server_cpu)?;
-        let figures = trial()?;
+        let mut trial = trial()?;
         let after = distance::to(self.options.server_cpu)?;
-        Ok(Figures {
-            apart_ns: after,
-            moved: distance::spread([before, after].into_iter()),
-            ..figures
-        })
+        for figures in trial.as_mut() {
+            figures.apart_ns = after;
+            figures.moved = distance::spread([before, after].into_iter());
+        }
+        Ok(trial)
     }
 
     /// Makes rounds until a case has enough quiet ones, or twice as many were tried; shows and keeps them.

@@ -1,4 +1,4 @@
-//! Rivals that differ by a percent: their servers run side by side and are measured in turn, some milliseconds each.
+//! Rivals that differ by a percent: they run side by side and are measured in turn, some milliseconds each.
 //!
 //! A machine's speed, and the step into which a guest and a server fall, change by tens of percent from second to second;
 //! what is measured within the same fifth of a second has the same of both. How the memory of a process happens to lie
@@ -15,10 +15,9 @@ use anyhow::{Context, Result};
 
 use super::measure::{self, Ask, Spent};
 use super::{Bench, empty_series};
-use crate::distance;
 use crate::load::Source;
 use crate::noise::{self, Noise};
-use crate::report::{Figures, Report};
+use crate::report::{Figures, Report, Series};
 use crate::server::{Launch, Server, own_cpu_time};
 use crate::tally::{Edge, Tally, Until};
 use crate::vhost::Station;
@@ -46,13 +45,55 @@ pub(super) struct Guests {
     pub(super) ask: Ask,
 }
 
-/// A rival's server with its guests, and what they have seen in their turns of a round.
+/// What a rival's turns of a round came to.
+#[derive(Debug, Default)]
+pub(super) struct Turns {
+    tallies: Vec<Tally>,
+    spent: Spent,
+}
+
+impl Turns {
+    /// One more turn: guests ask a server for so long.
+    ///
+    /// # Errors
+    /// A guest fails.
+    pub(super) fn add(
+        &mut self,
+        server: &Server,
+        (station, sources): (&mut Station, &mut [Source]),
+        span: Duration,
+    ) -> Result<()> {
+        let mut clocks = Vec::with_capacity(2);
+        let mut look = |_: Edge| clocks.push(spent(server));
+        let tallies = station.run(sources, Until::Time(BEFORE, span), &mut look)?;
+        let [open, close] = <[_; 2]>::try_from(clocks)
+            .map_err(|_| anyhow::anyhow!("a turn was not opened and closed"))?;
+        let (open, close) = (open?, close?);
+        self.spent.server += close.server.saturating_sub(open.server);
+        self.spent.client += close.client.saturating_sub(open.client);
+        self.tallies.resize_with(tallies.len(), Tally::default);
+        for (all, turn) in self.tallies.iter_mut().zip(&tallies) {
+            all.follow(turn);
+        }
+        Ok(())
+    }
+
+    /// What all of them came to.
+    ///
+    /// # Errors
+    /// A request was answered with an error, or none was answered.
+    pub(super) fn figures(&self, server: &Server, noise: Noise) -> Result<Figures> {
+        let resident = server.resident()?;
+        measure::figures(server, &self.tallies, &self.spent, resident, noise)
+    }
+}
+
+/// A rival's server with its guests, and their turns.
 struct Lane {
     server: Server,
     station: Station,
     sources: Vec<Source>,
-    tallies: Vec<Tally>,
-    spent: Spent,
+    turns: Turns,
 }
 
 impl Lane {
@@ -66,10 +107,9 @@ impl Lane {
         let (station, sources) = measure::station(&sockets, &guests.ask)?;
         Ok(Self {
             server,
-            tallies: vec![Tally::default(); station.queues()],
             station,
             sources,
-            spent: Spent::default(),
+            turns: Turns::default(),
         })
     }
 
@@ -82,25 +122,12 @@ impl Lane {
     }
 
     fn turn(&mut self) -> Result<()> {
-        let mut clocks = Vec::with_capacity(2);
-        let server = &self.server;
-        let mut look = |_: Edge| clocks.push(spent(server));
-        let until = Until::Time(BEFORE, TURN);
-        let tallies = self.station.run(&mut self.sources, until, &mut look)?;
-        let [open, close] = <[_; 2]>::try_from(clocks)
-            .map_err(|_| anyhow::anyhow!("a turn was not opened and closed"))?;
-        let (open, close) = (open?, close?);
-        self.spent.server += close.server.saturating_sub(open.server);
-        self.spent.client += close.client.saturating_sub(open.client);
-        for (all, turn) in self.tallies.iter_mut().zip(&tallies) {
-            all.follow(turn);
-        }
-        Ok(())
+        let guests = (&mut self.station, &mut self.sources[..]);
+        self.turns.add(&self.server, guests, TURN)
     }
 
     fn end(self, noise: Noise) -> Result<Figures> {
-        let resident = self.server.resident()?;
-        let figures = measure::figures(&self.server, &self.tallies, &self.spent, resident, noise)?;
+        let figures = self.turns.figures(&self.server, noise)?;
         drop(self.station);
         self.server.stop()?;
         Ok(figures)
@@ -150,31 +177,32 @@ impl Bench {
         guests: &Guests,
         times: usize,
     ) -> Result<()> {
-        let quiet = |figures: &Figures| self.is_quiet(figures);
-        let wanted = times * self.trials;
         let names = rivals.iter().map(|rival| rival.name.as_str());
-        let series = empty_series(scenario, case, names, wanted);
+        let series = empty_series(scenario, case, names, times * self.trials);
+        self.rounds_of_turns(report, series, &mut || {
+            self.turns(rivals, guests)
+                .with_context(|| format!("{scenario}, {case}"))
+        })
+    }
+
+    /// Makes rounds, each of which has turns of everybody, until there are enough quiet ones.
+    ///
+    /// # Errors
+    /// A round fails.
+    pub(super) fn rounds_of_turns(
+        &self,
+        report: &mut Report,
+        series: Vec<Series>,
+        turns: &mut dyn FnMut() -> Result<Vec<Figures>>,
+    ) -> Result<()> {
+        let quiet = |figures: &Figures| self.is_quiet(figures);
         self.rounds(report, series, &quiet, &mut |_, series| {
-            let round = self
-                .in_turn(rivals, guests)
-                .with_context(|| format!("{scenario}, {case}"))?;
+            let round = self.placed(&mut *turns)?;
             if !round.iter().all(quiet) {
                 series.iter_mut().for_each(|series| series.rejected += 1);
             }
             Ok(round)
         })
-    }
-
-    /// One round.
-    fn in_turn(&self, rivals: &[Rival<'_>], guests: &Guests) -> Result<Vec<Figures>> {
-        let before = distance::to(self.options.server_cpu)?;
-        let mut round = self.turns(rivals, guests)?;
-        let after = distance::to(self.options.server_cpu)?;
-        for figures in &mut round {
-            figures.apart_ns = after;
-            figures.moved = distance::spread([before, after].into_iter());
-        }
-        Ok(round)
     }
 
     fn turns(&self, rivals: &[Rival<'_>], guests: &Guests) -> Result<Vec<Figures>> {

@@ -3,18 +3,19 @@
 //! The daemon has all its threads on one core and its guests on the other, so that whatever it does for the dashboard it
 //! takes from the I/O thread: the worst case. Who watches does what a browser with the host's page open does (the stream,
 //! and the daemon's status every ten seconds), and what Prometheus does (`/metrics` every five). One daemon serves all
-//! trials of a load: making hundreds of disks anew for each would take longer than the trials.
+//! rounds of a load: making hundreds of disks anew for each would take longer than the rounds. In a round the same guests
+//! ask in turns of a second each, watched and not: a look at the whole host is in the middle of every watched one, and who
+//! asks every five seconds does so in each fifth. Before each turn the page is opened, and closed again before those that
+//! nobody watches, so that processors have rested for as long.
 //!
 //! # Always true
-//! - A trial in which nothing came by the stream, or the metrics were not told, is an error: it would cost nothing.
+//! - A turn in which nothing came by the stream, or the metrics were not told, is an error: it would cost nothing.
 
-use std::cell::RefCell;
+use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -22,10 +23,13 @@ use anyhow::{Context, Result, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::Value;
 
-use super::{Bench, Contestant, measure};
+use super::closely::Turns;
+use super::{Bench, empty_series, measure};
+use crate::noise;
 use crate::report::{Figures, Report, Rule};
-use crate::server::{Launch, Server};
+use crate::server::{Launch, Server, own_cpu_time};
 use crate::statistics;
+use crate::tally::Until;
 
 const SCENARIO: &str = "dashboard";
 const ALONE: &str = "nobody watches";
@@ -36,14 +40,21 @@ const DISKS: usize = 256;
 const LOADS: [(usize, u16); 2] = [(16, 8), (DISKS, 1)];
 /// The part of its IOPS that the data path keeps.
 const KEPT: f64 = 0.99;
-/// Windows so many times as long as the bench's: what happens once a second, and every five, is to be in each of them as
-/// often as in any other.
-const LONGER: u32 = 5;
+/// How long a turn is: what a dashboard is told once a second comes once in each.
+const TURN: Duration = Duration::from_secs(1);
+/// Guests ask for so long before each: they have slept meanwhile.
+const WARM: Duration = Duration::from_millis(200);
+/// They begin so long after a dashboard was opened: what it is told next comes in the turn's middle.
+const SINCE: Duration = Duration::from_millis(300);
+/// Prometheus asks so long after that, and so does the page for the daemon's status: in the turn's first half.
+const ASKS: Duration = Duration::from_millis(400);
+/// In which of the turns that somebody watches: each fifth, and each tenth.
+const SCRAPES: usize = 5;
+const STATUS: usize = 10;
+/// So many turns each in a round.
+const TURNS: usize = 5;
 /// A difference of one percent needs more rounds than factors do.
 const ROUNDS: usize = 2;
-/// How often the metrics are asked for, and the daemon's status.
-const SCRAPES: Duration = Duration::from_secs(5);
-const ASKS: Duration = Duration::from_secs(10);
 /// How often it is asked whether guests have gone: it can only be asked.
 const LOOK: Duration = Duration::from_millis(20);
 /// How long an answer may take.
@@ -54,17 +65,11 @@ const PATIENCE: Duration = Duration::from_secs(10);
 /// # Errors
 /// A trial fails.
 pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
-    let longer = Bench {
-        options: bench.options.clone(),
-        scratch: tempfile::tempdir().context("cannot create a scratch directory")?,
-        span: bench.span * LONGER,
-        ..*bench
-    };
     for (used, depth) in LOADS {
         let case = format!("{used} of {DISKS} disks, QD {depth} each");
         let mut ratio = None;
         if bench.has_tidegate() {
-            contest(&longer, report, &case, used, depth)?;
+            contest(bench, report, &case, used, depth)?;
             let iops = |figures: &Figures| figures.iops;
             ratio = report.ratio(SCENARIO, &case, WATCHED, ALONE, iops);
         }
@@ -76,39 +81,54 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
 
 fn contest(bench: &Bench, report: &mut Report, case: &str, used: usize, depth: u16) -> Result<()> {
     let stage = Stage::new(bench)?;
-    let sockets = &stage.sockets[..used];
-    let others = RefCell::new([Vec::new(), Vec::new()]);
-    let heard = RefCell::new(Vec::new());
-    let contestants = [
-        Contestant::new(ALONE, |bench: &Bench| {
-            let (figures, spent) = stage.trial(bench, sockets, depth)?;
-            others.borrow_mut()[0].push(spent);
-            Ok(figures)
-        }),
-        Contestant::new(WATCHED, |bench: &Bench| {
-            let watcher = Watcher::start(&stage.dashboard)?;
-            let (figures, spent) = stage.trial(bench, sockets, depth)?;
-            others.borrow_mut()[1].push(spent);
-            heard.borrow_mut().push(watcher.end()?);
-            Ok(figures)
-        }),
-    ];
-    bench.compete_closely(report, SCENARIO, case, &contestants, ROUNDS)?;
-    drop(contestants);
-    let spent = others.into_inner().map(|spent| middle(&spent));
-    let heard = heard.into_inner();
+    let mut besides = Vec::new();
+    let names = [ALONE, WATCHED].into_iter();
+    let series = empty_series(SCENARIO, case, names, ROUNDS * bench.trials);
+    bench.rounds_of_turns(report, series, &mut || {
+        let (figures, beside) = stage
+            .round(bench, used, depth)
+            .with_context(|| format!("{SCENARIO}, {case}"))?;
+        besides.push(beside);
+        Ok(figures)
+    })?;
+    let each = |figure: fn(&[Beside; 2]) -> f64| {
+        let values: Vec<f64> = besides.iter().map(figure).collect();
+        statistics::spread(&values).map_or(0.0, |spread| spread.median)
+    };
     report.notes.push(format!(
         "{SCENARIO}, {case}: the daemon's threads but its I/O thread take {:.2} ms of CPU a second \
          while nobody watches, {:.2} ms watched; the stream brings {:.1} kB a second",
-        spent[0],
-        spent[1],
-        middle(&heard) / 1e3,
+        each(|[alone, _]| alone.cpu_ms()),
+        each(|[_, watched]| watched.cpu_ms()),
+        each(|[_, watched]| watched.kilobytes()),
     ));
     stage.server.stop()
 }
 
-fn middle(values: &[f64]) -> f64 {
-    statistics::spread(values).map_or(0.0, |spread| spread.median)
+/// What went on beside the data path in somebody's turns of a round.
+#[derive(Clone, Copy, Debug, Default)]
+struct Beside {
+    lasted: Duration,
+    /// CPU time of the daemon's threads that are not its I/O thread.
+    cpu: Duration,
+    /// What came by the stream.
+    bytes: u64,
+}
+
+impl Beside {
+    /// Milliseconds of CPU a second.
+    fn cpu_ms(&self) -> f64 {
+        self.cpu.as_secs_f64() * 1e3 / self.seconds()
+    }
+
+    /// Kilobytes a second.
+    fn kilobytes(&self) -> f64 {
+        float(self.bytes) / 1e3 / self.seconds()
+    }
+
+    fn seconds(&self) -> f64 {
+        self.lasted.as_secs_f64().max(1e-9)
+    }
 }
 
 /// A daemon with its disks.
@@ -118,6 +138,8 @@ struct Stage {
     sockets: Vec<PathBuf>,
     /// Host and port of its dashboard.
     dashboard: String,
+    /// In how many turns somebody has watched.
+    watched: Cell<usize>,
 }
 
 impl Stage {
@@ -141,7 +163,7 @@ impl Stage {
             cpu: Some(bench.options.server_cpu),
         };
         let server = Server::start(&launch, bench.scratch.path())?;
-        let order = |words: &[&str]| order(&bench.options.tidegate, &root, words);
+        let order = |words: &[&str]| command(&bench.options.tidegate, &root, words);
         order(&["status", "--wait", "20s"])?;
         order(&["datastore", "add", "void", "--kind", "null"])?;
         for number in 0..DISKS {
@@ -169,6 +191,7 @@ impl Stage {
             server,
             sockets,
             dashboard: dashboard.to_owned(),
+            watched: Cell::new(0),
         })
     }
 
@@ -188,26 +211,54 @@ impl Stage {
         }
     }
 
-    /// A trial, and the CPU that its threads took beside the I/O thread: milliseconds a second.
-    fn trial(&self, bench: &Bench, sockets: &[PathBuf], depth: u16) -> Result<(Figures, f64)> {
+    /// Somebody who watches for a turn, or opens the page before one and closes it.
+    fn watcher(&self, whose: usize) -> Result<Watcher> {
+        if whose == 0 {
+            return Watcher::start(&self.dashboard, Vec::new());
+        }
+        let turn = self.watched.replace(self.watched.get() + 1);
+        let asks = [("/metrics", SCRAPES), ("/v1/status", STATUS)].into_iter();
+        let due = asks.filter(|(_, every)| turn.is_multiple_of(*every));
+        Watcher::start(&self.dashboard, due.map(|(path, _)| path).collect())
+    }
+
+    /// Guests of so many disks in turns: while nobody watches, and while somebody does.
+    fn round(&self, bench: &Bench, used: usize, depth: u16) -> Result<(Vec<Figures>, [Beside; 2])> {
         self.wait_until_it_is_left_alone()?;
-        let mut watch = measure::Watch::new(&self.server);
-        let mut spent = Vec::new();
-        let tallies = measure::drive(
-            sockets,
-            &measure::Ask::random_reads(depth),
-            crate::tally::Until::Time(bench.warm, bench.span),
-            &mut |edge| {
-                spent.push((Instant::now(), others_time(self.server.pid())));
-                watch.look(edge);
-            },
-        )?;
-        let figures = watch.figures(&tallies)?;
-        let [(opened, before), (closed, after)] = <[_; 2]>::try_from(spent)
-            .map_err(|_| anyhow::anyhow!("the window was not opened and closed"))?;
-        let took = after?.saturating_sub(before?);
-        let seconds = closed.duration_since(opened).as_secs_f64();
-        Ok((figures, took.as_secs_f64() * 1e3 / seconds.max(1e-9)))
+        let ask = measure::Ask::random_reads(depth);
+        let (mut station, mut sources) = measure::station(&self.sockets[..used], &ask)?;
+        let warm = Until::Time(Duration::ZERO, bench.warm);
+        let _unmeasured = station.run(&mut sources, warm, &mut |_| ())?;
+        let mut turns = [Turns::default(), Turns::default()];
+        let mut besides = [Beside::default(); 2];
+        let used_by_all = || Ok::<_, anyhow::Error>(self.server.cpu_time()? + own_cpu_time()?);
+        let (from, used_before) = (noise::look()?, used_by_all()?);
+        for turn in 0..TURNS * turns.len() {
+            let whose = turn % turns.len();
+            let beside = &mut besides[whose];
+            let mut watcher = Some(self.watcher(whose)?);
+            if whose == 0 {
+                watcher.take().map(Watcher::end).transpose()?;
+            }
+            std::thread::sleep(SINCE);
+            let warm = Until::Time(Duration::ZERO, WARM);
+            let _unmeasured = station.run(&mut sources, warm, &mut |_| ())?;
+            let (begun, before) = (Instant::now(), others_time(self.server.pid())?);
+            let guests = (&mut station, &mut sources[..]);
+            turns[whose].add(&self.server, guests, TURN)?;
+            beside.cpu += others_time(self.server.pid())?.saturating_sub(before);
+            beside.lasted += begun.elapsed();
+            if let Some(heard) = watcher.map(Watcher::end).transpose()? {
+                if heard.beats == 0 {
+                    bail!("nothing came by the dashboard's stream");
+                }
+                beside.bytes += heard.bytes;
+            }
+        }
+        let own = used_by_all()?.saturating_sub(used_before);
+        let noise = noise::between(&from, &noise::look()?, own);
+        let figures = turns.iter().map(|turns| turns.figures(&self.server, noise));
+        Ok((figures.collect::<Result<_>>()?, besides))
     }
 }
 
@@ -218,7 +269,7 @@ fn raise_limit() -> Result<()> {
     setrlimit(Resource::RLIMIT_NOFILE, most, most).context("cannot raise the limit of open files")
 }
 
-fn order(program: &Path, root: &Path, words: &[&str]) -> Result<String> {
+fn command(program: &Path, root: &Path, words: &[&str]) -> Result<String> {
     let mut command = Command::new(program);
     let output = command.arg("--root").arg(root).args(words).output();
     let output = output.with_context(|| format!("cannot start {}", program.display()))?;
@@ -263,27 +314,18 @@ struct Heard {
 
 /// Somebody who watches, until told to end.
 struct Watcher {
-    begun: Instant,
     stream: TcpStream,
-    over: Arc<AtomicBool>,
     reads: JoinHandle<Heard>,
     asks: JoinHandle<Result<()>>,
 }
 
 impl Watcher {
-    /// Opens the page, and waits until it shows something.
-    fn start(address: &str) -> Result<Watcher> {
+    /// Opens the page, and waits until it shows something. These are asked for in a while, too.
+    fn start(address: &str, paths: Vec<&'static str>) -> Result<Watcher> {
         let request = "GET /dashboard/stream HTTP/1.1\r\nAccept: text/event-stream";
         let stream = ask(address, request)?;
         let mut lines = BufReader::new(stream.try_clone().context("cannot share a stream")?);
-        let mut line = String::new();
-        while line.trim_end() != "event: beat" {
-            line.clear();
-            if lines.read_line(&mut line).context("nothing is shown")? == 0 {
-                bail!("the dashboard shows nothing");
-            }
-        }
-        let over = Arc::new(AtomicBool::new(false));
+        wait_for_beat(&mut lines)?;
         let reads = spawn("dashboard", move || {
             let mut heard = Heard::default();
             let mut line = Vec::new();
@@ -295,32 +337,43 @@ impl Watcher {
             }
             heard
         })?;
-        let (own, to) = (Arc::clone(&over), address.to_owned());
-        let asks = spawn("prometheus", move || keep_asking(&to, &own))?;
+        let to = address.to_owned();
+        let asks = spawn("prometheus", move || {
+            if !paths.is_empty() {
+                std::thread::sleep(SINCE + ASKS);
+            }
+            paths
+                .into_iter()
+                .try_for_each(|path| whole(&to, path).map(drop))
+        })?;
         Ok(Watcher {
-            begun: Instant::now(),
             stream,
-            over,
             reads,
             asks,
         })
     }
 
-    /// Closes the page. How many bytes it got each second.
-    fn end(self) -> Result<f64> {
-        let seconds = self.begun.elapsed().as_secs_f64();
-        self.over.store(true, Ordering::Relaxed);
-        self.asks.thread().unpark();
+    /// Closes the page. What it was shown since it was opened.
+    fn end(self) -> Result<Heard> {
         // It may have been hung up on.
         let _gone = self.stream.shutdown(Shutdown::Both);
         let panicked = |_| anyhow::anyhow!("who watches has panicked");
         self.asks.join().map_err(panicked)??;
         let heard = self.reads.join().map_err(panicked)?;
-        if heard.beats == 0 {
-            bail!("nothing came by the dashboard's stream in {seconds:.1} s");
-        }
-        Ok(float(heard.bytes) / seconds.max(1e-9))
+        Ok(heard)
     }
+}
+
+/// Reads a stream until the host was looked at once more.
+fn wait_for_beat(lines: &mut impl BufRead) -> Result<()> {
+    let mut line = String::new();
+    while line.trim_end() != "event: beat" {
+        line.clear();
+        if lines.read_line(&mut line).context("nothing is shown")? == 0 {
+            bail!("the dashboard shows nothing");
+        }
+    }
+    Ok(())
 }
 
 fn spawn<T: Send + 'static>(
@@ -329,28 +382,6 @@ fn spawn<T: Send + 'static>(
 ) -> Result<JoinHandle<T>> {
     let thread = std::thread::Builder::new().name(name.into());
     thread.spawn(body).context("cannot start a thread")
-}
-
-/// Asks for metrics and status in their times, at once for the first time.
-fn keep_asking(address: &str, over: &AtomicBool) -> Result<()> {
-    let begun = Instant::now();
-    let mut due = [
-        ("/metrics", Duration::ZERO, SCRAPES),
-        ("/v1/status", Duration::ZERO, ASKS),
-    ];
-    loop {
-        for (path, at, every) in &mut due {
-            if begun.elapsed() >= *at {
-                *at += *every;
-                whole(address, path)?;
-            }
-        }
-        if over.load(Ordering::Relaxed) {
-            return Ok(());
-        }
-        let next = due.iter().map(|(_, at, _)| *at).min().unwrap_or(SCRAPES);
-        std::thread::park_timeout(next.saturating_sub(begun.elapsed()));
-    }
 }
 
 /// Asks for something, and reads all of the answer: what comes after its head.
@@ -416,23 +447,27 @@ mod tests {
     fn who_watches_reads_the_stream_and_asks_for_the_metrics() {
         let address = played(|request| match request.split(' ').nth(1) {
             Some("/dashboard/stream") => {
-                "HTTP/1.1 200 OK\r\n\r\nevent: beat\ndata: {}\n\nevent: beat\ndata: {}\n\n"
+                "HTTP/1.1 200 OK\r\n\r\nevent: beat\ndata: {}\n\nevent: beat\n\nevent: beat\n\n"
             }
             Some("/metrics" | "/v1/status") => "HTTP/1.1 200 OK\r\n\r\nup 1\n",
             _ => "HTTP/1.1 404 Not Found\r\n\r\n",
         });
-        let watcher = Watcher::start(&address).expect("it is shown something");
-        assert!(watcher.end().expect("all was answered") > 0.0);
+        let watcher = Watcher::start(&address, vec!["/metrics"]).expect("it is shown something");
+        assert!(watcher.end().expect("all was answered").beats > 0);
     }
 
     #[test]
     fn metrics_that_are_not_told_spoil_the_trial() {
         let address = played(|request| match request.split(' ').nth(1) {
-            Some("/dashboard/stream") => "HTTP/1.1 200 OK\r\n\r\nevent: beat\ndata: {}\n\n",
+            Some("/dashboard/stream") => {
+                "HTTP/1.1 200 OK\r\n\r\nevent: beat\n\nevent: beat\n\nevent: beat\n\n"
+            }
             _ => "HTTP/1.1 403 Forbidden\r\n\r\n",
         });
-        let watcher = Watcher::start(&address).expect("it is shown something");
+        let watcher = Watcher::start(&address, vec!["/metrics"]).expect("it is shown something");
         let error = watcher.end().expect_err("it is told nothing");
         assert!(error.to_string().contains("/metrics"), "{error:#}");
+        let watcher = Watcher::start(&address, Vec::new()).expect("it is shown something");
+        watcher.end().expect("nothing was asked");
     }
 }

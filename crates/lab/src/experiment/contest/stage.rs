@@ -5,6 +5,8 @@
 //!
 //! # Always true
 //! - Server and asker have a processor each, the same two for all contestants; idle ones are kept awake for all or for none.
+//! - Whoever reads and writes a file does so where its disk's interrupts come ([`crate::interrupts`]), fio on the bare file
+//!   too: nobody has a second processor work for it.
 //! - Servers and files are gone once the stage is dropped.
 
 use std::collections::BTreeMap;
@@ -25,6 +27,7 @@ use super::{Client, Contest, Contestant, Server, Store, Work, there};
 use crate::bench::measure::{self, Ask};
 use crate::experiment::kept::Busy;
 use crate::fio::{self, Job, Target};
+use crate::interrupts;
 use crate::load::{Load, Pattern};
 use crate::noise::{self, Noise};
 use crate::peers::{self, Tidegate};
@@ -77,7 +80,11 @@ impl Stage {
     /// # Errors
     /// The machine has one processor, or no scratch directory can be made.
     pub(super) fn new(program: &Path, contest: &Contest) -> Result<Stage> {
-        let (server_cpu, client_cpu) = two_processors()?;
+        let interrupts = contest
+            .on_disk()
+            .then(|| interrupts::of_disk_under(&std::env::temp_dir()))
+            .flatten();
+        let (server_cpu, client_cpu) = two_processors(interrupts)?;
         let file_bytes = contest.file_bytes;
         Ok(Stage {
             program: program.to_owned(),
@@ -183,7 +190,7 @@ impl Stage {
     fn bare(&self, work: &Work, window: Window) -> Result<Trial> {
         let job = self.job(Target::File(self.file()?), work, window);
         let (before, spent) = (noise::look()?, used()?);
-        let done = fio::run(&job, self.client_cpu)?;
+        let done = fio::run(&job, self.server_cpu)?;
         let (after, own) = (noise::look()?, used()?.saturating_sub(spent));
         Ok(Trial {
             noise: disturbed(noise::between(&before, &after, own)),
@@ -406,13 +413,15 @@ fn fleet_key(contestant: &Contestant, work: &Work) -> String {
     format!("{}-{}", super::slug(&contestant.name), work.vms)
 }
 
-/// The first two processors that this program may use: the server's and the asker's.
-fn two_processors() -> Result<(usize, usize)> {
+/// The first two processors that this program may use: the server's and the asker's. The server has the one that takes a
+/// disk's interrupts, if that is among them.
+fn two_processors(interrupts: Option<usize>) -> Result<(usize, usize)> {
     let allowed =
         sched_getaffinity(Pid::from_raw(0)).context("cannot ask which processors may be used")?;
     let count = nix::sched::CpuSet::count();
     let mut allowed = (0..count).filter(|cpu| allowed.is_set(*cpu).unwrap_or(false));
     match (allowed.next(), allowed.next()) {
+        (Some(client), Some(server)) if interrupts == Some(server) => Ok((server, client)),
         (Some(server), Some(client)) => Ok((server, client)),
         _ => bail!("server and asker need a processor each, and this program may use one only"),
     }
@@ -496,12 +505,25 @@ mod tests {
     }
 
     #[test]
+    fn a_server_is_where_the_disks_interrupts_come() {
+        let Ok((first, second)) = two_processors(None) else {
+            return;
+        };
+        let elsewhere = first.max(second) + 1;
+        for (interrupts, servers) in [(first, first), (second, second), (elsewhere, first)] {
+            let (server, client) = two_processors(Some(interrupts)).expect("there are two");
+            assert_eq!(server, servers);
+            assert_eq!(client, first + second - servers);
+        }
+    }
+
+    #[test]
     fn what_a_contestant_lacks_is_named() {
         let text = include_str!("../../../../../scenarios/compare-scenarios.toml");
         let contest = Contest::read(text).expect("a contest").expect("a contest");
         let Ok(mut stage) = Stage::new(Path::new("/nowhere/bin/tidegate"), &contest) else {
             // One processor: nothing competes here, and the error says so.
-            assert!(two_processors().is_err());
+            assert!(two_processors(None).is_err());
             return;
         };
         let bare = &contest.contestants[0];

@@ -164,7 +164,8 @@ pub(super) fn bar(expect: &Expect) -> String {
 pub(in crate::experiment) fn method(findings: &Findings, about: &AboutContest) -> Vec<String> {
     let mut says = vec![
         "On real servers: a fresh server for every trial, with one processor for it and another for who asks; the same \
-         two for all contestants. Servers' processor time is read at the edges of the measured window."
+         two for all contestants. Who asks a file itself has a server's. Where one processor takes all interrupts of the \
+         file's disk, that is the server's. Servers' processor time is read at the edges of the measured window."
             .to_owned(),
         format!(
             "{} rounds at every point, {} s measured in each trial. Contestants take turns, and turns at being first. A \
