@@ -190,12 +190,26 @@ export class DiskPage {
       return;
     }
     this.#measure(true);
-    const [sign, words] = CAUSES[disk.cause];
-    say(this.badge, ["idle", "nothing", "guest"].includes(disk.cause) ? disk.cause === "idle" ? "· idle" : `${sign} not held back` : `${sign} held by ${words}`);
-    this.badge.dataset.look = ["idle", "nothing", "guest"].includes(disk.cause) ? "good" : ["stuck", "lease"].includes(disk.cause) || disk.unmet ? "bad" : "warn";
+    this.#stand(disk);
     [rate(disk.did.iops), bandwidth(disk.did.bytes), time(latency(disk)), null, null, count(disk.did.outstanding)]
       .forEach((text, nth) => text != null && say(this.tiles[nth].value, text));
     this.#chart(at, stages(disk.did), [disk.did.iops, disk.did.units, disk.limit, disk.entitled]);
+  }
+
+  /** How it stands: what has befallen its image says more than what it waits for. */
+  #stand(disk) {
+    const [sign, words] = CAUSES[disk.cause];
+    const free = ["idle", "nothing", "guest"].includes(disk.cause);
+    if (this.described?.problem) {
+      say(this.badge, "⚠ its image is harmed");
+      this.badge.dataset.look = "bad";
+    } else if (free) {
+      say(this.badge, disk.cause === "idle" ? "· idle" : `${sign} not held back`);
+      this.badge.dataset.look = "good";
+    } else {
+      say(this.badge, `${sign} held by ${words}`);
+      this.badge.dataset.look = ["stuck", "lease"].includes(disk.cause) || disk.unmet ? "bad" : "warn";
+    }
   }
 
   #chart(at, stages, speed) {

@@ -426,6 +426,7 @@ impl Daemon {
                 .iter()
                 .filter_map(|datastore| datastore.problem.clone()),
         );
+        problems.extend(live.iter().filter_map(|live| live.harmed()));
         Ok(Status {
             state: *self.state.lock().unwrap_or_else(PoisonError::into_inner),
             version: env!("CARGO_PKG_VERSION").to_owned(),

@@ -13,7 +13,7 @@ use tidegate_lab::vhost::{Station, Vm, VmOptions, Wait};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};
-use crate::support::program::{PATIENCE, Program, Service, find};
+use crate::support::program::{PATIENCE, Program, Service, find, nbdsh_on};
 
 /// A small file system of its own.
 struct SmallDatastore {
@@ -46,13 +46,6 @@ impl Drop for SmallDatastore {
             let _ = Program::new("umount").arg("--lazy").arg(&self.dir).output();
         }
     }
-}
-
-fn nbdsh(uri: &str, script: &str) -> String {
-    Program::new("nbdsh")
-        .env("PATH", "/usr/bin:/bin")
-        .args(["-u", uri, "-c", script])
-        .run()
 }
 
 /// Writes 4 KiB blocks all over the first `size` of a disk and reads each back.
@@ -111,7 +104,7 @@ print('content')
     fio_verify(&uri, "4M").run();
     let load = fio_verify(&uri, "4M").arg("--loops=3");
     let load = thread::spawn(move || load.run());
-    assert!(nbdsh(&uri, FILL).contains("content"));
+    assert!(nbdsh_on(&uri, FILL).contains("content"));
     load.join()
         .expect("a full datastore is no matter to what has its place");
 
@@ -119,7 +112,7 @@ print('content')
     let hog = small.dir.join("hog");
     let filled = fs::write(&hog, vec![1; 8 << 20]);
     assert!(filled.is_err(), "the datastore is nearly full");
-    nbdsh(
+    nbdsh_on(
         &uri,
         "
 refused = 0
@@ -133,7 +126,7 @@ assert refused > 0
     );
     fs::remove_file(&hog).expect("space can be freed");
     // Anywhere: what it wrote before it freed, and places that it has had to leave out.
-    nbdsh(
+    nbdsh_on(
         &uri,
         "h.trim(28 << 20, 100 << 20)\nh.trim(32 << 20, 64 << 20)\nh.trim(28 << 20, 4 << 20)",
     );
@@ -173,7 +166,7 @@ print('answered', flush=True)
     waiting
         .said
         .wait("request", 0, PATIENCE, |said| said.find("asked"));
-    nbdsh(
+    nbdsh_on(
         &sick,
         "
 for n in range(1000):
@@ -193,7 +186,7 @@ for n in range(1000):
 
     // The operator ends the drill: who waits is answered. Stopping takes its time, but not for ever.
     daemon.run(&["disk", "set", "sick", "--filter", "stats"]);
-    nbdsh(&sick, "h.pread(4096, 0)");
+    nbdsh_on(&sick, "h.pread(4096, 0)");
     daemon.run(&["disk", "set", "hung", "--no-filters"]);
     waiting
         .said
@@ -207,7 +200,7 @@ for n in range(1000):
     );
     let daemon = Daemon::start(&place);
     for name in ["sick", "hung", "well"] {
-        nbdsh(&daemon.nbd_uri(name), "h.pread(4096, 0)");
+        nbdsh_on(&daemon.nbd_uri(name), "h.pread(4096, 0)");
     }
     assert!(daemon.stop("TERM").success());
 }

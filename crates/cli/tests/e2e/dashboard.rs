@@ -12,7 +12,7 @@ use serde_json::Value;
 use crate::support::browser::Browser;
 use crate::support::daemon::Daemon;
 use crate::support::place::Place;
-use crate::support::program::{Service, find};
+use crate::support::program::{Service, find, nbdsh_on};
 
 /// Finds faults of accessibility. Vendored as it is published: see the licence beside it.
 const AXE: &str = include_str!("dashboard/axe.min.js");
@@ -368,6 +368,43 @@ fn the_form_says_what_will_happen_and_then_it_happens() {
         (&Value::from(2000), &Value::Null)
     );
     assert_eq!(browser.complaints(), Vec::<String>::new());
+}
+
+#[test]
+fn an_image_that_was_cut_is_said_on_the_pages_of_its_disk_and_of_its_host() {
+    let place = Place::new();
+    let (daemon, url) = start(&place, "listen = '127.0.0.1:0'");
+    let image = place.join("root/local/disk0/image");
+    let image = fs::File::options().write(true).open(image);
+    let image = image.expect("the image is where the datastore's manual says");
+    image.set_len(4096).expect("an image can be cut");
+    nbdsh_on(
+        &daemon.nbd_uri("disk0"),
+        "
+try:
+    h.pread(4096, 1 << 20)
+    assert False, 'a read of what is gone'
+except nbd.Error as error:
+    assert error.errno == 'EIO', error.errno
+",
+    );
+    let browser = Browser::start(&place);
+    open(
+        &browser,
+        &url,
+        "#/disk/disk0",
+        "/harmed/.test(document.querySelector('.title .badge').textContent)",
+    );
+    is_accessible(&browser, "a disk whose image was cut");
+    browser.until(
+        "what to do",
+        "/was cut/.test(document.querySelector('main').textContent)",
+    );
+    browser.press("h");
+    browser.until(
+        "the host's problem",
+        "/disk disk0/.test(document.querySelector('.card.warning').textContent)",
+    );
 }
 
 #[test]

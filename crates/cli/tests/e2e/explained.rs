@@ -2,7 +2,7 @@
 
 use crate::support::daemon::Daemon;
 use crate::support::place::Place;
-use crate::support::program::{PATIENCE, Program, Service};
+use crate::support::program::{PATIENCE, Service, nbdsh_on};
 use crate::support::server::TIDEGATE;
 
 /// A disk of 64 MiB with such a policy, attached.
@@ -27,10 +27,7 @@ while h.aio_in_flight() > 0:
     h.poll(-1)
 "
     );
-    Program::new("nbdsh")
-        .env("PATH", "/usr/bin:/bin")
-        .args(["-u", uri, "-c", &script])
-        .run();
+    nbdsh_on(uri, &script);
 }
 
 /// A field of a JSON object that is one word.

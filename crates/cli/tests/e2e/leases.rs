@@ -7,15 +7,11 @@ use std::path::{Path, PathBuf};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::Place;
-use crate::support::program::Program;
+use crate::support::program::{Program, nbdsh_on};
 use crate::support::server::{Server, Serving};
 
-/// Debian's nbdsh with Debian's Python.
 fn nbdsh(daemon: &Daemon, script: &str) -> String {
-    Program::new("nbdsh")
-        .env("PATH", "/usr/bin:/bin")
-        .args(["-u", &daemon.nbd_uri("db1"), "-c", script])
-        .run()
+    nbdsh_on(&daemon.nbd_uri("db1"), script)
 }
 
 /// `kill -NAME`.

@@ -14,16 +14,8 @@ use tidegate_lab::vhost::{Vm, VmOptions};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};
-use crate::support::program::{PATIENCE, Program, Service, find};
+use crate::support::program::{PATIENCE, Program, Service, find, nbdsh_on};
 use crate::support::server::{Server, Serving, TIDEGATE, wait_until_it_answers};
-
-/// Debian's nbdsh with Debian's Python.
-fn nbdsh(uri: &str, script: &str) -> String {
-    Program::new("nbdsh")
-        .env("PATH", "/usr/bin:/bin")
-        .args(["-u", uri, "-c", script])
-        .run()
-}
 
 /// What a refused command says, in one line; fails the test unless it is refused.
 fn refusal(output: &std::process::Output) -> String {
@@ -53,7 +45,7 @@ fn an_image_of_odd_size_is_served_to_its_last_byte() {
     let place = Place::new();
     let image = place.image("image", SIZE);
     let server = Server::start(&place, Serving::image(&image));
-    nbdsh(
+    nbdsh_on(
         &server.uri(),
         "
 size = h.get_size()
@@ -97,12 +89,12 @@ fn a_disk_whose_image_was_cut_fails_alone_and_is_attached_again_once_mended() {
             .expect("an image can be cut");
     };
     let cut = daemon.nbd_uri("cut");
-    nbdsh(
+    nbdsh_on(
         &cut,
         "h.pwrite(b'a' * 4096, 0)\nh.pwrite(b'b' * 4096, 6 << 20)",
     );
     resize(4 * MIB);
-    nbdsh(
+    nbdsh_on(
         &cut,
         "
 assert h.pread(4096, 0) == b'a' * 4096
@@ -114,7 +106,7 @@ except nbd.Error as error:
 assert h.pread(4096, 0) == b'a' * 4096
 ",
     );
-    nbdsh(
+    nbdsh_on(
         &daemon.nbd_uri("whole"),
         "h.pwrite(b'c' * 4096, 6 << 20)\nassert h.pread(4096, 6 << 20) == b'c' * 4096",
     );
@@ -124,6 +116,8 @@ assert h.pread(4096, 0) == b'a' * 4096
     );
     let problem = |name| daemon.json(&["disk", "show", name])["problem"].clone();
     assert_eq!(problem("whole"), serde_json::Value::Null);
+    let problems = || daemon.json(&["status"])["problems"].clone();
+    assert_eq!(problems(), serde_json::json!([problem("cut")]));
 
     daemon.run(&["disk", "detach", "cut"]);
     let said = refusal(&daemon.attempt(&["disk", "attach", "cut"]));
@@ -131,7 +125,8 @@ assert h.pread(4096, 0) == b'a' * 4096
     resize(8 * MIB);
     daemon.run(&["disk", "attach", "cut"]);
     assert_eq!(problem("cut"), serde_json::Value::Null);
-    nbdsh(
+    assert_eq!(problems(), serde_json::json!([]));
+    nbdsh_on(
         &daemon.nbd_uri("cut"),
         "assert h.pread(4096, 0) == b'a' * 4096",
     );
@@ -192,7 +187,7 @@ fn two_daemons_may_share_a_datastore_but_not_a_disk() {
         "disk", "create", "common", "--size", "8M", "-d", "shared", "--attach",
     ];
     first.run(&create);
-    nbdsh(
+    nbdsh_on(
         &first.nbd_uri("common"),
         "h.pwrite(b'a' * 4096, 0)\nh.flush()",
     );
@@ -201,7 +196,7 @@ fn two_daemons_may_share_a_datastore_but_not_a_disk() {
     second.run(&add);
     let said = refusal(&second.attempt(&["disk", "attach", "common"]));
     assert_says(&said, &["common", "in use by another daemon", "detach"]);
-    nbdsh(
+    nbdsh_on(
         &first.nbd_uri("common"),
         "assert h.pread(4096, 0) == b'a' * 4096",
     );
@@ -209,7 +204,7 @@ fn two_daemons_may_share_a_datastore_but_not_a_disk() {
 
     first.kill();
     second.run(&["disk", "attach", "common"]);
-    nbdsh(
+    nbdsh_on(
         &second.nbd_uri("common"),
         "assert h.pread(4096, 0) == b'a' * 4096",
     );
@@ -335,7 +330,7 @@ fn five_hundred_disks_are_served_by_one_daemon() {
         assert_eq!(attached.count(), DISKS + 1, "{list}");
         let socket = place.join("root/run/nbd.sock");
         let last = format!("nbd+unix:///d{}?socket={}", DISKS - 1, socket.display());
-        nbdsh(
+        nbdsh_on(
             &last,
             "h.pwrite(b'a' * 4096, 0)\nassert h.pread(4096, 0) == b'a' * 4096",
         );

@@ -4,17 +4,12 @@ use std::fs;
 use std::path::Path;
 
 use crate::support::place::{MIB, Place, allocated};
-use crate::support::program::Program;
+use crate::support::program::{Program, nbdsh};
 use crate::support::server::{Server, Serving};
 
 fn same(a: &Path, b: &Path) -> bool {
     fs::read(a).expect("a test's file can be read")
         == fs::read(b).expect("a test's file can be read")
-}
-
-/// Debian's nbdsh with Debian's Python: another one, earlier on the path, would not know its module.
-fn nbdsh() -> Program {
-    Program::new("nbdsh").env("PATH", "/usr/bin:/bin")
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::time::{Duration, Instant};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::Place;
-use crate::support::program::{PATIENCE, Program};
+use crate::support::program::{PATIENCE, nbdsh_on};
 use crate::support::transcript::Transcript;
 
 /// How often slots are read and written while no disk has I/O, as docs/io-control.md says.
@@ -69,11 +69,10 @@ fn what_a_disk_does_last_is_told_though_its_datastore_has_no_other() {
     ];
     daemon.run(&[&create[..], &burst, &["--attach"]].concat());
     // Some 450 are spent when it ends; the rest waits for the limit.
-    Program::new("nbdsh")
-        .env("PATH", "/usr/bin:/bin")
-        .args(["-u", &daemon.nbd_uri("web1")])
-        .args(["-c", "for n in range(600): h.pread(4096, 0)"])
-        .run();
+    nbdsh_on(
+        &daemon.nbd_uri("web1"),
+        "for n in range(600): h.pread(4096, 0)",
+    );
     daemon.run(&["disk", "detach", "web1", "--yes"]);
     let begun = Instant::now();
     loop {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 use crate::support::daemon::Daemon;
 use crate::support::place::Place;
-use crate::support::program::{PATIENCE, Program, Service, find};
+use crate::support::program::{PATIENCE, Service, find, nbdsh_on};
 use crate::support::server::TIDEGATE;
 
 /// What the known load asks for.
@@ -43,10 +43,7 @@ while h.aio_in_flight() > 0:
 h.flush()
 "
     );
-    Program::new("nbdsh")
-        .env("PATH", "/usr/bin:/bin")
-        .args(["-u", uri, "-c", &script])
-        .run();
+    nbdsh_on(uri, &script);
 }
 
 /// A client that is connected to a disk and asks for nothing.

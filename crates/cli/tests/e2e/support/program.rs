@@ -52,6 +52,16 @@ pub(crate) fn find(name: &str) -> PathBuf {
     missing(name)
 }
 
+/// Debian's nbdsh with Debian's Python: another one, earlier on the path, would not know its module.
+pub(crate) fn nbdsh() -> Program {
+    Program::new("nbdsh").env("PATH", "/usr/bin:/bin")
+}
+
+/// Runs a script on an export; what it prints.
+pub(crate) fn nbdsh_on(uri: &str, script: &str) -> String {
+    nbdsh().args(["-u", uri, "-c", script]).run()
+}
+
 /// Fails the test, saying what to install for `name`.
 pub(crate) fn missing(name: &str) -> ! {
     let package = PACKAGES.iter().find(|(program, _)| *program == name);
