@@ -1,6 +1,6 @@
 //! Each filter as its manual describes it, in a shard with a datastore that is played by hand.
 
-use tidegate_core::filter::stats::{Class, GAP_MAX, Stage, StatsReport};
+use tidegate_core::filter::stats::{Class, GAP_MAX, OpCounts, Stage, StatsReport};
 use tidegate_core::filter::trace::format::{Entry, Reader, TracedDisk};
 use tidegate_core::filter::trace::{BLOCK_RECORDS, TraceReport};
 use tidegate_core::filter::{FilterReport, FilterSpec, Why};
@@ -308,7 +308,9 @@ fn what_comes_and_ends_at_one_moment_is_counted_as_if_each_came_by_itself() {
     let mut hosts = [Host::new(&["stats"]), Host::new(&["stats"])];
     let mut random = 1_u64;
     let mut draw = |below: u64| {
-        random = random.wrapping_mul(6_364_136_223_846_793_005) + 1;
+        random = random
+            .wrapping_mul(6_364_136_223_846_793_005)
+            .wrapping_add(1);
         (random >> 33) % below
     };
     let (mut now, mut at) = (1_000_000, 0);
@@ -461,6 +463,61 @@ fn histograms_hold_every_io_while_slow_and_a_fair_sample_when_fast() {
         );
         assert_eq!(total.quantile(5_000), Span::from_nanos(111));
     }
+}
+
+#[test]
+fn what_ends_together_is_counted_as_one_after_the_other() {
+    const OPS: [Op; 3] = [Op::Read, Op::Write, Op::Flush];
+    let mut host = Host::new(&["stats"]);
+    let mut expected = [OpCounts::default(); OPS.len()];
+    let mut random = 1_u64;
+    // So many that runs of one operation lie between two samples; some begin, some end with one that failed or is longest.
+    for round in 0..4_000_u64 {
+        let now = 1_000_000 + round * 2_000;
+        let mut asked_for = Vec::new();
+        for token in 0..8 {
+            random = random
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(1);
+            let chance = random >> 32;
+            let which = [0, 0, 0, 1, 1, 2][usize::try_from(chance % 6).expect("few")];
+            let (before, len) = (chance % 1_000 + round % 7, 512 * (1 + chance % 8));
+            let len = if which == 2 { 0 } else { len };
+            let fails = chance.is_multiple_of(11);
+            // Nothing follows what came before.
+            let offset = (round * 8 + token) << 20;
+            host.gather(now, asked(now, before, token, OPS[which], offset, len));
+            asked_for.push(fails);
+            let latency = before + 500;
+            let counts = &mut expected[which];
+            counts.count += 1;
+            counts.bytes += if fails { 0 } else { len };
+            counts.errors += u64::from(fails);
+            counts.latency_sum = Span::from_nanos(counts.latency_sum.as_nanos() + latency);
+            counts.latency_max = counts.latency_max.max(Span::from_nanos(latency));
+        }
+        host.flow(now);
+        let started = host.started();
+        assert_eq!(started.len(), asked_for.len());
+        for ((io, ..), fails) in started.into_iter().zip(asked_for) {
+            let outcome = if fails { Err(Fault::NoSpace) } else { Ok(()) };
+            host.gather(now + 500, ended(io, outcome));
+        }
+        host.flow(now + 500);
+        host.answers();
+    }
+    let stats = host.stats();
+    let mut errors = 0;
+    for (op, expected) in OPS.into_iter().zip(expected) {
+        let told = OpCounts {
+            sequential: 0,
+            ..*stats.op(op)
+        };
+        assert_eq!(told, expected, "{op:?}");
+        errors += expected.errors;
+    }
+    assert!(errors > 1_000);
+    assert_eq!(stats.faults.iter().sum::<u64>(), errors);
 }
 
 #[test]

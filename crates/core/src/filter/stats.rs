@@ -5,8 +5,8 @@
 //!
 //! It is on by default, so it must cost next to nothing: one cache line and some thirty instructions.
 //! Counts, bytes, errors, order, mean and maximum are exact. Into the histograms goes every I/O while the disk does
-//! fewer than some 10,000 a second, and beyond that about one in each millisecond, at random, which then stands for
-//! those before it: nobody can tell the p99 of a thousand in each second from the true one.
+//! fewer than some 10,000 a second, and beyond that about one in each millisecond or in [`GAP_MAX`], at random, which then
+//! stands for those before it: nobody can tell the p99 of a thousand in each second from the true one.
 //!
 //! # Always true
 //! - every I/O is passed, untouched, both ways
@@ -319,19 +319,6 @@ struct Sums {
 
 impl Sums {
     #[inline(always)]
-    fn of(now: Time, io: &Io) -> Sums {
-        let latency = now.as_nanos().wrapping_sub(io.arrived.as_nanos());
-        Sums {
-            count: 1,
-            bytes: io.len,
-            sequential: u64::from(io.follows),
-            latency,
-            longest: latency,
-            failed: io.outcome.is_err(),
-        }
-    }
-
-    #[inline(always)]
     fn add(&mut self, now: Time, io: &Io) {
         let latency = now.as_nanos().wrapping_sub(io.arrived.as_nanos());
         self.count += 1;
@@ -399,7 +386,8 @@ impl Stats {
     fn count<'a>(&mut self, now: Time, mut ios: impl Iterator<Item = &'a Io> + Clone) {
         let mut alike = ios.clone();
         while let Some(first) = ios.next() {
-            let mut sums = Sums::of(now, first);
+            let mut sums = Sums::default();
+            sums.add(now, first);
             let rest = loop {
                 let rest = ios.clone();
                 match ios.next() {
