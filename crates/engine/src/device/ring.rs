@@ -199,6 +199,15 @@ impl RingDevice {
         self.allowance(1) > 0 && self.queue.has_work()
     }
 
+    /// Whether a request waits to be taken; what is needed of it first is called for.
+    pub(crate) fn sees_work(&self) -> bool {
+        let works = self.has_work();
+        if works {
+            self.queue.foresee(&self.memory);
+        }
+        works
+    }
+
     /// Whether nothing of it is in flight: taken by this process, or left by another and to be taken again.
     pub(crate) fn is_drained(&self) -> bool {
         let owes = !self.left_behind.is_empty() && !self.broken && !self.halted;

@@ -117,11 +117,11 @@ impl IoThread {
 
     /// A request, a completion or a letter.
     fn is_anything_there(&mut self) -> bool {
-        let has_work = |&index: &u32| {
+        let sees_work = |&index: &u32| {
             let queue = self.queues[index as usize].as_ref();
-            queue.is_some_and(RingDevice::has_work)
+            queue.is_some_and(RingDevice::sees_work)
         };
-        self.active.iter().any(has_work)
+        self.active.iter().any(sees_work)
             || self.desk.ring.has_completions()
             || self.inbox.has_mail()
     }

@@ -30,6 +30,7 @@ struct Tape {
     steps: RefCell<Vec<(u64, Step)>>,
     stores_left: Cell<Option<u64>>,
     dirty: RefCell<Vec<(u64, usize)>>,
+    called: RefCell<Vec<u64>>,
 }
 
 /// A piece of guest memory, by region.
@@ -149,6 +150,11 @@ impl Memory {
     pub(crate) fn dirty(&self) -> Vec<(u64, usize)> {
         self.tape.dirty.borrow().clone()
     }
+
+    /// Which addresses were called for ahead of their use, since this was asked last.
+    pub(crate) fn called(&self) -> Vec<u64> {
+        self.tape.called.take()
+    }
 }
 
 impl Tape {
@@ -255,6 +261,10 @@ impl GuestMemory for Memory {
             len: bytes,
             ..*segment
         }
+    }
+
+    fn prefetch(&self, addr: u64) {
+        self.tape.called.borrow_mut().push(addr);
     }
 
     fn mark_dirty(&self, addr: u64, len: usize) {

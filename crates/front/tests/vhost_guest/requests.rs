@@ -1,8 +1,8 @@
 //! Requests as drivers send them, however they cut them, and the configuration space that they read.
 
 use super::bench::{
-    Bench, DATA, DISCARD_T, FLUSH_T, GET_ID_T, Heard, READ_T, TABLE, WRITE_T, WRITE_ZEROES_T, h,
-    hear_range, range, s,
+    Bench, DATA, DISCARD_T, FLUSH_T, GET_ID_T, HEADER, Heard, READ_T, TABLE, WRITE_T,
+    WRITE_ZEROES_T, h, hear_range, range, s,
 };
 use super::driver::{self, Desc, Driver, END, SEAM, TOP, header, linked};
 use super::memory::{Memory, Segment};
@@ -75,6 +75,40 @@ fn an_indirect_table_may_be_longer_than_the_ring() {
         bench.hear(),
         Heard::Request(kind, (DATA..DATA + 8192).collect())
     );
+}
+
+#[test]
+fn a_header_is_called_for_where_a_lone_request_had_its_own() {
+    for indirect in [false, true] {
+        let mut bench = Bench::new();
+        bench.header(READ_T, 0);
+        let pieces = [h(), Desc::write(DATA, 512), s()];
+        if indirect {
+            bench.driver.indirect(0, TABLE, &pieces);
+        } else {
+            bench.driver.chain(0, &pieces);
+        }
+        let mut queue = Queue::new(&bench.memory, bench.driver.config()).expect("a sound ring");
+        let mut data = Vec::new();
+        queue.foresee(&bench.memory);
+        assert!(bench.memory.called().is_empty(), "nothing is known yet");
+        bench.driver.add(0);
+        queue.next(&bench.memory, &mut data).expect("a sound ring");
+        bench.memory.called();
+        queue.foresee(&bench.memory);
+        assert_eq!(bench.memory.called(), [HEADER]);
+        queue.complete(0, 1);
+
+        // Of two at a time the next one's is not known.
+        bench.driver.chain(4, &pieces);
+        bench.driver.add(0);
+        bench.driver.add(4);
+        queue.next(&bench.memory, &mut data).expect("a sound ring");
+        queue.next(&bench.memory, &mut data).expect("a sound ring");
+        bench.memory.called();
+        queue.foresee(&bench.memory);
+        assert!(bench.memory.called().is_empty());
+    }
 }
 
 #[test]
