@@ -121,9 +121,6 @@ pub struct Bench {
     pub span: Duration,
 }
 
-/// A disk that others use too wobbles more than a CPU: so many times as many rounds.
-const ROUNDS_ON_DISK: usize = 3;
-
 /// How often a trial is made before its round is given up.
 const TRIES: usize = 3;
 
@@ -304,7 +301,8 @@ impl Bench {
     }
 
     /// The same where a real disk is read. In a virtual machine the hypervisor emulates that disk on the CPU time it
-    /// steals from us, and other machines use the disk too: steal says nothing then, and only many rounds average it out.
+    /// steals from us, and other machines use the disk too: steal says nothing then, and only many rounds average it out:
+    /// `times` as many as the bench's.
     ///
     /// # Errors
     /// A trial fails.
@@ -314,12 +312,13 @@ impl Bench {
         scenario: &str,
         case: &str,
         contestants: &[Contestant<'_>],
+        times: usize,
     ) -> Result<()> {
         let quiet = |figures: &Figures| {
             let foreign = figures.noise.foreign_percent;
             foreign <= self.options.max_noise && figures.moved <= self.options.max_moved
         };
-        let rounds = ROUNDS_ON_DISK * self.trials;
+        let rounds = times * self.trials;
         self.contest(report, scenario, case, contestants, rounds, &quiet)
     }
 

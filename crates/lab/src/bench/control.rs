@@ -13,13 +13,18 @@ use super::measure::Ask;
 use crate::engine::Control;
 use crate::peers;
 use crate::report::{Figures, Report, Rule};
+use crate::vhost::Wait;
 
 const SCENARIO: &str = "control";
 const WITHOUT: &str = "engine, no control";
 const NOT_ENGAGED: &str = "engine, control not engaged";
-/// Guests, and the queue depth of each. A single one sleeps in between, and how often it has to be woken moves its IOPS
-/// more than anything that the engine does; four never let the I/O thread wait.
-const LOADS: [(usize, u16); 3] = [(1, 32), (1, 128), (4, 32)];
+/// Guests, the queue depth of each, and how they wait. One that sleeps in between has to be woken now more and now less
+/// often, which moves its IOPS more than anything that the engine does; four that poll never let the I/O thread wait.
+const LOADS: [(usize, u16, Wait); 3] = [
+    (1, 32, Wait::Sleep),
+    (1, 128, Wait::Sleep),
+    (4, 32, Wait::Poll),
+];
 /// The part of its IOPS that a disk keeps under control that is not engaged.
 const KEPT: f64 = 0.97;
 /// Differences of a few percent need more rounds than factors do.
@@ -30,10 +35,10 @@ const ROUNDS: usize = 3;
 /// # Errors
 /// A trial fails.
 pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
-    for (guests, depth) in LOADS {
+    for (guests, depth, wait) in LOADS {
         let case = match guests {
             1 => format!("QD {depth}"),
-            _ => format!("{guests} guests of QD {depth}"),
+            _ => format!("{guests} polling guests of QD {depth}"),
         };
         let rival = |(name, control)| {
             let program = bench.options.bare.as_deref()?;
@@ -43,7 +48,10 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
         let rivals: Vec<_> = both.into_iter().filter_map(rival).collect();
         let guests = Guests {
             count: guests,
-            ask: Ask::random_reads(depth),
+            ask: Ask {
+                wait,
+                ..Ask::random_reads(depth)
+            },
         };
         bench.compete_in_turn(report, (SCENARIO, &case), &rivals, &guests, ROUNDS)?;
         let ratio = report.ratio(
