@@ -205,6 +205,7 @@ pub(crate) struct IoThread {
     wait: Option<Wait>,
     tally: Tally,
     turns: u32,
+    first: First,
     stopping: bool,
 }
 
@@ -292,6 +293,7 @@ impl IoThread {
             wait: None,
             tally: Tally::new(now),
             turns: 0,
+            first: First(1),
             stopping: false,
         })
     }
@@ -441,7 +443,7 @@ impl IoThread {
     /// Takes up to `most` requests from every active queue. Returns whether one of them may have more.
     fn fetch(&mut self, most: usize, worked: &mut bool) -> bool {
         let mut more = false;
-        for at in in_turn(self.turns, self.active.len()) {
+        for at in self.first.and_on(self.active.len()) {
             let index = self.active[at];
             let Some(queue) = &mut self.queues[index as usize] else {
                 continue;
@@ -513,11 +515,19 @@ impl IoThread {
     }
 }
 
-/// In which order `count` are looked at in a turn: whoever is first in one is last in the next, so that none is ahead of
-/// the others because of its place.
-fn in_turn(turn: u32, count: usize) -> impl Iterator<Item = usize> {
-    let first = turn as usize % count.max(1);
-    (first..count).chain(0..first)
+/// Draws who is looked at first, so that none is ahead of the others because of its place. By lot: guests, too, go round in
+/// some order, and with turns that go round as regularly the same ones would always be found first.
+struct First(u32);
+
+impl First {
+    /// In which order `count` are looked at: one by one, from whom the lot falls on.
+    #[inline]
+    fn and_on(&mut self, count: usize) -> impl Iterator<Item = usize> + use<> {
+        // Knuth's and Lewis' quick generator (Numerical Recipes, 7.1), of which the upper bits are good.
+        self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+        let first = ((self.0 >> 16) as usize * count) >> 16;
+        (first..count).chain(0..first)
+    }
 }
 
 /// Aborts the process when it is dropped by a panic's unwinding.
@@ -533,18 +543,30 @@ impl Drop for AbortOnPanic {
 
 #[cfg(test)]
 mod tests {
-    use super::in_turn;
+    use super::First;
 
     #[test]
-    fn in_as_many_turns_as_there_are_queues_each_has_every_place_once() {
-        for count in 0..9 {
-            let turns = 0..u32::try_from(count).expect("a small number");
-            let turns: Vec<Vec<usize>> = turns.map(|turn| in_turn(turn, count).collect()).collect();
-            for place in 0..count {
-                let mut there: Vec<usize> = turns.iter().map(|turn| turn[place]).collect();
-                there.sort_unstable();
-                assert!(there.into_iter().eq(0..count), "place {place} of {count}");
+    fn everybody_is_looked_at_once_and_as_often_first_as_others() {
+        const TURNS: u32 = 70_000;
+        for count in 1..=7 {
+            let mut first = First(1);
+            let mut firsts = vec![0_u32; count];
+            // Also by those who come round as often as there are of them, and one time in two.
+            for turn in 0..2 * TURNS {
+                let order: Vec<usize> = first.and_on(count).collect();
+                let mut all = order.clone();
+                all.sort_unstable();
+                assert!(all.into_iter().eq(0..count), "{order:?}");
+                firsts[order[0]] += u32::from(turn % 2 == 0);
+            }
+            let fair = TURNS / u32::try_from(count).expect("a few");
+            for times in firsts {
+                assert!(
+                    times.abs_diff(fair) < fair / 20,
+                    "{times} of {TURNS}, {count} of them"
+                );
             }
         }
+        assert_eq!(First(1).and_on(0).count(), 0);
     }
 }

@@ -27,8 +27,6 @@ const LOADS: [(usize, u16, Wait); 3] = [
 ];
 /// The part of its IOPS that a disk keeps under control that is not engaged.
 const KEPT: f64 = 0.97;
-/// Differences of a few percent need more rounds than factors do.
-const ROUNDS: usize = 3;
 
 /// The engine with and without control, in turns.
 ///
@@ -53,7 +51,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
                 ..Ask::random_reads(depth)
             },
         };
-        bench.compete_in_turn(report, (SCENARIO, &case), &rivals, &guests, ROUNDS)?;
+        bench.compete_in_turn(report, (SCENARIO, &case), &rivals, &guests)?;
         let ratio = report.ratio(
             SCENARIO,
             &case,

@@ -25,8 +25,6 @@ const POLLING: &str = "tidegate, polling";
 /// It sleeps as soon as there is nothing to do.
 const ASLEEP: &str = "tidegate, asleep";
 const DAEMON: &str = "qemu-storage-daemon";
-/// What filters cost is a percent, which more rounds see than factors need.
-const ROUNDS: usize = 3;
 /// A disk that others use too wobbles more than a CPU.
 const ROUNDS_ON_DISK: usize = 3;
 /// At depth 32 a disk's own step is 3 % of a second's figure, and ours lies 1 % from its bound.
@@ -321,7 +319,7 @@ pub fn filters(bench: &Bench, report: &mut Report) -> Result<()> {
             ..measure::Ask::random_reads(32)
         };
         let guests = Guests { count: 1, ask };
-        bench.compete_in_turn(report, (SCENARIO, case), &rivals, &guests, ROUNDS)?;
+        bench.compete_in_turn(report, (SCENARIO, case), &rivals, &guests)?;
         for (name, _, bound) in STACKS {
             let ratio = report.ratio(SCENARIO, case, name, NONE, cpu);
             let claim = format!("{SCENARIO} {case}: {name}: CPU per I/O by no filter's");

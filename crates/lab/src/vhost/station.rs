@@ -5,7 +5,8 @@
 //!
 //! # Always true
 //! - A turn visits every queue once, takes what was answered, and asks as many new requests: no queue waits for
-//!   another to run dry. Another guest is first in each turn: who is first is looked at once more before the thread sleeps.
+//!   another to run dry. Who is first in a turn, and so is looked at once more before the thread sleeps, is drawn by lot: a
+//!   server may go round in some order, and two orders as regular keep in step.
 //! - Nobody sleeps while an answer lies in a used ring: interrupts are asked for before the last look.
 
 use std::time::Instant;
@@ -136,13 +137,14 @@ impl Station {
         let mut idle = 0;
         let guests = self.vms.len();
         let firsts = self.firsts();
-        let mut turn = 0;
+        let mut lot = 1_u32;
         run.turn_clock(0, tallies);
         loop {
             let mut progress = false;
             let mut busy = false;
-            turn = (turn + 1) % guests.max(1);
-            for guest in (turn..guests).chain(0..turn) {
+            lot = lot.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
+            let first_guest = ((lot >> 16) as usize * guests) >> 16;
+            for guest in (first_guest..guests).chain(0..first_guest) {
                 let (vm, first) = (&mut self.vms[guest], firsts[guest]);
                 let end = first + vm.queues.len();
                 let lanes = sources[first..end].iter_mut().zip(&mut tallies[first..end]);
