@@ -667,6 +667,33 @@ fn what_if_says_what_it_cannot_go_by() {
 }
 
 #[test]
+fn results_that_what_if_was_given_for_a_datastore_are_to_be_named_by_from() {
+    let scratch = scratch();
+    let out = text(&scratch.path().join("results"));
+    let run = tidegate(&[
+        "lab",
+        "run",
+        "row-01-local-fairness",
+        "--on",
+        "sim",
+        "--out",
+        &out,
+    ]);
+    assert_eq!(run.status, 0, "{}{}", run.out, run.err);
+    for place in ["results", &out] {
+        let run = finished(
+            Command::new(env!("CARGO_BIN_EXE_tidegate"))
+                .args(["lab", "what-if", place, "--set", "vm1.shares=4000"])
+                .args(["--root", &text(&scratch.path().join("root"))])
+                .current_dir(scratch.path()),
+        );
+        assert_eq!(run.status, 2, "{place}: {}", run.err);
+        let remedy = format!("--from {place}");
+        assert!(run.err.contains(&remedy), "{place}: {}", run.err);
+    }
+}
+
+#[test]
 fn experiments_are_listed_the_published_ones_first() {
     let names = tidegate(&["lab", "list", "-o", "name"]).out;
     let names: Vec<&str> = names.lines().collect();

@@ -3,7 +3,7 @@
 //! Here the daemon's accounts are gathered, or a results directory named; what is made of them is `tidegate_lab`'s to say.
 //! Nothing of the datastore is changed by it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
 use anyhow::bail;
@@ -16,6 +16,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes;
 use tidegate_api::stats::DiskStats;
 use tidegate_api::units::{self, Iops, Limit, Rate, Shares};
+use tidegate_lab::experiment::Directory;
 use tidegate_lab::whatif::accounts::{
     Accounts, DiskAccount, DiskSettings, GroupAccount, HostAccount, LoadAccount,
 };
@@ -53,7 +54,7 @@ Of a disk one can set shares, reservation, limit and limit-bandwidth, in the wor
 )]
 pub(crate) struct WhatIf {
     /// The datastore
-    #[arg(add = complete::datastores())]
+    #[arg(value_parser = datastore, add = complete::datastores())]
     datastore: Option<Name>,
 
     /// What is to be otherwise: DISK.shares=N, DISK.reservation=N, DISK.limit=N, DISK.limit-bandwidth=RATE, threshold=TIME
@@ -139,6 +140,29 @@ fn enough(text: &str) -> Result<units::Span, String> {
     }
 }
 
+/// A datastore's name. Results in a directory, which look like one, are to be named otherwise.
+fn datastore(text: &str) -> Result<Name, String> {
+    text.parse::<Name>().map_err(|error| match results(text) {
+        true => format!("that is a directory of results: write --from {text}"),
+        false => error.to_string(),
+    })
+}
+
+fn results(place: &str) -> bool {
+    matches!(Directory::open(Path::new(place)), Ok(Some(_)))
+}
+
+/// Why no datastore of this name can be gone by: above all where results of that name were meant.
+fn or_results(name: &Name, failure: Failure) -> Failure {
+    if !results(name.as_str()) {
+        return failure;
+    }
+    Failure::usage(
+        format!("{name} is a directory of results here, and no datastore to go by"),
+        format!("write --from {name}"),
+    )
+}
+
 impl WhatIf {
     /// Does what was asked for.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
@@ -150,7 +174,8 @@ impl WhatIf {
             }
             (None, Some(name)) => {
                 let what = format!("cannot say what would become of datastore {name}");
-                (self.of_datastore(session, name, &what)?, what)
+                let case = self.of_datastore(session, name, &what);
+                (case.map_err(|failure| or_results(name, failure))?, what)
             }
             (None, None) => {
                 return Err(Failure::usage(
