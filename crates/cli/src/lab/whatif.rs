@@ -152,9 +152,15 @@ fn results(place: &str) -> bool {
     matches!(Directory::open(Path::new(place)), Ok(Some(_)))
 }
 
-/// Why no datastore of this name can be gone by: above all where results of that name were meant.
+/// Why no datastore of this name can be gone by: where nobody knows one of that name, and there are results of that name, these
+/// were meant.
 fn or_results(name: &Name, failure: Failure) -> Failure {
-    if !results(name.as_str()) {
+    let unknown = match &failure {
+        Failure::Unreachable(_) => true,
+        Failure::Failed(problem) => problem.code == ProblemCode::NotFound,
+        Failure::Usage(_) | Failure::NobodyReads => false,
+    };
+    if !unknown || !results(name.as_str()) {
         return failure;
     }
     Failure::usage(
