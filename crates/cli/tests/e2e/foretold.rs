@@ -12,7 +12,8 @@ use tidegate_lab::array::{ArrayServer, ArraySpec, Stretch};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};
-use crate::support::program::{PATIENCE, Service, find};
+use crate::support::program::{PATIENCE, Program, Service, find};
+use crate::support::server::TIDEGATE;
 
 /// The disks of each host, all of them with shares of a thousand at first.
 const DISKS: [&[&str]; 2] = [&["vm1", "vm2"], &["vm3", "vm4"]];
@@ -187,4 +188,46 @@ fn what_if_foretells_a_change_of_shares_by_the_accounts_of_one_host() {
         host.load.take().expect("it works").stop("INT");
         assert!(host.daemon.stop("TERM").success());
     }
+}
+
+#[test]
+fn what_if_of_a_datastore_says_why_not_also_beside_results_of_its_name() {
+    let place = Place::new();
+    let daemon = Daemon::start(&place);
+    fs::create_dir(place.join("stored")).expect("a directory can be made");
+    let stored = place.join("stored").display().to_string();
+    daemon.run(&[
+        "datastore",
+        "add",
+        "results",
+        "--kind",
+        "dir",
+        "--path",
+        &stored,
+    ]);
+    let out = place.join("results").display().to_string();
+    let made = ["lab", "run", "row-01-local-fairness", "--on", "sim"];
+    Program::at(TIDEGATE).args(made).args(["--out", &out]).run();
+    let beside = |datastore: &str| {
+        let output = Program::at(TIDEGATE)
+            .env("TIDEGATE_ROOT", place.join("root"))
+            .args(["lab", "what-if", datastore, "--set", "vm1.shares=4000"])
+            .within(place.path())
+            .output();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        (output.status.code(), said)
+    };
+    let (status, said) = beside("results");
+    assert_eq!(status, Some(1), "{said}");
+    assert!(said.contains("no disk of it is attached"), "{said}");
+    assert!(!said.contains("--from"), "{said}");
+    // With no datastore of that name the results were meant, and without results nothing was.
+    daemon.run(&["datastore", "remove", "results"]);
+    let (status, said) = beside("results");
+    assert_eq!(status, Some(2), "{said}");
+    assert!(said.contains("--from results"), "{said}");
+    let (status, said) = beside("nothing");
+    assert_eq!(status, Some(1), "{said}");
+    assert!(!said.contains("--from"), "{said}");
+    assert!(daemon.stop("TERM").success());
 }

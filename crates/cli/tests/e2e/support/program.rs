@@ -1,7 +1,7 @@
 //! Other people's programs, run with a deadline, and what they said when they are not content.
 
 use std::ffi::OsStr;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::time::Duration;
 
@@ -113,6 +113,12 @@ impl Program {
     /// A variable of its environment.
     pub(crate) fn env(mut self, name: &str, value: impl AsRef<OsStr>) -> Program {
         self.command.env(name, value);
+        self
+    }
+
+    /// Where it runs.
+    pub(crate) fn within(mut self, directory: &Path) -> Program {
+        self.command.current_dir(directory);
         self
     }
 
