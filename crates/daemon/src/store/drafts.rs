@@ -30,19 +30,49 @@ pub(super) struct Draft {
     lock: File,
 }
 
+/// How often a draft is begun that others take for a leftover, in the moment before it is locked.
+const ATTEMPTS: u32 = 100;
+
 /// Begins a draft in this directory, by a name that no other draft ever has.
 pub(super) fn begin(folder: &Path, name: &str) -> io::Result<Draft> {
-    let path = folder.join(format!("{PREFIX}{name}"));
-    fs::create_dir(&path)?;
-    let lock = File::create_new(path.join(LOCK))?;
+    let mut attempt = 1;
+    loop {
+        // Whoever sweeps may not be done with the one before.
+        let path = match attempt {
+            1 => folder.join(format!("{PREFIX}{name}")),
+            _ => folder.join(format!("{PREFIX}{name}-{attempt}")),
+        };
+        fs::create_dir(&path)?;
+        match lock(&path) {
+            Ok(lock) => return Ok(Draft { path, lock }),
+            Err(error) if attempt < ATTEMPTS && is_swept(&error) => attempt += 1,
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Locks a draft that has just been made.
+fn lock(draft: &Path) -> io::Result<File> {
+    let path = draft.join(LOCK);
+    let lock = File::create_new(&path)?;
     match lock.try_lock() {
-        Err(TryLockError::WouldBlock) => Err(io::Error::new(
+        // Whoever had it in between may have removed it.
+        Ok(()) if files::is_at(&lock, &path)? => Ok(lock),
+        Ok(()) | Err(TryLockError::WouldBlock) => Err(io::Error::new(
             io::ErrorKind::ResourceBusy,
-            "another host has just swept it away for a leftover; try again",
+            "other hosts have swept it away for a leftover, again and again",
         )),
         // Without locks nobody sweeps either.
-        Ok(()) | Err(TryLockError::Error(_)) => Ok(Draft { path, lock }),
+        Err(TryLockError::Error(_)) => Ok(lock),
     }
+}
+
+/// Whether a draft could not be locked since somebody sweeps it away: has made the lock, has it, or has removed both.
+fn is_swept(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::AlreadyExists | io::ErrorKind::ResourceBusy | io::ErrorKind::NotFound
+    )
 }
 
 impl Draft {
@@ -130,6 +160,7 @@ fn remove(draft: &Path, lock: File) -> io::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn a_draft_is_swept_away_when_nobody_is_at_work_on_it_and_not_before() {
@@ -142,6 +173,35 @@ mod tests {
         drop(draft);
         sweep(folder.path());
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn who_begins_a_draft_gets_one_however_often_others_sweep() {
+        let folder = tempfile::tempdir().unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        sweep(folder.path());
+                    }
+                });
+            }
+            let begun = (0..300).map(|number| {
+                let draft = begin(folder.path(), &number.to_string())?;
+                fs::write(draft.path().join("image"), "whole")?;
+                draft.publish(&folder.path().join(number.to_string()))
+            });
+            let begun: io::Result<Vec<()>> = begun.collect();
+            over.store(true, Ordering::Relaxed);
+            begun.unwrap();
+        });
+        sweep(folder.path());
+        for number in 0..300 {
+            let disk = folder.path().join(number.to_string());
+            assert_eq!(fs::read(disk.join("image")).unwrap(), b"whole");
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 300);
     }
 
     #[test]
