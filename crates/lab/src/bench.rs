@@ -11,7 +11,7 @@
 //! # Units
 //! - Percent of one core; IOPS; microseconds.
 
-mod closely;
+pub(crate) mod closely;
 pub mod control;
 pub mod dashboard;
 pub mod fleet;

@@ -156,6 +156,47 @@ fn a_contest_is_run_judged_and_reported_and_who_is_missing_is_named() {
     );
 }
 
+/// The same, asked in turn.
+fn side_by_side() -> String {
+    CONTEST.replace("rounds = 1", "rounds = 1\nside-by-side = true")
+}
+
+#[test]
+fn servers_that_run_side_by_side_are_measured_in_the_same_time_and_the_report_says_so() {
+    let scratch = scratch();
+    let file = scratch.path().join("tiny.toml");
+    fs::write(&file, side_by_side()).expect("it can be written");
+    let places = scratch.path().join("t");
+    fs::create_dir(&places).expect("it can be made");
+    let out = text(&scratch.path().join("results"));
+    let run = finished(
+        Command::new(env!("CARGO_BIN_EXE_tidegate"))
+            .args(["lab", "run", &text(&file), "--out", &out])
+            .env("TMPDIR", &places)
+            .env("PATH", bare_path(&scratch)),
+    );
+    assert_eq!(run.status, 0, "{}", run.err);
+    assert_eq!(left(&places), 0, "servers' roots go when they have ended");
+    let kept = scratch.path().join("results/runs/engine-01-vms-2.json");
+    let kept = fs::read_to_string(kept).expect("a round");
+    let round: Value = serde_json::from_str(&kept).expect("JSON");
+    let trials = round["trials"].as_array().expect("trials");
+    let mut names: Vec<&str> = trials
+        .iter()
+        .filter_map(|trial| trial["contestant"].as_str())
+        .collect();
+    names.sort_unstable();
+    assert_eq!(names, ["filtered", "plain"]);
+    for trial in trials {
+        assert!(trial["iops"].as_f64() > Some(0.0), "{trial}");
+        assert!(trial["server_percent"].as_f64() > Some(0.0), "{trial}");
+    }
+    assert_eq!(trials[0]["noise"], trials[1]["noise"]);
+    assert_eq!(round["absent"][0]["contestant"], "daemon");
+    let summary = fs::read_to_string(scratch.path().join("results/report.md")).expect("a summary");
+    assert!(summary.contains("servers run side by side"), "{summary}");
+}
+
 #[test]
 fn a_short_contest_says_what_it_leaves_out() {
     let scratch = scratch();
@@ -179,9 +220,18 @@ fn a_short_contest_says_what_it_leaves_out() {
 
 #[test]
 fn an_interrupted_contest_leaves_no_server_and_is_gone_on_with() {
+    is_interrupted_and_goes_on(CONTEST);
+}
+
+#[test]
+fn an_interrupted_contest_side_by_side_leaves_no_server_and_is_gone_on_with() {
+    is_interrupted_and_goes_on(&side_by_side());
+}
+
+fn is_interrupted_and_goes_on(contest: &str) {
     let scratch = scratch();
     let file = scratch.path().join("tiny.toml");
-    fs::write(&file, CONTEST).expect("it can be written");
+    fs::write(&file, contest).expect("it can be written");
     let (out, places) = (
         text(&scratch.path().join("results")),
         scratch.path().join("t"),

@@ -8,10 +8,10 @@
 //! - In a round everybody has as many turns as anybody else, and comes as often before as after each other.
 //! - Whoever has no turn has nobody who asks, and sleeps.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 
 use super::measure::{self, Ask, Spent};
 use super::{Bench, empty_series};
@@ -92,8 +92,9 @@ impl Turns {
     }
 }
 
-/// A rival's server with its guests, and their turns.
-struct Lane {
+/// A server with its guests, and their turns.
+pub(crate) struct Lane {
+    name: String,
     server: Server,
     station: Station,
     sources: Vec<Source>,
@@ -101,15 +102,23 @@ struct Lane {
 }
 
 impl Lane {
-    fn start(bench: &Bench, number: usize, rival: &Rival<'_>, guests: &Guests) -> Result<Self> {
-        let scratch = bench.path(&format!("rival{number}"));
-        std::fs::create_dir_all(&scratch)
+    /// Starts a server, whose log goes to `scratch`, and one guest per socket, of whom none asks yet.
+    ///
+    /// # Errors
+    /// The server does not start, or does not take its guests.
+    pub(crate) fn start(
+        name: &str,
+        launch: &Launch,
+        sockets: &[PathBuf],
+        scratch: &Path,
+        ask: &Ask,
+    ) -> Result<Self> {
+        std::fs::create_dir_all(scratch)
             .with_context(|| format!("cannot create {}", scratch.display()))?;
-        let sockets = (0..guests.count).map(|guest| scratch.join(format!("{guest}.sock")));
-        let sockets: Vec<PathBuf> = sockets.collect();
-        let server = Server::start(&(rival.launch)(bench, &sockets), &scratch)?;
-        let (station, sources) = measure::station(&sockets, &guests.ask)?;
+        let server = Server::start(launch, scratch)?;
+        let (station, sources) = measure::station(sockets, ask)?;
         Ok(Self {
+            name: name.to_owned(),
             server,
             station,
             sources,
@@ -136,6 +145,35 @@ impl Lane {
         self.server.stop()?;
         Ok(figures)
     }
+}
+
+/// Warms all servers up and asks them in turn, each for `span` in all; what came of each. `stop` is asked before each turn
+/// whether that is to be given up.
+///
+/// # Errors
+/// A server or a guest fails, or it was given up.
+pub(crate) fn in_turn(
+    mut lanes: Vec<Lane>,
+    warm: Duration,
+    span: Duration,
+    stop: &dyn Fn() -> bool,
+) -> Result<Vec<Figures>> {
+    for lane in &mut lanes {
+        lane.warm(warm)?;
+    }
+    let turns = span.as_nanos().div_ceil(TURN.as_nanos());
+    let turns = usize::try_from(turns).context("a trial's turns")?;
+    let (from, before) = (noise::look()?, spent_by_all(&lanes)?);
+    for whose in order(lanes.len(), turns) {
+        if stop() {
+            bail!("given up");
+        }
+        let lane = &mut lanes[whose];
+        lane.turn().with_context(|| lane.name.clone())?;
+    }
+    let own = spent_by_all(&lanes)?.saturating_sub(before);
+    let noise = noise::between(&from, &noise::look()?, own);
+    lanes.into_iter().map(|lane| lane.end(noise)).collect()
 }
 
 /// CPU time of a server and of this process until now.
@@ -213,23 +251,15 @@ impl Bench {
     }
 
     fn turns(&self, rivals: &[Rival<'_>], guests: &Guests) -> Result<Vec<Figures>> {
-        let lanes = rivals.iter().enumerate();
-        let lanes = lanes.map(|(number, rival)| Lane::start(self, number, rival, guests));
-        let mut lanes = lanes.collect::<Result<Vec<_>>>()?;
-        for lane in &mut lanes {
-            lane.warm(self.warm)?;
-        }
-        let turns = self.span.as_nanos().div_ceil(TURN.as_nanos());
-        let turns = usize::try_from(turns).context("a trial's turns")?;
-        let (from, before) = (noise::look()?, spent_by_all(&lanes)?);
-        for whose in order(lanes.len(), turns) {
-            lanes[whose]
-                .turn()
-                .with_context(|| rivals[whose].name.clone())?;
-        }
-        let own = spent_by_all(&lanes)?.saturating_sub(before);
-        let noise = noise::between(&from, &noise::look()?, own);
-        lanes.into_iter().map(|lane| lane.end(noise)).collect()
+        let lanes = rivals.iter().enumerate().map(|(number, rival)| {
+            let scratch = self.path(&format!("rival{number}"));
+            let sockets = (0..guests.count).map(|guest| scratch.join(format!("{guest}.sock")));
+            let sockets: Vec<PathBuf> = sockets.collect();
+            let launch = (rival.launch)(self, &sockets);
+            Lane::start(&rival.name, &launch, &sockets, &scratch, &guests.ask)
+        });
+        let lanes = lanes.collect::<Result<Vec<_>>>()?;
+        in_turn(lanes, self.warm, self.span, &|| false)
     }
 }
 

@@ -47,6 +47,8 @@ pub struct Contest {
     pub warm: Duration,
     /// How often contestants meet at each point.
     pub rounds: u32,
+    /// Their servers run side by side in a round and are asked in turns of milliseconds: for what differs by a percent.
+    pub side_by_side: bool,
     /// A trial during which others had more of a processor than this, in percent, is thrown away.
     pub quiet: f64,
     /// The size of the file that is read and written, where one is.

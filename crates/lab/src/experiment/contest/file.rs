@@ -38,6 +38,8 @@ struct RawContest {
     measure: Length,
     warm: Length,
     rounds: u32,
+    #[serde(default)]
+    side_by_side: bool,
     quiet: Option<f64>,
     file: Option<Size>,
     brief_file: Option<Size>,
@@ -183,6 +185,12 @@ fn plan(raw: Raw, text: &str, percent: u64) -> Result<Contest> {
     if contestants.is_empty() || raw.sweep.is_empty() {
         bail!("nobody competes without a [[contestant]] and a [[sweep]]");
     }
+    let together = |one: &Contestant| one.client == Client::VhostUser && one.store != Store::File;
+    if raw.contest.side_by_side && !contestants.iter().all(together) {
+        bail!(
+            "side-by-side: only servers of null and memory that guests ask over vhost-user can be asked in turn"
+        );
+    }
     let mut left_out = Vec::new();
     let mut sweeps = Vec::new();
     // Whether a point is there at full length: a check of one that is left out is not judged, but no mistake.
@@ -221,6 +229,7 @@ fn plan(raw: Raw, text: &str, percent: u64) -> Result<Contest> {
         measure: raw.contest.measure.0 * u32::try_from(percent).unwrap_or(100) / 100,
         warm: raw.contest.warm.0,
         rounds: rounds.max(FEWEST.min(raw.contest.rounds)),
+        side_by_side: raw.contest.side_by_side,
         // What the bench has found that ratios bear.
         quiet: raw.contest.quiet.unwrap_or(5.0),
         file_bytes: if brief { brief_file } else { file },
@@ -545,6 +554,11 @@ mod tests {
             ),
             ("outstanding = 8", "outstanding = 0", "must be 1 to 128"),
             ("rounds = 6", "rounds = 6\n speed = 3", "speed"),
+            (
+                "rounds = 6\n        [[contestant]]\n        name = \"a\"",
+                "rounds = 6\n        side-by-side = true\n        [[contestant]]\n        store = \"file\"\n        name = \"a\"",
+                "side-by-side: only servers of null and memory",
+            ),
         ] {
             let error = read(&SMALL.replace(from, to), 10).expect_err(says);
             assert!(format!("{error:#}").contains(says), "{error:#}");

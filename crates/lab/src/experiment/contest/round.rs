@@ -82,53 +82,70 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// One trial, on a thread of its own, and whether it is to count.
+    /// A trial of each of these, one after the other or, where the contest wants that, side by side; on a thread of its
+    /// own, and whether they are to count.
     fn attempt(
         &mut self,
-        contestant: usize,
+        contestants: &[usize],
         place: usize,
         heed: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<Trial> {
+    ) -> Result<Vec<Trial>> {
         let (round, sweep, point) = self.planned[place];
-        let who = &self.contest.contestants[contestant];
-        let work = self.contest.sweeps[sweep].points[point].work;
+        let contest = self.contest;
+        let who = contestants.iter().map(|one| &contest.contestants[*one]);
+        let who: Vec<_> = who.collect();
+        let work = contest.sweeps[sweep].points[point].work;
         let window = Window {
-            warm: self.contest.warm,
-            span: self.contest.span(),
+            warm: contest.warm,
+            span: contest.span(),
             seed: self.seed + u64::from(round) - 1,
         };
         let stage = self.stage.as_mut().context("the stage was not set")?;
-        stage.prepare(who, &work)?;
+        for one in &who {
+            stage.prepare(one, &work)?;
+        }
         heed()?;
         let stage = &*stage;
-        let mut trial = attended(stage, &|| stage.trial(who, &work, window), heed)?;
-        let busy = trial.noise;
-        let steal = if self.contest.on_disk() {
-            0.0
-        } else {
-            busy.steal_percent
+        let made = || match who.as_slice() {
+            [one] => Ok(vec![stage.trial(one, &work, window)?]),
+            all => stage.side_by_side(all, &work, window),
         };
-        trial.quiet = busy.foreign_percent <= self.quiet && steal <= self.quiet;
-        Ok(trial)
+        let mut trials = attended(stage, &made, heed)?;
+        for trial in &mut trials {
+            let busy = trial.noise;
+            let steal = if contest.on_disk() {
+                0.0
+            } else {
+                busy.steal_percent
+            };
+            trial.quiet = busy.foreign_percent <= self.quiet && steal <= self.quiet;
+        }
+        Ok(trials)
     }
 
-    /// A contestant's trial, made again if it was disturbed and may be.
-    fn trial(
+    /// The same, made again if it was disturbed and may be.
+    fn trials(
         &mut self,
-        contestant: usize,
+        contestants: &[usize],
         place: usize,
         heed: &mut dyn FnMut() -> Result<()>,
-    ) -> Result<Trial> {
-        let mut rejected: Vec<Busy> = Vec::new();
-        loop {
-            let mut trial = self.attempt(contestant, place, heed)?;
-            if trial.quiet || self.again == 0 || rejected.len() + 1 >= TRIES {
-                trial.rejected = rejected;
-                return Ok(trial);
+    ) -> Result<Vec<Trial>> {
+        let mut rejected: Vec<Vec<Busy>> = vec![Vec::new(); contestants.len()];
+        for attempt in 1.. {
+            let mut trials = self.attempt(contestants, place, heed)?;
+            let quiet = trials.iter().all(|trial| trial.quiet);
+            if quiet || self.again < trials.len() || attempt >= TRIES {
+                for (trial, rejected) in trials.iter_mut().zip(rejected) {
+                    trial.rejected = rejected;
+                }
+                return Ok(trials);
             }
-            self.again -= 1;
-            rejected.push(trial.noise);
+            self.again -= trials.len();
+            for (rejected, trial) in rejected.iter_mut().zip(trials) {
+                rejected.push(trial.noise);
+            }
         }
+        bail!("no trial was made")
     }
 
     fn words(&self, place: usize) -> String {
@@ -144,13 +161,13 @@ impl<'a> Rounds<'a> {
     }
 }
 
-/// Runs a trial on a thread of its own, so that progress is shown meanwhile. An interruption ends a guest at once, and
+/// Runs trials on a thread of their own, so that progress is shown meanwhile. An interruption ends a guest at once, and
 /// waits for the end of anything else: seconds, and no server is left.
 fn attended(
     stage: &Stage,
-    trial: &(dyn Fn() -> Result<Trial> + Sync),
+    trial: &(dyn Fn() -> Result<Vec<Trial>> + Sync),
     heed: &mut dyn FnMut() -> Result<()>,
-) -> Result<Trial> {
+) -> Result<Vec<Trial>> {
     std::thread::scope(|scope| {
         let (tell, heard) = channel();
         let body = move || {
@@ -218,6 +235,7 @@ impl Runs for Rounds<'_> {
         let contest = self.contest;
         let own = &contest.sweeps[sweep];
         let (mut trials, mut absent, mut failed) = (Vec::new(), Vec::new(), Vec::new());
+        let mut there = Vec::new();
         for turn in 0..own.contestants.len() {
             // Everybody begins a round once in a while: a disk may be slower for whoever comes after a busy neighbour.
             let first = usize::try_from(round).unwrap_or(0) + point;
@@ -234,14 +252,22 @@ impl Runs for Rounds<'_> {
                 });
                 continue;
             }
-            match self.trial(contestant, place, heed) {
-                Ok(trial) => trials.push(trial),
+            there.push(contestant);
+        }
+        let at_once = if contest.side_by_side {
+            there.len().max(1)
+        } else {
+            1
+        };
+        for together in there.chunks(at_once) {
+            match self.trials(together, place, heed) {
+                Ok(made) => trials.extend(made),
                 Err(error) => {
                     heed()?;
-                    failed.push(Absent {
-                        contestant: who.name.clone(),
+                    failed.extend(together.iter().map(|one| Absent {
+                        contestant: contest.contestants[*one].name.clone(),
                         why: brief(&format!("{error:#}")),
-                    });
+                    }));
                 }
             }
         }

@@ -12,7 +12,7 @@
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -24,6 +24,7 @@ use tempfile::{NamedTempFile, TempDir};
 use super::guest::{self, Kit};
 use super::kept::Trial;
 use super::{Client, Contest, Contestant, Server, Store, Work, there};
+use crate::bench::closely::{self, Lane};
 use crate::bench::measure::{self, Ask};
 use crate::experiment::kept::Busy;
 use crate::fio::{self, Job, Target};
@@ -53,7 +54,7 @@ pub(super) struct Stage {
     file_bytes: u64,
     fleets: BTreeMap<String, Fleet>,
     kit: Option<Kit>,
-    /// Set to end a guest before its time.
+    /// Set to end a guest, or servers that are asked in turn, before their time.
     pub(super) stop: AtomicBool,
     /// Idle processors stay awake while it stands, where this program may ask for that.
     awake: Option<Held>,
@@ -162,27 +163,42 @@ impl Stage {
         Ok(trial)
     }
 
+    /// A trial of each of these at once: their servers run side by side, and are asked in turn.
+    ///
+    /// # Errors
+    /// A server or a guest fails, or [`Stage::stop`] was set.
+    pub(super) fn side_by_side(
+        &self,
+        contestants: &[&Contestant],
+        work: &Work,
+        window: Window,
+    ) -> Result<Vec<Trial>> {
+        server::pin(self.client_cpu)?;
+        let ask = ask(work, window);
+        let lanes = contestants.iter().enumerate().map(|(number, contestant)| {
+            let (launch, sockets) = self.launch(contestant, work)?;
+            let scratch = self.path(&format!("side{number}"));
+            Lane::start(&contestant.name, &launch, &sockets, &scratch, &ask)
+                .with_context(|| contestant.name.clone())
+        });
+        let lanes = lanes.collect::<Result<Vec<_>>>()?;
+        let stop = || self.stop.load(Ordering::Relaxed);
+        let figures = closely::in_turn(lanes, window.warm, window.span, &stop)?;
+        let trials = contestants.iter().zip(figures);
+        let trials = trials.map(|(contestant, figures)| Trial {
+            contestant: contestant.name.clone(),
+            size: work.size,
+            awake: self.awake.is_some(),
+            ..counted(&figures, work)
+        });
+        Ok(trials.collect())
+    }
+
     fn guests(&self, contestant: &Contestant, work: &Work, window: Window) -> Result<Trial> {
         let launch = self.launch(contestant, work)?;
         let server = crate::server::Server::start(&launch.0, self.scratch.path())?;
-        let ask = Ask {
-            load: Load {
-                pattern: if work.random {
-                    Pattern::Random
-                } else {
-                    Pattern::Sequential
-                },
-                read_percent: work.reads,
-                block: work.size,
-                flush_every: work.flush_every,
-                seed: window.seed,
-                ..Load::random_reads(work.outstanding, 0)
-            },
-            queues: work.queues,
-            wait: Wait::Sleep,
-        };
         let until = Until::Time(window.warm, window.span);
-        let figures = measure::asked(&server, &launch.1, &ask, until)?;
+        let figures = measure::asked(&server, &launch.1, &ask(work, window), until)?;
         server.stop()?;
         Ok(counted(&figures, work))
     }
@@ -280,7 +296,7 @@ impl Stage {
             return Ok((launch, fleet.sockets.clone()));
         }
         let sockets: Vec<PathBuf> = (0..work.vms)
-            .map(|vm| self.path(&format!("vhost{vm}.sock")))
+            .map(|vm| self.path(&format!("vhost{vm}-{}.sock", super::slug(&contestant.name))))
             .collect();
         let launch = match contestant.server {
             Server::StorageDaemon => {
@@ -405,6 +421,26 @@ impl Stage {
 
     fn path(&self, name: &str) -> PathBuf {
         self.scratch.path().join(name)
+    }
+}
+
+/// What our own guests ask for.
+fn ask(work: &Work, window: Window) -> Ask {
+    Ask {
+        load: Load {
+            pattern: if work.random {
+                Pattern::Random
+            } else {
+                Pattern::Sequential
+            },
+            read_percent: work.reads,
+            block: work.size,
+            flush_every: work.flush_every,
+            seed: window.seed,
+            ..Load::random_reads(work.outstanding, 0)
+        },
+        queues: work.queues,
+        wait: Wait::Sleep,
     }
 }
 

@@ -21,6 +21,8 @@ pub struct AboutContest {
     pub rounds: u32,
     /// How long each is measured in a round.
     pub trial_s: f64,
+    /// Whether their servers run side by side in a round and are asked in turn.
+    pub side_by_side: bool,
     /// Points that are left out at this length.
     pub left_out: Vec<String>,
 }
@@ -87,6 +89,7 @@ impl Contest {
                     .collect(),
                 rounds: self.rounds,
                 trial_s: self.span().as_secs_f64(),
+                side_by_side: self.side_by_side,
                 left_out: self.left_out.clone(),
             }),
             ways: names,
@@ -179,6 +182,13 @@ pub(in crate::experiment) fn method(findings: &Findings, about: &AboutContest) -
             .to_owned(),
         format!("Length: {} % of what the file says.", findings.percent),
     ];
+    if about.side_by_side {
+        says.push(
+            "In a round all servers run side by side, and each is asked in turns of 40 ms: what differs by a percent is \
+             measured within the same tenth of a second. Whoever has no turn sleeps."
+                .to_owned(),
+        );
+    }
     if about.left_out.is_empty() {
         says.push("All points of the file are there.".to_owned());
     }
