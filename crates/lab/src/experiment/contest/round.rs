@@ -82,8 +82,7 @@ impl<'a> Rounds<'a> {
         }
     }
 
-    /// A trial of each of these, one after the other or, where the contest wants that, side by side; on a thread of its
-    /// own, and whether they are to count.
+    /// A trial of one, or of several side by side, on a thread of its own, and whether they are to count.
     fn attempt(
         &mut self,
         contestants: &[usize],
@@ -131,7 +130,9 @@ impl<'a> Rounds<'a> {
         heed: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Vec<Trial>> {
         let mut rejected: Vec<Vec<Busy>> = vec![Vec::new(); contestants.len()];
-        for attempt in 1.. {
+        let mut attempt = 0;
+        loop {
+            attempt += 1;
             let mut trials = self.attempt(contestants, place, heed)?;
             let quiet = trials.iter().all(|trial| trial.quiet);
             if quiet || self.again < trials.len() || attempt >= TRIES {
@@ -145,7 +146,6 @@ impl<'a> Rounds<'a> {
                 rejected.push(trial.noise);
             }
         }
-        bail!("no trial was made")
     }
 
     fn words(&self, place: usize) -> String {
