@@ -45,7 +45,11 @@ pub(super) fn begin(folder: &Path, name: &str) -> io::Result<Draft> {
         fs::create_dir(&path)?;
         match lock(&path) {
             Ok(lock) => return Ok(Draft { path, lock }),
-            Err(error) if attempt < ATTEMPTS && is_swept(&error) => attempt += 1,
+            Err(error) if attempt < ATTEMPTS && is_swept(&error) => {
+                // Where the file system has no locks, a sweeper that made the file leaves both.
+                let _gone = fs::remove_dir_all(&path);
+                attempt += 1;
+            }
             Err(error) => return Err(error),
         }
     }

@@ -23,7 +23,7 @@ use crate::tally::{Edge, Tally, Until};
 use crate::vhost::{Station, Wait};
 
 /// How long a turn is measured, and how long it goes on before.
-const TURN: Duration = Duration::from_millis(40);
+pub(crate) const TURN: Duration = Duration::from_millis(40);
 const BEFORE: Duration = Duration::from_millis(2);
 
 /// Differences of a few percent need so many times as many rounds as factors do; and twice as many where guests sleep, since

@@ -5,6 +5,7 @@
 use serde::Serialize;
 
 use super::{Across, Contest, Expect, Over, Sweep};
+use crate::bench::closely::TURN;
 use crate::draw::label;
 use crate::experiment::PUBLISHED;
 use crate::experiment::about::{About, AboutCheck, SetUp};
@@ -183,11 +184,11 @@ pub(in crate::experiment) fn method(findings: &Findings, about: &AboutContest) -
         format!("Length: {} % of what the file says.", findings.percent),
     ];
     if about.side_by_side {
-        says.push(
-            "In a round all servers run side by side, and each is asked in turns of 40 ms: what differs by a percent is \
-             measured within the same tenth of a second. Whoever has no turn sleeps."
-                .to_owned(),
-        );
+        says.push(format!(
+            "In a round all servers run side by side, and each is asked in turns of {} ms: what differs by a percent is \
+             measured within the same tenth of a second. Whoever has no turn sleeps.",
+            TURN.as_millis()
+        ));
     }
     if about.left_out.is_empty() {
         says.push("All points of the file are there.".to_owned());
