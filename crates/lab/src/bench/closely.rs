@@ -20,15 +20,16 @@ use crate::noise::{self, Noise};
 use crate::report::{Figures, Report, Series};
 use crate::server::{Launch, Server, own_cpu_time};
 use crate::tally::{Edge, Tally, Until};
-use crate::vhost::{Station, Wait};
+use crate::vhost::Station;
 
 /// How long a turn is measured, and how long it goes on before.
 pub(crate) const TURN: Duration = Duration::from_millis(40);
 const BEFORE: Duration = Duration::from_millis(2);
 
-/// Differences of a few percent need so many times as many rounds as factors do; and twice as many where guests sleep, since
-/// how often they have to be woken moves everything by several percent.
-const ROUNDS: usize = 3;
+/// How many times as many rounds as where factors decide are needed where one percent does. New servers differ by some 4 %
+/// from one another, where guests poll as where they sleep: of 15 rounds even the same against itself has a standard error of 1 %.
+pub(super) const ROUNDS_FOR_ONE_PERCENT: usize = 12;
+pub(super) const ROUNDS_FOR_THREE_PERCENT: usize = 6;
 
 /// Says how to start a server, by the sockets of its guests.
 pub(super) type Launcher<'a> = Box<dyn Fn(&Bench, &[PathBuf]) -> Launch + 'a>;
@@ -206,8 +207,8 @@ fn order(count: usize, turns: usize) -> impl Iterator<Item = usize> {
 }
 
 impl Bench {
-    /// Lets rivals compete in one case until there are [`ROUNDS`] times as many quiet rounds as the bench's (twice that
-    /// where guests sleep), or twice as many were tried. Each has as much time in a round as a trial lasts.
+    /// Lets rivals compete in one case until there are `times` as many quiet rounds as the bench's, or twice as many were
+    /// tried. Each has as much time in a round as a trial lasts.
     ///
     /// # Errors
     /// A server or a guest fails.
@@ -217,11 +218,8 @@ impl Bench {
         (scenario, case): (&str, &str),
         rivals: &[Rival<'_>],
         guests: &Guests,
+        times: usize,
     ) -> Result<()> {
-        let times = match guests.ask.wait {
-            Wait::Sleep => 2 * ROUNDS,
-            Wait::Poll => ROUNDS,
-        };
         let names = rivals.iter().map(|rival| rival.name.as_str());
         let series = empty_series(scenario, case, names, times * self.trials);
         self.rounds_of_turns(report, series, &mut || {

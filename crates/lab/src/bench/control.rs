@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::Bench;
-use super::closely::{Guests, Rival};
+use super::closely::{Guests, ROUNDS_FOR_THREE_PERCENT, Rival};
 use super::measure::Ask;
 use crate::engine::Control;
 use crate::peers;
@@ -51,7 +51,8 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
                 ..Ask::random_reads(depth)
             },
         };
-        bench.compete_in_turn(report, (SCENARIO, &case), &rivals, &guests)?;
+        let times = ROUNDS_FOR_THREE_PERCENT;
+        bench.compete_in_turn(report, (SCENARIO, &case), &rivals, &guests, times)?;
         let ratio = report.ratio(
             SCENARIO,
             &case,

@@ -6,7 +6,7 @@ use std::path::PathBuf;
 
 use anyhow::Result;
 
-use super::closely::{Guests, Rival};
+use super::closely::{Guests, ROUNDS_FOR_ONE_PERCENT, Rival};
 use super::{Bench, Contestant, measure, missing, test_file};
 use crate::peers::{self, Store};
 use crate::report::{Figures, Report, Rule};
@@ -321,7 +321,8 @@ pub fn filters(bench: &Bench, report: &mut Report) -> Result<()> {
             ..measure::Ask::random_reads(32)
         };
         let guests = Guests { count: 1, ask };
-        bench.compete_in_turn(report, (SCENARIO, case), &rivals, &guests)?;
+        let times = ROUNDS_FOR_ONE_PERCENT;
+        bench.compete_in_turn(report, (SCENARIO, case), &rivals, &guests, times)?;
         for (name, _, bound) in STACKS {
             let ratio = report.ratio(SCENARIO, case, name, NONE, cpu);
             let claim = format!("{SCENARIO} {case}: {name}: CPU per I/O by no filter's");
