@@ -89,6 +89,8 @@ enum Happens {
     Thread { host: usize, thread: usize },
     /// A host's control has a moment of its own.
     Alarm { host: usize },
+    /// An I/O on a coordination file apart from the array ends.
+    Errand(u64),
     /// A phase begins.
     Phase(usize),
     /// A host's daemon starts.
@@ -312,6 +314,7 @@ impl<'a> World<'a> {
             }
             Happens::Thread { host, thread } => self.thread_wakes(host, thread),
             Happens::Alarm { host } => self.alarm(host),
+            Happens::Errand(id) => self.errand_done(id),
             Happens::Phase(phase) => self.begin_phase(phase),
             Happens::Joins { host } => self.join(host),
             Happens::Fault { fault, begins } => self.fault(fault, begins),

@@ -97,6 +97,46 @@ fn what_is_compared_is_there_and_the_page_says_how_it_was_made() {
     }
 }
 
+/// What guests got done, how often hosts wrote or read, and how many of each other they saw.
+fn done(text: &str) -> (u64, u64, usize) {
+    let scenario = Scenario::read(text).expect("a scenario").scaled(10);
+    let run = run(&scenario, &Variant::of(Policy::Ours), 1).expect("it is run");
+    let bins = &run.results.datastore.bins;
+    let seen = run.results.told.iter();
+    (
+        bins.iter().map(|bin| bin.ios).sum(),
+        bins.iter().map(|bin| bin.coordination).sum(),
+        seen.filter(|(_, says)| says.contains("HostSeen")).count(),
+    )
+}
+
+#[test]
+fn hosts_that_meet_apart_from_the_array_take_none_of_its_time() {
+    let text = std::fs::read_to_string(scenarios().join("sioc-1.toml")).unwrap();
+    let with = |words: &str| text.replace("[datastore]", &format!("[datastore]\n{words}"));
+    let (ios, words, seen) = done(&with("coordination = \"array\""));
+    assert_eq!(
+        (ios, words, seen),
+        done(&text),
+        "the array is what is meant"
+    );
+    let (ios_apart, words_apart, seen_apart) = done(&with("coordination = \"apart\""));
+    assert_eq!(seen_apart, seen);
+    assert!(
+        words_apart.abs_diff(words) * 4 < words,
+        "{words_apart} and {words}"
+    );
+    assert!(
+        ios_apart > ios + words / 2 && ios_apart < ios + words * 2,
+        "{ios_apart} and {ios}, {words} of the hosts"
+    );
+    let error = Scenario::read(&with("coordination = \"moon\"")).unwrap_err();
+    assert!(
+        error.to_string().contains("array or apart, not `moon`"),
+        "{error}"
+    );
+}
+
 #[test]
 fn what_the_short_set_promises_holds() {
     let mut missed = Vec::new();

@@ -46,6 +46,7 @@ pub(crate) struct RawDatastore {
     /// `flash`, `rotational` or `unknown`; what the operator said, or nobody.
     pub(crate) kind: Option<String>,
     pub(crate) io_unit: Option<Size>,
+    pub(crate) coordination: Option<String>,
     /// Whether control learns what requests cost; as in the daemon it does not, if not said.
     pub(crate) learn: Option<bool>,
 }

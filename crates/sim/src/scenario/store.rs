@@ -5,7 +5,7 @@
 
 use super::raw::{RawArray, RawArrayTable, RawDatastore};
 use super::words::Length;
-use super::{Datastore, ScenarioError, within, wrong};
+use super::{Coordination, Datastore, ScenarioError, within, wrong};
 use tidegate_core::units::Span;
 use tidegate_model::ArraySpec;
 use tidegate_model::spec::{CacheSpec, Cost, MemberSpec, SsdSpec, Variation};
@@ -72,6 +72,11 @@ pub(super) fn datastore(raw: &RawDatastore) -> Result<Datastore, ScenarioError> 
             }
         },
         learn: raw.learn.unwrap_or(false),
+        coordination: match raw.coordination.as_deref() {
+            None | Some("array") => Coordination::Array,
+            Some("apart") => Coordination::Apart,
+            Some(other) => return wrong(format!("coordination is array or apart, not `{other}`")),
+        },
         io_unit: within("io-unit", io_unit, 4 << 10, 128 << 10)?,
     })
 }

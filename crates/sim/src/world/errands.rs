@@ -1,12 +1,18 @@
-//! Hosts' I/Os on the coordination file: through the array like any other, so they take time and cost something.
+//! Hosts' I/Os on the coordination file: through the array like any other, so they take time and cost something; or, where
+//! it lies apart, past it.
 //!
 //! # Always true
 //! - What an earlier start of a host's daemon asked for is not told to a later one.
 
 use super::host::Held;
-use super::{ERRAND, World};
+use super::{ERRAND, Happens, World};
 use crate::control::Errand;
+use crate::scenario::Coordination;
+use tidegate_core::units::Span;
 use tidegate_model::{IoKind, ModelIo};
+
+/// How long an I/O on a file apart from the array takes.
+const APART: Span = Span::from_micros(100);
 
 impl World<'_> {
     pub(super) fn alarm(&mut self, host: usize) {
@@ -35,6 +41,10 @@ impl World<'_> {
                 .insert(id, (host, self.hosts[host].incarnation, errand));
             if self.healed.is_none() {
                 self.results.coordinated();
+            }
+            if self.scenario.datastore.coordination == Coordination::Apart {
+                self.queue.put(self.now + APART, Happens::Errand(id));
+                continue;
             }
             // The file lies behind the disks.
             let offset: u64 = self.scenario.disks.iter().map(|disk| disk.size).sum();
