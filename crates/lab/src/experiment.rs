@@ -36,6 +36,7 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use tidegate_core::units::Time;
+use tidegate_sim::scenario::Coordination;
 use tidegate_sim::{Policy, Scenario, Variant, judge};
 
 /// The files of `scenarios/`.
@@ -268,13 +269,19 @@ impl Experiment {
         Ok(Entry::find(word)?.and_then(Entry::scenario))
     }
 
-    /// Reads one.
+    /// Reads one. Where it does not say where hosts meet, they do so apart from the array, in virtual time as the lab's real
+    /// daemons do: on the array their words would take one percent of its time.
     ///
     /// # Errors
     /// The text is no scenario.
     pub fn read(text: &str) -> Result<Experiment> {
+        let mut scenario = Scenario::read(text)?;
+        scenario
+            .datastore
+            .coordination
+            .get_or_insert(Coordination::Apart);
         Ok(Experiment {
-            scenario: Scenario::read(text)?,
+            scenario,
             text: text.to_owned(),
         })
     }
@@ -342,6 +349,17 @@ mod tests {
         assert_eq!(names[..PUBLISHED.len()], PUBLISHED);
         let files = std::fs::read_dir(concat!(env!("CARGO_MANIFEST_DIR"), "/../../scenarios"));
         assert_eq!(all.len(), files.expect("the tree has scenarios").count());
+    }
+
+    #[test]
+    fn hosts_of_an_experiment_meet_apart_unless_it_says_otherwise() {
+        let plain = Entry::find("sioc-1").expect("it can be read");
+        let plain = plain.and_then(Entry::scenario).expect("it is there");
+        let meet = |experiment: &Experiment| experiment.scenario.datastore.coordination;
+        assert_eq!(meet(&plain), Some(Coordination::Apart));
+        let said = "[datastore]\ncoordination = \"array\"";
+        let said = Experiment::read(&plain.text.replace("[datastore]", said));
+        assert_eq!(meet(&said.expect("a scenario")), Some(Coordination::Array));
     }
 
     #[test]

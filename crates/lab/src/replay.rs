@@ -16,8 +16,7 @@ use tidegate_core::units::{Span, Time};
 use tidegate_model::ArraySpec;
 pub use tidegate_sim::scenario::Pace;
 use tidegate_sim::scenario::{
-    Control, Coordination, Datastore, Disk, Host, Kind, Phase, Scenario, Settings, Threshold,
-    Workload,
+    Control, Datastore, Disk, Host, Kind, Phase, Scenario, Settings, Threshold, Workload,
 };
 pub use tidegate_sim::trace::{ReadError, Trace, TracedIo};
 use tidegate_sim::{Policy, Variant, world};
@@ -198,7 +197,7 @@ fn alone(trace: &Arc<Trace>, pace: Pace, array: &ArraySpec, lasts: Span) -> Scen
             kind: Kind::Unknown,
             io_unit: 32 << 10,
             learn: false,
-            coordination: Coordination::Array,
+            coordination: None,
         },
         hosts: vec![Host {
             name: "host1".to_owned(),

@@ -65,15 +65,14 @@ pub struct Datastore {
     pub io_unit: u32,
     /// Whether control learns what requests cost.
     pub learn: bool,
-    /// Where the hosts' coordination file lies.
-    pub coordination: Coordination,
+    /// Where the hosts' coordination file lies; if nobody said so, on the array.
+    pub coordination: Option<Coordination>,
 }
 
 /// Where the hosts' coordination file lies.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coordination {
     /// On the array, whose time it takes, like any other file of the datastore.
-    #[default]
     Array,
     /// In a directory on something else: `tidegate datastore set --coordination`.
     Apart,

@@ -314,7 +314,7 @@ impl<'a> World<'a> {
             }
             Happens::Thread { host, thread } => self.thread_wakes(host, thread),
             Happens::Alarm { host } => self.alarm(host),
-            Happens::Errand(id) => self.errand_done(id),
+            Happens::Errand(id) => self.completed(id),
             Happens::Phase(phase) => self.begin_phase(phase),
             Happens::Joins { host } => self.join(host),
             Happens::Fault { fault, begins } => self.fault(fault, begins),

@@ -29,8 +29,8 @@ const DAEMON: &str = "qemu-storage-daemon";
 const ROUNDS_ON_DISK: usize = 3;
 /// From depth 32 on the disk is the bound: its own step is 3 to 6 % of a second's figure, and ours lies 1 to 3 % from what is
 /// demanded. At depth 32 that is 1 %: 40 rounds of a second, of which medians miss by as much one time in three, were too few.
-const ROUNDS_WHERE_ONE_PERCENT_DECIDES: usize = 16;
-const ROUNDS_WHERE_THREE_PERCENT_DECIDE: usize = 8;
+const ROUNDS_ON_DISK_FOR_ONE_PERCENT: usize = 16;
+const ROUNDS_ON_DISK_FOR_THREE_PERCENT: usize = 8;
 
 fn iops(figures: &Figures) -> f64 {
     figures.iops
@@ -156,8 +156,8 @@ pub fn file(bench: &Bench, report: &mut Report) -> Result<()> {
             }));
         }
         let times = match depth {
-            32 => ROUNDS_WHERE_ONE_PERCENT_DECIDES,
-            128.. => ROUNDS_WHERE_THREE_PERCENT_DECIDE,
+            32 => ROUNDS_ON_DISK_FOR_ONE_PERCENT,
+            128.. => ROUNDS_ON_DISK_FOR_THREE_PERCENT,
             _ => ROUNDS_ON_DISK,
         };
         bench.compete_on_disk(report, SCENARIO, &case(depth), &contestants, times)?;

@@ -12,7 +12,6 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
-use tidegate_sim::scenario::Coordination;
 use tidegate_sim::{Scenario, Variant, world};
 
 use super::about::{way_slug, way_words};
@@ -315,16 +314,14 @@ fn attempt(
     Ok(kept)
 }
 
-/// Runs it in virtual time, on a thread of its own: who is interrupted does not wait for its end. Hosts meet where those of
-/// real daemons do here, in a directory apart: on the array their words would take one percent of its time.
+/// Runs it in virtual time, on a thread of its own: who is interrupted does not wait for its end.
 fn simulate(
     scenario: &Scenario,
     way: &Variant,
     seed: u64,
     heed: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Performance> {
-    let (mut scenario, way) = (scenario.clone(), way.clone());
-    scenario.datastore.coordination = Coordination::Apart;
+    let (scenario, way) = (scenario.clone(), way.clone());
     let (tell, heard) = channel();
     let body = move || {
         // Nobody listens any more once it was interrupted.

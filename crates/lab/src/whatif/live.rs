@@ -25,7 +25,7 @@ use tidegate_core::units::{Span, Time};
 use tidegate_model::ArraySpec;
 use tidegate_model::spec::{Cost, MemberSpec, SsdSpec, Variation};
 use tidegate_sim::scenario::{
-    Ceiling, Control, Coordination, Datastore, Disk, Host, Kind, Phase, Scenario, Settings,
+    Ceiling, Control, Datastore, Disk, Host, Kind, Phase, Scenario, Settings,
 };
 
 use super::accounts::{Accounts, DiskAccount, GroupAccount, LoadAccount, nanos, precise, whole};
@@ -95,7 +95,7 @@ impl Accounts {
                 kind: model.0,
                 io_unit: self.io_unit,
                 learn: false,
-                coordination: Coordination::Array,
+                coordination: None,
             },
             hosts,
             groups: self.groups.iter().map(GroupAccount::group).collect(),

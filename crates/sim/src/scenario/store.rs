@@ -73,8 +73,9 @@ pub(super) fn datastore(raw: &RawDatastore) -> Result<Datastore, ScenarioError> 
         },
         learn: raw.learn.unwrap_or(false),
         coordination: match raw.coordination.as_deref() {
-            None | Some("array") => Coordination::Array,
-            Some("apart") => Coordination::Apart,
+            None => None,
+            Some("array") => Some(Coordination::Array),
+            Some("apart") => Some(Coordination::Apart),
             Some(other) => return wrong(format!("coordination is array or apart, not `{other}`")),
         },
         io_unit: within("io-unit", io_unit, 4 << 10, 128 << 10)?,

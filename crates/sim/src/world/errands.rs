@@ -42,7 +42,7 @@ impl World<'_> {
             if self.healed.is_none() {
                 self.results.coordinated();
             }
-            if self.scenario.datastore.coordination == Coordination::Apart {
+            if self.scenario.datastore.coordination == Some(Coordination::Apart) {
                 self.queue.put(self.now + APART, Happens::Errand(id));
                 continue;
             }

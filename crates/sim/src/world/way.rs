@@ -201,7 +201,7 @@ impl World<'_> {
             .served(now, home, disk, cost, in_flight, standing.engaged);
     }
 
-    /// The array has done something.
+    /// The array has done something, or what coordination lies on apart from it.
     pub(super) fn completed(&mut self, number: u64) {
         self.mark(2, number);
         if number & ERRAND != 0 {
