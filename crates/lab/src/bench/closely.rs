@@ -22,8 +22,10 @@ use crate::server::{Launch, Server, own_cpu_time};
 use crate::tally::{Edge, Tally, Until};
 use crate::vhost::Station;
 
-/// How long a turn is measured, and how long it goes on before.
-pub(crate) const TURN: Duration = Duration::from_millis(40);
+/// How long a turn is measured, and how long it goes on before. A machine's speed changes within tens of milliseconds: of five
+/// equal servers, whose guests poll, each differed from the round's mean by 2.7 % (one standard deviation, rounds of a second)
+/// in turns of 40 ms, by 1.9 % in turns of 10 and 2.0 % in turns of 5; with guests that sleep by 2.0, 2.2 and 1.6 %.
+pub(crate) const TURN: Duration = Duration::from_millis(10);
 const BEFORE: Duration = Duration::from_millis(2);
 
 /// How many times as many rounds as where factors decide are needed where one percent does. New servers differ by some 4 %
