@@ -144,7 +144,11 @@ impl Source for RawFile {
                 Ok((hole.saturating_sub(offset).clamp(1, most), Extent::Data))
             }
             Ok(Some(data)) => Ok(((data - offset).min(most), Extent::Zero)),
-            Ok(None) => Ok((most, Extent::Zero)),
+            // What a file lacks that was cut is no hole: nobody knows what was there.
+            Ok(None) => match rustix::fs::seek(&self.file, SeekFrom::End(0))? {
+                end if end < offset + most => Err(cut(end)),
+                _ => Ok((most, Extent::Zero)),
+            },
             // Block devices and some file systems cannot tell: then all of it may be data.
             Err(_) => Ok((most, Extent::Data)),
         }
@@ -153,6 +157,11 @@ impl Source for RawFile {
     fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
         self.file.read_exact_at(buffer, offset)
     }
+}
+
+fn cut(end: u64) -> io::Error {
+    let text = format!("it ends at byte {end}, before all of it was read: was it cut?");
+    io::Error::new(io::ErrorKind::UnexpectedEof, text)
 }
 
 impl Sink for RawFile {
@@ -193,6 +202,21 @@ mod tests {
         assert!(sink.0 == expected);
         let written: usize = sink.1.iter().map(|(_, length)| length).sum();
         assert!(written < 10 * GRAIN, "{written} bytes were written");
+    }
+
+    #[test]
+    fn what_a_file_lacks_at_its_end_is_no_hole() {
+        let file = tempfile::tempfile().unwrap();
+        file.write_all_at(&[7; 5000], 0).unwrap();
+        file.set_len(3 * PIECE as u64).unwrap();
+        let mut sink = Memory(vec![0; 4 * PIECE], Vec::new());
+        let whole = RawFile::new(file.try_clone().unwrap(), 3 * PIECE as u64);
+        copy(&whole, &mut sink, &Progress::default()).unwrap();
+        for missing in [1, PIECE as u64] {
+            let cut = RawFile::new(file.try_clone().unwrap(), 3 * PIECE as u64 + missing);
+            let told = copy(&cut, &mut sink, &Progress::default()).unwrap_err();
+            assert!(told.to_string().contains("was it cut?"), "{told}");
+        }
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //!
 //! # Always true
 //! - The file has its name only once it is whole and durable; a failed or cancelled export leaves nothing.
+//! - Nobody else writes into its draft, or takes it away: each export's draft has a name of its own.
 //! - A file that is there already is replaced only if that was asked for.
 
 use std::fs::{self, File};
@@ -16,6 +17,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 
 use crate::copy::{self, RawFile, Sink, Source};
 use crate::jobs::Progress;
+use crate::keeper::new_uuid;
 use crate::store::files;
 use crate::trouble::{self, Outcome};
 
@@ -49,8 +51,11 @@ pub(crate) fn write(
     let written = written.and_then(|()| publish(&draft, path, existing));
     if written.is_err() {
         // The first cause matters; that the draft could not be removed either is only a leftover.
-        if let Err(error) = fs::remove_file(&draft) {
-            tracing::warn!(%error, path = %draft.display(), "cannot remove what a failed export left");
+        match fs::remove_file(&draft) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%error, path = %draft.display(), "cannot remove what a failed export left");
+            }
+            Ok(()) | Err(_) => {}
         }
     }
     written
@@ -120,6 +125,8 @@ fn publish(draft: &Path, path: &Path, existing: Existing) -> Outcome<()> {
         .map_err(|e| trouble::io(what(), &e))
 }
 
+/// Where it is written until it is whole. Another export may go to the same file meanwhile, from another host or container
+/// too, whose processes have the same numbers: so it is drawn by lot.
 fn draft(path: &Path) -> Outcome<PathBuf> {
     let Some(name) = path.file_name() else {
         return Err(trouble::invalid(format!(
@@ -129,7 +136,7 @@ fn draft(path: &Path) -> Outcome<PathBuf> {
     };
     let mut draft = std::ffi::OsString::from(".");
     draft.push(name);
-    draft.push(format!(".{}.partial", std::process::id()));
+    draft.push(format!(".{}.partial", new_uuid()?));
     Ok(path.with_file_name(draft))
 }
 
@@ -168,6 +175,24 @@ mod tests {
         .unwrap();
         assert_eq!(fs::metadata(&path).unwrap().len(), 8192);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn two_exports_to_one_file_leave_each_others_drafts_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.img");
+        let [one, two] = [draft(&path).unwrap(), draft(&path).unwrap()];
+        assert_ne!(one, two);
+        fs::write(&one, "whole").unwrap();
+        let source = tempfile::tempfile().unwrap();
+        source.set_len(8192).unwrap();
+        let progress = Progress::default();
+        // Longer than its source: it fails at the end, and takes its own draft away.
+        let cut = RawFile::new(source, 16384);
+        write(&cut, &path, ImageFormat::Raw, Existing::Keep, &progress).unwrap_err();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        publish(&one, &path, Existing::Keep).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
     }
 
     #[test]

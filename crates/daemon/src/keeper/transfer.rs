@@ -1,6 +1,7 @@
 //! Orders that take a disk in from an image file, or out to one; both answer with a job.
 
 use std::fs::File;
+use std::io::{Seek, SeekFrom};
 use std::sync::Arc;
 
 use tidegate_api::datastore::DatastoreSettings;
@@ -13,6 +14,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use super::Keeper;
 use super::change::{Purpose, attached, new_uuid};
 use crate::copy::RawFile;
+use crate::store::Found;
 use crate::trouble::{self, Outcome};
 use crate::{export, import};
 
@@ -73,6 +75,7 @@ impl Keeper {
             let image = found.image();
             trouble::io(format!("cannot open {}", image.display()), &e).within(&cannot)
         })?;
+        whole(&source, &found).map_err(|problem| problem.within(&cannot))?;
         let source = RawFile::new(source, found.descriptor.size.0);
         let format = order
             .format
@@ -82,6 +85,23 @@ impl Keeper {
             export::write(&source, &order.file, format, order.existing, progress)
         }))
     }
+}
+
+/// Refuses an image that is shorter than its disk, as attaching it does: a copy would have zeroes where data is missing.
+fn whole(mut image: &File, disk: &Found) -> Outcome<()> {
+    let size = disk.descriptor.size.0;
+    let has = image.seek(SeekFrom::End(0)).map_err(|e| {
+        let path = disk.image();
+        trouble::io(format!("cannot ask {} for its size", path.display()), &e)
+    })?;
+    if has >= size {
+        return Ok(());
+    }
+    Err(trouble::invalid(format!("disk {} is not whole", disk.name))
+        .because(format!(
+            "it is to have {size} bytes, but its image has only {has}: was the image cut?"
+        ))
+        .remedy("restore the image, or shrink the disk with `tidegate disk resize`"))
 }
 
 fn relative(what: &str) -> Problem {
