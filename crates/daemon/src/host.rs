@@ -316,6 +316,11 @@ impl Disk {
         self.opened_size
     }
 
+    /// Bytes that its guests are told.
+    pub(crate) fn size(&self) -> u64 {
+        self.disk.size()
+    }
+
     /// How its image is opened, in words.
     pub(crate) fn io(&self) -> &str {
         &self.io

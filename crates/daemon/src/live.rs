@@ -173,6 +173,11 @@ impl Live {
         self.disk.thread()
     }
 
+    /// Bytes that its guests are told.
+    pub(crate) fn size(&self) -> u64 {
+        self.disk.size()
+    }
+
     /// Bytes that its image had when it was opened.
     pub(crate) fn opened_size(&self) -> u64 {
         self.disk.opened_size()

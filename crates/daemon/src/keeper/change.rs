@@ -152,19 +152,25 @@ impl Keeper {
             // The descriptor first: a crash in between leaves a longer image than is told, which hurts nobody.
             self.store.write_descriptor(&found)?;
             self.store.resize_image(&found, after)?;
-        } else if after > before {
-            can_follow(&found, live.as_deref(), after).map_err(|e| e.within(&what))?;
-            let _held = match live {
-                None => Some(
-                    self.hold(&found, Purpose::Change)
-                        .map_err(|e| e.within(&what))?,
-                ),
-                Some(_) => None,
-            };
-            // The image first: a crash in between leaves a longer image than is told, which hurts nobody.
-            self.store.resize_image(&found, after)?;
-            self.store.write_descriptor(&found)?;
-            if let Some(live) = live {
+        } else {
+            if after > before {
+                can_follow(&found, live.as_deref(), after).map_err(|e| e.within(&what))?;
+                let _held = match live {
+                    None => Some(
+                        self.hold(&found, Purpose::Change)
+                            .map_err(|e| e.within(&what))?,
+                    ),
+                    Some(_) => None,
+                };
+                // The image first: a crash in between leaves a longer image than is told, which hurts nobody.
+                self.store.resize_image(&found, after)?;
+                self.store.write_descriptor(&found)?;
+            }
+            // An I/O thread that was busy with another change may have refused it, the disk being larger already: who asks
+            // again is to have it told.
+            if let Some(live) = live
+                && live.size() < after
+            {
                 live.resize(after)?;
             }
         }

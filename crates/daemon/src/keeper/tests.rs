@@ -10,6 +10,7 @@ use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::disk::{
     Clients, DiskAttach, DiskCreate, DiskResize, DiskSet, Outside, ResizeData,
 };
+use tidegate_api::job::{DiskExport, Existing};
 use tidegate_engine::datastore::dir;
 use tidegate_engine::lease;
 
@@ -223,6 +224,45 @@ fn memory_does_not_grow_while_it_is_attached_and_its_disk_is_left_as_it_was() {
         stage.attach(disk, Outside::Agreed).unwrap();
         stage.detach(disk);
     }
+}
+
+#[test]
+fn a_disk_that_grew_without_its_guests_being_told_is_told_when_that_is_asked_for_again() {
+    let stage = stage();
+    let mut found = stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    // What is left when the I/O thread refuses the last step.
+    found.descriptor.size.0 = 2 * SIZE;
+    stage.keeper.store.resize_image(&found, 2 * SIZE).unwrap();
+    stage.keeper.store.write_descriptor(&found).unwrap();
+    let size = || stage.keeper.live.get(&name("a")).unwrap().size();
+    assert_eq!(size(), SIZE);
+    let larger = DiskResize {
+        size_bytes: 2 * SIZE,
+        data: ResizeData::Keep,
+    };
+    stage.keeper.resize(&name("a"), larger).unwrap();
+    assert_eq!(size(), 2 * SIZE);
+    stage.detach("a");
+}
+
+#[test]
+fn an_image_that_was_cut_is_not_exported() {
+    let stage = stage();
+    let found = stage.disk("a");
+    let image = found.open_image(File::options().write(true)).unwrap();
+    image.set_len(SIZE / 2).unwrap();
+    let order = DiskExport {
+        file: stage.place.path().join("out.img"),
+        format: None,
+        existing: Existing::Keep,
+    };
+    let refused = stage.keeper.export(&name("a"), order).unwrap_err();
+    assert!(
+        refused.to_string().contains("was the image cut?"),
+        "{refused}"
+    );
+    assert!(!stage.place.path().join("out.img").exists());
 }
 
 #[test]
