@@ -1,4 +1,5 @@
-//! Drafts of disks: directories in which a disk is put together, out of sight, until it is whole.
+//! Drafts of disks: directories in which a disk is put together, out of sight, until it is whole; and what is left of disks
+//! whose deletion a crash cut short.
 //!
 //! Several hosts may make disks in one directory at the same moment, of the same name too. So each draft has a name of its
 //! own, and a file in it is locked for as long as somebody is at work there.
@@ -7,6 +8,7 @@
 //! - A draft is removed by who has its lock, and by nobody else. Whoever made it and died has it no more.
 //! - A draft gets a disk's name only while nothing else has that.
 //! - Where the file system has no locks, nobody's drafts are swept away.
+//! - What is called [`DOOMED`] has no lock: its deletion was decided, and whoever finds it goes on with it.
 
 use std::fs::{self, File, TryLockError};
 use std::io;
@@ -19,6 +21,8 @@ use super::files;
 
 /// What every draft's name begins with.
 const PREFIX: &str = ".creating-";
+/// What the name of a disk's directory begins with once its deletion was decided.
+pub(super) const DOOMED: &str = ".deleting-";
 /// The file in it whose lock tells that somebody is at work.
 const LOCK: &str = ".at-work";
 
@@ -116,15 +120,24 @@ impl Draft {
     }
 }
 
-/// Takes away the drafts of this directory at which nobody is at work any more. What cannot be taken away stays.
+/// Takes away the drafts of this directory at which nobody is at work any more, and goes on with deletions that were cut short.
+/// What cannot be taken away stays.
 pub(super) fn sweep(folder: &Path) {
     let Ok(entries) = fs::read_dir(folder) else {
         return;
     };
     for entry in entries.filter_map(Result::ok) {
-        let is_draft = entry.file_name().to_string_lossy().starts_with(PREFIX);
-        if is_draft && let Err(error) = sweep_one(&entry.path()) {
-            tracing::debug!(%error, path = %entry.path().display(), "a draft stays");
+        let (name, path) = (entry.file_name(), entry.path());
+        let name = name.to_string_lossy();
+        let swept = if name.starts_with(PREFIX) {
+            sweep_one(&path)
+        } else if name.starts_with(DOOMED) {
+            finish(&path)
+        } else {
+            continue;
+        };
+        if let Err(error) = swept {
+            tracing::debug!(%error, path = %path.display(), "what a crash left stays");
         }
     }
 }
@@ -142,6 +155,14 @@ fn sweep_one(draft: &Path) -> io::Result<()> {
         Ok(()) if files::is_at(&lock, &path)? => remove(draft, lock),
         Ok(()) | Err(TryLockError::WouldBlock) => Ok(()),
         Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Removes what is left of a disk that was being deleted. Others may do so at the same moment.
+pub(super) fn finish(doomed: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(doomed) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
     }
 }
 
@@ -177,6 +198,25 @@ mod tests {
         drop(draft);
         sweep(folder.path());
         assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_deletion_that_was_cut_short_is_gone_on_with_whatever_the_disk_was_called() {
+        let folder = tempfile::tempdir().unwrap();
+        let doomed = folder.path().join(".deleting-a");
+        fs::create_dir(&doomed).unwrap();
+        fs::write(doomed.join("image"), "half").unwrap();
+        fs::create_dir(folder.path().join("b")).unwrap();
+        // A link in its place leads nowhere: only itself is removed.
+        std::os::unix::fs::symlink("b", folder.path().join(".deleting-c")).unwrap();
+        fs::write(folder.path().join("b/image"), "whole").unwrap();
+        sweep(folder.path());
+        let left: Vec<_> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert_eq!(left, ["b"]);
+        assert_eq!(fs::read(folder.path().join("b/image")).unwrap(), b"whole");
     }
 
     #[test]
