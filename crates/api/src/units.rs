@@ -41,7 +41,7 @@ const SIZE: &str = "a size such as 10G, 512MiB or 4096";
 const RATE: &str = "a rate such as 200MiB/s or 1GB/s";
 const IOPS: &str = "a number of I/Os a second such as 5000iops or 5k";
 const SPAN: &str = "a length of time such as 25ms, 50us or 2s";
-const SHARES: &str = "shares: low, normal, high or a number from 1 to 1000000";
+const SHARES: &str = "shares: low, normal, high or a number from 100 to 10000";
 
 /// Bytes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -130,8 +130,8 @@ Examples:
   tidegate serve-one nbd+unix:///export?socket=/tmp/upstream.sock --nbd /tmp/nbd.sock --read-only
   qemu-img info nbd+unix:///?socket=/tmp/nbd.sock")]
 pub(crate) struct ServeOne {
-    /// What to serve: a file or block device, null:SIZE, memory:SIZE, emulated:MODEL:SIZE,
-    /// nbd://... or nbd+unix://...
+    /// What to serve: a file or block device, null:SIZE, memory:SIZE,
+    /// emulated:MODEL,size=SIZE, nbd://... or nbd+unix://...
     #[arg(value_name = "SOURCE", value_hint = ValueHint::FilePath)]
     source: String,
 
@@ -178,7 +178,7 @@ struct Device {
     #[arg(long, value_name = "N")]
     queues: Option<u16>,
 
-    /// Bytes of the blocks that a guest is told: 512, 1024, 2048 or 4096
+    /// Bytes of the blocks that a guest is told: 512 or 4096
     #[arg(long, value_name = "BYTES")]
     block_size: Option<u32>,
 

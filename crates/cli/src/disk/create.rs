@@ -54,7 +54,7 @@ pub(crate) struct Create {
     #[arg(long)]
     attach: bool,
 
-    /// Bytes of the blocks that a guest is told: 512, 1024, 2048 or 4096
+    /// Bytes of the blocks that a guest is told: 512 or 4096
     #[arg(long, value_name = "SIZE")]
     block_size: Option<Size>,
 
@@ -127,7 +127,7 @@ impl Create {
             Some(Size(bytes)) => Some(u32::try_from(bytes).map_err(|_| {
                 Failure::usage(
                     format!("a block of {bytes} bytes is too large"),
-                    "use 512, 1024, 2048 or 4096",
+                    "use 512 or 4096",
                 )
             })?),
         };

@@ -128,7 +128,7 @@ pub(super) fn apply(policy: &mut PolicyText, order: &api::PolicySet, what: &str)
                 .because(format!(
                     "{shares} shares are not from {SHARES_MIN} to {SHARES_MAX}"
                 ))
-                .remedy("say low (500), normal (1000), high (2000) or a number in between")
+                .remedy("say low (500), normal (1000), high (2000) or such a number")
         })?;
     }
     if let Some(reservation) = order.reservation_iops {
