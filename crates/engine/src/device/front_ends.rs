@@ -234,6 +234,15 @@ impl FrontEnds {
         }
     }
 
+    /// Tells one of them that the configuration may be another than it believes, if it has sent a channel.
+    ///
+    /// # Errors
+    /// When it could not be told.
+    pub(crate) fn tell(&self, id: FrontEndId) -> io::Result<()> {
+        let channel = self.state().find(id).and_then(|one| one.channel.clone());
+        channel.map_or(Ok(()), |channel| channel.config_changed())
+    }
+
     /// Tells all of them that the configuration has changed; the errors of those that could not be told.
     pub(crate) fn config_changed(&self) -> Vec<io::Error> {
         let channels: Vec<Arc<Channel>> = {
@@ -241,7 +250,6 @@ impl FrontEnds {
             let channels = state.connected.iter().flat_map(|one| &one.channel);
             channels.cloned().collect()
         };
-        // One that does not read holds up who tells it, but nobody's turn.
         let told = channels.iter().map(|channel| channel.config_changed());
         told.filter_map(Result::err).collect()
     }

@@ -15,20 +15,24 @@ use super::shunned::{Offences, Standing};
 use crate::sys::buffers::Buffers;
 use crate::sys::eventfd::EventFd;
 use crate::sys::guest::{Mapping, Segment};
+use crate::sys::os;
 use crate::sys::ring::{Ring, Tag};
 use crate::thread::{Desk, tag};
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::mpsc::Sender;
+use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_core::request::{Data, DiskId, Fault, Flags, Op, Outcome, Request};
-use tidegate_core::units::Time;
+use tidegate_core::units::{Span, Time};
 use tidegate_front::vhost::block::{
     BlockRequest, ID_BYTES, Kind, STATUS_IOERR, STATUS_OK, STATUS_UNSUPP,
 };
 use tidegate_front::vhost::queue::{Broken, Queue, Taken};
+
+/// Of rings of one device that make no sense one is told in so long; all are counted.
+const COMPLAINTS_APART: Span = Span::from_secs(60);
 
 /// What all queues of a device share with its protocol thread.
 #[derive(Debug)]
@@ -43,6 +47,8 @@ pub(crate) struct DeviceFacts {
     pub(crate) broken: AtomicU64,
     /// Front ends that had an I/O thread wait.
     pub(crate) offences: Offences,
+    /// When it was told last that a ring makes no sense: a guest can have that told as often as it likes.
+    complained: Mutex<Option<Time>>,
 }
 
 impl DeviceFacts {
@@ -54,7 +60,21 @@ impl DeviceFacts {
             nonsense: AtomicU64::new(0),
             broken: AtomicU64::new(0),
             offences: Offences::default(),
+            complained: Mutex::new(None),
         }
+    }
+
+    /// Whether it is to be told once more that one of its rings makes no sense.
+    fn may_complain(&self, now: Time) -> bool {
+        let mut last = self
+            .complained
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner);
+        let may = last.is_none_or(|last| now.since(last) >= COMPLAINTS_APART);
+        if may {
+            *last = Some(now);
+        }
+        may
     }
 }
 
@@ -315,11 +335,14 @@ impl RingDevice {
 
     /// Stops this queue: what its rings say cannot be acted on.
     fn give_up(&mut self, broken: Broken) {
-        tracing::warn!(
-            disk = self.disk.0,
-            ?broken,
-            "a guest's ring makes no sense: its queue is stopped until it is set up anew"
-        );
+        if self.facts.may_complain(os::now()) {
+            tracing::warn!(
+                disk = self.disk.0,
+                ?broken,
+                "a guest's ring makes no sense: its queue is stopped until it is set up anew (those of the next minute are \
+                 counted only)"
+            );
+        }
         self.fail();
     }
 

@@ -70,8 +70,8 @@ pub(crate) fn serve(disk: &Arc<DiskCore>, front_end: FrontEndId, stream: UnixStr
             Ok(()) | Err(Error::SocketRetry(_)) => {}
             Err(Error::Disconnected | Error::SocketBroken(_) | Error::PartialMessage) => break,
             Err(error) => {
-                // A refusal that could be told to the front end is no error here. One that could not would leave it
-                // waiting for a reply that never comes, or believing what is not so.
+                // Also where the front end was told of it: what it asked for may have been done by half, and one that
+                // connects again begins anew. Where it was not, it would wait for a reply that never comes.
                 tracing::warn!(disk = %disk.name, %error, "the vhost-user connection is closed: a request was refused");
                 break;
             }
@@ -89,6 +89,8 @@ struct Protocol {
     had_turn: bool,
     /// Which cache the guest chose, if it has.
     cache_choice: Option<bool>,
+    /// The size that it read last. One that connects again asks for nothing that it believes to know.
+    told_size: Option<u64>,
     facts: Arc<DeviceFacts>,
     standing: Standing,
     features: u64,
@@ -107,6 +109,7 @@ impl Protocol {
             front_end,
             had_turn: false,
             cache_choice: None,
+            told_size: None,
             facts,
             standing: Standing::default(),
             features: 0,
@@ -358,6 +361,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
+        self.told_size = Some(self.disk.size());
         // Front ends newer than this device read fields that it does not have: zeroes.
         let mut space = self.config().to_vec();
         let end = offset.checked_add(size).ok_or(Error::InvalidParam)? as usize;

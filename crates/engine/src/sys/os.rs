@@ -405,6 +405,24 @@ pub(crate) fn peek(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<usize> {
     }
 }
 
+/// Writes to a socket without ever waiting, whatever its other holders have made of its options; how many bytes it took.
+///
+/// # Errors
+/// What send says; `WouldBlock` when there is no room.
+pub(crate) fn send_now(socket: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: the kernel reads the slice's length from it.
+    let sent = unsafe {
+        libc::send(
+            socket.as_raw_fd(),
+            bytes.as_ptr().cast(),
+            bytes.len(),
+            flags,
+        )
+    };
+    usize::try_from(sent).map_err(|_| io::Error::last_os_error())
+}
+
 /// A copy of the first descriptor that comes with the next bytes on a socket, leaving both there.
 ///
 /// # Errors

@@ -397,3 +397,14 @@ fn of_the_room_for_a_disks_name_no_more_is_written_and_marked_in_a_log_than_the_
         "of the room's pages only the first was written"
     );
 }
+
+#[test]
+fn that_rings_make_no_sense_is_told_once_a_minute_however_often_a_guest_starts_them() {
+    let facts = DeviceFacts::new(String::new(), true);
+    let told = (0..600_u64).filter(|tenth| {
+        let now = Time::ZERO + Span::from_millis(100 * tenth);
+        facts.may_complain(now)
+    });
+    assert_eq!(told.count(), 1);
+    assert!(facts.may_complain(Time::ZERO + COMPLAINTS_APART));
+}

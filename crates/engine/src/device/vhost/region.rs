@@ -90,9 +90,13 @@ impl Protocol {
             queue_size,
             choice,
         };
-        if region.choice.is_some() {
-            // The guest's choice before a restart of the daemon, or none: then the guest was reset.
-            self.choose_write_back(region.chosen_write_back());
+        match (region.chosen_write_back(), self.cache_choice) {
+            // Before a restart of the daemon.
+            (Some(choice), _) => self.choose_write_back(Some(choice)),
+            // A fresh one: the guest was reset. QEMU keeps over a reset what the guest before it chose, shows that to the next
+            // one, and says nothing of it: who finds write-through there sends no flush.
+            (None, Some(choice)) => region.choose_write_back(choice),
+            (None, None) => {}
         }
         self.inflight = Some(region);
         Ok(())

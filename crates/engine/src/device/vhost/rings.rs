@@ -157,7 +157,20 @@ impl Protocol {
             .recv()
             .map_err(|_| refuse("the disk's I/O thread is gone"))?;
         self.rings[index as usize].running = Some(running);
+        self.tell_size();
         Ok(())
+    }
+
+    /// Has the front end read the configuration again where its guest may believe another size: the disk may have been
+    /// resized while nobody was connected. It hears that while its rings run, and not before.
+    fn tell_size(&mut self) {
+        let size = Some(self.disk.size());
+        if self.told_size != size {
+            self.told_size = size;
+            if let Err(error) = self.disk.front_ends.tell(self.front_end) {
+                tracing::warn!(disk = %self.disk.name, %error, "the front end could not be told of the disk's size");
+            }
+        }
     }
 
     pub(super) fn order(&self, order: Order) -> Result<()> {

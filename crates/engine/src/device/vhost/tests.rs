@@ -5,6 +5,7 @@ use crate::datastore::null;
 use crate::device::front_ends::Stay;
 use crate::handle::{Disk, DiskSpec, Engine, Settings};
 use crate::thread::orders::{Change, What};
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 use tidegate_core::units::Span;
@@ -18,6 +19,13 @@ const USER: u64 = 0x7000_0000;
 const AVAIL: u64 = 0x4000;
 const USED: u64 = 0x8000;
 const SIZE: u32 = 256;
+
+const REGION: VhostUserInflight = VhostUserInflight {
+    mmap_size: 0,
+    mmap_offset: 0,
+    num_queues: 1,
+    queue_size: 256,
+};
 
 fn engine() -> Engine {
     let settings = Settings {
@@ -54,6 +62,7 @@ struct FrontEnd<'a> {
     stay: Stay<'a>,
     memory: File,
     kick: EventFd,
+    features: u64,
 }
 
 impl FrontEnd<'_> {
@@ -67,13 +76,14 @@ impl FrontEnd<'_> {
             stay,
             memory: os::memory_file(c"guest", MEMORY).expect("memory"),
             kick: EventFd::new().expect("a descriptor"),
+            features: feature::PROTOCOL_FEATURES | feature::VERSION_1,
         }
     }
 
     /// All messages up to the one that has the first ring run.
     fn start(&mut self) -> Result<()> {
         let protocol = &mut self.protocol;
-        protocol.set_features(feature::PROTOCOL_FEATURES | feature::VERSION_1)?;
+        protocol.set_features(self.features)?;
         let region = VhostUserMemoryRegion::new(0, MEMORY, USER, 0);
         let memory = self.memory.try_clone().expect("a descriptor");
         protocol.set_mem_table(&[region], vec![memory], None)?;
@@ -84,6 +94,13 @@ impl FrontEnd<'_> {
         let kick = self.kick.to_file().expect("a descriptor");
         protocol.set_vring_kick(0, Some(kick))?;
         protocol.set_vring_enable(0, true)
+    }
+
+    /// The guest is reset, and started again by the same front end: its ring stops, and what is in flight has a new region.
+    fn reset(&mut self) -> Result<()> {
+        self.protocol.get_vring_base(0)?;
+        self.protocol.get_inflight_fd(&REGION)?;
+        self.start()
     }
 
     fn runs(&self) -> bool {
@@ -158,6 +175,71 @@ fn a_virtual_machine_that_starts_as_the_last_one_leaves_is_served_when_its_rings
         new.end();
     });
     assert!(!disk.core.front_ends.any());
+}
+
+#[test]
+fn what_a_guest_chose_of_its_cache_holds_for_the_next_one_until_that_chooses() {
+    let engine = engine();
+    let disk = disk(&engine);
+    let mut front_end = FrontEnd::connect(&disk);
+    front_end.features |= feature::FLUSH | feature::CONFIG_WCE;
+    let is_write_back = |front_end: &FrontEnd<'_>| {
+        let region = front_end.protocol.inflight.as_ref().expect("it has one");
+        let facts = &front_end.protocol.facts;
+        (
+            facts.write_back.load(Ordering::Relaxed),
+            region.chosen_write_back(),
+        )
+    };
+    let choose = |front_end: &mut FrontEnd<'_>, wish| {
+        let space = BlockConfig::WRITEBACK.try_into().expect("a small number");
+        let flags = VhostUserConfigFlags::WRITABLE;
+        front_end.protocol.set_config(space, &[wish], flags)
+    };
+    front_end.reset().expect("its ring runs");
+    assert_eq!(is_write_back(&front_end), (true, None));
+    choose(&mut front_end, 0).expect("it may choose");
+    assert_eq!(is_write_back(&front_end), (false, Some(false)));
+    front_end.reset().expect("its ring runs again");
+    assert_eq!(is_write_back(&front_end), (false, Some(false)));
+    choose(&mut front_end, 1).expect("it may choose");
+    front_end.reset().expect("its ring runs again");
+    assert_eq!(is_write_back(&front_end), (true, Some(true)));
+    front_end.end();
+}
+
+#[test]
+fn who_did_not_read_the_disks_size_on_this_connection_is_told_to_once_its_ring_runs() {
+    let engine = engine();
+    let disk = disk(&engine);
+    for (reads, resized, told) in [
+        (true, None, 0),
+        // It has connected again, and believes what it read before.
+        (false, None, 1),
+        (true, Some(2 << 20), 1),
+    ] {
+        let mut front_end = FrontEnd::connect(&disk);
+        if reads {
+            let config = VhostUserConfigFlags::empty();
+            let read = front_end.protocol.get_config(0, 8, config);
+            assert_eq!(
+                read.expect("it may"),
+                (disk.core.size() / 512).to_le_bytes()
+            );
+        }
+        if let Some(size) = resized {
+            disk.resize(size).expect("it grows");
+        }
+        let (ours, channel) = UnixStream::pair().expect("sockets");
+        let channel = Channel::over(channel);
+        disk.core.front_ends.set_channel(front_end.stay.id, channel);
+        front_end.start().expect("its ring runs");
+        front_end.end();
+        // The channel has gone with the front end: what it was told can be read to the end.
+        let mut heard = Vec::new();
+        std::io::Read::read_to_end(&mut &ours, &mut heard).expect("what was told");
+        assert_eq!(heard.len(), 12 * told, "{reads} {resized:?}");
+    }
 }
 
 #[test]
