@@ -41,6 +41,8 @@ pub(crate) struct DeviceFacts {
     pub(crate) serial: String,
     /// Whether the guest knows of a write-back cache and flushes it.
     pub(crate) write_back: AtomicBool,
+    /// Whether nobody knows if the guest chose to have no such cache: it is taken to have none until it flushes.
+    pub(crate) in_doubt: AtomicBool,
     /// Chains that made no sense.
     pub(crate) nonsense: AtomicU64,
     /// Queues that were stopped because their rings made no sense.
@@ -57,10 +59,18 @@ impl DeviceFacts {
         DeviceFacts {
             serial,
             write_back: AtomicBool::new(write_back),
+            in_doubt: AtomicBool::new(false),
             nonsense: AtomicU64::new(0),
             broken: AtomicU64::new(0),
             offences: Offences::default(),
             complained: Mutex::new(None),
+        }
+    }
+
+    /// The guest has flushed: it knows of its cache.
+    pub(crate) fn flushed(&self) {
+        if self.in_doubt.load(Ordering::Relaxed) && self.in_doubt.swap(false, Ordering::Relaxed) {
+            self.write_back.store(true, Ordering::Relaxed);
         }
     }
 
@@ -403,7 +413,10 @@ impl RingDevice {
         let (op, flags, offset, len) = match kind {
             Kind::Read { offset, len } => (Op::Read, Flags::NONE, offset, len),
             Kind::Write { offset, len } => (Op::Write, self.durability(), offset, len),
-            Kind::Flush => (Op::Flush, Flags::NONE, 0, 0),
+            Kind::Flush => {
+                self.facts.flushed();
+                (Op::Flush, Flags::NONE, 0, 0)
+            }
             Kind::Discard { offset, len } => (Op::Discard, self.durability(), offset, len),
             Kind::WriteZeroes { offset, len, unmap } => {
                 let unmap = if unmap { Flags::MAY_UNMAP } else { Flags::NONE };

@@ -89,6 +89,8 @@ struct Protocol {
     had_turn: bool,
     /// Which cache the guest chose, if it has.
     cache_choice: Option<bool>,
+    /// Whether its guest came from somewhere else, where it may have chosen.
+    in_doubt: bool,
     /// The size that it read last. One that connects again asks for nothing that it believes to know.
     told_size: Option<u64>,
     facts: Arc<DeviceFacts>,
@@ -109,6 +111,7 @@ impl Protocol {
             front_end,
             had_turn: false,
             cache_choice: None,
+            in_doubt: false,
             told_size: None,
             facts,
             standing: Standing::default(),

@@ -236,6 +236,12 @@ impl<M: GuestMemory> Queue<M> {
         self.used_idx != 0
     }
 
+    /// Whether an earlier process kept account of it in the region that it is tracked in.
+    pub fn is_resumed(&self) -> bool {
+        let region = self.inflight.as_ref();
+        region.is_some_and(|region| !region.is_fresh())
+    }
+
     /// How far the guest has made entries available, as of now.
     pub fn available(&self) -> u16 {
         self.avail.load_u16(IDX)

@@ -75,14 +75,29 @@ impl Protocol {
     /// nothing for the one that has it.
     pub(super) fn settle_write_back(&self) {
         if self.disk.front_ends.has_turn(self.front_end) {
+            let in_doubt = self.in_doubt && self.write_back();
+            self.facts.in_doubt.store(in_doubt, Ordering::Relaxed);
             self.facts
                 .write_back
-                .store(self.write_back(), Ordering::Relaxed);
+                .store(self.write_back() && !in_doubt, Ordering::Relaxed);
+        }
+    }
+
+    /// A ring is to run in which `used` tells whether its guest was answered before, and `known` whether that was by this
+    /// disk's daemon, which would have noted what the guest chose. If neither it nor the front end knows, nobody does.
+    pub(super) fn doubt(&mut self, used: bool, known: bool) {
+        if used && !known && self.cache_choice.is_none() && !self.in_doubt {
+            self.in_doubt = true;
+            if let Some(region) = &self.inflight {
+                region.doubt();
+            }
+            self.settle_write_back();
         }
     }
 
     pub(super) fn choose_write_back(&mut self, choice: Option<bool>) {
         self.cache_choice = choice;
+        self.in_doubt &= choice.is_none();
         self.disk
             .front_ends
             .note_cache_choice(self.front_end, choice);

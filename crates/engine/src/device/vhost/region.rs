@@ -17,6 +17,8 @@ use vhost::vhost_user::{Error, Result};
 pub(super) const CHOICE: usize = 64;
 const CHOSE_WRITE_THROUGH: u8 = 1;
 const CHOSE_WRITE_BACK: u8 = 2;
+/// It came from where nobody noted what it chose.
+const IN_DOUBT: u8 = 3;
 
 /// The region in which requests in flight are accounted for, and behind them what the guest chose: memory that
 /// outlives this process.
@@ -38,16 +40,28 @@ impl InflightRegion {
         }
     }
 
+    /// Whether an earlier process did not know what the guest chose.
+    pub(super) fn is_in_doubt(&self) -> bool {
+        let choice = self.choice.as_ref();
+        choice.is_some_and(|choice| choice.load_u8(0) == IN_DOUBT)
+    }
+
     pub(super) fn choose_write_back(&self, write_back: bool) {
+        self.note(if write_back {
+            CHOSE_WRITE_BACK
+        } else {
+            CHOSE_WRITE_THROUGH
+        });
+    }
+
+    /// Nobody knows what the guest chose.
+    pub(super) fn doubt(&self) {
+        self.note(IN_DOUBT);
+    }
+
+    fn note(&self, what: u8) {
         if let Some(choice) = &self.choice {
-            choice.store_u8(
-                0,
-                if write_back {
-                    CHOSE_WRITE_BACK
-                } else {
-                    CHOSE_WRITE_THROUGH
-                },
-            );
+            choice.store_u8(0, what);
         }
     }
 }
@@ -96,7 +110,7 @@ impl Protocol {
             // A fresh one: the guest was reset. QEMU keeps over a reset what the guest before it chose, shows that to the next
             // one, and says nothing of it: who finds write-through there sends no flush.
             (None, Some(choice)) => region.choose_write_back(choice),
-            (None, None) => {}
+            (None, None) => self.in_doubt |= region.is_in_doubt(),
         }
         self.inflight = Some(region);
         Ok(())

@@ -39,6 +39,8 @@ pub(super) struct Setup {
     pub(super) enabled: bool,
     /// Its number on the I/O thread while it runs.
     pub(super) running: Option<u32>,
+    /// Whether it ever ran, for this front end.
+    pub(super) ran: bool,
 }
 
 impl Protocol {
@@ -130,6 +132,9 @@ impl Protocol {
                 .map_err(|_| refuse("the in-flight region does not fit the ring"))?,
             None => Vec::new(),
         };
+        let known =
+            queue.is_resumed() || std::mem::replace(&mut self.rings[index as usize].ran, true);
+        self.doubt(queue.was_used(), known);
         let setup = &self.rings[index as usize];
         let event = |file: &Option<File>| -> Result<Option<EventFd>> {
             file.as_ref()

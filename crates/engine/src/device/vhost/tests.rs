@@ -209,6 +209,78 @@ fn what_a_guest_chose_of_its_cache_holds_for_the_next_one_until_that_chooses() {
 }
 
 #[test]
+fn of_a_guest_that_comes_from_elsewhere_each_write_is_durable_until_it_flushes() {
+    let engine = engine();
+    let disk = disk(&engine);
+    let answered_before = |front_end: &FrontEnd<'_>| {
+        for ring in [AVAIL, USED] {
+            let index = 5_u16.to_le_bytes();
+            let written =
+                std::os::unix::fs::FileExt::write_all_at(&front_end.memory, &index, ring + 2);
+            written.expect("memory takes it");
+        }
+    };
+    let is_write_back = || disk.core.facts.write_back.load(Ordering::Relaxed);
+    let come = || {
+        let mut front_end = FrontEnd::connect(&disk);
+        front_end.features |= feature::FLUSH | feature::CONFIG_WCE;
+        front_end
+    };
+    let take_up = |given: &VhostUserInflight, region: &File| {
+        let mut again = come();
+        answered_before(&again);
+        let region = region.try_clone().expect("a descriptor");
+        let taken = again.protocol.set_inflight_fd(given, region);
+        taken.expect("it fits");
+        again.start().expect("its ring runs");
+        again
+    };
+    // One that was here from the beginning, over a restart of the daemon.
+    let mut here = come();
+    let (given, region) = here.protocol.get_inflight_fd(&REGION).expect("a region");
+    here.start().expect("its ring runs");
+    assert!(is_write_back());
+    here.end();
+    let again = take_up(&given, &region);
+    assert!(is_write_back());
+    again.end();
+    // One that was not, and is no better known after a restart.
+    let mut migrated = come();
+    answered_before(&migrated);
+    let (given, region) = migrated
+        .protocol
+        .get_inflight_fd(&REGION)
+        .expect("a region");
+    migrated.start().expect("its ring runs");
+    assert!(!is_write_back());
+    migrated.end();
+    let again = take_up(&given, &region);
+    assert!(!is_write_back());
+    disk.core.facts.flushed();
+    assert!(is_write_back());
+    again.end();
+    // One that has chosen is believed.
+    let mut chooses = come();
+    answered_before(&chooses);
+    chooses.start().expect("its ring runs");
+    assert!(!is_write_back());
+    let space = BlockConfig::WRITEBACK.try_into().expect("a small number");
+    let chosen = chooses
+        .protocol
+        .set_config(space, &[1], VhostUserConfigFlags::WRITABLE);
+    chosen.expect("it may choose");
+    assert!(is_write_back());
+    chooses.end();
+    // One that does not acknowledge FLUSH never has a cache, whatever it sends.
+    let mut plain = FrontEnd::connect(&disk);
+    answered_before(&plain);
+    plain.start().expect("its ring runs");
+    disk.core.facts.flushed();
+    assert!(!is_write_back());
+    plain.end();
+}
+
+#[test]
 fn who_did_not_read_the_disks_size_on_this_connection_is_told_to_once_its_ring_runs() {
     let engine = engine();
     let disk = disk(&engine);
