@@ -65,6 +65,8 @@ pub(crate) struct Disk {
     read_only: bool,
     /// Bytes that its image had when it was opened.
     opened_size: u64,
+    /// What requests of NBD clients have to be multiples of.
+    unit: u32,
     thread: u32,
     io: String,
     upstream: Option<Arc<upstream::Counts>>,
@@ -153,6 +155,7 @@ impl Host {
             control,
         };
         let opened_size = opened.size();
+        let unit = opened.unit();
         let disk =
             self.with(|engine| engine.attach(spec, opened.image).map_err(|e| problem(&e)))?;
         Ok(Disk {
@@ -160,6 +163,7 @@ impl Host {
             disk,
             read_only: plan.read_only,
             opened_size,
+            unit,
             io: opened.io,
             upstream: opened.upstream,
             watch: opened.watch,
@@ -298,6 +302,14 @@ impl Opened {
     pub(crate) fn size(&self) -> u64 {
         self.image.info.size
     }
+
+    /// What its requests have to be multiples of: an upstream takes no others, and whatever else there is takes any.
+    fn unit(&self) -> u32 {
+        match self.upstream {
+            Some(_) => self.image.info.block_size,
+            None => 1,
+        }
+    }
 }
 
 impl Disk {
@@ -396,12 +408,17 @@ impl Disk {
             .iter()
             .chain(rest)
             .fold(Abilities::NONE, |all, one| all.with(*one));
+        let usual = nbd::BlockSizes::default();
         nbd::ExportInfo {
             name: name.to_owned(),
             description: String::new(),
             size: self.disk.size(),
             abilities,
-            block: nbd::BlockSizes::default(),
+            block: nbd::BlockSizes {
+                minimum: self.unit,
+                preferred: usual.preferred.max(self.unit),
+                ..usual
+            },
         }
     }
 
@@ -522,3 +539,6 @@ fn unopened(error: &tidegate_engine::Error) -> Problem {
         _ => problem(error),
     }
 }
+
+#[cfg(test)]
+mod tests;

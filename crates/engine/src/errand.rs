@@ -7,7 +7,7 @@ use crate::datastore::nbd::connect::Connect;
 use crate::error::Error;
 use crate::inbox::{Inbox, Order};
 use std::io::Write;
-use std::os::fd::{AsRawFd, OwnedFd};
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_core::request::{DiskId, Extent, ExtentKind, Outcome};
@@ -47,6 +47,8 @@ pub(crate) struct Map {
     pub(crate) most: usize,
     /// The answer.
     pub(crate) extents: Vec<Extent>,
+    /// The file ends before the range does: what is told of it is not to be believed.
+    pub(crate) ends_early: bool,
     pub(crate) outcome: Outcome,
 }
 
@@ -170,6 +172,17 @@ impl Map {
             });
             at = next;
         }
+        // What lies behind the end of a file has been told as a hole. Asked last, for the file may be cut meanwhile.
+        self.ends_early = self.len > 0 && !has_byte(fd, end - 1)?;
         Ok(())
+    }
+}
+
+/// Whether a file or a block device has this byte, as far as it can tell: no place at or behind its end can be sought.
+fn has_byte(fd: RawFd, at: u64) -> std::io::Result<bool> {
+    match crate::sys::os::seek_hole(fd, at) {
+        Ok(found) => Ok(found.is_some()),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok(true),
+        Err(error) => Err(error),
     }
 }

@@ -10,8 +10,8 @@
 //! - a request that asks for durability completes after RWF_DSYNC or fdatasync, never before; once an fdatasync has
 //!   failed none succeeds (`syncs.rs`)
 //! - what is used is what the path named when both locks were there: not a file that was replaced while one was waited for
-//! - a read that meets the end of the file is an error, not zeroes; once the image was cut behind our back nothing is
-//!   written to it, and nothing that was is acknowledged (`reach.rs`)
+//! - a read that meets the end of the file is an error, not zeroes, and so is a question for holes that does; once the
+//!   image was cut behind our back nothing is written to it, and nothing that was is acknowledged (`reach.rs`)
 //!
 //! # Source
 //! open(2) on O_DIRECT and its alignment; fallocate(2); the pairing of direct and buffered I/O in `docs/decisions/`.
@@ -284,6 +284,14 @@ impl Image for Dir {
     }
 
     fn mapped(&mut self, lane: &mut Lane<'_>, map: Map) {
+        // A hole that a cut has made is no zeroes: who asks would copy it as such.
+        if map.ends_early {
+            self.notice_cut(lane.disk);
+        }
+        let spoilt = !self.reach.is_whole() && self.is_spoilt(lane.disk, map.slot);
+        if map.ends_early || spoilt {
+            return self.end(lane, map.slot, Err(Fault::Io));
+        }
         let pending = self.pending[map.slot as usize]
             .as_ref()
             .expect("an answered question is pending");
@@ -580,6 +588,7 @@ impl Dir {
             len: job.len,
             most: lane.buffers.len(job.data.buffer) / Extent::SIZE,
             extents: Vec::new(),
+            ends_early: false,
             outcome: Ok(()),
         };
         lane.errands.send(Errand {

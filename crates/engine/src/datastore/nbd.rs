@@ -14,6 +14,7 @@
 //!   fail at once, until the server is back
 //! - a server that breaks the protocol is left, counted, and tried again no more often than the pauses say
 //! - jobs end only while the kernel holds none of their bytes
+//! - who closes it has had what was written made durable, or the log says that it may be lost
 //!
 //! # Picture
 //! ```text
@@ -42,7 +43,7 @@ use line::{Line, Loss};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
-use tidegate_core::request::{Data, Extent, ExtentKind, Fault, Op};
+use tidegate_core::request::{Data, Extent, ExtentKind, Fault, Flags, IoId, Op};
 use tidegate_core::units::{Span, Time};
 use tidegate_front::nbd::wire::Abilities;
 use work::{Offer, Plan, Work, ZEROES};
@@ -140,31 +141,26 @@ pub fn open(uri: &str, options: &Options) -> Result<OpenedImage> {
         remark,
     };
     let condition = Arc::<Condition>::default();
-    let image = Upstream {
-        target,
-        serial: SERIAL.fetch_add(1, Ordering::Relaxed),
-        offer,
-        patience: span(options.patience),
-        counts: Arc::clone(&options.counts),
-        first: Some(connected),
-        line: None,
-        connecting: false,
-        retry_at: None,
-        pause: FIRST_PAUSE,
-        lost_since: None,
-        moved_at: Time::ZERO,
-        failing: false,
-        closing: None,
-        work: Work::new(Arc::clone(&condition)),
-        zeroes: None,
-        fence: None,
-    };
+    let image = Upstream::new(target, connected, options, &condition);
     Ok(OpenedImage::new(Box::new(image), info).noting(condition))
 }
 
 fn span(duration: Duration) -> Span {
     Span::from_nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
+
+/// How far an image is on its way out.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Stage {
+    Open,
+    /// The last flush is under way; how it ended is looked for where it was begun.
+    Flushing,
+    /// Up to then it says goodbye.
+    Parting(Time),
+}
+
+/// The name of the last flush, for which no guest waits.
+const NOBODY: IoId = IoId::from_bits(u64::MAX);
 
 struct Upstream {
     target: Arc<Target>,
@@ -181,12 +177,11 @@ struct Upstream {
     pause: Span,
     /// Since when no line has answered anything, though one should.
     lost_since: Option<Time>,
-    /// When bytes last moved, or the first of the present jobs came.
-    moved_at: Time,
+    /// Since when the server owes an answer and nothing has come of it: its silence.
+    silent_since: Time,
     /// Requests fail at once.
     failing: bool,
-    /// It closes, and this is when it no longer says goodbye.
-    closing: Option<Time>,
+    stage: Stage,
     work: Work,
     /// A buffer of zeroes, once one was needed.
     zeroes: Option<u32>,
@@ -216,11 +211,7 @@ impl Image for Upstream {
         if self.failing || self.is_lost() || in_vain {
             return Progress::Done(Err(Fault::Io));
         }
-        if self.work.is_empty() {
-            self.moved_at = lane.now;
-        }
-        self.work.begin(&self.offer, job, op, flush, zeroes);
-        self.go(lane);
+        self.begin(lane, job, op, flush, zeroes);
         Progress::Pending
     }
 
@@ -231,7 +222,7 @@ impl Image for Upstream {
             .expect("an operation belongs to the line");
         let slot = completion.tag.slot;
         if line.completed(lane, slot, completion.result, &self.offer, &mut self.work) {
-            self.moved_at = lane.now;
+            self.silent_since = lane.now;
         }
         if self.is_lost() {
             // Requests that were cut from one job wait to be sent: they must not be.
@@ -241,7 +232,7 @@ impl Image for Upstream {
     }
 
     fn connected(&mut self, lane: &mut Lane<'_>, connect: Connect) {
-        if connect.serial != self.serial || self.closing.is_some() || self.is_lost() {
+        if connect.serial != self.serial || self.stage != Stage::Open || self.is_lost() {
             return;
         }
         self.connecting = false;
@@ -254,7 +245,7 @@ impl Image for Upstream {
                     self.lost_since = None;
                 }
                 self.failing = false;
-                self.moved_at = lane.now;
+                self.silent_since = lane.now;
                 self.go(lane);
             }
             Err(error) => {
@@ -270,13 +261,19 @@ impl Image for Upstream {
             .retry_at
             .filter(|_| self.line.is_none() && !self.connecting);
         let patience = self.patience_ends();
-        [retry, patience, self.closing].into_iter().flatten().min()
+        let goodbye = match self.stage {
+            Stage::Parting(until) => Some(until),
+            Stage::Open | Stage::Flushing => None,
+        };
+        [retry, patience, goodbye].into_iter().flatten().min()
     }
 
     fn tick(&mut self, lane: &mut Lane<'_>) {
-        if self.closing.is_some_and(|at| at <= lane.now) {
+        if let Stage::Parting(until) = self.stage
+            && until <= lane.now
+        {
             // The loss ends what is under way, and with it the closing.
-            self.closing = Some(Time::NEVER);
+            self.stage = Stage::Parting(Time::NEVER);
             if let Some(line) = &mut self.line {
                 line.lose(Loss::Dismissed);
             }
@@ -307,8 +304,14 @@ impl Image for Upstream {
     fn close(&mut self, lane: &mut Lane<'_>) -> bool {
         self.first = None;
         self.retry_at = None;
-        if self.closing.is_none() {
-            self.closing = Some(lane.now + GOODBYE);
+        if self.stage == Stage::Open && self.may_flush() {
+            self.flush_last(lane);
+        }
+        if self.stage == Stage::Flushing && !self.has_flushed() {
+            return false;
+        }
+        if !matches!(self.stage, Stage::Parting(_)) {
+            self.stage = Stage::Parting(lane.now + GOODBYE);
             if let Some(line) = &mut self.line {
                 line.part(lane);
             }
@@ -325,6 +328,33 @@ impl Image for Upstream {
 }
 
 impl Upstream {
+    fn new(
+        target: Arc<Target>,
+        connected: Connected,
+        options: &Options,
+        condition: &Arc<Condition>,
+    ) -> Upstream {
+        Upstream {
+            target,
+            serial: SERIAL.fetch_add(1, Ordering::Relaxed),
+            offer: Offer::of(&connected.agreed),
+            patience: span(options.patience),
+            counts: Arc::clone(&options.counts),
+            first: Some(connected),
+            line: None,
+            connecting: false,
+            retry_at: None,
+            pause: FIRST_PAUSE,
+            lost_since: None,
+            silent_since: Time::ZERO,
+            failing: false,
+            stage: Stage::Open,
+            work: Work::new(Arc::clone(condition)),
+            zeroes: None,
+            fence: None,
+        }
+    }
+
     /// Whether the disk's lease is lost: then nothing is sent any more, for what is sent again after a loss of the
     /// connection would be sent late.
     fn is_lost(&self) -> bool {
@@ -369,12 +399,59 @@ impl Upstream {
         Ok(buffer)
     }
 
+    /// Begins a job that the server has to do.
+    fn begin(&mut self, lane: &mut Lane<'_>, job: Job, op: Op, flush: bool, zeroes: Option<u32>) {
+        if self.work.is_empty() {
+            self.silent_since = lane.now;
+        }
+        self.work.begin(&self.offer, job, op, flush, zeroes);
+        self.go(lane);
+    }
+
+    /// Whether a last flush would make anything durable, and can be sent. A line that is lost has taken what was not
+    /// durable with it, as far as anybody knows, and the log says so.
+    fn may_flush(&self) -> bool {
+        let is_up = self.line.as_ref().is_some_and(|line| line.loss().is_none());
+        is_up && self.work.owes_flush() && !self.is_lost()
+    }
+
+    /// What the guest never flushed was never promised; an orderly goodbye keeps it all the same. And who attaches the
+    /// disk next, and counts from nothing, can tell a guest truly that a flush has made all durable.
+    fn flush_last(&mut self, lane: &mut Lane<'_>) {
+        let flush = Job {
+            io: NOBODY,
+            op: Op::Flush,
+            flags: Flags::NONE,
+            offset: 0,
+            len: 0,
+            data: Data::NONE,
+        };
+        self.stage = Stage::Flushing;
+        self.begin(lane, flush, Op::Flush, true, None);
+    }
+
+    /// Whether the last flush has ended, as the server's answer or the end of the patience with it ends any.
+    fn has_flushed(&mut self) -> bool {
+        let Some((_, outcome)) = self.work.ended.pop() else {
+            return false;
+        };
+        if outcome.is_err() {
+            tracing::warn!(
+                server = %self.target.uri,
+                "the last flush of a disk that goes failed: what was written to it and not flushed before may be lost; \
+                 look after the NBD server, and have the guest check its file systems"
+            );
+        }
+        true
+    }
+
     /// When the patience of whoever waits is at its end.
     fn patience_ends(&self) -> Option<Time> {
         if self.failing || self.work.is_empty() {
             return None;
         }
-        let since = self.lost_since.unwrap_or(self.moved_at).min(self.moved_at);
+        let since = self.lost_since.unwrap_or(self.silent_since);
+        let since = since.min(self.silent_since);
         Some(since + self.patience)
     }
 
@@ -393,6 +470,9 @@ impl Upstream {
 
     /// Tells of the jobs that have ended.
     fn tell(&mut self, lane: &mut Lane<'_>) {
+        if self.stage == Stage::Flushing {
+            return;
+        }
         for (io, outcome) in self.work.ended.drain(..) {
             lane.finish(io, outcome);
         }
@@ -408,7 +488,7 @@ impl Upstream {
         };
         let loss = line.loss();
         line.free(lane.buffers);
-        if self.closing.is_some() {
+        if let Stage::Parting(_) = self.stage {
             return;
         }
         count(&self.counts.lost);
@@ -452,3 +532,6 @@ impl Upstream {
         self.tell(lane);
     }
 }
+
+#[cfg(test)]
+mod tests;

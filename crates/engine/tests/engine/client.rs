@@ -173,10 +173,12 @@ impl Client {
     }
 
     pub(crate) fn extents(&mut self, offset: u64, len: u32) -> Vec<Extent> {
-        let bytes = self
-            .one(Op::Extents, Flags::NONE, offset, len, &[])
-            .expect("extents are told");
-        requests::extents(&bytes).collect()
+        self.try_extents(offset, len).expect("extents are told")
+    }
+
+    pub(crate) fn try_extents(&mut self, offset: u64, len: u32) -> Result<Vec<Extent>, Fault> {
+        let bytes = self.one(Op::Extents, Flags::NONE, offset, len, &[])?;
+        Ok(requests::extents(&bytes).collect())
     }
 }
 

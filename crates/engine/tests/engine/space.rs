@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use tempfile::TempDir;
 use tidegate_core::request::{ExtentKind, Fault, Flags};
+use tidegate_engine::datastore::condition::Harm;
 
 fn blocks(path: &Path) -> u64 {
     std::fs::metadata(path).unwrap().blocks()
@@ -76,6 +77,30 @@ fn the_extents_of_a_sparse_file_are_told() {
         .map(|e| (e.len, e.kind))
         .collect();
     assert_eq!(inside, [(1024, data)]);
+}
+
+#[test]
+fn the_extents_of_an_image_of_odd_size_are_told_to_its_last_byte() {
+    let (hole, data) = (ExtentKind::Hole, ExtentKind::Data);
+    let dir = tempdir();
+    let engine = engine(1);
+    for size in [(1 << 20) + 512, (1 << 20) + 5 * 512, (1 << 20) + 700] {
+        let path = image(dir.path(), &format!("image-{size}"), size);
+        let disk = attach(&engine, open_file(&path));
+        let mut c = client(&disk);
+        let rest = u32::try_from(size - (1 << 20)).unwrap();
+        let told = |c: &mut super::client::Client, at, len| -> Vec<_> {
+            let extents = c.try_extents(at, len).expect("the image is whole");
+            extents.iter().map(|e| (e.len, e.kind)).collect()
+        };
+        assert_eq!(told(&mut c, 0, (1 << 20) + rest), [(size, hole)]);
+        assert_eq!(told(&mut c, size - 1, 1), [(1, hole)]);
+        c.write_with(Flags::FUA, 1 << 20, &vec![1; rest as usize])
+            .unwrap();
+        let wanted = [(1 << 20, hole), (rest.into(), data)];
+        assert_eq!(told(&mut c, 0, (1 << 20) + rest), wanted);
+        assert_eq!(told(&mut c, size - 1, 1), [(1, data)]);
+    }
 }
 
 /// A small file system of its own.
@@ -264,6 +289,38 @@ fn an_image_that_was_cut_and_made_long_again_is_not_believed() {
 }
 
 #[test]
+fn a_cut_image_is_not_told_to_have_holes_where_data_was() {
+    const END: u64 = 1 << 20;
+    let engine = engine(1);
+    let plain = tempdir();
+    let mounts = [Mount::tmpfs("16M"), Mount::ext4(20 << 20)];
+    let places = mounts.iter().map(Mount::path);
+    for dir in places.chain([plain.path().to_owned()]) {
+        for (cut, grown) in [(END / 2, false), (END / 2, true), (END - 512, false)] {
+            let path = image(&dir, &format!("image-{cut}-{grown}"), END);
+            let disk = attach(&engine, open_file(&path));
+            let mut c = client(&disk);
+            c.write_with(Flags::FUA, 0, &[1; 1 << 20]).unwrap();
+            let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+            file.set_len(cut).unwrap();
+            if grown {
+                file.set_len(END).unwrap();
+            }
+            // Nothing else has met the cut before.
+            let harm = if grown { Harm::Torn } else { Harm::Cut };
+            assert_eq!(c.try_extents(0, 1 << 20), Err(Fault::Io));
+            assert_eq!(disk.harm(), Some(harm));
+            assert_eq!(c.try_extents(END - 512, 512), Err(Fault::Io));
+            assert_eq!(c.try_extents(cut - 512, 1024), Err(Fault::Io));
+            // As with reads: what is left is known, unless any of it may be a hole.
+            let left = c.try_extents(0, 512 << 10).map(|told| told.len());
+            assert_eq!(left, if grown { Err(Fault::Io) } else { Ok(1) });
+            std::fs::remove_file(&path).unwrap();
+        }
+    }
+}
+
+#[test]
 fn a_disk_shorter_than_its_image_does_not_mind_the_rest_being_cut_off() {
     let dir = tempdir();
     let path = image(dir.path(), "image", 2 << 20);
@@ -274,6 +331,7 @@ fn a_disk_shorter_than_its_image_does_not_mind_the_rest_being_cut_off() {
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(1 << 20).unwrap();
     assert_eq!(c.write((1 << 20) - 4096, &[2; 4096]), Ok(()));
+    assert_eq!(c.extents(0, 1 << 20).len(), 2);
     // It may grow, and what it has grown to is watched too.
     file.set_len(2 << 20).unwrap();
     disk.resize(2 << 20).unwrap();
@@ -290,12 +348,8 @@ fn an_image_cut_behind_our_back_is_an_error_not_zeroes() {
     let disk = attach(&engine, open_file(&path));
     let mut c = client(&disk);
     c.write_with(Flags::FUA, 0, &[1; 1 << 20]).unwrap();
-    std::fs::OpenOptions::new()
-        .write(true)
-        .open(&path)
-        .unwrap()
-        .set_len(512 << 10)
-        .unwrap();
+    let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
+    file.set_len(512 << 10).unwrap();
     for (at, len) in [
         (512 << 10, 4096),
         (512 << 10, 512),
@@ -308,4 +362,11 @@ fn an_image_cut_behind_our_back_is_an_error_not_zeroes() {
     // A write near the old end would make the file long again, and the hole before it would read as zeroes.
     assert_eq!(c.write((1 << 20) - 4096, &[2; 4096]), Err(Fault::Io));
     assert_eq!(c.read(768 << 10, 4096), Err(Fault::Io));
+    // So does somebody who makes it long again once the cut is known.
+    file.set_len(1 << 20).unwrap();
+    for at in [768 << 10, 0] {
+        assert_eq!(c.read(at, 4096), Err(Fault::Io));
+        assert_eq!(c.try_extents(at, 4096), Err(Fault::Io));
+    }
+    assert_eq!(disk.harm(), Some(Harm::Torn));
 }

@@ -20,6 +20,8 @@ use tidegate_engine::nbd::handshake::{BlockSizes, ExportInfo, Handshake, Step, T
 use tidegate_engine::nbd::wire::Abilities;
 use tidegate_engine::{Disk, Engine, Kind};
 
+mod detach;
+
 const SIZE: u64 = 16 << 20;
 
 fn options() -> nbd::Options {

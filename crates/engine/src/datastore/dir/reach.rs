@@ -14,7 +14,8 @@
 //! ```text
 //!            cut, nothing being written
 //!   Whole ──────────────────────────────> Cut     what is left can be read; behind its end there is an error
-//!     │ cut, and grown again or perhaps to be
+//!     │ cut, and grown again                │ grown again
+//!     │ or perhaps to be                    v
 //!     └─────────────────────────────────> Torn    any of it may be a hole: nothing can be read
 //! ```
 
@@ -38,7 +39,10 @@ pub(super) struct Reach {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
     Whole,
-    Cut,
+    /// As it was noticed, the file ended there.
+    Cut {
+        end: u64,
+    },
     Torn,
 }
 
@@ -81,25 +85,27 @@ impl Reach {
     pub(super) fn believes(&self, op: Op) -> bool {
         match self.found {
             Found::Whole => true,
-            Found::Cut => !op.modifies(),
+            Found::Cut { .. } => !op.modifies(),
             Found::Torn => false,
         }
     }
 
-    /// The file was cut. `writing`: something that changes it is under way, and may have made it long again.
+    /// The file was cut, and may have grown since that was noticed. `writing`: something that changes it is under way,
+    /// and may have made it long again.
     #[cold]
     pub(super) fn notice(&mut self, disk: DiskId, writing: bool) {
-        if self.found != Found::Whole {
-            return;
-        }
         let end = os::length_now(&self.file).unwrap_or(0);
-        let grown = self.wire.as_ref().is_some_and(|wire| wire.end() <= end);
+        let grown = match self.found {
+            Found::Whole => self.wire.as_ref().is_some_and(|wire| wire.end() <= end),
+            Found::Cut { end: before } if before < end => true,
+            Found::Cut { .. } | Found::Torn => return,
+        };
         let left = if writing || grown {
             self.found = Found::Torn;
             self.condition.note(Harm::Torn);
             "and may have holes where data was: nothing is read from it either"
         } else {
-            self.found = Found::Cut;
+            self.found = Found::Cut { end };
             self.condition.note(Harm::Cut);
             "what is left of it can be read"
         };

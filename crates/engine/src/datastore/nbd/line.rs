@@ -76,6 +76,9 @@ pub(super) struct Line {
     fill: (usize, usize),
     body: Option<Body>,
     sending: bool,
+    /// Requests taken on that have no answer yet, and how many the message took on.
+    unanswered: usize,
+    carried: usize,
     /// Requests whose bytes are in the message.
     aboard: Vec<u32>,
     /// The buffer that a receive under way fills.
@@ -104,6 +107,8 @@ impl Line {
             fill: (0, 0),
             body: None,
             sending: false,
+            unanswered: 0,
+            carried: 0,
             aboard: Vec::new(),
             receiving: None,
             loss: None,
@@ -146,7 +151,9 @@ impl Line {
         self.submit(lane);
     }
 
-    /// An operation of it has ended. Returns whether bytes moved.
+    /// An operation of it has ended. Returns whether the server's silence begins anew: bytes have come, or went out
+    /// while no earlier message waited for an answer. What goes out behind one that waits says nothing, for the kernel
+    /// takes it for a server that is dead.
     pub(super) fn completed(
         &mut self,
         lane: &mut Lane<'_>,
@@ -156,12 +163,14 @@ impl Line {
         work: &mut Work,
     ) -> bool {
         let moved = usize::try_from(result);
+        let mut tells = moved.is_ok_and(|bytes| bytes > 0);
         if slot == SEND {
+            tells &= self.unanswered <= self.carried;
             self.sent(moved, -result, offer, work);
         } else {
             self.received(lane, moved, -result);
         }
-        moved.is_ok_and(|bytes| bytes > 0)
+        tells
     }
 
     fn sent(
@@ -221,6 +230,7 @@ impl Line {
         {
             self.lose(loss);
         }
+        self.unanswered -= replies as usize;
         if self.loss.is_none() {
             self.send(lane, work);
             self.receive(lane);
@@ -383,6 +393,8 @@ impl Line {
                     payload += len;
                 }
             }
+            self.unanswered += heads;
+            self.carried = heads;
         }
         if !self.message.is_empty() {
             self.submit(lane);

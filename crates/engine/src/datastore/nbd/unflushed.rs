@@ -56,12 +56,17 @@ impl Unflushed {
     /// The line is lost, or a flush has failed, of which a server may tell only once. Returns whether this is the first
     /// time that something may be gone with it.
     pub(super) fn lost(&mut self) -> bool {
-        let first = !self.gone && self.written > self.durable;
+        let first = !self.gone && self.is_owed();
         if first {
             self.gone = true;
             self.condition.note(Harm::FlushesFail);
         }
         first
+    }
+
+    /// Whether anything is written that is not known to be durable.
+    pub(super) fn is_owed(&self) -> bool {
+        self.written > self.durable
     }
 
     /// Whether writes may be gone, so that no flush can promise anything.
@@ -77,9 +82,12 @@ mod tests {
     #[test]
     fn a_flush_covers_what_was_answered_before_it_was_sent_only() {
         let mut unflushed = Unflushed::default();
+        assert!(!unflushed.is_owed(), "nothing is written");
         unflushed.wrote();
+        assert!(unflushed.is_owed());
         let mark = unflushed.mark();
         unflushed.flushed(mark);
+        assert!(!unflushed.is_owed());
         assert!(!unflushed.lost(), "all of it is durable");
         unflushed.wrote();
         let early = unflushed.mark();

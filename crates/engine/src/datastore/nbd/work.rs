@@ -532,6 +532,11 @@ impl Work {
         self.unflushed.lost()
     }
 
+    /// Whether the server has answered writes that it need not keep until it is asked to flush.
+    pub(super) fn owes_flush(&self) -> bool {
+        self.unflushed.is_owed()
+    }
+
     /// Whether the server may have lost writes that no flush can bring back.
     pub(super) fn is_gone(&self) -> bool {
         self.unflushed.is_gone()

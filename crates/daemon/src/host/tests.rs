@@ -1,0 +1,91 @@
+//! What is told of disks whose images are of different kinds.
+
+use std::io::{Read, Write};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+
+use super::*;
+
+const SIZE: u64 = 1 << 20;
+
+/// An NBD server whose requests have to be multiples of 512 bytes: it shakes hands, and waits for the client to go.
+fn upstream_of_sectors(path: &Path) {
+    let listener = UnixListener::bind(path).unwrap();
+    std::thread::spawn(move || {
+        let (mut stream, _) = listener.accept().unwrap();
+        let mut handshake = nbd::Handshake::new(nbd::Tls::Off);
+        let (mut input, mut output) = (Vec::new(), Vec::new());
+        loop {
+            let (used, step) = handshake.advance(&input, &mut output);
+            input.drain(..used);
+            if let nbd::Step::Lookup(name) = step {
+                let export = nbd::ExportInfo {
+                    name,
+                    size: SIZE,
+                    block: nbd::BlockSizes {
+                        minimum: 512,
+                        ..Default::default()
+                    },
+                    ..Default::default()
+                };
+                handshake.found(Ok(export), &mut output);
+            }
+            stream.write_all(&output).unwrap();
+            output.clear();
+            let mut bytes = [0; 4096];
+            match stream.read(&mut bytes) {
+                Ok(got) if got > 0 => input.extend_from_slice(&bytes[..got]),
+                _ => return,
+            }
+        }
+    });
+}
+
+fn plan(image: ImagePlan) -> DiskPlan {
+    DiskPlan {
+        name: "a".to_owned(),
+        uuid: [1; 16],
+        size: SIZE,
+        block_size: 4096,
+        write_back: true,
+        read_only: false,
+        serial: "a".to_owned(),
+        queues: 1,
+        filters: Vec::new(),
+        image,
+    }
+}
+
+#[test]
+fn nbd_clients_of_a_disk_on_an_upstream_are_told_what_its_requests_must_be_multiples_of() {
+    let place = tempfile::tempdir().unwrap();
+    let (file, socket) = (place.path().join("image"), place.path().join("socket"));
+    std::fs::File::create(&file)
+        .and_then(|file| file.set_len(SIZE))
+        .unwrap();
+    upstream_of_sectors(&socket);
+    let threads = ThreadsPlan {
+        count: 1,
+        poll: Duration::ZERO,
+        cpus: Vec::new(),
+    };
+    let host = Host::start(&threads).unwrap();
+    let upstream = ImagePlan::Nbd {
+        uri: format!("nbd+unix:///a?socket={}", socket.display()),
+        block_size: 4096,
+    };
+    let file = ImagePlan::File {
+        path: file,
+        io: IoMode::Auto,
+        named_by: NamedBy::Operator,
+    };
+    // The upstream's own, not the disk's block size; and any byte of what is ours.
+    for (image, minimum) in [(upstream, 512), (file, 1)] {
+        let plan = plan(image);
+        let opened = open(&plan.image, false).unwrap();
+        let disk = host.attach(&plan, opened, None).unwrap();
+        let told = disk.export_info("a").block;
+        assert_eq!((told.minimum, told.preferred), (minimum, 4096));
+        disk.detach(Duration::from_secs(60)).unwrap();
+    }
+}
