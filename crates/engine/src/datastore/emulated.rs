@@ -5,13 +5,15 @@
 //! that it is done.
 //!
 //! # Always true
-//! - a job ends at the moment that the model gives, or with the first turn of its thread after it
+//! - a job ends at the moment that the model gives, or with the first turn of its thread after it, and later where the bytes
+//!   of those that end are many: they end in the model's order, each sees all of another or nothing
 //! - what is not within the memory is refused, whatever size the disk has been given since
-//! - the deadline is the model's next completion, known without looking at the jobs
+//! - the deadline is the model's next completion, known without looking at the jobs; it has passed while bytes move
 //!
 //! # Units
 //! The model counts nanoseconds since the clock's origin, and bytes; it wraps offsets beyond its capacity.
 
+use super::memory::haul::{Haul, PORTION};
 use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes};
 use crate::error::{Error, Kind, Result};
 use crate::sys::memory::Memory;
@@ -131,6 +133,7 @@ pub fn open(spec: &Spec) -> Result<OpenedImage> {
         array,
         jobs: Vec::new(),
         free: Vec::new(),
+        moving: None,
     };
     Ok(OpenedImage::new(Box::new(image), info))
 }
@@ -142,6 +145,8 @@ struct Emulated {
     /// By the model's name for them: jobs inside the array.
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
+    /// The one that is done in the array, and of which the bytes move.
+    moving: Option<Haul>,
 }
 
 impl Image for Emulated {
@@ -182,34 +187,41 @@ impl Image for Emulated {
     }
 
     fn deadline(&self) -> Option<Time> {
+        if self.moving.is_some() {
+            return Some(Time::ZERO);
+        }
         self.array.next_completion().map(Time::from_nanos)
     }
 
     fn tick(&mut self, lane: &mut Lane<'_>) {
-        while let Some(done) = self.array.pop_completed(lane.now.as_nanos()) {
-            let place = bytes(done.id);
-            let job = self.jobs[place].take().expect("the model ends an I/O once");
-            self.free.push(place);
-            self.perform(lane, &job);
-            lane.finish(job.io, Ok(()));
+        let mut turn_has = PORTION;
+        loop {
+            let Some(mut haul) = self.moving.take().or_else(|| self.next_done(lane.now)) else {
+                return;
+            };
+            if !haul.go_on(&mut self.memory, lane.buffers, &mut turn_has) {
+                self.moving = Some(haul);
+                return;
+            }
+            lane.finish(haul.io(), Ok(()));
         }
     }
 }
 
 impl Emulated {
-    fn perform(&mut self, lane: &mut Lane<'_>, job: &Job) {
-        let (at, len) = (bytes(job.offset), bytes(job.len));
-        match job.op {
-            Op::Read => self.memory.read(at, len, lane.buffers, job.data),
-            Op::Write => self.memory.write(at, len, lane.buffers, job.data),
-            Op::WriteZeroes | Op::Discard => self.memory.clear(at, len),
-            Op::Flush | Op::Extents | Op::Prefetch => {}
-        }
+    /// The next job that is done in the array.
+    fn next_done(&mut self, now: Time) -> Option<Haul> {
+        let done = self.array.pop_completed(now.as_nanos())?;
+        let place = bytes(done.id);
+        let job = self.jobs[place].take().expect("the model ends an I/O once");
+        self.free.push(place);
+        Some(Haul::new(job))
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::memory::bench::Bench;
     use super::*;
 
     #[test]
@@ -243,5 +255,28 @@ mod tests {
             .parse()
             .expect("names are judged when it is opened");
         assert_eq!(open(&nobody).err().map(|e| e.kind()), Some(Kind::Invalid));
+    }
+    #[test]
+    fn the_bytes_of_what_is_done_move_in_portions_in_the_models_order() {
+        let mut bench = Bench::new();
+        let spec = "nvme,size=4M".parse().expect("a spec");
+        let mut image = open(&spec).expect("memory").image;
+        let image = &mut *image;
+        let (ones, found) = (bench.buffer(1, 1 << 20), bench.buffer(0, 1 << 20));
+        let mut both = Vec::new();
+        for (io, op, buffer) in [(1, Op::Write, ones), (2, Op::Read, found)] {
+            let begun = bench.start(image, io, op, 0, buffer);
+            assert_eq!(begun, Progress::Pending);
+            bench.now = Time::from_nanos(bench.now.as_nanos() + 1_000_000_000);
+        }
+        let mut ticks = 0;
+        while let Some(due) = image.deadline() {
+            assert!(due <= bench.now);
+            bench.with(|lane| image.tick(lane));
+            ticks += 1;
+            both.extend(bench.ended());
+        }
+        assert_eq!((both, ticks), (vec![1, 2], 8));
+        assert!(bench.is_full_of(1, found));
     }
 }

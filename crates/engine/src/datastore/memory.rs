@@ -4,15 +4,26 @@
 //!
 //! # Always true
 //! - what is not within the memory is refused, whatever size the disk has been given since
+//! - jobs end in the order in which they came, and none begins before the last has ended: each sees all of another or nothing
 
+use self::haul::{Haul, PORTION};
 use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes};
 use crate::error::{Error, Result};
 use crate::sys::memory::Memory;
-use tidegate_core::request::{Extent, ExtentKind, Fault, Op};
+use crate::sys::ring::{Completion, Tag};
+use crate::thread::tag;
+use std::collections::VecDeque;
+use tidegate_core::request::Fault;
+
+#[cfg(test)]
+pub(super) mod bench;
+pub(super) mod haul;
 
 struct InMemory {
     memory: Memory,
     size: u64,
+    /// The first is under way. Empty but where one takes longer than a turn may.
+    waiting: VecDeque<Haul>,
 }
 
 /// Opens an image of `size` bytes, all zeroes.
@@ -32,7 +43,12 @@ pub fn open(size: u64) -> Result<OpenedImage> {
         buffered: false,
         remark: None,
     };
-    Ok(OpenedImage::new(Box::new(InMemory { memory, size }), info))
+    let image = InMemory {
+        memory,
+        size,
+        waiting: VecDeque::new(),
+    };
+    Ok(OpenedImage::new(Box::new(image), info))
 }
 
 impl Image for InMemory {
@@ -44,20 +60,101 @@ impl Image for InMemory {
         if !job.is_within(self.size) {
             return Progress::Done(Err(Fault::Invalid));
         }
-        let (at, len) = (bytes(job.offset), bytes(job.len));
-        match job.op {
-            Op::Read => self.memory.read(at, len, lane.buffers, job.data),
-            Op::Write => self.memory.write(at, len, lane.buffers, job.data),
-            Op::WriteZeroes | Op::Discard => self.memory.clear(at, len),
-            Op::Extents => {
-                let all = Extent {
-                    len: job.len,
-                    kind: ExtentKind::Data,
-                };
-                lane.buffers.put(job.data, &all.encode());
+        let haul = Haul::new(job);
+        if self.waiting.is_empty() {
+            if haul.is_short() {
+                haul.finish_at_once(&mut self.memory, lane.buffers);
+                return Progress::Done(Ok(()));
             }
-            Op::Flush | Op::Prefetch => {}
+            go_on_next_turn(lane);
         }
-        Progress::Done(Ok(()))
+        self.waiting.push_back(haul);
+        Progress::Pending
+    }
+
+    fn completed(&mut self, lane: &mut Lane<'_>, _completion: Completion) {
+        let mut turn_has = PORTION;
+        while let Some(haul) = self.waiting.front_mut() {
+            if !haul.go_on(&mut self.memory, lane.buffers, &mut turn_has) {
+                return go_on_next_turn(lane);
+            }
+            lane.finish(haul.io(), Ok(()));
+            self.waiting.pop_front();
+        }
+    }
+}
+
+/// Has the ring call [`Image::completed`] in the thread's next turn: what does not exist is cancelled, and that there is none
+/// comes back as any other operation's end does. So an image that nothing waits in is not looked at, unlike one that has
+/// deadlines.
+fn go_on_next_turn(lane: &mut Lane<'_>) {
+    let nothing = Tag {
+        kind: tag::NOTHING,
+        owner: lane.disk.0,
+        slot: u32::MAX,
+    };
+    let back = lane.tag(0);
+    lane.ring.cancel(nothing, back);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::bench::Bench;
+    use super::*;
+    use tidegate_core::request::Op;
+
+    const MIB: usize = 1 << 20;
+
+    #[test]
+    fn what_is_long_takes_several_turns_and_ends_before_what_came_after_it() {
+        let mut bench = Bench::new();
+        let mut image = open(4 << 20).expect("memory").image;
+        let image = &mut *image;
+        let (ones, twos) = (bench.buffer(1, MIB), bench.buffer(2, 4096));
+        let (found, other) = (bench.buffer(0, MIB), bench.buffer(0, 4096));
+        let at_once = Progress::Done(Ok(()));
+        assert_eq!(
+            bench.start(image, 1, Op::Write, 512, ones),
+            Progress::Pending
+        );
+        assert_eq!(
+            bench.start(image, 2, Op::Read, 512, found),
+            Progress::Pending
+        );
+        assert_eq!(bench.start(image, 3, Op::Write, 0, twos), Progress::Pending);
+        assert_eq!(bench.start(image, 4, Op::Flush, 0, twos), Progress::Pending);
+        let mut turns = Vec::new();
+        while bench.turn(image) {
+            turns.push(bench.ended());
+        }
+        // A little more than four, as a portion ends where a page does.
+        // The first takes a little more than four, as a portion ends where a page does, and the second goes on from there.
+        let ends: Vec<(usize, u64)> = (1..)
+            .zip(&turns)
+            .flat_map(|(turn, ended)| ended.iter().map(move |&io| (turn, io)))
+            .collect();
+        assert_eq!(ends, [(5, 1), (9, 2), (9, 3), (9, 4)]);
+        assert!(bench.is_full_of(1, found), "what came later is not in it");
+        assert!(bench.with(|lane| image.close(lane)));
+
+        assert_eq!(bench.start(image, 5, Op::Read, 0, other), at_once);
+        assert!(bench.is_full_of(2, other));
+        assert!(!bench.turn(image), "nothing is left on the ring");
+    }
+
+    #[test]
+    fn as_much_as_a_turn_may_move_is_moved_at_once() {
+        let mut bench = Bench::new();
+        let mut image = open(4 << 20).expect("memory").image;
+        let portion = bytes(PORTION);
+        let (longest, longer) = (bench.buffer(7, portion), bench.buffer(7, portion + 512));
+        let at_once = Progress::Done(Ok(()));
+        for (op, buffer, progress) in [
+            (Op::Write, longest, at_once),
+            (Op::Discard, longer, at_once),
+            (Op::Write, longer, Progress::Pending),
+        ] {
+            assert_eq!(bench.start(&mut *image, 1, op, 0, buffer), progress);
+        }
     }
 }

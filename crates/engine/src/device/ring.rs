@@ -8,16 +8,19 @@
 //!   the position that it tells lies behind both (a broken ring, or one whose disk goes, takes nothing again)
 //! - a guest is told write-through (no write-back cache) means that each of its writes is durable before it is answered
 //! - a ring that makes no sense stops here, is counted and told through the error descriptor; nobody else notices
+//! - however long its chains are, following them takes a bounded part of a turn ([`effort`]), and what is in flight a bounded
+//!   amount of memory (`MOST_ROOM`)
 
 use super::ReplyTo;
 use super::calls::{Calls, Moment};
 use super::shunned::{Offences, Standing};
-use crate::sys::buffers::Buffers;
+use crate::sys::buffers::{Buffers, SHORT_LIST};
 use crate::sys::eventfd::EventFd;
 use crate::sys::guest::{Mapping, Segment};
 use crate::sys::os;
 use crate::sys::ring::{Ring, Tag};
 use crate::thread::{Desk, tag};
+use effort::Effort;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
@@ -31,8 +34,15 @@ use tidegate_front::vhost::block::{
 };
 use tidegate_front::vhost::queue::{Broken, Queue, Taken};
 
+mod effort;
+
 /// Of rings of one device that make no sense one is told in so long; all are counted.
 const COMPLAINTS_APART: Span = Span::from_secs(60);
+/// Room for pieces that requests of one queue may take in flight before no more are taken, those of up to [`SHORT_LIST`]
+/// not counted. A queue has at most 1024 entries in QEMU, and its requests 126 pieces and a header, for which there is room
+/// for 128: no such guest waits. It is 2 MiB, and as much again where a datastore takes requests in parts; the largest
+/// ring could have 512 MiB with requests of as many pieces as are let in.
+const MOST_ROOM: usize = 1024 * 128;
 
 /// What all queues of a device share with its protocol thread.
 #[derive(Debug)]
@@ -51,6 +61,8 @@ pub(crate) struct DeviceFacts {
     pub(crate) offences: Offences,
     /// When it was told last that a ring makes no sense: a guest can have that told as often as it likes.
     complained: Mutex<Option<Time>>,
+    /// What following its guest's chains has taken of this turn.
+    effort: Effort,
 }
 
 impl DeviceFacts {
@@ -64,6 +76,7 @@ impl DeviceFacts {
             broken: AtomicU64::new(0),
             offences: Offences::default(),
             complained: Mutex::new(None),
+            effort: Effort::default(),
         }
     }
 
@@ -126,6 +139,8 @@ pub(crate) struct RingDevice {
     /// Whether the thread knows that its guest was shown something and not called for it.
     pub(crate) uncalled: bool,
     scratch: Vec<Segment>,
+    /// What the long lists of its requests in flight have room for.
+    room: usize,
 }
 
 /// What a queue is made of.
@@ -173,7 +188,8 @@ impl RingDevice {
             marked_dirty: false,
             calls: Calls::new(),
             uncalled: false,
-            scratch: Vec::with_capacity(64),
+            scratch: Vec::with_capacity(SHORT_LIST),
+            room: 0,
         }
     }
 
@@ -219,9 +235,11 @@ impl RingDevice {
         self.queue.silence_kicks(&self.memory);
     }
 
-    /// From now on the guest kicks. True when something came meanwhile, or waits to be taken again.
+    /// From now on the guest kicks. True when something came meanwhile, or waits to be taken again. Also while there is no
+    /// room for it: no kick would come when there is, so the thread stays awake until then.
     pub(crate) fn want_kicks(&mut self) -> bool {
-        self.queue.want_kicks(&self.memory) && self.allowance(1) > 0
+        let came = self.queue.want_kicks(&self.memory);
+        (came || !self.left_behind.is_empty()) && self.due(1) > 0
     }
 
     /// Whether a request waits to be taken.
@@ -270,15 +288,23 @@ impl RingDevice {
         self.call_guest();
     }
 
-    /// Takes up to `most` requests and hands them to the shard; returns how many.
+    /// Takes up to `most` requests and hands them to the shard; returns how many. Fewer where they are long: the others wait
+    /// for the thread's next turn, which comes at once, as this one has had work.
     pub(crate) fn fetch(&mut self, index: u32, desk: &mut Desk, most: usize) -> usize {
         let most = self.allowance(most);
+        if most > 0 && self.memory.is_spoilt() {
+            self.lose_memory();
+            self.note_if_drained(index, desk);
+            return 0;
+        }
         if most == 0 {
             self.note_if_drained(index, desk);
             return 0;
         }
+        let before = self.queue.walked();
+        let until = before + self.facts.effort.left(desk.now);
         let mut count = 0;
-        while count < most {
+        while count < most && self.queue.walked() < until {
             let arrived = self.arrival(desk.now);
             match self.take() {
                 Ok(Some(taken)) => self.begin(index, desk, taken, arrived),
@@ -296,7 +322,12 @@ impl RingDevice {
             let count = u32::try_from(count).expect("a part of a ring");
             self.calls.note(count, desk.now);
         }
-        if count == most && self.seen.is_none() && self.queue.has_work() {
+        let walked = self.queue.walked();
+        if walked > before {
+            self.facts.effort.spend(desk.now, walked - before);
+        }
+        let ended = count == most || walked >= until;
+        if ended && self.seen.is_none() && self.queue.has_work() {
             self.seen = Some((self.queue.available(), desk.now));
         }
         count
@@ -325,8 +356,19 @@ impl RingDevice {
         self.queue.next(&self.memory, &mut self.scratch)
     }
 
-    /// How many of `most` requests may be taken: of a queue that is to stop, what a predecessor left behind and no more.
+    /// How many of `most` requests may be taken now.
     fn allowance(&self, most: usize) -> usize {
+        // Never full with nothing in flight: there is always an answer after which more may be taken.
+        if self.room >= MOST_ROOM {
+            0
+        } else {
+            self.due(most)
+        }
+    }
+
+    /// How many of `most` requests may be taken by and by: of a queue that is to stop, what a predecessor left behind and no
+    /// more.
+    fn due(&self, most: usize) -> usize {
         if self.broken || self.halted {
             0
         } else if self.stopping.is_some() {
@@ -351,6 +393,19 @@ impl RingDevice {
                 ?broken,
                 "a guest's ring makes no sense: its queue is stopped until it is set up anew (those of the next minute are \
                  counted only)"
+            );
+        }
+        self.fail();
+    }
+
+    /// Stops this queue: its front end has cut its memory, or had none left for it, and what is found there may be nothing.
+    #[cold]
+    fn lose_memory(&mut self) {
+        if self.facts.may_complain(os::now()) {
+            tracing::warn!(
+                disk = self.disk.0,
+                "pages are missing of memory that a front end shares: its queue is stopped until the memory is shared anew \
+                 (those of the next minute are counted only)"
             );
         }
         self.fail();
@@ -435,7 +490,11 @@ impl RingDevice {
         } else {
             0
         };
-        let buffer = desk.buffers.claim_guest(&self.memory, &mut self.scratch);
+        let buffer = if self.scratch.capacity() > SHORT_LIST {
+            self.claim_roomy(&mut desk.buffers)
+        } else {
+            desk.buffers.claim_guest(&self.memory, &mut self.scratch)
+        };
         let reply = Reply {
             head,
             status,
@@ -459,6 +518,26 @@ impl RingDevice {
                 reply,
             },
         );
+    }
+
+    /// Claims a buffer for the pieces at hand, and counts the room for them if they are many.
+    #[cold]
+    fn claim_roomy(&mut self, buffers: &mut Buffers) -> u32 {
+        let buffer = buffers.claim_guest_roomy(&self.memory, &mut self.scratch);
+        let room = buffers.room(buffer);
+        if room > SHORT_LIST {
+            self.room += room;
+        }
+        buffer
+    }
+
+    /// One that was in flight, with whatever list, is not any more.
+    #[cold]
+    fn give_room_back(&mut self, buffers: &Buffers, buffer: u32) {
+        let room = buffers.room(buffer);
+        if room > SHORT_LIST {
+            self.room -= room;
+        }
     }
 
     /// A guest that was told of no write-back cache sends no flush: its writes must be durable as they are.
@@ -502,6 +581,9 @@ impl RingDevice {
         };
         if reply.read && self.memory.is_logging() {
             self.mark_read(buffers, buffer);
+        }
+        if self.room > 0 {
+            self.give_room_back(buffers, buffer);
         }
         reply.status.put_u8(status);
         self.memory.mark_segment(&reply.status);

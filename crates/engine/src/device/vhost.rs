@@ -45,8 +45,10 @@ mod features;
 mod region;
 mod rings;
 
-/// Memory slots that a front end may fill: as many as QEMU asks for at most (its limit is 509; libblkio wants 32).
-const MEMORY_SLOTS: u64 = 509;
+/// Memory slots that a front end may fill. A virtual machine has two to four, one more for each piece of memory that is
+/// plugged in, and libblkio wants 32. QEMU would take 509, but all front ends share what can be mapped in all
+/// ([`crate::sys::fault`]): a few that fill so many would leave nothing to the others.
+const MEMORY_SLOTS: u64 = 64;
 
 /// Serves one front end until it goes away and everything that it had in flight has ended.
 pub(crate) fn serve(disk: &Arc<DiskCore>, front_end: FrontEndId, stream: UnixStream) {
@@ -212,7 +214,9 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         _postcopy: Option<bool>,
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
         if self.memory.regions() as u64 >= MEMORY_SLOTS {
-            return Err(refuse("all memory slots are taken"));
+            return Err(refuse(format!(
+                "all {MEMORY_SLOTS} memory slots are taken: plug fewer and larger pieces of memory into the guest"
+            )));
         }
         let memory = self
             .memory

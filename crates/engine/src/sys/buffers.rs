@@ -7,6 +7,7 @@
 //! - a slot's segments stay valid while it is claimed: guest memory is kept mapped by the slot, pool memory is owned by it
 //! - a slot is released only when the kernel holds none of its bytes (`in_kernel == 0`, asserted)
 //! - in steady state nothing is allocated: lists and pool blocks are used again
+//! - a free slot's lists have room for [`SHORT_LIST`] segments at most; of longer ones a few are kept, for whoever needs one
 //!
 //! # Units
 //! Positions and lengths are bytes inside the slot.
@@ -19,8 +20,13 @@ use tidegate_core::request::Data;
 const SMALLEST_BLOCK: usize = 4096;
 /// Blocks above this are given back to the system rather than kept.
 const LARGEST_KEPT: usize = 1 << 20;
-/// Room for this many segments stays with a free slot; longer lists are rare, and would add up.
-const LONGEST_KEPT: usize = 256;
+/// Room for this many segments stays with a slot, for ever: there may once have been a million of them. Most requests have
+/// one piece, and 64 KiB in scattered pages have these.
+pub(crate) const SHORT_LIST: usize = 16;
+/// Longer lists are kept with room for so many segments: a request of a driver has 126, and its header comes before them.
+const LONGEST_KEPT: usize = 128;
+/// How many of them: as many as a driver has requests in flight on a queue, which is 2 MiB on each I/O thread.
+const LONG_KEPT: usize = 1024;
 /// Free blocks kept per size: as many as come to this many bytes, and no fewer than so many. Four NBD clients that each
 /// keep 512 requests of 4 KiB under way find their blocks again. A block that is not kept costs its next request two
 /// system calls and a fault: with 64 kept, a read at queue depth 128 took five times the CPU of one at 64.
@@ -31,6 +37,8 @@ const KEPT_LEAST: usize = 64;
 pub(crate) struct Buffers {
     slots: Vec<Slot>,
     free: Vec<u32>,
+    /// Long lists that nobody uses, empty.
+    long: Vec<Vec<Segment>>,
     pool: Pool,
 }
 
@@ -59,6 +67,7 @@ impl Buffers {
         Buffers {
             slots: Vec::new(),
             free: Vec::new(),
+            long: Vec::new(),
             pool: Pool::default(),
         }
     }
@@ -71,6 +80,35 @@ impl Buffers {
         std::mem::swap(&mut slot.segments, segments);
         slot.keep = Keep::Guest(Rc::clone(memory));
         index
+    }
+
+    /// The same where `segments` has room for many. It keeps that for the next that are many; where these are, the slot takes
+    /// it, and `segments` gets as much again if some was kept.
+    #[cold]
+    pub(crate) fn claim_guest_roomy(
+        &mut self,
+        memory: &Rc<Mapping>,
+        segments: &mut Vec<Segment>,
+    ) -> u32 {
+        if segments.len() <= SHORT_LIST {
+            let index = self.vacant();
+            let slot = &mut self.slots[index as usize];
+            slot.len = segments.iter().map(Segment::len).sum();
+            slot.segments.append(segments);
+            slot.keep = Keep::Guest(Rc::clone(memory));
+            return index;
+        }
+        let index = self.claim_guest(memory, segments);
+        if let Some(long) = self.long.pop() {
+            // The short one is the slot's again when it is released.
+            self.slots[index as usize].part = std::mem::replace(segments, long);
+        }
+        index
+    }
+
+    /// How many segments the list of a slot over guest memory has room for: the memory that it takes while it is claimed.
+    pub(crate) fn room(&self, index: u32) -> usize {
+        self.slots[index as usize].segments.capacity()
     }
 
     /// A slot of `len` bytes of our own, page-aligned. What is in them is not defined.
@@ -113,8 +151,27 @@ impl Buffers {
             Keep::Pool(block) => self.pool.put(block),
         }
         slot.segments.clear();
-        slot.segments.shrink_to(LONGEST_KEPT);
+        // The list of a part is no longer than that of the whole.
+        if slot.segments.capacity() > SHORT_LIST {
+            self.put_aside(index);
+        }
         self.free.push(index);
+    }
+
+    /// Takes the long list of a slot away, which has a short one from now on.
+    #[cold]
+    fn put_aside(&mut self, index: u32) {
+        let slot = &mut self.slots[index as usize];
+        let mut short = std::mem::take(&mut slot.part);
+        if short.capacity() > SHORT_LIST {
+            short = Vec::new();
+        }
+        short.clear();
+        let mut long = std::mem::replace(&mut slot.segments, short);
+        if self.long.len() < LONG_KEPT {
+            long.shrink_to(LONGEST_KEPT);
+            self.long.push(long);
+        }
     }
 
     /// Whether the kernel holds any of it.
@@ -372,6 +429,70 @@ mod tests {
         let first = claim_all();
         assert_eq!(first.1, DEPTH, "all are kept");
         assert_eq!(claim_all(), first);
+    }
+
+    /// A list of so many pieces, all of them empty.
+    fn list(pieces: usize) -> Vec<Segment> {
+        vec![Segment::new(std::ptr::null_mut(), 0); pieces]
+    }
+
+    #[test]
+    fn what_long_lists_took_is_given_back_but_for_a_few_that_are_used_again() {
+        let mut buffers = Buffers::new();
+        let memory = Rc::new(Mapping::empty());
+        let slots = (0..3000).map(|_| buffers.claim_guest(&memory, &mut list(1024)));
+        let slots: Vec<u32> = slots.collect();
+        for &slot in &slots {
+            assert_eq!(buffers.room(slot), 1024);
+            // As a datastore does that was told of less than all.
+            buffers.slots[slot as usize].part = list(1000);
+        }
+        slots.iter().for_each(|&slot| buffers.release(slot));
+        let lists = buffers.slots.iter().flat_map(|s| [&s.segments, &s.part]);
+        assert!(lists.into_iter().all(|l| l.capacity() <= SHORT_LIST));
+        assert_eq!(buffers.long.len(), LONG_KEPT);
+        assert!(buffers.long.iter().all(|l| l.capacity() <= LONGEST_KEPT));
+
+        let kept = buffers.long.last().map(Vec::as_ptr);
+        let mut next = list(100);
+        let slot = buffers.claim_guest_roomy(&memory, &mut next);
+        assert_eq!(kept, Some(next.as_ptr()));
+        buffers.release(slot);
+        assert_eq!(buffers.long.len(), LONG_KEPT);
+    }
+
+    #[test]
+    fn requests_with_long_lists_and_short_ones_allocate_nothing_in_the_end() {
+        let mut buffers = Buffers::new();
+        let memory = Rc::new(Mapping::empty());
+        let mut scratch = Vec::with_capacity(SHORT_LIST);
+        let mut places = Vec::new();
+        let mut new_in_a_round = || {
+            let before = places.len();
+            for pieces in [1, 100, 16, 17, 1] {
+                scratch.clear();
+                for piece in list(pieces) {
+                    scratch.push(piece);
+                }
+                let slot = match scratch.capacity() {
+                    ..=SHORT_LIST => buffers.claim_guest(&memory, &mut scratch),
+                    _ => buffers.claim_guest_roomy(&memory, &mut scratch),
+                };
+                let list = buffers.segments(slot);
+                assert_eq!(list.len(), pieces);
+                assert!(pieces > SHORT_LIST || buffers.room(slot) <= SHORT_LIST);
+                let place = list.as_ptr();
+                if !places.contains(&place) {
+                    places.push(place);
+                }
+                buffers.release(slot);
+            }
+            places.len() - before
+        };
+        for _ in 0..4 {
+            new_in_a_round();
+        }
+        assert_eq!(new_in_a_round(), 0);
     }
 
     #[test]

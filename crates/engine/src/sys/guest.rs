@@ -6,6 +6,7 @@
 //! # Always true
 //! - a [`Segment`] or [`GuestArea`] lies wholly within one region
 //! - regions do not overlap in guest addresses (checked when a mapping is made)
+//! - a front end's regions come to [`MOST_MEMORY`] at most, and any other file of its to [`MOST_OF_A_FILE`]
 
 use super::{fault, os};
 use area::{Keep, load_pair};
@@ -24,12 +25,19 @@ mod area;
 /// Pages of the dirty log, as vhost fixes them.
 const LOG_PAGE: u64 = 4096;
 
+/// Bytes of memory that one front end may have mapped: as much as the largest guests have, and a 32nd of our address
+/// space, which all share. A file with nothing in it costs its maker nothing, however long it is.
+const MOST_MEMORY: u64 = 4 << 40;
+/// The same of a file that is not memory: a log of 8 GiB is of 256 TiB of a guest's addresses, and an account of what is in
+/// flight is smaller.
+const MOST_OF_A_FILE: u64 = 8 << 30;
+
 /// A shared mapping of a file, unmapped when dropped.
 pub(crate) struct Mmap {
     base: NonNull<u8>,
     len: usize,
-    /// Others may cut the file, so touching it may fault ([`super::fault`]).
-    guarded: bool,
+    /// Its place among those that others may cut, so that touching them may fault ([`super::fault`]).
+    guarded: Option<usize>,
 }
 
 // SAFETY: the mapping is plain memory without thread affinity; all access goes through raw pointers.
@@ -42,8 +50,15 @@ impl Mmap {
     /// Where pages are huge, the last one wholly.
     ///
     /// # Errors
-    /// When it is no memory, when as many files are mapped as can be guarded, or what mmap says.
+    /// When it is no memory, or more than [`MOST_OF_A_FILE`], when as many files are mapped as can be guarded, or what mmap
+    /// says.
     pub(crate) fn file(file: &File, offset: u64, len: usize) -> io::Result<Mmap> {
+        check_size(len as u64, MOST_OF_A_FILE)?;
+        Mmap::shared(file, offset, len)
+    }
+
+    /// The same, however many bytes it is.
+    fn shared(file: &File, offset: u64, len: usize) -> io::Result<Mmap> {
         let page = os::memory_page(file)?;
         let len = match page {
             fault::PAGE => Some(len),
@@ -52,8 +67,9 @@ impl Mmap {
         let len = len.ok_or(io::ErrorKind::InvalidInput)?;
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let map = Mmap::new(len, flags, file.as_raw_fd(), offset, page)?;
-        if !map.guarded {
-            let what = "as many files are mapped already as can be guarded against being cut";
+        if !map.is_guarded() {
+            let what = "as many files are mapped already, for all front ends together, as can be guarded against being \
+                        cut: detach disks that are not in use, or plug less memory into their guests";
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, what));
         }
         Ok(map)
@@ -86,13 +102,21 @@ impl Mmap {
             return Err(io::Error::last_os_error());
         }
         let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        let guarded = fd >= 0 && fault::guard(base.as_ptr() as usize, len, page);
+        let guarded = match fd {
+            0.. => fault::guard(base.as_ptr() as usize, len, page),
+            _ => None,
+        };
         Ok(Mmap { base, len, guarded })
     }
 
     /// Whether touching it is survived when others cut its file.
     pub(crate) fn is_guarded(&self) -> bool {
-        self.guarded
+        self.guarded.is_some()
+    }
+
+    /// Whether a page of it was missing when it was touched, and zeroes are there instead.
+    pub(crate) fn is_patched(&self) -> bool {
+        self.guarded.is_some_and(fault::is_patched)
     }
 
     /// Where it begins.
@@ -123,12 +147,24 @@ impl Mmap {
 
 impl Drop for Mmap {
     fn drop(&mut self) {
-        if self.guarded {
-            fault::release(self.base.as_ptr() as usize);
+        if let Some(place) = self.guarded {
+            fault::release(place);
         }
         // SAFETY: base and len are those of a mapping that this value owns; the module's invariants keep users away.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
+}
+
+/// Refuses more bytes than a front end may have mapped.
+fn check_size(bytes: u64, most: u64) -> io::Result<()> {
+    if bytes <= most {
+        return Ok(());
+    }
+    let what = format!(
+        "a front end shares {bytes} bytes where {most} are the most that are mapped of one, so that others find room: \
+         give its guest less memory"
+    );
+    Err(io::Error::new(io::ErrorKind::OutOfMemory, what))
 }
 
 /// A size or distance that fits this machine's memory.
@@ -153,7 +189,7 @@ impl Region {
     /// Maps a region of the vhost-user protocol: `len` bytes that begin `offset` bytes into `file`.
     ///
     /// # Errors
-    /// An address range that wraps, or what mmap says.
+    /// An address range that wraps, more than one front end may have mapped, or what mmap says.
     pub(crate) fn map(
         file: &File,
         guest: u64,
@@ -173,6 +209,7 @@ impl Region {
             let what = "a memory region's offset in its file is not congruent to its guest address";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
+        check_size(len, MOST_MEMORY)?;
         let page = os::memory_page(file)? as u64;
         let page_start = offset - offset % page;
         let skip = usize::try_from(offset - page_start).map_err(|_| io::ErrorKind::InvalidInput)?;
@@ -191,7 +228,7 @@ impl Region {
             guest,
             user,
             len,
-            map: Mmap::file(file, page_start, map_len)?,
+            map: Mmap::shared(file, page_start, map_len)?,
             skip,
         })
     }
@@ -306,7 +343,7 @@ impl Mapping {
     /// This and one region more.
     ///
     /// # Errors
-    /// When it overlaps another in guest addresses.
+    /// When it overlaps another in guest addresses, or all would be more than one front end may have mapped.
     pub(crate) fn with(&self, region: Region) -> io::Result<Mapping> {
         let overlaps =
             |r: &Arc<Region>| region.guest < r.guest + r.len && r.guest < region.guest + region.len;
@@ -316,6 +353,9 @@ impl Mapping {
                 "memory regions overlap",
             ));
         }
+        let mapped = |map: &Mmap| map.len() as u64;
+        let sum: u64 = self.regions.iter().map(|r| mapped(&r.map)).sum();
+        check_size(sum + mapped(&region.map), MOST_MEMORY)?;
         let mut next = self.clone();
         next.places.push(region.place());
         next.regions.push(Arc::new(region));
@@ -355,6 +395,15 @@ impl Mapping {
             .iter()
             .find(|r| user.checked_sub(r.user).is_some_and(|at| at < r.len))?;
         Some(region.guest + (user - region.user))
+    }
+
+    /// Whether a page of it, or of its log, was missing when it was touched: its front end has cut it, or there was no
+    /// memory left for it. Nothing that is found there can be relied on until it is shared anew.
+    pub(crate) fn is_spoilt(&self) -> bool {
+        // One load, as long as nobody's memory is.
+        fault::is_any_patched()
+            && (self.regions.iter().any(|region| region.map.is_patched())
+                || self.log.as_ref().is_some_and(|log| log.map.is_patched()))
     }
 
     /// Whether writes are logged.
@@ -535,6 +584,59 @@ fn prefetch(place: *const u8) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_front::vhost::Area;
+
+    const TIB: u64 = 1 << 40;
+
+    /// A region of so many bytes, of a file that takes no room.
+    fn region(guest: u64, len: u64) -> io::Result<Region> {
+        let file = os::memory_file(c"much", len).expect("memory");
+        Region::map(&file, guest, guest, 0, len)
+    }
+
+    #[test]
+    fn no_front_end_has_more_mapped_than_its_part_of_our_addresses() {
+        let refused = |error: Option<io::Error>| {
+            let error = error.expect("refused").to_string();
+            assert!(error.contains("give its guest less memory"), "{error}");
+        };
+        refused(region(0, 4 * TIB + 4096).err());
+        let whole = Mapping::empty().with(region(0, 4 * TIB).expect("as much as may be"));
+        let whole = whole.expect("as much as may be");
+        refused(whole.with(region(4 * TIB, 4096).expect("mapped")).err());
+        let none = whole.without(0, 4 * TIB).expect("it is there");
+        let some = none.with(region(0, TIB).expect("mapped")).expect("fits");
+        refused(
+            some.with(region(TIB, 3 * TIB + 4096).expect("mapped"))
+                .err(),
+        );
+        some.with(region(TIB, 3 * TIB).expect("mapped"))
+            .expect("as much as may be");
+        let file = os::memory_file(c"log", TIB).expect("memory");
+        refused(DirtyLog::map(&file, 0, MOST_OF_A_FILE + 1).err());
+        DirtyLog::map(&file, 0, MOST_OF_A_FILE).expect("as much as may be");
+    }
+
+    #[test]
+    fn memory_is_spoilt_once_a_page_of_it_or_of_its_log_was_missing_and_anothers_is_not() {
+        let files =
+            ["cut", "kept", "log"].map(|_| os::memory_file(c"guest", 8192).expect("memory"));
+        let part = |file, guest| Region::map(file, guest, guest, 0, 8192).expect("a mapping");
+        let kept = Mapping::empty().with(part(&files[1], 0)).expect("fits");
+        let both = kept.with(part(&files[0], 8192)).expect("fits");
+        let log = Arc::new(DirtyLog::map(&files[2], 0, 8192).expect("a mapping"));
+        let logged = kept.logging(Some(log));
+        let spoilt = || [&kept, &both, &logged].map(Mapping::is_spoilt);
+        assert_eq!(spoilt(), [false; 3]);
+        files[0].set_len(0).expect("cut");
+        files[2].set_len(0).expect("cut");
+        assert_eq!(spoilt(), [false; 3], "nobody was there yet");
+        assert_eq!(both.area(8192, 2).expect("inside").load_u16(0), 0);
+        assert_eq!(spoilt(), [false, true, false]);
+        logged.mark_dirty(0, 1);
+        assert_eq!(spoilt(), [false, true, true]);
+        assert!(!both.without(8192, 8192).expect("it is there").is_spoilt());
+    }
 
     #[test]
     fn a_list_is_cut_to_the_pieces_that_its_first_bytes_lie_in() {

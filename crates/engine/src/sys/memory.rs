@@ -5,7 +5,8 @@ use super::guest::Mmap;
 use std::io;
 use tidegate_core::request::Data;
 
-const PAGE: usize = 4096;
+/// What memory is given back in.
+pub(crate) const PAGE: usize = 4096;
 
 /// Private zeroes until written.
 pub(crate) struct Memory {

@@ -17,7 +17,7 @@
 //! # Source
 //! Linux, mm/memory.c, `unmap_mapping_range`: `even_cows` is "1 when truncating a file, unmap even private COWed pages".
 
-use super::{fault, guest::Mmap, os};
+use super::{guest::Mmap, os};
 use std::io;
 use std::os::fd::OwnedFd;
 
@@ -51,7 +51,7 @@ impl Tripwire {
         // SAFETY: the page is mapped for as long as `map`, and nobody else knows of it.
         unsafe { map.base().cast::<u64>().write_volatile(WORD) };
         // A page of zeroes that was put in its place would stand for ever.
-        if fault::is_patched(map.base() as usize) || os::length_now(file)? < end {
+        if map.is_patched() || os::length_now(file)? < end {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         Ok(Tripwire { map, start, end })

@@ -147,6 +147,8 @@ pub struct Queue<M: GuestMemory> {
     in_flight: u16,
     inflight: Option<Inflight<M::Area>>,
     writable: Vec<M::Segment>,
+    /// See [`Queue::walked`].
+    walked: u64,
     kicks_wanted: bool,
     /// Whether the last look found one chain and no more.
     lone: bool,
@@ -195,6 +197,7 @@ impl<M: GuestMemory> Queue<M> {
             in_flight: 0,
             inflight: None,
             writable: Vec::with_capacity(8),
+            walked: 0,
             kicks_wanted: true,
             lone: false,
             last_header: 0,
@@ -245,6 +248,12 @@ impl<M: GuestMemory> Queue<M> {
     /// How far the guest has made entries available, as of now.
     pub fn available(&self) -> u16 {
         self.avail.load_u16(IDX)
+    }
+
+    /// What it has taken so far to follow chains, good or bad: descriptors read, and pieces found where memory is cut. Plain
+    /// reads and writes are not counted: they are as short as can be.
+    pub fn walked(&self) -> u64 {
+        self.walked
     }
 
     /// Entries in the ring.
@@ -434,9 +443,11 @@ impl<M: GuestMemory> Queue<M> {
     ) -> Taken<M::Segment> {
         let mut writable = std::mem::take(&mut self.writable);
         writable.clear();
-        let walked = self.walk(memory, head, first, data, &mut writable);
-        let taken = block::parse(memory, head, walked, data, &mut writable);
+        let mut walked = self.walked + 1;
+        let end = self.walk(memory, head, first, data, &mut writable, &mut walked);
+        let taken = block::parse(memory, head, end, data, &mut writable);
         self.writable = writable;
+        self.walked = walked;
         taken
     }
 
@@ -449,10 +460,12 @@ impl<M: GuestMemory> Queue<M> {
         first: &Descriptor,
         readable: &mut Vec<M::Segment>,
         writable: &mut Vec<M::Segment>,
+        walked: &mut u64,
     ) -> Result<(), Nonsense> {
         if first.flags & DESC_INDIRECT == 0 {
             let load = |index| Some(self.desc.load_pair(DESC_BYTES * usize::from(index)));
-            return follow(memory, load, head, self.config.size, readable, writable);
+            let entries = self.config.size;
+            return follow(memory, load, head, entries, readable, writable, walked);
         }
         let bytes = first.len as usize;
         if !self.config.indirect
@@ -470,7 +483,7 @@ impl<M: GuestMemory> Queue<M> {
                     .checked_add(DESC_BYTES as u64 * u64::from(index))?,
             )
         };
-        follow(memory, load, 0, entries, readable, writable)
+        follow(memory, load, 0, entries, readable, writable, walked)
     }
 
     /// Hands a chain back with `written` bytes of its writable part filled. Seen by the guest after `publish`.

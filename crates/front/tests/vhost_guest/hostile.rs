@@ -366,6 +366,35 @@ fn pieces_that_regions_cut_too_small_are_an_error_with_a_status() {
 }
 
 #[test]
+fn what_it_takes_to_follow_a_chain_is_told_also_where_the_chain_makes_no_sense() {
+    let data = |count: usize, piece: Desc| {
+        let mut pieces = vec![h()];
+        pieces.extend((0..count).map(|_| piece));
+        pieces.push(s());
+        pieces
+    };
+    let cases = [
+        // A plain one is as short as can be, and not counted.
+        (data(1, Desc::read(DATA, 512)), 0),
+        (data(2, Desc::read(DATA, 512)), 1 + 4),
+        (data(3000, Desc::read(DATA, 512)), 1 + MAX_SEGMENTS as u64),
+        // Followed until the 512th of them makes 1025 pieces, then from there to the end, for the status.
+        (data(700, Desc::read(SEAM - 256, 512)), 1 + 513 + 1024 + 190),
+        // The second has no memory: the rest is followed for the status.
+        (data(9, Desc::read(END, 512)), 1 + 2 + 10),
+    ];
+    for (pieces, takes) in cases {
+        let mut bench = Bench::new();
+        bench.header(WRITE_T, 0);
+        bench.driver.indirect(0, TABLE, &pieces);
+        bench.driver.add(0);
+        let mut queue = Queue::new(&bench.memory, bench.driver.config()).expect("sound");
+        queue.next(&bench.memory, &mut Vec::new()).expect("sound");
+        assert_eq!(queue.walked(), takes, "{} descriptors", pieces.len());
+    }
+}
+
+#[test]
 fn a_direct_chain_in_a_huge_ring_is_followed_no_further_than_any_other() {
     let memory = driver::memory();
     let mut driver = Driver::new(&memory, MAX_SIZE, 0);

@@ -3,7 +3,7 @@
 //! The orders of a test are left in the inbox while the thread is held up, so that it finds them all in one turn.
 
 use super::*;
-use crate::datastore::null;
+use crate::datastore::{Image, Job, Lane, Progress, null};
 use crate::inbox::{Inbox, Order};
 use crate::sys::guest::{DirtyLog, GuestArea, Mmap, Region};
 use crate::sys::os;
@@ -29,6 +29,10 @@ const AVAIL: u64 = 16 * SIZE as u64;
 const USED: u64 = 0x2000;
 const HEADER: u64 = 0x4000;
 const STATUS: u64 = 0x5000;
+const TABLE: u64 = 0x8000;
+/// Descriptors of the longest chain.
+const LONGEST: u16 = 1024;
+const READ: u64 = 0;
 const FLUSH: u64 = 4;
 
 const CONFIG: QueueConfig = QueueConfig {
@@ -38,7 +42,7 @@ const CONFIG: QueueConfig = QueueConfig {
     used: USED,
     base: 0,
     event_idx: false,
-    indirect: false,
+    indirect: true,
     log_used: None,
 };
 
@@ -52,15 +56,20 @@ struct Guest {
 }
 
 impl Guest {
-    /// With [`CHAINS`] flushes made available, all taken by a daemon that died.
-    fn with_a_dead_daemon() -> Guest {
+    /// With memory, and nothing in it.
+    fn new() -> Guest {
         let file = os::memory_file(c"guest", 0x1_0000).expect("memory");
         let region = Region::map(&file, 0, 0, 0, 0x1_0000).expect("a mapping");
         let memory = Mapping::empty().with(region).expect("one region");
         let len = region_len(SIZE);
         let file = os::memory_file(c"account", len as u64).expect("memory");
         let account = Arc::new(Mmap::file(&file, 0, len).expect("a mapping"));
-        let guest = Guest { memory, account };
+        Guest { memory, account }
+    }
+
+    /// With [`CHAINS`] flushes made available.
+    fn with_flushes() -> Guest {
+        let guest = Guest::new();
         guest.area(HEADER, 16).store_u64(0, FLUSH);
         let table = guest.area(0, 16 * usize::from(SIZE));
         let avail = guest.area(AVAIL, 4 + 2 * usize::from(SIZE));
@@ -77,14 +86,62 @@ impl Guest {
             avail.store_u16(4 + 2 * usize::from(chain), first);
         }
         avail.store_u16(2, CHAINS);
-        let (mut dead, left) = guest.queue();
+        guest
+    }
+
+    /// The same, all taken by a daemon that died.
+    fn with_a_dead_daemon() -> Guest {
+        Guest::with_flushes().left_behind()
+    }
+
+    /// With all that it made available taken by a daemon that died.
+    fn left_behind(self) -> Guest {
+        let (mut dead, left) = self.queue();
         assert!(left.is_empty());
         let mut pieces = Vec::new();
-        while let Some(taken) = dead.next(&guest.memory, &mut pieces).expect("sound") {
+        while let Some(taken) = dead.next(&self.memory, &mut pieces).expect("sound") {
             assert!(matches!(taken, Taken::Request(_)));
         }
-        assert_eq!(dead.in_flight(), CHAINS);
+        assert_eq!(dead.in_flight(), self.available());
+        self
+    }
+
+    /// With `count` reads made available, each in an indirect table of [`LONGEST`], of which the last links to `end`.
+    fn with_long_chains(count: u16, end: Option<u16>) -> Guest {
+        let guest = Guest::new();
+        guest.area(HEADER, 16).store_u64(0, READ);
+        let entries = guest.area(TABLE, 16 * usize::from(LONGEST));
+        describe(&entries, 0, HEADER, 16 | 1 << 32 | 1 << 48);
+        for entry in 1..LONGEST - 1 {
+            let next = u64::from(entry + 1) << 48;
+            describe(&entries, entry, 0x6000, 512 | 3 << 32 | next);
+        }
+        let next = end.map_or(0, |end| 1 << 32 | u64::from(end) << 48);
+        describe(&entries, LONGEST - 1, STATUS, 1 | 2 << 32 | next);
+        let table = guest.area(0, 16 * usize::from(SIZE));
+        let avail = guest.area(AVAIL, 4 + 2 * usize::from(SIZE));
+        for head in 0..count {
+            let len = 16 * u64::from(LONGEST);
+            describe(&table, head, TABLE, len | (4 << 32));
+            avail.store_u16(4 + 2 * usize::from(head), head);
+        }
+        avail.store_u16(2, count);
         guest
+    }
+
+    /// What a daemon attaches of one that nobody has served yet.
+    fn fresh(&self, facts: &Arc<DeviceFacts>) -> Parts {
+        Parts {
+            disk: DISK,
+            queue: Queue::new(&self.memory, CONFIG).expect("sound rings"),
+            memory: self.memory.clone(),
+            facts: Arc::clone(facts),
+            standing: Standing::default(),
+            kick: EventFd::new().expect("a descriptor"),
+            call: None,
+            error: None,
+            left_behind: Vec::new(),
+        }
     }
 
     fn area(&self, at: u64, len: usize) -> GuestArea {
@@ -102,7 +159,7 @@ impl Guest {
 
     fn parts(&self) -> Parts {
         let (queue, left_behind) = self.queue();
-        assert_eq!(left_behind.len(), usize::from(CHAINS));
+        assert_eq!(left_behind.len(), usize::from(self.available()));
         let facts = DeviceFacts::new(String::new(), true);
         Parts {
             disk: DISK,
@@ -115,6 +172,11 @@ impl Guest {
             error: None,
             left_behind,
         }
+    }
+
+    /// How many chains the guest has made available.
+    fn available(&self) -> u16 {
+        self.area(AVAIL, 4).load_u16(2)
     }
 
     /// How many chains the guest sees as used.
@@ -137,6 +199,11 @@ struct Daemon {
 
 impl Daemon {
     fn start() -> Daemon {
+        Daemon::with(null::open(1 << 20).image)
+    }
+
+    /// With this image behind the disk.
+    fn with(image: Box<dyn Image + Send>) -> Daemon {
         let habits = Habits {
             poll: Span::ZERO,
             always_poll: false,
@@ -145,7 +212,8 @@ impl Daemon {
         let started = IoThread::start("tidegate-test".into(), habits);
         let (inbox, thread) = started.expect("the thread starts");
         let daemon = Daemon { inbox, thread };
-        for disk in [DISK, OTHER] {
+        let other = null::open(1 << 20).image;
+        for (disk, image) in [(DISK, image), (OTHER, other)] {
             let (reply, answer) = channel();
             daemon.order(Order::Attach(Box::new(Attach {
                 disk,
@@ -153,7 +221,7 @@ impl Daemon {
                 read_only: false,
                 stack: Stack::new(Vec::new()),
                 sides: Vec::new(),
-                image: null::open(1 << 20).image,
+                image,
                 lease: None,
                 control: None,
                 reply,
@@ -407,4 +475,166 @@ fn that_rings_make_no_sense_is_told_once_a_minute_however_often_a_guest_starts_t
     });
     assert_eq!(told.count(), 1);
     assert!(facts.may_complain(Time::ZERO + COMPLAINTS_APART));
+}
+
+fn eventually(what: &str, so: impl Fn() -> bool) {
+    let deadline = std::time::Instant::now() + PATIENCE;
+    while !so() {
+        assert!(std::time::Instant::now() < deadline, "in vain: {what}");
+        std::thread::yield_now();
+    }
+}
+
+/// Ends each job at once, and notes how many answers others had by then.
+struct Witness {
+    others: Vec<GuestArea>,
+    tell: Sender<u16>,
+}
+
+impl Image for Witness {
+    fn start(&mut self, _lane: &mut Lane<'_>, _job: Job) -> Progress {
+        let used = self.others.iter().map(|used| used.load_u16(2)).sum();
+        self.tell.send(used).expect("the test waits");
+        Progress::Done(Ok(()))
+    }
+}
+
+#[test]
+fn chains_that_take_long_to_follow_are_answered_one_a_turn_and_others_between_them() {
+    /// Requests that are taken of a queue in one turn.
+    const PER_TURN: u16 = 32;
+    let endless = [(); 3].map(|()| Guest::with_long_chains(CHAINS, Some(1)));
+    let other = Guest::with_flushes();
+    let (tell, answered) = channel();
+    let others = endless.iter().map(|guest| guest.area(USED, 4)).collect();
+    let daemon = Daemon::with(Box::new(Witness { others, tell }));
+    let [bad, good] = [(); 2].map(|()| Arc::new(DeviceFacts::new(String::new(), true)));
+    let (attach, numbers): (Vec<Order>, Vec<Receiver<u32>>) = endless
+        .iter()
+        .map(|guest| guest.fresh(&bad))
+        .chain([other.fresh(&good)])
+        .map(|parts| {
+            let (reply, number) = channel();
+            let attach = Order::AttachQueue(Box::new(AttachQueue { parts, reply }));
+            (attach, number)
+        })
+        .unzip();
+    daemon.order_at_once(|| attach.into_iter().for_each(|order| daemon.order(order)));
+    for number in &numbers {
+        heard(number);
+    }
+    for request in 0..CHAINS {
+        let turns = request / PER_TURN + 1;
+        let before = heard(&answered);
+        assert!(before <= turns, "{before} in {turns} turns");
+    }
+    eventually("all are answered", || {
+        endless.iter().all(|guest| guest.used() == CHAINS)
+    });
+    assert_eq!(other.used(), CHAINS);
+    assert_eq!(bad.nonsense.load(Ordering::Relaxed), 3 * u64::from(CHAINS));
+    daemon.stop();
+}
+
+/// Ends what it was given all at once, when nothing more has come for a while; tells how much that was.
+struct Hoard {
+    jobs: Vec<Job>,
+    due: Option<Time>,
+    tell: Sender<usize>,
+}
+
+impl Image for Hoard {
+    fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
+        self.jobs.push(job);
+        self.due = Some(lane.now + Span::from_millis(20));
+        Progress::Pending
+    }
+
+    fn deadline(&self) -> Option<Time> {
+        self.due
+    }
+
+    fn tick(&mut self, lane: &mut Lane<'_>) {
+        self.due = None;
+        self.tell.send(self.jobs.len()).expect("the test waits");
+        for job in self.jobs.drain(..) {
+            lane.finish(job.io, Ok(()));
+        }
+    }
+}
+
+/// Requests of [`LONGEST`] descriptors, and room for as many pieces: more than may be in flight at once.
+const MANY: u16 = 200;
+
+/// A daemon that serves a guest of [`MANY`] such requests, as `serve` orders, and has had its disk do all of them: never more
+/// at once than there is room for.
+fn hoards(serve: impl FnOnce(&Daemon)) -> Daemon {
+    let (tell, held) = channel();
+    let (jobs, due) = (Vec::new(), None);
+    let daemon = Daemon::with(Box::new(Hoard { jobs, due, tell }));
+    serve(&daemon);
+    let mut all = 0;
+    while all < usize::from(MANY) {
+        let together = heard(&held);
+        let room = together * usize::from(LONGEST);
+        assert!(room <= MOST_ROOM, "{together} in flight");
+        all += together;
+    }
+    daemon
+}
+
+#[test]
+fn requests_of_many_pieces_wait_while_those_in_flight_take_much_memory() {
+    let guest = Guest::with_long_chains(MANY, None);
+    let facts = Arc::new(DeviceFacts::new(String::new(), true));
+    let (reply, number) = channel();
+    let parts = guest.fresh(&facts);
+    let daemon = hoards(|daemon| {
+        daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+        heard(&number);
+    });
+    eventually("all are answered", || guest.used() == MANY);
+    daemon.stop();
+}
+
+#[test]
+fn what_a_dead_daemon_left_behind_is_answered_though_there_is_no_room_for_all_and_the_queue_stops()
+{
+    let guest = Guest::with_long_chains(MANY, None).left_behind();
+    let (attach, _number) = attach_queue(&guest);
+    let (stop, position) = stop_queue();
+    let daemon = hoards(|daemon| {
+        daemon.order_at_once(|| {
+            daemon.order(attach);
+            daemon.order(stop);
+        });
+    });
+    assert_eq!(heard(&position), MANY);
+    assert_eq!(guest.used(), MANY);
+    daemon.stop();
+}
+
+#[test]
+fn a_queue_takes_nothing_once_a_page_is_missing_of_its_memory() {
+    const CUT: u64 = 0x10_0000;
+    let mut guest = Guest::with_a_dead_daemon();
+    let file = os::memory_file(c"cut", 4096).expect("memory");
+    let region = Region::map(&file, CUT, CUT, 0, 4096).expect("a mapping");
+    guest.memory = guest.memory.with(region).expect("one region more");
+    let parts = guest.parts();
+    let facts = Arc::clone(&parts.facts);
+    file.set_len(0).expect("cut");
+    assert_eq!(guest.area(CUT, 2).load_u16(0), 0);
+    let daemon = Daemon::start();
+    let (reply, number) = channel();
+    let (stop, position) = stop_queue();
+    daemon.order_at_once(|| {
+        daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+        daemon.order(stop);
+    });
+    heard(&number);
+    heard(&position);
+    assert_eq!(facts.broken.load(Ordering::Relaxed), 1);
+    assert_eq!(guest.used(), 0, "it was to take a hundred again");
+    daemon.stop();
 }

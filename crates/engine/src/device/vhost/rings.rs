@@ -132,6 +132,13 @@ impl Protocol {
                 .map_err(|_| refuse("the in-flight region does not fit the ring"))?,
             None => Vec::new(),
         };
+        // After the rings have been looked at: that is where a page may first be missed.
+        if memory.is_spoilt() {
+            return Err(refuse(
+                "pages are missing of memory that the front end shares: it was cut, or the host has none left. Share it \
+                 anew, as a virtual machine does that is reset or connects again",
+            ));
+        }
         let known =
             queue.is_resumed() || std::mem::replace(&mut self.rings[index as usize].ran, true);
         self.doubt(queue.was_used(), known);

@@ -357,3 +357,46 @@ fn after_one_that_had_the_thread_wait_a_ring_runs_a_second_later_also_for_who_ha
     first.end();
     second.end();
 }
+
+#[test]
+fn no_ring_runs_over_memory_that_was_cut_until_it_is_shared_anew() {
+    let engine = engine();
+    let disk = disk(&engine);
+    let mut front_end = FrontEnd::connect(&disk);
+    front_end.start().expect("its ring runs");
+    front_end.protocol.get_vring_base(0).expect("it stops");
+    front_end.memory.set_len(0).expect("cut");
+    for _ in 0..2 {
+        let kick = front_end.kick.to_file().expect("a descriptor");
+        let started = front_end.protocol.set_vring_kick(0, Some(kick));
+        let refused = started.expect_err("nothing can be read there").to_string();
+        assert!(refused.contains("Share it anew"), "{refused}");
+        assert!(!front_end.runs());
+    }
+    front_end.memory.set_len(MEMORY).expect("grown");
+    front_end.start().expect("its ring runs");
+    assert!(front_end.runs());
+    front_end.end();
+}
+
+#[test]
+fn a_front_end_fills_its_memory_slots_and_no_more() {
+    let engine = engine();
+    let disk = disk(&engine);
+    let mut front_end = FrontEnd::connect(&disk);
+    let slots = front_end.protocol.get_max_mem_slots().expect("a number");
+    let mut plug = |slot: u64| {
+        let at = slot * MEMORY;
+        let region = VhostUserSingleMemoryRegion::new(at, MEMORY, USER + at, 0);
+        let memory = front_end.memory.try_clone().expect("a descriptor");
+        front_end.protocol.add_mem_region(&region, memory, None)
+    };
+    for slot in 0..slots {
+        plug(slot).expect("there is room");
+    }
+    let refused = plug(slots).expect_err("no slot is left").to_string();
+    assert!(refused.contains("memory slots are taken"), "{refused}");
+    front_end.end();
+    // What all front ends share has room for two of each of many disks that fill theirs, beside honest ones.
+    assert!(slots <= 64, "{slots}");
+}

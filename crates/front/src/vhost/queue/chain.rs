@@ -18,7 +18,8 @@ pub(super) const DESC_WRITE: u16 = 2;
 pub(super) const DESC_INDIRECT: u16 = 4;
 pub(super) const DESC_BYTES: usize = 16;
 
-/// Follows `next` links from `start` in the table of `entries` that `load` reads.
+/// Follows `next` links from `start` in the table of `entries` that `load` reads. `walked` counts what it took, also where
+/// the chain is refused: descriptors read, and pieces found where memory is cut.
 pub(super) fn follow<M: GuestMemory>(
     memory: &M,
     load: impl Fn(u16) -> Option<[u64; 2]>,
@@ -26,9 +27,11 @@ pub(super) fn follow<M: GuestMemory>(
     entries: u16,
     readable: &mut Vec<M::Segment>,
     writable: &mut Vec<M::Segment>,
+    walked: &mut u64,
 ) -> Result<(), Nonsense> {
     let mut index = start;
     for _ in 0..usize::from(entries).min(MAX_SEGMENTS) {
+        *walked += 1;
         let Some(desc) = load(index).map(Descriptor::decode) else {
             return hopeless(Nonsense::Outside, writable);
         };
@@ -40,15 +43,23 @@ pub(super) fn follow<M: GuestMemory>(
         } else if writable.is_empty() {
             &mut *readable
         } else {
-            return salvage(memory, load, index, entries, Nonsense::Order, writable);
+            let why = Nonsense::Order;
+            return salvage(memory, load, index, entries, why, writable, walked);
         };
         if let Some(piece) = memory.segment(desc.addr, desc.len) {
             list.push(piece);
-        } else if !memory.segments(desc.addr, desc.len, list) {
-            return salvage(memory, load, index, entries, Nonsense::Outside, writable);
+        } else {
+            let before = list.len();
+            let whole = memory.segments(desc.addr, desc.len, list);
+            *walked += (list.len() - before) as u64;
+            if !whole {
+                let why = Nonsense::Outside;
+                return salvage(memory, load, index, entries, why, writable, walked);
+            }
         }
         if readable.len() + writable.len() > MAX_SEGMENTS {
-            return salvage(memory, load, index, entries, Nonsense::Long, writable);
+            let why = Nonsense::Long;
+            return salvage(memory, load, index, entries, why, writable, walked);
         }
         if desc.flags & DESC_NEXT == 0 {
             return Ok(());
@@ -83,8 +94,10 @@ fn salvage<M: GuestMemory>(
     entries: u16,
     why: Nonsense,
     writable: &mut Vec<M::Segment>,
+    walked: &mut u64,
 ) -> Result<(), Nonsense> {
     for _ in 0..usize::from(entries).min(MAX_SEGMENTS) {
+        *walked += 1;
         let Some(desc) = load(index).map(Descriptor::decode) else {
             break;
         };

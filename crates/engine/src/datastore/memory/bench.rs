@@ -1,0 +1,101 @@
+//! What an image needs of an I/O thread, for tests of images that keep their bytes in memory.
+
+use super::super::{Image, Job, Lane, Progress};
+use crate::errand::Errands;
+use crate::inbox::Inbox;
+use crate::sys::buffers::Buffers;
+use crate::sys::ring::Ring;
+use std::sync::Arc;
+use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Outcome};
+use tidegate_core::units::Time;
+
+/// A thread without one: its tests take the turns.
+pub(in crate::datastore) struct Bench {
+    pub(in crate::datastore) now: Time,
+    ring: Ring,
+    buffers: Buffers,
+    finished: Vec<(DiskId, IoId, Outcome)>,
+    errands: Errands,
+}
+
+impl Bench {
+    pub(in crate::datastore) fn new() -> Bench {
+        let inbox = Arc::new(Inbox::new().expect("an inbox"));
+        Bench {
+            now: Time::ZERO,
+            ring: Ring::new().expect("a ring"),
+            buffers: Buffers::new(),
+            finished: Vec::new(),
+            errands: Errands::start("test", inbox).expect("a thread"),
+        }
+    }
+
+    /// Whatever an image is asked to do.
+    pub(in crate::datastore) fn with<T>(&mut self, act: impl FnOnce(&mut Lane<'_>) -> T) -> T {
+        act(&mut Lane {
+            now: self.now,
+            disk: DiskId(3),
+            ring: &mut self.ring,
+            buffers: &mut self.buffers,
+            finished: &mut self.finished,
+            errands: &self.errands,
+        })
+    }
+
+    /// A buffer full of `byte`.
+    pub(in crate::datastore) fn buffer(&mut self, byte: u8, len: usize) -> u32 {
+        let buffer = self.buffers.claim_pool(len).expect("memory");
+        self.buffers
+            .put(Data { buffer, start: 0 }, &vec![byte; len]);
+        buffer
+    }
+
+    /// Whether all of a buffer is `byte`.
+    pub(in crate::datastore) fn is_full_of(&self, byte: u8, buffer: u32) -> bool {
+        let mut all = vec![!byte; self.buffers.len(buffer)];
+        self.buffers.get(Data { buffer, start: 0 }, &mut all);
+        all.iter().all(|&one| one == byte)
+    }
+
+    /// Has `image` begin the job number `io` on all of a buffer.
+    pub(in crate::datastore) fn start(
+        &mut self,
+        image: &mut dyn Image,
+        io: u64,
+        op: Op,
+        offset: u64,
+        buffer: u32,
+    ) -> Progress {
+        let job = Job {
+            io: IoId::from_bits(io),
+            op,
+            flags: Flags::NONE,
+            offset,
+            len: self.buffers.len(buffer) as u64,
+            data: Data { buffer, start: 0 },
+        };
+        self.with(|lane| image.start(lane, job))
+    }
+
+    /// One turn of the ring. Returns whether `image` had anything on it.
+    pub(in crate::datastore) fn turn(&mut self, image: &mut dyn Image) -> bool {
+        let mut completions = Vec::new();
+        self.ring.submit();
+        self.ring.reap(256, &mut completions);
+        for &completion in &completions {
+            self.with(|lane| image.completed(lane, completion));
+        }
+        !completions.is_empty()
+    }
+
+    /// Which jobs have ended since this was asked last.
+    pub(in crate::datastore) fn ended(&mut self) -> Vec<u64> {
+        let ended = self.finished.drain(..);
+        ended
+            .map(|(_, io, outcome)| {
+                assert_eq!(outcome, Ok(()));
+                io.to_bits()
+            })
+            .collect()
+    }
+}
