@@ -5,10 +5,11 @@
 //! end is negotiated with and handed over like any other.
 //!
 //! # Always true
-//! - Not more clients are connected than the plan allows; further ones are closed at once.
+//! - Not more clients are connected than [the hall](hall) has seats for, and places for those who have not chosen a
+//!   disk; further ones are closed at once.
 //! - A client that has not chosen a disk within [`PATIENCE`] is closed.
-//! - A client has its seat for as long as anything of it is here, and keeps nothing here for long once its disk is done
-//!   with it, or once it has vanished from the network.
+//! - A client has its seat or place for as long as anything of it is here, and keeps nothing here for long once its
+//!   disk is done with it, or once it has vanished from the network.
 //! - A byte is read from a client only when the handshake needs it: what comes after belongs to TLS or the I/O thread.
 
 use std::convert::Infallible;
@@ -22,14 +23,18 @@ use tidegate_api::disk::ClientKind;
 use tidegate_api::name::Name;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
 
 use crate::accept;
 use crate::host::nbd::{self, Handshake, Refusal, Step, Tls};
-use crate::limits;
 use crate::live::{Live, LiveDisks};
 use crate::sockets::Listening;
+
+mod hall;
+
+pub(crate) use hall::Hall;
+use hall::{Ticket, Way};
 
 /// How long a client may take to choose its disk. A slow link needs a second; a person at `telnet` is not a client.
 const PATIENCE: Duration = Duration::from_secs(30);
@@ -64,23 +69,6 @@ pub(crate) enum DoorSecurity {
     Tls(TlsAcceptor),
 }
 
-/// What all doors lead to.
-#[derive(Clone)]
-pub(crate) struct Hall {
-    pub(crate) disks: Arc<LiveDisks>,
-    pub(crate) seats: Arc<Semaphore>,
-}
-
-impl Hall {
-    /// Before these disks, with room for so many clients.
-    pub(crate) fn new(disks: Arc<LiveDisks>, seats: usize) -> Hall {
-        Hall {
-            disks,
-            seats: Arc::new(Semaphore::new(seats.min(Semaphore::MAX_PERMITS))),
-        }
-    }
-}
-
 /// Accepts clients at a door for as long as the task lives.
 pub(crate) async fn attend(door: Door, hall: Hall) -> io::Result<()> {
     match door.socket {
@@ -89,7 +77,13 @@ pub(crate) async fn attend(door: Door, hall: Hall) -> io::Result<()> {
             loop {
                 let (socket, _) = accept::next(ACCEPT, |cx| listener.poll_accept(cx)).await;
                 let peer = unix_peer(&socket);
-                welcome(Socket::Unix(socket), peer, door.security.clone(), &hall);
+                welcome(
+                    Socket::Unix(socket),
+                    Way::Unix,
+                    peer,
+                    door.security.clone(),
+                    &hall,
+                );
             }
         }
         Listening::Tcp(listener) => {
@@ -102,7 +96,8 @@ pub(crate) async fn attend(door: Door, hall: Hall) -> io::Result<()> {
                     tracing::debug!(%error, "an NBD client that vanishes will not be noticed");
                 }
                 let peer = address.to_string();
-                welcome(Socket::Tcp(socket), peer, door.security.clone(), &hall);
+                let way = Way::Tcp(address.ip());
+                welcome(Socket::Tcp(socket), way, peer, door.security.clone(), &hall);
             }
         }
     }
@@ -133,24 +128,15 @@ enum Socket {
     Tcp(TcpStream),
 }
 
-fn welcome(socket: Socket, peer: String, security: DoorSecurity, hall: &Hall) {
-    let Ok(seat) = Arc::clone(&hall.seats).try_acquire_owned() else {
-        tracing::warn!(
-            peer,
-            "too many NBD clients: one is turned away (see nbd.max_connections)"
-        );
+fn welcome(socket: Socket, way: Way, peer: String, security: DoorSecurity, hall: &Hall) {
+    let Some(ticket) = hall.admit(way, &peer) else {
         return;
     };
-    if let Err(problem) = limits::must_have_room("cannot let an NBD client in") {
-        hall.disks.count_refused();
-        tracing::warn!(peer, %problem, "an NBD client is turned away");
-        return;
-    }
     let disks = Arc::clone(&hall.disks);
     tokio::spawn(async move {
         let led = match socket {
-            Socket::Unix(socket) => lead(socket, &peer, security, &disks, seat).await,
-            Socket::Tcp(socket) => lead(socket, &peer, security, &disks, seat).await,
+            Socket::Unix(socket) => lead(socket, &peer, security, &disks, ticket).await,
+            Socket::Tcp(socket) => lead(socket, &peer, security, &disks, ticket).await,
         };
         if let Err(error) = led {
             disks.count_refused();
@@ -165,7 +151,7 @@ async fn lead<S>(
     peer: &str,
     security: DoorSecurity,
     disks: &LiveDisks,
-    seat: OwnedSemaphorePermit,
+    ticket: Ticket,
 ) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + IntoOwnedFd + Unpin + Send + 'static,
@@ -175,19 +161,24 @@ where
         DoorSecurity::Tls(_) => Tls::Required,
     };
     let mut handshake = Handshake::new(tls);
+    let ticket = Arc::new(ticket);
     let patience = tokio::time::Instant::now() + PATIENCE;
     let first = tokio::time::timeout_at(patience, negotiate(&mut socket, &mut handshake, disks));
-    let (chosen, kind, socket, seat): (_, _, _, Box<dyn Send>) = match (first.await??, security) {
+    let (chosen, kind, socket, stay): (_, _, _, Box<dyn Send>) = match (first.await??, security) {
         (Some(End::Chosen(chosen)), _) => {
             let socket = socket.into_owned_fd()?;
-            (chosen, ClientKind::Nbd, socket, Box::new(seat))
+            (
+                chosen,
+                ClientKind::Nbd,
+                socket,
+                Box::new(Arc::clone(&ticket)),
+            )
         }
         (Some(End::StartTls), DoorSecurity::Tls(acceptor)) => {
             let private = tokio::time::timeout_at(patience, acceptor.accept(socket)).await??;
             let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
-            let seat = Arc::new(seat);
             let (served, done) = oneshot::channel();
-            splice(private, theirs, Arc::clone(&seat), done, LINGER)?;
+            splice(private, theirs, Arc::clone(&ticket), done, LINGER)?;
             ours.set_nonblocking(true)?;
             let mut ours = UnixStream::from_std(ours)?;
             let mut handshake = handshake.inside_tls();
@@ -196,15 +187,17 @@ where
             match second.await?? {
                 Some(End::Chosen(chosen)) => {
                     let socket = ours.into_owned_fd()?;
-                    (chosen, ClientKind::NbdTls, socket, Box::new((seat, served)))
+                    let stay = Box::new((Arc::clone(&ticket), served));
+                    (chosen, ClientKind::NbdTls, socket, stay)
                 }
                 Some(End::StartTls) | None => return Ok(()),
             }
         }
         (Some(End::StartTls), DoorSecurity::Plain) | (None, _) => return Ok(()),
     };
+    ticket.sit().map_err(io::Error::other)?;
     let (live, negotiated) = chosen;
-    live.serve_nbd(socket, &negotiated, kind, peer, seat)
+    live.serve_nbd(socket, &negotiated, kind, peer, stay)
         .map_err(io::Error::other)
 }
 
@@ -275,11 +268,11 @@ fn finish(step: Step, looked_up: Option<Arc<Live>>, left: &[u8]) -> io::Result<O
 }
 
 /// Carries bytes between a private connection and the disk's end, until both have closed, or for as long as `linger` after
-/// the disk's end is `done`: when its sender is dropped. The seat is taken until then.
+/// the disk's end is `done`: when its sender is dropped. The ticket is held until then.
 fn splice<S>(
     mut private: S,
     inside: std::os::unix::net::UnixStream,
-    seat: Arc<OwnedSemaphorePermit>,
+    ticket: impl Send + 'static,
     done: oneshot::Receiver<Infallible>,
     linger: Duration,
 ) -> io::Result<()>
@@ -289,7 +282,7 @@ where
     inside.set_nonblocking(true)?;
     let mut inside = UnixStream::from_std(inside)?;
     tokio::spawn(async move {
-        let _seat = seat;
+        let _ticket = ticket;
         let ended = tokio::io::copy_bidirectional_with_sizes(
             &mut private,
             &mut inside,
@@ -331,6 +324,8 @@ impl IntoOwnedFd for TcpStream {
 mod tests {
     use super::*;
     use std::io::Write;
+
+    use tokio::sync::Semaphore;
 
     #[tokio::test]
     async fn a_silent_tls_client_has_its_seat_until_it_is_closed_soon_after_its_disk_is_done() {

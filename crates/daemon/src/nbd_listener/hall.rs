@@ -1,0 +1,380 @@
+//! Whom NBD listeners let in, and how many: a place for who still says what it wants, a seat for who has a disk.
+//!
+//! Anybody who reaches a TCP port can connect and say nothing. So who comes that way has but a place until its
+//! handshake is over, and takes nothing until then that clients need. Who comes by a Unix socket was let in by its
+//! permissions.
+//!
+//! # Always true
+//! - Of those who came by TCP not more have a seat than the plan allows, and as many of those who came by Unix sockets:
+//!   neither takes the others'.
+//! - Who came by TCP has no seat before its handshake is over.
+//! - No peer is given a place that has as many as are left: some are left for others, whatever it does.
+//! - Why somebody is turned away is told once until somebody is let in, and not again within [`PAUSE`].
+
+use std::collections::{BTreeMap, HashMap};
+use std::mem::Discriminant;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tidegate_api::problem::{Problem, ProblemCode};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+
+use crate::limits;
+use crate::live::LiveDisks;
+use crate::trouble::Outcome;
+
+/// What cannot be done when somebody is turned away.
+const LET_IN: &str = "cannot let an NBD client in";
+
+/// Connections by TCP whose handshake is not over. One takes milliseconds, so that a peer may begin half as many at the
+/// same moment, as after a restart; and ten strangers that take what they can leave twenty to everybody else.
+const PLACES: usize = 256;
+
+/// Strangers can come and go at will, and have the hall full again each time: the log is not theirs to fill.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// What all doors lead to.
+#[derive(Clone)]
+pub(crate) struct Hall {
+    pub(super) disks: Arc<LiveDisks>,
+    unix: Arc<Semaphore>,
+    tcp: Arc<Semaphore>,
+    porch: Arc<Porch>,
+    told: Arc<Told>,
+}
+
+/// How somebody came.
+#[derive(Clone, Copy)]
+pub(super) enum Way {
+    Unix,
+    Tcp(IpAddr),
+}
+
+impl Hall {
+    /// Before these disks, with room for so many clients by either way.
+    pub(crate) fn new(disks: Arc<LiveDisks>, seats: usize) -> Hall {
+        let room = || Arc::new(Semaphore::new(seats.min(Semaphore::MAX_PERMITS)));
+        Hall {
+            disks,
+            unix: room(),
+            tcp: room(),
+            porch: Arc::default(),
+            told: Arc::default(),
+        }
+    }
+
+    /// Lets somebody in, or tells why not.
+    pub(super) fn admit(&self, way: Way, peer: &str) -> Option<Ticket> {
+        match self.ticket(way) {
+            Ok(ticket) => {
+                self.told.somebody_came_in();
+                Some(ticket)
+            }
+            Err(lack) => {
+                self.disks.count_refused();
+                if self.told.must_tell(&lack, Instant::now()) {
+                    let problem = lack.problem();
+                    tracing::warn!(peer, %problem, "an NBD client is turned away");
+                }
+                None
+            }
+        }
+    }
+
+    fn ticket(&self, way: Way) -> Result<Ticket, Lack> {
+        let ticket = match way {
+            Way::Unix => Ticket::seated(&self.unix)?,
+            // Who would find no seat in the end need not begin.
+            Way::Tcp(_) if self.tcp.available_permits() == 0 => return Err(Lack::Seats),
+            Way::Tcp(peer) => {
+                let _place = self.porch.enter(peer)?;
+                Ticket {
+                    seats: Arc::clone(&self.tcp),
+                    held: Mutex::new(Held::Place { _place }),
+                }
+            }
+        };
+        limits::must_have_room(LET_IN).map_err(Lack::Descriptors)?;
+        Ok(ticket)
+    }
+}
+
+/// What there is too little of for one more.
+enum Lack {
+    Seats,
+    Places,
+    PlacesOfPeer,
+    Descriptors(Problem),
+}
+
+impl Lack {
+    fn problem(self) -> Problem {
+        let problem = Problem::new(ProblemCode::Exhausted, LET_IN);
+        match self {
+            Lack::Seats => problem
+                .because("as many are connected as may be")
+                .remedy("disconnect some, or raise the daemon's nbd.max_connections"),
+            Lack::Places => problem
+                .because(format!(
+                    "of {PLACES} connections by TCP the handshake is not over"
+                ))
+                .remedy("let only those reach the port that are to, by a firewall"),
+            Lack::PlacesOfPeer => problem
+                .because(
+                    "its address has as many whose handshake is not over as are left for all others",
+                )
+                .remedy("look there for what opens them, or keep it from the port by a firewall"),
+            Lack::Descriptors(problem) => problem,
+        }
+    }
+}
+
+/// The right to be in the hall, until the last who holds a part of it has let go.
+pub(super) struct Ticket {
+    seats: Arc<Semaphore>,
+    held: Mutex<Held>,
+}
+
+enum Held {
+    Place { _place: Place },
+    Seat { _seat: OwnedSemaphorePermit },
+}
+
+impl Ticket {
+    fn seated(seats: &Arc<Semaphore>) -> Result<Ticket, Lack> {
+        let held = Mutex::new(seat(seats)?);
+        let seats = Arc::clone(seats);
+        Ok(Ticket { seats, held })
+    }
+
+    /// Has a seat from now on, in the place of its place: its handshake is over.
+    pub(super) fn sit(&self) -> Outcome<()> {
+        let mut held = locked(&self.held);
+        if let Held::Place { .. } = *held {
+            *held = seat(&self.seats).map_err(Lack::problem)?;
+        }
+        Ok(())
+    }
+}
+
+fn seat(seats: &Arc<Semaphore>) -> Result<Held, Lack> {
+    let seat = Arc::clone(seats).try_acquire_owned();
+    Ok(Held::Seat {
+        _seat: seat.map_err(|_| Lack::Seats)?,
+    })
+}
+
+/// Those who came by TCP and have not finished their handshake: how many of each peer.
+#[derive(Default)]
+struct Porch(Mutex<BTreeMap<IpAddr, usize>>);
+
+/// A place there, until dropped.
+struct Place {
+    porch: Arc<Porch>,
+    peer: IpAddr,
+}
+
+impl Porch {
+    fn enter(self: &Arc<Porch>, peer: IpAddr) -> Result<Place, Lack> {
+        let peer = network(peer);
+        let mut here = locked(&self.0);
+        let left = PLACES - here.values().sum::<usize>();
+        let own = here.get(&peer).copied().unwrap_or(0);
+        if left == 0 {
+            return Err(Lack::Places);
+        }
+        if own >= left {
+            return Err(Lack::PlacesOfPeer);
+        }
+        here.insert(peer, own + 1);
+        let porch = Arc::clone(self);
+        Ok(Place { porch, peer })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut here = locked(&self.porch.0);
+        match here.get_mut(&self.peer) {
+            Some(own) if *own > 1 => *own -= 1,
+            _ => {
+                here.remove(&self.peer);
+            }
+        }
+    }
+}
+
+/// For whom places are counted: an address, of IPv6 the network of it, since whoever has one address has all of those.
+fn network(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+        v4 => v4,
+    }
+}
+
+/// What was told of each lack.
+#[derive(Default)]
+struct Told(Mutex<HashMap<Discriminant<Lack>, Telling>>);
+
+struct Telling {
+    at: Instant,
+    let_in_since: bool,
+}
+
+impl Told {
+    fn must_tell(&self, lack: &Lack, now: Instant) -> bool {
+        let lack = std::mem::discriminant(lack);
+        let mut told = locked(&self.0);
+        if let Some(last) = told.get(&lack)
+            && !(last.let_in_since && now.duration_since(last.at) >= PAUSE)
+        {
+            return false;
+        }
+        let telling = Telling {
+            at: now,
+            let_in_since: false,
+        };
+        told.insert(lack, telling);
+        true
+    }
+
+    fn somebody_came_in(&self) {
+        for telling in locked(&self.0).values_mut() {
+            telling.let_in_since = true;
+        }
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // None of these is ever left half changed, so another thread's panic does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::io;
+
+    fn hall(seats: usize) -> Hall {
+        Hall::new(Arc::default(), seats)
+    }
+
+    fn by_tcp(peer: &str) -> Way {
+        Way::Tcp(peer.parse().unwrap())
+    }
+
+    /// As many tickets as one who comes so can get.
+    fn all(hall: &Hall, way: Way) -> Vec<Ticket> {
+        let next = || hall.admit(way, "a peer");
+        std::iter::from_fn(next).take(2 * PLACES).collect()
+    }
+
+    #[test]
+    fn who_has_not_finished_its_handshake_takes_no_seat() {
+        let hall = hall(1);
+        let idle = all(&hall, by_tcp("192.0.2.1"));
+        assert!(idle.len() > 1);
+        let client = hall.admit(by_tcp("192.0.2.2"), "a client").unwrap();
+        client.sit().unwrap();
+        assert!(idle[0].sit().is_err(), "there is one seat");
+        drop(client);
+        idle[0].sit().unwrap();
+    }
+
+    #[test]
+    fn unix_sockets_and_tcp_do_not_take_each_others_seats() {
+        let hall = hall(1);
+        let by_unix = hall.admit(Way::Unix, "a client").unwrap();
+        assert!(hall.admit(Way::Unix, "another").is_none());
+        let other = hall.admit(by_tcp("192.0.2.1"), "a client").unwrap();
+        other.sit().unwrap();
+        assert!(hall.admit(by_tcp("192.0.2.1"), "another").is_none());
+        drop(by_unix);
+        assert!(hall.admit(Way::Unix, "another").is_some());
+    }
+
+    #[test]
+    fn no_peer_has_more_places_than_are_left_for_others() {
+        let hall = hall(1);
+        let one = all(&hall, by_tcp("192.0.2.1"));
+        assert_eq!(one.len(), PLACES / 2);
+        let other = all(&hall, by_tcp("192.0.2.2"));
+        assert_eq!(other.len(), PLACES / 4);
+        assert!(hall.admit(by_tcp("192.0.2.3"), "a third").is_some());
+        drop(one);
+        assert_eq!(all(&hall, by_tcp("192.0.2.1")).len(), PLACES * 3 / 8);
+    }
+
+    #[test]
+    fn many_peers_together_have_no_more_than_all_places() {
+        let hall = hall(1);
+        let here: Vec<_> = (0..=255)
+            .flat_map(|last| all(&hall, by_tcp(&format!("192.0.2.{last}"))))
+            .collect();
+        assert_eq!(here.len(), PLACES);
+        let one_more = hall.ticket(by_tcp("198.51.100.1"));
+        assert!(matches!(one_more, Err(Lack::Places)));
+        assert!(hall.admit(Way::Unix, "a client").is_some());
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_peer_and_a_place_is_given_back() {
+        let hall = hall(1);
+        let here = all(&hall, by_tcp("2001:db8:0:1::1"));
+        assert!(hall.admit(by_tcp("2001:db8:0:1:2::"), "it").is_none());
+        assert!(hall.admit(by_tcp("2001:db8:0:2::1"), "another").is_some());
+        here[0].sit().unwrap();
+        assert_eq!(
+            locked(&hall.porch.0).values().sum::<usize>(),
+            here.len() - 1
+        );
+        drop(here);
+        assert!(locked(&hall.porch.0).is_empty());
+    }
+
+    #[test]
+    fn what_is_lacking_is_told_once_until_somebody_is_let_in_and_some_time_went_by() {
+        let told = Told::default();
+        let begun = Instant::now();
+        assert!(told.must_tell(&Lack::Seats, begun));
+        assert!(!told.must_tell(&Lack::Seats, begun + 2 * PAUSE));
+        assert!(told.must_tell(&Lack::Places, begun), "another lack");
+        told.somebody_came_in();
+        assert!(!told.must_tell(&Lack::Seats, begun + PAUSE / 2));
+        assert!(told.must_tell(&Lack::Seats, begun + PAUSE));
+        assert!(!told.must_tell(&Lack::Seats, begun + 3 * PAUSE));
+    }
+
+    #[derive(Clone, Default)]
+    struct Lines(Arc<Mutex<Vec<u8>>>);
+
+    impl io::Write for Lines {
+        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+            locked(&self.0).extend_from_slice(bytes);
+            Ok(bytes.len())
+        }
+
+        fn flush(&mut self) -> io::Result<()> {
+            Ok(())
+        }
+    }
+
+    #[test]
+    fn a_full_hall_writes_one_line_and_counts_all_whom_it_turns_away() {
+        let hall = hall(1);
+        let lines = Lines::default();
+        let writer = lines.clone();
+        let log = tracing_subscriber::fmt().with_writer(move || writer.clone());
+        tracing::subscriber::with_default(log.finish(), || {
+            let _seat = hall.admit(Way::Unix, "a client").unwrap();
+            for _ in 0..100 {
+                assert!(hall.admit(Way::Unix, "another").is_none());
+            }
+        });
+        let text = String::from_utf8(locked(&lines.0).clone()).unwrap();
+        assert_eq!(text.matches("an NBD client is turned away").count(), 1);
+        assert!(text.contains("nbd.max_connections"), "{text}");
+        assert_eq!(hall.disks.refused(), 100);
+    }
+}
