@@ -1,14 +1,21 @@
 //! The first run: a datastore, a disk, and the lines with which one reaches it, so that there is something to see.
+//!
+//! # Always true
+//! - It is due until it was done or the user has a datastore: a start that fails only puts it off.
+//! - Who removes what it made does not get it back.
 
 use std::fmt::Write;
 use std::fs;
+use std::path::Path;
 
 use tidegate_api::datastore::{DatastoreSettings, IoMode};
 use tidegate_api::disk::{DiskAttach, DiskCreate, SnippetFor};
 use tidegate_api::name::Name;
+use tidegate_api::problem::Problem;
 
 use crate::keeper::Keeper;
 use crate::root::Root;
+use crate::store::Store;
 use crate::trouble::{self, Outcome};
 
 const DATASTORE: &str = "local";
@@ -18,11 +25,24 @@ const DISK: &str = "disk0";
 const SIZE: u64 = 1 << 30;
 
 /// Whether nothing was ever served from this root.
-pub(crate) fn is_due(root: &Root) -> bool {
-    !root.state().exists() && !root.local_datastore().exists()
+pub(crate) fn is_due(root: &Root, store: &Store) -> Outcome<bool> {
+    // Written when the first disk is attached, and there for good: when none is attached any more, it says so.
+    let served = root.state().join("attached.toml").exists();
+    Ok(!served && store.datastores()?.is_empty() && is_bare(&root.local_datastore()))
 }
 
-/// Makes datastore and disk, attaches it, and answers with what to tell the user.
+/// Whether nobody's disks can lie in a folder: it is not there, or holds nothing but what hosts leave for each other.
+fn is_bare(folder: &Path) -> bool {
+    match fs::read_dir(folder) {
+        Ok(mut entries) => entries.all(|entry| {
+            entry.is_ok_and(|entry| entry.file_name().as_encoded_bytes().starts_with(b"."))
+        }),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+    }
+}
+
+/// Makes datastore and disk, attaches it, and answers with what to tell the user. What fails leaves nothing behind that
+/// would be in the next one's way.
 pub(crate) fn make(keeper: &Keeper) -> Outcome<String> {
     let datastore: Name = DATASTORE.parse().expect("the constant is a name");
     let disk: Name = DISK.parse().expect("the constant is a name");
@@ -36,9 +56,21 @@ pub(crate) fn make(keeper: &Keeper) -> Outcome<String> {
             io: IoMode::Auto,
         },
     )?;
-    keeper.create(&DiskCreate::new(disk.clone(), SIZE))?;
-    keeper.attach(&disk, DiskAttach::default())?;
+    let created = keeper.create(&DiskCreate::new(disk.clone(), SIZE));
+    let attached = created.and_then(|_| {
+        let attached = keeper.attach(&disk, DiskAttach::default());
+        attached.map_err(|problem| after(problem, keeper.delete(&disk)))
+    });
+    attached.map_err(|problem| after(problem, keeper.remove_datastore(&datastore)))?;
     welcome(keeper, &disk)
+}
+
+/// What failed, and after it what was to undo it, if that failed too.
+fn after(problem: Problem, undone: Outcome<()>) -> Problem {
+    match undone {
+        Ok(()) => problem,
+        Err(second) => problem.because(second),
+    }
 }
 
 fn welcome(keeper: &Keeper, disk: &Name) -> Outcome<String> {
@@ -67,4 +99,38 @@ fn welcome(keeper: &Keeper, disk: &Name) -> Outcome<String> {
         "\nMore: `tidegate --help`, `tidegate disk create --help`, `tidegate top`. Ctrl-C stops.\n",
     );
     Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn it_is_due_until_something_was_served_from_the_root_or_can_be() {
+        let place = tempfile::tempdir().unwrap();
+        let root = Root::find(Some(place.path().join("root"))).unwrap();
+        root.create().unwrap();
+        let _lock = root.lock().unwrap();
+        let store = Store::open(root.state()).unwrap();
+        root.host_id().unwrap();
+        let is_due = || is_due(&root, &store).unwrap();
+        assert!(is_due(), "a start that failed leaves nothing else");
+
+        let local = root.local_datastore();
+        fs::create_dir_all(local.join(".tidegate")).unwrap();
+        assert!(is_due(), "nothing lies there");
+        fs::create_dir(local.join("db1")).unwrap();
+        assert!(!is_due(), "somebody's disk lies there");
+        fs::remove_dir_all(&local).unwrap();
+
+        let memory: Name = "memory".parse().unwrap();
+        let settings = DatastoreSettings::Memory {};
+        store.add_datastore(&memory, settings).unwrap();
+        assert!(!is_due(), "there is a datastore");
+        store.remove_datastore(&memory).unwrap();
+        assert!(is_due());
+
+        store.set_attached(Default::default()).unwrap();
+        assert!(!is_due(), "a disk was attached once");
+    }
 }

@@ -8,10 +8,11 @@
 //! - A disk that is wanted and could not be attached has its reason remembered until it is attached or no longer wanted.
 //! - When an order fails, what it had begun is undone, and the error says if that failed too.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
+use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::disk as api;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
@@ -22,7 +23,7 @@ use crate::jobs::Jobs;
 use crate::live::{Live, LiveDisks};
 use crate::root::Root;
 use crate::snippet;
-use crate::store::{Found, Store};
+use crate::store::{Found, Store, files};
 use crate::trouble::Outcome;
 
 mod agreed;
@@ -32,6 +33,7 @@ mod datastores;
 mod follow;
 mod groups;
 mod leases;
+mod looks;
 mod policy;
 mod transfer;
 
@@ -50,10 +52,13 @@ pub(crate) struct Keeper {
     leases: leases::DiskLeases,
     group_numbers: Mutex<groups::Numbers>,
     jobs: Arc<Jobs>,
+    /// Looks at all disks of a datastore.
+    surveys: looks::Looks,
+    /// Looks for one disk: none waits until all are read.
+    looks: looks::Looks,
     /// The Unix socket of the NBD server, for URIs, if it has one.
     nbd_socket: Option<PathBuf>,
-    /// Disks that an order is at work on.
-    claimed: Arc<Mutex<BTreeSet<Name>>>,
+    claimed: Arc<Mutex<Claimed>>,
     /// Why disks that are wanted are not attached.
     troubles: Mutex<BTreeMap<Name, Problem>>,
     /// Serialises changes of the list of attached disks, which is one file.
@@ -62,10 +67,21 @@ pub(crate) struct Keeper {
     agreed_file: Mutex<()>,
 }
 
+/// Disks that an order is at work on, and for each the datastore that must not be forgotten meanwhile, if there is one.
+type Claimed = BTreeMap<Name, Option<Name>>;
+
 /// The right to work on a disk, until dropped.
 pub(crate) struct Claim {
-    claimed: Arc<Mutex<BTreeSet<Name>>>,
+    claimed: Arc<Mutex<Claimed>>,
     name: Name,
+}
+
+impl Claim {
+    /// From now on until the order is done, nobody forgets this datastore. It may be gone already: that is to be looked at
+    /// afterwards.
+    fn keep(&self, datastore: &Name) {
+        locked(&self.claimed).insert(self.name.clone(), Some(datastore.clone()));
+    }
 }
 
 impl Drop for Claim {
@@ -93,6 +109,8 @@ impl Keeper {
             controls,
             group_numbers: Mutex::default(),
             jobs: Arc::default(),
+            surveys: looks::Looks::default(),
+            looks: looks::Looks::default(),
             nbd_socket,
             claimed: Arc::default(),
             troubles: Mutex::default(),
@@ -114,11 +132,6 @@ impl Keeper {
     /// The datastores that are under control now.
     pub(crate) fn controls(&self) -> &Controls {
         &self.controls
-    }
-
-    /// Whose the disks are.
-    pub(crate) fn leases(&self) -> &leases::DiskLeases {
-        &self.leases
     }
 
     /// Long work.
@@ -144,12 +157,22 @@ impl Keeper {
         let wanted = self.store.attached()?;
         let mut disks = Vec::new();
         for (datastore, settings) in self.store.datastores()? {
-            let listed = settings.and_then(|settings| self.store.disks(&datastore, &settings));
+            let listed = settings.and_then(|settings| {
+                let (store, on) = (self.store.clone(), datastore.clone());
+                self.surveys.at(&datastore, move || {
+                    let listed = store.disks(&on, &settings)?.into_iter();
+                    let weigh = |found: Found| (found.allocated(), found);
+                    let weighed = listed.map(|(name, found)| (name, found.map(weigh)));
+                    Ok(weighed.collect::<Vec<_>>())
+                })
+            });
             // A datastore that is out of reach says so itself; its disks are not known.
             let Ok(listed) = listed else { continue };
             for (name, found) in listed {
                 disks.push(match found {
-                    Ok(found) => self.describe(&found, wanted.contains_key(&name)),
+                    Ok((allocated, found)) => {
+                        self.describe_weighed(&found, allocated, wanted.contains_key(&name))
+                    }
                     Err(problem) => {
                         unreadable(&name, &datastore, wanted.contains_key(&name), problem)
                     }
@@ -163,7 +186,7 @@ impl Keeper {
     /// The attached disks as they stand, for those who look every few seconds: no descriptor is read.
     pub(crate) fn attached_disks(&self) -> Outcome<Vec<api::Disk>> {
         let datastores = self.store.datastores()?;
-        let mut disks = Vec::new();
+        let mut standing: BTreeMap<Name, Vec<Found>> = BTreeMap::new();
         for live in self.live.all() {
             let known = live.descriptor().zip(live.followed());
             let settings = datastores.get(live.datastore());
@@ -179,21 +202,33 @@ impl Keeper {
                 folder: path.parent().unwrap_or(&path).to_owned(),
                 descriptor,
             };
-            disks.push(self.describe(&found, true));
+            let others = standing.entry(found.datastore.clone()).or_default();
+            others.push(found);
         }
+        let mut disks = Vec::new();
+        for (datastore, standing) in standing {
+            let images = standing.clone();
+            let weigh = move || Ok(images.iter().map(Found::allocated).collect());
+            let weighed: Outcome<Vec<_>> = self.surveys.at(&datastore, weigh);
+            // What one that does not answer holds is not known; its disks are there all the same.
+            let weighed = weighed.unwrap_or_else(|_| vec![None; standing.len()]);
+            let each = standing.iter().zip(weighed);
+            disks.extend(each.map(|(found, bytes)| self.describe_weighed(found, bytes, true)));
+        }
+        disks.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(disks)
     }
 
     /// One disk.
     pub(crate) fn disk(&self, name: &Name) -> Outcome<api::Disk> {
-        let found = self.store.find(name)?;
+        let found = self.find(name)?;
         let wanted = self.store.attached()?.contains_key(name);
         Ok(self.describe(&found, wanted))
     }
 
     /// How to reach a disk from some program.
     pub(crate) fn snippet(&self, name: &Name, r#for: api::SnippetFor) -> Outcome<api::Snippet> {
-        let found = self.store.find(name)?;
+        let found = self.find(name)?;
         let vhost_user = self.root.disk_socket(name);
         let nbd_uri = self.nbd_uri(name).unwrap_or_default();
         let needs_nbd = matches!(r#for, api::SnippetFor::Nbd | api::SnippetFor::Fio);
@@ -223,6 +258,16 @@ impl Keeper {
     }
 
     fn describe(&self, found: &Found, wanted: bool) -> api::Disk {
+        self.describe_weighed(found, found.allocated(), wanted)
+    }
+
+    /// The same of one whose image was asked already how much it takes.
+    fn describe_weighed(
+        &self,
+        found: &Found,
+        allocated_bytes: Option<u64>,
+        wanted: bool,
+    ) -> api::Disk {
         let descriptor = &found.descriptor;
         let live = self.live.get(&found.name);
         let attached = live.is_some();
@@ -236,7 +281,7 @@ impl Keeper {
             datastore: found.datastore.clone(),
             uuid: descriptor.uuid.to_string(),
             size_bytes: descriptor.size.0,
-            allocated_bytes: found.allocated(),
+            allocated_bytes,
             block_size_bytes: descriptor.block_size,
             cache: descriptor.cache,
             read_only: descriptor.read_only,
@@ -261,13 +306,75 @@ impl Keeper {
         }
     }
 
+    /// The disk of that name. Where one lies that is attached or remembered is known, and only there it is looked for:
+    /// another datastore that hangs keeps no order on it waiting.
+    fn find(&self, name: &Name) -> Outcome<Found> {
+        let found = match self.live.get(name) {
+            Some(live) => {
+                let on = live.datastore();
+                self.read(name, on, self.store.datastore(on)?)
+            }
+            // If the list cannot be read, the disk is looked for as one of which nothing is known.
+            None => match self.store.attached().unwrap_or_default().get(name) {
+                Some(on) => self.find_from(name, on),
+                None => return self.search(name),
+            },
+        };
+        found.map_err(|problem| match problem.code {
+            ProblemCode::NotFound => problem.remedy(format!(
+                "put it back, or let it go: tidegate disk detach {name}"
+            )),
+            _ => problem,
+        })
+    }
+
+    /// A disk that was last heard of on this datastore. Only if it is not there any more, others are looked at.
+    fn find_from(&self, name: &Name, on: &Name) -> Outcome<Found> {
+        let Ok(settings) = self.store.datastore(on) else {
+            return self.search(name);
+        };
+        let there = self.lies_on(name, on, &settings);
+        match there.map_err(|e| e.within(format!("cannot look for disk {name}")))? {
+            true => self.read(name, on, settings),
+            false => self.search(name),
+        }
+    }
+
+    /// The disk of that name, wherever it lies. A datastore that does not answer is as one that is out of reach: it holds
+    /// up nothing that lies elsewhere.
+    fn search(&self, name: &Name) -> Outcome<Found> {
+        let lies_on = |on: &Name, settings: &DatastoreSettings| self.lies_on(name, on, settings);
+        let (on, settings) = self.store.place(name, lies_on)?;
+        self.read(name, &on, settings)
+    }
+
+    fn lies_on(&self, name: &Name, on: &Name, settings: &DatastoreSettings) -> Outcome<bool> {
+        let store = self.store.clone();
+        let (name, datastore, of) = (name.clone(), on.clone(), settings.clone());
+        let look = move || Ok(store.has_disk(&datastore, &of, &name));
+        self.looks.at(on, look)
+    }
+
+    fn read(&self, name: &Name, on: &Name, settings: DatastoreSettings) -> Outcome<Found> {
+        let (store, name, datastore) = (self.store.clone(), name.clone(), on.clone());
+        let look = move || store.read_disk(&datastore, &settings, &name);
+        self.looks.at(on, look)
+    }
+
+    /// The disk of that name, to be changed: nobody else, on any host, changes it while the turn lives.
+    fn find_to_change(&self, name: &Name) -> Outcome<(Found, files::Turn)> {
+        self.store.to_change(&self.find(name)?)
+    }
+
     /// Takes the right to work on a disk.
     fn claim(&self, name: &Name, what: impl Into<String>) -> Outcome<Claim> {
-        if !locked(&self.claimed).insert(name.clone()) {
+        let mut claimed = locked(&self.claimed);
+        if claimed.contains_key(name) {
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because(format!("another order is at work on disk {name}"))
                 .remedy("try again when it is done (see `tidegate disk list` and its jobs)"));
         }
+        claimed.insert(name.clone(), None);
         Ok(Claim {
             claimed: Arc::clone(&self.claimed),
             name: name.clone(),

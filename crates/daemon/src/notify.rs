@@ -1,17 +1,31 @@
 //! Tells the service manager how the daemon is (sd_notify), where there is one; otherwise does nothing.
 
+use std::convert::Infallible;
 use std::time::Duration;
 
 use sd_notify::NotifyState;
+
+/// How long the manager shall have patience after it was last told that the daemon still starts: it is told three times
+/// meanwhile, so that one that is late by a moment does no harm.
+const STARTING: Duration = Duration::from_secs(30);
 
 /// It serves.
 pub(crate) fn ready(status: &str) {
     send(&[NotifyState::Ready, NotifyState::Status(status)]);
 }
 
-/// What it is doing, in words.
-pub(crate) fn status(status: &str) {
-    send(&[NotifyState::Status(status)]);
+/// Says what it does at its start and asks for more time for it, again and again until dropped. How long that takes is up
+/// to datastores: they would not answer sooner if the daemon were killed and started anew.
+pub(crate) async fn starting(status: &str) -> Infallible {
+    let us = u32::try_from(STARTING.as_micros()).unwrap_or(u32::MAX);
+    let mut ticks = tokio::time::interval(STARTING / 3);
+    loop {
+        ticks.tick().await;
+        send(&[
+            NotifyState::Status(status),
+            NotifyState::ExtendTimeoutUsec(us),
+        ]);
+    }
 }
 
 /// It is on its way out, for at most so long.

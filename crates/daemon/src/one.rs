@@ -3,7 +3,9 @@
 //! # Always true
 //! - Nothing is written but the named sockets (and the file itself); they are gone when it ends.
 //! - With `exit_with_parent` it ends when the process that started it does, however that ends.
+//! - A signal ends it at any time: in order once the image is open, at once while it is being opened.
 
+use std::io::{self, Write};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
@@ -125,7 +127,6 @@ pub fn serve_one(options: OneOptions) -> anyhow::Result<()> {
 }
 
 async fn live(options: OneOptions, inherited: Vec<Inherited>) -> Outcome<()> {
-    let mut signals = Signals::new()?;
     let host = Host::start(&ThreadsPlan {
         count: usize::from(options.threads.max(1)),
         poll: options.poll.to_duration(),
@@ -142,6 +143,9 @@ async fn live(options: OneOptions, inherited: Vec<Inherited>) -> Outcome<()> {
         ..plan
     };
     let disk = host.attach(&plan, opened, None)?;
+    // Not before: while the image is opened, which its lock or its file system may make long, a signal just ends the
+    // process, and there is nothing yet to leave in order.
+    let mut signals = Signals::new()?;
     let datastore = "none".parse().expect("the constant is a name");
     let live = Live::new(options.name.clone(), datastore, disk);
     let disks = Arc::new(LiveDisks::with_default(options.name.clone()));
@@ -156,11 +160,13 @@ async fn live(options: OneOptions, inherited: Vec<Inherited>) -> Outcome<()> {
         };
         tasks.spawn(nbd_listener::attend(door, hall.clone()));
     }
+    // Whoever started us may not listen any more; that is no reason to end.
     if let Some(socket) = &options.nbd {
-        println!("{}", snippet::nbd_unix_uri(socket, options.name.as_str()));
+        let uri = snippet::nbd_unix_uri(socket, options.name.as_str());
+        let _ = writeln!(io::stdout(), "{uri}");
     }
     if let Some(socket) = &options.vhost_user {
-        println!("{}", socket.display());
+        let _ = writeln!(io::stdout(), "{}", socket.display());
     }
     notify::ready("serving one disk");
     tokio::select! {

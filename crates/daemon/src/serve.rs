@@ -155,11 +155,11 @@ fn in_file(problem: Problem, file: Option<&Path>) -> Problem {
 
 async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
     let mut signals = Signals::new()?;
-    let first = first_run::is_due(&root);
     root.create()?;
     let _lock = root.lock()?;
     let mut inherited = sockets::inherited()?;
     let store = Store::open(root.state())?;
+    let first = first_run::is_due(&root, &store)?;
     let host = Host::start(&plan.threads)?;
     let disks = Arc::new(LiveDisks::default());
     let nbd_socket = plan.nbd.sockets.first().cloned();
@@ -217,7 +217,6 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
         tokio::spawn(door.serve(Arc::clone(&daemon), daemon.stop.clone()));
     }
 
-    notify::status("attaching disks");
     let at_start = Arc::clone(&keeper);
     let welcome = trouble::blocking(move || {
         let welcome = if first {
@@ -229,6 +228,9 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
         Ok(welcome)
     });
     let welcome = tokio::select! {
+        // First of all: the manager is told in any case.
+        biased;
+        never = notify::starting("attaching disks") => match never {},
         welcome = welcome => welcome?,
         () = signals.next() => return stop(&daemon, &ours, answering, signals).await,
     };
@@ -242,11 +244,11 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
     daemon.become_(State::Serving);
     let status = format!("serving {} disks", disks.names().len());
     tracing::info!(root = %root.path().display(), api = %plan.api.socket.display(), "{status}");
+    // Whoever started us may not listen any more; that is no reason to end.
     if let Some(welcome) = welcome {
-        print!("{welcome}");
+        let _ = write!(io::stdout(), "{welcome}");
     }
     if let Some(url) = &daemon.dashboard_url {
-        // Whoever started us may not listen any more; that is no reason to end.
         let _ = writeln!(io::stdout(), "Dashboard: {url}");
     }
     notify::ready(&status);
@@ -274,13 +276,7 @@ async fn stop(
         // One that is gone already need not be removed.
         let _ = std::fs::remove_file(socket);
     }
-    let keeper = Arc::clone(&daemon.keeper);
-    let ending = trouble::blocking(move || {
-        let hasty = keeper.detach_all();
-        keeper.host().stop();
-        keeper.leases().end();
-        Ok(hasty)
-    });
+    let ending = daemon.keeper.end()?;
     let hasty = tokio::select! {
         hasty = tokio::time::timeout(STOPPING, ending) => hasty,
         () = signals.next() => {
@@ -298,7 +294,7 @@ async fn stop(
             format!("{hasty} disks did not end in peace"),
         )
         .because("their datastores did not finish what was in flight")),
-        Ok(Err(problem)) => Err(problem),
+        Ok(Err(error)) => Err(trouble::failed(&error)),
         Err(_) => Err(
             Problem::new(ProblemCode::Datastore, "did not stop in time").because(format!(
                 "a datastore did not answer within {} s",
@@ -426,6 +422,7 @@ impl Daemon {
                 .iter()
                 .filter_map(|datastore| datastore.problem.clone()),
         );
+        problems.extend(self.keeper.unreadable_datastores()?);
         problems.extend(live.iter().filter_map(|live| live.harmed()));
         Ok(Status {
             state: *self.state.lock().unwrap_or_else(PoisonError::into_inner),

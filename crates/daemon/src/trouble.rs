@@ -71,10 +71,13 @@ pub(crate) async fn blocking<T: Send + 'static>(
 ) -> Outcome<T> {
     match tokio::task::spawn_blocking(work).await {
         Ok(outcome) => outcome,
-        Err(error) => Err(
-            Problem::new(ProblemCode::Internal, "the daemon failed at this")
-                .because(error)
-                .remedy("look into its log, and report it"),
-        ),
+        Err(error) => Err(failed(&error)),
     }
+}
+
+/// A problem of the daemon's own making.
+pub(crate) fn failed(error: &dyn std::error::Error) -> Problem {
+    Problem::new(ProblemCode::Internal, "the daemon failed at this")
+        .because(error)
+        .remedy("look into its log, and report it")
 }

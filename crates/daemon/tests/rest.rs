@@ -9,7 +9,7 @@
 )]
 
 use std::io::{BufRead, BufReader, Read, Write};
-use std::os::unix::net::UnixStream;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 
@@ -116,15 +116,18 @@ impl Drop for Daemon {
 }
 
 fn spawn(root: &Path) -> Child {
-    Command::new(std::env::current_exe().unwrap())
+    command(root).stderr(Stdio::piped()).spawn().unwrap()
+}
+
+fn command(root: &Path) -> Command {
+    let mut command = Command::new(std::env::current_exe().unwrap());
+    command
         .args(["the_daemon_itself", "--exact", "--nocapture"])
         .env("TIDEGATE_TEST_SERVE", root)
         .env_remove("RUST_LOG")
         .env_remove("JOURNAL_STREAM")
-        .stdout(Stdio::null())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap()
+        .stdout(Stdio::null());
+    command
 }
 
 #[test]
@@ -343,6 +346,56 @@ fn a_disk_that_cannot_be_attached_is_told_and_hinders_no_other() {
     let told = disks["disks"][0]["problem"].to_string();
     assert_eq!(told.matches("TOML parse error").count(), 1, "{told}");
     assert_eq!(disks["disks"][0]["wanted"], true);
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn a_datastore_whose_record_is_damaged_is_told_and_can_be_removed() {
+    let root = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(root.path());
+    let record = root.path().join("state/datastores/broken.toml");
+    std::fs::write(record, "version = 1\nnonsense").unwrap();
+    let problems = daemon.get("/v1/status")["problems"].clone();
+    let told = problems[0].to_string();
+    assert!(
+        told.contains("datastore broken cannot be used") && told.contains("broken.toml is damaged"),
+        "{problems}"
+    );
+    let (status, problem) = daemon.ask("DELETE", "/v1/datastores/broken", Value::Null);
+    assert_eq!(status, 204, "{problem}");
+    assert_eq!(daemon.get("/v1/status")["problems"], json!([]));
+    assert!(daemon.stop().success());
+}
+
+#[test]
+fn the_service_manager_is_asked_for_time_until_disks_are_served() {
+    let root = tempfile::tempdir().unwrap();
+    let place = tempfile::tempdir().unwrap();
+    let path = place.path().join("notify");
+    let manager = UnixDatagram::bind(&path).unwrap();
+    // Longer than any start of one empty root; a daemon that says nothing ends the test.
+    let patience = std::time::Duration::from_secs(60);
+    manager.set_read_timeout(Some(patience)).unwrap();
+    let child = command(root.path())
+        .env("NOTIFY_SOCKET", &path)
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let daemon = Daemon {
+        child,
+        root: root.path().to_owned(),
+    };
+    let mut told = Vec::new();
+    while told
+        .last()
+        .is_none_or(|last: &String| !last.contains("READY=1"))
+    {
+        let mut words = [0; 4096];
+        let length = manager.recv(&mut words).unwrap();
+        told.push(String::from_utf8_lossy(&words[..length]).into_owned());
+    }
+    assert!(told[0].contains("EXTEND_TIMEOUT_USEC=30000000"), "{told:?}");
+    assert!(told[0].contains("STATUS=attaching disks"), "{told:?}");
     assert!(daemon.stop().success());
 }
 

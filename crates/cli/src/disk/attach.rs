@@ -101,7 +101,7 @@ impl Detach {
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let name = self.name.as_str();
         let client = session.client()?;
-        if loses_its_data(&client, name)? {
+        if loses_its_data(&client, name).unwrap_or(false) {
             self.consent.obtain(&format!(
                 "disk {name} is in the daemon's memory and its data will be gone"
             ))?;
@@ -118,6 +118,8 @@ impl Detach {
     }
 }
 
+/// Whether what is on a disk goes with it. Not known of one whose descriptor is gone or cannot be read, which must be
+/// detachable all the same.
 fn loses_its_data(client: &Client, name: &str) -> Result<bool, Failure> {
     let disk = client.look(routes::DISK, &[name])?;
     if !disk.attached {

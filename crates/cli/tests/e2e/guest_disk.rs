@@ -156,7 +156,7 @@ fn a_write_is_durable_before_its_answer_when_the_guest_is_told_write_through() {
 
     // One that is told write-through does not: every single write must be durable by itself.
     guest.run("echo 'write through' >/sys/block/vda/cache_type");
-    let mut each_write_is_durable = |guest: &mut Guest| {
+    let each_write_is_durable = |guest: &mut Guest| {
         assert_eq!(guest.run("cat /sys/block/vda/cache_type"), "write through");
         let before = durable();
         guest.run("dd if=/dev/urandom of=/dev/vda bs=4k count=8 oflag=direct 2>/dev/null");

@@ -1,5 +1,7 @@
 //! Attaching and detaching: a disk's way into service and out of it.
 
+use std::collections::BTreeMap;
+use std::panic::resume_unwind;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -8,14 +10,16 @@ use tidegate_api::iocontrol::{Admission, Promise};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::UnderControl;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
 
-use super::{Keeper, locked, policy};
+use super::{Keeper, locked, policy, unreadable};
 use crate::host::{self, Opened};
 use crate::limits;
 use crate::live::{Live, Standing};
 use crate::plan;
 use crate::store::Found;
-use crate::trouble::Outcome;
+use crate::trouble::{self, Outcome};
 use crate::vhost_listener::VhostListener;
 
 /// How long a disk may take to finish what is in flight before it is taken away all the same: longer than any
@@ -29,8 +33,10 @@ impl Keeper {
     /// Attaches a disk, and remembers to do so at every start.
     pub(crate) fn attach(&self, name: &Name, order: api::DiskAttach) -> Outcome<api::Disk> {
         let what = format!("cannot attach disk {name}");
-        let _claim = self.claim(name, &what)?;
-        let mut found = self.store.find(name)?;
+        let claim = self.claim(name, &what)?;
+        let mut found = self.find(name)?;
+        // Until it is remembered where the disk lies, only this tells that the datastore is needed.
+        claim.keep(&found.datastore);
         if self.live.get(name).is_none() {
             found = self
                 .bring_up(found, order)
@@ -47,26 +53,58 @@ impl Keeper {
 
     /// Attaches the disks that are remembered; those that cannot be are remembered with their problem.
     pub(crate) fn attach_remembered(&self) -> Outcome<usize> {
-        let wanted = self.store.attached()?;
-        let mut attached = 0;
-        for name in wanted.keys() {
-            match self.attach(name, api::DiskAttach::default()) {
-                Ok(_) => attached += 1,
-                Err(problem) => {
-                    tracing::error!(disk = %name, %problem, "a disk is not served");
-                    locked(&self.troubles).insert(name.clone(), problem);
-                }
+        let mut by_datastore: BTreeMap<Name, Vec<Name>> = BTreeMap::new();
+        for (name, on) in self.store.attached()? {
+            by_datastore.entry(on).or_default().push(name);
+        }
+        let runtime = Handle::current();
+        let attach = |names: &[Name]| {
+            // Their sockets are listened to there.
+            let _context = runtime.enter();
+            let attached = names.iter().filter(|name| self.attach_again(name));
+            attached.count()
+        };
+        // Side by side: one datastore that does not answer must not use up the others' time.
+        Ok(std::thread::scope(|scope| {
+            let coming: Vec<_> = by_datastore
+                .values()
+                .map(|names| scope.spawn(|| attach(names)))
+                .collect();
+            let attached = coming.into_iter().map(|those| those.join());
+            attached
+                .map(|those| those.unwrap_or_else(|panic| resume_unwind(panic)))
+                .sum()
+        }))
+    }
+
+    /// Attaches a disk that is remembered. Answers whether it is attached now.
+    fn attach_again(&self, name: &Name) -> bool {
+        match self.attach(name, api::DiskAttach::default()) {
+            Ok(_) => true,
+            Err(problem) => {
+                tracing::error!(disk = %name, %problem, "a disk is not served");
+                locked(&self.troubles).insert(name.clone(), problem);
+                false
             }
         }
-        Ok(attached)
     }
 
     /// Detaches a disk, and forgets to attach it at the next start.
     pub(crate) fn detach(&self, name: &Name, clients: api::Clients) -> Outcome<api::Disk> {
         let what = format!("cannot detach disk {name}");
         let _claim = self.claim(name, &what)?;
-        let found = self.store.find(name)?;
-        if let Some(live) = self.live.get(name) {
+        let live = self.live.get(name);
+        let on = match &live {
+            Some(live) => Some(live.datastore().clone()),
+            None => self.store.attached()?.remove(name),
+        };
+        let Some(on) = on else {
+            // There is nothing to do, if there is such a disk.
+            let found = self.search(name)?;
+            locked(&self.troubles).remove(name);
+            return Ok(self.describe(&found, false));
+        };
+        if let Some(live) = live {
             let connected = live.clients();
             if clients == api::Clients::Keep && !connected.is_empty() {
                 let who: Vec<_> = connected.iter().map(|client| client.peer.clone()).collect();
@@ -80,11 +118,34 @@ impl Keeper {
             disks.remove(name);
         })?;
         locked(&self.troubles).remove(name);
-        Ok(self.describe(&found, false))
+        // Looked at last: one that is gone, cannot be read, or lies on a datastore that hangs, is let go of all the same.
+        Ok(match self.find_from(name, &on) {
+            Ok(found) => self.describe(&found, false),
+            Err(problem) => unreadable(name, &on, false, problem),
+        })
     }
 
-    /// Detaches every disk for the end of the daemon; they stay remembered. Answers how many could not end in peace.
-    pub(crate) fn detach_all(&self) -> usize {
+    /// Ends all that is attached, and the engine, for the end of the daemon. Tells how many disks could not end in peace.
+    pub(crate) fn end(self: &Arc<Keeper>) -> Outcome<oneshot::Receiver<usize>> {
+        let (tell, told) = oneshot::channel();
+        let keeper = Arc::clone(self);
+        let end = move || {
+            let hasty = keeper.detach_all();
+            keeper.host.stop();
+            keeper.leases.end();
+            // Who has no more time to hear it has gone.
+            let _ = tell.send(hasty);
+        };
+        // A thread of its own: those on which orders block may all hang on a datastore by now.
+        std::thread::Builder::new()
+            .name("ending".to_owned())
+            .spawn(end)
+            .map_err(|e| trouble::io("cannot end what is attached", &e))?;
+        Ok(told)
+    }
+
+    /// Detaches every disk; they stay remembered. Answers how many could not end in peace.
+    pub(super) fn detach_all(&self) -> usize {
         // Side by side: one datastore that hangs must not use up the others' time.
         let live = self.live.all();
         std::thread::scope(|scope| {
@@ -198,10 +259,7 @@ impl Keeper {
         ended
     }
 
-    pub(super) fn remember(
-        &self,
-        change: impl FnOnce(&mut std::collections::BTreeMap<Name, Name>),
-    ) -> Outcome<()> {
+    pub(super) fn remember(&self, change: impl FnOnce(&mut BTreeMap<Name, Name>)) -> Outcome<()> {
         let _one_at_a_time = locked(&self.attached_file);
         let before = self.store.attached()?;
         let mut after = before.clone();

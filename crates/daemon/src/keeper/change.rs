@@ -57,7 +57,7 @@ impl Keeper {
     pub(crate) fn set(&self, name: &Name, order: &api::DiskSet) -> Outcome<api::Disk> {
         let what = format!("cannot change disk {name}");
         let _claim = self.claim(name, &what)?;
-        let (before, _turn) = self.store.find_to_change(name)?;
+        let (before, _turn) = self.find_to_change(name)?;
         let mut after = before.clone();
         apply(&mut after.descriptor, order, &what)?;
         let live = self.live.get(name);
@@ -126,7 +126,7 @@ impl Keeper {
     pub(crate) fn resize(&self, name: &Name, order: api::DiskResize) -> Outcome<api::Disk> {
         let what = format!("cannot resize disk {name}");
         let _claim = self.claim(name, &what)?;
-        let (mut found, _turn) = self.store.find_to_change(name)?;
+        let (mut found, _turn) = self.find_to_change(name)?;
         let before = found.descriptor.size.0;
         let after = order.size_bytes;
         found.descriptor.size.0 = after;
@@ -182,7 +182,7 @@ impl Keeper {
     pub(crate) fn delete(&self, name: &Name) -> Outcome<()> {
         let what = format!("cannot delete disk {name}");
         let _claim = self.claim(name, &what)?;
-        let found = self.store.find(name)?;
+        let found = self.find(name)?;
         if self.live.get(name).is_some() {
             return Err(attached(
                 what,
@@ -194,8 +194,8 @@ impl Keeper {
             true => Purpose::Change,
             false => Purpose::Forget,
         };
-        let _held = self.hold(&found, purpose).map_err(|e| e.within(&what))?;
-        self.store.delete_disk(&found)?;
+        let held = self.hold(&found, purpose).map_err(|e| e.within(&what))?;
+        self.store.delete_disk(&found, held)?;
         self.forget_agreed(&found)?;
         // One that was wanted and could not be attached is not wanted any more.
         self.remember(|disks| {
@@ -252,7 +252,7 @@ impl Keeper {
 
     /// Fails if a disk of that name is there, readable or not.
     pub(super) fn must_be_new(&self, name: &Name, what: &str) -> Outcome<()> {
-        match self.store.find(name) {
+        match self.search(name) {
             Err(problem) if problem.code == ProblemCode::NotFound => Ok(()),
             _ => Err(Problem::new(ProblemCode::Exists, what)
                 .because("there is a disk of that name")

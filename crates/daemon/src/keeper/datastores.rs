@@ -1,14 +1,16 @@
 //! Orders on datastores: adding, describing and forgetting them.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
+use rustix::fs::StatVfs;
 use tidegate_api::datastore::{Datastore, DatastoreSet, DatastoreSettings};
 use tidegate_api::iocontrol::{DatastoreControl, IO_UNIT_MAX, IO_UNIT_MIN, IoControl};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::control::Change;
 
-use super::Keeper;
+use super::{Keeper, locked};
 use crate::control::report;
 use crate::host;
 use crate::plan::{ImagePlan, policy};
@@ -21,7 +23,7 @@ impl Keeper {
     /// Every datastore.
     pub(crate) fn datastores(&self) -> Outcome<Vec<Datastore>> {
         let listed = self.store.datastores()?;
-        // One that cannot be read has no settings to show; it is left out here and told by its own name.
+        // One that cannot be read has no settings to show; it is left out here, and told by the status and by its own name.
         let readable = listed
             .into_iter()
             .filter_map(|(name, s)| s.ok().map(|s| (name, s)));
@@ -37,12 +39,29 @@ impl Keeper {
         let readable = listed
             .into_iter()
             .filter_map(|(name, s)| s.ok().map(|s| (name, s)));
-        let describe = |(name, settings)| {
-            let disks = self.store.disk_names(&name, &settings);
-            let disks = disks.map(|disks| disks.len() as u64);
-            self.tell_datastore(name, settings, disks, None)
+        let describe = |(name, settings): (Name, DatastoreSettings)| {
+            let (store, on, of) = (self.store.clone(), name.clone(), settings.clone());
+            let seen = self.surveys.at(&name, move || {
+                let disks = store.disk_names(&on, &of)?.len() as u64;
+                Ok((disks, space(&of)))
+            });
+            self.tell_datastore(name, settings, seen, None)
         };
         Ok(readable.map(describe).collect())
+    }
+
+    /// What is wrong with the datastores whose records cannot be read: they have no settings to show, and stand in no list.
+    pub(crate) fn unreadable_datastores(&self) -> Outcome<Vec<Problem>> {
+        let told = |(name, settings): (Name, Outcome<DatastoreSettings>)| {
+            let problem = settings.err()?;
+            Some(problem.within(format!("datastore {name} cannot be used")))
+        };
+        Ok(self
+            .store
+            .datastores()?
+            .into_iter()
+            .filter_map(told)
+            .collect())
     }
 
     /// One datastore.
@@ -109,7 +128,7 @@ impl Keeper {
     ) -> Outcome<Datastore> {
         check(name, &settings)?;
         for (disk, found) in self.store.disks(name, &settings)? {
-            if found.is_ok() && self.store.find(&disk).is_ok() {
+            if found.is_ok() && self.search(&disk).is_ok() {
                 return Err(Problem::new(
                     ProblemCode::Exists,
                     format!("cannot add datastore {name}"),
@@ -134,16 +153,25 @@ impl Keeper {
         if !self.store.datastores()?.contains_key(name) {
             return self.store.datastore(name).map(|_| ());
         }
+        // Until it is gone, no order begins to need it; one that comes afterwards finds it gone.
+        let claimed = locked(&self.claimed);
         let wanted = self.store.attached()?;
-        let holds: Vec<_> = wanted
+        let live = self.live.all();
+        let wanted = wanted.iter().map(|(disk, on)| (disk, Some(on)));
+        let coming = claimed.iter().map(|(disk, on)| (disk, on.as_ref()));
+        let served = live
             .iter()
-            .filter(|(_, on)| *on == name)
+            .map(|live| (live.name(), Some(live.datastore())));
+        let holds: BTreeSet<_> = wanted
+            .chain(coming)
+            .chain(served)
+            .filter(|(_, on)| *on == Some(name))
             .map(|(disk, _)| disk)
             .collect();
         if let Some(disk) = holds.first() {
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because(format!(
-                    "{} of its disks are attached, {disk} among them",
+                    "{} of its disks are attached or to be attached, {disk} among them",
                     holds.len()
                 ))
                 .remedy("detach them first"));
@@ -176,9 +204,13 @@ impl Keeper {
     }
 
     fn describe_datastore(&self, name: Name, settings: DatastoreSettings) -> Datastore {
-        let disks = self.store.disks(&name, &settings);
+        let (store, on, of) = (self.store.clone(), name.clone(), settings.clone());
+        let seen = self
+            .surveys
+            .at(&name, move || Ok((store.disks(&on, &of)?, space(&of))));
         let control = self.controls.running(&name).and_then(|running| {
-            let found = disks.iter().flatten().filter_map(|(disk, found)| {
+            let disks = seen.iter().flat_map(|(disks, _)| disks);
+            let found = disks.filter_map(|(disk, found)| {
                 let uuid = found.as_ref().ok()?.descriptor.uuid;
                 Some((policy::key(uuid), disk.clone()))
             });
@@ -186,20 +218,20 @@ impl Keeper {
             let report = running.control.report().ok()?;
             Some(report::tell(&running, &report, &found.collect()))
         });
-        let disks = disks.map(|disks| disks.len() as u64);
-        self.tell_datastore(name, settings, disks, control)
+        let seen = seen.map(|(disks, space)| (disks.len() as u64, space));
+        self.tell_datastore(name, settings, seen, control)
     }
 
     fn tell_datastore(
         &self,
         name: Name,
         settings: DatastoreSettings,
-        disks: Outcome<u64>,
+        seen: Outcome<(u64, Option<StatVfs>)>,
         control: Option<DatastoreControl>,
     ) -> Datastore {
-        let space = match &settings {
-            DatastoreSettings::Dir { path, .. } => rustix::fs::statvfs(path).ok(),
-            _ => None,
+        let (disks, space, problem) = match seen {
+            Ok((disks, space)) => (disks, space, None),
+            Err(problem) => (0, None, Some(problem)),
         };
         let bytes = |blocks: u64, of: u64| blocks.saturating_mul(of);
         let io_control = self.store.record(&name).map(|record| record.io_control);
@@ -212,13 +244,21 @@ impl Keeper {
                 .iter()
                 .filter(|live| *live.datastore() == name)
                 .count() as u64,
-            disks: *disks.as_ref().unwrap_or(&0),
+            disks,
             capacity_bytes: space.as_ref().map(|s| bytes(s.f_blocks, s.f_frsize)),
             free_bytes: space.as_ref().map(|s| bytes(s.f_bavail, s.f_frsize)),
-            problem: disks.err(),
+            problem,
             name,
             settings,
         }
+    }
+}
+
+/// The space of the file system that a datastore is on, where there is one.
+fn space(settings: &DatastoreSettings) -> Option<StatVfs> {
+    match settings {
+        DatastoreSettings::Dir { path, .. } => rustix::fs::statvfs(path).ok(),
+        _ => None,
     }
 }
 

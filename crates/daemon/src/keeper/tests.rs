@@ -19,6 +19,8 @@ use super::*;
 use crate::control::Identity;
 use crate::plan::ThreadsPlan;
 
+mod hanging;
+
 const SIZE: u64 = 1 << 20;
 
 /// One host of those that know the datastore `shared`.
@@ -75,10 +77,28 @@ fn stage() -> Stage {
 impl Stage {
     /// A disk on `shared`.
     fn disk(&self, disk: &str) -> Found {
+        self.disk_on("shared", disk)
+    }
+
+    fn disk_on(&self, datastore: &str, disk: &str) -> Found {
         let mut order = DiskCreate::new(name(disk), SIZE);
-        order.datastore = Some(name("shared"));
+        order.datastore = Some(name(datastore));
         self.keeper.create(&order).unwrap();
         self.keeper.store.find(&name(disk)).unwrap()
+    }
+
+    /// Another datastore of files.
+    fn datastore(&self, datastore: &str) -> PathBuf {
+        let path = self.place.path().join(datastore);
+        fs::create_dir(&path).unwrap();
+        let settings = DatastoreSettings::Dir {
+            path: path.clone(),
+            io: Default::default(),
+        };
+        self.keeper
+            .add_datastore(&name(datastore), settings)
+            .unwrap();
+        path
     }
 
     fn attach(&self, disk: &str, outside: Outside) -> Outcome<api::Disk> {
@@ -88,6 +108,12 @@ impl Stage {
             ..Default::default()
         };
         self.keeper.attach(&name(disk), order)
+    }
+
+    /// What a start does with what was attached when the daemon ended.
+    fn attach_remembered(&self) -> usize {
+        let _context = self.runtime.enter();
+        self.keeper.attach_remembered().unwrap()
     }
 
     fn detach(&self, disk: &str) {
@@ -117,6 +143,13 @@ fn other_opens(image: &Path, read_only: bool) -> Option<tidegate_engine::Kind> {
         ..Default::default()
     };
     dir::open(image, options).err().map(|e| e.kind())
+}
+
+/// How often an image is open in this process.
+fn openings(image: &Path) -> usize {
+    let all = fs::read_dir("/proc/self/fd").unwrap();
+    let links = all.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
+    links.filter(|link| link == image).count()
 }
 
 #[test]
@@ -166,16 +199,11 @@ fn a_disk_is_attached_as_it_stands_when_its_lock_is_there() {
     let stage = stage();
     let found = stage.disk("a");
     let image = found.image();
-    let openings = || {
-        let all = fs::read_dir("/proc/self/fd").unwrap();
-        let links = all.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
-        links.filter(|link| *link == image).count()
-    };
     let held = dir::open(&image, dir::Options::default()).unwrap();
-    let before = openings();
+    let before = openings(&image);
     let attached = std::thread::scope(|scope| {
         let attaching = scope.spawn(|| stage.attach("a", Outside::Agreed));
-        while openings() == before {
+        while openings(&image) == before {
             assert!(!attaching.is_finished(), "it has to wait");
             std::thread::yield_now();
         }
@@ -380,4 +408,105 @@ fn a_file_that_a_filter_writes_is_written_only_if_somebody_here_named_it() {
     };
     stage.keeper.set(&name("a"), &order).unwrap();
     assert!(stage.keeper.store.agreed().unwrap().is_empty());
+}
+
+#[test]
+fn a_disk_that_is_gone_or_cannot_be_read_is_let_go_of_all_the_same() {
+    let gone = |found: &Found| fs::remove_dir_all(&found.folder).unwrap();
+    let damaged = |found: &Found| fs::write(found.descriptor_file(), "nonsense").unwrap();
+    for spoil in [gone as fn(&Found), damaged] {
+        let stage = stage();
+        let forgotten = |left: &[Name]| {
+            assert!(stage.keeper.live.names().is_empty());
+            assert!(stage.keeper.store.attached().unwrap().keys().eq(left));
+            assert_eq!(stage.keeper.troubles().len(), left.len());
+        };
+        let found = stage.disk("a");
+        stage.attach("a", Outside::Agreed).unwrap();
+        spoil(&found);
+        stage.detach("a");
+        forgotten(&[]);
+
+        // One that was remembered over a restart, as after a crash during which another host took it over.
+        let found = stage.disk("b");
+        stage.attach("b", Outside::Agreed).unwrap();
+        stage.keeper.detach_all();
+        spoil(&found);
+        assert_eq!(stage.attach_remembered(), 0);
+        forgotten(&[name("b")]);
+        let refused = stage.keeper.remove_datastore(&name("shared")).unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+        stage.detach("b");
+        forgotten(&[]);
+        let unknown = stage.keeper.detach(&name("c"), Clients::Keep).unwrap_err();
+        assert_eq!(unknown.code, ProblemCode::NotFound, "{unknown}");
+        stage.keeper.remove_datastore(&name("shared")).unwrap();
+    }
+}
+
+#[test]
+fn whoever_asks_for_a_disk_that_is_remembered_and_gone_is_told_how_to_let_it_go() {
+    let stage = stage();
+    let found = stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage.keeper.detach_all();
+    fs::remove_dir_all(&found.folder).unwrap();
+    assert_eq!(stage.attach_remembered(), 0);
+    let told = stage.keeper.troubles().remove(0);
+    for problem in [told, stage.keeper.delete(&name("a")).unwrap_err()] {
+        assert!(problem.to_string().contains("disk detach a"), "{problem}");
+    }
+}
+
+#[test]
+fn no_other_datastore_is_asked_for_a_disk_that_is_attached_or_remembered() {
+    let stage = stage();
+    let other = stage.datastore("other");
+    let found = stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    // Who looks there finds another one, and cannot tell which is meant.
+    fs::create_dir(other.join("a")).unwrap();
+    fs::copy(found.descriptor_file(), other.join("a/disk.toml")).unwrap();
+    assert!(stage.keeper.store.find(&name("a")).is_err());
+
+    let is_meant = || {
+        let disk = stage.keeper.set(&name("a"), &DiskSet::default()).unwrap();
+        assert_eq!(disk.datastore, name("shared"));
+    };
+    is_meant();
+    stage.keeper.detach_all();
+    is_meant();
+    assert_eq!(stage.attach_remembered(), 1);
+    stage.detach("a");
+    // Of one that nobody has, nothing is known.
+    assert!(stage.keeper.disk(&name("a")).is_err());
+}
+
+#[test]
+fn a_datastore_is_not_forgotten_while_a_disk_of_it_comes_or_is_served() {
+    let stage = stage();
+    let image = stage.disk("a").image();
+    let forget = || stage.keeper.remove_datastore(&name("shared"));
+    let held = dir::open(&image, dir::Options::default()).unwrap();
+    let before = openings(&image);
+    let refused = std::thread::scope(|scope| {
+        let attaching = scope.spawn(|| stage.attach("a", Outside::Agreed));
+        while openings(&image) == before {
+            assert!(!attaching.is_finished(), "it has to wait");
+            std::thread::yield_now();
+        }
+        let refused = forget();
+        drop(held);
+        attaching.join().unwrap().unwrap();
+        refused.unwrap_err()
+    });
+    assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+    assert!(refused.to_string().contains("a among them"), "{refused}");
+
+    // Also one that is not to be attached at the next start.
+    stage.keeper.store.set_attached(BTreeMap::new()).unwrap();
+    let refused = forget().unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+    stage.detach("a");
+    forget().unwrap();
 }

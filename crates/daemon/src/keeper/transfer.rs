@@ -55,7 +55,7 @@ impl Keeper {
         if !order.file.is_absolute() {
             return Err(relative(&what));
         }
-        let found = self.store.find(name)?;
+        let found = self.find(name)?;
         only_files(&found.settings, &what)?;
         if self.live.get(name).is_some() {
             let remedy = match self.nbd_uri(name) {

@@ -124,21 +124,19 @@ impl Store {
         Ok(names.filter(has_descriptor).collect())
     }
 
-    /// The disk of that name, wherever it lies.
-    pub(crate) fn find(&self, name: &Name) -> Outcome<Found> {
+    /// The datastore that the disk of that name lies on. `lies_on` looks whether it lies on one.
+    pub(crate) fn place(
+        &self,
+        name: &Name,
+        lies_on: impl Fn(&Name, &DatastoreSettings) -> Outcome<bool>,
+    ) -> Outcome<(Name, DatastoreSettings)> {
         let mut found: Vec<(Name, DatastoreSettings)> = Vec::new();
         let mut unreadable = Vec::new();
         for (datastore, settings) in self.datastores()? {
-            match settings {
-                Ok(settings) => {
-                    let descriptor = self
-                        .disks_folder(&datastore, &settings)
-                        .join(name.as_str())
-                        .join(DESCRIPTOR);
-                    if descriptor.symlink_metadata().is_ok() {
-                        found.push((datastore, settings));
-                    }
-                }
+            let looked = settings.and_then(|of| Ok((lies_on(&datastore, &of)?, of)));
+            match looked {
+                Ok((true, settings)) => found.push((datastore, settings)),
+                Ok((false, _)) => {}
                 // What cannot be looked at now is not what is not there.
                 Err(problem) if problem.code == ProblemCode::Exhausted => {
                     return Err(problem.within(format!("cannot look for disk {name}")));
@@ -147,7 +145,7 @@ impl Store {
             }
         }
         match found.as_slice() {
-            [(datastore, settings)] => self.read_disk(datastore, settings, name),
+            [place] => Ok(place.clone()),
             [] => {
                 let mut problem =
                     Problem::new(ProblemCode::NotFound, format!("there is no disk {name}"));
@@ -163,6 +161,25 @@ impl Store {
             .because(format!("datastores {one} and {two} both hold one"))
             .remedy("rename one of their directories, or remove one datastore")),
         }
+    }
+
+    /// The disk of that name, wherever it lies, for who knows that every datastore answers.
+    #[cfg(test)]
+    pub(crate) fn find(&self, name: &Name) -> Outcome<Found> {
+        let lies_on = |on: &Name, of: &DatastoreSettings| Ok(self.has_disk(on, of, name));
+        let (datastore, settings) = self.place(name, lies_on)?;
+        self.read_disk(&datastore, &settings, name)
+    }
+
+    /// Whether a disk of that name lies on this datastore, readable or not.
+    pub(crate) fn has_disk(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+        name: &Name,
+    ) -> bool {
+        let folder = self.disks_folder(datastore, settings).join(name.as_str());
+        folder.join(DESCRIPTOR).symlink_metadata().is_ok()
     }
 
     /// Reads a disk whose datastore is known.
@@ -253,9 +270,9 @@ impl Store {
         })
     }
 
-    /// The disk of that name, to be changed: nobody else, on any host, changes it while the turn lives.
-    pub(crate) fn find_to_change(&self, name: &Name) -> Outcome<(Found, files::Turn)> {
-        let found = self.find(name)?;
+    /// A disk that is to be changed: nobody else, on any host, changes it while the turn lives.
+    pub(crate) fn to_change(&self, found: &Found) -> Outcome<(Found, files::Turn)> {
+        let name = &found.name;
         let turn = files::turn(&found.descriptor_file())
             .map_err(|e| trouble::io(format!("cannot change disk {name}"), &e))?;
         // As whoever had the turn before has left it.
@@ -300,16 +317,23 @@ impl Store {
         resized.map_err(|e| trouble::io(what(), &e))
     }
 
-    /// Takes a disk and its data away. A block device's content stays as it is.
-    pub(crate) fn delete_disk(&self, disk: &Found) -> Outcome<()> {
+    /// Takes a disk and its data away. A block device's content stays as it is. `held`, with which others were kept off it,
+    /// is dropped once it is no disk any more: NFS keeps a removed file in its directory for as long as somebody has it open.
+    pub(crate) fn delete_disk<T>(&self, disk: &Found, held: T) -> Outcome<()> {
         let what = || format!("cannot delete disk {}", disk.name);
         let disks = self.disks_folder(&disk.datastore, &disk.settings);
-        let doomed = disks.join(format!(".deleting-{}", disk.name));
-        remove_folder(&doomed)
+        let doomed = disks.join(format!("{}{}", drafts::DOOMED, disk.name));
+        drafts::finish(&doomed)
             .and_then(|()| fs::rename(&disk.folder, &doomed))
             .and_then(|()| files::sync_folder(&disks))
-            .and_then(|()| remove_folder(&doomed))
-            .map_err(|e| trouble::io(what(), &e))
+            .map_err(|e| trouble::io(what(), &e))?;
+        drop(held);
+        if let Err(error) = drafts::finish(&doomed) {
+            let path = doomed.display();
+            tracing::warn!(%error, %path, "what is left of a deleted disk takes space until a disk is made or deleted there");
+        }
+        drafts::sweep(&disks);
+        Ok(())
     }
 }
 
@@ -339,13 +363,6 @@ fn create_image(path: &Path, size: u64, allocation: Allocation) -> io::Result<()
         }
     }
     image.sync_all()
-}
-
-pub(super) fn remove_folder(folder: &Path) -> io::Result<()> {
-    match fs::remove_dir_all(folder) {
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        other => other,
-    }
 }
 
 #[cfg(test)]
@@ -396,7 +413,7 @@ mod tests {
             create(&store, &settings, "a").unwrap_err().code,
             ProblemCode::Exists
         );
-        store.delete_disk(&disk).unwrap();
+        store.delete_disk(&disk, ()).unwrap();
         assert_eq!(
             store.find(&name("a")).unwrap_err().code,
             ProblemCode::NotFound
@@ -417,7 +434,30 @@ mod tests {
         }
         assert!(store.disks(&name("local"), &settings).unwrap().is_empty());
         create(&store, &settings, "a").unwrap();
-        store.delete_disk(&store.find(&name("a")).unwrap()).unwrap();
+        store
+            .delete_disk(&store.find(&name("a")).unwrap(), ())
+            .unwrap();
+        assert_eq!(fs::read_dir(&local).unwrap().count(), 0);
+    }
+
+    #[test]
+    fn a_deleted_disks_image_is_let_go_of_before_it_is_removed_and_others_leftovers_go_with_it() {
+        /// Looks what is there as it is dropped.
+        struct Held<'a>(&'a Path, &'a mut Vec<(bool, bool)>);
+        impl Drop for Held<'_> {
+            fn drop(&mut self) {
+                let image = |disk: &str| self.0.join(disk).join(IMAGE).exists();
+                self.1.push((image("a"), image(".deleting-a")));
+            }
+        }
+        let (folder, store, settings) = store();
+        let local = folder.path().join("local");
+        create(&store, &settings, "a").unwrap();
+        fs::create_dir(local.join(".deleting-b")).unwrap();
+        let mut seen = Vec::new();
+        let disk = store.find(&name("a")).unwrap();
+        store.delete_disk(&disk, Held(&local, &mut seen)).unwrap();
+        assert_eq!(seen, [(false, true)]);
         assert_eq!(fs::read_dir(&local).unwrap().count(), 0);
     }
 
@@ -464,7 +504,7 @@ mod tests {
         let disk = store.find(&name("a")).unwrap();
         assert_eq!(disk.descriptor.uuid, Uuid::from_random([1; 16]));
         assert_eq!(fs::read(disk.image()).unwrap()[..6], *b"first\0");
-        store.delete_disk(&disk).unwrap();
+        store.delete_disk(&disk, ()).unwrap();
         let local = folder.path().join("local");
         assert_eq!(fs::read_dir(&local).unwrap().count(), 0);
     }

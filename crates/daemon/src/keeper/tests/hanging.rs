@@ -1,0 +1,115 @@
+//! What goes on while a datastore hangs: orders on other datastores' disks, looks at all of them, the start and the end.
+
+use super::*;
+
+/// Looks at `shared` hang until what is answered is dropped, and nobody who asks for one waits.
+fn hang(looks: &mut looks::Looks) -> std::sync::mpsc::Sender<()> {
+    let (let_go, hangs) = std::sync::mpsc::channel();
+    looks.patience = Duration::ZERO;
+    let hung = looks.at(&name("shared"), move || Ok(hangs.recv()));
+    assert!(hung.is_err());
+    let_go
+}
+
+#[test]
+fn the_remembered_disks_of_one_datastore_wait_for_no_other_datastore() {
+    let stage = stage();
+    stage.datastore("unhindered");
+    let image = stage.disk("a").image();
+    stage.disk_on("unhindered", "b");
+    for disk in ["a", "b"] {
+        stage.attach(disk, Outside::Agreed).unwrap();
+    }
+    stage.keeper.detach_all();
+    let held = dir::open(&image, dir::Options::default()).unwrap();
+    let attached = std::thread::scope(|scope| {
+        let attaching = scope.spawn(|| stage.attach_remembered());
+        while stage.keeper.live.get(&name("b")).is_none() {
+            assert!(!attaching.is_finished(), "it is in nobody's way");
+            std::thread::yield_now();
+        }
+        drop(held);
+        attaching.join().unwrap()
+    });
+    assert_eq!(attached, 2, "{:?}", stage.keeper.troubles());
+    stage.keeper.detach_all();
+}
+
+#[test]
+fn who_looks_at_all_datastores_is_told_of_one_that_hangs_and_waits_for_none() {
+    let mut stage = stage();
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    let keeper = Arc::get_mut(&mut stage.keeper).expect("nobody else has it");
+    let let_go = hang(&mut keeper.surveys);
+    let told = |datastores: Vec<tidegate_api::datastore::Datastore>| {
+        let problem = datastores[0].problem.as_ref().expect("it hangs");
+        assert!(problem.to_string().contains("does not answer"), "{problem}");
+    };
+    told(stage.keeper.datastores_at_a_glance().unwrap());
+    told(stage.keeper.datastores().unwrap());
+    assert!(stage.keeper.disks().unwrap().is_empty());
+    // What is known here without a look is told.
+    let attached = stage.keeper.attached_disks().unwrap();
+    assert_eq!((attached.len(), attached[0].allocated_bytes), (1, None));
+    drop(let_go);
+    stage.detach("a");
+}
+
+#[test]
+fn orders_on_disks_elsewhere_are_carried_out_while_a_datastore_hangs_and_a_disk_on_it_is_let_go_of()
+{
+    let mut stage = stage();
+    stage.datastore("unhindered");
+    for disk in ["a", "d"] {
+        stage.disk(disk);
+        stage.attach(disk, Outside::Agreed).unwrap();
+    }
+    stage.disk_on("unhindered", "b");
+    let keeper = Arc::get_mut(&mut stage.keeper).expect("nobody else has it");
+    let let_go = hang(&mut keeper.looks);
+    // Those elsewhere answer sooner; nobody waits for this one again once it is over.
+    keeper.looks.patience = Duration::from_secs(3);
+    for disk in ["a", "nonesuch"] {
+        let refused = stage.keeper.disk(&name(disk)).unwrap_err();
+        assert!(
+            refused.to_string().contains("shared does not answer"),
+            "{refused}"
+        );
+    }
+    stage.attach("b", Outside::Agreed).unwrap();
+    stage.detach("b");
+    stage.keeper.delete(&name("b")).unwrap();
+    stage.disk_on("unhindered", "c");
+    stage.detach("a");
+    assert!(stage.keeper.live.get(&name("a")).is_none());
+    // A start goes on without them, and each is told of by its name.
+    stage.keeper.detach_all();
+    assert_eq!(stage.attach_remembered(), 0);
+    let told = stage.keeper.troubles().remove(0).to_string();
+    assert!(told.contains("cannot look for disk d"), "{told}");
+    stage.detach("d");
+    assert!(stage.keeper.store.attached().unwrap().is_empty());
+    drop(let_go);
+}
+
+#[test]
+fn everything_ends_though_all_threads_that_may_block_are_taken() {
+    let stage = stage();
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().max_blocking_threads(1).build();
+    let hasty = runtime.unwrap().block_on(async {
+        let (let_go, hangs) = std::sync::mpsc::channel::<()>();
+        tokio::task::spawn_blocking(move || hangs.recv());
+        let ended = tokio::time::timeout(Duration::from_secs(20), async {
+            stage.keeper.end().unwrap().await
+        });
+        let hasty = ended.await;
+        drop(let_go);
+        hasty
+    });
+    assert_eq!(hasty.expect("it is not kept waiting"), Ok(0));
+    assert!(stage.keeper.live.names().is_empty());
+}
