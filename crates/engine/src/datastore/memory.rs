@@ -127,7 +127,6 @@ mod tests {
         while bench.turn(image) {
             turns.push(bench.ended());
         }
-        // A little more than four, as a portion ends where a page does.
         // The first takes a little more than four, as a portion ends where a page does, and the second goes on from there.
         let ends: Vec<(usize, u64)> = (1..)
             .zip(&turns)
