@@ -1,7 +1,7 @@
 //! How much of one turn of its I/O thread all queues of a device may take to follow their guest's chains.
 //!
 //! The caps on requests do not bound that: most requests are three descriptors long, and a chain may have 1024 of them, in
-//! memory of 509 regions through which each is looked for. Whether it then makes sense or not, its guest has had the time.
+//! memory of many regions through which each is looked for. Whether it then makes sense or not, its guest has had the time.
 //! When the turn's steps are spent, what is left waits in its ring for the next turn.
 //!
 //! # Always true
@@ -14,8 +14,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate_core::units::Time;
 
 /// Steps after which no queue of the device begins another chain in this turn. A step is two looks for an address: 10 ns in
-/// the memory of an honest guest, 0.6 us where it has as many regions as may be (measured: 0.29 us for a look through all
-/// 509). The last chain may go over by some 3500 (it is followed, followed once more for its status, and may be cut into
+/// the memory of an honest guest, 0.6 us where it has 509 regions (measured: 0.29 us for a look through all of them), which
+/// is more than a front end may share by now. The last chain may go over by some 3500 (it is followed, followed once more for its status, and may be cut into
 /// pieces), so a device, however many queues it has, keeps others waiting for 3 ms at most. Eight requests of 126 pieces,
 /// the most that is announced, are 4 MiB where pieces are pages: a turn that is worth its while.
 const PER_TURN: u64 = 1024;
