@@ -25,7 +25,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
-use crate::distance;
+use crate::distance::{self, NEAR_NS, Patience};
 use crate::interrupts;
 use crate::peers::{self, Store, Tidegate};
 use crate::report::{Figures, Machine, Report, Series};
@@ -98,6 +98,9 @@ pub struct Options {
     /// Reject a trial, and a round, in which the CPUs were moved, so that a word between them takes so many times as long
     #[arg(long, value_name = "TIMES", default_value_t = 1.3)]
     pub max_moved: f64,
+    /// How many seconds to wait, in each case of depth 1, for the hypervisor to have put the two CPUs near each other
+    #[arg(long, value_name = "S", default_value_t = 300)]
+    pub near_for: u64,
     /// Where the test file is made: a directory on the datastore to measure
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
     pub dir: PathBuf,
@@ -123,6 +126,28 @@ pub struct Bench {
 
 /// How often a trial is made before its round is given up.
 const TRIES: usize = 3;
+
+/// On which terms contestants compete in a case.
+struct Terms<'a> {
+    /// So many rounds are wanted.
+    rounds: usize,
+    /// Whether a trial counts.
+    quiet: &'a dyn Fn(&Figures) -> bool,
+    /// Is called before each trial.
+    before: &'a dyn Fn() -> Result<()>,
+}
+
+impl<'a> Terms<'a> {
+    /// So many rounds of such trials, each made at once.
+    fn of(rounds: usize, quiet: &'a dyn Fn(&Figures) -> bool) -> Self {
+        let before = &|| Ok(());
+        Terms {
+            rounds,
+            quiet,
+            before,
+        }
+    }
+}
 
 /// Runs one trial.
 pub type Trial<'a> = Box<dyn Fn(&Bench) -> Result<Figures> + 'a>;
@@ -297,7 +322,39 @@ impl Bench {
         contestants: &[Contestant<'_>],
     ) -> Result<()> {
         let quiet = |figures: &Figures| self.is_quiet(figures);
-        self.contest(report, scenario, case, contestants, self.trials, &quiet)
+        let terms = Terms::of(self.trials, &quiet);
+        self.contest(report, scenario, case, contestants, &terms)
+    }
+
+    /// The same where most of what a request takes is the way from one CPU to the other and back: trials are made while the
+    /// two are near each other, for which is waited `--near-for`. If that never comes, they are made where the CPUs are.
+    ///
+    /// # Errors
+    /// A trial fails.
+    pub fn compete_near(
+        &self,
+        report: &mut Report,
+        scenario: &str,
+        case: &str,
+        contestants: &[Contestant<'_>],
+    ) -> Result<()> {
+        let patience = Patience::new(Duration::from_secs(self.options.near_for));
+        let quiet =
+            |figures: &Figures| self.is_quiet(figures) && patience.is_near_enough(figures.apart_ns);
+        let wait = || patience.wait(|| distance::to(self.options.server_cpu));
+        let terms = Terms {
+            before: &wait,
+            ..Terms::of(self.trials, &quiet)
+        };
+        self.contest(report, scenario, case, contestants, &terms)?;
+        if self.options.near_for > 0 && patience.was_in_vain() {
+            report.notes.push(format!(
+                "{scenario}, {case}: the CPUs were never within {NEAR_NS} ns of each other, though it was waited for \
+                 {} s: measured where they are",
+                self.options.near_for
+            ));
+        }
+        Ok(())
     }
 
     /// The same where a real disk is read. In a virtual machine the hypervisor emulates that disk on the CPU time it
@@ -318,8 +375,8 @@ impl Bench {
             let foreign = figures.noise.foreign_percent;
             foreign <= self.options.max_noise && figures.moved <= self.options.max_moved
         };
-        let rounds = times * self.trials;
-        self.contest(report, scenario, case, contestants, rounds, &quiet)
+        let terms = Terms::of(times * self.trials, &quiet);
+        self.contest(report, scenario, case, contestants, &terms)
     }
 
     fn contest(
@@ -328,22 +385,22 @@ impl Bench {
         scenario: &str,
         case: &str,
         contestants: &[Contestant<'_>],
-        trials: usize,
-        quiet: &dyn Fn(&Figures) -> bool,
+        terms: &Terms<'_>,
     ) -> Result<()> {
         let names = contestants.iter().map(|each| each.name.as_str());
-        let series = empty_series(scenario, case, names, trials);
-        self.rounds(report, series, quiet, &mut |attempt, series| {
+        let series = empty_series(scenario, case, names, terms.rounds);
+        self.rounds(report, series, terms.quiet, &mut |attempt, series| {
             // Everybody begins a round once in a while: a disk may be slower for whoever comes after a busy neighbour.
             let mut round = vec![Figures::default(); contestants.len()];
             for turn in 0..contestants.len() {
                 let whose = (attempt + turn) % contestants.len();
                 let contestant = &contestants[whose];
                 for _ in 0..TRIES {
+                    (terms.before)()?;
                     [round[whose]] = self
                         .placed(|| Ok([(contestant.trial)(self)?]))
                         .with_context(|| format!("{scenario}, {case}, {}", contestant.name))?;
-                    if quiet(&round[whose]) {
+                    if (terms.quiet)(&round[whose]) {
                         break;
                     }
                     series[whose].rejected += 1;

@@ -7,9 +7,10 @@
 //! # Units
 //! - Nanoseconds for both ways together.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result};
 
@@ -20,6 +21,11 @@ const WORDS: u32 = 100;
 const ROWS: usize = 31;
 /// Before them, for the other thread to get there.
 const WARM: u32 = 1000;
+
+/// CPUs between which a word takes no longer, there and back, share a cache: some 100 ns, where others take 400.
+pub const NEAR_NS: f64 = 200.0;
+/// It is looked so often whether they do by now.
+const LOOKS_APART: Duration = Duration::from_millis(500);
 
 /// A word that has a cache line, and the one beside it, to itself.
 #[repr(align(128))]
@@ -86,9 +92,72 @@ pub fn spread(distances: impl Iterator<Item = f64>) -> f64 {
     ends.map_or(1.0, |(least, most)| most / least.max(1e-9))
 }
 
+/// Waits for two CPUs to be near each other, up to so long in all.
+#[derive(Debug)]
+pub struct Patience {
+    left: Cell<Duration>,
+    /// Whether they were, once.
+    found: Cell<bool>,
+}
+
+impl Patience {
+    /// Of so long.
+    #[must_use]
+    pub fn new(left: Duration) -> Self {
+        Self {
+            left: Cell::new(left),
+            found: Cell::new(false),
+        }
+    }
+
+    /// Returns when they are near, by what `apart` finds, or when patience is at its end.
+    ///
+    /// # Errors
+    /// Those of `apart`.
+    pub fn wait(&self, apart: impl Fn() -> Result<f64>) -> Result<()> {
+        while !self.left.get().is_zero() {
+            let begun = Instant::now();
+            if apart()? <= NEAR_NS {
+                self.found.set(true);
+                return Ok(());
+            }
+            std::thread::sleep(LOOKS_APART.min(self.left.get()));
+            self.left
+                .set(self.left.get().saturating_sub(begun.elapsed()));
+        }
+        Ok(())
+    }
+
+    /// Whether a trial counts that found them so far apart: a near one, or any once it is clear that none comes.
+    #[must_use]
+    pub fn is_near_enough(&self, apart_ns: f64) -> bool {
+        apart_ns <= NEAR_NS || self.was_in_vain()
+    }
+
+    /// Whether it is at its end, and they were never near.
+    #[must_use]
+    pub fn was_in_vain(&self) -> bool {
+        self.left.get().is_zero() && !self.found.get()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn far_trials_count_only_where_the_cpus_were_never_near() {
+        let far = || Ok(400.0);
+        let never = Patience::new(Duration::from_millis(5));
+        assert!(!never.is_near_enough(400.0), "there is still patience");
+        never.wait(far).expect("no failure");
+        assert!(never.is_near_enough(400.0));
+
+        let once = Patience::new(Duration::from_millis(5));
+        once.wait(|| Ok(100.0)).expect("no failure");
+        once.wait(far).expect("no failure");
+        assert!(once.is_near_enough(110.0) && !once.is_near_enough(400.0));
+    }
 
     #[test]
     fn a_word_takes_its_time_from_cpu_to_cpu_and_back() {
