@@ -98,8 +98,9 @@ pub struct Options {
     /// Reject a trial, and a round, in which the CPUs were moved, so that a word between them takes so many times as long
     #[arg(long, value_name = "TIMES", default_value_t = 1.3)]
     pub max_moved: f64,
-    /// How many seconds to wait, in each case of depth 1, for the hypervisor to have put the two CPUs near each other
-    #[arg(long, value_name = "S", default_value_t = 300)]
+    /// Wait up to so many seconds in each case of null, nbd, vms and disks for the hypervisor to put the two CPUs near each
+    /// other, and count those trials alone; 0: measure where they are
+    #[arg(long, value_name = "S", default_value_t = 0)]
     pub near_for: u64,
     /// Where the test file is made: a directory on the datastore to measure
     #[arg(long, value_name = "DIR", default_value_os_t = std::env::temp_dir())]
@@ -310,28 +311,12 @@ impl Bench {
         }
     }
 
-    /// Lets contestants compete in one case until there are enough quiet rounds, or twice as many were tried.
+    /// Lets contestants compete in one case until there are enough quiet rounds, or twice as many were tried. With
+    /// `--near-for` a trial is made while the two CPUs are near each other; if that never comes, where they are.
     ///
     /// # Errors
     /// A trial fails.
     pub fn compete(
-        &self,
-        report: &mut Report,
-        scenario: &str,
-        case: &str,
-        contestants: &[Contestant<'_>],
-    ) -> Result<()> {
-        let quiet = |figures: &Figures| self.is_quiet(figures);
-        let terms = Terms::of(self.trials, &quiet);
-        self.contest(report, scenario, case, contestants, &terms)
-    }
-
-    /// The same where most of what a request takes is the way from one CPU to the other and back: trials are made while the
-    /// two are near each other, for which is waited `--near-for`. If that never comes, they are made where the CPUs are.
-    ///
-    /// # Errors
-    /// A trial fails.
-    pub fn compete_near(
         &self,
         report: &mut Report,
         scenario: &str,
@@ -347,10 +332,14 @@ impl Bench {
             ..Terms::of(self.trials, &quiet)
         };
         self.contest(report, scenario, case, contestants, &terms)?;
-        if self.options.near_for > 0 && patience.was_in_vain() {
+        if self.options.near_for > 0 {
+            let found = if patience.was_in_vain() {
+                "never, so they were measured where they are"
+            } else {
+                "and no other trial counts"
+            };
             report.notes.push(format!(
-                "{scenario}, {case}: the CPUs were never within {NEAR_NS} ns of each other, though it was waited for \
-                 {} s: measured where they are",
+                "{scenario}, {case}: waited up to {} s for CPUs within {NEAR_NS} ns of each other: {found}",
                 self.options.near_for
             ));
         }

@@ -114,11 +114,7 @@ pub fn null(bench: &Bench, report: &mut Report) -> Result<()> {
                 }));
             }
         }
-        if depth == 1 {
-            bench.compete_near(report, SCENARIO, &case(depth), &contestants)?;
-        } else {
-            bench.compete(report, SCENARIO, &case(depth), &contestants)?;
-        }
+        bench.compete(report, SCENARIO, &case(depth), &contestants)?;
     }
     let mut claim =
         |depth: u16, name: &str, what: &str, rule: Rule, figure: fn(&Figures) -> f64| {

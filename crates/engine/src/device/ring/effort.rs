@@ -15,9 +15,10 @@ use tidegate_core::units::Time;
 
 /// Steps after which no queue of the device begins another chain in this turn. A step is two looks for an address: 10 ns in
 /// the memory of an honest guest, 0.6 us where it has 509 regions (measured: 0.29 us for a look through all of them), which
-/// is more than a front end may share by now. The last chain may go over by some 3500 (it is followed, followed once more for its status, and may be cut into
-/// pieces), so a device, however many queues it has, keeps others waiting for 3 ms at most. Eight requests of 126 pieces,
-/// the most that is announced, are 4 MiB where pieces are pages: a turn that is worth its while.
+/// is more than a front end may share by now. The last chain may go over by some 3500 (it is followed, followed once more
+/// for its status, and may be cut into pieces), so a device, however many queues it has, keeps others waiting for 3 ms at
+/// most. Eight requests of 126 pieces, the most that is announced, are 4 MiB where pieces are pages: a turn that is worth
+/// its while.
 const PER_TURN: u64 = 1024;
 
 /// See the module. Read and written by the device's I/O thread alone, though others hold what it is part of.
