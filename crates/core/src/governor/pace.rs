@@ -20,6 +20,8 @@ use crate::units::{Span, Time};
 const FAST: Span = Span::from_millis(100);
 const CALM: Span = Span::from_secs(1);
 const OFF: Span = Span::from_secs(4);
+/// No host's words come at longer distances.
+pub(super) const SLOWEST: Span = OFF;
 /// Quiet ticks before calm.
 const QUIET: u32 = 8;
 /// What of the datastore's work may go into coordination.

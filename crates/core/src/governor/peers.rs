@@ -5,7 +5,8 @@
 //!
 //! # Always true
 //! - A slot that is torn, foreign or garbage changes nothing: the last good copy counts, and grows older. But who tears
-//!   a slot anew lives: he is not dead, however old his last good word is.
+//!   a slot anew lives: he is not dead, however old his last good word is. And who may have spoken where now something
+//!   foreign stands, or nothing, is not held to his last good word: his lease is the longest that there is.
 //! - Nobody grows older by a time in which we could not read.
 //! - A dead peer's record is gone: its part is divided at the next tick.
 //! - Of two daemons with the same name that live, as where a root was copied, one is told that it needs another.
@@ -18,6 +19,7 @@
 //!               +---------------------------+         leaving: forgotten at once
 //! ```
 
+use super::pace::SLOWEST;
 use super::slot::{Record, Unreadable};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
@@ -47,6 +49,8 @@ pub struct Peer {
     silent: Span,
     /// The sequence number of the last torn ones.
     torn: u64,
+    /// Its slot holds something foreign, or nothing: with what stood there it may have said that it would speak less often.
+    overwritten: bool,
 }
 
 impl Peer {
@@ -57,6 +61,7 @@ impl Peer {
             record,
             age: Span::ZERO,
             silent: Span::ZERO,
+            overwritten: false,
         }
     }
 
@@ -65,10 +70,22 @@ impl Peer {
         Span::from_millis(u64::from(self.record.tick_ms))
     }
 
-    /// Its slot begins with these words, though the whole makes no sense.
-    fn shows_life(&mut self, (host, incarnation, sequence): Words) {
-        let own = (self.record.host, self.record.incarnation) == (host, incarnation);
-        if own && sequence != self.torn {
+    /// How long it may be silent before its part is given to others.
+    pub fn lease(&self) -> Span {
+        lease(if self.overwritten {
+            SLOWEST
+        } else {
+            self.tick()
+        })
+    }
+
+    /// Its slot holds no record; it begins with these words, if with any.
+    fn garbled(&mut self, words: Option<Words>) {
+        let own = words.filter(|&(host, incarnation, _)| {
+            (self.record.host, self.record.incarnation) == (host, incarnation)
+        });
+        self.overwritten = own.is_none();
+        if let Some((_, _, sequence)) = own.filter(|own| own.2 != self.torn) {
             self.torn = sequence;
             self.silent = Span::ZERO;
         }
@@ -132,7 +149,7 @@ impl Peers {
     pub fn first_to_die(&self) -> Option<Span> {
         let suspect = self.peers.iter().filter(|peer| !peer.live());
         let left = suspect.map(|peer| {
-            let lease = lease(peer.tick()).as_nanos();
+            let lease = peer.lease().as_nanos();
             Span::from_nanos(lease.saturating_sub(peer.silent.as_nanos()))
         });
         left.min()
@@ -163,7 +180,7 @@ impl Peers {
         }
         let last_words = &mut self.last_words;
         self.peers.retain(|peer| {
-            let dead = peer.silent > lease(peer.tick());
+            let dead = peer.silent > peer.lease();
             if dead {
                 news.lost.push((peer.record.host, false));
                 last_words.retain(|(slot, _)| *slot != peer.slot);
@@ -177,18 +194,18 @@ impl Peers {
     fn one(&mut self, slot: u16, bytes: &[u8], me: ([u8; 16], u64, Option<u16>), news: &mut News) {
         let place = self.peers.binary_search_by_key(&slot, |peer| peer.slot);
         if let (Ok(place), Some((host, incarnation, sequence))) = (place, Record::peek(bytes)) {
-            let old = &self.peers[place].record;
-            if (old.host, old.incarnation, old.sequence) == (host, incarnation, sequence) {
+            let peer = &mut self.peers[place];
+            if words(&peer.record) == (host, incarnation, sequence) {
+                peer.overwritten = false;
                 return;
             }
         }
         let record = match Record::decode(bytes) {
             Ok(record) => record,
-            Err(Unreadable::Empty) => return,
-            Err(_) => {
-                news.unreadable += 1;
-                if let (Ok(place), Some(words)) = (place, Record::peek(bytes)) {
-                    self.peers[place].shows_life(words);
+            Err(why) => {
+                news.unreadable += u32::from(why != Unreadable::Empty);
+                if let Ok(place) = place {
+                    self.peers[place].garbled(Record::peek(bytes));
                 }
                 return;
             }

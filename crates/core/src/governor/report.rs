@@ -186,7 +186,7 @@ impl Governor {
             host: peer.record.host,
             name: peer.record.name,
             age: peer.age,
-            lease: lease(Span::from_millis(peer.record.tick_ms.into())),
+            lease: peer.lease(),
             suspect: !peer.live(),
             engaged: peer.record.flags.has(Flags::ENGAGED),
             window: cost(peer.record.window),

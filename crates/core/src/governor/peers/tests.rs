@@ -156,6 +156,31 @@ fn who_tears_his_slot_again_and_again_lives_and_who_leaves_it_torn_does_not() {
 }
 
 #[test]
+fn who_may_have_spoken_where_something_foreign_or_nothing_stands_has_the_longest_lease() {
+    for lost in [[0x5a; 4096], [0; 4096]] {
+        let mut peers = Peers::default();
+        let reads = |peers: &mut Peers, ms| peers.heard(at(ms), &[(2, &lost[..])], ME).lost;
+        hear(&mut peers, 0, &says(2, 1));
+        // It has said meanwhile that it will speak every four seconds, which nobody can read any more.
+        assert_eq!(reads(&mut peers, 4_000), []);
+        let slow = Record {
+            tick_ms: 4_000,
+            ..says(2, 3)
+        };
+        assert_eq!(hear(&mut peers, 8_000, &slow), News::default());
+        assert!(peers.iter().next().unwrap().live());
+
+        // Of words that can be read again nothing need be guessed, and who never speaks again is dead at last.
+        hear(&mut peers, 8_100, &says(2, 4));
+        assert_eq!(reads(&mut peers, 40_000), []);
+        assert_eq!(hear(&mut peers, 40_100, &says(2, 4)).lost.len(), 1);
+        hear(&mut peers, 50_000, &says(2, 5));
+        assert_eq!(reads(&mut peers, 82_000), []);
+        assert_eq!(reads(&mut peers, 82_100), [([2; 16], false)]);
+    }
+}
+
+#[test]
 fn somebody_else_in_our_slot_is_told_and_our_own_record_is_no_peer() {
     let mut peers = Peers::default();
     let mine = Record {
