@@ -360,10 +360,7 @@ impl Bench {
         contestants: &[Contestant<'_>],
         times: usize,
     ) -> Result<()> {
-        let quiet = |figures: &Figures| {
-            let foreign = figures.noise.foreign_percent;
-            foreign <= self.options.max_noise && figures.moved <= self.options.max_moved
-        };
+        let quiet = |figures: &Figures| self.is_quiet_on_disk(figures);
         let terms = Terms::of(times * self.trials, &quiet);
         self.contest(report, scenario, case, contestants, &terms)
     }
@@ -420,6 +417,12 @@ impl Bench {
 
     fn is_quiet(&self, figures: &Figures) -> bool {
         !figures.noise.exceeds(self.options.max_noise) && figures.moved <= self.options.max_moved
+    }
+
+    /// Where a real disk is read steal says nothing ([`Bench::compete_on_disk`]).
+    fn is_quiet_on_disk(&self, figures: &Figures) -> bool {
+        let foreign = figures.noise.foreign_percent;
+        foreign <= self.options.max_noise && figures.moved <= self.options.max_moved
     }
 
     /// Makes a trial, or one of each contestant, and tells how far apart client and server were.

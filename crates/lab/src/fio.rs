@@ -1,10 +1,12 @@
 //! fio: on the file itself, the limit of what a server of that file can reach; and over NBD, as anyone would use it.
 //!
-//! [`random_reads`] is the bench's, [`run`] does any work that a contest may ask for. The guest of
-//! [`crate::experiment`] gets the same words.
+//! [`random_reads`] is the bench's, [`run`] does any work that a contest may ask for; [`Running`] is one that is halted and
+//! let on. The guest of [`crate::experiment`] gets the same words.
 //!
 //! # Units
 //! - fio reports nanoseconds and percent; [`Figures`] and [`Done`] are microseconds and percent of a core.
+
+mod running;
 
 use std::path::Path;
 use std::process::Command;
@@ -14,6 +16,8 @@ use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
 use crate::report::Figures;
+
+pub use running::Running;
 
 /// Where fio works.
 #[derive(Clone, Copy, Debug)]
@@ -114,11 +118,7 @@ impl Job<'_> {
 /// # Errors
 /// fio is missing or fails.
 pub fn run(job: &Job<'_>, cpu: usize) -> Result<Done> {
-    let output = Command::new("taskset")
-        .args(["--cpu-list", &cpu.to_string(), "fio"])
-        .args(job.arguments())
-        .output()
-        .context("cannot start fio")?;
+    let output = command(job, cpu).output().context("cannot start fio")?;
     if !output.status.success() {
         bail!(
             "fio failed: {}",
@@ -126,6 +126,32 @@ pub fn run(job: &Job<'_>, cpu: usize) -> Result<Done> {
         );
     }
     parse(&String::from_utf8_lossy(&output.stdout), job.jobs)
+}
+
+/// fio with a job, pinned to `cpu`.
+fn command(job: &Job<'_>, cpu: usize) -> Command {
+    let mut command = Command::new("taskset");
+    let cpu = cpu.to_string();
+    command
+        .args(["--cpu-list", &cpu, "fio"])
+        .args(job.arguments());
+    command
+}
+
+/// 4 KiB random reads of `file` with io_uring and O_DIRECT, without an end.
+#[must_use]
+pub fn random_reads_of(file: &Path, depth: u16) -> Job<'_> {
+    Job {
+        target: Target::File(file),
+        size: 4096,
+        reads: 100,
+        random: true,
+        flush_every: 0,
+        jobs: 1,
+        depth,
+        warm: Duration::ZERO,
+        span: Duration::from_secs(24 * 60 * 60),
+    }
 }
 
 /// Runs 4 KiB random reads with io_uring and O_DIRECT on `file`, pinned to `cpu`.
@@ -140,15 +166,9 @@ pub fn random_reads(
     cpu: usize,
 ) -> Result<Figures> {
     let job = Job {
-        target: Target::File(file),
-        size: 4096,
-        reads: 100,
-        random: true,
-        flush_every: 0,
-        jobs: 1,
-        depth,
         warm,
         span,
+        ..random_reads_of(file, depth)
     };
     let done = run(&job, cpu)?;
     Ok(Figures {

@@ -1,13 +1,15 @@
 //! The bench as a program: it measures peers, writes JSON, and does not pass what it could not measure.
 //!
-//! Trials are as short as they can be; no figure is judged here. Needs nbdkit and valgrind.
+//! Trials are as short as they can be; no figure is judged here. Needs fio, nbdkit and valgrind.
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::{Duration, Instant};
 
 use clap::Parser;
 use serde_json::Value;
-use tidegate_lab::bench::{Bench, Options, instructions};
+use tidegate_lab::bench::{Bench, Options, instructions, test_file};
+use tidegate_lab::fio::{Running, random_reads_of};
 use tidegate_lab::peers;
 use tidegate_lab::vhost::Wait;
 
@@ -69,6 +71,26 @@ fn what_could_not_be_measured_fails_the_bench() {
         text.contains("void") && text.contains("does not exist"),
         "{text}"
     );
+}
+
+/// fio as it takes turns with a server: what it does while it is halted, and what it has done once it goes on.
+#[test]
+fn fio_works_only_while_it_may() {
+    let file = test_file(&std::env::temp_dir(), 16).expect("a file");
+    let fio = Running::start(&random_reads_of(file.path(), 4), 0).expect("fio starts");
+    let requests = || fio.requests().expect("fio is there");
+    // What it has just asked for may still be counted.
+    std::thread::sleep(Duration::from_millis(50));
+    let halted = requests();
+    assert!(halted >= 4, "it had begun");
+    std::thread::sleep(Duration::from_millis(50));
+    assert_eq!(requests(), halted);
+    fio.go_on().expect("fio is there");
+    let begun = Instant::now();
+    while requests() < halted + 100 {
+        assert!(begun.elapsed() < Duration::from_secs(20), "it goes on");
+        std::thread::sleep(Duration::from_millis(1));
+    }
 }
 
 #[test]

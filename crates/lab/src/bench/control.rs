@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::Bench;
-use super::closely::{Guests, ROUNDS_FOR_THREE_PERCENT, Rival};
+use super::closely::{Guests, Kind, ROUNDS_FOR_THREE_PERCENT, Rival};
 use super::measure::Ask;
 use crate::engine::Control;
 use crate::peers;
@@ -70,8 +70,8 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
 fn engine<'a>(program: &'a Path, name: &str, control: Control) -> Rival<'a> {
     Rival {
         name: name.into(),
-        launch: Box::new(move |bench: &Bench, sockets: &[PathBuf]| {
+        kind: Kind::Server(Box::new(move |bench: &Bench, sockets: &[PathBuf]| {
             peers::engine(program, sockets, control, bench.options.server_cpu)
-        }),
+        })),
     }
 }

@@ -23,7 +23,7 @@ use anyhow::{Context, Result, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use serde_json::Value;
 
-use super::closely::Turns;
+use super::closely::{Turn, Turns};
 use super::{Bench, empty_series, measure};
 use crate::noise;
 use crate::report::{Figures, Report, Rule};
@@ -42,7 +42,7 @@ const LOADS: [(usize, u16); 2] = [(16, 8), (DISKS, 1)];
 /// The part of its IOPS that the data path keeps.
 const KEPT: f64 = 0.99;
 /// How long a turn is: what a dashboard is told once a second comes once in each.
-const TURN: Duration = Duration::from_secs(1);
+const TURN: Turn = Turn::of(Duration::from_secs(1));
 /// Guests ask for so long before each: they have slept meanwhile.
 const WARM: Duration = Duration::from_millis(200);
 /// They begin so long after a dashboard was opened: what it is told next comes in the turn's middle.
@@ -85,7 +85,8 @@ fn contest(bench: &Bench, report: &mut Report, case: &str, used: usize, depth: u
     let mut besides = Vec::new();
     let names = [ALONE, WATCHED].into_iter();
     let series = empty_series(SCENARIO, case, names, ROUNDS * bench.trials);
-    bench.rounds_of_turns(report, series, &mut || {
+    let quiet = |figures: &Figures| bench.is_quiet(figures);
+    bench.rounds_of_turns(report, series, &quiet, &mut || {
         let (figures, beside) = stage
             .round(bench, used, depth)
             .with_context(|| format!("{SCENARIO}, {case}"))?;

@@ -163,6 +163,15 @@ impl Ask {
             wait: Wait::Sleep,
         }
     }
+
+    /// The same with other chances.
+    #[must_use]
+    pub fn elsewhere(&self, number: u64) -> Self {
+        let mut ask = self.clone();
+        // Each queue has one of its own, counted on from the first.
+        ask.load.seed += number << 32;
+        ask
+    }
 }
 
 /// The same with another load.

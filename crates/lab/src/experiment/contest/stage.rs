@@ -24,7 +24,7 @@ use tempfile::{NamedTempFile, TempDir};
 use super::guest::{self, Kit};
 use super::kept::Trial;
 use super::{Client, Contest, Contestant, Server, Store, Work, there};
-use crate::bench::closely::{self, Lane};
+use crate::bench::closely::{self, BRIEF, Lane};
 use crate::bench::measure::{self, Ask};
 use crate::experiment::kept::Busy;
 use crate::fio::{self, Job, Target};
@@ -183,7 +183,7 @@ impl Stage {
         });
         let lanes = lanes.collect::<Result<Vec<_>>>()?;
         let stop = || self.stop.load(Ordering::Relaxed);
-        let figures = closely::in_turn(lanes, window.warm, window.span, &stop)?;
+        let figures = closely::in_turn(lanes, BRIEF, (window.warm, window.span), &stop)?;
         let trials = contestants.iter().zip(figures);
         let trials = trials.map(|(contestant, figures)| Trial {
             contestant: contestant.name.clone(),

@@ -5,7 +5,7 @@
 use serde::Serialize;
 
 use super::{Across, Contest, Expect, Over, Sweep};
-use crate::bench::closely::TURN;
+use crate::bench::closely::BRIEF;
 use crate::draw::label;
 use crate::experiment::PUBLISHED;
 use crate::experiment::about::{About, AboutCheck, SetUp};
@@ -187,7 +187,7 @@ pub(in crate::experiment) fn method(findings: &Findings, about: &AboutContest) -
         says.push(format!(
             "In a round all servers run side by side, and each is asked in turns of {} ms: what differs by a percent is \
              measured within the same tenth of a second. Whoever has no turn sleeps.",
-            TURN.as_millis()
+            BRIEF.span.as_millis()
         ));
     }
     if about.left_out.is_empty() {
