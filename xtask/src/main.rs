@@ -98,16 +98,19 @@ fn check(workspace: &Workspace, steps: &mut Steps) -> anyhow::Result<()> {
             "--no-deps",
         ]),
     )?;
-    // `tidegate` apart: its end-to-end tests and its scenarios want real clients and minutes.
+    // All in one go, as each choice of crates builds others' crates anew with the features that those ask for. What wants
+    // real clients and minutes comes later.
+    let mut fast = cargo(workspace);
+    fast.args(["test", "--workspace", "--no-fail-fast", "--lib", "--bins"]);
+    for target in workspace.test_targets() {
+        if ![END_TO_END, SCENARIOS].contains(&target) {
+            fast.args(["--test", target]);
+        }
+    }
+    steps.run("fast tests", &mut fast)?;
     steps.run(
-        "fast tests",
-        cargo(workspace).args([
-            "test",
-            "--workspace",
-            "--no-fail-fast",
-            "--exclude",
-            "tidegate",
-        ]),
+        "examples in the documentation",
+        cargo(workspace).args(["test", "--workspace", "--doc"]),
     )?;
     // Another `cfg` builds everything anew: in a folder of its own, lest the two chase each other's work away.
     steps.run(
@@ -117,15 +120,7 @@ fn check(workspace: &Workspace, steps: &mut Steps) -> anyhow::Result<()> {
             .env("CARGO_TARGET_DIR", workspace.target.join("loom"))
             .args(["test", "--release", "--package", "tidegate-core"])
             .args(["--test", "loom_shared"]),
-    )?;
-    let mut own = cargo(workspace);
-    own.args(["test", "--package", "tidegate", "--no-fail-fast", "--bins"]);
-    for target in workspace.test_targets("tidegate") {
-        if ![END_TO_END, SCENARIOS].contains(&target.as_str()) {
-            own.args(["--test", &target]);
-        }
-    }
-    steps.run("fast tests of the program", &mut own)
+    )
 }
 
 /// The test target that needs what [`packages`] installs.

@@ -61,17 +61,12 @@ impl Workspace {
         })
     }
 
-    /// The integration tests of one of our crates.
-    pub(crate) fn test_targets(&self, package: &str) -> Vec<String> {
-        let targets = self
-            .packages
-            .iter()
-            .filter(|p| p.name == package)
-            .flat_map(|p| &p.targets);
+    /// The integration tests of our crates.
+    pub(crate) fn test_targets(&self) -> impl Iterator<Item = &str> {
+        let targets = self.packages.iter().flat_map(|p| &p.targets);
         targets
-            .filter(|t| t.kind == "test")
-            .map(|t| t.name.clone())
-            .collect()
+            .filter(|target| target.kind == "test")
+            .map(|target| target.name.as_str())
     }
 
     /// The fuzz targets, which are a workspace of their own.
