@@ -11,7 +11,7 @@ use serde::Serialize;
 use crate::noise::Noise;
 use crate::statistics::{self, Spread};
 
-/// One trial's figures.
+/// One trial's figures. A latency that nobody told is no number.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Figures {
     /// Requests per second.

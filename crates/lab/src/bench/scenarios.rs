@@ -30,7 +30,7 @@ const FIO: &str = "fio on the file";
 const ROUNDS_ON_DISK: usize = 3;
 /// From depth 32 on the disk is the bound, and ours lies 1 to 3 % from what is demanded. Seconds of a disk differ by 10 %,
 /// turns that follow upon each other by 14: 80 rounds of a second have a standard error of 2 % where each is of one alone, and
-/// of half a percent where both take turns in it.
+/// of 0.3 to 0.5 % where both take turns in it (reckoned from 16 shorter ones).
 const ROUNDS_IN_TURN_AT_32: usize = 16;
 const ROUNDS_IN_TURN_AT_128: usize = 8;
 

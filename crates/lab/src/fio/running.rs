@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::signal::{Signal, kill};
+use nix::sys::wait::{Id, WaitPidFlag, WaitStatus, waitid};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 
@@ -47,7 +48,9 @@ impl Running {
                 bail!("fio ended with {status}");
             }
             if Instant::now() > deadline {
-                bail!("fio does not begin");
+                bail!(
+                    "fio does not begin, or reads no disk (a file in memory counts as none): is the file on one?"
+                );
             }
             std::thread::sleep(Duration::from_millis(1));
         }
@@ -55,12 +58,18 @@ impl Running {
         Ok(running)
     }
 
-    /// Stops it where it is.
+    /// Stops it where it is, and waits until it stands still.
     ///
     /// # Errors
     /// It is gone.
     pub fn halt(&self) -> Result<()> {
-        kill(self.pid(), Signal::SIGSTOP).context("cannot halt fio")
+        kill(self.pid(), Signal::SIGSTOP).context("cannot halt fio")?;
+        // Only looked at: whoever ends it waits for it.
+        let flags = WaitPidFlag::WSTOPPED | WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT;
+        match waitid(Id::Pid(self.pid()), flags).context("cannot wait for fio to halt")? {
+            WaitStatus::Stopped(..) => Ok(()),
+            other => bail!("fio ended instead of halting: {other:?}"),
+        }
     }
 
     /// Lets it go on.
