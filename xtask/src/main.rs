@@ -118,7 +118,7 @@ fn check(workspace: &Workspace, steps: &mut Steps) -> anyhow::Result<()> {
         cargo(workspace)
             .env("RUSTFLAGS", "--cfg loom")
             .env("CARGO_TARGET_DIR", workspace.target.join("loom"))
-            .args(["test", "--release", "--package", "tidegate-core"])
+            .args(["test", "--package", "tidegate-core"])
             .args(["--test", "loom_shared"]),
     )
 }
