@@ -124,7 +124,8 @@ fn check(workspace: &Workspace, steps: &mut Steps) -> anyhow::Result<()> {
     )
 }
 
-/// So many of the fast tests at once: some wait, for daemons, guests and clocks. On two cores three take 223 s where two take 251.
+/// So many of the fast tests at once: some wait, for daemons, guests and clocks. On two cores three take
+/// 223 to 237 s where two take 251.
 const FAST_AT_ONCE: &str = "--test-threads=3";
 
 /// The test target that needs what [`packages`] installs.

@@ -52,8 +52,8 @@ impl Steps {
 pub(crate) fn cargo(workspace: &Workspace) -> Command {
     let mut command = Command::new(std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into()));
     command.current_dir(&workspace.root);
-    // `cargo run` tells us of our own package. Build scripts are run anew when that changes (ring's), and with them what is built
-    // on them: by hand, and by us.
+    // `cargo run` tells us of our own package. That would go on to what we build, where ring's build script is run anew whenever
+    // it differs: all that stands on ring would be built by turns, for us and for cargo by hand.
     let ours = |name: &str| name.starts_with("CARGO_PKG_") || name.starts_with("CARGO_MANIFEST_");
     for (name, _) in std::env::vars_os() {
         if name.to_str().is_some_and(ours) {
