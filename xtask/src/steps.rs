@@ -60,9 +60,18 @@ pub(crate) fn cargo(workspace: &Workspace) -> Command {
             command.env_remove(name);
         }
     }
-    // What is built once and thrown away need not be prepared for changes.
-    if std::env::var_os("CI").is_some() && std::env::var_os("CARGO_INCREMENTAL").is_none() {
-        command.env("CARGO_INCREMENTAL", "0");
+    // What is built once and thrown away need not be prepared for changes, nor for a debugger.
+    if std::env::var_os("CI").is_some() {
+        let unasked = [
+            "CARGO_INCREMENTAL",
+            "CARGO_PROFILE_DEV_DEBUG",
+            "CARGO_PROFILE_RELEASE_DEBUG",
+        ];
+        for name in unasked {
+            if std::env::var_os(name).is_none() {
+                command.env(name, "0");
+            }
+        }
     }
     command
 }
