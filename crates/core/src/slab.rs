@@ -117,9 +117,18 @@ impl<T: Copy> Slab<T> {
     /// With an id that this table never gave.
     #[inline]
     pub(crate) fn inside(&self, id: IoId) -> &T {
-        let place = &self.places[id.index as usize];
-        debug_assert!(place.holds(id), "what is known to be inside is inside");
-        &place.value
+        self.looked_at()(id)
+    }
+
+    /// [`Slab::inside`] for many, one after the other: where the table lies is read once, and panics as there.
+    #[inline]
+    pub(crate) fn looked_at<'a>(&'a self) -> impl Fn(IoId) -> &'a T + Copy {
+        let places = self.places.as_slice();
+        move |id| {
+            let place = &places[id.index as usize];
+            debug_assert!(place.holds(id), "what is known to be inside is inside");
+            &place.value
+        }
     }
 
     /// The same, to change.

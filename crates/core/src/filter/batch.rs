@@ -45,7 +45,8 @@ impl Batch<'_> {
     pub fn ios(&self, from: usize, most: usize) -> impl ExactSizeIterator<Item = &Io> + Clone {
         let rest = self.ids.get(from..).unwrap_or_default();
         let ids = rest.get(..most).unwrap_or(rest);
-        ids.iter().map(|id| self.ios.inside(*id))
+        let inside = self.ios.looked_at();
+        ids.iter().map(move |id| inside(*id))
     }
 
     /// One of them, by its place.

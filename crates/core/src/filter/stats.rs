@@ -308,32 +308,28 @@ struct Sampled {
 /// memory would wait for themselves at each.
 #[derive(Clone, Copy, Debug, Default)]
 struct Sums {
-    count: usize,
     bytes: u64,
     sequential: u64,
     /// Latencies, wrapping; those that failed, or arrive after they end, are put right in `remarkable`.
     latency: u64,
     longest: u64,
-    failed: bool,
 }
 
 impl Sums {
     #[inline(always)]
     fn add(&mut self, now: Time, io: &Io) {
         let latency = now.as_nanos().wrapping_sub(io.arrived.as_nanos());
-        self.count += 1;
         self.bytes = self.bytes.wrapping_add(io.len);
         self.sequential += u64::from(io.follows);
         self.latency = self.latency.wrapping_add(latency);
         self.longest = self.longest.max(latency);
-        self.failed |= io.outcome.is_err();
     }
 }
 
 impl OpState {
     #[inline(always)]
-    fn add(&mut self, sums: &Sums) {
-        self.count += sums.count as u64;
+    fn add(&mut self, count: usize, sums: &Sums) {
+        self.count += count as u64;
         self.bytes = self.bytes.wrapping_add(sums.bytes);
         self.sequential += sums.sequential;
         self.latency_sum = self.latency_sum.wrapping_add(sums.latency);
@@ -381,26 +377,29 @@ impl Stats {
         }
     }
 
-    /// Counts those that have ended.
+    /// Counts those that have ended: in runs of one operation, of which at most the first one failed, so that nothing but
+    /// sums is carried from one I/O to the next.
     #[inline(always)]
-    fn count<'a>(&mut self, now: Time, mut ios: impl Iterator<Item = &'a Io> + Clone) {
-        let mut alike = ios.clone();
-        while let Some(first) = ios.next() {
+    fn count<'a>(&mut self, now: Time, mut ios: impl ExactSizeIterator<Item = &'a Io> + Clone) {
+        loop {
+            let run = ios.clone();
+            let Some(first) = ios.next() else { break };
             let mut sums = Sums::default();
             sums.add(now, first);
-            let rest = loop {
-                let rest = ios.clone();
-                match ios.next() {
-                    Some(io) if io.op == first.op => sums.add(now, io),
-                    _ => break rest,
-                }
-            };
-            let state = &mut self.ops[first.op.index()];
-            state.add(&sums);
-            if sums.longest > state.latency_max || sums.failed {
-                self.look_closely(now, alike.take(sums.count));
+            let mut beyond = ios.clone();
+            while let Some(io) = beyond.next()
+                && io.op == first.op
+                && io.outcome.is_ok()
+            {
+                sums.add(now, io);
+                ios = beyond.clone();
             }
-            (ios, alike) = (rest.clone(), rest);
+            let count = run.len() - ios.len();
+            let state = &mut self.ops[first.op.index()];
+            state.add(count, &sums);
+            if sums.longest > state.latency_max || first.outcome.is_err() {
+                self.look_closely(now, run.take(count));
+            }
         }
     }
 

@@ -22,7 +22,7 @@ const FEW: u64 = 20_000;
 const MANY: u64 = 120_000;
 const DEPTH: u16 = 32;
 /// How often each is counted, in turn: how many requests a turn finds is chance, and what a turn costs is shared by them.
-const ROUNDS: usize = 3;
+const ROUNDS: usize = 5;
 /// What each of [`STACKS`] may add. A filter is called twice for all requests that are carried out together; `stats` looks at each that ends.
 /// These guard what was reached, beside the percentages that are wanted.
 const MOST_ADDED: [f64; 3] = [15.0, 20.0, 45.0];
