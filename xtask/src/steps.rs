@@ -62,12 +62,7 @@ pub(crate) fn cargo(workspace: &Workspace) -> Command {
     }
     // What is built once and thrown away need not be prepared for changes, nor for a debugger.
     if std::env::var_os("CI").is_some() {
-        let unasked = [
-            "CARGO_INCREMENTAL",
-            "CARGO_PROFILE_DEV_DEBUG",
-            "CARGO_PROFILE_RELEASE_DEBUG",
-        ];
-        for name in unasked {
+        for name in ["CARGO_INCREMENTAL", "CARGO_PROFILE_DEV_DEBUG"] {
             if std::env::var_os(name).is_none() {
                 command.env(name, "0");
             }

@@ -250,7 +250,7 @@ set = [{ disk = "three", limit = 100 }]
 "#;
 
 #[test]
-fn without_control_neither_daemons_nor_the_simulator_hold_a_disk_back() {
+fn daemons_and_the_simulator_hold_no_disk_back_without_control() {
     let mut demanding = LIMITED.to_owned();
     for disk in ["one", "two", "three"] {
         for (policy, bar) in [("ours", "at-most = 150"), ("none", "at-least = 250")] {
@@ -596,8 +596,9 @@ fn run_shops(place: &Path, shares: u32) {
     assert_eq!(run.status, 0, "{}{}", run.out, run.err);
 }
 
+// The longest: tests begin in the order of their names, and nothing is to wait for this one in the end.
 #[test]
-fn what_if_foretells_what_real_daemons_then_do() {
+fn a_change_foretold_by_what_if_is_what_real_daemons_then_do() {
     let scratch = scratch();
     let place = scratch.path();
     // At once: both meet the same machine.
