@@ -4,7 +4,9 @@
 
 use crate::workspace::Workspace;
 use anyhow::{Context, bail};
-use std::process::{Command, Stdio};
+use std::fs::File;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Steps, and how long those that are done took.
@@ -80,6 +82,67 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
         bail!("`{}` ended with {status}", shown(command));
     }
     Ok(())
+}
+
+/// A command that runs beside all others with what these leave of the processors; given up when nobody waits for it any more.
+pub(crate) struct Beside {
+    child: Child,
+    command: String,
+    /// What it says.
+    said: PathBuf,
+}
+
+impl Beside {
+    /// Starts it, in the scheduler's idle class. What it says goes into a file.
+    pub(crate) fn start(command: &Command, said: &Path) -> anyhow::Result<Beside> {
+        let shown = shown(command);
+        println!("  $ {shown} &");
+        let folder = said.parent().unwrap_or(said);
+        let file = std::fs::create_dir_all(folder).and_then(|()| File::create(said));
+        let file = file.with_context(|| format!("{} cannot be written", said.display()))?;
+        let mut idle = Command::new("chrt");
+        idle.args(["--idle", "0"])
+            .arg(command.get_program())
+            .args(command.get_args());
+        if let Some(folder) = command.get_current_dir() {
+            idle.current_dir(folder);
+        }
+        for (name, value) in command.get_envs() {
+            match value {
+                Some(value) => idle.env(name, value),
+                None => idle.env_remove(name),
+            };
+        }
+        let errors = file.try_clone()?;
+        let idle = idle.stdin(Stdio::null()).stdout(file).stderr(errors);
+        let child = idle.spawn();
+        Ok(Beside {
+            child: child.context("chrt does not start; it is part of util-linux")?,
+            command: shown,
+            said: said.to_owned(),
+        })
+    }
+
+    /// Waits for its end; fails when it does, and shows what it said.
+    pub(crate) fn finish(mut self) -> anyhow::Result<()> {
+        let status = self.child.wait();
+        let status = status.with_context(|| format!("`{}` is lost", self.command))?;
+        let said = std::fs::read_to_string(&self.said).unwrap_or_default();
+        if !status.success() {
+            print!("{said}");
+            bail!("`{}` ended with {status}", self.command);
+        }
+        println!("{}", said.lines().last().unwrap_or_default());
+        Ok(())
+    }
+}
+
+impl Drop for Beside {
+    fn drop(&mut self) {
+        // Of one that has ended there is nothing left to kill.
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
 }
 
 /// Whether a command is there and content, whatever it says.
