@@ -5,7 +5,7 @@
 use crate::workspace::Workspace;
 use anyhow::{Context, bail};
 use std::fs::File;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
@@ -87,16 +87,12 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
 /// A command that runs beside all others with what these leave of the processors; given up when nobody waits for it any more.
 pub(crate) struct Beside {
     child: Child,
-    command: String,
-    /// What it says.
-    said: PathBuf,
 }
 
 impl Beside {
     /// Starts it, in the scheduler's idle class. What it says goes into a file.
     pub(crate) fn start(command: &Command, said: &Path) -> anyhow::Result<Beside> {
-        let shown = shown(command);
-        println!("  $ {shown} &");
+        println!("  $ {} &", shown(command));
         let folder = said.parent().unwrap_or(said);
         let file = std::fs::create_dir_all(folder).and_then(|()| File::create(said));
         let file = file.with_context(|| format!("{} cannot be written", said.display()))?;
@@ -118,22 +114,13 @@ impl Beside {
         let child = idle.spawn();
         Ok(Beside {
             child: child.context("chrt does not start; it is part of util-linux")?,
-            command: shown,
-            said: said.to_owned(),
         })
     }
 
-    /// Waits for its end; fails when it does, and shows what it said.
-    pub(crate) fn finish(mut self) -> anyhow::Result<()> {
-        let status = self.child.wait();
-        let status = status.with_context(|| format!("`{}` is lost", self.command))?;
-        let said = std::fs::read_to_string(&self.said).unwrap_or_default();
-        if !status.success() {
-            print!("{said}");
-            bail!("`{}` ended with {status}", self.command);
-        }
-        println!("{}", said.lines().last().unwrap_or_default());
-        Ok(())
+    /// Waits for its end, well or ill.
+    pub(crate) fn finish(mut self) {
+        // What cannot be waited for has ended.
+        let _ = self.child.wait();
     }
 }
 
@@ -168,7 +155,7 @@ pub(crate) fn output(command: &mut Command) -> anyhow::Result<String> {
 }
 
 fn shown(command: &Command) -> String {
-    let program = std::path::Path::new(command.get_program());
+    let program = Path::new(command.get_program());
     let mut words = vec![program.file_name().unwrap_or_default().to_string_lossy()];
     words.extend(command.get_args().map(|arg| arg.to_string_lossy()));
     words.join(" ")
