@@ -120,7 +120,10 @@ impl<T: Copy> Slab<T> {
         self.looked_at()(id)
     }
 
-    /// [`Slab::inside`] for many, one after the other: where the table lies is read once, and panics as there.
+    /// [`Slab::inside`] for many, one after the other: where the table lies is read once.
+    ///
+    /// # Panics
+    /// What it returns does, as above.
     #[inline]
     pub(crate) fn looked_at<'a>(&'a self) -> impl Fn(IoId) -> &'a T + Copy {
         let places = self.places.as_slice();

@@ -94,8 +94,8 @@ impl Guest {
         args.extend(["-kernel".to_owned(), boot.kernel.display().to_string()]);
         args.extend(["-initrd".to_owned(), boot.initramfs.display().to_string()]);
         args.extend(words("-append"));
-        // Whether the timer ticks is looked at by the clock, and an emulated processor that is not run for a while has none
-        // from then on.
+        // Linux looks at boot whether its timer ticks in time, and gives up one that does not: an emulated processor may
+        // only not have been run meanwhile.
         let kernel =
             "console=ttyS0 quiet panic=-1 nokaslr mitigations=off no_timer_check rdinit=/init";
         args.push(kernel.to_owned());
