@@ -11,6 +11,12 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::plan::LogPlan;
 use crate::trouble::{self, Outcome};
 
+mod lines;
+
+use lines::{Line, Lost};
+
+static LOST: Lost = Lost::none();
+
 /// Starts logging. `RUST_LOG`, where it is set, goes before the plan: it is for the one run in which it is set.
 pub(crate) fn start(plan: &LogPlan) -> Outcome<()> {
     let words = std::env::var("RUST_LOG").unwrap_or_else(|_| plan.filter.clone());
@@ -21,7 +27,10 @@ pub(crate) fn start(plan: &LogPlan) -> Outcome<()> {
     })?;
     let registry = tracing_subscriber::registry().with(filter);
     let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
+        .with_writer(|| Line {
+            to: std::io::stderr(),
+            lost: &LOST,
+        })
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())
         .with_target(false);
     let started = match plan.format {
@@ -35,6 +44,11 @@ pub(crate) fn start(plan: &LogPlan) -> Outcome<()> {
     };
     // A program that set up logging of its own (a test, say) keeps it.
     started.or(Ok::<(), Problem>(()))
+}
+
+/// How many lines nobody read and were lost, since the program began.
+pub(crate) fn lines_lost() -> u64 {
+    LOST.ever()
 }
 
 /// Whether standard error goes to the systemd journal.

@@ -60,6 +60,7 @@ pub(crate) struct Facts {
     pub(crate) controls: Vec<ControlMoment>,
     pub(crate) problems: usize,
     pub(crate) nbd_refused: u64,
+    pub(crate) log_lines_lost: u64,
     pub(crate) uptime_s: f64,
 }
 
@@ -83,6 +84,7 @@ fn daemon(page: &mut Page, facts: &Facts) {
     page.family(&UPTIME).value(&[], facts.uptime_s);
     page.family(&PROBLEMS).value(&[], facts.problems);
     page.family(&NBD_REFUSED).value(&[], facts.nbd_refused);
+    page.family(&LOG_LOST).value(&[], facts.log_lines_lost);
 }
 
 fn datastores(page: &mut Page, datastores: &[Datastore]) {
@@ -473,6 +475,7 @@ mod tests {
             controls: vec![control()],
             problems: 0,
             nbd_refused: 2,
+            log_lines_lost: 3,
             uptime_s: 1.5,
         }
     }

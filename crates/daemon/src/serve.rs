@@ -452,6 +452,7 @@ impl Daemon {
             controls: self.control_moments(),
             problems: self.keeper.troubles().len(),
             nbd_refused: self.keeper.live().refused(),
+            log_lines_lost: log::lines_lost(),
             uptime_s: self.started.elapsed().as_secs_f64(),
         }))
     }

@@ -1,7 +1,7 @@
-//! A datastore that is full, one that fails or hangs, and filters that change all the time: each under a load that
-//! verifies what it reads.
+//! A datastore that is full, one that fails or hangs, filters that change all the time: each under a load that
+//! verifies what it reads; and a log that nobody reads.
 
-use std::fs;
+use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -283,4 +283,42 @@ fn filters_change_thousands_of_times_over_rest_under_verifying_clients() {
         tally.mismatches
     );
     assert!(tally.completed > 0 && passes > 0, "nothing was verified");
+}
+
+#[test]
+fn a_log_that_nobody_reads_holds_nobody_up_and_says_later_how_much_is_lost() {
+    let place = Place::new();
+    let log = place.join("log");
+    Program::new("mkfifo").arg(&log).run();
+    // There is somebody who could read it, so that it can be opened and written to.
+    let unread = File::options().read(true).write(true).open(&log);
+    let unread = unread.expect("a pipe can be opened");
+    let full = Program::new("dd")
+        .args(["if=/dev/zero", "bs=4096", "count=1024", "oflag=nonblock"])
+        .arg(format!("of={}", log.display()))
+        .output();
+    assert!(!full.status.success(), "a pipe takes 4 MiB");
+
+    let daemon = Daemon::start_logging_to(&place, &log);
+    daemon.run(&["disk", "create", "web1", "--size", "32M", "--attach"]);
+    let load = fio_verify(&daemon.nbd_uri("web1"), "32M").run();
+    assert!(load.contains("err= 0"), "{load}");
+    let metrics = daemon.rest().ask("GET", "/metrics", "");
+    let lost = metrics.lines().find_map(|line| {
+        let lost = line.strip_prefix("tidegate_log_lines_lost_total ")?;
+        lost.parse::<u64>().ok()
+    });
+    assert!(lost.is_some_and(|lost| lost > 0), "{lost:?}");
+
+    let path = [log.display().to_string()];
+    let reader = Service::start("who reads the log", find("cat").as_os_str(), &path, &[]);
+    reader
+        .said
+        .wait("what filled it", 0, PATIENCE, |said| said.find('\0'));
+    daemon.run(&["disk", "detach", "web1"]);
+    for word in ["lines of this log are lost", "detached"] {
+        reader.said.wait(word, 0, PATIENCE, |said| said.find(word));
+    }
+    assert!(daemon.stop("TERM").success());
+    drop(unread);
 }

@@ -2,7 +2,7 @@
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};
-use crate::support::program::{PATIENCE, Program, Service};
+use crate::support::program::{PATIENCE, Program, Service, find};
 use crate::support::server::{Server, Serving, TIDEGATE, wait_until_it_answers};
 
 #[test]
@@ -91,4 +91,26 @@ fn an_image_has_one_server_at_a_time_and_another_takes_over_after_a_kill() {
         status.success(),
         "SIGTERM ends it with {status} (waited up to {PATIENCE:?})"
     );
+}
+
+#[test]
+fn a_server_whose_words_cannot_be_written_anywhere_serves_all_the_same() {
+    let place = Place::new();
+    let (nbd, vhost_user) = (place.join("nbd"), place.join("vhost"));
+    let line =
+        "exec \"$0\" serve-one null:1M --nbd \"$1\" --vhost-user \"$2\" > /dev/full 2> /dev/full";
+    let args = [
+        "-c".to_owned(),
+        line.to_owned(),
+        TIDEGATE.to_owned(),
+        nbd.display().to_string(),
+        vhost_user.display().to_string(),
+    ];
+    let mut server = Service::start("the server", find("sh").as_os_str(), &args, &[]);
+    wait_until_it_answers(&mut server, &nbd);
+    Program::new("nbdinfo")
+        .arg(format!("nbd+unix:///?socket={}", nbd.display()))
+        .run();
+    let status = server.stop("TERM");
+    assert!(status.success(), "SIGTERM ends it with {status}");
 }

@@ -50,6 +50,8 @@ families! {
         "Disks that should be attached and are not.";
     NBD_REFUSED: Counter "tidegate_nbd_refused_total" [""]
         "NBD clients that broke the protocol, gave up, asked for what is not there, or found no room, before they had a disk.";
+    LOG_LOST: Counter "tidegate_log_lines_lost_total" [""]
+        "Lines of the log that were lost because nobody read it.";
     DATASTORE_UP: Gauge "tidegate_datastore_up" ["datastore, kind"]
         "1 while the datastore can be used, 0 while it cannot.";
     DATASTORE_DISKS: Gauge "tidegate_datastore_disks" ["datastore, kind"]

@@ -1,11 +1,11 @@
 //! `tidegate serve` with a root of its own, and the command line that talks to it.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{ExitStatus, Output};
 
 use super::place::Place;
 use super::process::Process;
-use super::program::{Program, Service};
+use super::program::{Program, Service, find};
 use super::rest::Rest;
 use super::server::TIDEGATE;
 
@@ -39,6 +39,22 @@ impl Daemon {
             "tidegate serve",
             TIDEGATE.as_ref(),
             &words,
+            &[("TIDEGATE_ROOT", root.clone())],
+        );
+        let daemon = Daemon { service, root };
+        daemon.run(&["status", "--wait", "20s"]);
+        daemon
+    }
+
+    /// As [`Daemon::start`], but its log goes to a file.
+    pub(crate) fn start_logging_to(place: &Place, log: &Path) -> Daemon {
+        let root = place.join("root").display().to_string();
+        let line = "exec \"$1\" serve 2> \"$2\"";
+        let log = log.display().to_string();
+        let service = Service::start(
+            "tidegate serve",
+            find("sh").as_os_str(),
+            &["-c", line, "sh", TIDEGATE, &log].map(str::to_owned),
             &[("TIDEGATE_ROOT", root.clone())],
         );
         let daemon = Daemon { service, root };

@@ -1,0 +1,169 @@
+//! Lines of the log that hold nobody up: while nobody reads them they are lost, and counted.
+//!
+//! Standard error may be a pager that waits for a key, a terminal that Ctrl-S stopped, a collector that hangs. Whoever had
+//! something to say would wait for it: the control plane, and an I/O thread whose datastore fails, with all of its disks.
+//!
+//! # Always true
+//! - A line is written only where the kernel has room for it at once.
+//! - That lines were lost is said as soon as one can be written again.
+//!
+//! # Source
+//! poll(2); pipe(7): a pipe that can be written to has room for `PIPE_BUF` bytes.
+
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::time::Timespec;
+
+/// What is written at once (`PIPE_BUF`): longer lines are written in pieces.
+const AT_ONCE: usize = 4096;
+const NO_TIME: Timespec = Timespec {
+    tv_sec: 0,
+    tv_nsec: 0,
+};
+
+/// How many lines were lost.
+#[derive(Default)]
+pub(super) struct Lost {
+    ever: AtomicU64,
+    /// Of which the log has not been told.
+    untold: AtomicU64,
+}
+
+impl Lost {
+    pub(super) const fn none() -> Lost {
+        Lost {
+            ever: AtomicU64::new(0),
+            untold: AtomicU64::new(0),
+        }
+    }
+
+    /// Since the program began.
+    pub(super) fn ever(&self) -> u64 {
+        self.ever.load(Ordering::Relaxed)
+    }
+
+    fn one_more(&self) {
+        self.ever.fetch_add(1, Ordering::Relaxed);
+        self.untold.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Tells the log, in its own form, of those that it has not been told of.
+    fn tell(&self) {
+        if self.untold.load(Ordering::Relaxed) > 0 {
+            let lines = self.untold.swap(0, Ordering::Relaxed);
+            tracing::warn!(lines, "lines of this log are lost: nobody read it");
+        }
+    }
+}
+
+/// Where one line is written to.
+pub(super) struct Line<'a, W> {
+    pub(super) to: W,
+    pub(super) lost: &'a Lost,
+}
+
+impl<W: Write + AsFd> Write for Line<'_, W> {
+    /// Takes a piece of a line; the whole of it where that is lost.
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        if has_room(&self.to) {
+            self.lost.tell();
+        }
+        // What was told may have been the last that there was room for.
+        if has_room(&self.to) {
+            match self.to.write(&line[..line.len().min(AT_ONCE)]) {
+                Err(error) if error.kind() != io::ErrorKind::Interrupted => {}
+                taken => return taken,
+            }
+        }
+        self.lost.one_more();
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Whether the kernel takes a piece at once, or says at once that it never will.
+fn has_room(to: &impl AsFd) -> bool {
+    let mut asked = [PollFd::new(to, PollFlags::OUT)];
+    // Who cannot be asked is written to as it ever was.
+    poll(&mut asked, Some(&NO_TIME)).map_or(true, |_| !asked[0].revents().is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs::File;
+    use std::io::{PipeWriter, Read};
+
+    use super::*;
+
+    const LINE: &[u8] = &[b'x'; 100];
+
+    /// Writes until there is no room; how many lines fitted.
+    fn fill(line: &mut Line<'_, &PipeWriter>) -> usize {
+        let mut fitted = 0;
+        loop {
+            line.write_all(LINE).expect("nobody hears of a failure");
+            if line.lost.ever() > 0 {
+                return fitted;
+            }
+            fitted += 1;
+        }
+    }
+
+    #[test]
+    fn what_nobody_reads_is_lost_and_counted_until_somebody_does() {
+        let (mut reader, writer) = io::pipe().expect("a pipe can be made");
+        let lost = Lost::none();
+        let mut line = Line {
+            to: &writer,
+            lost: &lost,
+        };
+        let fitted = fill(&mut line);
+        for _ in 0..9 {
+            line.write_all(LINE).expect("nobody hears of a failure");
+        }
+        assert_eq!((lost.ever(), lost.untold.load(Ordering::Relaxed)), (10, 10));
+
+        let mut read = vec![0; fitted * LINE.len()];
+        reader.read_exact(&mut read).expect("what fitted is there");
+        line.write_all(b"again\n")
+            .expect("nobody hears of a failure");
+        assert_eq!((lost.ever(), lost.untold.load(Ordering::Relaxed)), (10, 0));
+        drop(writer);
+        let mut rest = String::new();
+        reader.read_to_string(&mut rest).expect("the rest is text");
+        assert_eq!(rest, "again\n");
+    }
+
+    #[test]
+    fn a_line_that_is_longer_than_what_is_taken_at_once_arrives_whole() {
+        let mut file = tempfile::tempfile().expect("a file can be made");
+        let long: Vec<u8> = (0..=250).cycle().take(3 * AT_ONCE + 5).collect();
+        let lost = Lost::none();
+        let to: &File = &file;
+        let mut line = Line { to, lost: &lost };
+        line.write_all(&long).expect("nobody hears of a failure");
+        let mut found = Vec::new();
+        io::Seek::rewind(&mut file).expect("a file has a beginning");
+        file.read_to_end(&mut found).expect("a file can be read");
+        assert!(found == long && lost.ever() == 0);
+    }
+
+    #[test]
+    fn lines_to_who_has_gone_are_lost_and_are_no_failure() {
+        let (reader, writer) = io::pipe().expect("a pipe can be made");
+        drop(reader);
+        let lost = Lost::none();
+        let mut line = Line {
+            to: &writer,
+            lost: &lost,
+        };
+        line.write_all(LINE).expect("nobody hears of a failure");
+        assert_eq!(lost.ever(), 1);
+    }
+}
