@@ -26,6 +26,8 @@ const LATEST: Span = Span::from_micros(3);
 
 /// How long one way is followed before its rate is read: some hundred requests of a busy guest.
 const WINDOW: Span = Span::from_millis(1);
+/// A window with so long a silence in it says nothing: the guest did something else.
+const SILENCE: Span = Span::from_millis(5);
 /// Requests without which a window says nothing.
 const ENOUGH: u32 = 32;
 /// One window in so many is for another way than the best.
@@ -77,6 +79,8 @@ pub(crate) struct Calls {
     /// Windows so far.
     windows: u32,
     began: Time,
+    /// When there were requests last.
+    last: Time,
     requests: u32,
 }
 
@@ -89,6 +93,7 @@ impl Calls {
             used: 0,
             windows: 0,
             began: Time::ZERO,
+            last: Time::ZERO,
             requests: 0,
         }
     }
@@ -101,6 +106,15 @@ impl Calls {
     /// The guest has made so many requests.
     #[inline]
     pub(crate) fn note(&mut self, requests: u32, now: Time) {
+        let silence = now.since(self.last);
+        self.last = now;
+        if silence >= SILENCE {
+            // However it was called: the window is given up, and another way is tried another time.
+            self.used = self.best;
+            self.began = now;
+            self.requests = 0;
+            return;
+        }
         self.requests += requests;
         if self.requests >= ENOUGH && now.since(self.began) >= WINDOW {
             self.judge(now);
@@ -206,5 +220,23 @@ mod tests {
         let (now, _) = run(&mut calls, now, Span::from_secs(1), slow);
         let (_, spent) = run(&mut calls, now, Span::from_secs(2), slow);
         assert!(spent[0] > 0.9, "{spent:?}");
+    }
+
+    #[test]
+    fn a_guest_that_pauses_is_not_taken_for_a_way_that_is_worse() {
+        let rates = [900_000, 800_000, 800_000, 800_000];
+        let mut calls = Calls::new();
+        let (mut now, _) = run(&mut calls, Time::ZERO, Span::from_millis(300), rates);
+        let (mut best, mut all) = (0.0, 0.0);
+        for _ in 0..40 {
+            let spent;
+            (now, spent) = run(&mut calls, now, Span::from_millis(30), rates);
+            best += spent[0];
+            all += spent.iter().sum::<f64>();
+            // The first requests after it come into the window that was open.
+            now = now + Span::from_millis(60);
+            calls.note(8, now);
+        }
+        assert!(best / all > 0.9, "{best} of {all}");
     }
 }
