@@ -28,7 +28,7 @@ pub(crate) fn start(plan: &LogPlan) -> Outcome<()> {
     let registry = tracing_subscriber::registry().with(filter);
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(|| Line {
-            to: std::io::stderr(),
+            to: std::io::stderr().lock(),
             lost: &LOST,
         })
         .with_ansi(std::io::stderr().is_terminal() && std::env::var_os("NO_COLOR").is_none())

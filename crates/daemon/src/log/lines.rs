@@ -4,7 +4,8 @@
 //! something to say would wait for it: the control plane, and an I/O thread whose datastore fails, with all of its disks.
 //!
 //! # Always true
-//! - A line is written only where the kernel has room for it at once.
+//! - A line is written only where the kernel has room for it at once; of one that is longer than that, what it has room for.
+//! - Who writes here has standard error to himself: nobody else of this process fills what was found to be free.
 //! - That lines were lost is said as soon as one can be written again.
 //!
 //! # Source
@@ -25,7 +26,6 @@ const NO_TIME: Timespec = Timespec {
 };
 
 /// How many lines were lost.
-#[derive(Default)]
 pub(super) struct Lost {
     ever: AtomicU64,
     /// Of which the log has not been told.
@@ -59,7 +59,7 @@ impl Lost {
     }
 }
 
-/// Where one line is written to.
+/// Where one line is written to, by who has it to himself.
 pub(super) struct Line<'a, W> {
     pub(super) to: W,
     pub(super) lost: &'a Lost,
