@@ -6,7 +6,7 @@
 //! # Always true
 //! - A line is written only where the kernel has room for it at once; of one that is longer than that, what it has room for.
 //! - Who writes here has standard error to himself: nobody else of this process fills what was found to be free.
-//! - That lines were lost is said as soon as one can be written again.
+//! - That lines were lost is said before the next one that can be written.
 //!
 //! # Source
 //! poll(2); pipe(7): a pipe that can be written to has room for `PIPE_BUF` bytes.
