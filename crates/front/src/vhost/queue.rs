@@ -560,12 +560,16 @@ impl<M: GuestMemory> Queue<M> {
 
     /// Asks the guest not to kick: the ring is looked at anyway.
     pub fn silence_kicks(&mut self, memory: &M) {
-        if self.kicks_wanted {
-            self.kicks_wanted = false;
-            if !self.config.event_idx {
-                self.tell_driver(memory, 0, USED_NO_NOTIFY);
-            }
-            // With event-idx, leaving avail_event behind is silence enough.
+        if !self.kicks_wanted {
+            return;
+        }
+        self.kicks_wanted = false;
+        if !self.config.event_idx {
+            self.tell_driver(memory, 0, USED_NO_NOTIFY);
+        } else if !self.has_work() {
+            // The guest is still to pass what it was asked to kick for: that is put behind it. What it has passed
+            // already is silence enough, and the word is dear to write, as the guest reads it for each request.
+            self.ask_for_kick_at(memory, self.last_avail.wrapping_sub(1));
         }
     }
 
@@ -573,13 +577,18 @@ impl<M: GuestMemory> Queue<M> {
     pub fn want_kicks(&mut self, memory: &M) -> bool {
         self.kicks_wanted = true;
         if self.config.event_idx {
-            let avail_event = RING_HEADER + 8 * usize::from(self.config.size);
-            self.tell_driver(memory, avail_event, self.last_avail);
+            self.ask_for_kick_at(memory, self.last_avail);
         } else {
             self.tell_driver(memory, 0, 0);
         }
         fence(Ordering::SeqCst);
         self.has_work()
+    }
+
+    /// With event-idx: a kick is wanted for the request at this position, and for none before or after it.
+    fn ask_for_kick_at(&self, memory: &M, position: u16) {
+        let avail_event = RING_HEADER + 8 * usize::from(self.config.size);
+        self.tell_driver(memory, avail_event, position);
     }
 
     /// Writes one of the used ring's words about notifications, and logs it.
