@@ -9,6 +9,7 @@ use crate::sys::guest::{DirtyLog, GuestArea, Mmap, Region};
 use crate::sys::os;
 use crate::thread::orders::{Attach, AttachQueue, Change, QueueChange, Reply, StopQueue, What};
 use crate::thread::{Habits, IoThread};
+use std::sync::atomic::fence;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
@@ -204,8 +205,13 @@ impl Daemon {
 
     /// With this image behind the disk.
     fn with(image: Box<dyn Image + Send>) -> Daemon {
+        Daemon::that_polls(Span::ZERO, image)
+    }
+
+    /// With this image behind the disk, on a thread that looks for work for so long at most before it sleeps.
+    fn that_polls(poll: Span, image: Box<dyn Image + Send>) -> Daemon {
         let habits = Habits {
-            poll: Span::ZERO,
+            poll,
             always_poll: false,
             cpu: None,
         };
@@ -477,7 +483,7 @@ fn that_rings_make_no_sense_is_told_once_a_minute_however_often_a_guest_starts_t
     assert!(facts.may_complain(Time::ZERO + COMPLAINTS_APART));
 }
 
-fn eventually(what: &str, so: impl Fn() -> bool) {
+fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + PATIENCE;
     while !so() {
         assert!(std::time::Instant::now() < deadline, "in vain: {what}");
@@ -539,14 +545,26 @@ fn chains_that_take_long_to_follow_are_answered_one_a_turn_and_others_between_th
 /// Ends what it was given all at once, when nothing more has come for a while; tells how much that was.
 struct Hoard {
     jobs: Vec<Job>,
+    patience: Span,
     due: Option<Time>,
     tell: Sender<usize>,
+}
+
+impl Hoard {
+    fn new(patience: Span, tell: Sender<usize>) -> Box<Hoard> {
+        Box::new(Hoard {
+            jobs: Vec::new(),
+            patience,
+            due: None,
+            tell,
+        })
+    }
 }
 
 impl Image for Hoard {
     fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
         self.jobs.push(job);
-        self.due = Some(lane.now + Span::from_millis(20));
+        self.due = Some(lane.now + self.patience);
         Progress::Pending
     }
 
@@ -570,8 +588,7 @@ const MANY: u16 = 200;
 /// at once than there is room for.
 fn hoards(serve: impl FnOnce(&Daemon)) -> Daemon {
     let (tell, held) = channel();
-    let (jobs, due) = (Vec::new(), None);
-    let daemon = Daemon::with(Box::new(Hoard { jobs, due, tell }));
+    let daemon = Daemon::with(Hoard::new(Span::from_millis(20), tell));
     serve(&daemon);
     let mut all = 0;
     while all < usize::from(MANY) {
@@ -612,6 +629,74 @@ fn what_a_dead_daemon_left_behind_is_answered_though_there_is_no_room_for_all_an
     assert_eq!(heard(&position), MANY);
     assert_eq!(guest.used(), MANY);
     daemon.stop();
+}
+
+#[test]
+fn a_guest_is_asked_for_no_kick_by_a_thread_that_its_datastore_has_woken() {
+    /// The thread looks for work for a quarter of it at first: long enough for a guest that is held up.
+    const POLL: Span = Span::from_millis(200);
+    for event_idx in [false, true] {
+        let guest = Guest::with_flushes();
+        let avail = guest.area(AVAIL, 4 + 2 * usize::from(SIZE));
+        avail.store_u16(2, 0);
+        let wishes = guest.area(USED, 4 + 8 * usize::from(SIZE) + 2);
+        let kick = EventFd::new().expect("a descriptor");
+        let config = QueueConfig {
+            event_idx,
+            ..CONFIG
+        };
+        let facts = Arc::new(DeviceFacts::new(String::new(), true));
+        let parts = Parts {
+            queue: Queue::new(&guest.memory, config).expect("sound rings"),
+            kick: same(&kick),
+            ..guest.fresh(&facts)
+        };
+        // Slower than anything that the thread would spin for: it sleeps until the disk answers.
+        let (tell, _held) = channel();
+        let daemon = Daemon::that_polls(POLL, Hoard::new(Span::from_millis(250), tell));
+        let (reply, number) = channel();
+        daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+        heard(&number);
+
+        let wants_kick = |request| match event_idx {
+            true => wishes.load_u16(4 + 8 * usize::from(SIZE)) == request,
+            false => wishes.load_u16(0) & 1 == 0,
+        };
+        let ask = |request: u16| {
+            let place = usize::from(request % SIZE);
+            avail.store_u16(4 + 2 * place, 2 * (request % CHAINS));
+            avail.store_u16(2, request + 1);
+            fence(Ordering::SeqCst);
+            if wants_kick(request) {
+                kick.signal();
+            }
+        };
+        // It learns that the disk is slow and the guest quick; and each of us may be held up by others.
+        let begin = std::time::Instant::now();
+        let spared = (0..u16::MAX).find(|&request| {
+            assert!(
+                begin.elapsed() < PATIENCE,
+                "asleep before an answer, and looking after it"
+            );
+            ask(request);
+            let mut was_asked = false;
+            eventually("an answer", || {
+                was_asked = wants_kick(request + 1);
+                guest.used() > request
+            });
+            let answered = std::time::Instant::now();
+            while wants_kick(request + 1) && answered.elapsed() < Duration::from_millis(20) {
+                std::thread::yield_now();
+            }
+            was_asked && !wants_kick(request + 1)
+        });
+        let request = spared.expect("patience ends first") + 1;
+        ask(request);
+        eventually("a request is seen without a kick", || {
+            guest.used() > request
+        });
+        daemon.stop();
+    }
 }
 
 #[test]
