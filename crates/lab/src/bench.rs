@@ -20,16 +20,20 @@ pub mod measure;
 pub mod scenarios;
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 
 use crate::distance::{self, NEAR_NS, Patience};
+use crate::interruption;
 use crate::interrupts;
 use crate::peers::{self, Store, Tidegate};
 use crate::report::{Figures, Machine, Report, Series};
 use crate::server;
+use crate::stillness;
 use crate::wakeups::IdleCpus;
 
 /// A group of cases.
@@ -123,6 +127,10 @@ pub struct Bench {
     pub warm: Duration,
     /// The window.
     pub span: Duration,
+    /// Whether it is watched for how long the machine stands still.
+    watched: bool,
+    /// Somebody interrupts.
+    stop: Arc<AtomicBool>,
 }
 
 /// How often a trial is made before its round is given up.
@@ -180,7 +188,8 @@ impl<'a> Contestant<'a> {
 /// A server or client fails, or the machine has too few cores.
 pub fn run(options: Options) -> Result<bool> {
     let held = options.cpu_latency.hold();
-    let bench = Bench::new(options)?;
+    let mut bench = Bench::new(options)?;
+    bench.stop = interruption::noticed().context("cannot catch interruptions")?;
     let mut report = Report {
         machine: Machine::here(),
         ..Report::default()
@@ -258,6 +267,8 @@ impl Bench {
             warm: Duration::from_millis(300),
             span: Duration::from_secs_f64(seconds),
             options,
+            watched: false,
+            stop: Arc::default(),
         })
     }
 
@@ -326,7 +337,11 @@ impl Bench {
         let patience = Patience::new(Duration::from_secs(self.options.near_for));
         let quiet =
             |figures: &Figures| self.is_quiet(figures) && patience.is_near_enough(figures.apart_ns);
-        let wait = || patience.wait(|| distance::to(self.options.server_cpu));
+        let apart = || {
+            self.heed_interruptions()?;
+            distance::to(self.options.server_cpu)
+        };
+        let wait = || patience.wait(apart);
         let terms = Terms {
             before: &wait,
             ..Terms::of(self.trials, &quiet)
@@ -397,7 +412,7 @@ impl Bench {
     }
 
     /// The same with servers on the CPU where the interrupts of the test file's disk come, if that is the clients': the two
-    /// change places.
+    /// change places. It is watched for how long the machine stands still meanwhile: that depends on who reads a disk, and how.
     fn where_interrupts_come(&self, report: &mut Report) -> Result<Bench> {
         let mut options = self.options.clone();
         let cpu = interrupts::of_disk_under(&options.dir);
@@ -411,6 +426,8 @@ impl Bench {
         Ok(Bench {
             options,
             scratch: tempfile::tempdir().context("cannot create a scratch directory")?,
+            watched: true,
+            stop: Arc::clone(&self.stop),
             ..*self
         })
     }
@@ -425,12 +442,29 @@ impl Bench {
         foreign <= self.options.max_noise && figures.moved <= self.options.max_moved
     }
 
-    /// Makes a trial, or one of each contestant, and tells how far apart client and server were.
+    /// Fails once somebody has interrupted.
+    fn heed_interruptions(&self) -> Result<()> {
+        if self.stop.load(Ordering::Relaxed) {
+            bail!("interrupted");
+        }
+        Ok(())
+    }
+
+    /// Makes a trial, or one of each contestant, and tells how far apart client and server were, and whether the machine
+    /// stood still.
     fn placed<T: AsMut<[Figures]>>(&self, trial: impl FnOnce() -> Result<T>) -> Result<T> {
+        self.heed_interruptions()?;
         let before = distance::to(self.options.server_cpu)?;
+        let cpus = [self.options.server_cpu, self.options.client_cpu];
+        let watch = self.watched.then(|| stillness::Watch::start(cpus));
         let mut trial = trial()?;
+        let stood = match watch {
+            Some(watch) => watch?.end()?,
+            None => 0.0,
+        };
         let after = distance::to(self.options.server_cpu)?;
         for figures in trial.as_mut() {
+            figures.stood_percent = stood;
             figures.apart_ns = after;
             figures.moved = distance::spread([before, after].into_iter());
         }
@@ -490,6 +524,7 @@ fn show(report: &mut Report, series: Vec<Series>) {
             ));
         }
     }
+    report.notes.extend(stillness::told(&series));
     let done = Report {
         series,
         ..Report::default()

@@ -37,6 +37,8 @@ pub struct Figures {
     pub moved: f64,
     /// What disturbed the trial.
     pub noise: Noise,
+    /// For how many percent of the trial the machine stood still; 0 where nobody watched.
+    pub stood_percent: f64,
 }
 
 /// One contestant's quiet trials of one case, in the order of the rounds.

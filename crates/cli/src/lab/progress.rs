@@ -7,9 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use indicatif::{ProgressBar, ProgressDrawTarget, ProgressStyle};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
-use signal_hook::flag;
 use tidegate_lab::experiment::{Piece, Watcher};
+use tidegate_lab::interruption;
 
 use crate::failure::Failure;
 use crate::figures;
@@ -17,8 +16,6 @@ use crate::output::{Colour, Console, Talk};
 
 /// How often a line is printed where there is no bar: a log is to be read, not filled.
 const LINES: Duration = Duration::from_secs(30);
-/// The exit status of who is interrupted a second time and waits for nothing: 128 and the signal's number.
-const AT_ONCE: i32 = 130;
 
 /// Shows how runs go.
 pub(super) struct Progress {
@@ -138,27 +135,7 @@ impl Course {
 
 /// Becomes true when somebody interrupts; who does so again does not wait for a good end.
 fn interruptions() -> Result<Arc<AtomicBool>, Failure> {
-    let stop = Arc::new(AtomicBool::new(false));
-    // A terminal that goes away interrupts too, unless somebody saw to it that it does not (nohup).
-    let hangs_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
-    let signals = [SIGINT, SIGTERM].into_iter().chain(hangs_up);
-    let caught = signals.into_iter().try_for_each(|signal| {
-        flag::register_conditional_shutdown(signal, AT_ONCE, Arc::clone(&stop))?;
-        flag::register(signal, Arc::clone(&stop))?;
-        Ok(())
-    });
-    caught.map_err(|error| Failure::io("cannot catch interruptions", &error))?;
-    Ok(stop)
-}
-
-/// Whether this program was started so that a signal does nothing to it.
-fn is_ignored(signal: i32) -> bool {
-    let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status
-        .lines()
-        .find_map(|line| line.strip_prefix("SigIgn:"))
-        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
-    mask.unwrap_or(0) & 1 << (signal - 1) != 0
+    interruption::noticed().map_err(|error| Failure::io("cannot catch interruptions", &error))
 }
 
 impl Shown {

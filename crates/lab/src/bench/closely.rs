@@ -13,6 +13,7 @@
 mod lanes;
 
 use std::path::{Path, PathBuf};
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
@@ -245,7 +246,8 @@ impl Bench {
             )
         });
         let lanes = lanes.collect::<Result<Vec<_>>>()?;
-        in_turn(lanes, turn, (self.warm, self.span), &|| false)
+        let stop = || self.stop.load(Ordering::Relaxed);
+        in_turn(lanes, turn, (self.warm, self.span), &stop)
     }
 }
 
