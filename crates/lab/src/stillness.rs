@@ -2,7 +2,7 @@
 //!
 //! A hypervisor may give a virtual machine so much CPU time and no more, and count what it emulates the disk with: what needs
 //! both CPUs and the disk has then spent it after three quarters of a period, and everything stands still for the rest, some
-//! 25 of 100 ms (the bandwidth control of Linux' scheduler). One who needs a single CPU and the same disk never notices. The
+//! 25 of 100 ms (as by the bandwidth control of Linux' scheduler). One who needs a single CPU and the same disk never notices. The
 //! kernel's count of stolen time misses most of it, since it counts only CPUs that had something to do.
 //!
 //! A thread on each CPU sleeps for some milliseconds again and again, and notes by how much it slept too long.
