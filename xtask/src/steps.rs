@@ -62,15 +62,11 @@ pub(crate) fn cargo(workspace: &Workspace) -> Command {
             command.env_remove(name);
         }
     }
-    // What is built once and thrown away need not be prepared for changes, by many small units, nor for a debugger.
+    // What is built once and thrown away need not be prepared for changes, nor for a debugger.
     if std::env::var_os("CI").is_some() {
-        for (name, value) in [
-            ("CARGO_INCREMENTAL", "0"),
-            ("CARGO_PROFILE_DEV_DEBUG", "0"),
-            ("CARGO_PROFILE_DEV_CODEGEN_UNITS", "4"),
-        ] {
+        for name in ["CARGO_INCREMENTAL", "CARGO_PROFILE_DEV_DEBUG"] {
             if std::env::var_os(name).is_none() {
-                command.env(name, value);
+                command.env(name, "0");
             }
         }
     }

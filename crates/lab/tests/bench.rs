@@ -3,10 +3,12 @@
 //! Trials are as short as they can be; no figure is judged here. Needs fio, nbdkit and valgrind.
 
 use std::path::Path;
-use std::process::{Command, Output};
+use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
 use serde_json::Value;
 use tidegate_lab::bench::{Bench, Options, instructions, test_file};
 use tidegate_lab::fio::{Running, random_reads_of};
@@ -16,27 +18,18 @@ use tidegate_lab::vhost::Wait;
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tidegate-bench");
 
 fn bench(words: &[&str]) -> Output {
-    Command::new(PROGRAM)
-        .args([
-            "data-path",
-            "--only",
-            "filters",
-            "--trials",
-            "1",
-            "--seconds",
-            "0.05",
-        ])
-        .args([
-            "--max-noise",
-            "100000",
-            "--max-moved",
-            "1000",
-            "--tidegate",
-            "/nowhere/tidegate",
-        ])
-        .args(words)
-        .output()
-        .expect("the bench starts")
+    command(words).output().expect("the bench starts")
+}
+
+fn command(words: &[&str]) -> Command {
+    let mut command = Command::new(PROGRAM);
+    command
+        .args(["data-path", "--only", "filters"])
+        .args(["--trials", "1", "--seconds", "0.05"])
+        .args(["--max-noise", "100000", "--max-moved", "1000"])
+        .args(["--tidegate", "/nowhere/tidegate"])
+        .args(words);
+    command
 }
 
 #[test]
@@ -90,6 +83,42 @@ fn fio_works_only_while_it_may() {
         assert!(begun.elapsed() < Duration::from_secs(20), "it goes on");
         std::thread::sleep(Duration::from_millis(1));
     }
+}
+
+#[test]
+fn an_interrupted_bench_leaves_no_server_and_no_file_behind() {
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let bench = command(&[])
+        .env("TMPDIR", scratch.path())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .expect("the bench starts");
+    let pid = bench.id();
+    let patience = Instant::now() + Duration::from_secs(60);
+    let servers = loop {
+        let path = format!("/proc/{pid}/task/{pid}/children");
+        let children = std::fs::read_to_string(path).expect("it runs");
+        if !children.trim().is_empty() {
+            break children;
+        }
+        assert!(Instant::now() < patience, "it starts a server");
+        std::thread::sleep(Duration::from_millis(1));
+    };
+    let pid = Pid::from_raw(i32::try_from(pid).expect("small"));
+    kill(pid, Signal::SIGTERM).expect("it runs");
+    let output = bench.wait_with_output().expect("it ends");
+    assert_eq!(output.status.code(), Some(1));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(said.contains("interrupted"), "{said}");
+    for server in servers.split_whitespace() {
+        assert!(
+            !Path::new("/proc").join(server).exists(),
+            "{server} runs on"
+        );
+    }
+    let left = std::fs::read_dir(scratch.path()).expect("it is there");
+    assert_eq!(left.count(), 0);
 }
 
 #[test]
