@@ -4,9 +4,8 @@
 
 use crate::workspace::Workspace;
 use anyhow::{Context, bail};
-use std::fs::File;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 /// Steps, and how long those that are done took.
@@ -82,54 +81,6 @@ pub(crate) fn run(command: &mut Command) -> anyhow::Result<()> {
         bail!("`{}` ended with {status}", shown(command));
     }
     Ok(())
-}
-
-/// A command that runs beside all others with what these leave of the processors; given up when nobody waits for it any more.
-pub(crate) struct Beside {
-    child: Child,
-}
-
-impl Beside {
-    /// Starts it, in the scheduler's idle class. What it says goes into a file.
-    pub(crate) fn start(command: &Command, said: &Path) -> anyhow::Result<Beside> {
-        println!("  $ {} &", shown(command));
-        let folder = said.parent().unwrap_or(said);
-        let file = std::fs::create_dir_all(folder).and_then(|()| File::create(said));
-        let file = file.with_context(|| format!("{} cannot be written", said.display()))?;
-        let mut idle = Command::new("chrt");
-        idle.args(["--idle", "0"])
-            .arg(command.get_program())
-            .args(command.get_args());
-        if let Some(folder) = command.get_current_dir() {
-            idle.current_dir(folder);
-        }
-        for (name, value) in command.get_envs() {
-            match value {
-                Some(value) => idle.env(name, value),
-                None => idle.env_remove(name),
-            };
-        }
-        let errors = file.try_clone()?;
-        let idle = idle.stdin(Stdio::null()).stdout(file).stderr(errors);
-        let child = idle.spawn();
-        Ok(Beside {
-            child: child.context("chrt does not start; it is part of util-linux")?,
-        })
-    }
-
-    /// Waits for its end, well or ill.
-    pub(crate) fn finish(mut self) {
-        // What cannot be waited for has ended.
-        let _ = self.child.wait();
-    }
-}
-
-impl Drop for Beside {
-    fn drop(&mut self) {
-        // Of one that has ended there is nothing left to kill.
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
 }
 
 /// Whether a command is there and content, whatever it says.
