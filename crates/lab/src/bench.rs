@@ -210,6 +210,8 @@ pub fn run(options: Options) -> Result<bool> {
         ));
     }
     let outcome = bench.measure(&mut report);
+    // A terminal interrupts servers and clients, too: whatever they fail with then, that is why.
+    let outcome = outcome.map_err(|error| bench.heed_interruptions().err().unwrap_or(error));
     // What was measured before a failure is shown all the same.
     let passed = finish(&bench, &report)?;
     outcome.map(|()| passed)

@@ -2,12 +2,13 @@
 //!
 //! Trials are as short as they can be; no figure is judged here. Needs fio, nbdkit and valgrind.
 
+use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use clap::Parser;
-use nix::sys::signal::{Signal, kill};
+use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
 use tidegate_lab::bench::{Bench, Options, instructions, test_file};
@@ -87,9 +88,20 @@ fn fio_works_only_while_it_may() {
 
 #[test]
 fn an_interrupted_bench_leaves_no_server_and_no_file_behind() {
+    interrupted(|bench| kill(bench, Signal::SIGTERM));
+}
+
+#[test]
+fn a_bench_whose_servers_are_interrupted_with_it_says_why_it_ends() {
+    interrupted(|bench| killpg(bench, Signal::SIGINT));
+}
+
+/// Starts a bench in a process group of its own, interrupts it once it has started a server, and looks at how it ends.
+fn interrupted(interrupt: impl Fn(Pid) -> nix::Result<()>) {
     let scratch = tempfile::tempdir().expect("a scratch directory");
     let bench = command(&[])
         .env("TMPDIR", scratch.path())
+        .process_group(0)
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
         .spawn()
@@ -106,7 +118,7 @@ fn an_interrupted_bench_leaves_no_server_and_no_file_behind() {
         std::thread::sleep(Duration::from_millis(1));
     };
     let pid = Pid::from_raw(i32::try_from(pid).expect("small"));
-    kill(pid, Signal::SIGTERM).expect("it runs");
+    interrupt(pid).expect("it runs");
     let output = bench.wait_with_output().expect("it ends");
     assert_eq!(output.status.code(), Some(1));
     let said = String::from_utf8_lossy(&output.stderr);
