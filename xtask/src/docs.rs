@@ -52,7 +52,7 @@ fn stale(fresh: &BTreeMap<String, String>, kept: impl Fn(&str) -> Option<String>
 }
 
 fn generate(workspace: &Workspace) -> anyhow::Result<BTreeMap<String, String>> {
-    // As the tests build it: by itself it would be built anew, with the features that it alone asks for.
+    // As the tests build the program that they run: by itself it would be built anew, with the features that it alone asks for.
     run(cargo(workspace).args(["test", "--workspace", "--no-run", "--test", "cli"]))?;
     let dir = workspace.target.join("tmp/docs");
     let _ = fs::remove_dir_all(&dir);
