@@ -6,6 +6,7 @@ pub(crate) mod guest;
 pub(crate) mod initramfs;
 pub(crate) mod journey;
 pub(crate) mod place;
+mod post_mortem;
 pub(crate) mod process;
 pub(crate) mod program;
 pub(crate) mod rest;

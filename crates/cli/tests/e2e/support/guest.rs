@@ -15,6 +15,7 @@ use std::time::{Duration, Instant};
 
 use super::initramfs;
 use super::place::Place;
+use super::post_mortem;
 use super::program::{PATIENCE, Service, find};
 use super::transcript::Transcript;
 
@@ -96,8 +97,8 @@ impl Guest {
         args.extend(words("-append"));
         // Linux looks at boot whether its timer ticks in time, and gives up one that does not: an emulated processor may
         // only not have been run meanwhile.
-        let kernel =
-            "console=ttyS0 quiet panic=-1 nokaslr mitigations=off no_timer_check rdinit=/init";
+        let kernel = "console=ttyS0 quiet panic=-1 nokaslr mitigations=off no_timer_check rdinit=/init \
+             unknown_nmi_panic panic_print=0x41";
         args.push(kernel.to_owned());
         args.extend(words("-serial stdio"));
         args.extend([
@@ -162,19 +163,17 @@ impl Guest {
             "( {command} ) >/run/said 2>&1 </dev/null; code=$?; cat /run/said; echo \"[done {number} $code]\"\n"
         ));
         let done = format!("[done {number} ");
-        self.shell.said.wait(
-            &format!("end of `{command}` in the guest"),
-            mark,
-            patience,
-            |said| {
-                let (output, rest) = said.split_once(&done)?;
-                let (code, _) = rest.split_once("]\n")?;
-                Some((
-                    code.parse().ok()?,
-                    output.replace('\r', "").trim_end().to_owned(),
-                ))
-            },
-        )
+        let what = format!("end of `{command}` in the guest");
+        let end = |said: &str| {
+            let (output, rest) = said.split_once(&done)?;
+            let (code, _) = rest.split_once("]\n")?;
+            let said = output.replace('\r', "").trim_end().to_owned();
+            Some((code.parse().ok()?, said))
+        };
+        match self.shell.said.try_wait(&what, mark, patience, end) {
+            Ok(ended) => ended,
+            Err(complaint) => panic!("{}\n{complaint}", post_mortem::of(self)),
+        }
     }
 
     /// Runs a line of shell again and again until it succeeds.
@@ -262,24 +261,35 @@ impl Guest {
     }
 
     pub(super) fn qmp(&mut self, verb: &str, arguments: &str) -> String {
+        self.try_qmp(verb, arguments, PATIENCE)
+            .unwrap_or_else(|complaint| panic!("{complaint}"))
+    }
+
+    /// As [`Guest::qmp`], but says why not when QEMU refuses or does not answer.
+    pub(super) fn try_qmp(
+        &mut self,
+        verb: &str,
+        arguments: &str,
+        patience: Duration,
+    ) -> Result<String, String> {
         let mark = self.monitor.said.mark();
         let arguments = arguments.replace('\n', " ");
         self.monitor.say(&format!(
             "{{\"execute\": \"{verb}\", \"arguments\": {arguments}}}\n"
         ));
-        let answer = self.monitor.said.wait(verb, mark, PATIENCE, |said| {
+        let answer = self.monitor.said.try_wait(verb, mark, patience, |said| {
             // The last line may be half of one.
             let whole = &said[..said.rfind('\n')?];
             whole
                 .lines()
                 .find(|l| l.starts_with("{\"return\"") || l.starts_with("{\"error\""))
                 .map(str::to_owned)
-        });
-        assert!(
-            answer.starts_with("{\"return\""),
-            "QEMU refuses {verb} {arguments}: {answer}"
-        );
-        answer
+        })?;
+        if answer.starts_with("{\"return\"") {
+            Ok(answer)
+        } else {
+            Err(format!("QEMU refuses {verb} {arguments}: {answer}"))
+        }
     }
 }
 

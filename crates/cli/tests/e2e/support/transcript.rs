@@ -8,8 +8,11 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How much of what was said is printed when a wait fails.
+/// How much of what was said is printed of a test that fails.
 const TAIL: usize = 4000;
+
+/// How much of it is in the words of a wait that fails.
+const BRIEF_TAIL: usize = 1000;
 
 /// What was said, growing while somebody says more.
 #[derive(Clone)]
@@ -61,7 +64,7 @@ impl Transcript {
         self.lock().text.clone()
     }
 
-    /// Waits for something said after `mark` that `find` likes.
+    /// Waits for something said after `mark` that `find` likes; fails the test when it does not come.
     pub(crate) fn wait<T>(
         &self,
         what: &str,
@@ -69,22 +72,33 @@ impl Transcript {
         patience: Duration,
         find: impl Fn(&str) -> Option<T>,
     ) -> T {
+        self.try_wait(what, mark, patience, find)
+            .unwrap_or_else(|complaint| panic!("{complaint}"))
+    }
+
+    /// As [`Transcript::wait`], but says what did not come instead.
+    pub(crate) fn try_wait<T>(
+        &self,
+        what: &str,
+        mark: usize,
+        patience: Duration,
+        find: impl Fn(&str) -> Option<T>,
+    ) -> Result<T, String> {
         let deadline = Instant::now() + patience;
         let mut said = self.lock();
         loop {
             if let Some(found) = find(&said.text[mark..]) {
-                return found;
+                return Ok(found);
             }
             let left = deadline.saturating_duration_since(Instant::now());
             let late = left.is_zero();
             if said.speakers == 0 || late {
                 let why = if late { "in time" } else { "before it ended" };
-                let tail = tail(&said.text).to_owned();
-                drop(said);
-                panic!(
-                    "{}: no {what} {why} ({patience:?}); last was:\n{tail}",
-                    self.name
-                );
+                return Err(format!(
+                    "{}: no {what} {why} ({patience:?}); last was:\n{}",
+                    self.name,
+                    tail(&said.text, BRIEF_TAIL)
+                ));
             }
             said = self.wait_for_more(said, left);
         }
@@ -129,12 +143,13 @@ impl Transcript {
     /// Prints the end of it, for a test that is failing.
     pub(crate) fn print_tail(&self) {
         let text = self.text();
-        eprintln!("--- {} said last:\n{}\n---", self.name, tail(&text));
+        eprintln!("--- {} said last:\n{}\n---", self.name, tail(&text, TAIL));
     }
 }
 
-fn tail(text: &str) -> &str {
-    let mut start = text.len().saturating_sub(TAIL);
+/// The end of it, of about so many bytes.
+pub(super) fn tail(text: &str, bytes: usize) -> &str {
+    let mut start = text.len().saturating_sub(bytes);
     while !text.is_char_boundary(start) {
         start += 1;
     }
