@@ -274,9 +274,9 @@ impl Guest {
     ) -> Result<String, String> {
         let mark = self.monitor.said.mark();
         let arguments = arguments.replace('\n', " ");
-        self.monitor.say(&format!(
-            "{{\"execute\": \"{verb}\", \"arguments\": {arguments}}}\n"
-        ));
+        let words = format!("{{\"execute\": \"{verb}\", \"arguments\": {arguments}}}\n");
+        let asked = self.monitor.stream.write_all(words.as_bytes());
+        asked.map_err(|error| format!("QEMU hung up before {verb}: {error}"))?;
         let answer = self.monitor.said.try_wait(verb, mark, patience, |said| {
             // The last line may be half of one.
             let whole = &said[..said.rfind('\n')?];
