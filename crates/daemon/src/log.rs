@@ -11,9 +11,13 @@ use tracing_subscriber::util::SubscriberInitExt;
 use crate::plan::LogPlan;
 use crate::trouble::{self, Outcome};
 
+mod journal;
 mod lines;
+mod lost;
 
-use lines::{Line, Lost};
+use journal::Journal;
+use lines::Line;
+use lost::Lost;
 
 static LOST: Lost = Lost::none();
 
@@ -36,7 +40,7 @@ pub(crate) fn start(plan: &LogPlan) -> Outcome<()> {
     let started = match plan.format {
         LogFormat::Text => registry.with(lines).try_init(),
         LogFormat::Json => registry.with(lines.json()).try_init(),
-        LogFormat::Journald => match tracing_journald::layer() {
+        LogFormat::Journald => match Journal::of_this_machine(&LOST) {
             Ok(journal) => registry.with(journal).try_init(),
             // Without a journal, lines are better than silence.
             Err(_) => registry.with(lines).try_init(),

@@ -13,10 +13,11 @@
 
 use std::io::{self, Write};
 use std::os::fd::AsFd;
-use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::time::Timespec;
+
+use super::lost::{self, Lost};
 
 /// What is written at once (`PIPE_BUF`): longer lines are written in pieces.
 const AT_ONCE: usize = 4096;
@@ -24,40 +25,6 @@ const NO_TIME: Timespec = Timespec {
     tv_sec: 0,
     tv_nsec: 0,
 };
-
-/// How many lines were lost.
-pub(super) struct Lost {
-    ever: AtomicU64,
-    /// Of which the log has not been told.
-    untold: AtomicU64,
-}
-
-impl Lost {
-    pub(super) const fn none() -> Lost {
-        Lost {
-            ever: AtomicU64::new(0),
-            untold: AtomicU64::new(0),
-        }
-    }
-
-    /// Since the program began.
-    pub(super) fn ever(&self) -> u64 {
-        self.ever.load(Ordering::Relaxed)
-    }
-
-    fn one_more(&self) {
-        self.ever.fetch_add(1, Ordering::Relaxed);
-        self.untold.fetch_add(1, Ordering::Relaxed);
-    }
-
-    /// Tells the log, in its own form, of those that it has not been told of.
-    fn tell(&self) {
-        if self.untold.load(Ordering::Relaxed) > 0 {
-            let lines = self.untold.swap(0, Ordering::Relaxed);
-            tracing::warn!(lines, "lines of this log are lost: nobody read it");
-        }
-    }
-}
 
 /// Where one line is written to, by who has it to himself.
 pub(super) struct Line<'a, W> {
@@ -69,7 +36,7 @@ impl<W: Write + AsFd> Write for Line<'_, W> {
     /// Takes a piece of a line; the whole of it where that is lost.
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         if has_room(&self.to) {
-            self.lost.tell();
+            tell(self.lost);
         }
         // What was told may have been the last that there was room for.
         if has_room(&self.to) {
@@ -84,6 +51,14 @@ impl<W: Write + AsFd> Write for Line<'_, W> {
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
+    }
+}
+
+/// Tells the log, in its own form, of those that it has not been told of.
+fn tell(lost: &Lost) {
+    let lines = lost.take_untold();
+    if lines > 0 {
+        tracing::warn!(lines, "{}", lost::WORDS);
     }
 }
 
@@ -127,13 +102,13 @@ mod tests {
         for _ in 0..9 {
             line.write_all(LINE).expect("nobody hears of a failure");
         }
-        assert_eq!((lost.ever(), lost.untold.load(Ordering::Relaxed)), (10, 10));
+        assert_eq!(lost.ever(), 10);
 
         let mut read = vec![0; fitted * LINE.len()];
         reader.read_exact(&mut read).expect("what fitted is there");
         line.write_all(b"again\n")
             .expect("nobody hears of a failure");
-        assert_eq!((lost.ever(), lost.untold.load(Ordering::Relaxed)), (10, 0));
+        assert_eq!((lost.ever(), lost.take_untold()), (10, 0));
         drop(writer);
         let mut rest = String::new();
         reader.read_to_string(&mut rest).expect("the rest is text");

@@ -170,7 +170,14 @@ impl Guest {
             let said = output.replace('\r', "").trim_end().to_owned();
             Some((code.parse().ok()?, said))
         };
-        match self.shell.said.try_wait(&what, mark, patience, end) {
+        // Half of the time, a newline, the other half: a shell that is busy takes it for nothing; one that is idle, because
+        // the emulated port kept the end of the command to itself, gets it now. A guest that stands still answers neither.
+        let half = patience / 2;
+        if let Ok(ended) = self.shell.said.try_wait(&what, mark, half, end) {
+            return ended;
+        }
+        self.shell.say("\n");
+        match self.shell.said.try_wait(&what, mark, half, end) {
             Ok(ended) => ended,
             Err(complaint) => panic!("{}\n{complaint}", post_mortem::of(self)),
         }
