@@ -8,7 +8,7 @@
 //! - A disk that is wanted and could not be attached has its reason remembered until it is attached or no longer wanted.
 //! - When an order fails, what it had begun is undone, and the error says if that failed too.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
@@ -26,6 +26,7 @@ use crate::snippet;
 use crate::store::{Found, Store, files};
 use crate::trouble::Outcome;
 
+mod again;
 mod agreed;
 mod attach;
 mod change;
@@ -37,6 +38,7 @@ mod looks;
 mod policy;
 mod transfer;
 
+pub(crate) use again::attach_missing;
 pub(crate) use attach::PARTING;
 pub(crate) use change::new_uuid;
 pub(crate) use follow::Stamp;
@@ -61,6 +63,8 @@ pub(crate) struct Keeper {
     claimed: Arc<Mutex<Claimed>>,
     /// Why disks that are wanted are not attached.
     troubles: Mutex<BTreeMap<Name, Problem>>,
+    /// Datastores whose missing disks are being tried.
+    tried: Mutex<BTreeSet<Name>>,
     /// Serialises changes of the list of attached disks, which is one file.
     attached_file: Mutex<()>,
     /// The same for the paths that were agreed to.
@@ -114,6 +118,7 @@ impl Keeper {
             nbd_socket,
             claimed: Arc::default(),
             troubles: Mutex::default(),
+            tried: Mutex::default(),
             attached_file: Mutex::default(),
             agreed_file: Mutex::default(),
         }

@@ -28,7 +28,7 @@ use tokio_util::sync::CancellationToken;
 use crate::control::{Controls, Identity};
 use crate::dashboard::{Dashboard, door};
 use crate::host::Host;
-use crate::keeper::Keeper;
+use crate::keeper::{self, Keeper};
 use crate::live::LiveDisks;
 use crate::lookout::{self, Lookout};
 use crate::nbd_listener::{self, Door, DoorSecurity, Hall};
@@ -257,6 +257,7 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
         () = signals.next() => {}
         () = notify::watchdog() => {}
         () = watch::watch(Arc::clone(&keeper)) => {}
+        () = keeper::attach_missing(Arc::clone(&keeper)) => {}
     }
     stop(&daemon, &ours, answering, signals).await
 }

@@ -15,6 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tidegate_daemon::{OneOptions, ServeOptions};
@@ -299,6 +300,28 @@ fn a_first_run_is_made_up_for_once_starts_do_not_fail_any_more() {
     fs::remove_file(&socket).unwrap();
 
     let daemon = Process::start(daemon(root)).until_it_serves();
+    let (_, disk) = ask(root, "GET", "/v1/disks/disk0");
+    assert_eq!(disk["attached"], json!(true), "{disk}");
+    assert!(daemon.end().success());
+}
+
+#[test]
+fn disks_of_a_datastore_that_comes_after_the_daemon_are_served_then() {
+    let place = tempfile::tempdir().unwrap();
+    let root = place.path();
+    let first = Process::start(daemon(root)).until_it_serves();
+    assert!(first.end().success());
+    // As a file system that is not mounted yet.
+    let (there, away) = (root.join("local"), root.join("away"));
+    fs::rename(&there, &away).unwrap();
+
+    let daemon = Process::start(daemon(root)).until_it_serves();
+    let problems = || ask(root, "GET", "/v1/status").1["problems"].clone();
+    assert_ne!(problems(), json!([]));
+    fs::rename(&away, &there).unwrap();
+    while problems() != json!([]) {
+        std::thread::sleep(Duration::from_millis(50));
+    }
     let (_, disk) = ask(root, "GET", "/v1/disks/disk0");
     assert_eq!(disk["attached"], json!(true), "{disk}");
     assert!(daemon.end().success());

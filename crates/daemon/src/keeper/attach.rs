@@ -13,7 +13,7 @@ use tidegate_engine::UnderControl;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::{Keeper, locked, policy, unreadable};
+use super::{Claim, Keeper, locked, policy, unreadable};
 use crate::host::{self, Opened};
 use crate::limits;
 use crate::live::{Live, Standing};
@@ -32,15 +32,24 @@ const OPENINGS: usize = 5;
 impl Keeper {
     /// Attaches a disk, and remembers to do so at every start.
     pub(crate) fn attach(&self, name: &Name, order: api::DiskAttach) -> Outcome<api::Disk> {
-        let what = format!("cannot attach disk {name}");
-        let claim = self.claim(name, &what)?;
+        let claim = self.claim(name, format!("cannot attach disk {name}"))?;
+        self.attach_claimed(&claim, order)
+    }
+
+    /// The same for an order that has the disk already.
+    pub(super) fn attach_claimed(
+        &self,
+        claim: &Claim,
+        order: api::DiskAttach,
+    ) -> Outcome<api::Disk> {
+        let name = &claim.name;
         let mut found = self.find(name)?;
         // Until it is remembered where the disk lies, only this tells that the datastore is needed.
         claim.keep(&found.datastore);
         if self.live.get(name).is_none() {
             found = self
                 .bring_up(found, order)
-                .map_err(|problem| problem.within(&what))?;
+                .map_err(|problem| problem.within(format!("cannot attach disk {name}")))?;
         }
         let remembered = self.remember(|disks| {
             disks.insert(name.clone(), found.datastore.clone());

@@ -20,6 +20,7 @@ use crate::control::Identity;
 use crate::plan::ThreadsPlan;
 
 mod hanging;
+mod missing;
 
 const SIZE: u64 = 1 << 20;
 

@@ -2,11 +2,11 @@
 
 use super::*;
 
-/// Looks at `shared` hang until what is answered is dropped, and nobody who asks for one waits.
-fn hang(looks: &mut looks::Looks) -> std::sync::mpsc::Sender<()> {
+/// Looks at a datastore hang until what is answered is dropped, and nobody who asks for one waits.
+pub(super) fn hang(looks: &mut looks::Looks, datastore: &str) -> std::sync::mpsc::Sender<()> {
     let (let_go, hangs) = std::sync::mpsc::channel();
     looks.patience = Duration::ZERO;
-    let hung = looks.at(&name("shared"), move || Ok(hangs.recv()));
+    let hung = looks.at(&name(datastore), move || Ok(hangs.recv()));
     assert!(hung.is_err());
     let_go
 }
@@ -41,7 +41,7 @@ fn who_looks_at_all_datastores_is_told_of_one_that_hangs_and_waits_for_none() {
     stage.disk("a");
     stage.attach("a", Outside::Agreed).unwrap();
     let keeper = Arc::get_mut(&mut stage.keeper).expect("nobody else has it");
-    let let_go = hang(&mut keeper.surveys);
+    let let_go = hang(&mut keeper.surveys, "shared");
     let told = |datastores: Vec<tidegate_api::datastore::Datastore>| {
         let problem = datastores[0].problem.as_ref().expect("it hangs");
         assert!(problem.to_string().contains("does not answer"), "{problem}");
@@ -67,7 +67,7 @@ fn orders_on_disks_elsewhere_are_carried_out_while_a_datastore_hangs_and_a_disk_
     }
     stage.disk_on("unhindered", "b");
     let keeper = Arc::get_mut(&mut stage.keeper).expect("nobody else has it");
-    let let_go = hang(&mut keeper.looks);
+    let let_go = hang(&mut keeper.looks, "shared");
     // Those elsewhere answer sooner; nobody waits for this one again once it is over.
     keeper.looks.patience = Duration::from_secs(3);
     for disk in ["a", "nonesuch"] {
