@@ -1,6 +1,7 @@
 //! Where messages go, and which: set up once, before anything can have something to say.
 
 use std::io::IsTerminal;
+use std::os::fd::AsFd;
 
 use tidegate_api::config::LogFormat;
 use tidegate_api::problem::Problem;
@@ -55,7 +56,35 @@ pub(crate) fn lines_lost() -> u64 {
     LOST.ever()
 }
 
-/// Whether standard error goes to the systemd journal.
+/// Whether standard error goes to the systemd journal: `JOURNAL_STREAM` says which file that would be, for as long as nobody
+/// redirects it (systemd.exec(5)); a shell on a terminal may have inherited the variable.
 pub(crate) fn to_journal() -> bool {
-    std::env::var_os("JOURNAL_STREAM").is_some()
+    let told = std::env::var("JOURNAL_STREAM").unwrap_or_default();
+    is_stream(&told, std::io::stderr())
+}
+
+/// Whether a file is the one that is told of as `DEVICE:INODE`.
+fn is_stream(told: &str, file: impl AsFd) -> bool {
+    let Ok(found) = rustix::fs::fstat(file) else {
+        return false;
+    };
+    told.split_once(':').is_some_and(|(device, inode)| {
+        device.parse() == Ok(found.st_dev) && inode.parse() == Ok(found.st_ino)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_file_that_is_told_of_is_the_journal() {
+        let [file, other] = [0, 1].map(|_| tempfile::tempfile().expect("a file can be made"));
+        let found = rustix::fs::fstat(&file).expect("it can be looked at");
+        let told = format!("{}:{}", found.st_dev, found.st_ino);
+        assert!(is_stream(&told, &file) && !is_stream(&told, &other));
+        for nonsense in ["", ":", "1", "a:b"] {
+            assert!(!is_stream(nonsense, &file), "{nonsense}");
+        }
+    }
 }

@@ -42,7 +42,8 @@ pub(crate) fn snippet(r#for: SnippetFor, about: About<'_>) -> String {
     let queues = queues.min(4);
     match r#for {
         SnippetFor::Qemu => format!(
-            "qemu-system-x86_64 -accel kvm -m 1G \\\n\
+            "# From QEMU 9.2 on: reconnect-ms=1000 in the place of reconnect=1.\n\
+             qemu-system-x86_64 -accel kvm -m 1G \\\n\
              \x20 -object memory-backend-memfd,id=mem,size=1G,share=on \\\n\
              \x20 -machine q35,memory-backend=mem \\\n\
              \x20 -chardev socket,id={name},path={socket},reconnect=1 \\\n\
