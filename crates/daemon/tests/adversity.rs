@@ -15,7 +15,7 @@ use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStderr, Command, ExitStatus, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tidegate_daemon::{OneOptions, ServeOptions};
@@ -319,7 +319,10 @@ fn disks_of_a_datastore_that_comes_after_the_daemon_are_served_then() {
     let problems = || ask(root, "GET", "/v1/status").1["problems"].clone();
     assert_ne!(problems(), json!([]));
     fs::rename(&away, &there).unwrap();
+    // It is tried every few seconds.
+    let deadline = Instant::now() + Duration::from_secs(60);
     while problems() != json!([]) {
+        assert!(Instant::now() < deadline, "{}", problems());
         std::thread::sleep(Duration::from_millis(50));
     }
     let (_, disk) = ask(root, "GET", "/v1/disks/disk0");

@@ -22,6 +22,9 @@ use super::transcript::Transcript;
 /// Prints the guest's memory in KiB.
 const MEMORY: &str = "awk '/MemTotal/ {print $2}' /proc/meminfo";
 
+/// How long a shell that has not answered may take to answer to another newline.
+const ONE_MORE: Duration = Duration::from_secs(10);
+
 /// What a guest is made of.
 pub(crate) struct Hardware<'a> {
     /// The socket of each vhost-user-blk server; the first is `/dev/vda`.
@@ -170,17 +173,19 @@ impl Guest {
             let said = output.replace('\r', "").trim_end().to_owned();
             Some((code.parse().ok()?, said))
         };
-        // Half of the time, a newline, the other half: a shell that is busy takes it for nothing; one that is idle, because
-        // the emulated port kept the end of the command to itself, gets it now. A guest that stands still answers neither.
-        let half = patience / 2;
-        if let Ok(ended) = self.shell.said.try_wait(&what, mark, half, end) {
-            return ended;
-        }
-        self.shell.say("\n");
-        match self.shell.said.try_wait(&what, mark, half, end) {
-            Ok(ended) => ended,
-            Err(complaint) => panic!("{}\n{complaint}", post_mortem::of(self)),
-        }
+        let complaint = match self.shell.said.try_wait(&what, mark, patience, end) {
+            Ok(ended) => return ended,
+            Err(complaint) => complaint,
+        };
+        // An idle shell answers now, if the emulated port kept the end of the command to itself; a guest that stands still does
+        // not. What is told of a QEMU that hung up is told below.
+        let _ = self.shell.stream.write_all(b"\n");
+        let late = self.shell.said.try_wait(&what, mark, ONE_MORE, end);
+        let told = match late {
+            Ok(_) => "The guest is well: it answered once it got another newline.".to_owned(),
+            Err(_) => post_mortem::of(self),
+        };
+        panic!("{told}\n{complaint}");
     }
 
     /// Runs a line of shell again and again until it succeeds.
