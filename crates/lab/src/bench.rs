@@ -325,7 +325,8 @@ impl Bench {
     }
 
     /// Lets contestants compete in one case until there are enough quiet rounds, or twice as many were tried. With
-    /// `--near-for` a trial is made while the two CPUs are near each other; if that never comes, where they are.
+    /// `--near-for` a trial is made while the two CPUs are near each other; if that never comes, where they are. So many
+    /// times more rounds are wanted than in the usual case.
     ///
     /// # Errors
     /// A trial fails.
@@ -335,6 +336,7 @@ impl Bench {
         scenario: &str,
         case: &str,
         contestants: &[Contestant<'_>],
+        times: usize,
     ) -> Result<()> {
         let patience = Patience::new(Duration::from_secs(self.options.near_for));
         let quiet =
@@ -346,7 +348,7 @@ impl Bench {
         let wait = || patience.wait(apart);
         let terms = Terms {
             before: &wait,
-            ..Terms::of(self.trials, &quiet)
+            ..Terms::of(times * self.trials, &quiet)
         };
         self.contest(report, scenario, case, contestants, &terms)?;
         if self.options.near_for > 0 {

@@ -135,7 +135,7 @@ pub fn vms(bench: &Bench, report: &mut Report) -> Result<()> {
     const SCENARIO: &str = "VMs";
     const CASE: &str = "QD 32 each";
     let contestants = contestants(bench, report, &[1, 4], "VMs", 32);
-    bench.compete(report, SCENARIO, CASE, &contestants)?;
+    bench.compete(report, SCENARIO, CASE, &contestants, 1)?;
     let four = format!("{OURS}, 4 VMs");
     let cost = report.ratio(SCENARIO, CASE, &four, &format!("{OURS}, 1 VMs"), cpu);
     // "No worse" is judged with the bench's own resolution, which is a few percent.
@@ -174,7 +174,7 @@ pub fn disks(bench: &Bench, report: &mut Report) -> Result<()> {
     const SCENARIO: &str = "disks";
     const CASE: &str = "QD 8 each";
     let contestants = contestants(bench, report, &COUNTS, "disks", 8);
-    bench.compete(report, SCENARIO, CASE, &contestants)?;
+    bench.compete(report, SCENARIO, CASE, &contestants, 1)?;
     let one = format!("{OURS}, 1 disks");
     for count in &COUNTS[1..] {
         let ratio = report.ratio(SCENARIO, CASE, &format!("{OURS}, {count} disks"), &one, cpu);
