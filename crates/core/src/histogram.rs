@@ -190,22 +190,24 @@ impl Histogram {
             })
     }
 
-    /// How many surely did not exceed `span`: all buckets that end at or before it. For cumulative buckets.
+    /// How many surely did not exceed `span`: all buckets that end at or before it.
     pub fn count_up_to(&self, span: Span) -> u64 {
-        let ns = span.as_nanos();
-        let ends = |place: usize| {
-            if place == BUCKETS - 1 {
-                u64::MAX
-            } else {
-                start(place + 1) - 1
-            }
-        };
-        self.cells
-            .iter()
-            .enumerate()
-            .take_while(|(place, _)| ends(*place) <= ns)
-            .map(|(_, c)| c)
-            .sum()
+        self.counts_up_to([span])[0]
+    }
+
+    /// The same for each of these, of which none is shorter than the one before: for cumulative buckets.
+    pub fn counts_up_to<const N: usize>(&self, spans: [Span; N]) -> [u64; N] {
+        let (mut next, mut below) = (0, 0);
+        spans.map(|span| {
+            let end = match span.as_nanos().checked_add(1) {
+                // The last bucket has no upper bound.
+                Some(beyond) => place(beyond).min(BUCKETS - 1).max(next),
+                None => BUCKETS,
+            };
+            below += self.cells[next..end].iter().sum::<u64>();
+            next = end;
+            below
+        })
     }
 }
 

@@ -49,6 +49,25 @@ proptest! {
     }
 
     #[test]
+    fn counts_up_to_several_are_those_up_to_each(spans in spans(), mut bounds in prop::array::uniform5(any::<u64>())) {
+        let histogram = of(&spans);
+        // Some among what was recorded, some far beyond.
+        bounds[0] >>= 30;
+        bounds[1] >>= 36;
+        bounds[2] >>= 44;
+        bounds.sort_unstable();
+        let bounds = bounds.map(Span::from_nanos);
+        prop_assert_eq!(histogram.counts_up_to(bounds), bounds.map(|bound| histogram.count_up_to(bound)));
+        for bound in bounds {
+            let most = spans.iter().filter(|&&ns| ns <= bound.as_nanos()).count() as u64;
+            let buckets = histogram.buckets().filter(|bucket| bucket.to.as_nanos() - 1 <= bound.as_nanos());
+            let surely: u64 = buckets.map(|bucket| bucket.count).sum();
+            prop_assert_eq!(histogram.count_up_to(bound), surely);
+            prop_assert!(surely <= most);
+        }
+    }
+
+    #[test]
     fn merging_is_recording_both_and_the_difference_is_the_second(a in spans(), b in spans()) {
         let mut merged = of(&a);
         merged.merge(&of(&b));

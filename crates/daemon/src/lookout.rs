@@ -16,10 +16,10 @@ use tidegate_api::descriptor::BURST_SECONDS;
 use tidegate_api::events::Happening;
 use tidegate_api::explain::Explanation;
 use tidegate_api::name::Name;
-use tidegate_core::governor::Threshold;
+use tidegate_core::governor::{DiskReport, Threshold};
 use tidegate_core::iocontrol::DiskKey;
 use tidegate_core::units::{Span, Time};
-use tidegate_engine::control::Report;
+use tidegate_engine::control::{self as engine, Report};
 use tokio::sync::Notify;
 
 use crate::control;
@@ -216,18 +216,17 @@ impl Daemon {
                 watched.course.rest(now);
             }
         }
-        let mut courses = self.lookout.courses();
-        courses.retain(|name, _| live.iter().any(|disk| disk.name() == name));
+        let here: BTreeSet<&Name> = live.iter().map(|disk| disk.name()).collect();
+        self.lookout.courses().retain(|name, _| here.contains(name));
         Ok(found)
     }
 
     /// Whether any disk is new, did anything since the last look, or had something outstanding then.
     fn is_stirred(&self, live: &[Arc<Live>], reports: &BTreeMap<Name, Report>) -> bool {
         let mut courses = self.lookout.courses();
+        let index = index(reports);
         live.iter().any(|disk| {
-            let used = reports
-                .get(disk.datastore())
-                .and_then(|report| used_by(report, disk));
+            let used = index.get(&disk.key()).map(|(used, _)| known(used));
             let last = watched(&mut courses, disk).course.last();
             // Where no governor counts, nobody but the I/O thread knows.
             used.is_none() || used != last.used || last.pulse.is_some_and(|p| p.outstanding > 0)
@@ -248,6 +247,7 @@ impl Daemon {
             .into_iter()
             .map(|live| (live.key(), live))
             .collect();
+        let index = index(reports);
         let mut threads = Vec::new();
         let mut disks = Vec::new();
         for (thread, pulse) in (0..).zip(self.keeper.host().pulses()?) {
@@ -264,11 +264,12 @@ impl Daemon {
                     continue;
                 };
                 let report = reports.get(disk.datastore());
+                let own = index.get(&told.disk).copied();
                 let beat = Beat {
                     at: told.now,
                     pulse: told.sums,
-                    used: report.and_then(|report| used_by(report, disk)),
-                    level: report.map(|report| level(report, disk)),
+                    used: own.map(|(used, _)| known(used)),
+                    level: report.map(|report| level(report, own)),
                     thread: worked,
                 };
                 disks.push((Arc::clone(disk), beat));
@@ -389,21 +390,33 @@ fn key(live: &Live) -> Option<DiskKey> {
     Some(policy::key(live.descriptor()?.uuid))
 }
 
-fn used_by(report: &Report, disk: &Live) -> Option<Used> {
-    let used = report.disks.iter().find(|used| used.disk == disk.key())?;
-    Some(Used {
+/// What a disk has used, and what its governor knows of it, which may not have heard of it yet.
+type Own<'a> = (&'a engine::Used, Option<&'a DiskReport>);
+
+/// All disks under control by the engine's keys: hundreds are not searched for hundreds of times.
+fn index(reports: &BTreeMap<Name, Report>) -> BTreeMap<host::Key, Own<'_>> {
+    let disks = reports.values().flat_map(|report| {
+        let known = report.governor.disks.iter();
+        let known: BTreeMap<_, _> = known.map(|disk| (disk.key, disk)).collect();
+        let used = report.disks.iter();
+        used.map(move |used| (used.disk, (used, known.get(&used.key).copied())))
+    });
+    disks.collect()
+}
+
+fn known(used: &engine::Used) -> Used {
+    Used {
         ios: used.ios,
         units: used.units,
         bytes: used.bytes,
         latency_ns: used.latency_ns,
         held_ns: used.held_ns,
-    })
+    }
 }
 
-fn level(report: &Report, disk: &Live) -> Level {
-    let used = report.disks.iter().find(|used| used.disk == disk.key());
+fn level(report: &Report, own: Option<Own<'_>>) -> Level {
     let governor = &report.governor;
-    let own = used.and_then(|used| governor.disks.iter().find(|disk| disk.key == used.key));
+    let (used, own) = own.map_or((None, None), |(used, known)| (Some(used), known));
     Level {
         mode: governor.mode,
         engaged: governor.engaged,

@@ -18,6 +18,7 @@
 pub mod array;
 pub mod bare;
 pub mod bench;
+pub mod curve;
 pub mod demo;
 pub mod distance;
 pub mod draw;

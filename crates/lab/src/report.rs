@@ -39,6 +39,8 @@ pub struct Figures {
     pub noise: Noise,
     /// For how many percent of the trial the machine stood still; 0 where nobody watched.
     pub stood_percent: f64,
+    /// The part of what it would have answered that it did not while something came between; 0 where nobody looked.
+    pub lost: f64,
 }
 
 /// One contestant's quiet trials of one case, in the order of the rounds.

@@ -9,12 +9,13 @@
 //!   server may go round in some order, and two orders as regular keep in step.
 //! - Nobody sleeps while an answer lies in a used ring: interrupts are asked for before the last look.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use vmm_sys_util::epoll::{ControlOperation, Epoll, EpollEvent, EventSet};
 
 use super::vm::{Queue, Vm};
+use crate::curve::Curve;
 use crate::load::{Kind, Source};
 use crate::tally::{Edge, SILENCE, Tally, Until};
 
@@ -39,6 +40,9 @@ const GRACE_MS: i32 = 100;
 pub struct Station {
     vms: Vec<Vm>,
     wait: Wait,
+    /// How often a point of the curve is taken, if it is drawn at all.
+    step: Option<Duration>,
+    curve: Curve,
 }
 
 /// One run's progress.
@@ -49,6 +53,10 @@ struct Run<'a> {
     probe: &'a mut dyn FnMut(Edge),
     opened: Option<u64>,
     closed: Option<u64>,
+    /// When the curve's next point is due: never, if none is drawn.
+    due: u64,
+    step: u64,
+    curve: Curve,
     asked: u64,
     heard: u64,
     scratch: Vec<u8>,
@@ -58,7 +66,23 @@ impl Station {
     /// Takes guests to drive.
     #[must_use]
     pub fn new(vms: Vec<Vm>, wait: Wait) -> Self {
-        Self { vms, wait }
+        Self {
+            vms,
+            wait,
+            step: None,
+            curve: Curve::default(),
+        }
+    }
+
+    /// Draws how many requests were answered, with a point each `step`, in every window from now on.
+    pub fn draw(&mut self, step: Duration) {
+        self.step = Some(step);
+    }
+
+    /// What was drawn of the last window.
+    #[must_use]
+    pub fn curve(&self) -> &Curve {
+        &self.curve
     }
 
     /// The guests.
@@ -103,6 +127,9 @@ impl Station {
             probe,
             opened: None,
             closed: None,
+            due: u64::MAX,
+            step: self.step.map_or(u64::MAX, nanos),
+            curve: Curve::default(),
             asked: 0,
             heard: 0,
             scratch: vec![0; usize::try_from(longest).context("a block fits memory")?],
@@ -113,6 +140,8 @@ impl Station {
         for tally in &mut tallies {
             tally.elapsed = elapsed;
         }
+        let curve = run.curve;
+        self.curve = curve;
         Ok(tallies)
     }
 
@@ -201,7 +230,7 @@ impl Station {
         }
         let now = run.now();
         run.turn_clock(now, tallies);
-        if std::time::Duration::from_nanos(now.saturating_sub(run.heard)) > SILENCE {
+        if Duration::from_nanos(now.saturating_sub(run.heard)) > SILENCE {
             bail!("the server answered nothing for {SILENCE:?}");
         }
         Ok(())
@@ -357,9 +386,11 @@ impl Run<'_> {
             }
             return;
         };
-        let nanos = |span: std::time::Duration| u64::try_from(span.as_nanos()).unwrap_or(u64::MAX);
         if self.opened.is_none() && now >= nanos(warm) {
             self.open(now, tallies);
+        }
+        if now >= self.due && self.closed.is_none() {
+            self.point(now, tallies);
         }
         if let (Some(opened), None) = (self.opened, self.closed)
             && now.saturating_sub(opened) >= nanos(span)
@@ -369,26 +400,48 @@ impl Run<'_> {
     }
 
     fn open(&mut self, now: u64, tallies: &mut [Tally]) {
-        for tally in tallies {
+        for tally in &mut *tallies {
             tally.reopen();
         }
         (self.probe)(Edge::Open);
         // The probe takes its time, which is nobody's I/O.
-        self.opened = Some(self.now().max(now));
+        let opened = self.now().max(now);
+        self.opened = Some(opened);
+        if self.step < u64::MAX {
+            self.point(opened, tallies);
+        }
     }
 
-    fn close(&mut self, _tallies: &mut [Tally]) {
+    /// Takes one more point of the curve.
+    #[cold]
+    fn point(&mut self, now: u64, tallies: &[Tally]) {
+        let answered = tallies.iter().map(|tally| tally.completed).sum();
+        self.curve
+            .add(self.clock + Duration::from_nanos(now), answered);
+        self.due = now.saturating_add(self.step);
+    }
+
+    fn close(&mut self, tallies: &[Tally]) {
         if self.closed.is_none() {
-            self.closed = Some(self.now());
+            let now = self.now();
+            self.closed = Some(now);
+            if self.step < u64::MAX {
+                self.point(now, tallies);
+            }
             (self.probe)(Edge::Close);
         }
     }
 
-    fn elapsed(&self) -> std::time::Duration {
+    fn elapsed(&self) -> Duration {
         let (opened, closed) = (
             self.opened.unwrap_or(0),
             self.closed.unwrap_or_else(|| self.now()),
         );
-        std::time::Duration::from_nanos(closed - opened)
+        Duration::from_nanos(closed - opened)
     }
+}
+
+/// A span in nanoseconds.
+fn nanos(span: Duration) -> u64 {
+    u64::try_from(span.as_nanos()).unwrap_or(u64::MAX)
 }
