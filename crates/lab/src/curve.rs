@@ -61,10 +61,13 @@ impl Curve {
                 let left = from.checked_sub(SHOULDER).map_or(open, |at| at.max(open));
                 let right = (to + SHOULDER).min(close);
                 let beside = from.duration_since(left) + right.duration_since(to);
-                let rate = (self.until(from) - self.until(left) + self.until(right)
-                    - self.until(to))
-                    / beside.as_secs_f64().max(1e-9);
-                rate * to.duration_since(from).as_secs_f64() - (self.until(to) - self.until(from))
+                if beside.is_zero() {
+                    // Nothing tells how fast it would have been.
+                    return 0.0;
+                }
+                let answered = |from, to| self.until(to) - self.until(from);
+                let rate = (answered(left, from) + answered(to, right)) / beside.as_secs_f64();
+                rate * to.duration_since(from).as_secs_f64() - answered(from, to)
             })
             .sum()
     }
@@ -154,7 +157,12 @@ mod tests {
         let at = |from, to| (begin + ms(from), begin + ms(to));
         let lost = curve.lost(&[at(560, 600), at(500, 540), at(530, 550), at(1000, 2000)]);
         assert!((lost - 100_000.0).abs() < 1.0, "{lost}");
-        assert!(Curve::default().lost(&[at(0, 10)]).abs() < f64::EPSILON);
+        for nothing in [
+            Curve::default().lost(&[at(0, 10)]),
+            curve.lost(&[at(0, 1000)]),
+        ] {
+            assert!(nothing.abs() < f64::EPSILON, "{nothing}");
+        }
     }
 
     #[test]
