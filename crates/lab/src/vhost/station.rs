@@ -140,8 +140,7 @@ impl Station {
         for tally in &mut tallies {
             tally.elapsed = elapsed;
         }
-        let curve = run.curve;
-        self.curve = curve;
+        self.curve = run.curve;
         Ok(tallies)
     }
 
