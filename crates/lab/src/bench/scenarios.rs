@@ -161,7 +161,7 @@ pub fn null(bench: &Bench, report: &mut Report) -> Result<()> {
 }
 
 /// A lone request on nothing, for servers that sleep between two: side by side, since what lies between them is less than
-/// what a neighbour on the same core takes from one of them for a second.
+/// what a machine's pace changes by from second to second.
 fn lone_sleepers(
     bench: &Bench,
     report: &mut Report,
