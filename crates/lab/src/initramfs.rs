@@ -1,4 +1,4 @@
-//! The root from which a guest of QEMU's boots: an archive of busybox, the modules that a virtio disk needs, and what its
+//! The root from which a guest of QEMU's boots: an archive of busybox, the modules that virtio's disks and ports need, and what its
 //! owner puts beside them.
 //!
 //! A Debian kernel is left as it is: what is measured and tested is what people run. The archive is built here, so that
@@ -26,7 +26,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// Modules between a Debian kernel and a virtio disk, in the order of their needs.
+/// Modules between a Debian kernel and virtio's disks and ports, in the order of their needs.
 const MODULES: &[&str] = &[
     "virtio_ring",
     "virtio",
@@ -34,6 +34,7 @@ const MODULES: &[&str] = &[
     "virtio_pci_modern_dev",
     "virtio_pci",
     "virtio_blk",
+    "virtio_console",
 ];
 
 /// What every guest does first.
