@@ -216,12 +216,12 @@ fn stats_tells_the_stages_of_an_io_apart() {
     let io = host.started()[0].0;
     host.finish(148_000, io, Ok(()));
     let stats = host.stats();
-    let mean = |stage| stats.latency(Class::Read, stage).mean();
+    let mean = |stage| stats.latency(Class::Read, stage).unwrap().mean();
     assert_eq!(
         Stage::ALL.map(mean),
         [micros(48), micros(3), micros(5), micros(40)]
     );
-    assert!(stats.latency(Class::Write, Stage::Total).is_empty());
+    assert!(stats.latency(Class::Write, Stage::Total).is_none());
     assert_eq!(stats.op(Op::Read).bytes, 4_096);
 }
 
@@ -230,8 +230,16 @@ fn stats_counts_what_a_filter_below_ended_without_a_datastore_stage() {
     let mut host = Host::new(&["stats", "fault:error=enospc"]);
     host.ask(1_000, 1, Op::Write, 0, 4_096);
     let stats = host.stats();
-    assert_eq!(stats.latency(Class::Write, Stage::Total).count(), 1);
-    assert!(stats.latency(Class::Write, Stage::Datastore).is_empty());
+    assert_eq!(
+        stats.latency(Class::Write, Stage::Total).unwrap().count(),
+        1
+    );
+    assert!(
+        stats
+            .latency(Class::Write, Stage::Datastore)
+            .unwrap()
+            .is_empty()
+    );
     assert_eq!(
         (stats.op(Op::Write).errors, stats.op(Op::Write).bytes),
         (1, 0)
@@ -383,7 +391,11 @@ fn ends_that_come_together_are_no_sign_of_a_busy_disk() {
             host.gather(now + 1_000_000, ended(io, Ok(())));
         }
         host.flow(now + 1_000_000);
-        let seen = host.stats().latency(Class::Read, Stage::Total).count();
+        let seen = host
+            .stats()
+            .latency(Class::Read, Stage::Total)
+            .unwrap()
+            .count();
         assert_eq!(seen, burst * 32);
     }
 }
@@ -419,13 +431,21 @@ fn of_a_disk_that_has_become_slow_every_io_is_seen_again() {
     for n in 0..10_000 {
         host.whole(1_000_000 + n * 200, 100, Op::Read, 0, 4_096, Ok(()));
     }
-    let burst = host.stats().latency(Class::Read, Stage::Total).clone();
+    let burst = host
+        .stats()
+        .latency(Class::Read, Stage::Total)
+        .unwrap()
+        .clone();
     assert!(burst.count() < 10_000, "the last wait for their sample");
     for n in 0..10 {
         let now = 1_000_000_000 * (1 + n);
         host.whole(now, 5_000_000, Op::Read, 0, 4_096, Ok(()));
     }
-    let all = host.stats().latency(Class::Read, Stage::Total).clone();
+    let all = host
+        .stats()
+        .latency(Class::Read, Stage::Total)
+        .unwrap()
+        .clone();
     assert_eq!(all.count(), 10_010);
     assert_eq!(all.count_up_to(Span::from_millis(1)), 10_000);
 }
@@ -442,7 +462,7 @@ fn histograms_hold_every_io_while_slow_and_a_fair_sample_when_fast() {
             host.whole(1_000_000 + n * gap, takes, Op::Read, 0, 4_096, Ok(()));
         }
         let stats = host.stats();
-        let total = stats.latency(Class::Read, Stage::Total);
+        let total = stats.latency(Class::Read, Stage::Total).unwrap();
         assert_eq!(stats.op(Op::Read).count, 32_000);
         assert_eq!(
             stats.op(Op::Read).latency_mean(),

@@ -22,8 +22,9 @@ use crate::host::Host;
 use crate::jobs::Jobs;
 use crate::live::{Live, LiveDisks};
 use crate::root::Root;
+use crate::sample::AttachedMoment;
 use crate::snippet;
-use crate::store::{Found, Store, files};
+use crate::store::{self, Found, Store, files};
 use crate::trouble::Outcome;
 
 mod again;
@@ -188,40 +189,60 @@ impl Keeper {
         Ok(disks)
     }
 
-    /// The attached disks as they stand, for those who look every few seconds: no descriptor is read.
-    pub(crate) fn attached_disks(&self) -> Outcome<Vec<api::Disk>> {
+    /// The attached disks as they stand, for those who look every few seconds: no descriptor is read, and nothing is made
+    /// that they do not need.
+    pub(crate) fn attached_disks(&self) -> Outcome<Vec<AttachedMoment>> {
         let datastores = self.store.datastores()?;
-        let mut standing: BTreeMap<Name, Vec<Found>> = BTreeMap::new();
+        let mut disks = Vec::new();
+        let mut images: BTreeMap<Name, Vec<(usize, PathBuf)>> = BTreeMap::new();
         for live in self.live.all() {
-            let known = live.descriptor().zip(live.followed());
-            let settings = datastores.get(live.datastore());
             // One that leaves just now is not told of, nor one whose datastore's record cannot be read.
-            let (Some((mut descriptor, (path, _))), Some(Ok(settings))) = (known, settings) else {
+            let settings = datastores.get(live.datastore());
+            let (Some(Ok(settings)), Some(disk)) = (settings, self.moment_of(&live)) else {
                 continue;
             };
-            descriptor.size.0 = live.export_info().size;
-            let found = Found {
-                name: live.name().clone(),
-                datastore: live.datastore().clone(),
-                settings: settings.clone(),
-                folder: path.parent().unwrap_or(&path).to_owned(),
-                descriptor,
+            if let Some(image) = live.image_on(settings) {
+                let others = images.entry(disk.datastore.clone()).or_default();
+                others.push((disks.len(), image));
+            }
+            disks.push(disk);
+        }
+        for (datastore, images) in images {
+            let weigh = move || {
+                let weighed = images.into_iter();
+                Ok(weighed
+                    .map(|(nth, image)| (nth, store::disks::allocated(&image)))
+                    .collect())
             };
-            let others = standing.entry(found.datastore.clone()).or_default();
-            others.push(found);
-        }
-        let mut disks = Vec::new();
-        for (datastore, standing) in standing {
-            let images = standing.clone();
-            let weigh = move || Ok(images.iter().map(Found::allocated).collect());
-            let weighed: Outcome<Vec<_>> = self.surveys.at(&datastore, weigh);
             // What one that does not answer holds is not known; its disks are there all the same.
-            let weighed = weighed.unwrap_or_else(|_| vec![None; standing.len()]);
-            let each = standing.iter().zip(weighed);
-            disks.extend(each.map(|(found, bytes)| self.describe_weighed(found, bytes, true)));
+            let weighed: Outcome<Vec<_>> = self.surveys.at(&datastore, weigh);
+            for (nth, bytes) in weighed.unwrap_or_default() {
+                disks[nth].allocated_bytes = bytes;
+            }
         }
-        disks.sort_by(|a, b| a.name.cmp(&b.name));
         Ok(disks)
+    }
+
+    /// All that is known of one without a look at its datastore.
+    fn moment_of(&self, live: &Live) -> Option<AttachedMoment> {
+        let policy = live.policy()?;
+        let has_problem = live.lost().is_some()
+            || live.harm().is_some()
+            || locked(&self.troubles).contains_key(live.name());
+        Some(AttachedMoment {
+            name: live.name().clone(),
+            datastore: live.datastore().clone(),
+            size_bytes: live.size(),
+            allocated_bytes: None,
+            shares: policy.shares.get(),
+            reservation_iops: policy.reservation.0,
+            limit_iops: policy.limit.map(|limit| limit.0),
+            limit_bytes_per_s: policy.limit_bandwidth.map(|rate| rate.0),
+            clients: live.client_counts(),
+            has_problem,
+            rings: live.rings(),
+            upstream: live.upstream(),
+        })
     }
 
     /// One disk.

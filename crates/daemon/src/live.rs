@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
+use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::descriptor::{Descriptor, PolicyText};
 use tidegate_api::disk::{Client, ClientKind, RingCounts, UpstreamCounts};
 use tidegate_api::iocontrol::Admission;
@@ -26,7 +27,8 @@ use crate::explain::Claim;
 use crate::host::{self, nbd};
 use crate::keeper::Stamp;
 use crate::plan::filters::Stack;
-use crate::sample::DiskMoment;
+use crate::sample::{ClientCounts, DiskMoment};
+use crate::store::disks;
 use crate::trouble::{self, Outcome};
 use crate::vhost_listener::VhostListener;
 
@@ -109,6 +111,17 @@ impl Live {
     /// Its policy that holds now.
     pub(crate) fn policy(&self) -> Option<PolicyText> {
         self.standing(|standing| standing.descriptor.policy.clone())
+    }
+
+    /// The file that holds its bytes, if there is one on a datastore with these settings.
+    pub(crate) fn image_on(&self, settings: &DatastoreSettings) -> Option<PathBuf> {
+        let DatastoreSettings::Dir { .. } = settings else {
+            return None;
+        };
+        self.standing(|standing| {
+            let folder = standing.path.parent().unwrap_or(&standing.path);
+            disks::image_of(&standing.descriptor, folder)
+        })
     }
 
     /// Another descriptor holds from now on.
@@ -263,6 +276,19 @@ impl Live {
                 connected_s: since.elapsed().as_secs(),
             });
         told.collect()
+    }
+
+    /// How many are connected.
+    pub(crate) fn client_counts(&self) -> ClientCounts {
+        let mut counts = ClientCounts::default();
+        for (kind, ..) in locked(&self.clients).connected.values() {
+            *match kind {
+                ClientKind::VhostUser => &mut counts.vhost_user,
+                ClientKind::Nbd => &mut counts.nbd,
+                ClientKind::NbdTls => &mut counts.nbd_tls,
+            } += 1;
+        }
+        counts
     }
 
     /// Hands an NBD client over to the disk's I/O thread.

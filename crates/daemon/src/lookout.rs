@@ -64,6 +64,7 @@ struct Watched {
 /// An I/O thread's time, and every attached disk, at one moment.
 pub(crate) struct Standing {
     pub(crate) threads: Vec<Worked>,
+    /// In the order of their names.
     pub(crate) disks: Vec<(Arc<Live>, Beat)>,
 }
 
@@ -95,10 +96,11 @@ impl Lookout {
         (watched.attached == disk.attached()).then(|| watched.course.clone())
     }
 
-    /// How each disk that was looked at stood then.
-    pub(crate) fn last(&self) -> BTreeMap<Name, (Time, Beat)> {
-        let last = |(name, it): (&Name, &Watched)| (name.clone(), (it.attached, it.course.last()));
-        self.courses().iter().map(last).collect()
+    /// How a disk stood when it was looked at last, if it was.
+    pub(crate) fn last(&self, disk: &Live) -> Option<Beat> {
+        let courses = self.courses();
+        let watched = courses.get(disk.name())?;
+        (watched.attached == disk.attached()).then(|| watched.course.last())
     }
 
     fn courses(&self) -> MutexGuard<'_, BTreeMap<Name, Watched>> {
@@ -226,7 +228,7 @@ impl Daemon {
         let mut courses = self.lookout.courses();
         let index = index(reports);
         live.iter().any(|disk| {
-            let used = index.get(&disk.key()).map(|(used, _)| known(used));
+            let used = index.get(disk.key()).map(|(used, _)| known(used));
             let last = watched(&mut courses, disk).course.last();
             // Where no governor counts, nobody but the I/O thread knows.
             used.is_none() || used != last.used || last.pulse.is_some_and(|p| p.outstanding > 0)
@@ -240,16 +242,8 @@ impl Daemon {
 
     /// How every I/O thread and every attached disk stands now.
     pub(crate) fn standing(&self, reports: &BTreeMap<Name, Report>) -> Outcome<Standing> {
-        let live: BTreeMap<host::Key, _> = self
-            .keeper
-            .live()
-            .all()
-            .into_iter()
-            .map(|live| (live.key(), live))
-            .collect();
-        let index = index(reports);
         let mut threads = Vec::new();
-        let mut disks = Vec::new();
+        let mut told = Vec::new();
         for (thread, pulse) in (0..).zip(self.keeper.host().pulses()?) {
             let worked = Worked {
                 thread,
@@ -258,23 +252,27 @@ impl Daemon {
                 polling: pulse.spinning,
             };
             threads.push(worked);
-            for told in pulse.disks {
-                // A disk that comes or goes just now is not told of.
-                let Some(disk) = live.get(&told.disk) else {
-                    continue;
-                };
-                let report = reports.get(disk.datastore());
-                let own = index.get(&told.disk).copied();
-                let beat = Beat {
-                    at: told.now,
-                    pulse: told.sums,
-                    used: own.map(|(used, _)| known(used)),
-                    level: report.map(|report| level(report, own)),
-                    thread: worked,
-                };
-                disks.push((Arc::clone(disk), beat));
-            }
+            let disks = pulse.disks.into_iter();
+            told.extend(disks.map(|told| (told.disk, (worked, told))));
         }
+        let told = Sorted::of(told);
+        let index = index(reports);
+        let beat = |live: Arc<Live>| {
+            // A disk that comes or goes just now is not told of.
+            let (worked, told) = told.get(live.key())?;
+            let report = reports.get(live.datastore());
+            let own = index.get(told.disk).copied();
+            let beat = Beat {
+                at: told.now,
+                pulse: told.sums,
+                used: own.map(|(used, _)| known(used)),
+                level: report.map(|report| level(report, own)),
+                thread: *worked,
+            };
+            Some((live, beat))
+        };
+        let all = self.keeper.live().all().into_iter();
+        let disks = all.filter_map(beat).collect();
         Ok(Standing { threads, disks })
     }
 
@@ -337,14 +335,12 @@ impl Daemon {
     /// The same, with the disks' names.
     pub(crate) fn control_moments(&self) -> Vec<ControlMoment> {
         let live = self.keeper.live().all();
-        let names: BTreeMap<host::Key, Name> = live
-            .iter()
-            .map(|live| (live.key(), live.name().clone()))
-            .collect();
+        let names = live.iter().map(|live| (live.key(), live.name().clone()));
+        let names: Arc<BTreeMap<_, _>> = Arc::new(names.collect());
         let moment = |(datastore, report)| ControlMoment {
             datastore,
             report,
-            names: names.clone(),
+            names: Arc::clone(&names),
         };
         self.control_reports().into_iter().map(moment).collect()
     }
@@ -393,15 +389,30 @@ fn key(live: &Live) -> Option<DiskKey> {
 /// What a disk has used, and what its governor knows of it, which may not have heard of it yet.
 type Own<'a> = (&'a engine::Used, Option<&'a DiskReport>);
 
-/// All disks under control by the engine's keys: hundreds are not searched for hundreds of times.
-fn index(reports: &BTreeMap<Name, Report>) -> BTreeMap<host::Key, Own<'_>> {
+/// All disks under control by the engine's keys.
+fn index(reports: &BTreeMap<Name, Report>) -> Sorted<host::Key, Own<'_>> {
     let disks = reports.values().flat_map(|report| {
         let known = report.governor.disks.iter();
-        let known: BTreeMap<_, _> = known.map(|disk| (disk.key, disk)).collect();
+        let known = Sorted::of(known.map(|disk| (disk.key, disk)).collect());
         let used = report.disks.iter();
-        used.map(move |used| (used.disk, (used, known.get(&used.key).copied())))
+        used.map(move |used| (used.disk, (used, known.get(used.key).copied())))
     });
-    disks.collect()
+    Sorted::of(disks.collect())
+}
+
+/// Hundreds by their keys, in one piece of memory: it is made and left every second, with all caches cold.
+struct Sorted<K, T>(Vec<(K, T)>);
+
+impl<K: Ord + Copy, T> Sorted<K, T> {
+    fn of(mut all: Vec<(K, T)>) -> Sorted<K, T> {
+        all.sort_unstable_by_key(|(key, _)| *key);
+        Sorted(all)
+    }
+
+    fn get(&self, key: K) -> Option<&T> {
+        let found = self.0.binary_search_by_key(&key, |(key, _)| *key);
+        found.ok().map(|place| &self.0[place].1)
+    }
 }
 
 fn known(used: &engine::Used) -> Used {
@@ -422,6 +433,7 @@ fn level(report: &Report, own: Option<Own<'_>>) -> Level {
         engaged: governor.engaged,
         latency: governor.latency,
         threshold: (governor.common.threshold() != Threshold::Off).then_some(governor.threshold),
+        demand: own.map(|disk| disk.demand),
         entitled: own.map_or(0, |disk| disk.entitled),
         unmet: own.is_some_and(|disk| disk.unmet),
         external: governor.external,

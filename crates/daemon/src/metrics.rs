@@ -13,13 +13,13 @@
 use std::fmt::{Display, Write};
 
 use tidegate_api::datastore::Datastore;
-use tidegate_api::disk::{ClientKind, Disk};
-use tidegate_core::filter::stats::{Class, Stage};
+use tidegate_api::name::Name;
+use tidegate_core::filter::stats::{Class, OpCounts, Stage, StatsReport};
 use tidegate_core::histogram::Histogram;
 use tidegate_core::request::Op;
 use tidegate_core::units::Span;
 
-use crate::sample::{ControlMoment, float};
+use crate::sample::{AttachedMoment, ControlMoment, float};
 use crate::serve::Moment;
 
 mod control;
@@ -56,7 +56,7 @@ const BOUNDS: [u64; 19] = [
 pub(crate) struct Facts {
     pub(crate) moment: Moment,
     pub(crate) datastores: Vec<Datastore>,
-    pub(crate) disks: Vec<Disk>,
+    pub(crate) disks: Vec<AttachedMoment>,
     pub(crate) controls: Vec<ControlMoment>,
     pub(crate) problems: usize,
     pub(crate) nbd_refused: u64,
@@ -65,8 +65,10 @@ pub(crate) struct Facts {
 }
 
 /// The whole page.
-pub(crate) fn page(facts: &Facts) -> String {
-    let mut page = Page::default();
+///
+/// `room`: for how many bytes it is made at first, such as the last one's.
+pub(crate) fn page(facts: &Facts, room: usize) -> String {
+    let mut page = Page::with_room(room);
     daemon(&mut page, facts);
     datastores(&mut page, &facts.datastores);
     settings(&mut page, &facts.disks);
@@ -103,99 +105,65 @@ fn datastores(page: &mut Page, datastores: &[Datastore]) {
     each(page, &DATASTORE_FREE, |d| d.free_bytes);
 }
 
-fn settings(page: &mut Page, disks: &[Disk]) {
-    let each = |page: &mut Page, family: &Family, value: fn(&Disk) -> Option<u64>| {
+fn settings(page: &mut Page, disks: &[AttachedMoment]) {
+    let whose: Vec<String> = disks
+        .iter()
+        .map(|disk| whose(&disk.name, &disk.datastore))
+        .collect();
+    let all = || whose.iter().zip(disks);
+    let each = |page: &mut Page, family: &Family, value: fn(&AttachedMoment) -> Option<u64>| {
         let mut page = page.family(family);
-        for disk in disks.iter().filter(|disk| disk.attached) {
+        for (whose, disk) in all() {
             if let Some(value) = value(disk) {
-                page.value(
-                    &[("disk", &disk.name), ("datastore", &disk.datastore)],
-                    value,
-                );
+                page.count(&[whose], value);
             }
         }
     };
     each(page, &DISK_SIZE, |d| Some(d.size_bytes));
     each(page, &DISK_ALLOCATED, |d| d.allocated_bytes);
-    each(page, &DISK_SHARES, |d| Some(d.policy.shares.into()));
-    each(page, &DISK_RESERVATION, |d| Some(d.policy.reservation_iops));
-    each(page, &DISK_LIMIT, |d| d.policy.limit_iops);
-    each(page, &DISK_LIMIT_BYTES, |d| d.policy.limit_bytes_per_s);
-    // Every word of the third label with its count, for disks that have any.
-    let each_word = |page: &mut Page,
-                     family: &Family,
-                     label: &str,
-                     values: fn(&Disk) -> Vec<(&'static str, u64)>| {
-        let mut page = page.family(family);
-        for disk in disks.iter().filter(|disk| disk.attached) {
-            for (word, value) in values(disk) {
-                let labels: [(&str, &dyn Display); 3] = [
-                    ("disk", &disk.name),
-                    ("datastore", &disk.datastore),
-                    (label, &word),
-                ];
-                page.value(&labels, value);
-            }
-        }
-    };
-    each_word(page, &DISK_CLIENTS, "kind", |disk| {
-        let of = |kind| {
-            let clients = disk.clients.iter();
-            clients.filter(|client| client.kind == kind).count() as u64
-        };
-        vec![
-            ("vhost-user", of(ClientKind::VhostUser)),
-            ("nbd", of(ClientKind::Nbd)),
-            ("nbd-tls", of(ClientKind::NbdTls)),
-        ]
-    });
-    each(page, &DISK_PROBLEMS, |d| Some(d.problem.is_some().into()));
-    each(page, &DISK_NONSENSE, |d| {
-        d.rings.map(|rings| rings.nonsense_total)
-    });
-    each(page, &DISK_BROKEN, |d| {
-        d.rings.map(|rings| rings.broken_total)
-    });
-    each_word(page, &UPSTREAM_LOST, "cause", |disk| {
-        disk.upstream.map_or_else(Vec::new, |up| {
-            // Read one after the other while they grow.
-            let told = up.violations_total + up.silent_total;
-            vec![
-                ("violation", up.violations_total),
-                ("silence", up.silent_total),
-                ("end", up.lost_total.saturating_sub(told)),
-            ]
-        })
-    });
-    each_word(page, &UPSTREAM_ATTEMPTS, "outcome", |disk| {
-        disk.upstream.map_or_else(Vec::new, |up| {
-            vec![
-                ("returned", up.returned_total),
-                ("refused", up.refused_total),
-            ]
-        })
-    });
+    each(page, &DISK_SHARES, |d| Some(d.shares.into()));
+    each(page, &DISK_RESERVATION, |d| Some(d.reservation_iops));
+    each(page, &DISK_LIMIT, |d| d.limit_iops);
+    each(page, &DISK_LIMIT_BYTES, |d| d.limit_bytes_per_s);
+    let mut clients = page.family(&DISK_CLIENTS);
+    for (whose, disk) in all() {
+        clients.count(&[whose, ",kind=\"vhost-user\""], disk.clients.vhost_user);
+        clients.count(&[whose, ",kind=\"nbd\""], disk.clients.nbd);
+        clients.count(&[whose, ",kind=\"nbd-tls\""], disk.clients.nbd_tls);
+    }
+    each(page, &DISK_PROBLEMS, |d| Some(d.has_problem.into()));
+    each(page, &DISK_NONSENSE, |d| Some(d.rings.nonsense_total));
+    each(page, &DISK_BROKEN, |d| Some(d.rings.broken_total));
+    let upstreams = || all().filter_map(|(whose, disk)| Some((whose, disk.upstream?)));
+    let mut lost = page.family(&UPSTREAM_LOST);
+    for (whose, up) in upstreams() {
+        // Read one after the other while they grow.
+        let told = up.violations_total + up.silent_total;
+        let ended = up.lost_total.saturating_sub(told);
+        lost.count(&[whose, ",cause=\"violation\""], up.violations_total);
+        lost.count(&[whose, ",cause=\"silence\""], up.silent_total);
+        lost.count(&[whose, ",cause=\"end\""], ended);
+    }
+    let mut attempts = page.family(&UPSTREAM_ATTEMPTS);
+    for (whose, up) in upstreams() {
+        attempts.count(&[whose, ",outcome=\"returned\""], up.returned_total);
+        attempts.count(&[whose, ",outcome=\"refused\""], up.refused_total);
+    }
 }
 
 fn disks(page: &mut Page, moment: &Moment) {
-    let measured = || {
-        moment
-            .disks
-            .iter()
-            .filter_map(|disk| Some((disk, disk.stats.as_deref()?)))
-    };
-    let each_op = |page: &mut Page,
-                   family: &Family,
-                   value: fn(&tidegate_core::filter::stats::OpCounts) -> u64| {
+    let measured: Vec<(String, &StatsReport)> = (moment.disks.iter())
+        .filter_map(|disk| {
+            let stats = disk.stats.as_deref()?;
+            Some((whose(&disk.name, &disk.datastore), stats))
+        })
+        .collect();
+    let each_op = |page: &mut Page, family: &Family, value: fn(&OpCounts) -> u64| {
         let mut page = page.family(family);
-        for (disk, stats) in measured() {
+        for (whose, stats) in &measured {
             for op in Op::ALL {
-                let labels: [(&str, &dyn Display); 3] = [
-                    ("disk", &disk.name),
-                    ("datastore", &disk.datastore),
-                    ("op", &op_word(op)),
-                ];
-                page.value(&labels, value(stats.op(op)));
+                let labels = [whose, ",op=\"", op_word(op), "\""];
+                page.count(&labels, value(stats.op(op)));
             }
         }
     };
@@ -203,23 +171,19 @@ fn disks(page: &mut Page, moment: &Moment) {
     each_op(page, &DISK_BYTES, |op| op.bytes);
     each_op(page, &DISK_ERRORS, |op| op.errors);
     let mut inflight = page.family(&DISK_INFLIGHT);
-    for (disk, stats) in measured() {
-        inflight.value(
-            &[("disk", &disk.name), ("datastore", &disk.datastore)],
-            stats.outstanding,
-        );
+    for (whose, stats) in &measured {
+        inflight.count(&[whose], stats.outstanding);
     }
     let mut durations = page.family(&DISK_DURATION);
-    for (disk, stats) in measured() {
+    for (whose, stats) in &measured {
         for class in Class::ALL {
             for stage in Stage::ALL {
-                let labels: [(&str, &dyn Display); 4] = [
-                    ("disk", &disk.name),
-                    ("datastore", &disk.datastore),
-                    ("op", &class.name()),
-                    ("stage", &stage.name()),
-                ];
-                durations.histogram(&labels, stats.latency(class, stage));
+                // One that is empty says nothing, sixteen times a disk.
+                if let Some(histogram) = stats.latency(class, stage) {
+                    let (op, stage) = (class.name(), stage.name());
+                    let labels = [whose, ",op=\"", op, "\",stage=\"", stage, "\""];
+                    durations.histogram(&labels, histogram);
+                }
             }
         }
     }
@@ -252,32 +216,39 @@ const fn op_word(op: Op) -> &'static str {
     }
 }
 
+/// The labels that say whose a disk's values are. They stand in hundreds of its lines, and are written once.
+fn whose(disk: &Name, datastore: &Name) -> String {
+    let mut text = String::new();
+    write_labels(&mut text, &[("disk", disk), ("datastore", datastore)]);
+    text
+}
+
 /// The page while it is written. Megabytes every few seconds: nothing is made that is not on it, and nothing twice.
 struct Page {
     text: String,
-    /// [`BOUNDS`] in seconds, as they are written.
-    bounds: [String; BOUNDS.len()],
-    /// A histogram's labels.
-    labels: String,
-}
-
-impl Default for Page {
-    fn default() -> Page {
-        Page {
-            text: String::new(),
-            bounds: BOUNDS.map(|bound| (float(bound) / 1e9).to_string()),
-            labels: String::new(),
-        }
-    }
-}
-
-/// The part of the page that belongs to one family.
-struct Section<'a> {
-    page: &'a mut Page,
-    name: &'static str,
+    /// What follows a histogram's labels: each of [`BOUNDS`] in seconds, and the end of all.
+    ends: [String; BOUNDS.len() + 1],
+    /// How a histogram's lines begin: its name, its labels.
+    begin: String,
+    /// Writes counts.
+    digits: itoa::Buffer,
 }
 
 impl Page {
+    /// With room for so many bytes.
+    fn with_room(bytes: usize) -> Page {
+        let end = |le: &dyn Display| format!(",le=\"{le}\"}} ");
+        Page {
+            text: String::with_capacity(bytes),
+            ends: std::array::from_fn(|nth| match BOUNDS.get(nth) {
+                Some(bound) => end(&(float(*bound) / 1e9)),
+                None => end(&"+Inf"),
+            }),
+            begin: String::new(),
+            digits: itoa::Buffer::new(),
+        }
+    }
+
     /// Begins a family; what is valued next belongs to it.
     fn family(&mut self, family: &Family) -> Section<'_> {
         let _ = writeln!(self.text, "# HELP {} {}", family.name, family.help);
@@ -287,6 +258,12 @@ impl Page {
             name: family.name,
         }
     }
+}
+
+/// The part of the page that belongs to one family.
+struct Section<'a> {
+    page: &'a mut Page,
+    name: &'static str,
 }
 
 impl Section<'_> {
@@ -301,29 +278,53 @@ impl Section<'_> {
         let _ = writeln!(text, " {value}");
     }
 
-    fn histogram(&mut self, labels: &[(&str, &dyn Display)], histogram: &Histogram) {
-        let count = histogram.count();
-        // One that is empty says nothing, sixteen times a disk.
-        if count == 0 {
-            return;
+    /// A count with labels that are written already, in parts.
+    fn count(&mut self, labels: &[&str], count: u64) {
+        let Page { text, digits, .. } = &mut *self.page;
+        text.push_str(self.name);
+        text.push('{');
+        text.extend(labels.iter().copied());
+        text.push_str("} ");
+        text.push_str(digits.format(count));
+        text.push('\n');
+    }
+
+    /// The same for what is not a count.
+    fn amount(&mut self, labels: &[&str], amount: f64) {
+        // As most are.
+        if amount == 0.0 {
+            return self.count(labels, 0);
         }
+        let text = &mut self.page.text;
+        text.push_str(self.name);
+        text.push('{');
+        text.extend(labels.iter().copied());
+        let _ = writeln!(text, "}} {amount}");
+    }
+
+    fn histogram(&mut self, labels: &[&str], histogram: &Histogram) {
         let Page {
             text,
-            bounds,
-            labels: written,
+            ends,
+            begin,
+            digits,
         } = &mut *self.page;
-        written.clear();
-        write_labels(written, labels);
+        begin.clear();
+        begin.push_str(self.name);
+        begin.push_str("_bucket{");
+        begin.extend(labels.iter().copied());
+        let count = histogram.count();
         let counts = histogram.counts_up_to(BOUNDS.map(Span::from_nanos));
-        let ends = bounds.iter().map(String::as_str).chain(["+Inf"]);
-        for (le, count) in ends.zip(counts.into_iter().chain([count])) {
-            let parts = [self.name, "_bucket{", written, ",le=\"", le, "\"} "];
-            parts.iter().for_each(|part| text.push_str(part));
-            let _ = writeln!(text, "{count}");
+        for (end, count) in ends.iter().zip(counts.into_iter().chain([count])) {
+            text.push_str(begin);
+            text.push_str(end);
+            text.push_str(digits.format(count));
+            text.push('\n');
         }
         let sum = float(histogram.sum().as_nanos()) / 1e9;
-        let _ = writeln!(text, "{}_sum{{{written}}} {sum}", self.name);
-        let _ = writeln!(text, "{}_count{{{written}}} {count}", self.name);
+        let whose = &begin[self.name.len() + "_bucket".len()..];
+        let _ = writeln!(text, "{}_sum{whose}}} {sum}", self.name);
+        let _ = writeln!(text, "{}_count{whose}}} {count}", self.name);
     }
 }
 
@@ -366,9 +367,10 @@ impl Write for Escaped<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sample::{DiskMoment, ThreadMoment};
+    use crate::sample::{ClientCounts, DiskMoment, ThreadMoment};
     use std::collections::BTreeMap;
     use tidegate_api::datastore::DatastoreSettings;
+    use tidegate_api::disk::{RingCounts, UpstreamCounts};
     use tidegate_core::governor::{Governor, Kind, Settings, Threshold};
     use tidegate_core::iocontrol::{DiskKey, Mode};
     use tidegate_core::units::Time;
@@ -420,13 +422,13 @@ mod tests {
                 }),
                 disks: vec![used],
             },
-            names: BTreeMap::from([(used.disk, "a".parse().unwrap())]),
+            names: BTreeMap::from([(used.disk, "a".parse().unwrap())]).into(),
         }
     }
 
     #[test]
     fn what_io_control_knows_is_on_the_page() {
-        let page = page(&facts());
+        let page = page(&facts(), 0);
         for line in [
             "tidegate_datastore_control_engaged{datastore=\"local\"} 1",
             "tidegate_datastore_congestion_threshold_seconds{datastore=\"local\"} 0.005",
@@ -492,22 +494,38 @@ mod tests {
         }
     }
 
-    fn attached() -> Disk {
-        let disk = serde_json::json!({
-            "name": "a", "datastore": "local", "uuid": "", "size_bytes": 512, "block_size_bytes": 512,
-            "cache": "write-back", "read_only": false, "serial": "", "queues": 1, "filters": [],
-            "policy": {}, "wanted": true, "attached": true, "clients": [],
-            "problem": {"code": "datastore", "what": "disk a: its flushes fail"},
-            "rings": {"nonsense_total": 3, "broken_total": 1},
-            "upstream": {"lost_total": 7, "violations_total": 2, "silent_total": 1, "returned_total": 6,
-                "refused_total": 40},
-        });
-        serde_json::from_value(disk).unwrap()
+    fn attached() -> AttachedMoment {
+        AttachedMoment {
+            name: "a".parse().unwrap(),
+            datastore: "local".parse().unwrap(),
+            size_bytes: 512,
+            allocated_bytes: None,
+            shares: 1_000,
+            reservation_iops: 0,
+            limit_iops: None,
+            limit_bytes_per_s: None,
+            clients: ClientCounts {
+                nbd: 2,
+                ..ClientCounts::default()
+            },
+            has_problem: true,
+            rings: RingCounts {
+                nonsense_total: 3,
+                broken_total: 1,
+            },
+            upstream: Some(UpstreamCounts {
+                lost_total: 7,
+                violations_total: 2,
+                silent_total: 1,
+                returned_total: 6,
+                refused_total: 40,
+            }),
+        }
     }
 
     #[test]
     fn what_guests_and_upstreams_get_wrong_is_on_the_page() {
-        let page = page(&facts());
+        let page = page(&facts(), 0);
         for line in [
             "tidegate_disk_problems{disk=\"a\",datastore=\"local\"} 1",
             "tidegate_disk_nonsense_requests_total{disk=\"a\",datastore=\"local\"} 3",
@@ -517,7 +535,8 @@ mod tests {
             "tidegate_disk_upstream_losses_total{disk=\"a\",datastore=\"local\",cause=\"end\"} 4",
             "tidegate_disk_upstream_attempts_total{disk=\"a\",datastore=\"local\",outcome=\"returned\"} 6",
             "tidegate_disk_upstream_attempts_total{disk=\"a\",datastore=\"local\",outcome=\"refused\"} 40",
-            "tidegate_disk_clients{disk=\"a\",datastore=\"local\",kind=\"nbd\"} 0",
+            "tidegate_disk_clients{disk=\"a\",datastore=\"local\",kind=\"nbd\"} 2",
+            "tidegate_disk_clients{disk=\"a\",datastore=\"local\",kind=\"nbd-tls\"} 0",
         ] {
             assert!(page.lines().any(|told| told == line), "{line}\n{page}");
         }
@@ -525,7 +544,7 @@ mod tests {
 
     #[test]
     fn every_family_is_on_the_page_once_with_help_and_type() {
-        let page = page(&facts());
+        let page = page(&facts(), 0);
         for family in FAMILIES {
             let help = format!("# HELP {} ", family.name);
             assert_eq!(page.matches(&help).count(), 1, "{}", family.name);
@@ -545,7 +564,7 @@ mod tests {
 
     #[test]
     fn every_line_belongs_to_the_family_declared_last_and_says_its_labels() {
-        let page = page(&facts());
+        let page = page(&facts(), 0);
         let labels: BTreeMap<_, _> = FAMILIES
             .iter()
             .map(|family| (family.name, family.labels))
@@ -576,9 +595,9 @@ mod tests {
         for ns in [5_000, 15_000, 3_000_000_000, 60_000_000_000] {
             histogram.record(Span::from_nanos(ns));
         }
-        let mut page = Page::default();
+        let mut page = Page::with_room(0);
         page.family(&DISK_DURATION)
-            .histogram(&[("disk", &"a")], &histogram);
+            .histogram(&["disk=\"a\""], &histogram);
         let counts: Vec<u64> = page
             .text
             .lines()

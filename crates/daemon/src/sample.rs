@@ -7,7 +7,9 @@
 //! Nanoseconds come in; seconds and microseconds go out.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use tidegate_api::disk::{RingCounts, UpstreamCounts};
 use tidegate_api::name::Name;
 use tidegate_api::stats::{DiskStats, LatencySummary, OpStats, StageLatency, ThreadStats};
 use tidegate_core::filter::stats::{Class, OpCounts, Stage, StatsReport};
@@ -55,7 +57,7 @@ pub(crate) struct ControlMoment {
     pub(crate) datastore: Name,
     pub(crate) report: Report,
     /// The names of attached disks.
-    pub(crate) names: BTreeMap<Key, Name>,
+    pub(crate) names: Arc<BTreeMap<Key, Name>>,
 }
 
 impl ControlMoment {
@@ -64,6 +66,32 @@ impl ControlMoment {
         let disks = self.report.disks.iter();
         disks.filter_map(|used| Some((self.names.get(&used.disk)?, used)))
     }
+}
+
+/// An attached disk as it stands, for those who look every few seconds.
+#[derive(Clone, Debug)]
+pub(crate) struct AttachedMoment {
+    pub(crate) name: Name,
+    pub(crate) datastore: Name,
+    pub(crate) size_bytes: u64,
+    /// What its image takes, where that can be told.
+    pub(crate) allocated_bytes: Option<u64>,
+    pub(crate) shares: u32,
+    pub(crate) reservation_iops: u64,
+    pub(crate) limit_iops: Option<u64>,
+    pub(crate) limit_bytes_per_s: Option<u64>,
+    pub(crate) clients: ClientCounts,
+    pub(crate) has_problem: bool,
+    pub(crate) rings: RingCounts,
+    pub(crate) upstream: Option<UpstreamCounts>,
+}
+
+/// How many are connected to a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ClientCounts {
+    pub(crate) vhost_user: u64,
+    pub(crate) nbd: u64,
+    pub(crate) nbd_tls: u64,
 }
 
 /// What a disk did between `before` (or its attachment) and now.
@@ -165,9 +193,11 @@ impl Kind {
             );
         }
         for (latency, stage) in kind.latencies.iter_mut().zip(Stage::ALL) {
-            let now = new.latency(class, stage);
-            *latency = match old {
-                Some(old) => now.since(old.latency(class, stage)),
+            let Some(now) = new.latency(class, stage) else {
+                continue;
+            };
+            *latency = match old.and_then(|old| old.latency(class, stage)) {
+                Some(old) => now.since(old),
                 None => now.clone(),
             };
         }

@@ -13,6 +13,7 @@
 
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -74,6 +75,8 @@ pub(crate) struct Daemon {
     listeners: Vec<NbdListener>,
     state: Mutex<State>,
     started: Instant,
+    /// Bytes of the last page for Prometheus.
+    metrics_len: AtomicUsize,
     stop: CancellationToken,
 }
 
@@ -210,6 +213,7 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
         listeners,
         state: Mutex::new(State::Starting),
         started: Instant::now(),
+        metrics_len: AtomicUsize::new(0),
         stop: CancellationToken::new(),
     });
     let answering = tokio::spawn(answer(api, Arc::clone(&daemon)));
@@ -446,7 +450,7 @@ impl Daemon {
 
     /// Prometheus' page.
     pub(crate) fn metrics(&self) -> Outcome<String> {
-        Ok(metrics::page(&metrics::Facts {
+        let facts = metrics::Facts {
             moment: self.moment()?,
             datastores: self.keeper.datastores_at_a_glance()?,
             disks: self.keeper.attached_disks()?,
@@ -455,7 +459,12 @@ impl Daemon {
             nbd_refused: self.keeper.live().refused(),
             log_lines_lost: log::lines_lost(),
             uptime_s: self.started.elapsed().as_secs_f64(),
-        }))
+        };
+        // A page that outgrows its memory is copied: a sixteenth more than the last one took is room enough.
+        let last = self.metrics_len.load(Relaxed);
+        let page = metrics::page(&facts, last + last / 16);
+        self.metrics_len.store(page.len(), Relaxed);
+        Ok(page)
     }
 
     /// Ends when the daemon stops.

@@ -140,8 +140,6 @@ pub struct StatsReport {
     ends_less_entries: u64,
     /// Of classes of which any was: most disks have two or three, idle ones none.
     samples: [Option<Samples>; Class::ALL.len()],
-    /// The others' distribution.
-    none: Histogram,
 }
 
 /// What was sampled of one class.
@@ -163,10 +161,10 @@ impl Samples {
 }
 
 impl StatsReport {
-    /// Latencies of one class in one stage.
-    pub fn latency(&self, class: Class, stage: Stage) -> &Histogram {
-        let samples = self.samples[class as usize].as_ref();
-        samples.map_or(&self.none, |samples| &samples.latencies[stage as usize])
+    /// Latencies of one class in one stage; none if nothing of that class was sampled.
+    pub fn latency(&self, class: Class, stage: Stage) -> Option<&Histogram> {
+        let samples = self.samples[class as usize].as_ref()?;
+        Some(&samples.latencies[stage as usize])
     }
 
     /// I/Os of one class by size; [`size_limit`] tells which is which.
@@ -586,7 +584,6 @@ impl Filter for Stats {
             outstanding_max: self.outstanding_max,
             ends_less_entries: self.ends_less_entries,
             samples: self.samples.each_ref().map(Samples::if_any),
-            none: Histogram::new(),
         }))
     }
 }

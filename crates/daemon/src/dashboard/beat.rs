@@ -9,7 +9,7 @@
 //! # Units
 //! As their columns say; `_s` is a second, and rates are each second. Windows and costs are reference I/Os.
 
-use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use serde::{Serialize, Serializer};
@@ -24,6 +24,8 @@ use super::feed::{Frame, Look, event};
 use crate::control::report;
 use crate::explain::course::{Beat, Stretch, Worked};
 use crate::explain::{self, Facts, Terms};
+use crate::host::Key;
+use crate::live::Live;
 use crate::lookout::Standing;
 use crate::sample::{float, ratio};
 use crate::serve::Daemon;
@@ -219,10 +221,34 @@ impl Did {
     }
 }
 
+/// How a disk stood.
+struct Seen {
+    key: Key,
+    attached: Time,
+    beat: Beat,
+}
+
+/// A walk over how disks stood, in the order of their names: hundreds are not searched for hundreds of times.
+struct Walk<'a> {
+    ahead: &'a [Seen],
+}
+
+impl<'a> Walk<'a> {
+    /// The disk that the engine knows by that key, if it has been attached since then. Disks are asked for in their order.
+    fn to(&mut self, key: Key, attached: Time) -> Option<&'a Beat> {
+        let is_it = |seen: &Seen| seen.key == key && seen.attached == attached;
+        // Those before it have gone.
+        let nth = self.ahead.iter().position(is_it)?;
+        let seen = &self.ahead[nth];
+        self.ahead = &self.ahead[nth + 1..];
+        Some(&seen.beat)
+    }
+}
+
 /// Looks at the whole host; remembers how it stood when it looked last.
 #[derive(Default)]
 pub(crate) struct Beats {
-    disks: Option<BTreeMap<Name, (Time, Beat)>>,
+    disks: Option<Vec<Seen>>,
     threads: Vec<Worked>,
 }
 
@@ -231,19 +257,30 @@ impl Look for Beats {
         let reports = daemon.control_reports();
         let standing = daemon.standing(&reports)?;
         // At first, the lookout knows how everything stood a moment ago.
-        let before = self.disks.take().unwrap_or_else(|| daemon.lookout.last());
+        let before = self.disks.take().unwrap_or_else(|| {
+            let seen = |live: &Live| Some(seen(live, daemon.lookout.last(live)?));
+            let all = standing.disks.iter();
+            all.filter_map(|(live, _)| seen(live)).collect()
+        });
         let second = Second {
             at: now_ms(),
             threads: threads(&standing, &self.threads),
             datastores: reports.iter().map(datastore).collect(),
-            disks: disks(&standing, &reports, &before),
+            disks: disks(&standing, &before),
         };
         let frame = event("beat", &second);
-        let seen = standing.disks.iter();
-        let seen = seen.map(|(live, beat)| (live.name().clone(), (live.attached(), *beat)));
-        self.disks = Some(seen.collect());
+        let all = standing.disks.iter();
+        self.disks = Some(all.map(|(live, beat)| seen(live, *beat)).collect());
         self.threads = standing.threads;
         Ok(frame)
+    }
+}
+
+fn seen(live: &Live, beat: Beat) -> Seen {
+    Seen {
+        key: live.key(),
+        attached: live.attached(),
+        beat,
     }
 }
 
@@ -324,31 +361,17 @@ fn others(known: &governor::Report) -> Vec<OtherRow> {
     rows.collect()
 }
 
-fn disks<'a>(
-    standing: &'a Standing,
-    reports: &BTreeMap<Name, Report>,
-    before: &BTreeMap<Name, (Time, Beat)>,
-) -> Vec<DiskRow<'a>> {
-    // By the engine's keys, so that hundreds of disks are not searched for hundreds of times.
-    let mut demands = BTreeMap::new();
-    for report in reports.values() {
-        let known: BTreeMap<_, _> = (report.governor.disks.iter())
-            .map(|disk| (disk.key, disk.demand))
-            .collect();
-        let used = report.disks.iter();
-        demands.extend(used.filter_map(|used| Some((used.disk, *known.get(&used.key)?))));
-    }
-    let row = |(live, beat): &'a (std::sync::Arc<crate::live::Live>, Beat)| {
-        let then = before.get(live.name());
-        let then = then.filter(|(attached, then)| {
-            *attached == live.attached() && explain::course::goes_on(then, beat)
-        });
+fn disks<'a>(standing: &'a Standing, before: &[Seen]) -> Vec<DiskRow<'a>> {
+    let mut walk = Walk { ahead: before };
+    let row = |(live, beat): &'a (Arc<Live>, Beat)| {
+        let then = walk.to(live.key(), live.attached());
+        let then = then.filter(|then| explain::course::goes_on(then, beat));
         let from = then.map_or_else(
             || Beat {
                 at: live.attached(),
                 ..Beat::default()
             },
-            |(_, then)| *then,
+            |then| *then,
         );
         let facts = Facts::of(&Stretch {
             from,
@@ -375,15 +398,13 @@ fn disks<'a>(
             limit,
             bandwidth,
             level.filter(|level| level.engaged).map(|it| it.entitled),
-            demands.get(&live.key()).map(|demand| cost(*demand)),
+            level.and_then(|level| level.demand).map(cost),
             level.map_or(0, |level| level.burst_left),
             level.is_some_and(|level| level.unmet),
             Did::of(&facts),
         )
     };
-    let mut rows: Vec<_> = standing.disks.iter().map(row).collect();
-    rows.sort_by_key(|row| row.0);
-    rows
+    standing.disks.iter().map(row).collect()
 }
 
 /// Milliseconds since 1970.
@@ -413,6 +434,7 @@ pub(crate) fn round(number: f64) -> f64 {
 mod tests {
     use super::*;
     use tidegate_core::filter::stats::Pulse;
+    use tidegate_core::request::DiskId;
 
     #[test]
     fn every_column_has_its_place_in_the_row() {
@@ -466,6 +488,28 @@ mod tests {
         );
         let row = serde_json::to_value(datastore).unwrap();
         assert_eq!(columns(row), DATASTORES.len());
+    }
+
+    #[test]
+    fn a_disk_is_found_as_it_stood_whoever_has_come_and_gone() {
+        let seen = |number, attached, at| Seen {
+            key: DiskId(number),
+            attached: Time::from_nanos(attached),
+            beat: Beat {
+                at: Time::from_nanos(at),
+                ..Beat::default()
+            },
+        };
+        let before = [seen(7, 1, 100), seen(2, 2, 200), seen(5, 3, 300)];
+        let mut walk = Walk { ahead: &before };
+        let mut at = |number, attached| {
+            let beat = walk.to(DiskId(number), Time::from_nanos(attached))?;
+            Some(beat.at.as_nanos())
+        };
+        // One has come and got the number of one that stands behind it; the first has gone.
+        assert_eq!(at(5, 9), None);
+        assert_eq!((at(2, 2), at(5, 3)), (Some(200), Some(300)));
+        assert_eq!(at(7, 1), None);
     }
 
     #[test]

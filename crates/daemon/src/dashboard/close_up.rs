@@ -77,8 +77,12 @@ fn heat(now: Option<&StatsReport>, before: Option<&StatsReport>) -> Vec<(u32, u6
     };
     let mut rows = BTreeMap::new();
     for class in Class::ALL {
-        let all = now.latency(class, Stage::Total);
-        for bucket in all.since(before.latency(class, Stage::Total)).buckets() {
+        let Some(all) = now.latency(class, Stage::Total) else {
+            continue;
+        };
+        let before = before.latency(class, Stage::Total);
+        let since = before.map_or_else(|| all.clone(), |before| all.since(before));
+        for bucket in since.buckets() {
             *rows.entry(row(bucket.from.as_nanos())).or_insert(0) += bucket.count;
         }
     }

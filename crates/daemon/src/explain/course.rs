@@ -56,6 +56,8 @@ pub(crate) struct Level {
     pub(crate) threshold: Option<Span>,
     /// Units a second that the disk's part brings; of meaning while engaged.
     pub(crate) entitled: u64,
+    /// What the disk would use if it could, if its governor has heard of it.
+    pub(crate) demand: Option<u64>,
     /// The disk's reservation was not met in the last second.
     pub(crate) unmet: bool,
     /// Load that no host of ours causes.

@@ -1,6 +1,6 @@
 //! Orders on datastores: adding, describing and forgetting them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use rustix::fs::StatVfs;
@@ -39,10 +39,16 @@ impl Keeper {
         let readable = listed
             .into_iter()
             .filter_map(|(name, s)| s.ok().map(|s| (name, s)));
+        let mut attached: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
+        for live in self.live.all() {
+            let others = attached.entry(live.datastore().clone()).or_default();
+            others.insert(live.name().clone());
+        }
         let describe = |(name, settings): (Name, DatastoreSettings)| {
+            let here = attached.remove(&name).unwrap_or_default();
             let (store, on, of) = (self.store.clone(), name.clone(), settings.clone());
             let seen = self.surveys.at(&name, move || {
-                let disks = store.disk_names(&on, &of)?.len() as u64;
+                let disks = store.disk_names(&on, &of, &here)?.len() as u64;
                 Ok((disks, space(&of)))
             });
             self.tell_datastore(name, settings, seen, None)

@@ -2,12 +2,14 @@
 //!
 //! A datastore is on the page while it is in use on this host; so are its disks.
 
+use std::collections::BTreeMap;
+
 use tidegate_api::explain::HoldReason;
 use tidegate_core::governor::{DiskReport, Threshold};
 use tidegate_engine::control::{Report, Used};
 
 use super::families::*;
-use super::{Family, Page};
+use super::{Family, Page, whose};
 use crate::sample::{ControlMoment, float};
 
 /// Parts of a reference I/O in windows and costs.
@@ -36,50 +38,64 @@ pub(super) fn families(page: &mut Page, controls: &[ControlMoment]) {
         Some(float(live.count() as u64))
     });
     each(&DATASTORE_TROUBLE, |r| Some(flag(r.trouble.is_some())));
-    each_disk(page, controls, &DISK_ENTITLEMENT, |report, _, disk| {
-        let entitled = disk.filter(|_| report.governor.engaged)?.entitled;
+    let disks: Vec<OfDisk<'_>> = controls.iter().flat_map(of_disks).collect();
+    each_disk(page, &disks, &DISK_ENTITLEMENT, |of| {
+        let entitled = of.known.filter(|_| of.report.governor.engaged)?.entitled;
         Some(float(entitled))
     });
-    each_disk(page, controls, &DISK_COST, |_, used, _| {
-        Some(float(used.cost) / COST)
+    each_disk(page, &disks, &DISK_COST, |of| {
+        Some(float(of.used.cost) / COST)
     });
-    each_disk(page, controls, &DISK_UNITS, |_, used, _| {
-        Some(float(used.units))
-    });
-    held(page, controls);
-    each_disk(page, controls, &DISK_BURST, |_, used, _| {
-        Some(float(used.burst_left))
+    each_disk(page, &disks, &DISK_UNITS, |of| Some(float(of.used.units)));
+    held(page, &disks);
+    each_disk(page, &disks, &DISK_BURST, |of| {
+        Some(float(of.used.burst_left))
     });
 }
 
-/// What a disk used, what its governor knows of it, and the datastore's whole report.
-type OfDisk = fn(&Report, &Used, Option<&DiskReport>) -> Option<f64>;
+/// One disk under control.
+struct OfDisk<'a> {
+    /// Its labels.
+    whose: String,
+    /// The datastore's.
+    report: &'a Report,
+    used: &'a Used,
+    /// What its governor knows of it, which may not have heard of it yet.
+    known: Option<&'a DiskReport>,
+}
 
-fn each_disk(page: &mut Page, controls: &[ControlMoment], family: &Family, value: OfDisk) {
+/// A datastore's. Hundreds are not searched for hundreds of times.
+fn of_disks(control: &ControlMoment) -> impl Iterator<Item = OfDisk<'_>> {
+    let known = control.report.governor.disks.iter();
+    let known: BTreeMap<_, _> = known.map(|disk| (disk.key, disk)).collect();
+    control.disks().map(move |(name, used)| OfDisk {
+        whose: whose(name, &control.datastore),
+        report: &control.report,
+        used,
+        known: known.get(&used.key).copied(),
+    })
+}
+
+fn each_disk(
+    page: &mut Page,
+    disks: &[OfDisk<'_>],
+    family: &Family,
+    value: fn(&OfDisk<'_>) -> Option<f64>,
+) {
     let mut page = page.family(family);
-    for control in controls {
-        for (name, used) in control.disks() {
-            let mut known = control.report.governor.disks.iter();
-            let known = known.find(|disk| disk.key == used.key);
-            if let Some(value) = value(&control.report, used, known) {
-                page.value(&[("disk", name), ("datastore", &control.datastore)], value);
-            }
+    for of in disks {
+        if let Some(value) = value(of) {
+            page.amount(&[&of.whose], value);
         }
     }
 }
 
-fn held(page: &mut Page, controls: &[ControlMoment]) {
+fn held(page: &mut Page, disks: &[OfDisk<'_>]) {
     let mut page = page.family(&DISK_HELD);
-    for control in controls {
-        for (name, used) in control.disks() {
-            for (reason, ns) in HoldReason::ALL.into_iter().zip(used.held_ns) {
-                let labels: [(&str, &dyn std::fmt::Display); 3] = [
-                    ("disk", name),
-                    ("datastore", &control.datastore),
-                    ("reason", &reason.name()),
-                ];
-                page.value(&labels, float(ns) / 1e9);
-            }
+    for of in disks {
+        for (reason, ns) in HoldReason::ALL.into_iter().zip(of.used.held_ns) {
+            let labels = [&of.whose, ",reason=\"", reason.name(), "\""];
+            page.amount(&labels, float(ns) / 1e9);
         }
     }
 }

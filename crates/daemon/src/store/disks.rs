@@ -1,5 +1,6 @@
 //! Disks as they lie on a datastore: a directory each, made and taken away by one rename.
 
+use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
@@ -30,10 +31,7 @@ pub(crate) struct Found {
 impl Found {
     /// The file or block device that holds its bytes, on datastores of kind `dir`.
     pub(crate) fn image(&self) -> PathBuf {
-        self.descriptor
-            .device
-            .clone()
-            .unwrap_or_else(|| self.folder.join(IMAGE))
+        image_of(&self.descriptor, &self.folder)
     }
 
     /// The file of its descriptor.
@@ -64,14 +62,25 @@ impl Found {
     /// Bytes that its image takes, where there is a file to ask.
     pub(crate) fn allocated(&self) -> Option<u64> {
         match self.settings {
-            DatastoreSettings::Dir { .. } => {
-                let image = fs::symlink_metadata(self.image()).ok()?;
-                // st_blocks counts units of 512 bytes, whatever the file system's own block is.
-                image.is_file().then(|| image.blocks() * 512)
-            }
+            DatastoreSettings::Dir { .. } => allocated(&self.image()),
             _ => None,
         }
     }
+}
+
+/// The file or block device that holds a disk's bytes, on datastores of kind `dir`. `folder`: that of its descriptor.
+pub(crate) fn image_of(descriptor: &Descriptor, folder: &Path) -> PathBuf {
+    match &descriptor.device {
+        Some(device) => device.clone(),
+        None => folder.join(IMAGE),
+    }
+}
+
+/// Bytes that an image takes, if it is a file.
+pub(crate) fn allocated(image: &Path) -> Option<u64> {
+    let image = fs::symlink_metadata(image).ok()?;
+    // st_blocks counts units of 512 bytes, whatever the file system's own block is.
+    image.is_file().then(|| image.blocks() * 512)
 }
 
 impl Store {
@@ -81,8 +90,9 @@ impl Store {
         datastore: &Name,
         settings: &DatastoreSettings,
     ) -> Outcome<Listed<Found>> {
-        let names = self.disk_names(datastore, settings)?.into_iter();
+        let names = self.disk_names(datastore, settings, &BTreeSet::new())?;
         Ok(names
+            .into_iter()
             .map(|name| {
                 let disk = self.read_disk(datastore, settings, &name);
                 (name, disk)
@@ -90,11 +100,13 @@ impl Store {
             .collect())
     }
 
-    /// The names of its disks, of which none is read.
+    /// The names of its disks, of which none is read. Of those that are `here` it is known that they are disks; at each of
+    /// the others a look is needed.
     pub(crate) fn disk_names(
         &self,
         datastore: &Name,
         settings: &DatastoreSettings,
+        here: &BTreeSet<Name>,
     ) -> Outcome<Vec<Name>> {
         let folder = self.disks_folder(datastore, settings);
         let names = match names_in(&folder) {
@@ -121,7 +133,9 @@ impl Store {
             descriptor.symlink_metadata().is_ok()
         };
         let names = names.iter().filter_map(|name| name.parse::<Name>().ok());
-        Ok(names.filter(has_descriptor).collect())
+        Ok(names
+            .filter(|name| here.contains(name) || has_descriptor(name))
+            .collect())
     }
 
     /// The datastore that the disk of that name lies on. `lies_on` looks whether it lies on one.
