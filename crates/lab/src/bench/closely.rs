@@ -52,6 +52,11 @@ pub(crate) const BRIEF: Turn = Turn {
     before: Duration::from_millis(2),
     span: Duration::from_millis(10),
 };
+/// What is measured begins after the one before has polled for the last time ([`super::scenarios::POLL_US`]): they share a CPU.
+const AFTER_POLLING: Turn = Turn {
+    before: Duration::from_millis(6),
+    ..BRIEF
+};
 /// On a disk that takes half a millisecond for a batch.
 const ON_DISK: Turn = Turn {
     before: Duration::from_millis(10),
@@ -82,11 +87,25 @@ pub(super) enum Kind<'a> {
     Fio(&'a Path),
 }
 
-/// On which terms rivals compete in a case.
-struct Terms<'a> {
-    rounds: usize,
-    turn: Turn,
-    quiet: &'a dyn Fn(&Figures) -> bool,
+/// How rivals take turns.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Pace {
+    /// Some milliseconds each.
+    Brief,
+    /// The same, where somebody polls on for a while when his turn is over.
+    AfterPolling,
+    /// Where a real disk is read: longer, and steal says nothing.
+    OnDisk,
+}
+
+impl Pace {
+    const fn turn(self) -> Turn {
+        match self {
+            Pace::Brief => BRIEF,
+            Pace::AfterPolling => AFTER_POLLING,
+            Pace::OnDisk => ON_DISK,
+        }
+    }
 }
 
 /// The guests that each rival has.
@@ -95,6 +114,8 @@ pub(super) struct Guests {
     pub(super) count: usize,
     /// What each asks for.
     pub(super) ask: Ask,
+    /// In which turns.
+    pub(super) pace: Pace,
 }
 
 /// Warms all up and lets them work in turn, each for `span` in all; what came of each. `stop` is asked before each turn
@@ -160,46 +181,15 @@ impl Bench {
         guests: &Guests,
         times: usize,
     ) -> Result<()> {
-        let terms = Terms {
-            rounds: times * self.trials,
-            turn: BRIEF,
-            quiet: &|figures| self.is_quiet(figures),
+        let (scenario, case) = of;
+        let quiet = |figures: &Figures| match guests.pace {
+            Pace::Brief | Pace::AfterPolling => self.is_quiet(figures),
+            Pace::OnDisk => self.is_quiet_on_disk(figures),
         };
-        self.contest_in_turn(report, of, rivals, guests, &terms)
-    }
-
-    /// The same where a real disk is read: longer turns, and steal says nothing.
-    ///
-    /// # Errors
-    /// A server or a guest fails.
-    pub(super) fn compete_in_turn_on_disk(
-        &self,
-        report: &mut Report,
-        of: (&str, &str),
-        rivals: &[Rival<'_>],
-        guests: &Guests,
-        times: usize,
-    ) -> Result<()> {
-        let terms = Terms {
-            rounds: times * self.trials,
-            turn: ON_DISK,
-            quiet: &|figures| self.is_quiet_on_disk(figures),
-        };
-        self.contest_in_turn(report, of, rivals, guests, &terms)
-    }
-
-    fn contest_in_turn(
-        &self,
-        report: &mut Report,
-        (scenario, case): (&str, &str),
-        rivals: &[Rival<'_>],
-        guests: &Guests,
-        terms: &Terms<'_>,
-    ) -> Result<()> {
         let names = rivals.iter().map(|rival| rival.name.as_str());
-        let series = empty_series(scenario, case, names, terms.rounds);
-        self.rounds_of_turns(report, series, terms.quiet, &mut || {
-            self.turns(rivals, guests, terms.turn)
+        let series = empty_series(scenario, case, names, times * self.trials);
+        self.rounds_of_turns(report, series, &quiet, &mut || {
+            self.turns(rivals, guests)
                 .with_context(|| format!("{scenario}, {case}"))
         })
     }
@@ -224,7 +214,7 @@ impl Bench {
         })
     }
 
-    fn turns(&self, rivals: &[Rival<'_>], guests: &Guests, turn: Turn) -> Result<Vec<Figures>> {
+    fn turns(&self, rivals: &[Rival<'_>], guests: &Guests) -> Result<Vec<Figures>> {
         let lanes = rivals.iter().zip(0..).map(|(rival, number)| {
             // Each reads other places: nobody finds in a disk's cache what another has just read.
             let ask = guests.ask.elsewhere(number);
@@ -247,7 +237,7 @@ impl Bench {
         });
         let lanes = lanes.collect::<Result<Vec<_>>>()?;
         let stop = || self.stop.load(Ordering::Relaxed);
-        in_turn(lanes, turn, (self.warm, self.span), &stop)
+        in_turn(lanes, guests.pace.turn(), (self.warm, self.span), &stop)
     }
 }
 

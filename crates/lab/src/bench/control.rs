@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 
 use super::Bench;
-use super::closely::{Guests, Kind, ROUNDS_FOR_THREE_PERCENT, Rival};
+use super::closely::{Guests, Kind, Pace, ROUNDS_FOR_THREE_PERCENT, Rival};
 use super::measure::Ask;
 use crate::engine::Control;
 use crate::peers;
@@ -50,6 +50,7 @@ pub fn run(bench: &Bench, report: &mut Report) -> Result<()> {
                 wait,
                 ..Ask::random_reads(depth)
             },
+            pace: Pace::Brief,
         };
         let times = ROUNDS_FOR_THREE_PERCENT;
         bench.compete_in_turn(report, (SCENARIO, &case), &rivals, &guests, times)?;

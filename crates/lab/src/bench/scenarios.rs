@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::Result;
 
-use super::closely::{Guests, Kind, ROUNDS_FOR_ONE_PERCENT, Rival};
+use super::closely::{Guests, Kind, Pace, ROUNDS_FOR_ONE_PERCENT, Rival};
 use super::{Bench, Contestant, measure, missing, test_file};
 use crate::peers::{self, Store};
 use crate::report::{Figures, Report, Rule};
@@ -17,7 +17,7 @@ use crate::vhost::Wait;
 /// Queue depths of the tables.
 const DEPTHS: [u16; 4] = [1, 8, 32, 128];
 /// Long enough that a polling I/O thread does not fall asleep between requests at queue depth 1.
-const POLL_US: u32 = 4000;
+pub(super) const POLL_US: u32 = 4000;
 /// Tidegate's names in the tables. This one is as it comes: it polls briefly where that pays, then sleeps.
 const SHIPPED: &str = "tidegate";
 /// It polls all the time, as one would set it for the shortest latency.
@@ -118,7 +118,14 @@ pub fn null(bench: &Bench, report: &mut Report) -> Result<()> {
     const SCENARIO: &str = "vhost null";
     let store = Store::Null;
     let alone = "QD 1, asleep, in turns";
-    lone_sleepers(bench, report, (SCENARIO, alone), &store)?;
+    let sleepers = (&[ASLEEP][..], &store);
+    side_by_side(
+        bench,
+        report,
+        (SCENARIO, alone),
+        sleepers,
+        (1, ROUNDS_ALONE),
+    )?;
     let ratio = report.ratio(SCENARIO, alone, ASLEEP, DAEMON, iops);
     let claim = format!("{SCENARIO} {alone}: {ASLEEP}: IOPS by {DAEMON}'s");
     report.judge(SCENARIO, alone, claim, Rule::AtLeast(1.15), ratio);
@@ -144,33 +151,38 @@ pub fn null(bench: &Bench, report: &mut Report) -> Result<()> {
         let times = if depth == 1 { ROUNDS_ALONE } else { 1 };
         bench.compete(report, SCENARIO, &case(depth), &contestants, times)?;
     }
-    let mut claim =
-        |depth: u16, name: &str, what: &str, rule: Rule, figure: fn(&Figures) -> f64| {
-            let ratio = report.ratio(SCENARIO, &case(depth), name, DAEMON, figure);
-            let claim = format!("{SCENARIO} QD {depth}: {name}: {what} by {DAEMON}'s");
-            report.judge(SCENARIO, &case(depth), claim, rule, ratio);
-        };
-    claim(1, POLLING, "IOPS", Rule::AtLeast(2.0), iops);
+    let ratio = report.ratio(SCENARIO, &case(1), POLLING, DAEMON, iops);
+    let claim = format!("{SCENARIO} QD 1: {POLLING}: IOPS by {DAEMON}'s");
+    report.judge(SCENARIO, &case(1), claim, Rule::AtLeast(2.0), ratio);
     for depth in [32, 128] {
+        let case = format!("{}, in turns", case(depth));
+        let all = (&[SHIPPED, POLLING, ASLEEP][..], &store);
+        side_by_side(bench, report, (SCENARIO, &case), all, (depth, 1))?;
+        let mut claim = |name: &str, what: &str, rule: Rule, figure: fn(&Figures) -> f64| {
+            let ratio = report.ratio(SCENARIO, &case, name, DAEMON, figure);
+            let claim = format!("{SCENARIO} {case}: {name}: {what} by {DAEMON}'s");
+            report.judge(SCENARIO, &case, claim, rule, ratio);
+        };
         for name in [SHIPPED, POLLING, ASLEEP] {
-            claim(depth, name, "IOPS", Rule::AtLeast(1.8), iops);
-            claim(depth, name, "CPU per I/O", Rule::AtMost(0.45), cpu);
+            claim(name, "IOPS", Rule::AtLeast(1.8), iops);
+            claim(name, "CPU per I/O", Rule::AtMost(0.45), cpu);
         }
     }
     Ok(())
 }
 
-/// A lone request on nothing, for servers that sleep between two: side by side, since what lies between them is less than
-/// what a machine's pace changes by from second to second.
-fn lone_sleepers(
+/// On nothing, side by side with their peer: a machine's pace, and how far apart its CPUs are, change from second to second by
+/// more than what lies between some of them.
+fn side_by_side(
     bench: &Bench,
     report: &mut Report,
     of: (&str, &str),
-    store: &Store,
+    (names, store): (&[&str], &Store),
+    (depth, times): (u16, usize),
 ) -> Result<()> {
     let mut rivals = Vec::new();
     if bench.has_tidegate() {
-        rivals.push(rival(ASLEEP, store, &[]));
+        rivals.extend(names.iter().map(|name| rival(name, store, &[])));
     }
     if !missing(report, &[DAEMON]) {
         let launch = |bench: &Bench, sockets: &[PathBuf]| {
@@ -192,9 +204,14 @@ fn lone_sleepers(
     }
     let guests = Guests {
         count: 1,
-        ask: measure::Ask::random_reads(1),
+        ask: measure::Ask::random_reads(depth),
+        pace: if names.contains(&POLLING) {
+            Pace::AfterPolling
+        } else {
+            Pace::Brief
+        },
     };
-    bench.compete_in_turn(report, of, &rivals, &guests, ROUNDS_ALONE)
+    bench.compete_in_turn(report, of, &rivals, &guests, times)
 }
 
 /// vhost-user-blk on a file, with fio on the same file as the limit.
@@ -249,7 +266,11 @@ fn by_the_limit(
 ) -> Result<()> {
     let can = bench.has_tidegate() && !missing(report, &["fio"]);
     let ask = measure::Ask::random_reads(depth);
-    let guests = Guests { count: 1, ask };
+    let guests = Guests {
+        count: 1,
+        ask,
+        pace: Pace::OnDisk,
+    };
     let all = [
         (SHIPPED, "in turns"),
         (POLLING, "polling, in turns"),
@@ -263,7 +284,7 @@ fn by_the_limit(
                 kind: Kind::Fio(file),
             };
             let both = [rival(name, store, &[]), fio];
-            bench.compete_in_turn_on_disk(report, (scenario, &case), &both, &guests, times)?;
+            bench.compete_in_turn(report, (scenario, &case), &both, &guests, times)?;
         }
         let ratio = report.ratio(scenario, &case, name, FIO, iops);
         let claim = format!("{scenario} {case}: {name}: IOPS by fio's");
@@ -400,7 +421,11 @@ pub fn filters(bench: &Bench, report: &mut Report) -> Result<()> {
             wait,
             ..measure::Ask::random_reads(32)
         };
-        let guests = Guests { count: 1, ask };
+        let guests = Guests {
+            count: 1,
+            ask,
+            pace: Pace::Brief,
+        };
         let times = ROUNDS_FOR_ONE_PERCENT;
         bench.compete_in_turn(report, (SCENARIO, case), &rivals, &guests, times)?;
         for (name, _, bound) in STACKS {
