@@ -285,14 +285,18 @@ mod tests {
             lacks.to_string().contains("virtio_pci_legacy_dev"),
             "{lacks}"
         );
-        for name in ["virtio_pci_legacy_dev.ko", "virtio_pci_modern_dev.ko"] {
+        for name in [
+            "virtio_pci_legacy_dev.ko",
+            "virtio_pci_modern_dev.ko",
+            "virtio_console.ko",
+        ] {
             write(&format!("{modules}/kernel/{name}"), "a module");
         }
         let root = Root::new(&kernel, &busybox, "echo hello\n").expect("all are there");
         let packed = String::from_utf8(root.finish()).expect("all of it is text");
         assert!(packed.contains("insmod /modules/$module; done\necho hello\n"));
         assert!(packed.contains(
-            "virtio_pci_legacy_dev.ko\nvirtio_pci_modern_dev.ko\nvirtio_pci.ko\nvirtio_blk.ko.xz\n"
+            "virtio_pci_legacy_dev.ko\nvirtio_pci_modern_dev.ko\nvirtio_pci.ko\nvirtio_blk.ko.xz\nvirtio_console.ko\n"
         ));
     }
 }
