@@ -178,7 +178,6 @@ fn disks(page: &mut Page, moment: &Moment) {
     for (whose, stats) in &measured {
         for class in Class::ALL {
             for stage in Stage::ALL {
-                // One that is empty says nothing, sixteen times a disk.
                 if let Some(histogram) = stats.latency(class, stage) {
                     let (op, stage) = (class.name(), stage.name());
                     let labels = [whose, ",op=\"", op, "\",stage=\"", stage, "\""];
@@ -303,6 +302,11 @@ impl Section<'_> {
     }
 
     fn histogram(&mut self, labels: &[&str], histogram: &Histogram) {
+        let count = histogram.count();
+        // One that is empty says nothing, up to sixteen times a disk: what fails in a filter has not been at the datastore.
+        if count == 0 {
+            return;
+        }
         let Page {
             text,
             ends,
@@ -313,7 +317,6 @@ impl Section<'_> {
         begin.push_str(self.name);
         begin.push_str("_bucket{");
         begin.extend(labels.iter().copied());
-        let count = histogram.count();
         let counts = histogram.counts_up_to(BOUNDS.map(Span::from_nanos));
         for (end, count) in ends.iter().zip(counts.into_iter().chain([count])) {
             text.push_str(begin);
@@ -612,6 +615,14 @@ mod tests {
             page.text
         );
         assert!(page.text.contains("_count{disk=\"a\"} 4\n"));
+    }
+
+    #[test]
+    fn a_histogram_without_a_sample_is_not_told() {
+        let mut page = Page::with_room(0);
+        let mut durations = page.family(&DISK_DURATION);
+        durations.histogram(&["disk=\"a\""], &Histogram::new());
+        assert!(page.text.lines().all(|line| line.starts_with('#')));
     }
 
     #[test]

@@ -246,6 +246,13 @@ mod tests {
     use super::*;
 
     #[test]
+    fn a_turn_is_measured_after_another_has_polled_for_the_last_time() {
+        let polls = Duration::from_micros(super::super::scenarios::POLL_US.into());
+        assert!(Pace::AfterPolling.turn().before > polls);
+        assert!(Pace::OnDisk.turn().before > polls);
+    }
+
+    #[test]
     fn everybody_has_as_many_turns_and_comes_as_often_before_as_after_each_other() {
         const COUNT: usize = 5;
         let order: Vec<usize> = order(COUNT, 4 * COUNT).collect();
