@@ -33,6 +33,7 @@ use crate::interrupts;
 use crate::peers::{self, Store, Tidegate};
 use crate::report::{Figures, Machine, Report, Series};
 use crate::server;
+use crate::spoiled::{Heed, Most, Rejected, Spoiled};
 use crate::stillness;
 use crate::wakeups::IdleCpus;
 
@@ -140,23 +141,26 @@ const TRIES: usize = 3;
 struct Terms<'a> {
     /// So many rounds are wanted.
     rounds: usize,
-    /// Whether a trial counts.
-    quiet: &'a dyn Fn(&Figures) -> bool,
+    /// What spoiled a trial, if anything did.
+    spoiled: &'a Judge<'a>,
     /// Is called before each trial.
     before: &'a dyn Fn() -> Result<()>,
 }
 
 impl<'a> Terms<'a> {
     /// So many rounds of such trials, each made at once.
-    fn of(rounds: usize, quiet: &'a dyn Fn(&Figures) -> bool) -> Self {
+    fn of(rounds: usize, spoiled: &'a Judge<'a>) -> Self {
         let before = &|| Ok(());
         Terms {
             rounds,
-            quiet,
+            spoiled,
             before,
         }
     }
 }
+
+/// Tells what spoiled a trial, if anything did.
+type Judge<'a> = dyn Fn(&Figures) -> Option<Spoiled> + 'a;
 
 /// Runs one trial.
 pub type Trial<'a> = Box<dyn Fn(&Bench) -> Result<Figures> + 'a>;
@@ -224,11 +228,7 @@ fn finish(bench: &Bench, report: &Report) -> Result<bool> {
         machine.processor, machine.cpus, machine.kernel
     );
     println!("{}", report.table());
-    println!(
-        "{} trials rejected for noise above {} %",
-        report.rejected(),
-        bench.options.max_noise
-    );
+    println!("{}", report.rejected());
     for note in &report.notes {
         println!("note: {note}");
     }
@@ -339,8 +339,15 @@ impl Bench {
         times: usize,
     ) -> Result<()> {
         let patience = Patience::new(Duration::from_secs(self.options.near_for));
-        let quiet =
-            |figures: &Figures| self.is_quiet(figures) && patience.is_near_enough(figures.apart_ns);
+        let heed = Heed {
+            steal: true,
+            moved: true,
+        };
+        let spoiled = |figures: &Figures| {
+            let far = !patience.is_near_enough(figures.apart_ns);
+            heed.judge(figures, self.most())
+                .or(far.then_some(Spoiled::Far))
+        };
         let apart = || {
             self.heed_interruptions()?;
             distance::to(self.options.server_cpu)
@@ -348,7 +355,7 @@ impl Bench {
         let wait = || patience.wait(apart);
         let terms = Terms {
             before: &wait,
-            ..Terms::of(times * self.trials, &quiet)
+            ..Terms::of(times * self.trials, &spoiled)
         };
         self.contest(report, scenario, case, contestants, &terms)?;
         if self.options.near_for > 0 {
@@ -379,8 +386,12 @@ impl Bench {
         contestants: &[Contestant<'_>],
         times: usize,
     ) -> Result<()> {
-        let quiet = |figures: &Figures| self.is_quiet_on_disk(figures);
-        let terms = Terms::of(times * self.trials, &quiet);
+        let heed = Heed {
+            steal: false,
+            moved: true,
+        };
+        let spoiled = |figures: &Figures| heed.judge(figures, self.most());
+        let terms = Terms::of(times * self.trials, &spoiled);
         self.contest(report, scenario, case, contestants, &terms)
     }
 
@@ -394,7 +405,7 @@ impl Bench {
     ) -> Result<()> {
         let names = contestants.iter().map(|each| each.name.as_str());
         let series = empty_series(scenario, case, names, terms.rounds);
-        self.rounds(report, series, terms.quiet, &mut |attempt, series| {
+        self.rounds(report, series, terms.spoiled, &mut |attempt, series| {
             // Everybody begins a round once in a while: a disk may be slower for whoever comes after a busy neighbour.
             let mut round = vec![Figures::default(); contestants.len()];
             for turn in 0..contestants.len() {
@@ -405,10 +416,10 @@ impl Bench {
                     [round[whose]] = self
                         .placed(|| Ok([(contestant.trial)(self)?]))
                         .with_context(|| format!("{scenario}, {case}, {}", contestant.name))?;
-                    if (terms.quiet)(&round[whose]) {
+                    let Some(what) = (terms.spoiled)(&round[whose]) else {
                         break;
-                    }
-                    series[whose].rejected += 1;
+                    };
+                    series[whose].rejected.add(what);
                 }
             }
             Ok(round)
@@ -436,14 +447,11 @@ impl Bench {
         })
     }
 
-    fn is_quiet(&self, figures: &Figures) -> bool {
-        !figures.noise.exceeds(self.options.max_noise) && figures.moved <= self.options.max_moved
-    }
-
-    /// Where a real disk is read steal says nothing ([`Bench::compete_on_disk`]).
-    fn is_quiet_on_disk(&self, figures: &Figures) -> bool {
-        let foreign = figures.noise.foreign_percent;
-        foreign <= self.options.max_noise && figures.moved <= self.options.max_moved
+    fn most(&self) -> Most {
+        Most {
+            noise: self.options.max_noise,
+            moved: self.options.max_moved,
+        }
     }
 
     /// Fails once somebody has interrupted.
@@ -480,7 +488,7 @@ impl Bench {
         &self,
         report: &mut Report,
         mut series: Vec<Series>,
-        quiet: &dyn Fn(&Figures) -> bool,
+        spoiled: &Judge<'_>,
         round: &mut Round<'_>,
     ) -> Result<()> {
         let wanted = series.first().map_or(0, |series| series.wanted);
@@ -489,7 +497,7 @@ impl Bench {
                 break;
             }
             let figures = round(attempt, &mut series)?;
-            keep_if_fair(&mut series, figures, quiet, self.options.max_moved);
+            keep_if_fair(&mut series, figures, spoiled, self.options.max_moved);
         }
         show(report, series);
         Ok(())
@@ -509,7 +517,7 @@ fn empty_series<'a>(
         contestant: name.into(),
         trials: Vec::new(),
         wanted,
-        rejected: 0,
+        rejected: Rejected::default(),
     };
     names.map(empty).collect()
 }
@@ -519,12 +527,13 @@ fn show(report: &mut Report, series: Vec<Series>) {
     for series in &series {
         if series.trials.len() < series.wanted {
             report.notes.push(format!(
-                "{}, {}, {}: {} quiet rounds of {} wanted",
+                "{}, {}, {}: {} quiet rounds of {} wanted, {}",
                 series.scenario,
                 series.case,
                 series.contestant,
                 series.trials.len(),
                 series.wanted,
+                series.rejected,
             ));
         }
     }
@@ -538,19 +547,21 @@ fn show(report: &mut Report, series: Vec<Series>) {
 }
 
 /// Adds a round to its series, unless a trial of it was not quiet, or the CPUs were farther apart for one than for another.
-fn keep_if_fair(
-    series: &mut [Series],
-    round: Vec<Figures>,
-    quiet: &dyn Fn(&Figures) -> bool,
-    max_moved: f64,
-) {
+fn keep_if_fair(series: &mut [Series], round: Vec<Figures>, spoiled: &Judge<'_>, max_moved: f64) {
     let moved = distance::spread(round.iter().map(|figures| figures.apart_ns));
     if moved > max_moved {
-        series.iter_mut().for_each(|series| series.rejected += 1);
-    } else if round.iter().all(quiet) {
+        reject(series, Spoiled::Moved);
+    } else if round.iter().all(|figures| spoiled(figures).is_none()) {
         for (series, figures) in series.iter_mut().zip(round) {
             series.trials.push(figures);
         }
+    }
+}
+
+/// Counts a trial of each as thrown away.
+fn reject(series: &mut [Series], what: Spoiled) {
+    for series in series {
+        series.rejected.add(what);
     }
 }
 
@@ -600,7 +611,7 @@ mod tests {
             contestant: name.into(),
             trials: Vec::new(),
             wanted: 1,
-            rejected: 0,
+            rejected: Rejected::default(),
         };
         let figures = |foreign_percent: f64, apart_ns: f64| Figures {
             noise: Noise {
@@ -611,12 +622,17 @@ mod tests {
             ..Figures::default()
         };
         let mut both = [series("a"), series("b")];
-        let quiet = |figures: &Figures| !figures.noise.exceeds(5.0);
-        let mut keep = |one, other| keep_if_fair(&mut both, vec![one, other], &quiet, 1.3);
+        let spoiled = |figures: &Figures| {
+            let others = figures.noise.foreign_percent > 5.0;
+            others.then_some(Spoiled::Others)
+        };
+        let mut keep = |one, other| keep_if_fair(&mut both, vec![one, other], &spoiled, 1.3);
         keep(figures(1.0, 100.0), figures(9.0, 100.0));
         keep(figures(1.0, 100.0), figures(2.0, 500.0));
         keep(figures(1.0, 100.0), figures(2.0, 110.0));
         assert_eq!((both[0].trials.len(), both[1].trials.len()), (1, 1));
-        assert_eq!((both[0].rejected, both[1].rejected), (1, 1));
+        for series in both {
+            assert_eq!((series.rejected.moved, series.rejected.total()), (1, 1));
+        }
     }
 }

@@ -11,7 +11,7 @@
 //!
 //! # Always true
 //! - No unsafe code: memory shared with a server is reached through `vm-memory`'s atomics and volatile slices.
-//! - A number is reported only from a trial during which the machine was quiet (see [`noise`]).
+//! - A number is reported only from a trial during which the machine was quiet (see [`noise`], [`spoiled`]).
 
 #![forbid(unsafe_code)]
 
@@ -37,6 +37,7 @@ pub mod play;
 pub mod replay;
 pub mod report;
 pub mod server;
+pub mod spoiled;
 pub mod stamp;
 pub mod statistics;
 pub mod stillness;

@@ -50,12 +50,6 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// Whether a trial with this noise must be thrown away.
-    #[must_use]
-    pub fn exceeds(&self, percent: f64) -> bool {
-        self.foreign_percent > percent || self.steal_percent > percent
-    }
-
     /// The worse of two, part by part.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
@@ -182,7 +176,6 @@ mod tests {
         let noise = between(&from, &to, Duration::from_millis(2900));
         assert!((noise.foreign_percent - 5.0).abs() < 1e-6, "{noise:?}");
         assert!((noise.steal_percent - 1.0).abs() < 1e-6, "{noise:?}");
-        assert!(noise.exceeds(4.9) && !noise.exceeds(5.1));
     }
 
     #[test]

@@ -9,6 +9,7 @@ use std::fmt;
 use serde::Serialize;
 
 use crate::noise::Noise;
+use crate::spoiled::Rejected;
 use crate::statistics::{self, Spread};
 
 /// One trial's figures. A latency that nobody told is no number.
@@ -56,8 +57,8 @@ pub struct Series {
     pub trials: Vec<Figures>,
     /// So many were wanted.
     pub wanted: usize,
-    /// Trials of this contestant that were thrown away for noise.
-    pub rejected: usize,
+    /// Trials of this contestant that were thrown away.
+    pub rejected: Rejected,
 }
 
 impl Series {
@@ -260,8 +261,9 @@ impl Report {
 
     /// Trials thrown away.
     #[must_use]
-    pub fn rejected(&self) -> usize {
-        self.series.iter().map(|series| series.rejected).sum()
+    pub fn rejected(&self) -> Rejected {
+        let each = self.series.iter().map(|series| series.rejected);
+        each.fold(Rejected::default(), std::ops::Add::add)
     }
 
     /// The figures as an aligned table: medians, with the extremes of IOPS.
@@ -344,7 +346,7 @@ fn row(series: &Series) -> Vec<String> {
         show(median(|figures| figures.client_percent), 0),
         show(median(|figures| figures.apart_ns), 0),
         series.trials.len().to_string(),
-        series.rejected.to_string(),
+        series.rejected.total().to_string(),
     ]
 }
 
@@ -403,7 +405,10 @@ mod tests {
                 })
                 .to_vec(),
             wanted: 3,
-            rejected: 1,
+            rejected: Rejected {
+                steal: 1,
+                ..Rejected::default()
+            },
         };
         Report {
             series: vec![
@@ -486,6 +491,7 @@ mod tests {
         assert_eq!(json["checks"][0]["verdict"], "void");
         assert_eq!(json["checks"][0]["rule"]["at_least"], 1.5);
         assert_eq!(json["series"][0]["trials"][1]["iops"], 4e6);
-        assert_eq!(report.rejected(), 2);
+        assert_eq!(json["series"][0]["rejected"]["steal"], 1);
+        assert_eq!(report.rejected().steal, 2);
     }
 }

@@ -125,6 +125,7 @@ pub fn told(series: &[Series]) -> Option<String> {
 mod tests {
     use super::*;
     use crate::report::Figures;
+    use crate::spoiled::Rejected;
     use std::cell::Cell;
 
     #[test]
@@ -167,7 +168,7 @@ mod tests {
                 })
                 .to_vec(),
             wanted: 3,
-            rejected: 0,
+            rejected: Rejected::default(),
         };
         let fio = series("fio", [0.0, 0.4, 30.0]);
         assert_eq!(told(std::slice::from_ref(&fio)), None);

@@ -19,10 +19,11 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 
 use super::measure::Ask;
-use super::{Bench, empty_series};
+use super::{Bench, Judge, empty_series, reject};
 use crate::noise;
 use crate::report::{Figures, Report, Series};
 use crate::server::{Launch, own_cpu_time};
+use crate::spoiled::Heed;
 
 pub(crate) use lanes::Lane;
 pub(super) use lanes::Turns;
@@ -182,13 +183,15 @@ impl Bench {
         times: usize,
     ) -> Result<()> {
         let (scenario, case) = of;
-        let quiet = |figures: &Figures| match guests.pace {
-            Pace::Brief | Pace::AfterPolling => self.is_quiet(figures),
-            Pace::OnDisk => self.is_quiet_on_disk(figures),
+        let heed = Heed {
+            steal: guests.pace != Pace::OnDisk,
+            // All have turns before and after, as near or as far.
+            moved: false,
         };
+        let spoiled = |figures: &Figures| heed.judge(figures, self.most());
         let names = rivals.iter().map(|rival| rival.name.as_str());
         let series = empty_series(scenario, case, names, times * self.trials);
-        self.rounds_of_turns(report, series, &quiet, &mut || {
+        self.rounds_of_turns(report, series, &spoiled, &mut || {
             self.turns(rivals, guests)
                 .with_context(|| format!("{scenario}, {case}"))
         })
@@ -202,13 +205,13 @@ impl Bench {
         &self,
         report: &mut Report,
         series: Vec<Series>,
-        quiet: &dyn Fn(&Figures) -> bool,
+        spoiled: &Judge<'_>,
         turns: &mut dyn FnMut() -> Result<Vec<Figures>>,
     ) -> Result<()> {
-        self.rounds(report, series, quiet, &mut |_, series| {
+        self.rounds(report, series, spoiled, &mut |_, series| {
             let round = self.placed(&mut *turns)?;
-            if !round.iter().all(quiet) {
-                series.iter_mut().for_each(|series| series.rejected += 1);
+            if let Some(what) = round.iter().find_map(spoiled) {
+                reject(series, what);
             }
             Ok(round)
         })

@@ -29,6 +29,7 @@ use crate::curve::Curve;
 use crate::noise;
 use crate::report::{Figures, Report, Rule};
 use crate::server::{Launch, Server, own_cpu_time};
+use crate::spoiled::Heed;
 use crate::statistics;
 use crate::tally::Until;
 use crate::vhost::Wait;
@@ -93,8 +94,13 @@ fn contest(bench: &Bench, report: &mut Report, case: &str, used: usize, depth: u
     let mut besides = Vec::new();
     let names = [ALONE, WATCHED].into_iter();
     let series = empty_series(SCENARIO, case, names, ROUNDS * bench.trials);
-    let quiet = |figures: &Figures| bench.is_quiet(figures);
-    bench.rounds_of_turns(report, series, &quiet, &mut || {
+    // A turn is as long as the CPUs may stay where they are.
+    let heed = Heed {
+        steal: true,
+        moved: true,
+    };
+    let spoiled = |figures: &Figures| heed.judge(figures, bench.most());
+    bench.rounds_of_turns(report, series, &spoiled, &mut || {
         let (figures, beside) = stage
             .round(bench, used, depth)
             .with_context(|| format!("{SCENARIO}, {case}"))?;

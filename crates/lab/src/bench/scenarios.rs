@@ -471,6 +471,7 @@ fn nbdkit_with<'a>(count: usize) -> Contestant<'a> {
 mod tests {
     use super::*;
     use crate::report::Series;
+    use crate::spoiled::Rejected;
 
     #[test]
     fn the_best_peer_is_chosen_round_by_round() {
@@ -485,7 +486,7 @@ mod tests {
                 })
                 .to_vec(),
             wanted: 2,
-            rejected: 0,
+            rejected: Rejected::default(),
         };
         let report = Report {
             series: vec![
