@@ -100,7 +100,8 @@ pub struct Options {
     /// Reject a round in which other processes, or other machines, took more of a core than this
     #[arg(long, value_name = "PERCENT", default_value_t = 5.0)]
     pub max_noise: f64,
-    /// Reject a trial, and a round, in which the CPUs were moved, so that a word between them takes so many times as long
+    /// Reject a trial, and a round, in which the CPUs were moved, so that a word between them takes so many times as long;
+    /// not a round in which all have turns of milliseconds
     #[arg(long, value_name = "TIMES", default_value_t = 1.3)]
     pub max_moved: f64,
     /// Wait up to so many seconds in each case of null, nbd, vms and disks for the hypervisor to put the two CPUs near each

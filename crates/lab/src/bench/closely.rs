@@ -9,6 +9,7 @@
 //! # Always true
 //! - In a round everybody has as many turns as anybody else, and comes as often before as after each other.
 //! - Whoever has no turn has nobody who asks, and sleeps.
+//! - In a round whose CPUs are moved everybody has had turns before and after: it counts.
 
 mod lanes;
 
@@ -107,6 +108,14 @@ impl Pace {
             Pace::OnDisk => ON_DISK,
         }
     }
+
+    /// What spoils a round of such turns. Not that the CPUs are moved: all have turns before and after, as near or as far.
+    const fn heed(self) -> Heed {
+        Heed {
+            steal: !matches!(self, Pace::OnDisk),
+            moved: false,
+        }
+    }
 }
 
 /// The guests that each rival has.
@@ -183,11 +192,7 @@ impl Bench {
         times: usize,
     ) -> Result<()> {
         let (scenario, case) = of;
-        let heed = Heed {
-            steal: guests.pace != Pace::OnDisk,
-            // All have turns before and after, as near or as far.
-            moved: false,
-        };
+        let heed = guests.pace.heed();
         let spoiled = |figures: &Figures| heed.judge(figures, self.most());
         let names = rivals.iter().map(|rival| rival.name.as_str());
         let series = empty_series(scenario, case, names, times * self.trials);
@@ -253,6 +258,30 @@ mod tests {
         let polls = Duration::from_micros(super::super::scenarios::POLL_US.into());
         assert!(Pace::AfterPolling.turn().before > polls);
         assert!(Pace::OnDisk.turn().before > polls);
+    }
+
+    #[test]
+    fn cpus_that_are_moved_spoil_no_round_of_turns_and_stolen_time_does_but_on_a_disk() {
+        use crate::noise::Noise;
+        use crate::spoiled::{Most, Spoiled};
+
+        let most = Most {
+            noise: 5.0,
+            moved: 1.3,
+        };
+        let trial = |steal_percent, moved| Figures {
+            noise: Noise {
+                steal_percent,
+                ..Noise::default()
+            },
+            moved,
+            ..Figures::default()
+        };
+        for pace in [Pace::Brief, Pace::AfterPolling, Pace::OnDisk] {
+            assert_eq!(pace.heed().judge(&trial(0.0, 2.0), most), None);
+            let stolen = (pace != Pace::OnDisk).then_some(Spoiled::Steal);
+            assert_eq!(pace.heed().judge(&trial(9.0, 1.0), most), stolen);
+        }
     }
 
     #[test]
