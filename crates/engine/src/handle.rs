@@ -17,9 +17,6 @@ use crate::inbox::{Inbox, Order};
 use crate::sys::os;
 use crate::thread::orders::{Attach, Question, ThreadPulse, ThreadReport};
 use crate::thread::{Habits, IoThread};
-use std::fs::{File, OpenOptions};
-use std::os::fd::OwnedFd;
-use std::os::unix::fs::OpenOptionsExt;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -35,6 +32,7 @@ use tidegate_core::stack::{FilterKey, Stack};
 use tidegate_core::units::Span;
 
 mod disk;
+mod side_file;
 
 /// Disks on one engine: their numbers must fit a tag.
 const MOST_DISKS: usize = 1 << 20;
@@ -218,7 +216,7 @@ impl Engine {
         let keys = (0..).map(FilterKey);
         let known = spec.filters.iter().map(|filter| introduce(filter, &spec));
         let specs: Vec<(FilterKey, FilterSpec)> = keys.zip(known).collect();
-        let sides = open_sides(&specs)?;
+        let sides = side_file::open_all(&specs)?;
         if spec.size != opened.info.size {
             opened.image.resized(spec.size);
         }
@@ -480,34 +478,6 @@ fn unix_origin() -> u64 {
     })
 }
 
-/// Opens the files that filters append to.
-fn open_sides(specs: &[(FilterKey, FilterSpec)]) -> Result<Vec<(FilterKey, Arc<OwnedFd>)>> {
-    let mut sides = Vec::new();
-    for (key, spec) in specs {
-        if let FilterSpec::Trace(trace) = spec {
-            let file = open_side(&trace.path)
-                .map_err(|e| Error::io(format!("cannot open the trace file {}", trace.path), e))?;
-            sides.push((*key, Arc::new(OwnedFd::from(file))));
-        }
-    }
-    Ok(sides)
-}
-
-/// A file to append to. Its directory may be everybody's: a link that somebody has put there is not followed, and nothing
-/// but a file is written to. A pipe without a reader is refused instead of waited for.
-fn open_side(path: &str) -> std::io::Result<File> {
-    let file = OpenOptions::new()
-        .create(true)
-        .append(true)
-        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK)
-        .open(path)?;
-    if !file.metadata()?.is_file() {
-        let text = "it is no plain file";
-        return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, text));
-    }
-    Ok(file)
-}
-
 /// Waits for an I/O thread's answer.
 fn wait(answer: &Receiver<Result<()>>, patience: Option<Duration>) -> Result<()> {
     match patience {
@@ -526,34 +496,5 @@ fn wait(answer: &Receiver<Result<()>>, patience: Option<Duration>) -> Result<()>
                 Err(Error::new(Kind::Gone, "the disk's I/O thread has ended"))
             }
         },
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use std::os::unix::fs::symlink;
-
-    #[test]
-    fn a_trace_goes_to_a_plain_file_and_through_no_link_or_pipe() {
-        let folder = tempfile::tempdir().expect("a directory");
-        let at = |name: &str| folder.path().join(name).display().to_string();
-        open_side(&at("trace")).expect("it is made");
-        open_side(&at("trace")).expect("it is gone on with");
-        symlink(at("elsewhere"), at("link")).expect("a link");
-        assert!(open_side(&at("link")).is_err());
-        assert!(!folder.path().join("elsewhere").exists());
-        let made = std::process::Command::new("mkfifo")
-            .arg(at("pipe"))
-            .status();
-        assert!(made.expect("mkfifo runs").success());
-        assert!(open_side(&at("pipe")).is_err(), "it has no reader");
-        let reader = OpenOptions::new()
-            .read(true)
-            .custom_flags(libc::O_NONBLOCK)
-            .open(at("pipe"));
-        assert!(open_side(&at("pipe")).is_err(), "it has one");
-        drop(reader);
-        assert!(open_side("/dev/null").is_err());
     }
 }

@@ -4,7 +4,7 @@
 
 use super::{
     DeviceReport, Disk, DiskCore, Filters, answer, ask, check_filters, check_policy, guard,
-    introduce, open_sides, wait,
+    introduce, side_file, wait,
 };
 use crate::datastore::condition::Harm;
 use crate::device::front_ends::Refusal;
@@ -109,7 +109,7 @@ impl Disk {
                 fresh.push((key, spec.clone()));
             }
         }
-        let sides = open_sides(&fresh)?;
+        let sides = side_file::open_all(&fresh)?;
         let changed = self
             .core
             .change(What::Filters { places, sides }, Some(patience));

@@ -139,7 +139,7 @@ fn a_trace_tells_what_was_done() {
             .collect::<Vec<_>>()
     };
     eventually("the trace is on its file", || {
-        std::fs::read(&path).is_ok_and(|bytes| bytes.len() >= 64 + 4 * 40)
+        std::fs::read(&path).is_ok_and(|bytes| bytes.len() >= 2 * 64 + 4 * 40)
     });
     let wanted = [
         (Op::Write, 4096, 1024, Flags::FUA, Ok(())),

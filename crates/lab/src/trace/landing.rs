@@ -18,7 +18,7 @@
 //! inotify(7): who opened a file and has closed it again is told; nobody has to guess when the last byte was written.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::BufReader;
+use std::io::{BufReader, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt, chown};
 use std::path::{Path, PathBuf};
@@ -28,7 +28,7 @@ use anyhow::{Context, Result, bail};
 use nix::errno::Errno;
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::inotify::{AddWatchFlags, InitFlags, Inotify};
-use tidegate_core::filter::trace::format::Record;
+use tidegate_core::filter::trace::format::{HEADER, Header, Record, TracedDisk};
 use tidegate_core::units::Time;
 use tidegate_sim::trace::Scan;
 
@@ -101,7 +101,11 @@ impl Landing {
     fn in_place(goal: PathBuf, dir: PathBuf, writer: Writer) -> Result<Landing> {
         let file = dir.join("trace");
         let made = File::create_new(&file)
-            .and_then(|made| made.metadata())
+            .and_then(|mut made| {
+                // The daemon appends to traces only. It puts its disk's name into one that is blank.
+                made.write_all(&blank())?;
+                made.metadata()
+            })
             .with_context(|| format!("cannot make {}", file.display()))?;
         let (mode, group, own) = (made.mode() & 0o777, made.gid(), made.uid());
         // Where nobody can tell who it is, it is asked all the same, and says itself what it cannot do.
@@ -110,7 +114,8 @@ impl Landing {
                 chown(path, None, Some(writer.group))?;
                 fs::set_permissions(path, fs::Permissions::from_mode(mode))
             };
-            let_in(&file, mode | 0o020)
+            // To read too: the daemon looks at a file's head before it appends.
+            let_in(&file, mode | 0o060)
                 .and_then(|()| let_in(&dir, 0o710))
                 .with_context(|| {
                     format!(
@@ -257,6 +262,16 @@ impl Landing {
     }
 }
 
+/// The header of a trace of no disk, without records.
+fn blank() -> [u8; HEADER] {
+    let header = Header {
+        disk: TracedDisk::default(),
+        records: 0,
+        dropped: 0,
+    };
+    header.encode()
+}
+
 fn parent(path: &Path) -> String {
     path.parent().unwrap_or(path).display().to_string()
 }
@@ -264,8 +279,6 @@ fn parent(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io::Write;
-    use tidegate_core::filter::trace::format::{Header, TracedDisk};
     use tidegate_core::request::{Flags, Op};
     use tidegate_core::units::Span;
     use tidegate_sim::trace::Trace;
@@ -321,7 +334,8 @@ mod tests {
         assert_eq!((landed.figures.ios, landed.lost, landed.cut_off), (1, 2, 0));
         let left = fs::read_dir(place.path()).expect("it is there");
         assert_eq!(left.count(), 1, "the file alone");
-        assert_eq!(fs::read(&goal).expect("it is there"), block());
+        let expected = [&blank()[..], &block()].concat();
+        assert_eq!(fs::read(&goal).expect("it is there"), expected);
     }
 
     #[test]

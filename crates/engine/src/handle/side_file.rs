@@ -1,0 +1,204 @@
+//! Opens the files that filters append to, by paths that callers of the API name.
+//!
+//! [`attach`](super::Engine::attach) and `restack` call it before a filter begins. The I/O thread's errands append to what
+//! it returns.
+//!
+//! # Always true
+//! - Bytes are appended only to a file that this program made (a valid trace header at its head), or that is new.
+//! - Links are not followed in the last component, and nothing but a plain file is opened.
+//! - A new file begins with a header, so that it is known again however soon the daemon ends.
+
+use crate::error::{Error, Result};
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, ErrorKind, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{FileExt, OpenOptionsExt};
+use std::path::Path;
+use std::sync::Arc;
+use tidegate_core::filter::FilterSpec;
+use tidegate_core::filter::trace::format::{HEADER, Header, TraceFault, TracedDisk};
+use tidegate_core::stack::FilterKey;
+
+/// What a new file may be read by: a trace holds no data of the guest's.
+const MODE: u32 = 0o644;
+
+/// Opens the files that these filters append to.
+pub(super) fn open_all(
+    specs: &[(FilterKey, FilterSpec)],
+) -> Result<Vec<(FilterKey, Arc<OwnedFd>)>> {
+    let mut sides = Vec::new();
+    for (key, spec) in specs {
+        if let FilterSpec::Trace(trace) = spec {
+            let file = open(Path::new(&trace.path), trace.disk)
+                .map_err(|e| Error::io(format!("cannot open the trace file {}", trace.path), e))?;
+            sides.push((*key, Arc::new(OwnedFd::from(file))));
+        }
+    }
+    Ok(sides)
+}
+
+/// A file to append a disk's trace to.
+fn open(path: &Path, disk: TracedDisk) -> io::Result<File> {
+    match fs::symlink_metadata(path) {
+        // Opening a device does things of its own: a watchdog starts, a tape winds.
+        Ok(there) if !there.is_file() => return Err(refusal("it is no plain file")),
+        Ok(_) => {}
+        Err(error) if error.kind() == ErrorKind::NotFound => return make(path, disk),
+        Err(error) => return Err(error),
+    }
+    let file = options().open(path)?;
+    // The directory may be everybody's, and the file another one by now.
+    if !file.metadata()?.is_file() {
+        return Err(refusal("it is no plain file"));
+    }
+    adopt(&file, disk)?;
+    Ok(file)
+}
+
+/// A new file, with the header of a block without records.
+fn make(path: &Path, disk: TracedDisk) -> io::Result<File> {
+    let file = options().create_new(true).mode(MODE).open(path)?;
+    if let Err(error) = begin(&file, disk) {
+        // Without its header nobody would know it again; it holds nothing.
+        let _gone = fs::remove_file(path);
+        return Err(error);
+    }
+    Ok(file)
+}
+
+/// Fails unless the file is a trace that can be appended to.
+fn adopt(file: &File, disk: TracedDisk) -> io::Result<()> {
+    let length = file.metadata()?.len();
+    let mut head = [0; HEADER];
+    match file.read_exact_at(&mut head, 0) {
+        Ok(()) => {}
+        Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+            return Err(refusal("it is no trace"));
+        }
+        Err(error) => return Err(error),
+    }
+    match Header::decode(&head) {
+        // Made by somebody who could not know the disk, for us to go on with.
+        Ok(blank) if blank.disk == TracedDisk::default() && length == HEADER as u64 => {
+            file.set_len(0)?;
+            begin(file, disk)
+        }
+        Ok(_) => Ok(()),
+        Err(TraceFault::Version(version)) => Err(refusal(&format!(
+            "it is a trace of version {version}, which this program does not write"
+        ))),
+        Err(_) => Err(refusal("it is no trace")),
+    }
+}
+
+fn begin(mut file: &File, disk: TracedDisk) -> io::Result<()> {
+    let header = Header {
+        disk,
+        records: 0,
+        dropped: 0,
+    };
+    file.write_all(&header.encode())
+}
+
+/// To append and to look at the head. A link is not followed, and a pipe not waited for.
+fn options() -> OpenOptions {
+    let mut options = OpenOptions::new();
+    options
+        .read(true)
+        .append(true)
+        .custom_flags(libc::O_NOFOLLOW | libc::O_NONBLOCK);
+    options
+}
+
+fn refusal(why: &str) -> io::Error {
+    let text = format!("{why}: name a file that is not there yet, or one that a trace filter made");
+    io::Error::new(ErrorKind::InvalidInput, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    const DISK: TracedDisk = TracedDisk {
+        uuid: [7; 16],
+        size: 4096,
+        unix_origin: 1,
+    };
+
+    fn header(disk: TracedDisk) -> [u8; HEADER] {
+        Header {
+            disk,
+            records: 0,
+            dropped: 0,
+        }
+        .encode()
+    }
+
+    #[test]
+    fn a_trace_goes_to_a_plain_file_and_through_no_link_or_pipe() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let at = |name: &str| folder.path().join(name);
+        let open = |path: &Path| open(path, DISK);
+        open(&at("trace")).expect("it is made");
+        open(&at("trace")).expect("it is gone on with");
+        assert_eq!(fs::read(at("trace")).expect("it is there"), header(DISK));
+        symlink(at("elsewhere"), at("link")).expect("a link");
+        symlink(at("trace"), at("link-to-trace")).expect("a link");
+        assert!(open(&at("link")).is_err());
+        assert!(open(&at("link-to-trace")).is_err());
+        assert!(!at("elsewhere").exists());
+        let made = std::process::Command::new("mkfifo")
+            .arg(at("pipe"))
+            .status();
+        assert!(made.expect("mkfifo runs").success());
+        assert!(open(&at("pipe")).is_err(), "it has no reader");
+        let reader = OpenOptions::new()
+            .read(true)
+            .custom_flags(libc::O_NONBLOCK)
+            .open(at("pipe"));
+        assert!(open(&at("pipe")).is_err(), "it has one");
+        drop(reader);
+        assert!(open(Path::new("/dev/null")).is_err());
+    }
+
+    #[test]
+    fn a_file_that_is_no_trace_is_refused_and_left_as_it_is() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("file");
+        let mut newer = header(DISK);
+        newer[8] = 2;
+        let mut damaged = header(DISK);
+        damaged[20] ^= 1;
+        let contents: [&[u8]; 6] = [
+            b"",
+            b"root:x:0:0:root:/root:/bin/bash\n",
+            b"TIDETRAC",
+            &[0; 4096],
+            &newer,
+            &damaged,
+        ];
+        for content in contents {
+            fs::write(&path, content).expect("it can be written");
+            let refused = open(&path, DISK).expect_err("it is refused").to_string();
+            assert!(refused.contains("not there yet"), "{refused}");
+            assert_eq!(fs::read(&path).expect("it is there"), content);
+        }
+    }
+
+    #[test]
+    fn a_trace_is_appended_to_and_a_blank_one_gets_its_disk() {
+        let folder = tempfile::tempdir().expect("a directory");
+        let path = folder.path().join("trace");
+        fs::write(&path, header(TracedDisk::default())).expect("it can be written");
+        let file = open(&path, DISK).expect("a blank one is taken");
+        (&file).write_all(b"more").expect("it can be written");
+        let other = TracedDisk {
+            uuid: [8; 16],
+            ..DISK
+        };
+        open(&path, other).expect("it is a trace");
+        let expected = [&header(DISK)[..], b"more"].concat();
+        assert_eq!(fs::read(&path).expect("it is there"), expected);
+    }
+}
