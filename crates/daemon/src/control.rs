@@ -37,6 +37,8 @@ pub(crate) struct Identity {
     pub(crate) id: [u8; 16],
     /// What people call it.
     pub(crate) name: String,
+    /// The file that this daemon keeps locked until it ends.
+    pub(crate) lock: [u8; 16],
 }
 
 /// See the module.

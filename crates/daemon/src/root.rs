@@ -16,6 +16,7 @@ use std::path::{Path, PathBuf};
 use tidegate_api::descriptor::Uuid;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::lease::lock_identity;
 
 use crate::control::report;
 use crate::store::files;
@@ -35,7 +36,18 @@ pub struct Root {
 /// Held as long as the daemon lives, so that there is one to a root.
 #[derive(Debug)]
 pub(crate) struct RootLock {
-    _file: File,
+    file: File,
+}
+
+impl RootLock {
+    /// Keeps the lock until the process has ended with all its threads: until then one of them may write to a disk. Returns
+    /// the lock's identity, which a copy of the root does not have.
+    pub(crate) fn until_the_end(self) -> Outcome<[u8; 16]> {
+        let identity = lock_identity(&self.file)
+            .map_err(|e| trouble::io("cannot look at the root's lock", &e))?;
+        std::mem::forget(self);
+        Ok(identity)
+    }
 }
 
 impl Root {
@@ -193,7 +205,7 @@ impl Root {
             .and_then(|()| file.rewind())
             .and_then(|()| write!(file, "{}", std::process::id()));
         noted.map_err(|e| trouble::io(what(), &e))?;
-        Ok(RootLock { _file: file })
+        Ok(RootLock { file })
     }
 }
 

@@ -159,7 +159,7 @@ fn in_file(problem: Problem, file: Option<&Path>) -> Problem {
 async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
     let mut signals = Signals::new()?;
     root.create()?;
-    let _lock = root.lock()?;
+    let lock = root.lock()?.until_the_end()?;
     let mut inherited = sockets::inherited()?;
     let store = Store::open(root.state())?;
     let first = first_run::is_due(&root, &store)?;
@@ -174,6 +174,7 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
         Controls::new(Identity {
             id: root.host_id()?,
             name: plan.host_name.clone(),
+            lock,
         }),
         nbd_socket,
     ));

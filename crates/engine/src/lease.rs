@@ -25,6 +25,9 @@
 use crate::error::{Error, Kind};
 use fence::Fence;
 use std::fmt;
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -53,6 +56,9 @@ pub struct Settings {
     pub host: [u8; 16],
     /// This start of its daemon.
     pub incarnation: u64,
+    /// The file that this daemon keeps locked until it ends ([`lock_identity`]). Zero: there is none, and this daemon waits for
+    /// its own disks as for those of others after a crash.
+    pub lock: [u8; 16],
     /// What people call this host.
     pub host_name: String,
     /// How long a holder may go on without renewing.
@@ -60,7 +66,7 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// With the usual length of a lease.
+    /// With the usual length of a lease, and no lock.
     pub fn new(
         name: &str,
         directory: PathBuf,
@@ -73,10 +79,22 @@ impl Settings {
             directory,
             host,
             incarnation,
+            lock: [0; 16],
             host_name: host_name.into(),
             lease: LEASE,
         }
     }
+}
+
+/// By which a file that is locked is known on one start of one machine: its file system's device and its inode. Both stay
+/// its own as long as it is open, and it is open as long as it is locked.
+///
+/// # Errors
+/// When the kernel does not say.
+pub fn lock_identity(locked: &File) -> io::Result<[u8; 16]> {
+    let about = locked.metadata()?;
+    let both = u128::from(about.dev()) << 64 | u128::from(about.ino());
+    Ok(both.to_be_bytes())
 }
 
 /// What may be done about a host that did not give a disk back.

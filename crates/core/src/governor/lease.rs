@@ -11,6 +11,8 @@
 //! - A holder's time counts from the START of the read in which it last found its own record, and only once the write
 //!   after that read has succeeded, all before the time ran out. A taker's counts from the END of its own I/O.
 //! - A claim is believed only when exactly this claim, by its sequence number, is found after the wait.
+//! - The same host's record is another's until a lock of the kernel proves that the daemon that wrote it has ended: the
+//!   identity of a host is copied with its files, a lock is not.
 //! - A lease that ran out is regained ([`Lease::regain`]) only when nobody else can have held it in between.
 //!
 //! Why two cannot hold: between the landing of a claim and the read that confirms it, longer than a lease, the block
@@ -81,7 +83,7 @@ pub enum Contest {
 /// How far an attempt may go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Intent {
-    /// Only if nobody has it, or an earlier start of this host.
+    /// Only if nobody has it, or an earlier start of this host that has ended, or has been silent for a lease.
     OnlyFree,
     /// Also from a host that has been silent for a lease.
     TakeOver,
@@ -414,11 +416,11 @@ impl Lease {
             };
             return;
         };
-        // Our host's record of an earlier start: that daemon is dead, there is one to a host. Of an earlier boot it may be
-        // a copy of this machine that still runs, unless a lock says that it does not.
+        // Our host's record of an earlier start, or of a copy of this machine or of the daemon's root that still runs. Only
+        // a lock tells which: that of the disk, or the one that the daemon keeps as long as it lives.
         let own = record.holder.host == self.me.host;
-        let locked = self.terms.contest == Contest::Nobody;
-        if record.free || own && (locked || record.holder.boot == self.me.boot) {
+        let locked = self.terms.contest == Contest::Nobody || self.me.replaces(&record.holder);
+        if record.free || own && locked {
             let brief = record.free || record.holder.incarnation != self.me.incarnation;
             self.state = State::Claim { read: began, brief };
             return;

@@ -84,7 +84,7 @@ impl DiskLeases {
         let taken = leases.take(about.disk, name.as_str(), about.guard, takeover);
         taken
             .map(Some)
-            .map_err(|refused| told(found, &refused, takeover))
+            .map_err(|refused| told(found, &refused, takeover, &self.host))
     }
 
     /// Why an image could not be locked: who has it, if that is noted.
@@ -97,10 +97,10 @@ impl DiskLeases {
             leases.holder(about.disk)
         });
         match holder {
-            // Another daemon of this machine, or an earlier start of this one, which may be at its last operations.
-            Some(holder) if holder.host == self.host.id => {
-                problem.because("an earlier start of this daemon had it open")
-            }
+            // An earlier start of this daemon may be at its last operations; or this root was copied.
+            Some(holder) if holder.host == self.host.id => problem.because(
+                "an earlier start of this daemon, or a daemon of a copy of its root, has it open",
+            ),
             Some(holder) => problem.because(format!("it is open on host {holder}")),
             None => problem,
         }
@@ -125,13 +125,16 @@ impl DiskLeases {
         let incarnation = uuid
             .first_chunk()
             .map_or(0, |half| u64::from_le_bytes(*half));
-        let settings = Settings::new(
-            found.datastore.as_str(),
-            directory.clone(),
-            self.host.id,
-            incarnation,
-            &self.host.name,
-        );
+        let settings = Settings {
+            lock: self.host.lock,
+            ..Settings::new(
+                found.datastore.as_str(),
+                directory.clone(),
+                self.host.id,
+                incarnation,
+                &self.host.name,
+            )
+        };
         let leases = Leases::new(settings).map_err(|e| host::problem(&e))?;
         places.insert(directory, leases.clone());
         Ok(leases)
@@ -183,7 +186,7 @@ pub(super) fn lost(live: &Live) -> Option<Problem> {
 }
 
 /// A refusal, and what to do about it.
-fn told(found: &Found, refused: &Refused, takeover: lease::Takeover) -> Problem {
+fn told(found: &Found, refused: &Refused, takeover: lease::Takeover, me: &Identity) -> Problem {
     let name = &found.name;
     let locked = |by: &Holder| {
         Problem::new(
@@ -192,6 +195,12 @@ fn told(found: &Found, refused: &Refused, takeover: lease::Takeover) -> Problem 
         )
     };
     match refused {
+        Refused::Live(by) if by.host == me.id => locked(by)
+            .because("another daemon with this host's identity is alive: was its root copied?")
+            .remedy(format!(
+                "detach it there: tidegate disk detach {name}; and give this daemon an identity of its own: stop it, remove \
+                 state/host-id from its root, and start it again"
+            )),
         Refused::Live(by) => {
             let problem = locked(by).because("that host is alive: it renewed its lease just now");
             match takeover {

@@ -50,6 +50,7 @@ fn stage() -> Stage {
     let identity = Identity {
         id: [1; 16],
         name: "one".to_owned(),
+        lock: [1; 16],
     };
     let keeper = Keeper::new(
         root,

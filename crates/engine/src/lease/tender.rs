@@ -106,6 +106,7 @@ pub(super) fn start(settings: Settings) -> io::Result<Sender<Word>> {
         host: settings.host,
         boot: boot(),
         incarnation: settings.incarnation,
+        lock: settings.lock,
     };
     let mut tender = Tender {
         me,
@@ -190,10 +191,8 @@ impl Tender {
         self.next += 1;
         if guard == Guard::Kernel {
             let found = read(&mut block, Manner::Notice);
-            // Somebody reaches this directory by another way, and renews: he does not ask this kernel for its lock.
-            let renewed = |found: &Record| {
-                found.holder.host != self.me.host && !found.free && found.lease > Span::ZERO
-            };
+            // A daemon that renews reaches this directory by another way: it does not ask this kernel for its lock.
+            let renewed = |found: &Record| self.may_live(found) && found.lease > Span::ZERO;
             if found.as_ref().is_some_and(renewed) {
                 guard = Guard::Lease;
             } else {
@@ -222,15 +221,20 @@ impl Tender {
         let found = read(&mut block, Manner::Shared);
         if let Some(found) = found
             && guard == Guard::Lease
-            && !found.free
             && found.lease == Span::ZERO
-            && found.holder.host != self.me.host
+            && self.may_live(&found)
         {
             return Err(Refused::Unseen(who(&found), block.path().into()));
         }
         let kept = Kept::Renewed(Box::new(self.renewed(guard, &ask)));
         self.keep(key, &ask, block, kept);
         Ok(())
+    }
+
+    /// Whether the daemon that a record names may still have the disk. Our own host's name proves nothing: a copy of this
+    /// root has it as well.
+    fn may_live(&self, found: &Record) -> bool {
+        !found.free && !self.me.replaces(&found.holder)
     }
 
     fn renewed(&self, guard: Guard, ask: &Ask) -> Renewed {

@@ -49,11 +49,17 @@ impl Place {
     }
 
     fn host(&self, name: &str, number: u8) -> Leases {
+        self.daemon(name, number, u64::from(number), [number; 16])
+    }
+
+    /// A daemon of that host, which keeps the file of that identity locked.
+    fn daemon(&self, name: &str, number: u8, incarnation: u64, lock: [u8; 16]) -> Leases {
         Leases::new(Settings {
             name: "shared".into(),
             directory: self.link(name),
             host: [number; 16],
-            incarnation: u64::from(number),
+            incarnation,
+            lock,
             host_name: name.into(),
             lease: Duration::from_secs(2),
         })
@@ -140,7 +146,25 @@ fn a_host_that_restarts_has_its_disks_again() {
     let _never_given_back = take(&before, Guard::Lease, Takeover::Guarded).unwrap();
     before.end(Duration::from_secs(60)).unwrap();
     place.cut("one");
-    take(&place.host("one", 1), Guard::Lease, Takeover::Guarded).unwrap();
+    let restarted = place.daemon("one", 1, 2, [1; 16]);
+    take(&restarted, Guard::Lease, Takeover::Guarded).unwrap();
+}
+
+#[test]
+fn a_daemon_of_a_copied_root_is_refused_whatever_guards_the_disk_here() {
+    let place = Place::new();
+    let one = place.daemon("one", 1, 1, [1; 16]);
+    let copy = place.daemon("copy", 1, 2, [2; 16]);
+    let held = take(&one, Guard::Lease, Takeover::Guarded).unwrap();
+    for guard in [Guard::Lease, Guard::Kernel] {
+        let refused = take(&copy, guard, Takeover::Fenced).unwrap_err();
+        assert!(matches!(refused, Refused::Live(_)), "{refused:?}");
+    }
+    drop(held);
+    let _held = take(&one, Guard::Kernel, Takeover::Guarded).unwrap();
+    // Its holder relies on a lock, and renews nothing: waiting would prove nothing.
+    let refused = take(&copy, Guard::Lease, Takeover::Fenced).unwrap_err();
+    assert!(matches!(refused, Refused::Unseen(..)), "{refused:?}");
 }
 
 #[test]

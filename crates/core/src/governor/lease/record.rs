@@ -23,6 +23,18 @@ pub struct Holder {
     pub boot: [u8; 16],
     /// This start of its daemon.
     pub incarnation: u64,
+    /// The file that its daemon keeps locked, by a lock of the kernel, until it ends. Zero: there is none.
+    pub lock: [u8; 16],
+}
+
+impl Holder {
+    /// Whether a lock of the kernel proves that this holder's daemon has replaced the earlier one: both lock the same file
+    /// on the same start of one machine, so the earlier one has ended.
+    pub fn replaces(&self, earlier: &Holder) -> bool {
+        let known = self.boot != [0; 16] && self.lock != [0; 16];
+        let same = |of: &Holder| (of.host, of.boot, of.lock);
+        known && same(self) == same(earlier)
+    }
 }
 
 /// What a lease's block holds.
@@ -59,6 +71,7 @@ impl Record {
         out.put(&self.sequence.to_le_bytes());
         out.put(&self.lease.as_nanos().to_le_bytes());
         out.put(&self.name.0);
+        out.put(&self.holder.lock);
         out.finish()
     }
 
@@ -67,17 +80,21 @@ impl Record {
         let mut from = Reader::open(bytes, MAGIC, VERSION)?;
         let free = u16::from_le_bytes(from.take()) == 1;
         from.take::<4>();
-        Ok(Record {
+        let mut record = Record {
             disk: from.take(),
             holder: Holder {
                 host: from.take(),
                 boot: from.take(),
                 incarnation: u64::from_le_bytes(from.take()),
+                lock: [0; 16],
             },
             sequence: u64::from_le_bytes(from.take()),
             lease: Span::from_nanos(u64::from_le_bytes(from.take())).min(LEASE_MOST),
             name: Name(from.take()),
             free,
-        })
+        };
+        // Earlier versions write zeroes here: their lock is not known.
+        record.holder.lock = from.take();
+        Ok(record)
     }
 }

@@ -29,6 +29,7 @@ fn me(host: u8) -> Holder {
         host: [host; 16],
         boot: [host; 16],
         incarnation: u64::from(host),
+        lock: [host; 16],
     }
 }
 
@@ -255,6 +256,72 @@ fn our_own_record_of_an_earlier_boot_is_waited_for_since_a_copy_of_this_machine_
     ));
     run(&mut again, &mut block, 3_100, 5_000);
     assert!(again.may_write(at(5_000)));
+}
+
+/// A second daemon with the same host, as from a copied root, wants the disk that the first one holds and renews.
+fn copy_of(changed: fn(&mut Holder)) -> Lease {
+    let mut holder = Holder {
+        incarnation: 99,
+        ..me(1)
+    };
+    changed(&mut holder);
+    Lease::new(DISK, holder, Name::new("host"), BRIEF)
+}
+
+#[test]
+fn a_copied_root_on_the_same_boot_is_refused_while_the_other_copy_renews() {
+    let copies: [fn(&mut Holder); 3] = [
+        |copy| copy.lock = [9; 16],
+        // Containers that share a boot, and have no lock or none that is known.
+        |copy| copy.lock = [0; 16],
+        |copy| copy.boot = [0; 16],
+    ];
+    for changed in copies {
+        let mut block = [0; SLOT];
+        let mut holder = held(BRIEF, 1, &mut block);
+        let mut copy = copy_of(changed);
+        copy.want(at(2_000), Intent::TakeOver);
+        for now in 2_000..4_000 {
+            run(&mut holder, &mut block, now, now + 1);
+            run(&mut copy, &mut block, now, now + 1);
+            assert!(!copy.may_write(at(now)), "it may write at {now} ms");
+        }
+        assert!(holder.may_write(at(4_000)));
+        assert_eq!(
+            copy.standing(at(4_000)),
+            Standing::Refused {
+                by: me(1),
+                live: true
+            }
+        );
+    }
+}
+
+#[test]
+fn a_lock_or_boot_that_is_not_known_proves_nothing() {
+    for unknown in [
+        |of: &mut Holder| of.lock = [0; 16],
+        |of: &mut Holder| of.boot = [0; 16],
+    ] {
+        let (mut one, mut two) = (me(1), me(1));
+        assert!(two.replaces(&one));
+        unknown(&mut one);
+        unknown(&mut two);
+        assert!(!two.replaces(&one));
+    }
+}
+
+#[test]
+fn a_copied_root_takes_a_silent_disk_only_after_the_whole_wait() {
+    let mut block = [0; SLOT];
+    let holder = held(BRIEF, 1, &mut block);
+    let mut copy = copy_of(|copy| copy.lock = [9; 16]);
+    copy.want(at(2_000), Intent::OnlyFree);
+    for now in 2_000..5_000 {
+        run(&mut copy, &mut block, now, now + 1);
+        assert!(!(holder.may_write(at(now)) && copy.may_write(at(now))));
+    }
+    assert!(copy.may_write(at(5_000)));
 }
 
 #[test]
@@ -577,7 +644,7 @@ proptest! {
         sequence: u64, incarnation: u64, free: bool, flip in 0..SLOT * 8, lease in 0..600_000_u64,
     ) {
         let lease = Span::from_millis(lease);
-        let holder = Holder { host: [3; 16], boot: [4; 16], incarnation };
+        let holder = Holder { host: [3; 16], boot: [4; 16], incarnation, lock: [5; 16] };
         let record = Record { disk: DISK, holder, name: Name::new("a host"), sequence, lease, free };
         let mut bytes = record.encode();
         prop_assert_eq!(Record::decode(&bytes), Ok(record));
