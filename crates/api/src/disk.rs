@@ -49,6 +49,10 @@ pub struct Disk {
     pub wanted: bool,
     /// Whether it is attached: guests and clients can reach it now.
     pub attached: bool,
+    /// Whether it is being detached: nobody can reach it any more, and its I/O in flight has not ended. Until it has, the
+    /// disk cannot be attached again.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub detaching: bool,
     /// The I/O thread that serves it, while it is attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thread: Option<u32>,

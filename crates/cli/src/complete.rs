@@ -15,10 +15,10 @@ pub(crate) fn disks() -> ArgValueCandidates {
         let list = client().and_then(|client| client.glance(routes::DISKS).ok());
         let disks = list.map(|list| list.disks).unwrap_or_default();
         let candidate = |disk: tidegate_api::disk::Disk| {
-            let attached = if disk.attached {
-                "attached"
-            } else {
-                "detached"
+            let attached = match (disk.attached, disk.detaching) {
+                (true, _) => "attached",
+                (false, true) => "detaching",
+                (false, false) => "detached",
             };
             let size = figures::bytes(disk.size_bytes);
             CompletionCandidate::new(disk.name.to_string()).help(Some(

@@ -102,6 +102,7 @@ impl Show {
 /// What a disk is doing, in a word.
 fn state(disk: &Answer) -> &'static str {
     match (disk.problem.is_some(), disk.attached) {
+        _ if disk.detaching => "detaching",
         (true, _) => "problem",
         (false, true) => "attached",
         (false, false) => "detached",

@@ -483,9 +483,12 @@ impl Disk {
         resized.map_err(|e| problem(&e).within(format!("cannot resize disk {}", self.disk.name())))
     }
 
-    /// Ends what is in flight, flushes, and lets the image go.
-    pub(crate) fn detach(&self, at_most: Duration) -> Outcome<()> {
-        let detached = self.disk.detach(at_most);
+    /// Ends what is in flight, flushes, and lets the image go. Without `at_most` it waits for as long as that takes.
+    pub(crate) fn detach(&self, at_most: Option<Duration>) -> Outcome<()> {
+        let detached = match at_most {
+            Some(at_most) => self.disk.detach(at_most),
+            None => self.disk.detach_fully(),
+        };
         detached.map_err(|e| problem(&e).within(format!("cannot detach disk {}", self.disk.name())))
     }
 }

@@ -4,13 +4,15 @@
 //! attached; the keeper keeps the two in step.
 //!
 //! # Always true
-//! - At most one order at a time works on a disk; another is refused rather than kept waiting.
+//! - At most one order at a time works on a disk; another is refused rather than kept waiting ([`claims`]).
+//! - A disk that was detached has a name that is taken until the engine has let go of it.
 //! - A disk that is wanted and could not be attached has its reason remembered until it is attached or no longer wanted.
 //! - When an order fails, what it had begun is undone, and the error says if that failed too.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
 
 use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::disk as api;
@@ -26,11 +28,13 @@ use crate::sample::AttachedMoment;
 use crate::snippet;
 use crate::store::{self, Found, Store, files};
 use crate::trouble::Outcome;
+use claims::{Claim, Claims};
 
 mod again;
 mod agreed;
 mod attach;
 mod change;
+mod claims;
 mod datastores;
 mod follow;
 mod groups;
@@ -61,7 +65,9 @@ pub(crate) struct Keeper {
     looks: looks::Looks,
     /// The Unix socket of the NBD server, for URIs, if it has one.
     nbd_socket: Option<PathBuf>,
-    claimed: Arc<Mutex<Claimed>>,
+    claims: Arc<Claims>,
+    /// How long a detach waits before it gives up: [`PARTING`], but in tests.
+    parting: Duration,
     /// Why disks that are wanted are not attached.
     troubles: Mutex<BTreeMap<Name, Problem>>,
     /// Datastores whose missing disks are being tried.
@@ -70,29 +76,6 @@ pub(crate) struct Keeper {
     attached_file: Mutex<()>,
     /// The same for the paths that were agreed to.
     agreed_file: Mutex<()>,
-}
-
-/// Disks that an order is at work on, and for each the datastore that must not be forgotten meanwhile, if there is one.
-type Claimed = BTreeMap<Name, Option<Name>>;
-
-/// The right to work on a disk, until dropped.
-pub(crate) struct Claim {
-    claimed: Arc<Mutex<Claimed>>,
-    name: Name,
-}
-
-impl Claim {
-    /// From now on until the order is done, nobody forgets this datastore. It may be gone already: that is to be looked at
-    /// afterwards.
-    fn keep(&self, datastore: &Name) {
-        locked(&self.claimed).insert(self.name.clone(), Some(datastore.clone()));
-    }
-}
-
-impl Drop for Claim {
-    fn drop(&mut self) {
-        locked(&self.claimed).remove(&self.name);
-    }
 }
 
 impl Keeper {
@@ -117,7 +100,8 @@ impl Keeper {
             surveys: looks::Looks::default(),
             looks: looks::Looks::default(),
             nbd_socket,
-            claimed: Arc::default(),
+            claims: Arc::default(),
+            parting: PARTING,
             troubles: Mutex::default(),
             tried: Mutex::default(),
             attached_file: Mutex::default(),
@@ -155,6 +139,7 @@ impl Keeper {
         let mut troubles: Vec<_> = locked(&self.troubles).values().cloned().collect();
         let live = self.live.all();
         troubles.extend(live.iter().filter_map(|live| leases::lost(live)));
+        troubles.extend(self.claims.all_overdue());
         troubles
     }
 
@@ -319,6 +304,7 @@ impl Keeper {
             device: descriptor.device.clone(),
             wanted,
             attached,
+            detaching: self.claims.is_detaching(&found.name),
             thread: live.as_ref().map(|live| live.thread()),
             io: live.as_ref().map(|live| live.io().to_owned()),
             nbd_uri: self.nbd_uri(&found.name).filter(|_| attached),
@@ -328,6 +314,7 @@ impl Keeper {
             clients: live.map(|live| live.clients()).unwrap_or_default(),
             problem: lost
                 .or(harmed)
+                .or_else(|| self.claims.overdue(&found.name))
                 .or_else(|| locked(&self.troubles).get(&found.name).cloned()),
         }
     }
@@ -394,17 +381,7 @@ impl Keeper {
 
     /// Takes the right to work on a disk.
     fn claim(&self, name: &Name, what: impl Into<String>) -> Outcome<Claim> {
-        let mut claimed = locked(&self.claimed);
-        if claimed.contains_key(name) {
-            return Err(Problem::new(ProblemCode::Busy, what)
-                .because(format!("another order is at work on disk {name}"))
-                .remedy("try again when it is done (see `tidegate disk list` and its jobs)"));
-        }
-        claimed.insert(name.clone(), None);
-        Ok(Claim {
-            claimed: Arc::clone(&self.claimed),
-            name: name.clone(),
-        })
+        self.claims.claim(name, what)
     }
 }
 
@@ -426,6 +403,7 @@ fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> 
         device: None,
         wanted,
         attached: false,
+        detaching: false,
         thread: None,
         io: None,
         nbd_uri: None,

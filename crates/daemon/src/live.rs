@@ -335,8 +335,8 @@ impl Live {
         self.disk.resize(size)
     }
 
-    /// Ends what is in flight, flushes, and lets the image go.
-    pub(crate) fn detach(&self, at_most: Duration) -> Outcome<()> {
+    /// Ends what is in flight, flushes, and lets the image go. Without `at_most` it waits for as long as that takes.
+    pub(crate) fn detach(&self, at_most: Option<Duration>) -> Outcome<()> {
         self.close();
         self.disk.detach(at_most)
     }
@@ -428,10 +428,10 @@ impl LiveDisks {
         }
     }
 
-    /// Lets it be found no more.
-    pub(crate) fn remove(&self, name: &Name) {
+    /// Lets it be found no more. Answers whether it was there.
+    pub(crate) fn remove(&self, name: &Name) -> bool {
         let mut table = self.table.write().unwrap_or_else(PoisonError::into_inner);
-        table.remove(name);
+        table.remove(name).is_some()
     }
 
     /// An NBD client was turned away, or went before it had a disk.

@@ -182,7 +182,7 @@ async fn live(options: OneOptions, inherited: Vec<Inherited>) -> Outcome<()> {
     }
     drop(doors.vhost);
     let ending = trouble::blocking(move || {
-        let ended = live.detach(PARTING);
+        let ended = live.detach(Some(PARTING));
         host.stop();
         ended
     });

@@ -77,6 +77,9 @@ impl Attach {
 ///
 /// It is refused while guests or clients are connected, unless --disconnect says what becomes of them. A disk in the
 /// daemon's memory (datastores of kind memory and emulated) loses its data: that is asked about first.
+///
+/// It fails after 10 seconds if I/O in flight does not end, as on a datastore that does not answer. The disk is then still
+/// being detached, and cannot be attached until that has ended. The same command waits for it again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

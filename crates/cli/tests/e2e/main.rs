@@ -15,6 +15,7 @@ mod dashboard;
 mod dashboard_form;
 mod dashboard_hosts;
 mod dashboard_live;
+mod detaching;
 mod explained;
 mod first_minute;
 mod foretold;

@@ -86,6 +86,6 @@ fn nbd_clients_of_a_disk_on_an_upstream_are_told_what_its_requests_must_be_multi
         let disk = host.attach(&plan, opened, None).unwrap();
         let told = disk.export_info("a").block;
         assert_eq!((told.minimum, told.preferred), (minimum, 4096));
-        disk.detach(Duration::from_secs(60)).unwrap();
+        disk.detach(Some(Duration::from_secs(60))).unwrap();
     }
 }

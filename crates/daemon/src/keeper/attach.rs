@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::panic::resume_unwind;
 use std::sync::Arc;
-use std::time::Duration;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
 
 use tidegate_api::disk as api;
 use tidegate_api::iocontrol::{Admission, Promise};
@@ -13,7 +14,8 @@ use tidegate_engine::UnderControl;
 use tokio::runtime::Handle;
 use tokio::sync::oneshot;
 
-use super::{Claim, Keeper, locked, policy, unreadable};
+use super::claims::{self, Claim};
+use super::{Keeper, locked, policy, unreadable};
 use crate::host::{self, Opened};
 use crate::limits;
 use crate::live::{Live, Standing};
@@ -22,8 +24,8 @@ use crate::store::Found;
 use crate::trouble::{self, Outcome};
 use crate::vhost_listener::VhostListener;
 
-/// How long a disk may take to finish what is in flight before it is taken away all the same: longer than any
-/// datastore that still works needs for a queue full of I/Os.
+/// How long whoever detaches a disk waits for its I/O in flight: longer than any datastore that still works needs for a
+/// queue full of I/Os.
 pub(crate) const PARTING: Duration = Duration::from_secs(10);
 
 /// How often a disk may change while it is being opened: more often than any administrator changes one.
@@ -42,13 +44,13 @@ impl Keeper {
         claim: &Claim,
         order: api::DiskAttach,
     ) -> Outcome<api::Disk> {
-        let name = &claim.name;
+        let name = claim.name();
         let mut found = self.find(name)?;
         // Until it is remembered where the disk lies, only this tells that the datastore is needed.
         claim.keep(&found.datastore);
         if self.live.get(name).is_none() {
             found = self
-                .bring_up(found, order)
+                .bring_up(found, order, claim)
                 .map_err(|problem| problem.within(format!("cannot attach disk {name}")))?;
         }
         let remembered = self.remember(|disks| {
@@ -101,11 +103,12 @@ impl Keeper {
     /// Detaches a disk, and forgets to attach it at the next start.
     pub(crate) fn detach(&self, name: &Name, clients: api::Clients) -> Outcome<api::Disk> {
         let what = format!("cannot detach disk {name}");
-        let _claim = self.claim(name, &what)?;
+        let was_on = self.claims.wait_for_detach(name, self.parting)?;
+        let claim = self.claim(name, &what)?;
         let live = self.live.get(name);
         let on = match &live {
             Some(live) => Some(live.datastore().clone()),
-            None => self.store.attached()?.remove(name),
+            None => self.store.attached()?.remove(name).or(was_on),
         };
         let Some(on) = on else {
             // There is nothing to do, if there is such a disk.
@@ -113,6 +116,7 @@ impl Keeper {
             locked(&self.troubles).remove(name);
             return Ok(self.describe(&found, false));
         };
+        let mut ended = Ok(());
         if let Some(live) = live {
             let connected = live.clients();
             if clients == api::Clients::Keep && !connected.is_empty() {
@@ -121,12 +125,14 @@ impl Keeper {
                     .because(format!("it is in use by {}", who.join(", ")))
                     .remedy("disconnect them first (unplug it in the guest), or order to disconnect them"));
             }
-            self.take_down(&live)?;
+            ended = self.take_down(&live, Some(claim.clone()));
         }
+        // Also while it is still under way: the order stands, and the next start must not attach the disk.
         self.remember(|disks| {
             disks.remove(name);
         })?;
         locked(&self.troubles).remove(name);
+        ended?;
         // Looked at last: one that is gone, cannot be read, or lies on a datastore that hangs, is let go of all the same.
         Ok(match self.find_from(name, &on) {
             Ok(found) => self.describe(&found, false),
@@ -155,27 +161,34 @@ impl Keeper {
 
     /// Detaches every disk; they stay remembered. Answers how many could not end in peace.
     pub(super) fn detach_all(&self) -> usize {
+        let until = Instant::now() + self.parting;
         // Side by side: one datastore that hangs must not use up the others' time.
         let live = self.live.all();
-        std::thread::scope(|scope| {
+        let end = |live: &Arc<Live>| {
+            // An order that is at work on it does not keep it from ending.
+            let claim = self.claim(live.name(), "").ok();
+            let held = claim.is_some();
+            match self.take_down(live, claim) {
+                Ok(()) => 0,
+                Err(problem) => {
+                    tracing::error!(disk = %live.name(), %problem, "a disk did not end in peace");
+                    // One whose claim is still held is counted below.
+                    usize::from(!held)
+                }
+            }
+        };
+        let hasty: usize = std::thread::scope(|scope| {
             let ending: Vec<_> = live
                 .iter()
-                .map(|live| {
-                    scope.spawn(move || match self.take_down(live) {
-                        Ok(()) => 0,
-                        Err(problem) => {
-                            tracing::error!(disk = %live.name(), %problem, "a disk did not end in peace");
-                            1
-                        }
-                    })
-                })
+                .map(|live| scope.spawn(move || end(live)))
                 .collect();
             ending.into_iter().map(|end| end.join().unwrap_or(1)).sum()
-        })
+        });
+        hasty + self.claims.wait_for_all_detaches(until)
     }
 
     /// Answers with the disk as it was when it was attached.
-    fn bring_up(&self, found: Found, order: api::DiskAttach) -> Outcome<Found> {
+    fn bring_up(&self, found: Found, order: api::DiskAttach, claim: &Claim) -> Outcome<Found> {
         limits::must_have_room(&format!("cannot attach disk {}", found.name))?;
         let (whole, opened) = self.open_as_it_stands(found, order)?;
         let trusted = self.trusted(&whole)?;
@@ -216,7 +229,7 @@ impl Keeper {
         match VhostListener::start(socket, &live) {
             Ok(listener) => live.listen(listener),
             Err(problem) => {
-                return Err(match live.detach(PARTING) {
+                return Err(match self.let_go(&live, Some(claim.clone())) {
                     Ok(()) => problem,
                     Err(second) => problem.because(second),
                 });
@@ -258,14 +271,49 @@ impl Keeper {
             .remedy("try again when that is over"))
     }
 
-    fn take_down(&self, live: &Arc<Live>) -> Outcome<()> {
+    /// Takes a disk out of service.
+    fn take_down(&self, live: &Arc<Live>, claim: Option<Claim>) -> Outcome<()> {
         // First nobody new comes in, then those who are inside end.
-        self.live.remove(live.name());
+        if !self.live.remove(live.name()) {
+            // Another order is detaching it.
+            return Ok(());
+        }
+        self.let_go(live, claim)
+    }
+
+    /// Has the engine let go of a disk, and waits for that. When it takes too long, this gives up, but nothing is forgotten:
+    /// the disk's name stays taken, and its datastore in use, until the engine is done with it.
+    fn let_go(&self, live: &Arc<Live>, claim: Option<Claim>) -> Outcome<()> {
         live.close();
-        let ended = live.detach(PARTING);
-        live.leave_datastore();
-        tracing::info!(disk = %live.name(), "detached");
-        ended
+        if let Some(claim) = &claim {
+            claim.keep(live.datastore());
+            claim.detach_begins();
+        }
+        let (tell, told) = mpsc::channel();
+        let (leaving, held) = (Arc::clone(live), claim.clone());
+        let end = move || {
+            let ended = detach(&leaving);
+            drop(held);
+            // Who asked may have given up waiting.
+            let _ = tell.send(ended);
+        };
+        let thread = format!("detach-{}", live.name());
+        if std::thread::Builder::new().name(thread).spawn(end).is_err() {
+            // The system has no thread left. Nothing has happened yet: it is done here, however long it takes.
+            return detach(live);
+        }
+        match told.recv_timeout(self.parting) {
+            Ok(ended) => ended,
+            // The thread always tells, unless it has died.
+            Err(RecvTimeoutError::Disconnected) => Ok(()),
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::warn!(disk = %live.name(), datastore = %live.datastore(), "a detach is still under way: I/O in flight has not ended");
+                if let Some(claim) = &claim {
+                    claim.detach_is_overdue();
+                }
+                Err(claims::overdue(live.name(), Some(live.datastore())))
+            }
+        }
     }
 
     pub(super) fn remember(&self, change: impl FnOnce(&mut BTreeMap<Name, Name>)) -> Outcome<()> {
@@ -278,4 +326,12 @@ impl Keeper {
         }
         self.store.set_attached(after)
     }
+}
+
+/// Has the engine let go of a disk, however long it takes, and then leaves its datastore.
+fn detach(live: &Live) -> Outcome<()> {
+    let ended = live.detach(None);
+    live.leave_datastore();
+    tracing::info!(disk = %live.name(), "detached");
+    ended
 }

@@ -10,7 +10,7 @@ use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::control::Change;
 
-use super::{Keeper, locked};
+use super::Keeper;
 use crate::control::report;
 use crate::host;
 use crate::plan::{ImagePlan, policy};
@@ -160,11 +160,11 @@ impl Keeper {
             return self.store.datastore(name).map(|_| ());
         }
         // Until it is gone, no order begins to need it; one that comes afterwards finds it gone.
-        let claimed = locked(&self.claimed);
+        let claimed = self.claims.all();
         let wanted = self.store.attached()?;
         let live = self.live.all();
         let wanted = wanted.iter().map(|(disk, on)| (disk, Some(on)));
-        let coming = claimed.iter().map(|(disk, on)| (disk, on.as_ref()));
+        let coming = claimed.iter();
         let served = live
             .iter()
             .map(|live| (live.name(), Some(live.datastore())));
@@ -177,7 +177,7 @@ impl Keeper {
         if let Some(disk) = holds.first() {
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because(format!(
-                    "{} of its disks are attached or to be attached, {disk} among them",
+                    "{} of its disks are attached, to be attached or still being detached, {disk} among them",
                     holds.len()
                 ))
                 .remedy("detach them first"));

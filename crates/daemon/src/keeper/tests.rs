@@ -19,6 +19,7 @@ use super::*;
 use crate::control::Identity;
 use crate::plan::ThreadsPlan;
 
+mod detaching;
 mod hanging;
 mod missing;
 

@@ -16,7 +16,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::sync::mpsc::channel;
+use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::iocontrol::Policy;
@@ -245,6 +245,18 @@ impl Disk {
     /// # Errors
     /// When its I/O does not end within `patience`: it then goes when it does.
     pub fn detach(&self, patience: Duration) -> Result<()> {
+        wait(&self.begin_detach(), Some(patience))
+    }
+
+    /// The same, and waits for as long as it takes: when this returns, nothing of the disk is left on its I/O thread.
+    ///
+    /// # Errors
+    /// When the disk is gone, or is being detached already.
+    pub fn detach_fully(&self) -> Result<()> {
+        wait(&self.begin_detach(), None)
+    }
+
+    fn begin_detach(&self) -> Receiver<Result<()>> {
         self.core.front_ends.close();
         let (load, numbers, id) = (
             Arc::clone(&self.core.load),
@@ -255,6 +267,15 @@ impl Disk {
             load.fetch_sub(1, Ordering::Relaxed);
             guard(&numbers)[id.0 as usize] = false;
         });
-        self.core.change(What::Detach { farewell }, Some(patience))
+        let what = What::Detach { farewell };
+        let (reply, answer) = channel();
+        let change = Change {
+            disk: id,
+            what,
+            reply,
+        };
+        // Not refused when many orders wait: the disk would stay on its thread, and nobody would know of it any more.
+        self.core.inbox.send_always(Order::Change(Box::new(change)));
+        answer
     }
 }

@@ -3,6 +3,7 @@
 use super::*;
 use crate::datastore::null;
 use crate::device::front_ends::Stay;
+use crate::error::Kind;
 use crate::handle::{Disk, DiskSpec, Engine, Settings};
 use crate::thread::orders::{Change, What};
 use std::sync::atomic::Ordering;
@@ -175,6 +176,45 @@ fn a_virtual_machine_that_starts_as_the_last_one_leaves_is_served_when_its_rings
         new.end();
     });
     assert!(!disk.core.front_ends.any());
+}
+
+#[test]
+fn a_detach_ends_only_after_the_farewell_of_every_queue() {
+    let engine = engine();
+    let disk = disk(&engine);
+    let mut old = FrontEnd::connect(&disk);
+    old.start().expect("its ring runs");
+    std::thread::scope(|scope| {
+        let (tell, heard) = channel();
+        let (core, disk) = (&disk.core, &disk);
+        scope.spawn(move || tell.send(disk.detach_fully().map_err(|error| error.to_string())));
+        let deadline = Instant::now() + PATIENCE;
+        let mut byte = [0];
+        // Sent away, it has not said goodbye yet: its ring is still this disk's.
+        assert_eq!(
+            std::io::Read::read(&mut &old.theirs, &mut byte).ok(),
+            Some(0)
+        );
+        let refusal = || {
+            let (reply, answer) = channel();
+            let (disk, what) = (disk.core.id, What::Size(1 << 20));
+            let change = Change { disk, what, reply };
+            let order = Order::Change(Box::new(change));
+            core.inbox.send_always(order);
+            let answer = answer.recv_timeout(PATIENCE).expect("an answer");
+            answer.err().map(|error| error.kind())
+        };
+        let refused = loop {
+            assert!(Instant::now() < deadline, "the order comes to the thread");
+            if let Some(refused) = refusal() {
+                break refused;
+            }
+        };
+        assert_eq!(refused, Kind::Busy, "its number is taken");
+        assert_eq!(heard.try_recv().ok(), None, "its queue has not ended");
+        old.end();
+        assert_eq!(heard.recv_timeout(PATIENCE), Ok(Ok(())));
+    });
 }
 
 #[test]
