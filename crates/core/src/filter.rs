@@ -94,6 +94,15 @@ pub trait Filter: Send {
     /// from now on it holds nothing back so. It sees I/Os until [`Filter::retire`].
     fn release(&mut self, _cx: &mut Cx<'_>) {}
 
+    /// Whoever asked for some I/Os is gone. Those of them that the filter keeps on their way down end now, with
+    /// [`Fault::Gone`](crate::request::Fault::Gone): nothing below has seen them. `gone` tells which they are.
+    fn abandon(&mut self, _cx: &mut Cx<'_>, _gone: &dyn Fn(IoId) -> bool) {}
+
+    /// The I/O that waits for the end of the filter's own one with this tag ([`Cx::lower`]), if one does.
+    fn owner(&self, _tag: u64) -> Option<IoId> {
+        None
+    }
+
     /// It is being taken out of the stack, with none of its I/Os in flight: last chance to send bytes aside.
     fn retire(&mut self, _cx: &mut Cx<'_>) {}
 

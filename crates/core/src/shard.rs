@@ -184,6 +184,7 @@ impl Shard {
             } => {
                 self.side_written(now, disk, filter, buffer, outcome, out);
             }
+            Event::Abandon { disk, tokens } => self.abandon(now, disk, tokens, out),
             Event::Attach {
                 disk,
                 size,

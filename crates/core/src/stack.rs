@@ -31,7 +31,7 @@ use crate::filter::{
     Why,
 };
 use crate::iocontrol::{Cost, Offer, Scheduler};
-use crate::request::{DiskId, IoId, Op, Outcome, Request, Token};
+use crate::request::{DiskId, Fault, IoId, Op, Outcome, Request, Token};
 use crate::shard::{ControlId, Effect, Toll, Turns, scheduler_of};
 use crate::slab::Slab;
 use crate::units::Time;
@@ -273,6 +273,35 @@ impl Stack {
                     layer.filter.name()
                 );
             }
+        }
+        walk.run(&mut self.inside);
+    }
+
+    /// Whoever asked these requests is gone: those of them that the datastore does not have end now, the top filter's
+    /// first. `tokens` are sorted.
+    pub(crate) fn abandon(&mut self, walk: &mut Walk<'_>, tokens: &[Token]) {
+        let bottom = self.inside.layers.len();
+        for level in 0..bottom {
+            let (above, here) = self.inside.layers.split_at_mut(level);
+            let ios = &*walk.ios;
+            let gone = |id| is_gone(id, tokens, above, ios);
+            let mut cx = walk.edge.cx(level, &mut self.inside.wants);
+            here[0].filter.abandon(&mut cx, &gone);
+            walk.run(&mut self.inside);
+        }
+        let mut waited = Vec::new();
+        let (now, disk) = (walk.edge.now, walk.edge.disk);
+        if let Some(scheduler) = walk.edge.scheduler() {
+            let (layers, ios) = (&self.inside.layers, &*walk.ios);
+            let gone = |id| is_gone(id, tokens, layers, ios);
+            scheduler.abandon(now, disk, gone, &mut waited);
+        }
+        for id in waited {
+            let io = walk.ios.inside_mut(id);
+            let parked = io.parked.take();
+            assert!(parked.is_some(), "an I/O that waits has not started");
+            io.outcome = Err(Fault::Gone);
+            walk.up_alone(&mut self.inside, id, bottom);
         }
         walk.run(&mut self.inside);
     }
@@ -668,6 +697,18 @@ impl Walk<'_> {
             (Verdict::Defer, _) => {
                 panic!("a deferred I/O is resumed with an answer, not deferred again")
             }
+        }
+    }
+}
+
+/// Whether an I/O is one of these requests, or a filter's own that one of them waits for.
+fn is_gone(id: IoId, tokens: &[Token], layers: &[Layer], ios: &Slab<Io>) -> bool {
+    let Some(io) = ios.get(id) else { return false };
+    match io.origin {
+        Origin::Guest(token) => tokens.binary_search(&token).is_ok(),
+        Origin::Filter { level, tag } => {
+            let owner = layers[usize::from(level)].filter.owner(tag);
+            owner.is_some_and(|owner| is_gone(owner, tokens, layers, ios))
         }
     }
 }

@@ -447,6 +447,20 @@ impl Filter for FaultFilter {
         self.let_go(cx, Time::NEVER);
     }
 
+    fn abandon(&mut self, cx: &mut Cx<'_>, gone: &dyn Fn(IoId) -> bool) {
+        self.waiting.retain(|&(_, io)| {
+            let gone = gone(io);
+            if gone {
+                cx.resume(io, Verdict::Done(Err(Fault::Gone)));
+            }
+            !gone
+        });
+    }
+
+    fn owner(&self, tag: u64) -> Option<IoId> {
+        matches!(self.spec.act, FaultAct::Torn { .. }).then(|| IoId::from_bits(tag))
+    }
+
     fn report(&self) -> FilterReport {
         let FaultFilter {
             matched,

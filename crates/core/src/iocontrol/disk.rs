@@ -11,6 +11,7 @@ use crate::request::{DiskId, IoId};
 use crate::units::{Span, Time};
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
+use alloc::vec::Vec;
 
 /// How much device time a disk may save up while it is idle: 16 reference I/Os (C_max). Enough that a light disk goes
 /// at once; little enough that nobody notices the others' loss.
@@ -224,6 +225,26 @@ impl Disk {
         let queued = self.queue.pop_front()?;
         self.waits.went(now, queued.cost);
         Some(queued)
+    }
+
+    /// Takes out those that wait and that `gone` names.
+    pub(super) fn abandon(
+        &mut self,
+        now: Time,
+        v: u64,
+        gone: impl Fn(IoId) -> bool,
+        out: &mut Vec<IoId>,
+    ) {
+        self.settle(now, v);
+        let waits = &mut self.waits;
+        self.queue.retain(|queued| {
+            let gone = gone(queued.io);
+            if gone {
+                waits.went(now, queued.cost);
+                out.push(queued.io);
+            }
+            !gone
+        });
     }
 
     /// Tells the counts, and starts new ones.

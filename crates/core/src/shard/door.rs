@@ -55,6 +55,35 @@ impl Shard {
         self.pick(now, control, out);
     }
 
+    /// Whoever asked these requests is gone: those that the datastore does not have end now, also those at the door.
+    pub(super) fn abandon(
+        &mut self,
+        now: Time,
+        id: DiskId,
+        mut tokens: Vec<Token>,
+        out: &mut Vec<Effect>,
+    ) {
+        // There may be hundreds, and thousands that wait.
+        tokens.sort_unstable();
+        let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
+            return;
+        };
+        disk.waiting.retain(|(token, request)| {
+            let gone = tokens.binary_search(token).is_ok();
+            if gone {
+                refuse(id, *token, request, Fault::Gone, out);
+            }
+            !gone
+        });
+        let (control, open) = (disk.toll.control, matches!(disk.door, Door::Open));
+        let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
+        disk.stack.abandon(&mut walk, &tokens);
+        if !open {
+            self.settle(now, id, out);
+        }
+        self.pick(now, control, out);
+    }
+
     /// Carries out a change of filters or a detachment, once nothing is between the filters any more.
     pub(super) fn settle(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
         let disk = self.disk(id);
@@ -279,6 +308,56 @@ mod tests {
         ));
         assert!(matches!(out[1], Effect::Answer { outcome, .. } if outcome == gone));
         assert!(matches!(out[2..], [Effect::Detached { .. }]));
+    }
+
+    fn abandon(shard: &mut Shard, tokens: &[u64]) -> Vec<u64> {
+        let tokens = tokens.iter().map(|token| Token(*token)).collect();
+        let out = handle(shard, Event::Abandon { disk: DISK, tokens });
+        let gone = |effect: &Effect| match effect {
+            Effect::Answer { token, outcome, .. } if *outcome == Err(Fault::Gone) => Some(token.0),
+            _ => None,
+        };
+        out.iter().filter_map(gone).collect()
+    }
+
+    #[test]
+    fn what_a_filter_delays_or_the_door_holds_ends_when_nobody_waits_for_it() {
+        let mut shard = with(&["stats", "fault:delay=3600s"]);
+        for token in [1, 2, 3] {
+            assert!(submit(&mut shard, token).is_empty());
+        }
+        assert_eq!(abandon(&mut shard, &[9, 3, 1]), [1, 3]);
+        assert_eq!(abandon(&mut shard, &[1, 3]), [], "once");
+        assert!(rearrange(&mut shard, &[0, 1]).is_empty());
+        assert!(submit(&mut shard, 4).is_empty() && submit(&mut shard, 5).is_empty());
+        assert_eq!(abandon(&mut shard, &[5]), [5]);
+        assert_eq!(shard.in_flight(), 1);
+        assert_eq!(abandon(&mut shard, &[2]), [2], "and the filters change");
+        assert_eq!(abandon(&mut shard, &[4]), [4], "the door was open again");
+        assert_eq!((shard.in_flight(), shard.deadline()), (0, None));
+    }
+
+    #[test]
+    fn a_torn_write_that_a_filter_below_delays_ends_when_nobody_waits_for_it() {
+        let mut shard = with(&["fault:torn=512", "fault:torn=512", "fault:delay=3600s"]);
+        let (disk, token) = (DISK, Token(7));
+        let request = Request {
+            op: Op::Write,
+            flags: Flags::NONE,
+            offset: 0,
+            len: 4096,
+            data: Data::NONE,
+            arrived: Time::ZERO,
+        };
+        let submitted = Event::Submitted {
+            disk,
+            token,
+            request,
+        };
+        assert!(handle(&mut shard, submitted).is_empty());
+        assert_eq!(abandon(&mut shard, &[8]), []);
+        assert_eq!(abandon(&mut shard, &[7]), [7]);
+        assert_eq!(shard.in_flight(), 0);
     }
 
     #[test]

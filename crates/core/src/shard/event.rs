@@ -50,6 +50,14 @@ pub enum Event {
         /// How.
         outcome: Outcome,
     },
+    /// Whoever asked these requests is gone. Those that the datastore does not have yet are answered `Gone` at once; the
+    /// others are answered when they end, as ever. A request that was answered before is no matter.
+    Abandon {
+        /// Of which disk.
+        disk: DiskId,
+        /// Which.
+        tokens: Vec<Token>,
+    },
     /// The moment of [`Shard::deadline`](super::Shard::deadline) has come.
     Ticked,
     /// Bytes of a filter's [`Effect::SideWrite`] are on their file, or could not be put there.

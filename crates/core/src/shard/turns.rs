@@ -332,6 +332,39 @@ mod tests {
     }
 
     #[test]
+    fn what_a_limit_holds_ends_when_nobody_waits_for_it_and_uses_none_of_the_limit() {
+        let policy = Policy {
+            limit: Some(Limit {
+                sustained: 1_000,
+                peak: 0,
+                burst: 0,
+            }),
+            ..Policy::default()
+        };
+        let mut shard = shard(policy, &Watch::default());
+        let first = submit(&mut shard, 0, 1);
+        for token in 2..6 {
+            assert!(submit(&mut shard, 0, token).is_empty());
+        }
+        let tokens = [5, 4, 2, 1].map(Token).to_vec();
+        let out = handle(&mut shard, 1, Event::Abandon { disk: DISK, tokens });
+        let answer = |token, outcome| Effect::Answer {
+            disk: DISK,
+            token: Token(token),
+            op: Op::Read,
+            outcome,
+        };
+        let gone = Err(crate::request::Fault::Gone);
+        assert_eq!(out, [2, 4, 5].map(|token| answer(token, gone)));
+        assert_eq!((report(&shard).in_flight, report(&shard).held), (2, 1));
+        assert_eq!(finish(&mut shard, 2, &first[0]), [answer(1, Ok(()))]);
+        // The one that is left goes as if those had never been.
+        let then = handle(&mut shard, 1_000, Event::Ticked);
+        assert_eq!(finish(&mut shard, 1_001, &then[0]), [answer(3, Ok(()))]);
+        assert_eq!((shard.in_flight(), shard.deadline()), (0, None));
+    }
+
+    #[test]
     fn a_disk_that_has_been_used_stirs_until_its_use_is_told() {
         let mut shard = shard(Policy::default(), &Watch::default());
         assert!(!shard.is_stirred(CONTROL));

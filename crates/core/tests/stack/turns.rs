@@ -31,6 +31,8 @@ enum Act {
     Policy(usize, Policy),
     Steer(Orders),
     Group(GroupPolicy),
+    /// Whoever asked every n-th request of a disk is gone.
+    Abandon(usize, u64),
     /// A disk goes and, once it has gone, comes again.
     Detach(usize),
 }
@@ -120,6 +122,7 @@ fn act() -> impl Strategy<Value = Act> {
             limit,
             bandwidth: None,
         })),
+        3 => (disk.clone(), 1..4_u64).prop_map(|(disk, nth)| Act::Abandon(disk, nth)),
         1 => disk.prop_map(Act::Detach),
     ]
 }
@@ -149,6 +152,8 @@ struct Host {
     started: Vec<Started>,
     /// By token: how often it was answered.
     answers: Vec<u32>,
+    /// By token: of which disk.
+    asked: Vec<usize>,
     /// By disk: whether it never had a filter, and the last read or write that started.
     plain: [(bool, Option<u64>); DISKS],
     keys: u32,
@@ -166,6 +171,7 @@ impl Host {
             policies,
             started: Vec::new(),
             answers: Vec::new(),
+            asked: Vec::new(),
             plain: [(true, None); DISKS],
             keys: 0,
         };
@@ -341,6 +347,7 @@ impl Host {
                 self.groups
                     .set(Time::from_nanos(self.now), GroupId(0), policy);
             }
+            Act::Abandon(disk, nth) => self.abandon(*disk, *nth),
             Act::Detach(disk) if self.lives[*disk] == Life::Here => {
                 self.lives[*disk] = Life::Leaving;
                 self.handle(self.home(*disk), Event::Detach { disk: id(*disk) });
@@ -358,6 +365,7 @@ impl Host {
     fn ask(&mut self, disk: usize, op: Op, offset: u64, len: u64) -> Event {
         let token = self.answers.len() as u64;
         self.answers.push(0);
+        self.asked.push(disk);
         let flush = op == Op::Flush;
         let request = Request {
             op,
@@ -374,6 +382,23 @@ impl Host {
             disk: id(disk),
             token: Token(token),
             request,
+        }
+    }
+
+    /// Of those asked that are gone, only what a datastore has is left. Answered ones are named again, too.
+    fn abandon(&mut self, disk: usize, nth: u64) {
+        let all = (0..).zip(&self.asked);
+        let gone = all.filter(|(token, of)| **of == disk && token % nth == 0);
+        let gone: Vec<u64> = gone.map(|(token, _)| token).collect();
+        let abandon = Event::Abandon {
+            disk: id(disk),
+            tokens: gone.iter().rev().map(|token| Token(*token)).collect(),
+        };
+        self.handle(self.home(disk), abandon);
+        for token in gone {
+            let there = self.started.iter().any(|started| started.token == token);
+            let answers = self.answers[usize::try_from(token).expect("few")];
+            assert_eq!(answers, u32::from(!there), "{token} waits for nobody");
         }
     }
 

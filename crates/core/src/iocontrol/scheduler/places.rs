@@ -15,8 +15,9 @@ use crate::iocontrol::limit::{TICKS_PER_NS, ticks};
 use crate::iocontrol::policy::Policy;
 use crate::iocontrol::shared::Groups;
 use crate::iocontrol::tags::earlier;
-use crate::request::DiskId;
+use crate::request::{DiskId, IoId};
 use crate::units::{Span, Time};
+use alloc::vec::Vec;
 
 /// From when on an I/O goes before everything but limits. With the time between looks, and as much for those that are
 /// found, it is 10 s: a third of what guests wait before they give a disk up.
@@ -134,6 +135,31 @@ impl Scheduler {
             ..self.disk(disk.0).policy.clone()
         };
         self.change(now, disk, &policy);
+    }
+
+    /// Takes out the I/Os of the disk that wait and that `gone` names, in order: they do not start. Ask `pick` afterwards.
+    pub(crate) fn abandon(
+        &mut self,
+        now: Time,
+        disk: DiskId,
+        gone: impl Fn(IoId) -> bool,
+        out: &mut Vec<IoId>,
+    ) {
+        let slot = disk.0;
+        let of = self.disk(slot);
+        if !of.queue.iter().any(|queued| gone(queued.io)) {
+            return;
+        }
+        self.now = now;
+        let (v, before) = (self.member.v(), out.len());
+        self.take_out(now, slot);
+        let of = self.disk(slot);
+        of.abandon(now, v, gone, out);
+        of.overdue &= is_overdue(of, now);
+        self.held -= out.len() - before;
+        self.place(now, slot);
+        self.note_calm();
+        self.publish();
     }
 
     /// Takes a disk out for good, or to be placed anew: its group goes on without it.
