@@ -63,6 +63,8 @@ pub(crate) mod tag {
     pub(crate) const RECEIVE: u8 = 4;
     /// Bytes to an NBD client; the owner is a connection.
     pub(crate) const SEND: u8 = 5;
+    /// The other end of an NBD client's socket has gone; the owner is a connection.
+    pub(crate) const HANG_UP: u8 = 7;
     /// A cancellation, of which nobody wants to hear.
     pub(crate) const NOTHING: u8 = 6;
 }
@@ -136,6 +138,20 @@ impl Desk {
             request,
         };
         self.shard.gather(self.now, event, &mut self.effects);
+    }
+
+    /// The client of a connection is gone: nobody waits for what of it has not started. Each is answered all the same, for
+    /// its buffer.
+    #[cold]
+    pub(crate) fn abandon(&mut self, disk: DiskId, connection: u32) {
+        let of_it = |reply: &ReplyTo| matches!(reply, ReplyTo::Nbd { connection: of, .. } if *of == connection);
+        let waiting = (0..).zip(&self.waiting);
+        let tokens = waiting.filter_map(|(buffer, reply)| of_it(reply).then_some(Token(buffer)));
+        let event = Event::Abandon {
+            disk,
+            tokens: tokens.collect(),
+        };
+        self.shard.handle(self.now, event, &mut self.effects);
     }
 
     /// Has the shard carry on what was handed to it.
@@ -417,7 +433,7 @@ impl IoThread {
                 });
                 self.close_if_parting(DiskId(owner));
             }
-            tag::RECEIVE | tag::SEND => self.connection_event(owner, completion),
+            tag::RECEIVE | tag::SEND | tag::HANG_UP => self.connection_event(owner, completion),
             _ => {}
         }
     }

@@ -7,7 +7,9 @@
 //! - at most one receive and one send are under way, so the streams stay in order
 //! - a client that does not read its replies holds at most [`MOST_REQUESTS`] requests and about [`MOST_BYTES`] of
 //!   buffers: then nothing more is received from it
-//! - all clients of a thread together hold not much more than [`budget`] says: then each has one request at a time
+//! - all clients of a thread together hold no more than [`budget`] says, and those of one disk no more than its part
+//! - once the client is gone, what it asked for and has not started is dropped ([`Desk::abandon`]); a client that has said
+//!   goodbye is gone when its end is closed for both ways, any other when it sends no more
 //! - once it is closed from our side no request of it reaches the shard, whatever has arrived: its disk may be gone
 //! - the connection is dropped when nothing of it is in flight: no request, no receive, no send
 //!
@@ -19,15 +21,19 @@
 //! ```
 
 pub(crate) mod budget;
+mod other_end;
+mod outgoing;
 
 use super::ReplyTo;
 use crate::sys::buffers::Buffers;
-use crate::sys::message::Message;
 use crate::sys::ring::{Completion, Tag};
 use crate::thread::{Desk, tag};
+use other_end::Watch;
+use outgoing::Outgoing;
 use std::os::fd::{AsRawFd, OwnedFd};
 use tidegate_core::request::{Data, DiskId, Extent, Fault, Op, Outcome};
 use tidegate_front::nbd::session::{Asked, Head, Session, Step};
+use tidegate_front::nbd::wire::REQUEST_BYTES;
 
 /// Bytes received at once: some thousand requests, or a few dozen 4 KiB writes.
 const INPUT: usize = 256 << 10;
@@ -65,8 +71,17 @@ pub(crate) struct Connection {
     held: usize,
     /// No more is received: the client has said goodbye, or is gone.
     closing: bool,
+    /// The client has said goodbye: what it asked for before is carried out while its end is open.
+    polite: bool,
+    /// It sends no more, as the kernel says; what it sent before may not have been received.
+    hung_up: bool,
+    /// Whether its end was closed: what of its requests has not started was dropped.
+    abandoned: bool,
+    watch: Watch,
     /// Nothing more is taken from it, also of what has arrived: its disk may be gone.
     dismissed: bool,
+    /// Its next request waits for memory that others hold.
+    short: bool,
     /// Nothing can be sent any more.
     dead: bool,
     noted: bool,
@@ -82,62 +97,6 @@ struct Payload {
     refused: Option<Fault>,
     buffer: Option<u32>,
     got: usize,
-}
-
-/// Replies on their way out.
-struct Outgoing {
-    message: Message,
-    heads: u32,
-    used: usize,
-    /// Buffers to release once it is sent.
-    buffers: Vec<u32>,
-    replies: usize,
-}
-
-impl Outgoing {
-    fn new(buffers: &mut Buffers) -> std::io::Result<Outgoing> {
-        let heads = buffers.claim_pool(HEADS)?;
-        Ok(Outgoing {
-            message: Message::new(),
-            heads,
-            used: 0,
-            buffers: Vec::new(),
-            replies: 0,
-        })
-    }
-
-    fn push_head(&mut self, buffers: &mut Buffers, head: &Head) {
-        let bytes = head.as_bytes();
-        let start = u32::try_from(self.used).expect("the heads of a message are few");
-        buffers.put(
-            Data {
-                buffer: self.heads,
-                start,
-            },
-            bytes,
-        );
-        self.message
-            .push(buffers, self.heads, self.used, bytes.len());
-        self.used += bytes.len();
-        self.replies += 1;
-    }
-
-    fn is_empty(&self) -> bool {
-        self.replies == 0
-    }
-
-    /// Everything is out, or never will be; returns the bytes that its buffers held.
-    fn clear(&mut self, buffers: &mut Buffers) -> usize {
-        let mut held = 0;
-        for buffer in self.buffers.drain(..) {
-            held += buffers.len(buffer);
-            buffers.release(buffer);
-        }
-        self.message.clear();
-        self.used = 0;
-        self.replies = 0;
-        held
-    }
 }
 
 impl Connection {
@@ -173,7 +132,12 @@ impl Connection {
             in_flight: 0,
             held: 0,
             closing: false,
+            polite: false,
+            hung_up: false,
+            abandoned: false,
+            watch: Watch::Off,
             dismissed: false,
+            short: false,
             dead: false,
             noted: false,
             presence: None,
@@ -210,12 +174,12 @@ impl Connection {
         self.close();
     }
 
-    /// A receive or send has ended.
+    /// A receive or send has ended, or the other end has gone.
     pub(crate) fn completed(&mut self, desk: &mut Desk, completion: Completion) {
-        if completion.tag.kind == tag::RECEIVE {
-            self.received(desk, completion.result);
-        } else {
-            self.sent(desk, completion.result);
+        match completion.tag.kind {
+            tag::RECEIVE => self.received(desk, completion.result),
+            tag::HANG_UP => self.watched(completion.result),
+            _ => self.sent(desk, completion.result),
         }
     }
 
@@ -261,16 +225,26 @@ impl Connection {
     pub(crate) fn go(&mut self, me: u32, desk: &mut Desk) -> bool {
         self.noted = false;
         self.decode(me, desk);
+        self.drop_if_gone(me, desk);
         self.send(me, desk);
         self.receive(me, desk);
         let quiet = self.in_flight == 0 && self.receiving.is_none() && !self.sent_off;
-        quiet && self.closing && (self.dead || self.next.is_empty())
+        let over = quiet && self.closing && (self.dead || self.next.is_empty());
+        self.has_ceased_to_watch(me, desk, over) && over
+    }
+
+    /// What the bytes at a position of the input are.
+    fn peek(&self, desk: &Desk, at: usize) -> Step {
+        let mut bytes = [0; 32];
+        let have = (self.fill.1 - at).min(bytes.len());
+        desk.buffers.get(self.at(at), &mut bytes[..have]);
+        self.session.decode(&bytes[..have])
     }
 
     /// Gives its memory back; only when [`Connection::go`] said that it is at its end.
     pub(crate) fn free(mut self, desk: &mut Desk) {
         let buffers = &mut desk.buffers;
-        desk.budget.give_back(self.held);
+        desk.budget.give_back(self.disk, self.held);
         self.sending.clear(buffers);
         self.next.clear(buffers);
         if let Some(buffer) = self.payload.and_then(|p| p.buffer) {
@@ -281,12 +255,10 @@ impl Connection {
         }
     }
 
-    /// Whether the client must wait before more is taken from it. One that has nothing under way need not.
-    fn must_wait(&self, me: u32, desk: &mut Desk) -> bool {
+    /// Whether the client must wait before more is taken from it: it has as much under way as one client may.
+    fn must_wait(&self) -> bool {
         let under_way = self.in_flight + self.next.replies + self.sending.replies;
-        under_way >= MOST_REQUESTS
-            || self.held >= MOST_BYTES
-            || under_way > 0 && !desk.budget.lets_on(me)
+        under_way >= MOST_REQUESTS || self.held >= MOST_BYTES
     }
 
     fn decode(&mut self, me: u32, desk: &mut Desk) {
@@ -297,19 +269,25 @@ impl Connection {
                 }
                 continue;
             }
-            if self.closing && self.fill.0 == self.fill.1 || self.must_wait(me, desk) {
+            self.short = false;
+            if self.closing && self.fill.0 == self.fill.1 || self.must_wait() {
                 return;
             }
-            let mut bytes = [0; 32];
-            let have = (self.fill.1 - self.fill.0).min(bytes.len());
-            desk.buffers.get(self.at(self.fill.0), &mut bytes[..have]);
-            match self.session.decode(&bytes[..have]) {
+            match self.peek(desk, self.fill.0) {
                 Step::Need(_) => return,
-                Step::Request(asked) => self.begin(me, desk, asked, None),
+                Step::Request(asked) => {
+                    let takes = Buffers::block_of(room(&asked));
+                    if !desk.budget.lets_on(me, self.disk, takes) {
+                        self.short = true;
+                        return;
+                    }
+                    self.begin(me, desk, asked, None);
+                }
                 Step::Refuse(asked, fault) => self.begin(me, desk, asked, Some(fault)),
                 Step::Disconnect => {
                     self.fill = (0, 0);
                     self.closing = true;
+                    self.polite = true;
                     return;
                 }
                 Step::Violation(_) => {
@@ -323,7 +301,7 @@ impl Connection {
     }
 
     fn begin(&mut self, me: u32, desk: &mut Desk, asked: Asked, refused: Option<Fault>) {
-        self.fill.0 += tidegate_front::nbd::wire::REQUEST_BYTES;
+        self.fill.0 += REQUEST_BYTES;
         if asked.payload > 0 {
             let buffer = match refused {
                 None => self.claim(desk, asked.payload as usize),
@@ -349,12 +327,7 @@ impl Connection {
     }
 
     fn submit_without_payload(&mut self, me: u32, desk: &mut Desk, asked: Asked) {
-        let room = match asked.op {
-            Op::Read => asked.len as usize,
-            Op::Extents if asked.first_only => EXTENTS_HEAD + Extent::SIZE,
-            Op::Extents => EXTENTS_HEAD + MOST_EXTENTS * Extent::SIZE,
-            _ => 0,
-        };
+        let room = room(&asked);
         match self.claim(desk, room) {
             Some(buffer) => {
                 if asked.op == Op::Extents {
@@ -395,15 +368,16 @@ impl Connection {
 
     fn claim(&mut self, desk: &mut Desk, len: usize) -> Option<u32> {
         let buffer = desk.buffers.claim_pool(len).ok()?;
-        self.held += len;
-        desk.budget.take(len);
+        let bytes = desk.buffers.block(buffer);
+        self.held += bytes;
+        desk.budget.take(self.disk, bytes);
         Some(buffer)
     }
 
     /// So many bytes of buffers are held no more.
     fn let_go(&mut self, desk: &mut Desk, bytes: usize) {
         self.held -= bytes;
-        desk.budget.give_back(bytes);
+        desk.budget.give_back(self.disk, bytes);
     }
 
     fn at(&self, position: usize) -> Data {
@@ -439,13 +413,15 @@ impl Connection {
         true
     }
 
-    /// Keeps one receive going, unless the client must wait.
+    /// Keeps one receive going, unless the client must wait: then its end is watched. What it sent before its end went is
+    /// received all the same, as far as there is room, to know how it went.
     fn receive(&mut self, me: u32, desk: &mut Desk) {
-        if self.receiving.is_some() || self.closing {
+        if self.receiving.is_some() {
             return;
         }
-        if self.payload.is_none() && self.must_wait(me, desk) {
-            return;
+        let waits = self.payload.is_none() && (self.short || self.must_wait());
+        if self.closing || waits && !(self.hung_up && self.fill.1 < INPUT) {
+            return self.watch_other_end(me, desk);
         }
         let tag = Tag {
             kind: tag::RECEIVE,
@@ -541,7 +517,7 @@ impl Connection {
             _ => {
                 let head = self.session.done(asked, outcome);
                 self.next.push_head(buffers, &head);
-                let bytes = buffers.len(buffer);
+                let bytes = buffers.block(buffer);
                 buffers.release(buffer);
                 self.let_go(desk, bytes);
             }
@@ -567,5 +543,16 @@ impl Connection {
         self.next.message.push(buffers, buffer, 0, reply.len());
         self.next.buffers.push(buffer);
         self.next.replies += 1;
+    }
+}
+
+/// Bytes of a request's buffer.
+fn room(asked: &Asked) -> usize {
+    match asked.op {
+        Op::Write => asked.payload as usize,
+        Op::Read => asked.len as usize,
+        Op::Extents if asked.first_only => EXTENTS_HEAD + Extent::SIZE,
+        Op::Extents => EXTENTS_HEAD + MOST_EXTENTS * Extent::SIZE,
+        _ => 0,
     }
 }

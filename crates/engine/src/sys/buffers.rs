@@ -184,6 +184,19 @@ impl Buffers {
         self.slots[index as usize].len
     }
 
+    /// Bytes that a slot of our own memory takes: its whole block.
+    pub(crate) fn block(&self, index: u32) -> usize {
+        match &self.slots[index as usize].keep {
+            Keep::Pool(block) => block.len(),
+            Keep::Vacant | Keep::Guest(_) => 0,
+        }
+    }
+
+    /// Bytes that a slot of so many of our own takes.
+    pub(crate) fn block_of(len: usize) -> usize {
+        len.max(SMALLEST_BLOCK).next_power_of_two()
+    }
+
     /// Whether the slot's memory is our own, so that stale bytes in it might be another disk's.
     pub(crate) fn is_pool(&self, index: u32) -> bool {
         matches!(self.slots[index as usize].keep, Keep::Pool(_))
@@ -357,14 +370,14 @@ struct Pool {
 
 impl Pool {
     fn class(len: usize) -> usize {
-        (len.max(SMALLEST_BLOCK).next_power_of_two() / SMALLEST_BLOCK).ilog2() as usize
+        (Buffers::block_of(len) / SMALLEST_BLOCK).ilog2() as usize
     }
 
     fn take(&mut self, len: usize) -> std::io::Result<Mmap> {
         if let Some(block) = self.sizes.get_mut(Pool::class(len)).and_then(Vec::pop) {
             return Ok(block);
         }
-        Mmap::anonymous(len.max(SMALLEST_BLOCK).next_power_of_two())
+        Mmap::anonymous(Buffers::block_of(len))
     }
 
     fn put(&mut self, block: Mmap) {

@@ -219,6 +219,14 @@ impl Ring {
         self.push(entry, tag);
     }
 
+    /// Completes once, with poll's events, when the other end of the socket `fd` has closed it for both ways; where `half`,
+    /// also when it sends no more.
+    pub(crate) fn watch_other_end(&mut self, fd: RawFd, half: bool, tag: Tag) {
+        let events = if half { libc::POLLRDHUP as u32 } else { 0 };
+        let entry = opcode::PollAdd::new(types::Fd(fd), events).build();
+        self.push(entry, tag);
+    }
+
     /// Receives up to `len` bytes from the socket `fd` into the buffer.
     pub(crate) fn receive(
         &mut self,

@@ -21,7 +21,7 @@ use tidegate_engine::{Disk, Engine, Kind};
 
 const SIZE: u64 = 64 << 20;
 
-fn settings(host: u8, threshold: Threshold) -> Settings {
+pub(crate) fn settings(host: u8, threshold: Threshold) -> Settings {
     Settings {
         name: "shared".into(),
         directory: None,
@@ -48,7 +48,7 @@ fn slow() -> OpenedImage {
     emulated::open(&spec).unwrap()
 }
 
-fn attach(
+pub(crate) fn attach(
     engine: &Engine,
     control: &Control,
     key: u64,
@@ -71,7 +71,7 @@ fn shares(shares: u32) -> Policy {
     }
 }
 
-fn limited(sustained: u64, burst: u64) -> Policy {
+pub(crate) fn limited(sustained: u64, burst: u64) -> Policy {
     let limit = Limit {
         sustained,
         peak: 0,

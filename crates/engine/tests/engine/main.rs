@@ -9,6 +9,7 @@ mod clients;
 mod control;
 mod datastores;
 mod filters;
+mod gone;
 mod leases;
 mod locks;
 mod many;

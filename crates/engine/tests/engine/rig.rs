@@ -2,6 +2,7 @@
 
 use super::client::Client;
 use std::io::{Read, Write};
+use std::os::fd::OwnedFd;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex};
@@ -74,6 +75,11 @@ pub(crate) fn everything() -> Abilities {
 /// A raw connection to a disk: the client's end.
 pub(crate) fn raw(disk: &Disk) -> (UnixStream, Negotiated) {
     let (ours, theirs) = UnixStream::pair().expect("a socket pair");
+    (ours, raw_on(disk, theirs.into()))
+}
+
+/// The same over a socket whose other end the test has.
+pub(crate) fn raw_on(disk: &Disk, socket: OwnedFd) -> Negotiated {
     let negotiated = Negotiated {
         export: ExportInfo {
             name: disk.name().into(),
@@ -85,9 +91,9 @@ pub(crate) fn raw(disk: &Disk) -> (UnixStream, Negotiated) {
         structured: true,
         context: Some(1),
     };
-    disk.serve_nbd(theirs.into(), &negotiated, Vec::new())
+    disk.serve_nbd(socket, &negotiated, Vec::new())
         .expect("the disk takes a client");
-    (ours, negotiated)
+    negotiated
 }
 
 pub(crate) fn client(disk: &Disk) -> Client {

@@ -1,0 +1,67 @@
+//! The replies of one NBD client on their way out: gathered into one message, sent in one system call.
+//!
+//! A [`super::Connection`] has two: one gathers while the other is with the kernel.
+//!
+//! # Always true
+//! - the buffers of a message live until it is sent, or never will be
+
+use super::{HEADS, Head};
+use crate::sys::buffers::Buffers;
+use crate::sys::message::Message;
+use tidegate_core::request::Data;
+
+/// Replies on their way out.
+pub(super) struct Outgoing {
+    pub(super) message: Message,
+    pub(super) heads: u32,
+    used: usize,
+    /// Buffers to release once it is sent.
+    pub(super) buffers: Vec<u32>,
+    pub(super) replies: usize,
+}
+
+impl Outgoing {
+    pub(super) fn new(buffers: &mut Buffers) -> std::io::Result<Outgoing> {
+        let heads = buffers.claim_pool(HEADS)?;
+        Ok(Outgoing {
+            message: Message::new(),
+            heads,
+            used: 0,
+            buffers: Vec::new(),
+            replies: 0,
+        })
+    }
+
+    pub(super) fn push_head(&mut self, buffers: &mut Buffers, head: &Head) {
+        let bytes = head.as_bytes();
+        let start = u32::try_from(self.used).expect("the heads of a message are few");
+        buffers.put(
+            Data {
+                buffer: self.heads,
+                start,
+            },
+            bytes,
+        );
+        self.message
+            .push(buffers, self.heads, self.used, bytes.len());
+        self.used += bytes.len();
+        self.replies += 1;
+    }
+
+    pub(super) fn is_empty(&self) -> bool {
+        self.replies == 0
+    }
+
+    /// Everything is out, or never will be; returns the bytes that its buffers held.
+    pub(super) fn clear(&mut self, buffers: &mut Buffers) -> usize {
+        let mut held = 0;
+        for buffer in self.buffers.drain(..) {
+            held += buffers.block(buffer);
+            buffers.release(buffer);
+        }
+        self.message.clear();
+        self.used = 0;
+        self.replies = 0;
+        held
+    }
+}
