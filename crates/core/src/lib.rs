@@ -17,6 +17,7 @@ pub mod filter;
 pub mod governor;
 pub mod histogram;
 pub mod iocontrol;
+pub mod range_lock;
 pub mod request;
 pub mod shard;
 pub mod slab;

@@ -67,6 +67,8 @@ pub(crate) struct Disk {
     opened_size: u64,
     /// What requests of NBD clients have to be multiples of.
     unit: u32,
+    /// What its size has to be a multiple of while it is attached.
+    size_unit: u64,
     thread: u32,
     io: String,
     upstream: Option<Arc<upstream::Counts>>,
@@ -156,6 +158,7 @@ impl Host {
         };
         let opened_size = opened.size();
         let unit = opened.unit();
+        let size_unit = opened.size_unit();
         let disk =
             self.with(|engine| engine.attach(spec, opened.image).map_err(|e| problem(&e)))?;
         Ok(Disk {
@@ -164,6 +167,7 @@ impl Host {
             read_only: plan.read_only,
             opened_size,
             unit,
+            size_unit,
             io: opened.io,
             upstream: opened.upstream,
             watch: opened.watch,
@@ -243,7 +247,10 @@ pub(crate) fn open(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
                     ProblemCode::Unsupported,
                     format!("cannot open {} for direct I/O", path.display()),
                 )
-                .because("its file system has none, and the datastore asks for nothing else")
+                .because(match &opened.info.remark {
+                    Some(remark) => format!("the datastore asks for nothing else, but {remark}"),
+                    None => "the datastore asks for nothing else".to_owned(),
+                })
                 .remedy("give the datastore io = auto or buffered"));
             }
             Ok(opened)
@@ -310,6 +317,14 @@ impl Opened {
             None => 1,
         }
     }
+
+    /// What the disk's size has to be a multiple of: an image that is written directly is, to its end.
+    fn size_unit(&self) -> u64 {
+        match self.image.info.buffered {
+            true => 1,
+            false => self.image.info.block_size.max(1).into(),
+        }
+    }
 }
 
 impl Disk {
@@ -326,6 +341,11 @@ impl Disk {
     /// Bytes that its image had when it was opened.
     pub(crate) fn opened_size(&self) -> u64 {
         self.opened_size
+    }
+
+    /// What its size has to be a multiple of while it is attached, in bytes.
+    pub(crate) fn size_unit(&self) -> u64 {
+        self.size_unit
     }
 
     /// Bytes that its guests are told.

@@ -196,6 +196,11 @@ impl Live {
         self.disk.opened_size()
     }
 
+    /// What its size has to be a multiple of while it is attached, in bytes.
+    pub(crate) fn size_unit(&self) -> u64 {
+        self.disk.size_unit()
+    }
+
     /// How its image is opened, in words.
     pub(crate) fn io(&self) -> &str {
         self.disk.io()

@@ -296,6 +296,14 @@ fn can_follow(found: &Found, live: Option<&Live>, size: u64) -> Outcome<()> {
                     .remedy(remedy),
             )
         }
+        (DatastoreSettings::Dir { .. }, Some(live)) if !size.is_multiple_of(live.size_unit()) => {
+            let unit = live.size_unit();
+            let nearest = size.next_multiple_of(unit);
+            Err(trouble::invalid(format!(
+                "it is attached, and its image is written in units of {unit} bytes"
+            ))
+            .remedy(format!("ask for {nearest} bytes, or detach it first")))
+        }
         _ => Ok(()),
     }
 }

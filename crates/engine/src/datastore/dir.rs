@@ -1,10 +1,13 @@
-//! Disk images in files or on block devices, read and written directly where the file system allows it.
+//! Disk images in files or on block devices, read and written directly where that is possible, else through the page cache.
 //!
-//! An image has two open files: one with O_DIRECT for whole 4 KiB blocks, one through the page cache for anything
-//! smaller, where the kernel reads, changes and writes back the block. A block is never touched by both at once
-//! on behalf of requests that do not overlap, so neither can undo the other.
+//! An image is used in one of the two ways, whole: bytes that are in the page cache for one request and written directly for
+//! another are lost, or make the kernel fail the next flush. Where it is used directly, whole units of aligned memory are
+//! given to the kernel as they are. All else goes by way of a buffer of ours (`bounce.rs`), and what would change part of a
+//! unit has its range exclusively meanwhile, so that no request's bytes are undone by another's.
 //!
 //! # Always true
+//! - an image is never both cached and written directly (`grain.rs` says where direct I/O is possible)
+//! - after any requests that overlap and are in flight together each sector holds what one of them wrote
 //! - a file is used only under an exclusive lock (shared, for a read-only disk) of each of its two descriptions, which the
 //!   kernel keeps until the last operation of ours has ended, even when the daemon is killed
 //! - a request that asks for durability completes after RWF_DSYNC or fdatasync, never before; once an fdatasync has
@@ -14,39 +17,42 @@
 //!   image was cut behind our back nothing is written to it, and nothing that was is acknowledged (`reach.rs`)
 //!
 //! # Source
-//! open(2) on O_DIRECT and its alignment; fallocate(2); the pairing of direct and buffered I/O in `docs/decisions/`.
+//! open(2) on O_DIRECT and its alignment; fallocate(2); why not both ways at once: `docs/decisions/`, 0002.
 
 use super::condition::Condition;
 use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes, fault};
 use crate::errand::{Errand, Map, Task};
 use crate::error::Result;
 use crate::lease::fence::Fence;
-use crate::sys::os::{self, DirectAlignment};
 use crate::sys::ring::{Completion, Durability};
+use bounce::Bounces;
 use feed::Feed;
-use files::{Files, open_both};
+use files::open_both;
+use grain::Grain;
 use reach::Reach;
-use std::os::fd::{AsRawFd, OwnedFd, RawFd};
+use std::collections::VecDeque;
+use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
 use syncs::{Syncs, Turn};
+use tidegate_core::range_lock::{Mode, RangeLock, Wanted};
 use tidegate_core::request::{Data, DiskId, Extent, Fault, Flags, IoId, Op};
+use zero::Method;
 
+mod bounce;
 mod feed;
 mod files;
+mod grain;
 mod reach;
 mod syncs;
+mod zero;
 
-/// The granularity below which the page cache is used: that of the page cache itself, so that a page is never both
-/// cached for one request and written directly for its neighbour.
+/// The unit of direct I/O where the system does not tell: no device has a larger one.
 const PAGE: usize = 4096;
 
 /// How long to wait for a lock that a dying predecessor still holds for its last operations.
 const LOCK_PATIENCE: Duration = Duration::from_secs(20);
-
-/// Zeroes are written in pieces of this many bytes where the file system cannot make them itself.
-const ZERO_PIECE: usize = 1 << 20;
 
 /// Bytes of one extent in a buffer.
 const EXTENT_BYTES: u32 = 16;
@@ -100,43 +106,38 @@ pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
 
 fn open_dir(path: &Path, options: Options, condition: &Arc<Condition>) -> Result<(Dir, ImageInfo)> {
     let shown = path.display();
-    let Files {
-        buffered,
-        kind,
-        size,
-        direct,
-    } = open_both(path, options)?;
-    let mut remark = None;
-    if direct.is_none() && !options.buffered {
-        remark = Some(format!(
-            "the file system of {shown} has no direct I/O: the page cache is used"
-        ));
-    }
-    if direct.is_some() {
-        // A folio of the cache that readahead made larger than a page could be dirty for one page while another of it is
-        // written directly.
-        os::expect_no_order(&buffered);
-    }
-    let (direct, alignment) = direct.unzip();
-    let block_size = alignment.map_or(512, |a| u32::try_from(a.offset).unwrap_or(4096));
+    let files = open_both(path, options)?;
+    let (grain, remark) = match Grain::of(&files) {
+        Ok(grain) => (grain, None),
+        Err(_) if options.buffered => (Grain::CACHED, None),
+        Err(why) => {
+            let remark = format!("the page cache is used for {shown}: {why}");
+            (Grain::CACHED, Some(remark))
+        }
+    };
+    let direct = files.direct.filter(|_| grain != Grain::CACHED);
     let info = ImageInfo {
-        size,
-        block_size,
+        size: files.size,
+        block_size: match direct {
+            Some(_) => u32::try_from(grain.unit).unwrap_or(u32::MAX),
+            None => 512,
+        },
         buffered: direct.is_none(),
         remark,
     };
-    let buffered = Arc::new(OwnedFd::from(buffered));
-    let can_be_cut = kind.is_file() && size > 0 && !options.read_only;
+    let buffered = Arc::new(OwnedFd::from(files.buffered));
+    let can_be_cut = files.kind.is_file() && files.size > 0 && !options.read_only;
+    let end = can_be_cut.then_some(files.size);
     let image = Dir {
-        reach: Reach::new(&buffered, can_be_cut.then_some(size), Arc::clone(condition)),
+        reach: Reach::new(&buffered, end, Arc::clone(condition)),
         buffered,
-        direct: direct.map(OwnedFd::from),
-        alignment: alignment.unwrap_or(DirectAlignment {
-            memory: 1,
-            offset: 1,
-        }),
+        direct: direct.map(|(file, _)| OwnedFd::from(file)),
+        grain,
         pending: Vec::new(),
         free: Vec::new(),
+        locks: RangeLock::new(),
+        bounces: Bounces::default(),
+        ready: VecDeque::new(),
         feed: Feed::new(),
         syncs: Syncs::new(Arc::clone(condition)),
         zero_range: true,
@@ -149,11 +150,16 @@ fn open_dir(path: &Path, options: Options, condition: &Arc<Condition>) -> Result
 
 struct Dir {
     reach: Reach,
+    /// For all but the bytes; for these, too, where there is no direct I/O.
     buffered: Arc<OwnedFd>,
     direct: Option<OwnedFd>,
-    alignment: DirectAlignment,
+    grain: Grain,
     pending: Vec<Option<Pending>>,
     free: Vec<u32>,
+    locks: RangeLock,
+    bounces: Bounces,
+    /// Jobs that waited for their range or for a buffer, and need not any more.
+    ready: VecDeque<u32>,
     feed: Feed,
     syncs: Syncs,
     /// Cleared when the file system turns out not to know it.
@@ -165,36 +171,43 @@ struct Dir {
 }
 
 /// A job under way.
+#[derive(Clone, Copy)]
 struct Pending {
     job: Job,
-    /// Bytes moved so far.
+    /// Bytes done so far.
     done: u64,
     step: Step,
+    /// How it makes zeroes or gives space back.
+    method: Method,
+    /// It waits for its range or for a buffer: nothing of it is with the kernel.
+    waits: bool,
     /// Some of it is in the page cache only, and is to be durable when it ends.
     owes_sync: bool,
 }
 
 impl Pending {
-    fn new(job: Job, step: Step) -> Pending {
+    fn new(job: Job, step: Step, method: Method) -> Pending {
         Pending {
             job,
             done: 0,
             step,
+            method,
+            waits: false,
             owes_sync: false,
         }
     }
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
+    /// Its bytes, from or into its own memory.
     Move,
-    Punch,
-    ZeroRange,
-    /// Zeroes written one piece at a time, from this buffer.
-    WriteZeroes {
-        buffer: u32,
-        piece: u64,
-    },
+    /// The same, or part of a unit that is to be zeroed, by way of a buffer of ours.
+    Bounce,
+    /// The file system makes a hole or zeroes.
+    Allocate,
+    /// Zeroes, from the buffer that all share.
+    WriteZeroes,
     Sync,
     /// The errand thread looks for holes.
     Ask,
@@ -211,13 +224,18 @@ impl Image for Dir {
         if job.op.modifies() && !self.may_write(lane.disk, &job) {
             return Progress::Done(Err(Fault::Io));
         }
+        let mut method = Method::Punch;
         let step = match job.op {
-            Op::Read | Op::Write => Step::Move,
+            Op::Read | Op::Write => bounce::step(self, lane, &job, 0),
             Op::Flush => Step::Sync,
-            Op::Discard if self.punch_hole => Step::Punch,
-            Op::Discard | Op::Prefetch => return Progress::Done(Ok(())),
-            Op::WriteZeroes if job.flags.has(Flags::MAY_UNMAP) && self.punch_hole => Step::Punch,
-            Op::WriteZeroes => Step::ZeroRange,
+            Op::Discard | Op::WriteZeroes => match self.method(&job) {
+                Ok(chosen) => {
+                    method = chosen;
+                    Step::Allocate
+                }
+                Err(outcome) => return Progress::Done(outcome),
+            },
+            Op::Prefetch => return Progress::Done(Ok(())),
             Op::Extents => {
                 self.ask_extents(lane, job);
                 return Progress::Pending;
@@ -226,14 +244,11 @@ impl Image for Dir {
         if job.len == 0 && job.op != Op::Flush {
             return Progress::Done(Ok(()));
         }
-        let slot = self.note(Pending::new(job, step));
-        if step == Step::Sync {
-            self.sync(lane, slot);
-        } else if step == Step::ZeroRange && !self.zero_range {
-            self.write_zeroes(lane, slot);
-        } else if step != Step::Move || self.feed.starts(slot) {
-            self.go(lane, slot);
+        let slot = self.note(Pending::new(job, step, method));
+        if job.op.modifies() && !self.takes_range(slot, &job) {
+            return Progress::Pending;
         }
+        self.begin(lane, slot);
         Progress::Pending
     }
 
@@ -247,7 +262,8 @@ impl Image for Dir {
                 lane.buffers.returned(pending.job.data.buffer);
                 self.feed.answered();
             }
-            Step::WriteZeroes { buffer, .. } => lane.buffers.returned(buffer),
+            Step::Bounce => self.window_returned(lane, slot),
+            Step::WriteZeroes => zero::returned(lane),
             Step::Part => {
                 if completion.result < 0 {
                     tracing::warn!(
@@ -261,7 +277,7 @@ impl Image for Dir {
             }
             _ => {}
         }
-        let step = pending.step;
+        let step = self.pending(slot).step;
         match u64::try_from(completion.result) {
             _ if step == Step::Sync => self.synced(lane, slot, completion.result),
             _ if !self.reach.is_whole() && self.is_spoilt(lane.disk, slot) => {
@@ -271,7 +287,15 @@ impl Image for Dir {
             Err(_) => self.failed(lane, slot, -completion.result),
         }
         while let Some(held) = self.feed.freed() {
-            self.go_at_last(lane, held);
+            if self.may_go_at_last(held) {
+                self.go(lane, held);
+            } else {
+                self.feed.answered();
+                self.end(lane, held, Err(Fault::Io));
+            }
+        }
+        while let Some(slot) = self.ready.pop_front() {
+            self.begin_at_last(lane, slot);
         }
     }
 
@@ -316,7 +340,7 @@ impl Image for Dir {
                 len: 0,
                 data: Data::NONE,
             };
-            let slot = self.note(Pending::new(flush, Step::Part));
+            let slot = self.note(Pending::new(flush, Step::Part, Method::Punch));
             self.go(lane, slot);
             return false;
         }
@@ -328,22 +352,15 @@ impl Image for Dir {
 const NOBODY: IoId = IoId::from_bits(u64::MAX);
 
 impl Dir {
-    /// The file for an operation on `len` bytes: direct when all of it is aligned.
-    fn file_for(&self, lane: &Lane<'_>, data: Data, offset: u64, len: u64) -> RawFd {
-        match &self.direct {
-            Some(direct) => {
-                let blocks = self.alignment.offset.max(PAGE) as u64;
-                let aligned = offset.is_multiple_of(blocks)
-                    && len.is_multiple_of(blocks)
-                    && lane.buffers.is_memory_aligned(data, self.alignment.memory);
-                if aligned {
-                    direct.as_raw_fd()
-                } else {
-                    self.buffered.as_raw_fd()
-                }
-            }
-            None => self.buffered.as_raw_fd(),
-        }
+    /// The file for an image's bytes.
+    fn data_fd(&self) -> &OwnedFd {
+        self.direct.as_ref().unwrap_or(&self.buffered)
+    }
+
+    fn pending(&mut self, slot: u32) -> &mut Pending {
+        self.pending[slot as usize]
+            .as_mut()
+            .expect("a job that is worked on is pending")
     }
 
     /// Whether the file may be written: not once it was cut.
@@ -368,75 +385,118 @@ impl Dir {
     fn notice_cut(&mut self, disk: DiskId) {
         let pending = (0..).zip(&self.pending);
         let mut writes = pending
-            .filter(|(_, pending)| pending.as_ref().is_some_and(|p| p.job.op.modifies()))
+            .filter(|(_, pending)| {
+                let writes = |p: &Pending| p.job.op.modifies() && !p.waits;
+                pending.as_ref().is_some_and(writes)
+            })
             .map(|(slot, _)| slot);
         let writing = writes.any(|slot| !self.feed.holds(slot));
         self.reach.notice(disk, writing);
     }
 
-    /// Submits the next operation of a job.
-    fn go(&mut self, lane: &mut Lane<'_>, slot: u32) {
-        let pending = self.pending[slot as usize]
-            .as_ref()
-            .expect("a job that moves is pending");
-        let Pending {
-            job, done, step, ..
-        } = *pending;
-        let tag = lane.tag(slot);
-        let (offset, left) = (job.offset + done, job.len - done);
-        let start = u32::try_from(done).expect("a request's bytes are counted in 32 bits");
-        match step {
-            Step::Ask => {}
-            Step::Move => {
-                let data = job.data.skip(start);
-                let fd = self.file_for(lane, data, offset, left);
-                if job.op == Op::Read {
-                    lane.ring
-                        .read(fd, lane.buffers, data, bytes(left), offset, tag);
-                } else {
-                    let durable = self.durability(slot, fd);
-                    lane.ring
-                        .write(fd, lane.buffers, data, bytes(left), offset, durable, tag);
+    /// Whether a job that changes the image may start now. Otherwise it waits for others that overlap it.
+    #[inline]
+    fn takes_range(&mut self, slot: u32, job: &Job) -> bool {
+        let whole = self.grain.is_whole(job.offset, job.len);
+        if whole && self.locks.is_idle() {
+            return true;
+        }
+        self.acquire(slot, job, whole)
+    }
+
+    #[cold]
+    fn acquire(&mut self, slot: u32, job: &Job, whole: bool) -> bool {
+        // Of a discard the parts of units are left alone.
+        let alone = !whole && job.op != Op::Discard;
+        if self.locks.is_idle() {
+            if !alone {
+                return true;
+            }
+            for (other, pending) in (0..).zip(&self.pending) {
+                let changes = |p: &&Pending| p.job.op.modifies() && other != slot;
+                if let Some(pending) = pending.as_ref().filter(changes) {
+                    let wanted = self.wanted(other, &pending.job, Mode::Shared);
+                    self.locks.note_in_flight(wanted);
                 }
             }
-            Step::Sync | Step::Part => lane.ring.sync(self.buffered.as_raw_fd(), tag),
-            Step::Punch => {
-                let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
-                lane.ring
-                    .allocate(self.buffered.as_raw_fd(), mode, offset, left, tag);
-            }
-            Step::ZeroRange => {
-                let mode = libc::FALLOC_FL_ZERO_RANGE | libc::FALLOC_FL_KEEP_SIZE;
-                lane.ring
-                    .allocate(self.buffered.as_raw_fd(), mode, offset, left, tag);
-            }
-            Step::WriteZeroes { buffer, piece } => {
-                let len = left.min(piece);
-                let data = Data { buffer, start: 0 };
-                let fd = self.buffered.as_raw_fd();
-                lane.ring.write(
-                    fd,
-                    lane.buffers,
-                    data,
-                    bytes(len),
-                    offset,
-                    Durability::Cached,
-                    tag,
-                );
-            }
+        }
+        let mode = if alone { Mode::Exclusive } else { Mode::Shared };
+        let has = self.locks.acquire(self.wanted(slot, job, mode));
+        self.pending(slot).waits = !has;
+        has
+    }
+
+    fn wanted(&self, id: u32, job: &Job, mode: Mode) -> Wanted {
+        let (start, end) = self.grain.around(job.offset, job.len);
+        Wanted {
+            id,
+            start,
+            end,
+            mode,
         }
     }
 
-    /// How a write of a job goes to a file. Through the page cache the file is synced afterwards: RWF_DSYNC there would
+    /// Starts a job that has its range.
+    fn begin(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        let step = self.pending(slot).step;
+        match step {
+            Step::Move if self.feed.starts(slot) => self.go(lane, slot),
+            Step::Move => {}
+            Step::Sync => self.sync(lane, slot),
+            _ => self.go_otherwise(lane, slot),
+        }
+    }
+
+    /// The same for a job that waited, unless nothing may be written any more.
+    #[cold]
+    fn begin_at_last(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        self.pending(slot).waits = false;
+        if !self.may_go_at_last(slot) {
+            return self.end(lane, slot, Err(Fault::Io));
+        }
+        self.begin(lane, slot);
+    }
+
+    /// The next operation of a job that does not simply move its bytes.
+    fn go_otherwise(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        match self.pending(slot).job.op {
+            Op::Read | Op::Write => self.go_bounced(lane, slot),
+            _ => self.go_zero(lane, slot),
+        }
+    }
+
+    /// Submits the operation that a job's own bytes are for, or a sync.
+    fn go(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        let Pending {
+            job, done, step, ..
+        } = *self.pending(slot);
+        let tag = lane.tag(slot);
+        if step != Step::Move {
+            return lane.ring.sync(self.buffered.as_raw_fd(), tag);
+        }
+        let (offset, left) = (job.offset + done, job.len - done);
+        let start = u32::try_from(done).expect("a request's bytes are counted in 32 bits");
+        let data = job.data.skip(start);
+        let fd = self.data_fd().as_raw_fd();
+        if job.op == Op::Read {
+            lane.ring
+                .read(fd, lane.buffers, data, bytes(left), offset, tag);
+        } else {
+            let durable = self.durability(slot);
+            lane.ring
+                .write(fd, lane.buffers, data, bytes(left), offset, durable, tag);
+        }
+    }
+
+    /// How a write of a job goes to the file. Through the page cache the file is synced afterwards: RWF_DSYNC there would
     /// take an error upon itself that a flush is to hear of.
-    fn durability(&mut self, slot: u32, fd: RawFd) -> Durability {
-        let pending = self.pending[slot as usize]
-            .as_mut()
-            .expect("a job that moves is pending");
+    fn durability(&mut self, slot: u32) -> Durability {
+        let cached = self.direct.is_none();
+        let pending = self.pending(slot);
         if !pending.job.flags.has(Flags::FUA) {
             return Durability::Cached;
         }
-        if fd == self.buffered.as_raw_fd() {
+        if cached {
             pending.owes_sync = true;
             return Durability::Cached;
         }
@@ -471,116 +531,91 @@ impl Dir {
         }
     }
 
-    /// Submits a job that was held back, unless nothing may be written any more.
-    fn go_at_last(&mut self, lane: &mut Lane<'_>, slot: u32) {
-        let job = self.pending[slot as usize].as_ref().map(|held| held.job);
-        let cut = !self.reach.is_whole() && job.is_some_and(|job| job.op.modifies());
-        if cut || self.is_barred(slot) {
-            self.feed.answered();
-            return self.end(lane, slot, Err(Fault::Io));
-        }
-        self.go(lane, slot);
+    /// Whether a job that was held back may start: not if something may not be written any more.
+    fn may_go_at_last(&mut self, slot: u32) -> bool {
+        let modifies = self.pending(slot).job.op.modifies();
+        !(modifies && !self.reach.is_whole() || self.is_barred(slot))
     }
 
     /// Whether nothing more of a job may be done, since the disk's lease is over.
-    fn is_barred(&self, slot: u32) -> bool {
-        let job = |pending: &Pending| pending.job.op.modifies() && pending.step != Step::Sync;
+    fn is_barred(&mut self, slot: u32) -> bool {
         let over = |fence: &Arc<Fence>| !fence.is_open();
-        self.fence.as_ref().is_some_and(over)
-            && self.pending[slot as usize].as_ref().is_some_and(job)
-    }
-
-    /// Submits what is left of a job of which an operation has ended.
-    fn go_again(&mut self, lane: &mut Lane<'_>, slot: u32) {
-        if self.is_barred(slot) {
-            return self.end(lane, slot, Err(Fault::Io));
+        self.fence.as_ref().is_some_and(over) && {
+            let pending = self.pending(slot);
+            pending.job.op.modifies() && pending.step != Step::Sync
         }
-        let pending = self.pending[slot as usize].as_ref();
-        if pending.is_some_and(|pending| pending.step == Step::Move) {
-            self.feed.starts_again();
-        }
-        self.go(lane, slot);
     }
 
     /// An operation went well, as far as `moved` bytes.
     fn advanced(&mut self, lane: &mut Lane<'_>, slot: u32, moved: u64) {
-        let pending = self.pending[slot as usize]
-            .as_mut()
-            .expect("a job that advances is pending");
-        let job = pending.job;
+        let grain = self.grain;
+        let pending = self.pending(slot);
         match pending.step {
             Step::Sync | Step::Ask | Step::Part => return self.end(lane, slot, Ok(())),
-            Step::Punch | Step::ZeroRange => pending.done = job.len,
-            Step::Move | Step::WriteZeroes { .. } => {
-                if moved == 0 {
+            Step::Bounce => return self.bounced(lane, slot, moved),
+            Step::Allocate => pending.done += zero::allocated(&grain, pending),
+            Step::Move | Step::WriteZeroes => match grain.done_whole(moved) {
+                0 => {
                     self.notice_cut(lane.disk);
                     return self.end(lane, slot, Err(Fault::Io));
                 }
-                pending.done += moved;
-            }
+                whole => pending.done += whole,
+            },
         }
-        if pending.done < job.len {
-            return self.go_again(lane, slot);
+        self.advance(lane, slot);
+    }
+
+    /// Goes on with a job of which a part was done, or ends it.
+    fn advance(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        let Pending {
+            job,
+            done,
+            owes_sync,
+            ..
+        } = *self.pending(slot);
+        if done < job.len {
+            return self.go_on(lane, slot);
         }
         let zeroed = matches!(job.op, Op::WriteZeroes | Op::Discard);
-        if pending.owes_sync || zeroed && job.flags.has(Flags::FUA) {
-            self.give_back(lane, slot);
-            self.step(slot, Step::Sync);
+        if owes_sync || zeroed && job.flags.has(Flags::FUA) {
+            self.pending(slot).step = Step::Sync;
             return self.sync(lane, slot);
         }
         self.end(lane, slot, Ok(()));
     }
 
+    /// Submits what is left of a job of which an operation has ended.
+    #[cold]
+    fn go_on(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        if self.is_barred(slot) {
+            return self.end(lane, slot, Err(Fault::Io));
+        }
+        let Pending { job, done, .. } = *self.pending(slot);
+        if matches!(job.op, Op::Read | Op::Write) {
+            let step = bounce::step(self, lane, &job, done);
+            self.pending(slot).step = step;
+            if step == Step::Move {
+                self.feed.starts_again();
+                return self.go(lane, slot);
+            }
+        }
+        self.go_otherwise(lane, slot);
+    }
+
     /// An operation failed: try what else does the same, or tell.
+    #[cold]
     fn failed(&mut self, lane: &mut Lane<'_>, slot: u32, errno: i32) {
-        let pending = self.pending[slot as usize]
-            .as_ref()
-            .expect("a job that fails is pending");
-        let job = pending.job;
-        let not_known = matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL)
-            && !self.is_barred(slot);
-        match (pending.step, job.op) {
-            (Step::Move, _) if matches!(errno, libc::EINTR | libc::EAGAIN) => {
-                self.go_again(lane, slot);
-            }
-            (Step::Punch, Op::Discard) if not_known => {
-                self.punch_hole = errno == libc::EINVAL;
-                self.end(lane, slot, Ok(()));
-            }
-            (Step::Punch, _) if not_known => {
-                self.punch_hole = errno == libc::EINVAL;
-                self.step(slot, Step::ZeroRange);
-                self.go(lane, slot);
-            }
-            (Step::ZeroRange, _) if not_known => {
-                self.zero_range = errno == libc::EINVAL;
-                self.write_zeroes(lane, slot);
-            }
+        let again = matches!(errno, libc::EINTR | libc::EAGAIN);
+        match self.pending(slot).step {
+            Step::Bounce if again => self.go_on_with_window(lane, slot),
+            Step::Move | Step::WriteZeroes | Step::Allocate if again => self.go_on(lane, slot),
+            Step::Allocate => self.not_allocated(lane, slot, errno),
             _ => self.end(lane, slot, Err(fault(errno))),
         }
     }
 
-    fn write_zeroes(&mut self, lane: &mut Lane<'_>, slot: u32) {
-        let job = self.pending[slot as usize]
-            .as_ref()
-            .expect("a job that moves is pending")
-            .job;
-        if job.flags.has(Flags::FAST_ONLY) {
-            return self.end(lane, slot, Err(Fault::Unsupported));
-        }
-        let piece = job.len.min(ZERO_PIECE as u64);
-        match lane.buffers.claim_pool(bytes(piece)) {
-            Ok(buffer) => {
-                lane.buffers.clear(Data { buffer, start: 0 }, bytes(piece));
-                self.step(slot, Step::WriteZeroes { buffer, piece });
-                self.go(lane, slot);
-            }
-            Err(_) => self.end(lane, slot, Err(Fault::Io)),
-        }
-    }
-
     fn ask_extents(&mut self, lane: &mut Lane<'_>, job: Job) {
-        let slot = self.note(Pending::new(job, Step::Ask));
+        let slot = self.note(Pending::new(job, Step::Ask, Method::Punch));
         let map = Map {
             slot,
             file: Arc::clone(&self.buffered),
@@ -607,29 +642,24 @@ impl Dir {
         slot
     }
 
-    fn step(&mut self, slot: u32, step: Step) {
-        self.pending[slot as usize]
-            .as_mut()
-            .expect("a job that moves is pending")
-            .step = step;
-    }
-
-    /// Releases the buffer of zeroes, if the job has one.
-    fn give_back(&mut self, lane: &mut Lane<'_>, slot: u32) {
-        if let Some(Pending {
-            step: Step::WriteZeroes { buffer, .. },
-            ..
-        }) = &self.pending[slot as usize]
-        {
-            lane.buffers.release(*buffer);
-        }
-    }
-
     fn end(&mut self, lane: &mut Lane<'_>, slot: u32, outcome: tidegate_core::request::Outcome) {
-        self.give_back(lane, slot);
         let pending = self.pending[slot as usize].take().expect("a job ends once");
+        if pending.step == Step::Bounce {
+            self.release_window(lane, slot);
+        }
         self.free.push(slot);
+        if !self.locks.is_idle() {
+            self.release_range(slot);
+        }
         lane.finish(pending.job.io, outcome);
+    }
+
+    /// A job has ended while others hold or await ranges: those that waited for it may start.
+    #[cold]
+    fn release_range(&mut self, slot: u32) {
+        let mut started = Vec::new();
+        self.locks.release(slot, &mut started);
+        self.ready.extend(started);
     }
 }
 

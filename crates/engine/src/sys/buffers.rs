@@ -7,6 +7,7 @@
 //! - a slot's segments stay valid while it is claimed: guest memory is kept mapped by the slot, pool memory is owned by it
 //! - a slot is released only when the kernel holds none of its bytes (`in_kernel == 0`, asserted)
 //! - in steady state nothing is allocated: lists and pool blocks are used again
+//! - the bytes of the slot of zeroes ([`Buffers::zeroes`]) are never written
 //! - a free slot's lists have room for [`SHORT_LIST`] segments at most; of longer ones a few are kept, for whoever needs one
 //!
 //! # Units
@@ -32,6 +33,8 @@ const LONG_KEPT: usize = 1024;
 /// system calls and a fault: with 64 kept, a read at queue depth 128 took five times the CPU of one at 64.
 const KEPT_BYTES: usize = 8 << 20;
 const KEPT_LEAST: usize = 64;
+/// Bytes in the slot of zeroes. Its pages are the kernel's one page of zeroes: it takes no memory.
+pub(crate) const ZEROES: usize = 1 << 20;
 
 /// See the module.
 pub(crate) struct Buffers {
@@ -40,6 +43,8 @@ pub(crate) struct Buffers {
     /// Long lists that nobody uses, empty.
     long: Vec<Vec<Segment>>,
     pool: Pool,
+    /// The slot of zeroes, once somebody has wanted it.
+    zeroes: Option<u32>,
 }
 
 #[derive(Default)]
@@ -69,6 +74,7 @@ impl Buffers {
             free: Vec::new(),
             long: Vec::new(),
             pool: Pool::default(),
+            zeroes: None,
         }
     }
 
@@ -128,6 +134,26 @@ impl Buffers {
         Ok(index)
     }
 
+    /// The slot of [`ZEROES`] bytes, all zero, that everybody shares: to be written from, never into, and never released.
+    ///
+    /// # Errors
+    /// When the system has no room to map it.
+    pub(crate) fn zeroes(&mut self) -> std::io::Result<u32> {
+        if let Some(index) = self.zeroes {
+            return Ok(index);
+        }
+        // Fresh, as blocks of the pool hold what they held last.
+        let block = Mmap::anonymous(ZEROES)?;
+        let index = self.vacant();
+        let slot = &mut self.slots[index as usize];
+        slot.len = ZEROES;
+        slot.segments.clear();
+        slot.segments.push(Segment::new(block.base(), ZEROES));
+        slot.keep = Keep::Pool(block);
+        self.zeroes = Some(index);
+        Ok(index)
+    }
+
     fn vacant(&mut self) -> u32 {
         self.free.pop().unwrap_or_else(|| {
             self.slots.push(Slot::default());
@@ -179,6 +205,12 @@ impl Buffers {
         self.slots.iter().any(|slot| slot.in_kernel > 0)
     }
 
+    /// How many slots are claimed.
+    #[cfg(test)]
+    pub(crate) fn claimed(&self) -> usize {
+        self.slots.len() - self.free.len()
+    }
+
     /// Bytes in a slot.
     pub(crate) fn len(&self, index: u32) -> usize {
         self.slots[index as usize].len
@@ -219,7 +251,8 @@ impl Buffers {
     /// The scatter list of `len` bytes from `data`, for the kernel: valid until [`Buffers::returned`].
     ///
     /// # Panics
-    /// When the range is not inside the slot, or when a part of this slot is lent already: one list at a time.
+    /// When the range is not inside the slot, or when a part of this slot, which is in several pieces, is lent already: one
+    /// list at a time. Of a slot in one piece any number of parts may be lent: the kernel is given the piece, not a list.
     pub(super) fn lend(&mut self, data: Data, len: usize) -> &[Segment] {
         let slot = &mut self.slots[data.buffer as usize];
         let start = data.start as usize;
@@ -231,9 +264,9 @@ impl Buffers {
         if start == 0 && len == slot.len {
             return &slot.segments;
         }
-        assert_eq!(
-            slot.in_kernel, 1,
-            "one part of a buffer is with the kernel at a time"
+        assert!(
+            slot.in_kernel == 1 || slot.segments.len() == 1,
+            "one part of a buffer in pieces is with the kernel at a time"
         );
         slot.part.clear();
         for piece in pieces(&slot.segments, start, len) {
@@ -273,6 +306,38 @@ impl Buffers {
         let mut done = 0;
         for piece in pieces(self.segments(data.buffer), data.start as usize, bytes.len()) {
             done += gather(&[piece], &mut bytes[done..]);
+        }
+    }
+
+    /// Copies `len` bytes from one slot to another, whatever pieces either is in; as much as both have.
+    ///
+    /// # Panics
+    /// When both are the same slot.
+    pub(crate) fn transfer(&mut self, from: Data, to: Data, len: usize) {
+        assert_ne!(
+            from.buffer, to.buffer,
+            "bytes are transferred between two buffers"
+        );
+        let mut targets = pieces(self.segments(to.buffer), to.start as usize, len);
+        let mut target = targets.next();
+        for source in pieces(self.segments(from.buffer), from.start as usize, len) {
+            let mut source = Some(source);
+            while let (Some(piece), Some(room)) = (source, target) {
+                let take = piece.len().min(room.len());
+                // SAFETY: both pieces are valid memory of at least `take` bytes (module invariant). They are of different
+                // slots; where a guest's memory overlaps itself, its bytes are the guest's own trouble, hence `copy`.
+                unsafe {
+                    std::ptr::copy(
+                        piece.0.iov_base.cast::<u8>(),
+                        room.0.iov_base.cast::<u8>(),
+                        take,
+                    );
+                }
+                source = pieces(&[piece], take, piece.len() - take).next();
+                target = pieces(&[room], take, room.len() - take)
+                    .next()
+                    .or_else(|| targets.next());
+            }
         }
     }
 
@@ -421,6 +486,48 @@ mod tests {
         assert_eq!(buffers.lend(data(slot, 512), 1024)[0].len(), 1024);
         buffers.returned(slot);
         buffers.release(slot);
+    }
+
+    #[test]
+    fn bytes_are_transferred_between_slots_in_different_pieces() {
+        let mut buffers = Buffers::new();
+        let [from, to] = [(); 2].map(|()| buffers.claim_pool(8192).expect("memory"));
+        let bytes: Vec<u8> = (0..=255).cycle().take(8192).collect();
+        buffers.put(data(from, 0), &bytes);
+        for (slot, cuts) in [(from, [100, 700, 4000]), (to, [512, 600, 5000])] {
+            let whole = buffers.slots[slot as usize].segments[0];
+            let ends = cuts.into_iter().chain([8192]);
+            let mut begin = 0;
+            buffers.slots[slot as usize].segments = ends
+                .map(|end| {
+                    let piece = pieces(&[whole], begin, end - begin).next();
+                    begin = end;
+                    piece.expect("a piece")
+                })
+                .collect();
+        }
+        buffers.transfer(data(from, 50), data(to, 20), 6000);
+        let mut out = vec![0; 6000];
+        buffers.get(data(to, 20), &mut out);
+        assert!(out == bytes[50..6050]);
+        buffers.release(from);
+        buffers.release(to);
+    }
+
+    #[test]
+    fn zeroes_are_one_slot_of_which_many_parts_may_be_lent() {
+        let mut buffers = Buffers::new();
+        let zeroes = buffers.zeroes().expect("memory");
+        assert_eq!(buffers.zeroes().expect("memory"), zeroes);
+        for len in [512, 4096, ZEROES] {
+            assert_eq!(buffers.lend(data(zeroes, 0), len)[0].len(), len);
+        }
+        let mut out = [1; 512];
+        buffers.get(data(zeroes, 0), &mut out);
+        assert_eq!(out, [0; 512]);
+        for _ in 0..3 {
+            buffers.returned(zeroes);
+        }
     }
 
     #[test]

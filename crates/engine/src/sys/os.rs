@@ -71,7 +71,8 @@ pub(crate) struct DirectAlignment {
     pub(crate) offset: usize,
 }
 
-/// The alignment that direct I/O on this file needs; `None` when the system does not tell.
+/// The alignment that direct I/O on this file needs, an offset of zero where it is refused; `None` when the system does not
+/// tell.
 pub(crate) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
     let mut info = MaybeUninit::<libc::statx>::zeroed();
     let empty = c"".as_ptr();
@@ -90,7 +91,7 @@ pub(crate) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
     }
     // SAFETY: zeroed before and filled by the successful call.
     let info = unsafe { info.assume_init() };
-    if info.stx_mask & libc::STATX_DIOALIGN == 0 || info.stx_dio_offset_align == 0 {
+    if info.stx_mask & libc::STATX_DIOALIGN == 0 {
         return None;
     }
     Some(DirectAlignment {
@@ -262,24 +263,51 @@ pub(crate) fn memory_page(file: &File) -> io::Result<usize> {
         let what = "memory that is shared must be a memfd, or a file on tmpfs or hugetlbfs";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
-    let mut about = MaybeUninit::<libc::statfs>::uninit();
-    // SAFETY: the call fills the structure it is given.
-    if unsafe { libc::fstatfs(file.as_raw_fd(), about.as_mut_ptr()) } < 0 {
-        return Err(io::Error::last_os_error());
-    }
-    // SAFETY: filled by the successful call.
-    let about = unsafe { about.assume_init() };
+    let about = file_system(file)?;
     if about.f_type != libc::HUGETLBFS_MAGIC {
         return Ok(PAGE);
     }
     usize::try_from(about.f_bsize).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// Tells the kernel that reads of the file follow no order: it caches the pages that are asked for and none around them.
-/// One that does not listen only caches more.
-pub(crate) fn expect_no_order(file: &File) {
-    // SAFETY: no memory is involved.
-    unsafe { libc::posix_fadvise(file.as_raw_fd(), 0, 0, libc::POSIX_FADV_RANDOM) };
+/// What the system says of the file system that a file is on.
+fn file_system(file: &File) -> io::Result<libc::statfs> {
+    let mut about = MaybeUninit::<libc::statfs>::uninit();
+    // SAFETY: the call fills the structure it is given.
+    if unsafe { libc::fstatfs(file.as_raw_fd(), about.as_mut_ptr()) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: filled by the successful call.
+    Ok(unsafe { about.assume_init() })
+}
+
+/// Whether a file's bytes are in the page cache and nowhere else, so that its direct I/O is none.
+pub(crate) fn is_memory(file: &File) -> bool {
+    const RAMFS_MAGIC: libc::__fsword_t = 0x8584_58f6;
+    file_system(file).is_ok_and(|about| matches!(about.f_type, libc::TMPFS_MAGIC | RAMFS_MAGIC))
+}
+
+/// The blocks of the file system that a file is on, in bytes, a power of two: a hole that begins and ends at multiples of it
+/// leaves the page cache alone.
+pub(crate) fn hole_unit(file: &File) -> u64 {
+    // Linux has no larger blocks; some network file systems give their preferred request instead.
+    const LARGEST: u64 = 65_536;
+    let block = file_system(file).map_or(LARGEST, |about| about.f_bsize.unsigned_abs());
+    block.max(PAGE as u64).min(LARGEST).next_power_of_two()
+}
+
+/// The smallest direct I/O of a block device, in bytes.
+///
+/// # Errors
+/// When it is none, or what the driver says.
+pub(crate) fn logical_block_size(file: &File) -> io::Result<usize> {
+    const BLKSSZGET: libc::c_ulong = 0x1268;
+    let mut size = 0_i32;
+    // SAFETY: this request stores one int.
+    if unsafe { libc::ioctl(file.as_raw_fd(), BLKSSZGET, &raw mut size) } < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    usize::try_from(size).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
 /// The calling thread's CPU clock: what it has used of CPUs.

@@ -195,15 +195,15 @@ fn neighbours_in_one_block_do_not_undo_each_other() {
     neighbours(1024, [(512, 1024), (700, 100)], 1600);
 }
 
-/// One client writes whole blocks, which go directly to the file; another writes unaligned ranges between, through the
-/// page cache, which the kernel may keep in pieces larger than a page.
+/// One client writes whole blocks, which go directly to the file; another writes ranges between that are not aligned to
+/// blocks.
 #[test]
-fn direct_and_cached_writes_next_to_each_other_do_not_undo_each_other() {
+fn ragged_and_whole_writes_next_to_each_other_do_not_undo_each_other() {
     let dir = tempdir();
     let path = image(dir.path(), "image", 8 << 20);
     let engine = engine(2);
     let disk = attach(&engine, open_file(&path));
-    // Stripes of 64 KiB in turn; the cached ones begin and end inside a block of their own.
+    // Stripes of 64 KiB in turn; the ragged ones begin and end inside a block of their own.
     let threads: Vec<_> = (0..2_u64)
         .map(|who| {
             let mut client = client(&disk);
@@ -228,7 +228,7 @@ fn direct_and_cached_writes_next_to_each_other_do_not_undo_each_other() {
                     versions[usize::try_from(index).unwrap()] = round;
                     let (at, len) = shape(check);
                     let version = versions[usize::try_from(check).unwrap()];
-                    // Part of it, unaligned: through the page cache for both.
+                    // Part of it, unaligned.
                     let (at, len) = (at + 100, len - 200);
                     let bytes = client
                         .read(at, u32::try_from(len).unwrap())

@@ -150,9 +150,13 @@ fn open_direct(
         }
     };
     lock(&file, 1, options, deadline, path)?;
-    let alignment = os::direct_alignment(&file).unwrap_or(DirectAlignment {
-        memory: PAGE,
-        offset: PAGE,
+    let alignment = os::direct_alignment(&file).unwrap_or_else(|| {
+        // A file tells no unit before Linux 6.1; a device does.
+        let unit = os::logical_block_size(&file).unwrap_or(PAGE);
+        DirectAlignment {
+            memory: unit,
+            offset: unit,
+        }
     });
     Ok(Some((file, alignment)))
 }

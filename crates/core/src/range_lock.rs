@@ -1,0 +1,205 @@
+//! Range locks: decides which of a disk's overlapping requests wait for one another.
+//!
+//! Most requests need no order: where two that are in flight together overlap, each sector may hold what either of them
+//! wrote. A request that is carried out as read, change and write back is different. It writes back sectors that are not its
+//! own, and must not do so with bytes that another request has replaced meanwhile. Such a request takes its range
+//! exclusively; every other request that changes the disk takes its range shared, but only while somebody holds or awaits a
+//! range exclusively. An image (later: a layout) asks here before it starts a request, and reports when one has ended.
+//!
+//! # Always true
+//! - an exclusive range overlaps no other range that is held
+//! - waiting requests start in the order in which they came, as far as their ranges overlap: none starves
+//! - while nobody wants an exclusive range the lock is idle, holds nothing, and its owner need not ask it
+//!
+//! # Picture
+//! ```text
+//!   shared     |-------|          |----|                 start at once, together
+//!   exclusive         |-|                                waits for the first shared one
+//!   shared            |-----|                            came later and overlaps it: waits for it
+//!   shared                              |----|           overlaps nobody who is ahead: starts at once
+//! ```
+//!
+//! # Units
+//! Bytes of a disk.
+
+use alloc::collections::VecDeque;
+use alloc::vec::Vec;
+
+/// How a range is wanted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// Together with others that are shared.
+    Shared,
+    /// Alone.
+    Exclusive,
+}
+
+/// A request's range, from `start` up to and without `end`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Wanted {
+    /// The owner's own name for the request; unique among those that hold or wait.
+    pub id: u32,
+    /// First byte.
+    pub start: u64,
+    /// First byte behind it.
+    pub end: u64,
+    /// How.
+    pub mode: Mode,
+}
+
+impl Wanted {
+    fn conflicts(&self, other: &Wanted) -> bool {
+        let exclusive = self.mode == Mode::Exclusive || other.mode == Mode::Exclusive;
+        exclusive && self.start < other.end && other.start < self.end
+    }
+}
+
+/// See the module.
+#[derive(Debug, Default)]
+pub struct RangeLock {
+    held: Vec<Wanted>,
+    waiting: VecDeque<Wanted>,
+    /// Exclusive ranges, held or awaited.
+    exclusive: usize,
+}
+
+impl RangeLock {
+    /// Nobody holds anything.
+    pub const fn new() -> RangeLock {
+        RangeLock {
+            held: Vec::new(),
+            waiting: VecDeque::new(),
+            exclusive: 0,
+        }
+    }
+
+    /// Whether nobody holds or awaits an exclusive range. A shared request then starts without asking.
+    #[inline]
+    pub const fn is_idle(&self) -> bool {
+        self.exclusive == 0
+    }
+
+    /// Notes a request that started while the lock was idle. The owner reports all that are in flight before it first asks
+    /// for an exclusive range.
+    ///
+    /// # Panics
+    /// When the lock is not idle.
+    pub fn note_in_flight(&mut self, request: Wanted) {
+        assert!(
+            self.is_idle(),
+            "requests that start while a range is exclusive ask first"
+        );
+        self.held.push(request);
+    }
+
+    /// Wants a range. Returns whether the request may start now; otherwise it waits, and [`RangeLock::release`] names it.
+    pub fn acquire(&mut self, wanted: Wanted) -> bool {
+        self.exclusive += usize::from(wanted.mode == Mode::Exclusive);
+        if self.is_blocked(&wanted, self.waiting.len()) {
+            self.waiting.push_back(wanted);
+            return false;
+        }
+        self.held.push(wanted);
+        true
+    }
+
+    /// Whether a request conflicts with one that holds its range, or that waits at a place before `ahead`.
+    fn is_blocked(&self, wanted: &Wanted, ahead: usize) -> bool {
+        let waiting = self.waiting.iter().take(ahead);
+        self.held
+            .iter()
+            .chain(waiting)
+            .any(|other| wanted.conflicts(other))
+    }
+
+    /// A request that held its range has ended. Appends those that may start now to `started`, in order.
+    ///
+    /// A request that holds nothing here, because it started and the lock became idle since, is not known, which is well.
+    pub fn release(&mut self, id: u32, started: &mut Vec<u32>) {
+        let Some(at) = self.held.iter().position(|held| held.id == id) else {
+            return;
+        };
+        let released = self.held.swap_remove(at);
+        self.exclusive -= usize::from(released.mode == Mode::Exclusive);
+        let mut at = 0;
+        while let Some(wanted) = self.waiting.get(at).copied() {
+            if self.is_blocked(&wanted, at) {
+                at += 1;
+                continue;
+            }
+            self.waiting.remove(at);
+            self.held.push(wanted);
+            started.push(wanted.id);
+        }
+        if self.is_idle() {
+            self.held.clear();
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wanted(id: u32, start: u64, end: u64, mode: Mode) -> Wanted {
+        Wanted {
+            id,
+            start,
+            end,
+            mode,
+        }
+    }
+
+    #[test]
+    fn an_exclusive_range_waits_for_those_in_flight_and_later_ones_wait_for_it() {
+        let mut lock = RangeLock::new();
+        lock.note_in_flight(wanted(0, 0, 8192, Mode::Shared));
+        assert!(!lock.acquire(wanted(1, 0, 4096, Mode::Exclusive)));
+        assert!(
+            !lock.acquire(wanted(2, 0, 4096, Mode::Shared)),
+            "it came later"
+        );
+        assert!(
+            lock.acquire(wanted(3, 4096, 8192, Mode::Shared)),
+            "it overlaps none that is exclusive"
+        );
+        let mut started = Vec::new();
+        lock.release(3, &mut started);
+        assert_eq!(started, []);
+        lock.release(0, &mut started);
+        assert_eq!(started, [1]);
+        started.clear();
+        lock.release(1, &mut started);
+        assert_eq!(started, [2]);
+        assert!(lock.is_idle());
+    }
+
+    #[test]
+    fn exclusive_ranges_that_touch_do_not_overlap() {
+        let mut lock = RangeLock::new();
+        assert!(lock.acquire(wanted(0, 0, 4096, Mode::Exclusive)));
+        assert!(lock.acquire(wanted(1, 4096, 8192, Mode::Exclusive)));
+        assert!(!lock.acquire(wanted(2, 4095, 4097, Mode::Exclusive)));
+        let mut started = Vec::new();
+        lock.release(0, &mut started);
+        assert_eq!(started, []);
+        lock.release(1, &mut started);
+        assert_eq!(started, [2]);
+        assert!(!lock.is_idle());
+        lock.release(2, &mut started);
+        assert!(lock.is_idle());
+    }
+
+    #[test]
+    fn who_started_before_the_lock_became_idle_ends_without_it() {
+        let mut lock = RangeLock::new();
+        assert!(lock.acquire(wanted(0, 0, 4096, Mode::Exclusive)));
+        assert!(lock.acquire(wanted(1, 4096, 8192, Mode::Shared)));
+        let mut started = Vec::new();
+        lock.release(0, &mut started);
+        assert!(lock.is_idle());
+        lock.release(1, &mut started);
+        assert_eq!(started, []);
+        assert!(lock.acquire(wanted(2, 4096, 8192, Mode::Exclusive)));
+    }
+}

@@ -1,0 +1,104 @@
+//! Range locks under random requests: nothing exclusive overlaps, none starves, and the order of overlapping ones is kept.
+
+use proptest::prelude::*;
+use tidegate_core::range_lock::{Mode, RangeLock, Wanted};
+
+/// What is left of a drive: those that run, those that wait, in order of arrival.
+#[derive(Default)]
+struct Model {
+    running: Vec<Wanted>,
+    waiting: Vec<Wanted>,
+}
+
+fn overlap(a: &Wanted, b: &Wanted) -> bool {
+    let exclusive = a.mode == Mode::Exclusive || b.mode == Mode::Exclusive;
+    exclusive && a.start < b.end && b.start < a.end
+}
+
+impl Model {
+    /// A request starts: nothing that it conflicts with runs, or came before and still waits.
+    fn start(&mut self, wanted: Wanted, ahead: usize) {
+        let conflict = |other: &&Wanted| overlap(&wanted, other);
+        assert_eq!(self.running.iter().find(conflict), None);
+        assert_eq!(self.waiting[..ahead].iter().find(conflict), None);
+        self.running.push(wanted);
+    }
+
+    fn started(&mut self, ids: &[u32]) {
+        for id in ids {
+            let at = self.waiting.iter().position(|w| w.id == *id);
+            let at = at.expect("only a request that waits is started");
+            let wanted = self.waiting[at];
+            self.start(wanted, at);
+            self.waiting.remove(at);
+        }
+    }
+
+    /// Every request that waits has a reason to.
+    fn nobody_waits_for_nothing(&self) {
+        for (at, wanted) in self.waiting.iter().enumerate() {
+            let ahead = self.running.iter().chain(&self.waiting[..at]);
+            assert!(ahead.clone().any(|other| overlap(wanted, other)));
+        }
+    }
+}
+
+/// One act: a request that comes (its place, length and mode), or one of those that run and ends.
+fn acts() -> impl Strategy<Value = Vec<(bool, u8, u8, u8)>> {
+    prop::collection::vec(any::<(bool, u8, u8, u8)>(), 1..200)
+}
+
+fn wanted(id: u32, place: u8, len: u8, mode: u8) -> Wanted {
+    let start = u64::from(place % 32);
+    Wanted {
+        id,
+        start,
+        end: start + 1 + u64::from(len % 8),
+        mode: if mode.is_multiple_of(3) {
+            Mode::Exclusive
+        } else {
+            Mode::Shared
+        },
+    }
+}
+
+proptest! {
+    #[test]
+    fn overlapping_requests_keep_their_order_and_all_end(acts in acts()) {
+        let (mut lock, mut model) = (RangeLock::new(), Model::default());
+        let mut started = Vec::new();
+        for (id, (comes, place, len, mode)) in (0..).zip(acts) {
+            if comes || model.running.is_empty() {
+                let wanted = wanted(id, place, len, mode);
+                if wanted.mode == Mode::Shared && lock.is_idle() {
+                    model.start(wanted, 0);
+                    continue;
+                }
+                if lock.is_idle() {
+                    for running in &model.running {
+                        lock.note_in_flight(*running);
+                    }
+                }
+                if lock.acquire(wanted) {
+                    model.start(wanted, model.waiting.len());
+                } else {
+                    model.waiting.push(wanted);
+                }
+            } else {
+                let at = usize::from(place) % model.running.len();
+                let ended = model.running.swap_remove(at);
+                lock.release(ended.id, &mut started);
+                model.started(&started);
+                started.clear();
+            }
+            model.nobody_waits_for_nothing();
+        }
+        while let Some(ended) = model.running.pop() {
+            lock.release(ended.id, &mut started);
+            model.started(&started);
+            started.clear();
+        }
+        prop_assert!(model.waiting.is_empty(), "every request had its turn");
+        prop_assert!(lock.is_idle());
+    }
+}

@@ -1,0 +1,238 @@
+//! Carries out what direct I/O cannot take as it is: parts of units, and memory that is not aligned.
+//!
+//! The units around the request are read into a buffer of our own, changed there, and written back; a read is copied out of
+//! it. A long request is worked off in windows, one after the other. A request that changes part of a unit has its range
+//! exclusively (`tidegate_core::range_lock`): no other request changes the unit's other bytes between the read and the
+//! write, so none is undone.
+//!
+//! # Always true
+//! - a window is written only while the request holds its range, and after it was read if others have bytes in it
+//! - the buffers of one image come to [`BUDGET`] at most; who finds no room waits, holding no buffer
+//!
+//! # Picture
+//! ```text
+//!   units      |     A     |     B     |     C     |
+//!   request           |----------------|
+//!   window     |===========|===========|             read, changed, written back: the begin of A stays what it was
+//! ```
+
+use super::grain::room;
+use super::{Dir, Step};
+use crate::datastore::{Job, Lane, bytes};
+use crate::sys::ring::Durability;
+use std::collections::VecDeque;
+use std::os::fd::AsRawFd;
+use tidegate_core::request::{Data, Fault, Flags, Op};
+
+/// Longest window: as much as is copied in some microseconds.
+const WINDOW: u64 = 64 << 10;
+/// Bytes of all windows of an image: 32 requests of 4 KiB that straddle two units, or four long ones.
+const BUDGET: usize = 256 << 10;
+
+/// The window of a request, by the request's slot.
+#[derive(Default)]
+pub(super) struct Bounces {
+    held: Vec<Option<Window>>,
+    /// Bytes of those that are held.
+    used: usize,
+    /// Requests that found no room, first to go first.
+    waiting: VecDeque<u32>,
+}
+
+#[derive(Clone, Copy)]
+struct Window {
+    buffer: u32,
+    /// Where on the image its units begin and end.
+    units: (u64, u64),
+    /// Bytes that the operation under way has moved.
+    moved: u64,
+    /// It is being written, rather than read.
+    writes: bool,
+}
+
+impl Bounces {
+    /// A buffer of so many bytes is about to be claimed, unless there is no room for it.
+    fn admit(&mut self, slot: u32, len: usize) -> bool {
+        if self.used + len > BUDGET {
+            self.waiting.push_back(slot);
+            return false;
+        }
+        self.used += len;
+        true
+    }
+
+    fn window(&mut self, slot: u32) -> &mut Window {
+        self.held
+            .get_mut(slot as usize)
+            .and_then(Option::as_mut)
+            .expect("a bounced request has a window")
+    }
+
+    fn hold(&mut self, slot: u32, window: Window) {
+        let at = slot as usize;
+        if self.held.len() <= at {
+            self.held.resize(at + 1, None);
+        }
+        self.held[at] = Some(window);
+    }
+
+    /// The window of a request is not needed any more. Appends those that may try again to `ready`.
+    fn drop_window(&mut self, slot: u32, ready: &mut VecDeque<u32>) -> Option<Window> {
+        let window = self.held.get_mut(slot as usize)?.take()?;
+        self.used -= room(window.units);
+        // Each tries again by itself, and waits again if there is too little room yet: it is behind nobody then.
+        ready.append(&mut self.waiting);
+        Some(window)
+    }
+}
+
+impl Dir {
+    /// Begins the next window of a request.
+    pub(super) fn go_bounced(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        let pending = self.pending(slot);
+        let (job, done) = (pending.job, pending.done);
+        let (offset, left) = (job.offset + done, job.len - done);
+        let (start, end) = self.grain.around(offset, left);
+        // Of a range that is to be zeroed only this unit has to be changed by hand.
+        let most = if job.op == Op::WriteZeroes {
+            self.grain.unit
+        } else {
+            WINDOW.max(self.grain.unit)
+        };
+        let units = (start, end.min(start + most));
+        if !self.bounces.admit(slot, room(units)) {
+            self.pending(slot).waits = true;
+            return;
+        }
+        let Ok(buffer) = lane.buffers.claim_pool(room(units)) else {
+            self.bounces.used -= room(units);
+            return self.end(lane, slot, Err(Fault::Io));
+        };
+        // Whether it has bytes that are not the request's.
+        let foreign = offset > units.0 || offset + left < units.1;
+        let window = Window {
+            buffer,
+            units,
+            moved: 0,
+            writes: job.op.modifies() && !foreign,
+        };
+        self.bounces.hold(slot, window);
+        if window.writes {
+            self.fill_window(lane, slot);
+        }
+        self.move_window(lane, slot);
+    }
+
+    /// Puts the request's bytes into its window.
+    fn fill_window(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        let (inside, from, len) = self.request_in_window(slot);
+        match self.pending(slot).job.op {
+            Op::WriteZeroes => lane.buffers.clear(inside, bytes(len)),
+            _ => lane.buffers.transfer(from, inside, bytes(len)),
+        }
+    }
+
+    /// Where a request's next bytes are: in its window, in its own memory, and how many the window has of them.
+    fn request_in_window(&mut self, slot: u32) -> (Data, Data, u64) {
+        let pending = self.pending(slot);
+        let (job, done) = (pending.job, pending.done);
+        let window = *self.bounces.window(slot);
+        let offset = job.offset + done;
+        let len = (job.len - done).min(window.units.1 - offset);
+        let small = |n: u64| u32::try_from(n).expect("a request's bytes are counted in 32 bits");
+        let inside = Data {
+            buffer: window.buffer,
+            start: small(offset - window.units.0),
+        };
+        (inside, job.data.skip(small(done)), len)
+    }
+
+    /// Reads or writes what is left of the window.
+    fn move_window(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        let Window {
+            buffer,
+            units: (start, end),
+            moved,
+            writes,
+        } = *self.bounces.window(slot);
+        let fd = self.data_fd().as_raw_fd();
+        let at = u32::try_from(moved).expect("a window is short");
+        let data = Data { buffer, start: at };
+        let (offset, len, tag) = (start + moved, bytes(end - start - moved), lane.tag(slot));
+        if writes {
+            let durable = match self.pending(slot).job.flags.has(Flags::FUA) {
+                true => Durability::Durable,
+                false => Durability::Cached,
+            };
+            lane.ring
+                .write(fd, lane.buffers, data, len, offset, durable, tag);
+        } else {
+            lane.ring.read(fd, lane.buffers, data, len, offset, tag);
+        }
+    }
+
+    /// The kernel has its hands off a request's window.
+    pub(super) fn window_returned(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        let buffer = self.bounces.window(slot).buffer;
+        lane.buffers.returned(buffer);
+    }
+
+    /// An operation on a window went well, as far as `moved` bytes.
+    pub(super) fn bounced(&mut self, lane: &mut Lane<'_>, slot: u32, moved: u64) {
+        let moved = self.grain.done_whole(moved);
+        if moved == 0 {
+            self.notice_cut(lane.disk);
+            return self.end(lane, slot, Err(Fault::Io));
+        }
+        let window = self.bounces.window(slot);
+        window.moved += moved;
+        let whole = window.moved >= window.units.1 - window.units.0;
+        let wrote = window.writes;
+        if !whole {
+            return self.go_on_with_window(lane, slot);
+        }
+        let op = self.pending(slot).job.op;
+        if op.modifies() && !wrote {
+            let window = self.bounces.window(slot);
+            (window.writes, window.moved) = (true, 0);
+            self.fill_window(lane, slot);
+            return self.go_on_with_window(lane, slot);
+        }
+        let (inside, out, len) = self.request_in_window(slot);
+        if op == Op::Read {
+            lane.buffers.transfer(inside, out, bytes(len));
+        }
+        self.release_window(lane, slot);
+        self.pending(slot).done += len;
+        self.advance(lane, slot);
+    }
+
+    /// Goes on with a window unless the disk's lease is over.
+    pub(super) fn go_on_with_window(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        if self.is_barred(slot) {
+            return self.end(lane, slot, Err(Fault::Io));
+        }
+        self.move_window(lane, slot);
+    }
+
+    /// Gives a request's window back, if it has one.
+    pub(super) fn release_window(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        if let Some(window) = self.bounces.drop_window(slot, &mut self.ready) {
+            lane.buffers.release(window.buffer);
+        }
+    }
+}
+
+/// Whether what is left of a job after `done` bytes is given to the kernel from the job's own memory, or by way of a window.
+#[inline]
+pub(super) fn step(dir: &Dir, lane: &Lane<'_>, job: &Job, done: u64) -> Step {
+    let (offset, left) = (job.offset + done, job.len - done);
+    let start = u32::try_from(done).expect("a request's bytes are counted in 32 bits");
+    match dir
+        .grain
+        .fits(lane.buffers, job.data.skip(start), offset, left)
+    {
+        true => Step::Move,
+        false => Step::Bounce,
+    }
+}

@@ -1,0 +1,152 @@
+//! Zeroes a range of an image, or gives its space back: by the file system where it can, else by writing zeroes.
+//!
+//! The file system is asked for whole blocks only. What is left at the ends of the range is written, from a buffer of
+//! zeroes that all share, and the parts of units at its very ends by way of a window (`bounce.rs`). A discard leaves the
+//! ends alone: nothing is promised of what a discarded range holds.
+//!
+//! # Always true
+//! - however long the range, a request has one operation under way, and no memory of its own
+//! - a request that is to be quick or not at all ([`Flags::FAST_ONLY`]) writes zeroes at the range's ends only
+//!
+//! # Source
+//! fallocate(2), FALLOC_FL_PUNCH_HOLE and FALLOC_FL_ZERO_RANGE.
+
+use super::grain::{Grain, Piece};
+use super::{Dir, Pending, Step};
+use crate::datastore::{Job, Lane, bytes, fault};
+use crate::sys::buffers::ZEROES;
+use crate::sys::ring::Durability;
+use std::os::fd::AsRawFd;
+use tidegate_core::request::{Data, Fault, Flags, Op, Outcome};
+
+/// What makes the zeroes, or the hole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Method {
+    Punch,
+    ZeroRange,
+    /// We do.
+    Write,
+}
+
+impl Dir {
+    /// How a job is done, or how it ends at once.
+    pub(super) fn method(&self, job: &Job) -> Result<Method, Outcome> {
+        let space = job.op == Op::Discard || job.flags.has(Flags::MAY_UNMAP);
+        match job.op {
+            _ if space && self.punch_hole => Ok(Method::Punch),
+            Op::Discard => Err(Ok(())),
+            _ if self.zero_range => Ok(Method::ZeroRange),
+            _ if job.flags.has(Flags::FAST_ONLY) => Err(Err(Fault::Unsupported)),
+            _ => Ok(Method::Write),
+        }
+    }
+
+    /// Begins with what is next of a range.
+    pub(super) fn go_zero(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        let grain = self.grain;
+        loop {
+            let pending = self.pending(slot);
+            let Pending { job, done, .. } = *pending;
+            if done == job.len {
+                return self.advance(lane, slot);
+            }
+            match next(&grain, pending) {
+                Piece::Blocks(len) => {
+                    pending.step = Step::Allocate;
+                    return self.allocate(lane, slot, len);
+                }
+                Piece::Zeroes(len) | Piece::Edge(len) if job.op == Op::Discard => {
+                    pending.done += len;
+                }
+                Piece::Zeroes(len) => {
+                    pending.step = Step::WriteZeroes;
+                    return self.write_zeroes(lane, slot, len);
+                }
+                Piece::Edge(_) => {
+                    pending.step = Step::Bounce;
+                    return self.go_bounced(lane, slot);
+                }
+            }
+        }
+    }
+
+    fn allocate(&mut self, lane: &mut Lane<'_>, slot: u32, len: u64) {
+        let pending = self.pending(slot);
+        let offset = pending.job.offset + pending.done;
+        let what = match pending.method {
+            Method::Punch => libc::FALLOC_FL_PUNCH_HOLE,
+            Method::ZeroRange | Method::Write => libc::FALLOC_FL_ZERO_RANGE,
+        };
+        let mode = what | libc::FALLOC_FL_KEEP_SIZE;
+        let (fd, tag) = (self.buffered.as_raw_fd(), lane.tag(slot));
+        lane.ring.allocate(fd, mode, offset, len, tag);
+    }
+
+    fn write_zeroes(&mut self, lane: &mut Lane<'_>, slot: u32, len: u64) {
+        let pending = self.pending(slot);
+        let offset = pending.job.offset + pending.done;
+        let Ok(buffer) = lane.buffers.zeroes() else {
+            // Nothing is with the kernel, so nothing has to come back.
+            return self.end(lane, slot, Err(Fault::Io));
+        };
+        let (fd, tag) = (self.data_fd().as_raw_fd(), lane.tag(slot));
+        let data = Data { buffer, start: 0 };
+        let len = bytes(len.min(ZEROES as u64));
+        let cached = Durability::Cached;
+        lane.ring
+            .write(fd, lane.buffers, data, len, offset, cached, tag);
+    }
+
+    /// The file system did not make a hole or zeroes: if it cannot, something else does.
+    pub(super) fn not_allocated(&mut self, lane: &mut Lane<'_>, slot: u32, errno: i32) {
+        let known = !matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL);
+        if known || self.is_barred(slot) {
+            return self.end(lane, slot, Err(fault(errno)));
+        }
+        // Of one range only it may be too much to ask.
+        let ever = errno == libc::EINVAL;
+        let pending = self.pending(slot);
+        let Pending { job, method, .. } = *pending;
+        match method {
+            Method::Punch if job.op == Op::Discard => {
+                self.punch_hole = ever;
+                return self.end(lane, slot, Ok(()));
+            }
+            Method::Punch => {
+                pending.method = Method::ZeroRange;
+                self.punch_hole = ever;
+            }
+            Method::ZeroRange | Method::Write => {
+                pending.method = Method::Write;
+                self.zero_range = ever;
+                if job.flags.has(Flags::FAST_ONLY) {
+                    return self.end(lane, slot, Err(Fault::Unsupported));
+                }
+            }
+        }
+        self.go_zero(lane, slot);
+    }
+}
+
+/// What is next of a job's range.
+fn next(grain: &Grain, pending: &Pending) -> Piece {
+    let Pending {
+        job, done, method, ..
+    } = *pending;
+    grain.piece(job.offset + done, job.len - done, method != Method::Write)
+}
+
+/// How many bytes the file system was asked for last.
+pub(super) fn allocated(grain: &Grain, pending: &Pending) -> u64 {
+    match next(grain, pending) {
+        Piece::Blocks(len) => len,
+        Piece::Zeroes(_) | Piece::Edge(_) => 0,
+    }
+}
+
+/// The kernel has written from the buffer of zeroes.
+pub(super) fn returned(lane: &mut Lane<'_>) {
+    let buffer = lane.buffers.zeroes();
+    lane.buffers
+        .returned(buffer.expect("it is there once it was written from"));
+}
