@@ -264,6 +264,8 @@ pub struct Governor {
     mute: bool,
     heard: Option<Time>,
     ticked: Option<Time>,
+    /// How long the last tick meant to wait for the next: reads that work again plan anew before that comes.
+    planned: Span,
     alone_at: Option<Time>,
     sequence: u64,
     published_at: Option<Time>,
@@ -339,6 +341,7 @@ impl Governor {
             mute: false,
             heard: None,
             ticked: None,
+            planned: Span::ZERO,
             alone_at: None,
             sequence: 0,
             published_at: None,
@@ -504,6 +507,7 @@ impl Governor {
         }
         self.notice_mute(now);
         let publish = self.publish(now, law);
+        self.planned = self.pace.planned();
         Tick {
             orders: self.orders(),
             publish,

@@ -53,7 +53,7 @@ impl Governor {
         let Some(ticked) = self.ticked else { return };
         let gap = now.since(ticked);
         // The wait for a tick is no pause; only what comes on top is.
-        if gap <= lease(self.pace.planned()) {
+        if gap <= lease(self.planned) {
             return;
         }
         self.events.push(GovernorEvent::Paused { span: gap });

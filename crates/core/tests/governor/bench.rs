@@ -111,6 +111,13 @@ impl Bench {
         self.governor.heard(self.time(), read);
     }
 
+    /// An administrator sets another threshold.
+    pub(crate) fn set(&mut self, threshold: Threshold) {
+        let (now, common) = (self.time(), self.governor.common());
+        let (mode, io_unit) = (common.mode(), common.io_unit);
+        self.governor.set(now, mode, threshold, io_unit);
+    }
+
     fn time(&self) -> Time {
         Time::ZERO + Span::from_millis(self.now)
     }

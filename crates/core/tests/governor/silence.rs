@@ -96,3 +96,20 @@ fn before_a_host_looks_more_seldom_it_says_so_lest_the_others_give_it_up() {
         assert!(pause <= lease(said), "{:?}", bench.published);
     }
 }
+
+#[test]
+fn slots_that_can_be_read_again_while_something_was_just_changed_are_no_pause() {
+    let mut bench = Bench::new(FIXED, vec![peer(1, 2.0)]);
+    let idle = load(0.0, 0.0, 0.0);
+    bench.pass(60_000, idle);
+    bench.deaf = true;
+    bench.pass_ticks(2, idle);
+    assert_eq!(bench.pauses(1), [4_000], "nothing is in a hurry");
+    // Just before its next round is due, a setting changes, and the datastore is back.
+    bench.pass(3_900, idle);
+    bench.deaf = false;
+    bench.set(Threshold::Fixed(Span::from_millis(20)));
+    bench.pass_ticks(3, idle);
+    let pauses = |event: &&GovernorEvent| matches!(event, GovernorEvent::Paused { .. });
+    assert_eq!(bench.events.iter().find(pauses), None);
+}
