@@ -76,6 +76,8 @@ pub(crate) struct Keeper {
     attached_file: Mutex<()>,
     /// The same for the paths that were agreed to.
     agreed_file: Mutex<()>,
+    /// A datastore is being added.
+    adding: Mutex<()>,
 }
 
 impl Keeper {
@@ -106,6 +108,7 @@ impl Keeper {
             tried: Mutex::default(),
             attached_file: Mutex::default(),
             agreed_file: Mutex::default(),
+            adding: Mutex::default(),
         }
     }
 
@@ -364,7 +367,7 @@ impl Keeper {
     fn lies_on(&self, name: &Name, on: &Name, settings: &DatastoreSettings) -> Outcome<bool> {
         let store = self.store.clone();
         let (name, datastore, of) = (name.clone(), on.clone(), settings.clone());
-        let look = move || Ok(store.has_disk(&datastore, &of, &name));
+        let look = move || store.has_disk(&datastore, &of, &name);
         self.looks.at(on, look)
     }
 

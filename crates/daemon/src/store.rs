@@ -12,6 +12,7 @@
 //! STATE/attached.toml               the disks to attach at start
 //! STATE/groups.toml                 what groups of disks may do together
 //! STATE/agreed.toml                 paths outside datastores that disks may use here
+//! STATE/homes/NAME.toml             the file system that a datastore of kind `dir` lies on
 //! STATE/disks/DATASTORE/NAME/       disk.toml of disks on datastores that keep no files
 //! PATH/NAME/disk.toml, image        disks on a datastore of kind `dir`
 //! PATH/.creating-NAME-UUID, .deleting-NAME   between one state and another; swept away at the next occasion
@@ -35,8 +36,10 @@ use crate::trouble::{self, Outcome};
 pub(crate) mod disks;
 mod drafts;
 pub(crate) mod files;
+mod home;
 
 pub(crate) use disks::Found;
+pub(crate) use home::mark_of;
 
 /// The largest state file that is read.
 const MAX_STATE_BYTES: usize = 1 << 20;
@@ -182,6 +185,12 @@ impl Store {
                     .remedy("choose another name, or remove that one first"),
             );
         }
+        let memory = home::Memory::of(&self.state, name);
+        let remembered = match &settings {
+            DatastoreSettings::Dir { path, .. } => memory.adopt(path),
+            _ => memory.forget(),
+        };
+        remembered.map_err(|e| trouble::io(format!("cannot add datastore {name}"), &e))?;
         let record = DatastoreRecord {
             version: DatastoreRecord::VERSION,
             settings,
@@ -190,10 +199,43 @@ impl Store {
         self.write_record(name, &record)
     }
 
+    /// Fails unless a datastore lies on the file system that it was added on.
+    pub(crate) fn must_be_mounted(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+    ) -> Outcome<()> {
+        let DatastoreSettings::Dir { path, .. } = settings else {
+            return Ok(());
+        };
+        let memory = home::Memory::of(&self.state, datastore);
+        if let Some(known) = memory.read()? {
+            return memory.check(&known, datastore, path);
+        }
+        // An earlier version has added it, which remembered nothing.
+        let unmounted = |why: String| {
+            let remedy = format!("mount what belongs at {}", path.display());
+            home::not_mounted(datastore, why, remedy)
+        };
+        let used = home::is_used(path);
+        if used.map_err(|error| unmounted(format!("{}: {error}", path.display())))? {
+            let what = format!("cannot remember the file system of datastore {datastore}");
+            return memory.adopt(path).map_err(|e| trouble::io(what, &e));
+        }
+        match self.attached()?.values().any(|on| on == datastore) {
+            true => {
+                let why = "disks of it are to be attached, and its directory is empty";
+                Err(unmounted(why.to_owned()))
+            }
+            false => Ok(()),
+        }
+    }
+
     /// Forgets a datastore. What lies on it stays.
     pub(crate) fn remove_datastore(&self, name: &Name) -> Outcome<()> {
         let path = self.datastore_file(name);
         fs::remove_file(&path)
+            .and_then(|()| home::Memory::of(&self.state, name).forget())
             .and_then(|()| files::sync_folder(&self.state.join("datastores")))
             .map_err(|e| trouble::io(format!("cannot forget datastore {name}"), &e))
     }

@@ -16,6 +16,7 @@ mod error;
 mod handle;
 mod inbox;
 pub mod lease;
+pub mod mounts;
 #[expect(unsafe_code, reason = "the one place for it; see the module")]
 mod sys;
 mod thread;

@@ -1,6 +1,7 @@
 //! Orders on datastores: adding, describing and forgetting them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
 use rustix::fs::StatVfs;
@@ -9,11 +10,13 @@ use tidegate_api::iocontrol::{DatastoreControl, IO_UNIT_MAX, IO_UNIT_MIN, IoCont
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::control::Change;
+use tidegate_engine::mounts;
 
 use super::Keeper;
 use crate::control::report;
 use crate::host;
 use crate::plan::{ImagePlan, policy};
+use crate::store;
 use crate::trouble::{self, Outcome};
 
 /// The datastore that is meant when none is named and there are several.
@@ -114,6 +117,7 @@ impl Keeper {
         };
         let is_heard = running.is_some() || policy::directory(&record.settings, &after).is_some();
         if is_heard && change != Change::default() {
+            self.store.must_be_mounted(name, &record.settings)?;
             // While no disk is attached, this is to tell the other hosts, and ends at once.
             let in_use = self
                 .controls
@@ -133,6 +137,14 @@ impl Keeper {
         settings: DatastoreSettings,
     ) -> Outcome<Datastore> {
         check(name, &settings)?;
+        // Of two orders at one moment, neither sees what the other adds.
+        let Ok(_one_at_a_time) = self.adding.try_lock() else {
+            let what = format!("cannot add datastore {name}");
+            return Err(Problem::new(ProblemCode::Busy, what)
+                .because("another datastore is being added")
+                .remedy("try again when that is done"));
+        };
+        self.must_be_another_directory(name, &settings)?;
         for (disk, found) in self.store.disks(name, &settings)? {
             if found.is_ok() && self.search(&disk).is_ok() {
                 return Err(Problem::new(
@@ -150,6 +162,48 @@ impl Keeper {
         self.store.add_datastore(name, settings)?;
         tracing::info!(datastore = %name, "added");
         self.datastore(name)
+    }
+
+    /// Fails if the directory of a new datastore is that of another one, whatever path leads there.
+    fn must_be_another_directory(&self, name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
+        let what = || format!("cannot add datastore {name}");
+        let DatastoreSettings::Dir { path, .. } = settings else {
+            return Ok(());
+        };
+        let here = Directory::at(path).map_err(|e| trouble::io(what(), &e))?;
+        for (other, settings) in self.store.datastores()? {
+            let Ok(DatastoreSettings::Dir { path, .. }) = settings else {
+                continue;
+            };
+            if other == *name {
+                continue;
+            }
+            let look = {
+                let path = path.clone();
+                move || Directory::at(&path).map_err(|e| trouble::io("it cannot be looked at", &e))
+            };
+            // One that is out of reach is another one, or not to be had here either.
+            let Ok(there) = self.surveys.at(&other, look) else {
+                continue;
+            };
+            let refused = Problem::new(ProblemCode::Exists, what());
+            let path = path.display();
+            if there.place == here.place {
+                return Err(refused
+                    .because(format!("datastore {other} is the same directory, {path}"))
+                    .remedy(format!("use {other}, or give another directory")));
+            }
+            if here.mark.is_some() && there.mark == here.mark {
+                return Err(refused
+                    .because(format!(
+                        "it has the mark of datastore {other}, {path}: it is the same directory, or a copy of it"
+                    ))
+                    .remedy(format!(
+                        "use {other}; if this is a copy, remove .tidegate/datastore-id from it"
+                    )));
+            }
+        }
+        Ok(())
     }
 
     /// Forgets a datastore whose disks are all detached. What lies on it stays.
@@ -260,6 +314,22 @@ impl Keeper {
     }
 }
 
+/// A directory, by whatever path.
+struct Directory {
+    place: (u64, u64),
+    mark: Option<String>,
+}
+
+impl Directory {
+    fn at(path: &Path) -> std::io::Result<Directory> {
+        let there = path.metadata()?;
+        Ok(Directory {
+            place: (there.dev(), there.ino()),
+            mark: store::mark_of(path)?,
+        })
+    }
+}
+
 /// The space of the file system that a datastore is on, where there is one.
 fn space(settings: &DatastoreSettings) -> Option<StatVfs> {
     match settings {
@@ -321,6 +391,29 @@ fn check_control(settings: &DatastoreSettings, control: &IoControl) -> Outcome<(
     }
 }
 
+/// File systems that the kernel makes up: their files are no place for a disk's bytes.
+const NO_DISKS: [&str; 19] = [
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "proc",
+    "pstore",
+    "rpc_pipefs",
+    "securityfs",
+    "sysfs",
+    "tracefs",
+];
+
 fn check_folder(path: &Path) -> Result<(), String> {
     if !path.is_absolute() {
         return Err(format!("{} is not an absolute path", path.display()));
@@ -330,6 +423,15 @@ fn check_folder(path: &Path) -> Result<(), String> {
         .map_err(|error| format!("{}: {error}", path.display()))?;
     if !there.is_dir() {
         return Err(format!("{} is not a directory", path.display()));
+    }
+    if let Some(mount) = mounts::mount_of(path)
+        && NO_DISKS.contains(&mount.kind.as_str())
+    {
+        return Err(format!(
+            "{} is on a file system of type {}, which cannot hold disks",
+            path.display(),
+            mount.kind
+        ));
     }
     rustix::fs::access(path, rustix::fs::Access::WRITE_OK)
         .map_err(|error| format!("{} cannot be written: {error}", path.display()))

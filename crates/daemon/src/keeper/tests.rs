@@ -22,6 +22,7 @@ use crate::plan::ThreadsPlan;
 mod detaching;
 mod hanging;
 mod missing;
+mod mounted;
 
 const SIZE: u64 = 1 << 20;
 

@@ -94,7 +94,7 @@ impl Store {
         Ok(names
             .into_iter()
             .map(|name| {
-                let disk = self.read_disk(datastore, settings, &name);
+                let disk = self.read_mounted(datastore, settings, &name);
                 (name, disk)
             })
             .collect())
@@ -108,6 +108,7 @@ impl Store {
         settings: &DatastoreSettings,
         here: &BTreeSet<Name>,
     ) -> Outcome<Vec<Name>> {
+        self.must_be_mounted(datastore, settings)?;
         let folder = self.disks_folder(datastore, settings);
         let names = match names_in(&folder) {
             Ok(names) => names,
@@ -180,7 +181,7 @@ impl Store {
     /// The disk of that name, wherever it lies, for who knows that every datastore answers.
     #[cfg(test)]
     pub(crate) fn find(&self, name: &Name) -> Outcome<Found> {
-        let lies_on = |on: &Name, of: &DatastoreSettings| Ok(self.has_disk(on, of, name));
+        let lies_on = |on: &Name, of: &DatastoreSettings| self.has_disk(on, of, name);
         let (datastore, settings) = self.place(name, lies_on)?;
         self.read_disk(&datastore, &settings, name)
     }
@@ -191,13 +192,25 @@ impl Store {
         datastore: &Name,
         settings: &DatastoreSettings,
         name: &Name,
-    ) -> bool {
+    ) -> Outcome<bool> {
+        self.must_be_mounted(datastore, settings)?;
         let folder = self.disks_folder(datastore, settings).join(name.as_str());
-        folder.join(DESCRIPTOR).symlink_metadata().is_ok()
+        Ok(folder.join(DESCRIPTOR).symlink_metadata().is_ok())
     }
 
     /// Reads a disk whose datastore is known.
     pub(crate) fn read_disk(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+        name: &Name,
+    ) -> Outcome<Found> {
+        self.must_be_mounted(datastore, settings)?;
+        self.read_mounted(datastore, settings, name)
+    }
+
+    /// The same of one whose datastore is known to be mounted.
+    fn read_mounted(
         &self,
         datastore: &Name,
         settings: &DatastoreSettings,
@@ -235,6 +248,8 @@ impl Store {
         descriptor
             .check()
             .map_err(|e| trouble::invalid(what()).because_of(&e))?;
+        self.must_be_mounted(datastore, settings)
+            .map_err(|problem| problem.within(what()))?;
         let disks = self.disks_folder(datastore, settings);
         let own_image =
             matches!(settings, DatastoreSettings::Dir { .. }) && descriptor.device.is_none();
@@ -335,6 +350,8 @@ impl Store {
     /// is dropped once it is no disk any more: NFS keeps a removed file in its directory for as long as somebody has it open.
     pub(crate) fn delete_disk<T>(&self, disk: &Found, held: T) -> Outcome<()> {
         let what = || format!("cannot delete disk {}", disk.name);
+        self.must_be_mounted(&disk.datastore, &disk.settings)
+            .map_err(|problem| problem.within(what()))?;
         let disks = self.disks_folder(&disk.datastore, &disk.settings);
         let doomed = disks.join(format!("{}{}", drafts::DOOMED, disk.name));
         drafts::finish(&doomed)
@@ -404,6 +421,13 @@ mod tests {
         (folder, store, settings)
     }
 
+    /// What lies in a datastore's directory beside what hosts leave for each other.
+    fn left(folder: &Path) -> usize {
+        let entries = fs::read_dir(folder).unwrap();
+        let is_left = |entry: &fs::DirEntry| entry.file_name() != ".tidegate";
+        entries.filter_map(Result::ok).filter(is_left).count()
+    }
+
     fn create(store: &Store, settings: &DatastoreSettings, disk: &str) -> Outcome<()> {
         let descriptor = Descriptor::new(Uuid::from_random([1; 16]), 1 << 30);
         store.create_disk(
@@ -432,10 +456,7 @@ mod tests {
             store.find(&name("a")).unwrap_err().code,
             ProblemCode::NotFound
         );
-        assert_eq!(
-            fs::read_dir(folder.path().join("local")).unwrap().count(),
-            0
-        );
+        assert_eq!(left(&folder.path().join("local")), 0);
     }
 
     #[test]
@@ -451,7 +472,7 @@ mod tests {
         store
             .delete_disk(&store.find(&name("a")).unwrap(), ())
             .unwrap();
-        assert_eq!(fs::read_dir(&local).unwrap().count(), 0);
+        assert_eq!(left(&local), 0);
     }
 
     #[test]
@@ -472,7 +493,7 @@ mod tests {
         let disk = store.find(&name("a")).unwrap();
         store.delete_disk(&disk, Held(&local, &mut seen)).unwrap();
         assert_eq!(seen, [(false, true)]);
-        assert_eq!(fs::read_dir(&local).unwrap().count(), 0);
+        assert_eq!(left(&local), 0);
     }
 
     #[test]
@@ -520,7 +541,7 @@ mod tests {
         assert_eq!(fs::read(disk.image()).unwrap()[..6], *b"first\0");
         store.delete_disk(&disk, ()).unwrap();
         let local = folder.path().join("local");
-        assert_eq!(fs::read_dir(&local).unwrap().count(), 0);
+        assert_eq!(left(&local), 0);
     }
 
     #[test]
@@ -583,10 +604,7 @@ mod tests {
             |_| Ok(()),
         );
         assert!(made.is_err());
-        assert_eq!(
-            fs::read_dir(folder.path().join("local")).unwrap().count(),
-            0
-        );
+        assert_eq!(left(&folder.path().join("local")), 0);
     }
 
     #[test]

@@ -3,14 +3,16 @@
 //! A take-over needs somebody at the datastore who turns the old host away. Whether there is one, the mount table tells
 //! ([`Guard::of`]); what is not known to have one has none.
 
+use crate::mounts;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-/// File systems of one machine: everybody who can open a file there asks this kernel for its lock.
-const LOCAL: [&str; 16] = [
+/// File systems of one machine: everybody who can open a file there asks this kernel for its lock. An overlay is none: its
+/// locks are its own, and whoever opens the same file in the layer below, or through another overlay, does not meet them.
+const LOCAL: [&str; 15] = [
     "bcachefs", "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2",
-    "overlay", "ramfs", "tmpfs", "vfat", "xfs", "zfs",
+    "ramfs", "tmpfs", "vfat", "xfs", "zfs",
 ];
 
 /// What keeps others, and an old self, from writing to a disk.
@@ -51,59 +53,16 @@ fn lost_locks_stay_lost() -> bool {
 
 /// By the mount table, as `/proc/self/mountinfo` has it.
 fn classify(mounts: &str, path: &Path, lost_locks_stay_lost: bool) -> Guard {
-    // Of mounts on one place the last is seen.
-    let under = mounts.lines().filter_map(Mount::read);
-    let mount = under
-        .filter(|mount| path.starts_with(&mount.place))
-        .max_by_key(|mount| mount.place.components().count());
-    let Some(mount) = mount else {
+    let Some(mount) = mounts::find(mounts, path) else {
         return Guard::Lease;
     };
-    let options: Vec<&str> = mount.options.split(',').collect();
-    let at_server = options.contains(&"local_lock=none") && lost_locks_stay_lost;
-    match mount.kind {
+    let mut options = mount.options.split(',');
+    let at_server = options.any(|option| option == "local_lock=none") && lost_locks_stay_lost;
+    match mount.kind.as_str() {
         kind if LOCAL.contains(&kind) => Guard::Kernel,
         "nfs4" if at_server => Guard::Server,
         _ => Guard::Lease,
     }
-}
-
-struct Mount<'a> {
-    place: PathBuf,
-    kind: &'a str,
-    options: &'a str,
-}
-
-impl Mount<'_> {
-    /// From a line of proc(5)'s mountinfo.
-    fn read(line: &str) -> Option<Mount<'_>> {
-        let (mount, system) = line.split_once(" - ")?;
-        let mut system = system.split(' ');
-        Some(Mount {
-            place: plain(mount.split(' ').nth(4)?),
-            kind: system.next()?,
-            options: system.nth(1).unwrap_or_default(),
-        })
-    }
-}
-
-/// A path of the mount table, in which blanks and such are written in octal.
-fn plain(text: &str) -> PathBuf {
-    let mut plain = String::new();
-    let mut rest = text;
-    while let Some((before, after)) = rest.split_once('\\') {
-        plain.push_str(before);
-        let code = after
-            .get(..3)
-            .and_then(|digits| u8::from_str_radix(digits, 8).ok());
-        match code {
-            Some(code) => plain.push(char::from(code)),
-            None => plain.push('\\'),
-        }
-        rest = code.and_then(|_| after.get(3..)).unwrap_or(after);
-    }
-    plain.push_str(rest);
-    plain.into()
 }
 
 #[cfg(test)]
@@ -111,7 +70,8 @@ mod tests {
     use super::*;
 
     const MOUNTS: &str = "\
-21 1 0:20 / / rw,relatime - overlay overlay rw,lowerdir=/a
+20 1 8:2 / / rw,relatime - xfs /dev/sda2 rw
+21 20 0:20 / /layers rw,relatime - overlay overlay rw,lowerdir=/a
 22 21 8:1 / /srv rw,relatime shared:1 - ext4 /dev/sda1 rw
 23 22 0:50 / /srv/shared\\040disks rw,relatime shared:2 master:1 - nfs4 filer:/x rw,vers=4.2,hard,local_lock=none,addr=1
 24 22 0:51 / /srv/old rw - nfs filer:/x rw,vers=3,hard,local_lock=none
@@ -130,6 +90,11 @@ mod tests {
         assert_eq!(guard("/srv/disks"), Guard::Kernel);
         // A name that only begins alike is not below it.
         assert_eq!(guard("/srv/cifs2"), Guard::Kernel);
+    }
+
+    #[test]
+    fn an_overlay_has_no_guard_but_the_lease() {
+        assert_eq!(guard("/layers/a/image"), Guard::Lease);
     }
 
     #[test]

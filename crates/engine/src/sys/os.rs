@@ -189,6 +189,25 @@ pub(crate) fn block_device_size(file: &File) -> io::Result<u64> {
     }
 }
 
+/// The identity of the file system that a file is on, as the kernel knows it; `None` where it knows none.
+pub(crate) fn file_system_uuid(file: &File) -> Option<Vec<u8>> {
+    // _IOR(0x15, 0, struct fsuuid2), of `linux/fs.h`.
+    const FS_IOC_GETFSUUID: libc::c_ulong = 0x8011_1500;
+    #[repr(C)]
+    struct Uuid {
+        len: u8,
+        uuid: [u8; 16],
+    }
+    let mut told = Uuid {
+        len: 0,
+        uuid: [0; 16],
+    };
+    // SAFETY: this request stores one such structure.
+    let ok = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETFSUUID, &raw mut told) };
+    let uuid = told.uuid.get(..usize::from(told.len))?;
+    (ok == 0 && uuid.iter().any(|byte| *byte != 0)).then(|| uuid.to_vec())
+}
+
 /// Keeps the calling thread on one CPU.
 ///
 /// # Errors

@@ -11,7 +11,7 @@ fn unmount(path: &Path) -> PathBuf {
 
 impl Stage {
     /// Tries the missing disks once, and waits until that is over.
-    fn try_missing(&self) {
+    pub(super) fn try_missing(&self) {
         let _context = self.runtime.enter();
         self.keeper.try_missing().unwrap();
         while !locked(&self.keeper.tried).is_empty() {
@@ -19,7 +19,7 @@ impl Stage {
         }
     }
 
-    fn is_attached(&self, disk: &str) -> bool {
+    pub(super) fn is_attached(&self, disk: &str) -> bool {
         self.keeper.live.get(&name(disk)).is_some()
     }
 }

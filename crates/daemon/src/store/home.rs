@@ -1,0 +1,337 @@
+//! Which file system a datastore of kind `dir` lies on, so that another one in its place is not taken for it.
+//!
+//! A file system that is not mounted leaves its mount point behind: an empty directory of another file system. The store asks
+//! here before it looks at a datastore, and so before anything is made there.
+//!
+//! # Always true
+//! - What is remembered of a datastore changes only while the directory at its path is known to be the same.
+//! - A mark that is there is not written over: the hosts that share a datastore know it by the same one.
+//!
+//! # Picture
+//! ```text
+//!   STATE/homes/NAME.toml        type, device and UUID of the file system, inode of the directory, mark
+//!   PATH/.tidegate/datastore-id  the mark: a UUID
+//! ```
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+use serde::{Deserialize, Serialize};
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::mounts;
+
+use super::{MAX_STATE_BYTES, files, newer, parse};
+use crate::keeper::new_uuid;
+use crate::trouble::{self, Outcome};
+
+/// In the directory of every datastore: what hosts leave for each other.
+const COMMON: &str = ".tidegate";
+/// In there, the mark.
+const MARK: &str = "datastore-id";
+/// More bytes than a mark has.
+const MARK_BYTES: usize = 64;
+
+/// A directory, as far as it tells which one it is.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct Home {
+    version: u32,
+    /// The file system's type, such as `ext4`.
+    kind: String,
+    /// What it was mounted from, for people: names of devices change.
+    device: String,
+    /// The file system's UUID, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    uuid: Option<String>,
+    /// The directory's inode.
+    inode: u64,
+    /// What its mark says, if it has one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    mark: Option<String>,
+}
+
+impl Home {
+    const VERSION: u32 = 1;
+
+    /// What is at that path now.
+    fn at(path: &Path) -> io::Result<Home> {
+        let directory = File::open(path)?;
+        let there = directory.metadata()?;
+        if !there.is_dir() {
+            return Err(io::ErrorKind::NotADirectory.into());
+        }
+        let mount = mounts::mount_of(path);
+        let (kind, device) = mount.map(|mount| (mount.kind, mount.source)).unzip();
+        Ok(Home {
+            version: Home::VERSION,
+            kind: kind.unwrap_or_default(),
+            device: device.unwrap_or_default(),
+            uuid: mounts::file_system_uuid(&directory),
+            inode: there.ino(),
+            mark: mark_of(path)?,
+        })
+    }
+
+    /// Why `there` is not this directory.
+    fn unlike(&self, there: &Home) -> Option<String> {
+        let another = || {
+            Some(format!(
+                "{there} is there, and its disks are on {self}",
+                there = there.told(),
+                self = self.told()
+            ))
+        };
+        let differ = |a: &Option<String>, b: &Option<String>| a.is_some() && b.is_some() && a != b;
+        if family(&self.kind) != family(&there.kind) || differ(&self.uuid, &there.uuid) {
+            return another();
+        }
+        if differ(&self.mark, &there.mark) {
+            return Some(format!(
+                "{COMMON}/{MARK} there names another datastore than it did"
+            ));
+        }
+        let marked = self.mark.is_some() && there.mark.is_some();
+        // Without a mark it is the same directory only if that is certain.
+        let same = self.uuid == there.uuid && self.inode == there.inode;
+        let certain = same && (self.uuid.is_some() || self.mark.is_none());
+        if marked || certain {
+            return None;
+        }
+        match &self.mark {
+            Some(mark) => Some(format!(
+                "{COMMON}/{MARK}, with {mark} in it, is missing there"
+            )),
+            None => Some("it is another directory than before".to_owned()),
+        }
+    }
+
+    /// In words.
+    fn told(&self) -> String {
+        match &self.uuid {
+            Some(uuid) => format!("{} of {} (UUID {uuid})", self.kind, self.device),
+            None => format!("{} of {}", self.kind, self.device),
+        }
+    }
+}
+
+/// A type of file systems whose versions have names of their own.
+fn family(kind: &str) -> &str {
+    match kind {
+        "nfs4" => "nfs",
+        other => other,
+    }
+}
+
+/// What is remembered of a datastore's directory, and where.
+pub(super) struct Memory {
+    file: PathBuf,
+}
+
+impl Memory {
+    /// That of a datastore in this state directory.
+    pub(super) fn of(state: &Path, datastore: &Name) -> Memory {
+        Memory {
+            file: state.join("homes").join(format!("{datastore}.toml")),
+        }
+    }
+
+    /// What is remembered.
+    pub(super) fn read(&self) -> Outcome<Option<Home>> {
+        let bytes = match files::read(&self.file, MAX_STATE_BYTES) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+            Err(error) => {
+                let what = format!("cannot read {}", self.file.display());
+                return Err(trouble::io(what, &error));
+            }
+        };
+        let home: Home = parse(&self.file, &bytes)?;
+        match home.version {
+            Home::VERSION => Ok(Some(home)),
+            version => Err(newer(&self.file, version)),
+        }
+    }
+
+    /// Remembers the directory at a path, and marks it unless it is marked or cannot be.
+    pub(super) fn adopt(&self, path: &Path) -> io::Result<()> {
+        let mut home = Home::at(path)?;
+        if home.mark.is_none() {
+            home.mark = match mark(path, None) {
+                Ok(mark) => Some(mark),
+                Err(error) if error.kind() == io::ErrorKind::ReadOnlyFilesystem => None,
+                Err(error) => return Err(error),
+            };
+        }
+        self.write(&home)
+    }
+
+    /// Forgets it.
+    pub(super) fn forget(&self) -> io::Result<()> {
+        match fs::remove_file(&self.file) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+            _ => Ok(()),
+        }
+    }
+
+    /// Fails unless the directory at a path is the one that is remembered.
+    pub(super) fn check(&self, known: &Home, datastore: &Name, path: &Path) -> Outcome<()> {
+        let mut there = Home::at(path).map_err(|error| {
+            let why = format!("{}: {error}", path.display());
+            not_mounted(datastore, why, mount_it(known, path))
+        })?;
+        if let Some(why) = known.unlike(&there) {
+            let why = format!("{}: {why}", path.display());
+            return Err(not_mounted(datastore, why, mount_it(known, path)));
+        }
+        if there.mark.is_none() {
+            // Somebody has removed it, or it could not be written before.
+            there.mark = mark(path, known.mark.clone()).ok().or(known.mark.clone());
+        }
+        if there.uuid.is_none() {
+            there.uuid.clone_from(&known.uuid);
+        }
+        if there != *known
+            && let Err(error) = self.write(&there)
+        {
+            tracing::debug!(%datastore, %error, "what is known of its file system is not renewed");
+        }
+        Ok(())
+    }
+
+    fn write(&self, home: &Home) -> io::Result<()> {
+        let folder = self.file.parent().unwrap_or(Path::new("/"));
+        fs::create_dir_all(folder)?;
+        let text = toml::to_string(home).map_err(io::Error::other)?;
+        files::replace(&self.file, text.as_bytes())
+    }
+}
+
+/// Nothing is made on a datastore whose file system is not there, and nothing is read.
+pub(super) fn not_mounted(datastore: &Name, why: String, remedy: String) -> Problem {
+    let what = format!("datastore {datastore} is not mounted");
+    Problem::new(ProblemCode::Datastore, what)
+        .because(why)
+        .remedy(remedy)
+}
+
+fn mount_it(known: &Home, path: &Path) -> String {
+    let (device, path) = (&known.device, path.display());
+    format!(
+        "mount {device} so that {path} is what it was: disks that wait for it come back by themselves; if another directory \
+         is meant, detach its disks, remove the datastore and add it again"
+    )
+}
+
+/// What the directory at a path is marked with, if it is.
+pub(crate) fn mark_of(path: &Path) -> io::Result<Option<String>> {
+    let folder = path.join(COMMON);
+    match fs::symlink_metadata(&folder) {
+        Ok(there) if there.is_dir() => {}
+        Ok(_) => return Ok(None),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        Err(error) => return Err(error),
+    }
+    match files::read(&folder.join(MARK), MARK_BYTES) {
+        Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).trim().to_owned())),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+        Err(error) => Err(error),
+    }
+}
+
+/// Marks a directory with these words, or with new ones. What it is marked with then: another host may have come first.
+fn mark(path: &Path, words: Option<String>) -> io::Result<String> {
+    let fresh = new_uuid().map_err(io::Error::other)?.to_string();
+    let folder = path.join(COMMON);
+    match DirBuilder::new().mode(0o755).create(&folder) {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => {}
+    }
+    let draft = folder.join(format!(".{MARK}.{fresh}"));
+    let mark = folder.join(MARK);
+    let words = words.unwrap_or(fresh);
+    files::replace(&draft, format!("{words}\n").as_bytes())?;
+    let named = match renameat_with(CWD, &draft, CWD, &mark, RenameFlags::NOREPLACE) {
+        // Some file systems cannot promise that; it was not there a moment ago.
+        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => fs::rename(&draft, &mark),
+        named => named.map_err(io::Error::from),
+    };
+    if named.is_err() {
+        // If it stays, it is in nobody's way.
+        let _ = fs::remove_file(&draft);
+    }
+    match named {
+        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
+        _ => files::sync_folder(&folder)?,
+    }
+    mark_of(path)?.ok_or_else(|| io::ErrorKind::NotFound.into())
+}
+
+/// Whether there are disks in a directory, or something that hosts left for each other.
+pub(super) fn is_used(path: &Path) -> io::Result<bool> {
+    for entry in fs::read_dir(path)? {
+        let entry = entry?;
+        if entry.file_name() == COMMON || entry.path().join("disk.toml").symlink_metadata().is_ok()
+        {
+            return Ok(true);
+        }
+    }
+    Ok(false)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn home(kind: &str, uuid: Option<&str>, inode: u64, mark: Option<&str>) -> Home {
+        Home {
+            version: Home::VERSION,
+            kind: kind.to_owned(),
+            device: "/dev/sdb1".to_owned(),
+            uuid: uuid.map(str::to_owned),
+            inode,
+            mark: mark.map(str::to_owned),
+        }
+    }
+
+    #[test]
+    fn a_directory_is_known_by_its_mark_and_its_file_system() {
+        let known = home("ext4", Some("u"), 2, Some("m"));
+        let is_known = |there: Home| known.unlike(&there).is_none();
+        assert!(is_known(known.clone()));
+        // A directory that was restored, or one whose UUID cannot be asked for just now.
+        assert!(is_known(home("ext4", Some("u"), 7, Some("m"))));
+        assert!(is_known(home("ext4", None, 2, Some("m"))));
+        assert!(is_known(home("ext4", Some("u"), 2, None)));
+        assert!(!is_known(home("ext4", Some("u"), 7, None)));
+        assert!(!is_known(home("ext4", None, 2, None)));
+        assert!(!is_known(home("ext4", Some("u"), 2, Some("n"))));
+        assert!(!is_known(home("ext4", Some("v"), 2, Some("m"))));
+        assert!(!is_known(home("xfs", Some("u"), 2, Some("m"))));
+    }
+
+    #[test]
+    fn a_file_server_is_known_by_its_mark_in_every_version() {
+        let known = home("nfs4", None, 2, Some("m"));
+        assert_eq!(known.unlike(&home("nfs", None, 2, Some("m"))), None);
+        let told = known.unlike(&home("ext4", Some("u"), 2, None));
+        assert!(told.unwrap().contains("ext4 of /dev/sdb1 (UUID u)"));
+    }
+
+    #[test]
+    fn of_two_hosts_that_mark_one_directory_both_know_the_same_mark() {
+        let folder = tempfile::tempdir().unwrap();
+        let mark = || mark(folder.path(), None).unwrap();
+        let (one, two) = std::thread::scope(|scope| {
+            let other = scope.spawn(mark);
+            (mark(), other.join().unwrap())
+        });
+        assert_eq!(one, two);
+        let left = fs::read_dir(folder.path().join(COMMON)).unwrap().count();
+        assert_eq!(left, 1, "no draft is left");
+    }
+}
