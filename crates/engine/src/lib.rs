@@ -8,6 +8,7 @@
 
 #![deny(unsafe_code)]
 
+pub mod beneath;
 pub mod control;
 pub mod datastore;
 mod device;
