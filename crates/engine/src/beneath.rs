@@ -166,10 +166,12 @@ impl Folder {
     fn resolve(&self, path: &Path, flags: OFlags, mode: Mode) -> io::Result<OwnedFd> {
         let resolve =
             ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS | ResolveFlags::NO_MAGICLINKS;
-        let flags = flags | OFlags::CLOEXEC | OFlags::NOFOLLOW;
-        match fs::openat2(&self.0, path, flags, mode, resolve) {
+        match fs::openat2(&self.0, path, flags | OFlags::CLOEXEC, mode, resolve) {
             Ok(file) => Ok(file),
-            Err(Errno::LOOP) => Err(no_plain_file()),
+            Err(Errno::LOOP) => Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "a link is in the way, and links are not followed there",
+            )),
             Err(Errno::XDEV) => Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "it leads out of the datastore's directory",

@@ -19,13 +19,15 @@
 //!              one read of all in use; beyond 32, their heads, and then those that moved
 //! ```
 
+use crate::beneath::{self, Folder};
 use crate::lease::Guard;
 use crate::sys::aligned::Aligned;
 use crate::sys::os;
+use rustix::fs::OFlags;
 use std::collections::BTreeMap;
-use std::fs::{self, File, OpenOptions};
+use std::fs::{self, File};
 use std::io::{self, Write};
-use std::os::unix::fs::{DirBuilderExt, FileExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileExt, MetadataExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 use tidegate_core::governor::peers::lease;
@@ -38,6 +40,12 @@ const WHOLE: u16 = 32;
 const AHEAD: u16 = 8;
 /// Of a slot's head, what direct I/O reads least everywhere that slots can be read in parts.
 const HEAD: usize = 512;
+/// Where hosts meet, below the datastore's directory, and what is there.
+const MEETING: &str = ".tidegate";
+const FILE: &str = "hosts.v1";
+const OWNERS: &str = "owners";
+/// More than an owner's file has; no more of it is read.
+const OWNER_MOST: usize = 64;
 /// How long nothing must have moved in a slot that holds no record before its owner counts as gone: a host that has
 /// just claimed it writes within a tick, 4 s at most.
 const UNWRITTEN: Span = Span::from_secs(60);
@@ -59,7 +67,6 @@ pub(crate) struct SlotFile {
     home: Option<Place>,
     /// The slot file that was open last.
     last: Option<Place>,
-    folder: PathBuf,
     host: [u8; 16],
     file: Option<Open>,
     /// The slot that is ours.
@@ -105,7 +112,6 @@ impl SlotFile {
             directory: directory.into(),
             home: None,
             last: None,
-            folder: directory.join(".tidegate"),
             host,
             file: None,
             own: None,
@@ -215,7 +221,9 @@ impl SlotFile {
     pub(crate) fn leave(&mut self) {
         if let Some(slot) = self.own.take() {
             // If it cannot be removed, this host takes the slot again when it comes back.
-            let _ = fs::remove_file(self.owner(slot));
+            let _ = self
+                .owners()
+                .and_then(|owners| owners.remove_file(slot.to_string()));
         }
     }
 
@@ -251,7 +259,7 @@ impl SlotFile {
     /// When there is none and none can be made.
     pub(crate) fn open(&mut self) -> io::Result<()> {
         if let Some(open) = &self.file
-            && fs::metadata(self.path()).is_ok_and(|meta| place(&meta) == open.place)
+            && self.there().is_ok_and(|there| there == open.place)
         {
             return Ok(());
         }
@@ -260,16 +268,26 @@ impl SlotFile {
             let text = format!("{}: {error}", self.directory.display());
             io::Error::new(error.kind(), text)
         })?;
-        let home = place(&home);
+        let home = (home.dev(), home.ino());
         let is_home = self.home.is_none_or(|known| known == home);
-        if !is_home && !self.path().exists() {
+        if !is_home && self.there().is_err() {
             let text = format!(
                 "{} is another directory than before, without a .tidegate/hosts.v1: is the datastore mounted?",
                 self.directory.display()
             );
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
-        let file = open(&self.folder, &self.path())?;
+        let file = open(&self.directory).map_err(|error| match error.raw_os_error() {
+            // Something that is not ours is in the way.
+            None => {
+                let path = self.directory.join(MEETING).join(FILE);
+                io::Error::new(
+                    error.kind(),
+                    format!("{}: {error}: remove it", path.display()),
+                )
+            }
+            Some(_) => error,
+        })?;
         let is_another = self.last.replace(file.place) != Some(file.place);
         self.file = Some(file);
         self.home = Some(home);
@@ -280,21 +298,32 @@ impl SlotFile {
         self.heads.clear();
         self.foreign = None;
         self.top = SLOTS - 1;
-        let ours = owner_text(self.host);
-        let is_ours = |slot: &u16| fs::read(self.owner(*slot)).is_ok_and(|o| o == ours.as_bytes());
+        let (ours, owners) = (owner_text(self.host), self.owners());
+        let is_ours = |slot: &u16| {
+            let owners = owners.as_ref().ok();
+            owners.is_some_and(|owners| owner(owners, *slot) == ours.as_bytes())
+        };
         self.own = self.own.filter(is_ours);
         Ok(())
     }
 
+    fn meeting(&self) -> io::Result<Folder> {
+        Folder::named(&self.directory)?.folder(MEETING)
+    }
+
+    fn owners(&self) -> io::Result<Folder> {
+        self.meeting()?.folder(OWNERS)
+    }
+
+    /// Which file stands at the slot file's path.
+    fn there(&self) -> io::Result<Place> {
+        Ok(beneath::identity(&self.meeting()?.look(FILE)?))
+    }
+
     /// The right to change slot 0, until dropped. A file system without locks gives it to everybody.
     fn turn(&self) -> io::Result<Option<File>> {
-        let path = self.folder.join("common.lock");
-        let mut options = OpenOptions::new();
-        options.read(true).write(true).create(true).truncate(false);
-        let file = options
-            .custom_flags(libc::O_NOFOLLOW)
-            .mode(0o644)
-            .open(path)?;
+        let flags = OFlags::RDWR | OFlags::CREATE;
+        let file = self.meeting()?.open("common.lock", flags, 0o644)?;
         let begun = Instant::now();
         loop {
             match os::lock(&file, 0, true) {
@@ -308,10 +337,6 @@ impl SlotFile {
             }
             std::thread::sleep(TURN_LOOK);
         }
-    }
-
-    fn path(&self) -> PathBuf {
-        self.folder.join("hosts.v1")
     }
 
     fn read_whole(&mut self) -> io::Result<Vec<Slot>> {
@@ -396,15 +421,13 @@ impl SlotFile {
         self.open_to_write()?;
         let places = || (1..SLOTS).filter(|slot| Some(*slot) != avoid);
         let ours = owner_text(self.host);
-        let before = places().find(|slot| {
-            let owner = fs::read(self.owner(*slot));
-            owner.is_ok_and(|owner| owner == ours.as_bytes())
-        });
+        let owners = self.owners()?;
+        let before = places().find(|slot| owner(&owners, *slot) == ours.as_bytes());
         if let Some(slot) = before {
             return self.sit(slot);
         }
         for slot in places() {
-            if self.make_owner(slot, &ours)? {
+            if make_owner(&owners, slot, &ours)? {
                 return self.sit(slot);
             }
         }
@@ -414,7 +437,7 @@ impl SlotFile {
         };
         let stale: Vec<u16> = places().filter(gone).collect();
         for slot in stale {
-            if self.take_over(slot, &ours)? {
+            if take_over(&owners, slot, &ours)? {
                 return self.sit(slot);
             }
         }
@@ -428,54 +451,54 @@ impl SlotFile {
         self.own = Some(slot);
         Ok(slot)
     }
+}
 
-    /// Makes the owner's file of a slot; false when it has one.
-    fn make_owner(&self, slot: u16, ours: &str) -> io::Result<bool> {
-        let made = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(self.owner(slot));
-        match made {
-            Ok(mut file) => {
-                let written = file
-                    .write_all(ours.as_bytes())
-                    .and_then(|()| file.sync_all());
-                if written.is_err() {
-                    let _ = fs::remove_file(self.owner(slot));
-                }
-                written.map(|()| true)
+/// What the owner's file of a slot says; nothing where there is none.
+fn owner(owners: &Folder, slot: u16) -> Vec<u8> {
+    owners
+        .read(slot.to_string(), OWNER_MOST)
+        .unwrap_or_default()
+}
+
+/// Makes the owner's file of a slot; false when it has one.
+fn make_owner(owners: &Folder, slot: u16, ours: &str) -> io::Result<bool> {
+    let (name, flags) = (slot.to_string(), OFlags::WRONLY | OFlags::CREATE);
+    match owners.open(&name, flags | OFlags::EXCL, 0o644) {
+        Ok(mut file) => {
+            let written = file
+                .write_all(ours.as_bytes())
+                .and_then(|()| file.sync_all());
+            if written.is_err() {
+                let _ = owners.remove_file(&name);
             }
-            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
-            Err(error) => Err(error),
+            written.map(|()| true)
         }
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(false),
+        Err(error) => Err(error),
     }
+}
 
-    /// Takes a slot from an owner who is gone; false when another was faster. Who moves the old file away has won.
-    fn take_over(&self, slot: u16, ours: &str) -> io::Result<bool> {
-        let old = self.owner(slot);
-        let aside = old.with_extension(format!("gone-{}", ours.trim_end()));
-        let before = fs::read(&old).unwrap_or_default();
-        match fs::rename(&old, &aside) {
-            Ok(()) => {}
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                return self.make_owner(slot, ours);
-            }
-            Err(error) => return Err(error),
+/// Takes a slot from an owner who is gone; false when another was faster. Who moves the old file away has won.
+fn take_over(owners: &Folder, slot: u16, ours: &str) -> io::Result<bool> {
+    let old = slot.to_string();
+    let aside = format!("{old}.gone-{}", ours.trim_end());
+    let read = |name: &str| owners.read(name, OWNER_MOST).unwrap_or_default();
+    let before = read(&old);
+    match owners.rename(&old, &aside) {
+        Ok(()) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return make_owner(owners, slot, ours);
         }
-        let moved = fs::read(&aside).unwrap_or_default();
-        if moved != before {
-            // It was a new owner's: back with it, unless yet another has come.
-            let _ = fs::hard_link(&aside, &old);
-            fs::remove_file(&aside)?;
-            return Ok(false);
-        }
-        fs::remove_file(&aside)?;
-        self.make_owner(slot, ours)
+        Err(error) => return Err(error),
     }
-
-    fn owner(&self, slot: u16) -> PathBuf {
-        self.folder.join("owners").join(slot.to_string())
+    if read(&aside) != before {
+        // It was a new owner's: back with it, unless yet another has come.
+        let _ = owners.link(&aside, &old);
+        owners.remove_file(&aside)?;
+        return Ok(false);
     }
+    owners.remove_file(&aside)?;
+    make_owner(owners, slot, ours)
 }
 
 fn at(slot: u16) -> u64 {
@@ -493,29 +516,27 @@ fn is_sound(read: Result<(), Unreadable>) -> bool {
     matches!(read, Ok(()) | Err(Unreadable::Empty))
 }
 
-fn place(meta: &fs::Metadata) -> Place {
-    (meta.dev(), meta.ino())
-}
-
-/// Opens the slot file, and makes it where that is possible. One that can only be read lets us at least hear.
-fn open(folder: &Path, path: &Path) -> io::Result<Open> {
+/// Opens the slot file of a datastore, and makes it where that is possible. One that can only be read lets us at least hear.
+fn open(directory: &Path) -> io::Result<Open> {
     // Not the datastore's directory: that is there, or the datastore is not.
-    let made = [folder, &folder.join("owners")]
-        .into_iter()
-        .try_for_each(make_folder);
+    let home = Folder::named(directory)?;
+    let made = home
+        .make_folder(MEETING, 0o755)
+        .and_then(|meeting| meeting.make_folder(OWNERS, 0o755).map(|_| meeting));
     // On a file system of this machine alone, nobody's cache is another's, and no word need outlive the machine.
-    let local = Guard::of(folder, path) == Guard::Kernel;
-    let (file, direct, writable) = match made.and_then(|()| open_as(path, true, local)) {
+    let meeting = directory.join(MEETING);
+    let local = Guard::of(&meeting, &meeting.join(FILE)) == Guard::Kernel;
+    let (file, direct, writable) = match made.and_then(|folder| open_as(&folder, true, local)) {
         Ok((file, direct)) => (file, direct, true),
-        Err(error) => match open_as(path, false, local) {
-            Ok((file, direct)) => (file, direct, false),
-            Err(_) => return Err(error),
-        },
+        Err(error) => {
+            let read = home.folder(MEETING);
+            match read.and_then(|folder| open_as(&folder, false, local)) {
+                Ok((file, direct)) => (file, direct, false),
+                Err(_) => return Err(error),
+            }
+        }
     };
     let meta = file.metadata()?;
-    if !meta.is_file() {
-        return Err(io::Error::other("hosts.v1 is not a file: remove it"));
-    }
     let len = at(SLOTS);
     if writable && meta.len() < len {
         os::preallocate(&file, len)?;
@@ -524,38 +545,33 @@ fn open(folder: &Path, path: &Path) -> io::Result<Open> {
     let heads = !direct || alignment <= HEAD;
     Ok(Open {
         file,
-        place: place(&meta),
+        place: (meta.dev(), meta.ino()),
         writable,
         heads,
     })
 }
 
-fn make_folder(folder: &Path) -> io::Result<()> {
-    match fs::DirBuilder::new().mode(0o755).create(folder) {
-        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => Ok(()),
-        made => made,
-    }
-}
-
 /// Opens it past the page cache where that works, so that another host's writes do not hide behind ours, and each write
 /// durable; but as the kernel likes where nobody but this machine reads it.
-fn open_as(path: &Path, writable: bool, local: bool) -> io::Result<(File, bool)> {
-    let shared = if local { 0 } else { libc::O_DSYNC };
-    let open = |flags: i32| {
-        OpenOptions::new()
-            .read(true)
-            .write(writable)
-            .create(writable)
-            .custom_flags(flags | shared | libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .mode(0o644)
-            .open(path)
+fn open_as(meeting: &Folder, writable: bool, local: bool) -> io::Result<(File, bool)> {
+    let access = match writable {
+        true => OFlags::RDWR | OFlags::CREATE,
+        false => OFlags::RDONLY,
     };
+    let shared = if local {
+        OFlags::empty()
+    } else {
+        OFlags::DSYNC
+    };
+    let open = |more: OFlags| meeting.open(FILE, access | shared | more, 0o644);
     if local {
-        return Ok((open(0)?, false));
+        return Ok((open(OFlags::empty())?, false));
     }
-    match open(libc::O_DIRECT) {
+    match open(OFlags::DIRECT) {
         Ok(file) => Ok((file, true)),
-        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => Ok((open(0)?, false)),
+        Err(error) if error.raw_os_error() == Some(libc::EINVAL) => {
+            Ok((open(OFlags::empty())?, false))
+        }
         Err(error) => Err(error),
     }
 }

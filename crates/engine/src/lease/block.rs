@@ -2,10 +2,12 @@
 //!
 //! The file is opened anew each time: one that was moved away with its directory is not the one that others see.
 
+use crate::beneath::Folder;
 use crate::sys::aligned::Aligned;
-use std::fs::{self, File, OpenOptions};
+use rustix::fs::OFlags;
+use std::fs::File;
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, FileExt, OpenOptionsExt};
+use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use tidegate_core::governor::slot::SLOT;
 
@@ -18,9 +20,14 @@ pub(super) enum Manner {
     Notice,
 }
 
+/// Below the datastore's directory.
+const FOLDER: &str = ".tidegate/leases";
+
 /// See the module.
 pub(super) struct Block {
-    folder: PathBuf,
+    directory: PathBuf,
+    name: String,
+    /// For people.
     path: PathBuf,
     page: Aligned,
 }
@@ -31,11 +38,11 @@ impl Block {
     /// # Errors
     /// When there is no memory.
     pub(super) fn new(directory: &Path, disk: [u8; 16]) -> io::Result<Block> {
-        let folder = directory.join(".tidegate/leases");
         let name: String = disk.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(Block {
-            path: folder.join(name),
-            folder,
+            directory: directory.into(),
+            path: directory.join(FOLDER).join(&name),
+            name,
             page: Aligned::new(SLOT)?,
         })
     }
@@ -50,10 +57,13 @@ impl Block {
     /// # Errors
     /// When it is not there and cannot be made.
     pub(super) fn prepare(&self) -> io::Result<()> {
-        fs::DirBuilder::new()
-            .recursive(true)
-            .mode(0o755)
-            .create(&self.folder)
+        let (meeting, leases) = FOLDER.split_once('/').expect("one directory in another");
+        let meeting = Folder::named(&self.directory)?.make_folder(meeting, 0o755)?;
+        meeting.make_folder(leases, 0o755).map(drop)
+    }
+
+    fn folder(&self) -> io::Result<Folder> {
+        Folder::named(&self.directory)?.folder(FOLDER)
     }
 
     /// What it holds; zeroes where nobody ever was.
@@ -61,14 +71,12 @@ impl Block {
     /// # Errors
     /// When it cannot be read, or the directory is not there: then nothing is known.
     pub(super) fn read(&mut self, manner: Manner) -> io::Result<&[u8]> {
+        let folder = self.folder()?;
         let page = self.page.bytes();
         page.fill(0);
-        let file = match open(&self.path, manner, Access::Read) {
+        let file = match open(&folder, &self.name, manner, Access::Read) {
             Ok(file) => file,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                fs::metadata(&self.folder)?;
-                return Ok(page);
-            }
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(page),
             Err(error) => return Err(error),
         };
         // A file that ends early was being made when something failed: what is missing is zeroes.
@@ -91,15 +99,16 @@ impl Block {
     /// # Errors
     /// When it cannot be written; it may be written all the same, or be yet.
     pub(super) fn write(&mut self, manner: Manner, bytes: &[u8; SLOT]) -> io::Result<()> {
+        let folder = self.folder()?;
         let page = self.page.bytes();
         page.copy_from_slice(bytes);
-        match open(&self.path, manner, Access::Write) {
+        match open(&folder, &self.name, manner, Access::Write) {
             Ok(file) => file.write_all_at(page, 0),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let file = open(&self.path, manner, Access::Create)?;
+                let file = open(&folder, &self.name, manner, Access::Create)?;
                 file.write_all_at(page, 0)?;
                 match manner {
-                    Manner::Shared => File::open(&self.folder)?.sync_all(),
+                    Manner::Shared => folder.sync(),
                     Manner::Notice => Ok(()),
                 }
             }
@@ -115,25 +124,62 @@ enum Access {
     Create,
 }
 
-fn open(path: &Path, manner: Manner, access: Access) -> io::Result<File> {
-    let open = |flags: i32| {
-        OpenOptions::new()
-            .read(true)
-            .write(access != Access::Read)
-            .create(access == Access::Create)
-            .custom_flags(flags | libc::O_NOFOLLOW | libc::O_NONBLOCK)
-            .mode(0o644)
-            .open(path)
+fn open(folder: &Folder, name: &str, manner: Manner, access: Access) -> io::Result<File> {
+    let flags = match access {
+        Access::Read => OFlags::RDONLY,
+        Access::Write => OFlags::RDWR,
+        Access::Create => OFlags::RDWR | OFlags::CREATE,
     };
-    let file = match manner {
-        Manner::Notice => open(0),
-        Manner::Shared => match open(libc::O_DIRECT | libc::O_DSYNC) {
-            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => open(libc::O_DSYNC),
+    let open = |more: OFlags| folder.open(name, flags | more, 0o644);
+    let opened = match manner {
+        Manner::Notice => open(OFlags::empty()),
+        Manner::Shared => match open(OFlags::DIRECT | OFlags::DSYNC) {
+            // Not where something else than a file is in the way: that has no number.
+            Err(error) if error.raw_os_error() == Some(libc::EINVAL) => open(OFlags::DSYNC),
             other => other,
         },
-    }?;
-    if !file.metadata()?.is_file() {
-        return Err(io::Error::other("the lease is not a file: remove it"));
+    };
+    opened.map_err(|error| match error.raw_os_error() {
+        None => io::Error::new(error.kind(), format!("{error}: remove it")),
+        Some(_) => error,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn no_link_to_a_lease_or_on_its_way_is_followed_and_a_fifo_does_not_hang() {
+        for name in [".tidegate", ".tidegate/leases"] {
+            let (dir, outside) = (tempdir(), tempdir());
+            let link = dir.path().join(name);
+            fs::create_dir_all(link.parent().expect("a parent")).expect("made");
+            symlink(outside.path(), &link).expect("a link");
+            let mut block = Block::new(dir.path(), [7; 16]).expect("memory");
+            assert!(block.prepare().is_err());
+            assert!(block.write(Manner::Notice, &[1; SLOT]).is_err());
+            assert!(block.read(Manner::Notice).is_err());
+            assert_eq!(fs::read_dir(outside.path()).expect("there").count(), 0);
+        }
+        let dir = tempdir();
+        let mut block = Block::new(dir.path(), [7; 16]).expect("memory");
+        block.prepare().expect("made");
+        symlink(dir.path().join("new"), block.path()).expect("a link");
+        assert!(block.write(Manner::Shared, &[1; SLOT]).is_err());
+        assert!(!dir.path().join("new").exists());
+        fs::remove_file(block.path()).expect("removed");
+        let made = std::process::Command::new("mkfifo")
+            .arg(block.path())
+            .status();
+        assert!(made.expect("it runs").success());
+        let said = block.read(Manner::Shared).expect_err("no file").to_string();
+        assert!(said.contains("remove it"), "{said}");
     }
-    Ok(file)
+
+    fn tempdir() -> tempfile::TempDir {
+        tempfile::tempdir().expect("a directory")
+    }
 }

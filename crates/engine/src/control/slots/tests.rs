@@ -1,6 +1,7 @@
 //! The slot file of two hosts: claims, take-over, foreign bytes, a folder that cannot be written.
 
 use super::*;
+use std::os::unix::fs::symlink;
 
 fn file(dir: &Path, host: u8) -> SlotFile {
     SlotFile::new(dir, [host; 16]).expect("memory")
@@ -157,6 +158,54 @@ fn short_and_foreign_files_are_errors_or_empty_slots() {
 }
 
 #[test]
+fn a_fifo_a_huge_file_or_a_link_in_an_owners_place_neither_hangs_nor_costs_memory() {
+    let dir = tempdir();
+    let owners = dir.path().join(".tidegate/owners");
+    fs::create_dir_all(&owners).expect("made");
+    let made = std::process::Command::new("mkfifo")
+        .arg(owners.join("1"))
+        .status();
+    assert!(made.expect("it runs").success());
+    let huge = File::create(owners.join("2")).expect("made");
+    huge.set_len(4 << 30).expect("a sparse file");
+    let outside = dir.path().join("outside");
+    fs::write(&outside, owner_text([1; 16])).expect("written");
+    symlink(&outside, owners.join("3")).expect("a link");
+    let mut a = file(dir.path(), 1);
+    // None of them is ours, and each has an owner.
+    assert_eq!(a.claim(Time::ZERO, None).expect("a slot"), 4);
+    assert!(a.write(&record(1, 1)).is_ok());
+}
+
+#[test]
+fn no_link_in_the_meeting_place_leads_a_host_to_write_outside_the_datastore() {
+    for name in [
+        ".tidegate",
+        ".tidegate/owners",
+        ".tidegate/hosts.v1",
+        ".tidegate/common.lock",
+    ] {
+        let (dir, outside) = (tempdir(), tempdir());
+        let link = dir.path().join(name);
+        fs::create_dir_all(link.parent().expect("a parent")).expect("made");
+        // To a directory that is there, and to a file that is not.
+        let is_folder = name == ".tidegate" || name.ends_with("owners");
+        let target = match is_folder {
+            true => outside.path().into(),
+            false => outside.path().join("file"),
+        };
+        symlink(target, &link).expect("a link");
+        let mut a = file(dir.path(), 1);
+        let changed = a.change_common(|_| Some(Common::default()));
+        assert!(changed.is_err(), "{name}");
+        let claimed = a.claim(Time::ZERO, None);
+        assert_eq!(claimed.is_ok(), name.ends_with("common.lock"), "{name}");
+        let made = fs::read_dir(outside.path()).expect("it is there").count();
+        assert_eq!(made, 0, "{name}");
+    }
+}
+
+#[test]
 fn what_an_owner_of_before_has_left_in_a_slot_is_not_taken_for_somebody_in_it() {
     let dir = tempdir();
     let mut a = file(dir.path(), 1);
@@ -226,7 +275,7 @@ fn what_makes_no_sense_is_told_apart_from_a_word_half_written() {
     a.write(&record(1, 1)).expect("written");
     let path = dir.path().join(".tidegate/hosts.v1");
     let put = |slot: u16, bytes: &[u8]| {
-        let file = OpenOptions::new().write(true).open(&path).expect("open");
+        let file = File::options().write(true).open(&path).expect("open");
         file.write_all_at(bytes, at(slot)).expect("written");
     };
     let torn = |sequence| {

@@ -4,18 +4,20 @@
 //! - an open file description is used only under a lock of a byte of its own, which the kernel keeps until the last
 //!   operation on it has ended
 //! - when both locks are there, both descriptions are of what the path names
-//! - what strangers may have put at the path is looked at before it is opened, and again once it is: a link leads nowhere,
-//!   and nothing but a file or a block device is read
+//! - what strangers may have put at the path is looked at before it is opened, and again once it is: nothing but a file or a
+//!   block device is read. Below a datastore's directory no link is followed ([`crate::beneath`])
 //!
 //! # Source
 //! open(2) on O_DIRECT; fcntl(2) on open file description locks.
 
 use super::{Options, PAGE, Place};
+use crate::beneath::{self, Folder};
 use crate::error::{Error, Kind, Result};
 use crate::sys::os::{self, DirectAlignment};
+use rustix::fs::OFlags;
 use std::fs::{self, File, FileType, OpenOptions};
 use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Between two tries for a lock that is held.
@@ -40,7 +42,7 @@ pub(super) fn open_both(path: &Path, options: Options) -> Result<Files> {
         if [Some(&files.buffered), direct]
             .into_iter()
             .flatten()
-            .all(|file| is_at(file, path))
+            .all(|file| is_at(file, path, options.place))
         {
             return Ok(files);
         }
@@ -54,12 +56,21 @@ pub(super) fn open_both(path: &Path, options: Options) -> Result<Files> {
 
 fn open_once(path: &Path, options: Options, deadline: Instant) -> Result<Files> {
     let shown = path.display();
-    let unopened = |e| Error::io(format!("cannot open the image {shown}"), e);
-    let there = match options.place {
-        Place::Shared => fs::symlink_metadata(path),
-        Place::Anywhere | Place::Device => fs::metadata(path),
+    let unopened = |e: std::io::Error| {
+        let text = format!("cannot open the image {shown}");
+        match (e.kind(), options.place) {
+            // Of what peers may have put there, no number of the system tells.
+            (std::io::ErrorKind::InvalidInput, Place::Shared) if e.raw_os_error().is_none() => {
+                Error::new(Kind::Invalid, format!("{text}: {e}"))
+            }
+            _ => Error::io(text, e),
+        }
     };
-    admit(there.map_err(unopened)?.file_type(), options.place, path)?;
+    // What lies in a datastore is looked at as it is opened.
+    if options.place != Place::Shared {
+        let there = fs::metadata(path).map_err(unopened)?;
+        admit(there.file_type(), options.place, path)?;
+    }
     let buffered = open_as(path, options, 0).map_err(unopened)?;
     let kind = buffered
         .metadata()
@@ -110,23 +121,51 @@ fn size_of(file: &File, kind: FileType) -> std::io::Result<u64> {
 }
 
 /// Whether a path names the very file that is open.
-fn is_at(file: &File, path: &Path) -> bool {
-    let (Ok(open), Ok(there)) = (file.metadata(), fs::metadata(path)) else {
-        return false;
+fn is_at(file: &File, path: &Path, place: Place) -> bool {
+    let there = match place {
+        Place::Shared => in_datastore(path)
+            .and_then(|(folder, name)| folder.look(name))
+            .map(|there| beneath::identity(&there)),
+        Place::Anywhere | Place::Device => {
+            fs::metadata(path).map(|there| (there.dev(), there.ino()))
+        }
     };
-    (open.dev(), open.ino()) == (there.dev(), there.ino())
+    let open = file.metadata().map(|open| (open.dev(), open.ino()));
+    matches!((open, there), (Ok(open), Ok(there)) if open == there)
+}
+
+/// The datastore's directory, which an administrator named, and an image in a disk's directory there, which strangers may
+/// have made.
+fn in_datastore(image: &Path) -> std::io::Result<(Folder, PathBuf)> {
+    let disk = image.parent().filter(|disk| *disk != Path::new(""));
+    let (Some(datastore), Some(disk), Some(name)) = (
+        disk.and_then(Path::parent),
+        disk.and_then(Path::file_name),
+        image.file_name(),
+    ) else {
+        return Err(std::io::ErrorKind::InvalidFilename.into());
+    };
+    Ok((Folder::named(datastore)?, Path::new(disk).join(name)))
 }
 
 /// The image at `path`, with these flags besides.
 fn open_as(path: &Path, options: Options, flags: i32) -> std::io::Result<File> {
-    let links = match options.place {
-        Place::Shared => libc::O_NOFOLLOW,
-        Place::Anywhere | Place::Device => 0,
-    };
+    if options.place == Place::Shared {
+        let (folder, name) = in_datastore(path)?;
+        let access = match options.read_only {
+            true => OFlags::RDONLY,
+            false => OFlags::RDWR,
+        };
+        return folder.open(
+            name,
+            access | OFlags::from_bits_retain(flags.cast_unsigned()),
+            0,
+        );
+    }
     OpenOptions::new()
         .read(true)
         .write(!options.read_only)
-        .custom_flags(libc::O_CLOEXEC | links | flags)
+        .custom_flags(libc::O_CLOEXEC | flags)
         .open(path)
 }
 
@@ -187,7 +226,6 @@ fn lock(file: &File, byte: u8, options: Options, deadline: Instant, path: &Path)
 mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
-    use std::path::PathBuf;
 
     /// A directory with an image of so many bytes.
     fn image(bytes: u64) -> (tempfile::TempDir, PathBuf) {
@@ -269,5 +307,12 @@ mod tests {
         for file in [&path, &link] {
             assert_eq!(at(file, Place::Device), Some(Kind::Invalid));
         }
+        let disk = folder.path().join("disk");
+        symlink(folder.path(), &disk).expect("a link");
+        assert_eq!(at(&disk.join("image"), Place::Shared), Some(Kind::Invalid));
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.expect("it runs").success());
+        assert_eq!(at(&pipe, Place::Shared), Some(Kind::Invalid));
     }
 }
