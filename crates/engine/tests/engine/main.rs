@@ -13,6 +13,7 @@ mod gone;
 mod leases;
 mod locks;
 mod many;
+mod overlaps;
 mod rig;
 mod space;
 mod upstream;

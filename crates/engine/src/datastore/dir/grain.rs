@@ -54,7 +54,8 @@ impl Grain {
         let Some((file, alignment)) = &files.direct else {
             return Err("its file system has no direct I/O");
         };
-        if os::is_memory(file) {
+        // The node of a device lies on a file system in memory, too.
+        if files.kind.is_file() && os::is_memory(file) {
             return Err("its file system keeps files in memory");
         }
         if alignment.offset == 0 {
