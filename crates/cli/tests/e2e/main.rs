@@ -28,6 +28,7 @@ mod limits;
 mod migration;
 mod nbd_clients;
 mod nbd_database;
+mod overlap;
 mod quiet;
 mod soak;
 mod support;

@@ -7,94 +7,11 @@
 use std::fs;
 use std::os::unix::fs::{MetadataExt, chown};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
+use crate::support::devices::{FuseFile, Loop, Mount};
 use crate::support::place::{MIB, Place};
-use crate::support::program::{PATIENCE, Program, Service, find, missing};
+use crate::support::program::{Program, missing};
 use crate::support::server::{Server, Serving};
-
-/// A disk as a file, by nbdfuse.
-struct FuseFile {
-    service: Service,
-    dir: PathBuf,
-}
-
-impl FuseFile {
-    fn mount(place: &Place, uri: &str) -> FuseFile {
-        let dir = place.join("fuse");
-        fs::create_dir_all(&dir).expect("a mount point can be made");
-        let args = [format!("{}/disk", dir.display()), uri.to_owned()];
-        let service = Service::start("nbdfuse", find("nbdfuse").as_os_str(), &args, &[]);
-        let mut mounted = FuseFile { service, dir };
-        let deadline = Instant::now() + PATIENCE;
-        while !mounted.file().exists() {
-            assert!(mounted.service.alive(), "nbdfuse ended before it mounted");
-            assert!(Instant::now() < deadline, "nbdfuse never mounted");
-            mounted.service.said.pause(Duration::from_millis(20));
-        }
-        mounted
-    }
-
-    fn file(&self) -> PathBuf {
-        self.dir.join("disk")
-    }
-}
-
-impl Drop for FuseFile {
-    fn drop(&mut self) {
-        let _ = Program::new("umount").arg(&self.dir).output();
-    }
-}
-
-/// A loop device.
-struct Loop {
-    device: String,
-}
-
-impl Loop {
-    fn on(file: &Path) -> Loop {
-        let device = Program::new("losetup")
-            .args(["--find", "--show"])
-            .arg(file)
-            .run();
-        Loop {
-            device: device.trim().to_owned(),
-        }
-    }
-}
-
-impl Drop for Loop {
-    fn drop(&mut self) {
-        let _ = Program::new("losetup")
-            .args(["--detach", &self.device])
-            .output();
-    }
-}
-
-/// A mounted file system.
-struct Mount {
-    dir: PathBuf,
-}
-
-impl Mount {
-    fn at(dir: PathBuf, device: &str) -> Mount {
-        fs::create_dir_all(&dir).expect("a mount point can be made");
-        Program::new("mount").arg(device).arg(&dir).run();
-        Mount { dir }
-    }
-}
-
-impl Drop for Mount {
-    /// PostgreSQL is said to have stopped when its first process has gone: the others keep the file system busy for a
-    /// moment longer.
-    fn drop(&mut self) {
-        let deadline = Instant::now() + PATIENCE;
-        let unmount = || Program::new("umount").arg(&self.dir).output();
-        while !unmount().status.success() && Instant::now() < deadline {
-            std::thread::sleep(Duration::from_millis(20));
-        }
-    }
-}
 
 /// A PostgreSQL server, its data and its socket in one directory, run as its own user.
 struct Postgres {

@@ -2,6 +2,7 @@
 
 pub(crate) mod browser;
 pub(crate) mod daemon;
+pub(crate) mod devices;
 pub(crate) mod guest;
 pub(crate) mod initramfs;
 pub(crate) mod journey;
