@@ -12,6 +12,7 @@ pub mod beneath;
 pub mod control;
 pub mod datastore;
 mod device;
+pub mod devices;
 mod errand;
 mod error;
 mod handle;

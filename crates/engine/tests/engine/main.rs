@@ -8,6 +8,7 @@ mod client;
 mod clients;
 mod control;
 mod datastores;
+mod devices;
 mod filters;
 mod gone;
 mod leases;

@@ -4,14 +4,17 @@
 //! - an open file description is used only under a lock of a byte of its own, which the kernel keeps until the last
 //!   operation on it has ended
 //! - when both locks are there, both descriptions are of what the path names
+//! - a block device is opened by the one node that the system has of it, where locks meet; whoever writes to it has it for
+//!   itself (`O_EXCL`), so that it is neither mounted nor a part of another device
 //! - what strangers may have put at the path is looked at before it is opened, and again once it is: nothing but a file or a
 //!   block device is read. Below a datastore's directory no link is followed ([`crate::beneath`])
 //!
 //! # Source
-//! open(2) on O_DIRECT; fcntl(2) on open file description locks.
+//! open(2) on O_DIRECT and O_EXCL; fcntl(2) on open file description locks.
 
 use super::{Options, PAGE, Place};
 use crate::beneath::{self, Folder};
+use crate::devices;
 use crate::error::{Error, Kind, Result};
 use crate::sys::os::{self, DirectAlignment};
 use rustix::fs::OFlags;
@@ -67,11 +70,16 @@ fn open_once(path: &Path, options: Options, deadline: Instant) -> Result<Files> 
         }
     };
     // What lies in a datastore is looked at as it is opened.
+    let mut node = None;
     if options.place != Place::Shared {
         let there = fs::metadata(path).map_err(unopened)?;
         admit(there.file_type(), options.place, path)?;
+        if there.file_type().is_block_device() {
+            node = devices::node_of(there.rdev());
+        }
     }
-    let buffered = open_as(path, options, 0).map_err(unopened)?;
+    let path = node.as_deref().unwrap_or(path);
+    let buffered = open_alone(path, options, deadline)?.map_err(unopened)?;
     let kind = buffered
         .metadata()
         .map_err(|e| Error::io(format!("cannot look at the image {shown}"), e))?
@@ -120,18 +128,24 @@ fn size_of(file: &File, kind: FileType) -> std::io::Result<u64> {
     Ok(file.metadata()?.len())
 }
 
-/// Whether a path names the very file that is open.
+/// Whether a path names the very file that is open, or the same device.
 fn is_at(file: &File, path: &Path, place: Place) -> bool {
     let there = match place {
         Place::Shared => in_datastore(path)
             .and_then(|(folder, name)| folder.look(name))
             .map(|there| beneath::identity(&there)),
-        Place::Anywhere | Place::Device => {
-            fs::metadata(path).map(|there| (there.dev(), there.ino()))
-        }
+        Place::Anywhere | Place::Device => fs::metadata(path).map(|there| identity(&there)),
     };
-    let open = file.metadata().map(|open| (open.dev(), open.ino()));
+    let open = file.metadata().map(|open| identity(&open));
     matches!((open, there), (Ok(open), Ok(there)) if open == there)
+}
+
+/// What a file is known by, whatever its name. A block device has many nodes, and one number.
+fn identity(of: &fs::Metadata) -> (u64, u64) {
+    match of.file_type().is_block_device() {
+        true => (u64::MAX, of.rdev()),
+        false => (of.dev(), of.ino()),
+    }
 }
 
 /// The datastore's directory, which an administrator named, and an image in a disk's directory there, which strangers may
@@ -146,6 +160,43 @@ fn in_datastore(image: &Path) -> std::io::Result<(Folder, PathBuf)> {
         return Err(std::io::ErrorKind::InvalidFilename.into());
     };
     Ok((Folder::named(datastore)?, Path::new(disk).join(name)))
+}
+
+/// The image at `path`. A block device that is written to is open for us alone, as soon as nobody else has it so.
+fn open_alone(path: &Path, options: Options, deadline: Instant) -> Result<std::io::Result<File>> {
+    let device = match options.read_only || options.place == Place::Shared {
+        true => None,
+        false => devices::number_of(path),
+    };
+    let alone = match device {
+        Some(_) => libc::O_EXCL,
+        None => 0,
+    };
+    let taken = |node: &Path| {
+        let text = format!(
+            "the device {} is in use: it is mounted, a part of another device, or open elsewhere",
+            node.display()
+        );
+        Error::new(Kind::Busy, text)
+    };
+    loop {
+        match open_as(path, options, alone) {
+            Ok(file) => {
+                return match device.and_then(devices::taken_twin_of) {
+                    Some(twin) => Err(taken(&twin)),
+                    None => Ok(Ok(file)),
+                };
+            }
+            // A daemon that was killed has it until its last operation has ended.
+            Err(error) if device.is_some() && error.raw_os_error() == Some(libc::EBUSY) => {
+                if Instant::now() >= deadline {
+                    return Err(taken(path));
+                }
+                std::thread::sleep(LOCK_RETRY);
+            }
+            Err(error) => return Ok(Err(error)),
+        }
+    }
 }
 
 /// The image at `path`, with these flags besides.
