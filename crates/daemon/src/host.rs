@@ -4,6 +4,7 @@
 
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -241,7 +242,10 @@ pub(crate) fn open(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
                 },
                 ..Default::default()
             };
-            let opened = dir::open(path, options).map_err(|e| unopened(&e))?;
+            let opened = dir::open(path, options).map_err(|e| match named_by {
+                NamedBy::Descriptor => untaken(&e, path),
+                NamedBy::Operator | NamedBy::Datastore => unopened(&e),
+            })?;
             if *io == IoMode::Direct && opened.info.buffered {
                 return Err(Problem::new(
                     ProblemCode::Unsupported,
@@ -356,6 +360,11 @@ impl Disk {
     /// How its image is opened, in words.
     pub(crate) fn io(&self) -> &str {
         &self.io
+    }
+
+    /// Whether nobody can write to it.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
     }
 
     /// Why it is not written to any more, if another host may have it.
@@ -550,6 +559,18 @@ pub(crate) fn problem(error: &tidegate_engine::Error) -> Problem {
         Kind::Unsupported => Problem::of(ProblemCode::Unsupported, error),
         Kind::TimedOut | Kind::Io => Problem::of(ProblemCode::Datastore, error),
         Kind::Gone => Problem::of(ProblemCode::Stopping, error),
+    }
+}
+
+/// Why a device could not be opened: what is busy then may be anything on this host.
+fn untaken(error: &tidegate_engine::Error, device: &Path) -> Problem {
+    let problem = unopened(error);
+    match problem.code {
+        ProblemCode::Locked => problem.remedy(format!(
+            "see what uses it (lsblk {}), and unmount, stop or detach that first",
+            device.display()
+        )),
+        _ => problem,
     }
 }
 

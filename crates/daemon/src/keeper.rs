@@ -38,6 +38,7 @@ mod claims;
 mod datastores;
 mod follow;
 mod groups;
+mod images;
 mod leases;
 mod looks;
 mod policy;
@@ -216,6 +217,7 @@ impl Keeper {
         let policy = live.policy()?;
         let has_problem = live.lost().is_some()
             || live.harm().is_some()
+            || live.misplaced().is_some()
             || locked(&self.troubles).contains_key(live.name());
         Some(AttachedMoment {
             name: live.name().clone(),

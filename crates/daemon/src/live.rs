@@ -28,7 +28,7 @@ use crate::host::{self, nbd};
 use crate::keeper::Stamp;
 use crate::plan::filters::Stack;
 use crate::sample::{ClientCounts, DiskMoment};
-use crate::store::disks;
+use crate::store::{Identity, disks};
 use crate::trouble::{self, Outcome};
 use crate::vhost_listener::VhostListener;
 
@@ -53,8 +53,23 @@ pub(crate) struct Standing {
     pub(crate) stamp: Option<Stamp>,
     /// What became of its reservation.
     pub(crate) admission: Option<Admission>,
+    /// The image that it has open, if that is a file or a device.
+    pub(crate) image: Option<Identity>,
+    /// What has become of that at its path.
+    pub(crate) astray: Option<Astray>,
     /// Its datastore, until it is detached.
     pub(crate) in_use: Option<InUse>,
+}
+
+/// What has become of the path of an image that is open.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Astray {
+    /// Nothing is there.
+    Gone,
+    /// Another file is there.
+    Replaced,
+    /// The datastore's file system is not mounted there.
+    Unmounted,
 }
 
 /// Who is connected to a disk.
@@ -122,6 +137,48 @@ impl Live {
             let folder = standing.path.parent().unwrap_or(&standing.path);
             disks::image_of(&standing.descriptor, folder)
         })
+    }
+
+    /// The image that it has open, if that is a file or a device.
+    pub(crate) fn image(&self) -> Option<Identity> {
+        self.standing(|standing| standing.image).flatten()
+    }
+
+    /// Whether nobody can write to it.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.disk.is_read_only()
+    }
+
+    /// This has become of its image. Answers whether that is news.
+    pub(crate) fn goes_astray(&self, astray: Option<Astray>) -> bool {
+        let before = self.standing(|standing| std::mem::replace(&mut standing.astray, astray));
+        before.is_some_and(|before| before != astray)
+    }
+
+    /// What is wrong with the place of its image, with what to do.
+    pub(crate) fn misplaced(&self) -> Option<Problem> {
+        let astray = self.standing(|standing| standing.astray).flatten()?;
+        let name = &self.name;
+        let (why, remedy) = match astray {
+            Astray::Gone => (
+                "its image was removed or renamed: what is written goes to a file without a name, and is lost when the disk is detached",
+                "put it back where it was if it was renamed; else copy it as it is now, over NBD (nbdcopy), before you detach it",
+            ),
+            Astray::Replaced => (
+                "another file is in the place of its image: what is written goes to the old one, and is lost when the disk is detached",
+                "put the old one back if it was renamed; else copy it as it is now, over NBD (nbdcopy), before you detach it",
+            ),
+            Astray::Unmounted => (
+                "its datastore is not mounted any more: the disk goes on with the image that it has open",
+                "mount it again; the same file is there then, or this is reported anew",
+            ),
+        };
+        let what = format!("the image of disk {name} is not where it was");
+        Some(
+            Problem::new(ProblemCode::Datastore, what)
+                .because(why)
+                .remedy(remedy),
+        )
     }
 
     /// Another descriptor holds from now on.
@@ -216,9 +273,12 @@ impl Live {
         self.disk.harm()
     }
 
-    /// The same as a problem, with what to do.
+    /// The same as a problem, with what to do; or what has become of its image.
     pub(crate) fn harmed(&self) -> Option<Problem> {
-        let (what, because) = trouble::harm(self.harm()?);
+        let Some(harm) = self.harm() else {
+            return self.misplaced();
+        };
+        let (what, because) = trouble::harm(harm);
         let name = self.name();
         let problem = Problem::new(ProblemCode::Datastore, format!("disk {name}: {what}"));
         Some(problem.because(because).remedy(format!(

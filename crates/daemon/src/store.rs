@@ -38,7 +38,7 @@ mod drafts;
 pub(crate) mod files;
 mod home;
 
-pub(crate) use disks::Found;
+pub(crate) use disks::{Found, Identity};
 pub(crate) use home::mark_of;
 
 /// The largest state file that is read.

@@ -122,6 +122,9 @@ fn listen(ear: Option<&OwnedFd>, live: &Live) -> Heard {
     };
     let heard = ear.zip(descriptor.parent()).is_some_and(|(ear, folder)| {
         let changes = WatchFlags::MOVED_TO | WatchFlags::CLOSE_WRITE;
+        // Of its image, and of the directory itself.
+        let goes = WatchFlags::MOVED_FROM | WatchFlags::DELETE | WatchFlags::MOVE_SELF;
+        let changes = changes | goes | WatchFlags::DELETE_SELF;
         is_local(folder) && inotify::add_watch(ear, folder, changes).is_ok()
     });
     if heard {

@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
+use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::disk as api;
 use tidegate_api::iocontrol::{Admission, Promise};
 use tidegate_api::name::Name;
@@ -20,7 +21,7 @@ use crate::host::{self, Opened};
 use crate::limits;
 use crate::live::{Live, Standing};
 use crate::plan;
-use crate::store::Found;
+use crate::store::{Found, Identity};
 use crate::trouble::{self, Outcome};
 use crate::vhost_listener::VhostListener;
 
@@ -223,6 +224,11 @@ impl Keeper {
             // What was read may be old by now: the first look reads it again.
             stamp: None,
             admission,
+            image: match found.settings {
+                DatastoreSettings::Dir { .. } => Identity::at(&found.image()).ok(),
+                _ => None,
+            },
+            astray: None,
             in_use: Some(in_use),
         });
         let socket = self.root.disk_socket(&found.name);
@@ -252,6 +258,7 @@ impl Keeper {
         }
         for _ in 0..OPENINGS {
             self.must_be_agreed(&found)?;
+            self.must_not_share_bytes(&found)?;
             let opened = host::open(&plan::image(&found), found.descriptor.read_only)
                 .map_err(|problem| self.leases.locked_by(&found, problem))?;
             let record = self.store.record(&found.datastore)?;

@@ -149,12 +149,16 @@ impl Keeper {
             let _held = self
                 .hold(&found, Purpose::Change)
                 .map_err(|e| e.within(&what))?;
-            // The descriptor first: a crash in between leaves a longer image than is told, which hurts nobody.
+            // The descriptor first: a crash in between leaves a longer image than is told. What is too much of it is cleared
+            // before the disk grows again.
             self.store.write_descriptor(&found)?;
-            self.store.resize_image(&found, after)?;
+            self.store.resize_image(&found, before, after)?;
         } else {
             if after > before {
                 can_follow(&found, live.as_deref(), after).map_err(|e| e.within(&what))?;
+                if let Some(live) = &live {
+                    self.must_be_in_place(live).map_err(|e| e.within(&what))?;
+                }
                 let _held = match live {
                     None => Some(
                         self.hold(&found, Purpose::Change)
@@ -163,7 +167,9 @@ impl Keeper {
                     Some(_) => None,
                 };
                 // The image first: a crash in between leaves a longer image than is told, which hurts nobody.
-                self.store.resize_image(&found, after)?;
+                // What an attached disk has is its guests', whatever the descriptor says.
+                let had = live.as_ref().map_or(before, |live| before.max(live.size()));
+                self.store.resize_image(&found, had, after)?;
                 self.store.write_descriptor(&found)?;
             }
             // An I/O thread that was busy with another change may have refused it, the disk being larger already: who asks

@@ -1,4 +1,4 @@
-//! Takes up what other hosts change of a disk that is attached here.
+//! Takes up what other hosts change of a disk that is attached here, and looks whether its image is where it was.
 //!
 //! A disk's descriptor lies on its datastore, and any host may order a change of it. The watch calls here for each
 //! attached disk whenever something may have changed; as long as the file is the same one, nothing is read.
@@ -52,6 +52,7 @@ impl From<&Metadata> for Stamp {
 impl Keeper {
     /// Takes up a disk's descriptor, if it has changed.
     pub(crate) fn follow(&self, live: &Arc<Live>) {
+        self.look_after_image(live);
         let changed = || {
             let (path, known) = live.followed()?;
             let stamp = Stamp::of(&path)?;

@@ -21,6 +21,7 @@ use crate::plan::ThreadsPlan;
 
 mod detaching;
 mod hanging;
+mod images;
 mod missing;
 mod mounted;
 
@@ -265,7 +266,11 @@ fn a_disk_that_grew_without_its_guests_being_told_is_told_when_that_is_asked_for
     stage.attach("a", Outside::Agreed).unwrap();
     // What is left when the I/O thread refuses the last step.
     found.descriptor.size.0 = 2 * SIZE;
-    stage.keeper.store.resize_image(&found, 2 * SIZE).unwrap();
+    stage
+        .keeper
+        .store
+        .resize_image(&found, SIZE, 2 * SIZE)
+        .unwrap();
     stage.keeper.store.write_descriptor(&found).unwrap();
     let size = || stage.keeper.live.get(&name("a")).unwrap().size();
     assert_eq!(size(), SIZE);

@@ -68,6 +68,8 @@ impl Keeper {
             return Err(attached(format!("cannot {what}"), why).remedy(remedy));
         }
         let cannot = format!("cannot {what}");
+        self.must_be_no_image(&order.file)
+            .map_err(|e| e.within(&cannot))?;
         let held = self
             .hold(&found, Purpose::Read)
             .map_err(|e| e.within(&cannot))?;

@@ -11,6 +11,7 @@ use tidegate_api::descriptor::Descriptor;
 use tidegate_api::disk::Allocation;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::devices;
 
 use super::{Listed, Store, drafts, files, names_in, read_descriptor};
 use crate::trouble::{self, Outcome};
@@ -64,6 +65,37 @@ impl Found {
         match self.settings {
             DatastoreSettings::Dir { .. } => allocated(&self.image()),
             _ => None,
+        }
+    }
+}
+
+/// What an image is known by, whatever path leads there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Identity {
+    /// A file, by its file system and its inode there.
+    File { device: u64, inode: u64 },
+    /// A block device, by its number.
+    Device(u64),
+}
+
+impl Identity {
+    /// That of what is at a path, through links.
+    pub(crate) fn at(path: &Path) -> io::Result<Identity> {
+        let there = fs::metadata(path)?;
+        Ok(match there.file_type().is_block_device() {
+            true => Identity::Device(there.rdev()),
+            false => Identity::File {
+                device: there.dev(),
+                inode: there.ino(),
+            },
+        })
+    }
+
+    /// Whether what is written to one may change what is read of the other.
+    pub(crate) fn shares_bytes(self, other: Identity) -> bool {
+        match (self, other) {
+            (Identity::Device(one), Identity::Device(other)) => devices::share_bytes(one, other),
+            _ => self == other,
         }
     }
 }
@@ -322,8 +354,9 @@ impl Store {
         .map_err(|e| trouble::io(what(), &e))
     }
 
-    /// Gives a disk's image file another size; block devices and datastores without files have none to give.
-    pub(crate) fn resize_image(&self, disk: &Found, size: u64) -> Outcome<()> {
+    /// Gives a disk's image file another size; block devices and datastores without files have none to give. `before`: how
+    /// much of it the disk has had. What lies beyond that in the file, left there by a disk that was larger, is cleared.
+    pub(crate) fn resize_image(&self, disk: &Found, before: u64, size: u64) -> Outcome<()> {
         if !matches!(disk.settings, DatastoreSettings::Dir { .. }) {
             return Ok(());
         }
@@ -340,7 +373,14 @@ impl Store {
                     _ => Ok(()),
                 };
             }
-            file.set_len(size)?;
+            let has = file.metadata()?.len();
+            if before < size && before < has {
+                clear(&file, before, has)?;
+            }
+            // One that is longer than a disk that grows stays so: it may be attached.
+            if size < before || has < size {
+                file.set_len(size)?;
+            }
             file.sync_all()
         });
         resized.map_err(|e| trouble::io(what(), &e))
@@ -366,6 +406,26 @@ impl Store {
         drafts::sweep(&disks);
         Ok(())
     }
+}
+
+/// Has a file read as zeroes from one place to another.
+fn clear(file: &File, from: u64, to: u64) -> io::Result<()> {
+    use rustix::fs::FallocateFlags;
+    use std::os::unix::fs::FileExt;
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match rustix::fs::fallocate(file, hole, from, to - from) {
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
+        cleared => return Ok(cleared?),
+    }
+    let zeroes = vec![0; 1 << 20];
+    let mut at = from;
+    while at < to {
+        let most = usize::try_from(to - at).unwrap_or(usize::MAX);
+        let piece = &zeroes[..zeroes.len().min(most)];
+        file.write_all_at(piece, at)?;
+        at += piece.len() as u64;
+    }
+    Ok(())
 }
 
 /// Whether that is a block device.

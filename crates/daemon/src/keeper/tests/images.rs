@@ -1,0 +1,127 @@
+//! What becomes of images that somebody else writes over, removes or puts elsewhere.
+
+use super::*;
+
+#[test]
+fn an_export_writes_over_no_disks_image_by_whatever_path() {
+    let stage = stage();
+    let (a, b) = (stage.disk("a"), stage.disk("b"));
+    stage.disk("c");
+    stage.attach("a", Outside::Agreed).unwrap();
+    let place = stage.place.path();
+    std::os::unix::fs::symlink(&stage.shared, place.join("link")).unwrap();
+    fs::hard_link(a.image(), place.join("hard")).unwrap();
+    std::os::unix::fs::symlink(b.image(), place.join("soft")).unwrap();
+    for (file, told) in [
+        (a.image(), "disk's directory"),
+        (place.join("link/a/image"), "disk's directory"),
+        (place.join("hard"), "the image of disk a"),
+        (place.join("soft"), "the image of disk b"),
+    ] {
+        let order = DiskExport {
+            file,
+            format: None,
+            existing: Existing::Replace,
+        };
+        let refused = stage.keeper.export(&name("c"), order).unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+        assert!(refused.to_string().contains(told), "{refused}");
+    }
+    stage.detach("a");
+}
+
+#[test]
+fn an_image_that_was_removed_replaced_or_put_aside_is_reported_until_it_is_back() {
+    let stage = stage();
+    let found = stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    let live = stage.keeper.live.get(&name("a")).unwrap();
+    let told = || {
+        stage.keeper.follow(&live);
+        let problem = live.harmed();
+        assert_eq!(
+            stage.keeper.attached_disks().unwrap()[0].has_problem,
+            problem.is_some()
+        );
+        problem
+            .map(|problem| problem.to_string())
+            .unwrap_or_default()
+    };
+    assert_eq!(told(), "");
+    let aside = found.folder.join("aside");
+    fs::rename(found.image(), &aside).unwrap();
+    assert!(told().contains("removed or renamed"), "{}", told());
+    File::create(found.image()).unwrap().set_len(SIZE).unwrap();
+    assert!(told().contains("another file"), "{}", told());
+    // It would be the other one that grows.
+    let larger = DiskResize {
+        size_bytes: 2 * SIZE,
+        data: ResizeData::Keep,
+    };
+    let refused = stage.keeper.resize(&name("a"), larger).unwrap_err();
+    assert!(refused.to_string().contains("another file"), "{refused}");
+    assert_eq!(fs::metadata(found.image()).unwrap().len(), SIZE);
+    fs::rename(&aside, found.image()).unwrap();
+    assert_eq!(told(), "");
+    fs::rename(&stage.shared, stage.place.path().join("aside")).unwrap();
+    assert!(told().contains("not mounted"), "{}", told());
+    fs::rename(stage.place.path().join("aside"), &stage.shared).unwrap();
+    assert_eq!(told(), "");
+    stage.detach("a");
+}
+
+#[test]
+fn the_kernel_tells_of_an_image_that_is_removed() {
+    let stage = stage();
+    let found = stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    let live = stage.keeper.live.get(&name("a")).unwrap();
+    let seen = stage.runtime.block_on(async {
+        let watching = tokio::spawn(crate::watch::watch(Arc::clone(&stage.keeper)));
+        fs::remove_file(found.image()).unwrap();
+        let noticed = async {
+            while live.harmed().is_none() {
+                tokio::task::yield_now().await;
+            }
+        };
+        let seen = tokio::time::timeout(Duration::from_secs(5), noticed).await;
+        watching.abort();
+        seen
+    });
+    assert!(seen.is_ok());
+    stage.detach("a");
+}
+
+#[test]
+fn what_a_shrinking_that_was_cut_short_left_is_not_seen_when_the_disk_grows() {
+    use std::os::unix::fs::FileExt;
+    let stage = stage();
+    let found = stage.disk("a");
+    let image = found.open_image(File::options().write(true)).unwrap();
+    image.write_all_at(&[7; 4096], SIZE / 2 - 100).unwrap();
+    // The descriptor was written, and then the daemon died.
+    let half = |found: &mut Found| found.descriptor.size.0 = SIZE / 2;
+    let grow = || {
+        let larger = DiskResize {
+            size_bytes: SIZE,
+            data: ResizeData::Keep,
+        };
+        stage.keeper.resize(&name("a"), larger).unwrap();
+        let bytes = fs::read(found.image()).unwrap();
+        assert_eq!(bytes.len() as u64, SIZE);
+        let half = usize::try_from(SIZE / 2).unwrap();
+        assert!(bytes[half - 100..half].iter().all(|byte| *byte == 7));
+        assert!(bytes[half..].iter().all(|byte| *byte == 0));
+    };
+    stage.elsewhere("a", half);
+    grow();
+    // The same while a guest has it.
+    image.write_all_at(&[7; 4096], SIZE / 2 - 100).unwrap();
+    stage.elsewhere("a", half);
+    stage.attach("a", Outside::Agreed).unwrap();
+    grow();
+    let live = stage.keeper.live.get(&name("a")).unwrap();
+    assert_eq!((live.size(), live.harmed()), (SIZE, None));
+    drop(live);
+    stage.detach("a");
+}
