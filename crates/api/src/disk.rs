@@ -72,6 +72,9 @@ pub struct Disk {
     /// What its guests' rings got wrong, while it is attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rings: Option<RingCounts>,
+    /// The last things that its guests' rings got wrong, newest first, while it is attached.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub ring_faults: Vec<RingFault>,
     /// How its upstream holds, while it is attached and has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream: Option<UpstreamCounts>,
@@ -137,6 +140,19 @@ pub struct RingCounts {
     pub nonsense_total: u64,
     /// Queues that were stopped because their ring made no sense.
     pub broken_total: u64,
+}
+
+/// Something that a guest's ring got wrong.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct RingFault {
+    /// The queue's number on the guest's device.
+    pub queue: u16,
+    /// What was wrong, as a clause: `the chain of descriptors loops`.
+    pub what: String,
+    /// Whether it stopped the queue; else one request was answered with an error.
+    pub stopped: bool,
+    /// How long ago that was, in seconds.
+    pub age_s: u64,
 }
 
 /// What happened to the connection to a disk's upstream since the disk was attached.

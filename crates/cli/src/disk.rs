@@ -5,7 +5,7 @@
 use clap::{Args, Subcommand};
 use tidegate_api::descriptor::{BURST_SECONDS, CacheMode};
 use tidegate_api::disk::{
-    Client, ClientKind, Disk as Answer, DiskList, Policy, RingCounts, UpstreamCounts,
+    Client, ClientKind, Disk as Answer, DiskList, Policy, RingCounts, RingFault, UpstreamCounts,
 };
 use tidegate_api::iocontrol::{Admission, Promise};
 use tidegate_api::name::Name;
@@ -180,14 +180,30 @@ fn client(client: &Client) -> String {
     )
 }
 
-/// What a guest's rings got wrong, if they did.
-fn guest_faults(rings: RingCounts) -> Option<String> {
-    (rings != RingCounts::default()).then(|| {
-        format!(
-            "{} requests that made no sense, {} queues stopped",
-            rings.nonsense_total, rings.broken_total
-        )
-    })
+/// What a guest's rings got wrong, if they did: how often, and what the last of it was.
+fn guest_faults(disk: &Answer) -> Option<String> {
+    let rings = disk.rings.filter(|rings| *rings != RingCounts::default())?;
+    let counts = format!(
+        "{} malformed requests, {} queues stopped",
+        rings.nonsense_total, rings.broken_total
+    );
+    let last = disk.ring_faults.iter().map(ring_fault);
+    Some(
+        std::iter::once(counts)
+            .chain(last)
+            .collect::<Vec<_>>()
+            .join("\n"),
+    )
+}
+
+fn ring_fault(fault: &RingFault) -> String {
+    let stopped = if fault.stopped { " (stopped)" } else { "" };
+    format!(
+        "queue {}{stopped}, {} ago: {}",
+        fault.queue,
+        figures::seconds(fault.age_s),
+        fault.what
+    )
 }
 
 /// How the connection to an upstream has held, if it did not always.
@@ -268,7 +284,7 @@ impl Shown for Answer {
                         .join("\n")
                 }),
             ),
-            ("guest faults", self.rings.and_then(guest_faults)),
+            ("guest faults", guest_faults(self)),
             ("upstream", self.upstream.and_then(upstream)),
             ("problem", self.problem.as_ref().map(sentences)),
         ];

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use tidegate_api::datastore::IoMode;
-use tidegate_api::disk::{RingCounts, UpstreamCounts};
+use tidegate_api::disk::{RingCounts, RingFault, UpstreamCounts};
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::filter::FilterReport;
 use tidegate_core::filter::stats::StatsReport;
@@ -401,6 +401,20 @@ impl Disk {
             nonsense_total: report.nonsense,
             broken_total: report.broken_queues,
         }
+    }
+
+    /// The last of it, newest first.
+    pub(crate) fn ring_faults(&self) -> Vec<RingFault> {
+        let now = now();
+        let faults = self.disk.ring_faults().into_iter();
+        faults
+            .map(|fault| RingFault {
+                queue: fault.queue,
+                what: fault.what(),
+                stopped: fault.stops_queue(),
+                age_s: now.since(fault.at).as_nanos() / 1_000_000_000,
+            })
+            .collect()
     }
 
     /// How its upstream holds, if it has one.

@@ -315,6 +315,10 @@ impl Keeper {
             nbd_uri: self.nbd_uri(&found.name).filter(|_| attached),
             vhost_user_socket: attached.then(|| self.root.disk_socket(&found.name)),
             rings: live.as_ref().map(|live| live.rings()),
+            ring_faults: live
+                .as_ref()
+                .map(|live| live.ring_faults())
+                .unwrap_or_default(),
             upstream: live.as_ref().and_then(|live| live.upstream()),
             clients: live.map(|live| live.clients()).unwrap_or_default(),
             problem: lost
@@ -415,6 +419,7 @@ fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> 
         vhost_user_socket: None,
         clients: Vec::new(),
         rings: None,
+        ring_faults: Vec::new(),
         upstream: None,
         problem: Some(problem),
     }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::descriptor::{Descriptor, PolicyText};
-use tidegate_api::disk::{Client, ClientKind, RingCounts, UpstreamCounts};
+use tidegate_api::disk::{Client, ClientKind, RingCounts, RingFault, UpstreamCounts};
 use tidegate_api::iocontrol::Admission;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
@@ -312,6 +312,11 @@ impl Live {
     /// What its guests' rings got wrong.
     pub(crate) fn rings(&self) -> RingCounts {
         self.disk.rings()
+    }
+
+    /// The last of it, newest first.
+    pub(crate) fn ring_faults(&self) -> Vec<RingFault> {
+        self.disk.ring_faults()
     }
 
     /// How its upstream holds, if it has one.

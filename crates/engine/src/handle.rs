@@ -239,7 +239,11 @@ impl Engine {
             id,
             thread: at,
             inbox: Arc::clone(&thread.inbox),
-            facts: Arc::new(DeviceFacts::new(spec.serial.clone(), false)),
+            facts: Arc::new(DeviceFacts::new(
+                spec.name.clone(),
+                spec.serial.clone(),
+                false,
+            )),
             condition: Arc::clone(&opened.condition),
             controlled: control.is_some(),
             size: AtomicU64::new(spec.size),

@@ -24,6 +24,7 @@ mod sys;
 mod thread;
 
 pub use control::{Control, UnderControl};
+pub use device::ring::malformed::RingFault;
 pub use error::{Error, Kind, Result};
 pub use handle::{Answers, DeviceReport, Disk, DiskSpec, Engine, Settings};
 pub use lease::{Lease, Leases};

@@ -13,93 +13,38 @@
 
 use super::ReplyTo;
 use super::calls::{Calls, Moment};
-use super::shunned::{Offences, Standing};
+use super::shunned::Standing;
 use crate::sys::buffers::{Buffers, SHORT_LIST};
 use crate::sys::eventfd::EventFd;
 use crate::sys::guest::{Mapping, Segment};
 use crate::sys::os;
 use crate::sys::ring::{Ring, Tag};
 use crate::thread::{Desk, tag};
-use effort::Effort;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::Sender;
-use std::sync::{Arc, Mutex, PoisonError};
 use tidegate_core::request::{Data, DiskId, Fault, Flags, Op, Outcome, Request};
-use tidegate_core::units::{Span, Time};
+use tidegate_core::units::Time;
 use tidegate_front::vhost::block::{
     BlockRequest, ID_BYTES, Kind, STATUS_IOERR, STATUS_OK, STATUS_UNSUPP,
 };
 use tidegate_front::vhost::queue::{Broken, Queue, Taken};
 
 mod effort;
+mod facts;
+pub(crate) mod malformed;
 
-/// Of rings of one device that make no sense one is told in so long; all are counted.
-const COMPLAINTS_APART: Span = Span::from_secs(60);
+pub(crate) use facts::DeviceFacts;
+use malformed::Malformed;
+
 /// Room for pieces that requests of one queue may take in flight before no more are taken, those of up to [`SHORT_LIST`]
 /// not counted. A queue has at most 1024 entries in QEMU, and its requests 126 pieces and a header, for which there is room
 /// for 128: no such guest waits. It is 2 MiB, and as much again where a datastore takes requests in parts; the largest
 /// ring could have 512 MiB with requests of as many pieces as are let in.
 const MOST_ROOM: usize = 1024 * 128;
-
-/// What all queues of a device share with its protocol thread.
-#[derive(Debug)]
-pub(crate) struct DeviceFacts {
-    /// What GET_ID answers.
-    pub(crate) serial: String,
-    /// Whether the guest knows of a write-back cache and flushes it.
-    pub(crate) write_back: AtomicBool,
-    /// Whether nobody knows if the guest chose to have no such cache: it is taken to have none until it flushes.
-    pub(crate) in_doubt: AtomicBool,
-    /// Chains that made no sense.
-    pub(crate) nonsense: AtomicU64,
-    /// Queues that were stopped because their rings made no sense.
-    pub(crate) broken: AtomicU64,
-    /// Front ends that had an I/O thread wait.
-    pub(crate) offences: Offences,
-    /// When it was told last that a ring makes no sense: a guest can have that told as often as it likes.
-    complained: Mutex<Option<Time>>,
-    /// What following its guest's chains has taken of this turn.
-    effort: Effort,
-}
-
-impl DeviceFacts {
-    /// Of a device that nobody has used yet.
-    pub(crate) fn new(serial: String, write_back: bool) -> DeviceFacts {
-        DeviceFacts {
-            serial,
-            write_back: AtomicBool::new(write_back),
-            in_doubt: AtomicBool::new(false),
-            nonsense: AtomicU64::new(0),
-            broken: AtomicU64::new(0),
-            offences: Offences::default(),
-            complained: Mutex::new(None),
-            effort: Effort::default(),
-        }
-    }
-
-    /// The guest has flushed: it knows of its cache.
-    pub(crate) fn flushed(&self) {
-        if self.in_doubt.load(Ordering::Relaxed) && self.in_doubt.swap(false, Ordering::Relaxed) {
-            self.write_back.store(true, Ordering::Relaxed);
-        }
-    }
-
-    /// Whether it is to be told once more that one of its rings makes no sense.
-    fn may_complain(&self, now: Time) -> bool {
-        let mut last = self
-            .complained
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
-        let may = last.is_none_or(|last| now.since(last) >= COMPLAINTS_APART);
-        if may {
-            *last = Some(now);
-        }
-        may
-    }
-}
 
 /// How to answer a chain.
 #[derive(Clone, Copy)]
@@ -114,6 +59,8 @@ pub(crate) struct Reply {
 /// See the module.
 pub(crate) struct RingDevice {
     disk: DiskId,
+    /// Its number on its device, as the guest counts.
+    number: u16,
     queue: Queue<Mapping>,
     memory: Rc<Mapping>,
     facts: Arc<DeviceFacts>,
@@ -146,6 +93,7 @@ pub(crate) struct RingDevice {
 /// What a queue is made of.
 pub(crate) struct Parts {
     pub(crate) disk: DiskId,
+    pub(crate) number: u16,
     pub(crate) queue: Queue<Mapping>,
     pub(crate) memory: Mapping,
     pub(crate) facts: Arc<DeviceFacts>,
@@ -160,6 +108,7 @@ impl RingDevice {
     pub(crate) fn new(parts: Parts) -> RingDevice {
         let Parts {
             disk,
+            number,
             queue,
             memory,
             facts,
@@ -171,6 +120,7 @@ impl RingDevice {
         } = parts;
         RingDevice {
             disk,
+            number,
             queue,
             memory: Rc::new(memory),
             facts,
@@ -204,12 +154,7 @@ impl RingDevice {
 
     /// The kick descriptor cannot be watched: the guest could never wake us.
     pub(crate) fn cannot_be_kicked(&mut self, errno: i32) {
-        tracing::warn!(
-            disk = self.disk.0,
-            errno,
-            "a guest's kick descriptor cannot be watched: its queue is stopped"
-        );
-        self.fail();
+        self.fail(Malformed::Kick(errno), os::now());
     }
 
     /// Begins to watch the guest's kicks.
@@ -293,7 +238,8 @@ impl RingDevice {
     pub(crate) fn fetch(&mut self, index: u32, desk: &mut Desk, most: usize) -> usize {
         let most = self.allowance(most);
         if most > 0 && self.memory.is_spoilt() {
-            self.lose_memory();
+            // What is found there may be nothing.
+            self.fail(Malformed::Memory, desk.now);
             self.note_if_drained(index, desk);
             return 0;
         }
@@ -310,7 +256,7 @@ impl RingDevice {
                 Ok(Some(taken)) => self.begin(index, desk, taken, arrived),
                 Ok(None) => break,
                 Err(broken) => {
-                    self.give_up(broken);
+                    self.fail(Malformed::Ring(broken), desk.now);
                     self.note_if_drained(index, desk);
                     break;
                 }
@@ -385,35 +331,11 @@ impl RingDevice {
         }
     }
 
-    /// Stops this queue: what its rings say cannot be acted on.
-    fn give_up(&mut self, broken: Broken) {
-        if self.facts.may_complain(os::now()) {
-            tracing::warn!(
-                disk = self.disk.0,
-                ?broken,
-                "a guest's ring makes no sense: its queue is stopped until it is set up anew (those of the next minute are \
-                 counted only)"
-            );
-        }
-        self.fail();
-    }
-
-    /// Stops this queue: its front end has cut its memory, or had none left for it, and what is found there may be nothing.
+    /// Stops this queue: what its rings say cannot be acted on, or its front end has cut its memory, or had none left for it.
     #[cold]
-    fn lose_memory(&mut self) {
-        if self.facts.may_complain(os::now()) {
-            tracing::warn!(
-                disk = self.disk.0,
-                "pages are missing of memory that a front end shares: its queue is stopped until the memory is shared anew \
-                 (those of the next minute are counted only)"
-            );
-        }
-        self.fail();
-    }
-
-    fn fail(&mut self) {
+    fn fail(&mut self, what: Malformed, now: Time) {
+        self.facts.note(self.number, what, now);
         self.broken = true;
-        self.facts.broken.fetch_add(1, Ordering::Relaxed);
         if let Some(error) = &self.error
             && !self.standing.is_shunned()
             && error.call().is_err()
@@ -425,21 +347,18 @@ impl RingDevice {
     /// Its front end had this thread wait: the guest is called no more, and what is not called for need not be taken.
     #[cold]
     fn shun(&mut self) {
-        tracing::warn!(
-            disk = self.disk.0,
-            "a front end had us wait where its guest is called: its guest is called no more, and its queue is stopped"
-        );
         self.standing.shun(&self.facts.offences);
         if !self.broken {
-            self.fail();
+            self.fail(Malformed::Call, os::now());
         }
     }
 
     fn begin(&mut self, index: u32, desk: &mut Desk, taken: Taken<Segment>, arrived: Time) {
         match taken {
             Taken::Request(request) => self.request(index, desk, &request, arrived),
-            Taken::Bad { head, status, .. } => {
-                self.facts.nonsense.fetch_add(1, Ordering::Relaxed);
+            Taken::Bad { head, status, why } => {
+                self.facts
+                    .note(self.number, Malformed::Request(why), desk.now);
                 if let Some(status) = status {
                     status.put_u8(STATUS_IOERR);
                     self.memory.mark_segment(&status);

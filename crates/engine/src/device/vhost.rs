@@ -319,7 +319,10 @@ impl VhostUserBackendReqHandlerMut for Protocol {
                 queue,
                 what: QueueChange::Call(call),
             })),
-            None => Ok(()),
+            None => {
+                self.call_once(call.as_ref());
+                Ok(())
+            }
         }
     }
 

@@ -8,6 +8,7 @@ use super::{
 };
 use crate::datastore::condition::Harm;
 use crate::device::front_ends::Refusal;
+use crate::device::ring::malformed::RingFault;
 use crate::device::vhost;
 use crate::error::{Error, Kind, Result};
 use crate::inbox::Order;
@@ -182,6 +183,11 @@ impl Disk {
             broken_queues: self.core.facts.broken.load(Ordering::Relaxed),
             connected: self.core.front_ends.any(),
         }
+    }
+
+    /// The last faults that were found in its rings, newest first.
+    pub fn ring_faults(&self) -> Vec<RingFault> {
+        self.core.facts.faults()
     }
 
     /// Hands an NBD client over whose handshake is done. `early` are bytes that came with the handshake's end.

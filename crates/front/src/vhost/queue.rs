@@ -26,7 +26,10 @@ use chain::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, Descriptor, follow};
 use std::sync::atomic::{Ordering, fence};
 
 mod chain;
+mod faults;
 mod plain;
+
+pub use faults::{Broken, Nonsense};
 
 /// The largest ring that virtio allows.
 pub const MAX_SIZE: u16 = 32_768;
@@ -67,46 +70,6 @@ pub struct QueueConfig {
     pub indirect: bool,
     /// Guest address at which writes to the used ring are logged for live migration.
     pub log_used: Option<u64>,
-}
-
-/// Why a queue cannot go on: its rings themselves make no sense.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Broken {
-    /// The size is no power of two or too large.
-    Size(u16),
-    /// A ring is not aligned as virtio demands.
-    Misaligned,
-    /// A ring lies outside the guest's memory.
-    Outside,
-    /// The available index is further ahead than the ring is long.
-    IndexJump,
-    /// An available entry names a descriptor beyond the table.
-    Head(u16),
-    /// An available entry names a chain that is still in flight.
-    Reused(u16),
-    /// The in-flight region does not fit the ring.
-    Inflight,
-}
-
-/// Why one chain was refused; the guest sees an I/O error, or a used entry without a status when it left no room for one.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Nonsense {
-    /// The chain is longer than its table: it loops.
-    Loop,
-    /// More descriptors or pieces of memory than [`MAX_SEGMENTS`].
-    Long,
-    /// A descriptor names memory that the guest does not have.
-    Outside,
-    /// An indirect descriptor is malformed, nested, or was never negotiated.
-    Indirect,
-    /// A readable descriptor comes after a writable one.
-    Order,
-    /// There is no header, or no byte for the status.
-    Short,
-    /// A descriptor index beyond the table.
-    Index,
-    /// The request's own fields make no sense (length of a discard, flags).
-    Fields,
 }
 
 /// What [`Queue::next`] found.
@@ -288,7 +251,10 @@ impl<M: GuestMemory> Queue<M> {
         if self.avail_seen == self.last_avail {
             let idx = self.avail.acquire_u16(IDX);
             if idx.wrapping_sub(self.last_avail) > self.config.size {
-                return Err(Broken::IndexJump);
+                return Err(Broken::IndexJump {
+                    available: idx,
+                    position: self.last_avail,
+                });
             }
             if idx == self.last_avail {
                 return Ok(None);

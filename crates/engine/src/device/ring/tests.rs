@@ -134,6 +134,7 @@ impl Guest {
     fn fresh(&self, facts: &Arc<DeviceFacts>) -> Parts {
         Parts {
             disk: DISK,
+            number: 0,
             queue: Queue::new(&self.memory, CONFIG).expect("sound rings"),
             memory: self.memory.clone(),
             facts: Arc::clone(facts),
@@ -161,9 +162,10 @@ impl Guest {
     fn parts(&self) -> Parts {
         let (queue, left_behind) = self.queue();
         assert_eq!(left_behind.len(), usize::from(self.available()));
-        let facts = DeviceFacts::new(String::new(), true);
+        let facts = DeviceFacts::new(String::new(), String::new(), true);
         Parts {
             disk: DISK,
+            number: 0,
             queue,
             memory: self.memory.clone(),
             facts: Arc::new(facts),
@@ -474,13 +476,57 @@ fn of_the_room_for_a_disks_name_no_more_is_written_and_marked_in_a_log_than_the_
 
 #[test]
 fn that_rings_make_no_sense_is_told_once_a_minute_however_often_a_guest_starts_them() {
-    let facts = DeviceFacts::new(String::new(), true);
+    let limit = malformed::LogLimit::default();
     let told = (0..600_u64).filter(|tenth| {
         let now = Time::ZERO + Span::from_millis(100 * tenth);
-        facts.may_complain(now)
+        limit.allows(now)
     });
     assert_eq!(told.count(), 1);
-    assert!(facts.may_complain(Time::ZERO + COMPLAINTS_APART));
+    assert!(limit.allows(Time::ZERO + Span::from_secs(60)));
+}
+
+/// Attaches a queue of this number over a guest's ring, whose faults are noted in `facts`.
+fn attach_numbered(daemon: &Daemon, guest: &Guest, number: u16, facts: &Arc<DeviceFacts>) {
+    let (reply, attached) = channel();
+    let parts = Parts {
+        number,
+        ..guest.fresh(facts)
+    };
+    daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+    heard(&attached);
+}
+
+#[test]
+fn what_was_wrong_with_the_last_requests_is_remembered_with_their_queue_and_time() {
+    let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
+    let short = Guest::new();
+    // One chain of one descriptor that has room for no header.
+    describe(&short.area(0, 16), 0, STATUS, 1 | 2 << 32);
+    short.area(AVAIL, 4).store_u16(2, 1);
+    let jumps = Guest::new();
+    jumps.area(AVAIL, 4).store_u16(2, 2 * SIZE);
+    let daemon = Daemon::start();
+    let begun = os::now();
+    attach_numbered(&daemon, &short, 3, &facts);
+    eventually("the request is answered", || short.used() == 1);
+    attach_numbered(&daemon, &jumps, 5, &facts);
+    eventually("the queue is stopped", || {
+        facts.broken.load(Ordering::Relaxed) == 1
+    });
+    daemon.stop();
+    let faults = facts.faults();
+    let told: Vec<_> = faults
+        .iter()
+        .map(|fault| (fault.queue, fault.stops_queue(), fault.what()))
+        .collect();
+    let jump = "the available index 512 is further ahead of 0 than the ring is long";
+    let header = "the request has no header, or no byte for its status";
+    assert_eq!(
+        told,
+        [(5, true, jump.to_owned()), (3, false, header.to_owned())]
+    );
+    assert!(begun <= faults[1].at && faults[1].at <= faults[0].at);
+    assert_eq!(facts.nonsense.load(Ordering::Relaxed), 1);
 }
 
 fn eventually(what: &str, mut so: impl FnMut() -> bool) {
@@ -514,7 +560,8 @@ fn chains_that_take_long_to_follow_are_answered_one_a_turn_and_others_between_th
     let (tell, answered) = channel();
     let others = endless.iter().map(|guest| guest.area(USED, 4)).collect();
     let daemon = Daemon::with(Box::new(Witness { others, tell }));
-    let [bad, good] = [(); 2].map(|()| Arc::new(DeviceFacts::new(String::new(), true)));
+    let [bad, good] =
+        [(); 2].map(|()| Arc::new(DeviceFacts::new(String::new(), String::new(), true)));
     let (attach, numbers): (Vec<Order>, Vec<Receiver<u32>>) = endless
         .iter()
         .map(|guest| guest.fresh(&bad))
@@ -603,7 +650,7 @@ fn hoards(serve: impl FnOnce(&Daemon)) -> Daemon {
 #[test]
 fn requests_of_many_pieces_wait_while_those_in_flight_take_much_memory() {
     let guest = Guest::with_long_chains(MANY, None);
-    let facts = Arc::new(DeviceFacts::new(String::new(), true));
+    let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
     let (reply, number) = channel();
     let parts = guest.fresh(&facts);
     let daemon = hoards(|daemon| {
@@ -645,7 +692,7 @@ fn a_guest_is_asked_for_no_kick_by_a_thread_that_its_datastore_has_woken() {
             event_idx,
             ..CONFIG
         };
-        let facts = Arc::new(DeviceFacts::new(String::new(), true));
+        let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
         let parts = Parts {
             queue: Queue::new(&guest.memory, config).expect("sound rings"),
             kick: same(&kick),

@@ -218,6 +218,28 @@ fn a_detach_ends_only_after_the_farewell_of_every_queue() {
 }
 
 #[test]
+fn a_guest_is_called_once_when_its_call_descriptor_is_set_whether_its_ring_runs_or_not() {
+    let engine = engine();
+    let disk = disk(&engine);
+    let mut front_end = FrontEnd::connect(&disk);
+    for runs in [false, true] {
+        if runs {
+            front_end.start().expect("its ring runs");
+        }
+        let call = EventFd::new().expect("a descriptor");
+        let file = call.to_file().expect("a descriptor");
+        front_end
+            .protocol
+            .set_vring_call(0, Some(file))
+            .expect("it is taken");
+        // A running ring's I/O thread takes the order before it stops the ring.
+        front_end.protocol.get_vring_base(0).expect("it stops");
+        assert_eq!(call.drain(), 1, "{runs}");
+    }
+    front_end.end();
+}
+
+#[test]
 fn what_a_guest_chose_of_its_cache_holds_for_the_next_one_until_that_chooses() {
     let engine = engine();
     let disk = disk(&engine);
