@@ -18,12 +18,14 @@
 //! # }
 //! ```
 
+pub mod batch;
 pub mod log;
 pub mod memory;
 pub mod ring;
 pub mod station;
 pub mod vm;
 
+pub use batch::Sent;
 pub use log::DirtyLog;
 pub use station::{Station, Wait};
 pub use vm::{DiskConfig, Vm, VmOptions};
