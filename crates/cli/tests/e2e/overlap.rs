@@ -2,6 +2,7 @@
 //! front ends while the server is killed.
 
 use crate::support::devices::{FuseFile, Loop};
+use crate::support::guest::{Guest, Hardware};
 use crate::support::place::{MIB, Place};
 use crate::support::program::{PATIENCE, Program, Service, find, nbdsh_on};
 use crate::support::server::{Server, Serving};
@@ -290,4 +291,53 @@ fn over_nbd_what_was_answered_before_the_server_was_killed_is_there_whatever_ove
             .collect();
         model.check(&bytes, round);
     }
+}
+
+/// A guest writes all over its raw disk, in sectors and in pieces of 16 KiB that overlap, with a flush after each 64; beside it
+/// a file system is worked on. `TIDEGATE_OVERLAP_SECONDS` says how long.
+#[test]
+fn a_guest_that_writes_overlapping_sectors_meets_no_error_and_its_file_system_stays_clean() {
+    let seconds = std::env::var("TIDEGATE_OVERLAP_SECONDS");
+    let seconds: u64 = seconds.map_or(5, |seconds| seconds.parse().expect("seconds"));
+    let place = Place::new();
+    let image = place.image("image", 64 * MIB);
+    let device = Loop::with(&image, &["--direct-io=on", "--sector-size", "4096"]);
+    let raw = Server::start_named(&place, "raw", Serving::image(device.device.as_ref()));
+    let file = place.image("file", 128 * MIB);
+    let files = Server::start_named(&place, "files", Serving::image(&file));
+    let disks = [raw.vhost_user(), files.vhost_user()];
+    let mut guest = Guest::boot(
+        &place,
+        &Hardware {
+            disks: &disks,
+            cpus: 2,
+        },
+    );
+    guest.run("mkfs.ext4 -q /dev/vdb && mount /dev/vdb /mnt");
+    let files = format!(
+        "fio --name=files --directory=/mnt --size=16M --rw=randwrite --bs=4k --fsync=64 \
+         --verify=crc32c --verify_backlog=512 --time_based --runtime={seconds} >/run/files.log 2>&1"
+    );
+    let sectors = format!(
+        "fio --name=raw --filename=/dev/vda --direct=1 --ioengine=libaio --iodepth=32 \
+         --rw=randrw --rwmixread=20 --bsrange=512-16k --blockalign=512 --size=8M --norandommap \
+         --fsync=64 --time_based --runtime={seconds} >/run/raw.log 2>&1"
+    );
+    guest.run(&format!(
+        "{{ {files}; echo $? >/run/files.code; }} & {{ {sectors}; echo $? >/run/raw.code; }} &"
+    ));
+    let (code, said) = guest.attempt(
+        "until test -e /run/files.code && test -e /run/raw.code; do sleep 0.1; done",
+        PATIENCE + Duration::from_secs(seconds),
+    );
+    assert_eq!(code, 0, "{said}");
+    for what in ["files", "raw"] {
+        let report = guest.run(&format!("cat /run/{what}.code /run/{what}.log"));
+        assert!(
+            report.starts_with("0\n") && report.contains("err= 0"),
+            "fio complains:\n{report}"
+        );
+    }
+    guest.run("umount /mnt && e2fsck -fn /dev/vdb && mount /dev/vdb /mnt && sync /dev/vda");
+    assert_eq!(guest.complaints(), "");
 }
