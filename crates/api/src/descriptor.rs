@@ -329,10 +329,7 @@ impl Descriptor {
             return refuse(format!("size {size} is not from 1 to {MAX_SIZE} bytes"));
         }
         if !size.is_multiple_of(u64::from(self.block_size)) {
-            return refuse(format!(
-                "size {size} is not a whole number of blocks of {}",
-                self.block_size
-            ));
+            return refuse(uneven(size, self.block_size.into()));
         }
         if self.queues == 0 || self.queues > MAX_QUEUES {
             return refuse(format!(
@@ -372,6 +369,18 @@ impl Descriptor {
             self.serial.clone()
         }
     }
+}
+
+/// What is wrong with a size that ends within a block, and the nearest that do not.
+fn uneven(size: u64, block: u64) -> String {
+    let below = size / block * block;
+    let above = below.saturating_add(block);
+    let nearest = match (below, above) {
+        (0, above) => above.to_string(),
+        (below, above) if above > MAX_SIZE => below.to_string(),
+        (below, above) => format!("{below} or {above}"),
+    };
+    format!("size {size} is not a whole number of blocks of {block} bytes; use {nearest}")
 }
 
 fn default_block_size() -> u32 {
@@ -469,6 +478,23 @@ mod tests {
                 "case {nth}: {text}"
             );
         }
+    }
+
+    #[test]
+    fn a_size_within_a_block_is_refused_with_the_nearest_that_are_not() {
+        let told = |size, block_size| {
+            let mut disk = sample();
+            (disk.size, disk.block_size) = (Size(size), block_size);
+            disk.check().unwrap_err().to_string()
+        };
+        let says = |text: String, end: &str| assert!(text.ends_with(end), "{text}");
+        says(told(1_000_000_000, 4096), "; use 999997440 or 1000001536");
+        says(told(1000, 512), "; use 512 or 1024");
+        says(told(100, 512), "; use 512");
+        says(
+            told(MAX_SIZE - 1, 512),
+            &format!("; use {} or {MAX_SIZE}", MAX_SIZE - 512),
+        );
     }
 
     #[test]

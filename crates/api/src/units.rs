@@ -9,7 +9,8 @@
 //!
 //! # Units
 //! `K M G T P E` and `KiB` ... `EiB` are powers of 1024, as in every disk tool of this world; `kB MB` ... `EB` are
-//! powers of 1000. Letters' case matters only where it tells `KB` (1000) from `KiB` (1024): nowhere, so it is ignored.
+//! powers of 1000. Letters' case is ignored, except in rates: `MB/s` is megabytes, and `Mb/s` or `mbps`, which elsewhere
+//! means megabits, is refused. `Mbit/s` is megabits.
 
 use std::fmt;
 use std::str::FromStr;
@@ -38,7 +39,7 @@ impl UnitError {
 }
 
 const SIZE: &str = "a size such as 10G, 512MiB or 4096";
-const RATE: &str = "a rate such as 200MiB/s or 1GB/s";
+const RATE: &str = "a rate such as 200MiB/s, 1GB/s or 100Mbit/s";
 const IOPS: &str = "a number of I/Os a second such as 5000iops or 5k";
 const SPAN: &str = "a length of time such as 25ms, 50us or 2s";
 const SHARES: &str = "shares: low, normal, high or a number from 100 to 10000";
@@ -93,14 +94,14 @@ fn bytes_in(unit: &str) -> Option<u64> {
     }
 }
 
-/// Splits `12.5 MiB` into its number and its unit in lower case.
-fn split(text: &str) -> (&str, String) {
+/// Splits `12.5 MiB` into its number and its unit.
+fn split(text: &str) -> (&str, &str) {
     let text = text.trim();
     let end = text
         .find(|c: char| !c.is_ascii_digit() && c != '.' && c != '_')
         .unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
-    (number, unit.trim().to_ascii_lowercase())
+    (number, unit.trim())
 }
 
 /// `number` times `scale`, exactly, or why not.
@@ -132,6 +133,45 @@ fn scaled(number: &str, scale: u64) -> Result<u64, &'static str> {
     u64::try_from(total).map_err(|_| "the number is too large")
 }
 
+/// What one of a rate's unit (without its `/s`) is: bits, as a power of 1000 or 1024 of them, or bytes.
+enum RateUnit {
+    Bits(u64),
+    Bytes(u64),
+}
+
+impl RateUnit {
+    /// `unit` as it was written: a small `b` means bits to some and bytes to others.
+    fn read(unit: &str) -> Result<RateUnit, &'static str> {
+        const UNKNOWN: &str = "unknown unit";
+        let lower = unit.to_ascii_lowercase();
+        let bits = lower.strip_suffix("bits").or(lower.strip_suffix("bit"));
+        if let Some(prefix) = bits {
+            let scale = match prefix {
+                "" => Some(1),
+                prefix => bytes_in(&format!("{prefix}b")),
+            };
+            return scale.map(RateUnit::Bits).ok_or(UNKNOWN);
+        }
+        let scale = bytes_in(&lower).ok_or(UNKNOWN)?;
+        // Nobody counts in mebibits, so `mib` cannot be mistaken.
+        if unit.ends_with('b') && !lower.ends_with("ib") {
+            return Err("a small b can mean bits: write MB/s for bytes, Mbit/s for bits");
+        }
+        Ok(RateUnit::Bytes(scale))
+    }
+
+    /// So many of it, in bytes.
+    fn bytes(self, number: &str) -> Result<u64, &'static str> {
+        match self {
+            RateUnit::Bytes(scale) => scaled(number, scale),
+            RateUnit::Bits(scale) => match scaled(number, scale)? {
+                bits if bits.is_multiple_of(8) => Ok(bits / 8),
+                _ => Err("it is not a whole number of bytes"),
+            },
+        }
+    }
+}
+
 /// The largest of `units` (scale, name), given from small to large, that divides `value`, and how often.
 fn best<'a>(value: u64, units: &[(u64, &'a str)]) -> (u64, &'a str) {
     let fits = units
@@ -153,7 +193,8 @@ impl FromStr for Size {
     type Err = UnitError;
     fn from_str(text: &str) -> Result<Size, UnitError> {
         let (number, unit) = split(text);
-        let scale = bytes_in(&unit).ok_or_else(|| UnitError::new(text, SIZE, "unknown unit"))?;
+        let scale = bytes_in(&unit.to_ascii_lowercase())
+            .ok_or_else(|| UnitError::new(text, SIZE, "unknown unit"))?;
         scaled(number, scale)
             .map(Size)
             .map_err(|why| UnitError::new(text, SIZE, why))
@@ -170,16 +211,16 @@ impl fmt::Display for Size {
 impl FromStr for Rate {
     type Err = UnitError;
     fn from_str(text: &str) -> Result<Rate, UnitError> {
+        let refused = |why| UnitError::new(text, RATE, why);
         let (number, unit) = split(text);
-        let unit = unit.strip_suffix("/s").or_else(|| unit.strip_suffix("ps"));
-        let Some(unit) = unit else {
-            return Err(UnitError::new(text, RATE, "it must end in /s"));
-        };
-        let scale =
-            bytes_in(unit.trim()).ok_or_else(|| UnitError::new(text, RATE, "unknown unit"))?;
-        scaled(number, scale)
-            .map(Rate)
-            .map_err(|why| UnitError::new(text, RATE, why))
+        let per_second = ["/s", "ps"].iter().find_map(|end| {
+            let at = unit.len().checked_sub(end.len())?;
+            let (unit, tail) = (unit.get(..at)?, unit.get(at..)?);
+            tail.eq_ignore_ascii_case(end).then_some(unit)
+        });
+        let unit = per_second.ok_or_else(|| refused("it must end in /s"))?;
+        let unit = RateUnit::read(unit.trim()).map_err(refused)?;
+        unit.bytes(number).map(Rate).map_err(refused)
     }
 }
 
@@ -195,6 +236,7 @@ impl FromStr for Iops {
     type Err = UnitError;
     fn from_str(text: &str) -> Result<Iops, UnitError> {
         let (number, unit) = split(text);
+        let unit = unit.to_ascii_lowercase();
         let scale = match unit.strip_suffix("iops").unwrap_or(&unit).trim() {
             "" => 1,
             "k" => 1_000,
@@ -233,6 +275,7 @@ impl FromStr for Span {
     type Err = UnitError;
     fn from_str(text: &str) -> Result<Span, UnitError> {
         let (number, unit) = split(text);
+        let unit = unit.to_ascii_lowercase();
         let unit = if unit == "µs" { "us" } else { unit.as_str() };
         let scale = match SPAN_UNITS.iter().find(|(_, name)| *name == unit) {
             Some((scale, _)) => *scale,
@@ -403,7 +446,7 @@ in_files!(
 );
 in_files!(
     Rate,
-    r"^\d[\d_.]*\s*[kKmMgGtTpPeE]?(i?[bB])?(/s|ps)$",
+    r"^\d[\d_.]*\s*[kKmMgGtTpPeE]?(B|i[bB]|i?[bB]its?)?(/s|ps)$",
     "200MiB/s"
 );
 in_files!(
@@ -446,6 +489,38 @@ mod tests {
         assert_eq!("high".parse(), Ok(Shares::HIGH));
         assert_eq!("-1".parse(), Ok(Limit::<Iops>::Unlimited));
         assert_eq!("2000iops".parse(), Ok(Limit::At(Iops(2000))));
+    }
+
+    #[test]
+    fn a_rate_whose_b_could_mean_bits_is_refused_and_bits_are_taken_as_bits() {
+        for text in [
+            "100mbps", "100Mbps", "100Mb/s", "100mb/s", "1gbps", "64kb/s", "9600bps", "800b/s",
+        ] {
+            let error = text.parse::<Rate>().unwrap_err().to_string();
+            assert!(error.contains("MB/s for bytes, Mbit/s for bits"), "{error}");
+        }
+        for (text, bytes) in [
+            ("100Mbit/s", 12_500_000),
+            ("100 mbits/s", 12_500_000),
+            ("1Gbitps", 125_000_000),
+            ("8bit/s", 1),
+            ("1Mibit/s", 131_072),
+            ("100MBps", 100_000_000),
+            ("100MB/s", 100_000_000),
+            ("100mib/s", 100 << 20),
+            ("100m/s", 100 << 20),
+            ("4096B/s", 4096),
+            ("4096 /s", 4096),
+        ] {
+            assert_eq!(text.parse(), Ok(Rate(bytes)), "{text}");
+        }
+        assert!("1bit/s".parse::<Rate>().is_err());
+        assert!("1xbit/s".parse::<Rate>().is_err());
+        assert_eq!(
+            "100mb".parse(),
+            Ok(Size(100_000_000)),
+            "nobody sizes a disk in bits"
+        );
     }
 
     #[test]
