@@ -31,6 +31,10 @@ pub enum ProblemCode {
     Invalid,
     /// No such disk, datastore or job.
     NotFound,
+    /// There is something at that path, but not with that HTTP method.
+    WrongMethod,
+    /// The request's body is longer than any that makes sense.
+    TooLarge,
     /// Something of that name is there already.
     Exists,
     /// It is in use: attached, holding disks, or being worked on.
@@ -59,6 +63,8 @@ impl ProblemCode {
         match self {
             ProblemCode::Invalid => 400,
             ProblemCode::NotFound => 404,
+            ProblemCode::WrongMethod => 405,
+            ProblemCode::TooLarge => 413,
             ProblemCode::Exists | ProblemCode::Busy => 409,
             ProblemCode::Locked => 423,
             ProblemCode::Full => 507,

@@ -9,6 +9,7 @@
 
 use std::sync::Arc;
 
+use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
@@ -181,7 +182,7 @@ pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
     );
     dashboard::doors(router)
         .fallback(unknown)
-        .method_not_allowed_fallback(unknown)
+        .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY))
         .with_state(daemon)
 }
@@ -205,6 +206,16 @@ async fn unknown(request: Request) -> Failure {
         format!("there is no {} {}", request.method(), request.uri().path()),
     );
     Failure(problem.remedy("see /openapi.json for what there is"))
+}
+
+/// A door is there, but not for this method. Which it is for, axum adds as `Allow`.
+async fn wrong_method(request: Request) -> Failure {
+    let path = request.uri().path();
+    let problem = Problem::new(
+        ProblemCode::WrongMethod,
+        format!("{path} takes no {}", request.method()),
+    );
+    Failure(problem.remedy("use a method that the answer's Allow header or /openapi.json names"))
 }
 
 /// A problem as an answer.
@@ -264,11 +275,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
     async fn from_request(request: Request, state: &S) -> Result<Body<T>, Failure> {
         let bytes = axum::body::Bytes::from_request(request, state)
             .await
-            .map_err(|error| {
-                Failure(
-                    trouble::invalid("cannot read the request's body").because(error.body_text()),
-                )
-            })?;
+            .map_err(|error| Failure(unread(&error)))?;
         let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
         serde_json::from_slice(bytes).map(Body).map_err(|error| {
             Failure(
@@ -277,6 +284,17 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
                     .remedy("see /openapi.json for what is expected"),
             )
         })
+    }
+}
+
+/// Why a body could not be read.
+fn unread(error: &BytesRejection) -> Problem {
+    let what = "cannot read the request's body";
+    match error.status() {
+        StatusCode::PAYLOAD_TOO_LARGE => Problem::new(ProblemCode::TooLarge, what)
+            .because(format!("it is longer than {} KiB", BODY >> 10))
+            .remedy("send a shorter one: see /openapi.json for what is expected"),
+        _ => trouble::invalid(what).because(error.body_text()),
     }
 }
 

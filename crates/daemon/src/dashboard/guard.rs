@@ -95,6 +95,8 @@ struct Login {
 enum Refusal {
     /// It is not to be, whoever asks; why.
     Refused(String),
+    /// Its body is longer than any that makes sense.
+    TooLarge,
     /// Whoever asks has not logged in.
     Unknown,
 }
@@ -105,6 +107,11 @@ impl IntoResponse for Refusal {
             Refusal::Refused(why) => {
                 let told = Problem::new(ProblemCode::Invalid, "the request is refused");
                 problem(StatusCode::FORBIDDEN, told.because(why))
+            }
+            Refusal::TooLarge => {
+                let told = Problem::new(ProblemCode::TooLarge, "the request is refused");
+                let why = format!("its body is longer than {BODY_MAX} bytes");
+                problem(StatusCode::PAYLOAD_TOO_LARGE, told.because(why))
             }
             Refusal::Unknown => {
                 let told = Problem::new(ProblemCode::Invalid, "nobody is logged in");
@@ -285,11 +292,8 @@ async fn whole(request: Request, patience: Duration) -> Result<Request, Refusal>
     let Ok(read) = read else {
         return Err(refused("it was not sent to its end in time"));
     };
-    let read = read.map_err(|_| {
-        refused(format!(
-            "its body is longer than {BODY_MAX} bytes, or cut off"
-        ))
-    })?;
+    // Or it was cut off: then nobody is there any more to be told.
+    let read = read.map_err(|_| Refusal::TooLarge)?;
     Ok(Request::from_parts(parts, read.into()))
 }
 

@@ -175,7 +175,9 @@ async fn an_order_that_does_not_come_to_its_end_is_not_waited_for() {
     let silent = Request::new(body::Body::from_stream(silent));
     assert!(whole(silent, moment).await.is_err());
     let long = Request::new(vec![b' '; BODY_MAX + 1].into());
-    assert!(whole(long, moment).await.is_err());
+    let refused = whole(long, moment).await.unwrap_err();
+    let answer = refused.into_response();
+    assert_eq!(answer.status(), StatusCode::PAYLOAD_TOO_LARGE);
     let order = whole(Request::new("{}".into()), moment).await.unwrap();
     let order = body::to_bytes(order.into_body(), BODY_MAX).await.unwrap();
     assert_eq!(order, "{}");
