@@ -109,7 +109,7 @@ pub struct Datastore {
     /// Bytes that are free there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_bytes: Option<u64>,
-    /// Why it cannot be used, if it cannot.
+    /// Why it cannot be used, if it cannot, or that it is full.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
 }

@@ -40,7 +40,7 @@ pub enum JobState {
     Running,
     /// It has done what it should.
     Done,
-    /// It could not; see its problem. What it had made is gone again.
+    /// It could not; see its problem. What it had made is gone again, but for a disk that is whole and was not attached.
     Failed,
     /// Somebody stopped it. What it had made is gone again.
     Cancelled,
@@ -96,6 +96,9 @@ pub struct DiskImport {
     /// Where; null: the only datastore there is, or `local`.
     #[serde(default)]
     pub datastore: Option<Name>,
+    /// Whether to attach the disk when it is complete. If that fails, the job fails and the disk stays, detached.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub attach: bool,
 }
 
 /// An order to write a disk, which must be detached, to an image file.

@@ -43,8 +43,8 @@ pub struct Status {
     pub attached: u64,
     /// How many vhost-user guests and NBD clients are connected.
     pub clients: u64,
-    /// What went wrong and still is: disks that are wanted and could not be attached or whose images are harmed, datastores
-    /// out of reach.
+    /// What went wrong and still is: disks that are wanted and could not be attached or whose images are harmed,
+    /// datastores that are full or out of reach.
     #[serde(default)]
     pub problems: Vec<Problem>,
 }

@@ -101,9 +101,24 @@ fn welcome(keeper: &Keeper, disk: &Name) -> Outcome<String> {
     Ok(text)
 }
 
+/// What the user is told by every later start: one line, to be followed by the dashboard's address.
+pub(crate) fn later(disks: usize) -> String {
+    match disks {
+        0 => "Serving no disk yet. Attach one: tidegate disk attach NAME. ".to_owned(),
+        1 => "Serving 1 disk. Reach it: tidegate disk snippet NAME. ".to_owned(),
+        disks => format!("Serving {disks} disks. Reach one: tidegate disk snippet NAME. "),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_later_start_is_told_in_one_line() {
+        assert!([0, 1, 2].iter().all(|disks| !later(*disks).contains('\n')));
+        assert!(later(1).starts_with("Serving 1 disk. "));
+    }
 
     #[test]
     fn it_is_due_until_something_was_served_from_the_root_or_can_be() {

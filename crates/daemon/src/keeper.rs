@@ -36,6 +36,7 @@ mod attach;
 mod change;
 mod claims;
 mod datastores;
+mod displaced;
 mod follow;
 mod groups;
 mod images;
@@ -147,34 +148,51 @@ impl Keeper {
         troubles
     }
 
-    /// Every disk of every datastore. Those that cannot be read are there with their problem and zeroes.
-    pub(crate) fn disks(&self) -> Outcome<Vec<api::Disk>> {
+    /// Every disk of every datastore, or of one. Those that cannot be read are there with their problem and zeroes.
+    pub(crate) fn disks(&self, only: Option<&Name>) -> Outcome<Vec<api::Disk>> {
         let wanted = self.store.attached()?;
+        let mut datastores = self.store.datastores()?;
+        if let Some(only) = only {
+            // One that there is not, or that cannot be read, says so.
+            let settings = self.store.datastore(only)?;
+            datastores = BTreeMap::from([(only.clone(), Ok(settings))]);
+        }
         let mut disks = Vec::new();
-        for (datastore, settings) in self.store.datastores()? {
-            let listed = settings.and_then(|settings| {
-                let (store, on) = (self.store.clone(), datastore.clone());
-                self.surveys.at(&datastore, move || {
-                    let listed = store.disks(&on, &settings)?.into_iter();
-                    let weigh = |found: Found| (found.allocated(), found);
-                    let weighed = listed.map(|(name, found)| (name, found.map(weigh)));
-                    Ok(weighed.collect::<Vec<_>>())
-                })
-            });
-            // A datastore that is out of reach says so itself; its disks are not known.
-            let Ok(listed) = listed else { continue };
-            for (name, found) in listed {
-                disks.push(match found {
-                    Ok((allocated, found)) => {
-                        self.describe_weighed(&found, allocated, wanted.contains_key(&name))
-                    }
-                    Err(problem) => {
-                        unreadable(&name, &datastore, wanted.contains_key(&name), problem)
-                    }
-                });
+        for (datastore, settings) in datastores {
+            match settings.and_then(|settings| self.disks_of(&datastore, settings, &wanted)) {
+                Ok(listed) => disks.extend(listed),
+                Err(problem) if only.is_some() => return Err(problem),
+                // A datastore that is out of reach says so itself; its disks are not known.
+                Err(_) => {}
             }
         }
         disks.sort_by(|a, b| (&a.name, &a.datastore).cmp(&(&b.name, &b.datastore)));
+        Ok(disks)
+    }
+
+    fn disks_of(
+        &self,
+        datastore: &Name,
+        settings: DatastoreSettings,
+        wanted: &BTreeMap<Name, Name>,
+    ) -> Outcome<Vec<api::Disk>> {
+        let attached = self.attached_on(datastore);
+        let (store, on, of) = (self.store.clone(), datastore.clone(), settings.clone());
+        let listed = self.surveys.at(datastore, move || {
+            let listed = store.disks(&on, &of)?.into_iter();
+            let weigh = |found: Found| (found.allocated(), found);
+            let weighed = listed.map(|(name, found)| (name, found.map(weigh)));
+            Ok(weighed.collect::<Vec<_>>())
+        })?;
+        let describe = |(name, found): (Name, Outcome<(Option<u64>, Found)>)| {
+            let wanted = wanted.contains_key(&name);
+            match found {
+                Ok((allocated, found)) => self.describe_weighed(&found, allocated, wanted),
+                Err(problem) => unreadable(&name, datastore, wanted, problem),
+            }
+        };
+        let mut disks = listed.into_iter().map(describe).collect();
+        self.add_displaced(&mut disks, &settings, &attached);
         Ok(disks)
     }
 
@@ -237,7 +255,10 @@ impl Keeper {
 
     /// One disk.
     pub(crate) fn disk(&self, name: &Name) -> Outcome<api::Disk> {
-        let found = self.find(name)?;
+        let found = match self.find(name) {
+            Ok(found) => found,
+            Err(problem) => return self.displaced_disk(name).ok_or(problem),
+        };
         let wanted = self.store.attached()?.contains_key(name);
         Ok(self.describe(&found, wanted))
     }

@@ -14,6 +14,7 @@ use std::fmt::{Display, Write};
 
 use tidegate_api::datastore::Datastore;
 use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_core::filter::stats::{Class, OpCounts, Stage, StatsReport};
 use tidegate_core::histogram::Histogram;
 use tidegate_core::request::Op;
@@ -98,7 +99,9 @@ fn datastores(page: &mut Page, datastores: &[Datastore]) {
         }
     };
     each(page, &DATASTORE_UP, |d| {
-        Some(u64::from(d.problem.is_none()))
+        // One that is full can be read, and written where data is already.
+        let usable = |problem: &Problem| problem.code == ProblemCode::Full;
+        Some(u64::from(d.problem.as_ref().is_none_or(usable)))
     });
     each(page, &DATASTORE_DISKS, |d| Some(d.disks));
     each(page, &DATASTORE_CAPACITY, |d| d.capacity_bytes);

@@ -55,6 +55,8 @@ const STOPPING: Duration = Duration::from_secs(20);
 pub struct ServeOptions {
     /// The root directory; none: `TIDEGATE_ROOT`, or the usual one.
     pub root: Option<PathBuf>,
+    /// The socket of the REST interface; none: as configured.
+    pub api_socket: Option<PathBuf>,
     /// The configuration file; none: the root's, if it is there.
     pub config: Option<PathBuf>,
     /// I/O threads; none: as configured.
@@ -144,6 +146,9 @@ fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<P
     };
     if options.threads.is_some() {
         config.io.threads = options.threads;
+    }
+    if options.api_socket.is_some() {
+        config.api.socket = options.api_socket.clone();
     }
     config.nbd.tcp.extend(options.nbd_tcp.iter().cloned());
     Ok((config, from))
@@ -250,12 +255,11 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
     let status = format!("serving {} disks", disks.names().len());
     tracing::info!(root = %root.path().display(), api = %plan.api.socket.display(), "{status}");
     // Whoever started us may not listen any more; that is no reason to end.
-    if let Some(welcome) = welcome {
-        let _ = write!(io::stdout(), "{welcome}");
-    }
-    if let Some(url) = &daemon.dashboard_url {
-        let _ = writeln!(io::stdout(), "Dashboard: {url}");
-    }
+    let welcome = welcome.unwrap_or_else(|| first_run::later(disks.names().len()));
+    let dashboard = daemon.dashboard_url.as_ref();
+    let dashboard = dashboard.map_or_else(String::new, |url| format!("Dashboard: {url}"));
+    let told = format!("{welcome}{dashboard}");
+    let _ = writeln!(io::stdout(), "{}", told.trim_end());
     notify::ready(&status);
 
     tokio::select! {
@@ -429,6 +433,7 @@ impl Daemon {
                 .filter_map(|datastore| datastore.problem.clone()),
         );
         problems.extend(self.keeper.unreadable_datastores()?);
+        problems.extend(self.keeper.displaced()?);
         problems.extend(live.iter().filter_map(|live| live.harmed()));
         Ok(Status {
             state: *self.state.lock().unwrap_or_else(PoisonError::into_inner),
@@ -500,5 +505,30 @@ impl Signals {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_said_at_the_start_comes_before_the_configuration() {
+        let place = tempfile::tempdir().unwrap();
+        let root = Root::find(Some(place.path().to_owned())).unwrap();
+        let text = "[api]\nsocket = \"/run/file.sock\"\n[io]\nthreads = 2\n";
+        std::fs::write(root.config_file(), text).unwrap();
+        let read = |options: ServeOptions| {
+            let (config, _) = read_config(&root, &options).unwrap();
+            (config.api.socket, config.io.threads)
+        };
+        let file = read(ServeOptions::default());
+        assert_eq!(file, (Some("/run/file.sock".into()), Some(2)));
+        let said = read(ServeOptions {
+            api_socket: Some("/run/said.sock".into()),
+            threads: Some(3),
+            ..ServeOptions::default()
+        });
+        assert_eq!(said, (Some("/run/said.sock".into()), Some(3)));
     }
 }

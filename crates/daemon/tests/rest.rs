@@ -257,18 +257,50 @@ fn disks_go_out_and_come_in_as_jobs() {
     assert_eq!(status, 200, "{job}");
     over(&daemon, &job);
     assert_eq!(daemon.get("/v1/disks/copy")["size_bytes"], 1 << 30);
+    assert_eq!(daemon.get("/v1/disks/copy")["attached"], false);
     assert!(daemon.stop().success());
 }
 
-fn over(daemon: &Daemon, job: &Value) {
+#[test]
+fn an_import_attaches_its_disk_when_it_is_complete_and_keeps_one_that_cannot_be() {
+    let root = tempfile::tempdir().unwrap();
+    let daemon = Daemon::start(root.path());
+    let file = root.path().join("image");
+    std::fs::write(&file, [7; 4096]).unwrap();
+    let import = |name: &str| {
+        let order = json!({"file": file, "name": name, "attach": true});
+        let (status, job) = daemon.ask("POST", "/v1/import", order);
+        assert_eq!(status, 200, "{job}");
+        job
+    };
+    over(&daemon, &import("good"));
+    assert_eq!(daemon.get("/v1/disks/good")["attached"], true);
+
+    // Its socket's path is taken by something that nobody may remove.
+    std::fs::create_dir_all(root.path().join("run/disks/bad.sock/x")).unwrap();
+    let job = ended(&daemon, &import("bad"));
+    assert_eq!(job["state"], "failed");
+    let what = job["problem"]["what"].as_str().unwrap();
+    assert_eq!(what, "disk bad is imported, but not attached");
+    assert_eq!(daemon.get("/v1/disks/bad")["attached"], false);
+    assert!(daemon.stop().success());
+}
+
+/// A job when it is over.
+fn ended(daemon: &Daemon, job: &Value) -> Value {
     let path = format!("/v1/jobs/{}", job["id"]);
     loop {
         let job = daemon.get(&path);
-        match job["state"].as_str() {
-            Some("running") => std::thread::yield_now(),
-            state => return assert_eq!(state, Some("done"), "{job}"),
+        if job["state"] != "running" {
+            return job;
         }
+        std::thread::yield_now();
     }
+}
+
+fn over(daemon: &Daemon, job: &Value) {
+    let job = ended(daemon, job);
+    assert_eq!(job["state"], "done", "{job}");
 }
 
 #[test]
@@ -277,7 +309,10 @@ fn whatever_is_wrong_is_answered_by_a_problem() {
     let daemon = Daemon::start(root.path());
     for (method, path, body, status) in [
         ("GET", "/v2/disks", Value::Null, 404),
-        ("PUT", "/v1/disks", Value::Null, 404),
+        ("PUT", "/v1/disks", Value::Null, 405),
+        ("DELETE", "/v1/status", Value::Null, 405),
+        ("POST", "/v1/disks/disk0", json!({}), 405),
+        ("POST", "/v1/disks", json!("x".repeat(256 << 10)), 413),
         ("GET", "/v1/disks/..%2F..%2Fetc", Value::Null, 404),
         (
             "POST",

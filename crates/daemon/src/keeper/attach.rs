@@ -257,6 +257,7 @@ impl Keeper {
             self.agree(&found)?;
         }
         for _ in 0..OPENINGS {
+            self.must_be_itself(&found)?;
             self.must_be_agreed(&found)?;
             self.must_not_share_bytes(&found)?;
             let opened = host::open(&plan::image(&found), found.descriptor.read_only)

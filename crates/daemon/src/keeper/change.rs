@@ -235,6 +235,7 @@ impl Keeper {
 
     /// Opens and locks a disk's image. Where somebody may read it, who only reads is in nobody's way; who changes it is.
     fn open_alone(&self, found: &Found, purpose: Purpose) -> Outcome<host::Opened> {
+        self.must_be_itself(found)?;
         let read_only = found.descriptor.read_only;
         let open = |read_only| {
             host::open(&plan::image(found), read_only)

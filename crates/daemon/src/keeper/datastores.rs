@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
-use rustix::fs::StatVfs;
+use rustix::fs::{StatVfs, StatVfsMountFlags};
 use tidegate_api::datastore::{Datastore, DatastoreSet, DatastoreSettings};
 use tidegate_api::iocontrol::{DatastoreControl, IO_UNIT_MAX, IO_UNIT_MIN, IoControl};
 use tidegate_api::name::Name;
@@ -21,6 +21,12 @@ use crate::trouble::{self, Outcome};
 
 /// The datastore that is meant when none is named and there are several.
 const USUAL: &str = "local";
+
+/// With less free than this a datastore is full: a guest that writes fills it within a moment.
+const FULL_BYTES: u64 = 16 << 20;
+
+/// On a small file system, with less than this part of it.
+const FULL_PART: u64 = 100;
 
 impl Keeper {
     /// Every datastore.
@@ -293,7 +299,8 @@ impl Keeper {
             Ok((disks, space)) => (disks, space, None),
             Err(problem) => (0, None, Some(problem)),
         };
-        let bytes = |blocks: u64, of: u64| blocks.saturating_mul(of);
+        let space = space.map(Space::from);
+        let problem = problem.or_else(|| space.and_then(|space| space.full(&name, &settings)));
         let io_control = self.store.record(&name).map(|record| record.io_control);
         Datastore {
             io_control: io_control.unwrap_or_default(),
@@ -305,8 +312,8 @@ impl Keeper {
                 .filter(|live| *live.datastore() == name)
                 .count() as u64,
             disks,
-            capacity_bytes: space.as_ref().map(|s| bytes(s.f_blocks, s.f_frsize)),
-            free_bytes: space.as_ref().map(|s| bytes(s.f_bavail, s.f_frsize)),
+            capacity_bytes: space.map(|space| space.capacity),
+            free_bytes: space.map(|space| space.free),
             problem,
             name,
             settings,
@@ -327,6 +334,47 @@ impl Directory {
             place: (there.dev(), there.ino()),
             mark: store::mark_of(path)?,
         })
+    }
+}
+
+/// The space of a file system, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Space {
+    capacity: u64,
+    free: u64,
+    read_only: bool,
+}
+
+impl From<StatVfs> for Space {
+    fn from(told: StatVfs) -> Space {
+        Space {
+            capacity: told.f_blocks.saturating_mul(told.f_frsize),
+            free: told.f_bavail.saturating_mul(told.f_frsize),
+            read_only: told.f_flag.contains(StatVfsMountFlags::RDONLY),
+        }
+    }
+}
+
+impl Space {
+    /// That there is no room for new data, if that is so. Nobody writes to a file system that is read-only.
+    fn full(self, name: &Name, settings: &DatastoreSettings) -> Option<Problem> {
+        let DatastoreSettings::Dir { path, .. } = settings else {
+            return None;
+        };
+        if self.read_only || self.free >= FULL_BYTES.min(self.capacity / FULL_PART) {
+            return None;
+        }
+        let Space { capacity, free, .. } = self;
+        let problem = Problem::new(ProblemCode::Full, format!("datastore {name} is full"));
+        Some(
+            problem
+                .because(format!("{free} of its {capacity} bytes are free"))
+                .because("a guest's writes that need new space fail")
+                .remedy(format!(
+                    "free some space on the file system of {}, or enlarge it",
+                    path.display()
+                )),
+        )
     }
 }
 
@@ -435,4 +483,38 @@ fn check_folder(path: &Path) -> Result<(), String> {
     }
     rustix::fs::access(path, rustix::fs::Access::WRITE_OK)
         .map_err(|error| format!("{} cannot be written: {error}", path.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_datastore_without_room_is_full_unless_nobody_writes_to_it() {
+        let dir = DatastoreSettings::Dir {
+            path: "/srv/vms".into(),
+            io: Default::default(),
+        };
+        let full = |capacity, free, read_only| {
+            let space = Space {
+                capacity,
+                free,
+                read_only,
+            };
+            space.full(&"fast".parse().unwrap(), &dir)
+        };
+        let problem = full(1 << 40, 4096, false).expect("it is full");
+        assert_eq!(problem.code, ProblemCode::Full);
+        assert!(
+            problem
+                .to_string()
+                .contains("datastore fast is full: 4096 of")
+        );
+        assert!(problem.remedy.unwrap().contains("/srv/vms"));
+        assert!(full(1 << 40, FULL_BYTES - 1, false).is_some());
+        assert!(full(1 << 40, FULL_BYTES, false).is_none());
+        assert!(full(64 << 20, 1 << 20, false).is_none(), "a small one");
+        assert!(full(64 << 20, 0, false).is_some());
+        assert!(full(1 << 30, 0, true).is_none(), "an installation medium");
+    }
 }

@@ -20,6 +20,7 @@ use crate::control::Identity;
 use crate::plan::ThreadsPlan;
 
 mod detaching;
+mod displaced;
 mod hanging;
 mod images;
 mod missing;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::descriptor::Descriptor;
-use tidegate_api::disk::Allocation;
+use tidegate_api::disk::{Allocation, DiskAttach};
 use tidegate_api::job::{DiskExport, DiskImport, Job};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
-use super::Keeper;
 use super::change::{Purpose, attached, new_uuid};
+use super::{Claim, Keeper};
 use crate::copy::RawFile;
 use crate::store::Found;
 use crate::trouble::{self, Outcome};
@@ -36,7 +36,6 @@ impl Keeper {
         let keeper = Arc::clone(self);
         let name = order.name.clone();
         Ok(self.jobs.start(what, name.clone(), move |progress| {
-            let _until_done = claim;
             keeper.store.create_disk(
                 &datastore,
                 &settings,
@@ -44,8 +43,21 @@ impl Keeper {
                 &descriptor,
                 Allocation::Thin,
                 |path| image.copy_to(path, progress),
-            )
+            )?;
+            if order.attach {
+                keeper.attach_imported(&claim)?;
+            }
+            Ok(())
         }))
+    }
+
+    /// Attaches a disk that was imported just now. It stays, if that fails.
+    fn attach_imported(&self, claim: &Claim) -> Outcome<()> {
+        let attached = self.attach_claimed(claim, DiskAttach::default());
+        attached.map(drop).map_err(|problem| {
+            let name = claim.name();
+            problem.within(format!("disk {name} is imported, but not attached"))
+        })
     }
 
     /// Writes a detached disk to an image file.

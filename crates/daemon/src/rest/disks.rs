@@ -1,23 +1,41 @@
 //! Doors to disks.
 
+use axum::extract::Query;
+use axum::extract::rejection::QueryRejection;
 use axum::http::StatusCode;
+use serde::Deserialize;
 use tidegate_api::disk::{
     Disk, DiskAttach, DiskCreate, DiskDetach, DiskList, DiskResize, DiskSet, Snippet, SnippetFor,
 };
 use tidegate_api::problem::Problem;
 
-use super::{Answer, Body, Failure, Path, Shared, State, erase, work, work_on};
+use super::{Answer, Body, Failure, Path, Shared, State, erase, name, work, work_on};
 use crate::trouble;
 
+/// Which disks are meant.
+#[derive(Deserialize)]
+pub(super) struct Which {
+    datastore: Option<String>,
+}
+
 /// All disks
-#[utoipa::path(get, path = "/v1/disks", tag = "disks", responses(
+#[utoipa::path(get, path = "/v1/disks", tag = "disks",
+    params(("datastore" = Option<String>, Query, description = "Only those on this datastore")),
+    responses(
     (status = 200, description = "In the order of their names", body = DiskList),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn list(State(daemon): Shared) -> Answer<DiskList> {
+pub(super) async fn list(
+    State(daemon): Shared,
+    which: Result<Query<Which>, QueryRejection>,
+) -> Answer<DiskList> {
+    let bad =
+        |error: QueryRejection| trouble::invalid("cannot list disks so").because(error.body_text());
+    let Query(Which { datastore }) = which.map_err(bad)?;
     work(move || {
+        let datastore = datastore.as_deref().map(name).transpose()?;
         Ok(DiskList {
-            disks: daemon.keeper.disks()?,
+            disks: daemon.keeper.disks(datastore.as_ref())?,
         })
     })
     .await

@@ -48,7 +48,7 @@ fn who_looks_at_all_datastores_is_told_of_one_that_hangs_and_waits_for_none() {
     };
     told(stage.keeper.datastores_at_a_glance().unwrap());
     told(stage.keeper.datastores().unwrap());
-    assert!(stage.keeper.disks().unwrap().is_empty());
+    assert!(stage.keeper.disks(None).unwrap().is_empty());
     // What is known here without a look is told.
     let attached = stage.keeper.attached_disks().unwrap();
     assert_eq!((attached.len(), attached[0].allocated_bytes), (1, None));

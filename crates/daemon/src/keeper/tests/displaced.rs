@@ -1,0 +1,73 @@
+//! Directories of attached disks that are renamed or removed.
+
+use super::*;
+
+#[test]
+fn an_attached_disk_whose_directory_was_renamed_is_listed_and_says_so() {
+    let stage = stage();
+    let (before, now) = (stage.shared.join("db1"), stage.shared.join("other"));
+    stage.disk("db1");
+    stage.attach("db1", Outside::default()).unwrap();
+    fs::rename(&before, &now).unwrap();
+
+    let disks = stage.keeper.disks(None).unwrap();
+    let names: Vec<_> = disks.iter().map(|disk| disk.name.as_str()).collect();
+    assert_eq!(names, ["db1", "other"]);
+    let [missing, other] = [0, 1].map(|nth| disks[nth].problem.clone().unwrap());
+    assert!(disks[0].attached && !disks[1].attached);
+    assert_eq!(
+        missing.what,
+        "disk db1 is attached, but its directory is missing"
+    );
+    let renamed = format!("{} was renamed to {}", before.display(), now.display());
+    assert_eq!(missing.why[0], renamed);
+    assert_eq!(other.what, "disk other is disk db1, which is attached");
+    assert_eq!(stage.keeper.disk(&name("db1")).unwrap(), disks[0]);
+    assert_eq!(stage.keeper.displaced().unwrap(), [missing]);
+
+    // Nobody else has it, so nobody is blamed.
+    let refused = stage.attach("other", Outside::default()).unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Busy);
+    assert!(
+        refused.to_string().contains("which is attached"),
+        "{refused}"
+    );
+
+    // As the hint says.
+    fs::rename(&now, &before).unwrap();
+    assert_eq!(stage.keeper.displaced().unwrap(), []);
+    let disks = stage.keeper.disks(None).unwrap();
+    assert!(disks.len() == 1 && disks[0].problem.is_none());
+}
+
+#[test]
+fn an_attached_disk_whose_directory_was_removed_is_listed_and_can_be_let_go_of() {
+    let stage = stage();
+    stage.disk("db1");
+    stage.attach("db1", Outside::default()).unwrap();
+    fs::remove_dir_all(stage.shared.join("db1")).unwrap();
+    let disk = stage.keeper.disk(&name("db1")).unwrap();
+    assert!(disk.attached);
+    let problem = disk.problem.unwrap();
+    assert!(problem.why[0].ends_with("was removed, or moved elsewhere"));
+    let _context = stage.runtime.enter();
+    stage.keeper.detach(&name("db1"), Clients::Keep).unwrap();
+    assert!(stage.keeper.disks(None).unwrap().is_empty());
+    assert_eq!(stage.keeper.displaced().unwrap(), []);
+}
+
+#[test]
+fn disks_of_one_datastore_are_listed_alone() {
+    let stage = stage();
+    stage.datastore("fast");
+    stage.disk("db1");
+    stage.disk_on("fast", "db2");
+    let names = |only: Option<&Name>| -> Vec<String> {
+        let disks = stage.keeper.disks(only).unwrap();
+        disks.iter().map(|disk| disk.name.to_string()).collect()
+    };
+    assert_eq!(names(None), ["db1", "db2"]);
+    assert_eq!(names(Some(&name("fast"))), ["db2"]);
+    let unknown = stage.keeper.disks(Some(&name("none"))).unwrap_err();
+    assert_eq!(unknown.code, ProblemCode::NotFound);
+}
