@@ -71,6 +71,10 @@ pub(crate) struct Globals {
     #[arg(long, global = true, value_name = "DIR", env = "TIDEGATE_ROOT", hide_env_values = true, value_hint = ValueHint::DirPath)]
     root: Option<PathBuf>,
 
+    /// The daemon's REST socket; default: as the root's configuration says, else run/tidegate.sock below the root
+    #[arg(long, global = true, value_name = "PATH", value_hint = ValueHint::FilePath)]
+    socket: Option<PathBuf>,
+
     /// The form of answers
     #[arg(
         short,
@@ -148,6 +152,7 @@ impl Cli {
         Session {
             console,
             root: globals.root.clone(),
+            socket: globals.socket.clone(),
         }
     }
 
@@ -187,6 +192,18 @@ mod tests {
     #[test]
     fn the_command_line_is_well_formed() {
         command().debug_assert();
+    }
+
+    #[test]
+    fn a_socket_that_is_named_is_the_daemons() {
+        let words = ["tidegate", "disk", "list", "--socket", "/run/x.sock"];
+        let named = |words: &[&str]| {
+            let session = Cli::try_parse_from(words).unwrap().session();
+            session.client().unwrap().socket().to_owned()
+        };
+        assert_eq!(named(&words), std::path::Path::new("/run/x.sock"));
+        let words = ["tidegate", "--root", "/srv/t", "disk", "list"];
+        assert!(named(&words).starts_with("/srv/t"));
     }
 
     #[test]

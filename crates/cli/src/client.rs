@@ -243,10 +243,10 @@ fn unreachable(socket: &Path) -> Problem {
 fn cannot_connect(socket: &Path, error: &io::Error) -> Failure {
     let remedy = match error.kind() {
         io::ErrorKind::PermissionDenied => {
-            "be root or in the socket's group, or name another daemon's root with --root DIR"
+            "be root or in the socket's group, or name another daemon's root with --root DIR or its socket with --socket PATH"
         }
         _ => {
-            "is the daemon running? start it with `tidegate serve`; if it has another root, name that with --root DIR"
+            "is the daemon running? start it with `tidegate serve`; if it has another root, name that with --root DIR, or its socket with --socket PATH"
         }
     };
     Failure::Unreachable(unreachable(socket).because(error).remedy(remedy))

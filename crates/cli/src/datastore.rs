@@ -7,6 +7,7 @@ use tidegate_api::datastore::{
     Datastore as Answer, DatastoreAdd, DatastoreList, DatastoreSettings, IoMode,
 };
 use tidegate_api::name::Name;
+use tidegate_api::problem::ProblemCode;
 use tidegate_api::routes;
 
 use crate::failure::{Failure, sentences};
@@ -255,10 +256,10 @@ fn place(settings: &DatastoreSettings) -> String {
 }
 
 fn state(datastore: &Answer) -> String {
-    if datastore.problem.is_some() {
-        "problem"
-    } else {
-        "ok"
+    match datastore.problem.as_ref().map(|problem| problem.code) {
+        None => "ok",
+        Some(ProblemCode::Full) => "full",
+        Some(_) => "problem",
     }
     .to_owned()
 }

@@ -9,6 +9,7 @@ use tidegate_api::disk::{
 };
 use tidegate_api::iocontrol::{Admission, Promise};
 use tidegate_api::name::Name;
+use tidegate_api::problem::ProblemCode;
 use tidegate_api::routes;
 use tidegate_api::units::Shares;
 
@@ -69,14 +70,25 @@ impl Disk {
 Examples:
   tidegate disk list
   tidegate disk list -o wide
+  tidegate disk list --datastore fast
   tidegate disk list -o name | xargs -n1 tidegate disk show
   tidegate disk list -o json | jq -r '.disks[] | select(.attached) | .name'"
 )]
-pub(crate) struct List {}
+pub(crate) struct List {
+    /// Only those on this datastore
+    #[arg(short, long, value_name = "NAME", add = complete::datastores())]
+    datastore: Option<Name>,
+}
 
 impl List {
     fn run(self, session: &Session) -> Result<(), Failure> {
-        session.show(routes::DISKS, &[])
+        let Some(datastore) = self.datastore else {
+            return session.show(routes::DISKS, &[]);
+        };
+        // A name needs no escape in a query.
+        let query = format!("datastore={datastore}");
+        let disks = session.client()?.look_by(routes::DISKS, &[], &query)?;
+        session.console.show(&disks)
     }
 }
 
@@ -101,11 +113,16 @@ impl Show {
 
 /// What a disk is doing, in a word.
 fn state(disk: &Answer) -> &'static str {
-    match (disk.problem.is_some(), disk.attached) {
+    match (
+        disk.problem.as_ref().map(|problem| problem.code),
+        disk.attached,
+    ) {
         _ if disk.detaching => "detaching",
-        (true, _) => "problem",
-        (false, true) => "attached",
-        (false, false) => "detached",
+        // It is served, and its directory is not where it was.
+        (Some(ProblemCode::NotFound), true) => "attached, missing",
+        (Some(_), _) => "problem",
+        (None, true) => "attached",
+        (None, false) => "detached",
     }
 }
 

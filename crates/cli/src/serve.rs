@@ -1,6 +1,6 @@
 //! `tidegate serve`, `serve-one` and `check-config`: the verbs that are the daemon, or look at what it will be.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueHint};
 use tidegate_api::config::{NbdTcp, TlsConfig};
@@ -77,11 +77,17 @@ impl Serve {
     fn options(self, session: &Session) -> Result<ServeOptions, Failure> {
         Ok(ServeOptions {
             root: session.root.clone(),
+            api_socket: session.socket.as_deref().map(absolute).transpose()?,
             config: self.config,
             threads: self.threads,
             nbd_tcp: self.tcp.listener()?.into_iter().collect(),
         })
     }
+}
+
+/// A daemon begun elsewhere by systemd reads the same files: absolute they mean the same everywhere.
+fn absolute(path: &Path) -> Result<PathBuf, Failure> {
+    std::path::absolute(path).map_err(|e| Failure::io(format!("cannot use {}", path.display()), &e))
 }
 
 impl Tcp {
@@ -90,16 +96,11 @@ impl Tcp {
         let Some(listen) = self.nbd_tcp else {
             return Ok(None);
         };
-        // A daemon begun elsewhere by systemd reads the same files: absolute they mean the same everywhere.
-        let here = |path: PathBuf| {
-            std::path::absolute(&path)
-                .map_err(|e| Failure::io(format!("cannot use {}", path.display()), &e))
-        };
         let tls = match (self.tls_certificate, self.tls_key) {
             (Some(certificate), Some(key)) => Some(TlsConfig {
-                certificate: here(certificate)?,
-                key: here(key)?,
-                client_ca: self.tls_client_ca.map(here).transpose()?,
+                certificate: absolute(&certificate)?,
+                key: absolute(&key)?,
+                client_ca: self.tls_client_ca.as_deref().map(absolute).transpose()?,
             }),
             _ if self.plaintext => None,
             _ => {
@@ -211,7 +212,13 @@ struct Threads {
 
 impl ServeOne {
     /// Does what was asked for.
-    pub(crate) fn run(self, _: &Session) -> Result<(), Failure> {
+    pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
+        if session.socket.is_some() {
+            return Err(Failure::usage(
+                "a disk without a daemon has no REST interface, so --socket means nothing here",
+                "say --nbd SOCKET or --vhost-user SOCKET",
+            ));
+        }
         let inherits = std::env::var_os("LISTEN_FDS").is_some();
         if self.vhost_user.is_none() && self.nbd.is_none() && !inherits {
             return Err(Failure::usage(
@@ -272,6 +279,7 @@ impl CheckConfig {
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         let options = ServeOptions {
             root: session.root.clone(),
+            api_socket: None,
             config: self.file,
             threads: None,
             nbd_tcp: Vec::new(),
@@ -301,6 +309,26 @@ mod tests {
     struct OneLine {
         #[command(flatten)]
         one: ServeOne,
+    }
+
+    #[derive(Parser)]
+    struct ServeLine {
+        #[command(flatten)]
+        serve: Serve,
+    }
+
+    #[test]
+    fn a_daemon_listens_at_the_socket_that_is_named() {
+        let options = |socket: Option<&str>| {
+            let words = ["tidegate", "status"].into_iter();
+            let words = words.chain(socket.iter().flat_map(|socket| ["--socket", socket]));
+            let session = crate::cli::Cli::try_parse_from(words).unwrap().session();
+            let line = ServeLine::try_parse_from(["serve"]).unwrap_or_else(|e| panic!("{e}"));
+            line.serve.options(&session).unwrap().api_socket
+        };
+        assert_eq!(options(Some("/run/x.sock")), Some("/run/x.sock".into()));
+        assert!(options(Some("x.sock")).unwrap().is_absolute());
+        assert_eq!(options(None), None);
     }
 
     fn listener(words: &[&str]) -> Result<Option<NbdTcp>, String> {

@@ -17,12 +17,17 @@ pub(crate) struct Session {
     pub(crate) console: Console,
     /// The root that was named, if one was.
     pub(crate) root: Option<PathBuf>,
+    /// The daemon's REST socket that was named, if one was.
+    pub(crate) socket: Option<PathBuf>,
 }
 
 impl Session {
-    /// A way to the root's daemon, which need not be running.
+    /// A way to the daemon of the named socket or root, which need not be running.
     pub(crate) fn client(&self) -> Result<Client, Failure> {
-        Client::new(daemon::api_socket(self.root.clone())?)
+        match &self.socket {
+            Some(socket) => Client::new(socket.clone()),
+            None => Client::new(daemon::api_socket(self.root.clone())?),
+        }
     }
 
     /// Asks the daemon without changing anything, and prints what it answers.

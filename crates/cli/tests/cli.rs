@@ -118,6 +118,37 @@ fn lists_come_as_table_wide_names_and_yaml() {
 }
 
 #[test]
+fn disks_of_one_datastore_are_asked_for_and_a_missing_one_stands_out() {
+    let mut missing = disk("db1", 512);
+    missing["attached"] = json!(true);
+    missing["problem"] = json!({"code": "not-found", "what": "its directory is missing"});
+    let line = "GET /v1/disks?datastore=fast";
+    let stage = Stage::answering(line, 200, json!({"disks": [missing]}));
+    let run = stage.run(&["disk", "list", "--datastore", "fast"]);
+    assert!(run.out.contains("attached, missing"), "{run:?}");
+}
+
+#[test]
+fn a_full_datastore_is_called_full() {
+    let datastore = json!({
+        "name": "fast", "settings": {"kind": "dir", "path": "/srv"}, "disks": 1, "attached": 0,
+        "problem": {"code": "full", "what": "datastore fast is full"},
+    });
+    let list = json!({"datastores": [datastore]});
+    let stage = Stage::answering("GET /v1/datastores", 200, list);
+    let run = stage.run(&["datastore", "list"]);
+    assert!(run.out.trim_end().ends_with("full"), "{run:?}");
+}
+
+#[test]
+fn an_import_that_is_not_waited_for_is_attached_by_the_daemon() {
+    let stage = Stage::answering("POST /v1/import", 200, job("running", 0));
+    let run = stage.run(&["disk", "import", "/x.img", "web1", "--attach", "--no-wait"]);
+    assert_eq!(run.status, 0, "{run:?}");
+    assert_eq!(stage.asked()[0].body["attach"], true);
+}
+
+#[test]
 fn a_problem_has_status_1_and_is_told_whole() {
     let problem = json!({"code": "locked", "what": "cannot attach disk db1", "why": ["process 9 holds it"],
         "remedy": "detach it there"});

@@ -3,7 +3,6 @@
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueHint};
-use tidegate_api::disk::DiskAttach;
 use tidegate_api::job::{DiskExport, DiskImport, Existing, ImageFormat};
 use tidegate_api::name::Name;
 use tidegate_api::routes;
@@ -21,7 +20,8 @@ use crate::session::Session;
 #[command(after_help = "\
 Examples:
   tidegate disk import debian-13.qcow2 web1
-  tidegate disk import /srv/old.img db1 --format raw --datastore fast --attach")]
+  tidegate disk import /srv/old.img db1 --format raw --datastore fast --attach
+  tidegate disk import /srv/big.qcow2 big1 --attach --no-wait && tidegate job list")]
 pub(crate) struct Import {
     /// The image file, which the daemon must be able to read
     #[arg(value_hint = ValueHint::FilePath)]
@@ -41,7 +41,7 @@ pub(crate) struct Import {
     datastore: Option<Name>,
 
     /// Attach it when it is complete
-    #[arg(long, conflicts_with = "no_wait")]
+    #[arg(long)]
     attach: bool,
 
     /// Answer with the job at once
@@ -57,6 +57,7 @@ impl Import {
             format: self.format,
             name: self.name.clone(),
             datastore: self.datastore,
+            attach: self.attach,
         };
         let client = session.client()?;
         let job = client.order(routes::DISK_IMPORT, &[], &order)?;
@@ -66,7 +67,6 @@ impl Import {
         let job = job::follow(&client, &session.console, job)?;
         let name = self.name.as_str();
         if self.attach {
-            client.order(routes::DISK_ATTACH, &[name], &DiskAttach::default())?;
             return session
                 .console
                 .done(&job, &format!("disk {name} imported and attached"));
