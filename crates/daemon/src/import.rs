@@ -20,7 +20,7 @@ use tidegate_api::job::ImageFormat;
 
 use crate::copy::{self, Extent, RawFile, Source};
 use crate::jobs::Progress;
-use crate::store::files;
+use crate::store::files::{self, Location};
 use crate::trouble::{self, Outcome};
 
 /// What every qcow2 file begins with.
@@ -89,8 +89,8 @@ impl Image {
     /// Copies it to a new raw image, durably.
     pub(crate) fn copy_to(&self, path: &Path, progress: &Progress) -> Outcome<()> {
         let what = || format!("cannot write {}", path.display());
-        let file =
-            files::open(path, File::options().write(true)).map_err(|e| trouble::io(what(), &e))?;
+        let file = files::open(Location::in_disk(path), File::options().write(true))
+            .map_err(|e| trouble::io(what(), &e))?;
         let mut sink = RawFile::new(file, self.size());
         match self {
             Image::Raw(raw) => copy::copy(raw, &mut sink, progress)?,

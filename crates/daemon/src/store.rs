@@ -327,7 +327,7 @@ fn names_in(folder: &Path) -> io::Result<Vec<String>> {
 }
 
 fn read_descriptor(path: &Path) -> Outcome<Descriptor> {
-    let bytes = files::read(path, descriptor::MAX_BYTES)
+    let bytes = files::read(files::Location::in_disk(path), descriptor::MAX_BYTES)
         .map_err(|e| trouble::io(format!("cannot read {}", path.display()), &e))?;
     Descriptor::read(&bytes).map_err(|error| corrupt(path).because_of(&error))
 }

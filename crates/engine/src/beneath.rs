@@ -12,7 +12,7 @@
 //! # Source
 //! openat2(2), RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS.
 
-use rustix::fs::{self, AtFlags, CWD, FileType, Mode, OFlags, ResolveFlags, Stat};
+use rustix::fs::{self, AtFlags, CWD, FileType, Mode, OFlags, RenameFlags, ResolveFlags, Stat};
 use rustix::io::Errno;
 use std::fs::File;
 use std::io::{self, Read};
@@ -97,6 +97,21 @@ impl Folder {
         Ok(file)
     }
 
+    /// A plain file that is there, not opened to be read or written: whatever becomes of its name, `/proc/self/fd` leads to
+    /// it and to nothing else.
+    ///
+    /// # Errors
+    /// When there is none, something else is there, or a link is on the way.
+    pub fn pin(&self, path: impl AsRef<Path>) -> io::Result<OwnedFd> {
+        let pinned = self.resolve(path.as_ref(), OFlags::PATH, Mode::empty());
+        let pinned = pinned.map_err(|error| match error.kind() {
+            io::ErrorKind::InvalidInput => no_plain_file(),
+            _ => error,
+        })?;
+        must_be_plain(&fs::fstat(&pinned)?)?;
+        Ok(pinned)
+    }
+
     /// The content of a plain file: at most `most` bytes, and one more where the file has more.
     ///
     /// # Errors
@@ -136,6 +151,22 @@ impl Folder {
     /// When it cannot be renamed.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         Ok(fs::renameat(&self.0, from.as_ref(), &self.0, to.as_ref())?)
+    }
+
+    /// The same, unless something has that name.
+    ///
+    /// # Errors
+    /// When something has it, or the file cannot be renamed.
+    pub fn rename_new(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
+        let (from, to) = (from.as_ref(), to.as_ref());
+        match fs::renameat_with(&self.0, from, &self.0, to, RenameFlags::NOREPLACE) {
+            // Some file systems cannot promise that.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match self.look(to) {
+                Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+                Err(_) => self.rename(from, to),
+            },
+            renamed => Ok(renamed?),
+        }
     }
 
     /// Gives a file of this directory a second name in it.

@@ -18,7 +18,7 @@ use tidegate_api::descriptor::Descriptor;
 use super::Keeper;
 use crate::live::Live;
 use crate::plan;
-use crate::store::files;
+use crate::store::files::{self, Location};
 use crate::trouble::Outcome;
 
 /// Which writing of a file was read: it is replaced as a whole, so that each writing has an inode of its own.
@@ -33,7 +33,7 @@ impl Stamp {
     /// That of a file as it is now. It is opened: on a network's file system that asks the server, and a mere look
     /// at the name may not.
     pub(crate) fn of(path: &Path) -> Option<Stamp> {
-        let opened = files::open(path, File::options().read(true));
+        let opened = files::open(Location::in_disk(path), File::options().read(true));
         let told = opened.and_then(|file| file.metadata()).ok()?;
         Some(Stamp::from(&told))
     }

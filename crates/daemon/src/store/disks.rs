@@ -3,7 +3,7 @@
 use std::collections::BTreeSet;
 use std::fs::{self, File, OpenOptions};
 use std::io;
-use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
 use tidegate_api::datastore::DatastoreSettings;
@@ -11,8 +11,10 @@ use tidegate_api::descriptor::Descriptor;
 use tidegate_api::disk::Allocation;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::beneath::is_plain;
 use tidegate_engine::devices;
 
+use super::files::Location;
 use super::{Listed, Store, drafts, files, names_in, read_descriptor};
 use crate::trouble::{self, Outcome};
 
@@ -44,14 +46,14 @@ impl Found {
     pub(crate) fn has_sound_image(&self) -> bool {
         match &self.descriptor.device {
             Some(device) => is_device(device),
-            None => fs::symlink_metadata(self.image()).is_ok_and(|told| told.is_file()),
+            None => Location::in_disk(&self.image()).is_plain(),
         }
     }
 
     /// Opens its image, on datastores of kind `dir`: the file beside its descriptor, or the block device that that names.
     pub(crate) fn open_image(&self, options: &mut OpenOptions) -> io::Result<File> {
         let Some(device) = &self.descriptor.device else {
-            return files::open(&self.image(), options);
+            return files::open(Location::in_disk(&self.image()), options);
         };
         if !is_device(device) {
             let text = "it is no block device, and a disk's descriptor may name nothing else";
@@ -110,9 +112,10 @@ pub(crate) fn image_of(descriptor: &Descriptor, folder: &Path) -> PathBuf {
 
 /// Bytes that an image takes, if it is a file.
 pub(crate) fn allocated(image: &Path) -> Option<u64> {
-    let image = fs::symlink_metadata(image).ok()?;
+    let image = Location::in_disk(image).look().ok()?;
     // st_blocks counts units of 512 bytes, whatever the file system's own block is.
-    image.is_file().then(|| image.blocks() * 512)
+    let blocks = u64::try_from(image.st_blocks).ok()?;
+    is_plain(&image).then(|| blocks * 512)
 }
 
 impl Store {
@@ -163,7 +166,7 @@ impl Store {
         // Other directories may lie there too; a disk is one that has a descriptor.
         let has_descriptor = |name: &Name| {
             let descriptor = folder.join(name.as_str()).join(DESCRIPTOR);
-            descriptor.symlink_metadata().is_ok()
+            Location::in_disk(&descriptor).look().is_ok()
         };
         let names = names.iter().filter_map(|name| name.parse::<Name>().ok());
         Ok(names
@@ -227,7 +230,11 @@ impl Store {
     ) -> Outcome<bool> {
         self.must_be_mounted(datastore, settings)?;
         let folder = self.disks_folder(datastore, settings).join(name.as_str());
-        Ok(folder.join(DESCRIPTOR).symlink_metadata().is_ok())
+        Ok(match Location::in_disk(&folder.join(DESCRIPTOR)).look() {
+            Ok(_) => true,
+            // A link is in its place: who asks for it by name is told so.
+            Err(error) => error.kind() == io::ErrorKind::InvalidInput,
+        })
     }
 
     /// Reads a disk whose datastore is known.
@@ -307,10 +314,8 @@ impl Store {
             false => Ok(()),
         };
         let end = || {
-            files::replace(
-                &draft.path().join(DESCRIPTOR),
-                descriptor.write().as_bytes(),
-            )?;
+            let at = Location::in_disk(&draft.path().join(DESCRIPTOR));
+            files::replace(at, descriptor.write().as_bytes())?;
             draft.publish(&folder)?;
             files::sync_folder(&disks)
         };
@@ -334,7 +339,7 @@ impl Store {
     /// A disk that is to be changed: nobody else, on any host, changes it while the turn lives.
     pub(crate) fn to_change(&self, found: &Found) -> Outcome<(Found, files::Turn)> {
         let name = &found.name;
-        let turn = files::turn(&found.descriptor_file())
+        let turn = files::turn(Location::in_disk(&found.descriptor_file()))
             .map_err(|e| trouble::io(format!("cannot change disk {name}"), &e))?;
         // As whoever had the turn before has left it.
         let found = self.read_disk(&found.datastore, &found.settings, name)?;
@@ -347,11 +352,8 @@ impl Store {
         disk.descriptor
             .check()
             .map_err(|e| trouble::invalid(what()).because_of(&e))?;
-        files::replace(
-            &disk.folder.join(DESCRIPTOR),
-            disk.descriptor.write().as_bytes(),
-        )
-        .map_err(|e| trouble::io(what(), &e))
+        let at = Location::in_disk(&disk.descriptor_file());
+        files::replace(at, disk.descriptor.write().as_bytes()).map_err(|e| trouble::io(what(), &e))
     }
 
     /// Gives a disk's image file another size; block devices and datastores without files have none to give. `before`: how
@@ -440,13 +442,8 @@ pub(crate) fn device_size(path: &Path) -> io::Result<u64> {
 }
 
 fn create_image(path: &Path, size: u64, allocation: Allocation) -> io::Result<()> {
-    let mut options = File::options();
     // Guests' data is for the daemon's user alone.
-    let image = options
-        .write(true)
-        .create_new(true)
-        .mode(0o600)
-        .open(path)?;
+    let image = Location::in_disk(path).create_new(0o600)?;
     match allocation {
         Allocation::Thin => image.set_len(size)?,
         Allocation::Thick => {
@@ -622,6 +619,30 @@ mod tests {
         );
         assert!(text.contains("nothing was changed"), "{text}");
         assert_eq!(fs::read(&path).unwrap(), b"version = 1\nsize = 'huge'\n");
+    }
+
+    #[test]
+    fn a_disk_whose_directory_a_peer_made_a_link_is_neither_read_nor_written_behind_it() {
+        let (folder, store, settings) = store();
+        create(&store, &settings, "a").unwrap();
+        let mut disk = store.find(&name("a")).unwrap();
+        let outside = folder.path().join("outside");
+        fs::rename(&disk.folder, &outside).unwrap();
+        std::os::unix::fs::symlink(&outside, &disk.folder).unwrap();
+        let before = fs::read(outside.join(DESCRIPTOR)).unwrap();
+        assert!(disk.open_image(File::options().write(true)).is_err());
+        assert!(!disk.has_sound_image() && disk.allocated().is_none());
+        disk.descriptor.size.0 *= 2;
+        assert!(store.write_descriptor(&disk).is_err());
+        assert!(
+            store
+                .resize_image(&disk, 0, disk.descriptor.size.0)
+                .is_err()
+        );
+        assert!(store.to_change(&disk).is_err());
+        assert!(create_image(&disk.folder.join("new"), 4096, Allocation::Thin).is_err());
+        assert_eq!(fs::read(outside.join(DESCRIPTOR)).unwrap(), before);
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 2);
     }
 
     #[test]

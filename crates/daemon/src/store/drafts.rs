@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-use super::files;
+use super::files::{self, Location};
 
 /// What every draft's name begins with.
 const PREFIX: &str = ".creating-";
@@ -61,11 +61,11 @@ pub(super) fn begin(folder: &Path, name: &str) -> io::Result<Draft> {
 
 /// Locks a draft that has just been made.
 fn lock(draft: &Path) -> io::Result<File> {
-    let path = draft.join(LOCK);
-    let lock = File::create_new(&path)?;
+    let at = Location::in_disk(&draft.join(LOCK));
+    let lock = at.create_new(0o644)?;
     match lock.try_lock() {
         // Whoever had it in between may have removed it.
-        Ok(()) if files::is_at(&lock, &path)? => Ok(lock),
+        Ok(()) if files::is_at(&lock, &at)? => Ok(lock),
         Ok(()) | Err(TryLockError::WouldBlock) => Err(io::Error::new(
             io::ErrorKind::ResourceBusy,
             "other hosts have swept it away for a leftover, again and again",
@@ -105,7 +105,10 @@ impl Draft {
             Err(error) => return Err(error.into()),
         }
         // Only now: as long as it is a draft, somebody could sweep it away. Left there, it is in nobody's way.
-        if let Err(error) = fs::remove_file(path.join(LOCK)) {
+        let removed = Location::in_disk(&path.join(LOCK))
+            .folder()
+            .and_then(|(disk, lock)| disk.remove_file(lock));
+        if let Err(error) = removed {
             tracing::debug!(%error, path = %path.display(), "a disk's draft leaves its lock behind");
         }
         Ok(())
@@ -146,13 +149,12 @@ fn sweep_one(draft: &Path) -> io::Result<()> {
     if !draft.symlink_metadata()?.is_dir() {
         return Ok(());
     }
-    let path = draft.join(LOCK);
+    let at = Location::in_disk(&draft.join(LOCK));
     // Who makes a draft makes this file as a new one: whoever comes first, one of the two gets no lock.
-    let mut options = File::options();
-    let lock = files::open(&path, options.write(true).create(true).truncate(false))?;
+    let lock = at.open_or_create(0o644)?;
     match lock.try_lock() {
         // Who had it before may have removed all of it already.
-        Ok(()) if files::is_at(&lock, &path)? => remove(draft, lock),
+        Ok(()) if files::is_at(&lock, &at)? => remove(draft, lock),
         Ok(()) | Err(TryLockError::WouldBlock) => Ok(()),
         Err(TryLockError::Error(error)) => Err(error),
     }
@@ -168,15 +170,17 @@ pub(super) fn finish(doomed: &Path) -> io::Result<()> {
 
 /// Removes a draft whose lock is held: the lock's file last, so that what a crash leaves can be swept away.
 fn remove(draft: &Path, lock: File) -> io::Result<()> {
-    for entry in fs::read_dir(draft)? {
+    // Whatever comes by its name meanwhile: what is removed is in the directory that was looked at.
+    let (folder, last) = Location::in_disk(&draft.join(LOCK)).folder()?;
+    for entry in fs::read_dir(folder.path())? {
         let entry = entry?;
         match entry.file_type()?.is_dir() {
             true => fs::remove_dir_all(entry.path())?,
-            false if entry.file_name() == LOCK => {}
+            false if entry.file_name() == last => {}
             false => fs::remove_file(entry.path())?,
         }
     }
-    fs::remove_file(draft.join(LOCK))?;
+    folder.remove_file(last)?;
     // NFS keeps a removed file in its directory for as long as somebody has it open.
     drop(lock);
     fs::remove_dir(draft)

@@ -13,18 +13,19 @@
 //!   PATH/.tidegate/datastore-id  the mark: a UUID
 //! ```
 
-use std::fs::{self, DirBuilder, File};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
-use rustix::io::Errno;
+use rustix::fs::FileType;
 use serde::{Deserialize, Serialize};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::beneath::Folder;
 use tidegate_engine::mounts;
 
+use super::files::Location;
 use super::{MAX_STATE_BYTES, files, newer, parse};
 use crate::keeper::new_uuid;
 use crate::trouble::{self, Outcome};
@@ -229,14 +230,14 @@ fn mount_it(known: &Home, path: &Path) -> String {
 
 /// What the directory at a path is marked with, if it is.
 pub(crate) fn mark_of(path: &Path) -> io::Result<Option<String>> {
-    let folder = path.join(COMMON);
-    match fs::symlink_metadata(&folder) {
-        Ok(there) if there.is_dir() => {}
+    match Folder::named(path)?.look(COMMON) {
+        Ok(there) if FileType::from_raw_mode(there.st_mode).is_dir() => {}
         Ok(_) => return Ok(None),
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         Err(error) => return Err(error),
     }
-    match files::read(&folder.join(MARK), MARK_BYTES) {
+    let mark = path.join(COMMON).join(MARK);
+    match files::read(Location::in_disk(&mark), MARK_BYTES) {
         Ok(bytes) => Ok(Some(String::from_utf8_lossy(&bytes).trim().to_owned())),
         Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
         Err(error) => Err(error),
@@ -246,27 +247,20 @@ pub(crate) fn mark_of(path: &Path) -> io::Result<Option<String>> {
 /// Marks a directory with these words, or with new ones. What it is marked with then: another host may have come first.
 fn mark(path: &Path, words: Option<String>) -> io::Result<String> {
     let fresh = new_uuid().map_err(io::Error::other)?.to_string();
-    let folder = path.join(COMMON);
-    match DirBuilder::new().mode(0o755).create(&folder) {
-        Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => {}
-    }
-    let draft = folder.join(format!(".{MARK}.{fresh}"));
-    let mark = folder.join(MARK);
+    // Peers may have put a link there: it is not followed.
+    let folder = Folder::named(path)?.make_folder(COMMON, 0o755)?;
+    let draft = format!(".{MARK}.{fresh}");
     let words = words.unwrap_or(fresh);
-    files::replace(&draft, format!("{words}\n").as_bytes())?;
-    let named = match renameat_with(CWD, &draft, CWD, &mark, RenameFlags::NOREPLACE) {
-        // Some file systems cannot promise that; it was not there a moment ago.
-        Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => fs::rename(&draft, &mark),
-        named => named.map_err(io::Error::from),
-    };
+    let at = Location::in_disk(&path.join(COMMON).join(&draft));
+    files::replace(at, format!("{words}\n").as_bytes())?;
+    let named = folder.rename_new(&draft, MARK);
     if named.is_err() {
         // If it stays, it is in nobody's way.
-        let _ = fs::remove_file(&draft);
+        let _ = folder.remove_file(&draft);
     }
     match named {
         Err(error) if error.kind() != io::ErrorKind::AlreadyExists => return Err(error),
-        _ => files::sync_folder(&folder)?,
+        _ => folder.sync()?,
     }
     mark_of(path)?.ok_or_else(|| io::ErrorKind::NotFound.into())
 }
@@ -275,8 +269,8 @@ fn mark(path: &Path, words: Option<String>) -> io::Result<String> {
 pub(super) fn is_used(path: &Path) -> io::Result<bool> {
     for entry in fs::read_dir(path)? {
         let entry = entry?;
-        if entry.file_name() == COMMON || entry.path().join("disk.toml").symlink_metadata().is_ok()
-        {
+        let descriptor = Location::in_disk(&entry.path().join("disk.toml"));
+        if entry.file_name() == COMMON || descriptor.look().is_ok() {
             return Ok(true);
         }
     }
