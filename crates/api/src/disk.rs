@@ -45,6 +45,10 @@ pub struct Disk {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub device: Option<PathBuf>,
+    /// Paths outside its datastore that its descriptor names: its device, files that its filters write.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schema(value_type = Vec<String>)]
+    pub outside_paths: Vec<PathBuf>,
     /// Whether it should be attached: so it is at every start of the daemon.
     pub wanted: bool,
     /// Whether it is attached: guests and clients can reach it now.
@@ -394,7 +398,7 @@ pub(crate) fn null_is_a_value<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
 }
 
 /// An order to attach a disk: to open it and let guests and clients in. Remembered over restarts.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskAttach {
     /// What to do about a host that had it open and fell silent.
@@ -403,6 +407,31 @@ pub struct DiskAttach {
     /// What to do about devices and files outside its datastore that its descriptor names.
     #[serde(default)]
     pub outside: Outside,
+    /// With `outside` = `accept`: the paths that are agreed to. If the descriptor names another one by then, the order is
+    /// refused. Absent: all that it names then.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Vec<String>>)]
+    pub accepted_paths: Option<Vec<PathBuf>>,
+    /// Whether it may be written to, as long as it is attached.
+    #[serde(default, skip_serializing_if = "Access::is_as_set")]
+    pub access: Access,
+}
+
+/// Whether an attached disk may be written to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Access {
+    /// As the disk's settings say.
+    #[default]
+    AsSet,
+    /// Nobody may write to it, whatever its settings say: for a disk whose file system can only be read.
+    ReadOnly,
+}
+
+impl Access {
+    fn is_as_set(&self) -> bool {
+        *self == Access::AsSet
+    }
 }
 
 /// What to do about paths outside a disk's datastore that its descriptor names: the block device that is its image, files
@@ -414,7 +443,7 @@ pub enum Outside {
     /// other files are left out.
     #[default]
     Agreed,
-    /// Agree to all that the descriptor names now.
+    /// Agree to what the descriptor names: to the accepted paths, or, without those, to all that it names now.
     Accept,
 }
 

@@ -567,6 +567,10 @@ pub(crate) fn problem(error: &tidegate_engine::Error) -> Problem {
         Kind::Busy => Problem::of(ProblemCode::Busy, error),
         Kind::Exists => Problem::of(ProblemCode::Exists, error),
         Kind::Invalid => Problem::of(ProblemCode::Invalid, error),
+        Kind::Denied if is_read_only(error) => Problem::of(ProblemCode::Datastore, error).remedy(
+            "mount its file system writable; until then the disk can be exported, or attached read-only (`tidegate disk attach \
+             NAME --read-only`)",
+        ),
         Kind::Denied => {
             Problem::of(ProblemCode::Datastore, error).remedy("give the daemon's user the right to")
         }
@@ -574,6 +578,13 @@ pub(crate) fn problem(error: &tidegate_engine::Error) -> Problem {
         Kind::TimedOut | Kind::Io => Problem::of(ProblemCode::Datastore, error),
         Kind::Gone => Problem::of(ProblemCode::Stopping, error),
     }
+}
+
+/// Whether the system said that a file system, or a device, can only be read.
+fn is_read_only(error: &tidegate_engine::Error) -> bool {
+    let source = std::error::Error::source(error);
+    let cause = source.and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
 }
 
 /// Why a device could not be opened: what is busy then may be anything on this host.

@@ -60,6 +60,9 @@ struct Attached {
     version: u32,
     #[serde(default)]
     disks: BTreeMap<Name, Name>,
+    /// Those that nobody may write to, whatever their settings say.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    read_only: BTreeSet<Name>,
 }
 
 /// Paths outside of datastores that an administrator of this host has agreed to: of each datastore, those of each disk.
@@ -242,23 +245,59 @@ impl Store {
 
     /// The disks to attach at start, and the datastores that they lie on.
     pub(crate) fn attached(&self) -> Outcome<BTreeMap<Name, Name>> {
+        Ok(self.read_attached()?.disks)
+    }
+
+    /// Those of them that nobody may write to, whatever their settings say.
+    pub(crate) fn attached_read_only(&self) -> Outcome<BTreeSet<Name>> {
+        Ok(self.read_attached()?.read_only)
+    }
+
+    fn read_attached(&self) -> Outcome<Attached> {
         let path = self.attached_file();
         let bytes = match files::read(&path, MAX_STATE_BYTES) {
             Ok(bytes) => bytes,
-            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Attached {
+                    version: 1,
+                    ..Attached::default()
+                });
+            }
             Err(error) => return Err(trouble::io("cannot read which disks were attached", &error)),
         };
         let attached: Attached = parse(&path, &bytes)?;
         if attached.version != 1 {
             return Err(newer(&path, attached.version));
         }
-        Ok(attached.disks)
+        Ok(attached)
     }
 
     /// Remembers which disks to attach at start.
     pub(crate) fn set_attached(&self, disks: BTreeMap<Name, Name>) -> Outcome<()> {
-        let attached = Attached { version: 1, disks };
-        let text = toml::to_string(&attached).expect("names are values that TOML can hold");
+        let mut read_only = self.attached_read_only()?;
+        read_only.retain(|name| disks.contains_key(name));
+        self.write_attached(&Attached {
+            version: 1,
+            disks,
+            read_only,
+        })
+    }
+
+    /// Remembers of one of them whether nobody may write to it, whatever its settings say.
+    pub(crate) fn set_attached_read_only(&self, name: &Name, only_read: bool) -> Outcome<()> {
+        let mut attached = self.read_attached()?;
+        let changed = match only_read {
+            true => attached.read_only.insert(name.clone()),
+            false => attached.read_only.remove(name),
+        };
+        match changed {
+            true => self.write_attached(&attached),
+            false => Ok(()),
+        }
+    }
+
+    fn write_attached(&self, attached: &Attached) -> Outcome<()> {
+        let text = toml::to_string(attached).expect("names are values that TOML can hold");
         files::replace(&self.attached_file(), text.as_bytes())
             .map_err(|e| trouble::io("cannot remember which disks are attached", &e))
     }

@@ -1,8 +1,10 @@
 //! `tidegate disk attach` and `detach`: letting guests and clients in, and out.
 
-use clap::Args;
+use std::path::PathBuf;
+
+use clap::{ArgAction, Args};
 use tidegate_api::datastore::DatastoreSettings;
-use tidegate_api::disk::{Clients, DiskAttach, DiskDetach, Outside, Takeover};
+use tidegate_api::disk::{Access, Clients, DiskAttach, DiskDetach, Outside, Takeover};
 use tidegate_api::name::Name;
 use tidegate_api::routes;
 
@@ -22,7 +24,9 @@ use crate::session::Session;
 Examples:
   tidegate disk attach web1
   tidegate disk attach web1 -o json | jq -r .nbd_uri
-  tidegate disk attach web1 --force-takeover")]
+  tidegate disk attach web1 --force-takeover
+  tidegate disk attach raw1 --accept-paths=/dev/nvme0n1p3
+  tidegate disk attach web1 --read-only")]
 pub(crate) struct Attach {
     /// The disk
     #[arg(add = complete::disks())]
@@ -38,9 +42,16 @@ pub(crate) struct Attach {
     /// Let it use the block device and write the trace files that its descriptor names
     ///
     /// Whoever can write to the datastore can name any path there. What was named on this host, when the disk was created
-    /// or set, needs no consent; look at `tidegate disk show` before you give it for anything else.
+    /// or set, needs no consent; look at `tidegate disk show` before you give it for anything else. With paths, only those
+    /// are accepted: if the descriptor names another one by then, the disk is not attached. Without, all that it names now
+    #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, action = ArgAction::Append)]
+    accept_paths: Option<Vec<PathBuf>>,
+
+    /// Let nobody write to it, whatever its settings say, until it is detached
+    ///
+    /// For a disk whose file system can only be read, as after an error: what is on it can be copied.
     #[arg(long)]
-    accept_paths: bool,
+    read_only: bool,
 
     #[command(flatten)]
     consent: Consent,
@@ -59,12 +70,27 @@ impl Attach {
         } else {
             Takeover::Guarded
         };
-        let outside = if self.accept_paths {
-            Outside::Accept
-        } else {
-            Outside::Agreed
+        let (outside, accepted_paths) = match self.accept_paths {
+            None => (Outside::Agreed, None),
+            Some(paths) if paths.is_empty() => {
+                let named = client.look(routes::DISK, &[name])?.outside_paths;
+                for path in &named {
+                    eprintln!("accepted: {}", path.display());
+                }
+                (Outside::Accept, Some(named))
+            }
+            Some(paths) => (Outside::Accept, Some(paths)),
         };
-        let order = DiskAttach { takeover, outside };
+        let access = match self.read_only {
+            true => Access::ReadOnly,
+            false => Access::AsSet,
+        };
+        let order = DiskAttach {
+            takeover,
+            outside,
+            accepted_paths,
+            access,
+        };
         let disk = client.order(routes::DISK_ATTACH, &[name], &order)?;
         let next = format!("reach it: tidegate disk snippet {name} --for qemu");
         session

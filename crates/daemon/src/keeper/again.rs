@@ -13,7 +13,6 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Duration;
 
-use tidegate_api::disk::DiskAttach;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tokio::runtime::Handle;
@@ -111,7 +110,7 @@ impl Keeper {
             return Ok(());
         };
         if self.store.attached()?.contains_key(disk) {
-            self.attach_claimed(&claim, DiskAttach::default())?;
+            self.attach_claimed(&claim, self.remembered_order(disk))?;
         }
         Ok(())
     }

@@ -26,6 +26,22 @@ pub(super) struct Trusted {
 }
 
 impl Keeper {
+    /// Agrees to what a disk's descriptor names now, if that is among the paths that somebody has accepted.
+    pub(super) fn accept(&self, found: &Found, accepted: Option<&[PathBuf]>) -> Outcome<()> {
+        let mut named = paths_of(found).into_iter();
+        if let Some(accepted) = accepted
+            && let Some(other) = named.find(|path| !accepted.contains(path))
+        {
+            let (name, other) = (&found.name, other.display());
+            return Err(trouble::invalid(format!("disk {name} may not use {other}"))
+                .because("its descriptor names that path, which is not among those that were accepted: it may have been changed since")
+                .remedy(format!(
+                    "look at it with `tidegate disk show {name}`; if it is meant to: tidegate disk attach {name} --accept-paths={other}"
+                )));
+        }
+        self.agree(found)
+    }
+
     /// Agrees to all paths that a disk's descriptor names now, and to no others.
     pub(super) fn agree(&self, found: &Found) -> Outcome<()> {
         let device = found.descriptor.device.iter().cloned();
@@ -60,7 +76,7 @@ impl Keeper {
                     "its descriptor names that device, and nobody on this host has agreed to it",
                 )
                 .remedy(format!(
-                    "if it is meant to: tidegate disk attach {name} --accept-paths"
+                    "if it is meant to: tidegate disk attach {name} --accept-paths={device}"
                 )),
         )
     }
@@ -119,6 +135,16 @@ impl Trusted {
             "filters of its descriptor are left out: they write files that nobody on this host has named; \
              if they are meant to: detach it, then tidegate disk attach {name} --accept-paths"
         );
+    }
+}
+
+/// What a disk's descriptor names outside of its datastore, where others may write it.
+pub(super) fn paths_of(found: &Found) -> Vec<PathBuf> {
+    match is_strangers(found) {
+        true => files_of(found)
+            .chain(found.descriptor.device.clone())
+            .collect(),
+        false => Vec::new(),
     }
 }
 

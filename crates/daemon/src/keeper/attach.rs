@@ -49,9 +49,10 @@ impl Keeper {
         let mut found = self.find(name)?;
         // Until it is remembered where the disk lies, only this tells that the datastore is needed.
         claim.keep(&found.datastore);
-        if self.live.get(name).is_none() {
+        let brought_up = self.live.get(name).is_none();
+        if brought_up {
             found = self
-                .bring_up(found, order, claim)
+                .bring_up(found, &order, claim)
                 .map_err(|problem| problem.within(format!("cannot attach disk {name}")))?;
         }
         let remembered = self.remember(|disks| {
@@ -59,6 +60,9 @@ impl Keeper {
         });
         // It serves; that it would not after a restart is worth an error, and detaching it would be worse.
         remembered?;
+        if brought_up {
+            self.remember_access(name, order.access)?;
+        }
         locked(&self.troubles).remove(name);
         Ok(self.describe(&found, true))
     }
@@ -91,7 +95,7 @@ impl Keeper {
 
     /// Attaches a disk that is remembered. Answers whether it is attached now.
     fn attach_again(&self, name: &Name) -> bool {
-        match self.attach(name, api::DiskAttach::default()) {
+        match self.attach(name, self.remembered_order(name)) {
             Ok(_) => true,
             Err(problem) => {
                 tracing::error!(disk = %name, %problem, "a disk is not served");
@@ -189,7 +193,7 @@ impl Keeper {
     }
 
     /// Answers with the disk as it was when it was attached.
-    fn bring_up(&self, found: Found, order: api::DiskAttach, claim: &Claim) -> Outcome<Found> {
+    fn bring_up(&self, found: Found, order: &api::DiskAttach, claim: &Claim) -> Outcome<Found> {
         limits::must_have_room(&format!("cannot attach disk {}", found.name))?;
         let (whole, opened) = self.open_as_it_stands(found, order)?;
         let trusted = self.trusted(&whole)?;
@@ -251,23 +255,31 @@ impl Keeper {
     fn open_as_it_stands(
         &self,
         mut found: Found,
-        order: api::DiskAttach,
+        order: &api::DiskAttach,
     ) -> Outcome<(Found, Opened)> {
         if order.outside == api::Outside::Accept {
-            self.agree(&found)?;
+            self.accept(&found, order.accepted_paths.as_deref())?;
         }
+        let only_read = order.access == api::Access::ReadOnly;
         for _ in 0..OPENINGS {
             self.must_be_itself(&found)?;
+            let is_borrowed = only_read && !found.descriptor.read_only;
+            found.descriptor.read_only |= only_read;
             self.must_be_agreed(&found)?;
             self.must_not_share_bytes(&found)?;
             let opened = host::open(&plan::image(&found), found.descriptor.read_only)
                 .map_err(|problem| self.leases.locked_by(&found, problem))?;
             let record = self.store.record(&found.datastore)?;
             let coordination = record.io_control.coordination;
+            if is_borrowed {
+                // Its own host may write to it meanwhile, where no lock says so.
+                self.leases.nobody_else(&found, coordination.clone())?;
+            }
             let lease = self.leases.take(&found, coordination, order.takeover)?;
             let opened = opened.under(lease);
             let (datastore, settings) = (&found.datastore, &found.settings);
-            let now = self.store.read_disk(datastore, settings, &found.name)?;
+            let mut now = self.store.read_disk(datastore, settings, &found.name)?;
+            now.descriptor.read_only |= is_borrowed;
             if now.descriptor == found.descriptor {
                 return Ok((found, opened));
             }
@@ -322,6 +334,25 @@ impl Keeper {
                 Err(claims::overdue(live.name(), Some(live.datastore())))
             }
         }
+    }
+
+    /// How a disk is attached that is remembered.
+    pub(super) fn remembered_order(&self, name: &Name) -> api::DiskAttach {
+        let read_only = self.store.attached_read_only().unwrap_or_default();
+        let access = match read_only.contains(name) {
+            true => api::Access::ReadOnly,
+            false => api::Access::AsSet,
+        };
+        api::DiskAttach {
+            access,
+            ..Default::default()
+        }
+    }
+
+    fn remember_access(&self, name: &Name, access: api::Access) -> Outcome<()> {
+        let _one_at_a_time = locked(&self.attached_file);
+        self.store
+            .set_attached_read_only(name, access == api::Access::ReadOnly)
     }
 
     pub(super) fn remember(&self, change: impl FnOnce(&mut BTreeMap<Name, Name>)) -> Outcome<()> {

@@ -79,7 +79,14 @@ impl Keeper {
             .policy(&after.descriptor)
             .map_err(|problem| problem.within(&what))?;
         let key = plan::policy::key(after.descriptor.uuid);
-        let reserves = before.descriptor.policy.reservation < after.descriptor.policy.reservation;
+        // Of a reservation that was written elsewhere not all may count.
+        let standing = live.as_ref().and_then(|live| live.policy());
+        let counts = standing.as_ref().unwrap_or(&before.descriptor.policy);
+        let names_it = order
+            .policy
+            .as_ref()
+            .is_some_and(|policy| policy.reservation_iops.is_some());
+        let reserves = names_it && counts.reservation < after.descriptor.policy.reservation;
         let unpromised = match reserves {
             true => order.unpromised,
             // Who gives something back is not refused the rest.
@@ -88,13 +95,19 @@ impl Keeper {
         let admission = self
             .admit(&after.datastore, key, &policy, unpromised)
             .map_err(|problem| problem.within(&what))?;
+        let mut here = here;
+        if !names_it {
+            here.descriptor.policy =
+                policy::counted(counts, &after.descriptor.policy, admission.as_ref());
+        }
+        let policy = self.policy(&here.descriptor)?;
         self.store.write_descriptor(&after)?;
         if let Some(live) = &live {
             // Not what stood in the file: another host may have changed that a moment ago.
             let standing = live
                 .descriptor()
                 .unwrap_or_else(|| before.descriptor.clone());
-            let policed = match standing.policy == after.descriptor.policy {
+            let policed = match standing.policy == here.descriptor.policy {
                 true => Ok(()),
                 false => live.set_policy(&policy),
             };
@@ -220,9 +233,19 @@ impl Keeper {
         }
         let opened = match purpose {
             Purpose::Forget => None,
-            _ => {
+            Purpose::Change => {
                 self.must_be_agreed(found)?;
-                Some(self.open_alone(found, purpose)?)
+                Some(self.open_alone(found)?)
+            }
+            Purpose::Read => {
+                self.must_be_agreed(found)?;
+                let (opened, writable) = self.open_to_read(found)?;
+                if !writable && !found.descriptor.read_only {
+                    // Where nothing can be written, no lease can be taken.
+                    self.leases.nobody_else(found, None)?;
+                    return Ok((Some(opened), None));
+                }
+                Some(opened)
             }
         };
         let take = match purpose {
@@ -233,28 +256,40 @@ impl Keeper {
         Ok((opened, lease))
     }
 
-    /// Opens and locks a disk's image. Where somebody may read it, who only reads is in nobody's way; who changes it is.
-    fn open_alone(&self, found: &Found, purpose: Purpose) -> Outcome<host::Opened> {
-        self.must_be_itself(found)?;
-        let read_only = found.descriptor.read_only;
-        let open = |read_only| {
-            host::open(&plan::image(found), read_only)
-                .map_err(|problem| self.leases.locked_by(found, problem))
-        };
-        if purpose == Purpose::Read {
-            return open(read_only);
+    /// Opens and locks a disk's image to copy it, in nobody's way who only reads it. Whether it is open to be written, too:
+    /// not where nobody may, as on a file system that can only be read.
+    fn open_to_read(&self, found: &Found) -> Outcome<(host::Opened, bool)> {
+        if found.descriptor.read_only {
+            return Ok((self.open_locked(found, true)?, false));
         }
-        match open(false) {
+        match self.open_locked(found, false) {
+            Err(problem) if problem.code == ProblemCode::Datastore => {
+                let opened = self.open_locked(found, true).map_err(|_| problem)?;
+                Ok((opened, false))
+            }
+            opened => Ok((opened?, true)),
+        }
+    }
+
+    /// Opens and locks a disk's image to be alone with it.
+    fn open_alone(&self, found: &Found) -> Outcome<host::Opened> {
+        match self.open_locked(found, false) {
             // A device that nobody can write to: its disk must be deletable.
             Err(problem)
                 if problem.code == ProblemCode::Datastore
-                    && read_only
+                    && found.descriptor.read_only
                     && found.descriptor.device.is_some() =>
             {
-                open(true)
+                self.open_locked(found, true)
             }
             opened => opened,
         }
+    }
+
+    fn open_locked(&self, found: &Found, read_only: bool) -> Outcome<host::Opened> {
+        self.must_be_itself(found)?;
+        host::open(&plan::image(found), read_only)
+            .map_err(|problem| self.leases.locked_by(found, problem))
     }
 
     /// Fails if a disk of that name is there, readable or not.

@@ -6,6 +6,7 @@
 //! # Always true
 //! - An order and a look never change one disk at the same time; neither makes the other fail.
 //! - A descriptor that cannot be read or makes no sense changes nothing.
+//! - A reservation that was raised elsewhere is admitted before it counts.
 //! - A filter that writes a file is not taken up unless that file was named on this host.
 
 use std::fs::{File, Metadata};
@@ -86,8 +87,16 @@ impl Keeper {
         if now.uuid != before.uuid || *now == before {
             return Ok(());
         }
+        let mut policy = before.policy.clone();
         if now.policy != before.policy {
-            live.set_policy(&self.policy(now)?)?;
+            let (counted, admission) = self.admit_from_elsewhere(live, &before.policy, now)?;
+            let counting = Descriptor {
+                policy: counted,
+                ..now.clone()
+            };
+            live.set_policy(&self.policy(&counting)?)?;
+            live.set_admission(admission);
+            policy = counting.policy;
             tracing::info!(disk = %live.name(), "its I/O control was changed from elsewhere");
         }
         let filters = plan::disk(&trusted.found)?.filters;
@@ -97,7 +106,7 @@ impl Keeper {
         }
         // What a guest is told only when it connects stays as it is until the disk is attached again.
         live.set_descriptor(Descriptor {
-            policy: now.policy.clone(),
+            policy,
             filters: now.filters.clone(),
             ..before
         });

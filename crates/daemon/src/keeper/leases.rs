@@ -87,6 +87,26 @@ impl DiskLeases {
             .map_err(|refused| told(found, &refused, takeover, &self.host))
     }
 
+    /// Fails if another host has a disk by its lease. For who only reads it, and takes none.
+    pub(crate) fn nobody_else(&self, found: &Found, coordination: Option<PathBuf>) -> Outcome<()> {
+        let Some(about) = about(found, coordination).filter(|about| about.guard != Guard::Kernel)
+        else {
+            // Nobody else can reach it, or the lock says so.
+            return Ok(());
+        };
+        let holder = self.at(found, about.directory)?.holder(about.disk);
+        match holder.filter(|holder| holder.host != self.host.id) {
+            None => Ok(()),
+            Some(holder) => {
+                let name = &found.name;
+                let what = format!("disk {name} is open on host {holder}");
+                Err(Problem::new(ProblemCode::Locked, what)
+                    .because("what is read of it here while that host writes is of no one moment")
+                    .remedy(format!("detach it there: tidegate disk detach {name}")))
+            }
+        }
+    }
+
     /// Why an image could not be locked: who has it, if that is noted.
     pub(crate) fn locked_by(&self, found: &Found, problem: Problem) -> Problem {
         if problem.code != ProblemCode::Locked {

@@ -12,6 +12,7 @@ use tidegate_core::iocontrol::{DiskKey, Policy};
 use tidegate_engine::control::Control;
 
 use super::Keeper;
+use crate::live::Live;
 use crate::plan::policy as plan;
 use crate::trouble::{self, Outcome};
 
@@ -57,6 +58,49 @@ impl Keeper {
             admission => Ok(admission),
         }
     }
+}
+
+impl Keeper {
+    /// What counts here of a policy that was written into an attached disk's descriptor elsewhere, and what becomes of its
+    /// reservation.
+    pub(super) fn admit_from_elsewhere(
+        &self,
+        live: &Live,
+        before: &PolicyText,
+        now: &Descriptor,
+    ) -> Outcome<(PolicyText, Option<Admission>)> {
+        let (key, policy) = (plan::key(now.uuid), self.policy(now)?);
+        let datastore = live.datastore();
+        let admission = self.admit(datastore, key, &policy, api::Unpromised::BestEffort)?;
+        let counted = counted(before, &now.policy, admission.as_ref());
+        if counted.reservation != now.policy.reservation {
+            let name = live.name();
+            let why = admission.as_ref().map(|admission| &*admission.why);
+            tracing::warn!(
+                disk = %name,
+                why,
+                "its reservation was raised from elsewhere, cannot be promised, and does not count; to have it met as far as it \
+                 goes: tidegate disk set {name} --reservation {} --best-effort",
+                now.policy.reservation.0
+            );
+        }
+        Ok((counted, admission))
+    }
+}
+
+/// A policy that was written elsewhere, with the reservation of before if a higher one cannot be promised: the other disks
+/// have been promised theirs.
+pub(super) fn counted(
+    before: &PolicyText,
+    now: &PolicyText,
+    admission: Option<&Admission>,
+) -> PolicyText {
+    let refused = admission.is_some_and(|admission| admission.promise == Promise::BestEffort);
+    let mut counted = now.clone();
+    if refused {
+        counted.reservation = now.reservation.min(before.reservation);
+    }
+    counted
 }
 
 /// What becomes of a disk's reservation on a datastore; nothing if it has none.
@@ -185,6 +229,26 @@ mod tests {
         apply(&mut again, &all_of(&tell(&policy)), "x").unwrap();
         assert_eq!(again, policy);
         assert_eq!(again.check(), Ok(()));
+    }
+
+    #[test]
+    fn a_reservation_from_elsewhere_that_cannot_be_promised_does_not_count() {
+        let reserving = |iops| PolicyText {
+            reservation: Iops(iops),
+            ..PolicyText::default()
+        };
+        let admission = |promise| Admission {
+            promise,
+            why: String::new(),
+        };
+        let counts = |before, now, promise| {
+            let admission = admission(promise);
+            counted(&reserving(before), &reserving(now), Some(&admission)).reservation
+        };
+        assert_eq!(counts(100, 900, Promise::BestEffort), Iops(100));
+        assert_eq!(counts(900, 100, Promise::BestEffort), Iops(100));
+        assert_eq!(counts(100, 900, Promise::Verified), Iops(900));
+        assert_eq!(counts(100, 900, Promise::Unverified), Iops(900));
     }
 
     #[test]

@@ -116,6 +116,15 @@ impl Stage {
         self.keeper.attach(&name(disk), order)
     }
 
+    fn attach_read_only(&self, disk: &str) -> Outcome<api::Disk> {
+        let _context = self.runtime.enter();
+        let order = DiskAttach {
+            access: api::Access::ReadOnly,
+            ..Default::default()
+        };
+        self.keeper.attach(&name(disk), order)
+    }
+
     /// What a start does with what was attached when the daemon ended.
     fn attach_remembered(&self) -> usize {
         let _context = self.runtime.enter();

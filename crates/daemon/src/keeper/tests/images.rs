@@ -125,3 +125,116 @@ fn what_a_shrinking_that_was_cut_short_left_is_not_seen_when_the_disk_grows() {
     drop(live);
     stage.detach("a");
 }
+
+/// A directory on which nothing can be written, until it is dropped.
+struct ReadOnly(PathBuf);
+
+impl ReadOnly {
+    fn mount(path: &Path) -> ReadOnly {
+        let mount = |arguments: &[&str]| {
+            let mut mount = std::process::Command::new("mount");
+            assert!(mount.args(arguments).arg(path).status().unwrap().success());
+        };
+        let itself = path.display().to_string();
+        mount(&["--bind", &itself]);
+        mount(&["-o", "remount,bind,ro"]);
+        ReadOnly(path.into())
+    }
+}
+
+impl Drop for ReadOnly {
+    fn drop(&mut self) {
+        let _ = std::process::Command::new("umount").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_disk_that_can_only_be_read_is_exported_and_attached_read_only_over_a_restart() {
+    let stage = stage();
+    stage.disk("a");
+    let mounted = ReadOnly::mount(&stage.shared);
+    let order = DiskExport {
+        file: stage.place.path().join("out.img"),
+        format: None,
+        existing: Existing::Keep,
+    };
+    let context = stage.runtime.enter();
+    stage.keeper.export(&name("a"), order.clone()).unwrap();
+    while fs::metadata(&order.file).is_err() {
+        std::thread::yield_now();
+    }
+    drop(context);
+    let attach = || {
+        let refused = stage.attach("a", Outside::Agreed);
+        if let Err(problem) = &refused
+            && problem.to_string().contains("another order")
+        {
+            return None;
+        }
+        Some(refused)
+    };
+    let refused = std::iter::from_fn(|| Some(attach()))
+        .flatten()
+        .next()
+        .unwrap();
+    let refused = refused.unwrap_err();
+    assert!(refused.to_string().contains("--read-only"), "{refused}");
+    let attached = stage.attach_read_only("a").unwrap();
+    assert!(attached.read_only && stage.keeper.disk(&name("a")).unwrap().read_only);
+    stage.keeper.detach_all();
+    assert_eq!(stage.attach_remembered(), 1);
+    assert!(stage.keeper.live.get(&name("a")).unwrap().is_read_only());
+    stage.detach("a");
+    drop(mounted);
+    // The next time it is as it was set.
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert!(!stage.keeper.live.get(&name("a")).unwrap().is_read_only());
+    stage.detach("a");
+}
+
+#[test]
+fn only_paths_that_were_accepted_are_agreed_to() {
+    let stage = stage();
+    stage.disk("a");
+    let file = |name: &str| stage.place.path().join(name);
+    let trace = |name: &str| vec![format!("trace:path={}", file(name).display())];
+    let attach = |accepted: &str| {
+        let _context = stage.runtime.enter();
+        let order = DiskAttach {
+            outside: Outside::Accept,
+            accepted_paths: Some(vec![file(accepted)]),
+            ..Default::default()
+        };
+        stage.keeper.attach(&name("a"), order)
+    };
+    stage.elsewhere("a", |found| found.descriptor.filters = trace("seen"));
+    assert_eq!(
+        stage.keeper.disk(&name("a")).unwrap().outside_paths,
+        [file("seen")]
+    );
+    // In between, a peer changes it.
+    stage.elsewhere("a", |found| found.descriptor.filters = trace("other"));
+    let refused = attach("seen").unwrap_err();
+    assert!(refused.to_string().contains("not among those"), "{refused}");
+    assert!(stage.keeper.store.agreed().unwrap().is_empty());
+    attach("other").unwrap();
+    assert_eq!(stage.filters("a"), trace("other"));
+    stage.detach("a");
+}
+
+#[test]
+fn a_reservation_that_was_written_elsewhere_is_admitted_before_it_counts() {
+    let stage = stage();
+    stage.disk("a");
+    stage.attach("a", Outside::Agreed).unwrap();
+    let live = stage.keeper.live.get(&name("a")).unwrap();
+    assert_eq!(live.admission(), None);
+    stage.elsewhere("a", |found| found.descriptor.policy.reservation.0 = 500);
+    stage.keeper.follow(&live);
+    // Of a datastore that was never driven to its most.
+    let promise = live.admission().map(|admission| admission.promise);
+    assert_eq!(promise, Some(tidegate_api::iocontrol::Promise::Unverified));
+    assert_eq!(live.policy().unwrap().reservation.0, 500);
+    drop(live);
+    stage.detach("a");
+}
