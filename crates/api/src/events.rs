@@ -1,4 +1,5 @@
-//! What happens on datastores that administrators want to hear of: congestion, promises that are not kept, other hosts.
+//! What happens on datastores and on the host that administrators want to hear of: congestion, promises that are not kept,
+//! other hosts, certificates that expire.
 //!
 //! The daemon numbers them in the order in which it hears of them, logs each once, keeps the latest, and streams them.
 //!
@@ -20,8 +21,9 @@ pub struct Event {
     pub number: u64,
     /// When, in milliseconds since 1970.
     pub at_ms: u64,
-    /// Where.
-    pub datastore: Name,
+    /// Where; none when it concerns the whole host.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub datastore: Option<Name>,
     /// What, and its particulars.
     #[serde(flatten)]
     pub happening: Happening,
@@ -113,11 +115,34 @@ pub enum Happening {
     },
     /// It can be used again.
     TroubleOver,
+    /// A certificate that a TLS listener shows has expired, will soon, or is not valid yet.
+    Certificate {
+        /// Where it is shown.
+        listener: String,
+        /// The file that it was read from.
+        file: String,
+        /// How it stands.
+        state: CertificateState,
+        /// Whole days until its end, rounded down: negative once it has expired.
+        days_left: i64,
+    },
     /// More happened than was kept until it could be told.
     Missed {
         /// How many were lost.
         count: u64,
     },
+}
+
+/// How a certificate stands that cannot be relied on.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum CertificateState {
+    /// It will expire soon.
+    Expiring,
+    /// It has expired.
+    Expired,
+    /// It is not valid yet.
+    NotYetValid,
 }
 
 impl Happening {
@@ -139,6 +164,7 @@ impl Happening {
             Happening::Paused { .. } => "paused",
             Happening::Trouble { .. } => "trouble",
             Happening::TroubleOver => "trouble-over",
+            Happening::Certificate { .. } => "certificate",
             Happening::Missed { .. } => "missed",
         }
     }
@@ -160,7 +186,7 @@ mod tests {
         let event = Event {
             number: 7,
             at_ms: 1,
-            datastore: "fast".parse().expect("a name"),
+            datastore: Some("fast".parse().expect("a name")),
             happening: Happening::HostLost {
                 host: "h".to_owned(),
                 name: Some("pve1".to_owned()),
@@ -201,6 +227,12 @@ mod tests {
             Happening::Paused { for_s: 1.0 },
             Happening::Trouble { why: String::new() },
             Happening::TroubleOver,
+            Happening::Certificate {
+                listener: String::new(),
+                file: String::new(),
+                state: CertificateState::Expired,
+                days_left: -1,
+            },
             Happening::Missed { count: 1 },
         ];
         for happening in all {

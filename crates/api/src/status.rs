@@ -30,6 +30,9 @@ pub struct Status {
     pub api_socket: PathBuf,
     /// Where it listens for NBD clients.
     pub nbd_listeners: Vec<NbdListener>,
+    /// The certificates that its TLS listeners show.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tls_certificates: Vec<TlsCertificate>,
     /// Where browsers find the dashboard, if it has an address.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dashboard: Option<String>,
@@ -44,7 +47,7 @@ pub struct Status {
     /// How many vhost-user guests and NBD clients are connected.
     pub clients: u64,
     /// What went wrong and still is: disks that are wanted and could not be attached or whose images are harmed,
-    /// datastores that are full or out of reach.
+    /// datastores that are full or out of reach, certificates that have expired or soon will.
     #[serde(default)]
     pub problems: Vec<Problem>,
 }
@@ -68,6 +71,22 @@ pub struct NbdListener {
     pub address: String,
     /// How it is protected.
     pub security: NbdSecurity,
+}
+
+/// The certificate of a TLS listener; of a chain the one that ends first.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct TlsCertificate {
+    /// Where it is shown: `nbd` or `dashboard`, and the address.
+    pub listener: String,
+    /// The file that it was read from.
+    #[schema(value_type = String)]
+    pub file: PathBuf,
+    /// Whose it is.
+    pub subject: String,
+    /// When it expires, in milliseconds since 1970.
+    pub expires_at_ms: i64,
+    /// Whole days until then, rounded down: negative once it has expired.
+    pub days_left: i64,
 }
 
 /// How an NBD listener is protected.

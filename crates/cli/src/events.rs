@@ -58,7 +58,10 @@ impl Shown for EventList {
         let rows = self.events.iter().map(|event| {
             vec![
                 moment(event.at_ms),
-                event.datastore.to_string(),
+                event
+                    .datastore
+                    .as_ref()
+                    .map_or_else(|| "-".to_owned(), ToString::to_string),
                 event.happening.word().to_owned(),
                 event.text.clone(),
             ]

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 use clap::Args;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes;
-use tidegate_api::status::{NbdListener, NbdSecurity, State, Status as Answer};
+use tidegate_api::status::{NbdListener, NbdSecurity, State, Status as Answer, TlsCertificate};
 use tidegate_api::units::Span;
 
 use crate::client::Client;
@@ -96,6 +96,20 @@ fn listener(listener: &NbdListener) -> String {
     format!("{} ({security})", listener.address)
 }
 
+/// Each with the days that it has left.
+fn certificates(all: &[TlsCertificate]) -> String {
+    let lines = all.iter().map(|one| {
+        let left = match one.days_left {
+            ..0 => "expired".to_owned(),
+            0 => "expires today".to_owned(),
+            1 => "1 day left".to_owned(),
+            days => format!("{days} days left"),
+        };
+        format!("{} ({left}, {})", one.file.display(), one.listener)
+    });
+    lines.collect::<Vec<_>>().join("\n")
+}
+
 impl Shown for Answer {
     fn names(&self) -> Vec<String> {
         vec![state(self.state).to_owned()]
@@ -129,6 +143,7 @@ impl Shown for Answer {
                     listeners.join("\n")
                 },
             ),
+            ("certificates", certificates(&self.tls_certificates)),
             (
                 "dashboard",
                 self.dashboard.clone().unwrap_or_else(|| "off".to_owned()),
@@ -141,6 +156,9 @@ impl Shown for Answer {
             ),
             ("clients", self.clients.to_string()),
         ];
+        if self.tls_certificates.is_empty() {
+            pairs.retain(|(key, _)| *key != "certificates");
+        }
         for problem in &self.problems {
             pairs.push(("problem", sentences(problem)));
         }

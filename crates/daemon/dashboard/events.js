@@ -7,7 +7,7 @@ import { List } from "./table.js";
 import { clock } from "./words.js";
 
 // Where a promise is not kept or hosts do not agree: as the daemon's log has it.
-const GRAVE = new Set(["reservation-unmet", "reservations-shrunk", "alone", "mute", "displaced", "paused", "trouble", "missed"]);
+const GRAVE = new Set(["reservation-unmet", "reservations-shrunk", "alone", "mute", "displaced", "paused", "trouble", "certificate", "missed"]);
 
 function grave(event) {
   if (event.event === "host-lost") return !event.left;
@@ -18,11 +18,11 @@ function grave(event) {
 export class EventsPage {
   constructor(main) {
     this.list = new List({
-      label: "Events", key: (event) => event.number, href: (event) => (event.disk ? diskHref(event.disk) : `#/datastore/${encodeURIComponent(event.datastore)}`),
+      label: "Events", key: (event) => event.number, href: (event) => (event.disk ? diskHref(event.disk) : event.datastore ? `#/datastore/${encodeURIComponent(event.datastore)}` : "#/"),
       sorted: "when", empty: "Nothing has happened yet since the daemon began.",
       columns: [
         { name: "when", text: (event) => clock(event.at_ms), by: (event) => event.number, num: false },
-        { name: "datastore", text: (event) => event.datastore, wide: true },
+        { name: "datastore", text: (event) => event.datastore ?? "", wide: true },
         { name: "event", text: (event) => event.event, wide: true },
         { name: "in words", text: (event) => (grave(event) ? "⚠ " : "") + event.text, sign: (event) => (grave(event) ? "stuck" : "") },
       ],

@@ -22,6 +22,7 @@ use tokio::sync::watch;
 use crate::control::report::hex;
 use crate::explain::time;
 use crate::sample::float;
+use crate::tls::expiry;
 
 /// A day of a busy datastore, at a few hundred bytes each.
 const KEPT: usize = 1024;
@@ -46,14 +47,17 @@ impl Default for Journal {
 }
 
 impl Journal {
-    /// Notes what happened on a datastore, and logs it.
-    pub(crate) fn add(&self, datastore: &Name, at_ms: u64, happening: Happening) {
+    /// Notes what happened on a datastore, or on the host, and logs it.
+    pub(crate) fn add(&self, datastore: Option<&Name>, at_ms: u64, happening: Happening) {
         let mut kept = self.kept();
         let event = Event {
             number: *self.latest.borrow() + 1,
             at_ms,
-            datastore: datastore.clone(),
-            text: sentence(datastore, &happening),
+            datastore: datastore.cloned(),
+            text: match datastore {
+                Some(datastore) => sentence(datastore, &happening),
+                None => of_host(&happening),
+            },
             happening,
         };
         let number = event.number;
@@ -135,6 +139,22 @@ pub(crate) fn happening(
         GovernorEvent::Paused { span } => Happening::Paused {
             for_s: float(span.as_nanos()) / 1e9,
         },
+    }
+}
+
+/// What happened to no datastore.
+fn of_host(happening: &Happening) -> String {
+    match happening {
+        Happening::Certificate {
+            listener,
+            file,
+            state,
+            days_left,
+        } => format!(
+            "the TLS certificate {file} at {listener} {}: put a new one there and restart the daemon",
+            expiry::words(*state, *days_left)
+        ),
+        other => format!("{} on this host", other.word()),
     }
 }
 
@@ -229,6 +249,7 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
         Happening::TroubleOver => {
             format!("the slots of hosts on datastore {datastore} can be read and written again")
         }
+        Happening::Certificate { .. } => of_host(happening),
         Happening::Missed { count } => {
             format!("{count} events on datastore {datastore} were lost before they could be told")
         }
@@ -247,11 +268,12 @@ fn log(event: &Event) {
     };
     let disk = disk.map(tracing::field::display);
     let host = host.map(tracing::field::display);
-    let (datastore, word, text) = (&event.datastore, event.happening.word(), &event.text);
+    let datastore = event.datastore.as_ref().map(tracing::field::display);
+    let (word, text) = (event.happening.word(), &event.text);
     if wants_a_look(&event.happening) {
-        tracing::warn!(%datastore, event = word, disk, host, "{text}");
+        tracing::warn!(datastore, event = word, disk, host, "{text}");
     } else {
-        tracing::info!(%datastore, event = word, disk, host, "{text}");
+        tracing::info!(datastore, event = word, disk, host, "{text}");
     }
 }
 
@@ -267,6 +289,7 @@ fn wants_a_look(happening: &Happening) -> bool {
             | Happening::Mute { on: true }
             | Happening::Displaced
             | Happening::Paused { .. }
+            | Happening::Certificate { .. }
             | Happening::Missed { .. }
     )
 }
@@ -288,7 +311,7 @@ mod tests {
         let journal = Journal::default();
         let latest = journal.latest();
         for at in 0..5 {
-            journal.add(&name("fast"), at, Happening::Disengaged);
+            journal.add(Some(&name("fast")), at, Happening::Disengaged);
         }
         assert!(latest.has_changed().unwrap());
         assert_eq!(numbers(&journal.since(0)), [1, 2, 3, 4, 5]);
@@ -299,7 +322,7 @@ mod tests {
     #[test]
     fn a_number_of_a_daemon_before_gets_everything() {
         let journal = Journal::default();
-        journal.add(&name("fast"), 0, Happening::Disengaged);
+        journal.add(Some(&name("fast")), 0, Happening::Disengaged);
         assert_eq!(numbers(&journal.since(700)), [1]);
     }
 
@@ -307,7 +330,7 @@ mod tests {
     fn only_the_latest_are_kept() {
         let journal = Journal::default();
         for at in 0..2_000 {
-            journal.add(&name("fast"), at, Happening::Disengaged);
+            journal.add(Some(&name("fast")), at, Happening::Disengaged);
         }
         let kept = journal.since(0);
         assert_eq!((kept.len(), kept[0].number), (KEPT, 2_000 - 1024 + 1));

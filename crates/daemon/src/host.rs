@@ -114,7 +114,7 @@ impl Host {
             always_poll: false,
             cpus: plan.cpus.clone(),
         };
-        let engine = Engine::start(&settings).map_err(|e| problem(&e))?;
+        let engine = Engine::start(&settings).map_err(|e| unstarted(&e, plan.count))?;
         let number = |n: &usize| u32::try_from(*n).unwrap_or(u32::MAX);
         Ok(Host {
             engine: Mutex::new(Some(engine)),
@@ -571,9 +571,7 @@ pub(crate) fn problem(error: &tidegate_engine::Error) -> Problem {
             "mount its file system writable; until then the disk can be exported, or attached read-only (`tidegate disk attach \
              NAME --read-only`)",
         ),
-        Kind::Denied => {
-            Problem::of(ProblemCode::Datastore, error).remedy("give the daemon's user the right to")
-        }
+        Kind::Denied => Problem::of(ProblemCode::Datastore, error).remedy(trouble::permit()),
         Kind::Unsupported => Problem::of(ProblemCode::Unsupported, error),
         Kind::TimedOut | Kind::Io => Problem::of(ProblemCode::Datastore, error),
         Kind::Gone => Problem::of(ProblemCode::Stopping, error),
@@ -595,6 +593,31 @@ fn untaken(error: &tidegate_engine::Error, device: &Path) -> Problem {
             "see what uses it (lsblk {}), and unmount, stop or detach that first",
             device.display()
         )),
+        _ => problem,
+    }
+}
+
+/// Why the I/O threads could not be started.
+fn unstarted(error: &tidegate_engine::Error, threads: usize) -> Problem {
+    if let Some(remedy) = limits::locked_memory(error, threads) {
+        let what = format!("cannot start {threads} I/O threads");
+        return Problem::new(ProblemCode::Exhausted, what)
+            .because("the limit of locked memory is too low for their io_urings")
+            .because_of(error)
+            .remedy(remedy);
+    }
+    let problem = problem(error);
+    match error.kind() {
+        // Only a CPU is asked for by name.
+        Kind::Invalid => problem.remedy(
+            "name CPUs of those (io.cpus in the configuration, --cpu of serve-one), or leave it out",
+        ),
+        Kind::Unsupported => problem
+            .remedy("use Linux 6.1 or newer, built with io_uring (see `uname -r`)"),
+        Kind::Denied => problem.remedy(
+            "allow io_uring: `sysctl kernel.io_uring_disabled=0`; in a container allow the calls io_uring_setup, \
+             io_uring_enter and io_uring_register in its seccomp profile",
+        ),
         _ => problem,
     }
 }

@@ -30,7 +30,9 @@ mod nbd_listener;
 mod notify;
 mod one;
 mod plan;
+mod prepare;
 mod reference;
+mod refusals;
 mod rest;
 mod root;
 mod sample;
@@ -44,6 +46,7 @@ mod vhost_listener;
 mod watch;
 
 pub use one::{OneOptions, serve_one};
+pub use prepare::check_config;
 pub use reference::{config_reference, metrics_reference, openapi_json};
 pub use root::Root;
-pub use serve::{ServeOptions, check_config, serve};
+pub use serve::{ServeOptions, serve};

@@ -294,7 +294,7 @@ impl Daemon {
         for (datastore, events) in told {
             if events.lost > 0 {
                 let missed = Happening::Missed { count: events.lost };
-                self.lookout.journal.add(&datastore, now_ms, missed);
+                self.lookout.journal.add(Some(&datastore), now_ms, missed);
             }
             for (at, event) in events.told {
                 let ago_ms = now.since(at).as_nanos() / 1_000_000;
@@ -302,7 +302,7 @@ impl Daemon {
                 let host = |host| known.hosts.get(&host).cloned();
                 let happening = events::happening(event, disk, host);
                 let at_ms = now_ms.saturating_sub(ago_ms);
-                self.lookout.journal.add(&datastore, at_ms, happening);
+                self.lookout.journal.add(Some(&datastore), at_ms, happening);
             }
         }
         // Nothing more is told of disks that have gone.

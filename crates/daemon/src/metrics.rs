@@ -62,6 +62,8 @@ pub(crate) struct Facts {
     pub(crate) problems: usize,
     pub(crate) nbd_refused: u64,
     pub(crate) log_lines_lost: u64,
+    /// Listener, file and days left of each TLS certificate.
+    pub(crate) certificates: Vec<(String, String, f64)>,
     pub(crate) uptime_s: f64,
 }
 
@@ -86,6 +88,10 @@ fn daemon(page: &mut Page, facts: &Facts) {
     page.family(&PROBLEMS).value(&[], facts.problems);
     page.family(&NBD_REFUSED).value(&[], facts.nbd_refused);
     page.family(&LOG_LOST).value(&[], facts.log_lines_lost);
+    let mut left = page.family(&CERTIFICATE_LEFT);
+    for (listener, file, days) in &facts.certificates {
+        left.value(&[("listener", listener), ("file", file)], days);
+    }
 }
 
 fn datastores(page: &mut Page, datastores: &[Datastore]) {
@@ -496,6 +502,7 @@ mod tests {
             problems: 0,
             nbd_refused: 2,
             log_lines_lost: 3,
+            certificates: vec![("nbd 0.0.0.0:10809".to_owned(), "/c.pem".to_owned(), -1.5)],
             uptime_s: 1.5,
         }
     }
@@ -543,6 +550,7 @@ mod tests {
             "tidegate_disk_upstream_attempts_total{disk=\"a\",datastore=\"local\",outcome=\"refused\"} 40",
             "tidegate_disk_clients{disk=\"a\",datastore=\"local\",kind=\"nbd\"} 2",
             "tidegate_disk_clients{disk=\"a\",datastore=\"local\",kind=\"nbd-tls\"} 0",
+            "tidegate_tls_certificate_left_days{listener=\"nbd 0.0.0.0:10809\",file=\"/c.pem\"} -1.5",
         ] {
             assert!(page.lines().any(|told| told == line), "{line}\n{page}");
         }

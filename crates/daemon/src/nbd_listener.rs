@@ -21,6 +21,7 @@ use std::time::Duration;
 use rustix::net::sockopt;
 use tidegate_api::disk::ClientKind;
 use tidegate_api::name::Name;
+use tidegate_api::problem::Problem;
 use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::oneshot;
@@ -30,6 +31,7 @@ use crate::accept;
 use crate::host::nbd::{self, Handshake, Refusal, Step, Tls};
 use crate::live::{Live, LiveDisks};
 use crate::sockets::Listening;
+use crate::tls::refused;
 
 mod hall;
 
@@ -132,17 +134,46 @@ fn welcome(socket: Socket, way: Way, peer: String, security: DoorSecurity, hall:
     let Some(ticket) = hall.admit(way, &peer) else {
         return;
     };
-    let disks = Arc::clone(&hall.disks);
+    let hall = hall.clone();
     tokio::spawn(async move {
+        let disks = &hall.disks;
         let led = match socket {
-            Socket::Unix(socket) => lead(socket, &peer, security, &disks, ticket).await,
-            Socket::Tcp(socket) => lead(socket, &peer, security, &disks, ticket).await,
+            Socket::Unix(socket) => lead(socket, &peer, security, disks, ticket).await,
+            Socket::Tcp(socket) => lead(socket, &peer, security, disks, ticket).await,
         };
-        if let Err(error) = led {
-            disks.count_refused();
-            tracing::debug!(peer, %error, "an NBD client left before it had a disk");
+        match led {
+            Ok(()) => {}
+            Err(Gone::Refused(reason)) => hall.refuse(way, &peer, &reason),
+            Err(Gone::Left(error)) => {
+                disks.count_refused();
+                tracing::debug!(peer, %error, "an NBD client left before it had a disk");
+            }
         }
     });
+}
+
+/// Why a client has no disk.
+enum Gone {
+    /// It does not do what it must, and is to be told of.
+    Refused(String),
+    /// It hung up, or fell silent, as anything does that only looks whether a port is open.
+    Left(io::Error),
+}
+
+impl From<io::Error> for Gone {
+    fn from(error: io::Error) -> Gone {
+        match error.kind() {
+            // It broke the protocol.
+            io::ErrorKind::InvalidData => Gone::Refused(error.to_string()),
+            _ => Gone::Left(error),
+        }
+    }
+}
+
+impl From<tokio::time::error::Elapsed> for Gone {
+    fn from(error: tokio::time::error::Elapsed) -> Gone {
+        Gone::Left(error.into())
+    }
 }
 
 /// Leads one client from its first byte to its disk.
@@ -152,7 +183,7 @@ async fn lead<S>(
     security: DoorSecurity,
     disks: &LiveDisks,
     ticket: Ticket,
-) -> io::Result<()>
+) -> Result<(), Gone>
 where
     S: AsyncRead + AsyncWrite + IntoOwnedFd + Unpin + Send + 'static,
 {
@@ -164,7 +195,13 @@ where
     let ticket = Arc::new(ticket);
     let patience = tokio::time::Instant::now() + PATIENCE;
     let first = tokio::time::timeout_at(patience, negotiate(&mut socket, &mut handshake, disks));
-    let (chosen, kind, socket, stay): (_, _, _, Box<dyn Send>) = match (first.await??, security) {
+    let first = first.await;
+    if handshake.asked_in_the_clear() && !matches!(first, Ok(Ok(Some(End::StartTls)))) {
+        return Err(Gone::Refused(
+            "it asked without TLS, which is required there".to_owned(),
+        ));
+    }
+    let (chosen, kind, socket, stay): (_, _, _, Box<dyn Send>) = match (first??, security) {
         (Some(End::Chosen(chosen)), _) => {
             let socket = socket.into_owned_fd()?;
             (
@@ -175,7 +212,8 @@ where
             )
         }
         (Some(End::StartTls), DoorSecurity::Tls(acceptor)) => {
-            let private = tokio::time::timeout_at(patience, acceptor.accept(socket)).await??;
+            let private = tokio::time::timeout_at(patience, acceptor.accept(socket)).await?;
+            let private = private.map_err(|e| Gone::Refused(refused::reason(&e)))?;
             let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
             let (served, done) = oneshot::channel();
             splice(private, theirs, Arc::clone(&ticket), done, LINGER)?;
@@ -195,10 +233,11 @@ where
         }
         (Some(End::StartTls), DoorSecurity::Plain) | (None, _) => return Ok(()),
     };
-    ticket.sit().map_err(io::Error::other)?;
+    let refused = |problem: Problem| Gone::Refused(problem.to_string());
+    ticket.sit().map_err(refused)?;
     let (live, negotiated) = chosen;
     live.serve_nbd(socket, &negotiated, kind, peer, stay)
-        .map_err(io::Error::other)
+        .map_err(refused)
 }
 
 enum End {
@@ -321,58 +360,4 @@ impl IntoOwnedFd for TcpStream {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::io::Write;
-
-    use tokio::sync::Semaphore;
-
-    #[tokio::test]
-    async fn a_silent_tls_client_has_its_seat_until_it_is_closed_soon_after_its_disk_is_done() {
-        let seats = Arc::new(Semaphore::new(1));
-        let seat = Arc::new(Arc::clone(&seats).try_acquire_owned().unwrap());
-        let (mut client, private) = tokio::io::duplex(4096);
-        let (mut ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let (served, done) = oneshot::channel();
-        splice(private, theirs, seat, done, Duration::from_millis(20)).unwrap();
-        ours.write_all(b"last words").unwrap();
-        drop(ours);
-        let mut heard = Vec::new();
-        client.read_to_end(&mut heard).await.unwrap();
-        assert_eq!(heard, b"last words");
-        // It does not hang up, and nothing here has let go yet.
-        assert_eq!(seats.available_permits(), 0);
-        drop(served);
-        let free = tokio::time::timeout(PATIENCE, seats.acquire()).await;
-        assert!(free.is_ok(), "its seat is free again");
-        assert!(client.write_all(b"hello?").await.is_err(), "it is closed");
-    }
-
-    #[tokio::test]
-    async fn a_tls_client_that_hangs_up_gives_its_seat_back_at_once() {
-        let seats = Arc::new(Semaphore::new(1));
-        let seat = Arc::new(Arc::clone(&seats).try_acquire_owned().unwrap());
-        let (client, private) = tokio::io::duplex(4096);
-        let (ours, theirs) = std::os::unix::net::UnixStream::pair().unwrap();
-        let (_served, done) = oneshot::channel();
-        splice(private, theirs, seat, done, LINGER).unwrap();
-        drop((client, ours));
-        let free = tokio::time::timeout(PATIENCE, seats.acquire()).await;
-        assert!(free.is_ok(), "its seat is free again");
-    }
-
-    #[tokio::test]
-    async fn a_tcp_client_that_vanishes_is_noticed() {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        let _client = TcpStream::connect(listener.local_addr().unwrap())
-            .await
-            .unwrap();
-        let (socket, _) = listener.accept().await.unwrap();
-        assert!(!sockopt::socket_keepalive(&socket).unwrap());
-        keep_alive(&socket).unwrap();
-        assert!(sockopt::socket_keepalive(&socket).unwrap());
-        assert_eq!(sockopt::tcp_keepidle(&socket).unwrap(), SILENCE);
-        assert_eq!(sockopt::tcp_keepintvl(&socket).unwrap(), PROBE_EVERY);
-        assert_eq!(sockopt::tcp_keepcnt(&socket).unwrap(), PROBES);
-    }
-}
+mod tests;

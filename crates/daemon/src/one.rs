@@ -107,8 +107,8 @@ pub fn serve_one(options: OneOptions) -> anyhow::Result<()> {
         filter: "warn".to_owned(),
         format: tidegate_api::config::LogFormat::Text,
     };
-    log::start(&plan)?;
-    limits::raise_descriptors();
+    log::start(log::filter(&plan)?, plan.format)?;
+    limits::raise_all();
     let inherited = sockets::inherited()?;
     if options.vhost_user.is_none() && options.nbd.is_none() && inherited.is_empty() {
         bail!(

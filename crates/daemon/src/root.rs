@@ -10,9 +10,10 @@
 
 use std::fs::{self, File, TryLockError};
 use std::io::{Read, Seek, Write};
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::{Access, AtFlags, CWD};
 use tidegate_api::descriptor::Uuid;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
@@ -21,6 +22,9 @@ use tidegate_engine::lease::lock_identity;
 use crate::control::report;
 use crate::store::files;
 use crate::trouble::{self, Outcome};
+
+/// What to do where a root cannot be made.
+const ELSEWHERE: &str = "choose another root with --root DIR, or run with the rights to it";
 
 const SYSTEM: &str = "/var/lib/tidegate";
 const SYSTEM_RUN: &str = "/run/tidegate";
@@ -129,25 +133,77 @@ impl Root {
                 .mode(0o755)
                 .create(&folder);
             made.map_err(|e| {
-                trouble::io(format!("cannot create {}", folder.display()), &e)
-                    .remedy("choose another root with --root DIR, or run with the rights to it")
+                trouble::io(format!("cannot create {}", folder.display()), &e).remedy(ELSEWHERE)
             })?;
         }
         Ok(())
     }
 
+    /// Whether [`Root::create`] and what follows could do their work, without doing it.
+    pub(crate) fn check(&self) -> Outcome<()> {
+        let what = |folder: &Path| format!("cannot create {}", folder.display());
+        for folder in [self.state(), self.run.join("disks")] {
+            let there = folder.ancestors().find(|folder| folder.exists());
+            let there = there.unwrap_or(Path::new("/"));
+            let access = Access::WRITE_OK | Access::EXEC_OK;
+            rustix::fs::accessat(CWD, there, access, AtFlags::EACCESS)
+                .map_err(std::io::Error::from)
+                .and_then(|()| match there.is_dir() {
+                    true => Ok(()),
+                    false => Err(std::io::ErrorKind::NotADirectory.into()),
+                })
+                .map_err(|e| {
+                    let problem = trouble::io(what(&folder), &e)
+                        .because(format!("{} is all that is there of it", there.display()));
+                    problem.remedy(ELSEWHERE)
+                })?;
+        }
+        self.known_host_id().map(drop)
+    }
+
+    /// Whether a path lies in a directory that [`Root::create`] makes.
+    pub(crate) fn makes_folder_of(&self, path: &Path) -> bool {
+        let folder = path.parent();
+        let made = folder == Some(&*self.run) || folder == Some(&*self.run.join("disks"));
+        made && !self.run.exists()
+    }
+
+    /// The process that serves this root now, by the kernel's own list of locks: asking by a lock would keep one that
+    /// starts at this moment from it.
+    pub(crate) fn daemon(&self) -> Option<u32> {
+        let lock = fs::metadata(self.state().join("lock")).ok()?;
+        let locks = fs::read_to_string("/proc/locks").ok()?;
+        let inode = format!(":{}", lock.ino());
+        locks.lines().find_map(|line| {
+            let words: Vec<&str> = line.split_whitespace().collect();
+            match words[..] {
+                [_, "FLOCK", _, "WRITE", pid, file, ..] if file.ends_with(&inode) => {
+                    pid.parse().ok()
+                }
+                _ => None,
+            }
+        })
+    }
+
     /// This host's identity among those that share datastores: drawn once, and kept.
     pub(crate) fn host_id(&self) -> Outcome<[u8; 16]> {
+        if let Some(id) = self.known_host_id()? {
+            return Ok(id);
+        }
+        let path = self.state().join("host-id");
+        let Uuid(id) = crate::keeper::new_uuid()?;
+        let text = report::hex(&id) + "\n";
+        files::replace(&path, text.as_bytes())
+            .map_err(|e| trouble::io(format!("cannot write {}", path.display()), &e))?;
+        Ok(id)
+    }
+
+    /// The identity that was drawn, if one was.
+    fn known_host_id(&self) -> Outcome<Option<[u8; 16]>> {
         let path = self.state().join("host-id");
         let text = match files::read(&path, 64) {
             Ok(text) => text,
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                let Uuid(id) = crate::keeper::new_uuid()?;
-                let text = report::hex(&id) + "\n";
-                files::replace(&path, text.as_bytes())
-                    .map_err(|e| trouble::io(format!("cannot write {}", path.display()), &e))?;
-                return Ok(id);
-            }
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(None),
             Err(error) => {
                 return Err(trouble::io(
                     format!("cannot read {}", path.display()),
@@ -157,7 +213,7 @@ impl Root {
         };
         let id = String::from_utf8_lossy(&text).trim().to_owned();
         match Uuid::try_from(id) {
-            Ok(Uuid(id)) => Ok(id),
+            Ok(Uuid(id)) => Ok(Some(id)),
             Err(why) => Err(Problem::new(
                 ProblemCode::Corrupt,
                 format!("{} is damaged", path.display()),

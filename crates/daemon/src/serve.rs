@@ -12,13 +12,13 @@
 //! ```
 
 use std::io::{self, Write};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::Context;
-use tidegate_api::config::{Config, NbdTcp};
+use tidegate_api::config::NbdTcp;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::status::{NbdListener, NbdSecurity, State, Status};
 use tokio::net::unix::SocketAddr;
@@ -33,12 +33,13 @@ use crate::keeper::{self, Keeper};
 use crate::live::LiveDisks;
 use crate::lookout::{self, Lookout};
 use crate::nbd_listener::{self, Door, DoorSecurity, Hall};
-use crate::plan::{Machine, Plan, Security};
-use crate::root::Root;
+use crate::plan::Plan;
+use crate::prepare::{self, Prepared, TcpDoor};
 use crate::sockets::{self, Inherited, Listening};
 use crate::store::Store;
+use crate::tls::expiry::{self, Certificates};
 use crate::trouble::{self, Outcome};
-use crate::{accept, first_run, limits, log, metrics, notify, rest, tls, watch};
+use crate::{accept, first_run, limits, log, metrics, notify, rest, watch};
 
 mod moment;
 
@@ -75,6 +76,7 @@ pub(crate) struct Daemon {
     config: Option<PathBuf>,
     api_socket: PathBuf,
     listeners: Vec<NbdListener>,
+    pub(crate) certificates: Certificates,
     state: Mutex<State>,
     started: Instant,
     /// Bytes of the last page for Prometheus.
@@ -87,12 +89,11 @@ pub(crate) struct Daemon {
 /// # Errors
 /// When it cannot start, or when a disk did not end in peace.
 pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
-    let root = Root::find(options.root.clone())?;
-    let (config, from) = read_config(&root, &options)?;
-    let plan = Plan::new(&config, &root, machine())
-        .map_err(|problem| in_file(problem, from.as_deref()))?;
-    log::start(&plan.log)?;
-    limits::raise_descriptors();
+    let prepared = prepare::prepare(&options)?;
+    let Prepared { filter, plan, .. } = &prepared;
+    log::start(filter.clone(), plan.log.format)?;
+    limits::raise_all();
+    limits::mask_modes();
     // Control work needs little; two threads keep one slow answer from delaying all others.
     let runtime = tokio::runtime::Builder::new_multi_thread()
         .worker_threads(2)
@@ -100,68 +101,21 @@ pub fn serve(options: ServeOptions) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the control threads")?;
-    let ended = runtime.block_on(live(root, plan, from));
+    let ended = runtime.block_on(live(prepared));
     // Calls that hang on a dead datastore must not keep the process.
     runtime.shutdown_timeout(GOODBYE);
     Ok(ended?)
 }
 
-/// Reads a configuration and makes a plan of it, without doing anything else. Answers with what was read.
-///
-/// # Errors
-/// When it cannot be read or makes no sense.
-pub fn check_config(options: &ServeOptions) -> anyhow::Result<Option<PathBuf>> {
-    let root = Root::find(options.root.clone())?;
-    let (config, from) = read_config(&root, options)?;
-    Plan::new(&config, &root, machine()).map_err(|problem| in_file(problem, from.as_deref()))?;
-    Ok(from)
-}
-
-fn machine() -> Machine {
-    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
-    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    Machine {
-        cpus,
-        journal: log::to_journal(),
-        name: name.trim().to_owned(),
-    }
-}
-
-fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<PathBuf>)> {
-    let (path, must_exist) = match &options.config {
-        Some(path) => (path.clone(), true),
-        None => (root.config_file(), false),
-    };
-    let what = || format!("cannot read the configuration {}", path.display());
-    let (mut config, from) = match std::fs::read_to_string(&path) {
-        Ok(text) => {
-            let config =
-                Config::read(&text).map_err(|e| trouble::invalid(what()).because_of(&e))?;
-            (config, Some(path))
-        }
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound && !must_exist => {
-            (Config::default(), None)
-        }
-        Err(error) => return Err(trouble::io(what(), &error)),
-    };
-    if options.threads.is_some() {
-        config.io.threads = options.threads;
-    }
-    if options.api_socket.is_some() {
-        config.api.socket = options.api_socket.clone();
-    }
-    config.nbd.tcp.extend(options.nbd_tcp.iter().cloned());
-    Ok((config, from))
-}
-
-fn in_file(problem: Problem, file: Option<&Path>) -> Problem {
-    match file {
-        Some(file) => problem.because(format!("it was read from {}", file.display())),
-        None => problem,
-    }
-}
-
-async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
+async fn live(prepared: Prepared) -> Outcome<()> {
+    let Prepared {
+        root,
+        plan,
+        from: config,
+        filter: _,
+        tcp,
+        dashboard,
+    } = prepared;
     let mut signals = Signals::new()?;
     root.create()?;
     let lock = root.lock()?.until_the_end()?;
@@ -205,9 +159,17 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
     if inherited.is_empty() {
         ours.extend(plan.nbd.sockets.iter().cloned());
     }
-    let doors = doors(&plan, inherited)?;
+    let mut certificates = Certificates::default();
+    let mut doors = unix_doors(&plan, inherited)?;
+    doors.extend(tcp_doors(tcp, &mut certificates)?);
     let listeners = doors.iter().map(|(_, told)| told.clone()).collect();
-    let dashboard = door::open(plan.dashboard.as_ref())?;
+    let dashboard = match (&plan.dashboard, dashboard) {
+        (Some(plan), Some(access)) => door::open(plan, access)?,
+        _ => None,
+    };
+    if let Some((url, validity)) = dashboard.as_ref().and_then(door::Door::certificate) {
+        certificates.add(format!("dashboard {url}"), validity.clone());
+    }
 
     let daemon = Arc::new(Daemon {
         keeper: Arc::clone(&keeper),
@@ -217,6 +179,7 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
         config,
         api_socket: plan.api.socket.clone(),
         listeners,
+        certificates,
         state: Mutex::new(State::Starting),
         started: Instant::now(),
         metrics_len: AtomicUsize::new(0),
@@ -251,6 +214,7 @@ async fn live(root: Root, plan: Plan, config: Option<PathBuf>) -> Outcome<()> {
     }
     tokio::spawn(lookout::keep(Arc::clone(&daemon)));
     tokio::spawn(lookout::listen(Arc::clone(&daemon)));
+    tokio::spawn(expiry::watch(Arc::clone(&daemon)));
     daemon.become_(State::Serving);
     let status = format!("serving {} disks", disks.names().len());
     tracing::info!(root = %root.path().display(), api = %plan.api.socket.display(), "{status}");
@@ -314,8 +278,8 @@ async fn stop(
     }
 }
 
-/// Where NBD clients knock: the planned doors, or the inherited ones in the place of the planned Unix sockets.
-fn doors(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Door, NbdListener)>> {
+/// Where NBD clients of this host knock: the planned sockets, or the inherited ones in their place.
+fn unix_doors(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Door, NbdListener)>> {
     let mut doors = Vec::new();
     let handed_over = !inherited.is_empty();
     for Inherited { name, socket } in inherited {
@@ -354,32 +318,29 @@ fn doors(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Door, NbdListen
             ));
         }
     }
-    for tcp in &plan.nbd.tcp {
-        let (security, kind) = match &tcp.security {
-            Security::Plaintext => (DoorSecurity::Plain, NbdSecurity::Plaintext),
-            Security::Tls(files) => {
-                let kind = match files.client_ca {
-                    Some(_) => NbdSecurity::MutualTls,
-                    None => NbdSecurity::Tls,
-                };
-                (DoorSecurity::Tls(tls::acceptor(files)?), kind)
-            }
-        };
-        let listener = sockets::listen_tcp(tcp.address)?;
-        let address = listener.local_addr().unwrap_or(tcp.address).to_string();
-        let door = Door {
-            socket: Listening::Tcp(listener),
-            security,
-        };
-        doors.push((
-            door,
-            NbdListener {
-                address,
-                security: kind,
-            },
-        ));
-    }
     Ok(doors)
+}
+
+/// Where NBD clients of other hosts knock.
+fn tcp_doors(
+    tcp: Vec<TcpDoor>,
+    certificates: &mut Certificates,
+) -> Outcome<Vec<(Door, NbdListener)>> {
+    let door = |door: TcpDoor| {
+        let listener = sockets::listen_tcp(door.address)?;
+        let address = listener.local_addr().unwrap_or(door.address).to_string();
+        if let Some(validity) = door.validity {
+            certificates.add(format!("nbd {address}"), validity);
+        }
+        let told = NbdListener {
+            address,
+            security: door.kind,
+        };
+        let socket = Listening::Tcp(listener);
+        let security = door.security;
+        Ok((Door { socket, security }, told))
+    };
+    tcp.into_iter().map(door).collect()
 }
 
 fn take(inherited: &mut Vec<Inherited>, name: &str) -> Option<Inherited> {
@@ -435,6 +396,8 @@ impl Daemon {
         problems.extend(self.keeper.unreadable_datastores()?);
         problems.extend(self.keeper.displaced()?);
         problems.extend(live.iter().filter_map(|live| live.harmed()));
+        let now = expiry::now();
+        problems.extend(self.certificates.problems(now));
         Ok(Status {
             state: *self.state.lock().unwrap_or_else(PoisonError::into_inner),
             version: env!("CARGO_PKG_VERSION").to_owned(),
@@ -444,6 +407,7 @@ impl Daemon {
             config: self.config.clone(),
             api_socket: self.api_socket.clone(),
             nbd_listeners: self.listeners.clone(),
+            tls_certificates: self.certificates.listed(now),
             dashboard: self.dashboard_url.clone(),
             threads: self.keeper.host().thread_count(),
             datastores: datastores.len() as u64,
@@ -464,6 +428,7 @@ impl Daemon {
             problems: self.keeper.troubles().len(),
             nbd_refused: self.keeper.live().refused(),
             log_lines_lost: log::lines_lost(),
+            certificates: self.certificates.days_left(expiry::now()),
             uptime_s: self.started.elapsed().as_secs_f64(),
         };
         // A page that outgrows its memory is copied: a sixteenth more than the last one took is room enough.
@@ -505,30 +470,5 @@ impl Signals {
             _ = self.terminate.recv() => {}
             _ = self.interrupt.recv() => {}
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn what_is_said_at_the_start_comes_before_the_configuration() {
-        let place = tempfile::tempdir().unwrap();
-        let root = Root::find(Some(place.path().to_owned())).unwrap();
-        let text = "[api]\nsocket = \"/run/file.sock\"\n[io]\nthreads = 2\n";
-        std::fs::write(root.config_file(), text).unwrap();
-        let read = |options: ServeOptions| {
-            let (config, _) = read_config(&root, &options).unwrap();
-            (config.api.socket, config.io.threads)
-        };
-        let file = read(ServeOptions::default());
-        assert_eq!(file, (Some("/run/file.sock".into()), Some(2)));
-        let said = read(ServeOptions {
-            api_socket: Some("/run/said.sock".into()),
-            threads: Some(3),
-            ..ServeOptions::default()
-        });
-        assert_eq!(said, (Some("/run/said.sock".into()), Some(3)));
     }
 }

@@ -5,60 +5,123 @@
 
 use std::fs;
 use std::io;
-use std::net::TcpListener;
+use std::net::{SocketAddr, TcpListener};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::Duration;
 
+use rustix::fs::{Access, AtFlags, CWD};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
 use rustix::process::{PidfdFlags, PidfdGetfdFlags};
 use tidegate_api::problem::{Problem, ProblemCode};
 
 use crate::trouble::{self, Outcome};
 
+/// Bytes that a Unix socket's path may have.
+const LONGEST: usize = 107;
+
 /// Listens on a Unix socket with the given permissions.
 pub(crate) fn listen_unix(path: &Path, mode: u32) -> Outcome<UnixListener> {
-    make_way(path)?;
-    let listener = UnixListener::bind(path)
+    match look(path)? {
+        Place::Free => {}
+        Place::Stale => fs::remove_file(path).map_err(|e| unix_refused(path, &e))?,
+        Place::Taken(_) => return Err(taken(cannot_listen(path))),
+    }
+    UnixListener::bind(path)
         .and_then(|listener| {
             fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
             listener.set_nonblocking(true)?;
             Ok(listener)
         })
-        .map_err(|error| {
-            let problem = trouble::io(format!("cannot listen on {}", path.display()), &error);
-            // sockaddr_un has room for 107 bytes; the error for more says nothing of the kind.
-            if path.as_os_str().len() > 107 {
-                problem.remedy(
-                    "use a shorter path: a socket's may have 107 bytes, for instance by --root DIR",
-                )
-            } else {
-                problem
-            }
-        })?;
-    Ok(listener)
+        .map_err(|error| unix_refused(path, &error))
+}
+
+/// Whether [`listen_unix`] would listen there, without doing so. Those who may have it already: the process that makes way
+/// when this configuration is used, and a service manager, which hands it over.
+pub(crate) fn check_unix(path: &Path, makes_way: Option<u32>) -> Outcome<()> {
+    match look(path)? {
+        Place::Taken(Some(pid)) if makes_way == Some(pid) || is_service_manager(pid) => Ok(()),
+        Place::Taken(_) => Err(taken(cannot_listen(path))),
+        Place::Free | Place::Stale => {
+            let folder = path.parent().unwrap_or(Path::new("/"));
+            let access = Access::WRITE_OK | Access::EXEC_OK;
+            rustix::fs::accessat(CWD, folder, access, AtFlags::EACCESS)
+                .map_err(|error| unix_refused(path, &error.into()))
+        }
+    }
+}
+
+fn is_service_manager(pid: u32) -> bool {
+    pid == 1 || fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == "systemd")
 }
 
 /// Listens on a TCP address.
-pub(crate) fn listen_tcp(address: std::net::SocketAddr) -> Outcome<TcpListener> {
+pub(crate) fn listen_tcp(address: SocketAddr) -> Outcome<TcpListener> {
     TcpListener::bind(address)
         .and_then(|listener| {
             listener.set_nonblocking(true)?;
             Ok(listener)
         })
-        .map_err(|error| {
-            let problem = trouble::io(format!("cannot listen on {address}"), &error);
-            match error.kind() {
-                io::ErrorKind::AddrInUse => problem
-                    .remedy("stop what listens there (see `ss -ltnp`), or choose another port in the configuration"),
-                io::ErrorKind::AddrNotAvailable => {
-                    problem.remedy("choose an address that this host has (see `ip addr`)")
-                }
-                _ => problem,
-            }
-        })
+        .map_err(|error| tcp_refused(address, &error))
+}
+
+/// Whether [`listen_tcp`] would listen there, without doing so; `makes_way` as in [`check_unix`], where nobody can tell
+/// whose a port is.
+pub(crate) fn check_tcp(address: SocketAddr, makes_way: Option<u32>) -> Outcome<()> {
+    let bind = || -> io::Result<()> {
+        let family = match address {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        Ok(rustix::net::bind(&socket, &address)?)
+    };
+    match bind() {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && makes_way.is_some() => Ok(()),
+        tried => tried.map_err(|error| tcp_refused(address, &error)),
+    }
+}
+
+fn cannot_listen(path: &Path) -> String {
+    format!("cannot listen on {}", path.display())
+}
+
+/// Why nobody can listen at a path, and what to do about it.
+fn unix_refused(path: &Path, error: &io::Error) -> Problem {
+    let folder = path.parent().unwrap_or(path).display();
+    let problem = trouble::io(cannot_listen(path), error);
+    match error.kind() {
+        // sockaddr_un has room for 107 bytes; the error for more says nothing of the kind.
+        _ if path.as_os_str().len() > LONGEST => problem.remedy(format!(
+            "use a shorter path: a socket's may have {LONGEST} bytes, for instance by --root DIR"
+        )),
+        io::ErrorKind::NotFound => problem.remedy(format!("make its directory: mkdir -p {folder}")),
+        io::ErrorKind::NotADirectory => {
+            problem.remedy(format!("choose another path: {folder} is no directory"))
+        }
+        _ => problem,
+    }
+}
+
+/// Why nobody can listen on an address, and what to do about it.
+fn tcp_refused(address: SocketAddr, error: &io::Error) -> Problem {
+    let problem = trouble::io(format!("cannot listen on {address}"), error);
+    match error.kind() {
+        io::ErrorKind::AddrInUse => problem.remedy(
+            "stop what listens there (see `ss -ltnp`), or choose another port in the configuration",
+        ),
+        io::ErrorKind::AddrNotAvailable => {
+            problem.remedy("choose an address that this host has (see `ip addr`)")
+        }
+        io::ErrorKind::PermissionDenied => {
+            problem.remedy("choose a port from 1024 on, or give the daemon CAP_NET_BIND_SERVICE")
+        }
+        _ => problem,
+    }
 }
 
 /// Has the kernel end a TCP connection whose other end's system answers nothing for so long: it is gone without a word,
@@ -72,33 +135,45 @@ pub(crate) fn notice_silence(socket: &impl AsFd, after: Duration) {
     let _ = sockopt::set_tcp_user_timeout(socket, millis);
 }
 
-/// Takes a dead daemon's socket out of the way.
-fn make_way(path: &Path) -> Outcome<()> {
-    let what = || format!("cannot listen on {}", path.display());
+/// What is at a path where a socket is to be.
+enum Place {
+    Free,
+    /// A socket file on which nobody listens.
+    Stale,
+    /// A process listens, and which, if the kernel knows.
+    Taken(Option<u32>),
+}
+
+fn look(path: &Path) -> Outcome<Place> {
     let there = match path.symlink_metadata() {
         Ok(there) => there,
-        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(trouble::io(what(), &error)),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return match path.as_os_str().len() > LONGEST {
+                true => Err(unix_refused(path, &io::ErrorKind::InvalidInput.into())),
+                false => Ok(Place::Free),
+            };
+        }
+        Err(error) => return Err(unix_refused(path, &error)),
     };
     if !there.file_type().is_socket() {
-        return Err(Problem::new(ProblemCode::Exists, what())
+        return Err(Problem::new(ProblemCode::Exists, cannot_listen(path))
             .because("something that is not a socket is in its place")
             .remedy("move it away, or choose another path"));
     }
     match knock(path) {
-        Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => {
-            fs::remove_file(path).map_err(|e| trouble::io(what(), &e))
-        }
-        // Somebody whose queue is full listens all the same.
-        Ok(()) => Err(taken(what())),
-        Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(taken(what())),
-        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-        Err(error) => Err(trouble::io(what(), &error)),
+        Ok(pid) => Ok(Place::Taken(pid)),
+        Err(error) => match error.kind() {
+            io::ErrorKind::ConnectionRefused => Ok(Place::Stale),
+            // Somebody whose queue is full listens all the same.
+            io::ErrorKind::WouldBlock => Ok(Place::Taken(None)),
+            io::ErrorKind::NotFound => Ok(Place::Free),
+            _ => Err(unix_refused(path, &error)),
+        },
     }
 }
 
-/// Asks whether somebody listens, without waiting in the queue of one that takes nobody just now.
-fn knock(path: &Path) -> io::Result<()> {
+/// Asks whether somebody listens, without waiting in the queue of one that takes nobody just now. The answer is who.
+fn knock(path: &Path) -> io::Result<Option<u32>> {
     let socket = rustix::net::socket_with(
         AddressFamily::UNIX,
         SocketType::STREAM,
@@ -106,7 +181,8 @@ fn knock(path: &Path) -> io::Result<()> {
         None,
     )?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
-    Ok(())
+    let peer = sockopt::socket_peercred(&socket).ok();
+    Ok(peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok()))
 }
 
 fn taken(what: String) -> Problem {
@@ -233,6 +309,56 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let refused = listen_unix(&folder.path().join("x".repeat(120)), 0o600).unwrap_err();
         assert!(refused.to_string().contains("107 bytes"), "{refused}");
+    }
+
+    #[test]
+    fn what_is_checked_is_refused_as_listening_is_and_nothing_is_left_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("file"), "").unwrap();
+        let _taken = UnixListener::bind(at("taken")).unwrap();
+        let long = "x".repeat(120);
+        for (name, remedy) in [
+            ("file", "move it away"),
+            ("gone/s", "mkdir -p"),
+            ("file/s", "is no directory"),
+            ("taken", "ss -lxp"),
+            (&long, "shorter path"),
+        ] {
+            let checked = check_unix(&at(name), None).unwrap_err();
+            let listened = listen_unix(&at(name), 0o600).unwrap_err();
+            for told in [&checked, &listened] {
+                let told = told.remedy.as_deref().unwrap_or_default();
+                assert!(told.contains(remedy), "{name}: {told}");
+            }
+            assert_eq!(checked, listened);
+        }
+        check_unix(&at("free"), None).unwrap();
+        assert!(!at("free").exists());
+        drop(UnixListener::bind(at("stale")).unwrap());
+        check_unix(&at("stale"), None).unwrap();
+        assert!(at("stale").exists());
+        // The daemon that serves now makes way for the one that is to.
+        check_unix(&at("taken"), Some(std::process::id())).unwrap();
+        // What the hint says, works.
+        fs::create_dir(at("gone")).unwrap();
+        listen_unix(&at("gone/s"), 0o600).unwrap();
+    }
+
+    #[test]
+    fn a_tcp_address_is_checked_as_it_is_listened_to() {
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = other.local_addr().unwrap();
+        let foreign = "192.0.2.1:10809".parse().unwrap();
+        for address in [taken, foreign] {
+            let checked = check_tcp(address, None).unwrap_err();
+            assert_eq!(checked, listen_tcp(address).unwrap_err());
+            assert!(checked.remedy.is_some(), "{checked}");
+        }
+        check_tcp(taken, Some(1)).unwrap();
+        drop(other);
+        check_tcp(taken, None).unwrap();
+        listen_tcp(taken).unwrap();
     }
 
     #[test]

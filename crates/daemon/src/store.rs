@@ -88,6 +88,12 @@ impl Store {
         Ok(Store { state })
     }
 
+    /// Whether what is remembered in a root's state directory can be read, where the daemon cannot start without it.
+    pub(crate) fn check(state: PathBuf) -> Outcome<()> {
+        let store = Store { state };
+        store.attached().map(drop)
+    }
+
     /// Every datastore that was added.
     pub(crate) fn datastores(&self) -> Outcome<Listed<DatastoreSettings>> {
         let folder = self.state.join("datastores");

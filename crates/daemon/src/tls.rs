@@ -1,6 +1,8 @@
 //! Makes a TLS server of certificate files, with or without certificates asked of clients.
 //!
-//! The NBD listener asks at start, so that a file that cannot be used stops the daemon and not the first client.
+//! Both `serve` and `check-config` ask before anything listens, so that a file that cannot be used stops the daemon and
+//! not the first client. What is wrong with a file [`files`] says; how long certificates last [`expiry`] watches; why a
+//! client did not get in [`refused`] says.
 //!
 //! # Always true
 //! - TLS 1.2 or 1.3; nothing older is offered.
@@ -9,126 +11,126 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use rustls::pki_types::pem::PemObject;
+use rustls::RootCertStore;
+use rustls::ServerConfig;
+use rustls::crypto::CryptoProvider;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use rustls::server::WebPkiClientVerifier;
-use rustls::{RootCertStore, ServerConfig};
 use tidegate_api::problem::Problem;
 use tokio_rustls::TlsAcceptor;
 
 use crate::plan::TlsFiles;
 use crate::trouble::{self, Outcome};
 
+pub(crate) mod expiry;
+mod files;
+pub(crate) mod refused;
+
+use expiry::Validity;
+
+/// A TLS server, ready to take connections.
+#[derive(Clone)]
+pub(crate) struct Server {
+    pub(crate) acceptor: TlsAcceptor,
+    /// Of its chain the certificate that ends first.
+    pub(crate) validity: Validity,
+    /// Whether clients must show certificates.
+    pub(crate) asks_clients: bool,
+}
+
 /// The server that these files describe.
-pub(crate) fn acceptor(files: &TlsFiles) -> Outcome<TlsAcceptor> {
-    let chain = certificates(&files.certificate)?;
-    let key = PrivateKeyDer::from_pem_file(&files.key)
-        .map_err(|e| unusable("key", &files.key).because_of(&e))?;
+pub(crate) fn server(files: &TlsFiles) -> Outcome<Server> {
     let provider = Arc::new(rustls::crypto::ring::default_provider());
+    let chain = files::certificates(&files.certificate, "certificate")?;
+    let key = files::key(&files.key)?;
+    let facts = files::facts(&files.certificate, &chain)?;
+    must_belong(files, &facts, &key, &provider)?;
+    let validity = Validity::of(&files.certificate, &facts);
+    drop(facts);
     let builder = ServerConfig::builder_with_provider(Arc::clone(&provider))
         .with_safe_default_protocol_versions()
         .map_err(|e| trouble::invalid("cannot set up TLS").because_of(&e))?;
     let builder = match &files.client_ca {
         None => builder.with_no_client_auth(),
         Some(path) => {
-            let mut roots = RootCertStore::empty();
-            for certificate in certificates(path)? {
-                roots
-                    .add(certificate)
+            let verifier =
+                WebPkiClientVerifier::builder_with_provider(Arc::new(authorities(path)?), provider)
+                    .build()
                     .map_err(|e| unusable("client authority", path).because_of(&e))?;
-            }
-            let verifier = WebPkiClientVerifier::builder_with_provider(Arc::new(roots), provider)
-                .build()
-                .map_err(|e| unusable("client authority", path).because_of(&e))?;
             builder.with_client_cert_verifier(verifier)
         }
     };
     let config = builder
         .with_single_cert(chain, key)
         .map_err(|e| unusable("certificate", &files.certificate).because_of(&e))?;
-    Ok(TlsAcceptor::from(Arc::new(config)))
+    Ok(Server {
+        acceptor: TlsAcceptor::from(Arc::new(config)),
+        validity,
+        asks_clients: files.client_ca.is_some(),
+    })
 }
 
-fn certificates(path: &Path) -> Outcome<Vec<CertificateDer<'static>>> {
-    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
-    match read {
-        Ok(chain) if chain.is_empty() => {
-            Err(unusable("certificate", path).because("it holds no certificate"))
-        }
-        Ok(chain) => Ok(chain),
-        Err(error) => Err(unusable("certificate", path).because_of(&error)),
+/// Those whose clients are let in.
+fn authorities(path: &Path) -> Outcome<RootCertStore> {
+    let certificates = files::certificates(path, "client authority")?;
+    let mut roots = RootCertStore::empty();
+    for certificate in certificates {
+        roots.add(certificate).map_err(|e| {
+            unusable("client authority", path)
+                .because_of(&e)
+                .remedy("give the certificates of the authorities that sign clients', in PEM")
+        })?;
+    }
+    Ok(roots)
+}
+
+/// Fails unless the key can be used and is that of the first certificate, which is the server's own.
+fn must_belong(
+    files: &TlsFiles,
+    chain: &[files::Facts<'_>],
+    key: &PrivateKeyDer<'static>,
+    provider: &CryptoProvider,
+) -> Outcome<()> {
+    let signer = provider
+        .key_provider
+        .load_private_key(key.clone_key())
+        .map_err(|e| files::unusable_key(&files.key, key, &e))?;
+    let Some(public) = signer.public_key() else {
+        return Ok(());
+    };
+    let place = chain
+        .iter()
+        .position(|certificate| certificate.public_key().raw == public.as_ref());
+    let (certificate, key) = (files.certificate.display(), files.key.display());
+    match place {
+        Some(0) => Ok(()),
+        Some(place) => Err(unusable("certificate", &files.certificate)
+            .because(format!(
+                "its certificates are in the wrong order: the key is that of number {}, {}, which must be the first",
+                place + 1,
+                chain[place].subject()
+            ))
+            .remedy(
+                "write them anew: the server's own certificate first, then the one that signed it, and so on",
+            )),
+        None => Err(unusable("key", &files.key)
+            .because(format!(
+                "it is the key of another certificate than that in {certificate}, {}",
+                chain[0].subject()
+            ))
+            .remedy(format!(
+                "give the key that this certificate was made for; these two print the same then: \
+                 `openssl x509 -in {certificate} -noout -pubkey` and `openssl pkey -in {key} -pubout`"
+            ))),
     }
 }
 
 fn unusable(what: &str, path: &Path) -> Problem {
     trouble::invalid(format!("cannot use the TLS {what} {}", path.display()))
-        .remedy("give a PEM file that the daemon's user may read")
 }
+
+/// A chain as it is sent.
+type Chain = Vec<CertificateDer<'static>>;
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use std::fs;
-
-    fn files(folder: &Path) -> TlsFiles {
-        let made = rcgen::generate_simple_self_signed(vec!["localhost".to_owned()]).unwrap();
-        let certificate = folder.join("cert.pem");
-        let key = folder.join("key.pem");
-        fs::write(&certificate, made.cert.pem()).unwrap();
-        fs::write(&key, made.signing_key.serialize_pem()).unwrap();
-        TlsFiles {
-            certificate: certificate.clone(),
-            key,
-            client_ca: Some(certificate),
-        }
-    }
-
-    #[test]
-    fn good_files_make_a_server() {
-        let folder = tempfile::tempdir().unwrap();
-        acceptor(&files(folder.path())).unwrap();
-    }
-
-    #[test]
-    fn a_missing_a_swapped_and_an_empty_file_are_errors_that_name_it() {
-        let folder = tempfile::tempdir().unwrap();
-        let good = files(folder.path());
-        let empty = folder.path().join("empty.pem");
-        fs::write(&empty, "").unwrap();
-        for (broken, name) in [
-            (
-                TlsFiles {
-                    key: folder.path().join("gone.pem"),
-                    ..good.clone()
-                },
-                "gone.pem",
-            ),
-            (
-                TlsFiles {
-                    key: good.certificate.clone(),
-                    ..good.clone()
-                },
-                "cert.pem",
-            ),
-            (
-                TlsFiles {
-                    certificate: empty.clone(),
-                    ..good.clone()
-                },
-                "empty.pem",
-            ),
-            (
-                TlsFiles {
-                    client_ca: Some(empty),
-                    ..good
-                },
-                "empty.pem",
-            ),
-        ] {
-            let Err(problem) = acceptor(&broken) else {
-                panic!("{broken:?} was taken")
-            };
-            assert!(problem.to_string().contains(name), "{problem}");
-        }
-    }
-}
+mod tests;

@@ -40,15 +40,12 @@ pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Problem {
         io::ErrorKind::AlreadyExists => (ProblemCode::Exists, None),
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => (
             ProblemCode::Full,
-            Some("free some space on its file system"),
+            Some("free some space on its file system".to_owned()),
         ),
-        io::ErrorKind::PermissionDenied => (
-            ProblemCode::Datastore,
-            Some("give the daemon's user the right to, or run the daemon as another user"),
-        ),
+        io::ErrorKind::PermissionDenied => (ProblemCode::Datastore, Some(permit())),
         io::ErrorKind::ReadOnlyFilesystem => (
             ProblemCode::Datastore,
-            Some("mount its file system writable"),
+            Some("mount its file system writable".to_owned()),
         ),
         io::ErrorKind::InvalidInput => (ProblemCode::Invalid, None),
         _ => (ProblemCode::Datastore, None),
@@ -58,6 +55,14 @@ pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Problem {
         Some(remedy) => problem.remedy(remedy),
         None => problem,
     }
+}
+
+/// What to do where the system does not let this process have something.
+pub(crate) fn permit() -> String {
+    format!(
+        "let user {} do that, who the daemon runs as (see `namei -l` for each directory of the path), or run it as another",
+        rustix::process::geteuid().as_raw()
+    )
 }
 
 /// A problem of the asker's making.

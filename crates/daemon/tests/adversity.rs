@@ -8,9 +8,11 @@
     reason = "a test that cannot go on ends; where, its message says"
 )]
 
+use std::cell::Cell;
 use std::fs;
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
@@ -142,9 +144,21 @@ impl Process {
         assert!(!self.child.wait().unwrap().success());
     }
 
+    /// Whether a server of one disk says where it is, rather than ending.
+    fn is_heard_to_serve(&mut self) -> bool {
+        let says = BufReader::new(self.child.stdout.take().unwrap());
+        let mut lines = says.lines().map_while(Result::ok);
+        lines.any(|line| line.starts_with("nbd+unix:"))
+    }
+
     fn is_over(&mut self) -> bool {
         self.child.try_wait().unwrap().is_some()
     }
+}
+
+fn is_root() -> bool {
+    let own = fs::metadata("/proc/self").unwrap();
+    std::os::unix::fs::MetadataExt::uid(&own) == 0
 }
 
 /// Whether a daemon says by this line that it serves.
@@ -162,6 +176,11 @@ impl Drop for Process {
 
 /// One order: its status and JSON (null where there is no body).
 fn ask(root: &Path, method: &str, path: &str) -> (u16, Value) {
+    let (status, body) = ask_text(root, method, path);
+    (status, serde_json::from_str(&body).unwrap_or(Value::Null))
+}
+
+fn ask_text(root: &Path, method: &str, path: &str) -> (u16, String) {
     let mut socket = UnixStream::connect(root.join("run/tidegate.sock")).unwrap();
     write!(
         socket,
@@ -172,7 +191,7 @@ fn ask(root: &Path, method: &str, path: &str) -> (u16, Value) {
     socket.read_to_string(&mut answer).unwrap();
     let (head, body) = answer.split_once("\r\n\r\n").unwrap();
     let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-    (status, serde_json::from_str(body).unwrap_or(Value::Null))
+    (status, body.to_owned())
 }
 
 /// Hears an NBD server's greeting.
@@ -354,4 +373,150 @@ fn what_the_first_run_made_does_not_come_back_once_it_was_removed() {
     );
     assert!(!root.join("local").exists());
     assert!(again.end().success());
+}
+
+#[test]
+fn a_certificate_that_has_expired_is_served_and_told_in_log_status_metrics_and_events() {
+    let place = tempfile::tempdir().unwrap();
+    let root = place.path();
+    let key = rcgen::KeyPair::generate().unwrap();
+    let mut params = rcgen::CertificateParams::new(vec!["localhost".to_owned()]).unwrap();
+    params.not_before = rcgen::date_time_ymd(2020, 1, 1);
+    params.not_after = rcgen::date_time_ymd(2023, 1, 1);
+    let certificate = params.self_signed(&key).unwrap();
+    fs::write(root.join("cert.pem"), certificate.pem()).unwrap();
+    fs::write(root.join("key.pem"), key.serialize_pem()).unwrap();
+    let tls = "tls = { certificate = 'cert.pem', key = 'key.pem' }";
+    let config = format!("[[nbd.tcp]]\nlisten = '127.0.0.1:0'\n{tls}\n");
+    fs::write(root.join("tidegate.toml"), config).unwrap();
+    let mut daemon = Process::start(daemon(root));
+    let (told, served) = (Cell::new(false), Cell::new(false));
+    daemon.hear_until(|line| {
+        told.set(
+            told.get() || line.contains("WARN") && line.contains("cert.pem at nbd 127.0.0.1:"),
+        );
+        served.set(served.get() || serves(line));
+        told.get() && served.get()
+    });
+    let (_, status) = ask(root, "GET", "/v1/status");
+    let shown = &status["tls_certificates"][0];
+    assert_eq!(shown["expires_at_ms"], 1_672_531_200_000_u64, "{status}");
+    assert!(shown["days_left"].as_i64().unwrap() < -1000, "{status}");
+    let problem = status["problems"].to_string();
+    assert!(
+        problem.contains("days ago") && problem.contains("restart the daemon"),
+        "{problem}"
+    );
+    let (_, page) = ask_text(root, "GET", "/metrics");
+    let left = page
+        .lines()
+        .find(|line| line.starts_with("tidegate_tls_certificate_left_days{"));
+    let left = left.unwrap().rsplit(' ').next().unwrap();
+    assert!(left.parse::<f64>().unwrap() < -1000.0, "{left}");
+    let (_, events) = ask(root, "GET", "/v1/events/kept");
+    let event = &events["events"][0];
+    assert_eq!(
+        (&event["event"], &event["state"]),
+        (&json!("certificate"), &json!("expired"))
+    );
+    assert_eq!(event.get("datastore"), None, "{event}");
+}
+
+#[test]
+fn too_little_locked_memory_names_the_limit_and_a_value_that_is_enough() {
+    let place = tempfile::tempdir().unwrap();
+    let start = |kib: u64| {
+        let socket = place.path().join(format!("{kib}.sock"));
+        let one = server_of_one(Path::new("null:1G"), &socket);
+        // The superuser's memory is not counted, but for one who may not lock as much as it likes.
+        let mut limited = Command::new("prlimit");
+        if is_root() {
+            limited = Command::new("setpriv");
+            limited.args([
+                "--bounding-set=-ipc_lock",
+                "--inh-caps=-ipc_lock",
+                "prlimit",
+            ]);
+        }
+        limited
+            .arg(format!("--memlock={0}:{0}", kib << 10))
+            .arg(one.get_program())
+            .args(one.get_args())
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped());
+        for (name, value) in one.get_envs() {
+            match value {
+                Some(value) => limited.env(name, value),
+                None => limited.env_remove(name),
+            };
+        }
+        Process::start(limited)
+    };
+    let mut small = start(64);
+    if small.is_heard_to_serve() {
+        // A kernel that does not count rings, as before 6.14, has no such limit.
+        return;
+    }
+    let mut said = String::new();
+    small
+        .says
+        .take()
+        .unwrap()
+        .read_to_string(&mut said)
+        .unwrap();
+    assert!(
+        said.contains("RLIMIT_MEMLOCK") && said.contains("from 64 KiB"),
+        "{said}"
+    );
+    assert!(!said.contains("free some memory"), "{said}");
+    let enough = said.split("ulimit -l ").nth(1).unwrap();
+    let enough = enough.split('`').next().unwrap().parse().unwrap();
+    assert!(
+        start(enough).is_heard_to_serve(),
+        "{enough} KiB are not enough"
+    );
+}
+
+#[test]
+fn others_write_to_nothing_of_the_daemons_whatever_its_umask() {
+    for umask in ["000", "777", "027"] {
+        let place = tempfile::tempdir().unwrap();
+        let root = place.path().join("root");
+        let serve = daemon(&root);
+        let mut masked = Command::new("sh");
+        masked
+            .args(["-c", &format!("umask {umask}; exec \"$@\""), "sh"])
+            .arg(serve.get_program())
+            .args(serve.get_args())
+            .env("TIDEGATE_TEST_ROOT", &root)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::piped());
+        let daemon = Process::start(masked).until_it_serves();
+        let mut left = vec![root.clone()];
+        let mut files = 0;
+        while let Some(path) = left.pop() {
+            let facts = fs::symlink_metadata(&path).unwrap();
+            let kind = facts.file_type();
+            let mode = facts.permissions().mode() & 0o777;
+            // Sockets have modes of their own: a group may be let in.
+            if !kind.is_socket() {
+                let told = format!("umask {umask}: {} has mode {mode:o}", path.display());
+                assert_eq!(mode & 0o022, 0, "{told}");
+                assert_eq!(mode & 0o600, 0o600, "{told}");
+                assert!(umask != "027" || mode & 0o007 == 0, "{told}");
+                files += 1;
+            }
+            if kind.is_dir() {
+                left.extend(
+                    fs::read_dir(&path)
+                        .unwrap()
+                        .map(|entry| entry.unwrap().path()),
+                );
+            }
+        }
+        assert!(files > 8, "{files}");
+        assert!(daemon.end().success());
+    }
 }

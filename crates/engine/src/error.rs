@@ -47,6 +47,15 @@ impl Error {
         }
     }
 
+    /// The same, caused by what the system said, which alone does not tell the kind.
+    pub(crate) fn caused(kind: Kind, what: impl Into<String>, source: io::Error) -> Error {
+        Error {
+            kind,
+            what: what.into(),
+            source: Some(source),
+        }
+    }
+
     /// The same, caused by what the system said; the kind follows from that.
     pub fn io(what: impl Into<String>, source: io::Error) -> Error {
         let kind = match source.kind() {
@@ -59,11 +68,7 @@ impl Error {
             io::ErrorKind::TimedOut => Kind::TimedOut,
             _ => Kind::Io,
         };
-        Error {
-            kind,
-            what: what.into(),
-            source: Some(source),
-        }
+        Error::caused(kind, what, source)
     }
 
     /// What kind of trouble it is.

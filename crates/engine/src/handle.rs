@@ -176,14 +176,7 @@ impl Engine {
                 always_poll: settings.always_poll,
                 cpu,
             };
-            let started = IoThread::start(format!("tidegate-io{index}"), habits);
-            let (inbox, join) = started.map_err(|e| {
-                Error::io(
-                    "cannot start an I/O thread: Linux 6.1 or newer with io_uring allowed \
-                     (sysctl kernel.io_uring_disabled = 0) is needed",
-                    e,
-                )
-            })?;
+            let (inbox, join) = IoThread::start(format!("tidegate-io{index}"), habits)?;
             threads.push(Thread {
                 inbox,
                 join: Some(join),

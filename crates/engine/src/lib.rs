@@ -29,6 +29,7 @@ pub use error::{Error, Kind, Result};
 pub use handle::{Answers, DeviceReport, Disk, DiskSpec, Engine, Settings};
 pub use lease::{Lease, Leases};
 pub use thread::orders::{DiskPulse, DiskReading, ThreadPulse, ThreadReport};
+pub use thread::refusals::RING_LOCKED;
 
 /// The NBD protocol, for those who do the handshake before they hand a client over.
 pub use tidegate_front::nbd;

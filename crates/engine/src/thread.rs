@@ -24,6 +24,7 @@ use crate::device::nbd::Connection;
 use crate::device::nbd::budget::Budget;
 use crate::device::ring::RingDevice;
 use crate::errand::Errands;
+use crate::error::{Error, Result};
 use crate::inbox::{Inbox, Order};
 use crate::lease::Lease;
 use crate::sys::buffers::Buffers;
@@ -31,6 +32,7 @@ use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
 use idle::{Idle, Wait};
 use orders::{Parting, Question};
+use refusals::{no_ring, no_such_cpu};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -47,6 +49,7 @@ mod deeds;
 pub(crate) mod idle;
 pub(crate) mod orders;
 mod patience;
+pub(crate) mod refusals;
 mod rest;
 pub(crate) mod tally;
 mod uncalled;
@@ -232,8 +235,9 @@ impl IoThread {
     pub(crate) fn start(
         name: String,
         habits: Habits,
-    ) -> std::io::Result<(Arc<Inbox>, std::thread::JoinHandle<()>)> {
-        let inbox = Arc::new(Inbox::new()?);
+    ) -> Result<(Arc<Inbox>, std::thread::JoinHandle<()>)> {
+        let failed = |error| Error::io("cannot start an I/O thread", error);
+        let inbox = Arc::new(Inbox::new().map_err(failed)?);
         let (ready, made) = std::sync::mpsc::channel();
         let own = Arc::clone(&inbox);
         let handle = std::thread::Builder::new()
@@ -255,19 +259,23 @@ impl IoThread {
                     }
                 }
                 drop(guard);
-            })?;
+            })
+            .map_err(failed)?;
         match made.recv() {
             Ok(Ok(())) => Ok((inbox, handle)),
             Ok(Err(error)) => Err(error),
-            Err(_) => Err(std::io::Error::other("an I/O thread died while starting")),
+            Err(_) => {
+                let text = "an I/O thread died while starting";
+                Err(failed(std::io::Error::other(text)))
+            }
         }
     }
 
-    fn new(name: String, inbox: Arc<Inbox>, habits: Habits) -> std::io::Result<IoThread> {
+    fn new(name: String, inbox: Arc<Inbox>, habits: Habits) -> Result<IoThread> {
         if let Some(cpu) = habits.cpu {
-            os::pin_to(cpu)?;
+            os::pin_to(cpu).map_err(|_| no_such_cpu(cpu))?;
         }
-        let mut ring = Ring::new()?;
+        let mut ring = Ring::new().map_err(no_ring)?;
         ring.watch(
             inbox.bell(),
             Tag {
@@ -278,7 +286,8 @@ impl IoThread {
         );
         let now = os::now();
         Ok(IoThread {
-            errands: Errands::start(&name, Arc::clone(&inbox))?,
+            errands: Errands::start(&name, Arc::clone(&inbox))
+                .map_err(|e| Error::io("cannot start an I/O thread", e))?,
             name,
             inbox,
             desk: Desk {

@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::extract::ConnectInfo;
@@ -33,7 +33,10 @@ use tokio_util::sync::CancellationToken;
 use super::guard::{self, Guard};
 use super::owner::owner;
 use crate::plan::DashboardPlan;
+use crate::refusals::Refusals;
 use crate::serve::Daemon;
+use crate::tls::expiry::Validity;
+use crate::tls::refused;
 use crate::trouble::{self, Outcome};
 use crate::{accept, rest, sockets, tls};
 
@@ -49,10 +52,29 @@ pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 /// How long the other end's system may leave unanswered what it is sent. Pages come back by themselves.
 const SILENCE: Duration = Duration::from_secs(30);
 
+/// Whom a door lets in, read from the files that the plan names.
+pub(crate) struct Access {
+    token: Option<Vec<u8>>,
+    tls: Option<tls::Server>,
+}
+
+impl Access {
+    /// What a plan names.
+    pub(crate) fn of(plan: &DashboardPlan) -> Outcome<Access> {
+        let read = || {
+            Ok(Access {
+                token: plan.token.as_deref().map(guard::read_token).transpose()?,
+                tls: plan.tls.as_ref().map(tls::server).transpose()?,
+            })
+        };
+        read().map_err(|problem: Problem| problem.within("cannot serve the dashboard"))
+    }
+}
+
 /// A listening address, and what it needs to serve.
 pub(crate) struct Door {
     listener: std::net::TcpListener,
-    tls: Option<TlsAcceptor>,
+    tls: Option<tls::Server>,
     guard: Guard,
     /// Where browsers find it.
     pub(crate) url: String,
@@ -68,19 +90,22 @@ pub(crate) struct Guest {
 
 impl Door {
     /// Listens as planned.
-    pub(crate) fn open(plan: &DashboardPlan) -> Outcome<Door> {
-        let token = plan.token.as_deref().map(guard::read_token).transpose()?;
-        let tls = plan.tls.as_ref().map(tls::acceptor).transpose()?;
-        let listener = match sockets::listen_tcp(plan.address) {
+    pub(crate) fn open(plan: &DashboardPlan, access: Access) -> Outcome<Door> {
+        let Access { token, tls } = access;
+        let (listener, held) = match sockets::listen_tcp(plan.address) {
             Err(problem) if plan.any_port => {
-                tracing::debug!(%problem, "the dashboard takes another port");
-                sockets::listen_tcp(SocketAddr::new(plan.address.ip(), 0))?
+                let other = SocketAddr::new(plan.address.ip(), 0);
+                (sockets::listen_tcp(other)?, Some(problem))
             }
-            listener => listener?,
+            listener => (listener?, None),
         };
         let address = listener
             .local_addr()
             .map_err(|e| trouble::io("cannot listen for the dashboard", &e))?;
+        if let Some(problem) = held {
+            let url = url(address, tls.is_some());
+            tracing::warn!(%problem, "the dashboard is at {url} until this daemon ends, not at its usual port");
+        }
         Ok(Door {
             url: url(address, tls.is_some()),
             guard: Guard::new(token, tls.is_some()),
@@ -89,13 +114,19 @@ impl Door {
         })
     }
 
+    /// Its certificate, and where it is shown.
+    pub(crate) fn certificate(&self) -> Option<(&str, &Validity)> {
+        Some((&self.url, &self.tls.as_ref()?.validity))
+    }
+
     /// Serves until the daemon stops.
     pub(crate) async fn serve(self, daemon: Arc<Daemon>, stop: CancellationToken) {
         let guard = Arc::new(self.guard);
         let doors = rest::router(daemon)
             // glossary: axum's word
             .layer(axum::middleware::from_fn_with_state(guard, guard::check));
-        let hall = Hall::new(doors, self.tls, PATIENCE, stop);
+        let tls = self.tls.map(|server| server.acceptor);
+        let hall = Hall::new(doors, tls, PATIENCE, stop);
         match TcpListener::from_std(self.listener) {
             Ok(listener) => receive(listener, Arc::new(hall)).await,
             Err(error) => tracing::error!(%error, "the dashboard ended"),
@@ -120,6 +151,7 @@ struct Hall {
     doors: TowerToHyperService<Router>,
     tls: Option<TlsAcceptor>,
     parties: Parties,
+    refusals: Refusals,
     patience: Duration,
     stop: CancellationToken,
 }
@@ -157,6 +189,7 @@ impl Hall {
             doors: TowerToHyperService::new(doors),
             tls,
             parties: Parties::default(),
+            refusals: Refusals::default(),
             patience,
             stop,
         }
@@ -179,9 +212,20 @@ impl Hall {
         let Some(tls) = &self.tls else {
             return self.talk(socket, guest).await;
         };
-        // Whoever does not speak TLS, or gives up, is not told of: anybody can do that at will.
-        if let Ok(Ok(stream)) = tokio::time::timeout(self.patience, tls.accept(socket)).await {
-            self.talk(stream, guest).await;
+        match tokio::time::timeout(self.patience, tls.accept(socket)).await {
+            Ok(Ok(stream)) => self.talk(stream, guest).await,
+            Ok(Err(error)) => self.refuse(peer, &refused::reason(&error)),
+            // Whoever falls silent is not told of: anybody can do that at will.
+            Err(_) => {}
+        }
+    }
+
+    /// Tells who does not get in, and why, once.
+    fn refuse(&self, peer: SocketAddr, reason: &str) {
+        let whom = peer.ip().to_canonical().to_string();
+        if let Some(left_out) = self.refusals.must_tell(&whom, reason, Instant::now()) {
+            let left_out = (left_out > 0).then_some(left_out);
+            tracing::warn!(%peer, reason, left_out, "a browser is refused");
         }
     }
 
@@ -248,11 +292,8 @@ impl Parties {
     }
 }
 
-/// The dashboard of a plan, if it has one. Where nobody asked for it, a host without it serves all the same.
-pub(crate) fn open(plan: Option<&DashboardPlan>) -> Outcome<Option<Door>> {
-    let Some(plan) = plan else {
-        return Ok(None);
-    };
+/// The dashboard of a plan. Where nobody asked for it, a host without it serves all the same.
+pub(crate) fn open(plan: &DashboardPlan, access: Outcome<Access>) -> Outcome<Option<Door>> {
     let tolerable = |problem: Problem| {
         if plan.any_port {
             tracing::warn!(%problem, "there is no dashboard");
@@ -261,12 +302,14 @@ pub(crate) fn open(plan: Option<&DashboardPlan>) -> Outcome<Option<Door>> {
             Err(problem.within("cannot serve the dashboard"))
         }
     };
-    Door::open(plan).map(Some).or_else(tolerable)
+    let opened = access.and_then(|access| Door::open(plan, access));
+    opened.map(Some).or_else(tolerable)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::log::captured::Lines;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
     #[test]
@@ -286,11 +329,15 @@ mod tests {
             token: None,
             tls: None,
         };
-        let door = open(Some(&plan)).unwrap().unwrap();
+        let lines = Lines::default();
+        let door = lines.while_logging(|| open(&plan, Access::of(&plan)).unwrap().unwrap());
         assert_ne!(door.listener.local_addr().unwrap(), plan.address);
+        let log = lines.text();
+        let taken = plan.address.to_string();
+        assert!(log.contains("WARN") && log.contains(&taken), "{log}");
+        assert!(log.contains(&door.url) && log.contains("ss -ltnp"), "{log}");
         plan.any_port = false;
-        assert!(open(Some(&plan)).is_err());
-        assert!(open(None).unwrap().is_none());
+        assert!(open(&plan, Access::of(&plan)).is_err());
     }
 
     /// A hall with one door that answers; its address.

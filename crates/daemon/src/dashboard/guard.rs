@@ -20,6 +20,7 @@
 
 use std::collections::VecDeque;
 use std::fs;
+use std::io;
 use std::net::IpAddr;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -299,24 +300,40 @@ async fn whole(request: Request, patience: Duration) -> Result<Request, Refusal>
 
 /// The token that a file holds.
 pub(crate) fn read_token(path: &Path) -> Outcome<Vec<u8>> {
-    let what = || format!("cannot use the dashboard's token file {}", path.display());
-    let facts = fs::metadata(path).map_err(|e| trouble::io(what(), &e))?;
+    let what = format!("cannot use the dashboard's token file {}", path.display());
+    let new = format!(
+        "put a token in it that only the daemon's user may read: `(umask 077; rm -f {0}; openssl rand -hex 24 > {0})`",
+        path.display()
+    );
+    let bad = |why: String| Err(trouble::invalid(&what).because(why).remedy(&new));
+    let facts = match fs::metadata(path) {
+        Ok(facts) => facts,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return bad(error.to_string()),
+        Err(error) => return Err(trouble::io(&what, &error)),
+    };
+    if !facts.is_file() {
+        return bad("it is no plain file".to_owned());
+    }
     if facts.permissions().mode() & 0o007 != 0 {
-        return Err(trouble::invalid(what())
+        return Err(trouble::invalid(&what)
             .because("everybody on this host may read it")
-            .remedy(format!("chmod o= {}", path.display())));
+            .remedy(format!(
+                "take that right away: `chmod o= {}`",
+                path.display()
+            )));
     }
     if facts.len() > TOKEN_MAX {
-        return Err(trouble::invalid(what()).because("it is too long for a token"));
+        return bad(format!("it is longer than {TOKEN_MAX} bytes"));
     }
-    let text = fs::read_to_string(path).map_err(|e| trouble::io(what(), &e))?;
-    let token = text.trim();
+    let token = match fs::read_to_string(path) {
+        Ok(text) => text.trim().to_owned(),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => return bad(error.to_string()),
+        Err(error) => return Err(trouble::io(&what, &error)),
+    };
     if token.len() < TOKEN_MIN {
-        return Err(trouble::invalid(what())
-            .because(format!("the token has fewer than {TOKEN_MIN} characters"))
-            .remedy(format!("openssl rand -hex 24 > {}", path.display())));
+        return bad(format!("the token has fewer than {TOKEN_MIN} characters"));
     }
-    Ok(token.as_bytes().to_vec())
+    Ok(token.into_bytes())
 }
 
 /// What is given out before login: the pages, which know nothing.

@@ -52,6 +52,8 @@ families! {
         "NBD clients that broke the protocol, gave up, asked for what is not there, or found no room, before they had a disk.";
     LOG_LOST: Counter "tidegate_log_lines_lost_total" [""]
         "Lines of the log that were lost because nobody read it.";
+    CERTIFICATE_LEFT: Gauge "tidegate_tls_certificate_left_days" ["listener, file"]
+        "Days until the certificate that a TLS listener shows expires; negative once it has.";
     DATASTORE_UP: Gauge "tidegate_datastore_up" ["datastore, kind"]
         "1 while the datastore can be used, 0 while it cannot.";
     DATASTORE_DISKS: Gauge "tidegate_datastore_disks" ["datastore, kind"]
@@ -135,7 +137,8 @@ mod tests {
     use super::*;
 
     /// What a name that is no counter may end in: Prometheus' base units, and words that count things.
-    const ENDINGS: [&str; 14] = [
+    const ENDINGS: [&str; 15] = [
+        "_days",
         "_engaged",
         "_trouble",
         "_hosts",

@@ -22,6 +22,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::limits;
 use crate::live::LiveDisks;
+use crate::refusals::Refusals;
 use crate::trouble::Outcome;
 
 /// What cannot be done when somebody is turned away.
@@ -42,6 +43,7 @@ pub(crate) struct Hall {
     tcp: Arc<Semaphore>,
     porch: Arc<Porch>,
     told: Arc<Told>,
+    refusals: Arc<Refusals>,
 }
 
 /// How somebody came.
@@ -61,6 +63,20 @@ impl Hall {
             tcp: room(),
             porch: Arc::default(),
             told: Arc::default(),
+            refusals: Arc::default(),
+        }
+    }
+
+    /// Counts somebody who gets no disk, and tells why, once.
+    pub(super) fn refuse(&self, way: Way, peer: &str, reason: &str) {
+        self.disks.count_refused();
+        let whom = match way {
+            Way::Unix => "a Unix socket".to_owned(),
+            Way::Tcp(ip) => network(ip).to_string(),
+        };
+        if let Some(left_out) = self.refusals.must_tell(&whom, reason, Instant::now()) {
+            let left_out = (left_out > 0).then_some(left_out);
+            tracing::warn!(peer, reason, left_out, "an NBD client is refused");
         }
     }
 
@@ -254,7 +270,7 @@ fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::io;
+    use crate::log::captured::Lines;
 
     fn hall(seats: usize) -> Hall {
         Hall::new(Arc::default(), seats)
@@ -346,33 +362,17 @@ mod tests {
         assert!(!told.must_tell(&Lack::Seats, begun + 3 * PAUSE));
     }
 
-    #[derive(Clone, Default)]
-    struct Lines(Arc<Mutex<Vec<u8>>>);
-
-    impl io::Write for Lines {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            locked(&self.0).extend_from_slice(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
     #[test]
     fn a_full_hall_writes_one_line_and_counts_all_whom_it_turns_away() {
         let hall = hall(1);
         let lines = Lines::default();
-        let writer = lines.clone();
-        let log = tracing_subscriber::fmt().with_writer(move || writer.clone());
-        tracing::subscriber::with_default(log.finish(), || {
+        lines.while_logging(|| {
             let _seat = hall.admit(Way::Unix, "a client").unwrap();
             for _ in 0..100 {
                 assert!(hall.admit(Way::Unix, "another").is_none());
             }
         });
-        let text = String::from_utf8(locked(&lines.0).clone()).unwrap();
+        let text = lines.text();
         assert_eq!(text.matches("an NBD client is turned away").count(), 1);
         assert!(text.contains("nbd.max_connections"), "{text}");
         assert_eq!(hall.disks.refused(), 100);

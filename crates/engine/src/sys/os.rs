@@ -229,6 +229,26 @@ pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
     }
 }
 
+/// The CPUs that the calling thread could be pinned to. It may run on any of them afterwards.
+pub(crate) fn usable_cpus() -> Vec<usize> {
+    let size = size_of::<libc::cpu_set_t>();
+    // SAFETY: cpu_set_t is plain old data; zero is the empty set.
+    let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
+    let all = 0..libc::CPU_SETSIZE.unsigned_abs() as usize;
+    for cpu in all.clone() {
+        // SAFETY: the CPU's bit is inside the set.
+        unsafe { libc::CPU_SET(cpu, &mut set) };
+    }
+    // The kernel takes of all those that it may give. One that refuses leaves what the thread had.
+    // SAFETY: zero means the calling thread; the kernel reads the set during the call.
+    unsafe { libc::sched_setaffinity(0, size, &raw const set) };
+    // SAFETY: as above, but the kernel fills the set.
+    unsafe { libc::sched_getaffinity(0, size, &raw mut set) };
+    // SAFETY: the CPU's bit is inside the set.
+    all.filter(|cpu| unsafe { libc::CPU_ISSET(*cpu, &set) })
+        .collect()
+}
+
 /// An anonymous file in memory.
 ///
 /// # Errors

@@ -23,6 +23,10 @@ use tidegate_core::units::Span;
 const ENTRIES: u32 = 512;
 /// Completion queue entries; the kernel keeps what does not fit (NODROP).
 const COMPLETIONS: u32 = 8192;
+/// What a ring takes of its user's locked memory (RLIMIT_MEMLOCK), where the kernel counts it there, as from Linux 6.14 on
+/// without CAP_IPC_LOCK: 64 bytes for each submission, and 16 for each completion with a page for the ring's own head and
+/// the 4 bytes of each place in the queue.
+pub(crate) const LOCKED: u64 = (ENTRIES * 64 + COMPLETIONS * 16 + 4096) as u64;
 /// Reads and writes that wait for their submission at most. The kernel takes microseconds for each and shows a disk
 /// nothing before it has taken all of one submission: a disk that waits for 32 idles meanwhile, and from then on all 32
 /// go round in step. The first of a turn goes alone, so that a disk that idles begins at once; then they go in fours,

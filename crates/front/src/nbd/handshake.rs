@@ -166,6 +166,8 @@ pub struct Handshake {
     /// The canonical name of the export whose `base:allocation` was chosen last.
     context: Option<String>,
     options: u32,
+    /// It was told that TLS is required.
+    in_the_clear: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -198,7 +200,13 @@ impl Handshake {
             structured: false,
             context: None,
             options: 0,
+            in_the_clear: false,
         }
+    }
+
+    /// Whether the client asked for anything without TLS where that is required.
+    pub fn asked_in_the_clear(&self) -> bool {
+        self.in_the_clear
     }
 
     /// For the same connection after [`Step::StartTls`], now private: no new greeting, and everything but the
@@ -385,6 +393,7 @@ impl Handshake {
 
     fn obey(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Option<Step> {
         if self.tls == Tls::Required && !matches!(option, option::STARTTLS | option::ABORT) {
+            self.in_the_clear = true;
             match option {
                 option::EXPORT_NAME => self.violate(Violation::TlsRequired),
                 _ => answer(

@@ -1,0 +1,265 @@
+//! Everything of a configuration that can be refused before the daemon serves: made for `serve`, and for `check-config`.
+//!
+//! [`prepare`] reads the configuration, plans it, and opens every file that it names; [`check_config`] also tries what
+//! `serve` does next, and leaves no trace of it. Nothing listens and nothing is written here.
+//!
+//! # Always true
+//! - `serve` starts with what [`prepare`] made, so nothing that it names is refused later for what it is.
+//! - What the daemon that serves this root has open already is not held against a configuration: it makes way first.
+
+use std::net::{IpAddr, SocketAddr};
+use std::path::{Path, PathBuf};
+
+use tidegate_api::config::Config;
+use tidegate_api::problem::Problem;
+use tidegate_api::status::NbdSecurity;
+use tracing_subscriber::filter::EnvFilter;
+
+use crate::dashboard::door::Access;
+use crate::host::Host;
+use crate::nbd_listener::DoorSecurity;
+use crate::plan::{Machine, Plan, Security};
+use crate::root::Root;
+use crate::serve::ServeOptions;
+use crate::sockets;
+use crate::store::Store;
+use crate::tls::expiry::Validity;
+use crate::trouble::{self, Outcome};
+use crate::{limits, log, tls};
+
+/// What a daemon starts with.
+pub(crate) struct Prepared {
+    pub(crate) root: Root,
+    pub(crate) plan: Plan,
+    /// The configuration file, if there is one.
+    pub(crate) from: Option<PathBuf>,
+    pub(crate) filter: EnvFilter,
+    pub(crate) tcp: Vec<TcpDoor>,
+    /// Whom the dashboard lets in, if it has an address.
+    pub(crate) dashboard: Option<Outcome<Access>>,
+}
+
+/// A TCP address for NBD clients, with all that it takes to serve there.
+pub(crate) struct TcpDoor {
+    pub(crate) address: SocketAddr,
+    pub(crate) security: DoorSecurity,
+    pub(crate) kind: NbdSecurity,
+    /// Of its certificate.
+    pub(crate) validity: Option<Validity>,
+}
+
+/// Reads and opens what a configuration names.
+pub(crate) fn prepare(options: &ServeOptions) -> anyhow::Result<Prepared> {
+    let root = Root::find(options.root.clone())?;
+    let (config, from) = read_config(&root, options)?;
+    let prepared = (|| {
+        let plan = Plan::new(&config, &root, machine())?;
+        must_differ(&plan)?;
+        Ok((
+            log::filter(&plan.log)?,
+            tcp_doors(&plan)?,
+            dashboard(&plan)?,
+            plan,
+        ))
+    })();
+    let (filter, tcp, dashboard, plan) =
+        prepared.map_err(|problem| in_file(problem, from.as_deref()))?;
+    Ok(Prepared {
+        root,
+        plan,
+        from,
+        filter,
+        tcp,
+        dashboard,
+    })
+}
+
+/// Finds what `serve` would refuse, without serving. Answers with the configuration that was read.
+///
+/// # Errors
+/// Those of `serve`, before it serves.
+pub fn check_config(options: &ServeOptions) -> anyhow::Result<Option<PathBuf>> {
+    let Prepared {
+        root, plan, from, ..
+    } = prepare(options)?;
+    try_out(&root, &plan).map_err(|problem| in_file(problem, from.as_deref()))?;
+    Ok(from)
+}
+
+/// What `serve` does next, undone at once.
+fn try_out(root: &Root, plan: &Plan) -> Outcome<()> {
+    root.check()?;
+    Store::check(root.state())?;
+    limits::raise_all();
+    drop(Host::start(&plan.threads)?);
+    let serving = root.daemon();
+    let unix = std::iter::once(&plan.api.socket).chain(&plan.nbd.sockets);
+    for path in unix.filter(|path| !root.makes_folder_of(path)) {
+        sockets::check_unix(path, serving)?;
+    }
+    for door in &plan.nbd.tcp {
+        sockets::check_tcp(door.address, serving)?;
+    }
+    match &plan.dashboard {
+        // It takes another port, or does without.
+        None => Ok(()),
+        Some(dashboard) if dashboard.any_port => Ok(()),
+        Some(dashboard) => sockets::check_tcp(dashboard.address, serving)
+            .map_err(|problem| problem.within("cannot serve the dashboard")),
+    }
+}
+
+fn tcp_doors(plan: &Plan) -> Outcome<Vec<TcpDoor>> {
+    let door = |tcp: &crate::plan::TcpPlan| {
+        let (security, kind, validity) = match &tcp.security {
+            Security::Plaintext => (DoorSecurity::Plain, NbdSecurity::Plaintext, None),
+            Security::Tls(files) => {
+                let server = tls::server(files)?;
+                let kind = match server.asks_clients {
+                    true => NbdSecurity::MutualTls,
+                    false => NbdSecurity::Tls,
+                };
+                let security = DoorSecurity::Tls(server.acceptor);
+                (security, kind, Some(server.validity))
+            }
+        };
+        Ok(TcpDoor {
+            address: tcp.address,
+            security,
+            kind,
+            validity,
+        })
+    };
+    plan.nbd.tcp.iter().map(door).collect()
+}
+
+/// Whom the dashboard lets in. Where nobody asked for it, a host without it serves all the same.
+fn dashboard(plan: &Plan) -> Outcome<Option<Outcome<Access>>> {
+    match &plan.dashboard {
+        None => Ok(None),
+        Some(plan) if plan.any_port => Ok(Some(Access::of(plan))),
+        Some(plan) => Access::of(plan).map(|access| Some(Ok(access))),
+    }
+}
+
+/// Refuses a configuration that names one socket twice: the second would find the first in its place.
+fn must_differ(plan: &Plan) -> Outcome<()> {
+    let api = std::iter::once((&plan.api.socket, "api.socket"));
+    let nbd = plan.nbd.sockets.iter().map(|path| (path, "nbd.sockets"));
+    let unix: Vec<_> = api
+        .chain(nbd)
+        .map(|(path, key)| (real(path), key))
+        .collect();
+    let same = |a: &PathBuf, b: &PathBuf| a == b;
+    twice(&unix, same, |path| path.display().to_string())?;
+    let nbd = plan.nbd.tcp.iter().map(|tcp| (tcp.address, "nbd.tcp"));
+    let dashboard = plan
+        .dashboard
+        .iter()
+        .filter(|dashboard| !dashboard.any_port);
+    let dashboard = dashboard.map(|dashboard| (dashboard.address, "dashboard.listen"));
+    let tcp: Vec<_> = nbd.chain(dashboard).collect();
+    twice(&tcp, overlap, SocketAddr::to_string)
+}
+
+fn twice<T>(
+    all: &[(T, &str)],
+    same: impl Fn(&T, &T) -> bool,
+    show: impl Fn(&T) -> String,
+) -> Outcome<()> {
+    for (nth, (one, key)) in all.iter().enumerate() {
+        let Some((other, before)) = all[..nth].iter().find(|(other, _)| same(one, other)) else {
+            continue;
+        };
+        let what = match show(one) == show(other) {
+            true => format!("the configuration names {} twice", show(one)),
+            false => format!(
+                "the configuration names {} and {}, which is the same port of the same address",
+                show(other),
+                show(one)
+            ),
+        };
+        let why = match key == before {
+            true => format!("both are in {key}"),
+            false => format!("it is in {before} and in {key}"),
+        };
+        return Err(trouble::invalid(what)
+            .because(why)
+            .remedy("leave out one of them, or give it another place"));
+    }
+    Ok(())
+}
+
+/// A socket's path without links and detours, as far as its directory is there.
+fn real(path: &Path) -> PathBuf {
+    let (Some(folder), Some(name)) = (path.parent(), path.file_name()) else {
+        return path.to_owned();
+    };
+    let folder = folder.canonicalize().unwrap_or_else(|_| folder.to_owned());
+    folder.join(name)
+}
+
+/// Whether nobody can listen on both. An unspecified address stands for all; that of IPv6 for those of IPv4 as well.
+fn overlap(one: &SocketAddr, other: &SocketAddr) -> bool {
+    if one.port() != other.port() || one.port() == 0 {
+        return false;
+    }
+    let covers =
+        |all: IpAddr, one: IpAddr| all.is_unspecified() && (all.is_ipv6() || one.is_ipv4());
+    let (one, other) = (one.ip(), other.ip());
+    one == other || covers(one, other) || covers(other, one)
+}
+
+fn machine() -> Machine {
+    let cpus = std::thread::available_parallelism().map_or(1, usize::from);
+    let name = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
+    Machine {
+        cpus,
+        journal: log::to_journal(),
+        name: name.trim().to_owned(),
+    }
+}
+
+fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<PathBuf>)> {
+    let (path, must_exist) = match &options.config {
+        Some(path) => (path.clone(), true),
+        None => (root.config_file(), false),
+    };
+    let what = || format!("cannot read the configuration {}", path.display());
+    let (mut config, from) = match std::fs::read_to_string(&path) {
+        Ok(text) => {
+            let config =
+                Config::read(&text).map_err(|e| trouble::invalid(what()).because_of(&e))?;
+            (config, Some(path))
+        }
+        // Without a root there is none of its own; whether there can be a root is seen later.
+        Err(error)
+            if !must_exist
+                && matches!(
+                    error.kind(),
+                    std::io::ErrorKind::NotFound | std::io::ErrorKind::NotADirectory
+                ) =>
+        {
+            (Config::default(), None)
+        }
+        Err(error) => return Err(trouble::io(what(), &error)),
+    };
+    if options.threads.is_some() {
+        config.io.threads = options.threads;
+    }
+    if options.api_socket.is_some() {
+        config.api.socket = options.api_socket.clone();
+    }
+    config.nbd.tcp.extend(options.nbd_tcp.iter().cloned());
+    Ok((config, from))
+}
+
+fn in_file(problem: Problem, file: Option<&Path>) -> Problem {
+    match file {
+        Some(file) => problem.because(format!("it was read from {}", file.display())),
+        None => problem,
+    }
+}
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,100 @@
+//! Which refused clients are told of in the log: each once with its reason, however often it comes again.
+//!
+//! Whoever reaches a port can be refused as often as it likes, from as many addresses as it has: the log is not theirs to
+//! fill.
+//!
+//! # Always true
+//! - One address is told of with one reason once within [`SAME`].
+//! - Not more than [`MOST`] lines are written within [`WINDOW`]; what was left out is counted in the next line.
+//! - Not more than [`KNOWN`] addresses and reasons are remembered.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+/// A client that comes again every few seconds is one line an hour.
+const SAME: Duration = Duration::from_secs(3600);
+/// As many lines in a minute as a person reads.
+const MOST: usize = 8;
+const WINDOW: Duration = Duration::from_secs(60);
+/// As many as can be told of in half an hour.
+const KNOWN: usize = 256;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Refusals(Mutex<Told>);
+
+#[derive(Default)]
+struct Told {
+    /// Whom and why, and when; the latest last.
+    lines: VecDeque<(String, String, Instant)>,
+    left_out: u64,
+}
+
+impl Refusals {
+    /// Whether this one is told of; how many others were left out since the last line then.
+    ///
+    /// `whom` is the peer without what changes from one connection to the next.
+    pub(crate) fn must_tell(&self, whom: &str, reason: &str, now: Instant) -> Option<u64> {
+        let mut told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        let within = |at: &Instant, span| now.saturating_duration_since(*at) < span;
+        let same = told
+            .lines
+            .iter()
+            .any(|(known, why, at)| known == whom && why == reason && within(at, SAME));
+        let lately = told.lines.iter().rev();
+        let lately = lately.take_while(|(_, _, at)| within(at, WINDOW)).count();
+        if same || lately >= MOST {
+            told.left_out += 1;
+            return None;
+        }
+        if told.lines.len() == KNOWN {
+            told.lines.pop_front();
+        }
+        told.lines
+            .push_back((whom.to_owned(), reason.to_owned(), now));
+        Some(std::mem::take(&mut told.left_out))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_client_that_comes_again_is_told_of_once_an_hour_for_each_reason() {
+        let refusals = Refusals::default();
+        let begun = Instant::now();
+        let told = |after: u64, reason| {
+            refusals.must_tell("192.0.2.1", reason, begun + Duration::from_secs(after))
+        };
+        assert_eq!(told(0, "no certificate"), Some(0));
+        for again in 1..100 {
+            assert_eq!(told(again, "no certificate"), None);
+        }
+        assert_eq!(told(100, "expired"), Some(99));
+        assert_eq!(told(3599, "no certificate"), None);
+        assert_eq!(told(3600, "no certificate"), Some(1));
+    }
+
+    #[test]
+    fn many_clients_write_no_more_than_some_lines_a_minute() {
+        let refusals = Refusals::default();
+        let begun = Instant::now();
+        let mut lines = 0;
+        let mut left_out = 0;
+        for nth in 0..60_000_u32 {
+            let now = begun + Duration::from_millis(nth.into());
+            if let Some(others) = refusals.must_tell(&nth.to_string(), "a reason", now) {
+                lines += 1;
+                left_out += others;
+            }
+        }
+        assert_eq!((lines, left_out), (MOST, 0));
+        let after = begun + 2 * WINDOW;
+        assert_eq!(
+            refusals.must_tell("x", "a reason", after),
+            Some(60_000 - u64::try_from(MOST).unwrap())
+        );
+    }
+}
