@@ -44,6 +44,8 @@ pub enum JobState {
     Failed,
     /// Somebody stopped it. What it had made is gone again.
     Cancelled,
+    /// The daemon ended while it ran. What it had made is gone, or goes before the next disk is made there.
+    Interrupted,
 }
 
 impl JobState {
@@ -60,7 +62,7 @@ pub struct JobList {
     pub jobs: Vec<Job>,
 }
 
-/// Image formats that come in and go out.
+/// Image formats. All come in; raw and qcow2 go out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageFormat {
@@ -68,15 +70,49 @@ pub enum ImageFormat {
     Raw,
     /// QEMU's format, version 2 or 3.
     Qcow2,
+    /// VMware's, where it is one file.
+    Vmdk,
+    /// VirtualBox's.
+    Vdi,
+    /// Microsoft's newer one.
+    Vhdx,
+    /// Microsoft's older one, VHD.
+    Vpc,
+}
+
+impl ImageFormat {
+    /// All of them.
+    pub const ALL: [ImageFormat; 6] = [
+        ImageFormat::Raw,
+        ImageFormat::Qcow2,
+        ImageFormat::Vmdk,
+        ImageFormat::Vdi,
+        ImageFormat::Vhdx,
+        ImageFormat::Vpc,
+    ];
+
+    /// As it is written; QEMU's word for it too.
+    pub const fn word(self) -> &'static str {
+        match self {
+            ImageFormat::Raw => "raw",
+            ImageFormat::Qcow2 => "qcow2",
+            ImageFormat::Vmdk => "vmdk",
+            ImageFormat::Vdi => "vdi",
+            ImageFormat::Vhdx => "vhdx",
+            ImageFormat::Vpc => "vpc",
+        }
+    }
 }
 
 impl std::str::FromStr for ImageFormat {
     type Err = String;
     fn from_str(text: &str) -> Result<ImageFormat, String> {
+        let mut all = ImageFormat::ALL.into_iter();
         match text {
-            "raw" => Ok(ImageFormat::Raw),
-            "qcow2" => Ok(ImageFormat::Qcow2),
-            _ => Err(format!("'{text}' is no image format: use raw or qcow2")),
+            "vhd" => Ok(ImageFormat::Vpc),
+            _ => all.find(|format| format.word() == text).ok_or_else(|| {
+                format!("'{text}' is no image format: use raw, qcow2, vmdk, vdi, vhdx or vpc")
+            }),
         }
     }
 }
@@ -85,7 +121,7 @@ impl std::str::FromStr for ImageFormat {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskImport {
-    /// The image file, absolute, on the daemon's host and readable by the daemon.
+    /// The image file or block device, absolute, on the daemon's host and readable by the daemon.
     #[schema(value_type = String)]
     pub file: PathBuf,
     /// Its format; null: told from its first bytes (an image whose guest could have written those is best named).
@@ -99,16 +135,23 @@ pub struct DiskImport {
     /// Whether to attach the disk when it is complete. If that fails, the job fails and the disk stays, detached.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub attach: bool,
+    /// A block device, absolute, that becomes the disk's image; null: a file on the datastore.
+    #[serde(default)]
+    #[schema(value_type = Option<String>)]
+    pub device: Option<PathBuf>,
+    /// Whether what is on that device may be lost. Without a device it means nothing: a disk is never replaced.
+    #[serde(default)]
+    pub existing: Existing,
 }
 
 /// An order to write a disk, which must be detached, to an image file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskExport {
-    /// The image file to create, absolute, on the daemon's host.
+    /// The image file to create, or a block device to write to; absolute, on the daemon's host.
     #[schema(value_type = String)]
     pub file: PathBuf,
-    /// Its format; null: qcow2 if the file's name ends so, else raw.
+    /// Its format, raw or qcow2; null: as the file's name ends. A name that ends as another format's does is refused.
     #[serde(default)]
     pub format: Option<ImageFormat>,
     /// What to do if the file is there already.

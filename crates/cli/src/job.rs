@@ -105,10 +105,12 @@ pub(crate) fn follow(
 fn outcome(job: Answer) -> Result<Answer, Failure> {
     match job.state {
         JobState::Running | JobState::Done => Ok(job),
-        JobState::Failed => Err(Failure::Failed(job.problem.unwrap_or_else(|| {
-            Problem::new(ProblemCode::Internal, format!("cannot {}", job.what))
-                .because("the daemon does not say why")
-        }))),
+        JobState::Failed | JobState::Interrupted => {
+            Err(Failure::Failed(job.problem.unwrap_or_else(|| {
+                Problem::new(ProblemCode::Internal, format!("cannot {}", job.what))
+                    .because("the daemon does not say why")
+            })))
+        }
         JobState::Cancelled => Err(Failure::Failed(
             Problem::new(ProblemCode::Invalid, format!("cannot {}", job.what))
                 .because("it was cancelled"),
@@ -206,6 +208,7 @@ fn state(state: JobState) -> &'static str {
         JobState::Done => "done",
         JobState::Failed => "failed",
         JobState::Cancelled => "cancelled",
+        JobState::Interrupted => "interrupted",
     }
 }
 

@@ -3,7 +3,7 @@
 //! Import and export are this loop between two images; what they are made of is behind [`Source`] and [`Sink`].
 //!
 //! # Always true
-//! - What reads as zeroes is never written: a new image reads as zeroes where nothing was written.
+//! - What reads as zeroes is never written to a new image: it reads as zeroes where nothing was written.
 //! - Between two pieces of at most [`PIECE`] bytes it looks whether it was cancelled.
 
 use std::fs::File;
@@ -12,6 +12,8 @@ use std::os::unix::fs::FileExt;
 
 use crate::jobs::Progress;
 use crate::trouble::{self, Outcome};
+
+pub(crate) mod device;
 
 /// Bytes copied at a time: large enough for any disk's full speed, small enough for a lively progress bar.
 const PIECE: usize = 1 << 20;
@@ -36,20 +38,51 @@ pub(crate) enum Extent {
     Zero,
 }
 
-/// What is copied to; new, so that it reads as zeroes.
+/// What is copied to.
 pub(crate) trait Sink {
     /// Writes the buffer at `offset`.
     fn write(&mut self, buffer: &[u8], offset: u64) -> io::Result<()>;
+    /// Has a stretch read as zeroes. What is new reads so already.
+    fn zero(&mut self, _offset: u64, _length: u64) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+/// Some bytes of a source.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Piece<'a> {
+    /// Where they are.
+    pub(crate) at: u64,
+    pub(crate) bytes: Bytes<'a>,
+}
+
+/// What they are.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Bytes<'a> {
+    /// So many zeroes.
+    Zero(u64),
+    /// At most [`PIECE`] bytes, of any kind.
+    Data(&'a [u8]),
 }
 
 /// Copies all of it.
-pub(crate) fn copy(source: &impl Source, sink: &mut impl Sink, progress: &Progress) -> Outcome<()> {
+pub(crate) fn copy(source: &dyn Source, sink: &mut dyn Sink, progress: &Progress) -> Outcome<()> {
+    progress.expect(source.size());
+    each_piece(source, &mut |piece| {
+        progress.check()?;
+        write(piece, sink, progress)
+    })
+}
+
+/// Reads all of it, in order, until somebody does not take a piece.
+pub(crate) fn each_piece(
+    source: &dyn Source,
+    take: &mut dyn FnMut(Piece<'_>) -> Outcome<()>,
+) -> Outcome<()> {
     let size = source.size();
-    progress.expect(size);
     let mut buffer = vec![0; PIECE];
     let mut at = 0;
     while at < size {
-        progress.check()?;
         let extent = source.extent(at, size - at);
         let (length, kind) =
             extent.map_err(|e| trouble::io(format!("cannot map the image at byte {at}"), &e))?;
@@ -60,10 +93,11 @@ pub(crate) fn copy(source: &impl Source, sink: &mut impl Sink, progress: &Progre
                 ),
             );
         }
-        match kind {
+        let length = match kind {
             Extent::Zero => {
-                progress.skipped(length);
-                at += length;
+                let bytes = Bytes::Zero(length);
+                take(Piece { at, bytes })?;
+                length
             }
             Extent::Data => {
                 let length = usize::try_from(length).unwrap_or(PIECE).min(PIECE);
@@ -71,15 +105,32 @@ pub(crate) fn copy(source: &impl Source, sink: &mut impl Sink, progress: &Progre
                 source
                     .read(piece, at)
                     .map_err(|e| trouble::io(format!("cannot read at byte {at}"), &e))?;
-                at += put(piece, at, sink, progress)?;
+                let bytes = Bytes::Data(piece);
+                take(Piece { at, bytes })?;
+                length as u64
             }
-        }
+        };
+        at += length;
     }
     Ok(())
 }
 
-/// Writes what of a piece is not zeroes; answers with the whole piece's length.
-fn put(piece: &[u8], at: u64, sink: &mut impl Sink, progress: &Progress) -> Outcome<u64> {
+/// Writes a piece, and of it only what is not zeroes.
+pub(crate) fn write(piece: Piece<'_>, sink: &mut dyn Sink, progress: &Progress) -> Outcome<()> {
+    match piece.bytes {
+        Bytes::Zero(length) => clear(piece.at, length, sink, progress),
+        Bytes::Data(bytes) => put(bytes, piece.at, sink, progress),
+    }
+}
+
+fn clear(at: u64, length: u64, sink: &mut dyn Sink, progress: &Progress) -> Outcome<()> {
+    sink.zero(at, length)
+        .map_err(|e| trouble::io(format!("cannot write zeroes at byte {at}"), &e))?;
+    progress.skipped(length);
+    Ok(())
+}
+
+fn put(piece: &[u8], at: u64, sink: &mut dyn Sink, progress: &Progress) -> Outcome<()> {
     let mut from = at;
     for run in piece
         .chunks(GRAIN)
@@ -91,7 +142,7 @@ fn put(piece: &[u8], at: u64, sink: &mut impl Sink, progress: &Progress) -> Outc
         let bytes = &piece[start..start + length];
         let length = length as u64;
         if is_zero(run[0]) {
-            progress.skipped(length);
+            clear(from, length, sink, progress)?;
         } else {
             sink.write(bytes, from)
                 .map_err(|e| trouble::io(format!("cannot write at byte {from}"), &e))?;
@@ -99,7 +150,7 @@ fn put(piece: &[u8], at: u64, sink: &mut impl Sink, progress: &Progress) -> Outc
         }
         from += length;
     }
-    Ok(from - at)
+    Ok(())
 }
 
 fn is_zero(bytes: &[u8]) -> bool {

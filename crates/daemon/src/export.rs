@@ -12,24 +12,64 @@ use std::path::{Path, PathBuf};
 use imago::file::File as ImagoFile;
 use imago::qcow2::Qcow2;
 use imago::{FormatAccess, FormatCreateBuilder, Storage, StorageCreateOptions};
-use tidegate_api::job::{Existing, ImageFormat};
+use tidegate_api::job::{DiskExport, Existing, ImageFormat};
 use tidegate_api::problem::{Problem, ProblemCode};
 
+use crate::copy::device::{self, DeviceSink};
 use crate::copy::{self, RawFile, Sink, Source};
 use crate::jobs::Progress;
 use crate::keeper::new_uuid;
 use crate::store::files;
 use crate::trouble::{self, Outcome};
 
-/// The format that a file's name asks for, if nobody says.
-pub(crate) fn format_of(path: &Path) -> ImageFormat {
-    match path
-        .extension()
-        .is_some_and(|extension| extension == "qcow2")
-    {
-        true => ImageFormat::Qcow2,
-        false => ImageFormat::Raw,
+/// Endings of files that are something else than a raw image: other formats, and what is packed.
+const OTHER_ENDINGS: [&str; 27] = [
+    "vmdk", "vdi", "vhd", "vhdx", "vpc", "qed", "qcow", "hdd", "hds", "dmg", "luks", "ova", "ovf",
+    "vma", "gz", "tgz", "xz", "txz", "zst", "bz2", "lz4", "lzma", "lzo", "zip", "7z", "rar", "tar",
+];
+
+/// The format of an export: as ordered, or as the file's name says. One that cannot be written is refused.
+pub(crate) fn format_of(order: &DiskExport, what: &str) -> Outcome<ImageFormat> {
+    let refuse = |why: String| {
+        Problem::new(ProblemCode::Unsupported, what)
+            .because(why)
+            .remedy("name a file that ends in .qcow2 or .img, or say --format; qemu-img convert makes other formats of it")
+    };
+    let device = device::is_there(&order.file);
+    match order.format {
+        Some(ImageFormat::Raw) => return Ok(ImageFormat::Raw),
+        Some(ImageFormat::Qcow2) if device => {
+            return Err(refuse("only raw goes to a block device".to_owned()));
+        }
+        Some(ImageFormat::Qcow2) => return Ok(ImageFormat::Qcow2),
+        Some(other) => return Err(refuse(format!("{} is read and not written", other.word()))),
+        None if device => return Ok(ImageFormat::Raw),
+        None => {}
     }
+    let ending = order.file.extension().unwrap_or_default();
+    let ending = ending.to_string_lossy().to_ascii_lowercase();
+    match ending.as_str() {
+        "qcow2" => Ok(ImageFormat::Qcow2),
+        other if OTHER_ENDINGS.contains(&other) => Err(refuse(format!(
+            "its name ends in .{other}, and raw and qcow2 are all that is written"
+        ))),
+        _ => Ok(ImageFormat::Raw),
+    }
+}
+
+/// Copies `source` onto a block device, whose content is lost.
+pub(crate) fn write_device(
+    source: &RawFile,
+    path: &Path,
+    existing: Existing,
+    admit: impl FnOnce(&fs::Metadata) -> Outcome<()>,
+    progress: &Progress,
+) -> Outcome<()> {
+    if existing == Existing::Keep {
+        return Err(in_the_way(path));
+    }
+    let mut device = DeviceSink::open(path, source.size(), admit)?;
+    device.fill(|sink| copy::copy(source, sink, progress))
 }
 
 /// Copies `source` into a new file at `path`.
@@ -47,6 +87,8 @@ pub(crate) fn write(
     let written = match format {
         ImageFormat::Raw => write_raw(source, &draft, progress),
         ImageFormat::Qcow2 => write_qcow2(source, &draft, progress),
+        other => Err(trouble::invalid(format!("cannot write {}", path.display()))
+            .because(format!("{} is read and not written", other.word()))),
     };
     let written = written.and_then(|()| publish(&draft, path, existing));
     if written.is_err() {
@@ -196,8 +238,34 @@ mod tests {
     }
 
     #[test]
-    fn a_files_name_tells_its_format() {
-        assert_eq!(format_of(Path::new("/a/b.qcow2")), ImageFormat::Qcow2);
-        assert_eq!(format_of(Path::new("/a/b.img")), ImageFormat::Raw);
+    fn a_files_name_tells_its_format_or_the_export_is_refused() {
+        let format = |file: &str, format| {
+            let order = DiskExport {
+                file: file.into(),
+                format,
+                existing: Existing::Keep,
+            };
+            format_of(&order, "cannot export it")
+        };
+        for (file, expected) in [
+            ("/a/b.qcow2", ImageFormat::Qcow2),
+            ("/a/b.QCOW2", ImageFormat::Qcow2),
+            ("/a/b.img", ImageFormat::Raw),
+            ("/a/b.raw", ImageFormat::Raw),
+            ("/a/b", ImageFormat::Raw),
+        ] {
+            assert_eq!(format(file, None).unwrap(), expected, "{file}");
+        }
+        for ending in ["vmdk", "VMDK", "vhdx", "vdi", "vhd", "qcow", "gz", "zst"] {
+            let file = format!("/a/b.{ending}");
+            let refused = format(&file, None).unwrap_err();
+            assert_eq!(refused.code, ProblemCode::Unsupported, "{file}");
+            assert!(refused.to_string().contains("--format"), "{refused}");
+            let raw = format(&file, Some(ImageFormat::Raw));
+            assert_eq!(raw.unwrap(), ImageFormat::Raw, "it is forced");
+        }
+        for unwritten in [ImageFormat::Vmdk, ImageFormat::Vhdx, ImageFormat::Vdi] {
+            assert!(format("/a/b", Some(unwritten)).is_err());
+        }
     }
 }

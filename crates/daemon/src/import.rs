@@ -1,238 +1,242 @@
-//! Makes a disk's image of a file in some format: raw or qcow2.
+//! Makes a disk's image of an image file or a block device.
 //!
-//! Called by a job while the new disk is still a draft, so that a disk that can be seen is a disk that is whole.
+//! The source is opened and read by a thread of its own, the reader. The job takes what it sends and writes it: a source
+//! that never answers holds up the reader alone, and the job ends when it is cancelled. What the source's bytes mean is
+//! the affair of [`formats`].
 //!
 //! # Always true
-//! - Only the named file is opened. A qcow2 file that leans on others (a backing file, an external data file) is
-//!   refused: whoever made it could otherwise have the daemon read any file of the host.
+//! - Only the named file is opened, and only if it is a plain file or a block device.
+//! - A cancelled job ends within [`LOOK`], whatever its source does.
+//! - An image that an attached disk uses, here or by another daemon, is not read.
 
-use std::fs::File;
-use std::io::{self, Read};
-use std::os::unix::fs::FileTypeExt;
+use std::fs::{self, File, Metadata};
+use std::io::{Seek, SeekFrom};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::Path;
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
+use std::time::Duration;
 
-use imago::file::File as ImagoFile;
-use imago::qcow2::Qcow2;
-use imago::{
-    DenyImplicitOpenGate, FormatAccess, FormatDriverBuilder, Mapping, Storage, StorageOpenOptions,
-};
-use tidegate_api::job::ImageFormat;
+use rustix::fs::OFlags;
+use tidegate_api::job::{DiskImport, ImageFormat};
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::datastore::dir;
 
-use crate::copy::{self, Extent, RawFile, Source};
+use crate::copy::{self, Bytes, Piece, RawFile, Sink};
+use crate::formats::{self, Image};
 use crate::jobs::Progress;
 use crate::store::files::{self, Location};
 use crate::trouble::{self, Outcome};
 
-/// What every qcow2 file begins with.
-const QCOW2_MAGIC: [u8; 4] = *b"QFI\xfb";
+/// How often a job that waits for its source looks whether it was cancelled.
+const LOOK: Duration = Duration::from_millis(100);
 
-/// An image file that was opened and understood.
-pub(crate) enum Image {
-    Raw(RawFile),
-    Qcow2(Box<Layered>),
+/// How long an order waits for its source to be opened before it answers with a job that goes on waiting. Files that can
+/// be opened are opened sooner, and their errors are the order's own.
+const PROMPT: Duration = Duration::from_secs(2);
+
+/// Pieces that are read ahead: the reader and the writer work at the same time.
+const AHEAD: usize = 2;
+
+/// What the reader sends, in this order: the size, pieces, the end. An error is the last of it.
+enum Sent {
+    Size(u64),
+    Zero { at: u64, length: u64 },
+    Data { at: u64, bytes: Vec<u8> },
+    End,
 }
 
-/// A qcow2 image.
-pub(crate) struct Layered {
-    access: FormatAccess<ImagoFile>,
+/// A source that is being read.
+pub(crate) struct Feed {
+    sent: Receiver<Outcome<Sent>>,
+    size: Option<u64>,
 }
 
-/// Opens an image file, whose format is told by its first bytes if nobody says.
-pub(crate) fn open(path: &Path, format: Option<ImageFormat>) -> Outcome<Image> {
-    let what = || format!("cannot read the image {}", path.display());
-    let mut file = File::open(path).map_err(|e| trouble::io(what(), &e))?;
-    let kind = file
-        .metadata()
-        .map_err(|e| trouble::io(what(), &e))?
-        .file_type();
-    if !kind.is_file() && !kind.is_block_device() {
-        return Err(trouble::invalid(what()).because("it is neither a file nor a block device"));
+/// Begins to read an image. `admit` may refuse the file once it is open.
+pub(crate) fn begin(
+    order: &DiskImport,
+    admit: impl FnOnce(&Metadata) -> Outcome<()> + Send + 'static,
+) -> Outcome<Feed> {
+    begin_within(PROMPT, order, admit)
+}
+
+fn begin_within(
+    prompt: Duration,
+    order: &DiskImport,
+    admit: impl FnOnce(&Metadata) -> Outcome<()> + Send + 'static,
+) -> Outcome<Feed> {
+    let (sender, sent) = sync_channel(AHEAD);
+    let (path, format) = (order.file.clone(), order.format);
+    let what = format!("cannot read the image {}", path.display());
+    std::thread::Builder::new()
+        .name(format!("import-{}", order.name))
+        .spawn(move || {
+            let ended = read(&path, format, admit, &sender);
+            // Whoever does not listen any more was cancelled.
+            let _gone = sender.send(ended.map(|()| Sent::End));
+        })
+        .map_err(|e| trouble::io(what, &e))?;
+    let mut feed = Feed { sent, size: None };
+    match feed.sent.recv_timeout(prompt) {
+        Ok(Ok(Sent::Size(size))) => feed.size = Some(size),
+        Ok(Ok(_)) | Err(RecvTimeoutError::Disconnected) => return Err(ended_early()),
+        Ok(Err(problem)) => return Err(problem),
+        Err(RecvTimeoutError::Timeout) => {}
     }
-    let format = match format {
-        Some(format) => format,
-        None => probe(&mut file).map_err(|e| trouble::io(what(), &e))?,
-    };
-    match format {
-        ImageFormat::Raw => {
-            let size =
-                crate::store::disks::device_size(path).map_err(|e| trouble::io(what(), &e))?;
-            Ok(Image::Raw(RawFile::new(file, size)))
-        }
-        ImageFormat::Qcow2 => {
-            // The named file is opened by us; whatever else the image asks for goes by the gate, which denies it.
-            let file = ImagoFile::open(StorageOpenOptions::new().filename(path));
-            let opened = file.and_then(|file| {
-                Qcow2::<ImagoFile>::builder(file).open(DenyImplicitOpenGate::default())
-            });
-            let image = opened.map_err(|error| match error.kind() {
-                io::ErrorKind::PermissionDenied => trouble::invalid(what())
-                    .because_of(&error)
-                    .remedy("make it stand alone first: qemu-img convert -O qcow2 FILE NEWFILE"),
-                _ => trouble::io(what(), &error).remedy("check it with `qemu-img check`"),
-            })?;
-            Ok(Image::Qcow2(Box::new(Layered {
-                access: FormatAccess::new(image),
-            })))
-        }
-    }
+    Ok(feed)
 }
 
-impl Image {
-    /// Bytes of the disk inside.
-    pub(crate) fn size(&self) -> u64 {
-        match self {
-            Image::Raw(raw) => raw.size(),
-            Image::Qcow2(image) => image.size(),
+impl Feed {
+    /// Bytes of the disk inside, once the source is open.
+    pub(crate) fn size(&mut self, progress: &Progress) -> Outcome<u64> {
+        if let Some(size) = self.size {
+            return Ok(size);
+        }
+        match self.next(progress)? {
+            Sent::Size(size) => {
+                self.size = Some(size);
+                Ok(size)
+            }
+            _ => Err(ended_early()),
         }
     }
 
     /// Copies it to a new raw image, durably.
-    pub(crate) fn copy_to(&self, path: &Path, progress: &Progress) -> Outcome<()> {
+    pub(crate) fn copy_to(&mut self, path: &Path, progress: &Progress) -> Outcome<()> {
         let what = || format!("cannot write {}", path.display());
         let file = files::open(Location::in_disk(path), File::options().write(true))
             .map_err(|e| trouble::io(what(), &e))?;
-        let mut sink = RawFile::new(file, self.size());
-        match self {
-            Image::Raw(raw) => copy::copy(raw, &mut sink, progress)?,
-            Image::Qcow2(image) => copy::copy(&**image, &mut sink, progress)?,
-        }
+        let mut sink = RawFile::new(file, self.size(progress)?);
+        self.pour(&mut sink, progress)?;
         sink.sync().map_err(|e| trouble::io(what(), &e))
     }
+
+    /// Copies all of it.
+    pub(crate) fn pour(&mut self, sink: &mut dyn Sink, progress: &Progress) -> Outcome<()> {
+        progress.expect(self.size(progress)?);
+        loop {
+            let sent = self.next(progress)?;
+            let (at, bytes) = match &sent {
+                Sent::End => return Ok(()),
+                Sent::Size(_) => return Err(ended_early()),
+                Sent::Zero { at, length } => (*at, Bytes::Zero(*length)),
+                Sent::Data { at, bytes } => (*at, Bytes::Data(bytes)),
+            };
+            copy::write(Piece { at, bytes }, sink, progress)?;
+        }
+    }
+
+    fn next(&self, progress: &Progress) -> Outcome<Sent> {
+        loop {
+            progress.check()?;
+            match self.sent.recv_timeout(LOOK) {
+                Ok(sent) => return sent,
+                Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => return Err(ended_early()),
+            }
+        }
+    }
 }
 
-impl Source for Layered {
-    fn size(&self) -> u64 {
-        self.access.size()
-    }
-
-    fn extent(&self, offset: u64, most: u64) -> io::Result<(u64, Extent)> {
-        let (mapping, length) = self.access.get_mapping(offset, most)?;
-        let kind = match mapping {
-            Mapping::Zero { .. } => Extent::Zero,
-            // The end that comes before the end: no length, so that the copy complains.
-            Mapping::Eof { .. } => return Ok((0, Extent::Zero)),
-            _ => Extent::Data,
-        };
-        Ok((length, kind))
-    }
-
-    fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
-        self.access.read(buffer, offset)
-    }
+fn ended_early() -> Problem {
+    Problem::new(ProblemCode::Internal, "the image's reader ended early")
+        .remedy("look into the daemon's log, and report it")
 }
 
-fn probe(file: &mut File) -> io::Result<ImageFormat> {
-    let mut magic = [0; 4];
-    match file.read_exact(&mut magic) {
-        Ok(()) if magic == QCOW2_MAGIC => Ok(ImageFormat::Qcow2),
-        Ok(()) => Ok(ImageFormat::Raw),
-        Err(error) if error.kind() == io::ErrorKind::UnexpectedEof => Ok(ImageFormat::Raw),
-        Err(error) => Err(error),
+/// What the reader does.
+fn read(
+    path: &Path,
+    format: Option<ImageFormat>,
+    admit: impl FnOnce(&Metadata) -> Outcome<()>,
+    sender: &SyncSender<Outcome<Sent>>,
+) -> Outcome<()> {
+    let (image, _locked) = open(path, format, admit)?;
+    let send = |sent| match sender.send(Ok(sent)) {
+        Ok(()) => Ok(()),
+        Err(_) => Err(Problem::new(ProblemCode::Stopping, "it was cancelled")),
+    };
+    send(Sent::Size(image.size()))?;
+    copy::each_piece(&*image, &mut |piece| {
+        let at = piece.at;
+        send(match piece.bytes {
+            Bytes::Zero(length) => Sent::Zero { at, length },
+            Bytes::Data(bytes) => Sent::Data {
+                at,
+                bytes: bytes.to_vec(),
+            },
+        })
+    })
+    .map_err(|problem| problem.within(format!("cannot read the image {}", path.display())))
+}
+
+/// Keeps other daemons from writing to a file.
+type Locked = Option<tidegate_engine::datastore::OpenedImage>;
+
+fn open(
+    path: &Path,
+    format: Option<ImageFormat>,
+    admit: impl FnOnce(&Metadata) -> Outcome<()>,
+) -> Outcome<(Image, Locked)> {
+    let what = || format!("cannot read the image {}", path.display());
+    let failed = |e: std::io::Error| trouble::io(what(), &e);
+    // A pipe is not opened at all: its writer would take that for a reader.
+    must_be_image(&fs::metadata(path).map_err(failed)?, path)?;
+    let nonblock = OFlags::NONBLOCK.bits().cast_signed();
+    let mut file = File::options()
+        .read(true)
+        .custom_flags(nonblock)
+        .open(path)
+        .map_err(failed)?;
+    let there = file.metadata().map_err(failed)?;
+    must_be_image(&there, path)?;
+    admit(&there)?;
+    let locked = match there.is_file() {
+        true => lock(path)?,
+        false => None,
+    };
+    let length = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    let image = formats::open(file, length, path, format)?;
+    Ok((image, locked))
+}
+
+fn must_be_image(there: &Metadata, path: &Path) -> Outcome<()> {
+    let kind = there.file_type();
+    if kind.is_file() || kind.is_block_device() {
+        return Ok(());
+    }
+    let is = match kind {
+        _ if kind.is_fifo() => "a pipe",
+        _ if kind.is_dir() => "a directory",
+        _ => "neither a file nor a block device",
+    };
+    Err(
+        trouble::invalid(format!("cannot read the image {}", path.display()))
+            .because(format!("it is {is}"))
+            .remedy(
+                "give a plain file or a block device; write what comes from a pipe to a file first",
+            ),
+    )
+}
+
+/// Fails if another daemon has a file as the image of a disk, and keeps it from attaching that one meanwhile.
+fn lock(path: &Path) -> Outcome<Locked> {
+    let options = dir::Options {
+        read_only: true,
+        patience: Duration::ZERO,
+        buffered: true,
+        ..Default::default()
+    };
+    match dir::open(path, options) {
+        Ok(opened) => Ok(Some(opened)),
+        Err(error) if error.kind() == tidegate_engine::Kind::Busy => {
+            let what = format!("cannot read the image {}", path.display());
+            Err(Problem::new(ProblemCode::Locked, what)
+                .because_of(&error)
+                .remedy("detach its disk there first"))
+        }
+        // Where there are no locks nobody has one.
+        Err(_) => Ok(None),
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::export;
-    use std::fs;
-    use std::os::unix::fs::{FileExt, MetadataExt};
-    use tidegate_api::job::Existing;
-
-    const SIZE: u64 = 40 << 20;
-
-    fn pattern(folder: &Path) -> std::path::PathBuf {
-        let path = folder.join("raw");
-        let file = File::create(&path).unwrap();
-        file.set_len(SIZE).unwrap();
-        file.write_all_at(&[0x5a; 300_000], 1_234_567).unwrap();
-        file.write_all_at(b"the end", SIZE - 7).unwrap();
-        path
-    }
-
-    fn empty(folder: &Path) -> std::path::PathBuf {
-        let path = folder.join("copy");
-        File::create(&path).unwrap().set_len(SIZE).unwrap();
-        path
-    }
-
-    #[test]
-    fn a_disk_goes_out_as_qcow2_and_comes_back_the_same_and_as_sparse() {
-        let folder = tempfile::tempdir().unwrap();
-        let raw = pattern(folder.path());
-        let qcow2 = folder.path().join("out.qcow2");
-        let source = RawFile::new(File::open(&raw).unwrap(), SIZE);
-        let progress = Progress::default();
-        export::write(
-            &source,
-            &qcow2,
-            ImageFormat::Qcow2,
-            Existing::Keep,
-            &progress,
-        )
-        .unwrap();
-        assert!(fs::metadata(&qcow2).unwrap().len() < 2 << 20);
-
-        let image = open(&qcow2, None).unwrap();
-        assert!(matches!(image, Image::Qcow2(_)));
-        assert_eq!(image.size(), SIZE);
-        let copy = empty(folder.path());
-        image.copy_to(&copy, &progress).unwrap();
-        assert!(fs::read(&copy).unwrap() == fs::read(&raw).unwrap());
-        assert!(fs::metadata(&copy).unwrap().blocks() * 512 < 2 << 20);
-    }
-
-    #[test]
-    fn a_raw_image_comes_in_with_its_holes() {
-        let folder = tempfile::tempdir().unwrap();
-        let raw = pattern(folder.path());
-        let copy = empty(folder.path());
-        open(&raw, None)
-            .unwrap()
-            .copy_to(&copy, &Progress::default())
-            .unwrap();
-        assert!(fs::read(&copy).unwrap() == fs::read(&raw).unwrap());
-        assert!(fs::metadata(&copy).unwrap().blocks() * 512 < 2 << 20);
-    }
-
-    #[test]
-    fn a_qcow2_that_leans_on_another_file_is_refused_with_the_way_out() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("evil.qcow2");
-        let source = RawFile::new(File::open(pattern(folder.path())).unwrap(), SIZE);
-        let progress = Progress::default();
-        export::write(
-            &source,
-            &path,
-            ImageFormat::Qcow2,
-            Existing::Keep,
-            &progress,
-        )
-        .unwrap();
-        // The header says where in its first cluster the backing file's name is, and how long: at 8 and at 16.
-        let file = File::options().write(true).open(&path).unwrap();
-        file.write_all_at(&4096u64.to_be_bytes(), 8).unwrap();
-        file.write_all_at(&11u32.to_be_bytes(), 16).unwrap();
-        file.write_all_at(b"/etc/passwd", 4096).unwrap();
-        let Err(problem) = open(&path, None) else {
-            panic!("it was opened")
-        };
-        let text = problem.to_string();
-        assert!(
-            text.contains("/etc/passwd") && text.contains("qemu-img convert"),
-            "{text}"
-        );
-    }
-
-    #[test]
-    fn a_damaged_qcow2_is_an_error() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("bad.qcow2");
-        for length in [4usize, 20, 72, 200, 4096] {
-            let mut bytes = vec![0xff; length];
-            bytes[..4].copy_from_slice(&QCOW2_MAGIC);
-            fs::write(&path, bytes).unwrap();
-            assert!(open(&path, None).is_err(), "{length}");
-        }
-    }
-}
+mod tests;

@@ -3,17 +3,21 @@
 //! # Always true
 //! - A job that is over never changes again.
 //! - The latest [`KEPT`] jobs that are over are remembered; one that runs is never forgotten.
+//! - A job that runs is in the state's file. What a daemon finds there as it starts was interrupted by the end of the last.
 
 use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
 use tidegate_api::job::{Job, JobState};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
-use crate::trouble::Outcome;
+use crate::store::files;
+use crate::trouble::{self, Outcome};
 
 /// How many jobs that are over can still be asked about: more than anybody looks back.
 const KEPT: usize = 100;
@@ -44,6 +48,11 @@ impl Progress {
         self.done.fetch_add(bytes, Relaxed);
     }
 
+    /// It is to stop.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Relaxed);
+    }
+
     /// Whether to go on.
     pub(crate) fn check(&self) -> Outcome<()> {
         match self.cancelled.load(Relaxed) {
@@ -63,6 +72,30 @@ pub(crate) struct Jobs {
 struct Table {
     last: u64,
     jobs: BTreeMap<u64, Entry>,
+    /// Where it is noted which jobs run; none where nothing survives.
+    file: Option<PathBuf>,
+}
+
+/// The largest such file that is read: far more than [`KEPT`] jobs take.
+const MOST_NOTED: usize = 1 << 20;
+
+/// What is noted of jobs that run or were interrupted.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Noted {
+    version: u32,
+    /// The highest number that a job ever had.
+    last: u64,
+    #[serde(default)]
+    jobs: Vec<NotedJob>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NotedJob {
+    id: u64,
+    what: String,
+    disk: Name,
 }
 
 #[derive(Debug)]
@@ -71,10 +104,41 @@ struct Entry {
     disk: Name,
     progress: Arc<Progress>,
     began: Instant,
-    end: Option<(JobState, f64, Option<Problem>)>,
+    end: Option<End>,
 }
 
+/// How a job ended, after how many seconds, and why.
+type End = (JobState, f64, Option<Problem>);
+
 impl Jobs {
+    /// All jobs of a root whose last daemon noted in this file what ran. What cannot be read is left out, and said.
+    pub(crate) fn open(file: PathBuf) -> Jobs {
+        let noted = match read_noted(&file) {
+            Ok(noted) => noted,
+            Err(problem) => {
+                tracing::warn!(%problem, "jobs that an earlier daemon ran are not listed");
+                Noted::default()
+            }
+        };
+        let mut table = Table {
+            last: noted.last,
+            file: Some(file),
+            ..Table::default()
+        };
+        for NotedJob { id, what, disk } in noted.jobs {
+            let problem = interrupted(&what);
+            tracing::warn!(job = id, %disk, "{problem}");
+            let end = Some((JobState::Interrupted, 0.0, Some(problem)));
+            table.last = table.last.max(id);
+            table
+                .jobs
+                .insert(id, Entry::new(what, disk, Arc::default(), end));
+        }
+        Jobs {
+            table: Mutex::new(table),
+        }
+    }
+
     /// Starts blocking work as a job, and describes it as it begins.
     pub(crate) fn start<W>(self: &Arc<Self>, what: String, disk: Name, work: W) -> Job
     where
@@ -110,7 +174,7 @@ impl Jobs {
     pub(crate) fn cancel(&self, id: u64) -> Outcome<Job> {
         let table = self.table();
         let entry = table.jobs.get(&id).ok_or_else(|| unknown(id))?;
-        entry.progress.cancelled.store(true, Relaxed);
+        entry.progress.cancel();
         table.describe(id).ok_or_else(|| unknown(id))
     }
 
@@ -120,24 +184,17 @@ impl Jobs {
         table
             .jobs
             .values()
-            .for_each(|entry| entry.progress.cancelled.store(true, Relaxed));
+            .for_each(|entry| entry.progress.cancel());
     }
 
     fn enter(&self, what: String, disk: Name, progress: Arc<Progress>) -> (u64, Job) {
         let mut table = self.table();
         table.last += 1;
         let id = table.last;
-        table.jobs.insert(
-            id,
-            Entry {
-                what,
-                disk,
-                progress,
-                began: Instant::now(),
-                end: None,
-            },
-        );
+        let entry = Entry::new(what, disk, progress, None);
+        table.jobs.insert(id, entry);
         table.forget_old();
+        table.note();
         let job = table.describe(id).expect("it was entered just now");
         (id, job)
     }
@@ -160,6 +217,7 @@ impl Jobs {
             }
         }
         entry.end = Some((state, entry.began.elapsed().as_secs_f64(), problem));
+        table.note();
     }
 
     fn table(&self) -> MutexGuard<'_, Table> {
@@ -168,7 +226,48 @@ impl Jobs {
     }
 }
 
+impl Entry {
+    fn new(what: String, disk: Name, progress: Arc<Progress>, end: Option<End>) -> Entry {
+        Entry {
+            what,
+            disk,
+            progress,
+            began: Instant::now(),
+            end,
+        }
+    }
+
+    /// Whether the next daemon is to know of it.
+    fn is_noted(&self) -> bool {
+        matches!(self.end, None | Some((JobState::Interrupted, ..)))
+    }
+}
+
 impl Table {
+    /// Writes down what runs, for whoever comes after us.
+    fn note(&self) {
+        let Some(file) = &self.file else {
+            return;
+        };
+        let noted = self.jobs.iter().filter(|(_, entry)| entry.is_noted());
+        let noted = Noted {
+            version: 1,
+            last: self.last,
+            jobs: noted
+                .map(|(id, entry)| NotedJob {
+                    id: *id,
+                    what: entry.what.clone(),
+                    disk: entry.disk.clone(),
+                })
+                .collect(),
+        };
+        let text = toml::to_string(&noted).expect("numbers and strings are TOML");
+        if let Err(error) = files::replace(file, text.as_bytes()) {
+            let file = file.display();
+            tracing::warn!(%error, %file, "it is not noted which jobs run");
+        }
+    }
+
     fn describe(&self, id: u64) -> Option<Job> {
         let entry = self.jobs.get(&id)?;
         let (state, elapsed_s, problem) = match &entry.end {
@@ -199,6 +298,23 @@ impl Table {
             self.jobs.remove(id);
         }
     }
+}
+
+fn read_noted(file: &Path) -> Outcome<Noted> {
+    let what = || format!("cannot read {}", file.display());
+    let bytes = match files::read(file, MOST_NOTED) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Noted::default()),
+        Err(error) => return Err(trouble::io(what(), &error)),
+    };
+    let text = std::str::from_utf8(&bytes).map_err(|e| trouble::invalid(what()).because_of(&e))?;
+    toml::from_str(text).map_err(|e| trouble::invalid(what()).because_of(&e))
+}
+
+fn interrupted(what: &str) -> Problem {
+    Problem::new(ProblemCode::Stopping, format!("cannot {what}"))
+        .because("the daemon ended while it ran")
+        .remedy("start it again; a block device that it wrote to is written in part")
 }
 
 fn unknown(id: u64) -> Problem {
@@ -272,5 +388,33 @@ mod tests {
         assert_eq!(jobs.job(running).unwrap().state, JobState::Running);
         assert_eq!(jobs.list().len(), KEPT + 2);
         assert!(jobs.job(running + 1).is_err());
+    }
+
+    #[test]
+    fn what_ran_when_the_daemon_ended_is_listed_as_interrupted() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("jobs.toml");
+        let first = Jobs::open(file.clone());
+        let (done, _) = first.enter("export disk a".to_owned(), name(), Arc::default());
+        let (cut, _) = first.enter("import x as disk a".to_owned(), name(), Arc::default());
+        first.ended(done, Ok(()));
+        // It dies here. The next one's number is new, and what it runs is interrupted in its turn.
+        let second = Jobs::open(file.clone());
+        let job = second.job(cut).unwrap();
+        assert_eq!(job.state, JobState::Interrupted);
+        assert!(job.state.is_over());
+        let why = job.problem.unwrap().to_string();
+        assert!(
+            why.contains("import x as disk a") && why.contains("the daemon ended"),
+            "{why}"
+        );
+        let (next, _) = second.enter("import y as disk a".to_owned(), name(), Arc::default());
+        assert!(next > cut);
+        let third = Jobs::open(file.clone());
+        let states: Vec<_> = third.list().iter().map(|job| (job.id, job.state)).collect();
+        assert_eq!(states, [cut, next].map(|id| (id, JobState::Interrupted)));
+        // What cannot be understood is no reason not to start.
+        std::fs::write(&file, "nonsense").unwrap();
+        assert!(Jobs::open(file).list().is_empty());
     }
 }

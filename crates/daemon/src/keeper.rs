@@ -92,6 +92,7 @@ impl Keeper {
         controls: Controls,
         nbd_socket: Option<PathBuf>,
     ) -> Keeper {
+        let jobs = Arc::new(Jobs::open(root.state().join("jobs.toml")));
         Keeper {
             root,
             store,
@@ -100,7 +101,7 @@ impl Keeper {
             leases: leases::DiskLeases::new(controls.host().clone()),
             controls,
             group_numbers: Mutex::default(),
-            jobs: Arc::default(),
+            jobs,
             surveys: looks::Looks::default(),
             looks: looks::Looks::default(),
             nbd_socket,

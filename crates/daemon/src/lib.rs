@@ -17,6 +17,7 @@ mod events;
 mod explain;
 mod export;
 mod first_run;
+mod formats;
 mod host;
 mod import;
 mod jobs;

@@ -11,6 +11,7 @@
 //! STATE/datastores/NAME.toml        one record each
 //! STATE/attached.toml               the disks to attach at start
 //! STATE/groups.toml                 what groups of disks may do together
+//! STATE/jobs.toml                   imports and exports that run (`jobs.rs` writes it)
 //! STATE/agreed.toml                 paths outside datastores that disks may use here
 //! STATE/homes/NAME.toml             the file system that a datastore of kind `dir` lies on
 //! STATE/disks/DATASTORE/NAME/       disk.toml of disks on datastores that keep no files

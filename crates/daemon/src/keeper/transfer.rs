@@ -1,20 +1,22 @@
 //! Orders that take a disk in from an image file, or out to one; both answer with a job.
 
-use std::fs::File;
+use std::fs::{File, Metadata};
 use std::io::{Seek, SeekFrom};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::descriptor::Descriptor;
 use tidegate_api::disk::{Allocation, DiskAttach};
-use tidegate_api::job::{DiskExport, DiskImport, Job};
+use tidegate_api::job::{DiskExport, DiskImport, Existing, Job};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
 use super::change::{Purpose, attached, new_uuid};
 use super::{Claim, Keeper};
 use crate::copy::RawFile;
-use crate::store::Found;
+use crate::copy::device::{self, DeviceSink};
+use crate::store::{Found, Identity};
 use crate::trouble::{self, Outcome};
 use crate::{export, import};
 
@@ -29,21 +31,40 @@ impl Keeper {
         let (datastore, settings) = self.choose_datastore(order.datastore.as_ref())?;
         only_files(&settings, &what)?;
         self.must_be_new(&order.name, &format!("cannot {what}"))?;
-        let image = import::open(&order.file, order.format)?;
+        let on = Target::of(&order, &what)?;
+        if let Some(device) = on.device() {
+            self.must_be_no_image(&device)
+                .map_err(|e| e.within(format!("cannot {what}")))?;
+        }
         let mut descriptor = Descriptor::new(new_uuid()?, 0);
-        // A guest sees whole blocks; what an odd image lacks reads as zeroes.
-        descriptor.size.0 = image.size().next_multiple_of(descriptor.block_size.into());
+        descriptor.device = on.device();
+        let keeper = Arc::clone(self);
+        let cannot = format!("cannot {what}");
+        let mut feed = import::begin(&order, move |there| {
+            keeper.must_not_be_attached(there, &cannot)
+        })?;
         let keeper = Arc::clone(self);
         let name = order.name.clone();
         Ok(self.jobs.start(what, name.clone(), move |progress| {
-            keeper.store.create_disk(
+            // A guest sees whole blocks; what an odd image lacks reads as zeroes.
+            let size = feed.size(progress)?;
+            descriptor.size.0 = size.next_multiple_of(descriptor.block_size.into());
+            let target = on.open(descriptor.size.0, |there| {
+                keeper.must_not_be_attached(there, "cannot import to it")
+            })?;
+            let (store, thin) = (&keeper.store, Allocation::Thin);
+            store.create_disk(
                 &datastore,
                 &settings,
                 &name,
                 &descriptor,
-                Allocation::Thin,
-                |path| image.copy_to(path, progress),
+                thin,
+                |path| match target {
+                    None => feed.copy_to(path, progress),
+                    Some(mut device) => device.fill(|sink| feed.pour(sink, progress)),
+                },
             )?;
+            keeper.agree(&keeper.store.read_disk(&datastore, &settings, &name)?)?;
             if order.attach {
                 keeper.attach_imported(&claim)?;
             }
@@ -67,17 +88,11 @@ impl Keeper {
         if !order.file.is_absolute() {
             return Err(relative(&what));
         }
+        let format = export::format_of(&order, &format!("cannot {what}"))?;
         let found = self.find(name)?;
         only_files(&found.settings, &what)?;
         if self.live.get(name).is_some() {
-            let remedy = match self.nbd_uri(name) {
-                Some(uri) => {
-                    format!("detach it first, or copy it as it is now: nbdcopy '{uri}' FILE")
-                }
-                None => "detach it first".to_owned(),
-            };
-            let why = "a copy of a disk in use is of no one moment";
-            return Err(attached(format!("cannot {what}"), why).remedy(remedy));
+            return Err(self.in_use(name, format!("cannot {what}")));
         }
         let cannot = format!("cannot {what}");
         self.must_be_no_image(&order.file)
@@ -91,13 +106,87 @@ impl Keeper {
         })?;
         whole(&source, &found).map_err(|problem| problem.within(&cannot))?;
         let source = RawFile::new(source, found.descriptor.size.0);
-        let format = order
-            .format
-            .unwrap_or_else(|| export::format_of(&order.file));
+        let keeper = Arc::clone(self);
+        let is_device = device::is_there(&order.file);
         Ok(self.jobs.start(what, name.clone(), move |progress| {
             let _until_done = (claim, held);
-            export::write(&source, &order.file, format, order.existing, progress)
+            let DiskExport { file, existing, .. } = order;
+            if !is_device {
+                return export::write(&source, &file, format, existing, progress);
+            }
+            let admit = |there: &Metadata| keeper.must_not_be_attached(there, &cannot);
+            export::write_device(&source, &file, existing, admit, progress)
         }))
+    }
+}
+
+impl Keeper {
+    /// A disk that is attached, and how a copy of it is made all the same.
+    fn in_use(&self, name: &Name, what: String) -> Problem {
+        let remedy = match self.nbd_uri(name) {
+            Some(uri) => {
+                format!("detach it first, or copy it as it is now: nbdcopy '{uri}' FILE")
+            }
+            None => "detach it first".to_owned(),
+        };
+        let why = "a copy of a disk in use is of no one moment";
+        attached(what, why).remedy(remedy)
+    }
+
+    /// Fails if a file or device is the image of a disk that is attached here.
+    fn must_not_be_attached(&self, there: &Metadata, what: &str) -> Outcome<()> {
+        let there = Identity::of(there);
+        for live in self.live.all() {
+            if live.image().is_some_and(|image| image.shares_bytes(there)) {
+                let name = live.name();
+                let why = format!("it is the image of disk {name}");
+                return Err(self.in_use(name, what.to_owned()).because(why));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where an imported disk is to lie.
+enum Target {
+    /// In a file on its datastore.
+    File,
+    /// On a block device, whose content is lost.
+    Device(PathBuf),
+}
+
+impl Target {
+    fn of(order: &DiskImport, what: &str) -> Outcome<Target> {
+        let Some(device) = &order.device else {
+            return Ok(Target::File);
+        };
+        let bad = |why: &str| trouble::invalid(format!("cannot {what}")).because(why);
+        if !device.is_absolute() {
+            return Err(bad("the device's path is not absolute").remedy("give an absolute path"));
+        }
+        if order.existing != Existing::Replace {
+            return Err(bad("what is on the device would be lost")
+                .remedy("say that it may be replaced, if that is what you want"));
+        }
+        Ok(Target::Device(device.clone()))
+    }
+
+    fn device(&self) -> Option<PathBuf> {
+        match self {
+            Target::File => None,
+            Target::Device(device) => Some(device.clone()),
+        }
+    }
+
+    fn open(
+        &self,
+        size: u64,
+        admit: impl FnOnce(&Metadata) -> Outcome<()>,
+    ) -> Outcome<Option<DeviceSink>> {
+        match self {
+            Target::File => Ok(None),
+            Target::Device(device) => DeviceSink::open(device, size, admit).map(Some),
+        }
     }
 }
 

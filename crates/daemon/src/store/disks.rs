@@ -83,14 +83,18 @@ pub(crate) enum Identity {
 impl Identity {
     /// That of what is at a path, through links.
     pub(crate) fn at(path: &Path) -> io::Result<Identity> {
-        let there = fs::metadata(path)?;
-        Ok(match there.file_type().is_block_device() {
+        Ok(Identity::of(&fs::metadata(path)?))
+    }
+
+    /// That of what was found.
+    pub(crate) fn of(there: &fs::Metadata) -> Identity {
+        match there.file_type().is_block_device() {
             true => Identity::Device(there.rdev()),
             false => Identity::File {
                 device: there.dev(),
                 inode: there.ino(),
             },
-        })
+        }
     }
 
     /// Whether what is written to one may change what is read of the other.
