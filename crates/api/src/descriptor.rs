@@ -43,6 +43,10 @@ pub const MAX_SIZE: u64 = 1 << 62;
 /// The most queues a disk offers a guest: one for each of its virtual CPUs, up to what one vhost-user socket carries well.
 pub const MAX_QUEUES: u16 = 64;
 
+/// The most data segments of one request, and how many there are unless set: what Linux uses of a ring of 128 descriptors,
+/// beside one for the header and one for the status.
+pub const MAX_SEG_MAX: u16 = 126;
+
 /// The longest serial number: what virtio-blk's GET_ID has room for.
 pub const MAX_SERIAL: usize = 20;
 
@@ -80,6 +84,12 @@ pub struct Descriptor {
     /// How many queues a vhost-user guest may use.
     #[serde(default = "default_queues")]
     pub queues: u16,
+    /// Data segments of one request that a vhost-user guest is told it may use.
+    #[serde(
+        default = "default_seg_max",
+        skip_serializing_if = "is_default_seg_max"
+    )]
+    pub seg_max: u16,
     /// The stack, top (the guest's end) first, each as `name` or `name:key=value,...`.
     #[serde(default)]
     pub filters: Vec<String>,
@@ -283,6 +293,7 @@ impl Descriptor {
             read_only: false,
             serial: String::new(),
             queues: default_queues(),
+            seg_max: default_seg_max(),
             filters: vec!["stats".to_owned()],
             device: None,
             export: None,
@@ -335,6 +346,12 @@ impl Descriptor {
             return refuse(format!(
                 "queues {} is not from 1 to {MAX_QUEUES}",
                 self.queues
+            ));
+        }
+        if self.seg_max == 0 || self.seg_max > MAX_SEG_MAX {
+            return refuse(format!(
+                "seg_max {} is not from 1 to {MAX_SEG_MAX}",
+                self.seg_max
             ));
         }
         if self.serial.len() > MAX_SERIAL
@@ -392,6 +409,14 @@ fn default_queues() -> u16 {
     16
 }
 
+fn default_seg_max() -> u16 {
+    MAX_SEG_MAX
+}
+
+fn is_default_seg_max(seg_max: &u16) -> bool {
+    *seg_max == default_seg_max()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -436,6 +461,15 @@ mod tests {
     }
 
     #[test]
+    fn a_usual_seg_max_is_not_written_so_that_older_programs_can_read_the_disk() {
+        let mut disk = sample();
+        assert_eq!(disk.seg_max, 126);
+        assert!(!disk.write().contains("seg_max"));
+        disk.seg_max = 30;
+        assert_eq!(Descriptor::read(disk.write().as_bytes()).unwrap(), disk);
+    }
+
+    #[test]
     fn what_is_wrong_with_a_descriptor_is_told_once() {
         let error = Descriptor::read(b"version = 1\nnonsense").unwrap_err();
         let problem = Problem::new(ProblemCode::Corrupt, "it is damaged").because_of(&error);
@@ -450,13 +484,15 @@ mod tests {
 
     #[test]
     fn values_out_of_range_are_refused() {
-        let break_it: [fn(&mut Descriptor); 17] = [
+        let break_it: [fn(&mut Descriptor); 19] = [
             |d| d.size = Size(0),
             |d| d.size = Size(1000),
             |d| d.size = Size(u64::MAX - 511),
             |d| d.block_size = 513,
             |d| d.queues = 0,
             |d| d.queues = 1000,
+            |d| d.seg_max = 0,
+            |d| d.seg_max = 127,
             |d| d.serial = "x".repeat(21),
             |d| d.serial = "tab\t".into(),
             |d| d.device = Some("../../etc/passwd".into()),

@@ -34,6 +34,9 @@ pub struct Disk {
     pub serial: String,
     /// How many queues a vhost-user guest may use.
     pub queues: u16,
+    /// Data segments of one request that a vhost-user guest is told it may use.
+    #[serde(default = "usual_seg_max")]
+    pub seg_max: u16,
     /// Its stack, top (the guest's end) first.
     pub filters: Vec<String>,
     /// How I/O control treats it.
@@ -130,6 +133,10 @@ impl Default for Policy {
             group: None,
         }
     }
+}
+
+fn usual_seg_max() -> u16 {
+    crate::descriptor::MAX_SEG_MAX
 }
 
 fn normal_shares() -> u32 {
@@ -242,6 +249,9 @@ pub struct DiskCreate {
     /// How many queues a vhost-user guest may use; null: 16.
     #[serde(default)]
     pub queues: Option<u16>,
+    /// Data segments of one request that a vhost-user guest is told it may use, 1 to 126; null: 126.
+    #[serde(default)]
+    pub seg_max: Option<u16>,
     /// Its stack, top first; null: `["stats"]`.
     #[serde(default)]
     pub filters: Option<Vec<String>>,
@@ -275,6 +285,7 @@ impl DiskCreate {
             read_only: false,
             serial: None,
             queues: None,
+            seg_max: None,
             filters: None,
             policy: Policy::default(),
             unpromised: Unpromised::Refuse,
@@ -302,6 +313,9 @@ pub struct DiskSet {
     /// How many queues a vhost-user guest may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queues: Option<u16>,
+    /// Data segments of one request that a vhost-user guest is told it may use, 1 to 126.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub seg_max: Option<u16>,
     /// The whole stack, top first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filters: Option<Vec<String>>,

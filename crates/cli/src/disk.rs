@@ -266,6 +266,7 @@ impl Shown for Answer {
             ("serial", self.serial.clone()),
             ("uuid", self.uuid.clone()),
             ("queues", self.queues.to_string()),
+            ("segments", self.seg_max.to_string()),
             ("filters", filters(self)),
             ("shares", shares(self.policy.shares)),
             (

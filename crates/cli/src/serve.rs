@@ -179,6 +179,10 @@ struct Device {
     #[arg(long, value_name = "N")]
     queues: Option<u16>,
 
+    /// Data segments of one request that a vhost-user guest may use, 1 to 126; default: 126
+    #[arg(long, value_name = "N")]
+    seg_max: Option<u16>,
+
     /// Bytes of the blocks that a guest is told: 512 or 4096
     #[arg(long, value_name = "BYTES")]
     block_size: Option<u32>,
@@ -251,6 +255,7 @@ impl ServeOne {
             write_through: self.device.write_through,
             buffered: self.device.buffered,
             queues: self.device.queues.unwrap_or(default.queues),
+            seg_max: self.device.seg_max.unwrap_or(default.seg_max),
             block_size: self.device.block_size.unwrap_or(default.block_size),
             serial: self.device.serial.unwrap_or_default(),
             name: self.device.name.unwrap_or_else(|| default.name.clone()),

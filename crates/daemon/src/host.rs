@@ -154,6 +154,7 @@ impl Host {
             serial: plan.serial.clone(),
             uuid: plan.uuid,
             queues: plan.queues,
+            seg_max: plan.seg_max,
             filters: plan.filters.clone(),
             control,
         };

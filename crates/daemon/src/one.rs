@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 use tidegate_api::datastore::IoMode;
-use tidegate_api::descriptor::{Descriptor, MAX_QUEUES};
+use tidegate_api::descriptor::{Descriptor, MAX_QUEUES, MAX_SEG_MAX};
 use tidegate_api::name::Name;
 use tidegate_api::units::{Size, Span};
 use tidegate_core::filter::trace::format::TracedDisk;
@@ -61,6 +61,8 @@ pub struct OneOptions {
     pub cpus: Vec<usize>,
     /// How many queues a virtual machine may use.
     pub queues: u16,
+    /// Data segments of one request that a virtual machine is told it may use.
+    pub seg_max: u16,
     /// Bytes of the blocks that a guest is told.
     pub block_size: u32,
     /// The disk's name, which is also its NBD export name (as is the empty one).
@@ -88,6 +90,7 @@ impl OneOptions {
             threads: 1,
             cpus: Vec::new(),
             queues: 16,
+            seg_max: MAX_SEG_MAX,
             block_size: 512,
             name: "disk".parse().expect("the constant is a name"),
             serial: String::new(),
@@ -241,6 +244,12 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
             options.queues
         )));
     }
+    if options.seg_max == 0 || options.seg_max > MAX_SEG_MAX {
+        return Err(trouble::invalid(format!(
+            "{} segments are not from 1 to {MAX_SEG_MAX}",
+            options.seg_max
+        )));
+    }
     let traced = TracedDisk {
         size,
         ..filters::traced(&descriptor)
@@ -254,6 +263,7 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
         read_only: options.read_only,
         serial: descriptor.effective_serial(),
         queues: options.queues,
+        seg_max: options.seg_max,
         filters: filters::stack(&options.filters, options.name.as_str(), traced)?,
         image,
     })

@@ -348,6 +348,7 @@ pub(crate) struct DiskPlan {
     pub(crate) read_only: bool,
     pub(crate) serial: String,
     pub(crate) queues: u16,
+    pub(crate) seg_max: u16,
     pub(crate) filters: filters::Stack,
     pub(crate) image: ImagePlan,
 }
@@ -361,6 +362,7 @@ pub(crate) fn disk(found: &Found) -> Outcome<DiskPlan> {
         cache,
         read_only,
         queues,
+        seg_max,
         ..
     } = found.descriptor;
     Ok(DiskPlan {
@@ -372,6 +374,7 @@ pub(crate) fn disk(found: &Found) -> Outcome<DiskPlan> {
         read_only,
         serial: found.descriptor.effective_serial(),
         queues,
+        seg_max,
         filters: filters::stack(
             &found.descriptor.filters,
             found.name.as_str(),

@@ -71,6 +71,8 @@ pub struct DiskSpec {
     pub uuid: [u8; 16],
     /// Most queues of a vhost-user front end.
     pub queues: u16,
+    /// Data segments of one request that a vhost-user guest is told it may use.
+    pub seg_max: u16,
     /// Its filters, top first.
     pub filters: Vec<FilterSpec>,
     /// The control of its datastore, and what it may get there; none: no I/O of it ever waits for its turn.

@@ -56,6 +56,7 @@ pub fn serve(sockets: &[PathBuf], size: u64, control: Control) -> Result<()> {
             serial: String::new(),
             uuid: [number; 16],
             queues: 1,
+            seg_max: 126,
             filters: Vec::new(),
             control: control.as_ref().map(|control| UnderControl {
                 control: control.clone(),

@@ -74,6 +74,12 @@ pub(crate) struct Create {
     #[arg(long, value_name = "N")]
     queues: Option<u16>,
 
+    /// Data segments of one request that a vhost-user guest may use, 1 to 126; default: 126
+    ///
+    /// A guest with rings of N descriptors and without indirect ones needs N - 2 or less: see docs/front-ends.md.
+    #[arg(long, value_name = "N")]
+    seg_max: Option<u16>,
+
     /// A block device that is to be its image; what is on it stays
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     device: Option<PathBuf>,
@@ -140,6 +146,7 @@ impl Create {
             read_only: self.read_only,
             serial: self.serial,
             queues: self.queues,
+            seg_max: self.seg_max,
             filters: stack(self.filters, self.no_filters),
             unpromised: self.policy.unpromised(),
             policy: self.policy.whole(),

@@ -19,7 +19,7 @@ use crate::session::Session;
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("changes").required(true).multiple(true).args([
-        "filters", "no_filters", "cache", "read_only", "read_write", "serial", "queues",
+        "filters", "no_filters", "cache", "read_only", "read_write", "serial", "queues", "seg_max",
         "shares", "reservation", "limit", "burst_iops", "burst_seconds", "limit_bandwidth", "latency_target", "group",
     ]),
     after_help = "\
@@ -66,6 +66,12 @@ pub(crate) struct Set {
     #[arg(long, value_name = "N")]
     queues: Option<u16>,
 
+    /// Data segments of one request that a vhost-user guest may use, 1 to 126
+    ///
+    /// A guest with rings of N descriptors and without indirect ones needs N - 2 or less: see docs/front-ends.md.
+    #[arg(long, value_name = "N")]
+    seg_max: Option<u16>,
+
     #[command(flatten)]
     policy: PolicyFlags,
 }
@@ -91,6 +97,7 @@ impl Set {
             },
             serial: self.serial,
             queues: self.queues,
+            seg_max: self.seg_max,
             filters: stack(self.filters, self.no_filters),
             unpromised: self.policy.unpromised(),
             policy: self.policy.changes(),

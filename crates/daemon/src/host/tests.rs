@@ -51,6 +51,7 @@ fn plan(image: ImagePlan) -> DiskPlan {
         read_only: false,
         serial: "a".to_owned(),
         queues: 1,
+        seg_max: 126,
         filters: Vec::new(),
         image,
     }

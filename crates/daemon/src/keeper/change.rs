@@ -62,10 +62,10 @@ impl Keeper {
         apply(&mut after.descriptor, order, &what)?;
         let live = self.live.get(name);
         let settling = live.as_ref().map(|live| live.settling());
-        let fixed = |d: &Descriptor| (d.cache, d.read_only, d.serial.clone(), d.queues);
+        let fixed = |d: &Descriptor| (d.cache, d.read_only, d.serial.clone(), d.queues, d.seg_max);
         if live.is_some() && fixed(&before.descriptor) != fixed(&after.descriptor) {
             return Err(Problem::new(ProblemCode::Busy, what)
-                .because("it is attached, and a guest is told its cache mode, serial, queues and whether it is read-only only when it connects")
+                .because("it is attached, and a guest is told its cache mode, serial, queues, segments and whether it is read-only only when it connects")
                 .remedy("detach it first"));
         }
         // All that an order names must make sense, and is agreed to by it.
@@ -399,6 +399,7 @@ fn describe_new(
         read_only: Some(order.read_only),
         serial: order.serial.clone(),
         queues: order.queues,
+        seg_max: order.seg_max,
         filters: order.filters.clone(),
         policy: Some(policy::all_of(&order.policy)),
         unpromised: order.unpromised,
@@ -419,6 +420,7 @@ fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outco
         read_only,
         serial,
         queues,
+        seg_max,
         filters,
         policy: changes,
         unpromised: _,
@@ -428,6 +430,7 @@ fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outco
     d.read_only = read_only.unwrap_or(d.read_only);
     d.serial = serial.unwrap_or_else(|| d.serial.clone());
     d.queues = queues.unwrap_or(d.queues);
+    d.seg_max = seg_max.unwrap_or(d.seg_max);
     d.filters = filters.unwrap_or_else(|| d.filters.clone());
     if let Some(changes) = changes {
         policy::apply(&mut d.policy, &changes, what)?;

@@ -17,7 +17,7 @@ use tidegate_engine::lease;
 use super::change::Purpose;
 use super::*;
 use crate::control::Identity;
-use crate::plan::ThreadsPlan;
+use crate::plan::{self, ThreadsPlan};
 
 mod detaching;
 mod displaced;
@@ -291,6 +291,27 @@ fn a_disk_that_grew_without_its_guests_being_told_is_told_when_that_is_asked_for
     };
     stage.keeper.resize(&name("a"), larger).unwrap();
     assert_eq!(size(), 2 * SIZE);
+    stage.detach("a");
+}
+
+#[test]
+fn the_segments_that_a_guest_is_told_are_set_while_a_disk_is_detached() {
+    let stage = stage();
+    stage.disk("a");
+    let set = |segments| {
+        let order = DiskSet {
+            seg_max: Some(segments),
+            ..Default::default()
+        };
+        stage.keeper.set(&name("a"), &order)
+    };
+    assert_eq!(set(30).unwrap().seg_max, 30);
+    assert_eq!(set(127).unwrap_err().code, ProblemCode::Invalid);
+    stage.attach("a", Outside::Agreed).unwrap();
+    let refused = set(60).unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+    let found = stage.keeper.store.find(&name("a")).unwrap();
+    assert_eq!(plan::disk(&found).unwrap().seg_max, 30);
     stage.detach("a");
 }
 

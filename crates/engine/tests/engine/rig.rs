@@ -41,6 +41,7 @@ pub(crate) fn spec(name: &str, size: u64) -> DiskSpec {
         serial: name.into(),
         uuid: [7; 16],
         queues: 1,
+        seg_max: 126,
         filters: Vec::new(),
         control: None,
     }

@@ -10,8 +10,6 @@ use super::Protocol;
 use std::sync::atomic::Ordering;
 use tidegate_front::vhost::block::{BlockConfig, feature};
 
-/// Data segments of one request that are announced: what Linux uses with a ring of 128 and its two extra descriptors.
-const SEGMENTS: u32 = 126;
 /// The best size of an I/O, announced to guests, in bytes.
 const OPTIMAL_IO: u32 = 64 << 10;
 /// The physical block, in bytes: smaller writes are read, changed and written back below.
@@ -49,7 +47,7 @@ impl Protocol {
             block_size: spec.block_size,
             physical_block_size: PHYSICAL_BLOCK.max(spec.block_size),
             optimal_io_size: OPTIMAL_IO,
-            seg_max: SEGMENTS,
+            seg_max: spec.seg_max.into(),
             queues: spec.queues,
             write_back: self.shows_write_back(),
         }

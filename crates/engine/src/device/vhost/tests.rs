@@ -48,6 +48,7 @@ fn disk(engine: &Engine) -> Disk {
         serial: String::new(),
         uuid: [7; 16],
         queues: 2,
+        seg_max: 30,
         filters: Vec::new(),
         control: None,
     };
@@ -236,6 +237,18 @@ fn a_guest_is_called_once_when_its_call_descriptor_is_set_whether_its_ring_runs_
         front_end.protocol.get_vring_base(0).expect("it stops");
         assert_eq!(call.drain(), 1, "{runs}");
     }
+    front_end.end();
+}
+
+#[test]
+fn a_guest_is_told_as_many_segments_as_its_disk_is_set_to() {
+    let engine = engine();
+    let disk = disk(&engine);
+    let mut front_end = FrontEnd::connect(&disk);
+    let space = front_end
+        .protocol
+        .get_config(12, 4, VhostUserConfigFlags::empty());
+    assert_eq!(space.expect("it is told"), 30_u32.to_le_bytes());
     front_end.end();
 }
 
