@@ -78,6 +78,10 @@ fn the_kernel_tells_of_an_image_that_is_removed() {
     let live = stage.keeper.live.get(&name("a")).unwrap();
     let seen = stage.runtime.block_on(async {
         let watching = tokio::spawn(crate::watch::watch(Arc::clone(&stage.keeper)));
+        // The first look is over: what comes now only the kernel can tell.
+        while live.followed().unwrap().1.is_none() {
+            tokio::task::yield_now().await;
+        }
         fs::remove_file(found.image()).unwrap();
         let noticed = async {
             while live.harmed().is_none() {
