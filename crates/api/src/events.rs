@@ -101,6 +101,11 @@ pub enum Happening {
         /// Where it is.
         threshold_us: f64,
     },
+    /// What is set for the whole datastore has a generation that cannot be: it is not believed.
+    GenerationRefused {
+        /// The generation.
+        generation: u64,
+    },
     /// Somebody else sits in this host's slot: it takes another.
     Displaced,
     /// This daemon stood still for so long that others took it for dead; it joins anew.
@@ -160,6 +165,7 @@ impl Happening {
             Happening::Alone { .. } => "alone",
             Happening::Mute { .. } => "mute",
             Happening::ThresholdMoved { .. } => "threshold-moved",
+            Happening::GenerationRefused { .. } => "generation-refused",
             Happening::Displaced => "displaced",
             Happening::Paused { .. } => "paused",
             Happening::Trouble { .. } => "trouble",
@@ -223,6 +229,7 @@ mod tests {
             Happening::Alone { on: true },
             Happening::Mute { on: true },
             Happening::ThresholdMoved { threshold_us: 1.0 },
+            Happening::GenerationRefused { generation: 1 },
             Happening::Displaced,
             Happening::Paused { for_s: 1.0 },
             Happening::Trouble { why: String::new() },

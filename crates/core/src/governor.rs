@@ -202,6 +202,11 @@ pub enum GovernorEvent {
         /// Where it is.
         to: Span,
     },
+    /// Slot 0 has a generation that no changes of administrators have led to: it is not believed.
+    GenerationRefused {
+        /// Which.
+        generation: u64,
+    },
     /// Somebody else sits in our slot, or has our name ([`Governor::host`]): take another slot.
     Displaced,
     /// This daemon stood still for so long that the others took it for dead; it joins anew.
@@ -260,6 +265,8 @@ pub struct Governor {
     under: Option<Time>,
     joined: bool,
     frozen: bool,
+    /// The generation of slot 0 that is not believed, since that was told.
+    refused: Option<u64>,
     alone: bool,
     mute: bool,
     heard: Option<Time>,
@@ -337,6 +344,7 @@ impl Governor {
             under: None,
             joined: false,
             frozen: false,
+            refused: None,
             alone: false,
             mute: false,
             heard: None,
@@ -378,7 +386,7 @@ impl Governor {
     pub fn set(&mut self, now: Time, mode: Mode, threshold: Threshold, io_unit: u32) -> [u8; SLOT] {
         let (threshold_mode, threshold) = settle::words(threshold);
         self.common = Common {
-            generation: self.common.generation + 1,
+            generation: Common::next_generation(self.common.generation, 0),
             mode: settle::mode_word(mode),
             threshold_mode,
             threshold,
@@ -424,6 +432,21 @@ impl Governor {
         !self.engaged && self.over == 0 && !self.pace.stirred() && !trouble
     }
 
+    /// Slot 0 says this.
+    fn take_common(&mut self, now: Time, common: Common) {
+        if common.supersedes(&self.common) {
+            self.common = common;
+            self.pace.hurry(now);
+        }
+        let generation = (!common.is_plausible()).then_some(common.generation);
+        if core::mem::replace(&mut self.refused, generation) != generation
+            && let Some(generation) = generation
+        {
+            let refused = GovernorEvent::GenerationRefused { generation };
+            self.events.push(refused);
+        }
+    }
+
     /// The slots as they were just read, slot 0 among them; one that is left out counts as unchanged.
     pub fn heard(&mut self, now: Time, read: Result<&[(u16, &[u8])], ReadFailed>) {
         let Ok(slots) = read else {
@@ -439,10 +462,8 @@ impl Governor {
         self.heard = Some(now);
         if let Some((_, bytes)) = slots.iter().find(|(slot, _)| *slot == 0)
             && let Ok(common) = Common::decode(bytes)
-            && common.generation > self.common.generation
         {
-            self.common = common;
-            self.pace.hurry(now);
+            self.take_common(now, common);
         }
         let me = (self.settings.host, self.settings.incarnation, self.slot);
         let hosts = || slots.iter().filter(|(slot, _)| *slot != 0).copied();

@@ -135,6 +135,9 @@ pub(crate) fn happening(
         GovernorEvent::ThresholdMoved { to } => Happening::ThresholdMoved {
             threshold_us: us(to),
         },
+        GovernorEvent::GenerationRefused { generation } => {
+            Happening::GenerationRefused { generation }
+        }
         GovernorEvent::Displaced => Happening::Displaced,
         GovernorEvent::Paused { span } => Happening::Paused {
             for_s: float(span.as_nanos()) / 1e9,
@@ -236,6 +239,10 @@ fn sentence(datastore: &Name, happening: &Happening) -> String {
             "datastore {datastore} counts as congested from {} on",
             us(threshold_us)
         ),
+        Happening::GenerationRefused { generation } => format!(
+            "slot 0 of .tidegate/hosts.v1 on datastore {datastore} has generation {generation}, which cannot be: what it says is \
+             not believed; find out who wrote it, and set what is to hold: tidegate datastore set {datastore} --io-control on"
+        ),
         Happening::Displaced => format!(
             "another daemon has this one's slot or its identity on datastore {datastore}, so this one has taken another: \
              if this daemon's root directory was copied (a cloned machine, a restored backup), stop one of the two, \
@@ -287,6 +294,7 @@ fn wants_a_look(happening: &Happening) -> bool {
             | Happening::ExternalLoad { on: true }
             | Happening::Alone { on: true }
             | Happening::Mute { on: true }
+            | Happening::GenerationRefused { .. }
             | Happening::Displaced
             | Happening::Paused { .. }
             | Happening::Certificate { .. }

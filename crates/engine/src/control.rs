@@ -95,7 +95,7 @@ impl Change {
         }
         common.generation = ours.generation;
         if there.generation >= ours.generation || common != *ours {
-            common.generation = there.generation.max(ours.generation).saturating_add(1);
+            common.generation = Common::next_generation(ours.generation, there.generation);
         }
         common
     }

@@ -308,6 +308,30 @@ impl Record {
 }
 
 impl Common {
+    /// The highest generation that is believed: far more changes than administrators ever make. Whoever writes a higher one
+    /// wants to have the last word for ever, or has damaged the slot.
+    pub const GENERATION_MOST: u64 = 1 << 48;
+
+    /// The generation of what an administrator sets where these were the highest so far.
+    pub fn next_generation(known: u64, there: u64) -> u64 {
+        let most = Common::GENERATION_MOST;
+        known.max(there).saturating_add(1).min(most)
+    }
+
+    /// Whether its generation can be one that administrators' changes have led to.
+    pub fn is_plausible(&self) -> bool {
+        self.generation <= Common::GENERATION_MOST
+    }
+
+    /// Whether it holds instead of `known`. At the highest generation the last that was written holds, so that an
+    /// administrator can always change it.
+    pub fn supersedes(&self, known: &Common) -> bool {
+        let last = self.generation == Common::GENERATION_MOST && self != known;
+        let newer =
+            self.generation > known.generation || last && known.generation == self.generation;
+        self.is_plausible() && newer
+    }
+
     /// The bytes of slot 0.
     pub fn encode(&self) -> [u8; SLOT] {
         let mut out = Writer::new(MAGIC_COMMON, VERSION);

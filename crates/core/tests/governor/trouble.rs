@@ -3,8 +3,8 @@
 use super::bench::{Bench, load, peer};
 use super::world::{World, disk};
 use super::{FIXED, four};
-use tidegate_core::governor::GovernorEvent;
-use tidegate_core::governor::slot::{Entry, Record};
+use tidegate_core::governor::slot::{Common, Entry, Record};
+use tidegate_core::governor::{GovernorEvent, Threshold};
 use tidegate_core::units::Span;
 
 #[test]
@@ -478,4 +478,58 @@ fn who_cannot_write_tries_again_at_the_fast_pace_and_rests_when_it_can() {
     bench.mute = false;
     bench.pass(10_000, fine);
     assert_eq!(bench.pauses(3), [1_000; 3], "{:?}", bench.ticks);
+}
+
+/// What somebody writes into slot 0 who wants control to be off for ever.
+fn off(generation: u64) -> Vec<u8> {
+    let common = Common {
+        generation,
+        ..Common::default()
+    };
+    common.encode().to_vec()
+}
+
+fn refused(event: &GovernorEvent) -> bool {
+    matches!(event, GovernorEvent::GenerationRefused { .. })
+}
+
+#[test]
+fn a_generation_that_cannot_be_is_refused_by_every_host_and_told_once() {
+    let mut world = four();
+    world.run(5_000);
+    let before: Vec<_> = world
+        .hosts
+        .iter()
+        .map(|host| host.governor.common())
+        .collect();
+    for generation in [u64::MAX, Common::GENERATION_MOST + 1] {
+        world.slots[0] = off(generation);
+        world.run(5_000);
+    }
+    for (at, before) in before.iter().enumerate() {
+        assert_eq!(world.hosts[at].governor.common(), *before);
+        assert_eq!(world.happened(at, refused), 2, "each is told once");
+    }
+    world.common(1, FIXED);
+    world.run(9_000);
+    let set = world.hosts[1].governor.common();
+    for host in &world.hosts {
+        assert_eq!(host.governor.common(), set);
+    }
+}
+
+#[test]
+fn at_the_highest_generation_the_administrators_word_still_wins_on_every_host() {
+    let mut world = four();
+    world.run(5_000);
+    world.slots[0] = off(Common::GENERATION_MOST);
+    world.run(9_000);
+    for (from, ms) in [(2, 7), (0, 9)] {
+        let threshold = Threshold::Fixed(Span::from_millis(ms));
+        world.common(from, threshold);
+        world.run(9_000);
+        for host in &world.hosts {
+            assert_eq!(host.governor.common().threshold(), threshold);
+        }
+    }
 }

@@ -184,7 +184,7 @@ impl Carrier {
         let generation = |common: Option<Common>| common.map_or(0, |common| common.generation);
         let known = generation(self.common);
         match there {
-            Some(Ok(there)) if there.generation >= known => {
+            Some(Ok(there)) if there.is_plausible() && there.generation >= known => {
                 self.common = Some(there);
                 return;
             }

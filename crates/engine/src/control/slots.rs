@@ -36,7 +36,7 @@ use tidegate_core::units::{Span, Time};
 
 /// Up to which slot everything is read at once: more costs more bytes than asking for each head.
 const WHOLE: u16 = 32;
-/// How many slots beyond those in use are read: newcomers take the lowest that is free.
+/// How many slots beyond those in use are read each time: newcomers take the lowest that is free.
 const AHEAD: u16 = 8;
 /// Of a slot's head, what direct I/O reads least everywhere that slots can be read in parts.
 const HEAD: usize = 512;
@@ -46,6 +46,9 @@ const FILE: &str = "hosts.v1";
 const OWNERS: &str = "owners";
 /// More than an owner's file has; no more of it is read.
 const OWNER_MOST: usize = 64;
+/// How often the whole file is read: a host may sit in any slot, and each is to be seen within eight seconds. At rest, and
+/// where hosts speak every four seconds, each read is of all.
+const SWEEP: Span = Span::from_secs(4);
 /// How long nothing must have moved in a slot that holds no record before its owner counts as gone: a host that has
 /// just claimed it writes within a tick, 4 s at most.
 const UNWRITTEN: Span = Span::from_secs(60);
@@ -73,6 +76,8 @@ pub(crate) struct SlotFile {
     own: Option<u16>,
     /// The highest that held anything.
     top: u16,
+    /// When all slots were read last.
+    swept: Option<Time>,
     /// What each slot's head said, and since when.
     heads: BTreeMap<u16, Head>,
     /// Since when slot 0 makes no sense.
@@ -116,6 +121,7 @@ impl SlotFile {
             file: None,
             own: None,
             top: SLOTS - 1,
+            swept: None,
             heads: BTreeMap::new(),
             foreign: None,
             page: Aligned::new(SLOT)?,
@@ -146,11 +152,19 @@ impl SlotFile {
     pub(crate) fn read(&mut self, now: Time) -> io::Result<Vec<Slot>> {
         self.open()?;
         let heads = self.file.as_ref().is_some_and(|open| open.heads) && !self.heads.is_empty();
-        let read = if self.top <= WHOLE || !heads {
-            self.read_whole()
-        } else {
-            self.read_moved()
+        let sweeps = self.swept.is_none_or(|swept| now.since(swept) >= SWEEP);
+        let last = match sweeps {
+            true => SLOTS - 1,
+            false => (self.top + AHEAD).min(SLOTS - 1),
         };
+        let read = if self.top <= WHOLE || !heads {
+            self.read_whole(last)
+        } else {
+            self.read_moved(last)
+        };
+        if sweeps && read.is_ok() {
+            self.swept = Some(now);
+        }
         if read.is_err() {
             // A file that went away with its server is not the one that comes back.
             self.file = None;
@@ -186,7 +200,8 @@ impl SlotFile {
         let _turn = self.turn()?;
         let (_, bytes) = self.read_one(0)?;
         let there = match Common::decode(&bytes) {
-            Ok(there) => Some(there),
+            // What is not believed is written over.
+            Ok(there) => Some(there).filter(Common::is_plausible),
             Err(Unreadable::Newer(version)) => {
                 let text = format!("slot 0 is of version {version}: a newer program must set it");
                 return Err(io::Error::other(text));
@@ -298,6 +313,7 @@ impl SlotFile {
         self.heads.clear();
         self.foreign = None;
         self.top = SLOTS - 1;
+        self.swept = None;
         let (ours, owners) = (owner_text(self.host), self.owners());
         let is_ours = |slot: &u16| {
             let owners = owners.as_ref().ok();
@@ -339,8 +355,8 @@ impl SlotFile {
         }
     }
 
-    fn read_whole(&mut self) -> io::Result<Vec<Slot>> {
-        let slots = (self.top + AHEAD).min(SLOTS - 1) + 1;
+    fn read_whole(&mut self, last: u16) -> io::Result<Vec<Slot>> {
+        let slots = last + 1;
         let len = usize::from(slots) * SLOT;
         let open = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
         let bytes = &mut self.all.bytes()[..len];
@@ -351,9 +367,9 @@ impl SlotFile {
         Ok(slots.map(|(slot, bytes)| (slot, bytes.to_vec())).collect())
     }
 
-    fn read_moved(&mut self) -> io::Result<Vec<Slot>> {
+    fn read_moved(&mut self, last: u16) -> io::Result<Vec<Slot>> {
         let mut read = vec![self.read_one(0)?];
-        for slot in 1..=(self.top + AHEAD).min(SLOTS - 1) {
+        for slot in 1..=last {
             let open = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
             let page = self.page.bytes();
             let got = read_at(&open.file, &mut page[..HEAD], at(slot))?;

@@ -67,6 +67,35 @@ fn a_newcomer_is_heard_though_few_slots_are_read() {
 }
 
 #[test]
+fn a_host_in_any_slot_is_seen_within_eight_seconds_at_every_pace() {
+    // Slot 31 alone, and slot 200 where so many hosts are there that only heads are read.
+    for (hosts, alone) in [(1, 31), (40, 200)] {
+        for pace in [100, 4_000, 8_000] {
+            let dir = tempdir();
+            let mut files: Vec<SlotFile> = (1..=hosts).map(|host| file(dir.path(), host)).collect();
+            for (host, file) in (1..).zip(&mut files) {
+                file.claim(Time::ZERO, None).expect("a slot");
+                file.write(&record(host, 1)).expect("written");
+            }
+            let reader = &mut files[0];
+            reader.read(at_ms(1)).expect("read");
+            let there = File::options()
+                .write(true)
+                .open(dir.path().join(".tidegate/hosts.v1"));
+            let there = there.expect("it is there");
+            there
+                .write_all_at(&record(99, 7), at(alone))
+                .expect("written");
+            let seen = (1..=8_000 / pace).find(|round| {
+                let read = reader.read(at_ms(1 + round * pace)).expect("read");
+                said(&read, alone) == Some(7)
+            });
+            assert!(seen.is_some(), "slot {alone}, a read each {pace} ms");
+        }
+    }
+}
+
+#[test]
 fn of_many_hosts_only_those_that_moved_are_read_whole() {
     let dir = tempdir();
     let mut files: Vec<SlotFile> = (1..=40).map(|host| file(dir.path(), host)).collect();
@@ -329,4 +358,22 @@ fn of_changes_of_slot_0_at_one_moment_none_is_lost() {
         None
     })
     .expect("read");
+}
+
+#[test]
+fn a_generation_that_cannot_be_is_written_over_by_the_next_change() {
+    let dir = tempdir();
+    let mut a = file(dir.path(), 1);
+    let with = |generation| Common {
+        generation,
+        ..Common::default()
+    };
+    a.change_common(|_| Some(with(u64::MAX))).expect("written");
+    a.change_common(|there| {
+        assert_eq!(there, None, "it is not believed");
+        Some(with(3))
+    })
+    .expect("written");
+    let (_, there) = a.read_one(0).expect("read");
+    assert_eq!(Common::decode(&there).map(|there| there.generation), Ok(3));
 }
