@@ -45,6 +45,8 @@ use malformed::Malformed;
 /// for 128: no such guest waits. It is 2 MiB, and as much again where a datastore takes requests in parts; the largest
 /// ring could have 512 MiB with requests of as many pieces as are let in.
 const MOST_ROOM: usize = 1024 * 128;
+/// The same for all queues of a device together: a device may have 64. From then on a queue has one such request at a time.
+const MOST_ROOM_OF_DEVICE: usize = 4 * MOST_ROOM;
 
 /// How to answer a chain.
 #[derive(Clone, Copy)]
@@ -305,11 +307,17 @@ impl RingDevice {
     /// How many of `most` requests may be taken now.
     fn allowance(&self, most: usize) -> usize {
         // Never full with nothing in flight: there is always an answer after which more may be taken.
-        if self.room >= MOST_ROOM {
+        if self.room > 0 && self.is_out_of_room() {
             0
         } else {
             self.due(most)
         }
+    }
+
+    /// Whether the lists of its requests in flight, or of its device's, take as much memory as they may.
+    fn is_out_of_room(&self) -> bool {
+        let of_device = self.facts.room.load(Ordering::Relaxed);
+        self.room >= MOST_ROOM || of_device >= MOST_ROOM_OF_DEVICE
     }
 
     /// How many of `most` requests may be taken by and by: of a queue that is to stop, what a predecessor left behind and no
@@ -446,6 +454,7 @@ impl RingDevice {
         let room = buffers.room(buffer);
         if room > SHORT_LIST {
             self.room += room;
+            self.facts.room.fetch_add(room, Ordering::Relaxed);
         }
         buffer
     }
@@ -456,6 +465,7 @@ impl RingDevice {
         let room = buffers.room(buffer);
         if room > SHORT_LIST {
             self.room -= room;
+            self.facts.room.fetch_sub(room, Ordering::Relaxed);
         }
     }
 

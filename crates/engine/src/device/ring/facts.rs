@@ -5,7 +5,7 @@
 use super::effort::Effort;
 use super::malformed::{LogLimit, Malformed, Recent, RingFault};
 use crate::device::shunned::Offences;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use tidegate_core::units::Time;
 
 /// See the module.
@@ -32,6 +32,8 @@ pub(crate) struct DeviceFacts {
     pub(crate) offences: Offences,
     /// What following its guest's chains has taken of this turn.
     pub(super) effort: Effort,
+    /// What the long lists of all its requests in flight have room for. Its I/O thread alone counts it.
+    pub(super) room: AtomicUsize,
 }
 
 impl DeviceFacts {
@@ -49,6 +51,7 @@ impl DeviceFacts {
             queues_logged: LogLimit::default(),
             offences: Offences::default(),
             effort: Effort::default(),
+            room: AtomicUsize::new(0),
         }
     }
 

@@ -662,6 +662,42 @@ fn requests_of_many_pieces_wait_while_those_in_flight_take_much_memory() {
 }
 
 #[test]
+fn the_requests_of_all_queues_of_a_device_wait_while_those_in_flight_take_much_memory() {
+    const QUEUES: usize = 8;
+    let (tell, held) = channel();
+    let daemon = Daemon::with(Hoard::new(Span::from_millis(100), tell));
+    let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
+    let guests = [(); QUEUES].map(|()| Guest::with_long_chains(MANY, None));
+    let (attach, numbers): (Vec<Order>, Vec<Receiver<u32>>) = guests
+        .iter()
+        .map(|guest| {
+            let (parts, (reply, number)) = (guest.fresh(&facts), channel());
+            let attach = Order::AttachQueue(Box::new(AttachQueue { parts, reply }));
+            (attach, number)
+        })
+        .unzip();
+    daemon.order_at_once(|| attach.into_iter().for_each(|order| daemon.order(order)));
+    for number in &numbers {
+        heard(number);
+    }
+    let (mut all, mut most) = (0, 0);
+    while all < QUEUES * usize::from(MANY) {
+        let together = heard(&held);
+        most = most.max(together);
+        all += together;
+    }
+    // A queue that has none in flight has one taken all the same.
+    let room = (most - QUEUES) * usize::from(LONGEST);
+    assert!(room <= MOST_ROOM_OF_DEVICE, "{most} in flight");
+    assert!(most * usize::from(LONGEST) > MOST_ROOM, "{most} in flight");
+    eventually("all are answered", || {
+        guests.iter().all(|guest| guest.used() == MANY)
+    });
+    assert_eq!(facts.room.load(Ordering::Relaxed), 0);
+    daemon.stop();
+}
+
+#[test]
 fn what_a_dead_daemon_left_behind_is_answered_though_there_is_no_room_for_all_and_the_queue_stops()
 {
     let guest = Guest::with_long_chains(MANY, None).left_behind();
