@@ -22,6 +22,10 @@ pub(super) const fn wraps_before(a: u64, b: u64) -> bool {
     (a.wrapping_sub(b) as i64) < 0
 }
 
+/// How long a change of a limit has the next request wait at most for what passed before it, in ticks: a second. Long enough
+/// that a limit which is changed now and then holds all the same, short enough that nobody takes the disk for dead.
+pub(super) const DEBT_MOST: u64 = 16_000_000_000;
+
 /// So much a second, and how far ahead of that one may be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
@@ -37,6 +41,23 @@ impl Rate {
         per_second: 0,
         slack: 0,
     };
+
+    /// How far ahead a meter is that takes on this rate. `ahead`: how far it was at the old one.
+    ///
+    /// What was used of the burst stays used, as an amount, as far as the new burst goes. What was ahead of that is the debt
+    /// of the request that passed last: it stays as an amount too, and takes [`DEBT_MOST`] at most.
+    pub(super) fn carry_over(&self, old: Rate, ahead: u64) -> u64 {
+        if (old.per_second, old.slack) == (self.per_second, self.slack) {
+            return ahead;
+        }
+        let at_new = |ticks: u64| {
+            let amount = u128::from(ticks) * u128::from(old.per_second);
+            let ticks = amount / u128::from(self.per_second.max(1));
+            u64::try_from(ticks).unwrap_or(u64::MAX >> 4)
+        };
+        let used = ahead.min(old.slack);
+        at_new(used).min(self.slack) + at_new(ahead - used).min(DEBT_MOST)
+    }
 
     /// Ticks that `amount` takes at this rate, rounded up.
     #[inline]
@@ -202,11 +223,12 @@ impl Groups {
     /// Sets the rates of a group: units, units at the peak, bytes, bytes at the peak. What was used is kept as amounts.
     pub(super) fn change(&self, group: usize, now: u64, rates: [Rate; 4]) {
         for (meter, rate) in self.groups[group].meters.iter().zip(rates) {
-            let old = u128::from(meter.per_second.load(Ordering::Relaxed));
+            let old = Rate {
+                per_second: meter.per_second.load(Ordering::Relaxed),
+                slack: meter.slack.load(Ordering::Relaxed),
+            };
             let tat = meter.tat.load(Ordering::Relaxed);
-            let used = u128::from(tat.saturating_sub(now)) * old;
-            let ahead = used / u128::from(rate.per_second.max(1));
-            let ahead = u64::try_from(ahead).unwrap_or(u64::MAX >> 4);
+            let ahead = rate.carry_over(old, tat.saturating_sub(now));
             meter.slack.store(rate.slack, Ordering::Relaxed);
             meter.per_second.store(rate.per_second, Ordering::Relaxed);
             // Whoever passes between these lines is counted at one of the two rates.

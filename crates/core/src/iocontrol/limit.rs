@@ -5,7 +5,10 @@
 //! thread's own; a group's are atomics ([`super::shared::Groups`]) that every thread moves.
 //!
 //! # Always true
-//! - over any interval, what passes is at most `rate * interval + burst` and the last request (property-tested)
+//! - over any interval, what passes is at most `rate * interval + burst` and the last request (property-tested), also
+//!   from a change of the limit on
+//! - a new rate is not made to wait for an old one: after a change the next request is due within [`super::groups::DEBT_MOST`], and no
+//!   later than the request that passed last takes at the new rate
 //!
 //! # Units
 //! Moments are ticks of 1/16 ns, so that a rate of a million a second is kept within 0.01 %. Every step is rounded up.
@@ -84,10 +87,8 @@ impl Meter {
 
     /// What is used now, under another rate.
     fn change(&mut self, now: u64, rate: Rate) {
-        let ahead = u128::from(self.tat.saturating_sub(now));
-        let used = ahead * u128::from(self.rate.per_second);
-        let ahead = used / u128::from(rate.per_second.max(1));
-        self.tat = now.saturating_add(u64::try_from(ahead).unwrap_or(u64::MAX >> 4));
+        let ahead = rate.carry_over(self.rate, self.tat.saturating_sub(now));
+        self.tat = now.saturating_add(ahead);
         self.rate = rate;
     }
 }
@@ -270,6 +271,93 @@ mod tests {
                 prop_assert!(!exceeds(&passed, limit.peak, 10_000_000, 0));
             }
         }
+    }
+
+    fn limit() -> impl Strategy<Value = Limit> {
+        let burst = prop_oneof![Just(0), 1..10_000_u64];
+        (1..100_000_u64, 0..5_u64, burst).prop_map(|(sustained, factor, burst)| Limit {
+            sustained,
+            peak: factor * sustained,
+            burst,
+        })
+    }
+
+    proptest! {
+        #[test]
+        fn a_new_limit_holds_from_its_change_on_and_has_nobody_wait_long_for_the_old_one(
+            old in limit(),
+            new in limit(),
+            arrivals in prop::collection::vec((0..40_000_000_u64, 1..100_000_u64), 1..60),
+            change in any::<prop::sample::Index>(),
+            grouped in any::<bool>(),
+        ) {
+            let policy = |limit: Limit| GroupPolicy { limit: Some(limit), bandwidth: None };
+            let mut gate = Gate::new(Some(&old));
+            let groups = group(Some(old), None);
+            let change = change.index(arrivals.len());
+            let mut now = 0;
+            let mut passed = Vec::new();
+            for (place, (gap, amount)) in arrivals.into_iter().enumerate() {
+                now += gap;
+                if place == change {
+                    let at = Time::from_nanos(now);
+                    gate.change(at, Some(&new));
+                    groups.set(at, GroupId(0), &policy(new));
+                    passed.clear();
+                    let due = moment(if grouped { groups.due(0) } else { gate.due() });
+                    prop_assert!(due <= at + Span::from_secs(1), "due {due:?} at {at:?}");
+                }
+                if grouped {
+                    now = now.max(moment(groups.due(0)).as_nanos());
+                    let took = groups.take(0, ticks(Time::from_nanos(now)), amount, 0);
+                    prop_assert!(took.is_some());
+                } else {
+                    now = now.max(moment(gate.due()).as_nanos());
+                    gate.take(ticks(Time::from_nanos(now)), amount);
+                }
+                passed.push((now, amount));
+            }
+            prop_assert!(!exceeds(&passed, new.sustained, 0, new.burst));
+            if new.peak > 0 {
+                prop_assert!(!exceeds(&passed, new.peak, 10_000_000, 0));
+            }
+        }
+    }
+
+    #[test]
+    fn a_lowered_limit_has_the_next_request_wait_for_a_second_at_most() {
+        let steady = |sustained| Limit {
+            sustained,
+            peak: 0,
+            burst: 0,
+        };
+        // 32 MiB at 20 MiB a second, then 1 KiB a second: nine hours, if it were paid at that.
+        let mut gate = Gate::new(Some(&steady(20 << 20)));
+        gate.take(0, 32 << 20);
+        gate.change(Time::ZERO, Some(&steady(1 << 10)));
+        assert_eq!(moment(gate.due()), Time::from_nanos(1_000_000_000));
+        // And the new limit holds from then on.
+        gate.take(gate.due(), 4096);
+        assert_eq!(moment(gate.due()), Time::from_nanos(5_000_000_000));
+        // A change of something else changes nothing.
+        gate.change(Time::from_nanos(1_000_000_000), Some(&steady(1 << 10)));
+        assert_eq!(moment(gate.due()), Time::from_nanos(5_000_000_000));
+    }
+
+    #[test]
+    fn what_was_used_of_a_burst_stays_used_as_far_as_the_new_burst_goes() {
+        let bursting = |sustained, burst| Limit {
+            sustained,
+            peak: 0,
+            burst,
+        };
+        let mut gate = Gate::new(Some(&bursting(1_000, 4_000)));
+        gate.take(0, 3_000);
+        gate.change(Time::ZERO, Some(&bursting(500, 4_000)));
+        assert_eq!(gate.burst_left(Time::ZERO), 1_000);
+        gate.change(Time::ZERO, Some(&bursting(100, 2_000)));
+        assert_eq!(gate.burst_left(Time::ZERO), 0);
+        assert_eq!(gate.due(), 0, "nothing passed beyond its burst");
     }
 
     #[test]
