@@ -527,9 +527,10 @@ impl Scheduler {
         !self.calm && (self.held > 0 || self.member.someone_waits())
     }
 
-    /// Whether the datastore was used since its use was last told, or is being used.
+    /// Whether the datastore was used since its use was last told, is being used, or is waited for: also who waits for a limit
+    /// of its own is to be told of.
     pub fn is_stirred(&self) -> bool {
-        self.stirred || self.member.own() > 0
+        self.stirred || self.member.own() > 0 || self.held > 0
     }
 
     /// How many I/Os of the disk wait.

@@ -365,6 +365,38 @@ mod tests {
     }
 
     #[test]
+    fn a_disk_that_waits_for_its_limit_stirs_and_is_told_of_however_long_nothing_ends() {
+        let second = 1_000_000;
+        let policy = Policy {
+            limit: Some(Limit {
+                sustained: 1,
+                peak: 0,
+                burst: 0,
+            }),
+            ..Policy::default()
+        };
+        let mut shard = shard(policy, &Watch::default());
+        let mut usage = Vec::new();
+        let mut held = |shard: &mut Shard, us| {
+            usage.clear();
+            shard.usage(CONTROL, Time::ZERO + Span::from_micros(us), &mut usage);
+            usage[0].held_ns
+        };
+        let first = submit(&mut shard, 0, 1);
+        finish(&mut shard, 1, &first[0]);
+        held(&mut shard, 2);
+        assert!(!shard.is_stirred(CONTROL), "its governor rests");
+        assert!(submit(&mut shard, 3, 2).is_empty());
+        assert!(shard.is_stirred(CONTROL), "and is told");
+        held(&mut shard, second / 2);
+        for half in 2..5 {
+            let waited = held(&mut shard, half * second / 2);
+            assert_eq!(waited, [0, 0, 500_000_000, 0, 0]);
+            assert!(shard.is_stirred(CONTROL));
+        }
+    }
+
+    #[test]
     fn a_disk_that_has_been_used_stirs_until_its_use_is_told() {
         let mut shard = shard(Policy::default(), &Watch::default());
         assert!(!shard.is_stirred(CONTROL));
