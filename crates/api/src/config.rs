@@ -84,7 +84,8 @@ pub struct NbdConfig {
     pub sockets: Option<Vec<PathBuf>>,
     /// TCP addresses to listen on as well. Default: none.
     pub tcp: Vec<NbdTcp>,
-    /// The most clients at a time on Unix sockets, and as many again on TCP. Default: 1024.
+    /// The most clients at a time on Unix sockets, and as many again on TCP. Half of them may be of one disk, or of one
+    /// process or address. Default: 1024.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_connections: Option<u32>,
 }

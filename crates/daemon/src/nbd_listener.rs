@@ -34,6 +34,7 @@ use crate::sockets::Listening;
 use crate::tls::refused;
 
 mod hall;
+mod seats;
 
 pub(crate) use hall::Hall;
 use hall::{Ticket, Way};
@@ -79,9 +80,10 @@ pub(crate) async fn attend(door: Door, hall: Hall) -> io::Result<()> {
             loop {
                 let (socket, _) = accept::next(ACCEPT, |cx| listener.poll_accept(cx)).await;
                 let peer = unix_peer(&socket);
+                let process = socket.peer_cred().ok().and_then(|peer| peer.pid());
                 welcome(
                     Socket::Unix(socket),
-                    Way::Unix,
+                    Way::Unix(process),
                     peer,
                     door.security.clone(),
                     &hall,
@@ -138,8 +140,8 @@ fn welcome(socket: Socket, way: Way, peer: String, security: DoorSecurity, hall:
     tokio::spawn(async move {
         let disks = &hall.disks;
         let led = match socket {
-            Socket::Unix(socket) => lead(socket, &peer, security, disks, ticket).await,
-            Socket::Tcp(socket) => lead(socket, &peer, security, disks, ticket).await,
+            Socket::Unix(socket) => lead(socket, &peer, security, &hall, ticket).await,
+            Socket::Tcp(socket) => lead(socket, &peer, security, &hall, ticket).await,
         };
         match led {
             Ok(()) => {}
@@ -181,7 +183,7 @@ async fn lead<S>(
     mut socket: S,
     peer: &str,
     security: DoorSecurity,
-    disks: &LiveDisks,
+    hall: &Hall,
     ticket: Ticket,
 ) -> Result<(), Gone>
 where
@@ -191,6 +193,7 @@ where
         DoorSecurity::Plain => Tls::Off,
         DoorSecurity::Tls(_) => Tls::Required,
     };
+    let disks = &hall.disks;
     let mut handshake = Handshake::new(tls);
     let ticket = Arc::new(ticket);
     let patience = tokio::time::Instant::now() + PATIENCE;
@@ -234,8 +237,8 @@ where
         (Some(End::StartTls), DoorSecurity::Plain) | (None, _) => return Ok(()),
     };
     let refused = |problem: Problem| Gone::Refused(problem.to_string());
-    ticket.sit().map_err(refused)?;
     let (live, negotiated) = chosen;
+    ticket.sit(live.name()).map_err(refused)?;
     live.serve_nbd(socket, &negotiated, kind, peer, stay)
         .map_err(refused)
 }

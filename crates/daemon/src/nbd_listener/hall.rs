@@ -6,7 +6,7 @@
 //!
 //! # Always true
 //! - Of those who came by TCP not more have a seat than the plan allows, and as many of those who came by Unix sockets:
-//!   neither takes the others'.
+//!   neither takes the others'. What one peer and one disk may have of them is in [`super::seats`].
 //! - Who came by TCP has no seat before its handshake is over.
 //! - No peer is given a place that has as many as are left: some are left for others, whatever it does.
 //! - Why somebody is turned away is told once until somebody is let in, and not again within [`PAUSE`].
@@ -17,13 +17,15 @@ use std::net::{IpAddr, Ipv6Addr};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 use crate::limits;
 use crate::live::LiveDisks;
 use crate::refusals::Refusals;
 use crate::trouble::Outcome;
+
+use super::seats::{NoSeat, Peer, Seat, Seats};
 
 /// What cannot be done when somebody is turned away.
 const LET_IN: &str = "cannot let an NBD client in";
@@ -39,8 +41,8 @@ const PAUSE: Duration = Duration::from_secs(60);
 #[derive(Clone)]
 pub(crate) struct Hall {
     pub(super) disks: Arc<LiveDisks>,
-    unix: Arc<Semaphore>,
-    tcp: Arc<Semaphore>,
+    unix: Arc<Seats>,
+    tcp: Arc<Seats>,
     porch: Arc<Porch>,
     told: Arc<Told>,
     refusals: Arc<Refusals>,
@@ -49,18 +51,18 @@ pub(crate) struct Hall {
 /// How somebody came.
 #[derive(Clone, Copy)]
 pub(super) enum Way {
-    Unix,
+    /// From this process, if it is known.
+    Unix(Option<i32>),
     Tcp(IpAddr),
 }
 
 impl Hall {
     /// Before these disks, with room for so many clients by either way.
     pub(crate) fn new(disks: Arc<LiveDisks>, seats: usize) -> Hall {
-        let room = || Arc::new(Semaphore::new(seats.min(Semaphore::MAX_PERMITS)));
         Hall {
             disks,
-            unix: room(),
-            tcp: room(),
+            unix: Seats::new(seats),
+            tcp: Seats::new(seats),
             porch: Arc::default(),
             told: Arc::default(),
             refusals: Arc::default(),
@@ -71,7 +73,7 @@ impl Hall {
     pub(super) fn refuse(&self, way: Way, peer: &str, reason: &str) {
         self.disks.count_refused();
         let whom = match way {
-            Way::Unix => "a Unix socket".to_owned(),
+            Way::Unix(_) => "a Unix socket".to_owned(),
             Way::Tcp(ip) => network(ip).to_string(),
         };
         if let Some(left_out) = self.refusals.must_tell(&whom, reason, Instant::now()) {
@@ -100,14 +102,20 @@ impl Hall {
 
     fn ticket(&self, way: Way) -> Result<Ticket, Lack> {
         let ticket = match way {
-            Way::Unix => Ticket::seated(&self.unix)?,
+            Way::Unix(process) => {
+                let seat = self.unix.take(process.map(Peer::Process))?;
+                Ticket {
+                    seats: Arc::clone(&self.unix),
+                    held: Mutex::new(Held::Seat(seat)),
+                }
+            }
             // Who would find no seat in the end need not begin.
-            Way::Tcp(_) if self.tcp.available_permits() == 0 => return Err(Lack::Seats),
+            Way::Tcp(_) if self.tcp.is_full() => return Err(NoSeat::All.into()),
             Way::Tcp(peer) => {
-                let _place = self.porch.enter(peer)?;
+                let place = self.porch.enter(peer)?;
                 Ticket {
                     seats: Arc::clone(&self.tcp),
-                    held: Mutex::new(Held::Place { _place }),
+                    held: Mutex::new(Held::Place(place)),
                 }
             }
         };
@@ -117,11 +125,24 @@ impl Hall {
 }
 
 /// What there is too little of for one more.
+#[derive(Debug)]
 enum Lack {
     Seats,
+    SeatsOfPeer,
+    SeatsOfDisk,
     Places,
     PlacesOfPeer,
     Descriptors(Problem),
+}
+
+impl From<NoSeat> for Lack {
+    fn from(none: NoSeat) -> Lack {
+        match none {
+            NoSeat::All => Lack::Seats,
+            NoSeat::OfPeer => Lack::SeatsOfPeer,
+            NoSeat::OfDisk => Lack::SeatsOfDisk,
+        }
+    }
 }
 
 impl Lack {
@@ -131,6 +152,14 @@ impl Lack {
             Lack::Seats => problem
                 .because("as many are connected as may be")
                 .remedy("disconnect some, or raise the daemon's nbd.max_connections"),
+            Lack::SeatsOfPeer => problem
+                .because("its process or address has as many connections as are left for all others")
+                .remedy("close some of them there, or raise the daemon's nbd.max_connections"),
+            Lack::SeatsOfDisk => problem
+                .because("its disk has as many clients as are left for all other disks")
+                .remedy(
+                    "disconnect some of the disk's, or raise the daemon's nbd.max_connections",
+                ),
             Lack::Places => problem
                 .because(format!(
                     "of {PLACES} connections by TCP the handshake is not over"
@@ -148,37 +177,33 @@ impl Lack {
 
 /// The right to be in the hall, until the last who holds a part of it has let go.
 pub(super) struct Ticket {
-    seats: Arc<Semaphore>,
+    seats: Arc<Seats>,
     held: Mutex<Held>,
 }
 
 enum Held {
-    Place { _place: Place },
-    Seat { _seat: OwnedSemaphorePermit },
+    Place(Place),
+    Seat(Seat),
 }
 
 impl Ticket {
-    fn seated(seats: &Arc<Semaphore>) -> Result<Ticket, Lack> {
-        let held = Mutex::new(seat(seats)?);
-        let seats = Arc::clone(seats);
-        Ok(Ticket { seats, held })
+    /// Has a seat from now on, among the clients of this disk; in the place of its place, if it has none yet.
+    pub(super) fn sit(&self, disk: &Name) -> Outcome<()> {
+        self.seat(disk).map_err(Lack::problem)
     }
 
-    /// Has a seat from now on, in the place of its place: its handshake is over.
-    pub(super) fn sit(&self) -> Outcome<()> {
+    fn seat(&self, disk: &Name) -> Result<(), Lack> {
         let mut held = locked(&self.held);
-        if let Held::Place { .. } = *held {
-            *held = seat(&self.seats).map_err(Lack::problem)?;
+        match &mut *held {
+            Held::Seat(seat) => seat.is_for(disk)?,
+            Held::Place(place) => {
+                let mut seat = self.seats.take(Some(Peer::Network(place.peer)))?;
+                seat.is_for(disk)?;
+                *held = Held::Seat(seat);
+            }
         }
         Ok(())
     }
-}
-
-fn seat(seats: &Arc<Semaphore>) -> Result<Held, Lack> {
-    let seat = Arc::clone(seats).try_acquire_owned();
-    Ok(Held::Seat {
-        _seat: seat.map_err(|_| Lack::Seats)?,
-    })
 }
 
 /// Those who came by TCP and have not finished their handshake: how many of each peer.
@@ -262,7 +287,7 @@ impl Told {
     }
 }
 
-fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     // None of these is ever left half changed, so another thread's panic does not spoil it.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -274,6 +299,10 @@ mod tests {
 
     fn hall(seats: usize) -> Hall {
         Hall::new(Arc::default(), seats)
+    }
+
+    fn disk() -> Name {
+        "disk0".parse().unwrap()
     }
 
     fn by_tcp(peer: &str) -> Way {
@@ -292,22 +321,22 @@ mod tests {
         let idle = all(&hall, by_tcp("192.0.2.1"));
         assert!(idle.len() > 1);
         let client = hall.admit(by_tcp("192.0.2.2"), "a client").unwrap();
-        client.sit().unwrap();
-        assert!(idle[0].sit().is_err(), "there is one seat");
+        client.sit(&disk()).unwrap();
+        assert!(idle[0].sit(&disk()).is_err(), "there is one seat");
         drop(client);
-        idle[0].sit().unwrap();
+        idle[0].sit(&disk()).unwrap();
     }
 
     #[test]
     fn unix_sockets_and_tcp_do_not_take_each_others_seats() {
         let hall = hall(1);
-        let by_unix = hall.admit(Way::Unix, "a client").unwrap();
-        assert!(hall.admit(Way::Unix, "another").is_none());
+        let by_unix = hall.admit(Way::Unix(None), "a client").unwrap();
+        assert!(hall.admit(Way::Unix(None), "another").is_none());
         let other = hall.admit(by_tcp("192.0.2.1"), "a client").unwrap();
-        other.sit().unwrap();
+        other.sit(&disk()).unwrap();
         assert!(hall.admit(by_tcp("192.0.2.1"), "another").is_none());
         drop(by_unix);
-        assert!(hall.admit(Way::Unix, "another").is_some());
+        assert!(hall.admit(Way::Unix(None), "another").is_some());
     }
 
     #[test]
@@ -331,7 +360,7 @@ mod tests {
         assert_eq!(here.len(), PLACES);
         let one_more = hall.ticket(by_tcp("198.51.100.1"));
         assert!(matches!(one_more, Err(Lack::Places)));
-        assert!(hall.admit(Way::Unix, "a client").is_some());
+        assert!(hall.admit(Way::Unix(None), "a client").is_some());
     }
 
     #[test]
@@ -340,7 +369,7 @@ mod tests {
         let here = all(&hall, by_tcp("2001:db8:0:1::1"));
         assert!(hall.admit(by_tcp("2001:db8:0:1:2::"), "it").is_none());
         assert!(hall.admit(by_tcp("2001:db8:0:2::1"), "another").is_some());
-        here[0].sit().unwrap();
+        here[0].sit(&disk()).unwrap();
         assert_eq!(
             locked(&hall.porch.0).values().sum::<usize>(),
             here.len() - 1
@@ -367,9 +396,9 @@ mod tests {
         let hall = hall(1);
         let lines = Lines::default();
         lines.while_logging(|| {
-            let _seat = hall.admit(Way::Unix, "a client").unwrap();
+            let _seat = hall.admit(Way::Unix(None), "a client").unwrap();
             for _ in 0..100 {
-                assert!(hall.admit(Way::Unix, "another").is_none());
+                assert!(hall.admit(Way::Unix(None), "another").is_none());
             }
         });
         let text = lines.text();
