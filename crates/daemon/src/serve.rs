@@ -21,8 +21,7 @@ use anyhow::Context;
 use tidegate_api::config::NbdTcp;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::status::{NbdListener, NbdSecurity, State, Status};
-use tokio::net::unix::SocketAddr;
-use tokio::net::{UnixListener, UnixStream};
+use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
@@ -39,9 +38,12 @@ use crate::sockets::{self, Inherited, Listening};
 use crate::store::Store;
 use crate::tls::expiry::{self, Certificates};
 use crate::trouble::{self, Outcome};
-use crate::{accept, first_run, limits, log, metrics, notify, rest, watch};
+use crate::{first_run, limits, log, metrics, notify, rest, watch};
 
+mod api_door;
 mod moment;
+
+use api_door::{ApiDoor, CONNECTIONS};
 
 pub(crate) use moment::Moment;
 
@@ -354,27 +356,11 @@ async fn attend(door: Door, hall: Hall) {
     }
 }
 
-/// Where orders come in.
-struct ApiDoor(UnixListener);
-
-impl axum::serve::Listener for ApiDoor {
-    type Io = UnixStream;
-    type Addr = SocketAddr;
-
-    async fn accept(&mut self) -> (UnixStream, SocketAddr) {
-        accept::next("cannot take an order", |cx| self.0.poll_accept(cx)).await
-    }
-
-    fn local_addr(&self) -> io::Result<SocketAddr> {
-        self.0.local_addr()
-    }
-}
-
 async fn answer(socket: std::os::unix::net::UnixListener, daemon: Arc<Daemon>) {
     let stop = daemon.stop.clone();
     let served = async {
         let listener = UnixListener::from_std(socket)?;
-        let serving = axum::serve(ApiDoor(listener), rest::router(daemon));
+        let serving = axum::serve(ApiDoor::new(listener, CONNECTIONS), rest::router(daemon));
         serving.with_graceful_shutdown(stop.cancelled_owned()).await
     };
     if let Err(error) = served.await {

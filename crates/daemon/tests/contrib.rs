@@ -1,4 +1,5 @@
-//! The Grafana dashboard and the Prometheus rules in `contrib/` ask for metrics and labels that the daemon has.
+//! The Grafana dashboard and the Prometheus rules in `contrib/` ask for metrics and labels that the daemon has; the unit
+//! bounds its memory.
 //!
 //! What there is comes from the metrics reference, which the daemon's own list is made into. Expressions are read
 //! roughly: names that begin as ours do, the labels in braces after them, and the function around them.
@@ -181,4 +182,13 @@ fn the_prometheus_rules_ask_for_what_there_is() {
     }
     assert_eq!(text.matches("severity: ").count(), alerts);
     assert_eq!(text.matches("summary: ").count(), alerts);
+}
+
+#[test]
+fn the_unit_bounds_the_daemons_memory_and_the_documents_say_by_how_much() {
+    let unit = file("systemd/tidegate.service");
+    let bound = unit.lines().find(|line| line.starts_with("MemoryMax="));
+    let bound = bound.expect("the unit has a bound");
+    let document = file("../docs/operating.md");
+    assert!(document.contains("\n## Memory\n") && document.contains(bound));
 }
