@@ -102,6 +102,10 @@ pub struct DashboardConfig {
     /// login on loopback.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
+    /// A file with a token for Prometheus, of the same form: who sends it (`Authorization: Bearer`) reads `/metrics` and
+    /// nothing else. Default: with `token_file`, nobody does who has not logged in.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub metrics_token_file: Option<PathBuf>,
     /// Certificates: serve by HTTPS. Default: HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsConfig>,

@@ -120,8 +120,9 @@ impl Tcp {
 
 /// Serve one disk without a daemon, a root or any state
 ///
-/// For scripts, test suites and packagers. Sockets may also be inherited (LISTEN_FDS): one that is named vhost-user
-/// (LISTEN_FDNAMES) is for a virtual machine, others are for NBD clients.
+/// For scripts, test suites and packagers. Listening sockets may be inherited (LISTEN_FDS): one that is named vhost-user
+/// (LISTEN_FDNAMES) is for a virtual machine, others are for NBD clients. With --single a connected socket is
+/// inherited as standard input, as nbdkit and inetd have it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -129,7 +130,9 @@ Examples:
   tidegate serve-one memory:1G --vhost-user /tmp/vm.sock --exit-with-parent
   tidegate serve-one null:10G --cpu 3 --nbd /tmp/nbd.sock --filter stats --filter null
   tidegate serve-one nbd+unix:///export?socket=/tmp/upstream.sock --nbd /tmp/nbd.sock --read-only
-  qemu-img info nbd+unix:///?socket=/tmp/nbd.sock")]
+  qemu-img info nbd+unix:///?socket=/tmp/nbd.sock
+  nbdinfo [ tidegate serve-one disk.img ]   # LISTEN_FDS
+  nbdsh -c \"h.connect_command(['tidegate', 'serve-one', 'disk.img', '--single'])\"")]
 pub(crate) struct ServeOne {
     /// What to serve: a file or block device, null:SIZE, memory:SIZE,
     /// emulated:MODEL,size=SIZE, nbd://... or nbd+unix://...
@@ -144,6 +147,10 @@ pub(crate) struct ServeOne {
     #[arg(long, value_name = "SOCKET", value_hint = ValueHint::FilePath)]
     nbd: Option<PathBuf>,
 
+    /// Serve one NBD client on standard input, a connected socket, and end when it leaves (as nbdkit -s)
+    #[arg(short, long, conflicts_with_all = ["nbd", "vhost_user"])]
+    single: bool,
+
     /// A filter of its stack, top first; may be given several times; default: none
     #[arg(short, long = "filter", value_name = "FILTER")]
     filters: Vec<String>,
@@ -157,10 +164,30 @@ pub(crate) struct ServeOne {
     exit_with_parent: bool,
 
     #[command(flatten)]
+    tls: OneTls,
+
+    #[command(flatten)]
     device: Device,
 
     #[command(flatten)]
     threads: Threads,
+}
+
+/// Certificates for NBD clients, whichever socket they come by.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "TLS")]
+struct OneTls {
+    /// The server's certificate, a PEM file: NBD clients must speak TLS
+    #[arg(long, value_name = "FILE", requires = "tls_key", value_hint = ValueHint::FilePath)]
+    tls_certificate: Option<PathBuf>,
+
+    /// The server's private key, a PEM file
+    #[arg(long, value_name = "FILE", requires = "tls_certificate", value_hint = ValueHint::FilePath)]
+    tls_key: Option<PathBuf>,
+
+    /// The authorities whose clients are let in, a PEM file; default: any client is
+    #[arg(long, value_name = "FILE", requires = "tls_certificate", value_hint = ValueHint::FilePath)]
+    tls_client_ca: Option<PathBuf>,
 }
 
 /// How the disk appears.
@@ -224,10 +251,11 @@ impl ServeOne {
             ));
         }
         let inherits = std::env::var_os("LISTEN_FDS").is_some();
-        if self.vhost_user.is_none() && self.nbd.is_none() && !inherits {
+        let named = self.vhost_user.is_some() || self.nbd.is_some() || self.single;
+        if !named && !inherits {
             return Err(Failure::usage(
                 format!("nobody could reach {}: it has no socket", self.source),
-                "say --nbd SOCKET, --vhost-user SOCKET or both",
+                "say --nbd SOCKET, --vhost-user SOCKET or both; or --single; or hand a listening socket over by LISTEN_FDS",
             ));
         }
         daemon::serve_one(self.options()?)
@@ -239,6 +267,14 @@ impl ServeOne {
             cpus,
             poll_us,
         } = self.threads;
+        let tls = match (self.tls.tls_certificate, self.tls.tls_key) {
+            (Some(certificate), Some(key)) => Some(TlsConfig {
+                certificate,
+                key,
+                client_ca: self.tls.tls_client_ca,
+            }),
+            _ => None,
+        };
         let default = OneOptions::new(self.source);
         let each = u16::try_from(cpus.len()).map_err(|_| {
             Failure::usage(
@@ -249,6 +285,8 @@ impl ServeOne {
         Ok(OneOptions {
             vhost_user: self.vhost_user,
             nbd: self.nbd,
+            single: self.single,
+            tls,
             filters: self.filters,
             read_only: self.read_only,
             exit_with_parent: self.exit_with_parent,

@@ -457,6 +457,8 @@ impl LiveDisks {
 
     /// The disk that an NBD client means.
     pub(crate) fn export(&self, name: &str) -> Option<Arc<Live>> {
+        // A URI's path begins with a slash, and some clients have it in the name. No disk's name has one.
+        let name = name.strip_prefix('/').unwrap_or(name);
         match (&self.default, name) {
             (Some(default), "") => self.get(default),
             _ => self.table().get(name).cloned(),

@@ -18,7 +18,7 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::time::Duration;
 
-use rustix::net::sockopt;
+use rustix::net::{AddressFamily, sockopt};
 use tidegate_api::disk::ClientKind;
 use tidegate_api::name::Name;
 use tidegate_api::problem::Problem;
@@ -107,6 +107,34 @@ pub(crate) async fn attend(door: Door, hall: Hall) -> io::Result<()> {
     }
 }
 
+/// Serves the client at the other end of a connected socket, in a hall of one seat, until it has left.
+pub(crate) async fn attend_one(
+    socket: OwnedFd,
+    security: DoorSecurity,
+    hall: &Hall,
+) -> Result<(), Gone> {
+    let peer = "standard input";
+    let Some(ticket) = hall.admit(Way::Unix, peer) else {
+        return Err(Gone::Refused("the system has no room for it".to_owned()));
+    };
+    let address = rustix::net::getsockname(&socket).map_err(io::Error::from)?;
+    if address.address_family() == AddressFamily::UNIX {
+        let socket = std::os::unix::net::UnixStream::from(socket);
+        socket.set_nonblocking(true)?;
+        let socket = UnixStream::from_std(socket)?;
+        lead(socket, peer, security, &hall.disks, ticket).await?;
+    } else {
+        let socket = std::net::TcpStream::from(socket);
+        socket.set_nonblocking(true)?;
+        // Answers are whole messages already.
+        let _ = socket.set_nodelay(true);
+        let socket = TcpStream::from_std(socket)?;
+        lead(socket, peer, security, &hall.disks, ticket).await?;
+    }
+    hall.one_has_left().await;
+    Ok(())
+}
+
 /// Has the kernel end a connection whose other end has vanished: it would hold its seat for ever.
 fn keep_alive(socket: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepidle(socket, SILENCE)?;
@@ -155,7 +183,7 @@ fn welcome(socket: Socket, way: Way, peer: String, security: DoorSecurity, hall:
 }
 
 /// Why a client has no disk.
-enum Gone {
+pub(crate) enum Gone {
     /// It does not do what it must, and is to be told of.
     Refused(String),
     /// It hung up, or fell silent, as anything does that only looks whether a port is open.

@@ -6,11 +6,13 @@
 //! - A signal ends it at any time: in order once the image is open, at once while it is being opened.
 
 use std::io::{self, Write};
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use tidegate_api::config::TlsConfig;
 use tidegate_api::datastore::IoMode;
 use tidegate_api::descriptor::{Descriptor, MAX_QUEUES, MAX_SEG_MAX};
 use tidegate_api::name::Name;
@@ -20,13 +22,13 @@ use tidegate_core::filter::trace::format::TracedDisk;
 use crate::host::{self, Host};
 use crate::keeper::PARTING;
 use crate::live::{Live, LiveDisks};
-use crate::nbd_listener::{self, Door, DoorSecurity, Hall};
-use crate::plan::{DiskPlan, ImagePlan, LogPlan, NamedBy, ThreadsPlan, filters};
+use crate::nbd_listener::{self, Door, DoorSecurity, Gone, Hall};
+use crate::plan::{DiskPlan, ImagePlan, LogPlan, NamedBy, ThreadsPlan, TlsFiles, filters};
 use crate::serve::Signals;
 use crate::sockets::{self, Inherited, Listening};
 use crate::trouble::{self, Outcome};
 use crate::vhost_listener::VhostListener;
-use crate::{limits, log, notify, snippet};
+use crate::{limits, log, notify, snippet, tls};
 
 /// NBD clients at a time: a script has few.
 const CONNECTIONS: usize = 256;
@@ -43,6 +45,10 @@ pub struct OneOptions {
     pub vhost_user: Option<PathBuf>,
     /// Where NBD clients knock: a Unix socket.
     pub nbd: Option<PathBuf>,
+    /// Whether one NBD client is served, on a connected socket that is standard input.
+    pub single: bool,
+    /// Certificates that NBD clients are shown; none: they are served in the clear.
+    pub tls: Option<TlsConfig>,
     /// The stack, top first.
     pub filters: Vec<String>,
     /// Whether writes are refused.
@@ -81,6 +87,8 @@ impl OneOptions {
             source: source.into(),
             vhost_user: None,
             nbd: None,
+            single: false,
+            tls: None,
             filters: Vec::new(),
             read_only: false,
             write_through: false,
@@ -113,9 +121,14 @@ pub fn serve_one(options: OneOptions) -> anyhow::Result<()> {
     log::start(log::filter(&plan)?, plan.format)?;
     limits::raise_all();
     let inherited = sockets::inherited()?;
-    if options.vhost_user.is_none() && options.nbd.is_none() && inherited.is_empty() {
+    let single = match options.single {
+        true => Some(sockets::standard_input()?),
+        false => None,
+    };
+    let sockets = [&options.vhost_user, &options.nbd];
+    if single.is_none() && inherited.is_empty() && sockets.iter().all(|named| named.is_none()) {
         bail!(
-            "there is no way to reach the disk: name a socket with --nbd or --vhost-user, or hand one over by LISTEN_FDS"
+            "there is no way to reach the disk: name a socket with --nbd or --vhost-user, hand a listening one over by LISTEN_FDS, or a connected one as standard input with --single"
         );
     }
     let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -124,28 +137,23 @@ pub fn serve_one(options: OneOptions) -> anyhow::Result<()> {
         .enable_all()
         .build()
         .context("cannot start the control thread")?;
-    let ended = runtime.block_on(live(options, inherited));
+    let ended = runtime.block_on(live(options, inherited, single));
     runtime.shutdown_timeout(Duration::from_secs(1));
     Ok(ended?)
 }
 
-async fn live(options: OneOptions, inherited: Vec<Inherited>) -> Outcome<()> {
+async fn live(
+    options: OneOptions,
+    inherited: Vec<Inherited>,
+    single: Option<OwnedFd>,
+) -> Outcome<()> {
+    let security = security(&options)?;
     let host = Host::start(&ThreadsPlan {
         count: usize::from(options.threads.max(1)),
         poll: options.poll.to_duration(),
         cpus: options.cpus.clone(),
     })?;
-    let plan = plan(&options)?;
-    let opened = host::open(&plan.image, plan.read_only)?;
-    let plan = DiskPlan {
-        size: if plan.size == 0 {
-            opened.size()
-        } else {
-            plan.size
-        },
-        ..plan
-    };
-    let disk = host.attach(&plan, opened, None)?;
+    let disk = attach(&options, &host)?;
     // Not before: while the image is opened, which its lock or its file system may make long, a signal just ends the
     // process, and there is nothing yet to leave in order.
     let mut signals = Signals::new()?;
@@ -154,28 +162,23 @@ async fn live(options: OneOptions, inherited: Vec<Inherited>) -> Outcome<()> {
     let disks = Arc::new(LiveDisks::with_default(options.name.clone()));
     disks.insert(Arc::clone(&live));
     let doors = doors(&options, inherited, &live)?;
-    let hall = Hall::new(Arc::clone(&disks), CONNECTIONS);
+    let seats = if single.is_some() { 1 } else { CONNECTIONS };
+    let hall = Hall::new(Arc::clone(&disks), seats);
     let mut tasks = tokio::task::JoinSet::new();
     for socket in doors.nbd {
         let door = Door {
             socket,
-            security: DoorSecurity::Plain,
+            security: security.clone(),
         };
         tasks.spawn(nbd_listener::attend(door, hall.clone()));
     }
-    // Whoever started us may not listen any more; that is no reason to end.
-    if let Some(socket) = &options.nbd {
-        let uri = snippet::nbd_unix_uri(socket, options.name.as_str());
-        let _ = writeln!(io::stdout(), "{uri}");
-    }
-    if let Some(socket) = &options.vhost_user {
-        let _ = writeln!(io::stdout(), "{}", socket.display());
-    }
+    tell(&options);
     notify::ready("serving one disk");
-    tokio::select! {
-        () = signals.next() => {}
-        () = notify::watchdog() => {}
-    }
+    let served = tokio::select! {
+        () = signals.next() => Ok(()),
+        () = notify::watchdog() => Ok(()),
+        served = serve_single(single, security, &hall) => served,
+    };
     notify::stopping(PARTING);
     tasks.abort_all();
     disks.remove(&options.name);
@@ -190,9 +193,64 @@ async fn live(options: OneOptions, inherited: Vec<Inherited>) -> Outcome<()> {
         ended
     });
     tokio::select! {
-        ended = ending => ended,
+        ended = ending => served.and(ended),
         () = signals.next() => Err(trouble::invalid("ended at once, by a second signal")),
     }
+}
+
+fn attach(options: &OneOptions, host: &Host) -> Outcome<host::Disk> {
+    let plan = plan(options)?;
+    let opened = host::open(&plan.image, plan.read_only)?;
+    let plan = DiskPlan {
+        size: if plan.size == 0 {
+            opened.size()
+        } else {
+            plan.size
+        },
+        ..plan
+    };
+    host.attach(&plan, opened, None)
+}
+
+/// What is asked of NBD clients, by whatever socket they come.
+fn security(options: &OneOptions) -> Outcome<DoorSecurity> {
+    let Some(tls) = &options.tls else {
+        return Ok(DoorSecurity::Plain);
+    };
+    let files = TlsFiles {
+        certificate: tls.certificate.clone(),
+        key: tls.key.clone(),
+        client_ca: tls.client_ca.clone(),
+    };
+    Ok(DoorSecurity::Tls(tls::server(&files)?.acceptor))
+}
+
+/// Says where the disk is reached. Whoever started us may not listen any more; that is no reason to end.
+fn tell(options: &OneOptions) {
+    if let Some(socket) = &options.nbd {
+        let uri = snippet::nbd_unix_uri(socket, options.name.as_str());
+        let uri = match &options.tls {
+            Some(_) => uri.replacen("nbd+unix", "nbds+unix", 1),
+            None => uri,
+        };
+        let _ = writeln!(io::stdout(), "{uri}");
+    }
+    if let Some(socket) = &options.vhost_user {
+        let _ = writeln!(io::stdout(), "{}", socket.display());
+    }
+}
+
+/// Serves the client on standard input until it has left; for ever, if there is none.
+async fn serve_single(socket: Option<OwnedFd>, security: DoorSecurity, hall: &Hall) -> Outcome<()> {
+    let Some(socket) = socket else {
+        return std::future::pending().await;
+    };
+    let served = nbd_listener::attend_one(socket, security, hall).await;
+    let what = "the client on standard input came to no disk";
+    served.map_err(|gone| match gone {
+        Gone::Refused(why) => trouble::invalid(what).because(why),
+        Gone::Left(error) => trouble::io(what, &error),
+    })
 }
 
 /// Every way to the disk.

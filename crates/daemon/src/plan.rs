@@ -102,6 +102,8 @@ pub(crate) struct DashboardPlan {
     /// Whether another port of the same address will do: nobody asked for this one.
     pub(crate) any_port: bool,
     pub(crate) token: Option<PathBuf>,
+    /// The token of those who read metrics and nothing else.
+    pub(crate) metrics_token: Option<PathBuf>,
     pub(crate) tls: Option<TlsFiles>,
 }
 
@@ -283,13 +285,12 @@ fn dashboard(config: &Config, root: &Root) -> Outcome<Option<DashboardPlan>> {
         )
         .remedy("give it token_file and tls = { certificate, key }, or listen on 127.0.0.1 and reach it by `ssh -L`"));
     }
+    let at = |path: &PathBuf| root.path().join(path);
     Ok(Some(DashboardPlan {
         address,
         any_port,
-        token: config
-            .token_file
-            .as_ref()
-            .map(|path| root.path().join(path)),
+        token: config.token_file.as_ref().map(at),
+        metrics_token: config.metrics_token_file.as_ref().map(at),
         tls: config.tls.as_ref().map(|tls| tls_files(tls, root)),
     }))
 }

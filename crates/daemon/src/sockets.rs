@@ -220,6 +220,21 @@ pub(crate) fn inherited() -> Outcome<Vec<Inherited>> {
     Ok(sockets)
 }
 
+/// The connected socket that is our standard input.
+pub(crate) fn standard_input() -> Outcome<OwnedFd> {
+    let what = "cannot serve an NBD client on standard input";
+    let socket = adopt(0).map_err(|e| trouble::io(what, &e))?;
+    match rustix::net::getpeername(&socket) {
+        Ok(_) => Ok(socket),
+        Err(error) => Err(trouble::invalid(what)
+            .because("it is no connected socket")
+            .because(error)
+            .remedy(
+                "start it by a program that hands one over, such as libnbd's nbd_connect_command; or name a socket to listen on with --nbd SOCKET",
+            )),
+    }
+}
+
 /// A descriptor that is known by its number only, as one that is owned: a second one for the same open socket. The
 /// first stays open as long as the process lives, as the opener left it.
 fn adopt(number: i32) -> io::Result<OwnedFd> {
@@ -232,6 +247,10 @@ fn adopt(number: i32) -> io::Result<OwnedFd> {
 }
 
 fn classify(socket: OwnedFd) -> io::Result<Listening> {
+    if !sockopt::socket_acceptconn(&socket)? {
+        let text = "a socket does not listen; a connected one is served by `serve-one --single`, as standard input";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
     let address = rustix::net::getsockname(socket.as_fd())?;
     let listening = if address.address_family() == AddressFamily::UNIX {
         let listener = UnixListener::from(socket);
@@ -250,6 +269,15 @@ mod tests {
     use super::*;
     use std::os::fd::AsRawFd;
     use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_connected_socket_is_not_taken_for_one_that_listens() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let error = classify(ours.into()).unwrap_err();
+        assert!(error.to_string().contains("--single"), "{error}");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(matches!(classify(listener.into()), Ok(Listening::Tcp(_))));
+    }
 
     #[test]
     fn a_socket_that_nobody_listens_on_makes_way() {

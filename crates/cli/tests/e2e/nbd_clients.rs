@@ -5,7 +5,7 @@ use std::path::Path;
 
 use crate::support::place::{MIB, Place, allocated};
 use crate::support::program::{Program, nbdsh};
-use crate::support::server::{Server, Serving};
+use crate::support::server::{Server, Serving, TIDEGATE};
 
 fn same(a: &Path, b: &Path) -> bool {
     fs::read(a).expect("a test's file can be read")
@@ -38,6 +38,29 @@ fn nbdinfo_sees_the_size_and_what_the_disk_can_do() {
         info.contains("is_read_only: false") && info.contains("base:allocation"),
         "{info}"
     );
+}
+
+#[test]
+fn one_client_on_standard_input_is_served_by_a_name_with_a_slash_and_the_server_ends_with_it() {
+    let place = Place::new();
+    let image = place.image("image", MIB);
+    for name in ["/", "/disk", "disk", ""] {
+        // libnbd waits for the server's end when the handle is closed.
+        let script = format!(
+            "h.set_export_name({name:?})\n\
+             h.connect_command([{TIDEGATE:?}, 'serve-one', {:?}, '--single'])\n\
+             print(h.get_size())\n\
+             h.pwrite(b'x' * 512, 0)\n\
+             h.flush()\n\
+             h.shutdown()\n\
+             del h\n",
+            image.display().to_string()
+        );
+        let said = nbdsh().args(["-c", &script]).run();
+        assert_eq!(said.trim(), "1048576", "{name:?}");
+        let bytes = fs::read(&image).expect("a test's file can be read");
+        assert!(bytes[..512].iter().all(|byte| *byte == b'x'));
+    }
 }
 
 #[test]

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};
-use crate::support::program::{PATIENCE, Program, Service, find};
+use crate::support::program::{PATIENCE, Program, Service, find, nbdsh};
 use crate::support::server::TIDEGATE;
 
 /// The longest that a client may take to choose its disk (30 s), and a busy machine's slack.
@@ -256,4 +256,31 @@ print('dropped', flush=True)
     }
     assert!(private.end().success(), "{}", private.said.text());
     Program::new("nbdinfo").arg(&uri).run();
+}
+
+#[test]
+fn one_client_on_standard_input_speaks_tls_where_certificates_are_named() {
+    let place = Place::new();
+    let pki = Pki::new(&place, "ca");
+    let image = place.image("image", MIB);
+    let connect = |certificates: &Path| {
+        let file = |name: &str| pki.file(name).display().to_string();
+        let script = format!(
+            "h.set_tls(nbd.TLS_REQUIRE)\n\
+             h.set_tls_certificates({:?})\n\
+             h.connect_command([{TIDEGATE:?}, 'serve-one', {:?}, '-s', '--tls-certificate', {:?}, \
+             '--tls-key', {:?}, '--tls-client-ca', {:?}])\n\
+             print(h.get_size())\n",
+            certificates.display().to_string(),
+            image.display().to_string(),
+            file("server-cert.pem"),
+            file("server-key.pem"),
+            file("ca-cert.pem"),
+        );
+        nbdsh().args(["-c", &script]).output()
+    };
+    let known = connect(&pki.dir);
+    let said = String::from_utf8_lossy(&known.stdout);
+    assert_eq!(said.trim(), "1048576", "{known:?}");
+    assert!(!connect(&pki.anonymous(&place)).status.success());
 }

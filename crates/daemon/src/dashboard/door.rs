@@ -55,6 +55,7 @@ const SILENCE: Duration = Duration::from_secs(30);
 /// Whom a door lets in, read from the files that the plan names.
 pub(crate) struct Access {
     token: Option<Vec<u8>>,
+    metrics: Option<Vec<u8>>,
     tls: Option<tls::Server>,
 }
 
@@ -64,6 +65,11 @@ impl Access {
         let read = || {
             Ok(Access {
                 token: plan.token.as_deref().map(guard::read_token).transpose()?,
+                metrics: plan
+                    .metrics_token
+                    .as_deref()
+                    .map(guard::read_token)
+                    .transpose()?,
                 tls: plan.tls.as_ref().map(tls::server).transpose()?,
             })
         };
@@ -91,7 +97,11 @@ pub(crate) struct Guest {
 impl Door {
     /// Listens as planned.
     pub(crate) fn open(plan: &DashboardPlan, access: Access) -> Outcome<Door> {
-        let Access { token, tls } = access;
+        let Access {
+            token,
+            metrics,
+            tls,
+        } = access;
         let (listener, held) = match sockets::listen_tcp(plan.address) {
             Err(problem) if plan.any_port => {
                 let other = SocketAddr::new(plan.address.ip(), 0);
@@ -108,7 +118,7 @@ impl Door {
         }
         Ok(Door {
             url: url(address, tls.is_some()),
-            guard: Guard::new(token, tls.is_some()),
+            guard: Guard::new(token, tls.is_some()).with_metrics_token(metrics),
             listener,
             tls,
         })
@@ -327,6 +337,7 @@ mod tests {
             address: taken.local_addr().unwrap(),
             any_port: true,
             token: None,
+            metrics_token: None,
             tls: None,
         };
         let lines = Lines::default();

@@ -6,7 +6,7 @@
 //! # Always true
 //! - Without a token the address is loopback, and a request's `Host` is `localhost` or an IP address: a name that an attacker
 //!   has pointed at us (DNS rebinding) gets no answer.
-//! - With a token nothing but the pages themselves is given out before login. Tokens and sessions are compared in a time
+//! - With a token nothing but the pages themselves is given out before login, and metrics to who knows their own token. Tokens and sessions are compared in a time
 //!   that does not depend on where they differ.
 //! - Requests that another site's page caused are refused, by `Origin` and `Sec-Fetch-Site`; whatever changes something
 //!   carries a header besides that no page can send to another site unasked.
@@ -48,6 +48,9 @@ const HEADER: &str = "x-tidegate";
 const LOGIN: &str = "/dashboard/login";
 const LOGOUT: &str = "/dashboard/logout";
 
+/// What Prometheus reads.
+const METRICS: &str = "/metrics";
+
 const COOKIE: &str = "tidegate";
 
 /// A working day: who leaves a browser open overnight logs in again.
@@ -71,6 +74,8 @@ const WRONG: Duration = Duration::from_secs(1);
 /// What is asked of whoever comes in by TCP.
 pub(crate) struct Guard {
     token: Option<Vec<u8>>,
+    /// By which metrics are read, and nothing else.
+    metrics_token: Option<Vec<u8>>,
     /// Whether what passes is encrypted: then the cookie never travels otherwise.
     encrypted: bool,
     sessions: Mutex<VecDeque<(Vec<u8>, Instant)>>,
@@ -117,7 +122,7 @@ impl IntoResponse for Refusal {
             Refusal::Unknown => {
                 let told = Problem::new(ProblemCode::Invalid, "nobody is logged in");
                 let told = told.remedy(
-                    "log in with the token that the daemon's configuration names (dashboard.token_file)",
+                    "log in with the token that the daemon's configuration names (dashboard.token_file); Prometheus reads /metrics with that of dashboard.metrics_token_file",
                 );
                 problem(StatusCode::UNAUTHORIZED, told)
             }
@@ -130,8 +135,18 @@ impl Guard {
     pub(crate) fn new(token: Option<Vec<u8>>, encrypted: bool) -> Guard {
         Guard {
             token,
+            metrics_token: None,
             encrypted,
             sessions: Mutex::default(),
+        }
+    }
+
+    /// The same, which lets who knows this token read metrics without a login.
+    #[must_use]
+    pub(crate) fn with_metrics_token(self, metrics_token: Option<Vec<u8>>) -> Guard {
+        Guard {
+            metrics_token,
+            ..self
         }
     }
 
@@ -161,7 +176,10 @@ impl Guard {
                 "by this address only disks' policies are changed: use the tidegate program, or the REST interface's socket",
             ));
         }
-        if self.is_known(headers) || looks && is_public(path) || path == LOGIN {
+        if self.is_known(headers)
+            || looks && (is_public(path) || self.may_scrape(path, headers))
+            || path == LOGIN
+        {
             Ok(())
         } else {
             Err(Refusal::Unknown)
@@ -180,6 +198,18 @@ impl Guard {
         sessions.retain(|(_, since)| since.elapsed() < SESSION);
         let same = |(session, _): &(Vec<u8>, Instant)| is_same(session, told.as_bytes());
         sessions.iter().any(same)
+    }
+
+    /// Whether this is Prometheus, with the token of its own.
+    fn may_scrape(&self, path: &str, headers: &HeaderMap) -> bool {
+        let told =
+            one(headers, header::AUTHORIZATION).and_then(|told| told.strip_prefix("Bearer "));
+        path == METRICS
+            && self
+                .metrics_token
+                .as_ref()
+                .zip(told)
+                .is_some_and(|(token, told)| is_same(token, told.as_bytes()))
     }
 
     /// What a known guest may do. Reads what the kernel knows of the connection, so it may block.

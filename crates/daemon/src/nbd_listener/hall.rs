@@ -100,6 +100,11 @@ impl Hall {
         }
     }
 
+    /// Waits, in a hall of one seat, until whoever has it and came by a Unix socket has left.
+    pub(super) async fn one_has_left(&self) {
+        let _ = self.unix.acquire().await;
+    }
+
     fn ticket(&self, way: Way) -> Result<Ticket, Lack> {
         let ticket = match way {
             Way::Unix(process) => {

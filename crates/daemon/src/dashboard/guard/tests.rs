@@ -19,6 +19,28 @@ fn status(guard: &Guard, method: Method, path: &str, pairs: &[(&'static str, &st
     }
 }
 
+#[test]
+fn who_knows_the_metrics_token_reads_metrics_and_nothing_else() {
+    const METRICS_TOKEN: &str = "metrics-0123456789abcdef";
+    let token = Some(METRICS_TOKEN.as_bytes().to_vec());
+    let guard = Guard::new(Some(TOKEN.to_vec()), true).with_metrics_token(token);
+    let bearer = format!("Bearer {METRICS_TOKEN}");
+    let asked = |method, path, said: &str| {
+        status(&guard, method, path, &[HERE, OURS, ("authorization", said)])
+    };
+    assert_eq!(asked(Method::GET, "/metrics", &bearer), 200);
+    assert_eq!(asked(Method::GET, "/v1/disks", &bearer), 401);
+    assert_eq!(asked(Method::PATCH, POLICY, &bearer), 401);
+    let said = format!("Bearer {}", String::from_utf8_lossy(TOKEN));
+    for wrong in ["Bearer ", "Bearer wrong", METRICS_TOKEN, said.as_str()] {
+        assert_eq!(asked(Method::GET, "/metrics", wrong), 401, "{wrong}");
+    }
+    // Without one nobody reads them who has not logged in.
+    let guard = Guard::new(Some(TOKEN.to_vec()), true);
+    let empty = [HERE, ("authorization", "Bearer ")];
+    assert_eq!(status(&guard, Method::GET, "/metrics", &empty), 401);
+}
+
 const POLICY: &str = "/dashboard/disks/web1/policy";
 const HERE: (&str, &str) = ("host", "127.0.0.1:8433");
 const OURS: (&str, &str) = ("x-tidegate", "1");
