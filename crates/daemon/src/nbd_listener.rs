@@ -114,7 +114,7 @@ pub(crate) async fn attend_one(
     hall: &Hall,
 ) -> Result<(), Gone> {
     let peer = "standard input";
-    let Some(ticket) = hall.admit(Way::Unix, peer) else {
+    let Some(ticket) = hall.admit(Way::Unix(None), peer) else {
         return Err(Gone::Refused("the system has no room for it".to_owned()));
     };
     let address = rustix::net::getsockname(&socket).map_err(io::Error::from)?;
@@ -122,16 +122,16 @@ pub(crate) async fn attend_one(
         let socket = std::os::unix::net::UnixStream::from(socket);
         socket.set_nonblocking(true)?;
         let socket = UnixStream::from_std(socket)?;
-        lead(socket, peer, security, &hall.disks, ticket).await?;
+        lead(socket, peer, security, hall, ticket).await?;
     } else {
         let socket = std::net::TcpStream::from(socket);
         socket.set_nonblocking(true)?;
         // Answers are whole messages already.
         let _ = socket.set_nodelay(true);
         let socket = TcpStream::from_std(socket)?;
-        lead(socket, peer, security, &hall.disks, ticket).await?;
+        lead(socket, peer, security, hall, ticket).await?;
     }
-    hall.one_has_left().await;
+    hall.all_have_left().await;
     Ok(())
 }
 

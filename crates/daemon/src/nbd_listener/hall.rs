@@ -100,9 +100,9 @@ impl Hall {
         }
     }
 
-    /// Waits, in a hall of one seat, until whoever has it and came by a Unix socket has left.
-    pub(super) async fn one_has_left(&self) {
-        let _ = self.unix.acquire().await;
+    /// Waits until all who came by a Unix socket have left.
+    pub(super) async fn all_have_left(&self) {
+        self.unix.are_all_free().await;
     }
 
     fn ticket(&self, way: Way) -> Result<Ticket, Lack> {

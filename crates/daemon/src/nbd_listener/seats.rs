@@ -13,6 +13,7 @@ use std::net::IpAddr;
 use std::sync::{Arc, Mutex};
 
 use tidegate_api::name::Name;
+use tokio::sync::Notify;
 
 use super::hall::locked;
 
@@ -20,6 +21,7 @@ use super::hall::locked;
 pub(super) struct Seats {
     most: usize,
     taken: Mutex<Taken>,
+    emptied: Notify,
 }
 
 #[derive(Default)]
@@ -55,8 +57,23 @@ pub(super) struct Seat {
 
 impl Seats {
     pub(super) fn new(most: usize) -> Arc<Seats> {
-        let taken = Mutex::default();
-        Arc::new(Seats { most, taken })
+        Arc::new(Seats {
+            most,
+            taken: Mutex::default(),
+            emptied: Notify::new(),
+        })
+    }
+
+    /// Waits until nobody has a seat.
+    pub(super) async fn are_all_free(&self) {
+        loop {
+            // It hears of what happens after it was made, awaited or not.
+            let emptied = self.emptied.notified();
+            if locked(&self.taken).all == 0 {
+                return;
+            }
+            emptied.await;
+        }
     }
 
     /// Whether none is left.
@@ -104,6 +121,9 @@ impl Drop for Seat {
         }
         if let Some(disk) = &self.disk {
             discount(&mut taken.disks, disk);
+        }
+        if taken.all == 0 {
+            self.seats.emptied.notify_waiters();
         }
     }
 }
