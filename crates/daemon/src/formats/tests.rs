@@ -226,8 +226,7 @@ fn an_image_that_names_other_files_is_refused_and_none_is_opened() {
     backed.write_all_at(b"/etc/passwd", 4096).unwrap();
     let data_file = qcow2();
     data_file.write_all_at(&4_u64.to_be_bytes(), 72).unwrap();
-    let parent = "parentCID=0123abcd\nparentFileNameHint=\"/etc/passwd\"";
-    let branched = DESCRIPTION.replace("parentCID=ffffffff", parent);
+    let branched = DESCRIPTION.replace("parentCID=ffffffff", "parentCID=0123abcd");
     let hinted = format!("{DESCRIPTION}parentFileNameHint=\"/etc/passwd\"\n");
     let split = format!("{DESCRIPTION}RW 1 FLAT \"/etc/passwd\" 0\n");
     let vdi_branch = vdi();
