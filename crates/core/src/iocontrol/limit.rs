@@ -7,7 +7,7 @@
 //! # Always true
 //! - over any interval, what passes is at most `rate * interval + burst` and the last request (property-tested), also
 //!   from a change of the limit on
-//! - a new rate is not made to wait for an old one: after a change the next request is due within [`super::groups::DEBT_MOST`], and no
+//! - a new rate is not made to wait for an old one: after a change the next request is due within `groups::DEBT_MOST`, and no
 //!   later than the request that passed last takes at the new rate
 //!
 //! # Units
