@@ -33,7 +33,7 @@ mod unflushed;
 mod work;
 
 use super::condition::Condition;
-use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes};
+use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress};
 use crate::errand::{Errand, Task};
 use crate::error::{Error, Kind, Result};
 use crate::lease::fence::Fence;
@@ -46,7 +46,7 @@ use std::time::Duration;
 use tidegate_core::request::{Data, Extent, ExtentKind, Fault, Flags, IoId, Op};
 use tidegate_core::units::{Span, Time};
 use tidegate_front::nbd::wire::Abilities;
-use work::{Offer, Plan, Work, ZEROES};
+use work::{Offer, Plan, Work};
 
 /// The first pause before a server is tried again, and the longest: doubled each time that nothing came of it.
 const FIRST_PAUSE: Span = Span::from_millis(100);
@@ -183,8 +183,6 @@ struct Upstream {
     failing: bool,
     stage: Stage,
     work: Work,
-    /// A buffer of zeroes, once one was needed.
-    zeroes: Option<u32>,
     fence: Option<Arc<Fence>>,
 }
 
@@ -202,7 +200,7 @@ impl Image for Upstream {
                 return Progress::Done(Ok(()));
             }
             Plan::Ask { op, flush } => (op, flush, None),
-            Plan::SendZeroes { flush } => match self.zeroes(lane) {
+            Plan::SendZeroes { flush } => match lane.buffers.zeroes() {
                 Ok(buffer) => (Op::Write, flush, Some(buffer)),
                 Err(_) => return Progress::Done(Err(Fault::Io)),
             },
@@ -320,9 +318,6 @@ impl Image for Upstream {
         if self.line.is_some() {
             return false;
         }
-        if let Some(zeroes) = self.zeroes.take() {
-            lane.buffers.release(zeroes);
-        }
         true
     }
 }
@@ -350,7 +345,6 @@ impl Upstream {
             failing: false,
             stage: Stage::Open,
             work: Work::new(Arc::clone(condition)),
-            zeroes: None,
             fence: None,
         }
     }
@@ -385,18 +379,6 @@ impl Upstream {
             .map_err(|e| Error::io("no memory for an NBD connection", e))?;
         self.line = Some(line);
         Ok(())
-    }
-
-    /// The zeroes to send to a server that cannot make its own.
-    fn zeroes(&mut self, lane: &mut Lane<'_>) -> std::io::Result<u32> {
-        if let Some(buffer) = self.zeroes {
-            return Ok(buffer);
-        }
-        let len = bytes(ZEROES.into());
-        let buffer = lane.buffers.claim_pool(len)?;
-        lane.buffers.clear(Data { buffer, start: 0 }, len);
-        self.zeroes = Some(buffer);
-        Ok(buffer)
     }
 
     /// Begins a job that the server has to do.

@@ -27,7 +27,8 @@ const AT_A_TIME: u32 = 16;
 /// The longest request without payload; the protocol allows 4 GiB, of which not every server makes one operation.
 const LONGEST: u64 = 1 << 30;
 /// Zeroes are sent from a buffer of this size where the server cannot make them itself.
-pub(super) const ZEROES: u32 = 1 << 20;
+const ZEROES: u32 = 1 << 20;
+const _: () = assert!(ZEROES as usize <= crate::sys::buffers::ZEROES);
 
 /// What the server can do, as the first negotiation said; later ones must offer as much.
 #[derive(Clone, Copy, Debug)]
