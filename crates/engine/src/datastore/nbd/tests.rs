@@ -1,6 +1,7 @@
 //! The image alone with a pretended server, on a ring of which the test delivers the completions, at times of its own.
 
 use super::*;
+use crate::datastore::bytes;
 use crate::datastore::condition::Harm;
 use crate::errand::Errands;
 use crate::inbox::Inbox;
