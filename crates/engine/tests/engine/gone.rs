@@ -72,6 +72,27 @@ fn clients_that_are_gone_leave_neither_memory_nor_connections_whatever_they_aske
 }
 
 #[test]
+fn a_client_that_goes_while_others_hold_all_memory_and_nothing_of_it_has_begun_leaves_its_seat() {
+    let engine = engine(1);
+    let disk = delayed(&engine);
+    let connect = |asks: usize| {
+        let (mut stream, _) = raw(&disk);
+        let ask = request(Op::Read, 0, LARGEST).repeat(asks);
+        stream.write_all(&ask).unwrap();
+        stream
+    };
+    let hogs: Vec<_> = (0..6).map(|_| connect(2)).collect();
+    eventually("they hold all that they may", || inside(&disk) >= 6);
+    let held = inside(&disk);
+    let last: Vec<_> = [1, 3].map(connect).into();
+    eventually("all are connected", || connections(&engine) == 8);
+    drop(last);
+    eventually("they are gone", || connections(&engine) == 6);
+    assert_eq!(inside(&disk), held);
+    drop(hogs);
+}
+
+#[test]
 fn what_a_dead_client_asked_for_and_a_limit_holds_is_dropped_and_the_disk_serves_others() {
     let engine = engine(1);
     let disk = slow(&engine, 10);

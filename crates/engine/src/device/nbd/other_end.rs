@@ -79,9 +79,11 @@ impl Connection {
         false
     }
 
-    /// Has the kernel say when the other end goes, while requests of it are under way and nothing is received.
+    /// Has the kernel say when the other end goes, while nothing is received and requests of it are under way, or the next
+    /// waits for memory.
     pub(super) fn watch_other_end(&mut self, me: u32, desk: &mut Desk) {
-        if self.watch != Watch::Off || self.dead || self.in_flight == 0 {
+        let waits = self.in_flight > 0 || self.short;
+        if self.watch != Watch::Off || self.dead || !waits {
             return;
         }
         let half = !(self.closing || self.hung_up);
