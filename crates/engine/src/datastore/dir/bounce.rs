@@ -8,6 +8,7 @@
 //! # Always true
 //! - a window is written only while the request holds its range, and after it was read if others have bytes in it
 //! - the buffers of one image come to [`BUDGET`] at most; who finds no room waits, holding no buffer
+//! - who came while others waited for a buffer has none before them
 //!
 //! # Picture
 //! ```text
@@ -16,17 +17,17 @@
 //!   window     |===========|===========|             read, changed, written back: the begin of A stays what it was
 //! ```
 
-use super::grain::room;
 use super::{Dir, Step};
 use crate::datastore::{Job, Lane, bytes};
+use crate::sys::buffers::Buffers;
 use crate::sys::ring::Durability;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use tidegate_core::request::{Data, Fault, Flags, Op};
 
 /// Longest window: as much as is copied in some microseconds.
-const WINDOW: u64 = 64 << 10;
-/// Bytes of all windows of an image: 32 requests of 4 KiB that straddle two units, or four long ones.
+pub(super) const WINDOW: u64 = 64 << 10;
+/// Bytes of memory for all windows of an image: 32 requests of 4 KiB that straddle two units, or four long ones.
 const BUDGET: usize = 256 << 10;
 
 /// The window of a request, by the request's slot.
@@ -51,9 +52,9 @@ struct Window {
 }
 
 impl Bounces {
-    /// A buffer of so many bytes is about to be claimed, unless there is no room for it.
+    /// A buffer that takes so many bytes is about to be claimed, unless there is no room for it, or others wait for room.
     fn admit(&mut self, slot: u32, len: usize) -> bool {
-        if self.used + len > BUDGET {
+        if self.used + len > BUDGET || !self.waiting.is_empty() {
             self.waiting.push_back(slot);
             return false;
         }
@@ -80,10 +81,16 @@ impl Bounces {
     fn drop_window(&mut self, slot: u32, ready: &mut VecDeque<u32>) -> Option<Window> {
         let window = self.held.get_mut(slot as usize)?.take()?;
         self.used -= room(window.units);
-        // Each tries again by itself, and waits again if there is too little room yet: it is behind nobody then.
+        // Each tries again by itself, in order. The first for whom there is too little room waits again, and so do the
+        // others, behind it.
         ready.append(&mut self.waiting);
         Some(window)
     }
+}
+
+/// How many bytes of memory a window of these units takes.
+fn room((start, end): (u64, u64)) -> usize {
+    Buffers::block_of(bytes(end - start))
 }
 
 impl Dir {
@@ -97,14 +104,14 @@ impl Dir {
         let most = if job.op == Op::WriteZeroes {
             self.grain.unit
         } else {
-            WINDOW.max(self.grain.unit)
+            WINDOW
         };
         let units = (start, end.min(start + most));
         if !self.bounces.admit(slot, room(units)) {
             self.pending(slot).waits = true;
             return;
         }
-        let Ok(buffer) = lane.buffers.claim_pool(room(units)) else {
+        let Ok(buffer) = lane.buffers.claim_pool(bytes(units.1 - units.0)) else {
             self.bounces.used -= room(units);
             return self.end(lane, slot, Err(Fault::Io));
         };
@@ -179,14 +186,20 @@ impl Dir {
 
     /// An operation on a window went well, as far as `moved` bytes.
     pub(super) fn bounced(&mut self, lane: &mut Lane<'_>, slot: u32, moved: u64) {
-        let moved = self.grain.done_whole(moved);
-        if moved == 0 {
+        let memory = self.grain.memory as u64;
+        let window = self.bounces.window(slot);
+        let all = window.units.1 - window.units.0;
+        let before = window.moved;
+        // What is left then begins in memory where direct I/O can.
+        window.moved = match before + moved {
+            sum if sum >= all => all,
+            sum => self.grain.done_whole(sum) & !(memory - 1),
+        };
+        if window.moved == before {
             self.notice_cut(lane.disk);
             return self.end(lane, slot, Err(Fault::Io));
         }
-        let window = self.bounces.window(slot);
-        window.moved += moved;
-        let whole = window.moved >= window.units.1 - window.units.0;
+        let whole = window.moved == all;
         let wrote = window.writes;
         if !whole {
             return self.go_on_with_window(lane, slot);

@@ -2,7 +2,7 @@
 //!
 //! Direct I/O takes whole units of the device (512 bytes on most), from aligned memory. Space is given back, or zeroed by
 //! the file system, in whole blocks of its own: the rest of a block it would clear in the page cache, beside our direct
-//! I/O. What is left over at the ends of a request is written by the image itself (`edges.rs`).
+//! I/O. What is left over at the ends of a request is written by the image itself (`zero.rs`).
 //!
 //! # Always true
 //! - an image that is read and written directly is never read or written through the page cache, in no byte of it
@@ -13,8 +13,8 @@
 //! # Source
 //! open(2) on O_DIRECT; statx(2) on STATX_DIOALIGN; fallocate(2) on ranges that do not fill blocks.
 
+use super::bounce::WINDOW;
 use super::files::Files;
-use crate::datastore::bytes;
 use crate::sys::buffers::Buffers;
 use crate::sys::os;
 use tidegate_core::request::Data;
@@ -66,6 +66,9 @@ impl Grain {
         if !unit.is_power_of_two() || !memory.is_power_of_two() {
             return Err("its direct I/O has units that are no powers of two");
         }
+        if unit > WINDOW {
+            return Err("its direct I/O has units of more than 64 KiB");
+        }
         if !files.size.is_multiple_of(unit) {
             return Err("its length is no multiple of the unit of direct I/O there");
         }
@@ -94,9 +97,9 @@ impl Grain {
             && (self.memory == 1 || buffers.is_memory_aligned(data, self.memory))
     }
 
-    /// The end of the last unit that an operation has done whole, of those `moved` bytes that the kernel says it has moved.
+    /// How many of the bytes that the kernel says it has moved are in units that it has done whole.
     pub(super) fn done_whole(&self, moved: u64) -> u64 {
-        moved & !(self.unit.max(self.memory as u64) - 1)
+        moved & !(self.unit - 1)
     }
 
     /// The units that hold `len` bytes from `offset` on: where they begin and end.
@@ -123,11 +126,6 @@ impl Grain {
         }
         Piece::Edge(here.min(self.unit - into))
     }
-}
-
-/// How many bytes of memory lie in the units around a range.
-pub(super) fn room((start, end): (u64, u64)) -> usize {
-    bytes(end - start)
 }
 
 #[cfg(test)]

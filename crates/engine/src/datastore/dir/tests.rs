@@ -345,4 +345,5 @@ fn a_durable_write_through_the_page_cache_is_answered_after_a_sync_of_its_own() 
     assert_eq!(rig.condition.harm(), Some(Harm::FlushesFail));
 }
 
+mod odd;
 mod overlap;
