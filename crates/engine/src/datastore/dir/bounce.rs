@@ -7,8 +7,7 @@
 //!
 //! # Always true
 //! - a window is written only while the request holds its range, and after it was read if others have bytes in it
-//! - the buffers of one image come to [`BUDGET`] at most; who finds no room waits, holding no buffer
-//! - who came while others waited for a buffer has none before them
+//! - the buffers of one image come to [`BUDGET`] at most; a request that finds no room waits in line, holding no buffer
 //!
 //! # Picture
 //! ```text
@@ -36,13 +35,14 @@ pub(super) struct Bounces {
     held: Vec<Option<Window>>,
     /// Bytes of those that are held.
     used: usize,
-    /// Requests that found no room, first to go first.
-    waiting: VecDeque<u32>,
+    /// Requests that found no room, first to go first, and where their units begin and end.
+    waiting: VecDeque<(u32, (u64, u64))>,
 }
 
 #[derive(Clone, Copy)]
 struct Window {
-    buffer: u32,
+    /// None while there is only room for it.
+    buffer: Option<u32>,
     /// Where on the image its units begin and end.
     units: (u64, u64),
     /// Bytes that the operation under way has moved.
@@ -51,15 +51,47 @@ struct Window {
     writes: bool,
 }
 
+/// How many bytes of memory a window of these units takes.
+fn room((start, end): (u64, u64)) -> usize {
+    Buffers::block_of(bytes(end - start))
+}
+
+impl Window {
+    fn buffer(&self) -> u32 {
+        self.buffer.expect("a window that is used has a buffer")
+    }
+}
+
 impl Bounces {
-    /// A buffer that takes so many bytes is about to be claimed, unless there is no room for it, or others wait for room.
-    fn admit(&mut self, slot: u32, len: usize) -> bool {
-        if self.used + len > BUDGET || !self.waiting.is_empty() {
-            self.waiting.push_back(slot);
+    /// Has room for a window of a request, or puts it in line. One that waited has had its room since.
+    fn admit(&mut self, slot: u32, units: (u64, u64)) -> bool {
+        if self.held.get(slot as usize).is_some_and(Option::is_some) {
+            return true;
+        }
+        if !self.waiting.is_empty() || !self.fits(units) {
+            self.waiting.push_back((slot, units));
             return false;
         }
-        self.used += len;
+        self.reserve(slot, units);
         true
+    }
+
+    fn fits(&self, units: (u64, u64)) -> bool {
+        self.used + room(units) <= BUDGET
+    }
+
+    fn reserve(&mut self, slot: u32, units: (u64, u64)) {
+        let at = slot as usize;
+        if self.held.len() <= at {
+            self.held.resize(at + 1, None);
+        }
+        self.used += room(units);
+        self.held[at] = Some(Window {
+            buffer: None,
+            units,
+            moved: 0,
+            writes: false,
+        });
     }
 
     fn window(&mut self, slot: u32) -> &mut Window {
@@ -69,28 +101,19 @@ impl Bounces {
             .expect("a bounced request has a window")
     }
 
-    fn hold(&mut self, slot: u32, window: Window) {
-        let at = slot as usize;
-        if self.held.len() <= at {
-            self.held.resize(at + 1, None);
-        }
-        self.held[at] = Some(window);
-    }
-
-    /// The window of a request is not needed any more. Appends those that may try again to `ready`.
-    fn drop_window(&mut self, slot: u32, ready: &mut VecDeque<u32>) -> Option<Window> {
+    /// The window of a request is not needed any more. Appends those that have room now to `ready`. Returns its buffer.
+    fn drop_window(&mut self, slot: u32, ready: &mut VecDeque<u32>) -> Option<u32> {
         let window = self.held.get_mut(slot as usize)?.take()?;
         self.used -= room(window.units);
-        // Each tries again by itself, in order. The first for whom there is too little room waits again, and so do the
-        // others, behind it.
-        ready.append(&mut self.waiting);
-        Some(window)
+        while let Some(&(next, units)) = self.waiting.front()
+            && self.fits(units)
+        {
+            self.waiting.pop_front();
+            self.reserve(next, units);
+            ready.push_back(next);
+        }
+        window.buffer
     }
-}
-
-/// How many bytes of memory a window of these units takes.
-fn room((start, end): (u64, u64)) -> usize {
-    Buffers::block_of(bytes(end - start))
 }
 
 impl Dir {
@@ -107,23 +130,18 @@ impl Dir {
             WINDOW
         };
         let units = (start, end.min(start + most));
-        if !self.bounces.admit(slot, room(units)) {
+        if !self.bounces.admit(slot, units) {
             self.pending(slot).waits = true;
             return;
         }
         let Ok(buffer) = lane.buffers.claim_pool(bytes(units.1 - units.0)) else {
-            self.bounces.used -= room(units);
             return self.end(lane, slot, Err(Fault::Io));
         };
         // Whether it has bytes that are not the request's.
         let foreign = offset > units.0 || offset + left < units.1;
-        let window = Window {
-            buffer,
-            units,
-            moved: 0,
-            writes: job.op.modifies() && !foreign,
-        };
-        self.bounces.hold(slot, window);
+        let window = self.bounces.window(slot);
+        window.buffer = Some(buffer);
+        window.writes = job.op.modifies() && !foreign;
         if window.writes {
             self.fill_window(lane, slot);
         }
@@ -148,7 +166,7 @@ impl Dir {
         let len = (job.len - done).min(window.units.1 - offset);
         let small = |n: u64| u32::try_from(n).expect("a request's bytes are counted in 32 bits");
         let inside = Data {
-            buffer: window.buffer,
+            buffer: window.buffer(),
             start: small(offset - window.units.0),
         };
         (inside, job.data.skip(small(done)), len)
@@ -156,12 +174,14 @@ impl Dir {
 
     /// Reads or writes what is left of the window.
     fn move_window(&mut self, lane: &mut Lane<'_>, slot: u32) {
+        let window = *self.bounces.window(slot);
         let Window {
-            buffer,
             units: (start, end),
             moved,
             writes,
-        } = *self.bounces.window(slot);
+            ..
+        } = window;
+        let buffer = window.buffer();
         let fd = self.data_fd().as_raw_fd();
         let at = u32::try_from(moved).expect("a window is short");
         let data = Data { buffer, start: at };
@@ -180,20 +200,21 @@ impl Dir {
 
     /// The kernel has its hands off a request's window.
     pub(super) fn window_returned(&mut self, lane: &mut Lane<'_>, slot: u32) {
-        let buffer = self.bounces.window(slot).buffer;
+        let buffer = self.bounces.window(slot).buffer();
         lane.buffers.returned(buffer);
     }
 
     /// An operation on a window went well, as far as `moved` bytes.
     pub(super) fn bounced(&mut self, lane: &mut Lane<'_>, slot: u32, moved: u64) {
         let memory = self.grain.memory as u64;
+        let grain = self.grain;
         let window = self.bounces.window(slot);
         let all = window.units.1 - window.units.0;
         let before = window.moved;
         // What is left then begins in memory where direct I/O can.
         window.moved = match before + moved {
             sum if sum >= all => all,
-            sum => self.grain.done_whole(sum) & !(memory - 1),
+            sum => grain.done_whole(sum) & !(memory - 1),
         };
         if window.moved == before {
             self.notice_cut(lane.disk);
@@ -230,8 +251,8 @@ impl Dir {
 
     /// Gives a request's window back, if it has one.
     pub(super) fn release_window(&mut self, lane: &mut Lane<'_>, slot: u32) {
-        if let Some(window) = self.bounces.drop_window(slot, &mut self.ready) {
-            lane.buffers.release(window.buffer);
+        if let Some(buffer) = self.bounces.drop_window(slot, &mut self.ready) {
+            lane.buffers.release(buffer);
         }
     }
 }
