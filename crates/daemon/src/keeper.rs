@@ -29,6 +29,7 @@ use crate::snippet;
 use crate::store::{self, Found, Store, files};
 use crate::trouble::Outcome;
 use claims::{Claim, Claims};
+use queue::OneAtATime;
 
 mod again;
 mod agreed;
@@ -43,6 +44,7 @@ mod images;
 mod leases;
 mod looks;
 mod policy;
+mod queue;
 mod transfer;
 
 pub(crate) use again::attach_missing;
@@ -79,7 +81,7 @@ pub(crate) struct Keeper {
     /// The same for the paths that were agreed to.
     agreed_file: Mutex<()>,
     /// A datastore is being added.
-    adding: Mutex<()>,
+    adding: OneAtATime,
 }
 
 impl Keeper {
@@ -111,7 +113,7 @@ impl Keeper {
             tried: Mutex::default(),
             attached_file: Mutex::default(),
             agreed_file: Mutex::default(),
-            adding: Mutex::default(),
+            adding: OneAtATime::default(),
         }
     }
 

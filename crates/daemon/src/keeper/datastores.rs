@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
+use std::time::Duration;
 
 use rustix::fs::{StatVfs, StatVfsMountFlags};
 use tidegate_api::datastore::{Datastore, DatastoreSet, DatastoreSettings};
@@ -21,6 +22,9 @@ use crate::trouble::{self, Outcome};
 
 /// The datastore that is meant when none is named and there are several.
 const USUAL: &str = "local";
+
+/// How long one that is to be added waits for another that is being added.
+const ADD_PATIENCE: Duration = Duration::from_secs(10);
 
 /// With less free than this a datastore is full: a guest that writes fills it within a moment.
 const FULL_BYTES: u64 = 16 << 20;
@@ -144,11 +148,11 @@ impl Keeper {
     ) -> Outcome<Datastore> {
         check(name, &settings)?;
         // Of two orders at one moment, neither sees what the other adds.
-        let Ok(_one_at_a_time) = self.adding.try_lock() else {
+        let Some(_turn) = self.adding.enter(ADD_PATIENCE) else {
             let what = format!("cannot add datastore {name}");
             return Err(Problem::new(ProblemCode::Busy, what)
-                .because("another datastore is being added")
-                .remedy("try again when that is done"));
+                .because("another datastore is being added, and does not answer")
+                .remedy("try again when that has ended"));
         };
         self.must_be_another_directory(name, &settings)?;
         for (disk, found) in self.store.disks(name, &settings)? {
