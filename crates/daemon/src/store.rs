@@ -187,14 +187,7 @@ impl Store {
 
     /// Remembers a new datastore.
     pub(crate) fn add_datastore(&self, name: &Name, settings: DatastoreSettings) -> Outcome<()> {
-        let path = self.datastore_file(name);
-        if path.exists() {
-            return Err(
-                Problem::new(ProblemCode::Exists, format!("cannot add datastore {name}"))
-                    .because("there is one of that name")
-                    .remedy("choose another name, or remove that one first"),
-            );
-        }
+        self.must_be_new_datastore(name)?;
         let memory = home::Memory::of(&self.state, name);
         let remembered = match &settings {
             DatastoreSettings::Dir { path, .. } => memory.adopt(path),
@@ -207,6 +200,21 @@ impl Store {
             io_control: IoControl::default(),
         };
         self.write_record(name, &record)
+    }
+
+    /// Fails if there is a datastore of that name, readable or not.
+    pub(crate) fn must_be_new_datastore(&self, name: &Name) -> Outcome<()> {
+        if !self.datastore_file(name).exists() {
+            return Ok(());
+        }
+        let at = match self.datastore(name) {
+            Ok(DatastoreSettings::Dir { path, .. }) => format!(", at {}", path.display()),
+            _ => String::new(),
+        };
+        let what = format!("cannot add datastore {name}");
+        Err(Problem::new(ProblemCode::Exists, what)
+            .because(format!("there is a datastore {name} already{at}"))
+            .remedy("choose another name, or remove that one first"))
     }
 
     /// Fails unless a datastore lies on the file system that it was added on.

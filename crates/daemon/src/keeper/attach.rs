@@ -49,8 +49,11 @@ impl Keeper {
         let mut found = self.find(name)?;
         // Until it is remembered where the disk lies, only this tells that the datastore is needed.
         claim.keep(&found.datastore);
-        let brought_up = self.live.get(name).is_none();
-        if brought_up {
+        let live = self.live.get(name);
+        let brought_up = live.is_none();
+        if let Some(live) = live {
+            must_be_accessed_so(&live, &found, order.access)?;
+        } else {
             found = self
                 .bring_up(found, &order, claim)
                 .map_err(|problem| problem.within(format!("cannot attach disk {name}")))?;
@@ -365,6 +368,24 @@ impl Keeper {
         }
         self.store.set_attached(after)
     }
+}
+
+/// Fails if an attached disk is written to though an order wants it to be read only, or the other way round.
+fn must_be_accessed_so(live: &Live, found: &Found, access: api::Access) -> Outcome<()> {
+    let only_read = access == api::Access::ReadOnly;
+    let (how, remedy) = match (live.is_read_only(), only_read) {
+        (false, true) => (
+            "for writing",
+            "detach it first, then attach it with --read-only",
+        ),
+        (true, false) if !found.descriptor.read_only => (
+            "read-only",
+            "detach it first, then attach it without --read-only",
+        ),
+        _ => return Ok(()),
+    };
+    let name = &found.name;
+    Err(Problem::new(ProblemCode::Busy, format!("disk {name} is attached {how}")).remedy(remedy))
 }
 
 /// Has the engine let go of a disk, however long it takes, and then leaves its datastore.

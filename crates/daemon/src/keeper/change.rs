@@ -38,6 +38,10 @@ impl Keeper {
         let (datastore, settings) = self.choose_datastore(order.datastore.as_ref())?;
         self.must_be_new(name, &what)?;
         let descriptor = describe_new(order, &settings, &what)?;
+        if let Some(device) = &order.device {
+            self.must_be_no_disks_device(device)
+                .map_err(|problem| problem.within(&what))?;
+        }
         let traced = plan::filters::traced(&descriptor);
         plan::filters::stack(&descriptor.filters, name.as_str(), traced)?;
         self.store.create_disk(

@@ -119,15 +119,19 @@ impl Keeper {
                 .because("disks of it are attached, whose control has begun where it is")
                 .remedy("detach them first"));
         }
-        self.store.set_io_control(name, after.clone())?;
         let change = Change {
             mode: order.mode.map(policy::mode),
             threshold: order.congestion_threshold.map(policy::threshold),
             io_unit: order.io_unit_bytes,
         };
         let is_heard = running.is_some() || policy::directory(&record.settings, &after).is_some();
-        if is_heard && change != Change::default() {
+        let is_told = is_heard && change != Change::default();
+        if is_told {
+            // Before anything is saved: an order that is refused changes nothing.
             self.store.must_be_mounted(name, &record.settings)?;
+        }
+        self.store.set_io_control(name, after.clone())?;
+        if is_told {
             // While no disk is attached, this is to tell the other hosts, and ends at once.
             let in_use = self
                 .controls
@@ -146,6 +150,8 @@ impl Keeper {
         name: &Name,
         settings: DatastoreSettings,
     ) -> Outcome<Datastore> {
+        // Before its path is looked at, which is judged by what is remembered of that name.
+        self.store.must_be_new_datastore(name)?;
         check(name, &settings)?;
         // Of two orders at one moment, neither sees what the other adds.
         let Some(_turn) = self.adding.enter(ADD_PATIENCE) else {
@@ -154,6 +160,8 @@ impl Keeper {
                 .because("another datastore is being added, and does not answer")
                 .remedy("try again when that has ended"));
         };
+        // Once more: an order that was waited for may have added it.
+        self.store.must_be_new_datastore(name)?;
         self.must_be_another_directory(name, &settings)?;
         for (disk, found) in self.store.disks(name, &settings)? {
             if found.is_ok() && self.search(&disk).is_ok() {

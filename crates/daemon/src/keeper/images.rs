@@ -9,6 +9,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
 use super::Keeper;
@@ -51,8 +52,31 @@ impl Keeper {
                 .because(format!("{} is a disk's directory", folder.display()))
                 .remedy(remedy));
         }
-        let Ok(there) = Identity::at(path) else {
+        match self.disk_of_image(path)? {
+            None => Ok(()),
+            Some(disk) => Err(Problem::new(ProblemCode::Busy, what())
+                .because(format!("it is the image of disk {disk}"))
+                .remedy(remedy)),
+        }
+    }
+
+    /// Fails if a path, through links, leads to what shares bytes with a known disk's device.
+    pub(super) fn must_be_no_disks_device(&self, device: &Path) -> Outcome<()> {
+        let Some(disk) = self.disk_of_image(device)? else {
             return Ok(());
+        };
+        let what = format!("{} cannot be used", device.display());
+        Err(Problem::new(ProblemCode::Busy, what)
+            .because(format!(
+                "it is the device of disk {disk}, a part of it, or made of it"
+            ))
+            .remedy(format!("give another device, or delete disk {disk} first")))
+    }
+
+    /// A known disk, attached or not, whose image shares bytes with what is at a path.
+    fn disk_of_image(&self, path: &Path) -> Outcome<Option<Name>> {
+        let Ok(there) = Identity::at(path) else {
+            return Ok(None);
         };
         let live = self.live.all().into_iter();
         let attached = live
@@ -74,12 +98,7 @@ impl Keeper {
             });
             images.extend(found.ok().flatten().map(|found| found.name));
         }
-        match images.first() {
-            None => Ok(()),
-            Some(disk) => Err(Problem::new(ProblemCode::Busy, what())
-                .because(format!("it is the image of disk {disk}"))
-                .remedy(remedy)),
-        }
+        Ok(images.into_iter().next())
     }
 
     /// Looks whether an attached disk's image is still at its path, and says so when that changes.

@@ -242,3 +242,70 @@ fn a_reservation_that_was_written_elsewhere_is_admitted_before_it_counts() {
     drop(live);
     stage.detach("a");
 }
+
+#[test]
+fn an_attached_disk_is_not_attached_for_writing_and_read_only_at_once() {
+    let stage = stage();
+    stage.disk("a");
+    let refused = |refused: Outcome<api::Disk>, told: &str, remedy: &str| {
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+        assert!(refused.to_string().contains(told), "{refused}");
+        assert_eq!(refused.remedy.unwrap(), remedy);
+    };
+    stage.attach("a", Outside::Agreed).unwrap();
+    refused(
+        stage.attach_read_only("a"),
+        "disk a is attached for writing",
+        "detach it first, then attach it with --read-only",
+    );
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage.detach("a");
+    stage.attach_read_only("a").unwrap();
+    stage.attach_read_only("a").unwrap();
+    refused(
+        stage.attach("a", Outside::Agreed),
+        "disk a is attached read-only",
+        "detach it first, then attach it without --read-only",
+    );
+    stage.detach("a");
+    // One that is set so needs no word.
+    stage.elsewhere("a", |found| found.descriptor.read_only = true);
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage.attach("a", Outside::Agreed).unwrap();
+    stage.attach_read_only("a").unwrap();
+    stage.detach("a");
+}
+
+#[test]
+fn a_device_that_is_another_disks_is_refused_by_whatever_node_or_link() {
+    let stage = stage();
+    let place = stage.place.path();
+    // Nobody opens them: numbers of which the kernel has no device do.
+    let node = |node: &str, minor: &str| {
+        let path = place.join(node);
+        let mut mknod = std::process::Command::new("mknod");
+        let made = mknod.arg(&path).args(["b", "7", minor]).status().unwrap();
+        assert!(made.success());
+        path
+    };
+    let (first, again) = (node("first", "1048001"), node("again", "1048001"));
+    let second = node("second", "1048002");
+    let link = place.join("link");
+    std::os::unix::fs::symlink(&first, &link).unwrap();
+    let create = |disk: &str, device: &Path| {
+        let mut order = DiskCreate::new(name(disk), SIZE);
+        order.datastore = Some(name("shared"));
+        order.device = Some(device.to_owned());
+        stage.keeper.create(&order)
+    };
+    create("a", &first).unwrap();
+    for device in [&first, &again, &link] {
+        let refused = create("b", device).unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+        let told = refused.to_string();
+        assert!(told.contains("the device of disk a"), "{told}");
+        assert!(stage.keeper.store.find(&name("b")).is_err());
+    }
+    create("b", &second).unwrap();
+}

@@ -169,3 +169,37 @@ fn a_file_system_that_the_kernel_makes_up_is_no_datastore() {
         );
     }
 }
+
+#[test]
+fn an_order_on_a_datastore_that_is_not_mounted_is_refused_and_saves_nothing() {
+    let stage = stage();
+    let shared = name("shared");
+    let before = stage.keeper.store.record(&shared).unwrap().io_control;
+    let aside = unmount(&stage.shared);
+    let change = serde_json::from_str(r#"{"io_control": {"io_unit_bytes": 8192}}"#).unwrap();
+    assert!(is_not_mounted(stage.keeper.set_datastore(&shared, &change)));
+    let kept = || stage.keeper.store.record(&shared).unwrap().io_control;
+    assert_eq!(kept(), before);
+    mount(&aside, &stage.shared);
+    stage.keeper.set_datastore(&shared, &change).unwrap();
+    assert_eq!(kept().io_unit_bytes, 8192);
+}
+
+#[test]
+fn a_datastore_whose_name_is_taken_is_refused_for_that_whatever_its_path() {
+    let stage = stage();
+    let other = stage.place.path().join("other");
+    fs::create_dir(&other).unwrap();
+    for path in [&other, &stage.shared, &stage.place.path().join("missing")] {
+        let refused = stage.keeper.add_datastore(&name("shared"), dir(path));
+        let refused = refused.unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Exists, "{refused}");
+        let told = format!(
+            "there is a datastore shared already, at {}",
+            stage.shared.display()
+        );
+        assert!(refused.to_string().contains(&told), "{refused}");
+        let remedy = refused.remedy.unwrap();
+        assert_eq!(remedy, "choose another name, or remove that one first");
+    }
+}
