@@ -30,7 +30,7 @@ pub(crate) fn check_config(options: &ServeOptions) -> Result<Option<PathBuf>, Fa
 /// read it says so.
 pub(crate) fn api_socket(root: Option<PathBuf>) -> Result<PathBuf, Failure> {
     let root = Root::find(root).map_err(failed)?;
-    let config = std::fs::read_to_string(root.config_file()).ok();
+    let config = tidegate_daemon::read_config_file(&root.config_file()).ok();
     let configured = config
         .and_then(|text| Config::read(&text).ok())
         .and_then(|config| config.api.socket);

@@ -4,6 +4,7 @@
 //! - The file has its name only once it is whole and durable; a failed or cancelled export leaves nothing.
 //! - Nobody else writes into its draft, or takes it away: each export's draft has a name of its own.
 //! - A file that is there already is replaced only if that was asked for.
+//! - Nothing but a plain file is replaced, and no file is made among the system's devices.
 
 use std::fs::{self, File};
 use std::io;
@@ -80,6 +81,7 @@ pub(crate) fn write(
     existing: Existing,
     progress: &Progress,
 ) -> Outcome<()> {
+    must_be_for_a_file(path)?;
     if existing == Existing::Keep && path.symlink_metadata().is_ok() {
         return Err(in_the_way(path));
     }
@@ -152,6 +154,8 @@ impl Sink for Qcow2Sink {
 fn publish(draft: &Path, path: &Path, existing: Existing) -> Outcome<()> {
     use rustix::fs::{CWD, RenameFlags, renameat_with};
     let what = || format!("cannot write {}", path.display());
+    // A device or a pipe may have been put there while the copy was made.
+    must_be_for_a_file(path)?;
     let renamed = match existing {
         Existing::Replace => fs::rename(draft, path),
         Existing::Keep => match renameat_with(CWD, draft, CWD, path, RenameFlags::NOREPLACE) {
@@ -180,6 +184,37 @@ fn draft(path: &Path) -> Outcome<PathBuf> {
     draft.push(name);
     draft.push(format!(".{}.partial", new_uuid()?));
     Ok(path.with_file_name(draft))
+}
+
+/// Refuses a path where a rename would destroy something else than a file, such as `/dev/null`, or where a file would
+/// lie in the place of a device that is not there: in the kernel's memory.
+fn must_be_for_a_file(path: &Path) -> Outcome<()> {
+    let refuse = |why: &str, hint: &str| {
+        Err(trouble::invalid(format!("cannot write {}", path.display()))
+            .because(why)
+            .remedy(hint))
+    };
+    let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
+    let among_devices =
+        |folder: &Path| folder.starts_with("/dev") && !folder.starts_with("/dev/shm");
+    if folder.is_some_and(|folder| among_devices(&folder)) {
+        return refuse(
+            "no block device is there, and no image file is written below /dev",
+            "look for the device with `lsblk -p`, or name a file in another directory",
+        );
+    }
+    match path.metadata() {
+        Ok(there) if there.is_dir() => refuse(
+            "a directory is there",
+            "name the image file, such as disk.img in that directory",
+        ),
+        Ok(there) if !there.is_file() => refuse(
+            "something is there that is neither a plain file nor a block device",
+            "choose another file",
+        ),
+        // Nothing is there, or nothing that can be seen: the copy itself then says why it fails.
+        Ok(_) | Err(_) => Ok(()),
+    }
 }
 
 fn in_the_way(path: &Path) -> Problem {
@@ -217,6 +252,40 @@ mod tests {
         .unwrap();
         assert_eq!(fs::metadata(&path).unwrap().len(), 8192);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_export_replaces_nothing_but_a_plain_file_and_makes_none_among_devices() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("directory")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        symlink("socket", at("link")).unwrap();
+        symlink("/dev", at("devices")).unwrap();
+        let source = tempfile::tempfile().unwrap();
+        source.set_len(8192).unwrap();
+        let source = RawFile::new(source, 8192);
+        for (path, reason) in [
+            (at("directory"), "a directory is there"),
+            (at("socket"), "neither a plain file"),
+            (at("link"), "neither a plain file"),
+            (at("devices/tidegate-absent"), "below /dev"),
+        ] {
+            let before = path.symlink_metadata().ok().map(|there| there.file_type());
+            for existing in [Existing::Keep, Existing::Replace] {
+                let progress = Progress::default();
+                let refused = write(&source, &path, ImageFormat::Raw, existing, &progress);
+                let text = refused.unwrap_err().to_string();
+                assert!(text.contains(reason), "{}: {text}", path.display());
+            }
+            let after = path.symlink_metadata().ok().map(|there| there.file_type());
+            assert_eq!(before, after, "{}", path.display());
+        }
+        // What appears there during the copy is looked at too.
+        fs::write(at("draft"), "whole").unwrap();
+        publish(&at("draft"), &at("socket"), Existing::Replace).unwrap_err();
+        assert!(at("draft").exists());
     }
 
     #[test]

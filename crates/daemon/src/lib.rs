@@ -47,7 +47,7 @@ mod vhost_listener;
 mod watch;
 
 pub use one::{OneOptions, serve_one};
-pub use prepare::check_config;
+pub use prepare::{check_config, read_config_file};
 pub use reference::{config_reference, metrics_reference, openapi_json};
 pub use root::Root;
 pub use serve::{ServeOptions, serve};

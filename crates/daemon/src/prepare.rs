@@ -7,9 +7,13 @@
 //! - `serve` starts with what [`prepare`] made, so nothing that it names is refused later for what it is.
 //! - What the daemon that serves this root has open already is not held against a configuration: it makes way first.
 
+use std::fs::File;
+use std::io::{self, Read};
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
+use rustix::fs::OFlags;
 use tidegate_api::config::Config;
 use tidegate_api::problem::Problem;
 use tidegate_api::status::NbdSecurity;
@@ -26,6 +30,9 @@ use crate::store::Store;
 use crate::tls::expiry::Validity;
 use crate::trouble::{self, Outcome};
 use crate::{limits, log, tls};
+
+/// The longest configuration that is read.
+const LONGEST_CONFIG: u64 = 1 << 20;
 
 /// What a daemon starts with.
 pub(crate) struct Prepared {
@@ -226,7 +233,7 @@ fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<P
         None => (root.config_file(), false),
     };
     let what = || format!("cannot read the configuration {}", path.display());
-    let (mut config, from) = match std::fs::read_to_string(&path) {
+    let (mut config, from) = match read_config_file(&path) {
         Ok(text) => {
             let config =
                 Config::read(&text).map_err(|e| trouble::invalid(what()).because_of(&e))?;
@@ -242,7 +249,13 @@ fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<P
         {
             (Config::default(), None)
         }
-        Err(error) => return Err(trouble::io(what(), &error)),
+        Err(error) => {
+            let problem = trouble::io(what(), &error);
+            return Err(match problem.remedy {
+                Some(_) => problem,
+                None => problem.remedy("give the path of a configuration file; see docs/config.md"),
+            });
+        }
     };
     if options.threads.is_some() {
         config.io.threads = options.threads;
@@ -252,6 +265,26 @@ fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<P
     }
     config.nbd.tcp.extend(options.nbd_tcp.iter().cloned());
     Ok((config, from))
+}
+
+/// The text of a configuration file. A pipe is not waited for, and no more is read than a configuration can be long.
+pub fn read_config_file(path: &Path) -> io::Result<String> {
+    let nonblock = OFlags::NONBLOCK.bits().cast_signed();
+    let file = File::options()
+        .read(true)
+        .custom_flags(nonblock)
+        .open(path)?;
+    if file.metadata()?.file_type().is_fifo() {
+        return Err(io::Error::other("it is a pipe, and no plain file"));
+    }
+    let mut text = String::new();
+    file.take(LONGEST_CONFIG + 1).read_to_string(&mut text)?;
+    if text.len() as u64 > LONGEST_CONFIG {
+        return Err(io::Error::other(format!(
+            "it is longer than {LONGEST_CONFIG} bytes"
+        )));
+    }
+    Ok(text)
 }
 
 fn in_file(problem: Problem, file: Option<&Path>) -> Problem {

@@ -210,3 +210,25 @@ fn what_is_said_at_the_start_comes_before_the_configuration() {
     });
     assert_eq!(said, (Some("/run/said.sock".into()), Some(3)));
 }
+
+#[test]
+fn a_configuration_that_is_a_pipe_or_has_no_end_is_refused_at_once() {
+    let place = Place::new();
+    let pipe = place.0.path().join("pipe");
+    rustix::fs::mkfifoat(rustix::fs::CWD, &pipe, 0o600.into()).unwrap();
+    for (config, why) in [
+        (pipe, "a pipe, and no plain file"),
+        ("/dev/zero".into(), "longer than 1048576 bytes"),
+    ] {
+        let options = ServeOptions {
+            root: Some(place.0.path().to_owned()),
+            config: Some(config.clone()),
+            ..ServeOptions::default()
+        };
+        let error = check_config(&options).expect_err("it is refused");
+        let problem: Problem = error.downcast().expect("a problem");
+        assert!(problem.why.join(": ").contains(why), "{problem}");
+        let hint = problem.remedy.as_deref().unwrap_or_default();
+        assert!(hint.contains("path of a configuration file"), "{problem}");
+    }
+}

@@ -6,8 +6,10 @@
 
 use std::fs::File;
 use std::io::{self, Read};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 
+use rustix::fs::OFlags;
 use rustls::pki_types::pem::PemObject;
 use rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tidegate_api::problem::Problem;
@@ -101,7 +103,10 @@ pub(super) fn unusable_key(path: &Path, key: &PrivateKeyDer<'_>, error: &rustls:
 
 fn read(path: &Path, what: &str) -> Outcome<Vec<u8>> {
     let mut bytes = Vec::new();
-    let read = File::open(path).and_then(|file| {
+    // A pipe that nobody writes to would be waited for, for ever.
+    let nonblock = OFlags::NONBLOCK.bits().cast_signed();
+    let opened = File::options().read(true).custom_flags(nonblock).open(path);
+    let read = opened.and_then(|file| {
         let facts = file.metadata()?;
         if !facts.is_file() {
             return Err(io::Error::other("it is no plain file"));

@@ -79,6 +79,8 @@ fn a_file_that_is_not_there_or_holds_something_else_is_named_with_what_is_in_it(
     let text = folder.write("text.pem", "no certificate at all\n");
     let gone = folder.at("gone.pem");
     let here = folder.0.path().to_owned();
+    let pipe = folder.at("pipe");
+    folder.run("mkfifo pipe");
     let (cert, key) = (good.certificate.clone(), good.key.clone());
     let broken = |certificate: &PathBuf, key: &PathBuf, client_ca: &PathBuf| TlsFiles {
         certificate: certificate.clone(),
@@ -107,6 +109,24 @@ fn a_file_that_is_not_there_or_holds_something_else_is_named_with_what_is_in_it(
         (
             broken(&here, &key, &cert),
             &here,
+            "no plain file",
+            "path of a PEM file",
+        ),
+        (
+            broken(&pipe, &key, &cert),
+            &pipe,
+            "no plain file",
+            "path of a PEM file",
+        ),
+        (
+            broken(&cert, &pipe, &cert),
+            &pipe,
+            "no plain file",
+            "path of a PEM file",
+        ),
+        (
+            broken(&cert, &key, &pipe),
+            &pipe,
             "no plain file",
             "path of a PEM file",
         ),
