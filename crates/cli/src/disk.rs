@@ -113,6 +113,7 @@ impl Show {
 
 /// What a disk is doing, in a word.
 fn state(disk: &Answer) -> &'static str {
+    let what = disk.problem.as_ref().map_or("", |problem| &problem.what);
     match (
         disk.problem.as_ref().map(|problem| problem.code),
         disk.attached,
@@ -120,6 +121,12 @@ fn state(disk: &Answer) -> &'static str {
         _ if disk.detaching => "detaching",
         // It is served, and its directory is not where it was.
         (Some(ProblemCode::NotFound), true) => "attached, missing",
+        // It is served, and its datastore's file system is not mounted.
+        (Some(ProblemCode::Datastore), true) if what.ends_with("is not mounted") => {
+            "attached, not mounted"
+        }
+        // The daemon attaches it once its datastore lets it.
+        (Some(ProblemCode::Datastore), false) if disk.wanted => "waiting",
         (Some(_), _) => "problem",
         (None, true) => "attached",
         (None, false) => "detached",
@@ -366,5 +373,44 @@ impl Shown for DiskList {
             row
         };
         table::columns(&head, &self.disks.iter().map(row).collect::<Vec<_>>())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn disks_that_cannot_be_read_say_whether_they_are_served_or_wait() {
+        let said = |attached: bool, wanted: bool, code: &str, what: &str| {
+            let disk = json!({
+                "name": "m1", "datastore": "fast", "uuid": "", "size_bytes": 0, "block_size_bytes": 0,
+                "cache": "write-back", "read_only": false, "serial": "", "queues": 0, "filters": [],
+                "policy": {"shares": 1000, "reservation_iops": 0, "limit_iops": null, "limit_bytes_per_s": null},
+                "wanted": wanted, "attached": attached, "thread": null, "io": null, "nbd_uri": null,
+                "vhost_user_socket": null, "clients": [], "problem": {"code": code, "what": what},
+            });
+            state(&serde_json::from_value(disk).expect("it is a disk"))
+        };
+        let unmounted = "disk m1 is attached, but datastore fast is not mounted";
+        let cases = [
+            (true, true, "datastore", unmounted, "attached, not mounted"),
+            (true, true, "datastore", "it failed", "problem"),
+            (true, true, "not-found", "it is gone", "attached, missing"),
+            (
+                false,
+                true,
+                "datastore",
+                "datastore fast is not mounted",
+                "waiting",
+            ),
+            (false, true, "locked", "another host has it", "problem"),
+            (false, false, "datastore", "it failed", "problem"),
+        ];
+        for (attached, wanted, code, what, expected) in cases {
+            assert_eq!(said(attached, wanted, code, what), expected, "{what}");
+        }
     }
 }

@@ -162,11 +162,18 @@ impl Keeper {
         }
         let mut disks = Vec::new();
         for (datastore, settings) in datastores {
+            // Asked first: one that is attached meanwhile is in one of the two.
+            let attached = self.attached_on(&datastore);
             match settings.and_then(|settings| self.disks_of(&datastore, settings, &wanted)) {
                 Ok(listed) => disks.extend(listed),
-                Err(problem) if only.is_some() => return Err(problem),
-                // A datastore that is out of reach says so itself; its disks are not known.
-                Err(_) => {}
+                // A datastore that is out of reach says so itself; only what is remembered of its disks is known.
+                Err(problem) => {
+                    let held = self.held_on(&datastore, &attached, &wanted, &problem);
+                    if held.is_empty() && only.is_some() {
+                        return Err(problem);
+                    }
+                    disks.extend(held);
+                }
             }
         }
         disks.sort_by(|a, b| (&a.name, &a.datastore).cmp(&(&b.name, &b.datastore)));
@@ -191,7 +198,11 @@ impl Keeper {
             let wanted = wanted.contains_key(&name);
             match found {
                 Ok((allocated, found)) => self.describe_weighed(&found, allocated, wanted),
-                Err(problem) => unreadable(&name, datastore, wanted, problem),
+                Err(problem) => {
+                    let live = attached.iter().find(|live| *live.name() == name);
+                    live.and_then(|live| self.held(live, &problem))
+                        .unwrap_or_else(|| unreadable(&name, datastore, wanted, problem))
+                }
             }
         };
         let mut disks = listed.into_iter().map(describe).collect();
@@ -256,11 +267,11 @@ impl Keeper {
         })
     }
 
-    /// One disk.
+    /// One disk. An attached one is known also where its descriptor cannot be read.
     pub(crate) fn disk(&self, name: &Name) -> Outcome<api::Disk> {
         let found = match self.find(name) {
             Ok(found) => found,
-            Err(problem) => return self.displaced_disk(name).ok_or(problem),
+            Err(problem) => return self.held_disk(name, &problem).ok_or(problem),
         };
         let wanted = self.store.attached()?.contains_key(name);
         Ok(self.describe(&found, wanted))
@@ -372,6 +383,9 @@ impl Keeper {
             },
         };
         found.map_err(|problem| match problem.code {
+            ProblemCode::NotFound if self.live.get(name).is_some() => {
+                problem.remedy(format!("put it back; {}", self.save_first(name)))
+            }
             ProblemCode::NotFound => problem.remedy(format!(
                 "put it back, or let it go: tidegate disk detach {name}"
             )),

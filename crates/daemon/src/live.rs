@@ -275,9 +275,12 @@ impl Live {
 
     /// The same as a problem, with what to do; or what has become of its image.
     pub(crate) fn harmed(&self) -> Option<Problem> {
-        let Some(harm) = self.harm() else {
-            return self.misplaced();
-        };
+        self.harmed_image().or_else(|| self.misplaced())
+    }
+
+    /// The worst that has befallen its image, as a problem.
+    pub(crate) fn harmed_image(&self) -> Option<Problem> {
+        let harm = self.harm()?;
         let (what, because) = trouble::harm(harm);
         let name = self.name();
         let problem = Problem::new(ProblemCode::Datastore, format!("disk {name}: {what}"));

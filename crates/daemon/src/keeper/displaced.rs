@@ -1,10 +1,12 @@
-//! Attached disks whose directory is not where it was: it was renamed or removed while they are served.
+//! Attached disks whose descriptor cannot be read: their directory was renamed or removed, or their datastore is not mounted.
 //!
 //! Their images stay open, so guests notice nothing. The next start would not find them, so who lists disks is told.
 //!
 //! # Always true
-//! - An attached disk is in the list, also when its directory is not there.
+//! - An attached disk is in the list and is shown, also when its directory or its datastore is not there.
+//! - No advice to detach a disk whose image may be removed comes before the advice to copy it.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
@@ -13,7 +15,7 @@ use tidegate_api::disk as api;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
-use super::Keeper;
+use super::{Keeper, leases, locked, unreadable};
 use crate::live::Live;
 use crate::store::Found;
 use crate::trouble::Outcome;
@@ -31,27 +33,19 @@ impl Keeper {
             if is_listed || !self.is_still(live) {
                 continue;
             }
-            let (Some((path, _)), Some(descriptor)) = (live.followed(), live.descriptor()) else {
+            let Some(found) = found_of(live, Some(settings)) else {
                 continue;
             };
-            let folder = path.parent().unwrap_or(&path).to_owned();
-            let uuid = descriptor.uuid.to_string();
-            let found = Found {
-                name: live.name().clone(),
-                datastore: live.datastore().clone(),
-                settings: settings.clone(),
-                folder: folder.clone(),
-                descriptor,
-            };
+            let (folder, uuid) = (&found.folder, found.descriptor.uuid.to_string());
             let mut disk = self.describe_weighed(&found, None, true);
             let mut renamed = disks.iter_mut().filter(|disk| disk.uuid == uuid);
             let now = renamed.next().map(|other| {
                 let now = folder.with_file_name(other.name.as_str());
-                other.problem = Some(is_of(&other.name, live.name(), &now, &folder));
+                other.problem = Some(is_of(&other.name, live.name(), &now, folder));
                 now
             });
-            let gone = || self.gone(live.name(), &folder, now);
-            disk.problem = disk.problem.or_else(|| Some(gone()));
+            let gone = self.gone(live.name(), folder, now);
+            disk.problem = Some(self.worst(live, gone));
             disks.push(disk);
         }
     }
@@ -76,11 +70,59 @@ impl Keeper {
         Ok(problems)
     }
 
-    /// An attached disk whose directory is not there, as the list of its datastore has it.
-    pub(super) fn displaced_disk(&self, name: &Name) -> Option<api::Disk> {
+    /// An attached disk that cannot be read for this reason.
+    pub(super) fn held_disk(&self, name: &Name, problem: &Problem) -> Option<api::Disk> {
         let live = self.live.get(name)?;
-        let disks = self.disks(Some(live.datastore())).ok()?.into_iter();
-        disks.filter(is_missing).find(|disk| disk.name == *name)
+        // The list of its datastore tells where its directory went.
+        if problem.code == ProblemCode::NotFound
+            && let Ok(disks) = self.disks(Some(live.datastore()))
+            && let Some(disk) = disks.into_iter().find(|disk| disk.name == *name)
+        {
+            return Some(disk);
+        }
+        self.held(&live, problem)
+    }
+
+    /// What is known of the disks of a datastore that cannot be looked at for this reason: those that are attached, and
+    /// those that wait to be attached.
+    pub(super) fn held_on(
+        &self,
+        datastore: &Name,
+        attached: &[Arc<Live>],
+        wanted: &BTreeMap<Name, Name>,
+        problem: &Problem,
+    ) -> Vec<api::Disk> {
+        let held = attached.iter().filter_map(|live| self.held(live, problem));
+        let mut disks: Vec<_> = held.collect();
+        for (name, on) in wanted {
+            if on != datastore || self.live.get(name).is_some() {
+                continue;
+            }
+            let trouble = locked(&self.troubles).get(name).cloned();
+            let problem = trouble.unwrap_or_else(|| problem.clone());
+            disks.push(unreadable(name, datastore, true, problem));
+        }
+        disks
+    }
+
+    /// An attached disk as the daemon has it in memory, because its descriptor cannot be read for this reason.
+    pub(super) fn held(&self, live: &Arc<Live>, problem: &Problem) -> Option<api::Disk> {
+        if !self.is_still(live) {
+            return None;
+        }
+        let settings = self.store.datastore(live.datastore()).ok();
+        let found = found_of(live, settings.as_ref())?;
+        let mut disk = self.describe_weighed(&found, None, true);
+        disk.problem = Some(self.worst(live, out_of_reach(live.name(), problem)));
+        Some(disk)
+    }
+
+    /// What is wrong with a disk whose descriptor is not there. That its image is not there either adds nothing.
+    fn worst(&self, live: &Live, unread: Problem) -> Problem {
+        leases::lost(live)
+            .or_else(|| live.harmed_image())
+            .or_else(|| self.claims.overdue(live.name()))
+            .unwrap_or(unread)
     }
 
     /// Fails if a disk's directory is that of another, which is attached: its image could not be locked.
@@ -125,17 +167,66 @@ impl Keeper {
                 .because(serves)
                 .remedy(format!("rename it back: mv {now} {was}"));
         }
-        let detach = format!("tidegate disk detach {name}");
         problem
             .because(format!("{was} was removed, or moved elsewhere"))
             .because(serves)
-            .remedy(match self.nbd_uri(name) {
-                Some(uri) => format!(
-                    "put the directory back; if it is removed, save the data first: nbdcopy '{uri}' FILE, then {detach}"
-                ),
-                None => format!("put the directory back, or save the data in the guest, then {detach}"),
-            })
+            .remedy(format!("put the directory back; {}", self.save_first(name)))
     }
+
+    /// What to do with an attached disk whose directory may be removed.
+    pub(super) fn save_first(&self, name: &Name) -> String {
+        let detach = format!("tidegate disk detach {name}");
+        match self.nbd_uri(name) {
+            Some(uri) => {
+                format!(
+                    "if it is removed, save the data first: nbdcopy '{uri}' FILE, then {detach}"
+                )
+            }
+            None => format!("if it is removed, save the data in the guest first, then {detach}"),
+        }
+    }
+}
+
+/// An attached disk as it is held, if it has a descriptor.
+fn found_of(live: &Live, settings: Option<&DatastoreSettings>) -> Option<Found> {
+    let (path, _) = live.followed()?;
+    let folder = path.parent().unwrap_or(&path).to_owned();
+    // One whose record cannot be read is at least where its disks are.
+    let settings = settings.cloned().unwrap_or_else(|| DatastoreSettings::Dir {
+        path: folder.parent().unwrap_or(&folder).to_owned(),
+        io: Default::default(),
+    });
+    Some(Found {
+        name: live.name().clone(),
+        datastore: live.datastore().clone(),
+        settings,
+        folder,
+        descriptor: live.descriptor()?,
+    })
+}
+
+/// That an attached disk's descriptor cannot be read for this reason.
+fn out_of_reach(name: &Name, problem: &Problem) -> Problem {
+    // What is wrong with the datastore is said in one breath: `disk list` knows one that is not mounted by it.
+    let is_datastores = problem.what.starts_with("datastore ");
+    let but = match is_datastores {
+        true => problem.what.as_str(),
+        false => "its descriptor cannot be read",
+    };
+    let mut told = Problem::new(problem.code, format!("disk {name} is attached, but {but}"));
+    if !is_datastores {
+        told = told.because(problem.what.as_str());
+    }
+    for why in &problem.why {
+        told = told.because(why.as_str());
+    }
+    let until = "do not detach the disk before that: it could not be attached again";
+    let remedy = problem.remedy.as_ref();
+    told.because("its image is open and is served until it is detached")
+        .remedy(remedy.map_or_else(
+            || format!("mend that; {until}"),
+            |remedy| format!("{remedy}; {until}"),
+        ))
 }
 
 /// Whether a disk, as it is listed, is one whose directory is not there.

@@ -57,6 +57,52 @@ fn an_attached_disk_whose_directory_was_removed_is_listed_and_can_be_let_go_of()
 }
 
 #[test]
+fn a_missing_directory_is_told_of_also_once_the_image_is_found_missing() {
+    let stage = stage();
+    let (before, now) = (stage.shared.join("db1"), stage.shared.join("other"));
+    stage.disk("db1");
+    stage.attach("db1", Outside::default()).unwrap();
+    let live = stage.keeper.live.get(&name("db1")).unwrap();
+    let told = || {
+        stage.keeper.look_after_image(&live);
+        assert!(live.misplaced().is_some());
+        let disk = stage.keeper.disk(&name("db1")).unwrap();
+        assert_eq!(stage.keeper.disks(None).unwrap()[0], disk);
+        assert!(disk.attached && disk.size_bytes == SIZE);
+        let problem = disk.problem.unwrap();
+        assert_eq!(problem.code, ProblemCode::NotFound);
+        problem.to_string()
+    };
+    fs::rename(&before, &now).unwrap();
+    let renamed = told();
+    assert!(renamed.contains(&format!("was renamed to {}", now.display())));
+    fs::remove_dir_all(&now).unwrap();
+    let removed = told();
+    let (save, detach) = (removed.find("save the data"), removed.find("disk detach"));
+    assert!(save.unwrap() < detach.unwrap(), "{removed}");
+    // Who gives another order is not told to detach it either, before the data is saved.
+    let refused = stage.keeper.set(&name("db1"), &DiskSet::default());
+    let refused = refused.unwrap_err().to_string();
+    assert!(refused.contains("save the data"), "{refused}");
+    drop(live);
+    stage.detach("db1");
+}
+
+#[test]
+fn an_attached_disk_whose_descriptor_makes_no_sense_any_more_is_shown_as_it_is_served() {
+    let stage = stage();
+    let descriptor = stage.disk("db1").descriptor_file();
+    stage.attach("db1", Outside::default()).unwrap();
+    let before = stage.keeper.disk(&name("db1")).unwrap();
+    fs::write(&descriptor, "nonsense").unwrap();
+    let disk = stage.keeper.disk(&name("db1")).unwrap();
+    assert_eq!(stage.keeper.disks(None).unwrap(), [disk.clone()]);
+    assert!(disk.attached && disk.vhost_user_socket == before.vhost_user_socket);
+    assert_eq!(disk.problem.unwrap().code, ProblemCode::Corrupt);
+    stage.detach("db1");
+}
+
+#[test]
 fn disks_of_one_datastore_are_listed_alone() {
     let stage = stage();
     stage.datastore("fast");

@@ -48,7 +48,11 @@ fn who_looks_at_all_datastores_is_told_of_one_that_hangs_and_waits_for_none() {
     };
     told(stage.keeper.datastores_at_a_glance().unwrap());
     told(stage.keeper.datastores().unwrap());
-    assert!(stage.keeper.disks(None).unwrap().is_empty());
+    // What is attached there is listed all the same.
+    let disks = stage.keeper.disks(None).unwrap();
+    assert!(disks.len() == 1 && disks[0].attached);
+    let problem = disks[0].problem.as_ref().expect("it hangs").to_string();
+    assert!(problem.contains("does not answer"), "{problem}");
     // What is known here without a look is told.
     let attached = stage.keeper.attached_disks().unwrap();
     assert_eq!((attached.len(), attached[0].allocated_bytes), (1, None));
@@ -70,12 +74,11 @@ fn orders_on_disks_elsewhere_are_carried_out_while_a_datastore_hangs_and_a_disk_
     let let_go = hang(&mut keeper.looks, "shared");
     // Those elsewhere answer sooner; nobody waits for this one again once it is over.
     keeper.looks.patience = Duration::from_secs(3);
-    for disk in ["a", "nonesuch"] {
-        let refused = stage.keeper.disk(&name(disk)).unwrap_err();
-        assert!(
-            refused.to_string().contains("shared does not answer"),
-            "{refused}"
-        );
+    let shown = stage.keeper.disk(&name("a")).unwrap();
+    let refused = stage.keeper.disk(&name("nonesuch")).unwrap_err();
+    for told in [shown.problem.unwrap(), refused] {
+        let told = told.to_string();
+        assert!(told.contains("shared does not answer"), "{told}");
     }
     stage.attach("b", Outside::Agreed).unwrap();
     stage.detach("b");

@@ -74,6 +74,58 @@ fn disks_of_a_datastore_that_is_not_mounted_wait_and_come_by_themselves() {
 }
 
 #[test]
+fn disks_of_a_datastore_that_is_not_mounted_any_more_are_listed_and_shown_from_memory() {
+    let stage = stage();
+    for disk in ["a", "b", "c"] {
+        stage.disk(disk);
+    }
+    for disk in ["a", "b"] {
+        stage.attach(disk, Outside::Agreed).unwrap();
+    }
+    let before = stage.keeper.disk(&name("a")).unwrap();
+    // One that is to be attached and is not.
+    let mut wanted = stage.keeper.store.attached().unwrap();
+    wanted.insert(name("c"), name("shared"));
+    stage.keeper.store.set_attached(wanted).unwrap();
+    let aside = unmount(&stage.shared);
+    let live = stage.keeper.live.get(&name("a")).unwrap();
+    for looked_after in [false, true] {
+        for only in [None, Some(name("shared"))] {
+            let disks = stage.keeper.disks(only.as_ref()).unwrap();
+            let names: Vec<_> = disks.iter().map(|disk| disk.name.as_str()).collect();
+            assert_eq!(names, ["a", "b", "c"]);
+            assert_eq!(
+                [0, 1, 2].map(|nth| disks[nth].attached),
+                [true, true, false]
+            );
+            assert!(disks[2].wanted && disks[2].problem.is_some());
+            assert_eq!(stage.keeper.disk(&name("a")).unwrap(), disks[0]);
+        }
+        let shown = stage.keeper.disk(&name("a")).unwrap();
+        assert_eq!(
+            (&shown.uuid, shown.size_bytes, &shown.vhost_user_socket),
+            (&before.uuid, SIZE, &before.vhost_user_socket)
+        );
+        let problem = shown.problem.unwrap();
+        // The client knows it by these words.
+        assert_eq!(
+            problem.what, "disk a is attached, but datastore shared is not mounted",
+            "looked after: {looked_after}"
+        );
+        assert!(problem.remedy.unwrap().contains("do not detach"));
+        stage.keeper.look_after_image(&live);
+    }
+    assert_eq!(stage.keeper.displaced().unwrap(), []);
+    assert!(is_not_mounted(stage.keeper.disk(&name("c"))));
+
+    mount(&aside, &stage.shared);
+    stage.keeper.look_after_image(&live);
+    assert_eq!(stage.keeper.disk(&name("a")).unwrap(), before);
+    drop(live);
+    stage.keeper.detach_all();
+}
+
+#[test]
 fn another_marked_directory_is_not_taken_for_a_datastores_own() {
     let stage = stage();
     let aside = unmount(&stage.shared);
