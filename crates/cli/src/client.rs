@@ -60,6 +60,19 @@ impl Client {
         &self.socket
     }
 
+    /// The user as whom the daemon runs.
+    pub(crate) fn daemon_user(&self) -> Result<u32, Failure> {
+        let asked = async {
+            let stream = UnixStream::connect(&self.socket)
+                .await
+                .map_err(|e| cannot_connect(&self.socket, &e))?;
+            let peer = stream.peer_cred();
+            peer.map(|peer| peer.uid())
+                .map_err(|e| Failure::io("cannot learn as which user the daemon runs", &e))
+        };
+        self.within(LOOK, asked)
+    }
+
     /// Asks without changing anything (or with nothing to say but the path).
     pub(crate) fn look<A: DeserializeOwned>(
         &self,

@@ -26,6 +26,7 @@ mod policy;
 mod resize;
 mod set;
 mod snippet;
+mod spool;
 
 /// Create, change, attach and move virtual disks
 #[derive(Debug, Subcommand)]

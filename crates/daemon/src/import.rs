@@ -212,7 +212,7 @@ fn must_be_image(there: &Metadata, path: &Path) -> Outcome<()> {
         trouble::invalid(format!("cannot read the image {}", path.display()))
             .because(format!("it is {is}"))
             .remedy(
-                "give a plain file or a block device; write what comes from a pipe to a file first",
+                "give a plain file or a block device; pipe what a program writes into `tidegate disk import - NAME`",
             ),
     )
 }

@@ -18,13 +18,17 @@ const AT_ONCE: i32 = 130;
 /// The system lets no signal be caught.
 pub fn noticed() -> io::Result<Arc<AtomicBool>> {
     let stop = Arc::new(AtomicBool::new(false));
-    // A terminal that goes away interrupts too, unless somebody saw to it that it does not (nohup).
-    let hangs_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
-    for signal in [SIGINT, SIGTERM].into_iter().chain(hangs_up) {
+    for signal in signals() {
         flag::register_conditional_shutdown(signal, AT_ONCE, Arc::clone(&stop))?;
         flag::register(signal, Arc::clone(&stop))?;
     }
     Ok(stop)
+}
+
+/// The signals that interrupt this program. SIGHUP is one of them unless it was ignored at the start, as by nohup.
+pub fn signals() -> impl Iterator<Item = i32> {
+    let hangs_up = (!is_ignored(SIGHUP)).then_some(SIGHUP);
+    [SIGINT, SIGTERM].into_iter().chain(hangs_up)
 }
 
 /// Whether this program was started so that a signal does nothing to it.

@@ -1,5 +1,6 @@
 //! `tidegate disk import` and `export`: image files become disks, and disks image files.
 
+use std::io::IsTerminal;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueHint};
@@ -7,6 +8,8 @@ use tidegate_api::job::{DiskExport, DiskImport, Existing, ImageFormat};
 use tidegate_api::name::Name;
 use tidegate_api::routes;
 
+use super::spool::Spool;
+use crate::client::Client;
 use crate::complete;
 use crate::failure::Failure;
 use crate::job;
@@ -17,6 +20,10 @@ use crate::session::Session;
 ///
 /// Formats are recognised by the file's first bytes: raw, qcow2, and vmdk, vdi, vhdx and vhd where they are one file. What
 /// is known to be something else (encrypted, compressed, another format) is refused, with the command that converts it.
+///
+/// With `-` the image comes from standard input. It is first written to a temporary file, since formats are not read from
+/// beginning to end: that takes room for the whole image. An input that ends early looks like a smaller raw image.
+///
 /// Holes stay holes. If it fails or is cancelled, nothing remains. Interrupting this command does not stop the work:
 /// `tidegate job list` shows it, `tidegate job cancel` stops it.
 #[derive(Debug, Args)]
@@ -25,9 +32,10 @@ Examples:
   tidegate disk import debian-13.qcow2 web1
   tidegate disk import /srv/old.img db1 --format raw --datastore fast --attach
   tidegate disk import old.vmdk db2 --device /dev/vg0/db2
+  zstdcat web2.img.zst | tidegate disk import - web2 --spool-dir /srv/tmp
   tidegate disk import /srv/big.qcow2 big1 --attach --no-wait && tidegate job list")]
 pub(crate) struct Import {
-    /// The image file or block device, which the daemon must be able to read
+    /// The image file or block device, which the daemon must be able to read; `-` is standard input, `./-` a file
     #[arg(value_hint = ValueHint::FilePath)]
     file: PathBuf,
 
@@ -55,6 +63,12 @@ pub(crate) struct Import {
     #[arg(long)]
     attach: bool,
 
+    /// Where standard input is kept until the job is over; default: $TMPDIR, or /var/tmp
+    ///
+    /// It needs room for the whole image. The file is removed at the end, also when this command is interrupted.
+    #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
+    spool_dir: Option<PathBuf>,
+
     /// Answer with the job at once
     #[arg(long)]
     no_wait: bool,
@@ -63,6 +77,7 @@ pub(crate) struct Import {
 impl Import {
     /// Does what was asked for.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
+        let piped = self.is_piped()?;
         let device = self.device.as_deref().map(absolute).transpose()?;
         let existing = match &device {
             Some(device) => {
@@ -73,21 +88,71 @@ impl Import {
             }
             None => Existing::Keep,
         };
+        let client = session.client()?;
+        if !piped {
+            return self.import(session, &client, device, existing, absolute(&self.file)?);
+        }
+        let spool = Spool::fill(&client, &session.console, self.spool_dir.as_deref())?;
+        let file = spool.path().to_owned();
+        self.import(session, &client, device, existing, file)
+            .map_err(|failure| spool.explain(failure))
+    }
+
+    /// Whether the image comes from standard input; fails if that makes no sense.
+    fn is_piped(&self) -> Result<bool, Failure> {
+        if self.file.as_os_str() != "-" {
+            if self.spool_dir.is_some() {
+                return Err(Failure::usage(
+                    "--spool-dir is for standard input, and the image is a file",
+                    "leave --spool-dir out, or write `-` for the image",
+                ));
+            }
+            if is_own_descriptor(&self.file) {
+                return Err(Failure::usage(
+                    format!("{} is another file for the daemon", self.file.display()),
+                    "pipe the image in and write `-` for it: COMMAND | tidegate disk import - NAME",
+                ));
+            }
+            return Ok(false);
+        }
+        if self.no_wait {
+            return Err(Failure::usage(
+                "--no-wait cannot be used with `-`: the image lies in a temporary file, which this command removes at the end",
+                "leave --no-wait out; or write the image to a file and import that",
+            ));
+        }
+        if std::io::stdin().is_terminal() {
+            return Err(Failure::usage(
+                "`-` reads the image from standard input, and that is a terminal",
+                "pipe the image in: COMMAND | tidegate disk import - NAME, or name its file",
+            ));
+        }
+        Ok(true)
+    }
+
+    /// Has the daemon import a file, and follows the job.
+    fn import(
+        &self,
+        session: &Session,
+        client: &Client,
+        device: Option<PathBuf>,
+        existing: Existing,
+        file: PathBuf,
+    ) -> Result<(), Failure> {
         let order = DiskImport {
             device,
             existing,
-            file: absolute(&self.file)?,
+            file,
             format: self.format,
             name: self.name.clone(),
-            datastore: self.datastore,
+            datastore: self.datastore.clone(),
             attach: self.attach,
         };
-        let client = session.client()?;
         let job = client.order(routes::DISK_IMPORT, &[], &order)?;
         if self.no_wait {
             return session.console.show(&job);
         }
-        let job = job::follow(&client, &session.console, job)?;
+        let job = job::follow(client, &session.console, job)?;
         let name = self.name.as_str();
         if self.attach {
             return session
@@ -159,6 +224,14 @@ impl Export {
             &format!("disk {name} exported to {}", order.file.display()),
         )
     }
+}
+
+/// Whether a path names what this process has open, which the daemon cannot see.
+fn is_own_descriptor(path: &Path) -> bool {
+    path == Path::new("/dev/stdin")
+        || ["/dev/fd", "/proc/self", "/proc/thread-self"]
+            .iter()
+            .any(|own| path.starts_with(own))
 }
 
 /// The path as the daemon, which stands elsewhere, must be told it.

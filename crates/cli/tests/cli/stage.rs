@@ -142,7 +142,8 @@ impl Stage {
         }
     }
 
-    fn command(&self) -> Command {
+    /// The program on this root, without a terminal.
+    pub(crate) fn command(&self) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_tidegate"));
         command
             .env("TIDEGATE_ROOT", self.root.path())

@@ -91,7 +91,7 @@ fn a_pipe_is_refused_at_once_whether_somebody_writes_to_it_or_not() {
     }
     let text = refused(&pipe).to_string();
     assert!(
-        text.contains("a pipe") && text.contains("file first"),
+        text.contains("a pipe") && text.contains("`tidegate disk import - NAME`"),
         "{text}"
     );
     let nonblock = OFlags::NONBLOCK.bits().cast_signed();
