@@ -77,9 +77,9 @@ impl Spool {
         let path = self.path.display().to_string();
         let unread = format!("cannot read the image {path}");
         let unread = problem.what == unread || problem.why.contains(&unread);
-        let input = |text: &String| text.replace(&path, "standard input");
-        problem.what = input(&problem.what);
-        problem.why = problem.why.iter().map(input).collect();
+        for text in std::iter::once(&mut problem.what).chain(&mut problem.why) {
+            *text = text.replace(&path, "standard input");
+        }
         if let Some(remedy) = &problem.remedy
             && remedy.contains(&path)
         {
