@@ -96,7 +96,10 @@ fn an_attached_disk_whose_descriptor_makes_no_sense_any_more_is_shown_as_it_is_s
     let before = stage.keeper.disk(&name("db1")).unwrap();
     fs::write(&descriptor, "nonsense").unwrap();
     let disk = stage.keeper.disk(&name("db1")).unwrap();
-    assert_eq!(stage.keeper.disks(None).unwrap(), [disk.clone()]);
+    assert_eq!(
+        stage.keeper.disks(None).unwrap(),
+        std::slice::from_ref(&disk)
+    );
     assert!(disk.attached && disk.vhost_user_socket == before.vhost_user_socket);
     assert_eq!(disk.problem.unwrap().code, ProblemCode::Corrupt);
     stage.detach("db1");
