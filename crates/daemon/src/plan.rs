@@ -11,7 +11,7 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tidegate_api::config::{Config, LogFormat, NbdTcp, TlsConfig};
+use tidegate_api::config::{Config, DashboardConfig, LogFormat, NbdTcp, TlsConfig};
 use tidegate_api::datastore::{DatastoreSettings, IoMode};
 use tidegate_api::descriptor::{CacheMode, Descriptor};
 use tidegate_api::problem::Problem;
@@ -99,8 +99,10 @@ pub(crate) struct TlsFiles {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct DashboardPlan {
     pub(crate) address: SocketAddr,
-    /// Whether another port of the same address will do: nobody asked for this one.
+    /// Whether another port of the same address will do: the configuration names none.
     pub(crate) any_port: bool,
+    /// Whether the configuration says anything of it. If not, a host without it serves all the same.
+    pub(crate) asked: bool,
     pub(crate) token: Option<PathBuf>,
     /// The token of those who read metrics and nothing else.
     pub(crate) metrics_token: Option<PathBuf>,
@@ -289,6 +291,7 @@ fn dashboard(config: &Config, root: &Root) -> Outcome<Option<DashboardPlan>> {
     Ok(Some(DashboardPlan {
         address,
         any_port,
+        asked: *config != DashboardConfig::default(),
         token: config.token_file.as_ref().map(at),
         metrics_token: config.metrics_token_file.as_ref().map(at),
         tls: config.tls.as_ref().map(|tls| tls_files(tls, root)),
@@ -524,7 +527,7 @@ mod tests {
     fn a_dashboard_that_others_can_reach_has_a_token_and_tls() {
         let planned = |rest: &str| plan(&format!("[dashboard]\n{rest}")).map(|p| p.dashboard);
         let usual = planned("").unwrap().unwrap();
-        assert!(usual.address.ip().is_loopback() && usual.any_port);
+        assert!(usual.address.ip().is_loopback() && usual.any_port && !usual.asked);
         assert_eq!(planned("listen = 'off'").unwrap(), None);
         let asked = planned("listen = '[::1]:0'").unwrap().unwrap();
         assert!(!asked.any_port && asked.token.is_none());

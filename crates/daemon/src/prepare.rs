@@ -144,7 +144,7 @@ fn tcp_doors(plan: &Plan) -> Outcome<Vec<TcpDoor>> {
 fn dashboard(plan: &Plan) -> Outcome<Option<Outcome<Access>>> {
     match &plan.dashboard {
         None => Ok(None),
-        Some(plan) if plan.any_port => Ok(Some(Access::of(plan))),
+        Some(plan) if !plan.asked => Ok(Some(Access::of(plan))),
         Some(plan) => Access::of(plan).map(|access| Some(Ok(access))),
     }
 }

@@ -305,7 +305,7 @@ impl Parties {
 /// The dashboard of a plan. Where nobody asked for it, a host without it serves all the same.
 pub(crate) fn open(plan: &DashboardPlan, access: Outcome<Access>) -> Outcome<Option<Door>> {
     let tolerable = |problem: Problem| {
-        if plan.any_port {
+        if !plan.asked {
             tracing::warn!(%problem, "there is no dashboard");
             Ok(None)
         } else {
@@ -336,6 +336,7 @@ mod tests {
         let mut plan = DashboardPlan {
             address: taken.local_addr().unwrap(),
             any_port: true,
+            asked: false,
             token: None,
             metrics_token: None,
             tls: None,
@@ -347,7 +348,7 @@ mod tests {
         let taken = plan.address.to_string();
         assert!(log.contains("WARN") && log.contains(&taken), "{log}");
         assert!(log.contains(&door.url) && log.contains("ss -ltnp"), "{log}");
-        plan.any_port = false;
+        (plan.any_port, plan.asked) = (false, true);
         assert!(open(&plan, Access::of(&plan)).is_err());
     }
 

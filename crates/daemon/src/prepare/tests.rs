@@ -111,6 +111,26 @@ fn what_serve_would_refuse_is_found_with_a_hint() {
 }
 
 #[test]
+fn a_dashboard_without_an_address_is_refused_too_if_its_files_are_wrong() {
+    let place = Place::new();
+    place.write("open", "not much of a secret");
+    let everybody = <fs::Permissions as std::os::unix::fs::PermissionsExt>::from_mode(0o644);
+    fs::set_permissions(place.0.path().join("open"), everybody).unwrap();
+    for (keys, what) in [
+        ("token_file = 'gone'", "gone"),
+        ("token_file = 'open'", "open"),
+        ("metrics_token_file = 'gone'", "gone"),
+        ("metrics_token_file = 'open'", "open"),
+        ("tls = { certificate = 'gone', key = 'key.pem' }", "gone"),
+    ] {
+        let problem = place.refused(&format!("[dashboard]\n{keys}"));
+        assert!(problem.to_string().contains(what), "{keys}: {problem}");
+        assert!(problem.remedy.is_some(), "{keys}: {problem}");
+    }
+    place.check("[dashboard]\ntoken_file = 'token'").unwrap();
+}
+
+#[test]
 fn one_port_twice_is_found_also_where_an_address_stands_for_all() {
     let place = Place::new();
     let two = |one: &str, other: &str| {
