@@ -194,10 +194,12 @@ fn standing(job: &Answer) -> String {
         let left = figures::to_f64(job.total_bytes.saturating_sub(job.done_bytes)) / rate;
         let left = Duration::try_from_secs_f64(left).unwrap_or(Duration::MAX);
         text.push_str(&format!(
-            ", {} MB/s, {} left",
-            figures::megabytes(figures::to_f64(job.copied_bytes) / job.elapsed_s),
-            figures::seconds(left.as_secs())
+            ", {} MB/s",
+            figures::megabytes(figures::to_f64(job.copied_bytes) / job.elapsed_s)
         ));
+        if !job.state.is_over() {
+            text.push_str(&format!(", {} left", figures::seconds(left.as_secs())));
+        }
     }
     text
 }
@@ -277,6 +279,8 @@ mod tests {
         let running = job(JobState::Running, 1 << 30);
         assert_eq!(standing(&running), "1GiB of 4GiB, 53.7 MB/s, 30s left");
         assert_eq!(percent(&running), "25%");
+        let cancelled = job(JobState::Cancelled, 1 << 30);
+        assert_eq!(standing(&cancelled), "1GiB of 4GiB, 53.7 MB/s");
     }
 
     #[test]

@@ -218,7 +218,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
     tokio::spawn(lookout::listen(Arc::clone(&daemon)));
     tokio::spawn(expiry::watch(Arc::clone(&daemon)));
     daemon.become_(State::Serving);
-    let status = format!("serving {} disks", disks.names().len());
+    let status = format!("serving disks: {}", disks.names().len());
     tracing::info!(root = %root.path().display(), api = %plan.api.socket.display(), "{status}");
     // Whoever started us may not listen any more; that is no reason to end.
     let welcome = welcome.unwrap_or_else(|| first_run::later(disks.names().len()));

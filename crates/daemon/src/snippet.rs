@@ -47,7 +47,8 @@ pub(crate) fn snippet(r#for: SnippetFor, about: About<'_>) -> String {
              \x20 -object memory-backend-memfd,id=mem,size=1G,share=on \\\n\
              \x20 -machine q35,memory-backend=mem \\\n\
              \x20 -chardev socket,id={name},path={socket},reconnect=1 \\\n\
-             \x20 -device vhost-user-blk-pci,chardev={name},num-queues={queues}\n"
+             \x20 -device pcie-root-port,id={name}-port \\\n\
+             \x20 -device vhost-user-blk-pci,id={name}-disk,bus={name}-port,chardev={name},num-queues={queues}\n"
         ),
         SnippetFor::Libvirt => format!(
             "<!-- in <domain>: guest memory that the daemon can reach -->\n\
@@ -71,7 +72,7 @@ pub(crate) fn snippet(r#for: SnippetFor, about: About<'_>) -> String {
         SnippetFor::Nbd => format!(
             "nbdinfo '{nbd_uri}'\n\
              qemu-img info '{nbd_uri}'\n\
-             nbdcopy image.raw '{nbd_uri}'\n"
+             nbdcopy '{nbd_uri}' copy.raw\n"
         ),
         SnippetFor::Fio => format!(
             "fio --name={name} --ioengine=nbd --uri='{nbd_uri}' \\\n\
