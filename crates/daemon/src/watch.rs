@@ -52,6 +52,11 @@ struct Looks {
 
 /// Watches until it is dropped.
 pub(crate) async fn watch(keeper: Arc<Keeper>) {
+    watch_every(keeper, EVERY).await;
+}
+
+/// Watches, and looks this often at what the kernel does not tell of.
+pub(crate) async fn watch_every(keeper: Arc<Keeper>, every: Duration) {
     let looks = Arc::new(Looks::default());
     let ear = ear(&looks);
     loop {
@@ -63,7 +68,7 @@ pub(crate) async fn watch(keeper: Arc<Keeper>) {
             () = come => {}
             () = looks.heard.notified() => {}
             () = looks.again.notified() => {}
-            () = tokio::time::sleep(EVERY), if !all_told => {}
+            () = tokio::time::sleep(every), if !all_told => {}
         }
     }
 }

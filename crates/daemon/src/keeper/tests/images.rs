@@ -1,6 +1,7 @@
 //! What becomes of images that somebody else writes over, removes or puts elsewhere.
 
 use super::*;
+use crate::watch;
 
 #[test]
 fn an_export_writes_over_no_disks_image_by_whatever_path() {
@@ -76,23 +77,38 @@ fn the_kernel_tells_of_an_image_that_is_removed() {
     let found = stage.disk("a");
     stage.attach("a", Outside::Agreed).unwrap();
     let live = stage.keeper.live.get(&name("a")).unwrap();
-    let seen = stage.runtime.block_on(async {
-        let watching = tokio::spawn(crate::watch::watch(Arc::clone(&stage.keeper)));
-        // The first look is over: what comes now only the kernel can tell.
+    let (image, aside) = (found.image(), stage.place.path().join("aside"));
+    let elsewhere = stage.place.path().join("elsewhere");
+    stage.runtime.block_on(async {
+        // The next look by the clock comes after the test: all that is seen, the kernel tells of.
+        let never = Duration::from_secs(24 * 60 * 60);
+        let watching = tokio::spawn(watch::watch_every(Arc::clone(&stage.keeper), never));
+        // The kernel is asked before the first look begins.
         while live.followed().unwrap().1.is_none() {
             tokio::task::yield_now().await;
         }
-        fs::remove_file(found.image()).unwrap();
-        let noticed = async {
-            while live.harmed().is_none() {
-                tokio::task::yield_now().await;
-            }
+        let becomes = async |harmed: bool, what: &str| {
+            let seen = async {
+                while live.harmed().is_some() != harmed {
+                    tokio::task::yield_now().await;
+                }
+            };
+            let seen = tokio::time::timeout(Duration::from_secs(10), seen).await;
+            assert!(seen.is_ok(), "{what}");
         };
-        let seen = tokio::time::timeout(Duration::from_secs(5), noticed).await;
+        for (from, to, what) in [
+            (&image, &aside, "the image is renamed"),
+            (&found.folder, &elsewhere, "the directory is renamed"),
+        ] {
+            fs::rename(from, to).unwrap();
+            becomes(true, what).await;
+            fs::rename(to, from).unwrap();
+            becomes(false, what).await;
+        }
+        fs::remove_file(&image).unwrap();
+        becomes(true, "the image is removed").await;
         watching.abort();
-        seen
     });
-    assert!(seen.is_ok());
     stage.detach("a");
 }
 
@@ -308,4 +324,60 @@ fn a_device_that_is_another_disks_is_refused_by_whatever_node_or_link() {
         assert!(stage.keeper.store.find(&name("b")).is_err());
     }
     create("b", &second).unwrap();
+}
+
+/// A block device of a file's, as long as this lives.
+struct Loop(PathBuf);
+
+impl Loop {
+    fn of(file: &Path) -> Loop {
+        File::create(file).unwrap().set_len(SIZE).unwrap();
+        let mut losetup = std::process::Command::new("losetup");
+        let made = losetup.args(["--find", "--show"]).arg(file).output();
+        let made = made.unwrap();
+        assert!(made.status.success(), "losetup needs root: {made:?}");
+        let device = String::from_utf8(made.stdout).unwrap();
+        Loop(device.trim().into())
+    }
+}
+
+impl Drop for Loop {
+    fn drop(&mut self) {
+        let mut losetup = std::process::Command::new("losetup");
+        let _ = losetup.arg("--detach").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_disk_is_not_attached_while_another_one_writes_to_its_device() {
+    let stage = stage();
+    let device = Loop::of(&stage.place.path().join("bytes"));
+    let link = stage.place.path().join("link");
+    std::os::unix::fs::symlink(&device.0, &link).unwrap();
+    for (disk, path) in [("a", &device.0), ("b", &link)] {
+        // No order would make two of one device; a host that does not know the one may have made the other.
+        stage.disk(disk);
+        stage.elsewhere(disk, |found| found.descriptor.device = Some(path.clone()));
+    }
+    stage.attach("a", Outside::Accept).unwrap();
+    let refused = stage.attach("b", Outside::Accept).unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+    let told = refused.to_string();
+    assert!(
+        told.contains("disk a is attached, and its device is the same one"),
+        "{told}"
+    );
+    assert_eq!(
+        refused.remedy.as_deref(),
+        Some("detach disk a first, or give disk b another device")
+    );
+    // One of the two writes all the same.
+    let refused = stage.attach_read_only("b").unwrap_err();
+    assert!(
+        refused.to_string().contains("disk a is attached"),
+        "{refused}"
+    );
+    stage.detach("a");
+    stage.attach("b", Outside::Accept).unwrap();
+    stage.detach("b");
 }
