@@ -289,23 +289,23 @@ pub(crate) fn explain(error: &io::Error, format: ImageFormat, path: &Path) -> Pr
                 "if you trust it and all that it names, {}",
                 convert(word, path)
             )),
-        // The one format that is checked and mended as it is read.
-        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof
-            if format == ImageFormat::Qcow2 =>
-        {
+        // The one format that is checked and mended as it is read, if its header makes sense.
+        io::ErrorKind::InvalidData if format == ImageFormat::Qcow2 => {
             trouble::invalid(what).because_of(error).remedy(format!(
                 "look whether it can be mended: qemu-img check -f qcow2 {shown}"
             ))
         }
-        io::ErrorKind::InvalidData | io::ErrorKind::UnexpectedEof => trouble::invalid(what)
-            .because_of(error)
-            .remedy("get it again from where it came from; if it is a raw image, say --format raw"),
+        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof => {
+            trouble::invalid(what).because_of(error).remedy(
+                "get it again from where it came from; if it is a raw image, say --format raw",
+            )
+        }
         _ => trouble::io(what, error),
     }
 }
 
 /// A path as a shell takes it.
-fn quoted(path: &Path) -> String {
+pub(crate) fn quoted(path: &Path) -> String {
     shell(&path.display().to_string())
 }
 

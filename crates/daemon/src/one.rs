@@ -416,4 +416,21 @@ mod tests {
         assert!(image("null:lots").is_err());
         assert!(image("emulated:ssd").is_err());
     }
+
+    #[test]
+    fn segments_are_from_1_to_126_and_reach_the_disk() {
+        let planned = |seg_max| {
+            plan(&OneOptions {
+                seg_max,
+                ..OneOptions::new("null:1G")
+            })
+        };
+        for seg_max in [1, 30, 126] {
+            assert_eq!(planned(seg_max).unwrap().seg_max, seg_max);
+        }
+        for seg_max in [0, 127, u16::MAX] {
+            let refused = planned(seg_max).unwrap_err().to_string();
+            assert!(refused.contains("not from 1 to 126"), "{refused}");
+        }
+    }
 }

@@ -172,6 +172,11 @@ pub(super) fn damaged(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, why.into())
 }
 
+/// The image's header makes no sense: no program reads or mends it.
+pub(super) fn impossible(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why.into())
+}
+
 /// The image is sound for all that is known, and not one that is read here.
 pub(super) fn unsupported(why: impl Into<String>) -> io::Error {
     io::Error::new(io::ErrorKind::Unsupported, why.into())

@@ -12,7 +12,9 @@ use std::io::{self, Read};
 
 use ruzstd::decoding::StreamingDecoder;
 
-use super::container::{Container, Layout, Place, damaged, inflate, leans_on, unsupported};
+use super::container::{
+    Container, Layout, Place, damaged, impossible, inflate, leans_on, unsupported,
+};
 
 /// What every qcow file begins with, of any version.
 pub(super) const MAGIC: &[u8] = b"QFI\xfb";
@@ -93,8 +95,8 @@ impl Qcow2 {
         let subclusters = incompatible & SUBCLUSTERS != 0;
         let least = if subclusters { 14 } else { 9 };
         if !(least..=21).contains(&cluster_bits) {
-            return Err(damaged(format!(
-                "it has clusters of 2^{cluster_bits} bytes"
+            return Err(impossible(format!(
+                "its header says clusters of 2^{cluster_bits} bytes, and they have 2^{least} to 2^21"
             )));
         }
         let image = Qcow2 {
@@ -110,7 +112,7 @@ impl Qcow2 {
         let tables = image.size.div_ceil(image.covered());
         let end = image.first_table.checked_add(8 * tables);
         if tables > u64::from(file.be32(36)?) || end.is_none() {
-            return Err(damaged("its first table is shorter than its disk"));
+            return Err(impossible("its first table is shorter than its disk"));
         }
         Ok(image)
     }
@@ -268,7 +270,9 @@ fn features(file: &Container, version: u32) -> io::Result<Features> {
                 compression,
             })
         }
-        other => Err(unsupported(format!("it is of version {other}"))),
+        other => Err(impossible(format!(
+            "its header says version {other}, and there are 2 and 3"
+        ))),
     }
 }
 
@@ -277,7 +281,9 @@ fn must_stand_alone(file: &Container, incompatible: u64) -> io::Result<()> {
     if at != 0 {
         let length = length.min(MOST_NAME) as usize;
         let name = file.bytes(at, length)?;
-        return Err(leans_on(&String::from_utf8_lossy(&name)));
+        // Some programs pad it.
+        let name = name.split(|byte| *byte == 0).next().unwrap_or_default();
+        return Err(leans_on(&String::from_utf8_lossy(name)));
     }
     match incompatible & DATA_FILE {
         0 => Ok(()),

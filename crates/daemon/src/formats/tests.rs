@@ -333,3 +333,48 @@ fn short_files_are_raw() {
         assert_eq!(opened(&file(length, &[]), None).unwrap().size(), length);
     }
 }
+
+#[test]
+fn a_check_is_advised_only_where_it_can_help() {
+    let changed = |parts: &[(u64, &[u8])]| {
+        let file = qcow2();
+        for (at, bytes) in parts {
+            file.write_all_at(bytes, *at).unwrap();
+        }
+        file
+    };
+    let remedy = |file: &File| {
+        let refused = opened(file, None).err().unwrap();
+        (refused.to_string(), refused.remedy.unwrap())
+    };
+    for impossible in [
+        changed(&[(4, &7_u32.to_be_bytes())]),
+        changed(&[(20, &77_u32.to_be_bytes())]),
+        changed(&[(20, &0_u32.to_be_bytes())]),
+        changed(&[(36, &0_u32.to_be_bytes())]),
+    ] {
+        let (told, remedy) = remedy(&impossible);
+        assert!(remedy.starts_with("get it again"), "{told}: {remedy}");
+    }
+    // Its header makes sense, and says that it is corrupt.
+    let (told, remedy) = remedy(&changed(&[
+        (4, &3_u32.to_be_bytes()),
+        (72, &2_u64.to_be_bytes()),
+        (100, &104_u32.to_be_bytes()),
+    ]));
+    assert!(remedy.contains("qemu-img check"), "{told}: {remedy}");
+}
+
+#[test]
+fn the_name_of_another_file_is_shown_as_far_as_it_goes() {
+    let file = qcow2();
+    for (at, bytes) in [
+        (8, &400_u64.to_be_bytes()[..]),
+        (16, &40_u32.to_be_bytes()),
+        (400, b"ba\x1bse.img\0\0\0\0rest"),
+    ] {
+        file.write_all_at(bytes, at).unwrap();
+    }
+    let refused = opened(&file, None).err().unwrap().to_string();
+    assert!(refused.contains("(ba\\u{1b}se.img)"), "{refused}");
+}

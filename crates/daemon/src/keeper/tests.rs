@@ -312,7 +312,30 @@ fn the_segments_that_a_guest_is_told_are_set_while_a_disk_is_detached() {
     assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
     let found = stage.keeper.store.find(&name("a")).unwrap();
     assert_eq!(plan::disk(&found).unwrap().seg_max, 30);
-    stage.detach("a");
+    let told = config_space(&stage.keeper.root.disk_socket(&name("a")), 12, 4);
+    assert_eq!(told, 30_u32.to_le_bytes());
+    // Also while whoever asked is still being let go.
+    stage.keeper.detach_all();
+}
+
+/// What a virtual machine reads at a disk's vhost-user socket: bytes of its configuration space.
+fn config_space(socket: &Path, at: u32, length: u32) -> Vec<u8> {
+    use std::io::{Read, Write};
+    // SET_PROTOCOL_FEATURES with CONFIG, then GET_CONFIG; each a header of request, flags and length.
+    let numbers = |numbers: &[u32]| -> Vec<u8> {
+        let bytes = numbers.iter().flat_map(|number| number.to_ne_bytes());
+        bytes.collect()
+    };
+    let mut ask = numbers(&[16, 1, 8, 1 << 9, 0]);
+    ask.extend(numbers(&[24, 1, 12 + length, at, length, 0]));
+    ask.resize(ask.len() + usize::try_from(length).unwrap(), 0);
+    let mut socket = std::os::unix::net::UnixStream::connect(socket).unwrap();
+    socket.write_all(&ask).unwrap();
+    let mut head = [0; 24];
+    socket.read_exact(&mut head).unwrap();
+    let mut space = vec![0; usize::try_from(length).unwrap()];
+    socket.read_exact(&mut space).unwrap();
+    space
 }
 
 #[test]
