@@ -437,6 +437,7 @@ impl Dir {
     }
 
     /// Starts a job that has its range.
+    #[inline(always)]
     fn begin(&mut self, lane: &mut Lane<'_>, slot: u32) {
         let step = self.pending(slot).step;
         match step {
@@ -547,6 +548,7 @@ impl Dir {
     }
 
     /// An operation went well, as far as `moved` bytes.
+    #[inline(always)]
     fn advanced(&mut self, lane: &mut Lane<'_>, slot: u32, moved: u64) {
         let grain = self.grain;
         let pending = self.pending(slot);
@@ -566,6 +568,7 @@ impl Dir {
     }
 
     /// Goes on with a job of which a part was done, or ends it.
+    #[inline(always)]
     fn advance(&mut self, lane: &mut Lane<'_>, slot: u32) {
         let Pending {
             job,

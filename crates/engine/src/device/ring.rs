@@ -31,7 +31,7 @@ use tidegate_core::units::Time;
 use tidegate_front::vhost::block::{
     BlockRequest, ID_BYTES, Kind, STATUS_IOERR, STATUS_OK, STATUS_UNSUPP,
 };
-use tidegate_front::vhost::queue::{Broken, Queue, Taken};
+use tidegate_front::vhost::queue::{Broken, Nonsense, Queue, Taken};
 
 mod effort;
 mod facts;
@@ -258,8 +258,7 @@ impl RingDevice {
                 Ok(Some(taken)) => self.begin(index, desk, taken, arrived),
                 Ok(None) => break,
                 Err(broken) => {
-                    self.fail(Malformed::Ring(broken), desk.now);
-                    self.note_if_drained(index, desk);
+                    self.stop_broken(index, desk, broken);
                     break;
                 }
             }
@@ -339,6 +338,21 @@ impl RingDevice {
         }
     }
 
+    /// Counts a request that makes no sense.
+    #[cold]
+    #[inline(never)]
+    fn note_malformed(&self, why: Nonsense, now: Time) {
+        self.facts.note(self.number, Malformed::Request(why), now);
+    }
+
+    /// Stops this queue: its rings make no sense.
+    #[cold]
+    #[inline(never)]
+    fn stop_broken(&mut self, index: u32, desk: &mut Desk, broken: Broken) {
+        self.fail(Malformed::Ring(broken), desk.now);
+        self.note_if_drained(index, desk);
+    }
+
     /// Stops this queue: what its rings say cannot be acted on, or its front end has cut its memory, or had none left for it.
     #[cold]
     fn fail(&mut self, what: Malformed, now: Time) {
@@ -365,8 +379,7 @@ impl RingDevice {
         match taken {
             Taken::Request(request) => self.request(index, desk, &request, arrived),
             Taken::Bad { head, status, why } => {
-                self.facts
-                    .note(self.number, Malformed::Request(why), desk.now);
+                self.note_malformed(why, desk.now);
                 if let Some(status) = status {
                     status.put_u8(STATUS_IOERR);
                     self.memory.mark_segment(&status);

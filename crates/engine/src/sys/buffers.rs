@@ -309,6 +309,21 @@ impl Buffers {
         }
     }
 
+    /// The `N` bytes of a slot from `data` on; `None` if its first piece does not hold them all.
+    #[inline(always)]
+    pub(crate) fn get_array<const N: usize>(&self, data: Data) -> Option<[u8; N]> {
+        let piece = self.segments(data.buffer).first()?;
+        let start = data.start as usize;
+        if start + N > piece.len() {
+            return None;
+        }
+        let from = piece.0.iov_base.cast::<u8>().wrapping_add(start);
+        let mut bytes = [0; N];
+        // SAFETY: the piece is valid memory of its length (module invariant), which was compared; `bytes` is our own.
+        unsafe { std::ptr::copy_nonoverlapping(from, bytes.as_mut_ptr(), N) };
+        Some(bytes)
+    }
+
     /// Copies `len` bytes from one slot to another, whatever pieces either is in; as much as both have.
     ///
     /// # Panics
@@ -471,6 +486,8 @@ mod tests {
         buffers.put(data(slot, 100), b"hello");
         let mut out = [0; 5];
         buffers.get(data(slot, 100), &mut out);
+        assert_eq!(buffers.get_array(data(slot, 100)), Some(out));
+        assert_eq!(buffers.get_array::<5>(data(slot, 9_996)), None);
         assert_eq!(&out, b"hello");
         buffers.clear(data(slot, 101), 3);
         buffers.get(data(slot, 100), &mut out);

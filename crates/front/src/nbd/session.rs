@@ -185,7 +185,8 @@ impl Session {
     }
 
     /// What the first bytes of `input` are.
-    #[inline]
+    // On the way of every request, and its answer is large.
+    #[inline(always)]
     pub fn decode(&self, input: &[u8]) -> Step {
         let Some((message, _)) = input.split_first_chunk::<REQUEST_BYTES>() else {
             return Step::Need(REQUEST_BYTES);

@@ -64,6 +64,8 @@ impl Connection {
     }
 
     /// Whether what has arrived and is not decoded yet ends with a goodbye.
+    #[cold]
+    #[inline(never)]
     fn leaves_politely(&self, desk: &Desk) -> bool {
         let rest = |payload: Payload| payload.asked.payload as usize - payload.got;
         let mut at = self.fill.0 + self.payload.map_or(0, rest);
