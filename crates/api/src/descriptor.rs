@@ -160,47 +160,83 @@ pub struct PolicyText {
 
 impl PolicyText {
     /// Whether every value is in its range, and the values agree; else why not.
-    pub fn check(&self) -> Result<(), String> {
-        let refuse = |why: String| Err(why);
+    pub fn check(&self) -> Result<(), OutOfRange> {
         if self.reservation.0 > u64::from(u32::MAX) {
-            return refuse(format!("reservation {} is too large", self.reservation));
+            return refuse(
+                format!("reservation {} is too large", self.reservation),
+                format!("reserve at most {} (--reservation)", Iops(u32::MAX.into())),
+            );
         }
-        match (self.limit, self.burst, self.burst_seconds) {
-            (Some(Iops(0)), _, _) => {
-                return refuse("limit 0 would stop the disk; leave it out for no limit".to_owned());
+        match self.limit {
+            Some(Iops(0)) => {
+                return refuse(
+                    "limit 0 would stop the disk",
+                    "give at least 1, or take the limit off: --limit unlimited",
+                );
             }
-            (Some(limit), _, _) if limit < self.reservation => {
-                return refuse(format!(
-                    "reservation {} is above limit {limit}",
-                    self.reservation
-                ));
-            }
-            (None, Some(burst), _) => {
-                return refuse(format!("burst {burst} needs a limit that it passes"));
-            }
-            (Some(limit), Some(burst), _) if burst < limit => {
-                return refuse(format!("burst {burst} is below limit {limit}"));
-            }
-            (_, None, Some(_)) => {
-                return refuse("burst_seconds without a burst means nothing".to_owned());
-            }
-            (_, _, Some(seconds)) if seconds == 0 || seconds > MAX_BURST_SECONDS => {
-                return refuse(format!(
-                    "burst_seconds {seconds} is not from 1 to {MAX_BURST_SECONDS}"
-                ));
+            Some(limit) if limit < self.reservation => {
+                let reservation = self.reservation;
+                return refuse(
+                    format!("reservation {reservation} is above limit {limit}"),
+                    format!(
+                        "raise the limit (--limit {reservation}), or reserve less (--reservation {limit})"
+                    ),
+                );
             }
             _ => {}
         }
+        self.check_burst()?;
         if self.limit_bandwidth == Some(Rate(0)) {
             return refuse(
-                "limit_bandwidth 0 would stop the disk; leave it out for no limit".to_owned(),
+                "limit_bandwidth 0 would stop the disk",
+                "give more, or take the limit off: --limit-bandwidth unlimited",
             );
         }
         if self.latency_target == Some(Span(0)) {
-            return refuse("latency_target 0 cannot be kept; leave it out for none".to_owned());
+            return refuse(
+                "latency_target 0 cannot be kept",
+                "give more, such as 5ms, or take the target off: --latency-target none",
+            );
         }
         Ok(())
     }
+
+    fn check_burst(&self) -> Result<(), OutOfRange> {
+        match (self.limit, self.burst, self.burst_seconds) {
+            (None, Some(burst), _) => refuse(
+                format!("burst {burst} needs a limit that it passes"),
+                "give --limit too, or leave --burst-iops out",
+            ),
+            (Some(limit), Some(burst), _) if burst < limit => refuse(
+                format!("burst {burst} is below limit {limit}"),
+                format!("say --burst-iops {limit} or more, or --burst-iops none"),
+            ),
+            (_, None, Some(_)) => refuse(
+                "burst_seconds without a burst means nothing",
+                "give --burst-iops too, or leave --burst-seconds out",
+            ),
+            (_, _, Some(seconds)) if seconds == 0 || seconds > MAX_BURST_SECONDS => refuse(
+                format!("burst_seconds {seconds} is not from 1 to {MAX_BURST_SECONDS}"),
+                format!("say --burst-seconds 1 to {MAX_BURST_SECONDS}"),
+            ),
+            _ => Ok(()),
+        }
+    }
+}
+
+/// A value that a disk cannot have, and what to give in its place.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[error("{why}")]
+pub struct OutOfRange {
+    /// What is wrong with it.
+    pub why: String,
+    /// What to do.
+    pub remedy: String,
+}
+
+fn refuse(why: impl Into<String>, remedy: impl Into<String>) -> Result<(), OutOfRange> {
+    let (why, remedy) = (why.into(), remedy.into());
+    Err(OutOfRange { why, remedy })
 }
 
 /// A disk's identity.
@@ -277,8 +313,8 @@ pub enum DescriptorError {
     )]
     Version(u32),
     /// A value out of range.
-    #[error("{0}")]
-    Range(String),
+    #[error(transparent)]
+    Range(#[from] OutOfRange),
 }
 
 impl Descriptor {
@@ -327,50 +363,61 @@ impl Descriptor {
     }
 
     /// Whether every field is in range; [`Descriptor::read`] has asked already.
-    pub fn check(&self) -> Result<(), DescriptorError> {
-        let refuse = |why: String| Err(DescriptorError::Range(why));
+    pub fn check(&self) -> Result<(), OutOfRange> {
         if !matches!(self.block_size, 512 | 4096) {
-            return refuse(format!(
-                "block_size {} is neither 512 nor 4096",
-                self.block_size
-            ));
+            return refuse(
+                format!("block_size {} is neither 512 nor 4096", self.block_size),
+                "use one of the two",
+            );
         }
-        let Size(size) = self.size;
-        if size == 0 || size > MAX_SIZE {
-            return refuse(format!("size {size} is not from 1 to {MAX_SIZE} bytes"));
-        }
-        if !size.is_multiple_of(u64::from(self.block_size)) {
-            return refuse(uneven(size, self.block_size.into()));
-        }
+        self.check_size()?;
         if self.queues == 0 || self.queues > MAX_QUEUES {
-            return refuse(format!(
-                "queues {} is not from 1 to {MAX_QUEUES}",
-                self.queues
-            ));
+            return refuse(
+                format!("queues {} is not from 1 to {MAX_QUEUES}", self.queues),
+                format!("say --queues 1 to {MAX_QUEUES}, or leave it out"),
+            );
         }
         if self.seg_max == 0 || self.seg_max > MAX_SEG_MAX {
-            return refuse(format!(
-                "seg_max {} is not from 1 to {MAX_SEG_MAX}",
-                self.seg_max
-            ));
+            return refuse(
+                format!("seg_max {} is not from 1 to {MAX_SEG_MAX}", self.seg_max),
+                format!("say --seg-max 1 to {MAX_SEG_MAX}, or leave it out"),
+            );
         }
         if self.serial.len() > MAX_SERIAL
             || !self.serial.bytes().all(|b| (b' '..=b'~').contains(&b))
         {
-            return refuse(format!(
-                "the serial is not up to {MAX_SERIAL} printable ASCII characters"
-            ));
+            return refuse(
+                format!("the serial is not up to {MAX_SERIAL} printable ASCII characters"),
+                "shorten it, or leave it out: it is made from the uuid then",
+            );
         }
         if self.filters.len() > MAX_FILTERS {
-            return refuse(format!(
-                "{} filters are more than {MAX_FILTERS}",
-                self.filters.len()
-            ));
+            return refuse(
+                format!("{} filters are more than {MAX_FILTERS}", self.filters.len()),
+                "leave some out",
+            );
         }
         if self.device.as_ref().is_some_and(|path| !path.is_absolute()) {
-            return refuse("device is not an absolute path".to_owned());
+            return refuse(
+                "device is not an absolute path",
+                "give an absolute path, such as /dev/sdb",
+            );
         }
-        self.policy.check().or_else(refuse)
+        self.policy.check()
+    }
+
+    fn check_size(&self) -> Result<(), OutOfRange> {
+        let Size(size) = self.size;
+        if size == 0 || size > MAX_SIZE {
+            return refuse(
+                format!("size {size} is not from 1 to {MAX_SIZE} bytes"),
+                "give a size such as 10G",
+            );
+        }
+        match size.is_multiple_of(u64::from(self.block_size)) {
+            true => Ok(()),
+            false => uneven(size, self.block_size.into()),
+        }
     }
 
     /// The serial number that a guest sees: the given one, or the first 20 digits of the uuid.
@@ -389,7 +436,7 @@ impl Descriptor {
 }
 
 /// What is wrong with a size that ends within a block, and the nearest that do not.
-fn uneven(size: u64, block: u64) -> String {
+fn uneven(size: u64, block: u64) -> Result<(), OutOfRange> {
     let below = size / block * block;
     let above = below.saturating_add(block);
     let nearest = match (below, above) {
@@ -397,7 +444,10 @@ fn uneven(size: u64, block: u64) -> String {
         (below, above) if above > MAX_SIZE => below.to_string(),
         (below, above) => format!("{below} or {above}"),
     };
-    format!("size {size} is not a whole number of blocks of {block} bytes; use {nearest}")
+    refuse(
+        format!("size {size} is not a whole number of blocks of {block} bytes"),
+        format!("use {nearest}"),
+    )
 }
 
 fn default_block_size() -> u32 {
@@ -521,15 +571,15 @@ mod tests {
         let told = |size, block_size| {
             let mut disk = sample();
             (disk.size, disk.block_size) = (Size(size), block_size);
-            disk.check().unwrap_err().to_string()
+            disk.check().unwrap_err().remedy
         };
-        let says = |text: String, end: &str| assert!(text.ends_with(end), "{text}");
-        says(told(1_000_000_000, 4096), "; use 999997440 or 1000001536");
-        says(told(1000, 512), "; use 512 or 1024");
-        says(told(100, 512), "; use 512");
+        let says = |text: String, remedy: &str| assert_eq!(text, remedy);
+        says(told(1_000_000_000, 4096), "use 999997440 or 1000001536");
+        says(told(1000, 512), "use 512 or 1024");
+        says(told(100, 512), "use 512");
         says(
             told(MAX_SIZE - 1, 512),
-            &format!("; use {} or {MAX_SIZE}", MAX_SIZE - 512),
+            &format!("use {} or {MAX_SIZE}", MAX_SIZE - 512),
         );
     }
 

@@ -194,7 +194,7 @@ impl FromStr for Size {
     fn from_str(text: &str) -> Result<Size, UnitError> {
         let (number, unit) = split(text);
         let scale = bytes_in(&unit.to_ascii_lowercase())
-            .ok_or_else(|| UnitError::new(text, SIZE, "unknown unit"))?;
+            .ok_or_else(|| UnitError::new(text, SIZE, "unknown unit; use K, M, G or T"))?;
         scaled(number, scale)
             .map(Size)
             .map_err(|why| UnitError::new(text, SIZE, why))
@@ -218,6 +218,9 @@ impl FromStr for Rate {
             let (unit, tail) = (unit.get(..at)?, unit.get(at..)?);
             tail.eq_ignore_ascii_case(end).then_some(unit)
         });
+        if unit.to_ascii_lowercase().ends_with("iops") {
+            return Err(refused("it is a number of I/Os; limit that with --limit"));
+        }
         let unit = per_second.ok_or_else(|| refused("it must end in /s"))?;
         let unit = RateUnit::read(unit.trim()).map_err(refused)?;
         unit.bytes(number).map(Rate).map_err(refused)
@@ -241,7 +244,11 @@ impl FromStr for Iops {
             "" => 1,
             "k" => 1_000,
             "m" => 1_000_000,
-            _ => return Err(UnitError::new(text, IOPS, "unknown unit")),
+            other if other.ends_with("/s") || other.ends_with("ps") => {
+                let why = "it is a bandwidth; limit that with --limit-bandwidth, such as 100MB/s";
+                return Err(UnitError::new(text, IOPS, why));
+            }
+            _ => return Err(UnitError::new(text, IOPS, "unknown unit; use iops, k or m")),
         };
         scaled(number, scale)
             .map(Iops)
@@ -282,9 +289,19 @@ impl FromStr for Span {
             // Zero is the same length in every unit.
             None if unit.is_empty() && number == "0" => 1,
             None if unit.is_empty() => {
-                return Err(UnitError::new(text, SPAN, "the unit is missing"));
+                return Err(UnitError::new(
+                    text,
+                    SPAN,
+                    "the unit is missing; add ns, us, ms, s, min or h",
+                ));
             }
-            None => return Err(UnitError::new(text, SPAN, "unknown unit")),
+            None => {
+                return Err(UnitError::new(
+                    text,
+                    SPAN,
+                    "unknown unit; use ns, us, ms, s, min or h",
+                ));
+            }
         };
         scaled(number, scale)
             .map(Span)
@@ -551,7 +568,7 @@ mod tests {
         let error = "10X".parse::<Size>().unwrap_err().to_string();
         assert_eq!(
             error,
-            "'10X' is not a size such as 10G, 512MiB or 4096: unknown unit"
+            "'10X' is not a size such as 10G, 512MiB or 4096: unknown unit; use K, M, G or T"
         );
     }
 

@@ -73,6 +73,29 @@ pub(crate) fn write_device(
     device.fill(|sink| copy::copy(source, sink, progress))
 }
 
+/// Fails if an export to this path is bound to fail, before anything is copied.
+pub(crate) fn must_be_free(path: &Path, existing: Existing) -> Outcome<()> {
+    if existing == Existing::Keep && path.symlink_metadata().is_ok() {
+        return Err(in_the_way(path));
+    }
+    if device::is_there(path) {
+        return Ok(());
+    }
+    must_be_for_a_file(path)?;
+    match path.parent() {
+        Some(folder) if !folder.is_dir() => {
+            let what = format!("cannot write {}", path.display());
+            let folder = folder.display();
+            Err(Problem::new(ProblemCode::NotFound, what)
+                .because(format!("there is no directory {folder}"))
+                .remedy(format!(
+                    "correct the path, or create the directory: mkdir -p {folder}"
+                )))
+        }
+        _ => Ok(()),
+    }
+}
+
 /// Copies `source` into a new file at `path`.
 pub(crate) fn write(
     source: &RawFile,
@@ -90,7 +113,8 @@ pub(crate) fn write(
         ImageFormat::Raw => write_raw(source, &draft, progress),
         ImageFormat::Qcow2 => write_qcow2(source, &draft, progress),
         other => Err(trouble::invalid(format!("cannot write {}", path.display()))
-            .because(format!("{} is read and not written", other.word()))),
+            .because(format!("{} is read and not written", other.word()))
+            .remedy("say --format raw or --format qcow2")),
     };
     let written = written.and_then(|()| publish(&draft, path, existing));
     if written.is_err() {
@@ -175,10 +199,10 @@ fn publish(draft: &Path, path: &Path, existing: Existing) -> Outcome<()> {
 /// too, whose processes have the same numbers: so it is drawn by lot.
 fn draft(path: &Path) -> Outcome<PathBuf> {
     let Some(name) = path.file_name() else {
-        return Err(trouble::invalid(format!(
-            "{} is no file's path",
-            path.display()
-        )));
+        return Err(
+            trouble::invalid(format!("{} is no file's path", path.display()))
+                .remedy("name the image file, such as disk.img"),
+        );
     };
     let mut draft = std::ffi::OsString::from(".");
     draft.push(name);
@@ -223,7 +247,7 @@ fn in_the_way(path: &Path) -> Problem {
         format!("cannot write {}", path.display()),
     )
     .because("it is there already")
-    .remedy("choose another file, or say that it may be replaced")
+    .remedy("choose another file, or add --replace")
 }
 
 #[cfg(test)]

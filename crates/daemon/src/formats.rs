@@ -133,7 +133,10 @@ pub(crate) fn open(
     let what = || format!("cannot read the image {}", path.display());
     let file = Container::new(file, length);
     let format = match format {
-        Some(format) => format,
+        Some(format) => {
+            must_be(format, &file, path)?;
+            format
+        }
         None => match recognise(&file).map_err(|e| trouble::io(what(), &e))? {
             Recognised::Known(format) => format,
             Recognised::Foreign(foreign) => return Err(foreign.refuse(what(), path)),
@@ -145,6 +148,27 @@ pub(crate) fn open(
         return Err(foreign.refuse(what(), path));
     }
     read(file, format).map_err(|error| explain(&error, format, path))
+}
+
+/// Refuses a file whose first bytes say that it is something else than a format that somebody has named.
+fn must_be(format: ImageFormat, file: &Container, path: &Path) -> Outcome<()> {
+    let what = || format!("cannot read the {} image {}", format.word(), path.display());
+    if format == ImageFormat::Raw {
+        return Ok(());
+    }
+    let is = match recognise(file).map_err(|e| trouble::io(what(), &e))? {
+        Recognised::Known(is) if is == format => return Ok(()),
+        Recognised::Known(is) => is,
+        Recognised::Foreign(foreign) => return Err(foreign.refuse(what(), path)),
+    };
+    let why = match is {
+        ImageFormat::Raw => format!("it does not begin as a {} image does", format.word()),
+        is => format!("it is a {} image", is.word()),
+    };
+    let is = is.word();
+    Err(trouble::invalid(what()).because(why).remedy(format!(
+        "leave --format out, and the format is recognised; or say --format {is}"
+    )))
 }
 
 fn read(file: Container, format: ImageFormat) -> io::Result<Image> {

@@ -2,6 +2,7 @@
 //!
 //! Only this file knows the engine's calls, but for what `control` asks of a datastore's governor. What the plan decided goes in; nothing is decided here.
 
+use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
@@ -161,8 +162,17 @@ impl Host {
         let opened_size = opened.size();
         let unit = opened.unit();
         let size_unit = opened.size_unit();
-        let disk =
-            self.with(|engine| engine.attach(spec, opened.image).map_err(|e| problem(&e)))?;
+        let attach = |engine: &Engine| {
+            let attached = engine.attach(spec, opened.image);
+            attached.map_err(|e| match e.kind() {
+                Kind::Invalid if opened_size < plan.size => problem(&e).remedy(format!(
+                    "put the whole image back, or shrink the disk: tidegate disk resize {} {opened_size}",
+                    plan.name
+                )),
+                _ => problem(&e),
+            })
+        };
+        let disk = self.with(attach)?;
         Ok(Disk {
             thread: u32::try_from(disk.thread()).unwrap_or(u32::MAX),
             disk,
@@ -220,10 +230,10 @@ impl Host {
         let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
         match engine.as_ref() {
             Some(engine) => use_it(engine),
-            None => Err(Problem::new(
-                ProblemCode::Stopping,
-                "the daemon is stopping",
-            )),
+            None => Err(
+                Problem::new(ProblemCode::Stopping, "the daemon is stopping")
+                    .remedy("start it again: tidegate serve"),
+            ),
         }
     }
 }
@@ -256,7 +266,9 @@ pub(crate) fn open(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
                     Some(remark) => format!("the datastore asks for nothing else, but {remark}"),
                     None => "the datastore asks for nothing else".to_owned(),
                 })
-                .remedy("give the datastore io = auto or buffered"));
+                .remedy(
+                    "remove the datastore and add it again with --io auto or --io buffered: its disks stay",
+                ));
             }
             Ok(opened)
         }
@@ -563,20 +575,32 @@ pub(crate) fn problem(error: &tidegate_engine::Error) -> Problem {
     if let Some(remedy) = limits::remedy(error) {
         return Problem::of(ProblemCode::Exhausted, error).remedy(remedy);
     }
+    let of = |code| Problem::of(code, error);
     match error.kind() {
-        Kind::NotFound => Problem::of(ProblemCode::NotFound, error),
-        Kind::Busy => Problem::of(ProblemCode::Busy, error),
-        Kind::Exists => Problem::of(ProblemCode::Exists, error),
-        Kind::Invalid => Problem::of(ProblemCode::Invalid, error),
+        Kind::NotFound => of(ProblemCode::NotFound).remedy(by_cause(error, io::ErrorKind::NotFound)),
+        Kind::Busy => of(ProblemCode::Busy).remedy(by_cause(error, io::ErrorKind::ResourceBusy)),
+        Kind::Exists => of(ProblemCode::Exists).remedy(by_cause(error, io::ErrorKind::AlreadyExists)),
+        Kind::Invalid => of(ProblemCode::Invalid).remedy("correct what the reason names, and give the order again"),
         Kind::Denied if is_read_only(error) => Problem::of(ProblemCode::Datastore, error).remedy(
             "mount its file system writable; until then the disk can be exported, or attached read-only (`tidegate disk attach \
              NAME --read-only`)",
         ),
         Kind::Denied => Problem::of(ProblemCode::Datastore, error).remedy(trouble::permit()),
-        Kind::Unsupported => Problem::of(ProblemCode::Unsupported, error),
-        Kind::TimedOut | Kind::Io => Problem::of(ProblemCode::Datastore, error),
-        Kind::Gone => Problem::of(ProblemCode::Stopping, error),
+        Kind::Unsupported => of(ProblemCode::Unsupported)
+            .remedy("use what the reason names, or another datastore for it"),
+        Kind::TimedOut => of(ProblemCode::Datastore)
+            .remedy("see whether the datastore answers (`tidegate datastore list`), then try again"),
+        Kind::Io => of(ProblemCode::Datastore).remedy(by_cause(error, io::ErrorKind::Other)),
+        Kind::Gone => of(ProblemCode::Stopping)
+            .remedy("see whether the daemon runs (`tidegate status`), then try again"),
     }
+}
+
+/// What to do about an error of the engine by what the system said, or, where it said nothing, by this kind.
+fn by_cause(error: &tidegate_engine::Error, otherwise: io::ErrorKind) -> String {
+    let source = std::error::Error::source(error);
+    let cause = source.and_then(|cause| cause.downcast_ref::<io::Error>());
+    trouble::remedy(cause.map_or(otherwise, io::Error::kind))
 }
 
 /// Whether the system said that a file system, or a device, can only be read.

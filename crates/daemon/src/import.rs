@@ -152,7 +152,8 @@ fn read(
     let (image, _locked) = open(path, format, admit)?;
     let send = |sent| match sender.send(Ok(sent)) {
         Ok(()) => Ok(()),
-        Err(_) => Err(Problem::new(ProblemCode::Stopping, "it was cancelled")),
+        Err(_) => Err(Problem::new(ProblemCode::Stopping, "it was cancelled")
+            .remedy("give the order again if it is still wanted")),
     };
     send(Sent::Size(image.size()))?;
     copy::each_piece(&*image, &mut |piece| {
@@ -179,7 +180,13 @@ fn open(
     let what = || format!("cannot read the image {}", path.display());
     let failed = |e: std::io::Error| trouble::io(what(), &e);
     // A pipe is not opened at all: its writer would take that for a reader.
-    must_be_image(&fs::metadata(path).map_err(failed)?, path)?;
+    let there = fs::metadata(path).map_err(|e| match e.kind() {
+        std::io::ErrorKind::NotFound => failed(e).remedy(
+            "correct the path: the daemon must see the file (`ls -l` as its user, in its container); or pipe the image in: `tidegate disk import - NAME`",
+        ),
+        _ => failed(e),
+    })?;
+    must_be_image(&there, path)?;
     let nonblock = OFlags::NONBLOCK.bits().cast_signed();
     let mut file = File::options()
         .read(true)

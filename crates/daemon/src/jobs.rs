@@ -56,7 +56,8 @@ impl Progress {
     /// Whether to go on.
     pub(crate) fn check(&self) -> Outcome<()> {
         match self.cancelled.load(Relaxed) {
-            true => Err(Problem::new(ProblemCode::Stopping, "it was cancelled")),
+            true => Err(Problem::new(ProblemCode::Stopping, "it was cancelled")
+                .remedy("give the order again if it is still wanted")),
             false => Ok(()),
         }
     }
@@ -168,6 +169,14 @@ impl Jobs {
             .keys()
             .filter_map(|id| table.describe(*id))
             .collect()
+    }
+
+    /// The job that is at work on a disk, if one is.
+    pub(crate) fn at_work_on(&self, disk: &Name) -> Option<u64> {
+        let table = self.table();
+        let mut jobs = table.jobs.iter();
+        let found = jobs.find(|(_, entry)| entry.end.is_none() && entry.disk == *disk);
+        found.map(|(id, _)| *id)
     }
 
     /// Asks a job to stop. It ends soon after, when it next looks.
@@ -307,8 +316,10 @@ fn read_noted(file: &Path) -> Outcome<Noted> {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Noted::default()),
         Err(error) => return Err(trouble::io(what(), &error)),
     };
-    let text = std::str::from_utf8(&bytes).map_err(|e| trouble::invalid(what()).because_of(&e))?;
-    toml::from_str(text).map_err(|e| trouble::invalid(what()).because_of(&e))
+    let remedy = "nothing needs it: it is written anew with the next job";
+    let text = std::str::from_utf8(&bytes)
+        .map_err(|e| trouble::invalid(what()).because_of(&e).remedy(remedy))?;
+    toml::from_str(text).map_err(|e| trouble::invalid(what()).because_of(&e).remedy(remedy))
 }
 
 fn interrupted(what: &str) -> Problem {
@@ -320,6 +331,7 @@ fn interrupted(what: &str) -> Problem {
 fn unknown(id: u64) -> Problem {
     Problem::new(ProblemCode::NotFound, format!("there is no job {id}"))
         .because("it never was, or it is over for long")
+        .remedy("see which there are: tidegate job list")
 }
 
 fn failed_within() -> Problem {

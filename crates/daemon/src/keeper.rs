@@ -277,9 +277,18 @@ impl Keeper {
         Ok(self.describe(&found, wanted))
     }
 
+    /// An attached disk; of one that is not, it is told whether there is one.
+    pub(crate) fn must_be_attached(&self, name: &Name) -> Outcome<Arc<Live>> {
+        self.live.must_have(name).or_else(|problem| {
+            self.disk(name)?;
+            Err(problem)
+        })
+    }
+
     /// How to reach a disk from some program.
     pub(crate) fn snippet(&self, name: &Name, r#for: api::SnippetFor) -> Outcome<api::Snippet> {
-        let found = self.find(name)?;
+        // One whose descriptor cannot be read is served all the same.
+        let disk = self.disk(name)?;
         let vhost_user = self.root.disk_socket(name);
         let nbd_uri = self.nbd_uri(name).unwrap_or_default();
         let needs_nbd = matches!(r#for, api::SnippetFor::Nbd | api::SnippetFor::Fio);
@@ -289,13 +298,13 @@ impl Keeper {
                 format!("there is no NBD way to disk {name}"),
             )
             .because("the configuration has no Unix socket for NBD clients")
-            .remedy("add one to nbd.sockets"));
+            .remedy("add one to nbd.sockets in the configuration, and restart the daemon"));
         }
         let about = snippet::About {
             name: name.as_str(),
             vhost_user: &vhost_user,
             nbd_uri: &nbd_uri,
-            queues: found.descriptor.queues,
+            queues: disk.queues,
         };
         Ok(api::Snippet {
             r#for,
@@ -433,7 +442,15 @@ impl Keeper {
 
     /// Takes the right to work on a disk.
     fn claim(&self, name: &Name, what: impl Into<String>) -> Outcome<Claim> {
-        self.claims.claim(name, what)
+        self.claims.claim(name, what).map_err(|problem| {
+            let job = self.jobs.at_work_on(name);
+            match job.filter(|_| !self.claims.is_detaching(name)) {
+                None => problem,
+                Some(job) => problem.because(format!("it is job {job}")).remedy(format!(
+                    "wait for it (tidegate job watch {job}), or stop it: tidegate job cancel {job}"
+                )),
+            }
+        })
     }
 }
 

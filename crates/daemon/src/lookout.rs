@@ -163,7 +163,7 @@ pub(crate) async fn listen(daemon: Arc<Daemon>) {
 impl Daemon {
     /// Why a disk is as fast as it is, by what it did in the last so long.
     pub(crate) fn explain(&self, name: &Name, last: Span) -> Outcome<Explanation> {
-        let live = self.keeper.live().must_have(name)?;
+        let live = self.keeper.must_be_attached(name)?;
         let terms = Daemon::terms(&live);
         let reports = self.control_reports();
         let beats = self.beats(&reports)?;

@@ -297,16 +297,15 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
     let mut descriptor = Descriptor::new(uuid, size);
     descriptor.serial = options.serial.clone();
     if options.queues == 0 || options.queues > MAX_QUEUES {
-        return Err(trouble::invalid(format!(
-            "{} queues are not from 1 to {MAX_QUEUES}",
-            options.queues
-        )));
+        let what = format!("{} queues are not from 1 to {MAX_QUEUES}", options.queues);
+        return Err(trouble::invalid(what).remedy("give such a number with --queues"));
     }
     if options.seg_max == 0 || options.seg_max > MAX_SEG_MAX {
-        return Err(trouble::invalid(format!(
+        let what = format!(
             "{} segments are not from 1 to {MAX_SEG_MAX}",
             options.seg_max
-        )));
+        );
+        return Err(trouble::invalid(what).remedy("give such a number with --seg-max"));
     }
     let traced = TracedDisk {
         size,
@@ -330,9 +329,11 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
 /// What is to be served, from its words.
 fn image(source: &str, options: &OneOptions) -> Outcome<ImagePlan> {
     let size = |text: &str| -> Outcome<u64> {
-        let size: Size = text
-            .parse()
-            .map_err(|e| trouble::invalid(format!("cannot serve {source}")).because_of(&e))?;
+        let size: Size = text.parse().map_err(|e| {
+            trouble::invalid(format!("cannot serve {source}"))
+                .because_of(&e)
+                .remedy("write a size, such as 10G, after the colon (after size= for emulated)")
+        })?;
         Ok(size.0)
     };
     if source.starts_with("nbd://") || source.starts_with("nbd+unix://") {

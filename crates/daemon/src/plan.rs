@@ -172,10 +172,10 @@ fn threads(config: &Config, machine: &Machine) -> Outcome<ThreadsPlan> {
     let count = match config.io.threads {
         Some(count) if (1..=MOST_THREADS).contains(&count) => usize::from(count),
         Some(_) => {
-            return Err(bad(
-                "io.threads",
-                format!("it is not from 1 to {MOST_THREADS}"),
-            ));
+            return Err(
+                bad("io.threads", format!("it is not from 1 to {MOST_THREADS}"))
+                    .remedy("write threads = 2, or leave it out"),
+            );
         }
         None if !cpus.is_empty() => cpus.len(),
         None => (machine.cpus / 2).clamp(1, MOST_THREADS_UNASKED),
@@ -200,7 +200,10 @@ fn api(config: &Config, root: &Root) -> Outcome<ApiPlan> {
     let mode = u32::from_str_radix(mode, 8)
         .ok()
         .filter(|mode| *mode <= 0o777)
-        .ok_or_else(|| bad("api.mode", "it is no octal number such as \"0660\""))?;
+        .ok_or_else(|| {
+            bad("api.mode", "it is no octal number such as \"0660\"")
+                .remedy("write it in quotes: mode = \"0660\"")
+        })?;
     let socket = config
         .api
         .socket
@@ -225,7 +228,10 @@ fn nbd(config: &Config, root: &Root) -> Outcome<NbdPlan> {
         .collect::<Outcome<_>>()?;
     let connections = match config.nbd.max_connections {
         None => CONNECTIONS,
-        Some(0) => return Err(bad("nbd.max_connections", "with 0 nobody gets in")),
+        Some(0) => {
+            return Err(bad("nbd.max_connections", "with 0 nobody gets in")
+                .remedy("give at least 1; to take no NBD clients: sockets = []"));
+        }
         Some(most) => usize::try_from(most).unwrap_or(usize::MAX),
     };
     Ok(NbdPlan {
@@ -308,7 +314,9 @@ fn tls_files(tls: &TlsConfig, root: &Root) -> TlsFiles {
 }
 
 fn bad(key: &str, why: impl std::fmt::Display) -> Problem {
-    trouble::invalid(format!("the configuration's {key} makes no sense")).because(why)
+    trouble::invalid(format!("the configuration's {key} makes no sense"))
+        .because(why)
+        .remedy("correct it as docs/config.md says")
 }
 
 /// Who named an image's path, and so what may be there.

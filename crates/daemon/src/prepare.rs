@@ -14,7 +14,7 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
-use tidegate_api::config::Config;
+use tidegate_api::config::{Config, ConfigError};
 use tidegate_api::problem::Problem;
 use tidegate_api::status::NbdSecurity;
 use tracing_subscriber::filter::EnvFilter;
@@ -235,8 +235,11 @@ fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<P
     let what = || format!("cannot read the configuration {}", path.display());
     let (mut config, from) = match read_config_file(&path) {
         Ok(text) => {
-            let config =
-                Config::read(&text).map_err(|e| trouble::invalid(what()).because_of(&e))?;
+            let config = Config::read(&text).map_err(|e| {
+                trouble::invalid(what())
+                    .because_of(&e)
+                    .remedy(unread(&e, &text))
+            })?;
             (config, Some(path))
         }
         // Without a root there is none of its own; whether there can be a root is seen later.
@@ -251,9 +254,9 @@ fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<P
         }
         Err(error) => {
             let problem = trouble::io(what(), &error);
-            return Err(match problem.remedy {
-                Some(_) => problem,
-                None => problem.remedy("give the path of a configuration file; see docs/config.md"),
+            return Err(match error.kind() {
+                io::ErrorKind::PermissionDenied => problem,
+                _ => problem.remedy("give the path of a configuration file; see docs/config.md"),
             });
         }
     };
@@ -265,6 +268,37 @@ fn read_config(root: &Root, options: &ServeOptions) -> Outcome<(Config, Option<P
     }
     config.nbd.tcp.extend(options.nbd_tcp.iter().cloned());
     Ok((config, from))
+}
+
+/// What to do about a configuration that cannot be read: of the wrong type or form in most cases.
+fn unread(error: &ConfigError, text: &str) -> String {
+    let ConfigError::Syntax(error) = error else {
+        return "use the program that it was written for".to_owned();
+    };
+    let says = error.message();
+    let line = error.span().and_then(|span| {
+        let before = text.get(..span.start)?.matches('\n').count();
+        text.lines().nth(before)?.split_once('=')
+    });
+    let value = line.map(|(key, value)| (key.trim(), value.trim().trim_matches(['"', '\''])));
+    match value {
+        Some(("mode", mode)) if mode.bytes().all(|digit| digit.is_ascii_digit()) => {
+            format!("write it in quotes: mode = \"{mode:0>4}\"")
+        }
+        Some((key, value)) if says.contains("expected a string") => {
+            format!("write it in quotes: {key} = \"{value}\"")
+        }
+        Some((key, value)) if says.contains("expected a sequence") => {
+            format!("write it as a list: {key} = [\"{value}\"]")
+        }
+        Some((key, value)) if says.contains("invalid type: string") => {
+            match value.parse::<u64>().is_ok() || ["true", "false"].contains(&value) {
+                true => format!("write it without quotes: {key} = {value}"),
+                false => "give a value of that type; see docs/config.md".to_owned(),
+            }
+        }
+        _ => "correct it as docs/config.md says".to_owned(),
+    }
 }
 
 /// The text of a configuration file. A pipe is not waited for, and no more is read than a configuration can be long.

@@ -294,7 +294,9 @@ fn unread(error: &BytesRejection) -> Problem {
         StatusCode::PAYLOAD_TOO_LARGE => Problem::new(ProblemCode::TooLarge, what)
             .because(format!("it is longer than {} KiB", BODY >> 10))
             .remedy("send a shorter one: see /openapi.json for what is expected"),
-        _ => trouble::invalid(what).because(error.body_text()),
+        _ => trouble::invalid(what)
+            .because(error.body_text())
+            .remedy("send the whole body: Content-Length says how long it is"),
     }
 }
 
@@ -313,7 +315,8 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T>
             .map_err(|error| {
                 Failure(
                     trouble::invalid("the request's path makes no sense")
-                        .because(error.body_text()),
+                        .because(error.body_text())
+                        .remedy("see /openapi.json for what there is"),
                 )
             })
     }
@@ -327,6 +330,7 @@ fn name(text: &str) -> Outcome<Name> {
             format!("there is nothing called '{text}'"),
         )
         .because_of(&error)
+        .remedy("give a name that is listed (`tidegate disk list`, `tidegate datastore list`)")
     })
 }
 

@@ -40,7 +40,7 @@ pub(crate) mod files;
 mod home;
 
 pub(crate) use disks::{Found, Identity};
-pub(crate) use home::mark_of;
+pub(crate) use home::{mark_file, mark_of};
 
 /// The largest state file that is read.
 const MAX_STATE_BYTES: usize = 1 << 20;
@@ -214,7 +214,9 @@ impl Store {
         let what = format!("cannot add datastore {name}");
         Err(Problem::new(ProblemCode::Exists, what)
             .because(format!("there is a datastore {name} already{at}"))
-            .remedy("choose another name, or remove that one first"))
+            .remedy(format!(
+                "choose another name, or remove that one first: tidegate datastore remove {name}"
+            )))
     }
 
     /// Fails unless a datastore lies on the file system that it was added on.
@@ -341,7 +343,11 @@ impl Store {
     pub(crate) fn set_agreed(&self, paths: AgreedPaths) -> Outcome<()> {
         let agreed = Agreed { version: 1, paths };
         let what = "cannot remember which paths were agreed to";
-        let text = toml::to_string(&agreed).map_err(|e| trouble::invalid(what).because_of(&e))?;
+        let text = toml::to_string(&agreed).map_err(|e| {
+            trouble::invalid(what)
+                .because_of(&e)
+                .remedy("name paths of UTF-8 text only")
+        })?;
         files::replace(&self.agreed_file(), text.as_bytes()).map_err(|e| trouble::io(what, &e))
     }
 

@@ -383,9 +383,9 @@ fn a_disk_goes_to_a_block_device_and_comes_from_one() {
 
     let path = "/v1/disks/a/export";
     let mut order = json!({"file": devices[0].0});
-    let (_, job) = daemon.ask("POST", path, &order);
-    let refused = daemon.over(job).unwrap_err();
-    assert!(refused.contains("may be replaced"), "{refused}");
+    let (status, refused) = daemon.ask("POST", path, &order);
+    let remedy = refused["remedy"].as_str().unwrap_or_default();
+    assert!(status == 409 && remedy.contains("--replace"), "{refused}");
     assert!(devices[0].content().iter().all(|byte| *byte == 0xee));
     order["existing"] = json!("replace");
     order["format"] = json!("qcow2");

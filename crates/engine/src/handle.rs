@@ -395,8 +395,7 @@ fn answer<T>(answer: &Receiver<T>) -> Result<T> {
 fn check(spec: &DiskSpec, opened: &OpenedImage) -> Result<()> {
     if spec.size > opened.info.size {
         let text = format!(
-            "disk {} is to have {} bytes, but its image has only {}: was the image cut? \
-             Restore it, or shrink the disk with `tidegate disk resize`",
+            "disk {} is to have {} bytes, but its image has only {}: was the image cut?",
             spec.name, spec.size, opened.info.size
         );
         return Err(Error::new(Kind::Invalid, text));

@@ -21,6 +21,9 @@ use crate::trouble::{self, Outcome};
 /// Zeroes written at a time where the device has no command for them.
 static ZEROES: [u8; 64 << 10] = [0; 64 << 10];
 
+/// What to do where no block device is at a path.
+pub(crate) const FIND: &str = "look for the device with `lsblk -p`";
+
 /// Whether a path leads to a block device.
 pub(crate) fn is_there(path: &Path) -> bool {
     fs::metadata(path).is_ok_and(|there| there.file_type().is_block_device())
@@ -41,9 +44,17 @@ impl DeviceSink {
         admit: impl FnOnce(&Metadata) -> Outcome<()>,
     ) -> Outcome<DeviceSink> {
         let what = || format!("cannot write to {}", path.display());
-        let there = fs::metadata(path).map_err(|e| trouble::io(what(), &e))?;
+        let no_device = || {
+            trouble::invalid(what())
+                .because("it is no block device")
+                .remedy(FIND)
+        };
+        let there = fs::metadata(path).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => trouble::io(what(), &e).remedy(FIND),
+            _ => trouble::io(what(), &e),
+        })?;
         if !there.file_type().is_block_device() {
-            return Err(trouble::invalid(what()).because("it is no block device"));
+            return Err(no_device());
         }
         let alone = OFlags::EXCL.bits().cast_signed();
         let opened = File::options().write(true).custom_flags(alone).open(path);
@@ -57,7 +68,7 @@ impl DeviceSink {
         })?;
         let there = file.metadata().map_err(|e| trouble::io(what(), &e))?;
         if !there.file_type().is_block_device() {
-            return Err(trouble::invalid(what()).because("it is no block device"));
+            return Err(no_device());
         }
         admit(&there).map_err(|problem| problem.within(what()))?;
         let has = file
@@ -66,7 +77,9 @@ impl DeviceSink {
         if has < size {
             return Err(trouble::invalid(what())
                 .because(format!("it has {has} bytes, and {size} are to go there"))
-                .remedy("use a larger device"));
+                .remedy(format!(
+                    "use a device of {size} bytes or more (see `lsblk -pb`)"
+                )));
         }
         let path = path.to_owned();
         Ok(DeviceSink { file, path })

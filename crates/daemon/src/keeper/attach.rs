@@ -131,7 +131,9 @@ impl Keeper {
                 let who: Vec<_> = connected.iter().map(|client| client.peer.clone()).collect();
                 return Err(Problem::new(ProblemCode::Busy, what)
                     .because(format!("it is in use by {}", who.join(", ")))
-                    .remedy("disconnect them first (unplug it in the guest), or order to disconnect them"));
+                    .remedy(format!(
+                        "disconnect them first (unplug it in the guest), or add --disconnect: tidegate disk detach {name} --disconnect"
+                    )));
             }
             ended = self.take_down(&live, Some(claim.clone()));
         }

@@ -1,5 +1,7 @@
 //! Orders that make, change and take away disks.
 
+use std::io;
+
 use tidegate_api::datastore::DatastoreSettings;
 use tidegate_api::descriptor::{Descriptor, Uuid};
 use tidegate_api::disk as api;
@@ -9,6 +11,7 @@ use tidegate_engine::lease::Lease;
 
 use super::leases::DiskLeases;
 use super::{Keeper, locked, policy};
+use crate::copy::device;
 use crate::host;
 use crate::live::Live;
 use crate::plan::{self, ImagePlan};
@@ -70,7 +73,7 @@ impl Keeper {
         if live.is_some() && fixed(&before.descriptor) != fixed(&after.descriptor) {
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because("it is attached, and a guest is told its cache mode, serial, queues, segments and whether it is read-only only when it connects")
-                .remedy("detach it first"));
+                .remedy(format!("detach it first: tidegate disk detach {name}")));
         }
         // All that an order names must make sense, and is agreed to by it.
         plan::disk(&after)?;
@@ -150,7 +153,7 @@ impl Keeper {
         found
             .descriptor
             .check()
-            .map_err(|e| trouble::invalid(&what).because_of(&e))?;
+            .map_err(|e| trouble::out_of_range(&what, &e))?;
         let live = self.live.get(name);
         if after < before {
             if order.data == api::ResizeData::Keep {
@@ -158,10 +161,10 @@ impl Keeper {
                     .because(format!(
                         "it has {before} bytes now: what lies beyond {after} would be lost"
                     ))
-                    .remedy("say that data may be cut off, if that is what you want"));
+                    .remedy("add --yes if that is what you want (`data: may-cut-off` over REST)"));
             }
             if live.is_some() {
-                return Err(attached(what, "no guest expects its disk to shrink"));
+                return Err(attached(name, what, "no guest expects its disk to shrink"));
             }
             let _held = self
                 .hold(&found, Purpose::Change)
@@ -208,6 +211,7 @@ impl Keeper {
         let found = self.find(name)?;
         if self.live.get(name).is_some() {
             return Err(attached(
+                name,
                 what,
                 "its guests would lose their data under their feet",
             ));
@@ -302,15 +306,17 @@ impl Keeper {
             Err(problem) if problem.code == ProblemCode::NotFound => Ok(()),
             _ => Err(Problem::new(ProblemCode::Exists, what)
                 .because("there is a disk of that name")
-                .remedy("choose another name, or delete that one first")),
+                .remedy(format!(
+                    "choose another name, or delete that one first: tidegate disk delete {name}"
+                ))),
         }
     }
 }
 
-pub(super) fn attached(what: impl Into<String>, why: &str) -> Problem {
+pub(super) fn attached(name: &Name, what: impl Into<String>, why: &str) -> Problem {
     Problem::new(ProblemCode::Busy, what)
         .because(format!("it is attached: {why}"))
-        .remedy("detach it first")
+        .remedy(format!("detach it first: tidegate disk detach {name}"))
 }
 
 /// Fails if a disk's image would not be as large as the disk after it has grown. Nothing is changed yet.
@@ -368,17 +374,33 @@ fn describe_new(
     settings: &DatastoreSettings,
     what: &str,
 ) -> Outcome<Descriptor> {
-    let bad = |why: &str| trouble::invalid(what).because(why);
+    let bad = |why: &str, remedy: &str| Err(trouble::invalid(what).because(why).remedy(remedy));
     if let Some(device) = &order.device {
         if !matches!(settings, DatastoreSettings::Dir { .. }) {
-            return Err(bad("only datastores of kind dir have disks on devices"));
+            return bad(
+                "only datastores of kind dir have disks on devices",
+                "name one of them with --datastore (see `tidegate datastore list`)",
+            );
         }
         if !device.is_absolute() {
-            return Err(bad("the device's path is not absolute"));
+            return bad(
+                "the device's path is not absolute",
+                "give an absolute path, such as /dev/sdb",
+            );
+        }
+        if let Err(error) = device.metadata() {
+            let problem = trouble::io(format!("{} cannot be used", device.display()), &error);
+            return Err(match error.kind() {
+                io::ErrorKind::NotFound => problem.remedy(device::FIND),
+                _ => problem,
+            }
+            .within(what));
         }
         if !disks::is_device(device) {
-            return Err(bad(&format!("{} is no block device", device.display()))
-                .remedy("make a disk of a file with `tidegate disk import`"));
+            return bad(
+                &format!("{} is no block device", device.display()),
+                "give a block device (see `lsblk -p`), or make a disk of a file with `tidegate disk import`",
+            );
         }
     }
     let size = match (order.size_bytes, &order.device, settings) {
@@ -395,7 +417,7 @@ fn describe_new(
             let opened = host::open(&image, true).map_err(|e| e.within(what))?;
             opened.size()
         }
-        (None, None, _) => return Err(bad("it needs a size").remedy("say how large, such as 10G")),
+        (None, None, _) => return bad("it needs a size", "say how large, such as --size 10G"),
     };
     let mut descriptor = Descriptor::new(new_uuid()?, size);
     let settable = api::DiskSet {
@@ -439,5 +461,5 @@ fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outco
     if let Some(changes) = changes {
         policy::apply(&mut d.policy, &changes, what)?;
     }
-    d.check().map_err(|e| trouble::invalid(what).because_of(&e))
+    d.check().map_err(|e| trouble::out_of_range(what, &e))
 }

@@ -1,8 +1,9 @@
 //! Orders on datastores: adding, describing and forgetting them.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::io;
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{StatVfs, StatVfsMountFlags};
@@ -117,7 +118,10 @@ impl Keeper {
         if running.is_some() && after.coordination != record.io_control.coordination {
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because("disks of it are attached, whose control has begun where it is")
-                .remedy("detach them first"));
+                .remedy(format!(
+                    "detach them first: {}",
+                    listed(self.attached_on(name).iter().map(|live| live.name()))
+                )));
         }
         let change = Change {
             mode: order.mode.map(policy::mode),
@@ -158,37 +162,65 @@ impl Keeper {
             let what = format!("cannot add datastore {name}");
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because("another datastore is being added, and does not answer")
-                .remedy("try again when that has ended"));
+                .remedy("see whether its file server answers, and try again"));
         };
         // Once more: an order that was waited for may have added it.
         self.store.must_be_new_datastore(name)?;
-        self.must_be_another_directory(name, &settings)?;
-        for (disk, found) in self.store.disks(name, &settings)? {
-            if found.is_ok() && self.search(&disk).is_ok() {
-                return Err(Problem::new(
-                    ProblemCode::Exists,
-                    format!("cannot add datastore {name}"),
-                )
-                .because(format!(
-                    "it holds a disk {disk}, and another datastore does too"
-                ))
-                .remedy(
-                    "rename one of the two disks' directories: disks have one name on a host",
-                ));
-            }
-        }
+        self.must_not_conflict(name, &settings)?;
         self.store.add_datastore(name, settings)?;
         tracing::info!(datastore = %name, "added");
         self.datastore(name)
     }
 
-    /// Fails if the directory of a new datastore is that of another one, whatever path leads there.
-    fn must_be_another_directory(&self, name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
-        let what = || format!("cannot add datastore {name}");
-        let DatastoreSettings::Dir { path, .. } = settings else {
+    /// Fails if a new datastore is another one, or a copy of it, or has disks of names that are taken. All that is in the
+    /// way is told at once.
+    fn must_not_conflict(&self, name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
+        let copied = self.copy_of(name, settings)?;
+        let disks = self.store.disks_before_added(name, settings)?.into_iter();
+        let taken: Vec<_> = disks
+            .filter(|(disk, found)| found.is_ok() && self.search(disk).is_ok())
+            .map(|(disk, _)| disk)
+            .collect();
+        if copied.is_none() && taken.is_empty() {
             return Ok(());
+        }
+        let mut refused = Problem::new(ProblemCode::Exists, format!("cannot add datastore {name}"));
+        let mut remedies = Vec::new();
+        if let Some((other, mark)) = copied {
+            let mark = mark.display();
+            refused = refused.because(format!(
+                "it has the mark of datastore {other}: it is the same directory, or a copy of it"
+            ));
+            remedies.push(format!(
+                "use {other}; or, if this is a copy, remove {mark} from it"
+            ));
+        }
+        if !taken.is_empty() {
+            refused = refused.because(format!(
+                "it holds disks of names that others have already: {}",
+                listed(&taken)
+            ));
+            remedies.push(
+                "rename their directories in one of the two: disks have one name on a host"
+                    .to_owned(),
+            );
+        }
+        Err(refused.remedy(remedies.join("; and ")))
+    }
+
+    /// The datastore whose mark a new one has, and the file with it. Fails if it is the directory of another one, whatever
+    /// path leads there.
+    fn copy_of(
+        &self,
+        name: &Name,
+        settings: &DatastoreSettings,
+    ) -> Outcome<Option<(Name, PathBuf)>> {
+        let what = || format!("cannot add datastore {name}");
+        let DatastoreSettings::Dir { path: new, .. } = settings else {
+            return Ok(None);
         };
-        let here = Directory::at(path).map_err(|e| trouble::io(what(), &e))?;
+        let here = Directory::at(new).map_err(|e| trouble::io(what(), &e))?;
+        let mut copied = None;
         for (other, settings) in self.store.datastores()? {
             let Ok(DatastoreSettings::Dir { path, .. }) = settings else {
                 continue;
@@ -204,24 +236,17 @@ impl Keeper {
             let Ok(there) = self.surveys.at(&other, look) else {
                 continue;
             };
-            let refused = Problem::new(ProblemCode::Exists, what());
-            let path = path.display();
             if there.place == here.place {
-                return Err(refused
+                let path = path.display();
+                return Err(Problem::new(ProblemCode::Exists, what())
                     .because(format!("datastore {other} is the same directory, {path}"))
                     .remedy(format!("use {other}, or give another directory")));
             }
             if here.mark.is_some() && there.mark == here.mark {
-                return Err(refused
-                    .because(format!(
-                        "it has the mark of datastore {other}, {path}: it is the same directory, or a copy of it"
-                    ))
-                    .remedy(format!(
-                        "use {other}; if this is a copy, remove .tidegate/datastore-id from it"
-                    )));
+                copied = Some((other, store::mark_file(new)));
             }
         }
-        Ok(())
+        Ok(copied)
     }
 
     /// Forgets a datastore whose disks are all detached. What lies on it stays.
@@ -246,13 +271,15 @@ impl Keeper {
             .filter(|(_, on)| *on == Some(name))
             .map(|(disk, _)| disk)
             .collect();
-        if let Some(disk) = holds.first() {
+        if !holds.is_empty() {
+            let each = |disk: &&Name| format!("tidegate disk detach {disk}");
+            let detach: Vec<_> = holds.iter().map(each).collect();
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because(format!(
-                    "{} of its disks are attached, to be attached or still being detached, {disk} among them",
-                    holds.len()
+                    "disks of it are attached, to be attached or still being detached: {}",
+                    listed(holds)
                 ))
-                .remedy("detach them first"));
+                .remedy(format!("detach them first: {}", detach.join("; "))));
         }
         self.store.remove_datastore(name)?;
         tracing::info!(datastore = %name, "removed");
@@ -402,11 +429,9 @@ fn space(settings: &DatastoreSettings) -> Option<StatVfs> {
 fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
     let bad = || trouble::invalid(format!("cannot add datastore {name}"));
     match settings {
-        DatastoreSettings::Dir { path, .. } => check_folder(path).map_err(|why| {
-            bad()
-                .because(why)
-                .remedy("give the absolute path of a directory that is there and writable")
-        }),
+        DatastoreSettings::Dir { path, .. } => {
+            check_folder(path).map_err(|(why, remedy)| bad().because(why).remedy(remedy))
+        }
         DatastoreSettings::Nbd { uri } => {
             let known = ["nbd://", "nbd+unix://"]
                 .iter()
@@ -424,9 +449,11 @@ fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
                 model: model.clone(),
                 size: 4096,
             };
-            host::open(&image, false)
-                .map(drop)
-                .map_err(|p| bad().because(p))
+            host::open(&image, false).map(drop).map_err(|p| {
+                bad()
+                    .because(p.what)
+                    .remedy("write it as 7k, 10k, 15k, ssd or nvme, or as raid5-8x10k+cache")
+            })
         }
         DatastoreSettings::Memory {} | DatastoreSettings::Null {} => Ok(()),
     }
@@ -434,18 +461,24 @@ fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
 
 /// Whether a datastore like that can be controlled so.
 fn check_control(settings: &DatastoreSettings, control: &IoControl) -> Outcome<()> {
-    let bad = |why: String| Err(trouble::invalid("its I/O control makes no sense").because(why));
+    let bad = |(why, remedy): (String, String)| {
+        Err(trouble::invalid("its I/O control makes no sense")
+            .because(why)
+            .remedy(remedy))
+    };
     if !(IO_UNIT_MIN..=IO_UNIT_MAX).contains(&control.io_unit_bytes) {
-        return bad(format!(
+        let why = format!(
             "an I/O unit of {} bytes is not from {IO_UNIT_MIN} to {IO_UNIT_MAX}",
             control.io_unit_bytes
-        ));
+        );
+        return bad((why, "say --io-unit 4KiB to 128KiB".to_owned()));
     }
     match (settings, &control.coordination) {
-        (DatastoreSettings::Dir { .. }, Some(_)) => bad(
+        (DatastoreSettings::Dir { .. }, Some(_)) => bad((
             "a datastore of kind dir has a directory of its own, where its hosts find each other"
                 .to_owned(),
-        ),
+            "leave --coordination out".to_owned(),
+        )),
         (_, Some(directory)) => check_folder(directory).or_else(bad),
         (_, None) => Ok(()),
     }
@@ -474,27 +507,60 @@ const NO_DISKS: [&str; 19] = [
     "tracefs",
 ];
 
-fn check_folder(path: &Path) -> Result<(), String> {
+/// Why a directory cannot be used, and what to do.
+fn check_folder(path: &Path) -> Result<(), (String, String)> {
+    let shown = path.display();
+    let refuse = |why: String, remedy: &str| Err((format!("{shown} {why}"), remedy.to_owned()));
     if !path.is_absolute() {
-        return Err(format!("{} is not an absolute path", path.display()));
+        return refuse(
+            "is not an absolute path".to_owned(),
+            "give an absolute path",
+        );
     }
-    let there = path
-        .metadata()
-        .map_err(|error| format!("{}: {error}", path.display()))?;
+    let there = match path.metadata() {
+        Ok(there) => there,
+        Err(error) => {
+            let remedy = match error.kind() {
+                io::ErrorKind::NotFound => {
+                    format!("correct the path, or create the directory: mkdir -p {shown}")
+                }
+                kind => trouble::remedy(kind),
+            };
+            return refuse(format!("cannot be used: {error}"), &remedy);
+        }
+    };
     if !there.is_dir() {
-        return Err(format!("{} is not a directory", path.display()));
+        return refuse(
+            "is not a directory".to_owned(),
+            "name the directory that it is in",
+        );
     }
     if let Some(mount) = mounts::mount_of(path)
         && NO_DISKS.contains(&mount.kind.as_str())
     {
-        return Err(format!(
-            "{} is on a file system of type {}, which cannot hold disks",
-            path.display(),
-            mount.kind
-        ));
+        return refuse(
+            format!(
+                "is on a file system of type {}, which cannot hold disks",
+                mount.kind
+            ),
+            "give a directory on another file system, such as one of `df -x tmpfs`",
+        );
     }
-    rustix::fs::access(path, rustix::fs::Access::WRITE_OK)
-        .map_err(|error| format!("{} cannot be written: {error}", path.display()))
+    rustix::fs::access(path, rustix::fs::Access::WRITE_OK).or_else(|error| {
+        let remedy = trouble::remedy(io::Error::from(error).kind());
+        refuse(format!("cannot be written: {error}"), &remedy)
+    })
+}
+
+/// Names, as many as a person reads.
+fn listed<'a>(names: impl IntoIterator<Item = &'a Name>) -> String {
+    const MOST: usize = 20;
+    let names: Vec<_> = names.into_iter().map(Name::as_str).collect();
+    let shown = names[..names.len().min(MOST)].join(", ");
+    match names.len().saturating_sub(MOST) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
 }
 
 #[cfg(test)]

@@ -49,9 +49,11 @@ impl Keeper {
             limits.limit_bytes_per_s = limit;
         }
         let limits = limits.clone();
-        policy::group(&limits)
-            .check()
-            .map_err(|fault| trouble::invalid(&what).because_of(&fault))?;
+        policy::group(&limits).check().map_err(|fault| {
+            trouble::invalid(&what)
+                .because_of(&fault)
+                .remedy("give at least 1, or take the limit off: `unlimited`")
+        })?;
         self.store
             .set_groups(&groups)
             .map_err(|problem| problem.within(&what))?;

@@ -24,9 +24,9 @@ impl Keeper {
         // The words were checked in their own terms; this is the engine's last look.
         match policy.check() {
             Ok(()) => Ok(policy),
-            Err(fault) => {
-                Err(trouble::invalid("the disk's I/O control makes no sense").because_of(&fault))
-            }
+            Err(fault) => Err(trouble::invalid("the disk's I/O control makes no sense")
+                .because_of(&fault)
+                .remedy("set it as that says: tidegate disk set NAME (see its --help)")),
         }
     }
 
@@ -198,7 +198,11 @@ pub(super) fn apply(policy: &mut PolicyText, order: &api::PolicySet, what: &str)
         policy.latency_target = match target {
             None => None,
             Some(us) => Some(Span(us.checked_mul(1_000).ok_or_else(|| {
-                trouble::invalid(what).because("the latency target is too long")
+                trouble::invalid(what)
+                    .because("the latency target is too long")
+                    .remedy(
+                        "give a shorter one, such as 5ms, or take it off: --latency-target none",
+                    )
             })?)),
         };
     }

@@ -565,7 +565,7 @@ fn a_datastore_is_not_forgotten_while_a_disk_of_it_comes_or_is_served() {
         refused.unwrap_err()
     });
     assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
-    assert!(refused.to_string().contains("a among them"), "{refused}");
+    assert!(refused.to_string().contains("detached: a"), "{refused}");
 
     // Also one that is not to be attached at the next start.
     stage.keeper.store.set_attached(BTreeMap::new()).unwrap();

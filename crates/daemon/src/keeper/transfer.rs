@@ -77,7 +77,14 @@ impl Keeper {
         let attached = self.attach_claimed(claim, DiskAttach::default());
         attached.map(drop).map_err(|problem| {
             let name = claim.name();
-            problem.within(format!("disk {name} is imported, but not attached"))
+            let then = format!("attach it: tidegate disk attach {name}");
+            let remedy = match &problem.remedy {
+                Some(remedy) => format!("{remedy}; then {then}"),
+                None => then,
+            };
+            problem
+                .within(format!("disk {name} is imported, but not attached"))
+                .remedy(remedy)
         })
     }
 
@@ -96,6 +103,7 @@ impl Keeper {
         }
         let cannot = format!("cannot {what}");
         self.must_be_no_image(&order.file)
+            .and_then(|()| export::must_be_free(&order.file, order.existing))
             .map_err(|e| e.within(&cannot))?;
         let held = self
             .hold(&found, Purpose::Read)
@@ -125,12 +133,14 @@ impl Keeper {
     fn in_use(&self, name: &Name, what: String) -> Problem {
         let remedy = match self.nbd_uri(name) {
             Some(uri) => {
-                format!("detach it first, or copy it as it is now: nbdcopy '{uri}' FILE")
+                format!(
+                    "detach it first (tidegate disk detach {name}), or copy it as it is now: nbdcopy '{uri}' FILE"
+                )
             }
-            None => "detach it first".to_owned(),
+            None => format!("detach it first: tidegate disk detach {name}"),
         };
         let why = "a copy of a disk in use is of no one moment";
-        attached(what, why).remedy(remedy)
+        attached(name, what, why).remedy(remedy)
     }
 
     /// Fails if a file or device is the image of a disk that is attached here.
@@ -166,7 +176,7 @@ impl Target {
         }
         if order.existing != Existing::Replace {
             return Err(bad("what is on the device would be lost")
-                .remedy("say that it may be replaced, if that is what you want"));
+                .remedy("add --yes if it may be replaced (`existing: replace` over REST)"));
         }
         Ok(Target::Device(device.clone()))
     }
@@ -222,7 +232,9 @@ fn only_files(settings: &DatastoreSettings, what: &str) -> Outcome<()> {
                     "the datastore is of kind {} and keeps no image files",
                     other.kind()
                 ))
-                .remedy("attach the disk and copy through NBD: nbdcopy FILE URI"),
+                .remedy(
+                    "attach the disk and copy through NBD, as `nbdcopy FROM TO`: its URI is in `tidegate disk show NAME`",
+                ),
         ),
     }
 }

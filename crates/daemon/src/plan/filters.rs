@@ -34,7 +34,7 @@ pub(crate) fn stack(words: &[String], disk: &str, traced: TracedDisk) -> Outcome
                             "the trace file {} is not an absolute path",
                             trace.path
                         ))
-                        .remedy("say where it is to be, from the root of the file system on"));
+                        .remedy("give an absolute path: trace:path=/var/tmp/NAME.trace"));
                 }
                 trace.disk = traced;
             }
@@ -65,7 +65,9 @@ pub(crate) fn traced(descriptor: &Descriptor) -> TracedDisk {
 }
 
 fn bad(disk: &str) -> Problem {
-    trouble::invalid(format!("the filters of disk {disk} make no sense"))
+    trouble::invalid(format!("the filters of disk {disk} make no sense")).remedy(
+        "write each as NAME or NAME:key=value,... (see docs/filters, or `tidegate filter add --help`)",
+    )
 }
 
 #[cfg(test)]

@@ -93,7 +93,13 @@ async fn live(
     may: Option<Extension<May>>,
     wish: Result<Query<Wish>, QueryRejection>,
 ) -> Result<Response, Failure> {
-    let bad = |why: String| Failure(trouble::invalid("cannot stream").because(why));
+    let bad = |why: String| {
+        Failure(
+            trouble::invalid("cannot stream")
+                .because(why)
+                .remedy("load the page again: it asks as this daemon expects"),
+        )
+    };
     let Query(wish) = wish.map_err(|error| bad(error.body_text()))?;
     let disk = wish.disk.as_deref().map(name).transpose()?;
     let hello = Hello {
@@ -197,13 +203,20 @@ async fn before(
     State(daemon): Shared,
     whose: Result<Query<Whose>, QueryRejection>,
 ) -> Answer<Past> {
-    let bad = |why: String| Failure(trouble::invalid("cannot tell of the past").because(why));
+    let bad = |why: String| {
+        Failure(
+            trouble::invalid("cannot tell of the past")
+                .because(why)
+                .remedy("load the page again: it asks as this daemon expects"),
+        )
+    };
     let Query(whose) = whose.map_err(|error| bad(error.body_text()))?;
     work(move || match (whose.disk, whose.datastore) {
         (Some(disk), None) => daemon.past_of_disk(&name(&disk)?),
         (None, Some(datastore)) => Ok(daemon.past_of_datastore(&name(&datastore)?)),
         _ => Err(trouble::invalid("cannot tell of the past")
-            .because("neither a disk nor a datastore is named, or both are")),
+            .because("neither a disk nor a datastore is named, or both are")
+            .remedy("name one: disk=NAME or datastore=NAME")),
     })
     .await
 }

@@ -29,8 +29,11 @@ pub(super) async fn list(
     State(daemon): Shared,
     which: Result<Query<Which>, QueryRejection>,
 ) -> Answer<DiskList> {
-    let bad =
-        |error: QueryRejection| trouble::invalid("cannot list disks so").because(error.body_text());
+    let bad = |error: QueryRejection| {
+        trouble::invalid("cannot list disks so")
+            .because(error.body_text())
+            .remedy("say datastore=NAME, or nothing")
+    };
     let Query(Which { datastore }) = which.map_err(bad)?;
     work(move || {
         let datastore = datastore.as_deref().map(name).transpose()?;
@@ -141,9 +144,12 @@ pub(super) async fn snippet(
     Path((of, program)): Path<(String, String)>,
 ) -> Answer<Snippet> {
     work_on(daemon, of, move |keeper, name| {
-        let program: SnippetFor = program
-            .parse()
-            .map_err(|why: String| trouble::invalid("cannot make a snippet").because(why))?;
+        let program: SnippetFor = program.parse().map_err(|why: String| {
+            let programs = SnippetFor::ALL.map(SnippetFor::as_str).join(", ");
+            trouble::invalid("cannot make a snippet")
+                .because(why)
+                .remedy(format!("name one of these: {programs}"))
+        })?;
         keeper.snippet(name, program)
     })
     .await

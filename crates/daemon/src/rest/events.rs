@@ -43,7 +43,8 @@ pub(super) async fn stream(
     let bad = || {
         Failure(
             trouble::invalid("cannot stream events")
-                .because("Last-Event-ID is not the number of an event"),
+                .because("Last-Event-ID is not the number of an event")
+                .remedy("leave it out, or send the id of the last event that came"),
         )
     };
     let last = match headers.get("last-event-id") {

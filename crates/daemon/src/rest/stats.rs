@@ -53,7 +53,13 @@ pub(super) async fn stream(
     State(daemon): Shared,
     often: Result<Query<Often>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Failure> {
-    let bad = |why: String| Failure(trouble::invalid("cannot stream statistics").because(why));
+    let bad = |why: String| {
+        Failure(
+            trouble::invalid("cannot stream statistics")
+                .because(why)
+                .remedy("see /openapi.json for what the query may be"),
+        )
+    };
     let Query(often) = often.map_err(|error| bad(error.body_text()))?;
     let interval_ms = often.interval_ms.unwrap_or(1_000);
     if !INTERVALS_MS.contains(&interval_ms) {

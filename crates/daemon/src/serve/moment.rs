@@ -92,7 +92,7 @@ impl Daemon {
 
     /// What one disk has done since it was attached.
     pub(crate) fn disk_stats(&self, name: &Name) -> Outcome<DiskStats> {
-        let disk = self.keeper.live().must_have(name)?;
+        let disk = self.keeper.must_be_attached(name)?;
         let moment = disk.moment().map_err(|problem| {
             // It may have gone between the two looks.
             let gone = self.keeper.live().get(name).is_none();

@@ -129,7 +129,17 @@ impl Store {
         datastore: &Name,
         settings: &DatastoreSettings,
     ) -> Outcome<Listed<Found>> {
-        let names = self.disk_names(datastore, settings, &BTreeSet::new())?;
+        self.must_be_mounted(datastore, settings)?;
+        self.disks_before_added(datastore, settings)
+    }
+
+    /// The same of one that is not added yet, of which nothing is remembered, and nothing is to be.
+    pub(crate) fn disks_before_added(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+    ) -> Outcome<Listed<Found>> {
+        let names = self.names_on(datastore, settings, &BTreeSet::new())?;
         Ok(names
             .into_iter()
             .map(|name| {
@@ -148,6 +158,15 @@ impl Store {
         here: &BTreeSet<Name>,
     ) -> Outcome<Vec<Name>> {
         self.must_be_mounted(datastore, settings)?;
+        self.names_on(datastore, settings, here)
+    }
+
+    fn names_on(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+        here: &BTreeSet<Name>,
+    ) -> Outcome<Vec<Name>> {
         let folder = self.disks_folder(datastore, settings);
         let names = match names_in(&folder) {
             Ok(names) => names,
@@ -203,10 +222,15 @@ impl Store {
             [] => {
                 let mut problem =
                     Problem::new(ProblemCode::NotFound, format!("there is no disk {name}"));
-                for unreadable in unreadable {
+                let mut remedy = "see which there are: tidegate disk list".to_owned();
+                for (nth, mut unreadable) in unreadable.into_iter().enumerate() {
+                    // It may lie there: what helps with that comes first.
+                    if let (0, Some(first)) = (nth, unreadable.remedy.take()) {
+                        remedy = first;
+                    }
                     problem = problem.because(unreadable);
                 }
-                Err(problem.remedy("see `tidegate disk list`"))
+                Err(problem.remedy(remedy))
             }
             [(one, _), (two, _), ..] => Err(Problem::new(
                 ProblemCode::Exists,
@@ -290,7 +314,7 @@ impl Store {
         let what = || format!("cannot create disk {name} on datastore {datastore}");
         descriptor
             .check()
-            .map_err(|e| trouble::invalid(what()).because_of(&e))?;
+            .map_err(|e| trouble::out_of_range(what(), &e))?;
         self.must_be_mounted(datastore, settings)
             .map_err(|problem| problem.within(what()))?;
         let disks = self.disks_folder(datastore, settings);
@@ -303,7 +327,7 @@ impl Store {
         let in_the_way = || {
             Problem::new(ProblemCode::Exists, what())
                 .because(format!("{} is there already", folder.display()))
-                .remedy("choose another name")
+                .remedy("choose another name, or move that directory away")
         };
         if folder.symlink_metadata().is_ok() {
             return Err(in_the_way());
@@ -355,7 +379,7 @@ impl Store {
         let what = || format!("cannot change disk {}", disk.name);
         disk.descriptor
             .check()
-            .map_err(|e| trouble::invalid(what()).because_of(&e))?;
+            .map_err(|e| trouble::out_of_range(what(), &e))?;
         let at = Location::in_disk(&disk.descriptor_file());
         files::replace(at, disk.descriptor.write().as_bytes()).map_err(|e| trouble::io(what(), &e))
     }
@@ -389,7 +413,12 @@ impl Store {
             }
             file.sync_all()
         });
-        resized.map_err(|e| trouble::io(what(), &e))
+        resized.map_err(|e| match e.kind() {
+            // Only a device that is too small is refused so.
+            io::ErrorKind::InvalidInput => trouble::io(what(), &e)
+                .remedy("ask for no more than the device has, or enlarge the device first"),
+            _ => trouble::io(what(), &e),
+        })
     }
 
     /// Takes a disk and its data away. A block device's content stays as it is. `held`, with which others were kept off it,

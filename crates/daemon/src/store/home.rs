@@ -270,11 +270,20 @@ fn damaged(datastore: &Name, known: &Home, path: &Path, why: String) -> Problem 
 }
 
 fn mount_it(known: &Home, path: &Path) -> String {
-    let (device, path) = (&known.device, path.display());
+    let path = path.display();
+    let device = match &known.uuid {
+        Some(uuid) => format!("{} (UUID {uuid})", known.device),
+        None => known.device.clone(),
+    };
     format!(
         "mount {device} so that {path} is what it was: disks that wait for it come back by themselves; if another directory \
          is meant, detach its disks, remove the datastore and add it again"
     )
+}
+
+/// The file with a directory's mark.
+pub(crate) fn mark_file(path: &Path) -> PathBuf {
+    path.join(COMMON).join(MARK)
 }
 
 /// What the directory at a path is marked with, if it is. A mark that is none is invalid data.
@@ -518,6 +527,16 @@ mod tests {
         fs::create_dir(folder.path().join(COMMON)).unwrap();
         assert!(is_used(folder.path()).unwrap());
         assert!(is_used(&folder.path().join("missing")).is_err());
+    }
+
+    #[test]
+    fn what_is_to_be_mounted_is_named_by_its_uuid_where_it_has_one() {
+        let path = Path::new("/srv/vms");
+        let hint = |known: Home| mount_it(&known, path);
+        let told = hint(home("ext4", Some("u"), 2, Some("m")));
+        assert!(told.starts_with("mount /dev/sdb1 (UUID u) so that /srv/vms is"));
+        let told = hint(home("nfs", None, 2, Some("m")));
+        assert!(told.starts_with("mount /dev/sdb1 so that /srv/vms is"));
     }
 
     #[test]

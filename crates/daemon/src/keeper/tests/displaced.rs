@@ -24,6 +24,9 @@ fn an_attached_disk_whose_directory_was_renamed_is_listed_and_says_so() {
     assert_eq!(other.what, "disk other is disk db1, which is attached");
     assert_eq!(stage.keeper.disk(&name("db1")).unwrap(), disks[0]);
     assert_eq!(stage.keeper.displaced().unwrap(), [missing]);
+    // It is served, so who asks is told how to reach it.
+    let snippet = stage.keeper.snippet(&name("db1"), api::SnippetFor::Qemu);
+    assert!(snippet.unwrap().text.contains("disks/db1.sock"));
 
     // Nobody else has it, so nobody is blamed.
     let refused = stage.attach("other", Outside::default()).unwrap_err();

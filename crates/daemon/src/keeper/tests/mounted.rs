@@ -252,6 +252,8 @@ fn a_datastore_whose_name_is_taken_is_refused_for_that_whatever_its_path() {
         );
         assert!(refused.to_string().contains(&told), "{refused}");
         let remedy = refused.remedy.unwrap();
-        assert_eq!(remedy, "choose another name, or remove that one first");
+        let expected =
+            "choose another name, or remove that one first: tidegate datastore remove shared";
+        assert_eq!(remedy, expected);
     }
 }

@@ -42,6 +42,51 @@ impl Stage {
 }
 
 #[test]
+fn an_order_on_a_disk_that_a_job_works_on_names_the_job_that_can_be_cancelled() {
+    let stage = stage();
+    stage.disk("a");
+    let claim = stage.keeper.claim(&name("a"), "").unwrap();
+    let context = stage.runtime.enter();
+    let what = "export disk a".to_owned();
+    let job = stage.keeper.jobs.start(what, name("a"), move |progress| {
+        let _until_done = claim;
+        loop {
+            progress.check()?;
+            std::thread::yield_now();
+        }
+    });
+    drop(context);
+    let detach = || stage.keeper.detach(&name("a"), Clients::Keep);
+    let refused = detach().unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+    let hint = format!("tidegate job cancel {}", job.id);
+    assert!(refused.remedy.unwrap().contains(&hint));
+    // As the hint says.
+    stage.keeper.jobs.cancel(job.id).unwrap();
+    assert_eq!(stage.ended(&job), JobState::Cancelled);
+    detach().unwrap();
+}
+
+#[test]
+fn an_export_onto_what_is_there_is_refused_before_it_is_a_job() {
+    let stage = stage();
+    stage.disk("a");
+    let path = stage.place.path().join("out.img");
+    fs::write(&path, "precious").unwrap();
+    let _context = stage.runtime.enter();
+    let order = export(path.clone(), None);
+    let refused = stage.keeper.export(&name("a"), order.clone()).unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Exists, "{refused}");
+    assert!(refused.remedy.unwrap().contains("--replace"));
+    assert!(stage.keeper.jobs.list().is_empty());
+    let existing = Existing::Replace;
+    let job = stage
+        .keeper
+        .export(&name("a"), DiskExport { existing, ..order });
+    assert_eq!(stage.ended(&job.unwrap()), JobState::Done);
+}
+
+#[test]
 fn the_image_of_an_attached_disk_is_not_imported_by_whatever_name() {
     let stage = stage();
     let image = stage.disk("a").image();
@@ -99,7 +144,7 @@ fn an_import_goes_to_a_device_only_if_that_is_one_and_may_be_overwritten() {
     let mut order = import(&image, "a");
     order.device = Some(file.clone());
     let refused = stage.import(order.clone()).unwrap_err();
-    assert!(refused.to_string().contains("may be replaced"), "{refused}");
+    assert!(refused.to_string().contains("--yes"), "{refused}");
     order.existing = Existing::Replace;
     let job = stage.import(order).unwrap();
     assert_eq!(stage.ended(&job), JobState::Failed);
