@@ -20,6 +20,7 @@ use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes::{Method, Nothing, Route};
+use tokio::io::AsyncReadExt;
 use tokio::net::UnixStream;
 use tokio::runtime::Runtime;
 
@@ -219,10 +220,31 @@ async fn send(
         .header("content-type", "application/json")
         .body(Full::new(Bytes::from(body.unwrap_or_default())))
         .expect("routes make valid requests");
-    sender
-        .send_request(request)
-        .await
-        .map_err(|e| broken_off(socket, &e))
+    match sender.send_request(request).await {
+        // A daemon that died meanwhile greets nobody.
+        Err(_) if greets_as_nbd(socket).await => {
+            Err(Failure::Unreachable(
+                unreachable(socket)
+                    .because("NBD is spoken there, and no REST")
+                    .remedy(
+                        "name the REST socket: `tidegate serve` prints it; run/tidegate.sock below the daemon's root unless configured",
+                    ),
+            ))
+        }
+        answered => answered.map_err(|e| broken_off(socket, &e)),
+    }
+}
+
+/// Whether an NBD server listens there: it speaks first.
+async fn greets_as_nbd(socket: &Path) -> bool {
+    let greeting = async {
+        let mut stream = UnixStream::connect(socket).await?;
+        let mut magic = [0; 8];
+        stream.read_exact(&mut magic).await?;
+        Ok::<_, io::Error>(magic)
+    };
+    let greeting = tokio::time::timeout(GLANCE, greeting).await;
+    matches!(greeting, Ok(Ok(magic)) if &magic == b"NBDMAGIC")
 }
 
 /// The response if it is a success, else the problem in it.

@@ -34,7 +34,16 @@ impl Failure {
 
     /// A failure of this program's own file or terminal.
     pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Failure {
-        Failure::Failed(Problem::new(ProblemCode::Internal, what).because(error))
+        let remedy = match error.kind() {
+            io::ErrorKind::NotFound => "correct the path, or create what is missing",
+            io::ErrorKind::PermissionDenied => "run it as a user who may do that",
+            io::ErrorKind::StorageFull => "free some space on its file system (see `df`)",
+            io::ErrorKind::AlreadyExists => "choose another name, or move away what is there",
+            io::ErrorKind::InvalidInput => "give a path, such as ./disk.img",
+            _ => "see what the reason names, and try again",
+        };
+        let problem = Problem::new(ProblemCode::Internal, what).because(error);
+        Failure::Failed(problem.remedy(remedy))
     }
 
     /// The exit status.
@@ -54,6 +63,24 @@ impl Failure {
                 Some(problem)
             }
             Failure::NobodyReads => None,
+        }
+    }
+}
+
+impl Failure {
+    /// The same as a failure of a later step: what stands, and how to go on once its own remedy was followed.
+    pub(crate) fn after(self, stands: String, then: &str) -> Failure {
+        let told = |problem: Problem| {
+            let remedy = match &problem.remedy {
+                Some(remedy) => format!("{remedy}; then {then}"),
+                None => then.to_owned(),
+            };
+            problem.within(stands).remedy(remedy)
+        };
+        match self {
+            Failure::Failed(problem) => Failure::Failed(told(problem)),
+            Failure::Unreachable(problem) => Failure::Unreachable(told(problem)),
+            other => other,
         }
     }
 }

@@ -109,11 +109,13 @@ fn outcome(job: Answer) -> Result<Answer, Failure> {
             Err(Failure::Failed(job.problem.unwrap_or_else(|| {
                 Problem::new(ProblemCode::Internal, format!("cannot {}", job.what))
                     .because("the daemon does not say why")
+                    .remedy("look into its log (journalctl -u tidegate), and report it")
             })))
         }
         JobState::Cancelled => Err(Failure::Failed(
             Problem::new(ProblemCode::Invalid, format!("cannot {}", job.what))
-                .because("it was cancelled"),
+                .because("it was cancelled")
+                .remedy("give the order again if it is still wanted"),
         )),
     }
 }

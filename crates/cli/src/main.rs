@@ -10,6 +10,7 @@
 use std::process::ExitCode;
 
 use clap::Parser;
+use clap::builder::Resettable;
 use clap_complete::CompleteEnv;
 
 mod cli;
@@ -37,11 +38,23 @@ mod table;
 mod top;
 mod yaml;
 
+/// Ends with what is wrong with the command line. A root that comes from the environment counts as typed to clap, which then
+/// shows how to use that flag in the place of the verb's own: so it is asked once more without.
+fn refuse(error: &clap::Error) -> ! {
+    let typed = cli::command().mut_arg("root", |root| root.env(Resettable::Reset));
+    typed
+        .try_get_matches()
+        .err()
+        .as_ref()
+        .unwrap_or(error)
+        .exit()
+}
+
 fn main() -> ExitCode {
     // When a shell asks for completions, this answers and ends.
     CompleteEnv::with_factory(cli::command).complete();
 
-    let cli = cli::Cli::parse();
+    let cli = cli::Cli::try_parse().unwrap_or_else(|error| refuse(&error));
     let session = cli.session();
     match cli.run(&session) {
         Ok(()) => ExitCode::SUCCESS,

@@ -67,10 +67,10 @@ impl Consent {
             .map_err(|e| Failure::io("cannot read the answer", &e))?;
         match answer.trim().to_ascii_lowercase().as_str() {
             "y" | "yes" => Ok(()),
-            _ => Err(Failure::Failed(Problem::new(
-                ProblemCode::Invalid,
-                "nothing was changed",
-            ))),
+            _ => Err(Failure::Failed(
+                Problem::new(ProblemCode::Invalid, "nothing was changed")
+                    .remedy("answer y, or add --yes, if that is what you want"),
+            )),
         }
     }
 }

@@ -101,7 +101,11 @@ impl Create {
         let disk = client.order(routes::DISK_CREATE, &[], &order)?;
         let name = disk.name.as_str();
         if attach {
-            let disk = client.order(routes::DISK_ATTACH, &[name], &DiskAttach::default())?;
+            let attached = client.order(routes::DISK_ATTACH, &[name], &DiskAttach::default());
+            let disk = attached.map_err(|failure| {
+                let stands = format!("disk {name} was created, but is not attached");
+                failure.after(stands, &format!("attach it: tidegate disk attach {name}"))
+            })?;
             let next = format!("reach it: tidegate disk snippet {name} --for qemu");
             return session
                 .console
