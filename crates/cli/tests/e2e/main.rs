@@ -21,6 +21,7 @@ mod first_minute;
 mod foretold;
 mod guest_disk;
 mod guest_resize;
+mod hints;
 mod hosts;
 mod io_control;
 mod leases;
