@@ -10,7 +10,7 @@
 //! - F2: an I/O that a filter ends on its way down is completed only through the filters above that one.
 //! - F3: each `submit` that was answered [`Verdict::Pass`] is followed by exactly one `complete`.
 //! - F4, F5: a filter that answers a write or a flush itself has made durable what that answer promises.
-//! - F6: a guest's I/O is not edited; a filter that wants other offsets or lengths sends its own ([`Cx::lower`]).
+//! - F6: a guest's I/O is not edited; a filter that commands other offsets or lengths sends its own ([`Cx::lower`]).
 //!
 //! # Source
 //! The verdicts are those that VMware's program page lists for I/O filters (pass, complete, fail, defer).
@@ -77,7 +77,7 @@ pub trait Filter: Send {
     /// Bytes that this filter sent aside ([`Cx::side_write`]) are written, or could not be; the buffer comes back.
     fn side_done(&mut self, _cx: &mut Cx<'_>, _buffer: Vec<u8>, _outcome: Outcome) {}
 
-    /// When it next wants [`Filter::tick`], and why. Must not be in the past after a tick.
+    /// When it next commands [`Filter::tick`], and why. Must not be in the past after a tick.
     fn deadline(&self) -> Option<(Time, Why)> {
         None
     }
@@ -130,7 +130,7 @@ pub enum Verdict {
     Defer,
 }
 
-/// Why something wants to be woken, for traces and the dashboard.
+/// Why something commands to be woken, for traces and the dashboard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Why {
     /// A filter holds an I/O back for a time.
@@ -218,11 +218,11 @@ pub struct Cx<'a> {
     pub(crate) now: Time,
     pub(crate) disk: DiskId,
     pub(crate) level: u8,
-    pub(crate) wants: &'a mut VecDeque<Want>,
+    pub(crate) commands: &'a mut VecDeque<Command>,
 }
 
-/// A filter's wish, carried out by the stack after the hook returns.
-pub(crate) enum Want {
+/// A filter's command, executed by the stack after the hook returns.
+pub(crate) enum Command {
     Lower {
         level: u8,
         tag: u64,
@@ -252,7 +252,7 @@ impl Cx<'_> {
 
     /// Sends an I/O of the filter's own to the layers below; [`Filter::lower_done`] gets `tag` back with its end.
     pub fn lower(&mut self, tag: u64, lower: Lower) {
-        self.wants.push_back(Want::Lower {
+        self.commands.push_back(Command::Lower {
             level: self.level,
             tag,
             lower,
@@ -265,7 +265,7 @@ impl Cx<'_> {
     /// When the stack finds that this filter does not hold `io`, or when the verdict is `Defer`: answering an I/O
     /// twice would tell a guest that data is safe which is not.
     pub fn resume(&mut self, io: IoId, verdict: Verdict) {
-        self.wants.push_back(Want::Resume {
+        self.commands.push_back(Command::Resume {
             level: self.level,
             io,
             verdict,
@@ -274,7 +274,7 @@ impl Cx<'_> {
 
     /// Appends `buffer` to the filter's side file; it comes back, to be used again, in [`Filter::side_done`].
     pub fn side_write(&mut self, buffer: Vec<u8>) {
-        self.wants.push_back(Want::Side {
+        self.commands.push_back(Command::Side {
             level: self.level,
             buffer,
         });

@@ -27,6 +27,7 @@
 pub mod admission;
 pub mod alone;
 mod block;
+mod common;
 mod disks;
 pub mod division;
 pub mod external;
@@ -38,7 +39,6 @@ pub mod pace;
 mod parts;
 pub mod peers;
 pub mod report;
-mod settle;
 pub mod slot;
 mod steer;
 pub mod threshold;
@@ -135,7 +135,7 @@ pub struct ReadFailed;
 pub struct Tick {
     /// For every scheduler of the datastore.
     pub orders: Orders,
-    /// Our slot, to be written now; [`Governor::published`] wants to know how that went.
+    /// Our slot, to be written now; [`Governor::published`] demands to know how that went.
     pub publish: Option<[u8; SLOT]>,
     /// What happened since the last tick.
     pub events: Vec<GovernorEvent>,
@@ -281,7 +281,7 @@ pub struct Governor {
     published_part: f64,
     pending: Option<f64>,
     failing: Option<Time>,
-    dither: settle::Dither,
+    dither: common::Dither,
     told_threshold: f64,
     /// Disks of other hosts were short when last was divided, and for what part of the last seconds: 0 to 1.
     others_lack: bool,
@@ -298,15 +298,15 @@ impl Governor {
             window_most,
             ..settings
         };
-        let (threshold_mode, threshold) = settle::words(settings.threshold);
+        let (threshold_mode, threshold) = common::words(settings.threshold);
         let common = Common {
-            mode: settle::mode_word(settings.mode),
+            mode: common::mode_word(settings.mode),
             threshold_mode,
             threshold,
             io_unit: settings.io_unit.clamp(4 << 10, 128 << 10),
             ..Common::default()
         };
-        let target = settle::target(&common, settings.kind.threshold());
+        let target = common::target(&common, settings.kind.threshold());
         Governor {
             settings,
             name: Name::default(),
@@ -319,7 +319,7 @@ impl Governor {
             seeker: Seeker::new(settings.kind.threshold()),
             pressure: Pressure::default(),
             watch: Watch::default(),
-            learner: Learner::new(settle::factors(&settings.kind.costs())),
+            learner: Learner::new(common::factors(&settings.kind.costs())),
             moment: (0, [0.0; learn::FEATURES]),
             meter: Meter::default(),
             sight: Sight {
@@ -357,7 +357,7 @@ impl Governor {
             published_part: f64::from(window_most),
             pending: None,
             failing: None,
-            dither: settle::Dither::default(),
+            dither: common::Dither::default(),
             told_threshold: target,
             others_lack: false,
             others_lacked: 0.0,
@@ -384,10 +384,10 @@ impl Governor {
     /// Sets what holds for the whole datastore, from now on on this host. The bytes are slot 0, to be written; the
     /// other hosts take it up from there.
     pub fn set(&mut self, now: Time, mode: Mode, threshold: Threshold, io_unit: u32) -> [u8; SLOT] {
-        let (threshold_mode, threshold) = settle::words(threshold);
+        let (threshold_mode, threshold) = common::words(threshold);
         self.common = Common {
             generation: Common::next_generation(self.common.generation, 0),
-            mode: settle::mode_word(mode),
+            mode: common::mode_word(mode),
             threshold_mode,
             threshold,
             io_unit: io_unit.clamp(4 << 10, 128 << 10),
@@ -404,15 +404,15 @@ impl Governor {
 
     /// What the schedulers of all threads counted since the last call. If that should not wait, the deadline is now.
     pub fn observe(&mut self, now: Time, usage: &[Usage], bins: &[Bin]) {
-        let stir = self.disks.saw(now, usage, &mut self.events);
-        if stir.changed {
+        let change = self.disks.saw(now, usage, &mut self.events);
+        if change.changed {
             self.pace.hurry(now);
         }
-        let ratio = stir.latency / self.target;
+        let ratio = change.latency / self.target;
         let off = self.threshold_off();
         if self.engaged {
             // Only while the window holds us back is latency the window's doing.
-            if stir.latency > 0.0 && self.binding() && !steer::CALM.contains(&ratio) {
+            if change.latency > 0.0 && self.binding() && !steer::CALM.contains(&ratio) {
                 self.pace.wake(now);
             }
         } else if ratio > 1.0 && !off {
@@ -429,7 +429,7 @@ impl Governor {
     /// Whether nothing moves: nobody is held back, nothing is told in a hurry, and the others hear and are heard.
     pub fn rests(&self) -> bool {
         let trouble = self.alone || self.mute || self.frozen || self.failing.is_some();
-        !self.engaged && self.over == 0 && !self.pace.stirred() && !trouble
+        !self.engaged && self.over == 0 && !self.pace.changed_recently() && !trouble
     }
 
     /// Slot 0 says this.
@@ -547,7 +547,7 @@ impl Governor {
         }
     }
 
-    /// When it next wants [`Governor::tick`].
+    /// When it next demands [`Governor::tick`].
     pub fn deadline(&self) -> Time {
         self.pace.deadline()
     }
@@ -580,7 +580,7 @@ impl Governor {
     }
 
     fn orders(&self) -> Orders {
-        let mode = settle::mode(self.common.mode);
+        let mode = common::mode(self.common.mode);
         let engaged = (self.engaged || self.alone) && mode != Mode::Off;
         let window = if engaged {
             self.part
@@ -596,7 +596,7 @@ impl Governor {
             } else {
                 1 << 16
             },
-            costs: settle::costs(&self.settings.kind.costs(), &self.learner.factors()),
+            costs: common::costs(&self.settings.kind.costs(), &self.learner.factors()),
             latency_p99: span(self.meter.p99),
             per_second: whole(self.meter.rate * 256.0),
             io_unit: self.common.io_unit,

@@ -4,9 +4,9 @@
 //! appends. Time, sizes and identities are plain values that come in by argument; bytes stay outside and are
 //! known here only by the names of their buffers. There is no clock, lock, channel or system call in this crate.
 //!
-//! Read it in a request's order: [`request`] (what a guest asked), [`shard`] (the one door in),
-//! [`stack`] (down the filters and up again), [`filter`] (each filter, one file), [`iocontrol`] (whose turn it is at the
-//! datastore). Beside the requests: [`governor`] (how much of the datastore this host takes, a few times a second).
+//! Read it in a request's order: [`request`] (a guest's request), [`shard`] (the state machine of an I/O thread),
+//! [`stack`] (the filter stack of a disk), [`filter`] (one file for each filter), [`iocontrol`] (the scheduler of a
+//! datastore). Beside the requests: [`governor`] (the host's window on a datastore, set a few times a second).
 
 #![no_std]
 #![forbid(unsafe_code)]

@@ -1,32 +1,31 @@
-//! The decisions of one I/O thread: every request of its disks comes in here, and everything to be done comes out.
+//! The state machine of one I/O thread: events of its disks go in, effects come out.
 //!
-//! The I/O thread (or the simulator) calls [`Shard::handle`] for each event and carries out the effects in order. Where
-//! many requests or ends come at one moment it hands in each with [`Shard::gather`], then calls [`Shard::flow`] once:
-//! what a disk's filters, its scheduler and the shard itself do is done for all of them together.
+//! The I/O thread (or the simulator) calls [`Shard::handle`] for each event and performs the effects in order. For a
+//! batch it calls [`Shard::gather`] for each request or completion, then [`Shard::flow`] once. Filters and scheduler then
+//! work on the whole batch.
 //!
-//! The shard keeps the door of each disk (range, read-only, being changed) and leaves the way through the filters to
-//! [`crate::stack`]. Between the bottom of a stack and the datastore stands the datastore's
-//! [`Scheduler`](crate::iocontrol::Scheduler), where it is under control: what may not go yet waits there. The shard does
-//! not know rings, sockets, files or bytes.
+//! The shard checks each request at the disk's gate (range, read-only, draining); [`crate::stack`] passes it through the
+//! filters. On a datastore under I/O control a [`Scheduler`](crate::iocontrol::Scheduler) queues the I/Os that may not
+//! start yet. The shard does not know rings, sockets, files or bytes.
 //!
 //! # Always true
 //! - every [`Event::Submitted`] is answered by exactly one [`Effect::Answer`] (property-tested with random filters)
-//! - no I/O starts on a disk that is being changed, and none is refused for it: they wait, in order
+//! - while the filters of a disk change, its requests wait in order; none is rejected
 //! - an I/O that reaches the datastore lies within the disk
-//! - after [`Shard::flow`] every scheduler that it touched has been asked until it had nothing more to let go
-//! - what waits for its turn is inside: a disk neither changes nor leaves before it has gone to the datastore and ended
+//! - after [`Shard::flow`] no scheduler that it used has an I/O that may start
+//! - a queued I/O counts as in flight: a disk neither changes nor is detached before it has completed
 //!
-//! # Picture: a disk's door
+//! # Picture: a disk's gate
 //! ```text
-//!            Rearrange              quiet
-//!   Open ──────────────> Changing ─────────> Open        requests wait meanwhile
-//!     │ Detach                     quiet
-//!     └────────────────> Leaving  ─────────> gone        requests are answered Gone
+//!            Rearrange                idle
+//!   Open ──────────────> Draining  ─────────> Open        requests wait meanwhile
+//!     │ Detach                        idle
+//!     └────────────────> Detaching ─────────> removed     requests are answered Gone
 //! ```
 
 use crate::filter::stats::Pulse;
 use crate::filter::{FilterReport, Io, Why};
-use crate::iocontrol::lot::Lot;
+use crate::iocontrol::sampler::IoSampler;
 use crate::request::{DiskId, Fault, IoId, Outcome, Request, Token};
 use crate::slab::Slab;
 use crate::stack::{FilterKey, Stack};
@@ -35,53 +34,53 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use core::mem::ManuallyDrop;
-use door::Door;
-use turns::walk;
+use dispatch::stack_cx;
+use gate::Gate;
 
+pub(crate) use dispatch::{QosState, Schedulers, scheduler_of};
 pub use event::{ControlId, Controlled, Effect, Event};
-pub(crate) use turns::{Toll, Turns, scheduler_of};
 
-mod door;
+mod dispatch;
 mod event;
-mod turns;
+mod gate;
 
-/// See the module.
+/// The decisions of one I/O thread; see the module.
 pub struct Shard {
-    /// By number; a vacant place is a disk that was detached.
+    /// By [`DiskId`]; a vacant entry is a detached disk.
     disks: Vec<Option<Disk>>,
     ios: Slab<Io>,
-    /// By number; whose turn it is at each datastore that is under control.
-    turns: Turns,
+    /// By [`ControlId`].
+    schedulers: Schedulers,
     /// Disks with a filter that has deadlines.
     timed: Vec<DiskId>,
-    /// Disks whose I/Os were gathered and have not flowed yet.
-    stirred: Vec<DiskId>,
-    /// Completions that matched no I/O. Not zero means that a datastore or the engine is at fault.
+    /// Disks with gathered I/Os that `flow` has not moved yet.
+    ready: Vec<DiskId>,
+    /// Completions that matched no I/O. Not zero: a fault of a datastore or of the engine.
     strays: u64,
 }
 
 struct Disk {
     size: u64,
     read_only: bool,
-    door: Door,
+    gate: Gate,
     stack: Stack,
-    toll: Toll,
-    /// Whether it is among those whose I/Os were gathered.
-    stirred: bool,
+    qos: QosState,
+    /// Whether it is in [`Shard::ready`].
+    ready: bool,
     /// Requests that came while the filters change, in order.
     waiting: VecDeque<(Token, Request)>,
 }
 
-/// What a shard tells of one disk.
+/// The state of one disk.
 #[derive(Clone, Debug)]
 pub struct DiskReport {
     /// Guests' I/Os between their entry and their answer.
     pub in_flight: usize,
     /// Requests that wait for a change of filters.
     pub waiting: usize,
-    /// I/Os that wait for their turn at the datastore.
+    /// I/Os queued in the scheduler.
     pub held: usize,
-    /// What each filter tells, top first.
+    /// The report of each filter, top first.
     pub filters: Vec<(FilterKey, &'static str, FilterReport)>,
 }
 
@@ -91,35 +90,35 @@ impl Shard {
         Shard {
             disks: Vec::new(),
             ios: Slab::with_capacity(in_flight),
-            turns: Vec::new(),
+            schedulers: Vec::new(),
             timed: Vec::new(),
-            stirred: Vec::new(),
+            ready: Vec::new(),
             strays: 0,
         }
     }
 
-    /// The way in for one event by itself. What must be done is appended to `out`, in order.
+    /// Handles one event. Appends the effects to `out`, in order.
     ///
     /// # Panics
-    /// When an order (rearrange, resize, detach, a policy) names a disk that is not here, or an attachment a control that
-    /// is not: the engine knows them. What may come late (requests, ends, written bytes, orders and wakes for a control)
-    /// is answered `Gone`, counted, or dropped.
-    // Inline, so that the event of a request is never built in memory, only to be read again at once.
+    /// If an order (rearrange, resize, detach, a policy) names an unknown disk, or an attachment an unknown control: the
+    /// engine knows them. Late events (requests, completions, side writes, orders and wakes for a control) are answered
+    /// `Gone`, counted, or dropped.
+    // Inline, so that the compiler need not build the event of a request in memory.
     #[inline(always)]
     pub fn handle(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
         self.gather(now, event, out);
         self.flow(now, out);
     }
 
-    /// The way in for one event of many. Requests and ends do nothing yet: whoever hands them in calls [`Shard::flow`]
-    /// after the last one, at the same moment. Any other event is carried out, after what was gathered before it.
+    /// Takes in one event of a batch. Requests and completions wait for the caller's [`Shard::flow`], at the same time
+    /// stamp. Any other event is handled at once, after the gathered ones.
     ///
     /// # Panics
     /// As [`Shard::handle`].
     // Inline, as above.
     #[inline(always)]
     pub fn gather(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
-        // What every request brings has nothing to drop: nobody is to look for it.
+        // A request's event has nothing to drop: this keeps the compiler from generating the check.
         let event = ManuallyDrop::new(event);
         match *event {
             Event::Submitted {
@@ -132,10 +131,10 @@ impl Shard {
         }
     }
 
-    /// Carries on what was gathered.
+    /// Moves the gathered requests and completions.
     #[inline]
     pub fn flow(&mut self, now: Time, out: &mut Vec<Effect>) {
-        if !self.stirred.is_empty() {
+        if !self.ready.is_empty() {
             self.flow_all(now, out);
         }
     }
@@ -143,12 +142,12 @@ impl Shard {
     #[inline(never)]
     fn flow_all(&mut self, now: Time, out: &mut Vec<Effect>) {
         let mut at = 0;
-        // A disk whose door opens meanwhile is stirred anew.
-        while let Some(&id) = self.stirred.get(at) {
+        // A disk whose gate opens meanwhile is appended again.
+        while let Some(&id) = self.ready.get(at) {
             at += 1;
             self.flow_disk(now, id, out);
         }
-        self.stirred.clear();
+        self.ready.clear();
     }
 
     #[inline(always)]
@@ -156,25 +155,32 @@ impl Shard {
         let Some(disk) = self.disks[id.0 as usize].as_mut() else {
             return;
         };
-        disk.stirred = false;
-        let control = disk.toll.control;
-        let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
-        disk.stack.flow(&mut walk);
-        let asks = walk.edge.someone_waits();
-        if !matches!(disk.door, Door::Open) {
-            self.settle(now, id, out);
+        disk.ready = false;
+        let control = disk.qos.control;
+        let mut cx = stack_cx(
+            &mut self.ios,
+            &mut self.schedulers,
+            &mut disk.qos,
+            now,
+            id,
+            out,
+        );
+        disk.stack.flow(&mut cx);
+        let asks = cx.exit.someone_waits();
+        if !matches!(disk.gate, Gate::Open) {
+            self.finish_drain(now, id, out);
         }
         if asks {
             self.pick(now, control, out);
         }
     }
 
-    /// Everything but the two events that each request makes.
+    /// Handles every event but a request and its completion.
     #[cold]
     fn administer(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
         self.flow(now, out);
         match event {
-            Event::Submitted { .. } | Event::Finished { .. } => unreachable!("handled at the door"),
+            Event::Submitted { .. } | Event::Finished { .. } => unreachable!("handled by `gather`"),
             Event::Ticked => self.ticked(now, out),
             Event::SideWritten {
                 disk,
@@ -195,44 +201,44 @@ impl Shard {
                 let here = Disk {
                     size,
                     read_only,
-                    door: Door::Open,
+                    gate: Gate::Open,
                     stack,
-                    toll: Toll {
+                    qos: QosState {
                         control: control
                             .as_ref()
                             .map_or(ControlId::NONE, |controlled| controlled.control),
-                        lot: Lot::every(),
+                        sampler: IoSampler::all(),
                     },
-                    stirred: false,
+                    ready: false,
                     waiting: VecDeque::new(),
                 };
                 self.attach(now, disk, here, control);
             }
             Event::Rearrange { disk, places } => {
-                self.close(now, disk, Door::Changing(places), out);
+                self.close(now, disk, Gate::Draining(places), out);
             }
             Event::Resize { disk, size } => self.disk(disk).size = size,
-            Event::Detach { disk } => self.close(now, disk, Door::Leaving, out),
+            Event::Detach { disk } => self.close(now, disk, Gate::Detaching, out),
             about_control => self.govern(now, about_control, out),
         }
     }
 
-    /// When it next wants [`Event::Ticked`], and why.
+    /// When it next commands [`Event::Ticked`], and why.
     pub fn deadline(&self) -> Option<(Time, Why)> {
         let filters = self
             .timed
             .iter()
             .filter_map(|disk| self.disks[disk.0 as usize].as_ref()?.stack.deadline());
-        let schedulers = self.turns.iter().flatten();
+        let schedulers = self.schedulers.iter().flatten();
         let limits = schedulers.filter_map(|scheduler| Some((scheduler.deadline()?, Why::Limit)));
         filters.chain(limits).min_by_key(|(at, _)| *at)
     }
 
-    /// What it knows of one disk; `None` for one that it does not have.
+    /// The state of one disk; `None` for an unknown one.
     pub fn report(&self, disk: DiskId) -> Option<DiskReport> {
         let id = disk;
         let disk = self.disks.get(id.0 as usize)?.as_ref()?;
-        let place = self.turns.get(disk.toll.control.0 as usize);
+        let place = self.schedulers.get(disk.qos.control.0 as usize);
         let scheduler = place.and_then(Option::as_ref);
         Some(DiskReport {
             in_flight: disk.stack.in_flight(),
@@ -242,7 +248,7 @@ impl Shard {
         })
     }
 
-    /// The sums that a disk's topmost measuring filter has, if it has one; nothing of a disk that is not here.
+    /// The sums of a disk's topmost `stats` filter, if it has one; `None` for an unknown disk.
     pub fn pulse(&self, disk: DiskId) -> Option<Option<Pulse>> {
         let disk = self.disks.get(disk.0 as usize)?.as_ref()?;
         Some(disk.stack.pulse())
@@ -271,7 +277,7 @@ impl Shard {
         }
         assert!(self.disks[place].is_none(), "a disk is attached once");
         if let Some(controlled) = control {
-            let scheduler = scheduler_of(&mut self.turns, controlled.control)
+            let scheduler = scheduler_of(&mut self.schedulers, controlled.control)
                 .expect("the engine attaches disks to controls that it has handed in");
             scheduler.add(now, id, controlled.key, &controlled.policy);
             if let Some(spent) = &controlled.spent {
@@ -282,7 +288,7 @@ impl Shard {
         self.note_timed();
     }
 
-    /// Remembers which disks have deadlines, so that nobody asks the others.
+    /// Lists the disks that have deadlines, so that the others are not asked.
     fn note_timed(&mut self) {
         self.timed.clear();
         for (place, disk) in (0u32..).zip(&self.disks) {
@@ -302,17 +308,17 @@ impl Shard {
         out: &mut Vec<Effect>,
     ) {
         let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
-            // It has left meanwhile.
+            // It was detached meanwhile.
             return refuse(id, token, request, Fault::Gone, out);
         };
-        if !matches!(disk.door, Door::Open) {
-            return disk.turn_away(id, token, request, out);
+        if !matches!(disk.gate, Gate::Open) {
+            return disk.hold_or_reject(id, token, request, out);
         }
         if let Err(fault) = disk.admits(request) {
             return refuse(id, token, request, fault, out);
         }
         disk.stack.gather(now, token, request, &mut self.ios);
-        disk.stir(id, &mut self.stirred);
+        disk.mark_ready(id, &mut self.ready);
     }
 
     #[inline(never)]
@@ -327,9 +333,9 @@ impl Shard {
             return;
         };
         if io.times != 0 {
-            disk.toll.ended(&mut self.turns, now, id, io);
+            disk.qos.ended(&mut self.schedulers, now, id, io);
         }
-        disk.stir(id, &mut self.stirred);
+        disk.mark_ready(id, &mut self.ready);
     }
 
     fn ticked(&mut self, now: Time, out: &mut Vec<Effect>) {
@@ -338,20 +344,27 @@ impl Shard {
             let disk = self.disks[id.0 as usize]
                 .as_mut()
                 .expect("a disk with deadlines is attached");
-            let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
-            disk.stack.tick(&mut walk);
+            let mut cx = stack_cx(
+                &mut self.ios,
+                &mut self.schedulers,
+                &mut disk.qos,
+                now,
+                id,
+                out,
+            );
+            disk.stack.tick(&mut cx);
         }
-        for place in 0..self.turns.len() {
+        for place in 0..self.schedulers.len() {
             let control = u32::try_from(place).expect("controls are numbered in 32 bits");
             self.pick(now, ControlId(control), out);
         }
         for place in 0..self.disks.len() {
             if self.disks[place]
                 .as_ref()
-                .is_some_and(|disk| !matches!(disk.door, Door::Open))
+                .is_some_and(|disk| !matches!(disk.gate, Gate::Open))
             {
                 let id = DiskId(u32::try_from(place).expect("disks are numbered in 32 bits"));
-                self.settle(now, id, out);
+                self.finish_drain(now, id, out);
             }
         }
     }
@@ -366,10 +379,17 @@ impl Shard {
         out: &mut Vec<Effect>,
     ) {
         if let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) {
-            let control = disk.toll.control;
-            let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
-            disk.stack.side_done(&mut walk, filter, buffer, outcome);
-            if walk.edge.waits {
+            let control = disk.qos.control;
+            let mut cx = stack_cx(
+                &mut self.ios,
+                &mut self.schedulers,
+                &mut disk.qos,
+                now,
+                id,
+                out,
+            );
+            disk.stack.side_done(&mut cx, filter, buffer, outcome);
+            if cx.exit.waits {
                 self.pick(now, control, out);
             }
         }
@@ -377,17 +397,17 @@ impl Shard {
 }
 
 impl Disk {
-    /// Something of it was gathered.
+    /// Lists the disk as one with gathered I/Os.
     #[inline]
-    fn stir(&mut self, id: DiskId, stirred: &mut Vec<DiskId>) {
-        if !self.stirred {
-            self.stirred = true;
-            stirred.push(id);
+    fn mark_ready(&mut self, id: DiskId, ready: &mut Vec<DiskId>) {
+        if !self.ready {
+            self.ready = true;
+            ready.push(id);
         }
     }
 }
 
-/// Answers a request that does not go in.
+/// Rejects a request.
 #[cold]
 #[inline(never)]
 fn refuse(disk: DiskId, token: Token, request: &Request, fault: Fault, out: &mut Vec<Effect>) {

@@ -1,16 +1,15 @@
-//! Carries the I/Os of one disk down its filters, hands them to the datastore, and carries them up again.
+//! The filter stack of one disk: it passes I/Os down the filters to the datastore, and completions up to the guest.
 //!
-//! The shard gathers what came at one moment (`Stack::gather`: a request has passed the door; `Stack::finish`: the
-//! datastore has answered) and then has the stack carry it all on (`Stack::flow`): each layer gets the whole [`Batch`]
-//! at once. Filters never call each other: everything moves in the flat loops of `Walk`, and what a filter makes of
-//! single I/Os (one that it ends or keeps, its own I/O, resumption of a deferred one) waits in lists until the batch is
-//! through.
+//! The shard collects the I/Os of one moment. `Stack::gather` takes a request that the gate admitted, `Stack::finish` an
+//! I/O that the datastore completed. `Stack::flow` then moves them all: each layer gets the whole [`Batch`] at once.
+//! Filters never call each other. All I/Os move in the flat loops of `StackCx`. What a filter decides about a single I/O
+//! (complete, defer, resume, an I/O of its own) is queued until the batch has passed.
 //!
 //! # Always true
-//! - each I/O ends exactly once: its place in the slab is given up at the same moment (asserted in `end`)
-//! - after `flow` nothing is gathered, aside or wanted any more
-//! - `in_flight` counts the guest's I/Os inside, `lower` the filters' own; both zero means nothing can move, and nothing
-//!   waits for its turn at the datastore
+//! - each I/O completes exactly once, and its slab entry is freed at the same moment (asserted in `end`)
+//! - after `flow` no gathered I/O, diverted I/O or command is left
+//! - `in_flight` counts the guest's I/Os, `lower` the filters' own; while both are zero the stack is idle, and no I/O of
+//!   the disk is queued in the scheduler
 //!
 //! # Picture
 //! ```text
@@ -19,20 +18,20 @@
 //!                  1 │  fault   │ ── lower ─┐   a filter's own I/O enters below it
 //!                  2 │  null    │ <─────────┘
 //!                    └──────────┘
-//!                       offer ──────> waits for its turn (I/O control)
-//!                         │             │ let_go
+//!                       offer ──────> queued in the scheduler (I/O control)
+//!                         │             │ dispatch
 //!                  Effect::Start <──────┘     finish
 //! ```
 
-use crate::filter::batch::Aside;
+use crate::filter::batch::Diverted;
 use crate::filter::stats::Pulse;
 use crate::filter::{
-    Batch, Cx, Filter, FilterReport, GATHERED, Io, Lower, MAX_FILTERS, Origin, Verdict, Want, Way,
-    Why,
+    Batch, Command, Cx, Filter, FilterReport, GATHERED, Io, Lower, MAX_FILTERS, Origin, Verdict,
+    Way, Why,
 };
 use crate::iocontrol::{Cost, Offer, Scheduler};
 use crate::request::{DiskId, Fault, IoId, Op, Outcome, Request, Token};
-use crate::shard::{ControlId, Effect, Toll, Turns, scheduler_of};
+use crate::shard::{ControlId, Effect, QosState, Schedulers, scheduler_of};
 use crate::slab::Slab;
 use crate::units::Time;
 use alloc::boxed::Box;
@@ -53,25 +52,25 @@ pub enum Place {
 
 /// A disk's filters, top first, and what is inside them.
 pub struct Stack {
-    /// By operation: where the guest's last one ended.
+    /// By operation: the end offset of the guest's last I/O.
     ends: [u64; Op::ALL.len()],
-    /// Guests' I/Os that are about to go down.
+    /// Guests' I/Os that enter at the top.
     entering: Vec<IoId>,
-    /// Those that are about to go up.
+    /// Guests' I/Os that the datastore completed.
     leaving: Vec<IoId>,
-    /// Filters' own I/Os that are about to go up.
+    /// Filters' own I/Os that the datastore completed.
     lower_leaving: Vec<IoId>,
     inside: Inside,
 }
 
-/// The filters, and what moves between them. Apart from what is gathered, so that a batch need not be moved to be carried.
+/// The filters and the I/Os between them. Separate from the gathered I/Os, so that a batch need not be moved.
 struct Inside {
     layers: Vec<Layer>,
-    /// Room for the id of one that goes alone.
+    /// A reused vector for an I/O that moves alone.
     alone: Vec<IoId>,
-    /// What filters took out of batches.
-    aside: VecDeque<Aside>,
-    wants: VecDeque<Want>,
+    /// I/Os that filters took out of batches.
+    diverted: VecDeque<Diverted>,
+    commands: VecDeque<Command>,
     /// Guests' I/Os between their entry and their answer.
     in_flight: usize,
     /// Filters' own I/Os under way.
@@ -103,8 +102,8 @@ impl Stack {
             inside: Inside {
                 layers: Vec::new(),
                 alone: Vec::new(),
-                aside: VecDeque::new(),
-                wants: VecDeque::new(),
+                diverted: VecDeque::new(),
+                commands: VecDeque::new(),
                 in_flight: 0,
                 lower: 0,
                 timed: false,
@@ -153,7 +152,7 @@ impl Stack {
         old.into_iter().flatten().collect()
     }
 
-    /// Changes the filters; nothing may be inside. Those taken out may still send bytes aside.
+    /// Changes the filters while the stack is idle. Removed filters may still write to their side files.
     pub(crate) fn rearrange(
         &mut self,
         now: Time,
@@ -170,10 +169,10 @@ impl Stack {
                 now,
                 disk,
                 level: 0,
-                wants: &mut self.inside.wants,
+                commands: &mut self.inside.commands,
             });
-            for want in self.inside.wants.drain(..) {
-                if let Want::Side { buffer, .. } = want {
+            for command in self.inside.commands.drain(..) {
+                if let Command::Side { buffer, .. } = command {
                     out.push(Effect::SideWrite {
                         disk,
                         filter: gone.key,
@@ -184,20 +183,19 @@ impl Stack {
         }
     }
 
-    /// Has the filters that do not stay let go of what they hold back for time alone: the top one first, since what it lets
-    /// go comes to those below.
-    pub(crate) fn release(&mut self, walk: &mut Walk<'_>, stays: impl Fn(FilterKey) -> bool) {
+    /// Makes the filters that are being removed resume the I/Os that they delay, top first: these pass the lower ones.
+    pub(crate) fn release(&mut self, cx: &mut StackCx<'_>, stays: impl Fn(FilterKey) -> bool) {
         for level in 0..self.inside.layers.len() {
             let layer = &mut self.inside.layers[level];
             if !stays(layer.key) {
-                let mut cx = walk.edge.cx(level, &mut self.inside.wants);
-                layer.filter.release(&mut cx);
-                walk.run(&mut self.inside);
+                let mut hook_cx = cx.exit.cx(level, &mut self.inside.commands);
+                layer.filter.release(&mut hook_cx);
+                cx.run(&mut self.inside);
             }
         }
     }
 
-    /// A guest's request comes in, and goes down with others.
+    /// Takes in a guest's request; `flow` passes it down.
     #[inline]
     pub(crate) fn gather(
         &mut self,
@@ -215,7 +213,7 @@ impl Stack {
         self.entering.push(id);
     }
 
-    /// The datastore has ended an I/O, which goes up with others; `None` when there is no such I/O (a stray completion).
+    /// Takes in a completion of the datastore; `flow` passes it up. `None` if there is no such I/O (a stray completion).
     #[inline]
     pub(crate) fn finish<'a>(
         &mut self,
@@ -235,91 +233,91 @@ impl Stack {
         Some(io)
     }
 
-    /// Carries on what was gathered: first those that leave.
+    /// Moves the gathered I/Os: completions first.
     #[inline]
-    pub(crate) fn flow(&mut self, walk: &mut Walk<'_>) {
+    pub(crate) fn flow(&mut self, cx: &mut StackCx<'_>) {
         let inside = &mut self.inside;
         if !self.leaving.is_empty() {
             let bottom = inside.layers.len();
-            walk.up(inside, &mut self.leaving, 0, bottom);
+            cx.up(inside, &mut self.leaving, 0, bottom);
         }
         if !self.lower_leaving.is_empty() {
-            walk.up_each(inside, &mut self.lower_leaving);
+            cx.up_each(inside, &mut self.lower_leaving);
         }
         if !self.entering.is_empty() {
-            walk.down(inside, &mut self.entering, 0);
+            cx.down(inside, &mut self.entering, 0);
         }
-        walk.run(inside);
+        cx.run(inside);
     }
 
-    /// Lets every filter whose deadline has come act.
-    pub(crate) fn tick(&mut self, walk: &mut Walk<'_>) {
+    /// Ticks each filter whose deadline has passed.
+    pub(crate) fn tick(&mut self, cx: &mut StackCx<'_>) {
         for level in 0..self.inside.layers.len() {
             let layer = &mut self.inside.layers[level];
             if layer
                 .filter
                 .deadline()
-                .is_some_and(|(at, _)| at <= walk.edge.now)
+                .is_some_and(|(at, _)| at <= cx.exit.now)
             {
                 layer
                     .filter
-                    .tick(&mut walk.edge.cx(level, &mut self.inside.wants));
+                    .tick(&mut cx.exit.cx(level, &mut self.inside.commands));
                 assert!(
                     layer
                         .filter
                         .deadline()
-                        .is_none_or(|(at, _)| at > walk.edge.now),
+                        .is_none_or(|(at, _)| at > cx.exit.now),
                     "a tick moves the deadline of the filter `{}`",
                     layer.filter.name()
                 );
             }
         }
-        walk.run(&mut self.inside);
+        cx.run(&mut self.inside);
     }
 
-    /// Whoever asked these requests is gone: those of them that the datastore does not have end now, the top filter's
+    /// The client of these requests is gone: those that the datastore does not have complete now, the top filter's
     /// first. `tokens` are sorted.
-    pub(crate) fn abandon(&mut self, walk: &mut Walk<'_>, tokens: &[Token]) {
+    pub(crate) fn abandon(&mut self, cx: &mut StackCx<'_>, tokens: &[Token]) {
         let bottom = self.inside.layers.len();
         for level in 0..bottom {
             let (above, here) = self.inside.layers.split_at_mut(level);
-            let ios = &*walk.ios;
+            let ios = &*cx.ios;
             let gone = |id| is_gone(id, tokens, above, ios);
-            let mut cx = walk.edge.cx(level, &mut self.inside.wants);
-            here[0].filter.abandon(&mut cx, &gone);
-            walk.run(&mut self.inside);
+            let mut hook_cx = cx.exit.cx(level, &mut self.inside.commands);
+            here[0].filter.abandon(&mut hook_cx, &gone);
+            cx.run(&mut self.inside);
         }
         let mut waited = Vec::new();
-        let (now, disk) = (walk.edge.now, walk.edge.disk);
-        if let Some(scheduler) = walk.edge.scheduler() {
-            let (layers, ios) = (&self.inside.layers, &*walk.ios);
+        let (now, disk) = (cx.exit.now, cx.exit.disk);
+        if let Some(scheduler) = cx.exit.scheduler() {
+            let (layers, ios) = (&self.inside.layers, &*cx.ios);
             let gone = |id| is_gone(id, tokens, layers, ios);
             scheduler.abandon(now, disk, gone, &mut waited);
         }
         for id in waited {
-            let io = walk.ios.inside_mut(id);
+            let io = cx.ios.inside_mut(id);
             let parked = io.parked.take();
             assert!(parked.is_some(), "an I/O that waits has not started");
             io.outcome = Err(Fault::Gone);
-            walk.up_alone(&mut self.inside, id, bottom);
+            cx.up_alone(&mut self.inside, id, bottom);
         }
-        walk.run(&mut self.inside);
+        cx.run(&mut self.inside);
     }
 
     /// A side buffer comes back to the filter that sent it, if it is still here.
     pub(crate) fn side_done(
         &mut self,
-        walk: &mut Walk<'_>,
+        cx: &mut StackCx<'_>,
         key: FilterKey,
         buffer: Vec<u8>,
         outcome: Outcome,
     ) {
         if let Some(level) = self.inside.layers.iter().position(|layer| layer.key == key) {
-            let mut cx = walk.edge.cx(level, &mut self.inside.wants);
+            let mut hook_cx = cx.exit.cx(level, &mut self.inside.commands);
             self.inside.layers[level]
                 .filter
-                .side_done(&mut cx, buffer, outcome);
-            walk.run(&mut self.inside);
+                .side_done(&mut hook_cx, buffer, outcome);
+            cx.run(&mut self.inside);
         }
     }
 
@@ -332,7 +330,7 @@ impl Stack {
             .min_by_key(|(at, _)| *at)
     }
 
-    /// What each filter tells, top first.
+    /// What each filter reports, top first.
     pub fn reports(&self) -> Vec<(FilterKey, &'static str, FilterReport)> {
         self.inside
             .layers
@@ -347,27 +345,27 @@ impl Stack {
     }
 }
 
-/// One event's walk through a stack: what it may touch, and where its effects go.
-pub(crate) struct Walk<'a> {
+/// The context of one pass through a stack: the I/Os it may touch, and the exit to the datastore.
+pub(crate) struct StackCx<'a> {
     pub(crate) ios: &'a mut Slab<Io>,
-    pub(crate) edge: Edge<'a>,
+    pub(crate) exit: StackExit<'a>,
 }
 
 /// What lies around a stack: the moment, and where I/Os go that leave it. Apart from the I/Os, so that one that was
-/// found stays found for the whole walk.
-pub(crate) struct Edge<'a> {
+/// found stays found for the whole cx.
+pub(crate) struct StackExit<'a> {
     pub(crate) now: Time,
     pub(crate) disk: DiskId,
-    pub(crate) turns: &'a mut Turns,
-    /// What stands between the disk and its datastore.
-    pub(crate) toll: &'a mut Toll,
-    /// Whether an I/O of this walk has to wait for its turn.
+    pub(crate) schedulers: &'a mut Schedulers,
+    /// The disk's I/O control: its scheduler and sampler.
+    pub(crate) qos: &'a mut QosState,
+    /// Whether an I/O of this pass was queued in the scheduler.
     pub(crate) waits: bool,
     pub(crate) out: &'a mut Vec<Effect>,
 }
 
-/// Gives an I/O to the datastore whose turn has come.
-pub(crate) fn let_go(
+/// Starts an I/O that was queued in the scheduler.
+pub(crate) fn dispatch(
     now: Time,
     disk: DiskId,
     id: IoId,
@@ -379,7 +377,7 @@ pub(crate) fn let_go(
     let parked = io.parked.take();
     assert!(
         parked.is_some(),
-        "an I/O is let go once, after it had to wait"
+        "an I/O is dispatched once, after it was queued"
     );
     (io.cost, io.times) = (cost, 1);
     io.issued = now;
@@ -424,23 +422,23 @@ fn entering(now: Time, id: IoId, origin: Origin, request: &Request, follows: boo
     }
 }
 
-impl Edge<'_> {
-    fn cx<'w>(&self, level: usize, wants: &'w mut VecDeque<Want>) -> Cx<'w> {
+impl StackExit<'_> {
+    fn cx<'w>(&self, level: usize, commands: &'w mut VecDeque<Command>) -> Cx<'w> {
         Cx {
             now: self.now,
             disk: self.disk,
             level: level_u8(level),
-            wants,
+            commands,
         }
     }
 
-    /// An I/O has come to the bottom: it goes to the datastore, or waits for its turn there.
+    /// Starts an I/O that has passed all filters, or queues it in the scheduler.
     #[inline(always)]
     fn offer(&mut self, io: &mut Io, level: u8) {
         io.offered = self.now;
-        let counts =
-            self.toll.control != ControlId::NONE && !self.toll.lot.skips(io.op, io.offset, io.len);
-        if counts && !self.takes_turn(io) {
+        let counts = self.qos.control != ControlId::NONE
+            && !self.qos.sampler.skips(io.op, io.offset, io.len);
+        if counts && !self.may_start(io) {
             io.parked = Some((level, Way::Down));
             return;
         }
@@ -449,23 +447,23 @@ impl Edge<'_> {
         self.out.push(start(self.disk, io));
     }
 
-    /// Whether it is the I/O's turn at the datastore. It counts there as started then; otherwise it waits.
+    /// Whether the scheduler starts the I/O now; otherwise it queues it.
     #[inline(always)]
-    fn takes_turn(&mut self, io: &mut Io) -> bool {
-        let Some(scheduler) = scheduler_of(self.turns, self.toll.control) else {
+    fn may_start(&mut self, io: &mut Io) -> bool {
+        let Some(scheduler) = scheduler_of(self.schedulers, self.qos.control) else {
             return true;
         };
         let (now, disk, op, len) = (self.now, self.disk, io.op, io.len);
-        if let Some((times, sequential)) = self.toll.lot.drawn(op, io.offset, len) {
+        if let Some((times, sequential)) = self.qos.sampler.sampled(op, io.offset, len) {
             if let Some(cost) = scheduler.start_for(now, disk, op, len, sequential, times.into()) {
                 (io.cost, io.times) = (cost, times);
                 return true;
             }
-            // So much is in flight that it must be known.
-            self.toll.lot.turn(false);
+            // The disk has so much in flight that every I/O must be counted.
+            self.qos.sampler.enable(false);
         }
         io.times = 1;
-        // In its two halves, so that the common one comes back here with nothing to be told apart.
+        // In two halves: the common one returns here without a match on its result.
         if let Some(cost) = scheduler.start_at_once(now, disk, op, io.offset, len) {
             io.cost = cost;
             return true;
@@ -491,23 +489,23 @@ impl Edge<'_> {
                 .is_some_and(|scheduler| scheduler.someone_waits())
     }
 
-    /// Whose turn it is at the disk's datastore, if that is under control.
+    /// The scheduler of the disk's datastore, if that is under I/O control.
     #[inline(always)]
     pub(crate) fn scheduler(&mut self) -> Option<&mut Scheduler> {
-        scheduler_of(self.turns, self.toll.control)
+        scheduler_of(self.schedulers, self.qos.control)
     }
 }
 
-impl Walk<'_> {
+impl StackCx<'_> {
     /// Carries a batch down from level `from`, to the datastore. Leaves `ids` empty.
     #[inline(always)]
     fn down(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>, from: usize) {
-        let mut cx = self.edge.cx(from, &mut inside.wants);
+        let mut cx = self.exit.cx(from, &mut inside.commands);
         for layer in &mut inside.layers[from..] {
             let mut batch = Batch {
                 ids,
                 ios: self.ios,
-                aside: &mut inside.aside,
+                diverted: &mut inside.diverted,
                 level: cx.level,
                 way: Way::Down,
             };
@@ -519,7 +517,7 @@ impl Walk<'_> {
         }
         let bottom = cx.level;
         for &id in &*ids {
-            self.edge.offer(self.ios.inside_mut(id), bottom);
+            self.exit.offer(self.ios.inside_mut(id), bottom);
         }
         ids.clear();
     }
@@ -527,13 +525,13 @@ impl Walk<'_> {
     /// Carries a batch up through the filters above level `below` to level `top`, where it ends. Leaves `ids` empty.
     #[inline(always)]
     fn up(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>, top: usize, below: usize) {
-        let mut cx = self.edge.cx(below, &mut inside.wants);
+        let mut cx = self.exit.cx(below, &mut inside.commands);
         for layer in inside.layers[top..below].iter_mut().rev() {
             cx.level -= 1;
             let mut batch = Batch {
                 ids,
                 ios: self.ios,
-                aside: &mut inside.aside,
+                diverted: &mut inside.diverted,
                 level: cx.level,
                 way: Way::Up,
             };
@@ -548,7 +546,7 @@ impl Walk<'_> {
         ids.clear();
     }
 
-    /// The same way as `down`, for one that goes alone.
+    /// `down` for a single I/O.
     #[cold]
     fn down_alone(&mut self, inside: &mut Inside, id: IoId, from: usize) {
         let mut alone = core::mem::take(&mut inside.alone);
@@ -557,7 +555,7 @@ impl Walk<'_> {
         inside.alone = alone;
     }
 
-    /// The same way as `up`, for one that goes alone.
+    /// `up` for a single I/O.
     #[cold]
     fn up_alone(&mut self, inside: &mut Inside, id: IoId, below: usize) {
         let top = match self.ios.inside_mut(id).origin {
@@ -570,7 +568,7 @@ impl Walk<'_> {
         inside.alone = alone;
     }
 
-    /// Filters' own I/Os that the datastore has ended, each from where it came.
+    /// Passes up filters' own I/Os, each to the filter that it came from.
     #[cold]
     fn up_each(&mut self, inside: &mut Inside, ids: &mut Vec<IoId>) {
         let bottom = inside.layers.len();
@@ -586,8 +584,8 @@ impl Walk<'_> {
         match io.origin {
             Origin::Guest(token) => {
                 inside.in_flight -= 1;
-                self.edge.out.push(Effect::Answer {
-                    disk: self.edge.disk,
+                self.exit.out.push(Effect::Answer {
+                    disk: self.exit.disk,
                     token,
                     op: io.op,
                     outcome: io.outcome,
@@ -595,7 +593,7 @@ impl Walk<'_> {
             }
             Origin::Filter { level, tag } => {
                 inside.lower -= 1;
-                let mut cx = self.edge.cx(level.into(), &mut inside.wants);
+                let mut cx = self.exit.cx(level.into(), &mut inside.commands);
                 inside.layers[usize::from(level)]
                     .filter
                     .lower_done(&mut cx, tag, io.outcome);
@@ -603,31 +601,31 @@ impl Walk<'_> {
         }
     }
 
-    /// Carries out what the filters asked for, until none asks for more.
+    /// Executes the filters' commands until none is left.
     #[inline]
     fn run(&mut self, inside: &mut Inside) {
-        if !(inside.wants.is_empty() && inside.aside.is_empty()) {
-            self.run_wants(inside);
+        if !(inside.commands.is_empty() && inside.diverted.is_empty()) {
+            self.run_commands(inside);
         }
     }
 
     #[cold]
-    fn run_wants(&mut self, inside: &mut Inside) {
+    fn run_commands(&mut self, inside: &mut Inside) {
         loop {
-            // Those that filters keep are known to be kept before one is resumed.
-            while let Some(aside) = inside.aside.pop_front() {
-                self.put_aside(inside, aside);
+            // Diverted I/Os first: an I/O is marked as deferred before a command resumes it.
+            while let Some(diverted) = inside.diverted.pop_front() {
+                self.divert(inside, diverted);
             }
-            let Some(want) = inside.wants.pop_front() else {
+            let Some(command) = inside.commands.pop_front() else {
                 return;
             };
-            match want {
-                Want::Lower { level, tag, lower } => self.lower(inside, level, tag, lower),
-                Want::Resume { level, io, verdict } => self.resume(inside, level, io, verdict),
-                Want::Side { level, buffer } => {
+            match command {
+                Command::Lower { level, tag, lower } => self.lower(inside, level, tag, lower),
+                Command::Resume { level, io, verdict } => self.resume(inside, level, io, verdict),
+                Command::Side { level, buffer } => {
                     let filter = inside.layers[usize::from(level)].key;
-                    self.edge.out.push(Effect::SideWrite {
-                        disk: self.edge.disk,
+                    self.exit.out.push(Effect::SideWrite {
+                        disk: self.exit.disk,
                         filter,
                         buffer,
                     });
@@ -636,14 +634,14 @@ impl Walk<'_> {
         }
     }
 
-    /// A filter keeps an I/O, or has ended it on its way down: then it goes up again from there.
-    fn put_aside(&mut self, inside: &mut Inside, aside: Aside) {
-        let Aside {
+    /// Handles an I/O that a filter deferred, or completed on its way down: that one goes up from there.
+    fn divert(&mut self, inside: &mut Inside, diverted: Diverted) {
+        let Diverted {
             io: id,
             level,
             way,
             verdict,
-        } = aside;
+        } = diverted;
         let io = self.ios.inside_mut(id);
         match verdict {
             Verdict::Defer => io.parked = Some((level, way)),
@@ -670,10 +668,10 @@ impl Walk<'_> {
             offset,
             len,
             data,
-            arrived: self.edge.now,
+            arrived: self.exit.now,
         };
         let origin = Origin::Filter { level, tag };
-        let now = self.edge.now;
+        let now = self.exit.now;
         let id = self
             .ios
             .insert_with(|id| entering(now, id, origin, &request, false));
@@ -701,7 +699,7 @@ impl Walk<'_> {
     }
 }
 
-/// Whether an I/O is one of these requests, or a filter's own that one of them waits for.
+/// Whether an I/O is one of these requests, or a filter's own I/O that one of them waits for.
 fn is_gone(id: IoId, tokens: &[Token], layers: &[Layer], ios: &Slab<Io>) -> bool {
     let Some(io) = ios.get(id) else { return false };
     match io.origin {

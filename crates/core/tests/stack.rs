@@ -3,7 +3,7 @@
 //! The model (below) walks lists and counts; it shares no code with the crate. What must agree: which I/Os start, in
 //! which order, with what; how every request is answered, and at which event. Probes between the filters check the order of hooks.
 //! A datastore whose control holds nobody back must look the same. What control may do to the order, but never to the
-//! answers, is in `stack/turns.rs`.
+//! answers, is in `stack/dispatch.rs`.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
@@ -20,8 +20,8 @@ use tidegate_core::units::{Span, Time};
 
 #[path = "stack/busy.rs"]
 mod busy;
-#[path = "stack/turns.rs"]
-mod turns;
+#[path = "stack/dispatch.rs"]
+mod dispatch;
 
 const DISK: DiskId = DiskId(0);
 const SIZE: u64 = 1 << 20;

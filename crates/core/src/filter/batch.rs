@@ -2,11 +2,11 @@
 //!
 //! The stack hands a layer the whole batch at once, so that what a layer costs is paid once for all of them. Most
 //! filters look at one I/O after the other ([`Filter::submit`](super::Filter::submit)) and never see a batch; one that
-//! wants to be cheaper takes it as it is ([`Filter::submit_all`](super::Filter::submit_all)).
+//! commands to be cheaper takes it as it is ([`Filter::submit_all`](super::Filter::submit_all)).
 //!
 //! # Always true
 //! - the I/Os keep their order
-//! - one that a filter does not pass is in no layer's batch any more: it stands aside until the batch is through
+//! - an I/O that a filter does not pass leaves the batch: it is diverted until the batch has passed
 
 use super::{Io, Verdict, Way};
 use crate::request::IoId;
@@ -18,14 +18,14 @@ use alloc::vec::Vec;
 pub struct Batch<'a> {
     pub(crate) ids: &'a mut Vec<IoId>,
     pub(crate) ios: &'a mut Slab<Io>,
-    pub(crate) aside: &'a mut VecDeque<Aside>,
+    pub(crate) diverted: &'a mut VecDeque<Diverted>,
     pub(crate) level: u8,
     pub(crate) way: Way,
 }
 
 /// An I/O that a filter took out of its batch.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Aside {
+pub(crate) struct Diverted {
     pub(crate) io: IoId,
     pub(crate) level: u8,
     pub(crate) way: Way,
@@ -64,20 +64,20 @@ impl Batch<'_> {
         while let Some(&id) = self.ids.get(at) {
             match hook(self.ios.inside(id)) {
                 Verdict::Pass => at += 1,
-                other => at = self.turn(at, other),
+                other => at = self.divert(at, other),
             }
         }
     }
 
-    /// Does what was answered, other than to pass, about the I/O at a place; tells where to go on.
+    /// Applies a verdict other than `Pass` to the I/O at a position; returns the position to go on at.
     #[cold]
-    fn turn(&mut self, at: usize, verdict: Verdict) -> usize {
+    fn divert(&mut self, at: usize, verdict: Verdict) -> usize {
         if let (Verdict::Done(outcome), Way::Up) = (verdict, self.way) {
-            // It goes on as all others do, with another end.
+            // It goes up with the batch, with another outcome.
             self.ios.inside_mut(self.ids[at]).outcome = outcome;
             return at + 1;
         }
-        self.aside.push_back(Aside {
+        self.diverted.push_back(Diverted {
             io: self.ids.remove(at),
             level: self.level,
             way: self.way,

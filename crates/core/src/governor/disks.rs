@@ -10,7 +10,7 @@
 //! Costs in reference I/Os, latencies in nanoseconds.
 
 use super::GovernorEvent;
-use super::division::{IDLE, Want};
+use super::division::{Demand, IDLE};
 use super::number::{SECOND, left, nanos, real};
 use crate::iocontrol::{DiskKey, Hold, Usage};
 use crate::units::{Span, Time};
@@ -77,9 +77,9 @@ pub(super) struct Meter {
     pub(super) held: bool,
 }
 
-/// What a report means beyond its numbers.
+/// A change of load that a usage report shows.
 #[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Stir {
+pub(super) struct LoadChange {
     /// A disk woke, fell idle, came, went, or has another policy.
     pub(super) changed: bool,
     /// Mean latency of this report; 0 if it had too few I/Os to tell.
@@ -111,10 +111,10 @@ impl Disks {
         now: Time,
         usage: &[Usage],
         events: &mut Vec<GovernorEvent>,
-    ) -> Stir {
+    ) -> LoadChange {
         let passed = self.last.map_or(Span::ZERO, |last| now.since(last));
         self.last = Some(now);
-        let mut stir = Stir::default();
+        let mut change = LoadChange::default();
         let kept = left(passed, HALF_LIFE);
         for disk in &mut self.all {
             disk.demand *= kept;
@@ -130,26 +130,26 @@ impl Disks {
             for (sum, &count) in self.buckets.iter_mut().zip(&one.latency_counts) {
                 *sum += f64::from(count);
             }
-            stir.changed |= self.disk(now, one, events);
+            change.changed |= self.disk(now, one, events);
         }
         self.span += span;
         self.ios += ios;
         self.latency += latency;
         self.ios_span += span;
         if ios >= 8 {
-            stir.latency = latency / real(ios);
+            change.latency = latency / real(ios);
         }
         for disk in &mut self.all {
             if disk.awake && disk.demand < IDLE {
                 disk.awake = false;
                 disk.demand = 0.0;
-                stir.changed = true;
+                change.changed = true;
             }
         }
         let before = self.all.len();
         self.all.retain(|disk| now.since(disk.seen) <= FORGOTTEN);
-        stir.changed |= self.all.len() != before;
-        stir
+        change.changed |= self.all.len() != before;
+        change
     }
 
     /// One disk's part of a report; whether something changed that others should know.
@@ -269,9 +269,9 @@ impl Disk {
         }
     }
 
-    pub(super) fn want(&self, residence: f64) -> Want {
+    pub(super) fn demand(&self, residence: f64) -> Demand {
         let (shares, reservation) = (self.shares, self.reservation);
-        Want::new(
+        Demand::new(
             shares,
             reservation,
             self.limit,
@@ -286,7 +286,7 @@ impl Disk {
         self.unmet
     }
 
-    /// Keeps count of what administrators want to hear of.
+    /// Keeps count of what administrators demand to hear of.
     fn told(&mut self, usage: &Usage, events: &mut Vec<GovernorEvent>) {
         let kept = left(usage.span, Span::from_secs(1));
         for (sum, &count) in self.latencies.iter_mut().zip(&usage.latency_counts) {

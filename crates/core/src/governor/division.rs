@@ -24,9 +24,9 @@ const MARGIN: f64 = 1.25;
 /// Below this a disk asks for nothing.
 pub const IDLE: f64 = 0.05;
 
-/// What one disk may want of the window.
+/// What one disk may demand of the window.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Want {
+pub struct Demand {
     /// Its weight.
     pub shares: f64,
     /// At least this.
@@ -35,7 +35,7 @@ pub struct Want {
     pub most: f64,
 }
 
-impl Want {
+impl Demand {
     /// From a disk's policy and demand. `residence`: how long a unit of cost stays in flight.
     pub fn new(
         shares: u32,
@@ -44,12 +44,12 @@ impl Want {
         demand: f64,
         unit_cost: f64,
         residence: f64,
-    ) -> Want {
+    ) -> Demand {
         let shares = f64::from(shares);
         if demand < IDLE {
-            return Want {
+            return Demand {
                 shares,
-                ..Want::default()
+                ..Demand::default()
             };
         }
         let stays = residence / SECOND * unit_cost;
@@ -58,7 +58,7 @@ impl Want {
             most = most.min(1.1 * super::number::real(limit) * stays + 1.0);
         }
         let least = (1.15 * f64::from(reservation) * stays).min(most);
-        Want {
+        Demand {
             shares,
             least,
             most,
@@ -76,10 +76,10 @@ pub struct Division {
 }
 
 impl Division {
-    /// Finds the level at which the parts of `wants` fill `window`.
-    pub fn of(wants: &[Want], window: f64) -> Division {
-        let asked: f64 = wants.iter().map(|want| want.most).sum();
-        let reserved: f64 = wants.iter().map(|want| want.least).sum();
+    /// Finds the level at which the parts of `demands` fill `window`.
+    pub fn of(demands: &[Demand], window: f64) -> Division {
+        let asked: f64 = demands.iter().map(|demand| demand.most).sum();
+        let reserved: f64 = demands.iter().map(|demand| demand.least).sum();
         let mut division = Division {
             level: 0.0,
             shrink: 1.0,
@@ -89,7 +89,9 @@ impl Division {
             division.shrink = RESERVED * window / reserved;
         }
         // At the level of the fullest vessel all are full.
-        let fullest = wants.iter().map(|want| want.most / want.shares.max(1.0));
+        let fullest = demands
+            .iter()
+            .map(|demand| demand.most / demand.shares.max(1.0));
         let (mut low, mut high) = (0.0, fullest.fold(0.0, f64::max));
         division.level = high;
         if asked <= window {
@@ -98,7 +100,7 @@ impl Division {
         }
         for _ in 0..STEPS {
             division.level = low + (high - low) / 2.0;
-            let filled: f64 = wants.iter().map(|want| division.part(want)).sum();
+            let filled: f64 = demands.iter().map(|demand| division.part(demand)).sum();
             if filled > window {
                 high = division.level;
             } else {
@@ -109,10 +111,10 @@ impl Division {
     }
 
     /// What falls to one of the disks.
-    pub fn part(&self, want: &Want) -> f64 {
-        (self.level * want.shares.max(1.0))
-            .max(self.shrink * want.least)
-            .min(want.most)
+    pub fn part(&self, demand: &Demand) -> f64 {
+        (self.level * demand.shares.max(1.0))
+            .max(self.shrink * demand.least)
+            .min(demand.most)
     }
 }
 

@@ -7,11 +7,11 @@
 //!
 //! # Picture
 //! ```text
-//!            engaged             8 ticks without a stir
+//!            engaged             8 ticks without a change
 //!   off 4 s --------> fast 100 ms --------------------> calm 1 s
 //!      ^                | ^  ^                            |
 //!      +----------------+ |  +----------------------------+
-//!          disengaged     |        a stir
+//!          disengaged     |        a change
 //! ```
 
 use super::number::{SECOND, span};
@@ -28,7 +28,7 @@ const QUIET: u32 = 8;
 const BUDGET: f64 = 0.01;
 /// So long a time's budget may be kept for when something moves.
 const KEPT: Span = Span::from_secs(10);
-/// Fast ticks after a stir: one to tell, one for the others, one to see what came of it.
+/// Fast ticks after a change: one to publish it, one for the other hosts, one to see the effect.
 const AFTER: u32 = 3;
 
 /// The cadence of one host.
@@ -36,7 +36,7 @@ const AFTER: u32 = 3;
 pub struct Pace {
     engaged: bool,
     quiet: u32,
-    stirred: u32,
+    recent: u32,
     fast: Span,
     /// How much budget is left over, as the time that it is the budget of.
     credit: Span,
@@ -75,7 +75,7 @@ impl Default for Pace {
         Pace {
             engaged: false,
             quiet: 0,
-            stirred: 0,
+            recent: 0,
             fast: FAST,
             credit: KEPT,
             planned: FAST,
@@ -88,7 +88,7 @@ impl Default for Pace {
 impl Pace {
     /// Something has changed that the others should know soon.
     pub fn hurry(&mut self, now: Time) {
-        self.stirred = AFTER;
+        self.recent = AFTER;
         self.quiet = 0;
         self.look_at(now);
     }
@@ -121,7 +121,7 @@ impl Pace {
         } else {
             0
         };
-        self.stirred = self.stirred.saturating_sub(1);
+        self.recent = self.recent.saturating_sub(1);
         self.last = Some(now);
         self.planned = self.interval();
         self.deadline = now + self.planned;
@@ -148,7 +148,7 @@ impl Pace {
 
     /// Until the next tick.
     pub fn interval(&self) -> Span {
-        match (self.engaged, self.stirred > 0) {
+        match (self.engaged, self.recent > 0) {
             (_, true) => self.fast,
             (false, false) => OFF,
             (true, false) if self.quiet >= QUIET => CALM.max(self.fast),
@@ -173,8 +173,8 @@ impl Pace {
     }
 
     /// Whether it still tells of a stir.
-    pub fn stirred(&self) -> bool {
-        self.stirred > 0
+    pub fn changed_recently(&self) -> bool {
+        self.recent > 0
     }
 }
 

@@ -12,7 +12,7 @@
 //! In reference I/Os in flight; orders in 1/256 of one.
 
 use super::disks::Disk;
-use super::division::{Division, Want};
+use super::division::{Demand, Division};
 use super::number::{left, whole};
 use super::slot::Entry;
 use super::{DiskKey, Governor};
@@ -33,9 +33,9 @@ const CRUMB: f64 = 0.25;
 /// Whether any of these disks has to do without something that it asks for.
 pub(super) fn is_any_short<'a>(
     division: &Division,
-    mut disks: impl Iterator<Item = (&'a Entry, &'a Want)>,
+    mut disks: impl Iterator<Item = (&'a Entry, &'a Demand)>,
 ) -> bool {
-    disks.any(|(disk, want)| division.part(want) < SHORT * disk.demand)
+    disks.any(|(disk, demand)| division.part(demand) < SHORT * disk.demand)
 }
 
 impl Governor {

@@ -1,11 +1,11 @@
 //! What a governor knows, for people: `datastore show`, `explain`, the dashboard.
 
-use super::division::{Division, Want};
+use super::division::{Demand, Division};
 use super::name::Name;
 use super::number::{nanos, span, whole};
 use super::peers::lease;
 use super::slot::{Common, Entry, Flags};
-use super::{Governor, settle};
+use super::{Governor, common};
 use crate::iocontrol::{CostModel, DiskKey, Mode};
 use crate::units::Span;
 use alloc::vec::Vec;
@@ -146,10 +146,10 @@ impl Governor {
             told: Vec::new(),
         };
         let residence = self.residence();
-        let wants = |entry: &Entry| {
+        let demands = |entry: &Entry| {
             let limit = u64::from(entry.limit);
             let (demand, unit_cost) = (entry.demand, entry.unit_cost);
-            Want::new(
+            Demand::new(
                 entry.shares,
                 entry.reservation,
                 limit,
@@ -159,7 +159,7 @@ impl Governor {
             )
         };
         let (here, elsewhere) = self.all_disks();
-        let all: Vec<Want> = here.iter().chain(&elsewhere).map(wants).collect();
+        let all: Vec<Demand> = here.iter().chain(&elsewhere).map(demands).collect();
         let division = Division::of(&all, self.cluster);
         let entitled = |part: f64, unit_cost: f64, limit: u64| {
             let brought = whole(part / residence * nanos(Span::from_secs(1)) / unit_cost);
@@ -170,7 +170,7 @@ impl Governor {
             }
         };
         let told = |entry: &Entry| {
-            let part = division.part(&wants(entry));
+            let part = division.part(&demands(entry));
             ToldDisk {
                 key: DiskKey(entry.key),
                 shares: entry.shares,
@@ -208,7 +208,7 @@ impl Governor {
             unmet: disk.unmet(),
         });
         Report {
-            mode: settle::mode(self.common.mode),
+            mode: common::mode(self.common.mode),
             common: self.common,
             engaged: self.engaged,
             latency: span(self.sight.latency),
@@ -223,7 +223,7 @@ impl Governor {
             external: self.watch.on(),
             alone: self.alone,
             mute: self.mute,
-            costs: settle::costs(&self.settings.kind.costs(), &self.learner.factors()),
+            costs: common::costs(&self.settings.kind.costs(), &self.learner.factors()),
             unreadable: self.unreadable,
             hosts: core::iter::once(own).chain(others).collect(),
             disks: disks.collect(),

@@ -309,7 +309,7 @@ impl Record {
 
 impl Common {
     /// The highest generation that is believed: far more changes than administrators ever make. Whoever writes a higher one
-    /// wants to have the last word for ever, or has damaged the slot.
+    /// demands to have the last word for ever, or has damaged the slot.
     pub const GENERATION_MOST: u64 = 1 << 48;
 
     /// The generation of what an administrator sets where these were the highest so far.

@@ -2,13 +2,13 @@
 //!
 //! [`super::Governor::tick`] branches; here is the straight-line work. The laws themselves are in the files beside.
 
-use super::division::{Division, Want};
+use super::division::{Demand, Division};
 use super::learn::{FEATURES, Factors};
 use super::number::{SECOND, left, median, real, span};
 use super::pace::Cost;
 use super::peers::lease;
 use super::slot::{Entry, Flags, Record, SLOT};
-use super::{Governor, GovernorEvent, alone, parts, settle, window};
+use super::{Governor, GovernorEvent, alone, common, parts, window};
 use crate::iocontrol::{Bin, Mode};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
@@ -181,7 +181,7 @@ impl Governor {
             self.seeker.seek(elapsed, &knee);
         }
         let auto = median(&mut thresholds).unwrap_or(self.seeker.at());
-        let base = settle::target(&self.common, auto);
+        let base = common::target(&self.common, auto);
         // Where nobody is held back, a window is not what a target is missed for.
         let pressure = if self.engaged { pressure } else { 0.0 };
         self.pressure.felt(elapsed, pressure);
@@ -385,7 +385,7 @@ impl Governor {
         let window = self.cluster * self.dither.factor();
         let (own, foreign) = self.all_disks();
         let mut reserved = 0.0;
-        let wants: Vec<Want> = own
+        let demands: Vec<Demand> = own
             .iter()
             .chain(&foreign)
             .map(|disk| {
@@ -393,7 +393,7 @@ impl Governor {
                     reserved += f64::from(disk.reservation) * disk.unit_cost;
                 }
                 let limit = u64::from(disk.limit);
-                Want::new(
+                Demand::new(
                     disk.shares,
                     disk.reservation,
                     limit,
@@ -403,9 +403,9 @@ impl Governor {
                 )
             })
             .collect();
-        let division = Division::of(&wants, window);
+        let division = Division::of(&demands, window);
         self.short = division.slack <= 0.0;
-        let theirs = foreign.iter().zip(&wants[own.len()..]);
+        let theirs = foreign.iter().zip(&demands[own.len()..]);
         self.others_lack = parts::is_any_short(&division, theirs);
         let hosts = f64::from(self.sight.hosts);
         let mut sum = division.slack / hosts;
@@ -415,7 +415,7 @@ impl Governor {
             disk.part = if foreign.iter().any(elsewhere) {
                 0.0
             } else {
-                division.part(&disk.want(residence))
+                division.part(&disk.demand(residence))
             };
             sum += disk.part;
         }
@@ -491,7 +491,7 @@ impl Governor {
         let interval = self.pace.interval();
         // By a shorter one the others would take us for dead.
         let early = since.as_nanos() < due && interval <= self.said;
-        if early || settle::mode(self.common.mode) == Mode::Off && !law {
+        if early || common::mode(self.common.mode) == Mode::Off && !law {
             return None;
         }
         self.sequence += 1;
@@ -510,7 +510,7 @@ impl Governor {
             .with(Flags::FAST, self.pace.interval() == self.pace.fast())
             .with(
                 Flags::URGENT,
-                self.pace.stirred() || self.watch.nears_trial(),
+                self.pace.changed_recently() || self.watch.nears_trial(),
             )
             .with(Flags::BINDING, self.binding())
             .with(Flags::TRYING, self.watch.leads() && self.watch.tries())
@@ -590,7 +590,7 @@ impl Governor {
     }
 
     pub(super) fn threshold_off(&self) -> bool {
-        self.common.threshold_mode == 2 || settle::mode(self.common.mode) == Mode::Off
+        self.common.threshold_mode == 2 || common::mode(self.common.mode) == Mode::Off
     }
 
     /// Whether ticks that the budget of quiet times pays for are worth it: control has just engaged, latency is far from

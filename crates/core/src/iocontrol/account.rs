@@ -2,7 +2,7 @@
 //!
 //! The scheduler calls these on every I/O that counts, so each is a few additions. Nothing here decides anything.
 //!
-//! Of a disk that does much where nothing is congested the shard counts one I/O in 32 or so ([`super::lot`]): that one
+//! Of a disk that does much where nothing is congested the shard counts one I/O in 32 or so ([`super::sampler`]): that one
 //! comes here as so many I/Os, and stands for those before it.
 //!
 //! # Always true

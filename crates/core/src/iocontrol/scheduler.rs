@@ -94,7 +94,7 @@ pub struct Scheduler {
     look: Time,
     bins: Bins,
     /// Whether anything has ended since its use was last told.
-    stirred: bool,
+    active: bool,
     /// When it was last told the time.
     now: Time,
 }
@@ -134,7 +134,7 @@ impl Scheduler {
             overdue: VecDeque::new(),
             look: Time::ZERO,
             bins: Bins::default(),
-            stirred: false,
+            active: false,
             now: Time::ZERO,
         }
     }
@@ -490,7 +490,7 @@ impl Scheduler {
         cost: Cost,
         times: u64,
     ) -> bool {
-        self.stirred = true;
+        self.active = true;
         self.member.finish(cost.0);
         let Some(account) = self.accounts.get_mut(disk.0 as usize) else {
             return false;
@@ -529,8 +529,8 @@ impl Scheduler {
 
     /// Whether the datastore was used since its use was last told, is being used, or is waited for: also who waits for a limit
     /// of its own is to be told of.
-    pub fn is_stirred(&self) -> bool {
-        self.stirred || self.member.own() > 0 || self.held > 0
+    pub fn is_active(&self) -> bool {
+        self.active || self.member.own() > 0 || self.held > 0
     }
 
     /// How many I/Os of the disk wait.
@@ -557,7 +557,7 @@ impl Scheduler {
     pub fn usage(&mut self, now: Time, out: &mut Vec<Usage>) {
         let v = self.member.v();
         self.active_shares = 0;
-        self.stirred = false;
+        self.active = false;
         let accounts = self.accounts.iter_mut();
         for ((id, disk), account) in (0..).zip(&mut self.disks).zip(accounts) {
             if let Some(disk) = disk {

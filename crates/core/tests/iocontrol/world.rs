@@ -203,7 +203,7 @@ impl World {
         }
     }
 
-    /// Turns a client on; what it keeps outstanding arrives now.
+    /// Starts a client; what it keeps outstanding arrives now.
     pub(crate) fn turn_on(&mut self, disk: usize) {
         self.clients[disk].on = true;
         self.push(self.now, Happening::Arrive(disk));

@@ -239,7 +239,7 @@ fn the_cost_in_flight_is_known_as_control_engages_and_nothing_is_left_of_it() {
     }
     busy.told();
     assert!(
-        !busy.shard.is_stirred(CONTROL),
+        !busy.shard.is_active(CONTROL),
         "nothing counts as in flight"
     );
 }

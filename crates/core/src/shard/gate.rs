@@ -1,61 +1,71 @@
-//! A disk's door: which requests go in, and what happens while it is not open.
+//! The gate of a disk: it admits requests, and drains the disk for a change of filters or a detachment.
 //!
-//! The shard asks it for each request, and again whenever an I/O of a disk that changes or leaves has ended.
+//! The shard checks it for each request, and again when an I/O of a draining disk completes.
 //!
 //! # Always true
-//! - filters change, and a disk leaves, only while nothing of the disk is inside
-//! - nobody waits there for time alone: what a filter that goes holds back goes on as soon as the door closes, and so
-//!   does what a limit of a disk that leaves holds back
+//! - filters change, and a disk is detached, only while no I/O of the disk is in flight
+//! - draining waits for the datastore only: delays of a removed filter, and the limit of a disk that is being detached,
+//!   end when draining begins
 
-use super::turns::{scheduler_of, walk};
+use super::dispatch::{scheduler_of, stack_cx};
 use super::{Disk, Effect, Shard, refuse};
 use crate::request::{DiskId, Fault, Op, Outcome, Request, Token};
 use crate::stack::{self, FilterKey, Place};
 use crate::units::Time;
 use alloc::vec::Vec;
 
-/// Whether requests go in.
-pub(super) enum Door {
+/// Whether the disk takes requests.
+pub(super) enum Gate {
+    /// Requests go in.
     Open,
-    Changing(Vec<Place>),
-    Leaving,
+    /// Requests wait for a change of filters, to this arrangement.
+    Draining(Vec<Place>),
+    /// Requests are answered `Gone`.
+    Detaching,
 }
 
-impl Door {
-    /// Whether the filter is to be there when the door opens again.
+impl Gate {
+    /// Whether the filter stays in the stack when the gate opens again.
     fn keeps(&self, filter: FilterKey) -> bool {
         match self {
-            Door::Open => true,
-            Door::Changing(places) => places
+            Gate::Open => true,
+            Gate::Draining(places) => places
                 .iter()
                 .any(|place| matches!(place, Place::Keep(key) if *key == filter)),
-            Door::Leaving => false,
+            Gate::Detaching => false,
         }
     }
 }
 
 impl Shard {
-    /// Closes a disk's door, for a change of filters or a detachment, and lets go of what would only keep that waiting. A
-    /// disk whose filters are being changed may leave: then they do not change any more.
-    pub(super) fn close(&mut self, now: Time, id: DiskId, door: Door, out: &mut Vec<Effect>) {
+    /// Closes the gate, and ends the delays that would only prolong the drain. A disk may be detached while its filters
+    /// change: then they do not change any more.
+    pub(super) fn close(&mut self, now: Time, id: DiskId, gate: Gate, out: &mut Vec<Effect>) {
         let disk = self.disks[id.0 as usize]
             .as_mut()
             .expect("the engine names only disks that it has attached");
-        disk.door = door;
-        let control = disk.toll.control;
-        let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
-        let door = &disk.door;
-        disk.stack.release(&mut walk, |filter| door.keeps(filter));
-        if matches!(door, Door::Leaving)
-            && let Some(scheduler) = walk.edge.scheduler()
+        disk.gate = gate;
+        let control = disk.qos.control;
+        let mut cx = stack_cx(
+            &mut self.ios,
+            &mut self.schedulers,
+            &mut disk.qos,
+            now,
+            id,
+            out,
+        );
+        let gate = &disk.gate;
+        disk.stack.release(&mut cx, |filter| gate.keeps(filter));
+        if matches!(gate, Gate::Detaching)
+            && let Some(scheduler) = cx.exit.scheduler()
         {
             scheduler.lift_limits(now, id);
         }
-        self.settle(now, id, out);
+        self.finish_drain(now, id, out);
         self.pick(now, control, out);
     }
 
-    /// Whoever asked these requests is gone: those that the datastore does not have end now, also those at the door.
+    /// The client of these requests is gone: those that the datastore does not have complete now, also those at the gate.
     pub(super) fn abandon(
         &mut self,
         now: Time,
@@ -63,7 +73,7 @@ impl Shard {
         mut tokens: Vec<Token>,
         out: &mut Vec<Effect>,
     ) {
-        // There may be hundreds, and thousands that wait.
+        // Sorted for binary search: hundreds of tokens meet thousands of waiting requests.
         tokens.sort_unstable();
         let Some(disk) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
@@ -75,24 +85,31 @@ impl Shard {
             }
             !gone
         });
-        let (control, open) = (disk.toll.control, matches!(disk.door, Door::Open));
-        let mut walk = walk(&mut self.ios, &mut self.turns, &mut disk.toll, now, id, out);
-        disk.stack.abandon(&mut walk, &tokens);
+        let (control, open) = (disk.qos.control, matches!(disk.gate, Gate::Open));
+        let mut cx = stack_cx(
+            &mut self.ios,
+            &mut self.schedulers,
+            &mut disk.qos,
+            now,
+            id,
+            out,
+        );
+        disk.stack.abandon(&mut cx, &tokens);
         if !open {
-            self.settle(now, id, out);
+            self.finish_drain(now, id, out);
         }
         self.pick(now, control, out);
     }
 
-    /// Carries out a change of filters or a detachment, once nothing is between the filters any more.
-    pub(super) fn settle(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
+    /// Changes the filters or detaches the disk, if no I/O is in flight any more.
+    pub(super) fn finish_drain(&mut self, now: Time, id: DiskId, out: &mut Vec<Effect>) {
         let disk = self.disk(id);
         if !disk.stack.is_quiet() {
             return;
         }
-        match core::mem::replace(&mut disk.door, Door::Open) {
-            Door::Open => {}
-            Door::Changing(places) => {
+        match core::mem::replace(&mut disk.gate, Gate::Open) {
+            Gate::Open => {}
+            Gate::Draining(places) => {
                 disk.stack.rearrange(now, id, places, out);
                 out.push(Effect::Rearranged { disk: id });
                 let waiting = core::mem::take(&mut disk.waiting);
@@ -101,7 +118,7 @@ impl Shard {
                     self.submitted(now, id, token, &request, out);
                 }
             }
-            Door::Leaving => {
+            Gate::Detaching => {
                 disk.stack.rearrange(now, id, Vec::new(), out);
                 for (token, request) in disk.waiting.drain(..) {
                     out.push(Effect::Answer {
@@ -111,9 +128,9 @@ impl Shard {
                         outcome: Err(Fault::Gone),
                     });
                 }
-                let control = disk.toll.control;
+                let control = disk.qos.control;
                 self.disks[id.0 as usize] = None;
-                let scheduler = scheduler_of(&mut self.turns, control);
+                let scheduler = scheduler_of(&mut self.schedulers, control);
                 let spent = scheduler.and_then(|scheduler| scheduler.remove(id));
                 self.note_timed();
                 out.push(Effect::Detached { disk: id, spent });
@@ -123,17 +140,17 @@ impl Shard {
 }
 
 impl Disk {
-    /// A request comes to a door that is not open: it waits for the new filters, or for nobody any more.
+    /// Handles a request at a closed gate: it waits for the new filters, or is rejected.
     #[cold]
     #[inline(never)]
-    pub(super) fn turn_away(
+    pub(super) fn hold_or_reject(
         &mut self,
         id: DiskId,
         token: Token,
         request: &Request,
         out: &mut Vec<Effect>,
     ) {
-        if matches!(self.door, Door::Leaving) {
+        if matches!(self.gate, Gate::Detaching) {
             return refuse(id, token, request, Fault::Gone, out);
         }
         self.waiting.push_back((token, *request));
@@ -147,7 +164,7 @@ impl Disk {
         }
         let end = request.offset.checked_add(request.len);
         if stack::has_range(request.op) && end.is_none_or(|end| end > self.size) {
-            // As NBD wants it: a write past the end is lack of space, any other is nonsense.
+            // As NBD commands it: a write past the end is lack of space, any other is nonsense.
             let write = matches!(request.op, Op::Write | Op::WriteZeroes);
             return Err(if write {
                 Fault::NoSpace
@@ -294,7 +311,7 @@ mod tests {
         let mut shard = with(&["fault:delay=3600s"]);
         submit(&mut shard, 1);
         assert!(rearrange(&mut shard, &[0]).is_empty());
-        assert!(submit(&mut shard, 2).is_empty(), "it waits at the door");
+        assert!(submit(&mut shard, 2).is_empty(), "it waits at the gate");
         let begun = starts(&handle(&mut shard, Event::Detach { disk: DISK }));
         assert_eq!(begun.len(), 1);
         let out = finish(&mut shard, begun[0]);
@@ -333,7 +350,7 @@ mod tests {
         assert_eq!(abandon(&mut shard, &[5]), [5]);
         assert_eq!(shard.in_flight(), 1);
         assert_eq!(abandon(&mut shard, &[2]), [2], "and the filters change");
-        assert_eq!(abandon(&mut shard, &[4]), [4], "the door was open again");
+        assert_eq!(abandon(&mut shard, &[4]), [4], "the gate was open again");
         assert_eq!((shard.in_flight(), shard.deadline()), (0, None));
     }
 

@@ -1,5 +1,5 @@
-//! Turns words of slot 0 and of settings into what the laws use, and back; and the moments in which the window is moved
-//! a little on purpose ([`Dither`]).
+//! Converts the fields of slot 0 and of settings to the values that the control laws use, and back; [`Dither`] moves the
+//! window a little on purpose.
 
 use super::Threshold;
 use super::learn::Factors;

@@ -1,35 +1,34 @@
-//! Which I/Os of a busy disk are counted: one in 32 or so, drawn by lot, which stands for those before it.
+//! Samples the I/Os of a busy disk: about one in 32 is counted and weighted with the number of I/Os that it represents.
 //!
-//! A disk that nothing holds, on a datastore that is not congested, does hundreds of thousands of I/Os a second, and
-//! counting each would cost more than is gained: the shard lets most of them past the scheduler without a word. Each
-//! thread's own disks only, so that nothing is shared.
+//! An unlimited disk on an uncongested datastore does hundreds of thousands of I/Os a second. Counting each in the
+//! scheduler would cost more than it gains. Each I/O thread samples its own disks, so nothing is shared.
 //!
 //! # Always true
-//! - every read and write is counted by one that is drawn, itself or a later one, but for the last few, 63
-//!   at most, of a disk that stops, or of which every one counts again
-//! - what is counted is right on average, however regular the load: gaps have no beat
+//! - every read and write is represented by a sampled one, itself or a later one; at most 63 are lost when a disk stops
+//!   or sampling ends
+//! - counts are right on average for any load pattern, since gaps are random
 
 use crate::request::Op;
 
-/// From one that is counted to the next it is 1 to 2^6 I/Os.
+/// A sample represents 1 to 2^6 I/Os.
 const GAP_BITS: u32 = 6;
 
-/// See the module. One for each disk.
+/// The sampling state of one disk.
 #[derive(Clone, Debug)]
-pub(crate) struct Lot {
-    /// Reads and writes up to the next that is counted, that one included; 0: every one is.
+pub(crate) struct IoSampler {
+    /// Reads and writes up to and including the next sample; 0: every one is counted.
     left: u32,
-    /// What `left` was when it was drawn.
+    /// The value of `left` after the last sample.
     gap: u32,
     random: u32,
-    /// Where the last one ended.
+    /// The end offset of the last I/O.
     end: u64,
 }
 
-impl Lot {
-    /// That of a disk of which every I/O counts.
-    pub(crate) const fn every() -> Lot {
-        Lot {
+impl IoSampler {
+    /// Counts every I/O.
+    pub(crate) const fn all() -> IoSampler {
+        IoSampler {
             left: 0,
             gap: 1,
             random: 1,
@@ -37,16 +36,16 @@ impl Lot {
         }
     }
 
-    /// Whether not every I/O counts from now on.
-    pub(crate) fn turn(&mut self, on: bool) {
+    /// Turns sampling on or off.
+    pub(crate) fn enable(&mut self, on: bool) {
         match (on, self.left) {
-            (true, 0) => self.draw(),
+            (true, 0) => self.next_gap(),
             (true, _) => {}
             (false, _) => self.left = 0,
         }
     }
 
-    /// Whether a later one stands for this I/O.
+    /// Whether this I/O is not counted: a later sample represents it.
     #[inline(always)]
     pub(crate) fn skips(&mut self, op: Op, offset: u64, len: u64) -> bool {
         if self.left <= 1 || !matches!(op, Op::Read | Op::Write) {
@@ -57,20 +56,20 @@ impl Lot {
         true
     }
 
-    /// For how many this I/O stands that is not skipped, and whether it begins where the one before it ended; `None`: for
-    /// itself, as every one.
-    pub(crate) fn drawn(&mut self, op: Op, offset: u64, len: u64) -> Option<(u16, bool)> {
+    /// For a sample: how many I/Os it represents, and whether it begins where the one before it ended. `None` without
+    /// sampling.
+    pub(crate) fn sampled(&mut self, op: Op, offset: u64, len: u64) -> Option<(u16, bool)> {
         if self.left != 1 || !matches!(op, Op::Read | Op::Write) {
             return None;
         }
         let sequential = offset == self.end;
         self.end = offset.wrapping_add(len);
         let times = u16::try_from(self.gap).expect("a gap has few bits");
-        self.draw();
+        self.next_gap();
         Some((times, sequential))
     }
 
-    fn draw(&mut self) {
+    fn next_gap(&mut self) {
         self.random = self
             .random
             .wrapping_mul(1_664_525)
@@ -87,14 +86,14 @@ mod tests {
     use alloc::vec::Vec;
 
     /// What becomes of so many reads of 4 KiB, one behind the other: for how many each stands that counts.
-    fn draw(lot: &mut Lot, ios: u64) -> (Vec<u64>, u64) {
+    fn draw(sampler: &mut IoSampler, ios: u64) -> (Vec<u64>, u64) {
         let (mut stands, mut skipped) = (Vec::new(), 0);
         for io in 0..ios {
             let (op, offset) = (Op::Read, io * 4_096);
-            if lot.skips(op, offset, 4_096) {
+            if sampler.skips(op, offset, 4_096) {
                 skipped += 1;
             } else {
-                let drawn = lot.drawn(op, offset, 4_096);
+                let drawn = sampler.sampled(op, offset, 4_096);
                 stands.push(drawn.map_or(1, |(times, sequential)| {
                     assert!(sequential || io == 0);
                     u64::from(times)
@@ -106,37 +105,37 @@ mod tests {
 
     #[test]
     fn every_io_counts_unless_told_otherwise() {
-        let mut lot = Lot::every();
-        assert_eq!(draw(&mut lot, 1_000).1, 0);
-        lot.turn(true);
-        assert!(draw(&mut lot, 1_000).1 > 0);
-        lot.turn(false);
-        let (stands, skipped) = draw(&mut lot, 1_000);
+        let mut sampler = IoSampler::all();
+        assert_eq!(draw(&mut sampler, 1_000).1, 0);
+        sampler.enable(true);
+        assert!(draw(&mut sampler, 1_000).1 > 0);
+        sampler.enable(false);
+        let (stands, skipped) = draw(&mut sampler, 1_000);
         assert_eq!((stands, skipped), (vec![1; 1_000], 0));
     }
 
     #[test]
     fn one_in_32_stands_for_those_before_it() {
-        let mut lot = Lot::every();
-        lot.turn(true);
-        let (stands, skipped) = draw(&mut lot, 100_000);
+        let mut sampler = IoSampler::all();
+        sampler.enable(true);
+        let (stands, skipped) = draw(&mut sampler, 100_000);
         let counted = stands.len() as u64;
         assert_eq!(counted + skipped, 100_000);
         assert!((2_900..3_250).contains(&counted), "{counted}");
         let sum: u64 = stands.iter().sum();
         assert!((99_937..=100_000).contains(&sum), "{sum}");
         assert_eq!(stands.iter().max(), Some(&64));
-        lot.turn(true);
-        assert!(draw(&mut lot, 100).1 > 0, "it goes on");
+        sampler.enable(true);
+        assert!(draw(&mut sampler, 100).1 > 0, "it goes on");
     }
 
     #[test]
     fn only_reads_and_writes_are_skipped() {
-        let mut lot = Lot::every();
-        lot.turn(true);
+        let mut sampler = IoSampler::all();
+        sampler.enable(true);
         for op in Op::ALL {
-            let skipped =
-                (0..100).filter(|_| lot.skips(op, 0, 512) || lot.drawn(op, 0, 512).is_some());
+            let skipped = (0..100)
+                .filter(|_| sampler.skips(op, 0, 512) || sampler.sampled(op, 0, 512).is_some());
             let may = matches!(op, Op::Read | Op::Write);
             assert_eq!(skipped.count(), if may { 100 } else { 0 }, "{op:?}");
         }

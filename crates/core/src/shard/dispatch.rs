@@ -1,114 +1,117 @@
-//! Whose turn it is at each datastore that is under control: the shard's dealings with its schedulers.
+//! Dispatches queued I/Os: one scheduler for each datastore under I/O control.
 //!
-//! The stack offers what leaves its bottom; here the shard asks for what may go after something has ended, a limit's
-//! moment has come, an order has changed the rules, or another I/O thread has found that it is this one's turn.
+//! A stack starts an I/O or queues it. The shard dispatches queued I/Os after a completion, when a limit's time has come,
+//! after an order changed the rules, or when another I/O thread wakes this one.
 //!
 //! # Always true
-//! - a scheduler is asked until it has nothing more to let go; where nothing waits, here or on another thread, it is not
-//!   asked at all: that is every I/O of a datastore that is not congested
-//! - a control goes after its last disk (asserted)
+//! - a scheduler is picked from until it has nothing to dispatch; while nothing is queued, on this thread or another, it
+//!   is not called at all: so it is for every I/O of a datastore that is not congested
+//! - a control is released after its last disk (asserted)
 
 use super::{ControlId, Effect, Event, Shard};
 use crate::filter::Io;
-use crate::iocontrol::lot::Lot;
+use crate::iocontrol::sampler::IoSampler;
 use crate::iocontrol::{Bin, Pick, Scheduler, Usage};
 use crate::request::DiskId;
 use crate::slab::Slab;
-use crate::stack::{self, Edge, Walk};
+use crate::stack::{self, StackCx, StackExit};
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::vec::Vec;
 
-/// By number; whose turn it is at each datastore that is under control.
-pub(crate) type Turns = Vec<Option<Box<Scheduler>>>;
+/// The schedulers of the datastores under I/O control, by [`ControlId`].
+pub(crate) type Schedulers = Vec<Option<Box<Scheduler>>>;
 
-/// What stands between a disk and its datastore.
-pub(crate) struct Toll {
+/// The I/O control of one disk: which scheduler it uses, and which of its I/Os are counted.
+pub(crate) struct QosState {
     /// The datastore's control, or [`ControlId::NONE`].
     pub(crate) control: ControlId,
-    /// Which of the disk's I/Os are counted there.
-    pub(crate) lot: Lot,
+    /// Selects the disk's I/Os that are counted there.
+    pub(crate) sampler: IoSampler,
 }
 
-impl Toll {
-    /// The datastore has ended an I/O that counts there. One for which another stands makes no room that anybody knows of.
+impl QosState {
+    /// Counts a completion. I/Os that the sampler skipped are not counted one by one.
     #[inline]
-    pub(super) fn ended(&mut self, turns: &mut Turns, now: Time, disk: DiskId, io: &Io) {
-        let Some(scheduler) = scheduler_of(turns, self.control) else {
+    pub(super) fn ended(&mut self, schedulers: &mut Schedulers, now: Time, disk: DiskId, io: &Io) {
+        let Some(scheduler) = scheduler_of(schedulers, self.control) else {
             return;
         };
         let times = io.times.into();
         if scheduler.finished_for(now, disk, io.op, io.len, io.issued, io.cost, times) {
-            self.lot.turn(scheduler.may_skip(disk));
+            self.sampler.enable(scheduler.may_skip(disk));
         }
     }
 }
 
 /// The scheduler of a datastore, if that is under control.
 #[inline(always)]
-pub(crate) fn scheduler_of(turns: &mut Turns, control: ControlId) -> Option<&mut Scheduler> {
-    turns.get_mut(control.0 as usize)?.as_deref_mut()
+pub(crate) fn scheduler_of(
+    schedulers: &mut Schedulers,
+    control: ControlId,
+) -> Option<&mut Scheduler> {
+    schedulers.get_mut(control.0 as usize)?.as_deref_mut()
 }
 
-/// An event's walk through the stack of a disk.
+/// The context of one pass through the stack of a disk.
 #[inline(always)]
-pub(super) fn walk<'a>(
+pub(super) fn stack_cx<'a>(
     ios: &'a mut Slab<Io>,
-    turns: &'a mut Turns,
-    toll: &'a mut Toll,
+    schedulers: &'a mut Schedulers,
+    qos: &'a mut QosState,
     now: Time,
     disk: DiskId,
     out: &'a mut Vec<Effect>,
-) -> Walk<'a> {
-    let edge = Edge {
+) -> StackCx<'a> {
+    let exit = StackExit {
         now,
         disk,
-        turns,
-        toll,
+        schedulers,
+        qos,
         waits: false,
         out,
     };
-    Walk { ios, edge }
+    StackCx { ios, exit }
 }
 
 impl Shard {
-    /// What concerns the control of a datastore.
+    /// Handles the events of I/O control.
     pub(super) fn govern(&mut self, now: Time, event: Event, out: &mut Vec<Effect>) {
         match event {
             Event::Control { control, scheduler } => {
                 let place = control.0 as usize;
-                if self.turns.len() <= place {
-                    self.turns.resize_with(place + 1, || None);
+                if self.schedulers.len() <= place {
+                    self.schedulers.resize_with(place + 1, || None);
                 }
                 assert!(
-                    self.turns[place].is_none(),
+                    self.schedulers[place].is_none(),
                     "a datastore comes under control once"
                 );
-                self.turns[place] = Some(scheduler);
+                self.schedulers[place] = Some(scheduler);
             }
             Event::Release { control } => {
                 let mut disks = self.disks.iter().flatten();
                 assert!(
-                    disks.all(|disk| disk.toll.control != control),
+                    disks.all(|disk| disk.qos.control != control),
                     "a control goes after its last disk"
                 );
-                if let Some(place) = self.turns.get_mut(control.0 as usize) {
+                if let Some(place) = self.schedulers.get_mut(control.0 as usize) {
                     *place = None;
                 }
             }
             Event::Steer { control, orders } => {
-                if let Some(scheduler) = scheduler_of(&mut self.turns, control) {
+                if let Some(scheduler) = scheduler_of(&mut self.schedulers, control) {
                     scheduler.steer(now, &orders);
                 }
-                self.draw_lots(control);
+                self.update_sampling(control);
                 self.pick(now, control, out);
             }
             Event::Policy { disk, policy } => {
-                let control = self.disk(disk).toll.control;
-                if let Some(scheduler) = scheduler_of(&mut self.turns, control) {
+                let control = self.disk(disk).qos.control;
+                if let Some(scheduler) = scheduler_of(&mut self.schedulers, control) {
                     scheduler.change(now, disk, &policy);
                 }
-                self.draw_lots(control);
+                self.update_sampling(control);
                 self.pick(now, control, out);
             }
             Event::Woken { control } => self.pick(now, control, out),
@@ -116,16 +119,16 @@ impl Shard {
         }
     }
 
-    /// Lets go what may go to a datastore now.
+    /// Dispatches the queued I/Os that may start now.
     #[inline(never)]
     pub(super) fn pick(&mut self, now: Time, control: ControlId, out: &mut Vec<Effect>) {
-        let Some(scheduler) = scheduler_of(&mut self.turns, control) else {
+        let Some(scheduler) = scheduler_of(&mut self.schedulers, control) else {
             return;
         };
         loop {
             match scheduler.pick(now) {
                 Pick::Now(disk, io, cost) => {
-                    stack::let_go(now, disk, io, cost, &mut self.ios, out);
+                    stack::dispatch(now, disk, io, cost, &mut self.ios, out);
                 }
                 Pick::Other(thread) => return out.push(Effect::Wake { control, thread }),
                 Pick::At(..) | Pick::Full | Pick::Behind | Pick::Empty => return,
@@ -135,38 +138,38 @@ impl Shard {
 
     /// Appends what each disk here used of a datastore since the last call, and starts a new count.
     pub fn usage(&mut self, control: ControlId, now: Time, out: &mut Vec<Usage>) {
-        if let Some(scheduler) = scheduler_of(&mut self.turns, control) {
+        if let Some(scheduler) = scheduler_of(&mut self.schedulers, control) {
             scheduler.usage(now, out);
         }
-        self.draw_lots(control);
+        self.update_sampling(control);
     }
 
-    /// Of which disks of a datastore every I/O counts may be different from now on.
-    fn draw_lots(&mut self, control: ControlId) {
-        let Some(scheduler) = scheduler_of(&mut self.turns, control) else {
+    /// Sets anew which disks of a datastore are sampled.
+    fn update_sampling(&mut self, control: ControlId) {
+        let Some(scheduler) = scheduler_of(&mut self.schedulers, control) else {
             return;
         };
         for (id, disk) in (0..).zip(&mut self.disks) {
             if let Some(disk) = disk
-                && disk.toll.control == control
+                && disk.qos.control == control
             {
-                disk.toll.lot.turn(scheduler.may_skip(DiskId(id)));
+                disk.qos.sampler.enable(scheduler.may_skip(DiskId(id)));
             }
         }
     }
 
-    /// Appends what ended on a datastore in each 100 ms that are over.
+    /// Appends the completions of a datastore in each past interval of 100 ms.
     pub fn bins(&mut self, control: ControlId, out: &mut Vec<Bin>) {
-        if let Some(scheduler) = scheduler_of(&mut self.turns, control) {
+        if let Some(scheduler) = scheduler_of(&mut self.schedulers, control) {
             scheduler.bins(out);
         }
     }
 
-    /// Whether a datastore was used since its use was last told, or is being used.
-    pub fn is_stirred(&self, control: ControlId) -> bool {
-        let place = self.turns.get(control.0 as usize);
+    /// Whether a datastore was used since its last usage report, or is being used.
+    pub fn is_active(&self, control: ControlId) -> bool {
+        let place = self.schedulers.get(control.0 as usize);
         let scheduler = place.and_then(Option::as_ref);
-        scheduler.is_some_and(|scheduler| scheduler.is_stirred())
+        scheduler.is_some_and(|scheduler| scheduler.is_active())
     }
 }
 
@@ -385,29 +388,29 @@ mod tests {
         let first = submit(&mut shard, 0, 1);
         finish(&mut shard, 1, &first[0]);
         held(&mut shard, 2);
-        assert!(!shard.is_stirred(CONTROL), "its governor rests");
+        assert!(!shard.is_active(CONTROL), "its governor rests");
         assert!(submit(&mut shard, 3, 2).is_empty());
-        assert!(shard.is_stirred(CONTROL), "and is told");
+        assert!(shard.is_active(CONTROL), "and is told");
         held(&mut shard, second / 2);
         for half in 2..5 {
             let waited = held(&mut shard, half * second / 2);
             assert_eq!(waited, [0, 0, 500_000_000, 0, 0]);
-            assert!(shard.is_stirred(CONTROL));
+            assert!(shard.is_active(CONTROL));
         }
     }
 
     #[test]
     fn a_disk_that_has_been_used_stirs_until_its_use_is_told() {
         let mut shard = shard(Policy::default(), &Watch::default());
-        assert!(!shard.is_stirred(CONTROL));
+        assert!(!shard.is_active(CONTROL));
         let first = submit(&mut shard, 0, 1);
-        assert!(shard.is_stirred(CONTROL));
+        assert!(shard.is_active(CONTROL));
         finish(&mut shard, 1, &first[0]);
-        assert!(shard.is_stirred(CONTROL));
+        assert!(shard.is_active(CONTROL));
         let mut usage = Vec::new();
         shard.usage(CONTROL, Time::ZERO + Span::from_micros(2), &mut usage);
         assert_eq!((usage.len(), usage[0].ios), (1, 1));
-        assert!(!shard.is_stirred(CONTROL));
-        assert!(!shard.is_stirred(ControlId(9)));
+        assert!(!shard.is_active(CONTROL));
+        assert!(!shard.is_active(ControlId(9)));
     }
 }
