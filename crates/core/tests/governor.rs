@@ -63,7 +63,7 @@ fn from_cold_four_hosts_reach_their_shares_and_the_threshold_in_about_a_second()
 fn an_idle_disks_part_goes_to_the_others_and_comes_back() {
     let mut world = four();
     world.run(10_000);
-    world.hosts[3].disks[0].demands = 0.0;
+    world.hosts[3].disks[0].wants = 0.0;
     world.mark();
     let from = world.now;
     let mut took = u64::MAX;
@@ -80,7 +80,7 @@ fn an_idle_disks_part_goes_to_the_others_and_comes_back() {
     let idle = world.windows()[3];
     assert!((1.0..=4.0).contains(&idle), "{idle}");
     assert!(took <= 1_500, "{took}");
-    world.hosts[3].disks[0].demands = 64.0;
+    world.hosts[3].disks[0].wants = 64.0;
     world.mark();
     world.run(1_000);
     let part = world.rates()[3] / (3_350.0 / 3.0);
@@ -94,7 +94,7 @@ fn an_idle_disks_part_goes_to_the_others_and_comes_back() {
 fn a_single_slow_moment_does_not_engage_control() {
     let mut world = four();
     for host in &mut world.hosts {
-        host.disks[0].demands = 15.0;
+        host.disks[0].wants = 15.0;
     }
     world.run(10_000);
     world.most = 1_000.0;
@@ -318,11 +318,11 @@ fn many_hosts_on_a_fast_array_share_within_two_per_cent() {
 fn a_long_wait_that_a_disk_cuts_short_is_no_pause() {
     let mut world = four();
     for host in &mut world.hosts {
-        host.disks[0].demands = 0.0;
+        host.disks[0].wants = 0.0;
     }
     world.run(10_900);
     for host in &mut world.hosts {
-        host.disks[0].demands = 64.0;
+        host.disks[0].wants = 64.0;
     }
     world.run(5_000);
     for host in 0..4 {
@@ -335,7 +335,7 @@ fn a_long_wait_that_a_disk_cuts_short_is_no_pause() {
 fn where_nothing_is_congested_nobody_is_held_back_and_little_is_said() {
     let mut world = four();
     for host in &mut world.hosts {
-        host.disks[0].demands = 1.5;
+        host.disks[0].wants = 1.5;
     }
     world.run(2_000);
     let before = world.hosts[0].published;
@@ -353,7 +353,7 @@ fn control_lets_go_ten_seconds_after_the_load_has_gone_and_not_before() {
     let mut world = four();
     world.run(10_000);
     for host in &mut world.hosts {
-        host.disks[0].demands = 2.0;
+        host.disks[0].wants = 2.0;
     }
     world.run(8_000);
     assert!(world.hosts.iter().all(|host| host.orders.engaged));

@@ -414,14 +414,14 @@ fn threads_that_are_full_do_not_send_each_other_round_for_a_latency_target() {
     orders.per_second = 1 << 24;
     orders.latency_p99 = Span::from_millis(1);
     let now = at(MS);
-    let wants = Policy {
+    let policy = Policy {
         shares: 100,
         latency_target: Some(Span::from_nanos(1)),
         ..Policy::default()
     };
     for (thread, id, policy) in [
         (0, 0, Policy::default()),
-        (0, 1, wants),
+        (0, 1, policy),
         (1, 2, Policy::default()),
     ] {
         threads[thread].add(now, DiskId(id), DiskKey(id.into()), &policy);

@@ -2,7 +2,7 @@
 //!
 //! [`Engine::control`](crate::Engine::control) makes one; disks are attached with it. The governor's thread
 //! (`rounds`) gathers what the schedulers counted, ticks the core's governor, sends its orders, and has the slots on
-//! the datastore read and written (`carrier`, `slots`). No request passes here, and no I/O thread ever waits for it.
+//! the datastore read and written (`slot_io`, `slots`). No request passes here, and no I/O thread ever waits for it.
 //!
 //! # Always true
 //! - nothing that the datastore does to the slot file reaches a disk: it only changes what the governor knows
@@ -14,11 +14,11 @@
 //!   I/O thread ── counts ──> rounds ── orders ──> I/O threads
 //!                              │  ^
 //!                         jobs v  │ words
-//!                            carrier <──> .tidegate/hosts.v1
+//!                            slot_io <──> .tidegate/hosts.v1
 //! ```
 
 use crate::error::{Error, Kind, Result};
-use crate::inbox::{Inbox, Order};
+use crate::inbox::{Command, Inbox};
 use crate::sys::os;
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -35,12 +35,12 @@ use tidegate_core::request::DiskId;
 use tidegate_core::shard::ControlId;
 use tidegate_core::units::Time;
 
-mod carrier;
-mod ledger;
-mod rounds;
+mod accounts;
+mod governor_thread;
+mod slot_io;
 mod slots;
 
-pub(crate) use ledger::Ledger;
+pub(crate) use accounts::Accounts;
 
 /// Events that are kept while nobody asks for them; older ones are counted and dropped.
 const EVENTS: usize = 256;
@@ -125,7 +125,7 @@ struct ControlCore {
     notes: Arc<Notes>,
     inboxes: Arc<[Arc<Inbox>]>,
     numbers: Arc<Mutex<Vec<bool>>>,
-    ledger: Arc<Ledger>,
+    accounts: Arc<Accounts>,
 }
 
 /// What happened on a datastore.
@@ -201,7 +201,7 @@ pub(crate) enum Word {
         bins: Vec<Bin>,
     },
     /// An I/O thread that had nothing to count has something again, or a policy has changed.
-    Stirred,
+    Active,
     /// The slots; nothing when they could not be read.
     Read(Option<Vec<slots::Slot>>),
     /// Whether our slot was written.
@@ -249,7 +249,7 @@ impl Control {
         inboxes: Arc<[Arc<Inbox>]>,
         groups: &GroupsHandle,
         numbers: Arc<Mutex<Vec<bool>>>,
-        ledger: Arc<Ledger>,
+        accounts: Arc<Accounts>,
     ) -> Result<Control> {
         let (words, heard) = channel();
         let core = Arc::new(ControlCore {
@@ -259,7 +259,7 @@ impl Control {
             notes: Arc::default(),
             inboxes: Arc::clone(&inboxes),
             numbers,
-            ledger,
+            accounts,
         });
         let shared = Shared::new(inboxes.len(), groups);
         for (thread, inbox) in inboxes.iter().enumerate() {
@@ -273,7 +273,7 @@ impl Control {
                 peers: Arc::clone(&inboxes),
                 thread,
             };
-            inbox.send_always(Order::Govern(id, Box::new(begin)));
+            inbox.send_always(Command::Govern(id, Box::new(begin)));
         }
         let failed = |e| {
             let name = &settings.name;
@@ -282,17 +282,23 @@ impl Control {
                 e,
             )
         };
-        let carrier = match &settings.directory {
+        let slot_io = match &settings.directory {
             None => None,
             Some(directory) => {
                 let host = settings.governor.host;
-                let carrier = carrier::start(&settings.name, directory, host, words);
-                Some(carrier.map_err(failed)?)
+                let slot_io = slot_io::start(&settings.name, directory, host, words);
+                Some(slot_io.map_err(failed)?)
             }
         };
         let mut governor = Governor::new(settings.governor);
         governor.call(Name::new(&settings.host_name));
-        let rounds = rounds::Rounds::new(id, governor, inboxes, carrier, Arc::clone(&core.notes));
+        let rounds = governor_thread::GovernorThread::new(
+            id,
+            governor,
+            inboxes,
+            slot_io,
+            Arc::clone(&core.notes),
+        );
         rounds.start(&settings.name, heard).map_err(failed)?;
         Ok(Control { core })
     }
@@ -308,8 +314,8 @@ impl Control {
     }
 
     /// What disks that are away had used of their limits.
-    pub(crate) fn ledger(&self) -> &Ledger {
-        &self.core.ledger
+    pub(crate) fn accounts(&self) -> &Accounts {
+        &self.core.accounts
     }
 
     /// What the engine keeps of it.
@@ -383,7 +389,7 @@ impl Control {
     /// ask for them by itself.
     pub fn recount(&self) {
         // One that has ended counts no more.
-        let _ = self.core.words.send(Word::Stirred);
+        let _ = self.core.words.send(Word::Active);
     }
 
     /// Tells the other hosts that this one leaves: they divide its part at once, instead of after its lease. The governor
@@ -449,7 +455,7 @@ impl Drop for ControlCore {
     fn drop(&mut self) {
         let _ = self.words.send(Word::Stop(None));
         for inbox in self.inboxes.iter() {
-            inbox.send_always(Order::Govern(self.id, Box::new(Govern::End)));
+            inbox.send_always(Command::Govern(self.id, Box::new(Govern::End)));
         }
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         numbers[self.id.0 as usize] = false;

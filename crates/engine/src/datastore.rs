@@ -2,14 +2,14 @@
 //!
 //! An `Image` is one open disk image. The control side opens it (which may block), an I/O thread owns it from then
 //! on and gives it each I/O that leaves a disk's stack. The image performs it on the thread's ring and reports
-//! the end, at once or through `Lane::finish`.
+//! the end, at once or through `ImageCx::finish`.
 //!
 //! # Always true
-//! - each job is ended exactly once: by `Progress::Done`, or by one `Lane::finish` after `Progress::Pending`
+//! - each job is ended exactly once: by `Progress::Done`, or by one `ImageCx::finish` after `Progress::Pending`
 //! - an image never blocks its thread
 
 use self::condition::Condition;
-use crate::errand::Map;
+use crate::blocking::Map;
 use crate::lease::Lease;
 use crate::lease::fence::{Fence, Fenced};
 use crate::sys::buffers::Buffers;
@@ -54,16 +54,16 @@ pub(crate) enum Progress {
 /// One open disk image, owned by one I/O thread.
 pub(crate) trait Image {
     /// Performs a job, or begins to.
-    fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress;
+    fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress;
 
     /// An operation of this image's has ended on the ring.
-    fn completed(&mut self, _lane: &mut Lane<'_>, _completion: Completion) {}
+    fn completed(&mut self, _lane: &mut ImageCx<'_>, _completion: Completion) {}
 
-    /// A question for extents that it sent to the errand thread is answered.
-    fn mapped(&mut self, _lane: &mut Lane<'_>, _map: Map) {}
+    /// A question for extents that it sent to the job thread is answered.
+    fn mapped(&mut self, _lane: &mut ImageCx<'_>, _map: Map) {}
 
-    /// A connection that it had the errands make is there, or could not be made.
-    fn connected(&mut self, _lane: &mut Lane<'_>, _connect: nbd::connect::Connect) {}
+    /// A connection that it had the blocking make is there, or could not be made.
+    fn connected(&mut self, _lane: &mut ImageCx<'_>, _connect: nbd::connect::Connect) {}
 
     /// Whether [`Image::deadline`] is ever anything but `None`: most images are never asked.
     fn timed(&self) -> bool {
@@ -76,7 +76,7 @@ pub(crate) trait Image {
     }
 
     /// Its deadline has passed.
-    fn tick(&mut self, _lane: &mut Lane<'_>) {}
+    fn tick(&mut self, _lane: &mut ImageCx<'_>) {}
 
     /// The disk has this size from now on, in bytes.
     fn resized(&mut self, _size: u64) {}
@@ -85,22 +85,22 @@ pub(crate) trait Image {
     fn fence(&mut self, _fence: &Arc<Fence>) {}
 
     /// Begins to close; true once nothing of it is on the ring (asked again after each completion).
-    fn close(&mut self, _lane: &mut Lane<'_>) -> bool {
+    fn close(&mut self, _lane: &mut ImageCx<'_>) -> bool {
         true
     }
 }
 
 /// What an image may use of its I/O thread while it works.
-pub(crate) struct Lane<'a> {
+pub(crate) struct ImageCx<'a> {
     pub(crate) now: Time,
     pub(crate) disk: DiskId,
     pub(crate) ring: &'a mut Ring,
     pub(crate) buffers: &'a mut Buffers,
     pub(crate) finished: &'a mut Vec<(DiskId, IoId, Outcome)>,
-    pub(crate) errands: &'a crate::errand::Errands,
+    pub(crate) blocking: &'a crate::blocking::BlockingWorker,
 }
 
-impl Lane<'_> {
+impl ImageCx<'_> {
     /// Ends a pending job.
     pub(crate) fn finish(&mut self, io: IoId, outcome: Outcome) {
         self.finished.push((self.disk, io, outcome));
@@ -185,7 +185,7 @@ pub(crate) fn bytes(len: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::errand::Errands;
+    use crate::blocking::BlockingWorker;
     use crate::inbox::Inbox;
 
     const SIZE: u64 = 1 << 20;
@@ -203,15 +203,15 @@ mod tests {
             len: 4096,
             data: Data { buffer, start: 0 },
         };
-        let mut lane = Lane {
+        let mut cx = ImageCx {
             now: Time::ZERO,
             disk: DiskId(0),
             ring: &mut ring,
             buffers: &mut buffers,
             finished: &mut Vec::new(),
-            errands: &Errands::start("test", inbox).expect("a thread"),
+            blocking: &BlockingWorker::start("test", inbox).expect("a thread"),
         };
-        image.start(&mut lane, job)
+        image.start(&mut cx, job)
     }
 
     #[test]

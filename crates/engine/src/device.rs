@@ -7,9 +7,9 @@
 use crate::device::ring::Reply;
 use tidegate_front::nbd::session::Asked;
 
-pub(crate) mod calls;
 pub(crate) mod channel;
 pub(crate) mod front_ends;
+pub(crate) mod interrupt_moderation;
 pub(crate) mod nbd;
 pub(crate) mod ring;
 pub(crate) mod shunned;

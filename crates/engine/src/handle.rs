@@ -7,16 +7,16 @@
 //! - a disk lives on one I/O thread, its home, from attach to detach
 //! - rings of one front end at a time run on a disk; those of the next start when everything of the last has ended
 
-use crate::control::{self, Control, Ledger, Reins, UnderControl};
+use crate::control::{self, Accounts, Control, Reins, UnderControl};
 use crate::datastore::OpenedImage;
 use crate::datastore::condition::Condition;
 use crate::device::front_ends::FrontEnds;
 use crate::device::ring::DeviceFacts;
 use crate::error::{Error, Kind, Result};
-use crate::inbox::{Inbox, Order};
+use crate::inbox::{Command, Inbox};
 use crate::sys::os;
-use crate::thread::orders::{Attach, Question, ThreadPulse, ThreadReport};
-use crate::thread::{Habits, IoThread};
+use crate::thread::commands::{Attach, Question, ThreadPulse, ThreadReport};
+use crate::thread::{IoThread, ThreadConfig};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -89,7 +89,7 @@ pub struct Engine {
     reins: Mutex<Vec<Reins>>,
     groups: GroupsHandle,
     /// What disks that are away had used of their limits.
-    ledger: Arc<Ledger>,
+    accounts: Arc<Accounts>,
 }
 
 struct Thread {
@@ -173,12 +173,12 @@ impl Engine {
         for index in 0..settings.threads {
             let cpu =
                 (!settings.cpus.is_empty()).then(|| settings.cpus[index % settings.cpus.len()]);
-            let habits = Habits {
+            let config = ThreadConfig {
                 poll: settings.poll,
                 always_poll: settings.always_poll,
                 cpu,
             };
-            let (inbox, join) = IoThread::start(format!("tidegate-io{index}"), habits)?;
+            let (inbox, join) = IoThread::start(format!("tidegate-io{index}"), config)?;
             threads.push(Thread {
                 inbox,
                 join: Some(join),
@@ -191,7 +191,7 @@ impl Engine {
             controls: Arc::default(),
             reins: Mutex::default(),
             groups: Groups::new(MOST_GROUPS),
-            ledger: Arc::default(),
+            accounts: Arc::default(),
         })
     }
 
@@ -264,7 +264,7 @@ impl Engine {
             control,
             reply,
         };
-        core.order(Order::Attach(Box::new(attach)))?;
+        core.order(Command::Attach(Box::new(attach)))?;
         wait(&answer, None)?;
         Ok(Disk { core })
     }
@@ -278,8 +278,8 @@ impl Engine {
         let id = ControlId(take_number(&self.controls, MOST_DISKS, "datastores")?);
         let inboxes = self.threads.iter().map(|t| Arc::clone(&t.inbox)).collect();
         let numbers = Arc::clone(&self.controls);
-        let ledger = Arc::clone(&self.ledger);
-        let control = Control::begin(id, settings, inboxes, &self.groups, numbers, ledger)?;
+        let accounts = Arc::clone(&self.accounts);
+        let control = Control::begin(id, settings, inboxes, &self.groups, numbers, accounts)?;
         let mut reins = guard(&self.reins);
         reins.retain(|reins| !reins.is_slack());
         reins.push(control.reins());
@@ -346,7 +346,7 @@ impl Engine {
         for thread in &mut self.threads {
             if let Some(join) = thread.join.take() {
                 // A thread that refuses orders has stopped already.
-                thread.inbox.send_always(Order::Stop);
+                thread.inbox.send_always(Command::Stop);
                 let _ = join.join();
             }
         }
@@ -379,7 +379,7 @@ fn take_number(numbers: &Mutex<Vec<bool>>, most: usize, of: &str) -> Result<u32>
 /// Asks an I/O thread something.
 fn ask<T>(inbox: &Inbox, question: impl FnOnce(Sender<T>) -> Question) -> Result<Receiver<T>> {
     let (reply, answer) = channel();
-    let asked = inbox.send(Order::Ask(question(reply)));
+    let asked = inbox.send(Command::Ask(question(reply)));
     asked.map_err(|_| Error::new(Kind::Gone, "an I/O thread does not take orders any more"))?;
     Ok(answer)
 }

@@ -5,10 +5,10 @@
 //! - a full queue refuses, visibly
 //! - a thread that is busy costs its senders no system call, and an empty inbox costs the thread one load
 
+use crate::blocking::BlockingJob;
 use crate::control::Govern;
-use crate::errand::Errand;
 use crate::sys::eventfd::EventFd;
-use crate::thread::orders::{Attach, AttachQueue, Change, NbdConnection, Question, StopQueue};
+use crate::thread::commands::{Attach, AttachQueue, Change, NbdConnection, Question, StopQueue};
 use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
@@ -19,7 +19,7 @@ use tidegate_core::shard::ControlId;
 const ROOM: usize = 4096;
 
 /// What an I/O thread may be told.
-pub(crate) enum Order {
+pub(crate) enum Command {
     Attach(Box<Attach>),
     Change(Box<Change>),
     AttachQueue(Box<AttachQueue>),
@@ -27,7 +27,7 @@ pub(crate) enum Order {
     Nbd(Box<NbdConnection>),
     /// Somebody wants to know.
     Ask(Question),
-    Errand(Errand),
+    BlockingJob(BlockingJob),
     /// About a datastore's control.
     Govern(ControlId, Box<Govern>),
     /// It is this thread's turn at a datastore.
@@ -40,10 +40,10 @@ pub(crate) struct Refused;
 
 /// See the module.
 pub(crate) struct Inbox {
-    queue: Mutex<VecDeque<Order>>,
+    queue: Mutex<VecDeque<Command>>,
     mail: AtomicBool,
     asleep: AtomicBool,
-    bell: EventFd,
+    wakeup_fd: EventFd,
 }
 
 impl Inbox {
@@ -52,12 +52,12 @@ impl Inbox {
             queue: Mutex::new(VecDeque::new()),
             mail: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
-            bell: EventFd::new()?,
+            wakeup_fd: EventFd::new()?,
         })
     }
 
     /// Leaves an order.
-    pub(crate) fn send(&self, order: Order) -> Result<(), Refused> {
+    pub(crate) fn send(&self, order: Command) -> Result<(), Refused> {
         if self.queue.lock().map_err(|_| Refused)?.len() >= ROOM {
             return Err(Refused);
         }
@@ -67,7 +67,7 @@ impl Inbox {
 
     /// Leaves an order that must not be refused: the answer to one, or the end of something. Each is one of a bounded
     /// number by its nature.
-    pub(crate) fn send_always(&self, order: Order) {
+    pub(crate) fn send_always(&self, order: Command) {
         {
             let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
             queue.push_back(order);
@@ -75,13 +75,13 @@ impl Inbox {
         }
         fence(Ordering::SeqCst);
         if self.asleep.swap(false, Ordering::SeqCst) {
-            self.bell.signal();
+            self.wakeup_fd.signal();
         }
     }
 
     /// The bell, for the thread to watch.
-    pub(crate) fn bell(&self) -> RawFd {
-        self.bell.as_raw_fd()
+    pub(crate) fn wakeup_fd(&self) -> RawFd {
+        self.wakeup_fd.as_raw_fd()
     }
 
     /// Whether there may be orders, or something is left of those of before.
@@ -96,7 +96,7 @@ impl Inbox {
     }
 
     /// Takes all orders into `out`.
-    pub(crate) fn take(&self, out: &mut VecDeque<Order>) {
+    pub(crate) fn take(&self, out: &mut VecDeque<Command>) {
         if let Ok(mut queue) = self.queue.lock() {
             self.mail.store(false, Ordering::Relaxed);
             out.append(&mut queue);
@@ -121,6 +121,6 @@ impl Inbox {
 
     /// The bell has rung.
     pub(crate) fn silence(&self) {
-        self.bell.drain();
+        self.wakeup_fd.drain();
     }
 }

@@ -37,7 +37,7 @@ use tidegate_core::governor::slot::Unreadable;
 mod block;
 pub(crate) mod fence;
 mod guard;
-mod tender;
+mod renewer;
 
 pub use guard::Guard;
 
@@ -109,14 +109,14 @@ pub enum Takeover {
 /// The leases in one directory. Clones name the same.
 #[derive(Clone, Debug)]
 pub struct Leases {
-    words: Sender<tender::Word>,
+    words: Sender<renewer::Word>,
 }
 
 /// The right to write to a disk. Goes back when it is dropped.
 #[derive(Debug)]
 pub struct Lease {
     key: u64,
-    words: Sender<tender::Word>,
+    words: Sender<renewer::Word>,
     fence: Option<Arc<Fence>>,
 }
 
@@ -153,7 +153,7 @@ impl Leases {
     /// When there is no thread or no memory for it.
     pub fn new(settings: Settings) -> crate::Result<Leases> {
         let name = settings.name.clone();
-        let words = tender::start(settings)
+        let words = renewer::start(settings)
             .map_err(|e| Error::io(format!("cannot keep leases on datastore {name}"), e))?;
         Ok(Leases { words })
     }
@@ -171,7 +171,7 @@ impl Leases {
         takeover: Takeover,
     ) -> Result<Lease, Refused> {
         let (reply, answer) = channel();
-        let ask = tender::Ask {
+        let ask = renewer::Ask {
             disk,
             name: name.into(),
             guard,
@@ -180,7 +180,7 @@ impl Leases {
         };
         let gone = || Refused::Trouble(Error::new(Kind::Gone, "the leases are given back"));
         self.words
-            .send(tender::Word::Take(Box::new(ask)))
+            .send(renewer::Word::Take(Box::new(ask)))
             .map_err(|_| gone())?;
         let given = answer.recv().map_err(|_| gone())??;
         Ok(Lease {
@@ -193,7 +193,7 @@ impl Leases {
     /// Who has a disk, as far as its block tells: nobody where it is free, was never open, or cannot be read.
     pub fn holder(&self, disk: [u8; 16]) -> Option<Holder> {
         let (reply, answer) = channel();
-        self.words.send(tender::Word::Who(disk, reply)).ok()?;
+        self.words.send(renewer::Word::Who(disk, reply)).ok()?;
         answer.recv().ok()?
     }
 
@@ -203,7 +203,7 @@ impl Leases {
     /// When the datastore does not take it within `patience`: other hosts then wait until they see the leases end.
     pub fn end(&self, patience: Duration) -> crate::Result<()> {
         let (done, ended) = channel::<()>();
-        if self.words.send(tender::Word::End(done)).is_err() {
+        if self.words.send(renewer::Word::End(done)).is_err() {
             return Ok(());
         }
         match ended.recv_timeout(patience) {
@@ -231,7 +231,7 @@ impl Lease {
 impl Drop for Lease {
     // May run on an I/O thread, with its disk: nothing here waits.
     fn drop(&mut self) {
-        let _ = self.words.send(tender::Word::Give(self.key));
+        let _ = self.words.send(renewer::Word::Give(self.key));
     }
 }
 

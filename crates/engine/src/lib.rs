@@ -9,11 +9,11 @@
 #![deny(unsafe_code)]
 
 pub mod beneath;
+mod blocking;
 pub mod control;
 pub mod datastore;
 mod device;
 pub mod devices;
-mod errand;
 mod error;
 mod handle;
 mod inbox;
@@ -28,7 +28,7 @@ pub use device::ring::malformed::RingFault;
 pub use error::{Error, Kind, Result};
 pub use handle::{Answers, DeviceReport, Disk, DiskSpec, Engine, Settings};
 pub use lease::{Lease, Leases};
-pub use thread::orders::{DiskPulse, DiskReading, ThreadPulse, ThreadReport};
+pub use thread::commands::{DiskPulse, DiskReading, ThreadPulse, ThreadReport};
 pub use thread::refusals::RING_LOCKED;
 
 /// The NBD protocol, for those who do the handshake before they hand a client over.

@@ -7,7 +7,6 @@
 //!   completed (asserted). An I/O thread that panics aborts the process, so memory is never unmapped under the kernel.
 //! - **Guest memory is never a Rust reference.** It is read and written through raw pointers, volatile or atomic.
 
-pub(crate) mod alarm;
 pub(crate) mod aligned;
 pub(crate) mod buffers;
 pub(crate) mod eventfd;
@@ -17,4 +16,5 @@ pub(crate) mod memory;
 pub(crate) mod message;
 pub(crate) mod os;
 pub(crate) mod ring;
-pub(crate) mod tripwire;
+pub(crate) mod syscall_timeout;
+pub(crate) mod truncation_guard;

@@ -17,21 +17,22 @@
 //!                  └──────────────────────────────────────────────────┘
 //! ```
 
+use crate::blocking::BlockingWorker;
 use crate::control::{Control, Word};
-use crate::datastore::{Image, Lane};
+use crate::datastore::{Image, ImageCx};
 use crate::device::ReplyTo;
 use crate::device::nbd::Connection;
 use crate::device::nbd::budget::Budget;
 use crate::device::ring::RingDevice;
-use crate::errand::Errands;
 use crate::error::{Error, Result};
-use crate::inbox::{Inbox, Order};
+use crate::inbox::{Command, Inbox};
 use crate::lease::Lease;
 use crate::sys::buffers::Buffers;
 use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
+use commands::{Detaching, Question};
 use idle::{Idle, Wait};
-use orders::{Parting, Question};
+use pending_interrupts::PendingInterrupts;
 use refusals::{no_ring, no_such_cpu};
 use std::collections::VecDeque;
 use std::os::fd::OwnedFd;
@@ -43,20 +44,19 @@ use tidegate_core::request::{DiskId, IoId, Outcome, Request, Token};
 use tidegate_core::shard::{ControlId, Effect, Event, Shard};
 use tidegate_core::stack::FilterKey;
 use tidegate_core::units::{Span, Time};
-use uncalled::Uncalled;
 
-mod deeds;
+mod adaptive_poll;
+pub(crate) mod commands;
+mod effects;
 pub(crate) mod idle;
-pub(crate) mod orders;
-mod patience;
+mod pending_interrupts;
 pub(crate) mod refusals;
-mod rest;
+mod sleep;
 pub(crate) mod tally;
-mod uncalled;
 
 /// What a completion's owner counts in.
 pub(crate) mod tag {
-    /// The inbox's bell.
+    /// The inbox's wakeup_fd.
     pub(crate) const BELL: u8 = 1;
     /// A guest's kick; the owner is a queue.
     pub(crate) const KICK: u8 = 2;
@@ -91,7 +91,7 @@ const QUIET: Span = Span::from_millis(1);
 
 /// How an I/O thread is to behave.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Habits {
+pub(crate) struct ThreadConfig {
     /// How long it may spin before it sleeps; zero: never.
     pub(crate) poll: Span,
     /// Spin whenever idle, rather than only when requests come fast enough for it to pay.
@@ -101,7 +101,7 @@ pub(crate) struct Habits {
 }
 
 /// What a device uses of its thread to hand requests over.
-pub(crate) struct Desk {
+pub(crate) struct ThreadCx {
     pub(crate) now: Time,
     pub(crate) ring: Ring,
     pub(crate) buffers: Buffers,
@@ -112,7 +112,7 @@ pub(crate) struct Desk {
     /// Queues with answers that their guests do not see yet.
     dirty: Vec<u32>,
     /// Connections that have something to send or decode.
-    talking: Vec<u32>,
+    ready_connections: Vec<u32>,
     /// What all connections together hold.
     pub(crate) budget: Budget,
     /// Whether an answer was the last that happened, rather than a request: its guest may ask again.
@@ -121,7 +121,7 @@ pub(crate) struct Desk {
     submitted: u64,
 }
 
-impl Desk {
+impl ThreadCx {
     /// Hands a request to the shard, which carries it on with the turn's others. `request.data.buffer` names a claimed
     /// buffer, which comes back with the answer.
     // Inline, so that the request is built where the shard takes it, and not in memory first.
@@ -168,8 +168,8 @@ impl Desk {
     }
 
     /// This connection has something to do.
-    pub(crate) fn note_talking(&mut self, connection: u32) {
-        self.talking.push(connection);
+    pub(crate) fn note_ready_connection(&mut self, connection: u32) {
+        self.ready_connections.push(connection);
     }
 }
 
@@ -177,8 +177,8 @@ impl Desk {
 pub(crate) struct Place {
     image: Box<dyn Image + Send>,
     sides: Vec<(FilterKey, Arc<OwnedFd>)>,
-    parting: Option<Parting>,
-    changing: Option<orders::Reply>,
+    detaching: Option<Detaching>,
+    changing: Option<commands::Reply>,
     /// Its datastore's control, which lives for as long as the disk is here, and what the disk is called there.
     control: Option<(Control, DiskKey)>,
     /// Goes back when the disk goes, after its image.
@@ -199,8 +199,8 @@ pub(crate) struct Governed {
 pub(crate) struct IoThread {
     name: String,
     inbox: Arc<Inbox>,
-    errands: Errands,
-    desk: Desk,
+    blocking: BlockingWorker,
+    cx: ThreadCx,
     disks: Vec<Option<Place>>,
     /// Disks whose images have deadlines.
     timed: Vec<DiskId>,
@@ -208,7 +208,7 @@ pub(crate) struct IoThread {
     /// Queues that are looked at each turn.
     active: Vec<u32>,
     /// Queues whose guests were shown something and not called yet.
-    uncalled: Uncalled,
+    pending_interrupts: PendingInterrupts,
     connections: Vec<Option<Connection>>,
     /// By number of control.
     governed: Vec<Option<Governed>>,
@@ -216,9 +216,9 @@ pub(crate) struct IoThread {
     resting: Vec<ControlId>,
     /// Ends that images reported and the shard has not heard of.
     finished: Vec<(DiskId, IoId, Outcome)>,
-    carrying: Vec<Effect>,
+    performing: Vec<Effect>,
     completions: Vec<Completion>,
-    letters: VecDeque<Order>,
+    messages: VecDeque<Command>,
     /// What somebody wants to know, and was not told yet.
     questions: VecDeque<Question>,
     idle: Idle,
@@ -234,7 +234,7 @@ impl IoThread {
     /// Starts a thread; returns its inbox once its ring works.
     pub(crate) fn start(
         name: String,
-        habits: Habits,
+        config: ThreadConfig,
     ) -> Result<(Arc<Inbox>, std::thread::JoinHandle<()>)> {
         let failed = |error| Error::io("cannot start an I/O thread", error);
         let inbox = Arc::new(Inbox::new().map_err(failed)?);
@@ -245,11 +245,11 @@ impl IoThread {
             .spawn(move || {
                 // The guard turns a panic anywhere below into an abort, after the panic's message was printed.
                 let guard = AbortOnPanic;
-                match IoThread::new(name, own, habits) {
+                match IoThread::new(name, own, config) {
                     Ok(mut thread) => {
                         let _ = ready.send(Ok(()));
                         thread.run();
-                        if thread.desk.buffers.is_lent() {
+                        if thread.cx.buffers.is_lent() {
                             // A stuck datastore still has our memory: it stays where it is until the process ends.
                             std::mem::forget(thread);
                         }
@@ -271,13 +271,13 @@ impl IoThread {
         }
     }
 
-    fn new(name: String, inbox: Arc<Inbox>, habits: Habits) -> Result<IoThread> {
-        if let Some(cpu) = habits.cpu {
+    fn new(name: String, inbox: Arc<Inbox>, config: ThreadConfig) -> Result<IoThread> {
+        if let Some(cpu) = config.cpu {
             os::pin_to(cpu).map_err(|_| no_such_cpu(cpu))?;
         }
         let mut ring = Ring::new().map_err(no_ring)?;
         ring.watch(
-            inbox.bell(),
+            inbox.wakeup_fd(),
             Tag {
                 kind: tag::BELL,
                 owner: 0,
@@ -286,11 +286,11 @@ impl IoThread {
         );
         let now = os::now();
         Ok(IoThread {
-            errands: Errands::start(&name, Arc::clone(&inbox))
+            blocking: BlockingWorker::start(&name, Arc::clone(&inbox))
                 .map_err(|e| Error::io("cannot start an I/O thread", e))?,
             name,
             inbox,
-            desk: Desk {
+            cx: ThreadCx {
                 now,
                 ring,
                 buffers: Buffers::new(),
@@ -298,7 +298,7 @@ impl IoThread {
                 effects: Vec::with_capacity(2 * IN_FLIGHT),
                 waiting: Vec::with_capacity(IN_FLIGHT),
                 dirty: Vec::new(),
-                talking: Vec::new(),
+                ready_connections: Vec::new(),
                 budget: Budget::default(),
                 answered_last: false,
                 submitted: 0,
@@ -307,16 +307,16 @@ impl IoThread {
             timed: Vec::new(),
             queues: Vec::new(),
             active: Vec::new(),
-            uncalled: Uncalled::new(),
+            pending_interrupts: PendingInterrupts::new(),
             connections: Vec::new(),
             governed: Vec::new(),
             resting: Vec::new(),
             finished: Vec::with_capacity(IN_FLIGHT),
-            carrying: Vec::with_capacity(2 * IN_FLIGHT),
+            performing: Vec::with_capacity(2 * IN_FLIGHT),
             completions: Vec::with_capacity(COMPLETIONS_PER_TURN),
-            letters: VecDeque::new(),
+            messages: VecDeque::new(),
             questions: VecDeque::new(),
-            idle: Idle::new(habits.poll, habits.always_poll),
+            idle: Idle::new(config.poll, config.always_poll),
             wait: None,
             tally: Tally::new(now),
             turns: 0,
@@ -329,9 +329,9 @@ impl IoThread {
         while !self.stopping {
             if self.turn() {
                 self.note_wait_over();
-                self.desk.now = os::now();
+                self.cx.now = os::now();
             } else {
-                self.rest();
+                self.sleep();
             }
         }
         self.call_all();
@@ -341,7 +341,7 @@ impl IoThread {
 
     /// One turn. Returns whether there was anything to do.
     fn turn(&mut self) -> bool {
-        self.call_due(self.desk.now);
+        self.call_due(self.cx.now);
         let mut worked = false;
         if self.inbox.has_mail() {
             worked |= self.read_mail();
@@ -350,14 +350,14 @@ impl IoThread {
         worked |= self.deadlines();
         worked |= self.requests();
         if !self.resting.is_empty() {
-            self.stir();
+            self.wake_governors();
         }
-        self.desk.ring.submit();
+        self.cx.ring.submit();
         self.turns = self.turns.wrapping_add(1);
         if self.turns.is_multiple_of(TURNS_PER_SWEEP) {
             self.sweep();
         }
-        self.tally.turn(self.desk.now, worked);
+        self.tally.turn(self.cx.now, worked);
         worked
     }
 
@@ -375,13 +375,13 @@ impl IoThread {
             if any {
                 self.call_after_more();
             }
-            self.settle();
+            self.run_effects();
             left -= piece;
             if !more || left == 0 {
                 return any;
             }
             // The turn may be long yet, with many queues.
-            if !self.uncalled.is_empty() {
+            if !self.pending_interrupts.is_empty() {
                 self.call_due(os::now());
             }
             piece = REQUESTS_AT_ONCE.min(left);
@@ -389,25 +389,25 @@ impl IoThread {
     }
 
     /// Carries out and publishes, until neither leaves anything to do: the thread may sleep after that.
-    fn settle(&mut self) {
+    fn run_effects(&mut self) {
         loop {
             self.publish();
-            self.desk.flow();
-            if self.desk.effects.is_empty() {
+            self.cx.flow();
+            if self.cx.effects.is_empty() {
                 return;
             }
-            self.carry();
+            self.perform_effects();
         }
     }
 
     fn read_mail(&mut self) -> bool {
-        let mut letters = std::mem::take(&mut self.letters);
-        self.inbox.take(&mut letters);
-        let any = !letters.is_empty() || !self.questions.is_empty();
-        for order in letters.drain(..) {
-            self.obey(order);
+        let mut messages = std::mem::take(&mut self.messages);
+        self.inbox.take(&mut messages);
+        let any = !messages.is_empty() || !self.questions.is_empty();
+        for order in messages.drain(..) {
+            self.handle(order);
         }
-        self.letters = letters;
+        self.messages = messages;
         if !self.questions.is_empty() && self.tell() {
             self.inbox.look_again();
         }
@@ -417,7 +417,7 @@ impl IoThread {
     /// Takes completions off the ring and hands each to its owner.
     fn reap(&mut self) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
-        self.desk.ring.reap(COMPLETIONS_PER_TURN, &mut completions);
+        self.cx.ring.reap(COMPLETIONS_PER_TURN, &mut completions);
         let any = !completions.is_empty();
         for completion in completions.drain(..) {
             self.completed(completion);
@@ -432,15 +432,13 @@ impl IoThread {
             tag::BELL => {
                 self.inbox.silence();
                 if !completion.more {
-                    self.desk.ring.watch(self.inbox.bell(), completion.tag);
+                    self.cx.ring.watch(self.inbox.wakeup_fd(), completion.tag);
                 }
             }
             tag::KICK => self.kicked(owner, completion),
             tag::IMAGE => {
-                self.with_image(DiskId(owner), |image, lane| {
-                    image.completed(lane, completion)
-                });
-                self.close_if_parting(DiskId(owner));
+                self.with_image(DiskId(owner), |image, cx| image.completed(cx, completion));
+                self.close_if_detaching(DiskId(owner));
             }
             tag::RECEIVE | tag::SEND | tag::HANG_UP => self.connection_event(owner, completion),
             _ => {}
@@ -459,7 +457,7 @@ impl IoThread {
             return queue.cannot_be_kicked(-completion.result);
         }
         if !completion.more {
-            queue.watch_kicks(index, &mut self.desk.ring);
+            queue.watch_kicks(index, &mut self.cx.ring);
         }
         if !queue.active {
             queue.wake();
@@ -475,7 +473,7 @@ impl IoThread {
             let Some(queue) = &mut self.queues[index as usize] else {
                 continue;
             };
-            let count = queue.fetch(index, &mut self.desk, most);
+            let count = queue.fetch(index, &mut self.cx, most);
             *worked |= count > 0;
             more |= count == most;
         }
@@ -484,19 +482,19 @@ impl IoThread {
 
     /// Lets the shard and the images act whose time has come.
     fn deadlines(&mut self) -> bool {
-        let now = self.desk.now;
+        let now = self.cx.now;
         let mut any = false;
-        if self.desk.shard.deadline().is_some_and(|(at, _)| at <= now) {
-            self.desk
+        if self.cx.shard.deadline().is_some_and(|(at, _)| at <= now) {
+            self.cx
                 .shard
-                .handle(now, Event::Ticked, &mut self.desk.effects);
+                .handle(now, Event::Ticked, &mut self.cx.effects);
             any = true;
         }
         for at in 0..self.timed.len() {
             let id = self.timed[at];
             let due = |disk: &Place| disk.image.deadline().is_some_and(|at| at <= now);
             if self.disks[id.0 as usize].as_ref().is_some_and(due) {
-                self.with_image(id, |image, lane| image.tick(lane));
+                self.with_image(id, |image, cx| image.tick(cx));
                 any = true;
             }
         }
@@ -505,7 +503,7 @@ impl IoThread {
 
     /// The earliest moment at which something must be done unasked.
     fn next_deadline(&self) -> Option<Time> {
-        let shard = self.desk.shard.deadline().map(|(at, _)| at);
+        let shard = self.cx.shard.deadline().map(|(at, _)| at);
         let timed = self
             .timed
             .iter()
@@ -515,28 +513,28 @@ impl IoThread {
     }
 
     /// Runs `act` on a disk's image, then tells the shard of the I/Os that it ended; they go on with the turn's others.
-    fn with_image(&mut self, id: DiskId, act: impl FnOnce(&mut dyn Image, &mut Lane<'_>)) {
+    fn with_image(&mut self, id: DiskId, act: impl FnOnce(&mut dyn Image, &mut ImageCx<'_>)) {
         let Some(place) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
         };
-        let mut lane = Lane {
-            now: self.desk.now,
+        let mut cx = ImageCx {
+            now: self.cx.now,
             disk: id,
-            ring: &mut self.desk.ring,
-            buffers: &mut self.desk.buffers,
+            ring: &mut self.cx.ring,
+            buffers: &mut self.cx.buffers,
             finished: &mut self.finished,
-            errands: &self.errands,
+            blocking: &self.blocking,
         };
-        act(&mut *place.image, &mut lane);
+        act(&mut *place.image, &mut cx);
         self.report_finished();
     }
 
     fn report_finished(&mut self) {
         for (disk, io, outcome) in self.finished.drain(..) {
-            self.desk.shard.gather(
-                self.desk.now,
+            self.cx.shard.gather(
+                self.cx.now,
                 Event::Finished { disk, io, outcome },
-                &mut self.desk.effects,
+                &mut self.cx.effects,
             );
         }
     }

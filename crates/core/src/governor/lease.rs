@@ -198,7 +198,7 @@ impl Lease {
     }
 
     /// Wants it. Does nothing while it is held or being tried already.
-    pub fn demand(&mut self, now: Time, intent: Intent) {
+    pub fn want(&mut self, now: Time, intent: Intent) {
         self.intent = intent;
         if let State::Rest | State::End(_) = self.state {
             self.regaining = false;

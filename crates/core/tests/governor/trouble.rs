@@ -10,14 +10,14 @@ use tidegate_core::units::Span;
 #[test]
 fn a_disk_that_wakes_has_its_part_before_the_others_have_heard_of_it() {
     let mut world = four();
-    world.hosts[3].disks[0].demands = 0.0;
+    world.hosts[3].disks[0].wants = 0.0;
     world.run(20_000);
     for host in &mut world.hosts[..3] {
         // They go on with what they were told last.
         host.deaf = true;
     }
     let before = world.windows()[3];
-    world.hosts[3].disks[0].demands = 64.0;
+    world.hosts[3].disks[0].wants = 64.0;
     world.run(100);
     let after = world.windows()[3];
     println!("{before} {after}");
@@ -140,7 +140,7 @@ fn a_mute_host_does_not_take_what_others_leave() {
     let said = Record::decode(&world.slots[2]).expect("its last word stands there");
     let said = said.window;
     for host in &mut world.hosts[2..] {
-        host.disks[0].demands = 0.0;
+        host.disks[0].wants = 0.0;
     }
     world.run(5_000);
     let after = world.windows();
@@ -480,7 +480,7 @@ fn who_cannot_write_tries_again_at_the_fast_pace_and_rests_when_it_can() {
     assert_eq!(bench.pauses(3), [1_000; 3], "{:?}", bench.ticks);
 }
 
-/// What somebody writes into slot 0 who demands control to be off for ever.
+/// What somebody writes into slot 0 who wants control to be off for ever.
 fn off(generation: u64) -> Vec<u8> {
     let common = Common {
         generation,

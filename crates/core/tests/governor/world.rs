@@ -2,7 +2,7 @@
 //!
 //! The array does at most `most` reference I/Os a second and none faster than `least`; latency follows from Little's
 //! law. Within a host, disks share the host's window by water-filling, as the schedulers would. Each host reports every
-//! 50 ms and ticks when its governor demands to.
+//! 50 ms and ticks when its governor wants to.
 
 use tidegate_core::governor::division::{Demand, Division};
 use tidegate_core::governor::{
@@ -22,7 +22,7 @@ pub(crate) struct Disk {
     pub(crate) limit: u64,
     pub(crate) target: Span,
     /// What it would keep in flight.
-    pub(crate) demands: f64,
+    pub(crate) wants: f64,
     /// I/Os done since the mark.
     pub(crate) done: f64,
     in_flight: f64,
@@ -59,14 +59,14 @@ pub(crate) struct World {
     sums: (f64, f64, f64),
 }
 
-pub(crate) fn disk(key: u64, shares: u32, demands: f64) -> Disk {
+pub(crate) fn disk(key: u64, shares: u32, wants: f64) -> Disk {
     Disk {
         key,
         shares,
         reservation: 0,
         limit: 0,
         target: Span::ZERO,
-        demands,
+        wants,
         done: 0.0,
         in_flight: 0.0,
         flown: 0.0,
@@ -90,7 +90,7 @@ pub(crate) fn settings(host: u8, threshold: Threshold) -> Settings {
 }
 
 impl World {
-    /// `hosts` hold these disks: key, shares, what it demands in flight.
+    /// `hosts` hold these disks: key, shares, what it wants in flight.
     pub(crate) fn new(most: f64, least_ms: f64, threshold: Threshold, hosts: &[&[Disk]]) -> World {
         let mut world = World {
             now: 0,
@@ -149,7 +149,7 @@ impl World {
         let latency = self.latency.max(self.least);
         for host in self.hosts.iter_mut().filter(|host| host.alive) {
             let window = host.orders.window as f64 / 256.0;
-            let demands: Vec<Demand> = host
+            let wants: Vec<Demand> = host
                 .disks
                 .iter()
                 .map(|disk| {
@@ -158,7 +158,7 @@ impl World {
                     } else {
                         1e9
                     };
-                    let most = disk.demands.min(limit);
+                    let most = disk.wants.min(limit);
                     let theta = f64::from(host.orders.theta) / 65_536.0;
                     let least = (f64::from(disk.reservation) * theta * latency).min(most);
                     Demand {
@@ -168,9 +168,9 @@ impl World {
                     }
                 })
                 .collect();
-            let division = Division::of(&demands, window);
-            for (disk, demand) in host.disks.iter_mut().zip(&demands) {
-                disk.in_flight = division.part(demand);
+            let division = Division::of(&wants, window);
+            for (disk, want) in host.disks.iter_mut().zip(&wants) {
+                disk.in_flight = division.part(want);
             }
         }
         let live = || self.hosts.iter().filter(|host| host.alive);
@@ -196,7 +196,7 @@ impl World {
             disk.done += done;
             disk.ended += done;
             disk.flown += disk.in_flight * STEP as f64 * 1e6;
-            disk.waited += (disk.demands - disk.in_flight) * STEP as f64 * 1e6;
+            disk.waited += (disk.wants - disk.in_flight) * STEP as f64 * 1e6;
         }
         self.sums.0 += self.latency * seconds;
         self.sums.1 += seconds;
@@ -355,7 +355,7 @@ impl Disk {
             in_flight_cost_ns: (self.flown * 256.0) as u128,
             waiting_cost_ns: u128::from(waited) * 256,
             held_ns: [waited, 0, 0, 0, 0],
-            active: self.demands > 0.0,
+            active: self.wants > 0.0,
             burst_left: 0,
         };
         self.flown = 0.0;

@@ -1,7 +1,7 @@
 //! The slot file on a datastore's directory, through which hosts that share it hear of each other.
 //!
-//! `.tidegate/hosts.v1` holds 256 slots of 4 KiB, `.tidegate/owners/K` says which host sits in slot K. The carrier
-//! ([`super::carrier`]) reads and writes here, and may hang with the datastore; what the bytes mean is the governor's
+//! `.tidegate/hosts.v1` holds 256 slots of 4 KiB, `.tidegate/owners/K` says which host sits in slot K. The slot_io
+//! ([`super::slot_io`]) reads and writes here, and may hang with the datastore; what the bytes mean is the governor's
 //! business. What goes wrong is told as an error, and tried anew at the next call.
 //!
 //! What is open is what stands at its path: a file or directory that was moved away is not used any more, and where

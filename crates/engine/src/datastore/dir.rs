@@ -20,13 +20,13 @@
 //! open(2) on O_DIRECT and its alignment; fallocate(2); why not both ways at once: `docs/decisions/`, 0002.
 
 use super::condition::Condition;
-use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes, fault};
-use crate::errand::{Errand, Map, Task};
+use super::{Image, ImageCx, ImageInfo, Job, OpenedImage, Progress, bytes, fault};
+use crate::blocking::{BlockingJob, Map, Task};
 use crate::error::Result;
 use crate::lease::fence::Fence;
 use crate::sys::ring::{Completion, Durability};
+use batch_smoothing::BatchSmoothing;
 use bounce::Bounces;
-use feed::Feed;
 use files::open_both;
 use grain::Grain;
 use reach::Reach;
@@ -40,8 +40,8 @@ use tidegate_core::range_lock::{Mode, RangeLock, Wanted};
 use tidegate_core::request::{Data, DiskId, Extent, Fault, Flags, IoId, Op};
 use zero::Method;
 
+mod batch_smoothing;
 mod bounce;
-mod feed;
 mod files;
 mod grain;
 mod reach;
@@ -138,7 +138,7 @@ fn open_dir(path: &Path, options: Options, condition: &Arc<Condition>) -> Result
         locks: RangeLock::new(),
         bounces: Bounces::default(),
         ready: VecDeque::new(),
-        feed: Feed::new(),
+        smoothing: BatchSmoothing::new(),
         syncs: Syncs::new(Arc::clone(condition)),
         zero_range: true,
         punch_hole: true,
@@ -160,7 +160,7 @@ struct Dir {
     bounces: Bounces,
     /// Jobs that waited for their range or for a buffer, and need not any more.
     ready: VecDeque<u32>,
-    feed: Feed,
+    smoothing: BatchSmoothing,
     syncs: Syncs,
     /// Cleared when the file system turns out not to know it.
     zero_range: bool,
@@ -209,7 +209,7 @@ enum Step {
     /// Zeroes, from the buffer that all share.
     WriteZeroes,
     Sync,
-    /// The errand thread looks for holes.
+    /// The job thread looks for holes.
     Ask,
     /// The last sync before the image is closed.
     Part,
@@ -220,13 +220,13 @@ impl Image for Dir {
         false
     }
 
-    fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
-        if job.op.modifies() && !self.may_write(lane.disk, &job) {
+    fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress {
+        if job.op.modifies() && !self.may_write(cx.disk, &job) {
             return Progress::Done(Err(Fault::Io));
         }
         let mut method = Method::Punch;
         let step = match job.op {
-            Op::Read | Op::Write => bounce::step(self, lane, &job, 0),
+            Op::Read | Op::Write => bounce::step(self, cx, &job, 0),
             Op::Flush => Step::Sync,
             Op::Discard | Op::WriteZeroes => match self.method(&job) {
                 Ok(chosen) => {
@@ -237,7 +237,7 @@ impl Image for Dir {
             },
             Op::Prefetch => return Progress::Done(Ok(())),
             Op::Extents => {
-                self.ask_extents(lane, job);
+                self.ask_extents(cx, job);
                 return Progress::Pending;
             }
         };
@@ -248,26 +248,26 @@ impl Image for Dir {
         if job.op.modifies() && !self.takes_range(slot, &job) {
             return Progress::Pending;
         }
-        self.begin(lane, slot);
+        self.begin(cx, slot);
         Progress::Pending
     }
 
-    fn completed(&mut self, lane: &mut Lane<'_>, completion: Completion) {
+    fn completed(&mut self, cx: &mut ImageCx<'_>, completion: Completion) {
         let slot = completion.tag.slot;
         let pending = self.pending[slot as usize]
             .as_mut()
             .expect("a completion belongs to a pending job");
         match pending.step {
             Step::Move => {
-                lane.buffers.returned(pending.job.data.buffer);
-                self.feed.answered();
+                cx.buffers.returned(pending.job.data.buffer);
+                self.smoothing.answered();
             }
-            Step::Bounce => self.window_returned(lane, slot),
-            Step::WriteZeroes => zero::returned(lane),
+            Step::Bounce => self.window_returned(cx, slot),
+            Step::WriteZeroes => zero::returned(cx),
             Step::Part => {
                 if completion.result < 0 {
                     tracing::warn!(
-                        disk = lane.disk.0,
+                        disk = cx.disk.0,
                         errno = -completion.result,
                         "the last sync of an image failed"
                     );
@@ -279,23 +279,23 @@ impl Image for Dir {
         }
         let step = self.pending(slot).step;
         match u64::try_from(completion.result) {
-            _ if step == Step::Sync => self.synced(lane, slot, completion.result),
-            _ if !self.reach.is_whole() && self.is_spoilt(lane.disk, slot) => {
-                self.end(lane, slot, Err(Fault::Io));
+            _ if step == Step::Sync => self.synced(cx, slot, completion.result),
+            _ if !self.reach.is_whole() && self.is_spoilt(cx.disk, slot) => {
+                self.end(cx, slot, Err(Fault::Io));
             }
-            Ok(moved) => self.advanced(lane, slot, moved),
-            Err(_) => self.failed(lane, slot, -completion.result),
+            Ok(moved) => self.advanced(cx, slot, moved),
+            Err(_) => self.failed(cx, slot, -completion.result),
         }
-        while let Some(held) = self.feed.freed() {
+        while let Some(held) = self.smoothing.freed() {
             if self.may_go_at_last(held) {
-                self.go(lane, held);
+                self.go(cx, held);
             } else {
-                self.feed.answered();
-                self.end(lane, held, Err(Fault::Io));
+                self.smoothing.answered();
+                self.end(cx, held, Err(Fault::Io));
             }
         }
         while let Some(slot) = self.ready.pop_front() {
-            self.begin_at_last(lane, slot);
+            self.begin_at_last(cx, slot);
         }
     }
 
@@ -307,27 +307,27 @@ impl Image for Dir {
         self.fence = Some(Arc::clone(fence));
     }
 
-    fn mapped(&mut self, lane: &mut Lane<'_>, map: Map) {
+    fn mapped(&mut self, cx: &mut ImageCx<'_>, map: Map) {
         // A hole that a cut has made is no zeroes: who asks would copy it as such.
         if map.ends_early {
-            self.notice_cut(lane.disk);
+            self.notice_cut(cx.disk);
         }
-        let spoilt = !self.reach.is_whole() && self.is_spoilt(lane.disk, map.slot);
+        let spoilt = !self.reach.is_whole() && self.is_spoilt(cx.disk, map.slot);
         if map.ends_early || spoilt {
-            return self.end(lane, map.slot, Err(Fault::Io));
+            return self.end(cx, map.slot, Err(Fault::Io));
         }
         let pending = self.pending[map.slot as usize]
             .as_ref()
             .expect("an answered question is pending");
         let mut data = pending.job.data;
         for extent in &map.extents {
-            lane.buffers.put(data, &extent.encode());
+            cx.buffers.put(data, &extent.encode());
             data = data.skip(EXTENT_BYTES);
         }
-        self.end(lane, map.slot, map.outcome);
+        self.end(cx, map.slot, map.outcome);
     }
 
-    fn close(&mut self, lane: &mut Lane<'_>) -> bool {
+    fn close(&mut self, cx: &mut ImageCx<'_>) -> bool {
         let quiet = self.free.len() == self.pending.len();
         if quiet && !self.parted {
             // What the guest never flushed was never promised; an orderly goodbye keeps it all the same.
@@ -341,7 +341,7 @@ impl Image for Dir {
                 data: Data::NONE,
             };
             let slot = self.note(Pending::new(flush, Step::Part, Method::Punch));
-            self.go(lane, slot);
+            self.go(cx, slot);
             return false;
         }
         quiet
@@ -390,7 +390,7 @@ impl Dir {
                 pending.as_ref().is_some_and(writes)
             })
             .map(|(slot, _)| slot);
-        let writing = writes.any(|slot| !self.feed.holds(slot));
+        let writing = writes.any(|slot| !self.smoothing.holds(slot));
         self.reach.notice(disk, writing);
     }
 
@@ -438,54 +438,53 @@ impl Dir {
 
     /// Starts a job that has its range.
     #[inline(always)]
-    fn begin(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    fn begin(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let step = self.pending(slot).step;
         match step {
-            Step::Move if self.feed.starts(slot) => self.go(lane, slot),
+            Step::Move if self.smoothing.starts(slot) => self.go(cx, slot),
             Step::Move => {}
-            Step::Sync => self.sync(lane, slot),
-            _ => self.go_otherwise(lane, slot),
+            Step::Sync => self.sync(cx, slot),
+            _ => self.go_otherwise(cx, slot),
         }
     }
 
     /// The same for a job that waited, unless nothing may be written any more.
     #[cold]
-    fn begin_at_last(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    fn begin_at_last(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         self.pending(slot).waits = false;
         if !self.may_go_at_last(slot) {
-            return self.end(lane, slot, Err(Fault::Io));
+            return self.end(cx, slot, Err(Fault::Io));
         }
-        self.begin(lane, slot);
+        self.begin(cx, slot);
     }
 
     /// The next operation of a job that does not simply move its bytes.
-    fn go_otherwise(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    fn go_otherwise(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         match self.pending(slot).job.op {
-            Op::Read | Op::Write => self.go_bounced(lane, slot),
-            _ => self.go_zero(lane, slot),
+            Op::Read | Op::Write => self.go_bounced(cx, slot),
+            _ => self.go_zero(cx, slot),
         }
     }
 
     /// Submits the operation that a job's own bytes are for, or a sync.
-    fn go(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    fn go(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let Pending {
             job, done, step, ..
         } = *self.pending(slot);
-        let tag = lane.tag(slot);
+        let tag = cx.tag(slot);
         if step != Step::Move {
-            return lane.ring.sync(self.buffered.as_raw_fd(), tag);
+            return cx.ring.sync(self.buffered.as_raw_fd(), tag);
         }
         let (offset, left) = (job.offset + done, job.len - done);
         let start = u32::try_from(done).expect("a request's bytes are counted in 32 bits");
         let data = job.data.skip(start);
         let fd = self.data_fd().as_raw_fd();
         if job.op == Op::Read {
-            lane.ring
-                .read(fd, lane.buffers, data, bytes(left), offset, tag);
+            cx.ring.read(fd, cx.buffers, data, bytes(left), offset, tag);
         } else {
             let durable = self.durability(slot);
-            lane.ring
-                .write(fd, lane.buffers, data, bytes(left), offset, durable, tag);
+            cx.ring
+                .write(fd, cx.buffers, data, bytes(left), offset, durable, tag);
         }
     }
 
@@ -505,30 +504,30 @@ impl Dir {
     }
 
     /// A job wants the file to be synced, now or with others.
-    fn sync(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    fn sync(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         match self.syncs.ask(slot) {
-            Turn::Starts => self.go(lane, slot),
+            Turn::Starts => self.go(cx, slot),
             Turn::Waits => {}
-            Turn::Refused => self.end(lane, slot, Err(Fault::Io)),
+            Turn::Refused => self.end(cx, slot, Err(Fault::Io)),
         }
     }
 
     /// The sync that the job of `slot` carried has ended, for all that it was for.
-    fn synced(&mut self, lane: &mut Lane<'_>, slot: u32, result: i32) {
+    fn synced(&mut self, cx: &mut ImageCx<'_>, slot: u32, result: i32) {
         if matches!(-result, libc::EINTR | libc::EAGAIN) {
-            return self.go(lane, slot);
+            return self.go(cx, slot);
         }
         let mut outcome = Ok(());
         if result < 0 {
-            self.syncs.fail(lane.disk, -result);
+            self.syncs.fail(cx.disk, -result);
             outcome = Err(fault(-result));
         }
         while let Some(rider) = self.syncs.rider() {
-            let spoilt = !self.reach.is_whole() && self.is_spoilt(lane.disk, rider);
-            self.end(lane, rider, if spoilt { Err(Fault::Io) } else { outcome });
+            let spoilt = !self.reach.is_whole() && self.is_spoilt(cx.disk, rider);
+            self.end(cx, rider, if spoilt { Err(Fault::Io) } else { outcome });
         }
-        if let Some(carrier) = self.syncs.next() {
-            self.go(lane, carrier);
+        if let Some(slot_io) = self.syncs.next() {
+            self.go(cx, slot_io);
         }
     }
 
@@ -549,27 +548,27 @@ impl Dir {
 
     /// An operation went well, as far as `moved` bytes.
     #[inline(always)]
-    fn advanced(&mut self, lane: &mut Lane<'_>, slot: u32, moved: u64) {
+    fn advanced(&mut self, cx: &mut ImageCx<'_>, slot: u32, moved: u64) {
         let grain = self.grain;
         let pending = self.pending(slot);
         match pending.step {
-            Step::Sync | Step::Ask | Step::Part => return self.end(lane, slot, Ok(())),
-            Step::Bounce => return self.bounced(lane, slot, moved),
+            Step::Sync | Step::Ask | Step::Part => return self.end(cx, slot, Ok(())),
+            Step::Bounce => return self.bounced(cx, slot, moved),
             Step::Allocate => pending.done += zero::allocated(&grain, pending),
             Step::Move | Step::WriteZeroes => match grain.done_whole(moved) {
                 0 => {
-                    self.notice_cut(lane.disk);
-                    return self.end(lane, slot, Err(Fault::Io));
+                    self.notice_cut(cx.disk);
+                    return self.end(cx, slot, Err(Fault::Io));
                 }
                 whole => pending.done += whole,
             },
         }
-        self.advance(lane, slot);
+        self.advance(cx, slot);
     }
 
     /// Goes on with a job of which a part was done, or ends it.
     #[inline(always)]
-    fn advance(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    fn advance(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let Pending {
             job,
             done,
@@ -577,60 +576,60 @@ impl Dir {
             ..
         } = *self.pending(slot);
         if done < job.len {
-            return self.go_on(lane, slot);
+            return self.go_on(cx, slot);
         }
         let zeroed = matches!(job.op, Op::WriteZeroes | Op::Discard);
         if owes_sync || zeroed && job.flags.has(Flags::FUA) {
             self.pending(slot).step = Step::Sync;
-            return self.sync(lane, slot);
+            return self.sync(cx, slot);
         }
-        self.end(lane, slot, Ok(()));
+        self.end(cx, slot, Ok(()));
     }
 
     /// Submits what is left of a job of which an operation has ended.
     #[cold]
-    fn go_on(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    fn go_on(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         if self.is_barred(slot) {
-            return self.end(lane, slot, Err(Fault::Io));
+            return self.end(cx, slot, Err(Fault::Io));
         }
         let Pending { job, done, .. } = *self.pending(slot);
         if matches!(job.op, Op::Read | Op::Write) {
-            let step = bounce::step(self, lane, &job, done);
+            let step = bounce::step(self, cx, &job, done);
             self.pending(slot).step = step;
             if step == Step::Move {
-                self.feed.starts_again();
-                return self.go(lane, slot);
+                self.smoothing.starts_again();
+                return self.go(cx, slot);
             }
         }
-        self.go_otherwise(lane, slot);
+        self.go_otherwise(cx, slot);
     }
 
     /// An operation failed: try what else does the same, or tell.
     #[cold]
-    fn failed(&mut self, lane: &mut Lane<'_>, slot: u32, errno: i32) {
+    fn failed(&mut self, cx: &mut ImageCx<'_>, slot: u32, errno: i32) {
         let again = matches!(errno, libc::EINTR | libc::EAGAIN);
         match self.pending(slot).step {
-            Step::Bounce if again => self.go_on_with_window(lane, slot),
-            Step::Move | Step::WriteZeroes | Step::Allocate if again => self.go_on(lane, slot),
-            Step::Allocate => self.not_allocated(lane, slot, errno),
-            _ => self.end(lane, slot, Err(fault(errno))),
+            Step::Bounce if again => self.go_on_with_window(cx, slot),
+            Step::Move | Step::WriteZeroes | Step::Allocate if again => self.go_on(cx, slot),
+            Step::Allocate => self.not_allocated(cx, slot, errno),
+            _ => self.end(cx, slot, Err(fault(errno))),
         }
     }
 
-    fn ask_extents(&mut self, lane: &mut Lane<'_>, job: Job) {
+    fn ask_extents(&mut self, cx: &mut ImageCx<'_>, job: Job) {
         let slot = self.note(Pending::new(job, Step::Ask, Method::Punch));
         let map = Map {
             slot,
             file: Arc::clone(&self.buffered),
             offset: job.offset,
             len: job.len,
-            most: lane.buffers.len(job.data.buffer) / Extent::SIZE,
+            most: cx.buffers.len(job.data.buffer) / Extent::SIZE,
             extents: Vec::new(),
             ends_early: false,
             outcome: Ok(()),
         };
-        lane.errands.send(Errand {
-            disk: lane.disk,
+        cx.blocking.send(BlockingJob {
+            disk: cx.disk,
             task: Task::Map(map),
         });
     }
@@ -645,16 +644,16 @@ impl Dir {
         slot
     }
 
-    fn end(&mut self, lane: &mut Lane<'_>, slot: u32, outcome: tidegate_core::request::Outcome) {
+    fn end(&mut self, cx: &mut ImageCx<'_>, slot: u32, outcome: tidegate_core::request::Outcome) {
         let pending = self.pending[slot as usize].take().expect("a job ends once");
         if pending.step == Step::Bounce {
-            self.release_window(lane, slot);
+            self.release_window(cx, slot);
         }
         self.free.push(slot);
         if !self.locks.is_idle() {
             self.release_range(slot);
         }
-        lane.finish(pending.job.io, outcome);
+        cx.finish(pending.job.io, outcome);
     }
 
     /// A job has ended while others hold or await ranges: those that waited for it may start.

@@ -13,8 +13,8 @@
 //! # Units
 //! The model counts nanoseconds since the clock's origin, and bytes; it wraps offsets beyond its capacity.
 
-use super::memory::haul::{Haul, PORTION};
-use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes};
+use super::memory::chunked_copy::{ChunkedCopy, PORTION};
+use super::{Image, ImageCx, ImageInfo, Job, OpenedImage, Progress, bytes};
 use crate::error::{Error, Kind, Result};
 use crate::sys::memory::Memory;
 use std::str::FromStr;
@@ -146,11 +146,11 @@ struct Emulated {
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
     /// The one that is done in the array, and of which the bytes move.
-    moving: Option<Haul>,
+    moving: Option<ChunkedCopy>,
 }
 
 impl Image for Emulated {
-    fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
+    fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress {
         if !job.is_within(self.size) {
             return Progress::Done(Err(Fault::Invalid));
         }
@@ -167,7 +167,7 @@ impl Image for Emulated {
                     len: job.len,
                     kind: ExtentKind::Data,
                 };
-                lane.buffers.put(job.data, &all.encode());
+                cx.buffers.put(job.data, &all.encode());
                 return Progress::Done(Ok(()));
             }
         };
@@ -182,7 +182,7 @@ impl Image for Emulated {
             offset: job.offset,
             len,
         };
-        self.array.submit(lane.now.as_nanos(), io);
+        self.array.submit(cx.now.as_nanos(), io);
         Progress::Pending
     }
 
@@ -193,29 +193,29 @@ impl Image for Emulated {
         self.array.next_completion().map(Time::from_nanos)
     }
 
-    fn tick(&mut self, lane: &mut Lane<'_>) {
+    fn tick(&mut self, cx: &mut ImageCx<'_>) {
         let mut turn_has = PORTION;
         loop {
-            let Some(mut haul) = self.moving.take().or_else(|| self.next_done(lane.now)) else {
+            let Some(mut copy) = self.moving.take().or_else(|| self.next_done(cx.now)) else {
                 return;
             };
-            if !haul.go_on(&mut self.memory, lane.buffers, &mut turn_has) {
-                self.moving = Some(haul);
+            if !copy.go_on(&mut self.memory, cx.buffers, &mut turn_has) {
+                self.moving = Some(copy);
                 return;
             }
-            lane.finish(haul.io(), Ok(()));
+            cx.finish(copy.io(), Ok(()));
         }
     }
 }
 
 impl Emulated {
     /// The next job that is done in the array.
-    fn next_done(&mut self, now: Time) -> Option<Haul> {
+    fn next_done(&mut self, now: Time) -> Option<ChunkedCopy> {
         let done = self.array.pop_completed(now.as_nanos())?;
         let place = bytes(done.id);
         let job = self.jobs[place].take().expect("the model ends an I/O once");
         self.free.push(place);
-        Some(Haul::new(job))
+        Some(ChunkedCopy::new(job))
     }
 }
 
@@ -272,7 +272,7 @@ mod tests {
         let mut ticks = 0;
         while let Some(due) = image.deadline() {
             assert!(due <= bench.now);
-            bench.with(|lane| image.tick(lane));
+            bench.with(|cx| image.tick(cx));
             ticks += 1;
             both.extend(bench.ended());
         }

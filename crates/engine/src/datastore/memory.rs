@@ -6,8 +6,8 @@
 //! - what is not within the memory is refused, whatever size the disk has been given since
 //! - jobs end in the order in which they came, and none begins before the last has ended: each sees all of another or nothing
 
-use self::haul::{Haul, PORTION};
-use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes};
+use self::chunked_copy::{ChunkedCopy, PORTION};
+use super::{Image, ImageCx, ImageInfo, Job, OpenedImage, Progress, bytes};
 use crate::error::{Error, Result};
 use crate::sys::memory::Memory;
 use crate::sys::ring::{Completion, Tag};
@@ -17,13 +17,13 @@ use tidegate_core::request::Fault;
 
 #[cfg(test)]
 pub(super) mod bench;
-pub(super) mod haul;
+pub(super) mod chunked_copy;
 
 struct InMemory {
     memory: Memory,
     size: u64,
     /// The first is under way. Empty but where one takes longer than a turn may.
-    waiting: VecDeque<Haul>,
+    waiting: VecDeque<ChunkedCopy>,
 }
 
 /// Opens an image of `size` bytes, all zeroes.
@@ -56,29 +56,29 @@ impl Image for InMemory {
         false
     }
 
-    fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
+    fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress {
         if !job.is_within(self.size) {
             return Progress::Done(Err(Fault::Invalid));
         }
-        let haul = Haul::new(job);
+        let copy = ChunkedCopy::new(job);
         if self.waiting.is_empty() {
-            if haul.is_short() {
-                haul.finish_at_once(&mut self.memory, lane.buffers);
+            if copy.is_short() {
+                copy.finish_at_once(&mut self.memory, cx.buffers);
                 return Progress::Done(Ok(()));
             }
-            go_on_next_turn(lane);
+            go_on_next_turn(cx);
         }
-        self.waiting.push_back(haul);
+        self.waiting.push_back(copy);
         Progress::Pending
     }
 
-    fn completed(&mut self, lane: &mut Lane<'_>, _completion: Completion) {
+    fn completed(&mut self, cx: &mut ImageCx<'_>, _completion: Completion) {
         let mut turn_has = PORTION;
-        while let Some(haul) = self.waiting.front_mut() {
-            if !haul.go_on(&mut self.memory, lane.buffers, &mut turn_has) {
-                return go_on_next_turn(lane);
+        while let Some(copy) = self.waiting.front_mut() {
+            if !copy.go_on(&mut self.memory, cx.buffers, &mut turn_has) {
+                return go_on_next_turn(cx);
             }
-            lane.finish(haul.io(), Ok(()));
+            cx.finish(copy.io(), Ok(()));
             self.waiting.pop_front();
         }
     }
@@ -87,14 +87,14 @@ impl Image for InMemory {
 /// Has the ring call [`Image::completed`] in the thread's next turn: what does not exist is cancelled, and that there is none
 /// comes back as any other operation's end does. So an image that nothing waits in is not looked at, unlike one that has
 /// deadlines.
-fn go_on_next_turn(lane: &mut Lane<'_>) {
+fn go_on_next_turn(cx: &mut ImageCx<'_>) {
     let nothing = Tag {
         kind: tag::NOTHING,
-        owner: lane.disk.0,
+        owner: cx.disk.0,
         slot: u32::MAX,
     };
-    let back = lane.tag(0);
-    lane.ring.cancel(nothing, back);
+    let back = cx.tag(0);
+    cx.ring.cancel(nothing, back);
 }
 
 #[cfg(test)]
@@ -134,7 +134,7 @@ mod tests {
             .collect();
         assert_eq!(ends, [(5, 1), (9, 2), (9, 3), (9, 4)]);
         assert!(bench.is_full_of(1, found), "what came later is not in it");
-        assert!(bench.with(|lane| image.close(lane)));
+        assert!(bench.with(|cx| image.close(cx)));
 
         assert_eq!(bench.start(image, 5, Op::Read, 0, other), at_once);
         assert!(bench.is_full_of(2, other));

@@ -1,7 +1,7 @@
 //! Disk images on another NBD server: requests are pipelined to it, and sent again when it comes back after a loss.
 //!
-//! The image is on its disk's I/O thread, with one connection (`line.rs`) on the thread's ring. What it owes is
-//! `work.rs`; finding the server again is an errand (`connect.rs`). Writes that the server had answered and not made
+//! The image is on its disk's I/O thread, with one connection (`connection.rs`) on the thread's ring. What it owes is
+//! `work.rs`; finding the server again is an job (`connect.rs`). Writes that the server had answered and not made
 //! durable when the connection ended may be lost, for nobody can tell a server that lived on from one that died
 //! (`unflushed.rs`). A server that lives on while only the connection breaks must have ended or dropped what came over
 //! the old one before it takes a new one; else an old write of its may undo a newer one. Nothing in the protocol lets a
@@ -27,19 +27,19 @@
 //! The NBD protocol document; `tidegate_front::nbd::client`.
 
 pub(crate) mod connect;
+mod connection;
 mod coverage;
-mod line;
 mod unflushed;
 mod work;
 
 use super::condition::Condition;
-use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress};
-use crate::errand::{Errand, Task};
+use super::{Image, ImageCx, ImageInfo, Job, OpenedImage, Progress};
+use crate::blocking::{BlockingJob, Task};
 use crate::error::{Error, Kind, Result};
 use crate::lease::fence::Fence;
 use crate::sys::ring::Completion;
 use connect::{Connect, Connected, Target, uri_of};
-use line::{Line, Loss};
+use connection::{Connection, Loss};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
@@ -156,7 +156,7 @@ enum Stage {
     /// The last flush is under way; how it ended is looked for where it was begun.
     Flushing,
     /// Up to then it says goodbye.
-    Parting(Time),
+    Disconnecting(Time),
 }
 
 /// The name of the last flush, for which no guest waits.
@@ -171,11 +171,11 @@ struct Upstream {
     counts: Arc<Counts>,
     /// The connection with which it was opened, until its thread has it.
     first: Option<Connected>,
-    line: Option<Line>,
+    connection: Option<Connection>,
     connecting: bool,
     retry_at: Option<Time>,
     pause: Span,
-    /// Since when no line has answered anything, though one should.
+    /// Since when no connection has answered anything, though one should.
     lost_since: Option<Time>,
     /// Since when the server owes an answer and nothing has come of it: its silence.
     silent_since: Time,
@@ -187,8 +187,8 @@ struct Upstream {
 }
 
 impl Image for Upstream {
-    fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
-        self.first_line(lane);
+    fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress {
+        self.first_connection(cx);
         let (op, flush, zeroes) = match Plan::of(&self.offer, &job) {
             Plan::Done(outcome) => return Progress::Done(outcome),
             Plan::TellData => {
@@ -196,11 +196,11 @@ impl Image for Upstream {
                     len: job.len,
                     kind: ExtentKind::Data,
                 };
-                lane.buffers.put(job.data, &all.encode());
+                cx.buffers.put(job.data, &all.encode());
                 return Progress::Done(Ok(()));
             }
             Plan::Ask { op, flush } => (op, flush, None),
-            Plan::SendZeroes { flush } => match lane.buffers.zeroes() {
+            Plan::SendZeroes { flush } => match cx.buffers.zeroes() {
                 Ok(buffer) => (Op::Write, flush, Some(buffer)),
                 Err(_) => return Progress::Done(Err(Fault::Io)),
             },
@@ -209,33 +209,33 @@ impl Image for Upstream {
         if self.failing || self.is_lost() || in_vain {
             return Progress::Done(Err(Fault::Io));
         }
-        self.begin(lane, job, op, flush, zeroes);
+        self.begin(cx, job, op, flush, zeroes);
         Progress::Pending
     }
 
-    fn completed(&mut self, lane: &mut Lane<'_>, completion: Completion) {
-        let line = self
-            .line
+    fn completed(&mut self, cx: &mut ImageCx<'_>, completion: Completion) {
+        let connection = self
+            .connection
             .as_mut()
-            .expect("an operation belongs to the line");
+            .expect("an operation belongs to the connection");
         let slot = completion.tag.slot;
-        if line.completed(lane, slot, completion.result, &self.offer, &mut self.work) {
-            self.silent_since = lane.now;
+        if connection.completed(cx, slot, completion.result, &self.offer, &mut self.work) {
+            self.silent_since = cx.now;
         }
         if self.is_lost() {
             // Requests that were cut from one job wait to be sent: they must not be.
-            self.give_up(lane);
+            self.give_up(cx);
         }
-        self.go(lane);
+        self.go(cx);
     }
 
-    fn connected(&mut self, lane: &mut Lane<'_>, connect: Connect) {
+    fn connected(&mut self, cx: &mut ImageCx<'_>, connect: Connect) {
         if connect.serial != self.serial || self.stage != Stage::Open || self.is_lost() {
             return;
         }
         self.connecting = false;
-        let result = connect.result.expect("an errand that comes back was run");
-        match result.and_then(|connected| self.accept(lane, connected)) {
+        let result = connect.result.expect("an job that comes back was run");
+        match result.and_then(|connected| self.accept(cx, connected)) {
             Ok(()) => {
                 count(&self.counts.returned);
                 tracing::info!(server = %self.target.uri, "the NBD server is back");
@@ -243,13 +243,13 @@ impl Image for Upstream {
                     self.lost_since = None;
                 }
                 self.failing = false;
-                self.silent_since = lane.now;
-                self.go(lane);
+                self.silent_since = cx.now;
+                self.go(cx);
             }
             Err(error) => {
                 count(&self.counts.refused);
                 tracing::debug!(%error, "an NBD server is still away");
-                self.retry(lane.now);
+                self.retry(cx.now);
             }
         }
     }
@@ -257,30 +257,30 @@ impl Image for Upstream {
     fn deadline(&self) -> Option<Time> {
         let retry = self
             .retry_at
-            .filter(|_| self.line.is_none() && !self.connecting);
+            .filter(|_| self.connection.is_none() && !self.connecting);
         let patience = self.patience_ends();
         let goodbye = match self.stage {
-            Stage::Parting(until) => Some(until),
+            Stage::Disconnecting(until) => Some(until),
             Stage::Open | Stage::Flushing => None,
         };
         [retry, patience, goodbye].into_iter().flatten().min()
     }
 
-    fn tick(&mut self, lane: &mut Lane<'_>) {
-        if let Stage::Parting(until) = self.stage
-            && until <= lane.now
+    fn tick(&mut self, cx: &mut ImageCx<'_>) {
+        if let Stage::Disconnecting(until) = self.stage
+            && until <= cx.now
         {
             // The loss ends what is under way, and with it the closing.
-            self.stage = Stage::Parting(Time::NEVER);
-            if let Some(line) = &mut self.line {
-                line.lose(Loss::Dismissed);
+            self.stage = Stage::Disconnecting(Time::NEVER);
+            if let Some(connection) = &mut self.connection {
+                connection.lose(Loss::Dismissed);
             }
         }
-        if self.patience_ends().is_some_and(|at| at <= lane.now) {
-            self.give_up(lane);
+        if self.patience_ends().is_some_and(|at| at <= cx.now) {
+            self.give_up(cx);
         }
-        let due = self.retry_at.is_some_and(|at| at <= lane.now);
-        if due && self.line.is_none() && !self.connecting {
+        let due = self.retry_at.is_some_and(|at| at <= cx.now);
+        if due && self.connection.is_none() && !self.connecting {
             self.retry_at = None;
             self.connecting = true;
             let connect = Connect {
@@ -288,8 +288,8 @@ impl Image for Upstream {
                 target: Arc::clone(&self.target),
                 result: None,
             };
-            lane.errands.send(Errand {
-                disk: lane.disk,
+            cx.blocking.send(BlockingJob {
+                disk: cx.disk,
                 task: Task::Connect(connect),
             });
         }
@@ -299,23 +299,23 @@ impl Image for Upstream {
         self.fence = Some(Arc::clone(fence));
     }
 
-    fn close(&mut self, lane: &mut Lane<'_>) -> bool {
+    fn close(&mut self, cx: &mut ImageCx<'_>) -> bool {
         self.first = None;
         self.retry_at = None;
         if self.stage == Stage::Open && self.may_flush() {
-            self.flush_last(lane);
+            self.flush_last(cx);
         }
         if self.stage == Stage::Flushing && !self.has_flushed() {
             return false;
         }
-        if !matches!(self.stage, Stage::Parting(_)) {
-            self.stage = Stage::Parting(lane.now + GOODBYE);
-            if let Some(line) = &mut self.line {
-                line.part(lane);
+        if !matches!(self.stage, Stage::Disconnecting(_)) {
+            self.stage = Stage::Disconnecting(cx.now + GOODBYE);
+            if let Some(connection) = &mut self.connection {
+                connection.part(cx);
             }
         }
-        self.drop_quiet_line(lane);
-        if self.line.is_some() {
+        self.drop_quiet_connection(cx);
+        if self.connection.is_some() {
             return false;
         }
         true
@@ -336,7 +336,7 @@ impl Upstream {
             patience: span(options.patience),
             counts: Arc::clone(&options.counts),
             first: Some(connected),
-            line: None,
+            connection: None,
             connecting: false,
             retry_at: None,
             pause: FIRST_PAUSE,
@@ -357,17 +357,17 @@ impl Upstream {
     }
 
     /// Takes the connection into use with which the image was opened.
-    fn first_line(&mut self, lane: &mut Lane<'_>) {
+    fn first_connection(&mut self, cx: &mut ImageCx<'_>) {
         if let Some(connected) = self.first.take()
-            && let Err(error) = self.accept(lane, connected)
+            && let Err(error) = self.accept(cx, connected)
         {
             tracing::warn!(%error, "an NBD connection could not be used");
-            self.retry(lane.now);
+            self.retry(cx.now);
         }
     }
 
     /// Takes a new connection into use, if the server is still as able as it was.
-    fn accept(&mut self, lane: &mut Lane<'_>, connected: Connected) -> Result<()> {
+    fn accept(&mut self, cx: &mut ImageCx<'_>, connected: Connected) -> Result<()> {
         if !Offer::of(&connected.agreed).covers(&self.offer) {
             let text = format!(
                 "the NBD server {} came back smaller or less able than it was: restore it",
@@ -375,31 +375,34 @@ impl Upstream {
             );
             return Err(Error::new(Kind::Invalid, text));
         }
-        let line = Line::new(connected, lane.buffers)
+        let connection = Connection::new(connected, cx.buffers)
             .map_err(|e| Error::io("no memory for an NBD connection", e))?;
-        self.line = Some(line);
+        self.connection = Some(connection);
         Ok(())
     }
 
     /// Begins a job that the server has to do.
-    fn begin(&mut self, lane: &mut Lane<'_>, job: Job, op: Op, flush: bool, zeroes: Option<u32>) {
+    fn begin(&mut self, cx: &mut ImageCx<'_>, job: Job, op: Op, flush: bool, zeroes: Option<u32>) {
         if self.work.is_empty() {
-            self.silent_since = lane.now;
+            self.silent_since = cx.now;
         }
         self.work.begin(&self.offer, job, op, flush, zeroes);
-        self.go(lane);
+        self.go(cx);
     }
 
-    /// Whether a last flush would make anything durable, and can be sent. A line that is lost has taken what was not
+    /// Whether a last flush would make anything durable, and can be sent. A connection that is lost has taken what was not
     /// durable with it, as far as anybody knows, and the log says so.
     fn may_flush(&self) -> bool {
-        let is_up = self.line.as_ref().is_some_and(|line| line.loss().is_none());
+        let is_up = self
+            .connection
+            .as_ref()
+            .is_some_and(|connection| connection.loss().is_none());
         is_up && self.work.owes_flush() && !self.is_lost()
     }
 
     /// What the guest never flushed was never promised; an orderly goodbye keeps it all the same. And who attaches the
     /// disk next, and counts from nothing, can tell a guest truly that a flush has made all durable.
-    fn flush_last(&mut self, lane: &mut Lane<'_>) {
+    fn flush_last(&mut self, cx: &mut ImageCx<'_>) {
         let flush = Job {
             io: NOBODY,
             op: Op::Flush,
@@ -409,7 +412,7 @@ impl Upstream {
             data: Data::NONE,
         };
         self.stage = Stage::Flushing;
-        self.begin(lane, flush, Op::Flush, true, None);
+        self.begin(cx, flush, Op::Flush, true, None);
     }
 
     /// Whether the last flush has ended, as the server's answer or the end of the patience with it ends any.
@@ -438,39 +441,39 @@ impl Upstream {
     }
 
     /// Does what can be done, and tells what has ended. Call after anything has changed.
-    fn go(&mut self, lane: &mut Lane<'_>) {
-        if let Some(line) = &mut self.line
-            && line.go(lane, &self.offer, &mut self.work) > 0
+    fn go(&mut self, cx: &mut ImageCx<'_>) {
+        if let Some(connection) = &mut self.connection
+            && connection.go(cx, &self.offer, &mut self.work) > 0
         {
             // It answers: what was, is over.
             self.lost_since = None;
             self.pause = FIRST_PAUSE;
         }
-        self.drop_quiet_line(lane);
-        self.tell(lane);
+        self.drop_quiet_connection(cx);
+        self.tell(cx);
     }
 
     /// Tells of the jobs that have ended.
-    fn tell(&mut self, lane: &mut Lane<'_>) {
+    fn tell(&mut self, cx: &mut ImageCx<'_>) {
         if self.stage == Stage::Flushing {
             return;
         }
         for (io, outcome) in self.work.ended.drain(..) {
-            lane.finish(io, outcome);
+            cx.finish(io, outcome);
         }
     }
 
-    /// Lets a line go that is lost, once the kernel holds nothing of it.
-    fn drop_quiet_line(&mut self, lane: &mut Lane<'_>) {
-        let Some(line) = self
-            .line
-            .take_if(|line| line.loss().is_some() && line.is_quiet())
+    /// Lets a connection go that is lost, once the kernel holds nothing of it.
+    fn drop_quiet_connection(&mut self, cx: &mut ImageCx<'_>) {
+        let Some(connection) = self
+            .connection
+            .take_if(|connection| connection.loss().is_some() && connection.is_quiet())
         else {
             return;
         };
-        let loss = line.loss();
-        line.free(lane.buffers);
-        if let Stage::Parting(_) = self.stage {
+        let loss = connection.loss();
+        connection.free(cx.buffers);
+        if let Stage::Disconnecting(_) = self.stage {
             return;
         }
         count(&self.counts.lost);
@@ -493,8 +496,8 @@ impl Upstream {
         } else {
             self.work.again(&self.offer);
         }
-        self.lost_since.get_or_insert(lane.now);
-        self.retry(lane.now);
+        self.lost_since.get_or_insert(cx.now);
+        self.retry(cx.now);
     }
 
     fn retry(&mut self, now: Time) {
@@ -503,15 +506,15 @@ impl Upstream {
     }
 
     /// Nobody is to wait any longer.
-    fn give_up(&mut self, lane: &mut Lane<'_>) {
+    fn give_up(&mut self, cx: &mut ImageCx<'_>) {
         self.failing = true;
-        if let Some(line) = &mut self.line {
-            line.lose(Loss::Dismissed);
+        if let Some(connection) = &mut self.connection {
+            connection.lose(Loss::Dismissed);
         } else {
             self.work.fail_all(Fault::Io);
         }
-        self.drop_quiet_line(lane);
-        self.tell(lane);
+        self.drop_quiet_connection(cx);
+        self.tell(cx);
     }
 }
 

@@ -2,7 +2,7 @@
 //!
 //! Guests' buffers are left as they are; memory of our own is cleared, lest a client reads what another wrote.
 
-use super::{Image, ImageInfo, Job, Lane, OpenedImage, Progress, bytes};
+use super::{Image, ImageCx, ImageInfo, Job, OpenedImage, Progress, bytes};
 use tidegate_core::request::{Extent, ExtentKind, Op};
 
 struct Null;
@@ -23,17 +23,17 @@ impl Image for Null {
         false
     }
 
-    fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
+    fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress {
         match job.op {
-            Op::Read if lane.buffers.is_pool(job.data.buffer) => {
-                lane.buffers.clear(job.data, bytes(job.len))
+            Op::Read if cx.buffers.is_pool(job.data.buffer) => {
+                cx.buffers.clear(job.data, bytes(job.len))
             }
             Op::Extents => {
                 let all = Extent {
                     len: job.len,
                     kind: ExtentKind::Hole,
                 };
-                lane.buffers.put(job.data, &all.encode());
+                cx.buffers.put(job.data, &all.encode());
             }
             _ => {}
         }

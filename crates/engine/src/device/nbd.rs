@@ -8,7 +8,7 @@
 //! - a client that does not read its replies holds at most [`MOST_REQUESTS`] requests and about [`MOST_BYTES`] of
 //!   buffers: then nothing more is received from it
 //! - all clients of a thread together hold no more than [`budget`] says, and those of one disk no more than its part
-//! - once the client is gone, what it asked for and has not started is dropped ([`Desk::abandon`]); a client that has said
+//! - once the client is gone, what it asked for and has not started is dropped ([`ThreadCx::abandon`]); a client that has said
 //!   goodbye is gone when its end is closed for both ways, any other when it sends no more
 //! - once it is closed from our side no request of it reaches the shard, whatever has arrived: its disk may be gone
 //! - the connection is dropped when nothing of it is in flight: no request, no receive, no send
@@ -27,7 +27,7 @@ mod outgoing;
 use super::ReplyTo;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::{Completion, Tag};
-use crate::thread::{Desk, tag};
+use crate::thread::{ThreadCx, tag};
 use other_end::Watch;
 use outgoing::Outgoing;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -175,17 +175,17 @@ impl Connection {
     }
 
     /// A receive or send has ended, or the other end has gone.
-    pub(crate) fn completed(&mut self, desk: &mut Desk, completion: Completion) {
+    pub(crate) fn completed(&mut self, cx: &mut ThreadCx, completion: Completion) {
         match completion.tag.kind {
-            tag::RECEIVE => self.received(desk, completion.result),
+            tag::RECEIVE => self.received(cx, completion.result),
             tag::HANG_UP => self.watched(completion.result),
-            _ => self.sent(desk, completion.result),
+            _ => self.sent(cx, completion.result),
         }
     }
 
-    fn received(&mut self, desk: &mut Desk, result: i32) {
+    fn received(&mut self, cx: &mut ThreadCx, result: i32) {
         let target = self.receiving.take().expect("one receive was under way");
-        desk.buffers.returned(target);
+        cx.buffers.returned(target);
         match usize::try_from(result) {
             Ok(0) => self.closing = true,
             Ok(bytes) if target == self.input => self.fill.1 += bytes,
@@ -204,7 +204,7 @@ impl Connection {
         }
     }
 
-    fn sent(&mut self, desk: &mut Desk, result: i32) {
+    fn sent(&mut self, cx: &mut ThreadCx, result: i32) {
         self.sent_off = false;
         match usize::try_from(result) {
             Ok(bytes) => self.sending.message.sent(bytes),
@@ -215,40 +215,40 @@ impl Connection {
             }
         }
         if self.dead || self.sending.message.is_empty() {
-            let bytes = self.sending.clear(&mut desk.buffers);
-            self.let_go(desk, bytes);
+            let bytes = self.sending.clear(&mut cx.buffers);
+            self.let_go(cx, bytes);
         }
     }
 
     /// Decodes what has arrived, then keeps a receive and a send going. Call after anything has changed.
     /// Returns whether the connection is at its end and can be dropped.
-    pub(crate) fn go(&mut self, me: u32, desk: &mut Desk) -> bool {
+    pub(crate) fn go(&mut self, me: u32, cx: &mut ThreadCx) -> bool {
         self.noted = false;
-        self.decode(me, desk);
-        self.drop_if_gone(me, desk);
-        self.send(me, desk);
-        self.receive(me, desk);
+        self.decode(me, cx);
+        self.drop_if_gone(me, cx);
+        self.send(me, cx);
+        self.receive(me, cx);
         let quiet = self.in_flight == 0 && self.receiving.is_none() && !self.sent_off;
         let over = quiet && self.closing && (self.dead || self.next.is_empty());
-        self.has_ceased_to_watch(me, desk, over) && over
+        self.has_ceased_to_watch(me, cx, over) && over
     }
 
     /// What the bytes at a position of the input are.
     // Inline: it is on the way of every request, and its answer is large.
     #[inline(always)]
-    fn peek(&self, desk: &Desk, at: usize) -> Step {
+    fn peek(&self, cx: &ThreadCx, at: usize) -> Step {
         if self.fill.1 - at < REQUEST_BYTES {
             return Step::Need(REQUEST_BYTES);
         }
-        let head = desk.buffers.get_array::<REQUEST_BYTES>(self.at(at));
+        let head = cx.buffers.get_array::<REQUEST_BYTES>(self.at(at));
         self.session
             .decode(&head.expect("the input is one piece of memory"))
     }
 
     /// Gives its memory back; only when [`Connection::go`] said that it is at its end.
-    pub(crate) fn free(mut self, desk: &mut Desk) {
-        let buffers = &mut desk.buffers;
-        desk.budget.give_back(self.disk, self.held);
+    pub(crate) fn free(mut self, cx: &mut ThreadCx) {
+        let buffers = &mut cx.buffers;
+        cx.budget.give_back(self.disk, self.held);
         self.sending.clear(buffers);
         self.next.clear(buffers);
         if let Some(buffer) = self.payload.and_then(|p| p.buffer) {
@@ -265,10 +265,10 @@ impl Connection {
         under_way >= MOST_REQUESTS || self.held >= MOST_BYTES
     }
 
-    fn decode(&mut self, me: u32, desk: &mut Desk) {
+    fn decode(&mut self, me: u32, cx: &mut ThreadCx) {
         while !self.dead && !self.dismissed {
             if self.payload.is_some() {
-                if !self.finish_payload(me, desk) {
+                if !self.finish_payload(me, cx) {
                     return;
                 }
                 continue;
@@ -277,17 +277,17 @@ impl Connection {
             if self.closing && self.fill.0 == self.fill.1 || self.must_wait() {
                 return;
             }
-            match self.peek(desk, self.fill.0) {
+            match self.peek(cx, self.fill.0) {
                 Step::Need(_) => return,
                 Step::Request(asked) => {
                     let takes = Buffers::block_of(room(&asked));
-                    if !desk.budget.lets_on(me, self.disk, takes) {
+                    if !cx.budget.lets_on(me, self.disk, takes) {
                         self.short = true;
                         return;
                     }
-                    self.begin(me, desk, asked, None);
+                    self.begin(me, cx, asked, None);
                 }
-                Step::Refuse(asked, fault) => self.begin(me, desk, asked, Some(fault)),
+                Step::Refuse(asked, fault) => self.begin(me, cx, asked, Some(fault)),
                 Step::Disconnect => {
                     self.fill = (0, 0);
                     self.closing = true;
@@ -304,11 +304,11 @@ impl Connection {
         }
     }
 
-    fn begin(&mut self, me: u32, desk: &mut Desk, asked: Asked, refused: Option<Fault>) {
+    fn begin(&mut self, me: u32, cx: &mut ThreadCx, asked: Asked, refused: Option<Fault>) {
         self.fill.0 += REQUEST_BYTES;
         if asked.payload > 0 {
             let buffer = match refused {
-                None => self.claim(desk, asked.payload as usize),
+                None => self.claim(cx, asked.payload as usize),
                 Some(_) => None,
             };
             let refused = refused.or(if buffer.is_none() {
@@ -325,29 +325,29 @@ impl Connection {
             return;
         }
         match refused {
-            Some(fault) => self.refuse(me, desk, &asked, fault),
-            None => self.submit_without_payload(me, desk, asked),
+            Some(fault) => self.refuse(me, cx, &asked, fault),
+            None => self.submit_without_payload(me, cx, asked),
         }
     }
 
-    fn submit_without_payload(&mut self, me: u32, desk: &mut Desk, asked: Asked) {
+    fn submit_without_payload(&mut self, me: u32, cx: &mut ThreadCx, asked: Asked) {
         let room = room(&asked);
-        match self.claim(desk, room) {
+        match self.claim(cx, room) {
             Some(buffer) => {
                 if asked.op == Op::Extents {
                     // A zero length ends a list that the datastore leaves short.
-                    desk.buffers.clear(Data { buffer, start: 0 }, room);
+                    cx.buffers.clear(Data { buffer, start: 0 }, room);
                 }
-                self.submit(me, desk, asked, buffer);
+                self.submit(me, cx, asked, buffer);
             }
-            None => self.refuse(me, desk, &asked, Fault::Io),
+            None => self.refuse(me, cx, &asked, Fault::Io),
         }
     }
 
-    fn submit(&mut self, me: u32, desk: &mut Desk, asked: Asked, buffer: u32) {
+    fn submit(&mut self, me: u32, cx: &mut ThreadCx, asked: Asked, buffer: u32) {
         self.in_flight += 1;
-        let request = asked.request(Data { buffer, start: 0 }, desk.now);
-        desk.submit(
+        let request = asked.request(Data { buffer, start: 0 }, cx.now);
+        cx.submit(
             self.disk,
             request,
             ReplyTo::Nbd {
@@ -357,32 +357,32 @@ impl Connection {
         );
     }
 
-    fn refuse(&mut self, me: u32, desk: &mut Desk, asked: &Asked, fault: Fault) {
+    fn refuse(&mut self, me: u32, cx: &mut ThreadCx, asked: &Asked, fault: Fault) {
         let head = self.session.done(asked, Err(fault));
-        self.next.push_head(&mut desk.buffers, &head);
-        self.note(me, desk);
+        self.next.push_head(&mut cx.buffers, &head);
+        self.note(me, cx);
     }
 
-    fn note(&mut self, me: u32, desk: &mut Desk) {
+    fn note(&mut self, me: u32, cx: &mut ThreadCx) {
         if !self.noted {
             self.noted = true;
-            desk.note_talking(me);
+            cx.note_ready_connection(me);
         }
     }
 
     #[inline]
-    fn claim(&mut self, desk: &mut Desk, len: usize) -> Option<u32> {
-        let buffer = desk.buffers.claim_pool(len).ok()?;
-        let bytes = desk.buffers.block(buffer);
+    fn claim(&mut self, cx: &mut ThreadCx, len: usize) -> Option<u32> {
+        let buffer = cx.buffers.claim_pool(len).ok()?;
+        let bytes = cx.buffers.block(buffer);
         self.held += bytes;
-        desk.budget.take(self.disk, bytes);
+        cx.budget.take(self.disk, bytes);
         Some(buffer)
     }
 
     /// So many bytes of buffers are held no more.
-    fn let_go(&mut self, desk: &mut Desk, bytes: usize) {
+    fn let_go(&mut self, cx: &mut ThreadCx, bytes: usize) {
         self.held -= bytes;
-        desk.budget.give_back(self.disk, bytes);
+        cx.budget.give_back(self.disk, bytes);
     }
 
     fn at(&self, position: usize) -> Data {
@@ -393,7 +393,7 @@ impl Connection {
     }
 
     /// Moves received bytes to the payload they belong to; true once it is whole and its request is on its way.
-    fn finish_payload(&mut self, me: u32, desk: &mut Desk) -> bool {
+    fn finish_payload(&mut self, me: u32, cx: &mut ThreadCx) -> bool {
         let Some(mut payload) = self.payload else {
             return true;
         };
@@ -401,7 +401,7 @@ impl Connection {
         let here = (self.fill.1 - self.fill.0).min(need);
         if let (Some(buffer), true) = (payload.buffer, here > 0) {
             let start = u32::try_from(payload.got).expect("a payload is far below 4 GiB");
-            desk.buffers
+            cx.buffers
                 .copy(self.at(self.fill.0), Data { buffer, start }, here);
         }
         self.fill.0 += here;
@@ -412,21 +412,21 @@ impl Connection {
         }
         self.payload = None;
         match (payload.refused, payload.buffer) {
-            (None, Some(buffer)) => self.submit(me, desk, payload.asked, buffer),
-            (refused, _) => self.refuse(me, desk, &payload.asked, refused.unwrap_or(Fault::Io)),
+            (None, Some(buffer)) => self.submit(me, cx, payload.asked, buffer),
+            (refused, _) => self.refuse(me, cx, &payload.asked, refused.unwrap_or(Fault::Io)),
         }
         true
     }
 
     /// Keeps one receive going, unless the client must wait: then its end is watched. What it sent before its end went is
     /// received all the same, as far as there is room, to know how it went.
-    fn receive(&mut self, me: u32, desk: &mut Desk) {
+    fn receive(&mut self, me: u32, cx: &mut ThreadCx) {
         if self.receiving.is_some() {
             return;
         }
         let waits = self.payload.is_none() && (self.short || self.must_wait());
         if self.closing || waits && !(self.hung_up && self.fill.1 < INPUT) {
-            return self.watch_other_end(me, desk);
+            return self.watch_other_end(me, cx);
         }
         let tag = Tag {
             kind: tag::RECEIVE,
@@ -446,41 +446,41 @@ impl Connection {
                 // The rest of a large payload goes where it belongs, without a copy.
                 let start = u32::try_from(got).expect("a payload is far below 4 GiB");
                 let left = asked.payload as usize - got;
-                desk.ring
-                    .receive(fd, &mut desk.buffers, Data { buffer, start }, left, tag);
+                cx.ring
+                    .receive(fd, &mut cx.buffers, Data { buffer, start }, left, tag);
                 self.receiving = Some(buffer);
                 return;
             }
         } else if self.fill.1 == INPUT {
-            self.make_room(desk);
+            self.make_room(cx);
         }
         if self.fill.1 < INPUT {
             let data = self.at(self.fill.1);
-            desk.ring
-                .receive(fd, &mut desk.buffers, data, INPUT - self.fill.1, tag);
+            cx.ring
+                .receive(fd, &mut cx.buffers, data, INPUT - self.fill.1, tag);
             self.receiving = Some(self.input);
         }
     }
 
     /// Moves the beginning of a message to the front of the input.
-    fn make_room(&mut self, desk: &mut Desk) {
+    fn make_room(&mut self, cx: &mut ThreadCx) {
         let len = self.fill.1 - self.fill.0;
         let mut rest = [0; 32];
         if len <= rest.len() {
-            desk.buffers.get(self.at(self.fill.0), &mut rest[..len]);
-            desk.buffers.put(self.at(0), &rest[..len]);
+            cx.buffers.get(self.at(self.fill.0), &mut rest[..len]);
+            cx.buffers.put(self.at(0), &rest[..len]);
             self.fill = (0, len);
         }
     }
 
     /// Keeps one send going.
-    fn send(&mut self, me: u32, desk: &mut Desk) {
+    fn send(&mut self, me: u32, cx: &mut ThreadCx) {
         if self.sent_off {
             return;
         }
         if self.dead {
-            let bytes = self.next.clear(&mut desk.buffers);
-            return self.let_go(desk, bytes);
+            let bytes = self.next.clear(&mut cx.buffers);
+            return self.let_go(cx, bytes);
         }
         if self.sending.message.is_empty() {
             if self.next.is_empty() {
@@ -494,7 +494,7 @@ impl Connection {
             owner: me,
             slot: 0,
         };
-        desk.ring
+        cx.ring
             .send(self.socket.as_raw_fd(), &self.sending.message, tag);
         self.sent_off = true;
     }
@@ -502,13 +502,13 @@ impl Connection {
     /// A request has ended. Returns whether the thread should call [`Connection::go`], being the first to ask.
     pub(crate) fn answer(
         &mut self,
-        desk: &mut Desk,
+        cx: &mut ThreadCx,
         buffer: u32,
         asked: &Asked,
         outcome: Outcome,
     ) -> bool {
         self.in_flight -= 1;
-        let buffers = &mut desk.buffers;
+        let buffers = &mut cx.buffers;
         match (outcome, asked.op) {
             (Ok(()), Op::Read) => {
                 let head = self.session.data(asked);
@@ -524,7 +524,7 @@ impl Connection {
                 self.next.push_head(buffers, &head);
                 let bytes = buffers.block(buffer);
                 buffers.release(buffer);
-                self.let_go(desk, bytes);
+                self.let_go(cx, bytes);
             }
         }
         !std::mem::replace(&mut self.noted, true)

@@ -12,14 +12,14 @@
 //!   amount of memory (`MOST_ROOM`)
 
 use super::ReplyTo;
-use super::calls::{Calls, Moment};
+use super::interrupt_moderation::{InterruptModeration, Moment};
 use super::shunned::Standing;
 use crate::sys::buffers::{Buffers, SHORT_LIST};
 use crate::sys::eventfd::EventFd;
 use crate::sys::guest::{Mapping, Segment};
 use crate::sys::os;
 use crate::sys::ring::{Ring, Tag};
-use crate::thread::{Desk, tag};
+use crate::thread::{ThreadCx, tag};
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;
@@ -84,9 +84,9 @@ pub(crate) struct RingDevice {
     broken: bool,
     halted: bool,
     marked_dirty: bool,
-    calls: Calls,
+    calls: InterruptModeration,
     /// Whether the thread knows that its guest was shown something and not called for it.
-    pub(crate) uncalled: bool,
+    pub(crate) interrupt_pending: bool,
     scratch: Vec<Segment>,
     /// What the long lists of its requests in flight have room for.
     room: usize,
@@ -138,8 +138,8 @@ impl RingDevice {
             broken: false,
             halted: false,
             marked_dirty: false,
-            calls: Calls::new(),
-            uncalled: false,
+            calls: InterruptModeration::new(),
+            interrupt_pending: false,
             scratch: Vec::with_capacity(SHORT_LIST),
             room: 0,
         }
@@ -237,45 +237,45 @@ impl RingDevice {
 
     /// Takes up to `most` requests and hands them to the shard; returns how many. Fewer where they are long: the others wait
     /// for the thread's next turn, which comes at once, as this one has had work.
-    pub(crate) fn fetch(&mut self, index: u32, desk: &mut Desk, most: usize) -> usize {
+    pub(crate) fn fetch(&mut self, index: u32, cx: &mut ThreadCx, most: usize) -> usize {
         let most = self.allowance(most);
         if most > 0 && self.memory.is_spoilt() {
             // What is found there may be nothing.
-            self.fail(Malformed::Memory, desk.now);
-            self.note_if_drained(index, desk);
+            self.fail(Malformed::Memory, cx.now);
+            self.note_if_drained(index, cx);
             return 0;
         }
         if most == 0 {
-            self.note_if_drained(index, desk);
+            self.note_if_drained(index, cx);
             return 0;
         }
         let before = self.queue.walked();
-        let until = before + self.facts.effort.left(desk.now);
+        let until = before + self.facts.effort.left(cx.now);
         let mut count = 0;
         while count < most && self.queue.walked() < until {
-            let arrived = self.arrival(desk.now);
+            let arrived = self.arrival(cx.now);
             match self.take() {
-                Ok(Some(taken)) => self.begin(index, desk, taken, arrived),
+                Ok(Some(taken)) => self.begin(index, cx, taken, arrived),
                 Ok(None) => break,
                 Err(broken) => {
-                    self.stop_broken(index, desk, broken);
+                    self.stop_broken(index, cx, broken);
                     break;
                 }
             }
             count += 1;
         }
         if count > 0 {
-            self.last_request = desk.now;
+            self.last_request = cx.now;
             let count = u32::try_from(count).expect("a part of a ring");
-            self.calls.note(count, desk.now);
+            self.calls.note(count, cx.now);
         }
         let walked = self.queue.walked();
         if walked > before {
-            self.facts.effort.spend(desk.now, walked - before);
+            self.facts.effort.spend(cx.now, walked - before);
         }
         let ended = count == most || walked >= until;
         if ended && self.seen.is_none() && self.queue.has_work() {
-            self.seen = Some((self.queue.available(), desk.now));
+            self.seen = Some((self.queue.available(), cx.now));
         }
         count
     }
@@ -332,9 +332,9 @@ impl RingDevice {
     }
 
     /// A queue that is to stop may have nothing left to wait for, though no answer came: it has broken, or its disk goes.
-    fn note_if_drained(&self, index: u32, desk: &mut Desk) {
+    fn note_if_drained(&self, index: u32, cx: &mut ThreadCx) {
         if self.is_stopping() && self.is_drained() {
-            desk.note_dirty(index);
+            cx.note_dirty(index);
         }
     }
 
@@ -348,9 +348,9 @@ impl RingDevice {
     /// Stops this queue: its rings make no sense.
     #[cold]
     #[inline(never)]
-    fn stop_broken(&mut self, index: u32, desk: &mut Desk, broken: Broken) {
-        self.fail(Malformed::Ring(broken), desk.now);
-        self.note_if_drained(index, desk);
+    fn stop_broken(&mut self, index: u32, cx: &mut ThreadCx, broken: Broken) {
+        self.fail(Malformed::Ring(broken), cx.now);
+        self.note_if_drained(index, cx);
     }
 
     /// Stops this queue: what its rings say cannot be acted on, or its front end has cut its memory, or had none left for it.
@@ -375,32 +375,32 @@ impl RingDevice {
         }
     }
 
-    fn begin(&mut self, index: u32, desk: &mut Desk, taken: Taken<Segment>, arrived: Time) {
+    fn begin(&mut self, index: u32, cx: &mut ThreadCx, taken: Taken<Segment>, arrived: Time) {
         match taken {
-            Taken::Request(request) => self.request(index, desk, &request, arrived),
+            Taken::Request(request) => self.request(index, cx, &request, arrived),
             Taken::Bad { head, status, why } => {
-                self.note_malformed(why, desk.now);
+                self.note_malformed(why, cx.now);
                 if let Some(status) = status {
                     status.put_u8(STATUS_IOERR);
                     self.memory.mark_segment(&status);
                 }
-                self.complete_now(index, desk, head, u32::from(status.is_some()));
+                self.complete_now(index, cx, head, u32::from(status.is_some()));
             }
         }
     }
 
     /// Completes a chain that needs no disk.
-    fn complete_now(&mut self, index: u32, desk: &mut Desk, head: u16, written: u32) {
+    fn complete_now(&mut self, index: u32, cx: &mut ThreadCx, head: u16, written: u32) {
         self.queue.complete(head, written);
         if self.is_dirty_first() {
-            desk.note_dirty(index);
+            cx.note_dirty(index);
         }
     }
 
     fn request(
         &mut self,
         index: u32,
-        desk: &mut Desk,
+        cx: &mut ThreadCx,
         request: &BlockRequest<Segment>,
         arrived: Time,
     ) {
@@ -417,11 +417,11 @@ impl RingDevice {
                 let unmap = if unmap { Flags::MAY_UNMAP } else { Flags::NONE };
                 (Op::WriteZeroes, self.durability().with(unmap), offset, len)
             }
-            Kind::GetId { len } => return self.tell_id(index, desk, head, &status, len),
+            Kind::GetId { len } => return self.tell_id(index, cx, head, &status, len),
             Kind::Unknown => {
                 status.put_u8(STATUS_UNSUPP);
                 self.memory.mark_segment(&status);
-                return self.complete_now(index, desk, head, 1);
+                return self.complete_now(index, cx, head, 1);
             }
         };
         let read = op == Op::Read;
@@ -431,9 +431,9 @@ impl RingDevice {
             0
         };
         let buffer = if self.scratch.capacity() > SHORT_LIST {
-            self.claim_roomy(&mut desk.buffers)
+            self.claim_roomy(&mut cx.buffers)
         } else {
-            desk.buffers.claim_guest(&self.memory, &mut self.scratch)
+            cx.buffers.claim_guest(&self.memory, &mut self.scratch)
         };
         let reply = Reply {
             head,
@@ -450,7 +450,7 @@ impl RingDevice {
             data,
             arrived,
         };
-        desk.submit(
+        cx.submit(
             self.disk,
             request,
             ReplyTo::Ring {
@@ -491,7 +491,7 @@ impl RingDevice {
         }
     }
 
-    fn tell_id(&mut self, index: u32, desk: &mut Desk, head: u16, status: &Segment, len: u64) {
+    fn tell_id(&mut self, index: u32, cx: &mut ThreadCx, head: u16, status: &Segment, len: u64) {
         let mut id = [0; ID_BYTES];
         let serial = self.facts.serial.as_bytes();
         let used = serial.len().min(ID_BYTES);
@@ -499,13 +499,13 @@ impl RingDevice {
         let room = usize::try_from(len).unwrap_or(usize::MAX).min(ID_BYTES);
         // Whatever room the guest has, no more of it is written, and marked in a log.
         Segment::cut(&mut self.scratch, room);
-        let buffer = desk.buffers.claim_guest(&self.memory, &mut self.scratch);
-        desk.buffers.put(Data { buffer, start: 0 }, &id[..room]);
-        self.mark_read(&desk.buffers, buffer);
-        desk.buffers.release(buffer);
+        let buffer = cx.buffers.claim_guest(&self.memory, &mut self.scratch);
+        cx.buffers.put(Data { buffer, start: 0 }, &id[..room]);
+        self.mark_read(&cx.buffers, buffer);
+        cx.buffers.release(buffer);
         status.put_u8(STATUS_OK);
         self.memory.mark_segment(status);
-        self.complete_now(index, desk, head, u32::try_from(room).unwrap_or(0) + 1);
+        self.complete_now(index, cx, head, u32::try_from(room).unwrap_or(0) + 1);
     }
 
     /// A request has ended.

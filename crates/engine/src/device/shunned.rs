@@ -1,6 +1,6 @@
 //! Front ends that had an I/O thread wait where it called their guest.
 //!
-//! Such a wait is cut short ([`crate::sys::alarm`]), but has cost all other guests of the thread some milliseconds. The
+//! Such a wait is cut short ([`crate::sys::syscall_timeout`]), but has cost all other guests of the thread some milliseconds. The
 //! front end's guest is called no more, whatever descriptors still come; and the next front end of the disk, which may
 //! well be the same, runs a ring a [`PAUSE`] later: a hundredth of the thread's time is the most that is lost.
 //!

@@ -19,11 +19,11 @@ use super::front_ends::FrontEndId;
 use super::ring::DeviceFacts;
 use super::shunned::Standing;
 use crate::handle::DiskCore;
-use crate::inbox::Order;
+use crate::inbox::Command;
 use crate::sys::eventfd::EventFd;
 use crate::sys::guest::{DirtyLog, Mapping, Region};
 use crate::sys::os;
-use crate::thread::orders::{QueueChange, StopQueue};
+use crate::thread::commands::{QueueChange, StopQueue};
 use region::{CHOICE, InflightRegion, accounts_len};
 use rings::Setup;
 use std::fs::File;
@@ -315,7 +315,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         let ring = self.ring(index)?;
         ring.call = fd;
         match ring.running {
-            Some(queue) => self.order(Order::StopQueue(StopQueue {
+            Some(queue) => self.order(Command::StopQueue(StopQueue {
                 queue,
                 what: QueueChange::Call(call),
             })),

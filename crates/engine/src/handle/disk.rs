@@ -11,8 +11,8 @@ use crate::device::front_ends::Refusal;
 use crate::device::ring::malformed::RingFault;
 use crate::device::vhost;
 use crate::error::{Error, Kind, Result};
-use crate::inbox::Order;
-use crate::thread::orders::{Change, DiskReading, NbdConnection, Question, What};
+use crate::inbox::Command;
+use crate::thread::commands::{Change, DiskReading, NbdConnection, Question, What};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -33,7 +33,7 @@ impl DiskCore {
         self.size.load(Ordering::Relaxed)
     }
 
-    pub(super) fn order(&self, order: Order) -> Result<()> {
+    pub(super) fn order(&self, order: Command) -> Result<()> {
         let sent = self.inbox.send(order);
         sent.map_err(|_| {
             Error::new(
@@ -45,7 +45,7 @@ impl DiskCore {
 
     fn change(&self, what: What, patience: Option<Duration>) -> Result<()> {
         let (reply, answer) = channel();
-        self.order(Order::Change(Box::new(Change {
+        self.order(Command::Change(Box::new(Change {
             disk: self.id,
             what,
             reply,
@@ -215,7 +215,7 @@ impl Disk {
         presence: Box<dyn Send>,
     ) -> Result<()> {
         let session = Session::new(negotiated);
-        self.core.order(Order::Nbd(Box::new(NbdConnection {
+        self.core.order(Command::Nbd(Box::new(NbdConnection {
             disk: self.core.id,
             socket,
             session,
@@ -281,7 +281,9 @@ impl Disk {
             reply,
         };
         // Not refused when many orders wait: the disk would stay on its thread, and nobody would know of it any more.
-        self.core.inbox.send_always(Order::Change(Box::new(change)));
+        self.core
+            .inbox
+            .send_always(Command::Change(Box::new(change)));
         answer
     }
 }

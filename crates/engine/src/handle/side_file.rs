@@ -1,6 +1,6 @@
 //! Opens the files that filters append to, by paths that callers of the API name.
 //!
-//! [`attach`](super::Engine::attach) and `restack` call it before a filter begins. The I/O thread's errands append to what
+//! [`attach`](super::Engine::attach) and `restack` call it before a filter begins. The I/O thread's blocking append to what
 //! it returns.
 //!
 //! # Always true

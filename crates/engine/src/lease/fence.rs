@@ -17,9 +17,9 @@
 //!    └──────── moved on ────────┘
 //! ```
 
+use crate::blocking::Map;
 use crate::datastore::nbd::connect::Connect;
-use crate::datastore::{Image, Job, Lane, Progress};
-use crate::errand::Map;
+use crate::datastore::{Image, ImageCx, Job, Progress};
 use crate::sys::os;
 use crate::sys::ring::Completion;
 use std::collections::VecDeque;
@@ -90,7 +90,7 @@ pub(crate) struct Fenced {
     /// When the gate is looked at again, if something waits.
     look: Time,
     /// It closes: there is no job any more that could modify.
-    parting: bool,
+    closing: bool,
 }
 
 /// What came while the gate was shut.
@@ -109,32 +109,32 @@ impl Fenced {
             fence: Arc::clone(fence),
             late: VecDeque::new(),
             look: Time::ZERO,
-            parting: false,
+            closing: false,
         }
     }
 
     /// How the gate stands for what comes now, if that need not wait.
-    fn passable(&mut self, lane: &mut Lane<'_>) -> Option<Gate> {
+    fn passable(&mut self, cx: &mut ImageCx<'_>) -> Option<Gate> {
         if !self.late.is_empty() {
-            self.hand_on(lane);
+            self.hand_on(cx);
         }
         let gate = self.gate();
         if self.late.is_empty() && gate != Gate::Shut {
             return Some(gate);
         }
-        self.look = lane.now + LOOK;
+        self.look = cx.now + LOOK;
         None
     }
 
     fn gate(&self) -> Gate {
         match self.fence.gate() {
-            Gate::Shut if self.parting => Gate::Lost,
+            Gate::Shut if self.closing => Gate::Lost,
             gate => gate,
         }
     }
 
     /// Hands on what has waited, as far as the gate lets it.
-    fn hand_on(&mut self, lane: &mut Lane<'_>) {
+    fn hand_on(&mut self, cx: &mut ImageCx<'_>) {
         loop {
             let gate = self.gate();
             if gate == Gate::Shut {
@@ -142,30 +142,30 @@ impl Fenced {
             }
             match self.late.pop_front() {
                 Some(Late::Job(job)) => {
-                    if let Progress::Done(outcome) = self.pass(lane, job, gate) {
-                        lane.finish(job.io, outcome);
+                    if let Progress::Done(outcome) = self.pass(cx, job, gate) {
+                        cx.finish(job.io, outcome);
                     }
                 }
-                Some(Late::Completed(completion)) => self.image.completed(lane, completion),
-                Some(Late::Connected(connect)) => self.image.connected(lane, connect),
+                Some(Late::Completed(completion)) => self.image.completed(cx, completion),
+                Some(Late::Connected(connect)) => self.image.connected(cx, connect),
                 None => break,
             }
         }
-        self.look = lane.now + LOOK;
+        self.look = cx.now + LOOK;
     }
 
-    fn pass(&mut self, lane: &mut Lane<'_>, job: Job, gate: Gate) -> Progress {
+    fn pass(&mut self, cx: &mut ImageCx<'_>, job: Job, gate: Gate) -> Progress {
         if job.op.modifies() && gate != Gate::Open {
             return Progress::Done(Err(Fault::Io));
         }
-        self.image.start(lane, job)
+        self.image.start(cx, job)
     }
 }
 
 impl Image for Fenced {
-    fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
-        match self.passable(lane) {
-            Some(gate) => self.pass(lane, job, gate),
+    fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress {
+        match self.passable(cx) {
+            Some(gate) => self.pass(cx, job, gate),
             None => {
                 self.late.push_back(Late::Job(job));
                 Progress::Pending
@@ -173,20 +173,20 @@ impl Image for Fenced {
         }
     }
 
-    fn completed(&mut self, lane: &mut Lane<'_>, completion: Completion) {
-        match self.passable(lane) {
-            Some(_) => self.image.completed(lane, completion),
+    fn completed(&mut self, cx: &mut ImageCx<'_>, completion: Completion) {
+        match self.passable(cx) {
+            Some(_) => self.image.completed(cx, completion),
             None => self.late.push_back(Late::Completed(completion)),
         }
     }
 
-    fn mapped(&mut self, lane: &mut Lane<'_>, map: Map) {
-        self.image.mapped(lane, map);
+    fn mapped(&mut self, cx: &mut ImageCx<'_>, map: Map) {
+        self.image.mapped(cx, map);
     }
 
-    fn connected(&mut self, lane: &mut Lane<'_>, connect: Connect) {
-        match self.passable(lane) {
-            Some(_) => self.image.connected(lane, connect),
+    fn connected(&mut self, cx: &mut ImageCx<'_>, connect: Connect) {
+        match self.passable(cx) {
+            Some(_) => self.image.connected(cx, connect),
             None => self.late.push_back(Late::Connected(connect)),
         }
     }
@@ -197,12 +197,12 @@ impl Image for Fenced {
         look.into_iter().chain(own).min()
     }
 
-    fn tick(&mut self, lane: &mut Lane<'_>) {
-        if !self.late.is_empty() && self.look <= lane.now {
-            self.hand_on(lane);
+    fn tick(&mut self, cx: &mut ImageCx<'_>) {
+        if !self.late.is_empty() && self.look <= cx.now {
+            self.hand_on(cx);
         }
-        if self.image.timed() && self.image.deadline().is_some_and(|at| at <= lane.now) {
-            self.image.tick(lane);
+        if self.image.timed() && self.image.deadline().is_some_and(|at| at <= cx.now) {
+            self.image.tick(cx);
         }
     }
 
@@ -210,10 +210,10 @@ impl Image for Fenced {
         self.image.resized(size);
     }
 
-    fn close(&mut self, lane: &mut Lane<'_>) -> bool {
-        self.parting = true;
-        self.hand_on(lane);
-        self.image.close(lane)
+    fn close(&mut self, cx: &mut ImageCx<'_>) -> bool {
+        self.closing = true;
+        self.hand_on(cx);
+        self.image.close(cx)
     }
 }
 

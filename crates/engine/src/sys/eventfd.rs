@@ -1,6 +1,6 @@
 //! Event counters: how a guest kicks us, how we call it, how threads wake each other.
 
-use super::alarm;
+use super::syscall_timeout;
 use std::fs::File;
 use std::io::{self, Read, Write};
 use std::os::fd::{AsRawFd, FromRawFd, RawFd};
@@ -61,9 +61,9 @@ impl EventFd {
     /// Adds one to a counter that a front end shares, as [`EventFd::signal`] does.
     ///
     /// # Errors
-    /// It was made to block, and is full: nothing was added, and some milliseconds went by ([`super::alarm`]).
+    /// It was made to block, and is full: nothing was added, and some milliseconds went by ([`super::syscall_timeout`]).
     pub(crate) fn call(&self) -> Result<(), HeldUp> {
-        match alarm::guarded(|| (&self.0).write(&1u64.to_ne_bytes())) {
+        match syscall_timeout::guarded(|| (&self.0).write(&1u64.to_ne_bytes())) {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => Err(HeldUp),
             _ => Ok(()),
         }

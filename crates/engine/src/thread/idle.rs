@@ -6,12 +6,12 @@
 //!
 //! A guest that was just answered and a datastore that was just asked are waited for in turn, and take their time each in
 //! its own way: whether spinning pays is learnt for each of the two alone. What the price of a wake-up is, all in all, is
-//! found by trying ([`Patience`]).
+//! found by trying ([`AdaptivePoll`]).
 //!
 //! # Source
 //! Ski rental; QEMU's adaptive polling, of which the average over gaps is taken.
 
-use super::patience::Patience;
+use super::adaptive_poll::AdaptivePoll;
 use tidegate_core::units::{Span, Time};
 
 /// Weight of the newest wait in the average: 1/8, as QEMU's poll weight and TCP's round-trip time.
@@ -19,7 +19,7 @@ const NEWEST: u64 = 8;
 
 /// See the module.
 pub(crate) struct Idle {
-    patience: Patience,
+    adaptive_poll: AdaptivePoll,
     always: bool,
     guests: Waits,
     datastores: Waits,
@@ -37,10 +37,10 @@ pub(crate) struct Wait {
 impl Idle {
     /// Spins for `longest` at most.
     pub(crate) fn new(longest: Span, always: bool) -> Idle {
-        let patience = Patience::new(longest);
-        let waits = Waits::within(patience.window());
+        let adaptive_poll = AdaptivePoll::new(longest);
+        let waits = Waits::within(adaptive_poll.window());
         Idle {
-            patience,
+            adaptive_poll,
             always,
             guests: waits,
             datastores: waits,
@@ -49,8 +49,8 @@ impl Idle {
 
     /// There is nothing to do at `now`, after so many requests in the thread's life; `cpu` reads its CPU clock.
     #[inline]
-    pub(crate) fn rest(&mut self, now: Time, requests: u64, cpu: impl FnOnce() -> Time) {
-        self.patience.rest(now, requests, cpu);
+    pub(crate) fn before_sleep(&mut self, now: Time, requests: u64, cpu: impl FnOnce() -> Time) {
+        self.adaptive_poll.before_sleep(now, requests, cpu);
     }
 
     /// Work came at `now` after such a wait.
@@ -61,8 +61,8 @@ impl Idle {
             &mut self.datastores
         };
         let long = now.since(wait.since);
-        waits.note(long, self.patience.window());
-        self.patience.waited(long);
+        waits.note(long, self.adaptive_poll.window());
+        self.adaptive_poll.waited(long);
     }
 
     /// Whether the next work is likely to come while we spin.
@@ -78,7 +78,7 @@ impl Idle {
 
     /// How long to spin at most.
     pub(crate) fn window(&self) -> Span {
-        self.patience.window()
+        self.adaptive_poll.window()
     }
 }
 

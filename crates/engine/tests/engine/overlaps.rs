@@ -23,7 +23,7 @@ const BEGIN: u64 = 1 << 20;
 const SIZE: u64 = 4 << 20;
 /// Requests of a round.
 const REQUESTS: u64 = 24;
-/// Rounds of a short run.
+/// GovernorThread of a short run.
 const ROUNDS: u32 = 60;
 
 /// One request of a round.
@@ -167,7 +167,7 @@ fn long() -> Option<Duration> {
     ))
 }
 
-/// Rounds on an image, of requests that are multiples of each unit.
+/// GovernorThread on an image, of requests that are multiples of each unit.
 fn overlap(opened: OpenedImage, units: &[u64]) {
     let engine = engine(2);
     let disk = attach(&engine, opened);

@@ -54,7 +54,7 @@ fn run(lease: &mut Lease, block: &mut [u8; SLOT], from: u64, until: u64) {
 
 fn held(terms: Terms, host: u8, block: &mut [u8; SLOT]) -> Lease {
     let mut lease = new(DISK, host, terms);
-    lease.demand(at(0), Intent::OnlyFree);
+    lease.want(at(0), Intent::OnlyFree);
     run(&mut lease, block, 0, 2_000);
     assert!(lease.may_write(at(2_000)));
     lease
@@ -64,7 +64,7 @@ fn held(terms: Terms, host: u8, block: &mut [u8; SLOT]) -> Lease {
 fn a_free_disk_is_ours_after_a_brief_wait_where_that_is_safe_and_after_a_lease_elsewhere() {
     for (terms, wait) in [(BRIEF, 50), (FULL, 1_125)] {
         let (mut lease, mut block) = (new(DISK, 1, terms), [0; SLOT]);
-        lease.demand(at(0), Intent::OnlyFree);
+        lease.want(at(0), Intent::OnlyFree);
         run(&mut lease, &mut block, 0, wait);
         assert!(!lease.may_write(at(wait)));
         run(&mut lease, &mut block, wait, wait + 2);
@@ -77,7 +77,7 @@ fn a_disk_that_is_open_on_a_live_host_is_refused() {
     let mut block = [0; SLOT];
     let mut holder = held(FULL, 1, &mut block);
     let mut other = new(DISK, 2, FULL);
-    other.demand(at(2_000), Intent::TakeOver);
+    other.want(at(2_000), Intent::TakeOver);
     for now in 2_000..3_000 {
         run(&mut holder, &mut block, now, now + 1);
         run(&mut other, &mut block, now, now + 1);
@@ -97,7 +97,7 @@ fn a_silent_hosts_disk_is_taken_over_only_when_asked_and_never_before_it_has_sto
     let mut block = [0; SLOT];
     let holder = held(FULL, 1, &mut block);
     let mut other = new(DISK, 2, FULL);
-    other.demand(at(2_000), Intent::OnlyFree);
+    other.want(at(2_000), Intent::OnlyFree);
     run(&mut other, &mut block, 2_000, 4_000);
     assert_eq!(
         other.standing(at(4_000)),
@@ -107,7 +107,7 @@ fn a_silent_hosts_disk_is_taken_over_only_when_asked_and_never_before_it_has_sto
         }
     );
     let mut other = new(DISK, 2, FULL);
-    other.demand(at(2_000), Intent::TakeOver);
+    other.want(at(2_000), Intent::TakeOver);
     for now in 2_000..5_000 {
         run(&mut other, &mut block, now, now + 1);
         assert!(!(holder.may_write(at(now)) && other.may_write(at(now))));
@@ -120,7 +120,7 @@ fn a_host_back_from_a_pause_may_not_write_and_learns_why() {
     let mut block = [0; SLOT];
     let mut holder = held(FULL, 1, &mut block);
     let mut other = new(DISK, 2, FULL);
-    other.demand(at(2_000), Intent::TakeOver);
+    other.want(at(2_000), Intent::TakeOver);
     run(&mut other, &mut block, 2_000, 6_000);
     assert!(!holder.may_write(at(6_000)));
     assert_eq!(holder.next(at(6_000)), Act::Rest);
@@ -140,7 +140,7 @@ fn what_was_given_back_is_free_and_our_own_earlier_start_is_no_stranger() {
         Name::new("host"),
         BRIEF,
     );
-    again.demand(at(2_000), Intent::OnlyFree);
+    again.want(at(2_000), Intent::OnlyFree);
     let mut copy = block;
     run(&mut again, &mut copy, 2_000, 2_060);
     assert!(again.may_write(at(2_060)));
@@ -148,7 +148,7 @@ fn what_was_given_back_is_free_and_our_own_earlier_start_is_no_stranger() {
     assert!(!holder.may_write(at(2_000)));
     run(&mut holder, &mut block, 2_000, 2_001);
     let mut other = new(DISK, 2, BRIEF);
-    other.demand(at(2_001), Intent::OnlyFree);
+    other.want(at(2_001), Intent::OnlyFree);
     run(&mut other, &mut block, 2_001, 2_060);
     assert!(other.may_write(at(2_060)));
 }
@@ -156,7 +156,7 @@ fn what_was_given_back_is_free_and_our_own_earlier_start_is_no_stranger() {
 #[test]
 fn a_claim_that_came_long_after_its_look_waits_for_a_whole_lease() {
     let (mut lease, block) = (new(DISK, 1, BRIEF), [0; SLOT]);
-    lease.demand(at(0), Intent::OnlyFree);
+    lease.want(at(0), Intent::OnlyFree);
     assert_eq!(lease.next(at(0)), Act::Read);
     lease.was_read(at(1), Some(&block[..]));
     assert!(matches!(lease.next(at(60)), Act::Write(_)));
@@ -168,7 +168,7 @@ fn a_claim_that_came_long_after_its_look_waits_for_a_whole_lease() {
 fn a_renewal_counts_from_the_start_of_its_read_and_not_from_the_end_of_its_write() {
     let mut block = [0; SLOT];
     let mut lease = new(DISK, 1, BRIEF);
-    lease.demand(at(0), Intent::OnlyFree);
+    lease.want(at(0), Intent::OnlyFree);
     run(&mut lease, &mut block, 0, 51);
     assert_eq!(lease.standing(at(51)), Standing::Held(at(1_050)));
     assert_eq!(lease.next(at(400)), Act::Read);
@@ -198,14 +198,14 @@ fn a_block_that_is_not_this_disks_lease_is_left_for_a_person() {
     let (mut lease, mut block) = (new(DISK, 1, FULL), [0; SLOT]);
     let _ = held(FULL, 1, &mut block);
     let mut other = new([8; 16], 1, FULL);
-    other.demand(at(0), Intent::TakeOver);
+    other.want(at(0), Intent::TakeOver);
     run(&mut other, &mut block, 0, 10);
     assert_eq!(
         other.standing(at(10)),
         Standing::Unreadable(Unreadable::Foreign)
     );
     block[100] ^= 1;
-    lease.demand(at(0), Intent::TakeOver);
+    lease.want(at(0), Intent::TakeOver);
     run(&mut lease, &mut block, 0, 10_000);
     assert_eq!(lease.standing(at(10_000)), Standing::Trying(None));
 }
@@ -224,12 +224,12 @@ fn where_a_lock_keeps_others_away_a_claim_does_not_wait() {
             ..me(1)
         };
         let mut lease = Lease::new(DISK, holder, Name::new("host"), terms);
-        lease.demand(at(start), Intent::OnlyFree);
+        lease.want(at(start), Intent::OnlyFree);
         run(&mut lease, &mut block, start, start + 1);
         assert!(lease.may_write(at(start)));
     }
     let mut other = new(DISK, 2, terms);
-    other.demand(at(10), Intent::TakeOver);
+    other.want(at(10), Intent::TakeOver);
     run(&mut other, &mut block, 10, 1_130);
     assert!(!other.may_write(at(1_130)));
 }
@@ -248,7 +248,7 @@ fn our_own_record_of_an_earlier_boot_is_waited_for_since_a_copy_of_this_machine_
         Name::new("host"),
         BRIEF,
     );
-    again.demand(at(2_000), Intent::OnlyFree);
+    again.want(at(2_000), Intent::OnlyFree);
     run(&mut again, &mut block, 2_000, 3_100);
     assert!(matches!(
         again.standing(at(3_100)),
@@ -258,7 +258,7 @@ fn our_own_record_of_an_earlier_boot_is_waited_for_since_a_copy_of_this_machine_
     assert!(again.may_write(at(5_000)));
 }
 
-/// A second daemon with the same host, as from a copied root, demands the disk that the first one holds and renews.
+/// A second daemon with the same host, as from a copied root, wants the disk that the first one holds and renews.
 fn copy_of(changed: fn(&mut Holder)) -> Lease {
     let mut holder = Holder {
         incarnation: 99,
@@ -280,7 +280,7 @@ fn a_copied_root_on_the_same_boot_is_refused_while_the_other_copy_renews() {
         let mut block = [0; SLOT];
         let mut holder = held(BRIEF, 1, &mut block);
         let mut copy = copy_of(changed);
-        copy.demand(at(2_000), Intent::TakeOver);
+        copy.want(at(2_000), Intent::TakeOver);
         for now in 2_000..4_000 {
             run(&mut holder, &mut block, now, now + 1);
             run(&mut copy, &mut block, now, now + 1);
@@ -316,7 +316,7 @@ fn a_copied_root_takes_a_silent_disk_only_after_the_whole_wait() {
     let mut block = [0; SLOT];
     let holder = held(BRIEF, 1, &mut block);
     let mut copy = copy_of(|copy| copy.lock = [9; 16]);
-    copy.demand(at(2_000), Intent::OnlyFree);
+    copy.want(at(2_000), Intent::OnlyFree);
     for now in 2_000..5_000 {
         run(&mut copy, &mut block, now, now + 1);
         assert!(!(holder.may_write(at(now)) && copy.may_write(at(now))));
@@ -327,7 +327,7 @@ fn a_copied_root_takes_a_silent_disk_only_after_the_whole_wait() {
 #[test]
 fn a_claim_is_believed_only_when_exactly_this_claim_is_found() {
     let (mut lease, empty) = (new(DISK, 1, FULL), [0; SLOT]);
-    lease.demand(at(0), Intent::OnlyFree);
+    lease.want(at(0), Intent::OnlyFree);
     assert_eq!(lease.next(at(0)), Act::Read);
     lease.was_read(at(0), Some(&empty[..]));
     let Act::Write(mut earlier) = lease.next(at(0)) else {
@@ -375,7 +375,7 @@ fn a_lease_that_ran_out_is_lost_for_good_where_somebody_came_or_the_block_was_em
         } else {
             // It came, and gave the disk back: what it wrote is there all the same.
             let mut other = new(DISK, 2, FULL);
-            other.demand(at(2_000), Intent::TakeOver);
+            other.want(at(2_000), Intent::TakeOver);
             run(&mut other, &mut block, 2_000, 5_000);
             other.release();
             run(&mut other, &mut block, 5_000, 5_001);
@@ -558,7 +558,7 @@ fn play(terms: Terms, hosts: usize, lucks: &[Luck], stragglers: bool) -> Played 
                     relies[host] = true;
                 } else if !lease.may_write(clock(host, now)) && luck.fate < 15 {
                     relies[host] &= !matches!(lease.state, State::Rest | State::End(_));
-                    lease.demand(clock(host, now), Intent::TakeOver);
+                    lease.want(clock(host, now), Intent::TakeOver);
                 }
                 match lease.next(clock(host, now)) {
                     Act::Read => {

@@ -17,7 +17,7 @@
 //! ```
 
 use super::{Dir, Step};
-use crate::datastore::{Job, Lane, bytes};
+use crate::datastore::{ImageCx, Job, bytes};
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::Durability;
 use std::collections::VecDeque;
@@ -118,7 +118,7 @@ impl Bounces {
 
 impl Dir {
     /// Begins the next window of a request.
-    pub(super) fn go_bounced(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    pub(super) fn go_bounced(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let pending = self.pending(slot);
         let (job, done) = (pending.job, pending.done);
         let (offset, left) = (job.offset + done, job.len - done);
@@ -134,8 +134,8 @@ impl Dir {
             self.pending(slot).waits = true;
             return;
         }
-        let Ok(buffer) = lane.buffers.claim_pool(bytes(units.1 - units.0)) else {
-            return self.end(lane, slot, Err(Fault::Io));
+        let Ok(buffer) = cx.buffers.claim_pool(bytes(units.1 - units.0)) else {
+            return self.end(cx, slot, Err(Fault::Io));
         };
         // Whether it has bytes that are not the request's.
         let foreign = offset > units.0 || offset + left < units.1;
@@ -143,17 +143,17 @@ impl Dir {
         window.buffer = Some(buffer);
         window.writes = job.op.modifies() && !foreign;
         if window.writes {
-            self.fill_window(lane, slot);
+            self.fill_window(cx, slot);
         }
-        self.move_window(lane, slot);
+        self.move_window(cx, slot);
     }
 
     /// Puts the request's bytes into its window.
-    fn fill_window(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    fn fill_window(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let (inside, from, len) = self.request_in_window(slot);
         match self.pending(slot).job.op {
-            Op::WriteZeroes => lane.buffers.clear(inside, bytes(len)),
-            _ => lane.buffers.transfer(from, inside, bytes(len)),
+            Op::WriteZeroes => cx.buffers.clear(inside, bytes(len)),
+            _ => cx.buffers.transfer(from, inside, bytes(len)),
         }
     }
 
@@ -173,7 +173,7 @@ impl Dir {
     }
 
     /// Reads or writes what is left of the window.
-    fn move_window(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    fn move_window(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let window = *self.bounces.window(slot);
         let Window {
             units: (start, end),
@@ -185,27 +185,27 @@ impl Dir {
         let fd = self.data_fd().as_raw_fd();
         let at = u32::try_from(moved).expect("a window is short");
         let data = Data { buffer, start: at };
-        let (offset, len, tag) = (start + moved, bytes(end - start - moved), lane.tag(slot));
+        let (offset, len, tag) = (start + moved, bytes(end - start - moved), cx.tag(slot));
         if writes {
             let durable = match self.pending(slot).job.flags.has(Flags::FUA) {
                 true => Durability::Durable,
                 false => Durability::Cached,
             };
-            lane.ring
-                .write(fd, lane.buffers, data, len, offset, durable, tag);
+            cx.ring
+                .write(fd, cx.buffers, data, len, offset, durable, tag);
         } else {
-            lane.ring.read(fd, lane.buffers, data, len, offset, tag);
+            cx.ring.read(fd, cx.buffers, data, len, offset, tag);
         }
     }
 
     /// The kernel has its hands off a request's window.
-    pub(super) fn window_returned(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    pub(super) fn window_returned(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let buffer = self.bounces.window(slot).buffer();
-        lane.buffers.returned(buffer);
+        cx.buffers.returned(buffer);
     }
 
     /// An operation on a window went well, as far as `moved` bytes.
-    pub(super) fn bounced(&mut self, lane: &mut Lane<'_>, slot: u32, moved: u64) {
+    pub(super) fn bounced(&mut self, cx: &mut ImageCx<'_>, slot: u32, moved: u64) {
         let memory = self.grain.memory as u64;
         let grain = self.grain;
         let window = self.bounces.window(slot);
@@ -217,54 +217,54 @@ impl Dir {
             sum => grain.done_whole(sum) & !(memory - 1),
         };
         if window.moved == before {
-            self.notice_cut(lane.disk);
-            return self.end(lane, slot, Err(Fault::Io));
+            self.notice_cut(cx.disk);
+            return self.end(cx, slot, Err(Fault::Io));
         }
         let whole = window.moved == all;
         let wrote = window.writes;
         if !whole {
-            return self.go_on_with_window(lane, slot);
+            return self.go_on_with_window(cx, slot);
         }
         let op = self.pending(slot).job.op;
         if op.modifies() && !wrote {
             let window = self.bounces.window(slot);
             (window.writes, window.moved) = (true, 0);
-            self.fill_window(lane, slot);
-            return self.go_on_with_window(lane, slot);
+            self.fill_window(cx, slot);
+            return self.go_on_with_window(cx, slot);
         }
         let (inside, out, len) = self.request_in_window(slot);
         if op == Op::Read {
-            lane.buffers.transfer(inside, out, bytes(len));
+            cx.buffers.transfer(inside, out, bytes(len));
         }
-        self.release_window(lane, slot);
+        self.release_window(cx, slot);
         self.pending(slot).done += len;
-        self.advance(lane, slot);
+        self.advance(cx, slot);
     }
 
     /// Goes on with a window unless the disk's lease is over.
-    pub(super) fn go_on_with_window(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    pub(super) fn go_on_with_window(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         if self.is_barred(slot) {
-            return self.end(lane, slot, Err(Fault::Io));
+            return self.end(cx, slot, Err(Fault::Io));
         }
-        self.move_window(lane, slot);
+        self.move_window(cx, slot);
     }
 
     /// Gives a request's window back, if it has one.
-    pub(super) fn release_window(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    pub(super) fn release_window(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         if let Some(buffer) = self.bounces.drop_window(slot, &mut self.ready) {
-            lane.buffers.release(buffer);
+            cx.buffers.release(buffer);
         }
     }
 }
 
 /// Whether what is left of a job after `done` bytes is given to the kernel from the job's own memory, or by way of a window.
 #[inline]
-pub(super) fn step(dir: &Dir, lane: &Lane<'_>, job: &Job, done: u64) -> Step {
+pub(super) fn step(dir: &Dir, cx: &ImageCx<'_>, job: &Job, done: u64) -> Step {
     let (offset, left) = (job.offset + done, job.len - done);
     let start = u32::try_from(done).expect("a request's bytes are counted in 32 bits");
     match dir
         .grain
-        .fits(lane.buffers, job.data.skip(start), offset, left)
+        .fits(cx.buffers, job.data.skip(start), offset, left)
     {
         true => Step::Move,
         false => Step::Bounce,

@@ -2,7 +2,7 @@
 //!
 //! A disk's file is as long as the disk from its creation on, so no write of ours makes it longer. If somebody cuts it,
 //! one does: the file is long again, and what lay between is a hole that reads as zeroes. So before each write, and
-//! before each answer, the image asks here; that costs the load of a word ([`Tripwire`]), and for what touches the
+//! before each answer, the image asks here; that costs the load of a word ([`TruncationGuard`]), and for what touches the
 //! file's last page the length besides.
 //!
 //! # Always true
@@ -21,7 +21,7 @@
 
 use crate::datastore::condition::{Condition, Harm};
 use crate::sys::os;
-use crate::sys::tripwire::Tripwire;
+use crate::sys::truncation_guard::TruncationGuard;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use tidegate_core::request::{DiskId, Op};
@@ -31,7 +31,7 @@ pub(super) struct Reach {
     file: Arc<OwnedFd>,
     /// None where nothing is written, where nothing can be cut, and where files cannot be mapped: there a cut is noticed
     /// only by the reads that meet it.
-    wire: Option<Tripwire>,
+    wire: Option<TruncationGuard>,
     found: Found,
     condition: Arc<Condition>,
 }
@@ -68,7 +68,7 @@ impl Reach {
     /// Whether nothing speaks for a cut.
     #[inline]
     pub(super) fn is_whole(&self) -> bool {
-        self.found == Found::Whole && self.wire.as_ref().is_none_or(Tripwire::is_intact)
+        self.found == Found::Whole && self.wire.as_ref().is_none_or(TruncationGuard::is_intact)
     }
 
     /// Whether something may be written up to `end`, as far as is known.
@@ -119,12 +119,12 @@ impl Reach {
 
 /// Whether the file, of which the wire stands, reaches as far. Only within its last page it might not.
 #[inline]
-fn reaches(wire: &Tripwire, end: u64, file: &OwnedFd) -> bool {
+fn reaches(wire: &TruncationGuard, end: u64, file: &OwnedFd) -> bool {
     end <= wire.start() || os::length_now(file).is_ok_and(|len| len >= wire.end())
 }
 
-fn armed(file: &OwnedFd, end: u64) -> Option<Tripwire> {
-    let armed = Tripwire::arm(file, end);
+fn armed(file: &OwnedFd, end: u64) -> Option<TruncationGuard> {
+    let armed = TruncationGuard::arm(file, end);
     armed
         .inspect_err(|error| {
             tracing::info!(%error, "an image cannot be mapped: if it is cut behind our back, only reads will notice");

@@ -1,8 +1,8 @@
 //! Moments that no client can bring about: the image alone, on a ring of which the test delivers the completions.
 
 use super::*;
+use crate::blocking::BlockingWorker;
 use crate::datastore::condition::Harm;
-use crate::errand::Errands;
 use crate::inbox::Inbox;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::Ring;
@@ -24,7 +24,7 @@ struct Rig {
     file: File,
     ring: Ring,
     buffers: Buffers,
-    errands: Errands,
+    blocking: BlockingWorker,
     finished: Vec<(DiskId, IoId, Outcome)>,
     asked: u64,
     _place: TempDir,
@@ -69,23 +69,23 @@ impl Rig {
             file: file.expect("a file"),
             ring: Ring::new().expect("a ring"),
             buffers: Buffers::new(),
-            errands: Errands::start("test", inbox).expect("a thread"),
+            blocking: BlockingWorker::start("test", inbox).expect("a thread"),
             finished: Vec::new(),
             asked: 0,
             _place: place,
         }
     }
 
-    fn act<T>(&mut self, act: impl FnOnce(&mut Dir, &mut Lane<'_>) -> T) -> T {
-        let mut lane = Lane {
+    fn act<T>(&mut self, act: impl FnOnce(&mut Dir, &mut ImageCx<'_>) -> T) -> T {
+        let mut cx = ImageCx {
             now: Time::ZERO,
             disk: DiskId(0),
             ring: &mut self.ring,
             buffers: &mut self.buffers,
             finished: &mut self.finished,
-            errands: &self.errands,
+            blocking: &self.blocking,
         };
-        act(&mut self.image, &mut lane)
+        act(&mut self.image, &mut cx)
     }
 
     /// Asks for a block; returns the name of the I/O.
@@ -112,7 +112,7 @@ impl Rig {
             len,
             data,
         };
-        if let Progress::Done(outcome) = self.act(|image, lane| image.start(lane, job)) {
+        if let Progress::Done(outcome) = self.act(|image, cx| image.start(cx, job)) {
             self.finished.push((DiskId(0), io, outcome));
         }
         io
@@ -120,7 +120,9 @@ impl Rig {
 
     fn held(&self) -> usize {
         let slots = u32::try_from(self.image.pending.len()).expect("few");
-        (0..slots).filter(|&s| self.image.feed.holds(s)).count()
+        (0..slots)
+            .filter(|&s| self.image.smoothing.holds(s))
+            .count()
     }
 
     /// Waits for all operations that are under way.
@@ -138,7 +140,7 @@ impl Rig {
 
     fn deliver(&mut self, completions: impl IntoIterator<Item = Completion>) {
         for completion in completions {
-            self.act(|image, lane| image.completed(lane, completion));
+            self.act(|image, cx| image.completed(cx, completion));
         }
     }
 

@@ -13,7 +13,7 @@
 
 use super::grain::{Grain, Piece};
 use super::{Dir, Pending, Step};
-use crate::datastore::{Job, Lane, bytes, fault};
+use crate::datastore::{ImageCx, Job, bytes, fault};
 use crate::sys::buffers::ZEROES;
 use crate::sys::ring::Durability;
 use std::os::fd::AsRawFd;
@@ -42,35 +42,35 @@ impl Dir {
     }
 
     /// Begins with what is next of a range.
-    pub(super) fn go_zero(&mut self, lane: &mut Lane<'_>, slot: u32) {
+    pub(super) fn go_zero(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let grain = self.grain;
         loop {
             let pending = self.pending(slot);
             let Pending { job, done, .. } = *pending;
             if done == job.len {
-                return self.advance(lane, slot);
+                return self.advance(cx, slot);
             }
             match next(&grain, pending) {
                 Piece::Blocks(len) => {
                     pending.step = Step::Allocate;
-                    return self.allocate(lane, slot, len);
+                    return self.allocate(cx, slot, len);
                 }
                 Piece::Zeroes(len) | Piece::Edge(len) if job.op == Op::Discard => {
                     pending.done += len;
                 }
                 Piece::Zeroes(len) => {
                     pending.step = Step::WriteZeroes;
-                    return self.write_zeroes(lane, slot, len);
+                    return self.write_zeroes(cx, slot, len);
                 }
                 Piece::Edge(_) => {
                     pending.step = Step::Bounce;
-                    return self.go_bounced(lane, slot);
+                    return self.go_bounced(cx, slot);
                 }
             }
         }
     }
 
-    fn allocate(&mut self, lane: &mut Lane<'_>, slot: u32, len: u64) {
+    fn allocate(&mut self, cx: &mut ImageCx<'_>, slot: u32, len: u64) {
         let pending = self.pending(slot);
         let offset = pending.job.offset + pending.done;
         let what = match pending.method {
@@ -78,30 +78,30 @@ impl Dir {
             Method::ZeroRange | Method::Write => libc::FALLOC_FL_ZERO_RANGE,
         };
         let mode = what | libc::FALLOC_FL_KEEP_SIZE;
-        let (fd, tag) = (self.buffered.as_raw_fd(), lane.tag(slot));
-        lane.ring.allocate(fd, mode, offset, len, tag);
+        let (fd, tag) = (self.buffered.as_raw_fd(), cx.tag(slot));
+        cx.ring.allocate(fd, mode, offset, len, tag);
     }
 
-    fn write_zeroes(&mut self, lane: &mut Lane<'_>, slot: u32, len: u64) {
+    fn write_zeroes(&mut self, cx: &mut ImageCx<'_>, slot: u32, len: u64) {
         let pending = self.pending(slot);
         let offset = pending.job.offset + pending.done;
-        let Ok(buffer) = lane.buffers.zeroes() else {
+        let Ok(buffer) = cx.buffers.zeroes() else {
             // Nothing is with the kernel, so nothing has to come back.
-            return self.end(lane, slot, Err(Fault::Io));
+            return self.end(cx, slot, Err(Fault::Io));
         };
-        let (fd, tag) = (self.data_fd().as_raw_fd(), lane.tag(slot));
+        let (fd, tag) = (self.data_fd().as_raw_fd(), cx.tag(slot));
         let data = Data { buffer, start: 0 };
         let len = bytes(len.min(ZEROES as u64));
         let cached = Durability::Cached;
-        lane.ring
-            .write(fd, lane.buffers, data, len, offset, cached, tag);
+        cx.ring
+            .write(fd, cx.buffers, data, len, offset, cached, tag);
     }
 
     /// The file system did not make a hole or zeroes: if it cannot, something else does.
-    pub(super) fn not_allocated(&mut self, lane: &mut Lane<'_>, slot: u32, errno: i32) {
+    pub(super) fn not_allocated(&mut self, cx: &mut ImageCx<'_>, slot: u32, errno: i32) {
         let known = !matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL);
         if known || self.is_barred(slot) {
-            return self.end(lane, slot, Err(fault(errno)));
+            return self.end(cx, slot, Err(fault(errno)));
         }
         // Of one range only it may be too much to ask.
         let ever = errno == libc::EINVAL;
@@ -110,7 +110,7 @@ impl Dir {
         match method {
             Method::Punch if job.op == Op::Discard => {
                 self.punch_hole = ever;
-                return self.end(lane, slot, Ok(()));
+                return self.end(cx, slot, Ok(()));
             }
             Method::Punch => {
                 pending.method = Method::ZeroRange;
@@ -120,11 +120,11 @@ impl Dir {
                 pending.method = Method::Write;
                 self.zero_range = ever;
                 if job.flags.has(Flags::FAST_ONLY) {
-                    return self.end(lane, slot, Err(Fault::Unsupported));
+                    return self.end(cx, slot, Err(Fault::Unsupported));
                 }
             }
         }
-        self.go_zero(lane, slot);
+        self.go_zero(cx, slot);
     }
 }
 
@@ -145,8 +145,8 @@ pub(super) fn allocated(grain: &Grain, pending: &Pending) -> u64 {
 }
 
 /// The kernel has written from the buffer of zeroes.
-pub(super) fn returned(lane: &mut Lane<'_>) {
-    let buffer = lane.buffers.zeroes();
-    lane.buffers
+pub(super) fn returned(cx: &mut ImageCx<'_>) {
+    let buffer = cx.buffers.zeroes();
+    cx.buffers
         .returned(buffer.expect("it is there once it was written from"));
 }

@@ -1,7 +1,7 @@
 //! What an image needs of an I/O thread, for tests of images that keep their bytes in memory.
 
-use super::super::{Image, Job, Lane, Progress};
-use crate::errand::Errands;
+use super::super::{Image, ImageCx, Job, Progress};
+use crate::blocking::BlockingWorker;
 use crate::inbox::Inbox;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::Ring;
@@ -15,7 +15,7 @@ pub(in crate::datastore) struct Bench {
     ring: Ring,
     buffers: Buffers,
     finished: Vec<(DiskId, IoId, Outcome)>,
-    errands: Errands,
+    blocking: BlockingWorker,
 }
 
 impl Bench {
@@ -26,19 +26,19 @@ impl Bench {
             ring: Ring::new().expect("a ring"),
             buffers: Buffers::new(),
             finished: Vec::new(),
-            errands: Errands::start("test", inbox).expect("a thread"),
+            blocking: BlockingWorker::start("test", inbox).expect("a thread"),
         }
     }
 
     /// Whatever an image is asked to do.
-    pub(in crate::datastore) fn with<T>(&mut self, act: impl FnOnce(&mut Lane<'_>) -> T) -> T {
-        act(&mut Lane {
+    pub(in crate::datastore) fn with<T>(&mut self, act: impl FnOnce(&mut ImageCx<'_>) -> T) -> T {
+        act(&mut ImageCx {
             now: self.now,
             disk: DiskId(3),
             ring: &mut self.ring,
             buffers: &mut self.buffers,
             finished: &mut self.finished,
-            errands: &self.errands,
+            blocking: &self.blocking,
         })
     }
 
@@ -74,7 +74,7 @@ impl Bench {
             len: self.buffers.len(buffer) as u64,
             data: Data { buffer, start: 0 },
         };
-        self.with(|lane| image.start(lane, job))
+        self.with(|cx| image.start(cx, job))
     }
 
     /// One turn of the ring. Returns whether `image` had anything on it.
@@ -83,7 +83,7 @@ impl Bench {
         self.ring.submit();
         self.ring.reap(256, &mut completions);
         for &completion in &completions {
-            self.with(|lane| image.completed(lane, completion));
+            self.with(|cx| image.completed(cx, completion));
         }
         !completions.is_empty()
     }

@@ -1,6 +1,6 @@
 //! Finds an NBD server, connects and negotiates, on a thread that may block.
 //!
-//! The first time on the thread that opens the image; after a loss on a thread of the errands' ([`Connect`]).
+//! The first time on the thread that opens the image; after a loss on a thread of the blocking' ([`Connect`]).
 //!
 //! # Always true
 //! - the negotiation ends by its deadline, however slowly the server speaks
@@ -31,7 +31,7 @@ pub(crate) struct Connected {
     pub(super) agreed: Negotiated,
 }
 
-/// The errand of connecting again.
+/// The job of connecting again.
 pub(crate) struct Connect {
     /// Which image wants it: a disk's number may have another owner when the answer comes.
     pub(crate) serial: u64,

@@ -1,9 +1,9 @@
 //! The image alone with a pretended server, on a ring of which the test delivers the completions, at times of its own.
 
 use super::*;
+use crate::blocking::BlockingWorker;
 use crate::datastore::bytes;
 use crate::datastore::condition::Harm;
-use crate::errand::Errands;
 use crate::inbox::Inbox;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::Ring;
@@ -28,7 +28,7 @@ struct Rig {
     now: Time,
     ring: Ring,
     buffers: Buffers,
-    errands: Errands,
+    blocking: BlockingWorker,
     finished: Vec<(DiskId, IoId, Outcome)>,
     asked: u64,
 }
@@ -62,22 +62,22 @@ impl Rig {
             now: Time::ZERO,
             ring: Ring::new().expect("a ring"),
             buffers: Buffers::new(),
-            errands: Errands::start("test", inbox).expect("a thread"),
+            blocking: BlockingWorker::start("test", inbox).expect("a thread"),
             finished: Vec::new(),
             asked: 0,
         }
     }
 
-    fn act<T>(&mut self, act: impl FnOnce(&mut Upstream, &mut Lane<'_>) -> T) -> T {
-        let mut lane = Lane {
+    fn act<T>(&mut self, act: impl FnOnce(&mut Upstream, &mut ImageCx<'_>) -> T) -> T {
+        let mut cx = ImageCx {
             now: self.now,
             disk: DiskId(0),
             ring: &mut self.ring,
             buffers: &mut self.buffers,
             finished: &mut self.finished,
-            errands: &self.errands,
+            blocking: &self.blocking,
         };
-        act(&mut self.image, &mut lane)
+        act(&mut self.image, &mut cx)
     }
 
     fn ask(&mut self, op: Op, len: u64) -> IoId {
@@ -92,7 +92,7 @@ impl Rig {
             len,
             data: Data { buffer, start: 0 },
         };
-        let progress = self.act(|image, lane| image.start(lane, job));
+        let progress = self.act(|image, cx| image.start(cx, job));
         assert_eq!(progress, Progress::Pending);
         io
     }
@@ -107,7 +107,7 @@ impl Rig {
             self.ring.reap(2, &mut completions);
         }
         for completion in completions {
-            self.act(|image, lane| image.completed(lane, completion));
+            self.act(|image, cx| image.completed(cx, completion));
         }
     }
 
@@ -139,13 +139,13 @@ impl Rig {
     }
 
     fn close(&mut self) -> bool {
-        self.act(|image, lane| image.close(lane))
+        self.act(|image, cx| image.close(cx))
     }
 
     /// Ends what is under way, however it stands, and closes the image.
     fn end(mut self) {
-        self.act(|image, lane| image.give_up(lane));
-        while self.image.line.is_some() {
+        self.act(|image, cx| image.give_up(cx));
+        while self.image.connection.is_some() {
             self.step();
         }
         assert!(self.close());
@@ -170,7 +170,7 @@ fn requests_that_keep_coming_do_not_hide_that_the_server_is_silent() {
         assert_eq!(rig.deadline(), seconds(130), "they were sent, and no more");
     }
     rig.at(130);
-    rig.act(|image, lane| image.tick(lane));
+    rig.act(|image, cx| image.tick(cx));
     while rig.finished.len() < 3 {
         rig.step();
     }
@@ -259,7 +259,7 @@ fn a_last_flush_ends_by_the_servers_answer_or_with_the_patience() {
             rig.answers(cookie);
         } else {
             rig.at(230);
-            rig.act(|image, lane| image.tick(lane));
+            rig.act(|image, cx| image.tick(cx));
         }
         let mut closed = false;
         while !closed {

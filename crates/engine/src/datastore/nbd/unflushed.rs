@@ -1,6 +1,6 @@
 //! Whether a server that went away may have lost writes: those that it had answered and was not made to keep.
 //!
-//! A server that comes back does not say whether it is the same process with its cache, or another without. So a line's
+//! A server that comes back does not say whether it is the same process with its cache, or another without. So a connection's
 //! loss counts as a crash: what was answered on it before it, and is not known to be durable, may be gone. No flush may
 //! claim otherwise later on; the guest has to learn of it, for its file system believes what it wrote before.
 //!
@@ -53,7 +53,7 @@ impl Unflushed {
         self.durable = self.durable.max(mark.0);
     }
 
-    /// The line is lost, or a flush has failed, of which a server may tell only once. Returns whether this is the first
+    /// The connection is lost, or a flush has failed, of which a server may tell only once. Returns whether this is the first
     /// time that something may be gone with it.
     pub(super) fn lost(&mut self) -> bool {
         let first = !self.gone && self.is_owed();

@@ -1,13 +1,13 @@
 //! What an NBD image has to do: jobs, cut into requests that the server takes, and their answers put together again.
 //!
-//! The image gives it jobs; the line ([`super::line`]) takes requests from its queue and tells what was answered.
+//! The image gives it jobs; the connection ([`super::connection`]) takes requests from its queue and tells what was answered.
 //! After a loss every job that has not ended begins anew, in the old order: the server may have lost the requests that
-//! it had answered already, and a job's flush must come after all of its writes on the same line.
+//! it had answered already, and a job's flush must come after all of its writes on the same connection.
 //!
 //! # Always true
 //! - a job ends once, and only when none of its requests is queued, sent or in a message under way
-//! - a job that ended well was answered whole on one line
-//! - once writes may be gone with a line no flush succeeds ([`Unflushed`])
+//! - a job that ended well was answered whole on one connection
+//! - once writes may be gone with a connection no flush succeeds ([`Unflushed`])
 //! - a request's cookie is never used again while the image lives (2^32 requests later its number is, for another)
 //! - at most [`AT_A_TIME`] requests of one job are out
 
@@ -528,7 +528,7 @@ impl Work {
         self.feed(offer, part.job);
     }
 
-    /// The line is lost. Returns whether this is the first time that the server may have lost writes with it.
+    /// The connection is lost. Returns whether this is the first time that the server may have lost writes with it.
     pub(super) fn line_lost(&mut self) -> bool {
         self.unflushed.lost()
     }
@@ -543,7 +543,7 @@ impl Work {
         self.unflushed.is_gone()
     }
 
-    /// The line is lost and quiet: what has not ended begins anew, in its old order. A flush that cannot keep its
+    /// The connection is lost and quiet: what has not ended begins anew, in its old order. A flush that cannot keep its
     /// promise any more fails; one behind a write of its own can, since that goes again.
     pub(super) fn again(&mut self, offer: &Offer) {
         self.drop_parts();
@@ -572,7 +572,7 @@ impl Work {
         }
     }
 
-    /// Ends every job so. Only while no line uses their bytes.
+    /// Ends every job so. Only while no connection uses their bytes.
     pub(super) fn fail_all(&mut self, fault: Fault) {
         self.drop_parts();
         for at in 0..u32::try_from(self.jobs.len()).expect("jobs are counted in 32 bits") {

@@ -74,12 +74,12 @@ impl Budget {
         }
     }
 
-    /// Adds to `talking` those that wait, if memory was given back since they were asked: the one that has waited longest
+    /// Adds to `ready_connections` those that wait, if memory was given back since they were asked: the one that has waited longest
     /// comes last, where the next is taken from. Returns whether there were any.
-    pub(crate) fn wake(&mut self, talking: &mut Vec<u32>) -> bool {
+    pub(crate) fn wake(&mut self, ready_connections: &mut Vec<u32>) -> bool {
         let any = std::mem::take(&mut self.freed) && !self.waiting.is_empty();
         if any {
-            talking.extend(self.waiting.drain(..).rev());
+            ready_connections.extend(self.waiting.drain(..).rev());
         }
         any
     }
@@ -106,19 +106,22 @@ mod tests {
     #[test]
     fn a_client_that_waits_for_memory_is_asked_again_once_some_was_given_back() {
         let mut budget = Budget::default();
-        let mut talking = Vec::new();
+        let mut ready_connections = Vec::new();
         let count = fill(&mut budget, ONE, LARGEST);
         for connection in [1, 2, 1] {
             assert!(!budget.lets_on(connection, ONE, LARGEST));
         }
-        assert!(!budget.wake(&mut talking), "nothing was given back");
+        assert!(
+            !budget.wake(&mut ready_connections),
+            "nothing was given back"
+        );
         budget.give_back(ONE, LARGEST);
-        assert!(budget.wake(&mut talking));
-        assert_eq!(talking, [2, 1], "the first is taken first");
-        assert!(!budget.wake(&mut talking));
+        assert!(budget.wake(&mut ready_connections));
+        assert_eq!(ready_connections, [2, 1], "the first is taken first");
+        assert!(!budget.wake(&mut ready_connections));
         assert_eq!(fill(&mut budget, ONE, LARGEST), 1);
         (0..count).for_each(|_| budget.give_back(ONE, LARGEST));
-        assert!(!budget.wake(&mut talking), "nobody waits");
+        assert!(!budget.wake(&mut ready_connections), "nobody waits");
     }
 
     #[test]

@@ -11,7 +11,7 @@
 
 use super::{Connection, Payload};
 use crate::sys::ring::Tag;
-use crate::thread::{Desk, tag};
+use crate::thread::{ThreadCx, tag};
 use std::os::fd::AsRawFd;
 use tidegate_front::nbd::session::Step;
 use tidegate_front::nbd::wire::REQUEST_BYTES;
@@ -43,22 +43,22 @@ impl Connection {
     }
 
     /// Drops what has not started once nobody waits for it any more.
-    pub(super) fn drop_if_gone(&mut self, me: u32, desk: &mut Desk) {
-        if !self.closing || self.abandoned || !self.is_gone(desk) {
+    pub(super) fn drop_if_gone(&mut self, me: u32, cx: &mut ThreadCx) {
+        if !self.closing || self.abandoned || !self.is_gone(cx) {
             return;
         }
         self.abandoned = true;
         self.dismissed = true;
         if self.in_flight > 0 {
-            desk.abandon(self.disk, me);
+            cx.abandon(self.disk, me);
         }
     }
 
     /// Whether nobody waits any more for what has not started. A client that sends no more and did not say goodbye is
     /// gone, although it could still read.
-    fn is_gone(&mut self, desk: &Desk) -> bool {
+    fn is_gone(&mut self, cx: &ThreadCx) -> bool {
         if !self.polite && !self.dead {
-            self.polite = self.leaves_politely(desk);
+            self.polite = self.leaves_politely(cx);
         }
         self.dead || !self.polite
     }
@@ -66,11 +66,11 @@ impl Connection {
     /// Whether what has arrived and is not decoded yet ends with a goodbye.
     #[cold]
     #[inline(never)]
-    fn leaves_politely(&self, desk: &Desk) -> bool {
+    fn leaves_politely(&self, cx: &ThreadCx) -> bool {
         let rest = |payload: Payload| payload.asked.payload as usize - payload.got;
         let mut at = self.fill.0 + self.payload.map_or(0, rest);
         while at < self.fill.1 {
-            match self.peek(desk, at) {
+            match self.peek(cx, at) {
                 Step::Request(asked) | Step::Refuse(asked, _) => {
                     at += REQUEST_BYTES + asked.payload as usize;
                 }
@@ -83,26 +83,26 @@ impl Connection {
 
     /// Has the kernel say when the other end goes, while nothing is received and requests of it are under way, or the next
     /// waits for memory.
-    pub(super) fn watch_other_end(&mut self, me: u32, desk: &mut Desk) {
+    pub(super) fn watch_other_end(&mut self, me: u32, cx: &mut ThreadCx) {
         let waits = self.in_flight > 0 || self.short;
         if self.watch != Watch::Off || self.dead || !waits {
             return;
         }
         let half = !(self.closing || self.hung_up);
-        desk.ring
+        cx.ring
             .watch_other_end(self.socket.as_raw_fd(), half, hang_up_tag(me));
         self.watch = Watch::On;
     }
 
     /// Whether the kernel does not watch its socket. It ceases to if the connection is `over` otherwise.
-    pub(super) fn has_ceased_to_watch(&mut self, me: u32, desk: &mut Desk, over: bool) -> bool {
+    pub(super) fn has_ceased_to_watch(&mut self, me: u32, cx: &mut ThreadCx, over: bool) -> bool {
         if self.watch == Watch::On && over {
             let nobody = Tag {
                 kind: tag::NOTHING,
                 owner: 0,
                 slot: 0,
             };
-            desk.ring.cancel(hang_up_tag(me), nobody);
+            cx.ring.cancel(hang_up_tag(me), nobody);
             self.watch = Watch::Ending;
         }
         matches!(self.watch, Watch::Off | Watch::Never)

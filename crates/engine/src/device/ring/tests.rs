@@ -3,12 +3,12 @@
 //! The orders of a test are left in the inbox while the thread is held up, so that it finds them all in one turn.
 
 use super::*;
-use crate::datastore::{Image, Job, Lane, Progress, null};
-use crate::inbox::{Inbox, Order};
+use crate::datastore::{Image, ImageCx, Job, Progress, null};
+use crate::inbox::{Command, Inbox};
 use crate::sys::guest::{DirtyLog, GuestArea, Mmap, Region};
 use crate::sys::os;
-use crate::thread::orders::{Attach, AttachQueue, Change, QueueChange, Reply, StopQueue, What};
-use crate::thread::{Habits, IoThread};
+use crate::thread::commands::{Attach, AttachQueue, Change, QueueChange, Reply, StopQueue, What};
+use crate::thread::{IoThread, ThreadConfig};
 use std::sync::atomic::fence;
 use std::sync::mpsc::{Receiver, channel};
 use std::thread::JoinHandle;
@@ -212,18 +212,18 @@ impl Daemon {
 
     /// With this image behind the disk, on a thread that looks for work for so long at most before it sleeps.
     fn that_polls(poll: Span, image: Box<dyn Image + Send>) -> Daemon {
-        let habits = Habits {
+        let config = ThreadConfig {
             poll,
             always_poll: false,
             cpu: None,
         };
-        let started = IoThread::start("tidegate-test".into(), habits);
+        let started = IoThread::start("tidegate-test".into(), config);
         let (inbox, thread) = started.expect("the thread starts");
         let daemon = Daemon { inbox, thread };
         let other = null::open(1 << 20).image;
         for (disk, image) in [(DISK, image), (OTHER, other)] {
             let (reply, answer) = channel();
-            daemon.order(Order::Attach(Box::new(Attach {
+            daemon.order(Command::Attach(Box::new(Attach {
                 disk,
                 size: 1 << 20,
                 read_only: false,
@@ -239,7 +239,7 @@ impl Daemon {
         daemon
     }
 
-    fn order(&self, order: Order) {
+    fn order(&self, order: Command) {
         self.inbox.send_always(order);
     }
 
@@ -259,30 +259,30 @@ impl Daemon {
     }
 
     fn stop(self) {
-        self.order(Order::Stop);
+        self.order(Command::Stop);
         self.thread.join().expect("it ends well");
     }
 }
 
-fn detach(disk: DiskId, farewell: Box<dyn FnOnce() + Send>, reply: Reply) -> Order {
+fn detach(disk: DiskId, farewell: Box<dyn FnOnce() + Send>, reply: Reply) -> Command {
     let what = What::Detach { farewell };
-    Order::Change(Box::new(Change { disk, what, reply }))
+    Command::Change(Box::new(Change { disk, what, reply }))
 }
 
-fn attach_queue(guest: &Guest) -> (Order, Receiver<u32>) {
+fn attach_queue(guest: &Guest) -> (Command, Receiver<u32>) {
     let (reply, answer) = channel();
     let parts = guest.parts();
     (
-        Order::AttachQueue(Box::new(AttachQueue { parts, reply })),
+        Command::AttachQueue(Box::new(AttachQueue { parts, reply })),
         answer,
     )
 }
 
 /// Stops the first queue; the position comes back.
-fn stop_queue() -> (Order, Receiver<u16>) {
+fn stop_queue() -> (Command, Receiver<u16>) {
     let (reply, position) = channel();
     let (queue, what) = (0, QueueChange::Stop(reply));
-    (Order::StopQueue(StopQueue { queue, what }), position)
+    (Command::StopQueue(StopQueue { queue, what }), position)
 }
 
 fn heard<T>(answer: &Receiver<T>) -> T {
@@ -383,7 +383,7 @@ fn a_guest_that_a_dead_daemon_answered_and_may_not_have_called_is_called() {
         let parts = answered(&guest, used, same(&call));
         let daemon = Daemon::start();
         let (reply, number) = channel();
-        daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+        daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
         heard(&number);
         assert_eq!(call.drain(), u64::from(used > 0), "{used} were used");
         daemon.stop();
@@ -397,7 +397,7 @@ fn a_front_end_that_has_a_thread_wait_where_it_calls_holds_it_up_once_and_its_gu
     let daemon = Daemon::start();
     let attach = |parts| {
         let (reply, number) = channel();
-        daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+        daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
         heard(&number)
     };
     let (guest, wound_up) = (Guest::with_a_dead_daemon(), full());
@@ -410,7 +410,7 @@ fn a_front_end_that_has_a_thread_wait_where_it_calls_holds_it_up_once_and_its_gu
 
     // Neither by another descriptor nor by another queue of its, though both would let us.
     let call = EventFd::new().expect("a descriptor");
-    daemon.order(Order::StopQueue(StopQueue {
+    daemon.order(Command::StopQueue(StopQueue {
         queue,
         what: QueueChange::Call(Some(same(&call))),
     }));
@@ -457,7 +457,7 @@ fn of_the_room_for_a_disks_name_no_more_is_written_and_marked_in_a_log_than_the_
 
     let daemon = Daemon::start();
     let (reply, number) = channel();
-    daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+    daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
     heard(&number);
     let deadline = std::time::Instant::now() + PATIENCE;
     while guest.used() <= CHAINS {
@@ -492,7 +492,7 @@ fn attach_numbered(daemon: &Daemon, guest: &Guest, number: u16, facts: &Arc<Devi
         number,
         ..guest.fresh(facts)
     };
-    daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+    daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
     heard(&attached);
 }
 
@@ -544,7 +544,7 @@ struct Witness {
 }
 
 impl Image for Witness {
-    fn start(&mut self, _lane: &mut Lane<'_>, _job: Job) -> Progress {
+    fn start(&mut self, _lane: &mut ImageCx<'_>, _job: Job) -> Progress {
         let used = self.others.iter().map(|used| used.load_u16(2)).sum();
         self.tell.send(used).expect("the test waits");
         Progress::Done(Ok(()))
@@ -562,13 +562,13 @@ fn chains_that_take_long_to_follow_are_answered_one_a_turn_and_others_between_th
     let daemon = Daemon::with(Box::new(Witness { others, tell }));
     let [bad, good] =
         [(); 2].map(|()| Arc::new(DeviceFacts::new(String::new(), String::new(), true)));
-    let (attach, numbers): (Vec<Order>, Vec<Receiver<u32>>) = endless
+    let (attach, numbers): (Vec<Command>, Vec<Receiver<u32>>) = endless
         .iter()
         .map(|guest| guest.fresh(&bad))
         .chain([other.fresh(&good)])
         .map(|parts| {
             let (reply, number) = channel();
-            let attach = Order::AttachQueue(Box::new(AttachQueue { parts, reply }));
+            let attach = Command::AttachQueue(Box::new(AttachQueue { parts, reply }));
             (attach, number)
         })
         .unzip();
@@ -609,9 +609,9 @@ impl Hoard {
 }
 
 impl Image for Hoard {
-    fn start(&mut self, lane: &mut Lane<'_>, job: Job) -> Progress {
+    fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress {
         self.jobs.push(job);
-        self.due = Some(lane.now + self.patience);
+        self.due = Some(cx.now + self.patience);
         Progress::Pending
     }
 
@@ -619,11 +619,11 @@ impl Image for Hoard {
         self.due
     }
 
-    fn tick(&mut self, lane: &mut Lane<'_>) {
+    fn tick(&mut self, cx: &mut ImageCx<'_>) {
         self.due = None;
         self.tell.send(self.jobs.len()).expect("the test waits");
         for job in self.jobs.drain(..) {
-            lane.finish(job.io, Ok(()));
+            cx.finish(job.io, Ok(()));
         }
     }
 }
@@ -654,7 +654,7 @@ fn requests_of_many_pieces_wait_while_those_in_flight_take_much_memory() {
     let (reply, number) = channel();
     let parts = guest.fresh(&facts);
     let daemon = hoards(|daemon| {
-        daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+        daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
         heard(&number);
     });
     eventually("all are answered", || guest.used() == MANY);
@@ -668,11 +668,11 @@ fn the_requests_of_all_queues_of_a_device_wait_while_those_in_flight_take_much_m
     let daemon = Daemon::with(Hoard::new(Span::from_millis(100), tell));
     let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
     let guests = [(); QUEUES].map(|()| Guest::with_long_chains(MANY, None));
-    let (attach, numbers): (Vec<Order>, Vec<Receiver<u32>>) = guests
+    let (attach, numbers): (Vec<Command>, Vec<Receiver<u32>>) = guests
         .iter()
         .map(|guest| {
             let (parts, (reply, number)) = (guest.fresh(&facts), channel());
-            let attach = Order::AttachQueue(Box::new(AttachQueue { parts, reply }));
+            let attach = Command::AttachQueue(Box::new(AttachQueue { parts, reply }));
             (attach, number)
         })
         .unzip();
@@ -738,7 +738,7 @@ fn a_guest_is_asked_for_no_kick_by_a_thread_that_its_datastore_has_woken() {
         let (tell, _held) = channel();
         let daemon = Daemon::that_polls(POLL, Hoard::new(Span::from_millis(250), tell));
         let (reply, number) = channel();
-        daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+        daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
         heard(&number);
 
         let wants_kick = |request| match event_idx {
@@ -797,7 +797,7 @@ fn a_queue_takes_nothing_once_a_page_is_missing_of_its_memory() {
     let (reply, number) = channel();
     let (stop, position) = stop_queue();
     daemon.order_at_once(|| {
-        daemon.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })));
+        daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
         daemon.order(stop);
     });
     heard(&number);

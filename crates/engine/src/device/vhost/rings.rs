@@ -15,9 +15,9 @@
 use super::{Protocol, refuse};
 use crate::device::front_ends::Turn;
 use crate::device::ring::Parts;
-use crate::inbox::Order;
+use crate::inbox::Command;
 use crate::sys::eventfd::EventFd;
-use crate::thread::orders::{AttachQueue, QueueChange, StopQueue};
+use crate::thread::commands::{AttachQueue, QueueChange, StopQueue};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::channel;
@@ -176,7 +176,7 @@ impl Protocol {
             left_behind,
         };
         let (reply, answer) = channel();
-        self.order(Order::AttachQueue(Box::new(AttachQueue { parts, reply })))?;
+        self.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })))?;
         let running = answer
             .recv()
             .map_err(|_| refuse("the disk's I/O thread is gone"))?;
@@ -197,7 +197,7 @@ impl Protocol {
         }
     }
 
-    pub(super) fn order(&self, order: Order) -> Result<()> {
+    pub(super) fn order(&self, order: Command) -> Result<()> {
         self.disk
             .inbox
             .send(order)
@@ -210,7 +210,7 @@ impl Protocol {
             return Ok(());
         };
         let (reply, position) = channel();
-        self.disk.inbox.send_always(Order::StopQueue(StopQueue {
+        self.disk.inbox.send_always(Command::StopQueue(StopQueue {
             queue,
             what: QueueChange::Stop(reply),
         }));

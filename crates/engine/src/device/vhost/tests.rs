@@ -5,7 +5,7 @@ use crate::datastore::null;
 use crate::device::front_ends::Stay;
 use crate::error::Kind;
 use crate::handle::{Disk, DiskSpec, Engine, Settings};
-use crate::thread::orders::{Change, What};
+use crate::thread::commands::{Change, What};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
@@ -131,7 +131,7 @@ fn hold(other: &Disk) -> Sender<()> {
     other
         .core
         .inbox
-        .send_always(Order::Change(Box::new(change)));
+        .send_always(Command::Change(Box::new(change)));
     inside
         .recv_timeout(PATIENCE)
         .expect("the thread gets there");
@@ -200,7 +200,7 @@ fn a_detach_ends_only_after_the_farewell_of_every_queue() {
             let (reply, answer) = channel();
             let (disk, what) = (disk.core.id, What::Size(1 << 20));
             let change = Change { disk, what, reply };
-            let order = Order::Change(Box::new(change));
+            let order = Command::Change(Box::new(change));
             core.inbox.send_always(order);
             let answer = answer.recv_timeout(PATIENCE).expect("an answer");
             answer.err().map(|error| error.kind())

@@ -10,7 +10,7 @@ fn stands(block: &[u8; SLOT]) -> Record {
 /// A lease that is held from a read that began at 50 ms, and its block.
 fn held_from_50() -> (Lease, [u8; SLOT]) {
     let (mut lease, mut block) = (new(DISK, 1, BRIEF), [0; SLOT]);
-    lease.demand(at(0), Intent::OnlyFree);
+    lease.want(at(0), Intent::OnlyFree);
     run(&mut lease, &mut block, 0, 50);
     assert_eq!(lease.next(at(50)), Act::Read);
     lease.was_read(at(300), Some(&block[..]));
@@ -63,7 +63,7 @@ fn a_host_that_is_silent_for_less_than_its_lease_and_an_eighth_keeps_its_disk() 
     let mut block = [0; SLOT];
     let _holder = held(FULL, 1, &mut block);
     let mut other = new(DISK, 2, FULL);
-    other.demand(at(2_000), Intent::TakeOver);
+    other.want(at(2_000), Intent::TakeOver);
     run(&mut other, &mut block, 2_000, 3_120);
     assert_eq!(stands(&block).holder, me(1));
     run(&mut other, &mut block, 3_120, 3_400);
@@ -78,11 +78,11 @@ fn a_taker_waits_by_the_longer_of_its_own_lease_and_the_holders() {
     };
     let mut block = [0; SLOT];
     let mut holder = new(DISK, 1, long);
-    holder.demand(at(0), Intent::OnlyFree);
+    holder.want(at(0), Intent::OnlyFree);
     run(&mut holder, &mut block, 0, 3_500);
     assert!(holder.may_write(at(3_500)));
     let mut other = new(DISK, 2, FULL);
-    other.demand(at(3_500), Intent::TakeOver);
+    other.want(at(3_500), Intent::TakeOver);
     run(&mut other, &mut block, 3_500, 6_800);
     assert_eq!(stands(&block).holder, me(1));
     run(&mut other, &mut block, 6_800, 7_200);
@@ -94,7 +94,7 @@ fn a_taker_counts_silence_from_the_end_of_its_own_read() {
     let mut block = [0; SLOT];
     let _holder = held(FULL, 1, &mut block);
     let mut other = new(DISK, 2, FULL);
-    other.demand(at(2_000), Intent::TakeOver);
+    other.want(at(2_000), Intent::TakeOver);
     assert_eq!(other.next(at(2_000)), Act::Read);
     other.was_read(at(2_900), Some(&block[..]));
     // A lease and an eighth after the read began, and not after it ended.
@@ -111,7 +111,7 @@ fn a_claim_to_what_was_another_hosts_waits_for_a_whole_lease_also_where_waits_ar
     let mut block = [0; SLOT];
     let _holder = held(BRIEF, 1, &mut block);
     let mut other = new(DISK, 2, BRIEF);
-    other.demand(at(2_000), Intent::TakeOver);
+    other.want(at(2_000), Intent::TakeOver);
     let mut now = 2_000;
     while stands(&block).holder == me(1) {
         run(&mut other, &mut block, now, now + 1);

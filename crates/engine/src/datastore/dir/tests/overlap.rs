@@ -181,7 +181,7 @@ fn bytes_that_are_not_aligned_in_memory_are_read_and_written_whole() {
     };
     for (io, op) in [(900, Op::Write), (901, Op::Read)] {
         let job = job(op, io);
-        let progress = rig.act(|image, lane| image.start(lane, job));
+        let progress = rig.act(|image, cx| image.start(cx, job));
         assert_eq!(progress, Progress::Pending);
         rig.finish();
         assert_eq!(rig.outcome(IoId::from_bits(io)), Some(Ok(())));

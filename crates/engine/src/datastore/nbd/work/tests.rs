@@ -128,7 +128,7 @@ fn after_a_loss_what_has_no_answer_goes_again_in_its_order() {
     work.again(&ALL);
     assert!(
         work.sent(first[0].0).is_none(),
-        "nothing was sent on the new line yet"
+        "nothing was sent on the new connection yet"
     );
     let offsets: Vec<u64> = cookies(&mut work).iter().map(|part| part.1 / 512).collect();
     assert_eq!(offsets, [0, 2, 3, 4, 5]);

@@ -18,11 +18,11 @@ const MOST: usize = 4096;
 
 /// See the module.
 #[derive(Default)]
-pub(crate) struct Ledger {
+pub(crate) struct Accounts {
     away: Mutex<BTreeMap<DiskKey, Box<Spent>>>,
 }
 
-impl Ledger {
+impl Accounts {
     /// The disk has gone.
     pub(crate) fn note(&self, now: Time, disk: DiskKey, spent: Box<Spent>) {
         let mut away = self.away();
@@ -79,26 +79,26 @@ mod tests {
 
     #[test]
     fn what_was_used_is_kept_until_it_is_made_up_for_and_told_once() {
-        let ledger = Ledger::default();
-        ledger.note(at(0), DiskKey(1), spent(10));
-        ledger.note(at(5), DiskKey(2), spent(20));
-        assert_eq!(ledger.take(DiskKey(1)), Some(spent(10)));
-        assert_eq!(ledger.take(DiskKey(1)), None);
-        ledger.note(at(5), DiskKey(1), spent(10));
-        ledger.note(at(10), DiskKey(3), spent(30));
-        assert_eq!(ledger.take(DiskKey(1)), None);
-        assert_eq!(ledger.away().len(), 2);
+        let accounts = Accounts::default();
+        accounts.note(at(0), DiskKey(1), spent(10));
+        accounts.note(at(5), DiskKey(2), spent(20));
+        assert_eq!(accounts.take(DiskKey(1)), Some(spent(10)));
+        assert_eq!(accounts.take(DiskKey(1)), None);
+        accounts.note(at(5), DiskKey(1), spent(10));
+        accounts.note(at(10), DiskKey(3), spent(30));
+        assert_eq!(accounts.take(DiskKey(1)), None);
+        assert_eq!(accounts.away().len(), 2);
     }
 
     #[test]
     fn of_too_many_disks_those_are_let_off_that_have_least_to_make_up_for() {
-        let ledger = Ledger::default();
-        ledger.note(at(0), DiskKey(u64::MAX), spent(2));
+        let accounts = Accounts::default();
+        accounts.note(at(0), DiskKey(u64::MAX), spent(2));
         let much = spent(3);
         for disk in 0..MOST as u64 {
-            ledger.note(at(0), DiskKey(disk), much.clone());
+            accounts.note(at(0), DiskKey(disk), much.clone());
         }
-        assert_eq!(ledger.away().len(), MOST);
-        assert_eq!(ledger.take(DiskKey(u64::MAX)), None);
+        assert_eq!(accounts.away().len(), MOST);
+        assert_eq!(accounts.take(DiskKey(u64::MAX)), None);
     }
 }

@@ -58,7 +58,7 @@ pub(super) struct Given {
     pub(super) fence: Option<Arc<Fence>>,
 }
 
-struct Tender {
+struct Renewer {
     settings: Settings,
     me: lease::Holder,
     name: Name,
@@ -108,7 +108,7 @@ pub(super) fn start(settings: Settings) -> io::Result<Sender<Word>> {
         incarnation: settings.incarnation,
         lock: settings.lock,
     };
-    let mut tender = Tender {
+    let mut tender = Renewer {
         me,
         name: Name::new(&settings.host_name),
         next: 0,
@@ -128,7 +128,7 @@ fn boot() -> [u8; 16] {
     u128::from_str_radix(&digits, 16).map_or([0; 16], u128::to_be_bytes)
 }
 
-impl Tender {
+impl Renewer {
     fn run(&mut self, words: &Receiver<Word>) {
         loop {
             let wake = self.tend();

@@ -1,16 +1,16 @@
-//! What other threads may ask of an I/O thread, and how it obeys.
+//! What other threads may ask of an I/O thread, and how it handles.
 //!
-//! The handles of [`crate::handle`] and the vhost-user protocol threads send [`Order`]s; each that can take a while carries
+//! The handles of [`crate::handle`] and the vhost-user protocol threads send [`Command`]s; each that can take a while carries
 //! a channel for its answer. Nothing here is on a request's way.
 
 use super::{IoThread, Place};
+use crate::blocking::Task;
 use crate::control::UnderControl;
 use crate::datastore::Image;
 use crate::device::nbd::Connection;
 use crate::device::ring::{Parts, RingDevice};
-use crate::errand::Task;
 use crate::error::{Error, Kind, Result};
-use crate::inbox::Order;
+use crate::inbox::Command;
 use crate::lease::Lease;
 use crate::sys::eventfd::EventFd;
 use crate::sys::ring::Completion;
@@ -112,7 +112,7 @@ pub(crate) struct NbdConnection {
 pub(crate) type Farewell = Box<dyn FnOnce() + Send>;
 
 /// A disk that is leaving.
-pub(crate) struct Parting {
+pub(crate) struct Detaching {
     reply: Reply,
     farewell: Farewell,
     /// The shard has let go of it; its image closes.
@@ -120,18 +120,18 @@ pub(crate) struct Parting {
 }
 
 impl IoThread {
-    pub(super) fn obey(&mut self, order: Order) {
+    pub(super) fn handle(&mut self, order: Command) {
         match order {
-            Order::Attach(attach) => self.attach(*attach),
-            Order::Change(change) => self.change(*change),
-            Order::AttachQueue(attach) => self.attach_queue(*attach),
-            Order::StopQueue(stop) => self.change_queue(stop),
-            Order::Nbd(connection) => self.attach_connection(*connection),
-            Order::Ask(question) => self.questions.push_back(question),
-            Order::Errand(errand) => self.errand_done(errand.disk, errand.task),
-            Order::Govern(control, govern) => self.govern(control, *govern),
-            Order::Woken(control) => self.tell_shard(Event::Woken { control }),
-            Order::Stop => self.stopping = true,
+            Command::Attach(attach) => self.attach(*attach),
+            Command::Change(change) => self.change(*change),
+            Command::AttachQueue(attach) => self.attach_queue(*attach),
+            Command::StopQueue(stop) => self.change_queue(stop),
+            Command::Nbd(connection) => self.attach_connection(*connection),
+            Command::Ask(question) => self.questions.push_back(question),
+            Command::BlockingJob(job) => self.errand_done(job.disk, job.task),
+            Command::Govern(control, govern) => self.govern(control, *govern),
+            Command::Woken(control) => self.tell_shard(Event::Woken { control }),
+            Command::Stop => self.stopping = true,
         }
     }
 
@@ -154,7 +154,7 @@ impl IoThread {
         self.disks[at] = Some(Place {
             image,
             sides,
-            parting: None,
+            detaching: None,
             changing: None,
             control: control
                 .as_ref()
@@ -167,7 +167,7 @@ impl IoThread {
                 control: under.control.id(),
                 key: under.key,
                 policy: under.policy,
-                spent: under.control.ledger().take(under.key),
+                spent: under.control.accounts().take(under.key),
             })
         });
         self.tell_shard(Event::Attach {
@@ -190,14 +190,14 @@ impl IoThread {
             return;
         };
         let must_wait = place.changing.is_some() && !what.goes_beside_a_change();
-        if place.parting.is_some() || must_wait {
+        if place.detaching.is_some() || must_wait {
             let text = "the disk is being changed already; try again when that is done";
             let _ = reply.send(Err(Error::new(Kind::Busy, text)));
             return;
         }
         let event = match what {
             What::Filters { places, sides } => {
-                // Files of filters that go stay until their last bytes are written: they travel with the errand.
+                // Files of filters that go stay until their last bytes are written: they travel with the job.
                 place.sides.extend(sides);
                 place.changing = Some(reply);
                 Event::Rearrange { disk, places }
@@ -216,7 +216,7 @@ impl IoThread {
                 Event::Resize { disk, size }
             }
             What::Policy(policy) => {
-                self.stir_all();
+                self.wake_all_governors();
                 let policy = *policy;
                 self.tell_shard(Event::Policy { disk, policy });
                 let _ = reply.send(Ok(()));
@@ -227,7 +227,7 @@ impl IoThread {
                     let text = "the disk is being detached: its filters do not change any more";
                     let _ = waiting.send(Err(Error::new(Kind::Gone, text)));
                 }
-                place.parting = Some(Parting {
+                place.detaching = Some(Detaching {
                     reply,
                     farewell,
                     detached: false,
@@ -245,23 +245,23 @@ impl IoThread {
                 Event::Detach { disk }
             }
         };
-        self.desk
+        self.cx
             .shard
-            .handle(self.desk.now, event, &mut self.desk.effects);
+            .handle(self.cx.now, event, &mut self.cx.effects);
     }
 
     /// Hands the shard what has happened.
     fn tell_shard(&mut self, event: Event) {
-        self.desk
+        self.cx
             .shard
-            .handle(self.desk.now, event, &mut self.desk.effects);
+            .handle(self.cx.now, event, &mut self.cx.effects);
     }
 
     fn send_clients_away(&mut self, disk: DiskId) {
         for (index, connection) in (0u32..).zip(&mut self.connections) {
             if let Some(connection) = connection.as_mut().filter(|c| c.disk() == disk) {
                 connection.dismiss();
-                self.desk.note_talking(index);
+                self.cx.note_ready_connection(index);
             }
         }
     }
@@ -271,7 +271,7 @@ impl IoThread {
         let Some(place) = self.disks[disk.0 as usize].as_mut() else {
             return;
         };
-        if let Some(report) = self.desk.shard.report(disk) {
+        if let Some(report) = self.cx.shard.report(disk) {
             place
                 .sides
                 .retain(|(key, _)| report.filters.iter().any(|(kept, ..)| kept == key));
@@ -284,29 +284,29 @@ impl IoThread {
     /// The shard has let go of a disk.
     pub(super) fn detached(&mut self, disk: DiskId, spent: Option<Box<Spent>>) {
         if let Some(place) = self.disks[disk.0 as usize].as_mut() {
-            if let Some(parting) = &mut place.parting {
-                parting.detached = true;
+            if let Some(detaching) = &mut place.detaching {
+                detaching.detached = true;
             }
             if let (Some(spent), Some((control, key))) = (spent, &place.control) {
-                control.ledger().note(self.desk.now, *key, spent);
+                control.accounts().note(self.cx.now, *key, spent);
             }
         }
-        self.close_if_parting(disk);
+        self.close_if_detaching(disk);
     }
 
     /// Drops a disk that is leaving, once nothing of it is on the ring.
-    pub(super) fn close_if_parting(&mut self, disk: DiskId) {
-        let parting = |place: &Place| {
+    pub(super) fn close_if_detaching(&mut self, disk: DiskId) {
+        let detaching = |place: &Place| {
             place
-                .parting
+                .detaching
                 .as_ref()
-                .is_some_and(|parting| parting.detached)
+                .is_some_and(|detaching| detaching.detached)
         };
         if !self
             .disks
             .get(disk.0 as usize)
             .and_then(Option::as_ref)
-            .is_some_and(parting)
+            .is_some_and(detaching)
         {
             return;
         }
@@ -317,12 +317,12 @@ impl IoThread {
             return;
         }
         let mut closed = false;
-        self.with_image(disk, |image, lane| closed = image.close(lane));
+        self.with_image(disk, |image, cx| closed = image.close(cx));
         if closed
             && let Some(Place {
                 image,
                 lease,
-                parting: Some(parting),
+                detaching: Some(detaching),
                 ..
             }) = self.disks[disk.0 as usize].take()
         {
@@ -330,13 +330,13 @@ impl IoThread {
             // Who is told that the disk has gone may open it again at once.
             drop(image);
             drop(lease);
-            (parting.farewell)();
-            let _ = parting.reply.send(Ok(()));
+            (detaching.farewell)();
+            let _ = detaching.reply.send(Ok(()));
         }
     }
 
     fn attach_queue(&mut self, attach: AttachQueue) {
-        let here = |place: &Place| place.parting.is_none();
+        let here = |place: &Place| place.detaching.is_none();
         if !self
             .disks
             .get(attach.parts.disk.0 as usize)
@@ -353,11 +353,11 @@ impl IoThread {
         });
         let index = u32::try_from(at).expect("queues are numbered in 24 bits");
         let mut queue = RingDevice::new(attach.parts);
-        queue.watch_kicks(index, &mut self.desk.ring);
+        queue.watch_kicks(index, &mut self.cx.ring);
         // The guest may have kicked before we watched: look once.
         queue.wake();
         queue.call_for_predecessor();
-        queue.last_request = self.desk.now;
+        queue.last_request = self.cx.now;
         self.queues[at] = Some(queue);
         self.active.push(index);
         if attach.reply.send(index).is_err() {
@@ -379,14 +379,14 @@ impl IoThread {
             QueueChange::Call(call) => queue.set_call(call),
             QueueChange::Stop(reply) => {
                 queue.stop(reply);
-                queue.ignore_kicks(index, &mut self.desk.ring);
-                self.part_with_queue_if_drained(index);
+                queue.ignore_kicks(index, &mut self.cx.ring);
+                self.remove_queue_if_drained(index);
             }
         }
     }
 
     /// Drops a queue that is to stop, once nothing of it is in flight.
-    pub(super) fn part_with_queue_if_drained(&mut self, index: u32) {
+    pub(super) fn remove_queue_if_drained(&mut self, index: u32) {
         let Some(queue) = self.queues[index as usize].as_mut() else {
             return;
         };
@@ -396,7 +396,7 @@ impl IoThread {
             if let Some(queue) = self.queues[index as usize].take() {
                 queue.farewell();
             }
-            self.close_if_parting(disk);
+            self.close_if_detaching(disk);
         }
     }
 
@@ -418,7 +418,7 @@ impl IoThread {
             early,
             presence,
         } = order;
-        let here = |place: &Place| place.parting.is_none();
+        let here = |place: &Place| place.detaching.is_none();
         if !self
             .disks
             .get(disk.0 as usize)
@@ -428,14 +428,14 @@ impl IoThread {
             // The disk went meanwhile: dropping the socket tells the client.
             return;
         }
-        let connection =
-            match Connection::new(socket, disk, session, &early, &mut self.desk.buffers) {
-                Ok(connection) => connection.with_presence(presence),
-                Err(error) => {
-                    tracing::warn!(%error, "no memory for an NBD client: its connection is closed");
-                    return;
-                }
-            };
+        let connection = match Connection::new(socket, disk, session, &early, &mut self.cx.buffers)
+        {
+            Ok(connection) => connection.with_presence(presence),
+            Err(error) => {
+                tracing::warn!(%error, "no memory for an NBD client: its connection is closed");
+                return;
+            }
+        };
         let at = self
             .connections
             .iter()
@@ -445,8 +445,8 @@ impl IoThread {
                 self.connections.len() - 1
             });
         self.connections[at] = Some(connection);
-        self.desk
-            .note_talking(u32::try_from(at).expect("connections are numbered in 24 bits"));
+        self.cx
+            .note_ready_connection(u32::try_from(at).expect("connections are numbered in 24 bits"));
     }
 
     pub(super) fn connection_event(&mut self, index: u32, completion: Completion) {
@@ -455,8 +455,8 @@ impl IoThread {
             .get_mut(index as usize)
             .and_then(Option::as_mut)
         {
-            connection.completed(&mut self.desk, completion);
-            self.desk.note_talking(index);
+            connection.completed(&mut self.cx, completion);
+            self.cx.note_ready_connection(index);
         }
     }
 
@@ -465,24 +465,24 @@ impl IoThread {
         let Some(connection) = self.connections[index as usize].as_mut() else {
             return;
         };
-        if connection.go(index, &mut self.desk)
+        if connection.go(index, &mut self.cx)
             && let Some(connection) = self.connections[index as usize].take()
         {
             let disk = connection.disk();
-            connection.free(&mut self.desk);
-            self.close_if_parting(disk);
+            connection.free(&mut self.cx);
+            self.close_if_detaching(disk);
         }
     }
 
     fn errand_done(&mut self, disk: DiskId, task: Task) {
         match task {
             Task::Map(map) => {
-                self.with_image(disk, |image, lane| image.mapped(lane, map));
-                self.close_if_parting(disk);
+                self.with_image(disk, |image, cx| image.mapped(cx, map));
+                self.close_if_detaching(disk);
             }
             Task::Connect(connect) => {
-                self.with_image(disk, |image, lane| image.connected(lane, connect));
-                self.close_if_parting(disk);
+                self.with_image(disk, |image, cx| image.connected(cx, connect));
+                self.close_if_detaching(disk);
             }
             Task::Append {
                 filter,
@@ -496,9 +496,9 @@ impl IoThread {
                     buffer,
                     outcome,
                 };
-                self.desk
+                self.cx
                     .shard
-                    .handle(self.desk.now, event, &mut self.desk.effects);
+                    .handle(self.cx.now, event, &mut self.cx.effects);
             }
         }
     }

@@ -1,7 +1,7 @@
 //! Carries slots between a governor and its datastore, on a thread of its own: a datastore that hangs hangs this one.
 //!
-//! The governor's thread ([`super::rounds`]) sends jobs and goes on; what came of them comes back as a word to it. Before
-//! the first read the carrier claims a slot, and tries again with each read while it has none. Slot 0 is everybody's: a
+//! The governor's thread ([`super::governor_thread`]) sends jobs and goes on; what came of them comes back as a word to it. Before
+//! the first read the slot_io claims a slot, and tries again with each read while it has none. Slot 0 is everybody's: a
 //! change is put into what stands there, whoever wrote that, and one that could not be written is written later.
 //!
 //! # Always true
@@ -18,7 +18,7 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use tidegate_core::governor::slot::{Common, SLOT, Unreadable};
 use tidegate_core::units::Time;
 
-/// What a carrier is to do.
+/// What a slot_io is to do.
 pub(super) enum Job {
     /// Read all slots; answered by [`Word::Read`].
     Read(Seat),
@@ -52,7 +52,7 @@ enum Act {
     Set,
 }
 
-struct Carrier {
+struct SlotIo {
     name: String,
     slots: SlotFile,
     words: Sender<Word>,
@@ -68,7 +68,7 @@ struct Carrier {
     foreign: Vec<u16>,
 }
 
-/// Starts the carrier of a datastore.
+/// Starts the slot_io of a datastore.
 ///
 /// # Errors
 /// When there is no memory, or no thread.
@@ -78,7 +78,7 @@ pub(super) fn start(
     host: [u8; 16],
     words: Sender<Word>,
 ) -> io::Result<Sender<Job>> {
-    let mut carrier = Carrier {
+    let mut slot_io = SlotIo {
         name: name.into(),
         slots: SlotFile::new(directory, host)?,
         words,
@@ -91,11 +91,11 @@ pub(super) fn start(
     let (jobs, to_do) = channel();
     std::thread::Builder::new()
         .name(format!("slots-{name}"))
-        .spawn(move || carrier.run(&to_do))?;
+        .spawn(move || slot_io.run(&to_do))?;
     Ok(jobs)
 }
 
-impl Carrier {
+impl SlotIo {
     fn run(&mut self, jobs: &Receiver<Job>) {
         while let Ok(job) = jobs.recv() {
             let word = match job {

@@ -1,7 +1,7 @@
 //! An I/O thread's dealings with the governors of its datastores, and with the other threads that share one.
 
 use crate::control::{Govern, Word};
-use crate::inbox::Order;
+use crate::inbox::Command;
 use crate::thread::{Governed, IoThread};
 use tidegate_core::shard::{ControlId, Event};
 
@@ -47,8 +47,8 @@ impl IoThread {
             return;
         };
         let (mut usage, mut bins) = (Vec::new(), Vec::new());
-        self.desk.shard.usage(control, self.desk.now, &mut usage);
-        self.desk.shard.bins(control, &mut bins);
+        self.cx.shard.usage(control, self.cx.now, &mut usage);
+        self.cx.shard.bins(control, &mut bins);
         let rests = !usage.iter().any(|usage| usage.active);
         if rests && !self.resting.contains(&control) {
             self.resting.push(control);
@@ -62,21 +62,21 @@ impl IoThread {
     }
 
     /// Tells governors that believe a datastore to be idle that it is not.
-    pub(in crate::thread) fn stir(&mut self) {
-        let (governed, shard) = (&self.governed, &self.desk.shard);
+    pub(in crate::thread) fn wake_governors(&mut self) {
+        let (governed, shard) = (&self.governed, &self.cx.shard);
         self.resting.retain(|control| {
-            let stirred = shard.is_stirred(*control);
-            if stirred && let Some(Some(governed)) = governed.get(control.0 as usize) {
-                let _ = governed.words.send(Word::Stirred);
+            let active = shard.is_active(*control);
+            if active && let Some(Some(governed)) = governed.get(control.0 as usize) {
+                let _ = governed.words.send(Word::Active);
             }
-            !stirred
+            !active
         });
     }
 
     /// Tells every governor that something has changed here.
-    pub(super) fn stir_all(&self) {
+    pub(super) fn wake_all_governors(&self) {
         for governed in self.governed.iter().flatten() {
-            let _ = governed.words.send(Word::Stirred);
+            let _ = governed.words.send(Word::Active);
         }
     }
 
@@ -86,7 +86,7 @@ impl IoThread {
             && let Some(inbox) = governed.peers.get(thread)
         {
             // One word for each time that a thread goes to sleep in want of room: bounded.
-            inbox.send_always(Order::Woken(control));
+            inbox.send_always(Command::Woken(control));
         }
     }
 }

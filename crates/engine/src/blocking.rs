@@ -1,11 +1,11 @@
 //! Runs the few calls that the kernel's ring cannot (finding holes), on a thread that may block.
 //!
-//! An image hands over an [`Errand`]; the thread runs it and drops it, answered, into the I/O thread's inbox. A
-//! stuck datastore holds up other errands of the same I/O thread, never its I/O.
+//! An image hands over an [`BlockingJob`]; the thread runs it and drops it, answered, into the I/O thread's inbox. A
+//! stuck datastore holds up other blocking of the same I/O thread, never its I/O.
 
 use crate::datastore::nbd::connect::Connect;
 use crate::error::Error;
-use crate::inbox::{Inbox, Order};
+use crate::inbox::{Command, Inbox};
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::{Sender, channel};
@@ -14,7 +14,7 @@ use tidegate_core::request::{DiskId, Extent, ExtentKind, Outcome};
 use tidegate_core::stack::FilterKey;
 
 /// A call that may block, and its answer.
-pub(crate) struct Errand {
+pub(crate) struct BlockingJob {
     pub(crate) disk: DiskId,
     pub(crate) task: Task,
 }
@@ -52,28 +52,28 @@ pub(crate) struct Map {
     pub(crate) outcome: Outcome,
 }
 
-/// Where an I/O thread sends its errands.
-pub(crate) struct Errands {
-    queue: Sender<Errand>,
-    /// For errands that get a thread of their own.
+/// Where an I/O thread sends its blocking.
+pub(crate) struct BlockingWorker {
+    queue: Sender<BlockingJob>,
+    /// For blocking that get a thread of their own.
     name: String,
     inbox: Arc<Inbox>,
 }
 
-impl Errands {
+impl BlockingWorker {
     /// Starts the thread; it ends with this value.
-    pub(crate) fn start(name: &str, inbox: Arc<Inbox>) -> std::io::Result<Errands> {
-        let (queue, errands) = channel::<Errand>();
+    pub(crate) fn start(name: &str, inbox: Arc<Inbox>) -> std::io::Result<BlockingWorker> {
+        let (queue, blocking) = channel::<BlockingJob>();
         let back = Arc::clone(&inbox);
         std::thread::Builder::new()
-            .name(format!("{name}-errands"))
+            .name(format!("{name}-blocking"))
             .spawn(move || {
-                for mut errand in errands {
-                    errand.run();
-                    back.send_always(Order::Errand(errand));
+                for mut job in blocking {
+                    job.run();
+                    back.send_always(Command::BlockingJob(job));
                 }
             })?;
-        Ok(Errands {
+        Ok(BlockingWorker {
             queue,
             name: format!("{name}-connect"),
             inbox,
@@ -81,43 +81,43 @@ impl Errands {
     }
 
     /// Sends one off.
-    pub(crate) fn send(&self, errand: Errand) {
-        if matches!(errand.task, Task::Connect(_)) {
-            return self.send_alone(errand);
+    pub(crate) fn send(&self, job: BlockingJob) {
+        if matches!(job.task, Task::Connect(_)) {
+            return self.send_alone(job);
         }
         self.queue
-            .send(errand)
-            .expect("the errand thread lives as long as its sender");
+            .send(job)
+            .expect("the job thread lives as long as its sender");
     }
 }
 
-impl Errands {
+impl BlockingWorker {
     /// Runs one on a thread of its own: a server that is away takes seconds, and must not hold up the others.
-    fn send_alone(&self, errand: Errand) {
-        let errand = Arc::new(Mutex::new(Some(errand)));
-        let (own, inbox) = (Arc::clone(&errand), Arc::clone(&self.inbox));
+    fn send_alone(&self, job: BlockingJob) {
+        let job = Arc::new(Mutex::new(Some(job)));
+        let (own, inbox) = (Arc::clone(&job), Arc::clone(&self.inbox));
         let started = std::thread::Builder::new()
             .name(self.name.clone())
             .spawn(move || {
-                if let Some(mut errand) = taken(&own) {
-                    errand.run();
-                    inbox.send_always(Order::Errand(errand));
+                if let Some(mut job) = taken(&own) {
+                    job.run();
+                    inbox.send_always(Command::BlockingJob(job));
                 }
             });
         if let Err(error) = started
-            && let Some(mut errand) = taken(&errand)
+            && let Some(mut job) = taken(&job)
         {
-            errand.refuse(error);
-            self.inbox.send_always(Order::Errand(errand));
+            job.refuse(error);
+            self.inbox.send_always(Command::BlockingJob(job));
         }
     }
 }
 
-fn taken(errand: &Mutex<Option<Errand>>) -> Option<Errand> {
-    errand.lock().unwrap_or_else(PoisonError::into_inner).take()
+fn taken(job: &Mutex<Option<BlockingJob>>) -> Option<BlockingJob> {
+    job.lock().unwrap_or_else(PoisonError::into_inner).take()
 }
 
-impl Errand {
+impl BlockingJob {
     /// It could not even be begun.
     fn refuse(&mut self, error: std::io::Error) {
         if let Task::Connect(connect) = &mut self.task {

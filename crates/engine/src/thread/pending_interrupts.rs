@@ -1,23 +1,23 @@
-//! Guests that were shown answers and are yet to be called: which, and when ([`crate::device::calls`]).
+//! Guests that were shown answers and are yet to be called: which, and when ([`crate::device::interrupt_moderation`]).
 //!
 //! # Always true
 //! - an I/O thread owes no guest a call when it goes to sleep or ends
 
 use super::IoThread;
-use crate::device::calls::Moment;
+use crate::device::interrupt_moderation::Moment;
 use crate::device::ring::RingDevice;
 use tidegate_core::units::{Span, Time};
 
 /// See the module.
-pub(crate) struct Uncalled {
+pub(crate) struct PendingInterrupts {
     queues: Vec<u32>,
     /// The first time that was read after the first of them was shown its answers.
     since: Option<Time>,
 }
 
-impl Uncalled {
-    pub(crate) fn new() -> Uncalled {
-        Uncalled {
+impl PendingInterrupts {
+    pub(crate) fn new() -> PendingInterrupts {
+        PendingInterrupts {
             queues: Vec::new(),
             since: None,
         }
@@ -28,8 +28,8 @@ impl Uncalled {
         if queue.moment() == Moment::AtOnce {
             return queue.call_if_wanted();
         }
-        if !queue.uncalled {
-            queue.uncalled = true;
+        if !queue.interrupt_pending {
+            queue.interrupt_pending = true;
             if self.queues.is_empty() {
                 self.since = None;
             }
@@ -51,10 +51,10 @@ impl IoThread {
     /// Calls those whose time has come at `now`.
     #[inline]
     pub(super) fn call_due(&mut self, now: Time) {
-        if self.uncalled.is_empty() {
+        if self.pending_interrupts.is_empty() {
             return;
         }
-        let waited = self.uncalled.waited(now);
+        let waited = self.pending_interrupts.waited(now);
         if waited >= Moment::Later.wait() {
             self.call_those(|queue| queue.moment().wait() <= waited);
         }
@@ -67,21 +67,21 @@ impl IoThread {
 
     /// More requests were found: calls those that waited for that.
     pub(super) fn call_after_more(&mut self) {
-        if !self.uncalled.is_empty() {
+        if !self.pending_interrupts.is_empty() {
             self.call_those(|queue| queue.moment() == Moment::AfterMore);
         }
     }
 
     fn call_those(&mut self, which: impl Fn(&RingDevice) -> bool) {
         let queues = &mut self.queues;
-        self.uncalled.queues.retain(|&index| {
+        self.pending_interrupts.queues.retain(|&index| {
             // It may have gone meanwhile, and called its guest then.
             let Some(queue) = &mut queues[index as usize] else {
                 return false;
             };
             let called = which(queue);
             if called {
-                queue.uncalled = false;
+                queue.interrupt_pending = false;
                 queue.call_if_wanted();
             }
             !called

@@ -25,16 +25,16 @@ const CLEARED_FOR_COPIED: u64 = 8;
 const LEAST: u64 = 512;
 
 /// See the module.
-pub(crate) struct Haul {
+pub(crate) struct ChunkedCopy {
     job: Job,
     /// Bytes that have moved.
     done: u64,
 }
 
-impl Haul {
+impl ChunkedCopy {
     /// Of which nothing has moved.
-    pub(crate) fn new(job: Job) -> Haul {
-        Haul { job, done: 0 }
+    pub(crate) fn new(job: Job) -> ChunkedCopy {
+        ChunkedCopy { job, done: 0 }
     }
 
     pub(crate) fn io(&self) -> IoId {
@@ -137,7 +137,7 @@ mod tests {
             (Op::WriteZeroes, CLEARED_FOR_COPIED * PORTION),
             (Op::Discard, CLEARED_FOR_COPIED * PORTION),
         ] {
-            let mut haul = Haul::new(Job {
+            let mut copy = ChunkedCopy::new(Job {
                 io: IoId::from_bits(1),
                 op,
                 flags: Flags::NONE,
@@ -146,14 +146,14 @@ mod tests {
                 data: Data { buffer, start: 0 },
             });
             let mut before = 0;
-            while !haul.go_on(&mut memory, &mut buffers, &mut PORTION.clone()) {
-                let moved = haul.done - before;
+            while !copy.go_on(&mut memory, &mut buffers, &mut PORTION.clone()) {
+                let moved = copy.done - before;
                 assert!(0 < moved && moved <= most, "{op:?}: {moved}");
-                assert!((512 + haul.done).is_multiple_of(PAGE as u64), "{op:?}");
-                before = haul.done;
+                assert!((512 + copy.done).is_multiple_of(PAGE as u64), "{op:?}");
+                before = copy.done;
             }
-            assert!(haul.done - before <= most);
-            assert_eq!(haul.done, LEN as u64);
+            assert!(copy.done - before <= most);
+            assert_eq!(copy.done, LEN as u64);
         }
     }
 }

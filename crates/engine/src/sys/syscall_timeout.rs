@@ -4,7 +4,7 @@
 //! whoever adds to it then waits, with all other guests of the thread, until somebody reads it. No flag of the call keeps
 //! from that, and looking beforehand comes too early. So a timer of the thread's own sends it a signal; its handler does
 //! nothing, but the system call ends with EINTR. The timer is set when something is called and it is not set, once in
-//! [`PATIENCE_NS`] at most: a call costs two stores and a load, and a thread that calls nobody is not disturbed.
+//! [`TIMEOUT_NS`] at most: a call costs two stores and a load, and a thread that calls nobody is not disturbed.
 //!
 //! # Always true
 //! - while a thread is inside [`guarded`], its timer is set, or its handler is about to set it
@@ -19,7 +19,7 @@ use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
 
 /// How long a call may wait at most, twice that where the timer was set for one before.
-const PATIENCE_NS: libc::c_long = 10_000_000;
+const TIMEOUT_NS: libc::c_long = 10_000_000;
 
 thread_local! {
     static INSIDE: AtomicBool = const { AtomicBool::new(false) };
@@ -116,7 +116,7 @@ fn start(number: usize) -> io::Result<()> {
     let once = libc::itimerspec {
         it_interval: none,
         it_value: libc::timespec {
-            tv_nsec: PATIENCE_NS,
+            tv_nsec: TIMEOUT_NS,
             ..none
         },
     };
@@ -182,7 +182,7 @@ mod tests {
             let full = EventFd::blocking_and_full().expect("a descriptor");
             let begun = Instant::now();
             guarded(|| {
-                while begun.elapsed() < Duration::from_nanos(3 * PATIENCE_NS.unsigned_abs()) {
+                while begun.elapsed() < Duration::from_nanos(3 * TIMEOUT_NS.unsigned_abs()) {
                     std::hint::spin_loop();
                 }
                 full.signal();
@@ -201,10 +201,10 @@ mod tests {
             let begun = Instant::now();
             let long = libc::timespec {
                 tv_sec: 0,
-                tv_nsec: 5 * PATIENCE_NS,
+                tv_nsec: 5 * TIMEOUT_NS,
             };
             let mut naps = 0;
-            while begun.elapsed() < Duration::from_nanos(20 * PATIENCE_NS.unsigned_abs()) {
+            while begun.elapsed() < Duration::from_nanos(20 * TIMEOUT_NS.unsigned_abs()) {
                 // SAFETY: the call reads the value.
                 unsafe { libc::nanosleep(&raw const long, std::ptr::null_mut()) };
                 naps += 1;

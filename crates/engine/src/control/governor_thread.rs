@@ -6,15 +6,15 @@
 //! slot alive, and no I/O thread is asked: that nothing was used is known without them, until one says otherwise.
 //!
 //! # Always true
-//! - neither an I/O thread nor a datastore that hangs holds this thread up: after [`PATIENCE`] it goes on without
+//! - neither an I/O thread nor a datastore that hangs holds this thread up: after [`TIMEOUT`] it goes on without
 //! - however it ends, no window is left behind
 //! - one read and one write of slots are under way at most
 //! - the governor sees the counts of all threads together, once
-//! - at rest a datastore costs its host two jobs of the carrier in [`REST`], and this thread what goes with them
+//! - at rest a datastore costs its host two jobs of the slot_io in [`REST`], and this thread what goes with them
 
-use super::carrier::{Job, Seat};
+use super::slot_io::{Job, Seat};
 use super::{Change, Event, Govern, Notes, Report, Trouble, Used, Word};
-use crate::inbox::{Inbox, Order};
+use crate::inbox::{Command, Inbox};
 use crate::sys::os;
 use std::io;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ use tidegate_core::units::{Span, Time};
 /// How often counts are gathered while the datastore is in use: the local latency check.
 const CHECK: Span = Span::from_millis(50);
 /// How long a thread may take to count, and a datastore to read or write slots, before the round goes on without.
-const PATIENCE: Span = Span::from_secs(1);
+const TIMEOUT: Span = Span::from_secs(1);
 /// How often slots are read and written where nobody here uses the datastore. A host that means to speak every four
 /// seconds, as one does that is not engaged, is suspect after twelve of silence: this leaves one round to spare.
 const REST: Span = Span::from_secs(8);
@@ -37,11 +37,11 @@ const REST: Span = Span::from_secs(8);
 const ASKED: Span = Span::from_secs(10);
 
 /// See the module.
-pub(super) struct Rounds {
+pub(super) struct GovernorThread {
     id: ControlId,
     governor: Governor,
     inboxes: Arc<[Arc<Inbox>]>,
-    carrier: Option<Sender<Job>>,
+    slot_io: Option<Sender<Job>>,
     notes: Arc<Notes>,
     /// When counts are to be gathered next.
     check: Time,
@@ -55,7 +55,7 @@ pub(super) struct Rounds {
     /// They were not asked since they really told.
     unasked: bool,
     /// Something has come, gone or changed since then.
-    stirred: bool,
+    changed: bool,
     /// When the governor last ticked, and when somebody last asked what it knows.
     ticked: Time,
     asked: Option<Time>,
@@ -81,20 +81,20 @@ struct Round {
     read: Option<Result<Vec<super::slots::Slot>, ReadFailed>>,
 }
 
-impl Rounds {
+impl GovernorThread {
     pub(super) fn new(
         id: ControlId,
         governor: Governor,
         inboxes: Arc<[Arc<Inbox>]>,
-        carrier: Option<Sender<Job>>,
+        slot_io: Option<Sender<Job>>,
         notes: Arc<Notes>,
-    ) -> Rounds {
+    ) -> GovernorThread {
         let threads = inboxes.len();
-        Rounds {
+        GovernorThread {
             id,
             governor,
             inboxes,
-            carrier,
+            slot_io,
             notes,
             check: Time::NEVER,
             counting: None,
@@ -103,7 +103,7 @@ impl Rounds {
             bins: Vec::new(),
             told: (Vec::new(), Time::ZERO),
             unasked: false,
-            stirred: true,
+            changed: true,
             ticked: Time::ZERO,
             asked: None,
             active: vec![false; threads],
@@ -131,7 +131,7 @@ impl Rounds {
         loop {
             let now = os::now();
             self.act(now);
-            let rest = Duration::from_nanos(self.alarm().since(os::now()).as_nanos());
+            let rest = Duration::from_nanos(self.syscall_timeout().since(os::now()).as_nanos());
             match words.recv_timeout(rest) {
                 Ok(Word::Stop(done)) => return self.stop(done),
                 Ok(word) => self.take(os::now(), word),
@@ -149,12 +149,12 @@ impl Rounds {
         if self.counting.is_none() && now >= self.check {
             self.count(now);
         }
-        if self.counting.is_some_and(|since| now >= since + PATIENCE) {
+        if self.counting.is_some_and(|since| now >= since + TIMEOUT) {
             self.counted(now);
         }
         if let Some(round) = &mut self.round
             && round.read.is_none()
-            && now >= round.since + PATIENCE
+            && now >= round.since + TIMEOUT
         {
             round.read = Some(Err(ReadFailed));
         }
@@ -170,15 +170,15 @@ impl Rounds {
     }
 
     /// When something is due though nobody says anything.
-    fn alarm(&self) -> Time {
+    fn syscall_timeout(&self) -> Time {
         let mut at = match &self.round {
             None => self.due(os::now()),
-            Some(round) if round.read.is_none() => round.since + PATIENCE,
+            Some(round) if round.read.is_none() => round.since + TIMEOUT,
             Some(_) => Time::NEVER,
         };
         at = at.min(match self.counting {
             None => self.check,
-            Some(since) => since + PATIENCE,
+            Some(since) => since + TIMEOUT,
         });
         at
     }
@@ -196,7 +196,7 @@ impl Rounds {
     /// Whether nobody uses the datastore here, and all threads have said so.
     fn asleep(&self) -> bool {
         let awake = |awake: &[bool]| awake.contains(&true);
-        !self.stirred
+        !self.changed
             && !awake(&self.active)
             && !awake(&self.awaited)
             && self.check == Time::NEVER
@@ -208,13 +208,13 @@ impl Rounds {
         if self.counting.is_none() {
             self.count(now);
         }
-        let read = match &self.carrier {
+        let read = match &self.slot_io {
             None => Some(Ok(Vec::new())),
             // The last read has not come back: it is of no use to ask again.
             Some(_) if self.reading => Some(Err(ReadFailed)),
-            Some(carrier) => {
+            Some(slot_io) => {
                 let seat = if self.off() { Seat::None } else { Seat::Own };
-                self.reading = carrier.send(Job::Read(seat)).is_ok();
+                self.reading = slot_io.send(Job::Read(seat)).is_ok();
                 (!self.reading).then_some(Err(ReadFailed))
             }
         };
@@ -233,11 +233,11 @@ impl Rounds {
         }
         self.counting = Some(now);
         self.check = Time::NEVER;
-        self.stirred = false;
+        self.changed = false;
         for (inbox, awaited) in self.inboxes.iter().zip(&mut self.awaited) {
             // One that has not answered the last time will answer that.
             if !std::mem::replace(awaited, true) {
-                inbox.send_always(Order::Govern(self.id, Box::new(Govern::Count)));
+                inbox.send_always(Command::Govern(self.id, Box::new(Govern::Count)));
             }
         }
     }
@@ -261,7 +261,7 @@ impl Rounds {
         let here = |used: &Used| self.usage.iter().any(|usage| usage.disk == used.disk);
         if self.awaited.contains(&true) {
             // Of those who have not told nothing is known.
-            self.stirred = true;
+            self.changed = true;
         } else {
             self.used.retain(here);
         }
@@ -291,8 +291,8 @@ impl Rounds {
                     self.notes.ring();
                 }
             }
-            Word::Stirred => {
-                self.stirred = true;
+            Word::Active => {
+                self.changed = true;
                 self.check = self.check.min(now);
             }
             Word::Read(read) => {
@@ -321,7 +321,7 @@ impl Rounds {
             // Who asked may have gone meanwhile.
             Word::Set(change, reply) => {
                 self.changes.push((change, reply));
-                if self.looked || self.carrier.is_none() {
+                if self.looked || self.slot_io.is_none() {
                     self.change(now);
                 }
             }
@@ -370,10 +370,10 @@ impl Rounds {
     fn note(&mut self, noticed: Vec<GovernorEvent>) {
         for event in noticed {
             if event == GovernorEvent::Displaced
-                && let Some(carrier) = &self.carrier
+                && let Some(slot_io) = &self.slot_io
             {
                 self.slot = None;
-                let _ = carrier.send(Job::Move(self.governor.host()));
+                let _ = slot_io.send(Job::Move(self.governor.host()));
             }
             self.tell(Event::Governor(event));
         }
@@ -386,23 +386,23 @@ impl Rounds {
             // A thread that works hears the same orders again: with them threads tell each other of their shares.
             if !same || *active {
                 let steer = Govern::Steer(orders.clone());
-                inbox.send_always(Order::Govern(self.id, Box::new(steer)));
+                inbox.send_always(Command::Govern(self.id, Box::new(steer)));
             }
         }
         self.orders = Some(orders);
     }
 
     fn publish(&mut self, now: Time, slot: [u8; SLOT]) {
-        let Some(carrier) = self.carrier.as_ref().filter(|_| !self.off()) else {
+        let Some(slot_io) = self.slot_io.as_ref().filter(|_| !self.off()) else {
             // There is nobody to hear it, so everybody has.
             return self.governor.published(now, true);
         };
         match self.writing {
             None => {
                 self.writing = Some(now);
-                let _ = carrier.send(Job::Write(Box::new(slot)));
+                let _ = slot_io.send(Job::Write(Box::new(slot)));
             }
-            Some(since) if now >= since + PATIENCE => self.governor.published(now, false),
+            Some(since) if now >= since + TIMEOUT => self.governor.published(now, false),
             Some(_) => {}
         }
     }
@@ -415,8 +415,8 @@ impl Rounds {
             let threshold = change.threshold.unwrap_or(common.threshold());
             let io_unit = change.io_unit.unwrap_or(common.io_unit);
             self.governor.set(now, mode, threshold, io_unit);
-            if let Some(carrier) = &self.carrier {
-                let _ = carrier.send(Job::Common(change, self.governor.common()));
+            if let Some(slot_io) = &self.slot_io {
+                let _ = slot_io.send(Job::Common(change, self.governor.common()));
             }
             // Who asked may have gone meanwhile.
             let _ = reply.send(());
@@ -432,9 +432,9 @@ impl Rounds {
     fn rest(&mut self) {
         if self.off()
             && self.slot.take().is_some()
-            && let Some(carrier) = &self.carrier
+            && let Some(slot_io) = &self.slot_io
         {
-            let _ = carrier.send(Job::Rest(Box::new(self.governor.leave())));
+            let _ = slot_io.send(Job::Rest(Box::new(self.governor.leave())));
         }
     }
 
@@ -442,15 +442,15 @@ impl Rounds {
         self.notes.add(event);
     }
 
-    /// The others may have our part. The carrier may hang; nobody waits for it here.
+    /// The others may have our part. The slot_io may hang; nobody waits for it here.
     fn stop(&mut self, done: Option<Sender<()>>) {
-        if let Some(carrier) = &self.carrier {
-            let _ = carrier.send(Job::Leave(Box::new(self.governor.leave()), done));
+        if let Some(slot_io) = &self.slot_io {
+            let _ = slot_io.send(Job::Leave(Box::new(self.governor.leave()), done));
         }
     }
 }
 
-impl Drop for Rounds {
+impl Drop for GovernorThread {
     /// Without a governor no window is right: it opens, however this thread ends. Limits go on to hold.
     fn drop(&mut self) {
         if let Some(orders) = self.orders.take() {
@@ -460,7 +460,7 @@ impl Drop for Rounds {
             };
             for inbox in self.inboxes.iter() {
                 let steer = Govern::Steer(open.clone());
-                inbox.send_always(Order::Govern(self.id, Box::new(steer)));
+                inbox.send_always(Command::Govern(self.id, Box::new(steer)));
             }
         }
     }

@@ -30,7 +30,7 @@ const ALL: u32 = 256;
 const WHOLE: u32 = 4;
 
 /// See the module.
-pub(super) struct Feed {
+pub(super) struct BatchSmoothing {
     under_way: u32,
     held: VecDeque<u32>,
     /// The batch that is being answered, if answers came last.
@@ -44,9 +44,9 @@ struct Batch {
     left: u32,
 }
 
-impl Feed {
-    pub(super) fn new() -> Feed {
-        Feed {
+impl BatchSmoothing {
+    pub(super) fn new() -> BatchSmoothing {
+        BatchSmoothing {
             under_way: 0,
             held: VecDeque::new(),
             batch: None,
@@ -69,7 +69,7 @@ impl Feed {
         true
     }
 
-    /// An operation was answered. One that has more to do starts again by [`Feed::starts_again`].
+    /// An operation was answered. One that has more to do starts again by [`BatchSmoothing::starts_again`].
     pub(super) fn answered(&mut self) {
         let size = self.under_way;
         self.under_way -= 1;
@@ -107,13 +107,13 @@ mod tests {
     use super::*;
 
     /// One batch in step: `depth` requests, then all answers. Returns how many were held.
-    fn round(feed: &mut Feed, depth: u32, freed: u32) -> u32 {
-        let held = (0..depth).filter(|&slot| !feed.starts(slot)).count();
+    fn round(smoothing: &mut BatchSmoothing, depth: u32, freed: u32) -> u32 {
+        let held = (0..depth).filter(|&slot| !smoothing.starts(slot)).count();
         let held = u32::try_from(held).expect("a small number");
         let mut again = 0;
         for _ in 0..depth - held + freed {
-            feed.answered();
-            while feed.freed().is_some() {
+            smoothing.answered();
+            while smoothing.freed().is_some() {
                 again += 1;
             }
         }
@@ -123,42 +123,42 @@ mod tests {
 
     #[test]
     fn a_disk_that_answers_whole_batches_has_a_few_held_back() {
-        let mut feed = Feed::new();
+        let mut smoothing = BatchSmoothing::new();
         let mut held = 0;
         for _ in 0..4 {
-            held = round(&mut feed, 32, held);
+            held = round(&mut smoothing, 32, held);
             assert_eq!(held, 0, "not before it has been seen often enough");
         }
         for _ in 0..10 {
-            held = round(&mut feed, 32, held);
+            held = round(&mut smoothing, 32, held);
         }
         assert_eq!(held, 4);
     }
 
     #[test]
     fn a_disk_that_answers_one_by_one_has_nothing_held_back() {
-        let mut feed = Feed::new();
+        let mut smoothing = BatchSmoothing::new();
         for slot in 0..32 {
-            assert!(feed.starts(slot));
+            assert!(smoothing.starts(slot));
         }
         for slot in 0..1000 {
-            feed.answered();
-            assert!(feed.starts(slot));
+            smoothing.answered();
+            assert!(smoothing.starts(slot));
         }
     }
 
     #[test]
     fn it_stops_when_batches_end() {
-        let mut feed = Feed::new();
+        let mut smoothing = BatchSmoothing::new();
         let mut held = 0;
         for _ in 0..20 {
-            held = round(&mut feed, 32, held);
+            held = round(&mut smoothing, 32, held);
         }
         assert_eq!(held, 4);
         for slot in 0..3 * u32::from(u8::MAX) {
-            feed.answered();
-            while feed.freed().is_some() {}
-            if feed.starts(slot) {
+            smoothing.answered();
+            while smoothing.freed().is_some() {}
+            if smoothing.starts(slot) {
                 continue;
             }
             assert!(slot < 20, "still held back after {slot} single answers");
@@ -167,44 +167,46 @@ mod tests {
 
     #[test]
     fn a_batch_that_is_answered_nearly_whole_is_one() {
-        let mut feed = Feed::new();
+        let mut smoothing = BatchSmoothing::new();
         let mut slots = 0..;
-        let mut start = |feed: &mut Feed| feed.starts(slots.next().expect("slots do not end"));
+        let mut start = |smoothing: &mut BatchSmoothing| {
+            smoothing.starts(slots.next().expect("slots do not end"))
+        };
         for _ in 0..32 {
-            start(&mut feed);
+            start(&mut smoothing);
         }
         let mut held = 0;
         for _ in 0..20 {
             for _ in 0..28 {
-                feed.answered();
-                while feed.freed().is_some() {}
+                smoothing.answered();
+                while smoothing.freed().is_some() {}
             }
-            held = (0..28).filter(|_| !start(&mut feed)).count();
+            held = (0..28).filter(|_| !start(&mut smoothing)).count();
         }
         assert!(held >= 3, "{held} held");
     }
 
     #[test]
     fn few_operations_are_never_held_and_teach_nothing() {
-        let mut feed = Feed::new();
+        let mut smoothing = BatchSmoothing::new();
         for _ in 0..100 {
-            assert_eq!(round(&mut feed, SHARE, 0), 0);
+            assert_eq!(round(&mut smoothing, SHARE, 0), 0);
         }
-        assert_eq!(feed.whole, 0);
+        assert_eq!(smoothing.whole, 0);
     }
 
     #[test]
     fn nothing_stays_held_when_the_guests_go() {
-        let mut feed = Feed::new();
+        let mut smoothing = BatchSmoothing::new();
         let mut held = 0;
         for _ in 0..20 {
-            held = round(&mut feed, 64, held);
+            held = round(&mut smoothing, 64, held);
         }
         for _ in 0..held {
-            feed.answered();
-            while feed.freed().is_some() {}
+            smoothing.answered();
+            while smoothing.freed().is_some() {}
         }
-        assert_eq!(feed.under_way, 0);
-        assert!(feed.held.is_empty());
+        assert_eq!(smoothing.under_way, 0);
+        assert!(smoothing.held.is_empty());
     }
 }

@@ -35,7 +35,7 @@ const NEWEST: u64 = 4;
 const BETTER_SIXTEENTHS: [u64; 2] = [13, 22];
 
 /// See the module.
-pub(crate) struct Patience {
+pub(crate) struct AdaptivePoll {
     /// The shorter time, and the longest.
     windows: [Span; 2],
     best: usize,
@@ -60,10 +60,10 @@ enum Period {
     Began { at: Time, cpu: Time, requests: u64 },
 }
 
-impl Patience {
+impl AdaptivePoll {
     /// Knows nothing yet: looks for a quarter of `longest`, which is never exceeded.
-    pub(crate) fn new(longest: Span) -> Patience {
-        Patience {
+    pub(crate) fn new(longest: Span) -> AdaptivePoll {
+        AdaptivePoll {
             windows: [Span::from_nanos(longest.as_nanos() / SHORTER), longest],
             best: 0,
             used: 0,
@@ -91,7 +91,7 @@ impl Patience {
     /// There is nothing to do at `now`, after so many requests in the thread's life: if the period is over, it is weighed.
     /// `cpu` reads the thread's CPU clock, which takes long and is asked for once a period.
     #[inline]
-    pub(crate) fn rest(&mut self, now: Time, requests: u64, cpu: impl FnOnce() -> Time) {
+    pub(crate) fn before_sleep(&mut self, now: Time, requests: u64, cpu: impl FnOnce() -> Time) {
         self.requests = requests;
         match self.period {
             Period::Settling { until } if requests >= until => self.begin(now, cpu()),
@@ -186,7 +186,7 @@ mod tests {
 
     /// A guest of whom each request takes `time` and costs `cpu` microseconds while the thread looks for work for that long.
     struct Guest {
-        patience: Patience,
+        adaptive_poll: AdaptivePoll,
         now: Time,
         cpu: Time,
         requests: u64,
@@ -197,7 +197,7 @@ mod tests {
     impl Guest {
         fn new() -> Guest {
             Guest {
-                patience: Patience::new(LONGEST),
+                adaptive_poll: AdaptivePoll::new(LONGEST),
                 now: Time::ZERO,
                 cpu: Time::ZERO,
                 requests: 0,
@@ -208,13 +208,14 @@ mod tests {
         fn asks(&mut self, time: u64, cpu: u64) {
             self.now = self.now + Span::from_micros(time);
             self.cpu = self.cpu + Span::from_micros(cpu);
-            self.patience.waited(Span::from_micros(time));
+            self.adaptive_poll.waited(Span::from_micros(time));
             self.requests += 1;
             let (spent, looks) = (self.cpu, &mut self.looks);
-            self.patience.rest(self.now, self.requests, || {
-                *looks += 1;
-                spent
-            });
+            self.adaptive_poll
+                .before_sleep(self.now, self.requests, || {
+                    *looks += 1;
+                    spent
+                });
         }
 
         /// Which part of `millis` the thread was patient in.
@@ -222,7 +223,7 @@ mod tests {
             let (from, mut patient) = (self.now, Span::ZERO);
             while self.now.since(from) < Span::from_millis(millis) {
                 let before = self.now;
-                let used = self.patience.used;
+                let used = self.adaptive_poll.used;
                 self.asks(each[used].0, each[used].1);
                 if used == 1 {
                     patient = patient + self.now.since(before);
@@ -275,14 +276,14 @@ mod tests {
     fn one_who_asks_seldom_is_never_weighed_and_costs_no_look_at_a_clock() {
         let mut guest = Guest::new();
         guest.runs(100_000, [(6000, 40); 2]);
-        assert_eq!((guest.looks, guest.patience.used), (0, 0));
+        assert_eq!((guest.looks, guest.adaptive_poll.used), (0, 0));
     }
 
     #[test]
     fn it_never_looks_longer_than_it_may() {
         for longest in [0, 3, 50, 20_000] {
-            let patience = Patience::new(Span::from_micros(longest));
-            let most = patience.windows.into_iter().max();
+            let adaptive_poll = AdaptivePoll::new(Span::from_micros(longest));
+            let most = adaptive_poll.windows.into_iter().max();
             assert_eq!(most, Some(Span::from_micros(longest)));
         }
     }

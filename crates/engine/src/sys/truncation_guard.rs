@@ -27,7 +27,7 @@ const PAGE: u64 = 4096;
 const WORD: u64 = 0x9e6b_51d7_c03f_a284;
 
 /// See the module.
-pub(crate) struct Tripwire {
+pub(crate) struct TruncationGuard {
     map: Mmap,
     /// Where in the file the page begins.
     start: u64,
@@ -35,12 +35,12 @@ pub(crate) struct Tripwire {
     end: u64,
 }
 
-impl Tripwire {
+impl TruncationGuard {
     /// Watches over the file's first `end` bytes.
     ///
     /// # Errors
     /// When the file cannot be mapped, has not as many bytes, or cannot be read there.
-    pub(crate) fn arm(file: &OwnedFd, end: u64) -> io::Result<Tripwire> {
+    pub(crate) fn arm(file: &OwnedFd, end: u64) -> io::Result<TruncationGuard> {
         let last = end.checked_sub(1).ok_or(io::ErrorKind::InvalidInput)?;
         let start = last / PAGE * PAGE;
         let page = usize::try_from(PAGE).expect("a page fits memory");
@@ -54,10 +54,10 @@ impl Tripwire {
         if map.is_patched() || os::length_now(file)? < end {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        Ok(Tripwire { map, start, end })
+        Ok(TruncationGuard { map, start, end })
     }
 
-    /// Whether the file was never cut to before [`Tripwire::start`].
+    /// Whether the file was never cut to before [`TruncationGuard::start`].
     #[inline]
     pub(crate) fn is_intact(&self) -> bool {
         // SAFETY: mapped for as long as self; where its file no longer reaches it, the fault is answered with zeroes.
@@ -86,7 +86,7 @@ mod tests {
     /// A file of ones, once in memory and once where temporary files are.
     fn files() -> [File; 2] {
         let files = [
-            os::memory_file(c"tripwire", 0).expect("memory"),
+            os::memory_file(c"truncation_guard", 0).expect("memory"),
             tempfile::tempfile().expect("a file"),
         ];
         for file in &files {
@@ -95,9 +95,9 @@ mod tests {
         files
     }
 
-    fn armed(file: &File) -> Tripwire {
+    fn armed(file: &File) -> TruncationGuard {
         let own = file.try_clone().expect("a descriptor");
-        Tripwire::arm(&own.into(), SIZE).expect("a wire")
+        TruncationGuard::arm(&own.into(), SIZE).expect("a wire")
     }
 
     #[test]
@@ -139,9 +139,9 @@ mod tests {
         for file in files() {
             file.set_len(SIZE - 1).expect("cut");
             let own = file.try_clone().expect("a descriptor").into();
-            assert!(Tripwire::arm(&own, SIZE).is_err());
-            assert!(Tripwire::arm(&own, 2 * SIZE).is_err());
-            assert!(Tripwire::arm(&own, 0).is_err());
+            assert!(TruncationGuard::arm(&own, SIZE).is_err());
+            assert!(TruncationGuard::arm(&own, 2 * SIZE).is_err());
+            assert!(TruncationGuard::arm(&own, 0).is_err());
         }
     }
 }

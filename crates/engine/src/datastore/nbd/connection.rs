@@ -4,13 +4,13 @@
 //! Payloads of writes go out straight from their buffers; large ones of reads come straight into theirs.
 //!
 //! # Always true
-//! - at most one send and one receive are under way, and the line is dropped only when neither is
+//! - at most one send and one receive are under way, and the connection is dropped only when neither is
 //! - bytes of a request that the kernel may still read belong to a part that is `aboard`, which does not end
-//! - after a lie nothing more is believed: the line is broken
+//! - after a lie nothing more is believed: the connection is broken
 
 use super::connect::Connected;
 use super::work::{Lie, Offer, Work};
-use crate::datastore::{Lane, bytes};
+use crate::datastore::{ImageCx, bytes};
 use crate::sys::buffers::Buffers;
 use crate::sys::message::Message;
 use crate::sys::os;
@@ -19,7 +19,7 @@ use tidegate_core::request::{Data, Fault, Op};
 use tidegate_front::nbd::client::requests::{self, Part, Replies, Step, What};
 use tidegate_front::nbd::wire::{EXTENT_BYTES, REQUEST_BYTES};
 
-/// The slots of the line's operations on the ring.
+/// The slots of the connection's operations on the ring.
 pub(super) const RECEIVE: u32 = 0;
 pub(super) const SEND: u32 = 1;
 
@@ -36,7 +36,7 @@ const HEAD: usize = 64;
 /// Bytes are moved from the input in pieces that stay in the processor's cache.
 const PIECE: usize = 4096;
 
-/// Why a line ends.
+/// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
     /// The server hung up, or the network failed.
@@ -66,7 +66,7 @@ enum BodyKind {
 }
 
 /// See the module.
-pub(super) struct Line {
+pub(super) struct Connection {
     socket: OwnedFd,
     replies: Replies,
     message: Message,
@@ -85,11 +85,11 @@ pub(super) struct Line {
     receiving: Option<u32>,
     loss: Option<Loss>,
     /// The last thing sent says goodbye.
-    parting: bool,
+    disconnecting: bool,
 }
 
-impl Line {
-    pub(super) fn new(connected: Connected, buffers: &mut Buffers) -> std::io::Result<Line> {
+impl Connection {
+    pub(super) fn new(connected: Connected, buffers: &mut Buffers) -> std::io::Result<Connection> {
         let heads = buffers.claim_pool(MOST_PARTS * REQUEST_BYTES)?;
         let input = match buffers.claim_pool(INPUT) {
             Ok(input) => input,
@@ -98,7 +98,7 @@ impl Line {
                 return Err(error);
             }
         };
-        Ok(Line {
+        Ok(Connection {
             replies: Replies::new(&connected.agreed),
             socket: connected.socket,
             message: Message::new(),
@@ -112,7 +112,7 @@ impl Line {
             aboard: Vec::new(),
             receiving: None,
             loss: None,
-            parting: false,
+            disconnecting: false,
         })
     }
 
@@ -141,14 +141,14 @@ impl Line {
     }
 
     /// Says goodbye if nothing is under way; else, or when that cannot be said, just goes.
-    pub(super) fn part(&mut self, lane: &mut Lane<'_>) {
-        if self.sending || self.parting || self.loss.is_some() {
+    pub(super) fn part(&mut self, cx: &mut ImageCx<'_>) {
+        if self.sending || self.disconnecting || self.loss.is_some() {
             return self.lose(Loss::Dismissed);
         }
-        self.parting = true;
+        self.disconnecting = true;
         self.message.clear();
-        self.push_head(lane, 0, &requests::disconnect());
-        self.submit(lane);
+        self.push_head(cx, 0, &requests::disconnect());
+        self.submit(cx);
     }
 
     /// An operation of it has ended. Returns whether the server's silence begins anew: bytes have come, or went out
@@ -156,7 +156,7 @@ impl Line {
     /// takes it for a server that is dead.
     pub(super) fn completed(
         &mut self,
-        lane: &mut Lane<'_>,
+        cx: &mut ImageCx<'_>,
         slot: u32,
         result: i32,
         offer: &Offer,
@@ -168,7 +168,7 @@ impl Line {
             tells &= self.unanswered <= self.carried;
             self.sent(moved, -result, offer, work);
         } else {
-            self.received(lane, moved, -result);
+            self.received(cx, moved, -result);
         }
         tells
     }
@@ -191,7 +191,7 @@ impl Line {
             for part in self.aboard.drain(..) {
                 work.landed(offer, part);
             }
-            if self.parting {
+            if self.disconnecting {
                 self.lose(Loss::Dismissed);
             }
         }
@@ -199,12 +199,12 @@ impl Line {
 
     fn received(
         &mut self,
-        lane: &mut Lane<'_>,
+        cx: &mut ImageCx<'_>,
         moved: Result<usize, std::num::TryFromIntError>,
         errno: i32,
     ) {
         let buffer = self.receiving.take().expect("one receive was under way");
-        lane.buffers.returned(buffer);
+        cx.buffers.returned(buffer);
         match moved {
             Ok(0) => self.lose(Loss::Gone),
             Ok(bytes) if buffer == self.input => self.fill.1 += bytes,
@@ -223,31 +223,31 @@ impl Line {
     }
 
     /// Understands what has come and keeps a send and a receive going. Returns how many replies were understood.
-    pub(super) fn go(&mut self, lane: &mut Lane<'_>, offer: &Offer, work: &mut Work) -> u32 {
+    pub(super) fn go(&mut self, cx: &mut ImageCx<'_>, offer: &Offer, work: &mut Work) -> u32 {
         let mut replies = 0;
         if self.loss.is_none()
-            && let Err(loss) = self.understand(lane, offer, work, &mut replies)
+            && let Err(loss) = self.understand(cx, offer, work, &mut replies)
         {
             self.lose(loss);
         }
         self.unanswered -= replies as usize;
         if self.loss.is_none() {
-            self.send(lane, work);
-            self.receive(lane);
+            self.send(cx, work);
+            self.receive(cx);
         }
         replies
     }
 
     fn understand(
         &mut self,
-        lane: &mut Lane<'_>,
+        cx: &mut ImageCx<'_>,
         offer: &Offer,
         work: &mut Work,
         replies: &mut u32,
     ) -> Result<(), Loss> {
         loop {
             if let Some(body) = self.body {
-                self.take_body(lane, work)?;
+                self.take_body(cx, work)?;
                 let left = self.body.map_or(0, |body| body.left);
                 if left > 0 {
                     return Ok(());
@@ -260,7 +260,7 @@ impl Line {
                 }
                 continue;
             }
-            let Some(part) = self.head(lane, work)? else {
+            let Some(part) = self.head(cx, work)? else {
                 return Ok(());
             };
             self.fill.0 += part.consumed;
@@ -281,7 +281,7 @@ impl Line {
                 }
                 What::Zeroes { offset, len } => {
                     let data = work.cover(cookie, offset, len).map_err(|Lie| Loss::Lied)?;
-                    lane.buffers.clear(data, bytes(len.into()));
+                    cx.buffers.clear(data, bytes(len.into()));
                 }
                 What::Extents { bytes: len } => {
                     self.body = body(bytes(len.into()), BodyKind::Extents)
@@ -297,7 +297,7 @@ impl Line {
     }
 
     /// The next reply's head, if it has come whole.
-    fn head(&mut self, lane: &mut Lane<'_>, work: &Work) -> Result<Option<Part>, Loss> {
+    fn head(&mut self, cx: &mut ImageCx<'_>, work: &Work) -> Result<Option<Part>, Loss> {
         let have = self.fill.1 - self.fill.0;
         if have == 0 {
             return Ok(None);
@@ -306,7 +306,7 @@ impl Line {
         let mut long = Vec::new();
         let mut head = &mut short[..have.min(HEAD)];
         loop {
-            lane.buffers.get(self.at(self.fill.0), head);
+            cx.buffers.get(self.at(self.fill.0), head);
             match self.replies.decode(head, |cookie| work.sent(cookie)) {
                 Step::Part(part) => return Ok(Some(part)),
                 Step::Violation(violation) => {
@@ -325,7 +325,7 @@ impl Line {
     }
 
     /// Moves what the input has of a payload to where it belongs.
-    fn take_body(&mut self, lane: &mut Lane<'_>, work: &mut Work) -> Result<(), Loss> {
+    fn take_body(&mut self, cx: &mut ImageCx<'_>, work: &mut Work) -> Result<(), Loss> {
         while let Some(Body {
             cookie, left, kind, ..
         }) = self.body
@@ -334,18 +334,18 @@ impl Line {
             match kind {
                 BodyKind::Data(data) if here > 0 => {
                     let mut piece = [0; PIECE];
-                    lane.buffers.get(self.at(self.fill.0), &mut piece[..here]);
-                    lane.buffers.put(data, &piece[..here]);
+                    cx.buffers.get(self.at(self.fill.0), &mut piece[..here]);
+                    cx.buffers.put(data, &piece[..here]);
                     self.take(here);
                 }
                 BodyKind::Extents if here >= EXTENT_BYTES => {
                     let mut piece = [0; EXTENT_BYTES];
-                    lane.buffers.get(self.at(self.fill.0), &mut piece);
+                    cx.buffers.get(self.at(self.fill.0), &mut piece);
                     let extent = requests::extents(&piece).next().ok_or(Loss::Lied)?;
                     let list = work.data_of(cookie);
-                    let room = lane.buffers.len(list.buffer) - list.start as usize;
+                    let room = cx.buffers.len(list.buffer) - list.start as usize;
                     if let Some((data, extent)) = work.tell(cookie, extent, room) {
-                        lane.buffers.put(data, &extent.encode());
+                        cx.buffers.put(data, &extent.encode());
                     }
                     self.take(EXTENT_BYTES);
                 }
@@ -367,8 +367,8 @@ impl Line {
         }
     }
 
-    fn send(&mut self, lane: &mut Lane<'_>, work: &mut Work) {
-        if self.sending || self.parting {
+    fn send(&mut self, cx: &mut ImageCx<'_>, work: &mut Work) {
+        if self.sending || self.disconnecting {
             return;
         }
         if self.message.is_empty() {
@@ -378,18 +378,14 @@ impl Line {
                     break;
                 };
                 let head = part.sent.encode(part.cookie);
-                self.push_head(lane, heads, &head);
+                self.push_head(cx, heads, &head);
                 heads += 1;
                 if part.sent.op == Op::Write {
                     let len = bytes(part.sent.len.into());
                     part.aboard = true;
                     self.aboard.push(at);
-                    self.message.push(
-                        lane.buffers,
-                        part.data.buffer,
-                        part.data.start as usize,
-                        len,
-                    );
+                    self.message
+                        .push(cx.buffers, part.data.buffer, part.data.start as usize, len);
                     payload += len;
                 }
             }
@@ -397,34 +393,34 @@ impl Line {
             self.carried = heads;
         }
         if !self.message.is_empty() {
-            self.submit(lane);
+            self.submit(cx);
         }
     }
 
-    fn push_head(&mut self, lane: &mut Lane<'_>, index: usize, head: &[u8; REQUEST_BYTES]) {
+    fn push_head(&mut self, cx: &mut ImageCx<'_>, index: usize, head: &[u8; REQUEST_BYTES]) {
         let start = index * REQUEST_BYTES;
         let data = Data {
             buffer: self.heads,
             start: u32::try_from(start).expect("the heads of a message are few"),
         };
-        lane.buffers.put(data, head);
+        cx.buffers.put(data, head);
         self.message
-            .push(lane.buffers, self.heads, start, REQUEST_BYTES);
+            .push(cx.buffers, self.heads, start, REQUEST_BYTES);
     }
 
-    fn submit(&mut self, lane: &mut Lane<'_>) {
+    fn submit(&mut self, cx: &mut ImageCx<'_>) {
         self.message.prepare();
-        lane.ring
-            .send(self.socket.as_raw_fd(), &self.message, lane.tag(SEND));
+        cx.ring
+            .send(self.socket.as_raw_fd(), &self.message, cx.tag(SEND));
         self.sending = true;
     }
 
-    fn receive(&mut self, lane: &mut Lane<'_>) {
+    fn receive(&mut self, cx: &mut ImageCx<'_>) {
         if self.receiving.is_some() {
             return;
         }
         let fd = self.socket.as_raw_fd();
-        let tag = lane.tag(RECEIVE);
+        let tag = cx.tag(RECEIVE);
         if self.fill.0 == self.fill.1 {
             self.fill = (0, 0);
             if let Some(Body {
@@ -435,24 +431,24 @@ impl Line {
                 && left >= LARGE
             {
                 // A plain read, for it takes lists: guests' memory comes in pieces.
-                lane.ring.read(fd, lane.buffers, data, left, 0, tag);
+                cx.ring.read(fd, cx.buffers, data, left, 0, tag);
                 self.receiving = Some(data.buffer);
                 return;
             }
         } else if INPUT - self.fill.1 < INPUT / 4 {
-            self.make_room(lane);
+            self.make_room(cx);
         }
         let data = self.at(self.fill.1);
-        lane.ring
-            .receive(fd, lane.buffers, data, INPUT - self.fill.1, tag);
+        cx.ring
+            .receive(fd, cx.buffers, data, INPUT - self.fill.1, tag);
         self.receiving = Some(self.input);
     }
 
     /// Moves the beginning of a reply to the front of the input: it is short, else it would have been understood.
-    fn make_room(&mut self, lane: &mut Lane<'_>) {
+    fn make_room(&mut self, cx: &mut ImageCx<'_>) {
         let mut rest = vec![0; self.fill.1 - self.fill.0];
-        lane.buffers.get(self.at(self.fill.0), &mut rest);
-        lane.buffers.put(self.at(0), &rest);
+        cx.buffers.get(self.at(self.fill.0), &mut rest);
+        cx.buffers.put(self.at(0), &rest);
         self.fill = (0, rest.len());
     }
 }

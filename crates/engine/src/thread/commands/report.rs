@@ -203,7 +203,7 @@ impl IoThread {
                 left,
                 |_| self.pulse(now),
                 |told, disk| {
-                    let sums = self.desk.shard.pulse(disk);
+                    let sums = self.cx.shard.pulse(disk);
                     let measured = sums.is_some_and(|sums| sums.is_some());
                     told.disks
                         .extend(sums.map(|sums| DiskPulse { disk, now, sums }));
@@ -215,7 +215,7 @@ impl IoThread {
 
     /// A disk, if there is one of that number, and what it weighs.
     fn reading(&self, now: Time, disk: DiskId) -> (Option<DiskReading>, usize) {
-        let Some(report) = self.desk.shard.report(disk) else {
+        let Some(report) = self.cx.shard.report(disk) else {
             return (None, PLACE);
         };
         let filters = report.filters.iter();
@@ -251,8 +251,8 @@ impl IoThread {
             empty_turns: self.tally.empty_turns,
             wakes: self.tally.wakes,
             cpu: os::thread_cpu().since(Time::ZERO),
-            in_flight: self.desk.shard.in_flight(),
-            strays: self.desk.shard.strays(),
+            in_flight: self.cx.shard.in_flight(),
+            strays: self.cx.shard.strays(),
             disks: Vec::new(),
             queues: self.queues.iter().flatten().count(),
             connections: self.connections.iter().flatten().count(),

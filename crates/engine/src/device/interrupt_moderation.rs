@@ -70,7 +70,7 @@ const WAYS: [Moment; 4] = [
 
 /// See the module.
 #[derive(Debug)]
-pub(crate) struct Calls {
+pub(crate) struct InterruptModeration {
     /// By place in [`WAYS`]; zero: never tried.
     rates: [u64; WAYS.len()],
     best: usize,
@@ -84,10 +84,10 @@ pub(crate) struct Calls {
     requests: u32,
 }
 
-impl Calls {
+impl InterruptModeration {
     /// Knows nothing yet: calls at once.
-    pub(crate) fn new() -> Calls {
-        Calls {
+    pub(crate) fn new() -> InterruptModeration {
+        InterruptModeration {
             rates: [0; WAYS.len()],
             best: 0,
             used: 0,
@@ -153,7 +153,7 @@ mod tests {
 
     /// Lets a guest that has `rates` requests a second in these ways run for so long; how much of it in each way.
     fn run(
-        calls: &mut Calls,
+        calls: &mut InterruptModeration,
         from: Time,
         long: Span,
         rates: [u64; WAYS.len()],
@@ -175,7 +175,7 @@ mod tests {
         for best in 0..WAYS.len() {
             let mut rates = [500_000, 520_000, 510_000, 505_000];
             rates[best] = 900_000;
-            let mut calls = Calls::new();
+            let mut calls = InterruptModeration::new();
             let (now, _) = run(&mut calls, Time::ZERO, Span::from_millis(200), rates);
             let (_, spent) = run(&mut calls, now, Span::from_secs(1), rates);
             assert!(spent[best] > 0.95, "{best}: {spent:?}");
@@ -187,7 +187,7 @@ mod tests {
 
     #[test]
     fn when_another_way_becomes_the_best_it_is_noticed() {
-        let mut calls = Calls::new();
+        let mut calls = InterruptModeration::new();
         let mut now = Time::ZERO;
         for best in [2, 1, 0, 3, 2, 0, 1, 3] {
             let mut rates = [700_000; WAYS.len()];
@@ -201,7 +201,7 @@ mod tests {
 
     #[test]
     fn a_difference_that_may_be_chance_changes_nothing() {
-        let mut calls = Calls::new();
+        let mut calls = InterruptModeration::new();
         let (_, spent) = run(
             &mut calls,
             Time::ZERO,
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_guest_that_asks_for_less_is_not_taken_for_a_way_that_is_worse() {
-        let mut calls = Calls::new();
+        let mut calls = InterruptModeration::new();
         let fast = [900_000, 500_000, 500_000, 400_000];
         let (now, _) = run(&mut calls, Time::ZERO, Span::from_millis(300), fast);
         let slow = [9_000, 5_000, 5_000, 4_000];
@@ -225,7 +225,7 @@ mod tests {
     #[test]
     fn a_guest_that_pauses_is_not_taken_for_a_way_that_is_worse() {
         let rates = [900_000, 800_000, 800_000, 800_000];
-        let mut calls = Calls::new();
+        let mut calls = InterruptModeration::new();
         let (mut now, _) = run(&mut calls, Time::ZERO, Span::from_millis(300), rates);
         let (mut best, mut all) = (0.0, 0.0);
         for _ in 0..40 {

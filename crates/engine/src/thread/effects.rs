@@ -5,9 +5,9 @@
 //! turn's end, and between the pieces of one.
 
 use super::IoThread;
-use crate::datastore::{Job, Lane, Progress};
+use crate::blocking::{BlockingJob, Task};
+use crate::datastore::{ImageCx, Job, Progress};
 use crate::device::ReplyTo;
-use crate::errand::{Errand, Task};
 use std::sync::Arc;
 use tidegate_core::request::{DiskId, Outcome, Token};
 use tidegate_core::shard::{Effect, Event};
@@ -15,16 +15,16 @@ use tidegate_core::stack::FilterKey;
 
 impl IoThread {
     /// Carries out what the shard wants, until it wants no more.
-    pub(super) fn carry(&mut self) {
-        while !self.desk.effects.is_empty() {
-            std::mem::swap(&mut self.carrying, &mut self.desk.effects);
-            let mut carrying = std::mem::take(&mut self.carrying);
-            for effect in carrying.drain(..) {
+    pub(super) fn perform_effects(&mut self) {
+        while !self.cx.effects.is_empty() {
+            std::mem::swap(&mut self.performing, &mut self.cx.effects);
+            let mut performing = std::mem::take(&mut self.performing);
+            for effect in performing.drain(..) {
                 self.carry_out(effect);
             }
-            self.carrying = carrying;
+            self.performing = performing;
             self.report_finished();
-            self.desk.flow();
+            self.cx.flow();
         }
     }
 
@@ -67,47 +67,47 @@ impl IoThread {
         let place = self.disks[disk.0 as usize]
             .as_mut()
             .expect("the shard's disks are this thread's");
-        let mut lane = Lane {
-            now: self.desk.now,
+        let mut cx = ImageCx {
+            now: self.cx.now,
             disk,
-            ring: &mut self.desk.ring,
-            buffers: &mut self.desk.buffers,
+            ring: &mut self.cx.ring,
+            buffers: &mut self.cx.buffers,
             finished: &mut self.finished,
-            errands: &self.errands,
+            blocking: &self.blocking,
         };
-        if let Progress::Done(outcome) = place.image.start(&mut lane, job) {
+        if let Progress::Done(outcome) = place.image.start(&mut cx, job) {
             let event = Event::Finished {
                 disk,
                 io: job.io,
                 outcome,
             };
-            self.desk
+            self.cx
                 .shard
-                .gather(self.desk.now, event, &mut self.desk.effects);
+                .gather(self.cx.now, event, &mut self.cx.effects);
         }
     }
 
     /// Tells a request's front end how it ended.
     pub(super) fn answer(&mut self, token: Token, outcome: Outcome) {
         let buffer = u32::try_from(token.0).expect("a token is a buffer's number");
-        self.desk.answered_last = true;
-        match std::mem::replace(&mut self.desk.waiting[buffer as usize], ReplyTo::Nobody) {
+        self.cx.answered_last = true;
+        match std::mem::replace(&mut self.cx.waiting[buffer as usize], ReplyTo::Nobody) {
             ReplyTo::Ring { queue, reply } => {
                 let device = self.queues[queue as usize]
                     .as_mut()
                     .expect("a queue outlives its requests");
-                device.answer(&mut self.desk.buffers, buffer, &reply, outcome);
-                self.desk.buffers.release(buffer);
+                device.answer(&mut self.cx.buffers, buffer, &reply, outcome);
+                self.cx.buffers.release(buffer);
                 if device.is_dirty_first() {
-                    self.desk.dirty.push(queue);
+                    self.cx.dirty.push(queue);
                 }
             }
             ReplyTo::Nbd { connection, asked } => {
                 let device = self.connections[connection as usize]
                     .as_mut()
                     .expect("a connection outlives its requests");
-                if device.answer(&mut self.desk, buffer, &asked, outcome) {
-                    self.desk.talking.push(connection);
+                if device.answer(&mut self.cx, buffer, &asked, outcome) {
+                    self.cx.ready_connections.push(connection);
                 }
             }
             ReplyTo::Nobody => panic!("every request has somebody who waits for it, once"),
@@ -116,7 +116,7 @@ impl IoThread {
 
     /// Shows guests and clients what was answered since the last time.
     pub(super) fn publish(&mut self) {
-        while let Some(index) = self.desk.dirty.pop() {
+        while let Some(index) = self.cx.dirty.pop() {
             if let Some(queue) = &mut self.queues[index as usize] {
                 queue.publish();
                 if !queue.active && self.idle.should_spin(true) {
@@ -124,15 +124,15 @@ impl IoThread {
                     queue.wake();
                     self.active.push(index);
                 }
-                self.uncalled.call(index, queue);
+                self.pending_interrupts.call(index, queue);
             }
-            self.part_with_queue_if_drained(index);
+            self.remove_queue_if_drained(index);
         }
         loop {
-            while let Some(index) = self.desk.talking.pop() {
+            while let Some(index) = self.cx.ready_connections.pop() {
                 self.move_connection(index);
             }
-            if !self.desk.budget.wake(&mut self.desk.talking) {
+            if !self.cx.budget.wake(&mut self.cx.ready_connections) {
                 return;
             }
         }
@@ -145,7 +145,7 @@ impl IoThread {
         match place.sides.iter().find(|(key, _)| *key == filter) {
             Some((_, file)) => {
                 let file = Arc::clone(file);
-                self.errands.send(Errand {
+                self.blocking.send(BlockingJob {
                     disk,
                     task: Task::Append {
                         file,
@@ -163,9 +163,9 @@ impl IoThread {
                     buffer,
                     outcome,
                 };
-                self.desk
+                self.cx
                     .shard
-                    .handle(self.desk.now, event, &mut self.desk.effects);
+                    .handle(self.cx.now, event, &mut self.cx.effects);
             }
         }
     }

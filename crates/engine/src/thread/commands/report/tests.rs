@@ -2,15 +2,15 @@
 
 use super::*;
 use crate::datastore::null;
-use crate::inbox::{Inbox, Order};
-use crate::thread::Habits;
-use crate::thread::orders::{Attach, Change, What};
+use crate::inbox::{Command, Inbox};
+use crate::thread::ThreadConfig;
+use crate::thread::commands::{Attach, Change, What};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::stack::{FilterKey, Stack};
 
-const HABITS: Habits = Habits {
+const CONFIG: ThreadConfig = ThreadConfig {
     poll: Span::ZERO,
     always_poll: false,
     cpu: None,
@@ -19,18 +19,18 @@ const HABITS: Habits = Habits {
 /// With so many disks, each with such filters.
 fn thread(disks: u32, filters: &[FilterSpec]) -> IoThread {
     let inbox = Arc::new(Inbox::new().expect("a descriptor"));
-    let mut thread = IoThread::new("tidegate-test".into(), inbox, HABITS).expect("a ring");
+    let mut thread = IoThread::new("tidegate-test".into(), inbox, CONFIG).expect("a ring");
     for disk in 0..disks {
-        thread.obey(attach(DiskId(disk), filters));
+        thread.handle(attach(DiskId(disk), filters));
     }
     thread
 }
 
-fn attach(disk: DiskId, filters: &[FilterSpec]) -> Order {
+fn attach(disk: DiskId, filters: &[FilterSpec]) -> Command {
     let keys = (0..).map(FilterKey);
     let built = filters.iter().map(FilterSpec::build);
     let (reply, _) = channel();
-    Order::Attach(Box::new(Attach {
+    Command::Attach(Box::new(Attach {
         disk,
         size: 1 << 20,
         read_only: false,
@@ -45,7 +45,7 @@ fn attach(disk: DiskId, filters: &[FilterSpec]) -> Order {
 
 fn ask<T>(thread: &IoThread, question: impl FnOnce(Sender<T>) -> Question) -> Receiver<T> {
     let (reply, answer) = channel();
-    thread.inbox.send_always(Order::Ask(question(reply)));
+    thread.inbox.send_always(Command::Ask(question(reply)));
     answer
 }
 
@@ -146,7 +146,7 @@ fn a_disk_that_goes_while_the_others_are_told_of_is_left_out() {
         let farewell = Box::new(|| {});
         let what = What::Detach { farewell };
         let change = Change { disk, what, reply };
-        thread.inbox.send_always(Order::Change(Box::new(change)));
+        thread.inbox.send_always(Command::Change(Box::new(change)));
     }
     let (report, _) = turns_until(&mut thread, &answer);
     let told = report.disks.iter().map(|reading| reading.disk);
@@ -163,7 +163,7 @@ fn who_asks_a_thread_that_stops_hears_that_no_answer_comes() {
     let answer = ask(&thread, Question::report);
     assert!(thread.turn());
     assert_eq!(answer.try_recv().err(), Some(TryRecvError::Empty));
-    thread.inbox.send_always(Order::Stop);
+    thread.inbox.send_always(Command::Stop);
     thread.run();
     // The thread itself is here still, as it is where a datastore keeps some of its memory.
     assert_eq!(answer.try_recv().err(), Some(TryRecvError::Disconnected));

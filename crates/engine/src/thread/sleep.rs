@@ -15,7 +15,7 @@ const LOOKS_PER_CLOCK: u32 = 4;
 impl IoThread {
     /// Stops looking at queues that have had nothing for a while.
     pub(super) fn sweep(&mut self) {
-        let now = self.desk.now;
+        let now = self.cx.now;
         let queues = &mut self.queues;
         self.active.retain(|&index| {
             let Some(queue) = &mut queues[index as usize] else {
@@ -37,15 +37,16 @@ impl IoThread {
     /// There was work: if it came after a wait, that wait's length is remembered.
     pub(super) fn note_wait_over(&mut self) {
         if let Some(wait) = self.wait.take() {
-            self.idle.worked(wait, self.desk.now);
+            self.idle.worked(wait, self.cx.now);
         }
     }
 
     /// Nothing to do: spin while that pays, then sleep.
-    pub(super) fn rest(&mut self) {
-        let begin = self.desk.now;
-        self.idle.rest(begin, self.desk.submitted, os::thread_cpu);
-        let for_guests = self.desk.answered_last;
+    pub(super) fn sleep(&mut self) {
+        let begin = self.cx.now;
+        self.idle
+            .before_sleep(begin, self.cx.submitted, os::thread_cpu);
+        let for_guests = self.cx.answered_last;
         self.wait.get_or_insert(Wait {
             since: begin,
             for_guests,
@@ -62,7 +63,7 @@ impl IoThread {
             }
         }
         if work {
-            self.desk.now = os::now();
+            self.cx.now = os::now();
             for &index in &self.active {
                 if let Some(queue) = &mut self.queues[index as usize] {
                     queue.wake();
@@ -76,15 +77,15 @@ impl IoThread {
             }
         }
         let before = os::now();
-        self.desk.now = before;
+        self.cx.now = before;
         if !self.inbox.doze() {
             return;
         }
         let timeout = self.next_deadline().map(|at| at.since(before));
-        self.desk.ring.wait(timeout);
+        self.cx.ring.wait(timeout);
         self.inbox.wake();
         let after = os::now();
-        self.desk.now = after;
+        self.cx.now = after;
         self.tally.slept(before, after);
     }
 
@@ -110,7 +111,7 @@ impl IoThread {
                 break now >= deadline;
             }
         };
-        self.desk.now = now;
+        self.cx.now = now;
         self.tally.spun(begin, now);
         found
     }
@@ -121,8 +122,6 @@ impl IoThread {
             let queue = self.queues[index as usize].as_ref();
             queue.is_some_and(RingDevice::sees_work)
         };
-        self.active.iter().any(sees_work)
-            || self.desk.ring.has_completions()
-            || self.inbox.has_mail()
+        self.active.iter().any(sees_work) || self.cx.ring.has_completions() || self.inbox.has_mail()
     }
 }
