@@ -27,9 +27,8 @@ cargo xtask TASK
   tidy                      the rules that no lint can keep
   bench data-path [ARGS]    the data path against its peers, as a table of ratios
   sim [ARGS]                scenarios in virtual time: --scenario S --seed N, or --swarm MINUTES; all of them without
-  mutants [--only RULE]...  takes one rule of I/O control away at a time (crates/core/mutants.toml) and tells which of them
-          [--anew]          no test misses; `lease-*`: those whose names begin so. What was found before of the same sources
-                            is not looked for again, unless anew. An hour
+  mutants [GLOB]...         mutation tests of I/O control and leases, or of other files of the core, by cargo-mutants; fails
+                            on a missed mutant that crates/core/survivors.txt does not list. Hours for all files
   docs [--check]            writes docs/cli.md, config.md, openapi.json, metrics.md, man pages and completions;
                             --check only says whether they are stale
   fuzz [TARGET] [SECONDS]   fuzzes one target, or each in turn (60 seconds; needs cargo-fuzz and nightly)

@@ -6,9 +6,11 @@
 //! - A rule never looks at the disk; it sees what [`Tree::read`] saw.
 
 mod arrows;
+mod cycles;
 mod glossary;
 mod language;
 mod links;
+mod names;
 mod promises;
 mod sources;
 
@@ -132,6 +134,8 @@ fn finding(path: &str, line: usize, says: impl Into<String>) -> Finding {
 pub(crate) fn findings(tree: &Tree, packages: &[Package]) -> Vec<Finding> {
     let mut all = arrows::findings(packages);
     all.extend(sources::findings(tree, packages));
+    all.extend(cycles::findings(tree));
+    all.extend(names::findings(tree));
     all.extend(links::findings(tree));
     all.extend(glossary::findings(tree));
     all.extend(promises::findings(tree));

@@ -9,12 +9,13 @@ use std::collections::VecDeque;
 use std::hint::black_box;
 use std::time::Instant;
 
+use tidegate_core::effect::{ControlId, Effect};
 use tidegate_core::iocontrol::shared::{Groups, Shared};
 use tidegate_core::iocontrol::{
     Cost, CostModel, DiskKey, Limit, Offer, Orders, Pick, Policy, Scheduler,
 };
 use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Request, Token};
-use tidegate_core::shard::{ControlId, Controlled, Effect, Event, Shard};
+use tidegate_core::shard::{Controlled, Event, Shard};
 use tidegate_core::stack::Stack;
 use tidegate_core::units::{Span, Time};
 

@@ -6,10 +6,11 @@
 //! Run it under `valgrind --tool=callgrind` with two counts: the difference is what the I/Os cost.
 
 use std::collections::VecDeque;
+use tidegate_core::effect::{ControlId, Effect};
 use tidegate_core::iocontrol::shared::{Groups, Shared};
 use tidegate_core::iocontrol::{CostModel, DiskKey, Limit, Orders, Policy, Scheduler};
 use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Request, Token};
-use tidegate_core::shard::{ControlId, Controlled, Effect, Event, Shard};
+use tidegate_core::shard::{Controlled, Event, Shard};
 use tidegate_core::stack::Stack;
 use tidegate_core::units::{Span, Time};
 

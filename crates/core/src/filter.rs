@@ -198,6 +198,10 @@ pub(crate) enum Way {
     Up,
 }
 
+/// Names a filter of a stack, also after others were put above it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct FilterKey(pub u32);
+
 /// A filter's own I/O, which enters the stack just below it.
 #[derive(Clone, Copy, Debug)]
 pub struct Lower {

@@ -13,10 +13,12 @@
 
 extern crate alloc;
 
+pub mod effect;
 pub mod filter;
 pub mod governor;
 pub mod histogram;
 pub mod iocontrol;
+pub(crate) mod qos;
 pub mod range_lock;
 pub mod request;
 pub mod shard;

@@ -23,12 +23,14 @@
 //!     └────────────────> Detaching ─────────> removed     requests are answered Gone
 //! ```
 
+use crate::effect::{ControlId, Effect};
 use crate::filter::stats::Pulse;
-use crate::filter::{FilterReport, Io, Why};
+use crate::filter::{FilterKey, FilterReport, Io, Why};
 use crate::iocontrol::sampler::IoSampler;
+use crate::qos::{QosState, Schedulers, scheduler_of};
 use crate::request::{DiskId, Fault, IoId, Outcome, Request, Token};
 use crate::slab::Slab;
-use crate::stack::{FilterKey, Stack};
+use crate::stack::Stack;
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
@@ -37,8 +39,7 @@ use core::mem::ManuallyDrop;
 use dispatch::stack_cx;
 use gate::Gate;
 
-pub(crate) use dispatch::{QosState, Schedulers, scheduler_of};
-pub use event::{ControlId, Controlled, Effect, Event};
+pub use event::{Controlled, Event};
 
 mod dispatch;
 mod event;

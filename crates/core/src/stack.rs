@@ -23,24 +23,21 @@
 //!                  Effect::Start <──────┘     finish
 //! ```
 
+use crate::effect::{ControlId, Effect};
 use crate::filter::batch::Diverted;
 use crate::filter::stats::Pulse;
 use crate::filter::{
-    Batch, Command, Cx, Filter, FilterReport, GATHERED, Io, Lower, MAX_FILTERS, Origin, Verdict,
-    Way, Why,
+    Batch, Command, Cx, Filter, FilterKey, FilterReport, GATHERED, Io, Lower, MAX_FILTERS, Origin,
+    Verdict, Way, Why,
 };
 use crate::iocontrol::{Cost, Offer, Scheduler};
+use crate::qos::{QosState, Schedulers, scheduler_of};
 use crate::request::{DiskId, Fault, IoId, Op, Outcome, Request, Token};
-use crate::shard::{ControlId, Effect, QosState, Schedulers, scheduler_of};
 use crate::slab::Slab;
 use crate::units::Time;
 use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
-
-/// Names a filter of a stack, also after others were put above it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct FilterKey(pub u32);
 
 /// One place of a new arrangement of filters.
 pub enum Place {

@@ -1,12 +1,14 @@
 //! Each filter as its manual describes it, in a shard with a datastore that is played by hand.
 
+use tidegate_core::effect::Effect;
+use tidegate_core::filter::FilterKey;
 use tidegate_core::filter::stats::{Class, GAP_MAX, OpCounts, Stage, StatsReport};
 use tidegate_core::filter::trace::format::{Entry, Reader, TracedDisk};
 use tidegate_core::filter::trace::{BLOCK_RECORDS, TraceReport};
 use tidegate_core::filter::{FilterReport, FilterSpec, Why};
 use tidegate_core::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome, Request, Token};
-use tidegate_core::shard::{Effect, Event, Shard};
-use tidegate_core::stack::{FilterKey, Stack};
+use tidegate_core::shard::{Event, Shard};
+use tidegate_core::stack::Stack;
 use tidegate_core::units::{Span, Time};
 
 const DISK: DiskId = DiskId(0);

@@ -9,13 +9,15 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::sync::{Arc, Mutex};
 
 use proptest::prelude::*;
+use tidegate_core::effect::{ControlId, Effect};
+use tidegate_core::filter::FilterKey;
 use tidegate_core::filter::fault::{FaultAct, FaultSpec};
 use tidegate_core::filter::{Cx, Filter, FilterSpec, Io, Verdict};
 use tidegate_core::iocontrol::shared::{Groups, Shared};
 use tidegate_core::iocontrol::{CostModel, DiskKey, Orders, Policy, Scheduler};
 use tidegate_core::request::{Data, DiskId, Fault, Flags, IoId, Op, Outcome, Request, Token};
-use tidegate_core::shard::{ControlId, Controlled, Effect, Event, Shard};
-use tidegate_core::stack::{FilterKey, Place, Stack};
+use tidegate_core::shard::{Controlled, Event, Shard};
+use tidegate_core::stack::{Place, Stack};
 use tidegate_core::units::{Span, Time};
 
 #[path = "stack/busy.rs"]

@@ -10,8 +10,8 @@ use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::{Sender, channel};
 use std::sync::{Arc, Mutex, PoisonError};
+use tidegate_core::filter::FilterKey;
 use tidegate_core::request::{DiskId, Extent, ExtentKind, Outcome};
-use tidegate_core::stack::FilterKey;
 
 /// A call that may block, and its answer.
 pub(crate) struct BlockingJob {

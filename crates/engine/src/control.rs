@@ -26,13 +26,13 @@ use std::sync::mpsc::{Receiver, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::task::Waker;
 use std::time::Duration;
+use tidegate_core::effect::ControlId;
 use tidegate_core::governor::name::Name;
 use tidegate_core::governor::slot::Common;
 use tidegate_core::governor::{self, Admission, Governor, GovernorEvent, Threshold};
 use tidegate_core::iocontrol::shared::{GroupsHandle, Shared};
 use tidegate_core::iocontrol::{Bin, DiskKey, Mode, Orders, Policy, Scheduler, Usage};
 use tidegate_core::request::DiskId;
-use tidegate_core::shard::ControlId;
 use tidegate_core::units::Time;
 
 mod accounts;

@@ -22,13 +22,14 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use tidegate_core::effect::ControlId;
+use tidegate_core::filter::FilterKey;
 use tidegate_core::filter::trace::format::TracedDisk;
 use tidegate_core::filter::{FilterSpec, MAX_FILTERS};
 use tidegate_core::iocontrol::shared::{Groups, GroupsHandle};
 use tidegate_core::iocontrol::{GroupId, GroupPolicy, Policy};
 use tidegate_core::request::DiskId;
-use tidegate_core::shard::ControlId;
-use tidegate_core::stack::{FilterKey, Stack};
+use tidegate_core::stack::Stack;
 use tidegate_core::units::Span;
 
 mod disk;

@@ -13,7 +13,7 @@ use std::collections::VecDeque;
 use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
-use tidegate_core::shard::ControlId;
+use tidegate_core::effect::ControlId;
 
 /// More orders than any burst of administration makes.
 const ROOM: usize = 4096;

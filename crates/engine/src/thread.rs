@@ -39,10 +39,11 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
 use tally::Tally;
+use tidegate_core::effect::{ControlId, Effect};
+use tidegate_core::filter::FilterKey;
 use tidegate_core::iocontrol::DiskKey;
 use tidegate_core::request::{DiskId, IoId, Outcome, Request, Token};
-use tidegate_core::shard::{ControlId, Effect, Event, Shard};
-use tidegate_core::stack::FilterKey;
+use tidegate_core::shard::{Event, Shard};
 use tidegate_core::units::{Span, Time};
 
 mod adaptive_poll;

@@ -9,8 +9,17 @@
 //! tracking.
 
 pub mod block;
+mod faults;
 pub mod inflight;
 pub mod queue;
+
+/// The largest ring that virtio allows.
+pub const MAX_SIZE: u16 = 32_768;
+
+/// The most descriptors of a chain, and the most pieces of memory that they may come to where memory is cut into
+/// regions. One readv or writev of the kernel takes as many (UIO_MAXIOV), and QEMU's own devices follow no longer
+/// chain; drivers stay at the announced `seg_max` and two more. It also bounds what one hostile chain costs.
+pub const MAX_SEGMENTS: usize = 1024;
 
 /// A guest's memory, addressed as the guest does.
 pub trait GuestMemory {

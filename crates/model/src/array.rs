@@ -29,21 +29,11 @@ use core::cmp::Reverse;
 use crate::cache::Dirty;
 use crate::clock::Clock;
 use crate::disk::Disk;
+use crate::kind::IoKind;
 use crate::random::Random;
 use crate::spec::{ArraySpec, CacheSpec, MemberSpec, SpecError};
 use crate::ssd::{Job, Ssd, Started, transfer};
 use crate::stripe::{Part, Stripe};
-
-/// What an I/O does.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum IoKind {
-    /// Reads.
-    Read,
-    /// Writes.
-    Write,
-    /// Makes durable what was written; offset and length mean nothing.
-    Flush,
-}
 
 /// An I/O as the model sees it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

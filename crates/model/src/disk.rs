@@ -14,7 +14,7 @@
 
 use alloc::collections::{BTreeMap, VecDeque};
 
-use crate::array::IoKind;
+use crate::kind::IoKind;
 use crate::random::Random;
 use crate::spec::DiskSpec;
 use crate::ssd::{Job, Started, transfer};

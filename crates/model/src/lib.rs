@@ -33,12 +33,14 @@ pub mod array;
 mod cache;
 mod clock;
 mod disk;
+mod kind;
 pub mod random;
 pub mod spec;
 mod ssd;
 mod stripe;
 
-pub use array::{Array, Completion, IoKind, ModelIo};
+pub use array::{Array, Completion, ModelIo};
+pub use kind::IoKind;
 pub use random::Random;
 pub use spec::{ArraySpec, SpecError};
 pub use stripe::Level;

@@ -13,7 +13,7 @@
 
 use alloc::collections::VecDeque;
 
-use crate::array::IoKind;
+use crate::kind::IoKind;
 use crate::random::Random;
 use crate::spec::{Cost, SsdSpec, Variation};
 

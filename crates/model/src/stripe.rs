@@ -16,7 +16,7 @@
 
 use alloc::vec::Vec;
 
-use crate::array::IoKind;
+use crate::kind::IoKind;
 
 /// How data is spread over members.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -7,8 +7,8 @@
 //! # Always true
 //! - A row names a scenario, a phase and a figure that are there, or there is no table.
 
-use crate::control::Policy;
 use crate::judge::Stretch;
+use crate::policy::Policy;
 use crate::scenario::{Expect, Measure, Scenario, ScenarioError, Threshold, Variant, wrong};
 use crate::world::run;
 use std::collections::BTreeMap;

@@ -11,54 +11,25 @@ mod none;
 mod ours;
 mod parda;
 
+use crate::policy::Policy;
 use crate::scenario::{Scenario, Settings};
 use tidegate_core::iocontrol::Cost;
 use tidegate_core::request::{IoId, Op};
 use tidegate_core::units::{Span, Time};
 
-/// A policy that hosts may follow.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Policy {
-    /// The core's.
-    Ours,
-    /// PARDA, every four seconds, as published.
-    Parda,
-    /// No control at all.
-    None,
-}
-
-impl Policy {
-    /// All of them.
-    pub const ALL: [Policy; 3] = [Policy::Ours, Policy::Parda, Policy::None];
-
-    /// Its word in scenarios and tables.
-    pub const fn word(self) -> &'static str {
-        match self {
-            Policy::Ours => "ours",
-            Policy::Parda => "parda",
-            Policy::None => "none",
-        }
-    }
-
-    /// The policy of this word.
-    pub fn named(word: &str) -> Option<Policy> {
-        Policy::ALL.into_iter().find(|policy| policy.word() == word)
-    }
-
-    /// A host's control under this policy. `incarnation` tells one start of its daemon from another.
-    pub(crate) fn control(
-        self,
-        now: Time,
-        scenario: &Scenario,
-        settings: &[Settings],
-        host: usize,
-        incarnation: u64,
-    ) -> Box<dyn Control> {
-        match self {
-            Policy::Ours => Box::new(ours::Ours::new(now, scenario, settings, host, incarnation)),
-            Policy::Parda => Box::new(parda::Parda::new(now, scenario, settings, host)),
-            Policy::None => Box::new(none::NoControl::new(scenario, host)),
-        }
+/// A host's control under this policy. `incarnation` tells one start of its daemon from another.
+pub(crate) fn control(
+    policy: Policy,
+    now: Time,
+    scenario: &Scenario,
+    settings: &[Settings],
+    host: usize,
+    incarnation: u64,
+) -> Box<dyn Control> {
+    match policy {
+        Policy::Ours => Box::new(ours::Ours::new(now, scenario, settings, host, incarnation)),
+        Policy::Parda => Box::new(parda::Parda::new(now, scenario, settings, host)),
+        Policy::None => Box::new(none::NoControl::new(scenario, host)),
     }
 }
 

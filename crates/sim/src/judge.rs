@@ -10,7 +10,7 @@
 
 mod measure;
 
-use crate::control::Policy;
+use crate::policy::Policy;
 use crate::safety::Breach;
 use crate::scenario::{Expect, Measure, Scenario, ScenarioError, Variant};
 use crate::world::{Run, run};

@@ -43,6 +43,7 @@ pub mod control;
 pub mod guest;
 pub mod judge;
 mod numbers;
+mod policy;
 mod queue;
 pub mod results;
 mod safety;
@@ -53,8 +54,8 @@ pub mod swarm;
 pub mod trace;
 pub mod world;
 
-pub use control::Policy;
 pub use judge::{Judgement, Verdict};
+pub use policy::Policy;
 pub use safety::Breach;
 pub use scenario::{Scenario, ScenarioError, Variant};
 pub use world::Run;

@@ -2,6 +2,8 @@
 //!
 //! Decisions never pass through here; only words of a scenario that are fractions, and what is reported.
 
+use tidegate_core::units::Span;
+
 /// A count as a fraction; exact below 2^53, which no run reaches.
 pub(crate) fn float(n: u64) -> f64 {
     n as f64
@@ -35,3 +37,6 @@ pub(crate) fn small(n: usize) -> u32 {
 pub(crate) fn part(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }
+
+/// The length of a bin.
+pub const BIN: Span = Span::from_millis(100);

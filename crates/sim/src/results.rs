@@ -6,15 +6,13 @@
 //! # Units
 //! Latencies are kept in microseconds, in the order in which I/Os ended; a bin knows where its own begin.
 
+pub use crate::numbers::BIN;
 use crate::numbers::{float, index, small};
 use crate::scenario::{Kind, Scenario};
 use tidegate_core::iocontrol::{Cost, CostModel};
 use tidegate_core::request::Op;
 use tidegate_core::units::{Span, Time};
 use tidegate_model::spec::MemberSpec;
-
-/// The length of a bin.
-pub const BIN: Span = Span::from_millis(100);
 
 /// A run's figures.
 #[derive(Clone, Debug)]

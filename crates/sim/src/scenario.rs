@@ -18,7 +18,7 @@ pub use expect::{Against, Expect, Measure, Variant};
 pub use store::{Control, Kind, Threshold};
 
 use self::raw::RawScenario;
-use crate::results::BIN;
+use crate::numbers::BIN;
 use crate::trace::Trace;
 use std::fmt;
 use std::sync::Arc;

@@ -90,10 +90,12 @@ impl Batch<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::effect::Effect;
+    use crate::filter::FilterKey;
     use crate::filter::{Cx, Filter, FilterSpec};
     use crate::request::{Data, DiskId, Fault, Flags, Op, Request, Token};
-    use crate::shard::{Effect, Event, Shard};
-    use crate::stack::{FilterKey, Stack};
+    use crate::shard::{Event, Shard};
+    use crate::stack::Stack;
     use crate::units::Time;
     use alloc::boxed::Box;
     use alloc::sync::Arc;

@@ -8,50 +8,16 @@
 //!   is not called at all: so it is for every I/O of a datastore that is not congested
 //! - a control is released after its last disk (asserted)
 
-use super::{ControlId, Effect, Event, Shard};
+use super::{Event, Shard};
+use crate::effect::{ControlId, Effect};
 use crate::filter::Io;
-use crate::iocontrol::sampler::IoSampler;
-use crate::iocontrol::{Bin, Pick, Scheduler, Usage};
+use crate::iocontrol::{Bin, Pick, Usage};
+use crate::qos::{QosState, Schedulers, scheduler_of};
 use crate::request::DiskId;
 use crate::slab::Slab;
 use crate::stack::{self, StackCx, StackExit};
 use crate::units::Time;
-use alloc::boxed::Box;
 use alloc::vec::Vec;
-
-/// The schedulers of the datastores under I/O control, by [`ControlId`].
-pub(crate) type Schedulers = Vec<Option<Box<Scheduler>>>;
-
-/// The I/O control of one disk: which scheduler it uses, and which of its I/Os are counted.
-pub(crate) struct QosState {
-    /// The datastore's control, or [`ControlId::NONE`].
-    pub(crate) control: ControlId,
-    /// Selects the disk's I/Os that are counted there.
-    pub(crate) sampler: IoSampler,
-}
-
-impl QosState {
-    /// Counts a completion. I/Os that the sampler skipped are not counted one by one.
-    #[inline]
-    pub(super) fn ended(&mut self, schedulers: &mut Schedulers, now: Time, disk: DiskId, io: &Io) {
-        let Some(scheduler) = scheduler_of(schedulers, self.control) else {
-            return;
-        };
-        let times = io.times.into();
-        if scheduler.finished_for(now, disk, io.op, io.len, io.issued, io.cost, times) {
-            self.sampler.enable(scheduler.may_skip(disk));
-        }
-    }
-}
-
-/// The scheduler of a datastore, if that is under control.
-#[inline(always)]
-pub(crate) fn scheduler_of(
-    schedulers: &mut Schedulers,
-    control: ControlId,
-) -> Option<&mut Scheduler> {
-    schedulers.get_mut(control.0 as usize)?.as_deref_mut()
-}
 
 /// The context of one pass through the stack of a disk.
 #[inline(always)]
@@ -176,13 +142,14 @@ impl Shard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::filter::{Cx, Filter, Io, Verdict};
+    use crate::filter::{Cx, Filter, FilterKey, Io, Verdict};
     use crate::iocontrol::shared::{Groups, Shared};
-    use crate::iocontrol::{Cost, CostModel, DiskKey, Limit, Orders, Policy};
+    use crate::iocontrol::{Cost, CostModel, DiskKey, Limit, Orders, Policy, Scheduler};
     use crate::request::{Data, DiskId, Flags, Op, Request, Token};
     use crate::shard::{Controlled, DiskReport};
-    use crate::stack::{FilterKey, Stack};
+    use crate::stack::Stack;
     use crate::units::Span;
+    use alloc::boxed::Box;
     use alloc::sync::Arc;
     use alloc::vec;
     use core::sync::atomic::{AtomicU64, Ordering};

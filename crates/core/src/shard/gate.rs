@@ -7,10 +7,13 @@
 //! - draining waits for the datastore only: delays of a removed filter, and the limit of a disk that is being detached,
 //!   end when draining begins
 
-use super::dispatch::{scheduler_of, stack_cx};
-use super::{Disk, Effect, Shard, refuse};
+use super::dispatch::stack_cx;
+use super::{Disk, Shard, refuse};
+use crate::effect::Effect;
+use crate::filter::FilterKey;
+use crate::qos::scheduler_of;
 use crate::request::{DiskId, Fault, Op, Outcome, Request, Token};
-use crate::stack::{self, FilterKey, Place};
+use crate::stack::{self, Place};
 use crate::units::Time;
 use alloc::vec::Vec;
 
@@ -179,11 +182,12 @@ impl Disk {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::effect::ControlId;
     use crate::filter::FilterSpec;
     use crate::iocontrol::shared::{Groups, Shared};
     use crate::iocontrol::{DiskKey, GroupId, GroupPolicy, Limit, Policy, Scheduler};
     use crate::request::{Data, Flags, IoId};
-    use crate::shard::{ControlId, Controlled, Event};
+    use crate::shard::{Controlled, Event};
     use crate::stack::Stack;
     use crate::units::Span;
     use alloc::boxed::Box;

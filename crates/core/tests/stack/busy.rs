@@ -5,12 +5,14 @@ use super::SIZE;
 use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use tidegate_core::effect::{ControlId, Effect};
+use tidegate_core::filter::FilterKey;
 use tidegate_core::filter::{Cx, Filter, Io, Verdict};
 use tidegate_core::iocontrol::shared::{Groups, Shared};
 use tidegate_core::iocontrol::{CostModel, DiskKey, Limit, Mode, Orders, Policy, Scheduler, Usage};
 use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Request, Token};
-use tidegate_core::shard::{ControlId, Controlled, Effect, Event, Shard};
-use tidegate_core::stack::{FilterKey, Stack};
+use tidegate_core::shard::{Controlled, Event, Shard};
+use tidegate_core::stack::Stack;
 use tidegate_core::units::{Span, Time};
 
 const CONTROL: ControlId = ControlId(0);

@@ -6,14 +6,16 @@
 use super::{OPS, SIZE, datastore, filter};
 use proptest::prelude::*;
 use std::collections::VecDeque;
+use tidegate_core::effect::{ControlId, Effect};
+use tidegate_core::filter::FilterKey;
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::iocontrol::shared::{Groups, GroupsHandle, Shared};
 use tidegate_core::iocontrol::{
     CostModel, DiskKey, GroupId, GroupPolicy, Limit, Mode, Orders, Policy, Scheduler,
 };
 use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Request, Token};
-use tidegate_core::shard::{ControlId, Controlled, Effect, Event, Shard};
-use tidegate_core::stack::{FilterKey, Place, Stack};
+use tidegate_core::shard::{Controlled, Event, Shard};
+use tidegate_core::stack::{Place, Stack};
 use tidegate_core::units::{Span, Time};
 
 const CONTROL: ControlId = ControlId(3);

@@ -20,10 +20,10 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::Duration;
+use tidegate_core::effect::ControlId;
 use tidegate_core::governor::slot::SLOT;
 use tidegate_core::governor::{Governor, GovernorEvent, ReadFailed};
 use tidegate_core::iocontrol::{Bin, Mode, Orders, Usage};
-use tidegate_core::shard::ControlId;
 use tidegate_core::units::{Span, Time};
 
 /// How often counts are gathered while the datastore is in use: the local latency check.

@@ -19,11 +19,12 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Receiver, channel};
 use std::time::Duration;
+use tidegate_core::filter::FilterKey;
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::iocontrol::Policy;
 use tidegate_core::request::DiskId;
 use tidegate_core::shard::DiskReport;
-use tidegate_core::stack::{FilterKey, Place};
+use tidegate_core::stack::Place;
 use tidegate_front::nbd::handshake::Negotiated;
 use tidegate_front::nbd::session::Session;
 

@@ -15,9 +15,9 @@ use std::os::fd::OwnedFd;
 use std::os::unix::fs::{FileExt, OpenOptionsExt};
 use std::path::Path;
 use std::sync::Arc;
+use tidegate_core::filter::FilterKey;
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::filter::trace::format::{HEADER, Header, TraceFault, TracedDisk};
-use tidegate_core::stack::FilterKey;
 
 /// What a new file may be read by: a trace holds no data of the guest's.
 const MODE: u32 = 0o644;

@@ -13,7 +13,7 @@
 //! # Units
 //! Positions and lengths are bytes inside the slot.
 
-use super::guest::{Mapping, Mmap, Segment};
+use super::guest::{Mapping, Mmap, Segment, gather};
 use std::rc::Rc;
 use tidegate_core::request::Data;
 
@@ -422,24 +422,6 @@ fn one_piece(segments: &[Segment], start: usize, len: usize) -> Segment {
         .expect("the range lies within the buffer");
     assert_eq!(piece.len(), len, "our own memory is in one piece");
     piece
-}
-
-/// Copies from the front of `segments` into `bytes`, as far as both reach; returns how many.
-pub(super) fn gather(segments: &[Segment], bytes: &mut [u8]) -> usize {
-    let mut done = 0;
-    for segment in segments {
-        let take = segment.len().min(bytes.len() - done);
-        // SAFETY: the segment is valid memory of its length (module invariant), `take` fits both sides.
-        unsafe {
-            std::ptr::copy_nonoverlapping(
-                segment.0.iov_base.cast(),
-                bytes[done..].as_mut_ptr(),
-                take,
-            )
-        };
-        done += take;
-    }
-    done
 }
 
 /// Free blocks of our own, by size.

@@ -528,7 +528,7 @@ impl GuestMemory for Mapping {
 
     #[inline]
     fn peek(&self, segments: &[Segment], bytes: &mut [u8]) -> usize {
-        super::buffers::gather(segments, bytes)
+        gather(segments, bytes)
     }
 
     #[inline]
@@ -579,6 +579,24 @@ fn prefetch(place: *const u8) {
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = place;
+}
+
+/// Copies from the front of `segments` into `bytes`, as far as both reach; returns how many.
+pub(super) fn gather(segments: &[Segment], bytes: &mut [u8]) -> usize {
+    let mut done = 0;
+    for segment in segments {
+        let take = segment.len().min(bytes.len() - done);
+        // SAFETY: the segment is valid memory of its length (module invariant), `take` fits both sides.
+        unsafe {
+            std::ptr::copy_nonoverlapping(
+                segment.0.iov_base.cast(),
+                bytes[done..].as_mut_ptr(),
+                take,
+            )
+        };
+        done += take;
+    }
+    done
 }
 
 #[cfg(test)]

@@ -17,10 +17,11 @@ use crate::sys::ring::Completion;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use tidegate_core::filter::FilterKey;
 use tidegate_core::iocontrol::{Policy, Spent};
 use tidegate_core::request::DiskId;
 use tidegate_core::shard::{Controlled, Event};
-use tidegate_core::stack::{FilterKey, Place as FilterPlace, Stack};
+use tidegate_core::stack::{Place as FilterPlace, Stack};
 use tidegate_front::nbd::session::Session;
 
 pub(crate) use report::Question;

@@ -9,9 +9,10 @@ use crate::blocking::{BlockingJob, Task};
 use crate::datastore::{ImageCx, Job, Progress};
 use crate::device::ReplyTo;
 use std::sync::Arc;
+use tidegate_core::effect::Effect;
+use tidegate_core::filter::FilterKey;
 use tidegate_core::request::{DiskId, Outcome, Token};
-use tidegate_core::shard::{Effect, Event};
-use tidegate_core::stack::FilterKey;
+use tidegate_core::shard::Event;
 
 impl IoThread {
     /// Carries out what the shard wants, until it wants no more.

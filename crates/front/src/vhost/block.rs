@@ -10,7 +10,7 @@
 //! VIRTIO 1.2 §5.2.
 
 use super::GuestMemory;
-use super::queue::{Nonsense, Taken};
+use super::faults::Nonsense;
 
 /// Feature bits of a block device and of virtio itself that this front end understands.
 pub mod feature {
@@ -73,6 +73,22 @@ const T_GET_ID: u32 = 8;
 const T_DISCARD: u32 = 11;
 const T_WRITE_ZEROES: u32 = 13;
 const RANGE_UNMAP: u32 = 1;
+
+/// What [`Queue::next`](super::queue::Queue::next) found.
+#[derive(Debug)]
+pub enum Taken<S> {
+    /// A request; its data segments are in the caller's list.
+    Request(BlockRequest<S>),
+    /// Nonsense: to be completed with an error status, if there is room for one.
+    Bad {
+        /// Its first descriptor, by which it is completed.
+        head: u16,
+        /// Where its status byte belongs.
+        status: Option<S>,
+        /// What is wrong.
+        why: Nonsense,
+    },
+}
 
 /// A request, as the guest meant it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

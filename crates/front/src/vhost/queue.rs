@@ -26,18 +26,11 @@ use chain::{DESC_BYTES, DESC_INDIRECT, DESC_NEXT, Descriptor, follow};
 use std::sync::atomic::{Ordering, fence};
 
 mod chain;
-mod faults;
 mod plain;
 
-pub use faults::{Broken, Nonsense};
-
-/// The largest ring that virtio allows.
-pub const MAX_SIZE: u16 = 32_768;
-
-/// The most descriptors of a chain, and the most pieces of memory that they may come to where memory is cut into
-/// regions. One readv or writev of the kernel takes as many (UIO_MAXIOV), and QEMU's own devices follow no longer
-/// chain; drivers stay at the announced `seg_max` and two more. It also bounds what one hostile chain costs.
-pub const MAX_SEGMENTS: usize = 1024;
+pub use super::block::Taken;
+pub use super::faults::{Broken, Nonsense};
+pub use super::{MAX_SEGMENTS, MAX_SIZE};
 
 /// How many chains ahead of its use each part of a chain is called for: the parts are found one through the other, and
 /// each takes about as long to come as it takes to handle two requests.
@@ -70,22 +63,6 @@ pub struct QueueConfig {
     pub indirect: bool,
     /// Guest address at which writes to the used ring are logged for live migration.
     pub log_used: Option<u64>,
-}
-
-/// What [`Queue::next`] found.
-#[derive(Debug)]
-pub enum Taken<S> {
-    /// A request; its data segments are in the caller's list.
-    Request(BlockRequest<S>),
-    /// Nonsense: to be completed with an error status, if there is room for one.
-    Bad {
-        /// Its first descriptor, by which it is completed.
-        head: u16,
-        /// Where its status byte belongs.
-        status: Option<S>,
-        /// What is wrong.
-        why: Nonsense,
-    },
 }
 
 /// See the module.

@@ -5,7 +5,7 @@
 use super::raw::{RawAgainst, RawExpect};
 use super::store::threshold;
 use super::{Scenario, ScenarioError, Threshold, named, within, wrong};
-use crate::control::Policy;
+use crate::policy::Policy;
 use tidegate_core::units::Span;
 
 /// A figure and its mark.

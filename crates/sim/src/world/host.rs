@@ -5,7 +5,7 @@
 //! - An earlier deadline replaces a later one; a moment that was replaced is ignored when it comes.
 
 use super::{Happens, Stage, World};
-use crate::control::{Control, Errand};
+use crate::control::{self, Control, Errand};
 use tidegate_core::request::IoId;
 use tidegate_core::units::Time;
 
@@ -46,7 +46,14 @@ impl World<'_> {
         let policy = self.variant.policy;
         let threads = self.scenario.hosts[host].threads;
         Host {
-            control: policy.control(self.now, self.scenario, &self.settings, host, number),
+            control: control::control(
+                policy,
+                self.now,
+                self.scenario,
+                &self.settings,
+                host,
+                number,
+            ),
             up: false,
             paused: false,
             held: Vec::new(),

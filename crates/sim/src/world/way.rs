@@ -170,7 +170,7 @@ impl World<'_> {
         if self.healed.is_none() {
             self.results.started(disk, units);
         }
-        let ours = self.variant.policy == crate::control::Policy::Ours;
+        let ours = self.variant.policy == crate::policy::Policy::Ours;
         let held = op != Op::Flush;
         if ours && held && self.scenario.datastore.control == Mode::On {
             self.safety.limited(self.now, disk, &plan.name, units, len);

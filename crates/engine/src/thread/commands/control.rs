@@ -3,7 +3,8 @@
 use crate::control::{Govern, Word};
 use crate::inbox::Command;
 use crate::thread::{Governed, IoThread};
-use tidegate_core::shard::{ControlId, Event};
+use tidegate_core::effect::ControlId;
+use tidegate_core::shard::Event;
 
 impl IoThread {
     /// Obeys what concerns a datastore's control.

@@ -7,8 +7,9 @@ use crate::thread::ThreadConfig;
 use crate::thread::commands::{Attach, Change, What};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
+use tidegate_core::filter::FilterKey;
 use tidegate_core::filter::FilterSpec;
-use tidegate_core::stack::{FilterKey, Stack};
+use tidegate_core::stack::Stack;
 
 const CONFIG: ThreadConfig = ThreadConfig {
     poll: Span::ZERO,
