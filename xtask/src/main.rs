@@ -21,9 +21,10 @@ const USAGE: &str = "\
 cargo xtask TASK
 
   check                     formatting, clippy, tidy, the code's own documentation, the fast tests: before each commit
-  test [--release]          everything: installs what the tests need (Debian packages, as root), then check, and the
-                            end-to-end tests and scenarios in real time, of the program that the checks built, which
-                            looks for overflows and broken assumptions; or of the one that is shipped
+  test [--all] [--release]  everything: installs what the tests need (Debian packages, as root), then check, the
+                            end-to-end tests, and three scenarios in real time (--all: all of them), of the program that
+                            the checks built, which looks for overflows and broken assumptions; or of the one that is
+                            shipped
   tidy                      the rules that no lint can keep
   bench data-path [ARGS]    the data path against its peers, as a table of ratios
   sim [ARGS]                scenarios in virtual time: --scenario S --seed N, or --swarm MINUTES; all of them without
@@ -56,8 +57,7 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
             steps.summary();
             Ok(())
         }
-        ["test"] => test(&["--workspace"]),
-        ["test", "--release"] => test(&["--release", "--package", "tidegate"]),
+        ["test", rest @ ..] => test(&Test::read(rest)?),
         ["tidy"] => tidy(&Workspace::read()?),
         ["bench", "data-path", rest @ ..] => bench(&Workspace::read()?, rest),
         ["sim", rest @ ..] => sim::run(&Workspace::read()?, rest),
@@ -143,8 +143,50 @@ const SCENARIOS: &str = "scenarios";
 /// were late and had to be played again, each alone.
 const SCENARIOS_AT_ONCE: &str = "--test-threads=3";
 
-/// Everything, with the end-to-end tests of a program that is built by these words of `cargo test`.
-fn test(built: &[&str]) -> anyhow::Result<()> {
+/// Those that are played unless all are asked for: shares over hosts, limits, and latency at the threshold. The simulator
+/// plays the same rows of all of them.
+const SCENARIOS_PLAYED: [&str; 3] = ["row_2_", "row_6_limits_", "row_12_"];
+
+/// What `cargo xtask test` is asked for.
+#[derive(Default)]
+struct Test {
+    release: bool,
+    all: bool,
+}
+
+impl Test {
+    fn read(args: &[&str]) -> anyhow::Result<Test> {
+        let mut test = Test::default();
+        for arg in args {
+            match *arg {
+                "--release" => test.release = true,
+                "--all" => test.all = true,
+                other => bail!("`{other}` is no option: cargo xtask test [--all] [--release]"),
+            }
+        }
+        Ok(test)
+    }
+
+    /// The words of `cargo test` that build the program under test.
+    fn built(&self) -> &'static [&'static str] {
+        match self.release {
+            true => &["--release", "--package", "tidegate"],
+            false => &["--workspace"],
+        }
+    }
+
+    /// The filters of the scenarios to play: none, for all.
+    fn scenarios(&self) -> &'static [&'static str] {
+        match self.all {
+            true => &[],
+            false => &SCENARIOS_PLAYED,
+        }
+    }
+}
+
+/// Everything, of the program that `wish` names.
+fn test(wish: &Test) -> anyhow::Result<()> {
+    let built = wish.built();
     let workspace = Workspace::read()?;
     let mut steps = Steps::new();
     steps.time("Debian packages", packages::install)?;
@@ -167,7 +209,9 @@ fn test(built: &[&str]) -> anyhow::Result<()> {
             .arg("test")
             .args(built)
             .args(["--test", SCENARIOS])
-            .args(["--", SCENARIOS_AT_ONCE]),
+            .arg("--")
+            .args(wish.scenarios())
+            .arg(SCENARIOS_AT_ONCE),
     )?;
     steps.summary();
     Ok(())

@@ -10,8 +10,8 @@
 
 mod measure;
 
+use crate::invariants::Breach;
 use crate::policy::Policy;
-use crate::safety::Breach;
 use crate::scenario::{Expect, Measure, Scenario, ScenarioError, Variant};
 use crate::world::{Run, run};
 use std::collections::btree_map::Entry;

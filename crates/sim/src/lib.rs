@@ -41,12 +41,12 @@
 pub mod compare;
 pub mod control;
 pub mod guest;
+mod invariants;
 pub mod judge;
 mod numbers;
 mod policy;
 mod queue;
 pub mod results;
-mod safety;
 pub mod scenario;
 pub mod seeds;
 mod slots;
@@ -54,8 +54,8 @@ pub mod swarm;
 pub mod trace;
 pub mod world;
 
+pub use invariants::Breach;
 pub use judge::{Judgement, Verdict};
 pub use policy::Policy;
-pub use safety::Breach;
 pub use scenario::{Scenario, ScenarioError, Variant};
 pub use world::Run;

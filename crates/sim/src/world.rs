@@ -21,14 +21,14 @@ mod course;
 mod errands;
 mod fault;
 mod host;
-mod way;
+mod io_path;
 
 use self::host::Host;
 use crate::control::Errand;
 use crate::guest::{Guest, Want};
+use crate::invariants::{Breach, Invariants};
 use crate::queue::Queue;
 use crate::results::{BIN, Results};
-use crate::safety::{Breach, Safety};
 use crate::scenario::{Fault, Scenario, ScenarioError, Settings, Variant, wrong};
 use crate::slots::SlotFile;
 use std::collections::BTreeMap;
@@ -160,7 +160,7 @@ struct World<'a> {
     errand: u64,
     random: Random,
     results: Results,
-    safety: Safety,
+    invariants: Invariants,
     fingerprint: u64,
     started: u64,
     /// I/Os of each disk that ended since everything was mended; none while it is not.
@@ -213,7 +213,7 @@ impl<'a> World<'a> {
             errand: 0,
             random,
             results: Results::new(scenario),
-            safety: Safety::new(&settings, (0..scenario.hosts.len()).map(of_host)),
+            invariants: Invariants::new(&settings, (0..scenario.hosts.len()).map(of_host)),
             settings,
             fingerprint: 0xcbf2_9ce4_8422_2325,
             started: 0,
@@ -279,7 +279,7 @@ impl<'a> World<'a> {
                 self.now = at;
                 self.happen(what);
             }
-            if self.safety.is_hung() {
+            if self.invariants.is_hung() {
                 return;
             }
             // Everything is answered and nobody asks: no need to wait for the end.
@@ -299,8 +299,8 @@ impl<'a> World<'a> {
             seed,
             fingerprint: self.fingerprint,
             results: self.results,
-            lag: self.safety.lag(),
-            breaches: self.safety.into_breaches(),
+            lag: self.invariants.lag(),
+            breaches: self.invariants.into_breaches(),
             started: self.started,
         }
     }
@@ -333,7 +333,7 @@ impl<'a> World<'a> {
                 if left > 0 {
                     let says =
                         format!("{left} I/Os are not answered {DRAINED} after guests stopped");
-                    self.safety.breach(self.now, says);
+                    self.invariants.breach(self.now, says);
                 }
             }
         }

@@ -32,6 +32,7 @@ const IDENTIFIERS: &[(&str, &str, &str)] = &[
     ("crates/engine/src", "Ledger", "Accounts"),
     ("crates/engine/src", "Haul", "ChunkedCopy"),
     ("crates/engine/src", "Tripwire", "TruncationGuard"),
+    ("crates/sim/src", "Safety", "Invariants"),
 ];
 
 /// Folder, old file name without its ending, standard term.
@@ -55,6 +56,8 @@ const FILES: &[(&str, &str, &str)] = &[
     ("crates/engine/src", "tripwire", "truncation_guard"),
     ("crates/engine/src", "alarm", "syscall_timeout"),
     ("crates/engine/src", "line", "connection"),
+    ("crates/sim/src", "way", "io_path"),
+    ("crates/sim/src", "safety", "invariants"),
 ];
 
 pub(super) fn findings(tree: &Tree) -> Vec<Finding> {

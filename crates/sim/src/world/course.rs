@@ -13,7 +13,7 @@ impl World<'_> {
         self.array.set_speed(self.now.as_nanos(), plan.speed);
         for (disk, settings) in &plan.set {
             self.settings[*disk] = settings.clone();
-            self.safety.changed(*disk, settings);
+            self.invariants.changed(*disk, settings);
             let host = self.scenario.disks[*disk].host;
             self.hosts[host].control.change(self.now, *disk, settings);
             self.arm(host);
@@ -86,7 +86,7 @@ impl World<'_> {
                 let name = &self.scenario.disks[disk].name;
                 let says =
                     format!("disk {name} was not served within {HEALED} of everything being whole");
-                self.safety.breach(self.now, says);
+                self.invariants.breach(self.now, says);
             }
         }
         self.healed = Some(healed);

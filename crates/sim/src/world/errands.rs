@@ -65,7 +65,7 @@ impl World<'_> {
 
     pub(super) fn errand_done(&mut self, id: u64) {
         let Some((host, incarnation, errand)) = self.errands.remove(&id) else {
-            return self.safety.breach(self.now, "an errand ends twice");
+            return self.invariants.breach(self.now, "an errand ends twice");
         };
         if self.hosts[host].incarnation != incarnation || !self.hosts[host].up {
             return;

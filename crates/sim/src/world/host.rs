@@ -71,10 +71,10 @@ impl World<'_> {
         let incarnation = self.hosts[host].incarnation + 1;
         self.hosts[host] = self.make_host(host, incarnation);
         self.hosts[host].up = true;
-        self.safety.began(host);
+        self.invariants.began(host);
         for disk in 0..self.guests.len() {
             if self.scenario.disks[disk].host == host {
-                self.safety.changed(disk, &self.settings[disk]);
+                self.invariants.changed(disk, &self.settings[disk]);
                 self.move_guest(disk);
             }
         }
@@ -106,7 +106,7 @@ impl World<'_> {
             if self.scenario.disks[disk].host == host {
                 self.guests[disk].lose();
                 self.waiting[disk] = 0;
-                self.safety.waits(host, disk, 0);
+                self.invariants.waits(host, disk, 0);
             }
         }
     }
@@ -144,7 +144,7 @@ impl World<'_> {
             return;
         }
         state.armed[thread] = None;
-        self.safety.woken(self.now, host);
+        self.invariants.woken(self.now, host);
         self.pump(host, thread);
         self.arm(host);
     }

@@ -87,7 +87,7 @@ impl World<'_> {
         let waiting = &mut self.waiting[disk];
         *waiting = waiting.saturating_add_signed(more);
         let host = self.scenario.disks[disk].host;
-        self.safety.waits(host, disk, self.waiting[disk]);
+        self.invariants.waits(host, disk, self.waiting[disk]);
     }
 
     /// Asks a thread's scheduler until it has nothing, and then those threads that it says are to be woken.
@@ -107,7 +107,7 @@ impl World<'_> {
                             Some(found) if found.stage == Stage::Waiting => found.disk,
                             _ => {
                                 let says = "an I/O is picked that does not wait";
-                                return self.safety.breach(self.now, says);
+                                return self.invariants.breach(self.now, says);
                             }
                         };
                         self.waits(disk, -1);
@@ -120,7 +120,7 @@ impl World<'_> {
                     }
                     Next::Thread(_) => {
                         let says = "I/O threads wake each other and none starts anything";
-                        return self.safety.breach(self.now, says);
+                        return self.invariants.breach(self.now, says);
                     }
                     Next::Nothing => break,
                 }
@@ -131,7 +131,7 @@ impl World<'_> {
     pub(super) fn start(&mut self, id: IoId, cost: Cost) {
         let Some(io) = self.ios.get_mut(id) else {
             return self
-                .safety
+                .invariants
                 .breach(self.now, "an I/O is started that is none");
         };
         (io.stage, io.issued, io.cost) = (Stage::Started, self.now, cost);
@@ -173,10 +173,11 @@ impl World<'_> {
         let ours = self.variant.policy == crate::policy::Policy::Ours;
         let held = op != Op::Flush;
         if ours && held && self.scenario.datastore.control == Mode::On {
-            self.safety.limited(self.now, disk, &plan.name, units, len);
+            self.invariants
+                .limited(self.now, disk, &plan.name, units, len);
             if let Some(group) = self.settings[disk].group {
                 let of = &self.scenario.groups[group];
-                self.safety
+                self.invariants
                     .grouped(self.now, (plan.host, group), of, units, len);
             }
         }
@@ -190,14 +191,14 @@ impl World<'_> {
         {
             let name = &self.scenario.hosts[plan.host].name;
             let window = window * 256.0;
-            self.safety
+            self.invariants
                 .windowed(self.now, plan.host, name, host.in_flight_cost, window);
         }
         host.in_flight_cost += cost.0;
         host.in_flight += 1;
         let in_flight = host.in_flight;
         let (now, home) = (self.now, plan.host);
-        self.safety
+        self.invariants
             .served(now, home, disk, cost, in_flight, standing.engaged);
     }
 
@@ -209,7 +210,7 @@ impl World<'_> {
         }
         let id = IoId::from_bits(number);
         let Some(io) = self.ios.get_mut(id) else {
-            return self.safety.breach(self.now, "an I/O ends that is none");
+            return self.invariants.breach(self.now, "an I/O ends that is none");
         };
         if io.stage == Stage::Lost {
             self.ios.remove(id);
@@ -217,7 +218,7 @@ impl World<'_> {
         }
         if io.stage != Stage::Started {
             return self
-                .safety
+                .invariants
                 .breach(self.now, "an I/O ends that was not started");
         }
         io.stage = Stage::Back;
@@ -235,7 +236,7 @@ impl World<'_> {
     /// A host notices that one of its I/Os has ended.
     pub(super) fn finished(&mut self, id: IoId) {
         let Some(io) = self.ios.remove(id) else {
-            return self.safety.breach(self.now, "an I/O is answered twice");
+            return self.invariants.breach(self.now, "an I/O is answered twice");
         };
         let plan = &self.scenario.disks[io.disk];
         let (host, thread) = (plan.host, plan.thread);

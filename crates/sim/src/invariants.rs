@@ -38,7 +38,7 @@ const SETTLED: Span = Span::from_secs(1);
 const SECOND: u128 = 1_000_000_000;
 
 /// The watchman.
-pub(crate) struct Safety {
+pub(crate) struct Invariants {
     breaches: Vec<Breach>,
     limits: Vec<Limits>,
     /// By host and group.
@@ -82,11 +82,11 @@ struct Lags {
     worst: f64,
 }
 
-impl Safety {
+impl Invariants {
     pub(crate) fn new(
         settings: &[Settings],
         hosts: impl Iterator<Item = (Vec<usize>, usize)>,
-    ) -> Safety {
+    ) -> Invariants {
         let lags = hosts.map(|(disks, threads)| {
             // Who is held by a limit, or lifted by a reservation, is not to keep up with anybody.
             let free = |&disk: &usize| {
@@ -114,7 +114,7 @@ impl Safety {
                 worst: 0.0,
             }
         });
-        Safety {
+        Invariants {
             breaches: Vec::new(),
             limits: settings.iter().map(Limits::of).collect(),
             groups: BTreeMap::new(),
@@ -369,7 +369,7 @@ impl Lags {
 mod tests {
     use super::*;
 
-    fn limited(limit: Ceiling) -> Safety {
+    fn limited(limit: Ceiling) -> Invariants {
         let settings = Settings {
             shares: 1_000,
             reservation: 0,
@@ -378,7 +378,7 @@ mod tests {
             latency_target: None,
             group: None,
         };
-        Safety::new(&[settings], [(vec![0], 1)].into_iter())
+        Invariants::new(&[settings], [(vec![0], 1)].into_iter())
     }
 
     fn at(ms: u64) -> Time {
