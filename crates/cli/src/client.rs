@@ -295,7 +295,7 @@ fn broken_off(socket: &Path, error: &hyper::Error) -> Failure {
         )
         .because_of(error)
         .because(format!("the socket was {}", socket.display()))
-        .remedy("see whether it still runs with `tidegate status`, and what it did with its log"),
+        .remedy("try again; if that fails too, its log says whether it ended or had too many connections (journalctl -u tidegate)"),
     )
 }
 

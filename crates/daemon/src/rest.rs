@@ -37,7 +37,7 @@ mod jobs;
 mod stats;
 
 /// The largest order: far more than any of ours needs.
-const BODY: usize = 256 << 10;
+pub(crate) const BODY: usize = 256 << 10;
 
 type Shared = State<Arc<Daemon>>;
 
@@ -238,6 +238,11 @@ impl IntoResponse for Failure {
     }
 }
 
+/// The same for what stands before the doors.
+pub(crate) fn failure(problem: Problem) -> Response {
+    Failure(problem).into_response()
+}
+
 type Answer<T> = Result<Json<T>, Failure>;
 
 /// Answers with what blocking work makes.
@@ -289,15 +294,19 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 
 /// Why a body could not be read.
 fn unread(error: &BytesRejection) -> Problem {
-    let what = "cannot read the request's body";
     match error.status() {
-        StatusCode::PAYLOAD_TOO_LARGE => Problem::new(ProblemCode::TooLarge, what)
-            .because(format!("it is longer than {} KiB", BODY >> 10))
-            .remedy("send a shorter one: see /openapi.json for what is expected"),
-        _ => trouble::invalid(what)
+        StatusCode::PAYLOAD_TOO_LARGE => too_long(),
+        _ => trouble::invalid("cannot read the request's body")
             .because(error.body_text())
             .remedy("send the whole body: Content-Length says how long it is"),
     }
+}
+
+/// A request's body is longer than any that makes sense.
+pub(crate) fn too_long() -> Problem {
+    Problem::new(ProblemCode::TooLarge, "cannot read the request's body")
+        .because(format!("it is longer than {} KiB", BODY >> 10))
+        .remedy("send a shorter one: see /openapi.json for what is expected")
 }
 
 /// Arguments in the path.

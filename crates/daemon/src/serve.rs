@@ -43,7 +43,7 @@ use crate::{first_run, limits, log, metrics, notify, rest, watch};
 mod api_door;
 mod moment;
 
-use api_door::{ApiDoor, CONNECTIONS};
+use api_door::ApiDoor;
 
 pub(crate) use moment::Moment;
 
@@ -358,13 +358,12 @@ async fn attend(door: Door, hall: Hall) {
 
 async fn answer(socket: std::os::unix::net::UnixListener, daemon: Arc<Daemon>) {
     let stop = daemon.stop.clone();
-    let served = async {
-        let listener = UnixListener::from_std(socket)?;
-        let serving = axum::serve(ApiDoor::new(listener, CONNECTIONS), rest::router(daemon));
-        serving.with_graceful_shutdown(stop.cancelled_owned()).await
-    };
-    if let Err(error) = served.await {
-        tracing::error!(%error, "the REST interface ended");
+    match UnixListener::from_std(socket) {
+        Ok(listener) => {
+            let door = ApiDoor::new(listener, rest::router(daemon));
+            door.serve(stop).await;
+        }
+        Err(error) => tracing::error!(%error, "the REST interface ended"),
     }
 }
 
