@@ -277,9 +277,12 @@ impl Keeper {
         Ok(self.describe(&found, wanted))
     }
 
-    /// An attached disk; of one that is not, it is told whether there is one.
+    /// An attached disk; of one that is not, it is told whether it is being detached, and whether there is one.
     pub(crate) fn must_be_attached(&self, name: &Name) -> Outcome<Arc<Live>> {
         self.live.must_have(name).or_else(|problem| {
+            if let Some(under_way) = self.claims.under_way(name) {
+                return Err(under_way);
+            }
             self.disk(name)?;
             Err(problem)
         })

@@ -379,8 +379,12 @@ impl Daemon {
                 .filter_map(|datastore| datastore.problem.clone()),
         );
         problems.extend(self.keeper.unreadable_datastores()?);
-        problems.extend(self.keeper.displaced()?);
-        problems.extend(live.iter().filter_map(|live| live.harmed()));
+        for problem in self.keeper.harms()? {
+            // A lease that is lost, or a detach that takes too long, is among the troubles.
+            if !problems.contains(&problem) {
+                problems.push(problem);
+            }
+        }
         let now = expiry::now();
         problems.extend(self.certificates.problems(now));
         Ok(Status {

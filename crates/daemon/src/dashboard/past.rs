@@ -35,7 +35,7 @@ struct LevelRow(u64, bool, f64, Option<f64>);
 impl Daemon {
     /// What a disk did.
     pub(crate) fn past_of_disk(&self, name: &Name) -> Outcome<Past> {
-        let live = self.keeper.live().must_have(name)?;
+        let live = self.keeper.must_be_attached(name)?;
         Ok(self
             .course(&live)
             .map_or_else(Past::default, |course| Past {

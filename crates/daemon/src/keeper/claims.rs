@@ -135,6 +135,17 @@ impl Claims {
         (claimed.detach == Detach::Overdue).then(|| overdue(name, claimed.datastore.as_ref()))
     }
 
+    /// Why a disk is in service no more and has not gone, if it is being detached.
+    pub(super) fn under_way(&self, name: &Name) -> Option<Problem> {
+        self.overdue(name).or_else(|| {
+            self.is_detaching(name).then(|| {
+                Problem::new(ProblemCode::Busy, still_detaching(name))
+                    .because("its I/O in flight has not ended")
+                    .remedy(format!("wait for that: tidegate disk detach {name}"))
+            })
+        })
+    }
+
     /// The same for all of them.
     pub(super) fn all_overdue(&self) -> Vec<Problem> {
         let table = self.table();

@@ -50,9 +50,19 @@ impl Keeper {
         }
     }
 
-    /// What is wrong with the attached disks whose directories are not there.
-    pub(crate) fn displaced(&self) -> Outcome<Vec<Problem>> {
-        let mut problems = Vec::new();
+    /// What has befallen attached disks: each is told of once, by the worst.
+    pub(crate) fn harms(&self) -> Outcome<Vec<Problem>> {
+        let displaced = self.displaced_disks()?;
+        let others = self.live.all().into_iter();
+        let others = others.filter(|live| displaced.iter().all(|disk| disk.name != *live.name()));
+        let mut problems: Vec<_> = others.filter_map(|live| live.harmed()).collect();
+        problems.extend(displaced.into_iter().filter_map(|disk| disk.problem));
+        Ok(problems)
+    }
+
+    /// The attached disks whose directories are not there.
+    pub(super) fn displaced_disks(&self) -> Outcome<Vec<api::Disk>> {
+        let mut displaced = Vec::new();
         for (datastore, settings) in self.store.datastores()? {
             let attached = self.attached_on(&datastore);
             let paths: Vec<PathBuf> = attached
@@ -65,9 +75,9 @@ impl Keeper {
                 continue;
             }
             let disks = self.disks(Some(&datastore)).unwrap_or_default().into_iter();
-            problems.extend(disks.filter(is_missing).filter_map(|disk| disk.problem));
+            displaced.extend(disks.filter(is_missing));
         }
-        Ok(problems)
+        Ok(displaced)
     }
 
     /// An attached disk that cannot be read for this reason.

@@ -2,7 +2,7 @@
 //!
 //! The filters read their own options; here they become one stack, and the files that some of them write get a place.
 
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 use std::time::{SystemTime, UNIX_EPOCH};
 
 use tidegate_api::descriptor::Descriptor;
@@ -35,6 +35,18 @@ pub(crate) fn stack(words: &[String], disk: &str, traced: TracedDisk) -> Outcome
                             trace.path
                         ))
                         .remedy("give an absolute path: trace:path=/var/tmp/NAME.trace"));
+                }
+                // What is agreed to is a path as it is written: it must say where the file is.
+                if Path::new(&trace.path)
+                    .components()
+                    .any(|part| part == Component::ParentDir)
+                {
+                    return Err(bad(disk)
+                        .because(format!(
+                            "the path of the trace file {} has `..` in it",
+                            trace.path
+                        ))
+                        .remedy("write the path without `..`"));
                 }
                 trace.disk = traced;
             }
@@ -118,6 +130,11 @@ mod tests {
             )
             .is_err()
         );
+        for path in ["/var/tmp/../a.trace", "/..", "/var/.."] {
+            let words = words(&[&format!("trace:path={path}")]);
+            let refused = stack(&words, "a", TracedDisk::default()).unwrap_err();
+            assert!(refused.to_string().contains("has `..` in it"), "{refused}");
+        }
         assert!(
             stack(
                 &words(&["trace:path=/var/tmp/a.trace"]),

@@ -11,7 +11,6 @@ use tidegate_api::stats::{DiskStats, Sample};
 
 use super::Daemon;
 use crate::host;
-use crate::live;
 use crate::sample::{self, DiskMoment, ThreadMoment};
 use crate::trouble::Outcome;
 
@@ -95,12 +94,7 @@ impl Daemon {
         let disk = self.keeper.must_be_attached(name)?;
         let moment = disk.moment().map_err(|problem| {
             // It may have gone between the two looks.
-            let gone = self.keeper.live().get(name).is_none();
-            if gone {
-                live::not_attached(name)
-            } else {
-                problem
-            }
+            self.keeper.must_be_attached(name).err().unwrap_or(problem)
         })?;
         Ok(sample::disk(&moment, None))
     }

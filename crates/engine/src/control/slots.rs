@@ -44,6 +44,9 @@ const HEAD: usize = 512;
 const MEETING: &str = ".tidegate";
 const FILE: &str = "hosts.v1";
 const OWNERS: &str = "owners";
+/// What says which datastore it is, and more bytes than it has.
+const MARK: &str = "datastore-id";
+const MARK_MOST: usize = 64;
 /// More than an owner's file has; no more of it is read.
 const OWNER_MOST: usize = 64;
 /// How often the whole file is read: a host may sit in any slot, and each is to be seen within eight seconds. At rest, and
@@ -68,6 +71,8 @@ pub(crate) struct SlotFile {
     /// The datastore's directory, and which one that is, once it was used.
     directory: PathBuf,
     home: Option<Place>,
+    /// What its mark said then, if it had one.
+    mark: Option<Vec<u8>>,
     /// The slot file that was open last.
     last: Option<Place>,
     host: [u8; 16],
@@ -116,6 +121,7 @@ impl SlotFile {
         Ok(SlotFile {
             directory: directory.into(),
             home: None,
+            mark: None,
             last: None,
             host,
             file: None,
@@ -292,6 +298,15 @@ impl SlotFile {
             );
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
+        let mark = self.mark();
+        // A mount point may have a slot file of its own below: of another datastore, or from before it was one.
+        if !is_home && self.mark.is_some() && mark != self.mark {
+            let text = format!(
+                "{} is another directory than before, and its .tidegate/datastore-id is another one: is the datastore mounted?",
+                self.directory.display()
+            );
+            return Err(io::Error::new(io::ErrorKind::NotFound, text));
+        }
         let file = open(&self.directory).map_err(|error| match error.raw_os_error() {
             // Something that is not ours is in the way.
             None => {
@@ -306,6 +321,7 @@ impl SlotFile {
         let is_another = self.last.replace(file.place) != Some(file.place);
         self.file = Some(file);
         self.home = Some(home);
+        self.mark = mark.or(self.mark.take());
         if !is_another {
             return Ok(());
         }
@@ -325,6 +341,11 @@ impl SlotFile {
 
     fn meeting(&self) -> io::Result<Folder> {
         Folder::named(&self.directory)?.folder(MEETING)
+    }
+
+    /// What the directory is marked with, if it is.
+    fn mark(&self) -> Option<Vec<u8>> {
+        self.meeting().ok()?.read(MARK, MARK_MOST).ok()
     }
 
     fn owners(&self) -> io::Result<Folder> {

@@ -411,6 +411,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     }
 
     fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
+        self.must_fit_device(wanted)?;
         let len = accounts_len(wanted) + CHOICE as u64;
         let file = os::memory_file(c"tidegate-inflight", len).map_err(Error::ReqHandlerError)?;
         let given = VhostUserInflight::new(len, 0, wanted.num_queues, wanted.queue_size);

@@ -161,6 +161,10 @@ fn a_disk_whose_detach_gave_up_cannot_be_attached_until_its_old_write_has_ended(
         assert!(text.contains("still being detached"), "{text}");
         assert!(text.contains("datastore up does not answer"), "{text}");
     }
+    // Nobody is told to attach it who asks what it does.
+    let told = stage.keeper.must_be_attached(&name("a")).err().unwrap();
+    assert!(told.to_string().contains("still being detached"), "{told}");
+    assert!(told.remedy.unwrap().contains("tidegate disk detach a"));
     // The name is taken, for whatever order.
     let refusals = [
         stage.attach("a", Outside::Agreed).map(drop).unwrap_err(),

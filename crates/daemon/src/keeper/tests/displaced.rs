@@ -23,7 +23,7 @@ fn an_attached_disk_whose_directory_was_renamed_is_listed_and_says_so() {
     assert_eq!(missing.why[0], renamed);
     assert_eq!(other.what, "disk other is disk db1, which is attached");
     assert_eq!(stage.keeper.disk(&name("db1")).unwrap(), disks[0]);
-    assert_eq!(stage.keeper.displaced().unwrap(), [missing]);
+    assert_eq!(stage.keeper.harms().unwrap(), [missing]);
     // It is served, so who asks is told how to reach it.
     let snippet = stage.keeper.snippet(&name("db1"), api::SnippetFor::Qemu);
     assert!(snippet.unwrap().text.contains("disks/db1.sock"));
@@ -38,7 +38,7 @@ fn an_attached_disk_whose_directory_was_renamed_is_listed_and_says_so() {
 
     // As the hint says.
     fs::rename(&now, &before).unwrap();
-    assert_eq!(stage.keeper.displaced().unwrap(), []);
+    assert_eq!(stage.keeper.displaced_disks().unwrap(), []);
     let disks = stage.keeper.disks(None).unwrap();
     assert!(disks.len() == 1 && disks[0].problem.is_none());
 }
@@ -53,10 +53,21 @@ fn an_attached_disk_whose_directory_was_removed_is_listed_and_can_be_let_go_of()
     assert!(disk.attached);
     let problem = disk.problem.unwrap();
     assert!(problem.why[0].ends_with("was removed, or moved elsewhere"));
+    // Its image is found missing as well: that is one misfortune.
+    let live = stage.keeper.live.get(&name("db1")).unwrap();
+    stage.keeper.look_after_image(&live);
+    assert!(live.harmed().is_some());
+    drop(live);
+    let told = stage.keeper.harms().unwrap();
+    assert_eq!(told.len(), 1, "{told:?}");
+    assert!(
+        told[0].what.contains("its directory is missing"),
+        "{told:?}"
+    );
     let _context = stage.runtime.enter();
     stage.keeper.detach(&name("db1"), Clients::Keep).unwrap();
     assert!(stage.keeper.disks(None).unwrap().is_empty());
-    assert_eq!(stage.keeper.displaced().unwrap(), []);
+    assert_eq!(stage.keeper.displaced_disks().unwrap(), []);
 }
 
 #[test]

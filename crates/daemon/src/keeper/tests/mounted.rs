@@ -115,7 +115,7 @@ fn disks_of_a_datastore_that_is_not_mounted_any_more_are_listed_and_shown_from_m
         assert!(problem.remedy.unwrap().contains("do not detach"));
         stage.keeper.look_after_image(&live);
     }
-    assert_eq!(stage.keeper.displaced().unwrap(), []);
+    assert_eq!(stage.keeper.displaced_disks().unwrap(), []);
     assert!(is_not_mounted(stage.keeper.disk(&name("c"))));
 
     mount(&aside, &stage.shared);

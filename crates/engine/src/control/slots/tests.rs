@@ -297,6 +297,40 @@ fn in_the_place_of_a_datastore_that_went_nothing_is_made() {
 }
 
 #[test]
+fn the_slot_file_of_a_directory_with_another_mark_is_not_taken() {
+    let dir = tempdir();
+    let (there, away) = (dir.path().join("there"), dir.path().join("away"));
+    let mark = |text: &str| {
+        let meeting = there.join(MEETING);
+        fs::create_dir_all(&meeting).expect("a directory");
+        fs::write(meeting.join(MARK), text).expect("a mark");
+    };
+    mark("one");
+    let mut a = file(&there, 1);
+    a.claim(Time::ZERO, None).expect("a slot");
+    a.write(&record(1, 1)).expect("written");
+    fs::rename(&there, &away).expect("moved away");
+    // What lies below its mount point: somebody has met there before.
+    for below in [None, Some("two")] {
+        fs::create_dir(&there).expect("a directory");
+        file(&there, 2).claim(Time::ZERO, None).expect("a slot");
+        if let Some(text) = below {
+            mark(text);
+        }
+        let error = a.read(at_ms(1)).expect_err("it is another one");
+        assert!(
+            error.to_string().contains("is the datastore mounted"),
+            "{error}"
+        );
+        assert!(a.write(&record(1, 2)).is_err() && a.claim(at_ms(2), None).is_err());
+        fs::remove_dir_all(&there).expect("removed");
+    }
+    fs::rename(&away, &there).expect("moved back");
+    assert_eq!(said(&a.read(at_ms(3)).expect("read"), 1), Some(1));
+    a.write(&record(1, 2)).expect("written");
+}
+
+#[test]
 fn what_makes_no_sense_is_told_apart_from_a_word_half_written() {
     let dir = tempdir();
     let mut a = file(dir.path(), 1);

@@ -81,6 +81,7 @@ impl Protocol {
     }
 
     pub(super) fn take_inflight(&mut self, given: &VhostUserInflight, file: &File) -> Result<()> {
+        self.must_fit_device(given)?;
         let needed = accounts_len(given);
         let end = given
             .mmap_offset
@@ -116,6 +117,22 @@ impl Protocol {
         Ok(())
     }
 }
+
+impl Protocol {
+    /// Fails unless an in-flight region is for queues that the disk has, of a size that a ring can have.
+    pub(super) fn must_fit_device(&self, region: &VhostUserInflight) -> Result<()> {
+        let queues = 1..=self.disk.spec.queues;
+        match queues.contains(&region.num_queues) && (1..=MAX_RING).contains(&region.queue_size) {
+            true => Ok(()),
+            false => Err(refuse(
+                "the in-flight region is for more or larger queues than the disk has",
+            )),
+        }
+    }
+}
+
+/// The largest ring that virtio knows.
+const MAX_RING: u16 = 1 << 15;
 
 /// Bytes that the accounts of all rings take.
 pub(super) fn accounts_len(region: &VhostUserInflight) -> u64 {

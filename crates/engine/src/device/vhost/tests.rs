@@ -475,3 +475,30 @@ fn a_front_end_fills_its_memory_slots_and_no_more() {
     // What all front ends share has room for two of each of many disks that fill theirs, beside honest ones.
     assert!(slots <= 64, "{slots}");
 }
+
+#[test]
+fn an_in_flight_region_is_for_queues_that_the_disk_has() {
+    let engine = engine();
+    let disk = disk(&engine);
+    let mut front_end = FrontEnd::connect(&disk);
+    let region = |queues, size| VhostUserInflight::new(0, 0, queues, size);
+    for (queues, size) in [(0, 256), (3, 256), (u16::MAX, u16::MAX), (1, 0), (2, 32769)] {
+        let wanted = region(queues, size);
+        let refused = front_end.protocol.get_inflight_fd(&wanted).err();
+        let refused = refused.expect("it is too large").to_string();
+        assert!(refused.contains("than the disk has"), "{refused}");
+        let huge = VhostUserInflight::new(1 << 20, 0, queues, size);
+        let file = os::memory_file(c"region", 1 << 20).expect("memory");
+        let given = front_end.protocol.set_inflight_fd(&huge, file);
+        given.expect_err("nor is it taken");
+    }
+    for (queues, size) in [(1, 1), (2, 32768)] {
+        let (given, file) = front_end
+            .protocol
+            .get_inflight_fd(&region(queues, size))
+            .expect("it has as many");
+        let len = file.metadata().expect("it is there").len();
+        assert_eq!((given.mmap_size, len / (3 << 20)), (len, 0));
+    }
+    front_end.end();
+}
