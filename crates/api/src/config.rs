@@ -1,4 +1,4 @@
-//! `tidegate.toml`: how a host's daemon is set up, as an administrator writes it.
+//! The configuration file `tidegate.toml`.
 //!
 //! These are raw words. The daemon's plan checks them and turns them into decisions; until then an absent value only
 //! means that nobody said anything.

@@ -1,4 +1,4 @@
-//! Datastores: where disks live, as settings that are stored and as answers to who asks.
+//! Datastores in REST and in stored settings.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `disk.toml`: what a disk is, kept beside its image and read by every daemon that can see the datastore.
+//! The disk descriptor `disk.toml`: it lies beside the image and describes the disk to every daemon.
 //!
 //! The daemon's store reads and replaces it; the plan turns it into what the engine needs. Other hosts, other versions
 //! and passing accidents write here too, so its reader trusts nothing.

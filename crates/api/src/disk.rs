@@ -1,4 +1,4 @@
-//! Disks over REST: what they are, and the orders one can give them.
+//! Disks in REST: their description, and the orders on them.
 
 use std::path::PathBuf;
 

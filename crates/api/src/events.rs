@@ -1,5 +1,4 @@
-//! What happens on datastores and on the host that administrators want to hear of: congestion, promises that are not kept,
-//! other hosts, certificates that expire.
+//! Events: congestion, missed reservations, other hosts, expiring certificates.
 //!
 //! The daemon numbers them in the order in which it hears of them, logs each once, keeps the latest, and streams them.
 //!

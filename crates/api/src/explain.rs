@@ -1,4 +1,4 @@
-//! Why a disk is as fast as it is: where its I/Os' time went, what limits it, and what would change that.
+//! The explanation of a disk's speed: where its I/Os' time went, what limits it, what would change that.
 //!
 //! The daemon's `explain` makes these of what it saw in the last seconds; `tidegate explain` prints them.
 //!

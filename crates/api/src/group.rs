@@ -1,4 +1,4 @@
-//! Groups of disks: ceilings that hold over all disks of a group on one host together.
+//! Groups of disks: limits on all disks of a group on one host.
 //!
 //! A disk names its group in its policy. What the group may do is this host's business: another host that serves disks
 //! of the same group has its own numbers for it, or none.

@@ -1,4 +1,4 @@
-//! I/O control of a datastore: what is set, as it is stored and ordered, and what one host sees of it.
+//! I/O control of a datastore: its settings, and the state that one host reports.
 //!
 //! The daemon's plan turns these words into the engine's; its report of a datastore comes back in them.
 //!

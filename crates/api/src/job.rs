@@ -1,4 +1,4 @@
-//! Long work over REST: an order answers at once with a job, and the job tells how far it is.
+//! Jobs: long work that REST starts and reports on.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The outside's words: what people write in files and flags, and what programs say over REST.
+//! The types of configuration, disk descriptors and REST.
 //!
 //! Nothing here decides or performs anything: a word is parsed, checked for being a word at all, and handed to the
 //! daemon's plan. This crate knows no other crate of ours, so that a client needs only this one.

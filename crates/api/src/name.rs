@@ -1,4 +1,4 @@
-//! Names of disks and datastores: one path component, one NBD export name, one word in a shell.
+//! Names of disks and datastores: one path component, one NBD export name, one shell word.
 //!
 //! # Always true
 //! - 1 to 63 characters of `A-Z a-z 0-9 . _ -`, the first a letter or digit. So a name is never `.` or `..`, never

@@ -1,4 +1,4 @@
-//! How failure is told: what failed, why, and what to do about it. The body of every REST answer that is not a success.
+//! Problems: what failed, why, and what to do. The body of every REST answer that is not a success.
 //!
 //! The daemon makes them from its errors; the command line prints them as they are and picks its exit status by
 //! [`ProblemCode`]. Nobody parses the sentences.

@@ -1,4 +1,4 @@
-//! Every door of the REST interface, with the types that pass through it, so that client and daemon cannot disagree.
+//! The routes of the REST interface with their types, shared by client and daemon.
 //!
 //! The daemon routes by [`Route::path`]; a client fills in the path with [`Route::url`], sends a `Q` and expects an
 //! `A`, or a [`crate::problem::Problem`] with a status of 400 or more.

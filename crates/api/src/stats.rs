@@ -1,4 +1,4 @@
-//! What disks and I/O threads have done: counters since they began, rates and latencies over a window.
+//! Statistics of disks and I/O threads: counters, and rates and latencies over a window.
 //!
 //! # Units
 //! Every key ends in its unit. `_total` counts since the disk was attached (or the thread began) and only grows.

@@ -1,4 +1,4 @@
-//! How the daemon itself is: what `tidegate status` shows and waits for.
+//! The state of the daemon, as `tidegate status` shows it.
 
 use std::path::PathBuf;
 

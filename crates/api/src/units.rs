@@ -1,4 +1,4 @@
-//! Quantities as people write them: `10G`, `512MiB`, `5000iops`, `200MiB/s`, `25ms`, `high`, `unlimited`.
+//! Quantities with units: `10G`, `512MiB`, `5000iops`, `200MiB/s`, `25ms`, `high`, `unlimited`.
 //!
 //! Flags and TOML files hand their text to `parse` here; what is shown again comes from `Display`.
 //!

@@ -20,7 +20,7 @@ impl ControlId {
 /// What an I/O thread must do, in the order given.
 #[derive(Debug, PartialEq, Eq)]
 pub enum Effect {
-    /// Give this I/O to the disk's datastore, and report its end with [`Event::Finished`].
+    /// Give this I/O to the disk's datastore, and report its end with [`Event::Finished`](crate::shard::Event::Finished).
     Start {
         /// Of which disk.
         disk: DiskId,
@@ -48,7 +48,7 @@ pub enum Effect {
         /// How it ended.
         outcome: Outcome,
     },
-    /// Append these bytes to the filter's side file, then hand the buffer back with [`Event::SideWritten`].
+    /// Append these bytes to the filter's side file, then hand the buffer back with [`Event::SideWritten`](crate::shard::Event::SideWritten).
     SideWrite {
         /// Of which disk.
         disk: DiskId,
@@ -66,10 +66,10 @@ pub enum Effect {
     Detached {
         /// Which disk.
         disk: DiskId,
-        /// What it has used of its limits, if anything: for [`Controlled::spent`] should it come back.
+        /// What it has used of its limits, if anything: for [`Controlled::spent`](crate::shard::Controlled::spent) should it come back.
         spent: Option<Box<Spent>>,
     },
-    /// It is another I/O thread's turn at a datastore: tell it, by [`Event::Woken`].
+    /// It is another I/O thread's turn at a datastore: tell it, by [`Event::Woken`](crate::shard::Event::Woken).
     Wake {
         /// Which datastore's control.
         control: ControlId,

@@ -1,4 +1,4 @@
-//! What a filter is: a layer of a disk's stack that sees every I/O on its way down and on its way up.
+//! Filters: layers of a disk's stack that see each I/O on submission and on completion.
 //!
 //! The stack ([`crate::stack`]) calls a filter's hooks; a filter answers with a [`Verdict`] and asks for more
 //! through its [`Cx`]. It never calls its neighbour, never waits, never reads a clock. Each filter is one file in

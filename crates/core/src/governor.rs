@@ -1,4 +1,4 @@
-//! Storage I/O control of one host: how much of a datastore it takes, decided a few times a second.
+//! The governor: it sets a host's window on one datastore a few times a second.
 //!
 //! One governor for each datastore. The engine reports what its schedulers counted ([`Governor::observe`]) and what
 //! stood in the slots of all hosts ([`Governor::heard`]); at [`Governor::deadline`] it asks for orders and for a slot to

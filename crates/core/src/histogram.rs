@@ -1,4 +1,4 @@
-//! Counts latencies in buckets that widen with them, so that any quantile is known within a sixteenth.
+//! A latency histogram with logarithmic buckets: each quantile is exact within a sixteenth.
 //!
 //! The `stats` filter records into these; reports carry copies; the daemon turns them into Prometheus
 //! buckets and JSON. Recording touches one bucket, a sum and a maximum, takes no branch, and allocates nothing.

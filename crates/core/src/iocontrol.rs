@@ -1,4 +1,4 @@
-//! Storage I/O control on one host: whose I/O goes to the datastore next, and how many may be there at once.
+//! Storage I/O control on one host: the order in which I/Os start on a datastore, and how many are in flight.
 //!
 //! An I/O that has passed its disk's filters is offered to the [`scheduler::Scheduler`] of its datastore. What may not
 //! go yet waits in its disk's queue and comes out of `pick` when its turn has come. Reservations, limits and shares are

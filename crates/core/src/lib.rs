@@ -1,4 +1,4 @@
-//! Decides what happens to every I/O of a host's disks, and never performs any of it.
+//! The decisions on every I/O of a host's disks; this crate performs no I/O.
 //!
 //! An I/O thread (or the simulator) feeds a [`shard::Shard`] with events and carries out the effects that it
 //! appends. Time, sizes and identities are plain values that come in by argument; bytes stay outside and are

@@ -1,4 +1,4 @@
-//! Range locks: decides which of a disk's overlapping requests wait for one another.
+//! Range locks: they order the overlapping requests of a disk.
 //!
 //! Most requests need no order: where two that are in flight together overlap, each sector may hold what either of them
 //! wrote. A request that is carried out as read, change and write back is different. It writes back sectors that are not its

@@ -1,4 +1,4 @@
-//! What a guest asks of a disk, as plain values: the words that every later stop of the journey speaks.
+//! A guest's request, as plain values.
 //!
 //! A front end makes a [`Request`]; the shard takes it, the stack carries it, a datastore performs it, and an
 //! [`Outcome`] goes back. The bytes themselves stay with the I/O thread; here they are a [`Data`], a name.

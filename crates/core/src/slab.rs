@@ -1,4 +1,4 @@
-//! A table of values that come and go without allocating, each under an [`IoId`] that is never valid twice.
+//! A table of reusable entries; each [`IoId`] is valid once.
 //!
 //! The shard keeps its I/Os here. Places are reused; the generation in the id is not, so a completion that comes
 //! late, or twice, finds nothing instead of somebody else's I/O.

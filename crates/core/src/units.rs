@@ -1,4 +1,4 @@
-//! Time as our own numbers, so that any moment can be built and compared.
+//! Time and span as plain numbers of nanoseconds.
 //!
 //! Everything in this crate is told the time; nothing asks for it. The engine fills [`Time`] from the monotonic
 //! clock, the simulator from its own.

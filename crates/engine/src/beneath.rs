@@ -1,4 +1,4 @@
-//! Opens files below a directory that an administrator named, where others may have put anything.
+//! Opens files beneath a directory without following links, since others may write there.
 //!
 //! Every host that shares a datastore can write to it. So each path below the datastore's directory is resolved by the
 //! kernel with openat2: a path with a link in it is refused, and no path leads out of the directory. Slots, leases, disks'

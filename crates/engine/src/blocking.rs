@@ -1,4 +1,4 @@
-//! Runs the few calls that the kernel's ring cannot (finding holes), on a thread that may block.
+//! The blocking worker: a thread that runs system calls which io_uring does not have.
 //!
 //! An image hands over an [`BlockingJob`]; the thread runs it and drops it, answered, into the I/O thread's inbox. A
 //! stuck datastore holds up other blocking of the same I/O thread, never its I/O.

@@ -1,4 +1,4 @@
-//! I/O control of one datastore on this host: a governor on a thread of its own, and a scheduler on each I/O thread.
+//! I/O control of one datastore: a governor thread, and a scheduler on each I/O thread.
 //!
 //! [`Engine::control`](crate::Engine::control) makes one; disks are attached with it. The governor's thread
 //! (`rounds`) gathers what the schedulers counted, ticks the core's governor, sends its orders, and has the slots on

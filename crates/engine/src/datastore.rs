@@ -1,4 +1,4 @@
-//! Where disks live: the trait that every kind of datastore serves, and the kinds, one file each.
+//! Datastores: the trait `Image`, and one file for each kind.
 //!
 //! An `Image` is one open disk image. The control side opens it (which may block), an I/O thread owns it from then
 //! on and gives it each I/O that leaves a disk's stack. The image performs it on the thread's ring and reports

@@ -1,4 +1,4 @@
-//! Block devices: the one node of each, and which of them share bytes, as sysfs shows it.
+//! Block devices: their node, and which of them share bytes, as sysfs shows it.
 //!
 //! Opening an image asks for the node, since a lock belongs to a node and not to a device; the daemon asks whether two
 //! disks would write to the same bytes.

@@ -1,4 +1,4 @@
-//! What can go wrong when the engine opens, attaches or serves something: a kind to match on, and words to read.
+//! The errors of the engine: a kind to match on, context, and the source.
 
 use std::fmt;
 use std::io;

@@ -1,4 +1,4 @@
-//! The engine as the daemon holds it: I/O threads, and a handle for each attached disk.
+//! The engine's interface to the daemon: I/O threads, and a handle for each attached disk.
 //!
 //! Everything here runs on the caller's thread and may block for as long as the I/O thread (or a datastore that must
 //! drain) takes to answer. No request passes through.

@@ -1,4 +1,4 @@
-//! How other threads speak to an I/O thread: orders in a bounded queue, and a bell that rings only when it sleeps.
+//! The inbox of an I/O thread: a bounded queue of commands, and a descriptor that wakes the thread when it sleeps.
 //!
 //! # Always true
 //! - an order that `send` accepted is seen: either the thread finds `mail` set before it sleeps, or the bell wakes it

@@ -1,4 +1,4 @@
-//! Who may open a disk: leases of disks that several hosts can reach, kept in blocks on their datastore.
+//! Leases of disks that several hosts can reach, in blocks on their datastore.
 //!
 //! The daemon has one [`Leases`] for each directory in which blocks lie (`.tidegate/leases/`), opens an image, asks for
 //! the disk's [`Lease`], and hands both to the engine ([`OpenedImage::under`](crate::datastore::OpenedImage::under)). A

@@ -1,4 +1,4 @@
-//! Performs what the core decides: I/O threads on io_uring, buffers, datastores, and the devices of guests.
+//! The engine: I/O threads on io_uring, buffers, datastores and devices; it performs what the core decides.
 //!
 //! The daemon starts an [`Engine`], opens images with [`datastore`], and attaches them as [`Disk`]s; the handles take
 //! orders from there. Disks of one datastore may stand under its [`control`]. Inside, a request's way is: [`device`](self) (a ring or a connection) to `thread.rs` (one turn) to

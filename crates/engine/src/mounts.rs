@@ -1,4 +1,4 @@
-//! The mount table of this process: which file system a path is on.
+//! The mount table of this process: the file system of a path.
 //!
 //! Leases ask it what guards an image, the daemon which file system a datastore is on.
 //!

@@ -1,4 +1,4 @@
-//! Everything unsafe, and nothing else: the kernel's ring, guests' memory, buffers, and a few system calls.
+//! All unsafe code: io_uring, guest memory, buffers, and a few system calls.
 //!
 //! Each file wraps one thing so that the rest of the engine is safe code. The invariants that make it so:
 //! - **A segment lives as long as what it points into.** [`guest::Segment`]s are made from a [`guest::Mapping`] and kept in a

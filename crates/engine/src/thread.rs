@@ -1,4 +1,4 @@
-//! One I/O thread: gathers what its guests and datastores did, asks the shard what follows, and does it.
+//! One I/O thread: it collects requests and completions, calls the shard, and performs the effects.
 //!
 //! A turn has a fixed order: orders from other threads, completions of the ring, requests of the active queues, what the
 //! shard wants done about them, used entries shown to guests, and one system call that submits it all. With nothing

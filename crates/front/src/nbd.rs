@@ -1,4 +1,4 @@
-//! Speaks the NBD protocol, both halves of it, without ever touching a socket.
+//! The NBD protocol, server and client, without sockets.
 //!
 //! Bytes come in as slices and go out into buffers of the caller; each machine says what it wants next as a value.
 //! A connection's life on the server: [`handshake`] (on a control thread), then [`session`] (on an I/O thread, where

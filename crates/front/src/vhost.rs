@@ -1,4 +1,4 @@
-//! The virtio-blk device as a guest sees it through vhost-user: rings, requests, configuration space.
+//! The virtio-blk device behind vhost-user: rings, requests, configuration space.
 //!
 //! The engine's I/O thread owns a [`queue::Queue`] for each ring and turns what [`queue::Queue::next`] yields into
 //! shard requests. The guest's memory is behind [`GuestMemory`], so that the same code walks real memory, a test's

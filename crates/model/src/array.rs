@@ -1,4 +1,4 @@
-//! An array of disks or SSDs: takes I/Os, says when the next one may be done, and which ones are.
+//! An array of disks or SSDs: it takes I/Os and completes them in virtual time.
 //!
 //! The simulator and the engine's `emulated` datastore call it; it splits an I/O over members (`stripe.rs`),
 //! puts writes into its cache (`cache.rs`) and lets members work (`disk.rs`, `ssd.rs`). It does not

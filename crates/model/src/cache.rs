@@ -1,4 +1,4 @@
-//! What an array's write-back cache holds that its members do not: dirty ranges, merged, in order of address.
+//! The dirty ranges of an array's write-back cache, merged and ordered by address.
 //!
 //! [`crate::array`] puts writes in and takes ranges out to write them back. Neighbours grow together, so small
 //! sequential writes leave as whole rows, which is what spares RAID 5 its reads; an overwrite costs nothing more.

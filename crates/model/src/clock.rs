@@ -1,4 +1,4 @@
-//! Turns the driver's time into work time: how a model is slowed down, sped up and stalled while it runs.
+//! The clock of a model: it maps the driver's time to work time, for slow-down, speed-up and stalls.
 //!
 //! Members know only work time. It runs as fast as the driver's time at full speed, half as fast when capacity
 //! halves, and stands still during a stall. So a change touches the I/O in service too, costs nothing per I/O, and no

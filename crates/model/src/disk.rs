@@ -1,4 +1,4 @@
-//! A rotating disk: one arm that seeks, a platter that turns, and a queue it may put into a better order.
+//! A rotating disk: seeks, rotation, and a queue that it may reorder.
 //!
 //! [`crate::array`] gives it jobs and asks it to start one; it says how long that one takes. Of the waiting jobs the
 //! oldest `queue_depth` are candidates. Among them the arm goes on upwards and, past the last, begins again at the

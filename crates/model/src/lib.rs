@@ -1,4 +1,4 @@
-//! Disks, SSDs and arrays in virtual time: says when each I/O would be done, and touches no data.
+//! Models of disks, SSDs and arrays in virtual time, without data.
 //!
 //! The simulator drives an [`Array`] with its own clock, and the engine's `emulated` datastore drives the very same
 //! value with the monotonic one. Nothing here sleeps, asks for the time or draws from anything but its own seed, so

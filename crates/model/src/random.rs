@@ -1,4 +1,4 @@
-//! Draws numbers from a seed: the model's only source of chance.
+//! A seeded random number generator: the model's only source of randomness.
 //!
 //! The generator is SplitMix64: eight bytes of state, equidistributed, a few nanoseconds a draw, and any seed is a
 //! good seed, zero included. It is not for secrets. Everything is integer arithmetic, so a seed means the same on

@@ -1,4 +1,4 @@
-//! What can be modelled, as plain data: disks, SSDs, and arrays of them; with names for the usual ones.
+//! Specifications of disks, SSDs and arrays, with names for the usual ones.
 //!
 //! Scenarios and the `emulated` datastore carry an [`ArraySpec`] or its name; [`crate::Array::new`] checks it.
 //!

@@ -1,4 +1,4 @@
-//! An SSD: one queue, several channels, different costs to read and to write.
+//! An SSD: one queue, several channels, different costs of reads and writes.
 //!
 //! [`crate::array`] gives it jobs and asks it to start pages; it says when each page is done. A long job is cut into
 //! pages, which run on as many channels as are free. It keeps no clock and no list of what is running.

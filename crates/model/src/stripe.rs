@@ -1,4 +1,4 @@
-//! Where an array's bytes lie on its members, and what a write costs in reads and parity.
+//! The striping of an array: where bytes lie, and the reads and parity writes of a write.
 //!
 //! [`crate::array`] asks it for the parts of an I/O: those to begin with, and those that may begin only when the
 //! first are done (RAID 5 reads before it writes, unless it writes a whole row).

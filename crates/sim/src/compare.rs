@@ -1,4 +1,4 @@
-//! Ours beside PARDA and beside no control at all: one table from the scenario files, over many seeds.
+//! The comparison of our policy with PARDA and with no control, over many seeds.
 //!
 //! `tidegate-sim --side-by-side` runs [`table`] and writes what it gives into `docs/io-control-compared.md`. Each row is
 //! a figure that a scenario expects something of under our control; here it is computed under each policy, as it is and

@@ -1,4 +1,4 @@
-//! What stands between a host's guests and the datastore: ours, or one that it is compared with.
+//! The trait of a host's I/O control in the simulator; one file for each policy.
 //!
 //! The world calls it where an I/O thread and a host's governor would be called, and performs what it asks for. One
 //! file for each policy: `ours.rs` drives the scheduler and the governor of the core exactly as the engine does,

@@ -1,4 +1,4 @@
-//! What guests do: users of a shop, access specifications, and askers who do not wait for answers.
+//! Guests' workloads: closed loops, access specifications, and open loops.
 //!
 //! The world tells a guest that it may begin, that it woke, and that an I/O was answered; the guest appends what it
 //! wants: I/Os, and to be woken. It knows neither host nor datastore.

@@ -1,4 +1,4 @@
-//! What must hold at every moment of every run, watched from outside: nothing of the core's own accounts is believed.
+//! The invariants of a run, checked from outside the core.
 //!
 //! The world tells it what starts, ends and waits. A breach is kept with its moment and says what should have been.
 //!

@@ -1,4 +1,4 @@
-//! Whether what came out of a run is what its scenario expects.
+//! The verdict on a run: it compares results with the scenario's expectations.
 //!
 //! [`judge`] makes the runs that a scenario's expectations need (each way once), computes the figures in `measure.rs`
 //! and holds them against their marks. A mark that is missed is told with both numbers; nothing is rounded in its

@@ -1,4 +1,4 @@
-//! The world in virtual time: hosts with their guests on a shared datastore, what goes wrong, and what must hold.
+//! The simulator: hosts, guests and a shared datastore in virtual time, with faults and invariants.
 //!
 //! It drives the very decision machines that the engine drives, with an array of the model's, and needs no machine: a
 //! minute of twelve hosts is a few seconds, the same every time. Read it from the outside in: [`scenario`] (what is to

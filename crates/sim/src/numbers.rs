@@ -1,4 +1,4 @@
-//! Between whole numbers and fractions, in one place: figures are fractions, the world counts in whole numbers.
+//! Conversions between whole numbers and fractions.
 //!
 //! Decisions never pass through here; only words of a scenario that are fractions, and what is reported.
 

@@ -1,4 +1,4 @@
-//! The policies of I/O control that a scenario compares, by their words.
+//! The policies of I/O control that a scenario compares.
 
 /// A policy that hosts may follow.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -1,4 +1,4 @@
-//! What will happen, in the order in which it will: the simulator's only clock.
+//! The event queue: the simulator's only clock.
 //!
 //! The world puts moments in and takes the earliest out. Of one moment, what was put in first comes out first, so
 //! that a run is the same every time.

@@ -1,4 +1,4 @@
-//! What came out of a run, as plain values: what each disk, host and the datastore did in every tenth of a second.
+//! The results of a run: what each disk, host and the datastore did in every tenth of a second.
 //!
 //! The world fills a [`Results`] in; `judge.rs` computes the figures that scenarios expect something of, and reports
 //! draw the rest.

@@ -1,5 +1,5 @@
-//! A scenario: hosts, disks with what they are set to and what their guests do, an array, phases, faults, and what is
-//! to come out. One format for the simulator and the real engine.
+//! Scenarios: hosts, disks, workloads, an array, phases, faults and expectations. One format for the simulator and the
+//! real engine.
 //!
 //! [`Scenario::read`] takes a file in two steps: `raw.rs` holds what may be written, and here it becomes a checked
 //! plan: names are looked up, copies are made, percentages are percentages. After that nothing is a word any more.

@@ -1,4 +1,4 @@
-//! Past failures: a scenario and a seed with which something was wrong once, and the story of what it was.
+//! Past failures: scenarios with seeds that once failed, and the reason.
 //!
 //! They lie in `seeds/*.toml` of this crate and are run by its tests for ever. A file is added with the mend of what
 //! it shows, never before: what fails today is a failing scenario, not a past failure.

@@ -1,4 +1,4 @@
-//! The coordination file as hosts see it: one slot each, with what can go wrong between writing and reading.
+//! The slot file in the simulator, with faults between write and read.
 //!
 //! The world writes when a host's write has reached the array, and reads when a read has. Faults are told with each
 //! write: seen later, or torn in the middle.

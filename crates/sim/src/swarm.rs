@@ -1,4 +1,4 @@
-//! The same scenarios with many seeds: what holds with all of them, and what with how many.
+//! The swarm: scenarios with many seeds.
 //!
 //! # Always true
 //! - A seed is run once for each scenario; with the same seeds the same comes out.

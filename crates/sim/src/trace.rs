@@ -1,4 +1,4 @@
-//! A trace of a disk, read from its file: what was asked when, and how long each I/O took.
+//! The reader of trace files.
 //!
 //! The `trace` filter writes such files block by block; here they become one list in the order of arrival, which a guest
 //! of a [scenario](crate::scenario) asks for again and the lab sends to a real disk. What lies where in the file is

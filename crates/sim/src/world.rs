@@ -1,5 +1,4 @@
-//! The world in virtual time: carries I/Os from guests through their host's control to the array and back, and lets
-//! happen what a scenario says.
+//! The simulated world: it moves I/Os through hosts, control and array, and applies the scenario's events.
 //!
 //! [`run`] is the whole of it. It takes whatever comes first, the array's next completion or the queue's next moment,
 //! until the scenario has ended; then it mends everything that was broken, demands that every disk is served, stops the

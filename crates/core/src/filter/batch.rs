@@ -1,4 +1,4 @@
-//! The I/Os of a disk that pass its filters together: all that came, or ended, at one moment.
+//! A batch: the I/Os of a disk that pass its filters together, since they came or completed at one moment.
 //!
 //! The stack hands a layer the whole batch at once, so that what a layer costs is paid once for all of them. Most
 //! filters look at one I/O after the other ([`Filter::submit`](super::Filter::submit)) and never see a batch; one that

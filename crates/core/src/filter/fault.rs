@@ -1,4 +1,4 @@
-//! Makes I/Os fail, wait, tear or vanish, by rule: for tests, and for users' fire drills.
+//! The `fault` filter: it fails, delays, tears or drops I/Os by rule, for tests and fire drills.
 //!
 //! One filter carries one rule, a [`FaultSpec`]; a disk may carry several. It decides on an I/O's way down and takes
 //! no part in its way up. Its manual is `docs/filters/fault.md`.

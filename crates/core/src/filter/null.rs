@@ -1,4 +1,4 @@
-//! Accepts every I/O and hands it on: what a filter costs when it does nothing.
+//! The `null` filter: it passes every I/O, and shows what a filter costs.
 //!
 //! The measure of the stack itself. Its manual is `docs/filters/null.md`.
 //!

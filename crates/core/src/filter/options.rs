@@ -1,4 +1,4 @@
-//! Reads the words with which a filter is asked for: `NAME:key=value,word,...`.
+//! The parser of filter options: `NAME:key=value,word,...`.
 //!
 //! [`super::FilterSpec`] and the filters' own parsers use it, so that every filter's options look and fail alike. It
 //! runs when a person or a configuration file speaks, never on the data path.

@@ -1,4 +1,4 @@
-//! Measures a disk's I/O: counts, bytes, sizes, order, outstanding, errors, and latencies by operation and stage.
+//! The `stats` filter: counts, bytes, sizes, order, outstanding I/Os, errors, and latencies by operation and stage.
 //!
 //! It passes everything. The daemon copies its [`StatsReport`] out for `stats`, `top`, REST and metrics; two reports
 //! give the rates between them. Its manual is `docs/filters/stats.md`.

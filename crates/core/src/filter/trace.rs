@@ -1,4 +1,4 @@
-//! Records a disk's I/O for replay: what was asked, when, how long it took, how it ended.
+//! The `trace` filter: it records a disk's I/O for replay, with times, latencies and outcomes.
 //!
 //! It passes everything, and sends full buffers aside to its file ([`Cx::side_write`]); what lies in them is
 //! [`format`](mod@format)'s affair. Its manual is `docs/filters/trace.md`.

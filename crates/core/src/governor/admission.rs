@@ -1,4 +1,4 @@
-//! Whether a reservation can be promised at all.
+//! Admission control of reservations.
 //!
 //! `disk set --reservation` asks before it says yes. Promises are weighed in what they cost the datastore, over all
 //! disks of all hosts that are known, against what the datastore was seen to do.

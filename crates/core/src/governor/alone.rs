@@ -1,4 +1,4 @@
-//! What a host does that can no longer hear the others: a law of its own, until it can.
+//! The control law of a host that cannot read the other hosts' slots.
 //!
 //! The governor calls [`step`] once a second after its reads have failed for a lease. Every host then follows its own
 //! latency; shares still matter, through a small addend, though far more slowly and less exactly than by division.

@@ -1,5 +1,4 @@
-//! A block of 4 KiB as hosts exchange them over a datastore: fields one after the other, behind a magic and a version,
-//! under a checksum.
+//! A 4 KiB block that hosts exchange over a datastore: magic, version, fields and a checksum.
 //!
 //! [`super::slot`] and [`super::lease`] say which fields there are, and what is believed of their numbers.
 //!

@@ -1,4 +1,4 @@
-//! This host's disks as the schedulers report them: what each asks for, and what the host gets through altogether.
+//! The load of this host's disks, from the schedulers' usage reports.
 //!
 //! The governor hands in every report ([`Disks::saw`]) and takes sums once a tick ([`Disks::meter`]).
 //!

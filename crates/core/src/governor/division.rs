@@ -1,4 +1,4 @@
-//! Who gets which part of the cluster's window: water-filling over the demands that all hosts published.
+//! The division of the cluster's window: water-filling over the demands that all hosts published.
 //!
 //! Every host fills the same vessels with the same water and keeps what falls to its own disks: no leader, and no
 //! message beyond the slot. The governor calls this with its own fresh demands and the others' last records

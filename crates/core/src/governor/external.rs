@@ -1,4 +1,4 @@
-//! Tells load on the datastore that none of our hosts causes, and keeps us from giving everything up to it.
+//! Detection of external load: I/O on the datastore that no host of the cluster causes.
 //!
 //! The window law takes less when latency is high. If somebody else makes the latency, that helps him and nobody of
 //! ours. But a datastore that has become slower looks the same: much less in flight, much less done, latency at the

@@ -1,4 +1,4 @@
-//! What an I/O of each kind really costs this datastore, learned from what got through.
+//! The learner of I/O costs: it fits what each kind of I/O costs this datastore from measured throughput.
 //!
 //! While this host's window binds and stays the same, each tenth of a second brings it the same amount of service;
 //! what it brought in reads, writes and bytes varies. So the costs are those numbers that make every such moment cost

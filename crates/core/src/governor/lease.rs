@@ -1,4 +1,4 @@
-//! Which host may write to a disk: a lease in one block on the datastore, kept with nothing but reads and writes.
+//! The lease of a disk: which host may write, decided by reads and writes of one block on the datastore.
 //!
 //! The engine keeps one block for each disk (`.tidegate/leases/`) and carries out what [`Lease::next`] says: read the
 //! block, write it, or wait. Before every write to the disk it asks [`Lease::may_write`]. No wall clock, no

@@ -1,5 +1,4 @@
-//! What people call a host, as it travels in slots and leases: 64 bytes, of which nobody believes more than printable
-//! text.
+//! A host's name in slots and leases: 64 bytes of printable text.
 //!
 //! # Always true
 //! - Whoever wrote the bytes, [`Name::chars`] gives nothing but printable ASCII.

@@ -1,4 +1,4 @@
-//! The few pieces of arithmetic that the governor's laws share, so that every machine gets the same digits.
+//! Arithmetic that the control laws share; it gives the same digits on every machine.
 //!
 //! Only `+ - * /` and comparisons: those are exact to the last bit everywhere, which lets a run of the simulator be
 //! repeated on another machine. A logarithm or a power would not be.

@@ -1,4 +1,4 @@
-//! How often a host looks and speaks: often while something moves, seldom while nothing does.
+//! The tick interval of a governor: short after a change, long while the load is steady.
 //!
 //! # Always true
 //! - Looking and speaking cost the datastore one per cent of what it does at most, and at once no more than ten seconds

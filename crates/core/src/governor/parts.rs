@@ -1,4 +1,4 @@
-//! Which disks are held to their part, so that what one disk leaves of its part is everybody's.
+//! Redistribution: the unused share of a disk goes to all hosts.
 //!
 //! A host's window is the sum of its disks' parts. What a disk of it leaves for a moment its neighbours take at once, and
 //! nobody else sees it: on a host with a disk that comes and goes, the others have more than the same shares bring them

@@ -1,4 +1,4 @@
-//! The other hosts: who lives, who is suspect, who is dead, told by their slots alone.
+//! The other hosts: live, suspect or dead, by their slots alone.
 //!
 //! The governor hands in every successful read of the slots file, and every failed one. No wall clock is compared:
 //! a peer is as old as our own time between successful reads that showed the same sequence number.

@@ -1,4 +1,4 @@
-//! What a governor knows, for people: `datastore show`, `explain`, the dashboard.
+//! The governor's state, as `datastore show`, `explain` and the dashboard report it.
 
 use super::division::{Demand, Division};
 use super::name::Name;

@@ -1,4 +1,4 @@
-//! What a host tells the others, as 4 KiB: encodes our own slot, and believes nothing of a foreign one unchecked.
+//! A host's slot: its published state as 4 KiB, encoded, and checked when decoded.
 //!
 //! The engine keeps a file of 256 slots on the datastore (`.tidegate/hosts.v1`): slot 0 holds what holds for the whole
 //! datastore ([`Common`]), each other one a host's [`Record`]. The governor encodes and decodes; the engine only

@@ -1,4 +1,4 @@
-//! The steps of one tick, in the order in which the governor takes them: notice, look, steer, divide, publish.
+//! One tick of the governor, step by step: observe, read, control, divide, publish.
 //!
 //! [`super::Governor::tick`] branches; here is the straight-line work. The laws themselves are in the files beside.
 

@@ -1,4 +1,4 @@
-//! At which latency a datastore counts as congested, where the administrator leaves that to us.
+//! The automatic congestion threshold of a datastore.
 //!
 //! Nothing is injected and no idle hour is waited for: ordinary load shows, by and by, how much the datastore does with
 //! how much in flight ([`Curve`]). The knee of that curve is where nine tenths of the most it ever did are reached;

@@ -1,4 +1,4 @@
-//! How much the whole cluster may have in flight: one number that every host computes from the same reports.
+//! The window of the whole cluster: every host computes the same number from the same reports.
 //!
 //! The governor calls [`next`] once a tick while control is engaged. Who gets which part of it is not decided here
 //! (that is [`super::division`]): efficiency and fairness are two laws.

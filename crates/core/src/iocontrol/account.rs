@@ -1,4 +1,4 @@
-//! Counts what each disk uses of a datastore, and what the I/O thread gets through: the governor's eyes.
+//! Usage accounting: what each disk uses of a datastore, and what the I/O thread completes.
 //!
 //! The scheduler calls these on every I/O that counts, so each is a few additions. Nothing here decides anything.
 //!

@@ -1,3 +1,3 @@
-//! The atomics that [`super::shared`] uses, in one place, so that its loom test can put loom's in theirs.
+//! The atomics of [`super::shared`], in one place so that the loom test can replace them.
 
 pub(super) use core::sync::atomic::{AtomicBool, AtomicI64, AtomicU64, Ordering, fence};

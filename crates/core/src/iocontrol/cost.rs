@@ -1,4 +1,4 @@
-//! What a request costs a device, and what its latency would have been had it been small.
+//! The cost model: what a request costs a device, and its latency as if it were small.
 //!
 //! Shares and windows count device time, so that a disk with large requests does not get more of the device than one
 //! with small ones. The governor learns the numbers; schedulers only apply them.

@@ -1,4 +1,4 @@
-//! One disk's part of a scheduler: its queue, its tags, its limits.
+//! One disk in a scheduler: its queue, tags and limits.
 //!
 //! Straight-line work only; [`super::scheduler`] decides when.
 

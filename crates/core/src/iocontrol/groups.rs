@@ -1,4 +1,4 @@
-//! The limits of a host's groups of disks, and how far each group's disks are with them: a few atomics.
+//! Group limits: atomics that a host's I/O threads share.
 //!
 //! Every I/O thread lets I/Os of a group's disks pass here, whatever datastore they are for. What a thread cannot know
 //! alone is whether a disk of the group on another thread is further behind: each tells it by a word at its seat.

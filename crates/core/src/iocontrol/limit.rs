@@ -1,4 +1,4 @@
-//! Exact ceilings: the generic cell rate algorithm, for units and for bytes, in the long run and at the peak.
+//! Exact limits: the generic cell rate algorithm for IOPS and bandwidth, sustained and at peak.
 //!
 //! A meter is one moment, the one at which all that has passed would have been due at the steady rate. A request passes
 //! while that moment is not further ahead than the burst lasts; then the moment moves on. The disk's meters are its I/O

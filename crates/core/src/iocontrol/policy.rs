@@ -1,4 +1,4 @@
-//! What an administrator says about a disk or a group of disks, as plain checked values.
+//! The policy of a disk or group: shares, reservation, limits, as checked values.
 //!
 //! The daemon builds these from words; the scheduler believes them. Whether a reservation can be met is not decided
 //! here but by the governor's admission.

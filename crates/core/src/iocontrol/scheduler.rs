@@ -1,4 +1,4 @@
-//! Decides, for one datastore on one I/O thread, which I/O goes next and whether there is room for it.
+//! The scheduler of one datastore on one I/O thread: it queues I/Os and picks the next one to start.
 //!
 //! The shard offers each I/O that has passed its disk's filters; what waits comes out of `pick`, which the thread asks
 //! until it says something else than [`Pick::Now`]. The governor steers: window, reservations' part, costs. The

@@ -1,4 +1,4 @@
-//! What the I/O threads of a host must share about one datastore: a few atomics.
+//! The state of a datastore that a host's I/O threads share: a few atomics.
 //!
 //! Threads have no quotas of their own. They share the virtual time, the cost in flight, and the least start tag that
 //! waits on each, so that none runs ahead of the others by more than a bound. A thread that must wait says so here and

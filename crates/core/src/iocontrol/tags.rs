@@ -1,4 +1,4 @@
-//! The numbers by which disks are ordered, and the heaps that keep them in order.
+//! Scheduling tags, and the heaps that order disks by them.
 //!
 //! A tag is virtual time: device cost divided by shares. It may wrap after years, so tags are compared by their
 //! difference. Heaps are 4-ary and know where each disk stands in them, so that any disk can be moved or taken out.

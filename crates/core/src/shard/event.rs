@@ -1,4 +1,4 @@
-//! What happens to an I/O thread, and what it must do: the words between the engine and a [`super::Shard`].
+//! Events: what the engine (or the simulator) reports to a [`super::Shard`].
 //!
 //! Plain values only; the engine (or the simulator) makes events and carries out effects.
 
@@ -19,7 +19,7 @@ pub struct Controlled {
     pub key: DiskKey,
     /// What it may and shall get.
     pub policy: Policy,
-    /// What it had used of its limits when it was here last, as [`Effect::Detached`] told it.
+    /// What it had used of its limits when it was here last, as [`Effect::Detached`](crate::effect::Effect::Detached) told it.
     pub spent: Option<Box<Spent>>,
 }
 
@@ -34,7 +34,7 @@ pub enum Event {
         /// The request.
         request: Request,
     },
-    /// The datastore has ended an I/O that an [`Effect::Start`] gave it.
+    /// The datastore has ended an I/O that an [`Effect::Start`](crate::effect::Effect::Start) gave it.
     Finished {
         /// Of which disk.
         disk: DiskId,
@@ -53,7 +53,7 @@ pub enum Event {
     },
     /// The moment of [`Shard::deadline`](super::Shard::deadline) has come.
     Ticked,
-    /// Bytes of a filter's [`Effect::SideWrite`] are on their file, or could not be put there.
+    /// Bytes of a filter's [`Effect::SideWrite`](crate::effect::Effect::SideWrite) are on their file, or could not be put there.
     SideWritten {
         /// Of which disk.
         disk: DiskId,
@@ -77,7 +77,7 @@ pub enum Event {
         /// Whether its I/Os wait for their turn, and by what policy.
         control: Option<Box<Controlled>>,
     },
-    /// The disk's filters are to be these from now on; answered by [`Effect::Rearranged`].
+    /// The disk's filters are to be these from now on; answered by [`Effect::Rearranged`](crate::effect::Effect::Rearranged).
     Rearrange {
         /// Which disk.
         disk: DiskId,
@@ -91,7 +91,7 @@ pub enum Event {
         /// Bytes.
         size: u64,
     },
-    /// The disk goes; answered by [`Effect::Detached`] once nothing of it is in flight.
+    /// The disk goes; answered by [`Effect::Detached`](crate::effect::Effect::Detached) once nothing of it is in flight.
     Detach {
         /// Which disk.
         disk: DiskId,
@@ -122,7 +122,7 @@ pub enum Event {
         /// From now on.
         policy: Policy,
     },
-    /// Another I/O thread has found that it is this one's turn at a datastore ([`Effect::Wake`]).
+    /// Another I/O thread has found that it is this one's turn at a datastore ([`Effect::Wake`](crate::effect::Effect::Wake)).
     Woken {
         /// Which.
         control: ControlId,

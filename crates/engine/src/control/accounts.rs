@@ -1,5 +1,4 @@
-//! What disks had used of their limits when they went, for those that come back: detached and attached again, a disk has
-//! what it had left of its burst, and what has come since.
+//! The accounts of detached disks: what they had used of their limits, for when they are attached again.
 //!
 //! One for all datastores of an engine: a control ends with its last disk, and what that had used is used still. An I/O
 //! thread writes here when a disk goes, and looks when one comes, on whichever thread it was before.

@@ -1,4 +1,4 @@
-//! The thread of one governor: counts in, orders out, round after round.
+//! The thread of one governor: it collects usage, reads slots, ticks the governor, and sends orders.
 //!
 //! It sleeps exactly until something is due or said. While a datastore is in use, what the schedulers counted is gathered
 //! every 50 ms. A round begins at the governor's deadline: counts are gathered and slots read; when both are there, the

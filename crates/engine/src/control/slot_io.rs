@@ -1,4 +1,4 @@
-//! Carries slots between a governor and its datastore, on a thread of its own: a datastore that hangs hangs this one.
+//! Slot I/O between a governor and its datastore, on a thread of its own that may hang.
 //!
 //! The governor's thread ([`super::governor_thread`]) sends jobs and goes on; what came of them comes back as a word to it. Before
 //! the first read the slot_io claims a slot, and tries again with each read while it has none. Slot 0 is everybody's: a

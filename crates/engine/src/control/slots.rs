@@ -1,4 +1,4 @@
-//! The slot file on a datastore's directory, through which hosts that share it hear of each other.
+//! The slot file in a datastore's directory, through which hosts exchange their state.
 //!
 //! `.tidegate/hosts.v1` holds 256 slots of 4 KiB, `.tidegate/owners/K` says which host sits in slot K. The slot_io
 //! ([`super::slot_io`]) reads and writes here, and may hang with the datastore; what the bytes mean is the governor's

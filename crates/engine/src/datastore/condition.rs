@@ -1,4 +1,4 @@
-//! What has befallen an image since it was opened, of which its guest learns by errors and its administrator should too.
+//! The condition of an image since it was opened: failed flushes, truncation.
 //!
 //! Each is noticed, logged and acted on where it happens; here it is only noted, for whoever asks how the disk is.
 

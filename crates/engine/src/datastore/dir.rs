@@ -1,4 +1,4 @@
-//! Disk images in files or on block devices, read and written directly where that is possible, else through the page cache.
+//! Disk images in files or on block devices, by direct I/O where possible, else through the page cache.
 //!
 //! An image is used in one of the two ways, whole: bytes that are in the page cache for one request and written directly for
 //! another are lost, or make the kernel fail the next flush. Where it is used directly, whole units of aligned memory are

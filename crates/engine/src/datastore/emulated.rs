@@ -1,4 +1,4 @@
-//! A datastore that answers as slowly as an array of disks or SSDs would: bytes in memory, time from the model.
+//! The `emulated` datastore: bytes in memory, latencies of a modelled array.
 //!
 //! The array of `tidegate-model`, which the simulator drives in virtual time, is driven here with the thread's clock:
 //! for trying out how a host behaves on storage that one does not have. A job's bytes move when the model says

@@ -1,4 +1,4 @@
-//! A datastore in the daemon's memory: fast, and gone with it. For scratch disks, tests and measuring.
+//! The `memory` datastore: bytes in the daemon's memory. For scratch disks, tests and measuring.
 //!
 //! Memory is taken when first written and given back by discards, so a large disk costs what it holds.
 //!

@@ -1,4 +1,4 @@
-//! Disk images on another NBD server: requests are pipelined to it, and sent again when it comes back after a loss.
+//! The `nbd` datastore: images on another NBD server, with pipelining and replay after a lost connection.
 //!
 //! The image is on its disk's I/O thread, with one connection (`connection.rs`) on the thread's ring. What it owes is
 //! `work.rs`; finding the server again is an job (`connect.rs`). Writes that the server had answered and not made

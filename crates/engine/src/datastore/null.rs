@@ -1,4 +1,4 @@
-//! A datastore that does nothing, at once: for measuring everything above it.
+//! The `null` datastore: it completes every I/O at once, for measurements.
 //!
 //! Guests' buffers are left as they are; memory of our own is cleared, lest a client reads what another wrote.
 

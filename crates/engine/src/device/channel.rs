@@ -1,4 +1,4 @@
-//! How a vhost-user front end is told that a disk has changed: the channel that runs the other way.
+//! The backend channel of vhost-user: it notifies a front end of a changed configuration.
 //!
 //! The crate `vhost` takes this channel's descriptor and offers only some of the messages that go through it; "the
 //! configuration has changed" is not among them. So the descriptor is copied from the socket before the crate reads the

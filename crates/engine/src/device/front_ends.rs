@@ -1,4 +1,4 @@
-//! Who speaks vhost-user to a disk: one front end whose rings run, and at most one more that waits for its turn.
+//! The front ends of a disk: one that runs, and at most one that waits for it to leave.
 //!
 //! The second is there for live migration on one host: the destination's QEMU connects while the source's guest still
 //! runs, and starts its rings when the source's have stopped. The handle lets front ends in and sends them away; the

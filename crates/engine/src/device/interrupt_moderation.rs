@@ -1,4 +1,4 @@
-//! When a guest is called: as soon as it is shown its answers, or a moment later.
+//! Interrupt moderation: it decides when a guest is interrupted, at once or a moment later.
 //!
 //! A guest that has just asked for more is awake, falling asleep, or asleep. Awake it finds its answers by itself.
 //! Calling it is cheap before it has let go of its CPU, cheap again once that CPU idles and looks for work, and dearest

@@ -1,4 +1,4 @@
-//! One NBD client on its disk's I/O thread: bytes become requests, answers become bytes.
+//! One NBD client on its disk's I/O thread.
 //!
 //! First and last stop of an NBD client's I/O, after the handshake (which runs elsewhere). Requests are decoded from one
 //! large receive, many at a time; replies are gathered and sent in one system call, payloads straight from their buffers.

@@ -1,4 +1,4 @@
-//! Front ends that had an I/O thread wait where it called their guest.
+//! Front ends that blocked an I/O thread when it interrupted their guest.
 //!
 //! Such a wait is cut short ([`crate::sys::syscall_timeout`]), but has cost all other guests of the thread some milliseconds. The
 //! front end's guest is called no more, whatever descriptors still come; and the next front end of the disk, which may

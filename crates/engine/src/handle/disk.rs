@@ -1,4 +1,4 @@
-//! What can be asked of an attached disk.
+//! The handle of an attached disk.
 //!
 //! Orders to its I/O thread, most of which are waited for; and the clients that come to it.
 

@@ -1,4 +1,4 @@
-//! Opens the files that filters append to, by paths that callers of the API name.
+//! Opens the files that filters append to, by paths that API callers name.
 //!
 //! [`attach`](super::Engine::attach) and `restack` call it before a filter begins. The I/O thread's blocking append to what
 //! it returns.

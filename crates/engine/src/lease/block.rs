@@ -1,4 +1,4 @@
-//! One disk's block in `.tidegate/leases`: read past every cache, written durably; or, as a notice, as cheaply as can be.
+//! One disk's block in `.tidegate/leases`: uncached reads, durable writes.
 //!
 //! The file is opened anew each time: one that was moved away with its directory is not the one that others see.
 

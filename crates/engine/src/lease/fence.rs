@@ -1,5 +1,4 @@
-//! The gate between a leased disk and its datastore: open up to a moment, then shut; and a layer around the image that
-//! lets nothing through while it is shut.
+//! The fence of a leased disk: it stops I/O when the lease has run out.
 //!
 //! The tender moves the moment; the I/O thread reads the clock and compares, for each operation. Nothing is locked and
 //! nobody is asked.

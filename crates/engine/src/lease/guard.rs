@@ -1,4 +1,4 @@
-//! What keeps a host that was taken for dead from writing: found out from where an image lies.
+//! The guard of a shared file system: it keeps a host that was declared dead from writing.
 //!
 //! A take-over needs somebody at the datastore who turns the old host away. Whether there is one, the mount table tells
 //! ([`Guard::of`]); what is not known to have one has none.

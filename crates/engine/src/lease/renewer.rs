@@ -1,4 +1,4 @@
-//! Keeps the leases of one directory, on a thread of its own: a datastore that hangs hangs this one.
+//! The lease renewer: the thread that keeps the leases of one directory.
 //!
 //! Takes words from the daemon's threads and from disks that go, carries out what the core's rules say for each lease,
 //! and moves the gates. It sleeps until the next renewal; without leases that are renewed, until a word comes.

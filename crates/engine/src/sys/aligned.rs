@@ -1,4 +1,4 @@
-//! Memory of our own that direct I/O takes: page-aligned, and plain bytes to everybody else.
+//! Page-aligned memory for direct I/O.
 
 use super::guest::Mmap;
 use std::io;

@@ -1,4 +1,4 @@
-//! Event counters: how a guest kicks us, how we call it, how threads wake each other.
+//! Event counters (eventfd): kicks, interrupts and wake-ups.
 
 use super::syscall_timeout;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! Survives whoever cuts a file that is mapped here: a front end, that of its guest's memory; anybody, an image.
+//! The SIGBUS handler: it survives the truncation of a mapped file.
 //!
 //! Touching a page behind the end of a file is a SIGBUS, which would end the daemon and every other guest's I/O with it. The
 //! handler here puts a page of zeroes in place when the address lies in a mapping that another process may cut, a huge one

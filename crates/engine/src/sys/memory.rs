@@ -1,4 +1,4 @@
-//! A disk's worth of our own memory, moved to and from request buffers.
+//! The memory of a `memory` disk.
 
 use super::buffers::Buffers;
 use super::guest::Mmap;

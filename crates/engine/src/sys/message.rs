@@ -1,4 +1,4 @@
-//! What is sent to a socket in one go: a scatter list and the header that the kernel wants around it.
+//! A scatter list for one sendmsg call.
 //!
 //! An NBD connection keeps one, fills it with reply headers and buffers, and leaves it alone while the send is under
 //! way. The list may be longer than what one system call takes: the sender goes on from where it stopped.

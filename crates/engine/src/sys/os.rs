@@ -1,4 +1,4 @@
-//! A few system calls that the standard library lacks.
+//! System calls that the standard library lacks.
 
 use super::fault::PAGE;
 use std::fs::File;

@@ -1,4 +1,4 @@
-//! The kernel's I/O ring of one I/O thread.
+//! The io_uring of one I/O thread.
 //!
 //! Every operation carries a [`Tag`], by which its completion finds its way back. Buffers are lent from
 //! [`Buffers`] slots; the thread tells the slot when the completion has come.

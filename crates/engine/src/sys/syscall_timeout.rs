@@ -1,4 +1,4 @@
-//! Gets an I/O thread out of a system call that was not to wait.
+//! The system call timeout: it interrupts a call that blocks an I/O thread.
 //!
 //! A front end shares the descriptor by which its guest is called, may have it block, and wind its counter up to the end:
 //! whoever adds to it then waits, with all other guests of the thread, until somebody reads it. No flag of the call keeps

@@ -1,4 +1,4 @@
-//! A page that shows for ever that a file was cut before its end, whatever was written to the file since.
+//! The truncation guard: a private page that shows that a file was cut before its end, whatever was written since.
 //!
 //! It is a private copy of the page in which the file ends, with a word of ours in it that no file sees. Whoever asks reads
 //! that word: no system call. A write to the file does not reach the copy, nor does a hole made in it. But when a file

@@ -1,4 +1,4 @@
-//! How long an I/O thread looks for work before it sleeps: briefly, or for longer, whichever is found to be better.
+//! Adaptive polling: it learns by trial how long an I/O thread polls before it sleeps.
 //!
 //! A thread that sleeps costs each request that wakes it, and each guest whose CPU idles meanwhile, a wake-up: 5 us where
 //! idle CPUs wait at hand, 25 to 75 us where they are put to sleep. Where wake-ups are that dear, a thread that looks a

@@ -1,4 +1,4 @@
-//! What other threads may ask of an I/O thread, and how it handles.
+//! The commands that other threads send to an I/O thread, and their execution.
 //!
 //! The handles of [`crate::handle`] and the vhost-user protocol threads send [`Command`]s; each that can take a while carries
 //! a channel for its answer. Nothing here is on a request's way.

@@ -1,4 +1,4 @@
-//! Carries out what the shard wants: starts I/Os on images, answers requests, writes filters' records aside.
+//! Performs the shard's effects: it starts I/Os, answers requests, and writes side files.
 //!
 //! One loop takes the effects in order; what they bring about at once (an image that answers on the spot, a
 //! filter that asks for more) makes new ones, until there are none. Then the answers become visible to guests: at a

@@ -1,4 +1,4 @@
-//! Decides how long an I/O thread spins for more work before it sleeps.
+//! The decision to poll or to sleep, for guests and datastore apart.
 //!
 //! Waking a sleeper costs the sender a system call and us several microseconds; spinning costs a CPU that a guest might
 //! use. As with renting and buying skis, spinning for about the price of a wake-up is never worse than twice the best

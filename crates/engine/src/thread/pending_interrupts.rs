@@ -1,4 +1,4 @@
-//! Guests that were shown answers and are yet to be called: which, and when ([`crate::device::interrupt_moderation`]).
+//! Interrupts that are due: guests that have new answers and were not interrupted yet.
 //!
 //! # Always true
 //! - an I/O thread owes no guest a call when it goes to sleep or ends

@@ -1,4 +1,4 @@
-//! Says why an I/O thread could not be started: the CPU that is not there, the ring that the kernel does not give.
+//! Errors of an I/O thread's start: a CPU that does not exist, a ring that the kernel refuses.
 //!
 //! The daemon adds what to do: it knows the limits of its process, and where a CPU was named.
 

@@ -1,4 +1,4 @@
-//! What an I/O thread does when there is nothing to do: looks at fewer queues, spins where that pays, sleeps.
+//! The idle part of a turn: it polls fewer queues, spins, and sleeps.
 //!
 //! Before it sleeps it asks every guest for a kick and looks a last time: a request that came meanwhile is seen here, a
 //! later one wakes it.

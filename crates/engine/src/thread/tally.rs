@@ -1,4 +1,4 @@
-//! What an I/O thread counts of itself.
+//! The counters of an I/O thread.
 //!
 //! # Always true
 //! - busy, spinning and sleeping time add up to the thread's life, within a turn

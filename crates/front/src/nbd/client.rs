@@ -1,4 +1,4 @@
-//! The client's half of NBD: for disks that lie on another NBD server, and for measuring our own.
+//! The NBD client: for disks on another NBD server, and for measurements.
 //!
 //! An [`Uri`](uri::Uri) says where and what; a [`Handshake`](handshake::Handshake) negotiates it;
 //! [`requests`] then turns requests into messages and replies into steps. Like the server's half it takes and gives

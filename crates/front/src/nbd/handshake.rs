@@ -1,4 +1,4 @@
-//! The server's half of the negotiation: which export, and in which dialect.
+//! The server's negotiation: the export, and the extensions of the protocol.
 //!
 //! A control thread feeds [`Handshake::advance`] with what a client sent, sends what it appends, and carries out its
 //! [`Step`]s; it ends with a [`Negotiated`], from which a [`Session`](super::session::Session) is made on the disk's

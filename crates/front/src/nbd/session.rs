@@ -1,4 +1,4 @@
-//! The server's half of the transmission phase: a message becomes a [`Request`], an [`Outcome`] a reply.
+//! The server's transmission phase: a message becomes a [`Request`], an [`Outcome`] becomes a reply.
 //!
 //! The first stop of an I/O's journey for NBD clients. An I/O thread asks [`Session::decode`] what the bytes that it
 //! received are, and sends what the other methods give it. Payloads never pass through here: a decoded write tells

@@ -1,4 +1,4 @@
-//! The numbers and the fixed-size messages of the NBD protocol, for both halves.
+//! Constants and fixed-size messages of the NBD protocol.
 //!
 //! Everything that has a place and a width on the wire is written here once; what the messages mean is decided in
 //! [`handshake`](super::handshake), [`session`](super::session) and [`client`](super::client).

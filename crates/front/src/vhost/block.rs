@@ -1,4 +1,4 @@
-//! What a chain means to a block device: header, data, status; and the configuration space that announces it all.
+//! virtio-blk requests and configuration space: a descriptor chain becomes header, data and status.
 //!
 //! [`crate::vhost::queue`] hands over the pieces of a chain; `parse` makes a [`BlockRequest`] of them. Nothing is
 //! assumed about how the guest cut the pieces: a header may share a descriptor with data, as virtio 1 allows.

@@ -1,4 +1,4 @@
-//! What can be wrong with a ring, or with one chain of it, and how that is said.
+//! Errors of a ring and of a single descriptor chain.
 
 use std::fmt;
 

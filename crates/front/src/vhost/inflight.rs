@@ -1,4 +1,4 @@
-//! The account of a ring's requests in flight, kept in memory that outlives this process.
+//! The in-flight region: the requests of a ring, in memory that outlives the process.
 //!
 //! The front end (QEMU) holds the region. When the daemon dies, the next one reads from it which chains were taken
 //! and never given back, and takes them again, so that a guest loses nothing and waits for nothing for ever.

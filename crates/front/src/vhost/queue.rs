@@ -1,4 +1,4 @@
-//! One split virtqueue: takes what the guest made available, gives back what is used, and knows who must be told.
+//! A split virtqueue: it takes available chains, returns used ones, and decides on notifications.
 //!
 //! The I/O thread calls [`Queue::next`] until it yields nothing, [`Queue::complete`] for each answer, and
 //! [`Queue::publish`] once a turn. A bad chain costs its guest that one request; a ring that makes no sense

@@ -1,4 +1,4 @@
-//! A host that controls nothing: one queue for all its disks, as deep as a host's queue to a datastore is by default.
+//! The policy `none`: one queue for all disks of a host, at the usual queue depth.
 //!
 //! # Always true
 //! - First come, first served.

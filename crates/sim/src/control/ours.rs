@@ -1,4 +1,4 @@
-//! Drives the core's scheduler and governor for one host, exactly as the engine does.
+//! The policy `ours`: the core's scheduler and governor, driven as the engine drives them.
 //!
 //! A scheduler for each I/O thread, one governor: what the schedulers counted goes to the governor every 50 ms; at the
 //! governor's deadline the coordination file is read, the governor ticks, the schedulers are steered and the host's slot

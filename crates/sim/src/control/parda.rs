@@ -1,4 +1,4 @@
-//! PARDA as published: each host throttles its own window by the datastore's mean latency, every four seconds.
+//! The policy `parda`, as published: each host sets its window by the mean latency every four seconds.
 //!
 //! A baseline to compare with. Each host writes its mean latency and its number of I/Os into the coordination file,
 //! reads everybody's, and moves its window; on the host, SFQ(D) shares the window among the disks by requests.

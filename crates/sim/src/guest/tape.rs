@@ -1,4 +1,4 @@
-//! Plays a trace back: says of each of its I/Os when it is to be asked for again.
+//! Replay of a trace: the time at which each of its I/Os is issued again.
 //!
 //! [`Guest`](super::Guest) has one where its workload is a trace. Every I/O is asked for once, in the order in which they
 //! arrived, with its place in the trace as its actor.

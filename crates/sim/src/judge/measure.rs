@@ -1,4 +1,4 @@
-//! Computes the figures that scenarios expect something of, from what a run left behind.
+//! The figures of a run that scenarios set expectations for.
 //!
 //! # Always true
 //! - Of nothing there is no figure: no number, which is within no mark.

@@ -1,4 +1,4 @@
-//! What a scenario expects: which figure, of which disks, in which phase, against what, and how much it may be.
+//! The expectations of a scenario: figure, disks, phase, reference and bound.
 //!
 //! `judge.rs` computes the figures; here they have their names and are checked.
 

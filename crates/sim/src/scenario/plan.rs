@@ -1,4 +1,4 @@
-//! From the words of a scenario to its checked plan: names are looked up, copies are made, numbers are in range.
+//! The checked plan of a scenario: names are resolved, copies made, ranges checked.
 //!
 //! [`super::Scenario::read`] calls it once the file could be read at all.
 

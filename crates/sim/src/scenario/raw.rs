@@ -1,4 +1,4 @@
-//! A scenario file as it is written: words and numbers, not yet checked against each other.
+//! The format of a scenario file, before it is checked.
 //!
 //! [`super::Scenario::read`] makes a checked scenario of it. What a file may say is what stands here; a word that is not
 //! here is refused with its line.

@@ -1,4 +1,4 @@
-//! A scenario's datastore: which array, and how it is controlled.
+//! The datastore of a scenario: its array and its control.
 //!
 //! An array has a name of the model's, or is put together from figures: a named one with some of its figures changed,
 //! or servers with one queue, which is the array that papers calculate with.

@@ -1,4 +1,4 @@
-//! Words of a scenario that carry a unit: `12ms`, `8KiB`.
+//! Quantities with units in scenario files: `12ms`, `8KiB`.
 //!
 //! Serde calls them while it reads a file, so that what is wrong is told with its line.
 

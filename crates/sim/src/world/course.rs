@@ -1,4 +1,4 @@
-//! What the scenario says is to happen: phases begin, bins end, and at last everything is mended.
+//! The scheduled events of a scenario: phases, bins, repairs.
 //!
 //! # Always true
 //! - Once everything is mended nothing goes wrong any more, and every disk that takes part asks.

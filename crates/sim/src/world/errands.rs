@@ -1,5 +1,4 @@
-//! Hosts' I/Os on the coordination file: through the array like any other, so they take time and cost something; or, where
-//! it lies apart, past it.
+//! Slot I/O of the hosts: through the array like any other I/O, or beside it.
 //!
 //! # Always true
 //! - What an earlier start of a host's daemon asked for is not told to a later one.

@@ -1,4 +1,4 @@
-//! What goes wrong in the world, and how it is mended.
+//! Faults of the world, and their repair.
 //!
 //! Faults of a stretch of time are looked up when they could show: a write of a mute host fails, a read of a deaf one.
 //!

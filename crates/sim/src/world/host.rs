@@ -1,4 +1,4 @@
-//! A host in the world: its control, when its threads want to be woken, and what waits while its daemon does nothing.
+//! A simulated host: its control, its threads' wake-ups, and I/Os that wait while its daemon is stopped.
 //!
 //! # Always true
 //! - A paused host decides nothing; what happens to it meanwhile is kept in order.

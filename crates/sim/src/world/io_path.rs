@@ -1,4 +1,4 @@
-//! An I/O's way: from the guest through its host's control to the array, and back.
+//! The path of an I/O: from the guest through its host's control to the array, and back.
 //!
 //! # Always true
 //! - An I/O is asked for, offered, started, ended and answered in this order, each once; whatever else happens is a

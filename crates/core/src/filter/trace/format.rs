@@ -1,4 +1,4 @@
-//! A trace's file: what lies where in it, writing and reading.
+//! The file format of a trace: its layout, encoder and decoder.
 //!
 //! The [`trace`](super) filter writes blocks of it; the lab and whoever else reads a trace use [`Reader`]. It knows
 //! bytes in memory only, neither files nor filters. The format is also in the manual, `docs/filters/trace.md`.

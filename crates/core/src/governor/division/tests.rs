@@ -1,4 +1,4 @@
-//! Water in vessels of any shape.
+//! Properties of the division: it sums to the window, respects bounds and follows shares.
 
 use super::*;
 use alloc::vec::Vec;

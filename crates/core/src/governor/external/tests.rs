@@ -1,4 +1,4 @@
-//! A watch and the law against datastores that are slower, or shared with a stranger.
+//! Detection against slow datastores and against real external load.
 
 use super::super::window;
 use super::*;

@@ -1,4 +1,4 @@
-//! Costs that are known, hidden in moments of full service.
+//! The learner against known costs.
 
 use super::*;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! What a lease's block holds, as 4 KiB: whose the disk is, and since which of his writes.
+//! The record of a lease: the holder and its generation, in a 4 KiB block.
 //!
 //! [`super::Lease`] writes its own record and judges those of others; the engine carries the bytes. How a block is
 //! written and sealed is `block.rs`'s.

@@ -1,4 +1,4 @@
-//! Hosts that contend for one block, with I/Os that take any time, fail, and land late all the same.
+//! Hosts that contend for one lease while I/Os are slow, fail, or land late.
 
 mod times;
 

@@ -1,4 +1,4 @@
-//! Peers that speak, fall silent, say nonsense, leave.
+//! Peers that publish, fall silent, publish garbage, or leave.
 
 use super::*;
 use crate::governor::slot::Flags;

@@ -1,4 +1,4 @@
-//! Slots that were written well, badly, halfway, or by somebody else.
+//! Slots that are valid, damaged, torn or foreign.
 
 use super::super::block::seal;
 use super::*;

@@ -1,4 +1,4 @@
-//! The knee of arrays whose knee is known.
+//! The automatic threshold against arrays with a known knee.
 
 use super::*;
 use alloc::vec::Vec;

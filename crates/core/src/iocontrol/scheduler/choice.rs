@@ -1,4 +1,4 @@
-//! Whose turn it is: the disk whose I/O starts next, and why none does.
+//! The choice of the disk whose I/O starts next.
 //!
 //! Asked by [`super::Scheduler::pick`], and for an I/O that is offered while nobody else is ready.
 //!

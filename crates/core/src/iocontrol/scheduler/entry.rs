@@ -1,4 +1,4 @@
-//! What becomes of an I/O that is offered: it starts at once, or it waits for its turn.
+//! The entry of an I/O into the scheduler: it starts at once, or is queued.
 //!
 //! The second half of [`super::Scheduler::offer`], for whatever is not let through there at a glance: where several I/O threads
 //! serve the datastore, for large requests, for disks with limits, and wherever something is congested.

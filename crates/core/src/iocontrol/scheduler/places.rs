@@ -1,4 +1,4 @@
-//! Where each disk of a scheduler stands: ready, parked by its own limit, or waiting in its group.
+//! The state of each disk in a scheduler: ready, parked by its own limit, or waiting for its group.
 //!
 //! Called by [`super::Scheduler`] whenever a disk gets something to do, has started something, or is changed. It keeps
 //! the heaps and the disks in step.

@@ -1,4 +1,4 @@
-//! The slot file of two hosts: claims, take-over, foreign bytes, a folder that cannot be written.
+//! The slot file of two hosts: claims, take-over, foreign bytes, a directory without write permission.
 
 use super::*;
 use std::os::unix::fs::symlink;

@@ -1,4 +1,4 @@
-//! Keeps a disk from running dry while its guests turn round.
+//! Batch smoothing: it holds back a few I/Os of a batch, so that a disk stays busy between batches.
 //!
 //! Some disks answer a whole batch at once: those of virtual machines, of which the other side takes what has come, works
 //! it off and tells of it in one interrupt. Guests that then ask for as much again do so in one batch too, and from there

@@ -1,4 +1,4 @@
-//! Carries out what direct I/O cannot take as it is: parts of units, and memory that is not aligned.
+//! Bounce buffers for what direct I/O cannot take: parts of units, and unaligned memory.
 //!
 //! The units around the request are read into a buffer of our own, changed there, and written back; a read is copied out of
 //! it. A long request is worked off in windows, one after the other. A request that changes part of a unit has its range

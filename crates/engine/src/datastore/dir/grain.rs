@@ -1,4 +1,4 @@
-//! Which operations on an image can go directly to it as they are, and how those that cannot are cut.
+//! The alignment rules of direct I/O, and how requests are split to fit them.
 //!
 //! Direct I/O takes whole units of the device (512 bytes on most), from aligned memory. Space is given back, or zeroed by
 //! the file system, in whole blocks of its own: the rest of a block it would clear in the page cache, beside our direct

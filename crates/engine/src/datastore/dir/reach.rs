@@ -1,4 +1,4 @@
-//! How far an image's file reaches: whether somebody has cut it, and what may be believed of it then.
+//! Truncation of an image's file: detection, and which results are still valid.
 //!
 //! A disk's file is as long as the disk from its creation on, so no write of ours makes it longer. If somebody cuts it,
 //! one does: the file is long again, and what lay between is a hole that reads as zeroes. So before each write, and

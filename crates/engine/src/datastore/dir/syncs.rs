@@ -1,4 +1,4 @@
-//! The syncs of an image: one at a time, for all who asked before it began, and none is believed after one has failed.
+//! The syncs of an image: one at a time for all requests before it, and none succeeds after a failure.
 //!
 //! The kernel tells of an error in writing back once for each open file, and forgets the pages that it was for: the next
 //! fdatasync succeeds, though what it is asked for is lost. So whoever asks while one is under way waits for the next,

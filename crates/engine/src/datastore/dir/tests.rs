@@ -1,4 +1,4 @@
-//! Moments that no client can bring about: the image alone, on a ring of which the test delivers the completions.
+//! The image alone: a test delivers the completions of its ring in any order.
 
 use super::*;
 use crate::blocking::BlockingWorker;

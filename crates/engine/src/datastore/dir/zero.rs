@@ -1,4 +1,4 @@
-//! Zeroes a range of an image, or gives its space back: by the file system where it can, else by writing zeroes.
+//! Write-zeroes and discard: by the file system where it can, else by writing zeroes.
 //!
 //! The file system is asked for whole blocks only. What is left at the ends of the range is written, from a buffer of
 //! zeroes that all share, and the parts of units at its very ends by way of a window (`bounce.rs`). A discard leaves the

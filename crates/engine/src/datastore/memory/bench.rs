@@ -1,4 +1,4 @@
-//! What an image needs of an I/O thread, for tests of images that keep their bytes in memory.
+//! A minimal I/O thread for tests of images in memory.
 
 use super::super::{Image, ImageCx, Job, Progress};
 use crate::blocking::BlockingWorker;

@@ -1,4 +1,4 @@
-//! A job whose bytes move between a request's buffer and a disk's memory, so many in one turn of the I/O thread.
+//! A copy between a request's buffer and a disk's memory, in bounded chunks.
 //!
 //! The images of [`super`] and of [`super::super::emulated`] have their thread move the bytes itself. The longest request that
 //! a guest can ask for takes it 12 ms, seven times that where the memory is touched for the first time, and it has other

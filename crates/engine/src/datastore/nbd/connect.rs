@@ -1,4 +1,4 @@
-//! Finds an NBD server, connects and negotiates, on a thread that may block.
+//! Connects to an NBD server and negotiates, on the blocking worker.
 //!
 //! The first time on the thread that opens the image; after a loss on a thread of the blocking' ([`Connect`]).
 //!

@@ -1,4 +1,4 @@
-//! Which bytes of a read have come: a server may send them in any order, but each once, and all of them.
+//! The coverage of a read: chunks may arrive in any order, each byte exactly once.
 //!
 //! The buffer of a read may hold bytes of another disk until it is filled. A server that sends some bytes twice and
 //! calls the read done would hand those to the guest: this is what notices.

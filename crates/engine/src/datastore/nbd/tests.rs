@@ -1,4 +1,4 @@
-//! The image alone with a pretended server, on a ring of which the test delivers the completions, at times of its own.
+//! The image alone with an emulated server, on a ring whose completions the test delivers.
 
 use super::*;
 use crate::blocking::BlockingWorker;

@@ -1,4 +1,4 @@
-//! Whether a server that went away may have lost writes: those that it had answered and was not made to keep.
+//! Unflushed writes: whether a server that was lost may have lost acknowledged writes.
 //!
 //! A server that comes back does not say whether it is the same process with its cache, or another without. So a connection's
 //! loss counts as a crash: what was answered on it before it, and is not known to be durable, may be gone. No flush may

@@ -1,4 +1,4 @@
-//! What an NBD image has to do: jobs, cut into requests that the server takes, and their answers put together again.
+//! The requests of an NBD image: jobs are split into requests, and replies are put together.
 //!
 //! The image gives it jobs; the connection ([`super::connection`]) takes requests from its queue and tells what was answered.
 //! After a loss every job that has not ended begins anew, in the old order: the server may have lost the requests that

@@ -1,4 +1,4 @@
-//! How much of our own memory the NBD clients of an I/O thread may hold together with their requests.
+//! The memory budget of an I/O thread's NBD clients.
 //!
 //! Each client has a bound of its own ([`super::MOST_BYTES`]). This one is for many clients, and for clients that never read
 //! their replies or whose disk has a limit. It counts whole blocks of memory, as they are taken from the system.

@@ -1,4 +1,4 @@
-//! Whether an NBD client is still there, and what becomes of its requests when it is not.
+//! Detection of a disconnected NBD client, and the end of its requests.
 //!
 //! A receive that is under way reports the end of a client. While none is, because the client must wait or has said goodbye,
 //! the kernel is asked to say when the other end of the socket goes: the client's requests may wait for a limit for

@@ -1,4 +1,4 @@
-//! The replies of one NBD client on their way out: gathered into one message, sent in one system call.
+//! The outgoing replies of one NBD client, sent in one system call.
 //!
 //! A [`super::Connection`] has two: one gathers while the other is with the kernel.
 //!

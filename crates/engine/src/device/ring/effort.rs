@@ -1,4 +1,4 @@
-//! How much of one turn of its I/O thread all queues of a device may take to follow their guest's chains.
+//! A bound on the descriptors that all queues of a device may follow in one turn of the I/O thread.
 //!
 //! The caps on requests do not bound that: most requests are three descriptors long, and a chain may have 1024 of them, in
 //! memory of many regions through which each is looked for. Whether it then makes sense or not, its guest has had the time.

@@ -1,4 +1,4 @@
-//! What all queues of a vhost-user-blk device share with its protocol thread and its handles.
+//! State that the queues of a vhost-user-blk device share with its protocol thread.
 //!
 //! Queues count here what their guests get wrong, and note the last of it; handles read both.
 

@@ -1,4 +1,4 @@
-//! What guests and front ends get wrong in their rings: each of it in words, and the last few of a device.
+//! Malformed requests of guests: counted, described, and the last few stored.
 //!
 //! # Always true
 //! - An I/O thread never waits for whoever reads the list: it then leaves the fault out, which is still counted.

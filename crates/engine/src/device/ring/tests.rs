@@ -1,4 +1,4 @@
-//! A queue on a real I/O thread, over memory that is only bytes: orders that come at awkward moments of a restart.
+//! A queue on a real I/O thread: commands at awkward moments of a restart.
 //!
 //! The orders of a test are left in the inbox while the thread is held up, so that it finds them all in one turn.
 

@@ -1,4 +1,4 @@
-//! What the device says of itself, and which cache its guest has.
+//! The features of the device, and the cache mode of its guest.
 //!
 //! The front end asks for both before and while rings run; the guest's choice of a cache reaches the rings through
 //! [`DeviceFacts`](crate::device::ring::DeviceFacts).

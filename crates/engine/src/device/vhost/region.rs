@@ -1,4 +1,4 @@
-//! The region in which requests in flight are accounted for: memory of the front end that outlives this process.
+//! The in-flight region: shared memory of the front end that outlives this process.
 //!
 //! Each ring has its part ([`inflight`]); what the guest chose of its cache comes behind them, if there is room.
 //!

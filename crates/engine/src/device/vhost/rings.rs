@@ -1,4 +1,4 @@
-//! The rings of a front end: started on the disk's I/O thread when all is there, stopped, and started again.
+//! The rings of a front end: started on the disk's I/O thread, stopped, and started again.
 //!
 //! # Always true
 //! - a ring that stops has nothing in flight when its position is known

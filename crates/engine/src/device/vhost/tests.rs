@@ -1,4 +1,4 @@
-//! Front ends that come and go, on a real I/O thread: what the messages of each do, one after the other.
+//! Front ends that connect and leave, on a real I/O thread.
 
 use super::*;
 use crate::datastore::null;

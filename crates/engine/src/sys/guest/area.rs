@@ -1,4 +1,4 @@
-//! A stretch of memory that another party reads and writes at any time: rings, and the account of what is in flight.
+//! An area of shared memory that a peer may change at any time: rings and in-flight regions.
 //!
 //! The queue walker of `tidegate-front` sees it as [`Area`]; it comes out of a guest's [`super::Mapping`], or of a mapping
 //! of its own.

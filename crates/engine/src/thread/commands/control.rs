@@ -1,4 +1,4 @@
-//! An I/O thread's dealings with the governors of its datastores, and with the other threads that share one.
+//! An I/O thread's messages to and from governors and other I/O threads.
 
 use crate::control::{Govern, Word};
 use crate::inbox::Command;

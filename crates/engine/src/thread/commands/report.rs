@@ -1,4 +1,4 @@
-//! What an I/O thread tells of itself and its disks to whoever asks: a little in each turn, until all is told.
+//! The reports of an I/O thread: statistics of thread and disks, a bounded part in each turn.
 //!
 //! A copy of one disk's histograms is 60 kB, and takes longer than an I/O of a fast datastore. So a turn spends on those
 //! who ask no more than one such copy takes, however many ask and however many disks are here; the rest comes in the next

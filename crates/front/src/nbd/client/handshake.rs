@@ -1,4 +1,4 @@
-//! The client's half of the negotiation: asks for one export, in the richest dialect that the server speaks.
+//! The client's negotiation: it asks for one export with all extensions that the server offers.
 //!
 //! The caller feeds [`Handshake::advance`] with what the server sent, sends what it appends, and carries out its
 //! [`Step`]s. What the server does not know is done without, down to EXPORT_NAME; only TLS, where it is wished for,

@@ -1,4 +1,4 @@
-//! The client's half of the transmission phase: a request becomes a message, replies become steps.
+//! The client's transmission phase: requests become messages, replies become steps.
 //!
 //! The caller numbers its requests with cookies and remembers what each asked ([`Sent`]); [`Replies::decode`] asks it
 //! back, because a simple reply does not say how many bytes it carries. Payloads do not pass through here: a step

@@ -1,4 +1,4 @@
-//! Reads and writes the URIs that name an NBD export.
+//! NBD URIs: parser and formatter.
 //!
 //! Users give them to name an upstream server, and we print them to say where a disk is to be had. Only their words
 //! are judged here, not whether anything answers.

@@ -1,4 +1,4 @@
-//! Reads which facts about an export a client asks for, and tells them.
+//! The export information that a client asks for during negotiation.
 //!
 //! Called by the [`handshake`](super) for INFO and GO, which differ only in what comes after. Size and abilities are
 //! told to everybody; facts that we do not know are passed over.

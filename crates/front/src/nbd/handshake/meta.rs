@@ -1,4 +1,4 @@
-//! Reads a client's question for metadata contexts, and answers it: there is one, `base:allocation`.
+//! Metadata contexts in negotiation; the only one is `base:allocation`.
 //!
 //! Called by the [`handshake`](super) for LIST_META_CONTEXT and SET_META_CONTEXT, which look alike: an export's
 //! name and a list of queries. It does not know whether the export exists.

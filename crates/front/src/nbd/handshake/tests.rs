@@ -1,4 +1,4 @@
-//! What clients of every kind are told, and which of them are hung up on.
+//! The server's negotiation with clients of every kind.
 
 use super::*;
 use crate::nbd::wire::info;

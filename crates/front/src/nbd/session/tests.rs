@@ -1,4 +1,4 @@
-//! Which requests pass, how the others are refused, and what replies look like.
+//! Requests that pass, requests that are refused, and the replies.
 
 use super::*;
 use crate::nbd::handshake::{BlockSizes, ExportInfo};

@@ -1,4 +1,4 @@
-//! Follows one chain of descriptors and sorts its pieces into those the device reads and those it writes.
+//! The walk of a descriptor chain: it sorts segments into readable and writable ones.
 //!
 //! [`super::Queue`] names the table and the chain's first descriptor; what comes out is pieces of the guest's memory, not yet
 //! a request. Nothing that a descriptor says is believed.

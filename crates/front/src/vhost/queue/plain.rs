@@ -1,4 +1,4 @@
-//! Reads and writes laid out as every driver lays them out: a header, one piece of data, a status, a descriptor each.
+//! The fast path for the usual request layout: one descriptor each for header, data and status.
 //!
 //! Nearly all that guests ask looks like this, so it is recognised at a glance, before anything is put into lists. What
 //! looks different in any way (more pieces, other lengths or flags, memory that is cut or missing, another type) is left

@@ -1,4 +1,4 @@
-//! From when and until when each thing counts, to the millisecond.
+//! The time limits of a lease, to the millisecond.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! Requests that overlap, of which some are smaller than the unit of direct I/O: no sector loses what only one of them wrote.
+//! Overlapping requests, some smaller than the unit of direct I/O: no sector loses data.
 
 use super::*;
 

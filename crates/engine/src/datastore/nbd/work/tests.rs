@@ -1,4 +1,4 @@
-//! The pipeline to an upstream server against a played one: what is sent, in which order, and what is believed.
+//! The pipeline to an upstream server: what is sent, in which order, and which replies are valid.
 
 use super::*;
 use std::sync::Arc;

@@ -1,4 +1,4 @@
-//! An I/O thread that is turned by hand: how much it tells in each turn, and who is told when.
+//! Reports of an I/O thread whose turns the test drives.
 
 use super::*;
 use crate::datastore::null;

@@ -1,4 +1,4 @@
-//! Servers of every kind, as seen by a client. Our own server is met in `tests/nbd_properties.rs`.
+//! The client's negotiation with servers of every kind. Our own server is met in `tests/nbd_properties.rs`.
 
 use super::*;
 
