@@ -1,8 +1,8 @@
 //! The datastores that are under I/O control: each begins with its first attached disk here and ends with its last.
 //!
-//! The keeper takes a datastore into use before it attaches a disk there, and the disk keeps the [`InUse`] until it is
+//! The disk_service takes a datastore into use before it attaches a disk there, and the disk keeps the [`InUse`] until it is
 //! detached. Who only wants to look (REST, metrics, events) asks for what is [`Controls::running`]. What governors notice
-//! is heard by the lookout: [`Controls::rung`] tells it when, [`Controls::told`] what.
+//! is heard by the monitor: [`Controls::rung`] tells it when, [`Controls::told`] what.
 //!
 //! # Always true
 //! - One control to a datastore at a time: the next begins after the last has told the other hosts that it leaves.
@@ -21,9 +21,9 @@ use tidegate_api::name::Name;
 use tidegate_engine::control::{self, Control, Events};
 use tokio::sync::Notify;
 
-use crate::host::Host;
-use crate::plan::policy;
-use crate::trouble::{self, Outcome};
+use crate::config::plan::policy;
+use crate::disks::host::Host;
+use crate::os_error::{self, Outcome};
 
 pub(crate) mod report;
 
@@ -231,7 +231,7 @@ fn incarnation() -> Outcome<u64> {
     let mut bytes = [0; 8];
     // As for uuids: so few bytes are never cut short.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| trouble::io("cannot draw a random number", &e.into()))?;
+        .map_err(|e| os_error::io("cannot draw a random number", &e.into()))?;
     Ok(u64::from_le_bytes(bytes))
 }
 

@@ -13,10 +13,10 @@ use tidegate_api::disk::{DiskAttach, DiskCreate, SnippetFor};
 use tidegate_api::name::Name;
 use tidegate_api::problem::Problem;
 
-use crate::keeper::Keeper;
-use crate::root::Root;
-use crate::store::Store;
-use crate::trouble::{self, Outcome};
+use crate::config::root::Root;
+use crate::disks::disk_service::DiskService;
+use crate::disks::store::Store;
+use crate::os_error::{self, Outcome};
 
 const DATASTORE: &str = "local";
 const DISK: &str = "disk0";
@@ -43,26 +43,26 @@ fn is_bare(folder: &Path) -> bool {
 
 /// Makes datastore and disk, attaches it, and answers with what to tell the user. What fails leaves nothing behind that
 /// would be in the next one's way.
-pub(crate) fn make(keeper: &Keeper) -> Outcome<String> {
+pub(crate) fn make(disk_service: &DiskService) -> Outcome<String> {
     let datastore: Name = DATASTORE.parse().expect("the constant is a name");
     let disk: Name = DISK.parse().expect("the constant is a name");
-    let path = keeper.root().local_datastore();
+    let path = disk_service.root().local_datastore();
     fs::create_dir_all(&path)
-        .map_err(|e| trouble::io(format!("cannot create {}", path.display()), &e))?;
-    keeper.add_datastore(
+        .map_err(|e| os_error::io(format!("cannot create {}", path.display()), &e))?;
+    disk_service.add_datastore(
         &datastore,
         DatastoreSettings::Dir {
             path: path.clone(),
             io: IoMode::Auto,
         },
     )?;
-    let created = keeper.create(&DiskCreate::new(disk.clone(), SIZE));
+    let created = disk_service.create(&DiskCreate::new(disk.clone(), SIZE));
     let attached = created.and_then(|_| {
-        let attached = keeper.attach(&disk, DiskAttach::default());
-        attached.map_err(|problem| after(problem, keeper.delete(&disk)))
+        let attached = disk_service.attach(&disk, DiskAttach::default());
+        attached.map_err(|problem| after(problem, disk_service.delete(&disk)))
     });
-    attached.map_err(|problem| after(problem, keeper.remove_datastore(&datastore)))?;
-    welcome(keeper, &disk)
+    attached.map_err(|problem| after(problem, disk_service.remove_datastore(&datastore)))?;
+    welcome(disk_service, &disk)
 }
 
 /// What failed, and after it what was to undo it, if that failed too.
@@ -73,11 +73,11 @@ fn after(problem: Problem, undone: Outcome<()>) -> Problem {
     }
 }
 
-fn welcome(keeper: &Keeper, disk: &Name) -> Outcome<String> {
+fn welcome(disk_service: &DiskService, disk: &Name) -> Outcome<String> {
     let mut text = format!(
         "This is the first run: it made the datastore `{DATASTORE}` in {}\n\
          and on it the disk `{DISK}` (1 GiB, thin). Reach it so:\n",
-        keeper.root().local_datastore().display(),
+        disk_service.root().local_datastore().display(),
     );
     let programs = [
         ("with NBD tools", SnippetFor::Nbd),
@@ -87,7 +87,7 @@ fn welcome(keeper: &Keeper, disk: &Name) -> Outcome<String> {
     ];
     for (with, program) in programs {
         // Without an NBD socket in the configuration there are no such lines to show.
-        let Ok(snippet) = keeper.snippet(disk, program) else {
+        let Ok(snippet) = disk_service.snippet(disk, program) else {
             continue;
         };
         let _ = write!(text, "\n{with}:\n\n");

@@ -19,16 +19,21 @@ use tidegate_api::name::Name;
 use tidegate_api::units::{Size, Span};
 use tidegate_core::filter::trace::format::TracedDisk;
 
-use crate::host::{self, Host};
-use crate::keeper::PARTING;
-use crate::live::{Live, LiveDisks};
-use crate::nbd_listener::{self, Door, DoorSecurity, Gone, Hall};
-use crate::plan::{DiskPlan, ImagePlan, LogPlan, NamedBy, ThreadsPlan, TlsFiles, filters};
+use crate::config::limits;
+use crate::config::plan::filters;
+use crate::config::plan::{DiskPlan, ImagePlan, LogPlan, NamedBy, ThreadsPlan, TlsFiles};
+use crate::disks::attached::{Attached, AttachedDisks};
+use crate::disks::disk_service::PARTING;
+use crate::disks::host::{self, Host};
+use crate::disks::snippet;
+use crate::listen::nbd_listener::{self, ConnectionLimits, Endpoint, EndpointSecurity, Gone};
+use crate::listen::sockets::{self, Inherited, Listening};
+use crate::listen::tls;
+use crate::listen::vhost_listener::VhostListener;
+use crate::notify;
+use crate::observe::log;
+use crate::os_error::{self, Outcome};
 use crate::serve::Signals;
-use crate::sockets::{self, Inherited, Listening};
-use crate::trouble::{self, Outcome};
-use crate::vhost_listener::VhostListener;
-use crate::{limits, log, notify, snippet, tls};
 
 /// NBD clients at a time: a script has few.
 const CONNECTIONS: usize = 256;
@@ -158,26 +163,26 @@ async fn live(
     // process, and there is nothing yet to leave in order.
     let mut signals = Signals::new()?;
     let datastore = "none".parse().expect("the constant is a name");
-    let live = Live::new(options.name.clone(), datastore, disk);
-    let disks = Arc::new(LiveDisks::with_default(options.name.clone()));
+    let live = Attached::new(options.name.clone(), datastore, disk);
+    let disks = Arc::new(AttachedDisks::with_default(options.name.clone()));
     disks.insert(Arc::clone(&live));
     let doors = doors(&options, inherited, &live)?;
     let seats = if single.is_some() { 1 } else { CONNECTIONS };
-    let hall = Hall::new(Arc::clone(&disks), seats);
+    let limits = ConnectionLimits::new(Arc::clone(&disks), seats);
     let mut tasks = tokio::task::JoinSet::new();
     for socket in doors.nbd {
-        let door = Door {
+        let door = Endpoint {
             socket,
             security: security.clone(),
         };
-        tasks.spawn(nbd_listener::attend(door, hall.clone()));
+        tasks.spawn(nbd_listener::attend(door, limits.clone()));
     }
     tell(&options);
     notify::ready("serving one disk");
     let served = tokio::select! {
         () = signals.next() => Ok(()),
         () = notify::watchdog() => Ok(()),
-        served = serve_single(single, security, &hall) => served,
+        served = serve_single(single, security, &limits) => served,
     };
     notify::stopping(PARTING);
     tasks.abort_all();
@@ -187,14 +192,14 @@ async fn live(
         let _ = std::fs::remove_file(socket);
     }
     drop(doors.vhost);
-    let ending = trouble::blocking(move || {
+    let ending = os_error::blocking(move || {
         let ended = live.detach(Some(PARTING));
         host.stop();
         ended
     });
     tokio::select! {
         ended = ending => served.and(ended),
-        () = signals.next() => Err(trouble::invalid("ended at once, by a second signal")),
+        () = signals.next() => Err(os_error::invalid("ended at once, by a second signal")),
     }
 }
 
@@ -213,16 +218,16 @@ fn attach(options: &OneOptions, host: &Host) -> Outcome<host::Disk> {
 }
 
 /// What is asked of NBD clients, by whatever socket they come.
-fn security(options: &OneOptions) -> Outcome<DoorSecurity> {
+fn security(options: &OneOptions) -> Outcome<EndpointSecurity> {
     let Some(tls) = &options.tls else {
-        return Ok(DoorSecurity::Plain);
+        return Ok(EndpointSecurity::Plain);
     };
     let files = TlsFiles {
         certificate: tls.certificate.clone(),
         key: tls.key.clone(),
         client_ca: tls.client_ca.clone(),
     };
-    Ok(DoorSecurity::Tls(tls::server(&files)?.acceptor))
+    Ok(EndpointSecurity::Tls(tls::server(&files)?.acceptor))
 }
 
 /// Says where the disk is reached. Whoever started us may not listen any more; that is no reason to end.
@@ -241,26 +246,34 @@ fn tell(options: &OneOptions) {
 }
 
 /// Serves the client on standard input until it has left; for ever, if there is none.
-async fn serve_single(socket: Option<OwnedFd>, security: DoorSecurity, hall: &Hall) -> Outcome<()> {
+async fn serve_single(
+    socket: Option<OwnedFd>,
+    security: EndpointSecurity,
+    limits: &ConnectionLimits,
+) -> Outcome<()> {
     let Some(socket) = socket else {
         return std::future::pending().await;
     };
-    let served = nbd_listener::attend_one(socket, security, hall).await;
+    let served = nbd_listener::attend_one(socket, security, limits).await;
     let what = "the client on standard input came to no disk";
     served.map_err(|gone| match gone {
-        Gone::Refused(why) => trouble::invalid(what).because(why),
-        Gone::Left(error) => trouble::io(what, &error),
+        Gone::Refused(why) => os_error::invalid(what).because(why),
+        Gone::Left(error) => os_error::io(what, &error),
     })
 }
 
 /// Every way to the disk.
-struct Doors {
+struct Sockets {
     nbd: Vec<Listening>,
     vhost: Vec<VhostListener>,
 }
 
-fn doors(options: &OneOptions, inherited: Vec<Inherited>, live: &Arc<Live>) -> Outcome<Doors> {
-    let mut doors = Doors {
+fn doors(
+    options: &OneOptions,
+    inherited: Vec<Inherited>,
+    live: &Arc<Attached>,
+) -> Outcome<Sockets> {
+    let mut doors = Sockets {
         nbd: Vec::new(),
         vhost: Vec::new(),
     };
@@ -293,19 +306,19 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
         // As large as the image is.
         ImagePlan::File { .. } | ImagePlan::Nbd { .. } => 0,
     };
-    let uuid = crate::keeper::new_uuid()?;
+    let uuid = crate::disks::disk_service::new_uuid()?;
     let mut descriptor = Descriptor::new(uuid, size);
     descriptor.serial = options.serial.clone();
     if options.queues == 0 || options.queues > MAX_QUEUES {
         let what = format!("{} queues are not from 1 to {MAX_QUEUES}", options.queues);
-        return Err(trouble::invalid(what).remedy("give such a number with --queues"));
+        return Err(os_error::invalid(what).remedy("give such a number with --queues"));
     }
     if options.seg_max == 0 || options.seg_max > MAX_SEG_MAX {
         let what = format!(
             "{} segments are not from 1 to {MAX_SEG_MAX}",
             options.seg_max
         );
-        return Err(trouble::invalid(what).remedy("give such a number with --seg-max"));
+        return Err(os_error::invalid(what).remedy("give such a number with --seg-max"));
     }
     let traced = TracedDisk {
         size,
@@ -330,7 +343,7 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
 fn image(source: &str, options: &OneOptions) -> Outcome<ImagePlan> {
     let size = |text: &str| -> Outcome<u64> {
         let size: Size = text.parse().map_err(|e| {
-            trouble::invalid(format!("cannot serve {source}"))
+            os_error::invalid(format!("cannot serve {source}"))
                 .because_of(&e)
                 .remedy("write a size, such as 10G, after the colon (after size= for emulated)")
         })?;
@@ -352,7 +365,7 @@ fn image(source: &str, options: &OneOptions) -> Outcome<ImagePlan> {
         let (sizes, model): (Vec<&str>, Vec<&str>) =
             text.split(',').partition(|word| word.starts_with("size="));
         let [text] = sizes.as_slice() else {
-            return Err(trouble::invalid(format!("cannot serve {source}"))
+            return Err(os_error::invalid(format!("cannot serve {source}"))
                 .because("it has no size, or several")
                 .remedy("write it as emulated:MODEL,size=SIZE, such as emulated:ssd,size=10G"));
         };

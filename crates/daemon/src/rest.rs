@@ -1,6 +1,6 @@
 //! The REST interface: HTTP over a Unix socket, each door of [`routes`] with its handler, and errors as problems.
 //!
-//! Handlers only translate: a request becomes a call of the keeper on a thread that may block, its answer JSON. The
+//! Handlers only translate: a request becomes a call of the disk_service on a thread that may block, its answer JSON. The
 //! document that describes them all is made of the same handlers ([`document`]).
 //!
 //! # Always true
@@ -22,9 +22,9 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes::{self, Route};
 use utoipa::OpenApi;
 
-use crate::keeper::Keeper;
+use crate::disks::disk_service::DiskService;
+use crate::os_error::{self, Outcome};
 use crate::serve::Daemon;
-use crate::trouble::{self, Outcome};
 
 mod daemon;
 mod dashboard;
@@ -249,25 +249,25 @@ type Answer<T> = Result<Json<T>, Failure>;
 async fn work<T: Serialize + Send + 'static>(
     work: impl FnOnce() -> Outcome<T> + Send + 'static,
 ) -> Answer<T> {
-    Ok(Json(trouble::blocking(work).await?))
+    Ok(Json(os_error::blocking(work).await?))
 }
 
 /// Answers with what blocking work on the thing of a name makes.
 async fn work_on<T: Serialize + Send + 'static>(
     daemon: Arc<Daemon>,
     of: String,
-    order: impl FnOnce(&Arc<Keeper>, &Name) -> Outcome<T> + Send + 'static,
+    order: impl FnOnce(&Arc<DiskService>, &Name) -> Outcome<T> + Send + 'static,
 ) -> Answer<T> {
-    work(move || order(&daemon.keeper, &name(&of)?)).await
+    work(move || order(&daemon.disk_service, &name(&of)?)).await
 }
 
 /// Does blocking work that leaves nothing of the thing of a name to answer with.
 async fn erase(
     daemon: Arc<Daemon>,
     of: String,
-    order: impl FnOnce(&Arc<Keeper>, &Name) -> Outcome<()> + Send + 'static,
+    order: impl FnOnce(&Arc<DiskService>, &Name) -> Outcome<()> + Send + 'static,
 ) -> Result<StatusCode, Failure> {
-    trouble::blocking(move || order(&daemon.keeper, &name(&of)?)).await?;
+    os_error::blocking(move || order(&daemon.disk_service, &name(&of)?)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -284,7 +284,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
         let bytes: &[u8] = if bytes.is_empty() { b"{}" } else { &bytes };
         serde_json::from_slice(bytes).map(Body).map_err(|error| {
             Failure(
-                trouble::invalid("the request's body makes no sense")
+                os_error::invalid("the request's body makes no sense")
                     .because(error)
                     .remedy("see /openapi.json for what is expected"),
             )
@@ -296,7 +296,7 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 fn unread(error: &BytesRejection) -> Problem {
     match error.status() {
         StatusCode::PAYLOAD_TOO_LARGE => too_long(),
-        _ => trouble::invalid("cannot read the request's body")
+        _ => os_error::invalid("cannot read the request's body")
             .because(error.body_text())
             .remedy("send the whole body: Content-Length says how long it is"),
     }
@@ -323,7 +323,7 @@ impl<S: Send + Sync, T: DeserializeOwned + Send> FromRequestParts<S> for Path<T>
         path.map(|axum::extract::Path(value)| Path(value))
             .map_err(|error| {
                 Failure(
-                    trouble::invalid("the request's path makes no sense")
+                    os_error::invalid("the request's path makes no sense")
                         .because(error.body_text())
                         .remedy("see /openapi.json for what there is"),
                 )

@@ -25,27 +25,31 @@ use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
+use crate::config::limits;
+use crate::config::plan::Plan;
+use crate::config::prepare::{self, Prepared, TcpDoor};
 use crate::control::{Controls, Identity};
-use crate::dashboard::{Dashboard, door};
-use crate::host::Host;
-use crate::keeper::{self, Keeper};
-use crate::live::LiveDisks;
-use crate::lookout::{self, Lookout};
-use crate::nbd_listener::{self, Door, DoorSecurity, Hall};
-use crate::plan::Plan;
-use crate::prepare::{self, Prepared, TcpDoor};
-use crate::sockets::{self, Inherited, Listening};
-use crate::store::Store;
-use crate::tls::expiry::{self, Certificates};
-use crate::trouble::{self, Outcome};
-use crate::{first_run, limits, log, metrics, notify, rest, watch};
+use crate::disks::attached::AttachedDisks;
+use crate::disks::disk_service::{self, DiskService};
+use crate::disks::host::Host;
+use crate::disks::store::Store;
+use crate::disks::watch;
+use crate::first_run;
+use crate::listen::nbd_listener::{self, ConnectionLimits, Endpoint, EndpointSecurity};
+use crate::listen::sockets::{self, Inherited, Listening};
+use crate::listen::tls::expiry::{self, Certificates};
+use crate::notify;
+use crate::observe::dashboard::Dashboard;
+use crate::observe::dashboard::listener;
+use crate::observe::log;
+use crate::observe::metrics;
+use crate::observe::monitor::{self, Monitor};
+use crate::os_error::{self, Outcome};
+use crate::rest;
 
-mod api_door;
-mod moment;
+use crate::listen::api_listener::ApiListener;
 
-use api_door::ApiDoor;
-
-pub(crate) use moment::Moment;
+pub(crate) use crate::observe::counters::Counters;
 
 /// How long answers to requests that are under way may take once the daemon stops.
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -70,8 +74,8 @@ pub struct ServeOptions {
 
 /// A daemon that serves.
 pub(crate) struct Daemon {
-    pub(crate) keeper: Arc<Keeper>,
-    pub(crate) lookout: Lookout,
+    pub(crate) disk_service: Arc<DiskService>,
+    pub(crate) monitor: Monitor,
     pub(crate) dashboard: Dashboard,
     /// Where browsers find it.
     dashboard_url: Option<String>,
@@ -125,9 +129,9 @@ async fn live(prepared: Prepared) -> Outcome<()> {
     let store = Store::open(root.state())?;
     let first = first_run::is_due(&root, &store)?;
     let host = Host::start(&plan.threads)?;
-    let disks = Arc::new(LiveDisks::default());
+    let disks = Arc::new(AttachedDisks::default());
     let nbd_socket = plan.nbd.sockets.first().cloned();
-    let keeper = Arc::new(Keeper::new(
+    let disk_service = Arc::new(DiskService::new(
         root.clone(),
         store,
         host,
@@ -149,7 +153,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
             ..
         }) => socket,
         Some(_) => {
-            return Err(trouble::invalid(
+            return Err(os_error::invalid(
                 "the inherited socket named api is not a Unix socket",
             ));
         }
@@ -166,16 +170,16 @@ async fn live(prepared: Prepared) -> Outcome<()> {
     doors.extend(tcp_doors(tcp, &mut certificates)?);
     let listeners = doors.iter().map(|(_, told)| told.clone()).collect();
     let dashboard = match (&plan.dashboard, dashboard) {
-        (Some(plan), Some(access)) => door::open(plan, access)?,
+        (Some(plan), Some(access)) => listener::open(plan, access)?,
         _ => None,
     };
-    if let Some((url, validity)) = dashboard.as_ref().and_then(door::Door::certificate) {
+    if let Some((url, validity)) = dashboard.as_ref().and_then(listener::Listener::certificate) {
         certificates.add(format!("dashboard {url}"), validity.clone());
     }
 
     let daemon = Arc::new(Daemon {
-        keeper: Arc::clone(&keeper),
-        lookout: Lookout::default(),
+        disk_service: Arc::clone(&disk_service),
+        monitor: Monitor::default(),
         dashboard: Dashboard::default(),
         dashboard_url: dashboard.as_ref().map(|door| door.url.clone()),
         config,
@@ -192,8 +196,8 @@ async fn live(prepared: Prepared) -> Outcome<()> {
         tokio::spawn(door.serve(Arc::clone(&daemon), daemon.stop.clone()));
     }
 
-    let at_start = Arc::clone(&keeper);
-    let welcome = trouble::blocking(move || {
+    let at_start = Arc::clone(&disk_service);
+    let welcome = os_error::blocking(move || {
         let welcome = if first {
             Some(first_run::make(&at_start)?)
         } else {
@@ -209,13 +213,13 @@ async fn live(prepared: Prepared) -> Outcome<()> {
         welcome = welcome => welcome?,
         () = signals.next() => return stop(&daemon, &ours, answering, signals).await,
     };
-    let hall = Hall::new(Arc::clone(&disks), plan.nbd.connections);
+    let limits = ConnectionLimits::new(Arc::clone(&disks), plan.nbd.connections);
     for (door, told) in doors {
         tracing::info!(address = told.address, security = ?told.security, "serving NBD");
-        tokio::spawn(attend(door, hall.clone()));
+        tokio::spawn(attend(door, limits.clone()));
     }
-    tokio::spawn(lookout::keep(Arc::clone(&daemon)));
-    tokio::spawn(lookout::listen(Arc::clone(&daemon)));
+    tokio::spawn(monitor::keep(Arc::clone(&daemon)));
+    tokio::spawn(monitor::listen(Arc::clone(&daemon)));
     tokio::spawn(expiry::watch(Arc::clone(&daemon)));
     daemon.become_(State::Serving);
     let status = format!("serving disks: {}", disks.names().len());
@@ -231,8 +235,8 @@ async fn live(prepared: Prepared) -> Outcome<()> {
     tokio::select! {
         () = signals.next() => {}
         () = notify::watchdog() => {}
-        () = watch::watch(Arc::clone(&keeper)) => {}
-        () = keeper::attach_missing(Arc::clone(&keeper)) => {}
+        () = watch::watch(Arc::clone(&disk_service)) => {}
+        () = disk_service::attach_missing(Arc::clone(&disk_service)) => {}
     }
     stop(&daemon, &ours, answering, signals).await
 }
@@ -247,12 +251,12 @@ async fn stop(
     daemon.become_(State::Stopping);
     notify::stopping(STOPPING);
     daemon.stop.cancel();
-    daemon.keeper.jobs().cancel_all();
+    daemon.disk_service.jobs().cancel_all();
     for socket in sockets {
         // One that is gone already need not be removed.
         let _ = std::fs::remove_file(socket);
     }
-    let ending = daemon.keeper.end()?;
+    let ending = daemon.disk_service.end()?;
     let hasty = tokio::select! {
         hasty = tokio::time::timeout(STOPPING, ending) => hasty,
         () = signals.next() => {
@@ -270,7 +274,7 @@ async fn stop(
             format!("{hasty} disks did not end in peace"),
         )
         .because("their datastores did not finish what was in flight")),
-        Ok(Err(error)) => Err(trouble::failed(&error)),
+        Ok(Err(error)) => Err(os_error::failed(&error)),
         Err(_) => Err(
             Problem::new(ProblemCode::Datastore, "did not stop in time").because(format!(
                 "a datastore did not answer within {} s",
@@ -281,12 +285,12 @@ async fn stop(
 }
 
 /// Where NBD clients of this host knock: the planned sockets, or the inherited ones in their place.
-fn unix_doors(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Door, NbdListener)>> {
+fn unix_doors(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Endpoint, NbdListener)>> {
     let mut doors = Vec::new();
     let handed_over = !inherited.is_empty();
     for Inherited { name, socket } in inherited {
         if matches!(socket, Listening::Tcp(_)) {
-            return Err(trouble::invalid(format!(
+            return Err(os_error::invalid(format!(
                 "cannot serve on the inherited TCP socket {name}"
             ))
             .because("what is inherited carries no certificates")
@@ -297,9 +301,9 @@ fn unix_doors(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Door, NbdL
             security: NbdSecurity::Unix,
         };
         doors.push((
-            Door {
+            Endpoint {
                 socket,
-                security: DoorSecurity::Plain,
+                security: EndpointSecurity::Plain,
             },
             told,
         ));
@@ -312,9 +316,9 @@ fn unix_doors(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Door, NbdL
                 security: NbdSecurity::Unix,
             };
             doors.push((
-                Door {
+                Endpoint {
                     socket,
-                    security: DoorSecurity::Plain,
+                    security: EndpointSecurity::Plain,
                 },
                 told,
             ));
@@ -327,7 +331,7 @@ fn unix_doors(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Door, NbdL
 fn tcp_doors(
     tcp: Vec<TcpDoor>,
     certificates: &mut Certificates,
-) -> Outcome<Vec<(Door, NbdListener)>> {
+) -> Outcome<Vec<(Endpoint, NbdListener)>> {
     let door = |door: TcpDoor| {
         let listener = sockets::listen_tcp(door.address)?;
         let address = listener.local_addr().unwrap_or(door.address).to_string();
@@ -340,7 +344,7 @@ fn tcp_doors(
         };
         let socket = Listening::Tcp(listener);
         let security = door.security;
-        Ok((Door { socket, security }, told))
+        Ok((Endpoint { socket, security }, told))
     };
     tcp.into_iter().map(door).collect()
 }
@@ -350,8 +354,8 @@ fn take(inherited: &mut Vec<Inherited>, name: &str) -> Option<Inherited> {
     Some(inherited.swap_remove(at))
 }
 
-async fn attend(door: Door, hall: Hall) {
-    if let Err(error) = nbd_listener::attend(door, hall).await {
+async fn attend(door: Endpoint, limits: ConnectionLimits) {
+    if let Err(error) = nbd_listener::attend(door, limits).await {
         tracing::error!(%error, "an NBD listener ended");
     }
 }
@@ -360,7 +364,7 @@ async fn answer(socket: std::os::unix::net::UnixListener, daemon: Arc<Daemon>) {
     let stop = daemon.stop.clone();
     match UnixListener::from_std(socket) {
         Ok(listener) => {
-            let door = ApiDoor::new(listener, rest::router(daemon));
+            let door = ApiListener::new(listener, rest::router(daemon));
             door.serve(stop).await;
         }
         Err(error) => tracing::error!(%error, "the REST interface ended"),
@@ -370,16 +374,16 @@ async fn answer(socket: std::os::unix::net::UnixListener, daemon: Arc<Daemon>) {
 impl Daemon {
     /// How it is.
     pub(crate) fn status(&self) -> Outcome<Status> {
-        let datastores = self.keeper.datastores_at_a_glance()?;
-        let live = self.keeper.live().all();
-        let mut problems = self.keeper.troubles();
+        let datastores = self.disk_service.datastores_at_a_glance()?;
+        let live = self.disk_service.live().all();
+        let mut problems = self.disk_service.troubles();
         problems.extend(
             datastores
                 .iter()
                 .filter_map(|datastore| datastore.problem.clone()),
         );
-        problems.extend(self.keeper.unreadable_datastores()?);
-        for problem in self.keeper.harms()? {
+        problems.extend(self.disk_service.unreadable_datastores()?);
+        for problem in self.disk_service.harms()? {
             // A lease that is lost, or a detach that takes too long, is among the troubles.
             if !problems.contains(&problem) {
                 problems.push(problem);
@@ -392,13 +396,13 @@ impl Daemon {
             version: env!("CARGO_PKG_VERSION").to_owned(),
             pid: std::process::id(),
             uptime_s: self.started.elapsed().as_secs(),
-            root: self.keeper.root().path().to_owned(),
+            root: self.disk_service.root().path().to_owned(),
             config: self.config.clone(),
             api_socket: self.api_socket.clone(),
             nbd_listeners: self.listeners.clone(),
             tls_certificates: self.certificates.listed(now),
             dashboard: self.dashboard_url.clone(),
-            threads: self.keeper.host().thread_count(),
+            threads: self.disk_service.host().thread_count(),
             datastores: datastores.len() as u64,
             disks: datastores.iter().map(|datastore| datastore.disks).sum(),
             attached: live.len() as u64,
@@ -411,11 +415,11 @@ impl Daemon {
     pub(crate) fn metrics(&self) -> Outcome<String> {
         let facts = metrics::Facts {
             moment: self.moment()?,
-            datastores: self.keeper.datastores_at_a_glance()?,
-            disks: self.keeper.attached_disks()?,
+            datastores: self.disk_service.datastores_at_a_glance()?,
+            disks: self.disk_service.attached_disks()?,
             controls: self.control_moments(),
-            problems: self.keeper.troubles().len(),
-            nbd_refused: self.keeper.live().refused(),
+            problems: self.disk_service.troubles().len(),
+            nbd_refused: self.disk_service.live().refused(),
             log_lines_lost: log::lines_lost(),
             certificates: self.certificates.days_left(expiry::now()),
             uptime_s: self.started.elapsed().as_secs_f64(),
@@ -446,7 +450,7 @@ pub(crate) struct Signals {
 impl Signals {
     /// Catches them from now on.
     pub(crate) fn new() -> Outcome<Signals> {
-        let catch = |kind| signal(kind).map_err(|e| trouble::io("cannot catch signals", &e));
+        let catch = |kind| signal(kind).map_err(|e| os_error::io("cannot catch signals", &e));
         Ok(Signals {
             terminate: catch(SignalKind::terminate())?,
             interrupt: catch(SignalKind::interrupt())?,

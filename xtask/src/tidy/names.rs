@@ -33,6 +33,15 @@ const IDENTIFIERS: &[(&str, &str, &str)] = &[
     ("crates/engine/src", "Haul", "ChunkedCopy"),
     ("crates/engine/src", "Tripwire", "TruncationGuard"),
     ("crates/sim/src", "Safety", "Invariants"),
+    ("crates/daemon/src", "Keeper", "DiskService"),
+    ("crates/daemon/src", "Lookout", "Monitor"),
+    ("crates/daemon/src", "CloseUp", "DiskSample"),
+    ("crates/daemon/src", "Past", "History"),
+    ("crates/daemon/src", "Course", "Timeline"),
+    ("crates/daemon/src", "Moment", "Counters"),
+    ("crates/daemon/src", "Hall", "ConnectionLimits"),
+    ("crates/daemon/src", "keeper", "disk_service"),
+    ("crates/daemon/src", "lookout", "monitor"),
 ];
 
 /// Folder, old file name without its ending, standard term.
@@ -58,6 +67,22 @@ const FILES: &[(&str, &str, &str)] = &[
     ("crates/engine/src", "line", "connection"),
     ("crates/sim/src", "way", "io_path"),
     ("crates/sim/src", "safety", "invariants"),
+    ("crates/daemon/src", "keeper", "disk_service"),
+    ("crates/daemon/src", "lookout", "monitor"),
+    ("crates/daemon/src", "again", "attach_retry"),
+    ("crates/daemon/src", "looks", "timed_scan"),
+    ("crates/daemon/src", "agreed", "path_allowlist"),
+    ("crates/daemon/src", "follow", "remote_changes"),
+    ("crates/daemon/src", "beat", "host_sample"),
+    ("crates/daemon/src", "close_up", "disk_sample"),
+    ("crates/daemon/src", "past", "history"),
+    ("crates/daemon/src", "moment", "counters"),
+    ("crates/daemon/src", "door", "listener"),
+    ("crates/daemon/src", "hall", "connection_limits"),
+    ("crates/daemon/src", "owner", "peer_uid"),
+    ("crates/daemon/src", "live", "attached"),
+    ("crates/daemon/src", "trouble", "os_error"),
+    ("crates/daemon/src", "course", "timeline"),
 ];
 
 pub(super) fn findings(tree: &Tree) -> Vec<Finding> {

@@ -240,7 +240,7 @@ fn cost(cost: u64) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::policy;
+    use crate::config::plan::policy;
     use tidegate_api::datastore::DatastoreSettings;
     use tidegate_api::iocontrol::IoControl;
     use tidegate_core::governor::{DiskReport, Governor, HostReport, ToldDisk};

@@ -6,7 +6,7 @@ use tidegate_api::problem::Problem;
 use tidegate_api::status::Status;
 
 use super::{Answer, Failure, Shared, State, json, work};
-use crate::trouble;
+use crate::os_error;
 
 /// How the daemon is
 #[utoipa::path(get, path = "/v1/status", tag = "daemon", responses(
@@ -30,7 +30,7 @@ pub(super) async fn openapi() -> Response {
     (status = 200, description = "Prometheus text format", content_type = "text/plain"),
 ))]
 pub(super) async fn metrics(State(daemon): Shared) -> Result<Response, Failure> {
-    let text = trouble::blocking(move || daemon.metrics()).await?;
+    let text = os_error::blocking(move || daemon.metrics()).await?;
     Ok((
         [(
             header::CONTENT_TYPE,

@@ -20,13 +20,14 @@ use tidegate_api::disk::{Disk, DiskSet, PolicySet, Unpromised};
 use tokio::sync::watch;
 
 use super::{Answer, Body, Failure, Path, Shared, State, name, unknown, work, work_on};
-use crate::dashboard::feed::{Frame, event};
-use crate::dashboard::files::{FILES, File};
-use crate::dashboard::guard::May;
-use crate::dashboard::past::Past;
-use crate::dashboard::{beat, past};
+use crate::observe::dashboard::feed::{Frame, event};
+use crate::observe::dashboard::files::{FILES, File};
+use crate::observe::dashboard::guard::May;
+use crate::observe::dashboard::history;
+use crate::observe::dashboard::history::History;
+use crate::observe::dashboard::host_sample;
+use crate::os_error;
 use crate::serve::Daemon;
-use crate::trouble;
 
 /// Adds the dashboard's doors to those of the REST interface.
 pub(super) fn doors(router: Router<Arc<Daemon>>) -> Router<Arc<Daemon>> {
@@ -95,7 +96,7 @@ async fn live(
 ) -> Result<Response, Failure> {
     let bad = |why: String| {
         Failure(
-            trouble::invalid("cannot stream")
+            os_error::invalid("cannot stream")
                 .because(why)
                 .remedy("load the page again: it asks as this daemon expects"),
         )
@@ -105,20 +106,20 @@ async fn live(
     let hello = Hello {
         version: env!("CARGO_PKG_VERSION"),
         pid: std::process::id(),
-        at: beat::now_ms(),
+        at: host_sample::now_ms(),
         may: may.map_or(May::Change, |Extension(may)| may),
         columns: Columns {
-            threads: &beat::THREADS,
-            datastores: &beat::DATASTORES,
-            hosts: &beat::HOSTS,
-            others: &beat::OTHERS,
-            disks: &beat::DISKS,
-            did: &beat::DID,
-            past: &past::PAST,
-            level: &past::LEVEL,
+            threads: &host_sample::THREADS,
+            datastores: &host_sample::DATASTORES,
+            hosts: &host_sample::HOSTS,
+            others: &host_sample::OTHERS,
+            disks: &host_sample::DISKS,
+            did: &host_sample::DID,
+            past: &history::PAST,
+            level: &history::LEVEL,
         },
     };
-    let mut happened = daemon.lookout.journal().latest();
+    let mut happened = daemon.monitor.journal().latest();
     happened.mark_changed();
     let watcher = Watcher {
         host: daemon.dashboard.watch(&daemon),
@@ -176,7 +177,7 @@ impl Watcher {
                     changed.ok()?;
                     // Marked as seen before it is looked at: what comes meanwhile is another change.
                     self.happened.borrow_and_update();
-                    let events = self.daemon.lookout.journal().since(self.last);
+                    let events = self.daemon.monitor.journal().since(self.last);
                     let Some(latest) = events.last() else { continue };
                     self.last = latest.number;
                     event("events", &events)
@@ -202,10 +203,10 @@ struct Whose {
 async fn before(
     State(daemon): Shared,
     whose: Result<Query<Whose>, QueryRejection>,
-) -> Answer<Past> {
+) -> Answer<History> {
     let bad = |why: String| {
         Failure(
-            trouble::invalid("cannot tell of the past")
+            os_error::invalid("cannot tell of the past")
                 .because(why)
                 .remedy("load the page again: it asks as this daemon expects"),
         )
@@ -214,7 +215,7 @@ async fn before(
     work(move || match (whose.disk, whose.datastore) {
         (Some(disk), None) => daemon.past_of_disk(&name(&disk)?),
         (None, Some(datastore)) => Ok(daemon.past_of_datastore(&name(&datastore)?)),
-        _ => Err(trouble::invalid("cannot tell of the past")
+        _ => Err(os_error::invalid("cannot tell of the past")
             .because("neither a disk nor a datastore is named, or both are")
             .remedy("name one: disk=NAME or datastore=NAME")),
     })
@@ -240,5 +241,8 @@ async fn policy(
         unpromised: terms.unpromised,
         ..DiskSet::default()
     };
-    work_on(daemon, of, move |keeper, name| keeper.set(name, &order)).await
+    work_on(daemon, of, move |disk_service, name| {
+        disk_service.set(name, &order)
+    })
+    .await
 }

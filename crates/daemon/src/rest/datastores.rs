@@ -14,7 +14,7 @@ use super::{Answer, Body, Failure, Path, Shared, State, erase, work, work_on};
 pub(super) async fn list(State(daemon): Shared) -> Answer<DatastoreList> {
     work(move || {
         Ok(DatastoreList {
-            datastores: daemon.keeper.datastores()?,
+            datastores: daemon.disk_service.datastores()?,
         })
     })
     .await
@@ -29,7 +29,12 @@ pub(super) async fn add(
     State(daemon): Shared,
     Body(order): Body<DatastoreAdd>,
 ) -> Answer<Datastore> {
-    work(move || daemon.keeper.add_datastore(&order.name, order.settings)).await
+    work(move || {
+        daemon
+            .disk_service
+            .add_datastore(&order.name, order.settings)
+    })
+    .await
 }
 
 /// One datastore
@@ -38,7 +43,10 @@ pub(super) async fn add(
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
 pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Datastore> {
-    work_on(daemon, of, |keeper, name| keeper.datastore(name)).await
+    work_on(daemon, of, |disk_service, name| {
+        disk_service.datastore(name)
+    })
+    .await
 }
 
 /// Changes how a datastore is controlled
@@ -52,8 +60,8 @@ pub(super) async fn set(
     Path(of): Path<String>,
     Body(order): Body<DatastoreSet>,
 ) -> Answer<Datastore> {
-    work_on(daemon, of, move |keeper, name| {
-        keeper.set_datastore(name, &order)
+    work_on(daemon, of, move |disk_service, name| {
+        disk_service.set_datastore(name, &order)
     })
     .await
 }
@@ -67,5 +75,8 @@ pub(super) async fn remove(
     State(daemon): Shared,
     Path(of): Path<String>,
 ) -> Result<StatusCode, Failure> {
-    erase(daemon, of, |keeper, name| keeper.remove_datastore(name)).await
+    erase(daemon, of, |disk_service, name| {
+        disk_service.remove_datastore(name)
+    })
+    .await
 }

@@ -10,7 +10,7 @@ use tidegate_api::disk::{
 use tidegate_api::problem::Problem;
 
 use super::{Answer, Body, Failure, Path, Shared, State, erase, name, work, work_on};
-use crate::trouble;
+use crate::os_error;
 
 /// Which disks are meant.
 #[derive(Deserialize)]
@@ -30,7 +30,7 @@ pub(super) async fn list(
     which: Result<Query<Which>, QueryRejection>,
 ) -> Answer<DiskList> {
     let bad = |error: QueryRejection| {
-        trouble::invalid("cannot list disks so")
+        os_error::invalid("cannot list disks so")
             .because(error.body_text())
             .remedy("say datastore=NAME, or nothing")
     };
@@ -38,7 +38,7 @@ pub(super) async fn list(
     work(move || {
         let datastore = datastore.as_deref().map(name).transpose()?;
         Ok(DiskList {
-            disks: daemon.keeper.disks(datastore.as_ref())?,
+            disks: daemon.disk_service.disks(datastore.as_ref())?,
         })
     })
     .await
@@ -50,7 +50,7 @@ pub(super) async fn list(
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
 pub(super) async fn create(State(daemon): Shared, Body(order): Body<DiskCreate>) -> Answer<Disk> {
-    work(move || daemon.keeper.create(&order)).await
+    work(move || daemon.disk_service.create(&order)).await
 }
 
 /// One disk
@@ -59,7 +59,7 @@ pub(super) async fn create(State(daemon): Shared, Body(order): Body<DiskCreate>)
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
 pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Disk> {
-    work_on(daemon, of, |keeper, name| keeper.disk(name)).await
+    work_on(daemon, of, |disk_service, name| disk_service.disk(name)).await
 }
 
 /// Changes a disk
@@ -73,7 +73,10 @@ pub(super) async fn set(
     Path(of): Path<String>,
     Body(order): Body<DiskSet>,
 ) -> Answer<Disk> {
-    work_on(daemon, of, move |keeper, name| keeper.set(name, &order)).await
+    work_on(daemon, of, move |disk_service, name| {
+        disk_service.set(name, &order)
+    })
+    .await
 }
 
 /// Deletes a disk and its data
@@ -85,7 +88,7 @@ pub(super) async fn delete(
     State(daemon): Shared,
     Path(of): Path<String>,
 ) -> Result<StatusCode, Failure> {
-    erase(daemon, of, |keeper, name| keeper.delete(name)).await
+    erase(daemon, of, |disk_service, name| disk_service.delete(name)).await
 }
 
 /// Attaches a disk
@@ -99,7 +102,10 @@ pub(super) async fn attach(
     Path(of): Path<String>,
     Body(order): Body<DiskAttach>,
 ) -> Answer<Disk> {
-    work_on(daemon, of, move |keeper, name| keeper.attach(name, order)).await
+    work_on(daemon, of, move |disk_service, name| {
+        disk_service.attach(name, order)
+    })
+    .await
 }
 
 /// Detaches a disk
@@ -113,8 +119,8 @@ pub(super) async fn detach(
     Path(of): Path<String>,
     Body(order): Body<DiskDetach>,
 ) -> Answer<Disk> {
-    work_on(daemon, of, move |keeper, name| {
-        keeper.detach(name, order.clients)
+    work_on(daemon, of, move |disk_service, name| {
+        disk_service.detach(name, order.clients)
     })
     .await
 }
@@ -130,7 +136,10 @@ pub(super) async fn resize(
     Path(of): Path<String>,
     Body(order): Body<DiskResize>,
 ) -> Answer<Disk> {
-    work_on(daemon, of, move |keeper, name| keeper.resize(name, order)).await
+    work_on(daemon, of, move |disk_service, name| {
+        disk_service.resize(name, order)
+    })
+    .await
 }
 
 /// How to reach a disk from some program
@@ -143,14 +152,14 @@ pub(super) async fn snippet(
     State(daemon): Shared,
     Path((of, program)): Path<(String, String)>,
 ) -> Answer<Snippet> {
-    work_on(daemon, of, move |keeper, name| {
+    work_on(daemon, of, move |disk_service, name| {
         let program: SnippetFor = program.parse().map_err(|why: String| {
             let programs = SnippetFor::ALL.map(SnippetFor::as_str).join(", ");
-            trouble::invalid("cannot make a snippet")
+            os_error::invalid("cannot make a snippet")
                 .because(why)
                 .remedy(format!("name one of these: {programs}"))
         })?;
-        keeper.snippet(name, program)
+        disk_service.snippet(name, program)
     })
     .await
 }

@@ -17,8 +17,8 @@ use tidegate_api::problem::Problem;
 use tokio::sync::watch;
 
 use super::{Answer, Failure, Shared, State};
+use crate::os_error;
 use crate::serve::Daemon;
-use crate::trouble;
 
 /// What has happened on datastores
 #[utoipa::path(get, path = "/v1/events/kept", tag = "events", responses(
@@ -26,7 +26,7 @@ use crate::trouble;
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
 pub(super) async fn kept(State(daemon): Shared) -> Answer<EventList> {
-    let events = daemon.lookout.journal().since(0);
+    let events = daemon.monitor.journal().since(0);
     Ok(Json(EventList { events }))
 }
 
@@ -42,7 +42,7 @@ pub(super) async fn stream(
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Failure> {
     let bad = || {
         Failure(
-            trouble::invalid("cannot stream events")
+            os_error::invalid("cannot stream events")
                 .because("Last-Event-ID is not the number of an event")
                 .remedy("leave it out, or send the id of the last event that came"),
         )
@@ -55,7 +55,7 @@ pub(super) async fn stream(
         }
     };
     let listener = Listener {
-        latest: daemon.lookout.journal().latest(),
+        latest: daemon.monitor.journal().latest(),
         daemon,
         last,
         ready: VecDeque::new(),
@@ -89,7 +89,7 @@ impl Listener {
             }
             // Marked as seen before it is looked at: what comes meanwhile is another change.
             self.latest.borrow_and_update();
-            self.ready = self.daemon.lookout.journal().since(self.last).into();
+            self.ready = self.daemon.monitor.journal().since(self.last).into();
             if self.ready.is_empty() {
                 tokio::select! {
                     changed = self.latest.changed() => changed.ok()?,

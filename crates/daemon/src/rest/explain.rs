@@ -9,8 +9,8 @@ use tidegate_api::units;
 use tidegate_core::units::Span;
 
 use super::{Answer, Failure, Path, Shared, State, name, work};
-use crate::explain::course::REACH;
-use crate::trouble;
+use crate::observe::explain::timeline::REACH;
+use crate::os_error;
 
 /// Less than this says nothing.
 const LEAST: Span = Span::from_secs(1);
@@ -37,7 +37,7 @@ pub(super) async fn disk(
 ) -> Answer<Explanation> {
     let bad = |why: String| {
         Failure(
-            trouble::invalid("cannot explain so")
+            os_error::invalid("cannot explain so")
                 .because(why)
                 .remedy("say last=30s, or any time from 1s to 5min"),
         )

@@ -14,7 +14,7 @@ use super::{Answer, Body, Failure, Path, Shared, State, erase, work, work_on};
 pub(super) async fn list(State(daemon): Shared) -> Answer<GroupList> {
     work(move || {
         Ok(GroupList {
-            groups: daemon.keeper.groups()?,
+            groups: daemon.disk_service.groups()?,
         })
     })
     .await
@@ -26,7 +26,7 @@ pub(super) async fn list(State(daemon): Shared) -> Answer<GroupList> {
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
 pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Group> {
-    work_on(daemon, of, |keeper, name| keeper.group(name)).await
+    work_on(daemon, of, |disk_service, name| disk_service.group(name)).await
 }
 
 /// Changes a group, or makes it
@@ -40,8 +40,8 @@ pub(super) async fn set(
     Path(of): Path<String>,
     Body(order): Body<GroupSet>,
 ) -> Answer<Group> {
-    work_on(daemon, of, move |keeper, name| {
-        keeper.set_group(name, &order)
+    work_on(daemon, of, move |disk_service, name| {
+        disk_service.set_group(name, &order)
     })
     .await
 }
@@ -55,5 +55,8 @@ pub(super) async fn remove(
     State(daemon): Shared,
     Path(of): Path<String>,
 ) -> Result<StatusCode, Failure> {
-    erase(daemon, of, |keeper, name| keeper.remove_group(name)).await
+    erase(daemon, of, |disk_service, name| {
+        disk_service.remove_group(name)
+    })
+    .await
 }

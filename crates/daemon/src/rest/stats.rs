@@ -13,8 +13,8 @@ use tidegate_api::stats::{DiskStats, Sample};
 use tokio::time::{Interval, MissedTickBehavior};
 
 use super::{Answer, Failure, Path, Shared, State, name, work};
-use crate::serve::{Daemon, Moment};
-use crate::trouble::{self, Outcome};
+use crate::os_error::{self, Outcome};
+use crate::serve::{Counters, Daemon};
 
 /// How often a stream may send: often enough for any eye, seldom enough not to be felt by the I/O threads.
 const INTERVALS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
@@ -55,7 +55,7 @@ pub(super) async fn stream(
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Failure> {
     let bad = |why: String| {
         Failure(
-            trouble::invalid("cannot stream statistics")
+            os_error::invalid("cannot stream statistics")
                 .because(why)
                 .remedy("see /openapi.json for what the query may be"),
         )
@@ -88,8 +88,8 @@ pub(super) async fn stream(
 async fn next(
     daemon: &Arc<Daemon>,
     ticks: &mut Interval,
-    before: &Moment,
-) -> Option<(Moment, Event)> {
+    before: &Counters,
+) -> Option<(Counters, Event)> {
     tokio::select! {
         _ = ticks.tick() => {}
         () = daemon.stopped() => return None,
@@ -102,7 +102,7 @@ async fn next(
     Some((now, event))
 }
 
-async fn moment(daemon: &Arc<Daemon>) -> Outcome<Moment> {
+async fn moment(daemon: &Arc<Daemon>) -> Outcome<Counters> {
     let daemon = Arc::clone(daemon);
-    trouble::blocking(move || daemon.moment()).await
+    os_error::blocking(move || daemon.moment()).await
 }

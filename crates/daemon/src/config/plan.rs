@@ -1,0 +1,589 @@
+//! From words to decisions: the one place where configuration becomes a checked plan.
+//!
+//! `serve` reads a [`Config`], `disk_service` a [`Descriptor`]; what they get from here has no text that means something, no
+//! option that means "default", and no number without a unit. Whatever makes no sense is refused here, by its key.
+//!
+//! # Always true
+//! - A plan that was made can be carried out, as far as can be known without touching anything.
+//! - TCP without TLS is planned on loopback addresses only, and only if that was asked for by name.
+
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use tidegate_api::config::{Config, DashboardConfig, LogFormat, NbdTcp, TlsConfig};
+use tidegate_api::datastore::{DatastoreSettings, IoMode};
+use tidegate_api::descriptor::{CacheMode, Descriptor};
+use tidegate_api::problem::Problem;
+use tidegate_api::units::Span;
+use tidegate_core::governor::name::LONGEST;
+
+use crate::config::root::Root;
+use crate::disks::store::Found;
+use crate::os_error::{self, Outcome};
+
+pub(crate) mod filters;
+pub(crate) mod policy;
+
+/// How long an I/O thread looks for more work before it sleeps, at most: more than a guest takes between the answer to one
+/// request and its next where it has to wake up first. Whether that or a quarter of it is better, the thread finds out.
+const POLL: Duration = Duration::from_micros(200);
+
+/// The most I/O threads that are started unasked: one thread serves many disks, and the CPUs are the guests'.
+const MOST_THREADS_UNASKED: usize = 4;
+
+/// The most I/O threads at all. More than this is a slip of the hand.
+const MOST_THREADS: u16 = 256;
+
+/// NBD clients at a time, if nothing is said: every disk of a full host twice over.
+const CONNECTIONS: usize = 1024;
+
+/// Where browsers find the dashboard, if nothing is said: TIDE on a telephone's keys.
+const DASHBOARD: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::LOCALHOST), 8433);
+
+/// What a daemon is to be.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct Plan {
+    /// What people call this host.
+    pub(crate) host_name: String,
+    pub(crate) threads: ThreadsPlan,
+    pub(crate) api: ApiPlan,
+    pub(crate) nbd: NbdPlan,
+    /// None: it has no address.
+    pub(crate) dashboard: Option<DashboardPlan>,
+    pub(crate) log: LogPlan,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ThreadsPlan {
+    pub(crate) count: usize,
+    pub(crate) poll: Duration,
+    /// One for each thread, or none at all.
+    pub(crate) cpus: Vec<usize>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct ApiPlan {
+    pub(crate) socket: PathBuf,
+    pub(crate) mode: u32,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct NbdPlan {
+    pub(crate) sockets: Vec<PathBuf>,
+    pub(crate) tcp: Vec<TcpPlan>,
+    pub(crate) connections: usize,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TcpPlan {
+    pub(crate) address: SocketAddr,
+    pub(crate) security: Security,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Security {
+    Tls(TlsFiles),
+    /// Loopback only.
+    Plaintext,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct TlsFiles {
+    pub(crate) certificate: PathBuf,
+    pub(crate) key: PathBuf,
+    /// Whose clients are let in; none: everybody's.
+    pub(crate) client_ca: Option<PathBuf>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct DashboardPlan {
+    pub(crate) address: SocketAddr,
+    /// Whether another port of the same address will do: the configuration names none.
+    pub(crate) any_port: bool,
+    /// Whether the configuration says anything of it. If not, a host without it serves all the same.
+    pub(crate) asked: bool,
+    pub(crate) token: Option<PathBuf>,
+    /// The token of those who read metrics and nothing else.
+    pub(crate) metrics_token: Option<PathBuf>,
+    pub(crate) tls: Option<TlsFiles>,
+}
+
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct LogPlan {
+    pub(crate) filter: String,
+    pub(crate) format: LogFormat,
+}
+
+/// What is known about the machine when a plan is made.
+#[derive(Clone, Debug)]
+pub(crate) struct Machine {
+    pub(crate) cpus: usize,
+    /// Whether standard error is the systemd journal.
+    pub(crate) journal: bool,
+    /// Its host name.
+    pub(crate) name: String,
+}
+
+impl Plan {
+    /// The plan that a configuration asks for.
+    pub(crate) fn new(config: &Config, root: &Root, machine: Machine) -> Outcome<Plan> {
+        Ok(Plan {
+            host_name: host_name(config, &machine)?,
+            threads: threads(config, &machine)?,
+            api: api(config, root)?,
+            nbd: nbd(config, root)?,
+            dashboard: dashboard(config, root)?,
+            log: LogPlan {
+                filter: config
+                    .log
+                    .filter
+                    .clone()
+                    .unwrap_or_else(|| "info".to_owned()),
+                format: config.log.format.unwrap_or(if machine.journal {
+                    LogFormat::Journald
+                } else {
+                    LogFormat::Text
+                }),
+            },
+        })
+    }
+}
+
+fn host_name(config: &Config, machine: &Machine) -> Outcome<String> {
+    let Some(name) = &config.host.name else {
+        return Ok(machine.name.clone());
+    };
+    let printable = name.bytes().all(|byte| matches!(byte, b' '..=b'~'));
+    if name.trim().is_empty() || name.len() > LONGEST || !printable {
+        let why = format!("a host's name is 1 to {LONGEST} printable ASCII characters");
+        return Err(bad("host.name", why).remedy("leave it out: the machine's host name is used"));
+    }
+    Ok(name.clone())
+}
+
+fn threads(config: &Config, machine: &Machine) -> Outcome<ThreadsPlan> {
+    let cpus: Vec<usize> = config
+        .io
+        .cpus
+        .iter()
+        .map(|cpu| usize::try_from(*cpu).map_err(|_| bad("io.cpus", "a CPU's number is too large")))
+        .collect::<Outcome<_>>()?;
+    let count = match config.io.threads {
+        Some(count) if (1..=MOST_THREADS).contains(&count) => usize::from(count),
+        Some(_) => {
+            return Err(
+                bad("io.threads", format!("it is not from 1 to {MOST_THREADS}"))
+                    .remedy("write threads = 2, or leave it out"),
+            );
+        }
+        None if !cpus.is_empty() => cpus.len(),
+        None => (machine.cpus / 2).clamp(1, MOST_THREADS_UNASKED),
+    };
+    if !cpus.is_empty() && cpus.len() != count {
+        return Err(bad(
+            "io.cpus",
+            format!("it names {} CPUs for {count} I/O threads", cpus.len()),
+        )
+        .remedy("name one CPU for each I/O thread, or none"));
+    }
+    let poll = config.io.poll.map_or(POLL, Span::to_duration);
+    if poll > Duration::from_secs(1) {
+        return Err(bad("io.poll", "more than a second of polling is not brief")
+            .remedy("use microseconds, such as \"50us\"; \"0\" sleeps at once"));
+    }
+    Ok(ThreadsPlan { count, poll, cpus })
+}
+
+fn api(config: &Config, root: &Root) -> Outcome<ApiPlan> {
+    let mode = config.api.mode.as_deref().unwrap_or("0660");
+    let mode = u32::from_str_radix(mode, 8)
+        .ok()
+        .filter(|mode| *mode <= 0o777)
+        .ok_or_else(|| {
+            bad("api.mode", "it is no octal number such as \"0660\"")
+                .remedy("write it in quotes: mode = \"0660\"")
+        })?;
+    let socket = config
+        .api
+        .socket
+        .as_ref()
+        .map(|path| root.path().join(path));
+    Ok(ApiPlan {
+        socket: socket.unwrap_or_else(|| root.api_socket()),
+        mode,
+    })
+}
+
+fn nbd(config: &Config, root: &Root) -> Outcome<NbdPlan> {
+    let sockets = match &config.nbd.sockets {
+        Some(sockets) => sockets.iter().map(|path| root.path().join(path)).collect(),
+        None => vec![root.nbd_socket()],
+    };
+    let tcp: Vec<_> = config
+        .nbd
+        .tcp
+        .iter()
+        .map(|tcp| tcp_plan(tcp, root))
+        .collect::<Outcome<_>>()?;
+    let connections = match config.nbd.max_connections {
+        None => CONNECTIONS,
+        Some(0) => {
+            return Err(bad("nbd.max_connections", "with 0 nobody gets in")
+                .remedy("give at least 1; to take no NBD clients: sockets = []"));
+        }
+        Some(most) => usize::try_from(most).unwrap_or(usize::MAX),
+    };
+    Ok(NbdPlan {
+        sockets,
+        tcp,
+        connections,
+    })
+}
+
+/// One TCP listener of the NBD server.
+pub(crate) fn tcp_plan(tcp: &NbdTcp, root: &Root) -> Outcome<TcpPlan> {
+    let key = "nbd.tcp";
+    let address: SocketAddr = tcp.listen.parse().map_err(|_| {
+        bad(key, format!("'{}' is no address with a port", tcp.listen))
+            .remedy("write it as \"192.0.2.1:10809\" or \"[::1]:10809\"")
+    })?;
+    let security = match (&tcp.tls, tcp.plaintext) {
+        (Some(tls), false) => Security::Tls(tls_files(tls, root)),
+        (None, true) if address.ip().is_loopback() => Security::Plaintext,
+        (None, true) => {
+            return Err(bad(
+                key,
+                format!("plaintext is not offered on {address}, which is no loopback address"),
+            )
+            .remedy("give it tls = { certificate, key }, or listen on 127.0.0.1 or [::1]"));
+        }
+        (Some(_), true) => {
+            return Err(bad(key, "it asks for tls and for plaintext").remedy("choose one"));
+        }
+        (None, false) => {
+            return Err(bad(key, format!("{address} has no tls"))
+                .remedy("give it tls = { certificate, key }, or on loopback plaintext = true"));
+        }
+    };
+    Ok(TcpPlan { address, security })
+}
+
+/// Where browsers knock. Whoever reaches an address that is not loopback must log in, and is not overheard.
+fn dashboard(config: &Config, root: &Root) -> Outcome<Option<DashboardPlan>> {
+    let config = &config.dashboard;
+    let (address, any_port) = match config.listen.as_deref() {
+        None => (DASHBOARD, true),
+        Some("off") => return Ok(None),
+        Some(listen) => {
+            let address = listen.parse().map_err(|_| {
+                bad(
+                    "dashboard.listen",
+                    format!("'{listen}' is no address with a port"),
+                )
+                .remedy("write it as \"127.0.0.1:8433\" or \"[::1]:8433\", or \"off\"")
+            })?;
+            (address, false)
+        }
+    };
+    if !address.ip().is_loopback() && (config.token_file.is_none() || config.tls.is_none()) {
+        return Err(bad(
+            "dashboard.listen",
+            format!("others can reach {address}, and it has no token_file or no tls"),
+        )
+        .remedy("give it token_file and tls = { certificate, key }, or listen on 127.0.0.1 and reach it by `ssh -L`"));
+    }
+    let at = |path: &PathBuf| root.path().join(path);
+    Ok(Some(DashboardPlan {
+        address,
+        any_port,
+        asked: *config != DashboardConfig::default(),
+        token: config.token_file.as_ref().map(at),
+        metrics_token: config.metrics_token_file.as_ref().map(at),
+        tls: config.tls.as_ref().map(|tls| tls_files(tls, root)),
+    }))
+}
+
+fn tls_files(tls: &TlsConfig, root: &Root) -> TlsFiles {
+    let at = |path: &Path| root.path().join(path);
+    TlsFiles {
+        certificate: at(&tls.certificate),
+        key: at(&tls.key),
+        client_ca: tls.client_ca.as_deref().map(at),
+    }
+}
+
+fn bad(key: &str, why: impl std::fmt::Display) -> Problem {
+    os_error::invalid(format!("the configuration's {key} makes no sense"))
+        .because(why)
+        .remedy("correct it as docs/config.md says")
+}
+
+/// Who named an image's path, and so what may be there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum NamedBy {
+    /// An operator of this host: a file or a block device.
+    Operator,
+    /// Nobody: it is the image that lies beside its descriptor. A file.
+    Datastore,
+    /// A descriptor, to which others may write. A block device.
+    Descriptor,
+}
+
+/// Where a disk's bytes are.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum ImagePlan {
+    /// A file or a block device.
+    File {
+        path: PathBuf,
+        io: IoMode,
+        named_by: NamedBy,
+    },
+    /// An upstream's export.
+    Nbd { uri: String, block_size: u32 },
+    /// Memory.
+    Memory { size: u64 },
+    /// Nothing.
+    Null { size: u64 },
+    /// A modelled array.
+    Emulated { model: String, size: u64 },
+}
+
+/// What a disk is to be, once it is attached.
+#[derive(Clone, Debug, PartialEq)]
+pub(crate) struct DiskPlan {
+    pub(crate) name: String,
+    pub(crate) uuid: [u8; 16],
+    pub(crate) size: u64,
+    pub(crate) block_size: u32,
+    pub(crate) write_back: bool,
+    pub(crate) read_only: bool,
+    pub(crate) serial: String,
+    pub(crate) queues: u16,
+    pub(crate) seg_max: u16,
+    pub(crate) filters: filters::Stack,
+    pub(crate) image: ImagePlan,
+}
+
+/// The plan of a disk on a datastore.
+pub(crate) fn disk(found: &Found) -> Outcome<DiskPlan> {
+    let Descriptor {
+        uuid,
+        size,
+        block_size,
+        cache,
+        read_only,
+        queues,
+        seg_max,
+        ..
+    } = found.descriptor;
+    Ok(DiskPlan {
+        name: found.name.to_string(),
+        uuid: uuid.0,
+        size: size.0,
+        block_size,
+        write_back: cache == CacheMode::WriteBack,
+        read_only,
+        serial: found.descriptor.effective_serial(),
+        queues,
+        seg_max,
+        filters: filters::stack(
+            &found.descriptor.filters,
+            found.name.as_str(),
+            filters::traced(&found.descriptor),
+        )?,
+        image: image(found),
+    })
+}
+
+/// Where the bytes of a disk on a datastore are.
+pub(crate) fn image(found: &Found) -> ImagePlan {
+    let size = found.descriptor.size.0;
+    match &found.settings {
+        DatastoreSettings::Dir { io, .. } => ImagePlan::File {
+            path: found.image(),
+            io: *io,
+            named_by: match found.descriptor.device {
+                Some(_) => NamedBy::Descriptor,
+                None => NamedBy::Datastore,
+            },
+        },
+        DatastoreSettings::Nbd { uri } => {
+            let export = found
+                .descriptor
+                .export
+                .as_deref()
+                .unwrap_or(found.name.as_str());
+            ImagePlan::Nbd {
+                uri: export_uri(uri, export),
+                block_size: found.descriptor.block_size,
+            }
+        }
+        DatastoreSettings::Memory {} => ImagePlan::Memory { size },
+        DatastoreSettings::Null {} => ImagePlan::Null { size },
+        DatastoreSettings::Emulated { model } => ImagePlan::Emulated {
+            model: model.clone(),
+            size,
+        },
+    }
+}
+
+/// A server's URI with an export's name put in: `nbd://host` becomes `nbd://host/name`.
+pub(crate) fn export_uri(server: &str, export: &str) -> String {
+    let (base, query) = match server.split_once('?') {
+        Some((base, query)) => (base, format!("?{query}")),
+        None => (server, String::new()),
+    };
+    let after_scheme = base.find("://").map_or(0, |at| at + 3);
+    // A path that is there already names the export, or is the root of nothing.
+    let base = match base[after_scheme..].find('/') {
+        Some(slash) => &base[..after_scheme + slash],
+        None => base,
+    };
+    format!("{base}/{}{query}", tidegate_api::routes::encode(export))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn machine() -> Machine {
+        Machine {
+            cpus: 8,
+            journal: false,
+            name: "bee".into(),
+        }
+    }
+
+    fn plan(text: &str) -> Outcome<Plan> {
+        let root = Root::find(Some("/srv/tide".into())).unwrap();
+        Plan::new(&Config::read(text).unwrap(), &root, machine())
+    }
+
+    #[test]
+    fn nothing_said_is_a_whole_plan() {
+        let plan = plan("").unwrap();
+        assert_eq!(
+            plan.threads,
+            ThreadsPlan {
+                count: 4,
+                poll: POLL,
+                cpus: vec![]
+            }
+        );
+        assert_eq!(plan.api.socket, Path::new("/srv/tide/run/tidegate.sock"));
+        assert_eq!(plan.nbd.sockets, [Path::new("/srv/tide/run/nbd.sock")]);
+        assert!(plan.nbd.tcp.is_empty());
+    }
+
+    #[test]
+    fn a_host_is_called_as_its_machine_is_or_as_somebody_says() {
+        assert_eq!(plan("").unwrap().host_name, "bee");
+        let said = plan("[host]\nname = \"rack 3, left\"").unwrap();
+        assert_eq!(said.host_name, "rack 3, left");
+        let long = format!("[host]\nname = \"{}\"", "x".repeat(LONGEST + 1));
+        for bad in ["[host]\nname = \" \"", "[host]\nname = \"h\u{e4}\"", &long] {
+            let text = plan(bad).unwrap_err().to_string();
+            assert!(text.contains("host.name"), "{text}");
+        }
+    }
+
+    #[test]
+    fn cpus_decide_the_threads_and_must_agree_with_them() {
+        assert_eq!(plan("[io]\ncpus = [2, 3]").unwrap().threads.count, 2);
+        let text = plan("[io]\nthreads = 3\ncpus = [2, 3]")
+            .unwrap_err()
+            .to_string();
+        assert!(
+            text.contains("io.cpus") && text.contains("2 CPUs for 3"),
+            "{text}"
+        );
+    }
+
+    #[test]
+    fn tcp_is_private_or_on_loopback_by_name() {
+        let tls = r#"tls = { certificate = "c.pem", key = "/k.pem" }"#;
+        let tcp = |rest: &str, address: &str| {
+            plan(&format!("[[nbd.tcp]]\nlisten = \"{address}\"\n{rest}")).map(|p| p.nbd.tcp)
+        };
+        let planned = tcp(tls, "0.0.0.0:10809").unwrap();
+        let Security::Tls(files) = &planned[0].security else {
+            panic!("TLS was asked for")
+        };
+        assert_eq!(files.certificate, Path::new("/srv/tide/c.pem"));
+        assert_eq!(files.key, Path::new("/k.pem"));
+        assert_eq!(
+            tcp("plaintext = true", "127.0.0.1:1").unwrap()[0].security,
+            Security::Plaintext
+        );
+        assert_eq!(
+            tcp("plaintext = true", "[::1]:1").unwrap()[0].security,
+            Security::Plaintext
+        );
+        for refused in [
+            tcp("plaintext = true", "0.0.0.0:10809"),
+            tcp("plaintext = true", "[::]:10809"),
+            tcp("", "127.0.0.1:10809"),
+            tcp(&format!("{tls}\nplaintext = true"), "127.0.0.1:1"),
+            tcp(tls, "localhost"),
+        ] {
+            assert!(refused.unwrap_err().remedy.is_some());
+        }
+    }
+
+    #[test]
+    fn a_dashboard_that_others_can_reach_has_a_token_and_tls() {
+        let planned = |rest: &str| plan(&format!("[dashboard]\n{rest}")).map(|p| p.dashboard);
+        let usual = planned("").unwrap().unwrap();
+        assert!(usual.address.ip().is_loopback() && usual.any_port && !usual.asked);
+        assert_eq!(planned("listen = 'off'").unwrap(), None);
+        let asked = planned("listen = '[::1]:0'").unwrap().unwrap();
+        assert!(!asked.any_port && asked.token.is_none());
+        let tls = "tls = { certificate = 'c.pem', key = 'k.pem' }";
+        let token = "token_file = 'token'";
+        let public = "listen = '0.0.0.0:8433'";
+        let whole = planned(&format!("{public}\n{token}\n{tls}"))
+            .unwrap()
+            .unwrap();
+        assert_eq!(whole.token.as_deref(), Some(Path::new("/srv/tide/token")));
+        for refused in [
+            planned(public),
+            planned(&format!("{public}\n{token}")),
+            planned(&format!("{public}\n{tls}")),
+            planned("listen = 'localhost'"),
+        ] {
+            let refused = refused.unwrap_err();
+            assert!(refused.remedy.is_some(), "{refused}");
+        }
+    }
+
+    #[test]
+    fn numbers_that_make_no_sense_are_refused_by_their_key() {
+        for (text, key) in [
+            ("[io]\nthreads = 0", "io.threads"),
+            ("[io]\npoll = '2s'", "io.poll"),
+            ("[api]\nmode = '999'", "api.mode"),
+            ("[nbd]\nmax_connections = 0", "nbd.max_connections"),
+        ] {
+            let error = plan(text).unwrap_err().to_string();
+            assert!(error.contains(key), "{error}");
+        }
+    }
+
+    #[test]
+    fn an_export_takes_its_place_in_its_servers_uri() {
+        assert_eq!(export_uri("nbd://host", "a"), "nbd://host/a");
+        assert_eq!(
+            export_uri("nbd://host:10809/", "a b"),
+            "nbd://host:10809/a%20b"
+        );
+        assert_eq!(
+            export_uri("nbd+unix://?socket=/s", "a"),
+            "nbd+unix:///a?socket=/s"
+        );
+        assert_eq!(
+            export_uri("nbd+unix:///old?socket=/s", "a"),
+            "nbd+unix:///a?socket=/s"
+        );
+    }
+}

@@ -1,0 +1,147 @@
+//! A disk's stack, from its words to its filters' settings.
+//!
+//! The filters read their own options; here they become one stack, and the files that some of them write get a place.
+
+use std::path::{Component, Path, PathBuf};
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tidegate_api::descriptor::Descriptor;
+use tidegate_api::problem::Problem;
+use tidegate_core::filter::trace::format::TracedDisk;
+use tidegate_core::filter::{FilterSpec, MAX_FILTERS};
+
+use crate::disks::host;
+use crate::os_error::{self, Outcome};
+
+/// The filters of a disk, top (the guest's end) first.
+pub(crate) type Stack = Vec<FilterSpec>;
+
+/// The stack that these words describe.
+pub(crate) fn stack(words: &[String], disk: &str, traced: TracedDisk) -> Outcome<Stack> {
+    if words.len() > MAX_FILTERS {
+        return Err(bad(disk)
+            .because(format!("it has {} filters", words.len()))
+            .remedy(format!("leave some out: a stack has at most {MAX_FILTERS}")));
+    }
+    words
+        .iter()
+        .map(|text| {
+            let mut spec: FilterSpec = text.trim().parse().map_err(|e| bad(disk).because_of(&e))?;
+            if let FilterSpec::Trace(trace) = &mut spec {
+                if !Path::new(&trace.path).is_absolute() {
+                    return Err(bad(disk)
+                        .because(format!(
+                            "the trace file {} is not an absolute path",
+                            trace.path
+                        ))
+                        .remedy("give an absolute path: trace:path=/var/tmp/NAME.trace"));
+                }
+                // What is agreed to is a path as it is written: it must say where the file is.
+                if Path::new(&trace.path)
+                    .components()
+                    .any(|part| part == Component::ParentDir)
+                {
+                    return Err(bad(disk)
+                        .because(format!(
+                            "the path of the trace file {} has `..` in it",
+                            trace.path
+                        ))
+                        .remedy("write the path without `..`"));
+                }
+                trace.disk = traced;
+            }
+            Ok(spec)
+        })
+        .collect()
+}
+
+/// The file that a filter of these words writes, if it writes one.
+pub(crate) fn file_of(words: &str) -> Option<PathBuf> {
+    match words.trim().parse() {
+        Ok(FilterSpec::Trace(trace)) => Some(trace.path.into()),
+        _ => None,
+    }
+}
+
+/// What a trace of a disk says of it.
+pub(crate) fn traced(descriptor: &Descriptor) -> TracedDisk {
+    let wall = SystemTime::now()
+        .duration_since(UNIX_EPOCH)
+        .map_or(0, |since| since.as_nanos());
+    let wall = u64::try_from(wall).unwrap_or(0);
+    TracedDisk {
+        uuid: descriptor.uuid.0,
+        size: descriptor.size.0,
+        unix_origin: wall.saturating_sub(host::now().as_nanos()),
+    }
+}
+
+fn bad(disk: &str) -> Problem {
+    os_error::invalid(format!("the filters of disk {disk} make no sense")).remedy(
+        "write each as NAME or NAME:key=value,... (see docs/filters, or `tidegate filter add --help`)",
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn words(words: &[&str]) -> Vec<String> {
+        words.iter().map(|word| (*word).to_owned()).collect()
+    }
+
+    #[test]
+    fn a_stack_keeps_its_order() {
+        let stack = stack(
+            &words(&["stats", " null ", "null"]),
+            "a",
+            TracedDisk::default(),
+        )
+        .unwrap();
+        assert_eq!(
+            stack,
+            [FilterSpec::Stats, FilterSpec::Null, FilterSpec::Null]
+        );
+    }
+
+    #[test]
+    fn a_filter_that_does_not_exist_is_refused_by_the_disks_name() {
+        let text = stack(&words(&["stast"]), "db1", TracedDisk::default())
+            .unwrap_err()
+            .to_string();
+        assert!(text.contains("db1") && text.contains("stast"), "{text}");
+    }
+
+    #[test]
+    fn a_stack_too_tall_and_a_trace_without_a_place_are_refused() {
+        assert!(
+            stack(
+                &vec!["null".to_owned(); MAX_FILTERS + 1],
+                "a",
+                TracedDisk::default()
+            )
+            .is_err()
+        );
+        assert!(
+            stack(
+                &words(&["trace:path=here.trace"]),
+                "a",
+                TracedDisk::default()
+            )
+            .is_err()
+        );
+        for path in ["/var/tmp/../a.trace", "/..", "/var/.."] {
+            let words = words(&[&format!("trace:path={path}")]);
+            let refused = stack(&words, "a", TracedDisk::default()).unwrap_err();
+            assert!(refused.to_string().contains("has `..` in it"), "{refused}");
+        }
+        assert!(
+            stack(
+                &words(&["trace:path=/var/tmp/a.trace"]),
+                "a",
+                TracedDisk::default()
+            )
+            .is_ok()
+        );
+    }
+}

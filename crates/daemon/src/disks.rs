@@ -1,0 +1,13 @@
+//! Disks: their descriptors and images on datastores, the orders that change them, and the attached ones.
+
+pub(crate) mod attached;
+pub(crate) mod copy;
+pub(crate) mod disk_service;
+pub(crate) mod export;
+pub(crate) mod formats;
+pub(crate) mod host;
+pub(crate) mod import;
+pub(crate) mod jobs;
+pub(crate) mod snippet;
+pub(crate) mod store;
+pub(crate) mod watch;

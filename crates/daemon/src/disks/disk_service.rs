@@ -1,0 +1,500 @@
+//! Carries out orders on disks and datastores: what is stored and what is attached change together, here and only here.
+//!
+//! REST and the daemon's start call it, on threads that may block. The store knows what lies on disk, the host what is
+//! attached; the disk_service keeps the two in step.
+//!
+//! # Always true
+//! - At most one order at a time works on a disk; another is refused rather than kept waiting ([`claims`]).
+//! - A disk that was detached has a name that is taken until the engine has let go of it.
+//! - A disk that is wanted and could not be attached has its reason remembered until it is attached or no longer wanted.
+//! - When an order fails, what it had begun is undone, and the error says if that failed too.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::disk as api;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use crate::config::root::Root;
+use crate::control::Controls;
+use crate::disks::attached::{Attached, AttachedDisks};
+use crate::disks::host::Host;
+use crate::disks::jobs::Jobs;
+use crate::disks::snippet;
+use crate::disks::store::files;
+use crate::disks::store::{self, Found, Store};
+use crate::observe::sample::AttachedMoment;
+use crate::os_error::Outcome;
+use claims::{Claim, Claims};
+use queue::OneAtATime;
+
+mod attach;
+mod attach_retry;
+mod change;
+mod claims;
+mod datastores;
+mod displaced;
+mod groups;
+mod images;
+mod leases;
+mod path_allowlist;
+mod policy;
+mod queue;
+mod remote_changes;
+mod timed_scan;
+mod transfer;
+
+pub(crate) use attach::PARTING;
+pub(crate) use attach_retry::attach_missing;
+pub(crate) use change::new_uuid;
+pub(crate) use remote_changes::Stamp;
+
+/// See the module.
+pub(crate) struct DiskService {
+    root: Root,
+    store: Store,
+    host: Host,
+    live: Arc<AttachedDisks>,
+    /// Datastores that are under control.
+    controls: Controls,
+    leases: leases::DiskLeases,
+    group_numbers: Mutex<groups::Numbers>,
+    jobs: Arc<Jobs>,
+    /// TimedScan at all disks of a datastore.
+    surveys: timed_scan::TimedScan,
+    /// TimedScan for one disk: none waits until all are read.
+    looks: timed_scan::TimedScan,
+    /// The Unix socket of the NBD server, for URIs, if it has one.
+    nbd_socket: Option<PathBuf>,
+    claims: Arc<Claims>,
+    /// How long a detach waits before it gives up: [`PARTING`], but in tests.
+    parting: Duration,
+    /// Why disks that are wanted are not attached.
+    troubles: Mutex<BTreeMap<Name, Problem>>,
+    /// Datastores whose missing disks are being tried.
+    tried: Mutex<BTreeSet<Name>>,
+    /// Serialises changes of the list of attached disks, which is one file.
+    attached_file: Mutex<()>,
+    /// The same for the paths that were agreed to.
+    agreed_file: Mutex<()>,
+    /// A datastore is being added.
+    adding: OneAtATime,
+}
+
+impl DiskService {
+    /// Keeps a root's disks on a host.
+    pub(crate) fn new(
+        root: Root,
+        store: Store,
+        host: Host,
+        live: Arc<AttachedDisks>,
+        controls: Controls,
+        nbd_socket: Option<PathBuf>,
+    ) -> DiskService {
+        let jobs = Arc::new(Jobs::open(root.state().join("jobs.toml")));
+        DiskService {
+            root,
+            store,
+            host,
+            live,
+            leases: leases::DiskLeases::new(controls.host().clone()),
+            controls,
+            group_numbers: Mutex::default(),
+            jobs,
+            surveys: timed_scan::TimedScan::default(),
+            looks: timed_scan::TimedScan::default(),
+            nbd_socket,
+            claims: Arc::default(),
+            parting: PARTING,
+            troubles: Mutex::default(),
+            tried: Mutex::default(),
+            attached_file: Mutex::default(),
+            agreed_file: Mutex::default(),
+            adding: OneAtATime::default(),
+        }
+    }
+
+    /// The root that it keeps.
+    pub(crate) fn root(&self) -> &Root {
+        &self.root
+    }
+
+    /// What is attached.
+    pub(crate) fn live(&self) -> &Arc<AttachedDisks> {
+        &self.live
+    }
+
+    /// The datastores that are under control now.
+    pub(crate) fn controls(&self) -> &Controls {
+        &self.controls
+    }
+
+    /// Long work.
+    pub(crate) fn jobs(&self) -> &Arc<Jobs> {
+        &self.jobs
+    }
+
+    /// The engine, as the daemon knows it.
+    pub(crate) fn host(&self) -> &Host {
+        &self.host
+    }
+
+    /// What is wrong now: disks that are wanted and not attached, or attached and another host's.
+    pub(crate) fn troubles(&self) -> Vec<Problem> {
+        let mut troubles: Vec<_> = locked(&self.troubles).values().cloned().collect();
+        let live = self.live.all();
+        troubles.extend(live.iter().filter_map(|live| leases::lost(live)));
+        troubles.extend(self.claims.all_overdue());
+        troubles
+    }
+
+    /// Every disk of every datastore, or of one. Those that cannot be read are there with their problem and zeroes.
+    pub(crate) fn disks(&self, only: Option<&Name>) -> Outcome<Vec<api::Disk>> {
+        let wanted = self.store.attached()?;
+        let mut datastores = self.store.datastores()?;
+        if let Some(only) = only {
+            // One that there is not, or that cannot be read, says so.
+            let settings = self.store.datastore(only)?;
+            datastores = BTreeMap::from([(only.clone(), Ok(settings))]);
+        }
+        let mut disks = Vec::new();
+        for (datastore, settings) in datastores {
+            // Asked first: one that is attached meanwhile is in one of the two.
+            let attached = self.attached_on(&datastore);
+            match settings.and_then(|settings| self.disks_of(&datastore, settings, &wanted)) {
+                Ok(listed) => disks.extend(listed),
+                // A datastore that is out of reach says so itself; only what is remembered of its disks is known.
+                Err(problem) => {
+                    let held = self.held_on(&datastore, &attached, &wanted, &problem);
+                    if held.is_empty() && only.is_some() {
+                        return Err(problem);
+                    }
+                    disks.extend(held);
+                }
+            }
+        }
+        disks.sort_by(|a, b| (&a.name, &a.datastore).cmp(&(&b.name, &b.datastore)));
+        Ok(disks)
+    }
+
+    fn disks_of(
+        &self,
+        datastore: &Name,
+        settings: DatastoreSettings,
+        wanted: &BTreeMap<Name, Name>,
+    ) -> Outcome<Vec<api::Disk>> {
+        let attached = self.attached_on(datastore);
+        let (store, on, of) = (self.store.clone(), datastore.clone(), settings.clone());
+        let listed = self.surveys.at(datastore, move || {
+            let listed = store.disks(&on, &of)?.into_iter();
+            let weigh = |found: Found| (found.allocated(), found);
+            let weighed = listed.map(|(name, found)| (name, found.map(weigh)));
+            Ok(weighed.collect::<Vec<_>>())
+        })?;
+        let describe = |(name, found): (Name, Outcome<(Option<u64>, Found)>)| {
+            let wanted = wanted.contains_key(&name);
+            match found {
+                Ok((allocated, found)) => self.describe_weighed(&found, allocated, wanted),
+                Err(problem) => {
+                    let live = attached.iter().find(|live| *live.name() == name);
+                    live.and_then(|live| self.held(live, &problem))
+                        .unwrap_or_else(|| unreadable(&name, datastore, wanted, problem))
+                }
+            }
+        };
+        let mut disks = listed.into_iter().map(describe).collect();
+        self.add_displaced(&mut disks, &settings, &attached);
+        Ok(disks)
+    }
+
+    /// The attached disks as they stand, for those who look every few seconds: no descriptor is read, and nothing is made
+    /// that they do not need.
+    pub(crate) fn attached_disks(&self) -> Outcome<Vec<AttachedMoment>> {
+        let datastores = self.store.datastores()?;
+        let mut disks = Vec::new();
+        let mut images: BTreeMap<Name, Vec<(usize, PathBuf)>> = BTreeMap::new();
+        for live in self.live.all() {
+            // One that leaves just now is not told of, nor one whose datastore's record cannot be read.
+            let settings = datastores.get(live.datastore());
+            let (Some(Ok(settings)), Some(disk)) = (settings, self.moment_of(&live)) else {
+                continue;
+            };
+            if let Some(image) = live.image_on(settings) {
+                let others = images.entry(disk.datastore.clone()).or_default();
+                others.push((disks.len(), image));
+            }
+            disks.push(disk);
+        }
+        for (datastore, images) in images {
+            let weigh = move || {
+                let weighed = images.into_iter();
+                Ok(weighed
+                    .map(|(nth, image)| (nth, store::disks::allocated(&image)))
+                    .collect())
+            };
+            // What one that does not answer holds is not known; its disks are there all the same.
+            let weighed: Outcome<Vec<_>> = self.surveys.at(&datastore, weigh);
+            for (nth, bytes) in weighed.unwrap_or_default() {
+                disks[nth].allocated_bytes = bytes;
+            }
+        }
+        Ok(disks)
+    }
+
+    /// All that is known of one without a look at its datastore.
+    fn moment_of(&self, live: &Attached) -> Option<AttachedMoment> {
+        let policy = live.policy()?;
+        let has_problem = live.lost().is_some()
+            || live.harm().is_some()
+            || live.misplaced().is_some()
+            || locked(&self.troubles).contains_key(live.name());
+        Some(AttachedMoment {
+            name: live.name().clone(),
+            datastore: live.datastore().clone(),
+            size_bytes: live.size(),
+            allocated_bytes: None,
+            shares: policy.shares.get(),
+            reservation_iops: policy.reservation.0,
+            limit_iops: policy.limit.map(|limit| limit.0),
+            limit_bytes_per_s: policy.limit_bandwidth.map(|rate| rate.0),
+            clients: live.client_counts(),
+            has_problem,
+            rings: live.rings(),
+            upstream: live.upstream(),
+        })
+    }
+
+    /// One disk. An attached one is known also where its descriptor cannot be read.
+    pub(crate) fn disk(&self, name: &Name) -> Outcome<api::Disk> {
+        let found = match self.find(name) {
+            Ok(found) => found,
+            Err(problem) => return self.held_disk(name, &problem).ok_or(problem),
+        };
+        let wanted = self.store.attached()?.contains_key(name);
+        Ok(self.describe(&found, wanted))
+    }
+
+    /// An attached disk; of one that is not, it is told whether it is being detached, and whether there is one.
+    pub(crate) fn must_be_attached(&self, name: &Name) -> Outcome<Arc<Attached>> {
+        self.live.must_have(name).or_else(|problem| {
+            if let Some(under_way) = self.claims.under_way(name) {
+                return Err(under_way);
+            }
+            self.disk(name)?;
+            Err(problem)
+        })
+    }
+
+    /// How to reach a disk from some program.
+    pub(crate) fn snippet(&self, name: &Name, r#for: api::SnippetFor) -> Outcome<api::Snippet> {
+        // One whose descriptor cannot be read is served all the same.
+        let disk = self.disk(name)?;
+        let vhost_user = self.root.disk_socket(name);
+        let nbd_uri = self.nbd_uri(name).unwrap_or_default();
+        let needs_nbd = matches!(r#for, api::SnippetFor::Nbd | api::SnippetFor::Fio);
+        if needs_nbd && nbd_uri.is_empty() {
+            return Err(Problem::new(
+                ProblemCode::Unsupported,
+                format!("there is no NBD way to disk {name}"),
+            )
+            .because("the configuration has no Unix socket for NBD clients")
+            .remedy("add one to nbd.sockets in the configuration, and restart the daemon"));
+        }
+        let about = snippet::About {
+            name: name.as_str(),
+            vhost_user: &vhost_user,
+            nbd_uri: &nbd_uri,
+            queues: disk.queues,
+        };
+        Ok(api::Snippet {
+            r#for,
+            text: snippet::snippet(r#for, about),
+        })
+    }
+
+    fn nbd_uri(&self, name: &Name) -> Option<String> {
+        let socket = self.nbd_socket.as_ref()?;
+        Some(snippet::nbd_unix_uri(socket, name.as_str()))
+    }
+
+    fn describe(&self, found: &Found, wanted: bool) -> api::Disk {
+        self.describe_weighed(found, found.allocated(), wanted)
+    }
+
+    /// The same of one whose image was asked already how much it takes.
+    fn describe_weighed(
+        &self,
+        found: &Found,
+        allocated_bytes: Option<u64>,
+        wanted: bool,
+    ) -> api::Disk {
+        let descriptor = &found.descriptor;
+        let live = self.live.get(&found.name);
+        let attached = live.is_some();
+        // Those that are at work: of what others have written into its descriptor, not all may be.
+        let standing = live.as_ref().and_then(|live| live.descriptor());
+        let filters = standing.map_or_else(|| descriptor.filters.clone(), |held| held.filters);
+        let lost = live.as_deref().and_then(leases::lost);
+        let harmed = live.as_deref().and_then(Attached::harmed);
+        api::Disk {
+            name: found.name.clone(),
+            datastore: found.datastore.clone(),
+            uuid: descriptor.uuid.to_string(),
+            size_bytes: descriptor.size.0,
+            allocated_bytes,
+            block_size_bytes: descriptor.block_size,
+            cache: descriptor.cache,
+            read_only: match &live {
+                Some(live) => live.is_read_only(),
+                None => descriptor.read_only,
+            },
+            serial: descriptor.effective_serial(),
+            queues: descriptor.queues,
+            seg_max: descriptor.seg_max,
+            filters,
+            policy: policy::tell(&descriptor.policy),
+            admission: live.as_ref().and_then(|live| live.admission()),
+            device: descriptor.device.clone(),
+            outside_paths: path_allowlist::paths_of(found),
+            wanted,
+            attached,
+            detaching: self.claims.is_detaching(&found.name),
+            thread: live.as_ref().map(|live| live.thread()),
+            io: live.as_ref().map(|live| live.io().to_owned()),
+            nbd_uri: self.nbd_uri(&found.name).filter(|_| attached),
+            vhost_user_socket: attached.then(|| self.root.disk_socket(&found.name)),
+            rings: live.as_ref().map(|live| live.rings()),
+            ring_faults: live
+                .as_ref()
+                .map(|live| live.ring_faults())
+                .unwrap_or_default(),
+            upstream: live.as_ref().and_then(|live| live.upstream()),
+            clients: live.map(|live| live.clients()).unwrap_or_default(),
+            problem: lost
+                .or(harmed)
+                .or_else(|| self.claims.overdue(&found.name))
+                .or_else(|| locked(&self.troubles).get(&found.name).cloned()),
+        }
+    }
+
+    /// The disk of that name. Where one lies that is attached or remembered is known, and only there it is looked for:
+    /// another datastore that hangs keeps no order on it waiting.
+    fn find(&self, name: &Name) -> Outcome<Found> {
+        let found = match self.live.get(name) {
+            Some(live) => {
+                let on = live.datastore();
+                self.read(name, on, self.store.datastore(on)?)
+            }
+            // If the list cannot be read, the disk is looked for as one of which nothing is known.
+            None => match self.store.attached().unwrap_or_default().get(name) {
+                Some(on) => self.find_from(name, on),
+                None => return self.search(name),
+            },
+        };
+        found.map_err(|problem| match problem.code {
+            ProblemCode::NotFound if self.live.get(name).is_some() => {
+                problem.remedy(format!("put it back; {}", self.save_first(name)))
+            }
+            ProblemCode::NotFound => problem.remedy(format!(
+                "put it back, or let it go: tidegate disk detach {name}"
+            )),
+            _ => problem,
+        })
+    }
+
+    /// A disk that was last heard of on this datastore. Only if it is not there any more, others are looked at.
+    fn find_from(&self, name: &Name, on: &Name) -> Outcome<Found> {
+        let Ok(settings) = self.store.datastore(on) else {
+            return self.search(name);
+        };
+        let there = self.lies_on(name, on, &settings);
+        match there.map_err(|e| e.within(format!("cannot look for disk {name}")))? {
+            true => self.read(name, on, settings),
+            false => self.search(name),
+        }
+    }
+
+    /// The disk of that name, wherever it lies. A datastore that does not answer is as one that is out of reach: it holds
+    /// up nothing that lies elsewhere.
+    fn search(&self, name: &Name) -> Outcome<Found> {
+        let lies_on = |on: &Name, settings: &DatastoreSettings| self.lies_on(name, on, settings);
+        let (on, settings) = self.store.place(name, lies_on)?;
+        self.read(name, &on, settings)
+    }
+
+    fn lies_on(&self, name: &Name, on: &Name, settings: &DatastoreSettings) -> Outcome<bool> {
+        let store = self.store.clone();
+        let (name, datastore, of) = (name.clone(), on.clone(), settings.clone());
+        let look = move || store.has_disk(&datastore, &of, &name);
+        self.looks.at(on, look)
+    }
+
+    fn read(&self, name: &Name, on: &Name, settings: DatastoreSettings) -> Outcome<Found> {
+        let (store, name, datastore) = (self.store.clone(), name.clone(), on.clone());
+        let look = move || store.read_disk(&datastore, &settings, &name);
+        self.looks.at(on, look)
+    }
+
+    /// The disk of that name, to be changed: nobody else, on any host, changes it while the turn lives.
+    fn find_to_change(&self, name: &Name) -> Outcome<(Found, files::Turn)> {
+        self.store.to_change(&self.find(name)?)
+    }
+
+    /// Takes the right to work on a disk.
+    fn claim(&self, name: &Name, what: impl Into<String>) -> Outcome<Claim> {
+        self.claims.claim(name, what).map_err(|problem| {
+            let job = self.jobs.at_work_on(name);
+            match job.filter(|_| !self.claims.is_detaching(name)) {
+                None => problem,
+                Some(job) => problem.because(format!("it is job {job}")).remedy(format!(
+                    "wait for it (tidegate job watch {job}), or stop it: tidegate job cancel {job}"
+                )),
+            }
+        })
+    }
+}
+
+fn unreadable(name: &Name, datastore: &Name, wanted: bool, problem: Problem) -> api::Disk {
+    api::Disk {
+        name: name.clone(),
+        datastore: datastore.clone(),
+        uuid: String::new(),
+        size_bytes: 0,
+        allocated_bytes: None,
+        block_size_bytes: 0,
+        cache: Default::default(),
+        read_only: false,
+        serial: String::new(),
+        queues: 0,
+        seg_max: 0,
+        filters: Vec::new(),
+        policy: api::Policy::default(),
+        admission: None,
+        device: None,
+        outside_paths: Vec::new(),
+        wanted,
+        attached: false,
+        detaching: false,
+        thread: None,
+        io: None,
+        nbd_uri: None,
+        vhost_user_socket: None,
+        clients: Vec::new(),
+        rings: None,
+        ring_faults: Vec::new(),
+        upstream: None,
+        problem: Some(problem),
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // None of these tables is ever left half changed, so another thread's panic does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests;

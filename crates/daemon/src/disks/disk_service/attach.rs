@@ -1,0 +1,400 @@
+//! Attaching and detaching: a disk's way into service and out of it.
+
+use std::collections::BTreeMap;
+use std::panic::resume_unwind;
+use std::sync::Arc;
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::{Duration, Instant};
+
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::disk as api;
+use tidegate_api::iocontrol::{Admission, Promise};
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::UnderControl;
+use tokio::runtime::Handle;
+use tokio::sync::oneshot;
+
+use super::claims::{self, Claim};
+use super::policy;
+use super::{DiskService, locked, unreadable};
+use crate::config::limits;
+use crate::config::plan;
+use crate::disks::attached::{Attached, Standing};
+use crate::disks::host::{self, Opened};
+use crate::disks::store::{Found, Identity};
+use crate::listen::vhost_listener::VhostListener;
+use crate::os_error::{self, Outcome};
+
+/// How long whoever detaches a disk waits for its I/O in flight: longer than any datastore that still works needs for a
+/// queue full of I/Os.
+pub(crate) const PARTING: Duration = Duration::from_secs(10);
+
+/// How often a disk may change while it is being opened: more often than any administrator changes one.
+const OPENINGS: usize = 5;
+
+impl DiskService {
+    /// Attaches a disk, and remembers to do so at every start.
+    pub(crate) fn attach(&self, name: &Name, order: api::DiskAttach) -> Outcome<api::Disk> {
+        let claim = self.claim(name, format!("cannot attach disk {name}"))?;
+        self.attach_claimed(&claim, order)
+    }
+
+    /// The same for an order that has the disk already.
+    pub(super) fn attach_claimed(
+        &self,
+        claim: &Claim,
+        order: api::DiskAttach,
+    ) -> Outcome<api::Disk> {
+        let name = claim.name();
+        let mut found = self.find(name)?;
+        // Until it is remembered where the disk lies, only this tells that the datastore is needed.
+        claim.keep(&found.datastore);
+        let live = self.live.get(name);
+        let brought_up = live.is_none();
+        if let Some(live) = live {
+            must_be_accessed_so(&live, &found, order.access)?;
+        } else {
+            found = self
+                .bring_up(found, &order, claim)
+                .map_err(|problem| problem.within(format!("cannot attach disk {name}")))?;
+        }
+        let remembered = self.remember(|disks| {
+            disks.insert(name.clone(), found.datastore.clone());
+        });
+        // It serves; that it would not after a restart is worth an error, and detaching it would be worse.
+        remembered?;
+        if brought_up {
+            self.remember_access(name, order.access)?;
+        }
+        locked(&self.troubles).remove(name);
+        Ok(self.describe(&found, true))
+    }
+
+    /// Attaches the disks that are remembered; those that cannot be are remembered with their problem.
+    pub(crate) fn attach_remembered(&self) -> Outcome<usize> {
+        let mut by_datastore: BTreeMap<Name, Vec<Name>> = BTreeMap::new();
+        for (name, on) in self.store.attached()? {
+            by_datastore.entry(on).or_default().push(name);
+        }
+        let runtime = Handle::current();
+        let attach = |names: &[Name]| {
+            // Their sockets are listened to there.
+            let _context = runtime.enter();
+            let attached = names.iter().filter(|name| self.attach_again(name));
+            attached.count()
+        };
+        // Side by side: one datastore that does not answer must not use up the others' time.
+        Ok(std::thread::scope(|scope| {
+            let coming: Vec<_> = by_datastore
+                .values()
+                .map(|names| scope.spawn(|| attach(names)))
+                .collect();
+            let attached = coming.into_iter().map(|those| those.join());
+            attached
+                .map(|those| those.unwrap_or_else(|panic| resume_unwind(panic)))
+                .sum()
+        }))
+    }
+
+    /// Attaches a disk that is remembered. Answers whether it is attached now.
+    fn attach_again(&self, name: &Name) -> bool {
+        match self.attach(name, self.remembered_order(name)) {
+            Ok(_) => true,
+            Err(problem) => {
+                tracing::error!(disk = %name, %problem, "a disk is not served");
+                locked(&self.troubles).insert(name.clone(), problem);
+                false
+            }
+        }
+    }
+
+    /// Detaches a disk, and forgets to attach it at the next start.
+    pub(crate) fn detach(&self, name: &Name, clients: api::Clients) -> Outcome<api::Disk> {
+        let what = format!("cannot detach disk {name}");
+        let was_on = self.claims.wait_for_detach(name, self.parting)?;
+        let claim = self.claim(name, &what)?;
+        let live = self.live.get(name);
+        let on = match &live {
+            Some(live) => Some(live.datastore().clone()),
+            None => self.store.attached()?.remove(name).or(was_on),
+        };
+        let Some(on) = on else {
+            // There is nothing to do, if there is such a disk.
+            let found = self.search(name)?;
+            locked(&self.troubles).remove(name);
+            return Ok(self.describe(&found, false));
+        };
+        let mut ended = Ok(());
+        if let Some(live) = live {
+            let connected = live.clients();
+            if clients == api::Clients::Keep && !connected.is_empty() {
+                let who: Vec<_> = connected.iter().map(|client| client.peer.clone()).collect();
+                return Err(Problem::new(ProblemCode::Busy, what)
+                    .because(format!("it is in use by {}", who.join(", ")))
+                    .remedy(format!(
+                        "disconnect them first (unplug it in the guest), or add --disconnect: tidegate disk detach {name} --disconnect"
+                    )));
+            }
+            ended = self.take_down(&live, Some(claim.clone()));
+        }
+        // Also while it is still under way: the order stands, and the next start must not attach the disk.
+        self.remember(|disks| {
+            disks.remove(name);
+        })?;
+        locked(&self.troubles).remove(name);
+        ended?;
+        // Looked at last: one that is gone, cannot be read, or lies on a datastore that hangs, is let go of all the same.
+        Ok(match self.find_from(name, &on) {
+            Ok(found) => self.describe(&found, false),
+            Err(problem) => unreadable(name, &on, false, problem),
+        })
+    }
+
+    /// Ends all that is attached, and the engine, for the end of the daemon. Tells how many disks could not end in peace.
+    pub(crate) fn end(self: &Arc<DiskService>) -> Outcome<oneshot::Receiver<usize>> {
+        let (tell, told) = oneshot::channel();
+        let disk_service = Arc::clone(self);
+        let end = move || {
+            let hasty = disk_service.detach_all();
+            disk_service.host.stop();
+            disk_service.leases.end();
+            // Who has no more time to hear it has gone.
+            let _ = tell.send(hasty);
+        };
+        // A thread of its own: those on which orders block may all hang on a datastore by now.
+        std::thread::Builder::new()
+            .name("ending".to_owned())
+            .spawn(end)
+            .map_err(|e| os_error::io("cannot end what is attached", &e))?;
+        Ok(told)
+    }
+
+    /// Detaches every disk; they stay remembered. Answers how many could not end in peace.
+    pub(super) fn detach_all(&self) -> usize {
+        let until = Instant::now() + self.parting;
+        // Side by side: one datastore that hangs must not use up the others' time.
+        let live = self.live.all();
+        let end = |live: &Arc<Attached>| {
+            // An order that is at work on it does not keep it from ending.
+            let claim = self.claim(live.name(), "").ok();
+            let held = claim.is_some();
+            match self.take_down(live, claim) {
+                Ok(()) => 0,
+                Err(problem) => {
+                    tracing::error!(disk = %live.name(), %problem, "a disk did not end in peace");
+                    // One whose claim is still held is counted below.
+                    usize::from(!held)
+                }
+            }
+        };
+        let hasty: usize = std::thread::scope(|scope| {
+            let ending: Vec<_> = live
+                .iter()
+                .map(|live| scope.spawn(move || end(live)))
+                .collect();
+            ending.into_iter().map(|end| end.join().unwrap_or(1)).sum()
+        });
+        hasty + self.claims.wait_for_all_detaches(until)
+    }
+
+    /// Answers with the disk as it was when it was attached.
+    fn bring_up(&self, found: Found, order: &api::DiskAttach, claim: &Claim) -> Outcome<Found> {
+        limits::must_have_room(&format!("cannot attach disk {}", found.name))?;
+        let (whole, opened) = self.open_as_it_stands(found, order)?;
+        let trusted = self.trusted(&whole)?;
+        let found = &trusted.found;
+        let plan = plan::disk(found)?;
+        let record = self.store.record(&found.datastore)?;
+        let in_use = self.controls.enter(
+            &self.host,
+            &found.datastore,
+            &found.settings,
+            &record.io_control,
+        )?;
+        let under = UnderControl {
+            control: in_use.control().clone(),
+            key: plan::policy::key(found.descriptor.uuid),
+            policy: self.policy(&found.descriptor)?,
+        };
+        let admission = policy::judge(&under.control, under.key, &under.policy)?;
+        let disk = self.host.attach(&plan, opened, Some(under))?;
+        in_use.has_come();
+        let live = Attached::new(found.name.clone(), found.datastore.clone(), disk);
+        if let Some(Admission {
+            promise: Promise::BestEffort,
+            why,
+        }) = &admission
+        {
+            tracing::warn!(disk = %found.name, why, "its reservation is met as far as it goes");
+        }
+        live.stand(Standing {
+            descriptor: found.descriptor.clone(),
+            path: found.descriptor_file(),
+            // What was read may be old by now: the first look reads it again.
+            stamp: None,
+            admission,
+            image: match found.settings {
+                DatastoreSettings::Dir { .. } => Identity::at(&found.image()).ok(),
+                _ => None,
+            },
+            astray: None,
+            in_use: Some(in_use),
+        });
+        let socket = self.root.disk_socket(&found.name);
+        match VhostListener::start(socket, &live) {
+            Ok(listener) => live.listen(listener),
+            Err(problem) => {
+                return Err(match self.let_go(&live, Some(claim.clone())) {
+                    Ok(()) => problem,
+                    Err(second) => problem.because(second),
+                });
+            }
+        }
+        self.live.insert(Arc::clone(&live));
+        tracing::info!(disk = %found.name, datastore = %found.datastore, io = live.io(), "attached");
+        Ok(whole)
+    }
+
+    /// Opens a disk's image, alone or with other readers, as its descriptor says by then: while a lock is waited for, whoever
+    /// has it may change the disk.
+    fn open_as_it_stands(
+        &self,
+        mut found: Found,
+        order: &api::DiskAttach,
+    ) -> Outcome<(Found, Opened)> {
+        if order.outside == api::Outside::Accept {
+            self.accept(&found, order.accepted_paths.as_deref())?;
+        }
+        let only_read = order.access == api::Access::ReadOnly;
+        for _ in 0..OPENINGS {
+            self.must_be_itself(&found)?;
+            let is_borrowed = only_read && !found.descriptor.read_only;
+            found.descriptor.read_only |= only_read;
+            self.must_be_agreed(&found)?;
+            self.must_not_share_bytes(&found)?;
+            let opened = host::open(&plan::image(&found), found.descriptor.read_only)
+                .map_err(|problem| self.leases.locked_by(&found, problem))?;
+            let record = self.store.record(&found.datastore)?;
+            let coordination = record.io_control.coordination;
+            if is_borrowed {
+                // Its own host may write to it meanwhile, where no lock says so.
+                self.leases.nobody_else(&found, coordination.clone())?;
+            }
+            let lease = self.leases.take(&found, coordination, order.takeover)?;
+            let opened = opened.under(lease);
+            let (datastore, settings) = (&found.datastore, &found.settings);
+            let mut now = self.store.read_disk(datastore, settings, &found.name)?;
+            now.descriptor.read_only |= is_borrowed;
+            if now.descriptor == found.descriptor {
+                return Ok((found, opened));
+            }
+            found = now;
+        }
+        let what = format!("cannot open disk {}", found.name);
+        Err(Problem::new(ProblemCode::Busy, what)
+            .because("somebody is changing it all the time")
+            .remedy("try again when that is over"))
+    }
+
+    /// Takes a disk out of service.
+    fn take_down(&self, live: &Arc<Attached>, claim: Option<Claim>) -> Outcome<()> {
+        // First nobody new comes in, then those who are inside end.
+        if !self.live.remove(live.name()) {
+            // Another order is detaching it.
+            return Ok(());
+        }
+        self.let_go(live, claim)
+    }
+
+    /// Has the engine let go of a disk, and waits for that. When it takes too long, this gives up, but nothing is forgotten:
+    /// the disk's name stays taken, and its datastore in use, until the engine is done with it.
+    fn let_go(&self, live: &Arc<Attached>, claim: Option<Claim>) -> Outcome<()> {
+        live.close();
+        if let Some(claim) = &claim {
+            claim.keep(live.datastore());
+            claim.detach_begins();
+        }
+        let (tell, told) = mpsc::channel();
+        let (leaving, held) = (Arc::clone(live), claim.clone());
+        let end = move || {
+            let ended = detach(&leaving);
+            drop(held);
+            // Who asked may have given up waiting.
+            let _ = tell.send(ended);
+        };
+        let thread = format!("detach-{}", live.name());
+        if std::thread::Builder::new().name(thread).spawn(end).is_err() {
+            // The system has no thread left. Nothing has happened yet: it is done here, however long it takes.
+            return detach(live);
+        }
+        match told.recv_timeout(self.parting) {
+            Ok(ended) => ended,
+            // The thread always tells, unless it has died.
+            Err(RecvTimeoutError::Disconnected) => Ok(()),
+            Err(RecvTimeoutError::Timeout) => {
+                tracing::warn!(disk = %live.name(), datastore = %live.datastore(), "a detach is still under way: I/O in flight has not ended");
+                if let Some(claim) = &claim {
+                    claim.detach_is_overdue();
+                }
+                Err(claims::overdue(live.name(), Some(live.datastore())))
+            }
+        }
+    }
+
+    /// How a disk is attached that is remembered.
+    pub(super) fn remembered_order(&self, name: &Name) -> api::DiskAttach {
+        let read_only = self.store.attached_read_only().unwrap_or_default();
+        let access = match read_only.contains(name) {
+            true => api::Access::ReadOnly,
+            false => api::Access::AsSet,
+        };
+        api::DiskAttach {
+            access,
+            ..Default::default()
+        }
+    }
+
+    fn remember_access(&self, name: &Name, access: api::Access) -> Outcome<()> {
+        let _one_at_a_time = locked(&self.attached_file);
+        self.store
+            .set_attached_read_only(name, access == api::Access::ReadOnly)
+    }
+
+    pub(super) fn remember(&self, change: impl FnOnce(&mut BTreeMap<Name, Name>)) -> Outcome<()> {
+        let _one_at_a_time = locked(&self.attached_file);
+        let before = self.store.attached()?;
+        let mut after = before.clone();
+        change(&mut after);
+        if after == before {
+            return Ok(());
+        }
+        self.store.set_attached(after)
+    }
+}
+
+/// Fails if an attached disk is written to though an order wants it to be read only, or the other way round.
+fn must_be_accessed_so(live: &Attached, found: &Found, access: api::Access) -> Outcome<()> {
+    let only_read = access == api::Access::ReadOnly;
+    let (how, remedy) = match (live.is_read_only(), only_read) {
+        (false, true) => (
+            "for writing",
+            "detach it first, then attach it with --read-only",
+        ),
+        (true, false) if !found.descriptor.read_only => (
+            "read-only",
+            "detach it first, then attach it without --read-only",
+        ),
+        _ => return Ok(()),
+    };
+    let name = &found.name;
+    Err(Problem::new(ProblemCode::Busy, format!("disk {name} is attached {how}")).remedy(remedy))
+}
+
+/// Has the engine let go of a disk, however long it takes, and then leaves its datastore.
+fn detach(live: &Attached) -> Outcome<()> {
+    let ended = live.detach(None);
+    live.leave_datastore();
+    tracing::info!(disk = %live.name(), "detached");
+    ended
+}

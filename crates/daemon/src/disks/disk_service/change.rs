@@ -1,0 +1,467 @@
+//! Orders that make, change and take away disks.
+
+use std::io;
+
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::descriptor::{Descriptor, Uuid};
+use tidegate_api::disk as api;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::lease::Lease;
+
+use super::leases::DiskLeases;
+use super::policy;
+use super::{DiskService, locked};
+use crate::config::plan::{self, ImagePlan};
+use crate::disks::attached::Attached;
+use crate::disks::copy::device;
+use crate::disks::host;
+use crate::disks::store::Found;
+use crate::disks::store::disks;
+use crate::os_error::{self, Outcome};
+
+/// What somebody has to be alone with a disk for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Purpose {
+    /// To copy it.
+    Read,
+    /// To give it another size, or to delete it, whether it is read-only or not.
+    Change,
+    /// To delete what is known of it. Its image is not touched.
+    Forget,
+}
+
+/// A disk that is kept for somebody: its image, open and locked, and its lease, which goes back after the image is closed.
+pub(super) type Held = (Option<host::Opened>, Option<Lease>);
+
+impl DiskService {
+    /// Creates a disk.
+    pub(crate) fn create(&self, order: &api::DiskCreate) -> Outcome<api::Disk> {
+        let name = &order.name;
+        let what = format!("cannot create disk {name}");
+        let _claim = self.claim(name, &what)?;
+        let (datastore, settings) = self.choose_datastore(order.datastore.as_ref())?;
+        self.must_be_new(name, &what)?;
+        let descriptor = describe_new(order, &settings, &what)?;
+        if let Some(device) = &order.device {
+            self.must_be_no_disks_device(device)
+                .map_err(|problem| problem.within(&what))?;
+        }
+        let traced = plan::filters::traced(&descriptor);
+        plan::filters::stack(&descriptor.filters, name.as_str(), traced)?;
+        self.store.create_disk(
+            &datastore,
+            &settings,
+            name,
+            &descriptor,
+            order.allocation,
+            |_| Ok(()),
+        )?;
+        self.agree(&self.store.read_disk(&datastore, &settings, name)?)?;
+        tracing::info!(disk = %name, %datastore, size = %descriptor.size, "created");
+        self.disk(name)
+    }
+
+    /// Changes a disk's settings.
+    pub(crate) fn set(&self, name: &Name, order: &api::DiskSet) -> Outcome<api::Disk> {
+        let what = format!("cannot change disk {name}");
+        let _claim = self.claim(name, &what)?;
+        let (before, _turn) = self.find_to_change(name)?;
+        let mut after = before.clone();
+        apply(&mut after.descriptor, order, &what)?;
+        let live = self.live.get(name);
+        let settling = live.as_ref().map(|live| live.settling());
+        let fixed = |d: &Descriptor| (d.cache, d.read_only, d.serial.clone(), d.queues, d.seg_max);
+        if live.is_some() && fixed(&before.descriptor) != fixed(&after.descriptor) {
+            return Err(Problem::new(ProblemCode::Busy, what)
+                .because("it is attached, and a guest is told its cache mode, serial, queues, segments and whether it is read-only only when it connects")
+                .remedy(format!("detach it first: tidegate disk detach {name}")));
+        }
+        // All that an order names must make sense, and is agreed to by it.
+        plan::disk(&after)?;
+        if order.filters.is_some() {
+            self.agree_to_filters(&after)?;
+        }
+        let here = self.trusted(&after)?.found;
+        let filters = plan::disk(&here)?.filters;
+        let policy = self
+            .policy(&after.descriptor)
+            .map_err(|problem| problem.within(&what))?;
+        let key = plan::policy::key(after.descriptor.uuid);
+        // Of a reservation that was written elsewhere not all may count.
+        let standing = live.as_ref().and_then(|live| live.policy());
+        let counts = standing.as_ref().unwrap_or(&before.descriptor.policy);
+        let names_it = order
+            .policy
+            .as_ref()
+            .is_some_and(|policy| policy.reservation_iops.is_some());
+        let reserves = names_it && counts.reservation < after.descriptor.policy.reservation;
+        let unpromised = match reserves {
+            true => order.unpromised,
+            // Who gives something back is not refused the rest.
+            false => api::Unpromised::BestEffort,
+        };
+        let admission = self
+            .admit(&after.datastore, key, &policy, unpromised)
+            .map_err(|problem| problem.within(&what))?;
+        let mut here = here;
+        if !names_it {
+            here.descriptor.policy =
+                policy::counted(counts, &after.descriptor.policy, admission.as_ref());
+        }
+        let policy = self.policy(&here.descriptor)?;
+        self.store.write_descriptor(&after)?;
+        if let Some(live) = &live {
+            // Not what stood in the file: another host may have changed that a moment ago.
+            let standing = live
+                .descriptor()
+                .unwrap_or_else(|| before.descriptor.clone());
+            let policed = match standing.policy == here.descriptor.policy {
+                true => Ok(()),
+                false => live.set_policy(&policy),
+            };
+            // Filters come last: those of a disk whose datastore hangs take their place whenever it goes on.
+            let changed =
+                policed.and_then(|()| match standing.filters == here.descriptor.filters {
+                    true => Ok(()),
+                    false => live.restack(&filters),
+                });
+            if let Err(problem) = changed {
+                // The file is what counts; the policy of before is put back with it, as far as that goes.
+                if let Ok(policy) = self.policy(&standing) {
+                    let _ = live.set_policy(&policy);
+                }
+                return Err(match self.store.write_descriptor(&before) {
+                    Ok(()) => problem,
+                    Err(second) => problem.because(second),
+                });
+            }
+            live.set_descriptor(here.descriptor);
+            live.set_admission(admission);
+            live.note_stamp(None);
+        }
+        drop(settling);
+        self.disk(name)
+    }
+
+    /// Changes a disk's size. Growing is seen by guests at once; shrinking needs a detached disk.
+    pub(crate) fn resize(&self, name: &Name, order: api::DiskResize) -> Outcome<api::Disk> {
+        let what = format!("cannot resize disk {name}");
+        let _claim = self.claim(name, &what)?;
+        let (mut found, _turn) = self.find_to_change(name)?;
+        let before = found.descriptor.size.0;
+        let after = order.size_bytes;
+        found.descriptor.size.0 = after;
+        found
+            .descriptor
+            .check()
+            .map_err(|e| os_error::out_of_range(&what, &e))?;
+        let live = self.live.get(name);
+        if after < before {
+            if order.data == api::ResizeData::Keep {
+                return Err(os_error::invalid(what)
+                    .because(format!(
+                        "it has {before} bytes now: what lies beyond {after} would be lost"
+                    ))
+                    .remedy("add --yes if that is what you want (`data: may-cut-off` over REST)"));
+            }
+            if live.is_some() {
+                return Err(attached(name, what, "no guest expects its disk to shrink"));
+            }
+            let _held = self
+                .hold(&found, Purpose::Change)
+                .map_err(|e| e.within(&what))?;
+            // The descriptor first: a crash in between leaves a longer image than is told. What is too much of it is cleared
+            // before the disk grows again.
+            self.store.write_descriptor(&found)?;
+            self.store.resize_image(&found, before, after)?;
+        } else {
+            if after > before {
+                can_follow(&found, live.as_deref(), after).map_err(|e| e.within(&what))?;
+                if let Some(live) = &live {
+                    self.must_be_in_place(live).map_err(|e| e.within(&what))?;
+                }
+                let _held = match live {
+                    None => Some(
+                        self.hold(&found, Purpose::Change)
+                            .map_err(|e| e.within(&what))?,
+                    ),
+                    Some(_) => None,
+                };
+                // The image first: a crash in between leaves a longer image than is told, which hurts nobody.
+                // What an attached disk has is its guests', whatever the descriptor says.
+                let had = live.as_ref().map_or(before, |live| before.max(live.size()));
+                self.store.resize_image(&found, had, after)?;
+                self.store.write_descriptor(&found)?;
+            }
+            // An I/O thread that was busy with another change may have refused it, the disk being larger already: who asks
+            // again is to have it told.
+            if let Some(live) = live
+                && live.size() < after
+            {
+                live.resize(after)?;
+            }
+        }
+        tracing::info!(disk = %name, before, after, "resized");
+        self.disk(name)
+    }
+
+    /// Deletes a disk and its data.
+    pub(crate) fn delete(&self, name: &Name) -> Outcome<()> {
+        let what = format!("cannot delete disk {name}");
+        let _claim = self.claim(name, &what)?;
+        let found = self.find(name)?;
+        if self.live.get(name).is_some() {
+            return Err(attached(
+                name,
+                what,
+                "its guests would lose their data under their feet",
+            ));
+        }
+        // What may not be opened here stays as it is, and its disk must be deletable.
+        let purpose = match found.has_sound_image() && self.must_be_agreed(&found).is_ok() {
+            true => Purpose::Change,
+            false => Purpose::Forget,
+        };
+        let held = self.hold(&found, purpose).map_err(|e| e.within(&what))?;
+        self.store.delete_disk(&found, held)?;
+        self.forget_agreed(&found)?;
+        // One that was wanted and could not be attached is not wanted any more.
+        self.remember(|disks| {
+            disks.remove(name);
+        })?;
+        locked(&self.troubles).remove(name);
+        tracing::info!(disk = %name, "deleted");
+        Ok(())
+    }
+
+    /// Keeps other daemons, on this host and others, off a detached disk, as long as what is answered lives.
+    pub(super) fn hold(&self, found: &Found, purpose: Purpose) -> Outcome<Held> {
+        // An image that is gone needs no holding, and its disk must be deletable.
+        if !matches!(found.settings, DatastoreSettings::Dir { .. }) || !found.image().exists() {
+            return Ok((None, None));
+        }
+        let opened = match purpose {
+            Purpose::Forget => None,
+            Purpose::Change => {
+                self.must_be_agreed(found)?;
+                Some(self.open_alone(found)?)
+            }
+            Purpose::Read => {
+                self.must_be_agreed(found)?;
+                let (opened, writable) = self.open_to_read(found)?;
+                if !writable && !found.descriptor.read_only {
+                    // Where nothing can be written, no lease can be taken.
+                    self.leases.nobody_else(found, None)?;
+                    return Ok((Some(opened), None));
+                }
+                Some(opened)
+            }
+        };
+        let take = match purpose {
+            Purpose::Read => DiskLeases::take,
+            Purpose::Change | Purpose::Forget => DiskLeases::take_alone,
+        };
+        let lease = take(&self.leases, found, None, api::Takeover::Guarded)?;
+        Ok((opened, lease))
+    }
+
+    /// Opens and locks a disk's image to copy it, in nobody's way who only reads it. Whether it is open to be written, too:
+    /// not where nobody may, as on a file system that can only be read.
+    fn open_to_read(&self, found: &Found) -> Outcome<(host::Opened, bool)> {
+        if found.descriptor.read_only {
+            return Ok((self.open_locked(found, true)?, false));
+        }
+        match self.open_locked(found, false) {
+            Err(problem) if problem.code == ProblemCode::Datastore => {
+                let opened = self.open_locked(found, true).map_err(|_| problem)?;
+                Ok((opened, false))
+            }
+            opened => Ok((opened?, true)),
+        }
+    }
+
+    /// Opens and locks a disk's image to be alone with it.
+    fn open_alone(&self, found: &Found) -> Outcome<host::Opened> {
+        match self.open_locked(found, false) {
+            // A device that nobody can write to: its disk must be deletable.
+            Err(problem)
+                if problem.code == ProblemCode::Datastore
+                    && found.descriptor.read_only
+                    && found.descriptor.device.is_some() =>
+            {
+                self.open_locked(found, true)
+            }
+            opened => opened,
+        }
+    }
+
+    fn open_locked(&self, found: &Found, read_only: bool) -> Outcome<host::Opened> {
+        self.must_be_itself(found)?;
+        host::open(&plan::image(found), read_only)
+            .map_err(|problem| self.leases.locked_by(found, problem))
+    }
+
+    /// Fails if a disk of that name is there, readable or not.
+    pub(super) fn must_be_new(&self, name: &Name, what: &str) -> Outcome<()> {
+        match self.search(name) {
+            Err(problem) if problem.code == ProblemCode::NotFound => Ok(()),
+            _ => Err(Problem::new(ProblemCode::Exists, what)
+                .because("there is a disk of that name")
+                .remedy(format!(
+                    "choose another name, or delete that one first: tidegate disk delete {name}"
+                ))),
+        }
+    }
+}
+
+pub(super) fn attached(name: &Name, what: impl Into<String>, why: &str) -> Problem {
+    Problem::new(ProblemCode::Busy, what)
+        .because(format!("it is attached: {why}"))
+        .remedy(format!("detach it first: tidegate disk detach {name}"))
+}
+
+/// Fails if a disk's image would not be as large as the disk after it has grown. Nothing is changed yet.
+fn can_follow(found: &Found, live: Option<&Attached>, size: u64) -> Outcome<()> {
+    match (&found.settings, live) {
+        (DatastoreSettings::Memory {} | DatastoreSettings::Emulated { .. }, Some(_)) => {
+            Err(Problem::new(
+                ProblemCode::Unsupported,
+                "its memory is as large as it was when the disk was attached",
+            )
+            .remedy("detach it (what is in it is lost), resize it and attach it again"))
+        }
+        (DatastoreSettings::Nbd { .. }, live) => {
+            let (has, remedy) = match live {
+                Some(live) => (
+                    live.opened_size(),
+                    "enlarge the export; if it is larger by now, detach the disk first: the server is asked anew",
+                ),
+                None => (
+                    host::open(&plan::image(found), true)?.size(),
+                    "enlarge the export first",
+                ),
+            };
+            if size <= has {
+                return Ok(());
+            }
+            Err(
+                os_error::invalid(format!("its export has {has} bytes, {size} are asked for"))
+                    .remedy(remedy),
+            )
+        }
+        (DatastoreSettings::Dir { .. }, Some(live)) if !size.is_multiple_of(live.size_unit()) => {
+            let unit = live.size_unit();
+            let nearest = size.next_multiple_of(unit);
+            Err(os_error::invalid(format!(
+                "it is attached, and its image is written in units of {unit} bytes"
+            ))
+            .remedy(format!("ask for {nearest} bytes, or detach it first")))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// A fresh identity.
+pub(crate) fn new_uuid() -> Outcome<Uuid> {
+    let mut bytes = [0; 16];
+    // At most 256 bytes are never cut short, once the kernel has gathered its first entropy.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| os_error::io("cannot make a uuid", &e.into()))?;
+    Ok(Uuid::from_random(bytes))
+}
+
+fn describe_new(
+    order: &api::DiskCreate,
+    settings: &DatastoreSettings,
+    what: &str,
+) -> Outcome<Descriptor> {
+    let bad = |why: &str, remedy: &str| Err(os_error::invalid(what).because(why).remedy(remedy));
+    if let Some(device) = &order.device {
+        if !matches!(settings, DatastoreSettings::Dir { .. }) {
+            return bad(
+                "only datastores of kind dir have disks on devices",
+                "name one of them with --datastore (see `tidegate datastore list`)",
+            );
+        }
+        if !device.is_absolute() {
+            return bad(
+                "the device's path is not absolute",
+                "give an absolute path, such as /dev/sdb",
+            );
+        }
+        if let Err(error) = device.metadata() {
+            let problem = os_error::io(format!("{} cannot be used", device.display()), &error);
+            return Err(match error.kind() {
+                io::ErrorKind::NotFound => problem.remedy(device::FIND),
+                _ => problem,
+            }
+            .within(what));
+        }
+        if !disks::is_device(device) {
+            return bad(
+                &format!("{} is no block device", device.display()),
+                "give a block device (see `lsblk -p`), or make a disk of a file with `tidegate disk import`",
+            );
+        }
+    }
+    let size = match (order.size_bytes, &order.device, settings) {
+        (Some(size), _, _) => size,
+        (None, Some(device), _) => disks::device_size(device).map_err(|e| {
+            os_error::io(format!("cannot ask {} for its size", device.display()), &e).within(what)
+        })?,
+        (None, None, DatastoreSettings::Nbd { uri }) => {
+            let export = order.export.as_deref().unwrap_or(order.name.as_str());
+            let image = ImagePlan::Nbd {
+                uri: plan::export_uri(uri, export),
+                block_size: order.block_size_bytes.unwrap_or(512),
+            };
+            let opened = host::open(&image, true).map_err(|e| e.within(what))?;
+            opened.size()
+        }
+        (None, None, _) => return bad("it needs a size", "say how large, such as --size 10G"),
+    };
+    let mut descriptor = Descriptor::new(new_uuid()?, size);
+    let settable = api::DiskSet {
+        cache: Some(order.cache),
+        read_only: Some(order.read_only),
+        serial: order.serial.clone(),
+        queues: order.queues,
+        seg_max: order.seg_max,
+        filters: order.filters.clone(),
+        policy: Some(policy::all_of(&order.policy)),
+        unpromised: order.unpromised,
+    };
+    if let Some(block_size) = order.block_size_bytes {
+        descriptor.block_size = block_size;
+    }
+    descriptor.device = order.device.clone();
+    descriptor.export = order.export.clone();
+    apply(&mut descriptor, &settable, what)?;
+    Ok(descriptor)
+}
+
+/// Puts an order's changes into a descriptor, which stays in range.
+fn apply(descriptor: &mut Descriptor, order: &api::DiskSet, what: &str) -> Outcome<()> {
+    let api::DiskSet {
+        cache,
+        read_only,
+        serial,
+        queues,
+        seg_max,
+        filters,
+        policy: changes,
+        unpromised: _,
+    } = order.clone();
+    let d = descriptor;
+    d.cache = cache.unwrap_or(d.cache);
+    d.read_only = read_only.unwrap_or(d.read_only);
+    d.serial = serial.unwrap_or_else(|| d.serial.clone());
+    d.queues = queues.unwrap_or(d.queues);
+    d.seg_max = seg_max.unwrap_or(d.seg_max);
+    d.filters = filters.unwrap_or_else(|| d.filters.clone());
+    if let Some(changes) = changes {
+        policy::apply(&mut d.policy, &changes, what)?;
+    }
+    d.check().map_err(|e| os_error::out_of_range(what, &e))
+}

@@ -1,0 +1,239 @@
+//! Which disks an order is at work on, and which of them are being detached.
+//!
+//! An order takes a [`Claim`] on its disk's name. A detach hands a clone of its claim to the thread that waits for the
+//! engine, so that the name stays taken when the order itself gives up.
+//!
+//! # Always true
+//! - One order at a time has a claim on a name, until the last clone of it is dropped.
+//! - A name is claimed for as long as the engine still has I/O of that disk: a second instance beside the first could see
+//!   its new writes overwritten by old ones.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use crate::os_error::Outcome;
+
+/// See the module.
+#[derive(Default)]
+pub(super) struct Claims {
+    table: Mutex<BTreeMap<Name, Claimed>>,
+    /// Notified when a claim ends.
+    released: Condvar,
+}
+
+/// What is known of a claimed disk.
+#[derive(Default)]
+struct Claimed {
+    /// The datastore that must not be removed meanwhile, if there is one.
+    datastore: Option<Name>,
+    detach: Detach,
+}
+
+/// How far the detach of a claimed disk is.
+#[derive(Clone, Copy, Default, PartialEq, Eq)]
+enum Detach {
+    /// It is not being detached.
+    #[default]
+    None,
+    /// Its order waits for the engine.
+    UnderWay,
+    /// Its order has given up waiting.
+    Overdue,
+}
+
+/// The right to work on a disk, until the last clone is dropped.
+#[derive(Clone)]
+pub(crate) struct Claim(Arc<Held>);
+
+struct Held {
+    claims: Arc<Claims>,
+    name: Name,
+}
+
+impl Drop for Held {
+    fn drop(&mut self) {
+        self.claims.table().remove(&self.name);
+        self.claims.released.notify_all();
+    }
+}
+
+impl Claim {
+    /// The disk.
+    pub(super) fn name(&self) -> &Name {
+        &self.0.name
+    }
+
+    /// From now on until the order is done, nobody forgets this datastore. It may be gone already: that is to be looked at
+    /// afterwards.
+    pub(super) fn keep(&self, datastore: &Name) {
+        self.change(|claimed| claimed.datastore = Some(datastore.clone()));
+    }
+
+    /// The disk is being detached: the claim lasts until the engine has let go of it.
+    pub(super) fn detach_begins(&self) {
+        self.change(|claimed| claimed.detach = Detach::UnderWay);
+    }
+
+    /// The order that detaches it waits no longer.
+    pub(super) fn detach_is_overdue(&self) {
+        self.change(|claimed| claimed.detach = Detach::Overdue);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Claimed)) {
+        if let Some(claimed) = self.0.claims.table().get_mut(&self.0.name) {
+            change(claimed);
+        }
+    }
+}
+
+impl Claims {
+    /// Takes the right to work on a disk. `what` says what could not be done, if somebody else has it.
+    pub(super) fn claim(
+        self: &Arc<Claims>,
+        name: &Name,
+        what: impl Into<String>,
+    ) -> Outcome<Claim> {
+        let mut table = self.table();
+        if let Some(claimed) = table.get(name) {
+            let refused = Problem::new(ProblemCode::Busy, what);
+            return Err(match claimed.detach {
+                Detach::None => refused
+                    .because(format!("another order is at work on disk {name}"))
+                    .remedy("try again when it is done (see `tidegate disk list` and its jobs)"),
+                Detach::UnderWay | Detach::Overdue => refused
+                    .because(still_detaching(name))
+                    .because("its I/O in flight has not ended")
+                    .remedy(format!("wait for that: tidegate disk detach {name}")),
+            });
+        }
+        table.insert(name.clone(), Claimed::default());
+        drop(table);
+        Ok(Claim(Arc::new(Held {
+            claims: Arc::clone(self),
+            name: name.clone(),
+        })))
+    }
+
+    /// Every claimed disk, with the datastore that must not be removed.
+    pub(super) fn all(&self) -> Guarded<'_> {
+        Guarded(self.table())
+    }
+
+    /// Whether a disk is being detached.
+    pub(super) fn is_detaching(&self, name: &Name) -> bool {
+        self.detach_of(name) != Detach::None
+    }
+
+    /// What is wrong with a disk whose detach takes too long.
+    pub(super) fn overdue(&self, name: &Name) -> Option<Problem> {
+        let table = self.table();
+        let claimed = table.get(name)?;
+        (claimed.detach == Detach::Overdue).then(|| overdue(name, claimed.datastore.as_ref()))
+    }
+
+    /// Why a disk is in service no more and has not gone, if it is being detached.
+    pub(super) fn under_way(&self, name: &Name) -> Option<Problem> {
+        self.overdue(name).or_else(|| {
+            self.is_detaching(name).then(|| {
+                Problem::new(ProblemCode::Busy, still_detaching(name))
+                    .because("its I/O in flight has not ended")
+                    .remedy(format!("wait for that: tidegate disk detach {name}"))
+            })
+        })
+    }
+
+    /// The same for all of them.
+    pub(super) fn all_overdue(&self) -> Vec<Problem> {
+        let table = self.table();
+        let late = table.iter().filter(|(_, c)| c.detach == Detach::Overdue);
+        late.map(|(name, c)| overdue(name, c.datastore.as_ref()))
+            .collect()
+    }
+
+    /// Waits until a disk that is being detached has gone. Answers with its datastore, if there was anything to wait for.
+    ///
+    /// # Errors
+    /// When it has not gone within `patience`.
+    pub(super) fn wait_for_detach(&self, name: &Name, patience: Duration) -> Outcome<Option<Name>> {
+        let until = Instant::now() + patience;
+        let mut was_on = None;
+        let mut table = self.table();
+        loop {
+            let claimed = table.get(name).filter(|c| c.detach != Detach::None);
+            let Some(claimed) = claimed else {
+                return Ok(was_on);
+            };
+            was_on.clone_from(&claimed.datastore);
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(overdue(name, was_on.as_ref()));
+            }
+            table = self.wait(table, left);
+        }
+    }
+
+    /// Waits until every disk that is being detached has gone, and at most until `until`; how many have not.
+    pub(super) fn wait_for_all_detaches(&self, until: Instant) -> usize {
+        let mut table = self.table();
+        loop {
+            let detaching = table.values().filter(|c| c.detach != Detach::None);
+            let count = detaching.count();
+            let left = until.saturating_duration_since(Instant::now());
+            if count == 0 || left.is_zero() {
+                return count;
+            }
+            table = self.wait(table, left);
+        }
+    }
+
+    fn detach_of(&self, name: &Name) -> Detach {
+        self.table().get(name).map_or(Detach::None, |c| c.detach)
+    }
+
+    fn table(&self) -> MutexGuard<'_, BTreeMap<Name, Claimed>> {
+        // The table is whole between any two lines that change it.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn wait<'a>(
+        &self,
+        table: MutexGuard<'a, BTreeMap<Name, Claimed>>,
+        at_most: Duration,
+    ) -> MutexGuard<'a, BTreeMap<Name, Claimed>> {
+        let waited = self.released.wait_timeout(table, at_most);
+        waited.unwrap_or_else(PoisonError::into_inner).0
+    }
+}
+
+/// The claimed disks; no order begins or ends while this is held.
+pub(super) struct Guarded<'a>(MutexGuard<'a, BTreeMap<Name, Claimed>>);
+
+impl Guarded<'_> {
+    /// Each with the datastore that must not be removed.
+    pub(super) fn iter(&self) -> impl Iterator<Item = (&Name, Option<&Name>)> {
+        let claimed = self.0.iter();
+        claimed.map(|(disk, claimed)| (disk, claimed.datastore.as_ref()))
+    }
+}
+
+fn still_detaching(name: &Name) -> String {
+    format!("disk {name} is still being detached")
+}
+
+/// A disk whose I/O in flight has kept its detach waiting for too long.
+pub(super) fn overdue(name: &Name, datastore: Option<&Name>) -> Problem {
+    let on = match datastore {
+        Some(datastore) => format!("datastore {datastore}"),
+        None => "its datastore".to_owned(),
+    };
+    Problem::new(ProblemCode::Datastore, still_detaching(name))
+        .because(format!("its I/O in flight has not ended: {on} does not answer"))
+        .remedy(format!(
+            "look after {on}: the detach ends by itself when that answers, and until then the disk cannot be attached; \
+             wait for it with: tidegate disk detach {name}"
+        ))
+}

@@ -1,0 +1,601 @@
+//! Orders on datastores: adding, describing and forgetting them.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use rustix::fs::{StatVfs, StatVfsMountFlags};
+use tidegate_api::datastore::{Datastore, DatastoreSet, DatastoreSettings};
+use tidegate_api::iocontrol::{DatastoreControl, IO_UNIT_MAX, IO_UNIT_MIN, IoControl};
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::control::Change;
+use tidegate_engine::mounts;
+
+use super::DiskService;
+use crate::config::plan::ImagePlan;
+use crate::config::plan::policy;
+use crate::control::report;
+use crate::disks::host;
+use crate::disks::store;
+use crate::os_error::{self, Outcome};
+
+/// The datastore that is meant when none is named and there are several.
+const USUAL: &str = "local";
+
+/// How long one that is to be added waits for another that is being added.
+const ADD_PATIENCE: Duration = Duration::from_secs(10);
+
+/// With less free than this a datastore is full: a guest that writes fills it within a moment.
+const FULL_BYTES: u64 = 16 << 20;
+
+/// On a small file system, with less than this part of it.
+const FULL_PART: u64 = 100;
+
+impl DiskService {
+    /// Every datastore.
+    pub(crate) fn datastores(&self) -> Outcome<Vec<Datastore>> {
+        let listed = self.store.datastores()?;
+        // One that cannot be read has no settings to show; it is left out here, and told by the status and by its own name.
+        let readable = listed
+            .into_iter()
+            .filter_map(|(name, s)| s.ok().map(|s| (name, s)));
+        Ok(readable
+            .map(|(name, settings)| self.describe_datastore(name, settings))
+            .collect())
+    }
+
+    /// Every datastore, without what one would have to read its disks' descriptors for: who gets what. Those who look every
+    /// few seconds need no more.
+    pub(crate) fn datastores_at_a_glance(&self) -> Outcome<Vec<Datastore>> {
+        let listed = self.store.datastores()?;
+        let readable = listed
+            .into_iter()
+            .filter_map(|(name, s)| s.ok().map(|s| (name, s)));
+        let mut attached: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
+        for live in self.live.all() {
+            let others = attached.entry(live.datastore().clone()).or_default();
+            others.insert(live.name().clone());
+        }
+        let describe = |(name, settings): (Name, DatastoreSettings)| {
+            let here = attached.remove(&name).unwrap_or_default();
+            let (store, on, of) = (self.store.clone(), name.clone(), settings.clone());
+            let seen = self.surveys.at(&name, move || {
+                let disks = store.disk_names(&on, &of, &here)?.len() as u64;
+                Ok((disks, space(&of)))
+            });
+            self.tell_datastore(name, settings, seen, None)
+        };
+        Ok(readable.map(describe).collect())
+    }
+
+    /// What is wrong with the datastores whose records cannot be read: they have no settings to show, and stand in no list.
+    pub(crate) fn unreadable_datastores(&self) -> Outcome<Vec<Problem>> {
+        let told = |(name, settings): (Name, Outcome<DatastoreSettings>)| {
+            let problem = settings.err()?;
+            Some(problem.within(format!("datastore {name} cannot be used")))
+        };
+        Ok(self
+            .store
+            .datastores()?
+            .into_iter()
+            .filter_map(told)
+            .collect())
+    }
+
+    /// One datastore.
+    pub(crate) fn datastore(&self, name: &Name) -> Outcome<Datastore> {
+        let settings = self.store.datastore(name)?;
+        Ok(self.describe_datastore(name.clone(), settings))
+    }
+
+    /// Changes how a datastore is controlled. Where its hosts share a directory, all of them take it up.
+    pub(crate) fn set_datastore(&self, name: &Name, order: &DatastoreSet) -> Outcome<Datastore> {
+        let what = format!("cannot change datastore {name}");
+        let (record, _turn) = self.store.record_to_change(name)?;
+        let running = self.controls.running(name);
+        let mut after = record.io_control.clone();
+        if let Some(running) = &running
+            && let Ok(report) = running.control.report()
+        {
+            // What holds now, if it was set on another host.
+            let common = report.governor.common;
+            after.mode = report::mode(common.mode());
+            after.congestion_threshold = report::threshold(common.threshold());
+            after.io_unit_bytes = common.io_unit;
+        }
+        let order = &order.io_control;
+        after.mode = order.mode.unwrap_or(after.mode);
+        after.congestion_threshold = order
+            .congestion_threshold
+            .unwrap_or(after.congestion_threshold);
+        after.io_unit_bytes = order.io_unit_bytes.unwrap_or(after.io_unit_bytes);
+        if let Some(directory) = &order.coordination {
+            after.coordination = directory.clone();
+        }
+        check_control(&record.settings, &after).map_err(|problem| problem.within(&what))?;
+        if running.is_some() && after.coordination != record.io_control.coordination {
+            return Err(Problem::new(ProblemCode::Busy, what)
+                .because("disks of it are attached, whose control has begun where it is")
+                .remedy(format!(
+                    "detach them first: {}",
+                    listed(self.attached_on(name).iter().map(|live| live.name()))
+                )));
+        }
+        let change = Change {
+            mode: order.mode.map(policy::mode),
+            threshold: order.congestion_threshold.map(policy::threshold),
+            io_unit: order.io_unit_bytes,
+        };
+        let is_heard = running.is_some() || policy::directory(&record.settings, &after).is_some();
+        let is_told = is_heard && change != Change::default();
+        if is_told {
+            // Before anything is saved: an order that is refused changes nothing.
+            self.store.must_be_mounted(name, &record.settings)?;
+        }
+        self.store.set_io_control(name, after.clone())?;
+        if is_told {
+            // While no disk is attached, this is to tell the other hosts, and ends at once.
+            let in_use = self
+                .controls
+                .enter(&self.host, name, &record.settings, &after)?;
+            let changed = in_use.control().change(change);
+            changed.map_err(|error| host::problem(&error).within(&what))?;
+        }
+        let threshold = after.congestion_threshold;
+        tracing::info!(datastore = %name, mode = ?after.mode, %threshold, "its I/O control was changed");
+        self.datastore(name)
+    }
+
+    /// Adds a datastore.
+    pub(crate) fn add_datastore(
+        &self,
+        name: &Name,
+        settings: DatastoreSettings,
+    ) -> Outcome<Datastore> {
+        // Before its path is looked at, which is judged by what is remembered of that name.
+        self.store.must_be_new_datastore(name)?;
+        check(name, &settings)?;
+        // Of two orders at one moment, neither sees what the other adds.
+        let Some(_turn) = self.adding.enter(ADD_PATIENCE) else {
+            let what = format!("cannot add datastore {name}");
+            return Err(Problem::new(ProblemCode::Busy, what)
+                .because("another datastore is being added, and does not answer")
+                .remedy("see whether its file server answers, and try again"));
+        };
+        // Once more: an order that was waited for may have added it.
+        self.store.must_be_new_datastore(name)?;
+        self.must_not_conflict(name, &settings)?;
+        self.store.add_datastore(name, settings)?;
+        tracing::info!(datastore = %name, "added");
+        self.datastore(name)
+    }
+
+    /// Fails if a new datastore is another one, or a copy of it, or has disks of names that are taken. All that is in the
+    /// way is told at once.
+    fn must_not_conflict(&self, name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
+        let copied = self.copy_of(name, settings)?;
+        let disks = self.store.disks_before_added(name, settings)?.into_iter();
+        let taken: Vec<_> = disks
+            .filter(|(disk, found)| found.is_ok() && self.search(disk).is_ok())
+            .map(|(disk, _)| disk)
+            .collect();
+        if copied.is_none() && taken.is_empty() {
+            return Ok(());
+        }
+        let mut refused = Problem::new(ProblemCode::Exists, format!("cannot add datastore {name}"));
+        let mut remedies = Vec::new();
+        if let Some((other, mark)) = copied {
+            let mark = mark.display();
+            refused = refused.because(format!(
+                "it has the mark of datastore {other}: it is the same directory, or a copy of it"
+            ));
+            remedies.push(format!(
+                "use {other}; or, if this is a copy, remove {mark} from it"
+            ));
+        }
+        if !taken.is_empty() {
+            refused = refused.because(format!(
+                "it holds disks of names that others have already: {}",
+                listed(&taken)
+            ));
+            remedies.push(
+                "rename their directories in one of the two: disks have one name on a host"
+                    .to_owned(),
+            );
+        }
+        Err(refused.remedy(remedies.join("; and ")))
+    }
+
+    /// The datastore whose mark a new one has, and the file with it. Fails if it is the directory of another one, whatever
+    /// path leads there.
+    fn copy_of(
+        &self,
+        name: &Name,
+        settings: &DatastoreSettings,
+    ) -> Outcome<Option<(Name, PathBuf)>> {
+        let what = || format!("cannot add datastore {name}");
+        let DatastoreSettings::Dir { path: new, .. } = settings else {
+            return Ok(None);
+        };
+        let here = Directory::at(new).map_err(|e| os_error::io(what(), &e))?;
+        let mut copied = None;
+        for (other, settings) in self.store.datastores()? {
+            let Ok(DatastoreSettings::Dir { path, .. }) = settings else {
+                continue;
+            };
+            if other == *name {
+                continue;
+            }
+            let look = {
+                let path = path.clone();
+                move || Directory::at(&path).map_err(|e| os_error::io("it cannot be looked at", &e))
+            };
+            // One that is out of reach is another one, or not to be had here either.
+            let Ok(there) = self.surveys.at(&other, look) else {
+                continue;
+            };
+            if there.place == here.place {
+                let path = path.display();
+                return Err(Problem::new(ProblemCode::Exists, what())
+                    .because(format!("datastore {other} is the same directory, {path}"))
+                    .remedy(format!("use {other}, or give another directory")));
+            }
+            if here.mark.is_some() && there.mark == here.mark {
+                copied = Some((other, store::mark_file(new)));
+            }
+        }
+        Ok(copied)
+    }
+
+    /// Forgets a datastore whose disks are all detached. What lies on it stays.
+    pub(crate) fn remove_datastore(&self, name: &Name) -> Outcome<()> {
+        let what = format!("cannot remove datastore {name}");
+        // Not its settings: one that cannot be read any more must be removable.
+        if !self.store.datastores()?.contains_key(name) {
+            return self.store.datastore(name).map(|_| ());
+        }
+        // Until it is gone, no order begins to need it; one that comes afterwards finds it gone.
+        let claimed = self.claims.all();
+        let wanted = self.store.attached()?;
+        let live = self.live.all();
+        let wanted = wanted.iter().map(|(disk, on)| (disk, Some(on)));
+        let coming = claimed.iter();
+        let served = live
+            .iter()
+            .map(|live| (live.name(), Some(live.datastore())));
+        let holds: BTreeSet<_> = wanted
+            .chain(coming)
+            .chain(served)
+            .filter(|(_, on)| *on == Some(name))
+            .map(|(disk, _)| disk)
+            .collect();
+        if !holds.is_empty() {
+            let each = |disk: &&Name| format!("tidegate disk detach {disk}");
+            let detach: Vec<_> = holds.iter().map(each).collect();
+            return Err(Problem::new(ProblemCode::Busy, what)
+                .because(format!(
+                    "disks of it are attached, to be attached or still being detached: {}",
+                    listed(holds)
+                ))
+                .remedy(format!("detach them first: {}", detach.join("; "))));
+        }
+        self.store.remove_datastore(name)?;
+        tracing::info!(datastore = %name, "removed");
+        Ok(())
+    }
+
+    /// The datastore that an order means.
+    pub(super) fn choose_datastore(
+        &self,
+        named: Option<&Name>,
+    ) -> Outcome<(Name, DatastoreSettings)> {
+        if let Some(name) = named {
+            return Ok((name.clone(), self.store.datastore(name)?));
+        }
+        let known = self.store.datastores()?;
+        let usual = known.keys().find(|name| name.as_str() == USUAL);
+        match (usual, known.keys().next(), known.len()) {
+            (Some(name), _, _) | (None, Some(name), 1) => {
+                Ok((name.clone(), self.store.datastore(name)?))
+            }
+            (_, _, 0) => Err(os_error::invalid("there is no datastore yet")
+                .remedy("add one: tidegate datastore add NAME --kind dir --path DIR")),
+            _ => Err(
+                os_error::invalid("it is not clear which datastore is meant")
+                    .because("there are several, and none is called local")
+                    .remedy("name one of them (see `tidegate datastore list`)"),
+            ),
+        }
+    }
+
+    fn describe_datastore(&self, name: Name, settings: DatastoreSettings) -> Datastore {
+        let (store, on, of) = (self.store.clone(), name.clone(), settings.clone());
+        let seen = self
+            .surveys
+            .at(&name, move || Ok((store.disks(&on, &of)?, space(&of))));
+        let control = self.controls.running(&name).and_then(|running| {
+            let disks = seen.iter().flat_map(|(disks, _)| disks);
+            let found = disks.filter_map(|(disk, found)| {
+                let uuid = found.as_ref().ok()?.descriptor.uuid;
+                Some((policy::key(uuid), disk.clone()))
+            });
+            // One that ends just now is not told of.
+            let report = running.control.report().ok()?;
+            Some(report::tell(&running, &report, &found.collect()))
+        });
+        let seen = seen.map(|(disks, space)| (disks.len() as u64, space));
+        self.tell_datastore(name, settings, seen, control)
+    }
+
+    fn tell_datastore(
+        &self,
+        name: Name,
+        settings: DatastoreSettings,
+        seen: Outcome<(u64, Option<StatVfs>)>,
+        control: Option<DatastoreControl>,
+    ) -> Datastore {
+        let (disks, space, problem) = match seen {
+            Ok((disks, space)) => (disks, space, None),
+            Err(problem) => (0, None, Some(problem)),
+        };
+        let space = space.map(Space::from);
+        let problem = problem.or_else(|| space.and_then(|space| space.full(&name, &settings)));
+        let io_control = self.store.record(&name).map(|record| record.io_control);
+        Datastore {
+            io_control: io_control.unwrap_or_default(),
+            control,
+            attached: self
+                .live
+                .all()
+                .iter()
+                .filter(|live| *live.datastore() == name)
+                .count() as u64,
+            disks,
+            capacity_bytes: space.map(|space| space.capacity),
+            free_bytes: space.map(|space| space.free),
+            problem,
+            name,
+            settings,
+        }
+    }
+}
+
+/// A directory, by whatever path.
+struct Directory {
+    place: (u64, u64),
+    mark: Option<String>,
+}
+
+impl Directory {
+    fn at(path: &Path) -> std::io::Result<Directory> {
+        let there = path.metadata()?;
+        Ok(Directory {
+            place: (there.dev(), there.ino()),
+            mark: store::mark_of(path)?,
+        })
+    }
+}
+
+/// The space of a file system, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Space {
+    capacity: u64,
+    free: u64,
+    read_only: bool,
+}
+
+impl From<StatVfs> for Space {
+    fn from(told: StatVfs) -> Space {
+        Space {
+            capacity: told.f_blocks.saturating_mul(told.f_frsize),
+            free: told.f_bavail.saturating_mul(told.f_frsize),
+            read_only: told.f_flag.contains(StatVfsMountFlags::RDONLY),
+        }
+    }
+}
+
+impl Space {
+    /// That there is no room for new data, if that is so. Nobody writes to a file system that is read-only.
+    fn full(self, name: &Name, settings: &DatastoreSettings) -> Option<Problem> {
+        let DatastoreSettings::Dir { path, .. } = settings else {
+            return None;
+        };
+        if self.read_only || self.free >= FULL_BYTES.min(self.capacity / FULL_PART) {
+            return None;
+        }
+        let Space { capacity, free, .. } = self;
+        let problem = Problem::new(ProblemCode::Full, format!("datastore {name} is full"));
+        Some(
+            problem
+                .because(format!("{free} of its {capacity} bytes are free"))
+                .because("a guest's writes that need new space fail")
+                .remedy(format!(
+                    "free some space on the file system of {}, or enlarge it",
+                    path.display()
+                )),
+        )
+    }
+}
+
+/// The space of the file system that a datastore is on, where there is one.
+fn space(settings: &DatastoreSettings) -> Option<StatVfs> {
+    match settings {
+        DatastoreSettings::Dir { path, .. } => rustix::fs::statvfs(path).ok(),
+        _ => None,
+    }
+}
+
+/// Whether a datastore like that can be used at all.
+fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
+    let bad = || os_error::invalid(format!("cannot add datastore {name}"));
+    match settings {
+        DatastoreSettings::Dir { path, .. } => {
+            check_folder(path).map_err(|(why, remedy)| bad().because(why).remedy(remedy))
+        }
+        DatastoreSettings::Nbd { uri } => {
+            let known = ["nbd://", "nbd+unix://"]
+                .iter()
+                .any(|scheme| uri.starts_with(scheme));
+            match known {
+                true => Ok(()),
+                false => Err(bad()
+                    .because(format!("'{uri}' is no NBD URI"))
+                    .remedy("write it as nbd://HOST[:PORT] or nbd+unix://?socket=PATH")),
+            }
+        }
+        // The engine knows which models there are; an image of one page costs nothing.
+        DatastoreSettings::Emulated { model } => {
+            let image = ImagePlan::Emulated {
+                model: model.clone(),
+                size: 4096,
+            };
+            host::open(&image, false).map(drop).map_err(|p| {
+                bad()
+                    .because(p.what)
+                    .remedy("write it as 7k, 10k, 15k, ssd or nvme, or as raid5-8x10k+cache")
+            })
+        }
+        DatastoreSettings::Memory {} | DatastoreSettings::Null {} => Ok(()),
+    }
+}
+
+/// Whether a datastore like that can be controlled so.
+fn check_control(settings: &DatastoreSettings, control: &IoControl) -> Outcome<()> {
+    let bad = |(why, remedy): (String, String)| {
+        Err(os_error::invalid("its I/O control makes no sense")
+            .because(why)
+            .remedy(remedy))
+    };
+    if !(IO_UNIT_MIN..=IO_UNIT_MAX).contains(&control.io_unit_bytes) {
+        let why = format!(
+            "an I/O unit of {} bytes is not from {IO_UNIT_MIN} to {IO_UNIT_MAX}",
+            control.io_unit_bytes
+        );
+        return bad((why, "say --io-unit 4KiB to 128KiB".to_owned()));
+    }
+    match (settings, &control.coordination) {
+        (DatastoreSettings::Dir { .. }, Some(_)) => bad((
+            "a datastore of kind dir has a directory of its own, where its hosts find each other"
+                .to_owned(),
+            "leave --coordination out".to_owned(),
+        )),
+        (_, Some(directory)) => check_folder(directory).or_else(bad),
+        (_, None) => Ok(()),
+    }
+}
+
+/// File systems that the kernel makes up: their files are no place for a disk's bytes.
+const NO_DISKS: [&str; 19] = [
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "proc",
+    "pstore",
+    "rpc_pipefs",
+    "securityfs",
+    "sysfs",
+    "tracefs",
+];
+
+/// Why a directory cannot be used, and what to do.
+fn check_folder(path: &Path) -> Result<(), (String, String)> {
+    let shown = path.display();
+    let refuse = |why: String, remedy: &str| Err((format!("{shown} {why}"), remedy.to_owned()));
+    if !path.is_absolute() {
+        return refuse(
+            "is not an absolute path".to_owned(),
+            "give an absolute path",
+        );
+    }
+    let there = match path.metadata() {
+        Ok(there) => there,
+        Err(error) => {
+            let remedy = match error.kind() {
+                io::ErrorKind::NotFound => {
+                    format!("correct the path, or create the directory: mkdir -p {shown}")
+                }
+                kind => os_error::remedy(kind),
+            };
+            return refuse(format!("cannot be used: {error}"), &remedy);
+        }
+    };
+    if !there.is_dir() {
+        return refuse(
+            "is not a directory".to_owned(),
+            "name the directory that it is in",
+        );
+    }
+    if let Some(mount) = mounts::mount_of(path)
+        && NO_DISKS.contains(&mount.kind.as_str())
+    {
+        return refuse(
+            format!(
+                "is on a file system of type {}, which cannot hold disks",
+                mount.kind
+            ),
+            "give a directory on another file system, such as one of `df -x tmpfs`",
+        );
+    }
+    rustix::fs::access(path, rustix::fs::Access::WRITE_OK).or_else(|error| {
+        let remedy = os_error::remedy(io::Error::from(error).kind());
+        refuse(format!("cannot be written: {error}"), &remedy)
+    })
+}
+
+/// Names, as many as a person reads.
+fn listed<'a>(names: impl IntoIterator<Item = &'a Name>) -> String {
+    const MOST: usize = 20;
+    let names: Vec<_> = names.into_iter().map(Name::as_str).collect();
+    let shown = names[..names.len().min(MOST)].join(", ");
+    match names.len().saturating_sub(MOST) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_datastore_without_room_is_full_unless_nobody_writes_to_it() {
+        let dir = DatastoreSettings::Dir {
+            path: "/srv/vms".into(),
+            io: Default::default(),
+        };
+        let full = |capacity, free, read_only| {
+            let space = Space {
+                capacity,
+                free,
+                read_only,
+            };
+            space.full(&"fast".parse().unwrap(), &dir)
+        };
+        let problem = full(1 << 40, 4096, false).expect("it is full");
+        assert_eq!(problem.code, ProblemCode::Full);
+        assert!(
+            problem
+                .to_string()
+                .contains("datastore fast is full: 4096 of")
+        );
+        assert!(problem.remedy.unwrap().contains("/srv/vms"));
+        assert!(full(1 << 40, FULL_BYTES - 1, false).is_some());
+        assert!(full(1 << 40, FULL_BYTES, false).is_none());
+        assert!(full(64 << 20, 1 << 20, false).is_none(), "a small one");
+        assert!(full(64 << 20, 0, false).is_some());
+        assert!(full(1 << 30, 0, true).is_none(), "an installation medium");
+    }
+}

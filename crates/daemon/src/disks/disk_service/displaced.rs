@@ -1,0 +1,265 @@
+//! Attached disks whose descriptor cannot be read: their directory was renamed or removed, or their datastore is not mounted.
+//!
+//! Their images stay open, so guests notice nothing. The next start would not find them, so who lists disks is told.
+//!
+//! # Always true
+//! - An attached disk is in the list and is shown, also when its directory or its datastore is not there.
+//! - No advice to detach a disk whose image may be removed comes before the advice to copy it.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::disk as api;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use super::leases;
+use super::{DiskService, locked, unreadable};
+use crate::disks::attached::Attached;
+use crate::disks::store::Found;
+use crate::os_error::Outcome;
+
+impl DiskService {
+    /// Adds to the disks that a datastore has those that were attached before it was asked, and are not among them.
+    pub(super) fn add_displaced(
+        &self,
+        disks: &mut Vec<api::Disk>,
+        settings: &DatastoreSettings,
+        attached: &[Arc<Attached>],
+    ) {
+        for live in attached {
+            let is_listed = disks.iter().any(|disk| disk.name == *live.name());
+            if is_listed || !self.is_still(live) {
+                continue;
+            }
+            let Some(found) = found_of(live, Some(settings)) else {
+                continue;
+            };
+            let (folder, uuid) = (&found.folder, found.descriptor.uuid.to_string());
+            let mut disk = self.describe_weighed(&found, None, true);
+            let mut renamed = disks.iter_mut().filter(|disk| disk.uuid == uuid);
+            let now = renamed.next().map(|other| {
+                let now = folder.with_file_name(other.name.as_str());
+                other.problem = Some(is_of(&other.name, live.name(), &now, folder));
+                now
+            });
+            let gone = self.gone(live.name(), folder, now);
+            disk.problem = Some(self.worst(live, gone));
+            disks.push(disk);
+        }
+    }
+
+    /// What has befallen attached disks: each is told of once, by the worst.
+    pub(crate) fn harms(&self) -> Outcome<Vec<Problem>> {
+        let displaced = self.displaced_disks()?;
+        let others = self.live.all().into_iter();
+        let others = others.filter(|live| displaced.iter().all(|disk| disk.name != *live.name()));
+        let mut problems: Vec<_> = others.filter_map(|live| live.harmed()).collect();
+        problems.extend(displaced.into_iter().filter_map(|disk| disk.problem));
+        Ok(problems)
+    }
+
+    /// The attached disks whose directories are not there.
+    pub(super) fn displaced_disks(&self) -> Outcome<Vec<api::Disk>> {
+        let mut displaced = Vec::new();
+        for (datastore, settings) in self.store.datastores()? {
+            let attached = self.attached_on(&datastore);
+            let paths: Vec<PathBuf> = attached
+                .iter()
+                .filter_map(|live| Some(live.followed()?.0))
+                .collect();
+            let any_gone = move || Ok(paths.iter().any(|path| is_gone(path)));
+            // One that does not answer says so itself.
+            if settings.is_err() || !self.surveys.at(&datastore, any_gone).unwrap_or(false) {
+                continue;
+            }
+            let disks = self.disks(Some(&datastore)).unwrap_or_default().into_iter();
+            displaced.extend(disks.filter(is_missing));
+        }
+        Ok(displaced)
+    }
+
+    /// An attached disk that cannot be read for this reason.
+    pub(super) fn held_disk(&self, name: &Name, problem: &Problem) -> Option<api::Disk> {
+        let live = self.live.get(name)?;
+        // The list of its datastore tells where its directory went.
+        if problem.code == ProblemCode::NotFound
+            && let Ok(disks) = self.disks(Some(live.datastore()))
+            && let Some(disk) = disks.into_iter().find(|disk| disk.name == *name)
+        {
+            return Some(disk);
+        }
+        self.held(&live, problem)
+    }
+
+    /// What is known of the disks of a datastore that cannot be looked at for this reason: those that are attached, and
+    /// those that wait to be attached.
+    pub(super) fn held_on(
+        &self,
+        datastore: &Name,
+        attached: &[Arc<Attached>],
+        wanted: &BTreeMap<Name, Name>,
+        problem: &Problem,
+    ) -> Vec<api::Disk> {
+        let held = attached.iter().filter_map(|live| self.held(live, problem));
+        let mut disks: Vec<_> = held.collect();
+        for (name, on) in wanted {
+            if on != datastore || self.live.get(name).is_some() {
+                continue;
+            }
+            let trouble = locked(&self.troubles).get(name).cloned();
+            let problem = trouble.unwrap_or_else(|| problem.clone());
+            disks.push(unreadable(name, datastore, true, problem));
+        }
+        disks
+    }
+
+    /// An attached disk as the daemon has it in memory, because its descriptor cannot be read for this reason.
+    pub(super) fn held(&self, live: &Arc<Attached>, problem: &Problem) -> Option<api::Disk> {
+        if !self.is_still(live) {
+            return None;
+        }
+        let settings = self.store.datastore(live.datastore()).ok();
+        let found = found_of(live, settings.as_ref())?;
+        let mut disk = self.describe_weighed(&found, None, true);
+        disk.problem = Some(self.worst(live, out_of_reach(live.name(), problem)));
+        Some(disk)
+    }
+
+    /// What is wrong with a disk whose descriptor is not there. That its image is not there either adds nothing.
+    fn worst(&self, live: &Attached, unread: Problem) -> Problem {
+        leases::lost(live)
+            .or_else(|| live.harmed_image())
+            .or_else(|| self.claims.overdue(live.name()))
+            .unwrap_or(unread)
+    }
+
+    /// Fails if a disk's directory is that of another, which is attached: its image could not be locked.
+    pub(super) fn must_be_itself(&self, found: &Found) -> Outcome<()> {
+        let uuid = found.descriptor.uuid;
+        let is_same = |live: &Arc<Attached>| {
+            *live.name() != found.name
+                && live.descriptor().is_some_and(|held| held.uuid == uuid)
+                && live.followed().is_some_and(|(path, _)| is_gone(&path))
+        };
+        let mut others = self.attached_on(&found.datastore).into_iter();
+        match others.find(is_same) {
+            None => Ok(()),
+            Some(live) => {
+                let before = found.folder.with_file_name(live.name().as_str());
+                Err(is_of(&found.name, live.name(), &found.folder, &before))
+            }
+        }
+    }
+
+    /// The attached disks of a datastore.
+    pub(super) fn attached_on(&self, datastore: &Name) -> Vec<Arc<Attached>> {
+        let mut attached = self.live.all();
+        attached.retain(|live| live.datastore() == datastore);
+        attached
+    }
+
+    fn is_still(&self, live: &Arc<Attached>) -> bool {
+        let now = self.live.get(live.name());
+        now.is_some_and(|now| Arc::ptr_eq(&now, live))
+    }
+
+    fn gone(&self, name: &Name, folder: &Path, now: Option<PathBuf>) -> Problem {
+        let what = format!("disk {name} is attached, but its directory is missing");
+        let problem = Problem::new(ProblemCode::NotFound, what);
+        let was = folder.display();
+        let serves = "its image is open and is served until it is detached";
+        if let Some(now) = now {
+            let now = now.display();
+            return problem
+                .because(format!("{was} was renamed to {now}"))
+                .because(serves)
+                .remedy(format!("rename it back: mv {now} {was}"));
+        }
+        problem
+            .because(format!("{was} was removed, or moved elsewhere"))
+            .because(serves)
+            .remedy(format!("put the directory back; {}", self.save_first(name)))
+    }
+
+    /// What to do with an attached disk whose directory may be removed.
+    pub(super) fn save_first(&self, name: &Name) -> String {
+        let detach = format!("tidegate disk detach {name}");
+        match self.nbd_uri(name) {
+            Some(uri) => {
+                format!(
+                    "if it is removed, save the data first: nbdcopy '{uri}' FILE, then {detach}"
+                )
+            }
+            None => format!("if it is removed, save the data in the guest first, then {detach}"),
+        }
+    }
+}
+
+/// An attached disk as it is held, if it has a descriptor.
+fn found_of(live: &Attached, settings: Option<&DatastoreSettings>) -> Option<Found> {
+    let (path, _) = live.followed()?;
+    let folder = path.parent().unwrap_or(&path).to_owned();
+    // One whose record cannot be read is at least where its disks are.
+    let settings = settings.cloned().unwrap_or_else(|| DatastoreSettings::Dir {
+        path: folder.parent().unwrap_or(&folder).to_owned(),
+        io: Default::default(),
+    });
+    Some(Found {
+        name: live.name().clone(),
+        datastore: live.datastore().clone(),
+        settings,
+        folder,
+        descriptor: live.descriptor()?,
+    })
+}
+
+/// That an attached disk's descriptor cannot be read for this reason.
+fn out_of_reach(name: &Name, problem: &Problem) -> Problem {
+    // What is wrong with the datastore is said in one breath: `disk list` knows one that is not mounted by it.
+    let is_datastores = problem.what.starts_with("datastore ");
+    let but = match is_datastores {
+        true => problem.what.as_str(),
+        false => "its descriptor cannot be read",
+    };
+    let mut told = Problem::new(problem.code, format!("disk {name} is attached, but {but}"));
+    if !is_datastores {
+        told = told.because(problem.what.as_str());
+    }
+    for why in &problem.why {
+        told = told.because(why.as_str());
+    }
+    let until = "do not detach the disk before that: it could not be attached again";
+    let remedy = problem.remedy.as_ref();
+    told.because("its image is open and is served until it is detached")
+        .remedy(remedy.map_or_else(
+            || format!("mend that; {until}"),
+            |remedy| format!("{remedy}; {until}"),
+        ))
+}
+
+/// Whether a disk, as it is listed, is one whose directory is not there.
+fn is_missing(disk: &api::Disk) -> bool {
+    let problem = disk.problem.as_ref();
+    disk.attached && problem.is_some_and(|problem| problem.code == ProblemCode::NotFound)
+}
+
+fn is_gone(path: &Path) -> bool {
+    let there = path.symlink_metadata();
+    there.is_err_and(|error| error.kind() == std::io::ErrorKind::NotFound)
+}
+
+/// That a directory is that of another disk, which is attached.
+fn is_of(name: &Name, attached: &Name, now: &Path, before: &Path) -> Problem {
+    let (now, before) = (now.display(), before.display());
+    let what = format!("disk {name} is disk {attached}, which is attached");
+    Problem::new(ProblemCode::Busy, what)
+        .because(format!(
+            "{before} was renamed to {now} while it was attached"
+        ))
+        .remedy(format!(
+            "rename it back: mv {now} {before}; or detach it: tidegate disk detach {attached}"
+        ))
+}

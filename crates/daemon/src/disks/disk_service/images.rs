@@ -1,0 +1,151 @@
+//! Which files and devices are disks' images: nothing else is written there, and no two disks write to one device.
+//!
+//! # Always true
+//! - An image is known by its device and inode, or its number if it is a device, and not by its path.
+//! - An attached disk whose image is at its path no more is reported once, and once more when it is there again.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use super::DiskService;
+use crate::disks::attached::{Astray, Attached};
+use crate::disks::store::{Found, Identity};
+use crate::os_error::Outcome;
+
+impl DiskService {
+    /// Fails if a disk's device shares bytes with that of an attached disk, and one of the two writes.
+    pub(super) fn must_not_share_bytes(&self, found: &Found) -> Outcome<()> {
+        let Some(device) = &found.descriptor.device else {
+            return Ok(());
+        };
+        let Ok(ours) = Identity::at(device) else {
+            return Ok(());
+        };
+        for live in self.live.all() {
+            let writes = !found.descriptor.read_only || !live.is_read_only();
+            let theirs = live.image();
+            if writes && theirs.is_some_and(|theirs| theirs.shares_bytes(ours)) {
+                let (name, other) = (&found.name, live.name());
+                let what = format!("disk {name} may not use {}", device.display());
+                return Err(Problem::new(ProblemCode::Busy, what)
+                    .because(format!(
+                        "disk {other} is attached, and its device is the same one, a part of it, or made of it"
+                    ))
+                    .remedy(format!("detach disk {other} first, or give disk {name} another device")));
+            }
+        }
+        Ok(())
+    }
+
+    /// Fails if a path, through links, leads to a disk's image, or into a disk's directory.
+    pub(super) fn must_be_no_image(&self, path: &Path) -> Outcome<()> {
+        let what = || format!("cannot write {}", path.display());
+        let remedy = "choose another file";
+        let folder = path.parent().unwrap_or(Path::new("/"));
+        if folder.join("disk.toml").symlink_metadata().is_ok() {
+            return Err(Problem::new(ProblemCode::Busy, what())
+                .because(format!("{} is a disk's directory", folder.display()))
+                .remedy(remedy));
+        }
+        match self.disk_of_image(path)? {
+            None => Ok(()),
+            Some(disk) => Err(Problem::new(ProblemCode::Busy, what())
+                .because(format!("it is the image of disk {disk}"))
+                .remedy(remedy)),
+        }
+    }
+
+    /// Fails if a path, through links, leads to what shares bytes with a known disk's device.
+    pub(super) fn must_be_no_disks_device(&self, device: &Path) -> Outcome<()> {
+        let Some(disk) = self.disk_of_image(device)? else {
+            return Ok(());
+        };
+        let what = format!("{} cannot be used", device.display());
+        Err(Problem::new(ProblemCode::Busy, what)
+            .because(format!(
+                "it is the device of disk {disk}, a part of it, or made of it"
+            ))
+            .remedy(format!("give another device, or delete disk {disk} first")))
+    }
+
+    /// A known disk, attached or not, whose image shares bytes with what is at a path.
+    fn disk_of_image(&self, path: &Path) -> Outcome<Option<Name>> {
+        let Ok(there) = Identity::at(path) else {
+            return Ok(None);
+        };
+        let live = self.live.all().into_iter();
+        let attached = live
+            .filter(|live| live.image().is_some_and(|image| image.shares_bytes(there)))
+            .map(|live| live.name().clone());
+        let mut images: Vec<_> = attached.collect();
+        for (datastore, settings) in self.store.datastores()? {
+            let Ok(settings @ DatastoreSettings::Dir { .. }) = settings else {
+                continue;
+            };
+            let (store, on) = (self.store.clone(), datastore.clone());
+            // What is on one that is out of reach cannot be replaced either.
+            let found = self.surveys.at(&datastore, move || {
+                let disks = store.disks(&on, &settings)?.into_values();
+                let is_it = |found: &Found| {
+                    Identity::at(&found.image()).is_ok_and(|image| image.shares_bytes(there))
+                };
+                Ok(disks.filter_map(Result::ok).find(is_it))
+            });
+            images.extend(found.ok().flatten().map(|found| found.name));
+        }
+        Ok(images.into_iter().next())
+    }
+
+    /// TimedScan whether an attached disk's image is still at its path, and says so when that changes.
+    pub(super) fn look_after_image(&self, live: &Arc<Attached>) {
+        let (Some(opened @ Identity::File { .. }), Ok(settings)) =
+            (live.image(), self.store.datastore(live.datastore()))
+        else {
+            return;
+        };
+        let Some(path) = live.image_on(&settings) else {
+            return;
+        };
+        let missing = |error: &io::Error| {
+            matches!(
+                error.kind(),
+                io::ErrorKind::NotFound | io::ErrorKind::NotADirectory
+            )
+        };
+        let mut astray = match Identity::at(&path) {
+            Ok(there) if there == opened => None,
+            Ok(_) => Some(Astray::Replaced),
+            Err(error) if missing(&error) => Some(Astray::Gone),
+            // A server that does not answer says nothing about it.
+            Err(_) => return,
+        };
+        if astray.is_some()
+            && self
+                .store
+                .must_be_mounted(live.datastore(), &settings)
+                .is_err()
+        {
+            astray = Some(Astray::Unmounted);
+        }
+        if !live.goes_astray(astray) {
+            return;
+        }
+        match live.misplaced() {
+            Some(problem) => {
+                tracing::error!(disk = %live.name(), %problem, "an image is not where it was")
+            }
+            None => tracing::info!(disk = %live.name(), "its image is where it was again"),
+        }
+    }
+
+    /// Fails if what is at the path of an attached disk's image is not what it has open.
+    pub(super) fn must_be_in_place(&self, live: &Arc<Attached>) -> Outcome<()> {
+        self.look_after_image(live);
+        live.misplaced().map_or(Ok(()), Err)
+    }
+}

@@ -1,0 +1,266 @@
+//! Whose a disk is: what is asked of the leases on a datastore before a disk is attached, and how a refusal is told.
+//!
+//! What a lease is, and how it is kept, is the engine's business. Here is decided which disks have one, where it lies,
+//! and what an administrator is told to do.
+//!
+//! # Always true
+//! - A disk that nobody else can reach has no lease, and waits for none.
+//! - Where nothing keeps a dead host from writing, its disk is not taken over unless somebody says that it is dead.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::disk::Takeover;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::lease::{self, Guard, Holder, Lease, Leases, Refused, Settings};
+
+use super::new_uuid;
+use crate::control::Identity;
+use crate::disks::attached::Attached;
+use crate::disks::host;
+use crate::disks::store::Found;
+use crate::os_error::Outcome;
+
+/// How long a datastore may take the leases that are given back: the daemon stops, and others wait for a lease at most.
+const FAREWELL: Duration = Duration::from_secs(2);
+
+/// See the module.
+pub(crate) struct DiskLeases {
+    host: Identity,
+    /// By the directory in which `.tidegate` is; there are few.
+    places: Mutex<BTreeMap<PathBuf, Leases>>,
+}
+
+/// What a lease is about.
+struct About {
+    directory: PathBuf,
+    disk: [u8; 16],
+    guard: Guard,
+}
+
+impl DiskLeases {
+    /// Those of this host.
+    pub(crate) fn new(host: Identity) -> DiskLeases {
+        DiskLeases {
+            host,
+            places: Mutex::default(),
+        }
+    }
+
+    /// Takes the lease of a disk whose image is open, to attach it; none where nobody else can have it, or it is only read.
+    /// `coordination`: where hosts that share its datastore meet, if that has no directory of its own.
+    pub(crate) fn take(
+        &self,
+        found: &Found,
+        coordination: Option<PathBuf>,
+        takeover: Takeover,
+    ) -> Outcome<Option<Lease>> {
+        if found.descriptor.read_only {
+            return Ok(None);
+        }
+        self.take_alone(found, coordination, takeover)
+    }
+
+    /// The same for who must be alone with a disk, read-only or not: its descriptor may have said otherwise when another
+    /// host attached it.
+    pub(crate) fn take_alone(
+        &self,
+        found: &Found,
+        coordination: Option<PathBuf>,
+        takeover: Takeover,
+    ) -> Outcome<Option<Lease>> {
+        let Some(about) = about(found, coordination) else {
+            return Ok(None);
+        };
+        let name = &found.name;
+        let leases = self.at(found, about.directory)?;
+        let takeover = match takeover {
+            Takeover::Guarded => lease::Takeover::Guarded,
+            Takeover::Fenced => lease::Takeover::Fenced,
+        };
+        let taken = leases.take(about.disk, name.as_str(), about.guard, takeover);
+        taken
+            .map(Some)
+            .map_err(|refused| told(found, &refused, takeover, &self.host))
+    }
+
+    /// Fails if another host has a disk by its lease. For who only reads it, and takes none.
+    pub(crate) fn nobody_else(&self, found: &Found, coordination: Option<PathBuf>) -> Outcome<()> {
+        let Some(about) = about(found, coordination).filter(|about| about.guard != Guard::Kernel)
+        else {
+            // Nobody else can reach it, or the lock says so.
+            return Ok(());
+        };
+        let holder = self.at(found, about.directory)?.holder(about.disk);
+        match holder.filter(|holder| holder.host != self.host.id) {
+            None => Ok(()),
+            Some(holder) => {
+                let name = &found.name;
+                let what = format!("disk {name} is open on host {holder}");
+                Err(Problem::new(ProblemCode::Locked, what)
+                    .because("what is read of it here while that host writes is of no one moment")
+                    .remedy(format!("detach it there: tidegate disk detach {name}")))
+            }
+        }
+    }
+
+    /// Why an image could not be locked: who has it, if that is noted.
+    pub(crate) fn locked_by(&self, found: &Found, problem: Problem) -> Problem {
+        if problem.code != ProblemCode::Locked {
+            return problem;
+        }
+        let holder = about(found, None).and_then(|about| {
+            let leases = self.at(found, about.directory).ok()?;
+            leases.holder(about.disk)
+        });
+        match holder {
+            // An earlier start of this daemon may be at its last operations; or this root was copied.
+            Some(holder) if holder.host == self.host.id => problem.because(
+                "an earlier start of this daemon, or a daemon of a copy of its root, has it open",
+            ),
+            Some(holder) => problem.because(format!("it is open on host {holder}")),
+            None => problem,
+        }
+    }
+
+    /// Gives back what can be given back.
+    pub(crate) fn end(&self) {
+        let places = std::mem::take(&mut *locked(&self.places));
+        for (directory, leases) in places {
+            if let Err(error) = leases.end(FAREWELL) {
+                tracing::warn!(directory = %directory.display(), %error, "other hosts will see them end");
+            }
+        }
+    }
+
+    fn at(&self, found: &Found, directory: PathBuf) -> Outcome<Leases> {
+        let mut places = locked(&self.places);
+        if let Some(leases) = places.get(&directory) {
+            return Ok(leases.clone());
+        }
+        let uuid = new_uuid()?.0;
+        let incarnation = uuid
+            .first_chunk()
+            .map_or(0, |half| u64::from_le_bytes(*half));
+        let settings = Settings {
+            lock: self.host.lock,
+            ..Settings::new(
+                found.datastore.as_str(),
+                directory.clone(),
+                self.host.id,
+                incarnation,
+                &self.host.name,
+            )
+        };
+        let leases = Leases::new(settings).map_err(|e| host::problem(&e))?;
+        places.insert(directory, leases.clone());
+        Ok(leases)
+    }
+}
+
+/// Where a disk's lease lies, and what guards the disk beside it.
+fn about(found: &Found, coordination: Option<PathBuf>) -> Option<About> {
+    match &found.settings {
+        DatastoreSettings::Dir { path, .. } => Some(About {
+            directory: path.clone(),
+            disk: found.descriptor.uuid.0,
+            guard: Guard::of(path, &found.image()),
+        }),
+        // Each host has a descriptor of its own; what they share is the export's name.
+        DatastoreSettings::Nbd { .. } => Some(About {
+            directory: coordination?,
+            disk: named(
+                found
+                    .descriptor
+                    .export
+                    .as_deref()
+                    .unwrap_or(found.name.as_str()),
+            ),
+            guard: Guard::Lease,
+        }),
+        DatastoreSettings::Memory {}
+        | DatastoreSettings::Null {}
+        | DatastoreSettings::Emulated { .. } => None,
+    }
+}
+
+/// The identity of an export: the same on every host and in every version, so 128 bits of FNV-1a over its name.
+fn named(export: &str) -> [u8; 16] {
+    const BASIS: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
+    const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
+    let fold = |hash: u128, byte: u8| (hash ^ u128::from(byte)).wrapping_mul(PRIME);
+    export.bytes().fold(BASIS, fold).to_be_bytes()
+}
+
+/// What is wrong with an attached disk that another host has, or may have had.
+pub(super) fn lost(live: &Attached) -> Option<Problem> {
+    let what = format!("disk {} is not written to any more", live.name());
+    let problem = Problem::new(ProblemCode::Locked, what).because(live.lost()?);
+    Some(problem.remedy(format!(
+        "stop what uses it and detach it here: tidegate disk detach {} --disconnect",
+        live.name()
+    )))
+}
+
+/// A refusal, and what to do about it.
+fn told(found: &Found, refused: &Refused, takeover: lease::Takeover, me: &Identity) -> Problem {
+    let name = &found.name;
+    let locked = |by: &Holder| {
+        Problem::new(
+            ProblemCode::Locked,
+            format!("disk {name} is open on host {by}"),
+        )
+    };
+    match refused {
+        Refused::Live(by) if by.host == me.id => locked(by)
+            .because("another daemon with this host's identity is alive: was its root copied?")
+            .remedy(format!(
+                "detach it there: tidegate disk detach {name}; and give this daemon an identity of its own: stop it, remove \
+                 state/host-id from its root, and start it again"
+            )),
+        Refused::Live(by) => {
+            let problem = locked(by).because("that host is alive: it renewed its lease just now");
+            match takeover {
+                lease::Takeover::Guarded => {
+                    problem.remedy(format!("detach it there: tidegate disk detach {name}"))
+                }
+                lease::Takeover::Fenced => problem.remedy(
+                    "that host is not fenced: power it off or cut it off from the datastore, then try again",
+                ),
+            }
+        }
+        Refused::Silent(by) => locked(by)
+            .because("that host fell silent without giving the disk back, and nothing at this datastore would keep it from writing if it still runs")
+            .remedy(format!(
+                "make sure that it does not (power it off, or cut it off from the datastore), then: tidegate disk attach {name} --force-takeover"
+            )),
+        Refused::Unseen(by, file) => locked(by)
+            .because("that host relies on a lock that cannot be seen from here")
+            .remedy(format!(
+                "detach it there, or attach it on a host that reaches the datastore as {by} does; if {by} is gone for good, remove {}",
+                file.display()
+            )),
+        Refused::Trouble(error) => host::problem(error),
+    }
+}
+
+fn locked<T>(mutex: &Mutex<T>) -> std::sync::MutexGuard<'_, T> {
+    // The table is never left half changed.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_export_has_one_identity_for_all_hosts_and_versions() {
+        // The published value of the empty text; and two that must differ.
+        assert_eq!(named("")[..4], [0x6c, 0x62, 0x27, 0x2e]);
+        assert_eq!(named("a"), named("a"));
+        assert_ne!(named("a"), named("b"));
+    }
+}

@@ -1,0 +1,160 @@
+//! What disks use outside of their datastores, and who has agreed to that: a block device for an image, a file for a trace.
+//!
+//! A descriptor lies on a datastore, and whoever can write there can name any path in it. So what an order on this host
+//! named is remembered in this root's state, and nothing else is opened.
+//!
+//! # Always true
+//! - A path outside of its datastore is opened for a disk only if an administrator of this host has named it, or has agreed
+//!   to what the descriptor names.
+//! - Descriptors in the root's own state name what they like: nobody else writes there.
+
+use std::collections::BTreeSet;
+use std::path::PathBuf;
+
+use tidegate_api::datastore::DatastoreSettings;
+
+use super::{DiskService, locked};
+use crate::config::plan::filters::file_of;
+use crate::disks::store::Found;
+use crate::os_error::{self, Outcome};
+
+/// A disk of which only that is left which may be used here.
+pub(super) struct Trusted {
+    pub(super) found: Found,
+    /// Its other filters.
+    pub(super) left_out: Vec<String>,
+}
+
+impl DiskService {
+    /// Agrees to what a disk's descriptor names now, if that is among the paths that somebody has accepted.
+    pub(super) fn accept(&self, found: &Found, accepted: Option<&[PathBuf]>) -> Outcome<()> {
+        let mut named = paths_of(found).into_iter();
+        if let Some(accepted) = accepted
+            && let Some(other) = named.find(|path| !accepted.contains(path))
+        {
+            let (name, other) = (&found.name, other.display());
+            return Err(os_error::invalid(format!("disk {name} may not use {other}"))
+                .because("its descriptor names that path, which is not among those that were accepted: it may have been changed since")
+                .remedy(format!(
+                    "look at it with `tidegate disk show {name}`; if it is meant to: tidegate disk attach {name} --accept-paths={other}"
+                )));
+        }
+        self.agree(found)
+    }
+
+    /// Agrees to all paths that a disk's descriptor names now, and to no others.
+    pub(super) fn agree(&self, found: &Found) -> Outcome<()> {
+        let device = found.descriptor.device.iter().cloned();
+        self.set_agreed(found, files_of(found).chain(device).collect())
+    }
+
+    /// Agrees to the files that a disk's filters write now, and to no others. Its device stays what it is: agreed to, or not.
+    pub(super) fn agree_to_filters(&self, found: &Found) -> Outcome<()> {
+        let device = found.descriptor.device.iter().cloned();
+        let before = self.agreed_of(found)?;
+        let device = device.filter(|device| before.contains(device));
+        self.set_agreed(found, files_of(found).chain(device).collect())
+    }
+
+    /// Forgets what was agreed to for a disk.
+    pub(super) fn forget_agreed(&self, found: &Found) -> Outcome<()> {
+        self.set_agreed(found, BTreeSet::new())
+    }
+
+    /// Fails if a disk's image is a device that nobody here has agreed to.
+    pub(super) fn must_be_agreed(&self, found: &Found) -> Outcome<()> {
+        let Some(device) = &found.descriptor.device else {
+            return Ok(());
+        };
+        if !is_strangers(found) || self.agreed_of(found)?.contains(device) {
+            return Ok(());
+        }
+        let (name, device) = (&found.name, device.display());
+        Err(
+            os_error::invalid(format!("disk {name} may not use {device}"))
+                .because(
+                    "its descriptor names that device, and nobody on this host has agreed to it",
+                )
+                .remedy(format!(
+                    "if it is meant to: tidegate disk attach {name} --accept-paths={device}"
+                )),
+        )
+    }
+
+    /// A disk without the filters that write files to which nobody here has agreed.
+    pub(super) fn trusted(&self, found: &Found) -> Outcome<Trusted> {
+        let mut found = found.clone();
+        if !is_strangers(&found) {
+            let left_out = Vec::new();
+            return Ok(Trusted { found, left_out });
+        }
+        let agreed = self.agreed_of(&found)?;
+        let may_be = |words: &String| file_of(words).is_none_or(|file| agreed.contains(&file));
+        let filters = std::mem::take(&mut found.descriptor.filters);
+        let (filters, left_out) = filters.into_iter().partition(may_be);
+        found.descriptor.filters = filters;
+        Ok(Trusted { found, left_out })
+    }
+
+    fn agreed_of(&self, found: &Found) -> Outcome<BTreeSet<PathBuf>> {
+        let all = self.store.agreed()?;
+        let disks = all.get(&found.datastore);
+        let paths = disks.and_then(|disks| disks.get(&found.name));
+        Ok(paths.cloned().unwrap_or_default())
+    }
+
+    fn set_agreed(&self, found: &Found, paths: BTreeSet<PathBuf>) -> Outcome<()> {
+        if !is_strangers(found) {
+            return Ok(());
+        }
+        let _one_at_a_time = locked(&self.agreed_file);
+        let before = self.store.agreed()?;
+        let mut after = before.clone();
+        let disks = after.entry(found.datastore.clone()).or_default();
+        disks.insert(found.name.clone(), paths);
+        disks.retain(|_, paths| !paths.is_empty());
+        after.retain(|_, disks| !disks.is_empty());
+        if after == before {
+            return Ok(());
+        }
+        self.store.set_agreed(after)
+    }
+}
+
+impl Trusted {
+    /// Says what was left out, if anything was.
+    pub(super) fn tell(&self) {
+        if self.left_out.is_empty() {
+            return;
+        }
+        let name = &self.found.name;
+        let filters = self.left_out.join(" ");
+        tracing::warn!(
+            disk = %name,
+            filters,
+            "filters of its descriptor are left out: they write files that nobody on this host has named; \
+             if they are meant to: detach it, then tidegate disk attach {name} --accept-paths"
+        );
+    }
+}
+
+/// What a disk's descriptor names outside of its datastore, where others may write it.
+pub(super) fn paths_of(found: &Found) -> Vec<PathBuf> {
+    match is_strangers(found) {
+        true => files_of(found)
+            .chain(found.descriptor.device.clone())
+            .collect(),
+        false => Vec::new(),
+    }
+}
+
+/// The files that a disk's filters write.
+fn files_of(found: &Found) -> impl Iterator<Item = PathBuf> {
+    let filters = found.descriptor.filters.iter();
+    filters.filter_map(|words| file_of(words))
+}
+
+/// Whether others than this root's daemon may write the disk's descriptor.
+fn is_strangers(found: &Found) -> bool {
+    matches!(found.settings, DatastoreSettings::Dir { .. })
+}

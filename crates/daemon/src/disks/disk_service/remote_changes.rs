@@ -1,0 +1,115 @@
+//! Takes up what other hosts change of a disk that is attached here, and looks whether its image is where it was.
+//!
+//! A disk's descriptor lies on its datastore, and any host may order a change of it. The watch calls here for each
+//! attached disk whenever something may have changed; as long as the file is the same one, nothing is read.
+//!
+//! # Always true
+//! - An order and a look never change one disk at the same time; neither makes the other fail.
+//! - A descriptor that cannot be read or makes no sense changes nothing.
+//! - A reservation that was raised elsewhere is admitted before it counts.
+//! - A filter that writes a file is not taken up unless that file was named on this host.
+
+use std::fs::{File, Metadata};
+use std::os::unix::fs::MetadataExt;
+use std::path::Path;
+use std::sync::Arc;
+
+use tidegate_api::descriptor::Descriptor;
+
+use super::DiskService;
+use crate::config::plan;
+use crate::disks::attached::Attached;
+use crate::disks::store::files::{self, Location};
+use crate::os_error::Outcome;
+
+/// Which writing of a file was read: it is replaced as a whole, so that each writing has an inode of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    inode: (u64, u64),
+    modified: (i64, i64),
+    size: u64,
+}
+
+impl Stamp {
+    /// That of a file as it is now. It is opened: on a network's file system that asks the server, and a mere look
+    /// at the name may not.
+    pub(crate) fn of(path: &Path) -> Option<Stamp> {
+        let opened = files::open(Location::in_disk(path), File::options().read(true));
+        let told = opened.and_then(|file| file.metadata()).ok()?;
+        Some(Stamp::from(&told))
+    }
+}
+
+impl From<&Metadata> for Stamp {
+    fn from(told: &Metadata) -> Stamp {
+        Stamp {
+            inode: (told.dev(), told.ino()),
+            modified: (told.mtime(), told.mtime_nsec()),
+            size: told.len(),
+        }
+    }
+}
+
+impl DiskService {
+    /// Takes up a disk's descriptor, if it has changed.
+    pub(crate) fn follow(&self, live: &Arc<Attached>) {
+        self.look_after_image(live);
+        let changed = || {
+            let (path, known) = live.followed()?;
+            let stamp = Stamp::of(&path)?;
+            (Some(stamp) != known).then_some(stamp)
+        };
+        if changed().is_none() {
+            return;
+        }
+        let _no_order = live.settling();
+        // What was being ordered here may have been all there was.
+        let Some(stamp) = changed() else { return };
+        let is_attached = self.live.get(live.name()).is_some();
+        if is_attached && let Err(problem) = self.take_up(live) {
+            tracing::warn!(disk = %live.name(), %problem, "its changed descriptor is not taken up");
+        }
+        // Also one that was no good: it is told once.
+        live.note_stamp(Some(stamp));
+    }
+
+    fn take_up(&self, live: &Arc<Attached>) -> Outcome<()> {
+        let settings = self.store.datastore(live.datastore())?;
+        let found = self
+            .store
+            .read_disk(live.datastore(), &settings, live.name())?;
+        let Some(before) = live.descriptor() else {
+            return Ok(());
+        };
+        let trusted = self.trusted(&found)?;
+        trusted.tell();
+        let now = &trusted.found.descriptor;
+        if now.uuid != before.uuid || *now == before {
+            return Ok(());
+        }
+        let mut policy = before.policy.clone();
+        if now.policy != before.policy {
+            let (counted, admission) = self.admit_from_elsewhere(live, &before.policy, now)?;
+            let counting = Descriptor {
+                policy: counted,
+                ..now.clone()
+            };
+            live.set_policy(&self.policy(&counting)?)?;
+            live.set_admission(admission);
+            policy = counting.policy;
+            tracing::info!(disk = %live.name(), "its I/O control was changed from elsewhere");
+        }
+        let filters = plan::disk(&trusted.found)?.filters;
+        if now.filters != before.filters {
+            live.restack(&filters)?;
+            tracing::info!(disk = %live.name(), "its filters were changed from elsewhere");
+        }
+        // What a guest is told only when it connects stays as it is until the disk is attached again.
+        live.set_descriptor(Descriptor {
+            policy,
+            filters: now.filters.clone(),
+            ..before
+        });
+        Ok(())
+    }
+}

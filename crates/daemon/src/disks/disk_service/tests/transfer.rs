@@ -1,0 +1,160 @@
+//! Orders that import and export: what they refuse before anything is read or written.
+
+use super::*;
+use tidegate_api::job::{DiskImport, ImageFormat, Job, JobState};
+
+fn import(file: &Path, disk: &str) -> DiskImport {
+    DiskImport {
+        file: file.to_owned(),
+        format: None,
+        name: name(disk),
+        datastore: Some(name("shared")),
+        attach: false,
+        device: None,
+        existing: Existing::Keep,
+    }
+}
+
+fn export(file: PathBuf, format: Option<ImageFormat>) -> DiskExport {
+    DiskExport {
+        file,
+        format,
+        existing: Existing::Keep,
+    }
+}
+
+impl Stage {
+    fn import(&self, order: DiskImport) -> Outcome<Job> {
+        let _context = self.runtime.enter();
+        self.disk_service.import(order)
+    }
+
+    /// How a job ended.
+    fn ended(&self, job: &Job) -> JobState {
+        loop {
+            let job = self.disk_service.jobs.job(job.id).unwrap();
+            if job.state.is_over() {
+                return job.state;
+            }
+            std::thread::yield_now();
+        }
+    }
+}
+
+#[test]
+fn an_order_on_a_disk_that_a_job_works_on_names_the_job_that_can_be_cancelled() {
+    let stage = stage();
+    stage.disk("a");
+    let claim = stage.disk_service.claim(&name("a"), "").unwrap();
+    let context = stage.runtime.enter();
+    let what = "export disk a".to_owned();
+    let job = stage
+        .disk_service
+        .jobs
+        .start(what, name("a"), move |progress| {
+            let _until_done = claim;
+            loop {
+                progress.check()?;
+                std::thread::yield_now();
+            }
+        });
+    drop(context);
+    let detach = || stage.disk_service.detach(&name("a"), Clients::Keep);
+    let refused = detach();
+    // As the hint is to say; before that is looked at, since a job that goes on would keep a failed test from ending.
+    stage.disk_service.jobs.cancel(job.id).unwrap();
+    assert_eq!(stage.ended(&job), JobState::Cancelled);
+    let refused = refused.unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+    let hint = format!("tidegate job cancel {}", job.id);
+    assert!(refused.remedy.unwrap().contains(&hint));
+    detach().unwrap();
+}
+
+#[test]
+fn an_export_onto_what_is_there_is_refused_before_it_is_a_job() {
+    let stage = stage();
+    stage.disk("a");
+    let path = stage.place.path().join("out.img");
+    fs::write(&path, "precious").unwrap();
+    let _context = stage.runtime.enter();
+    let order = export(path.clone(), None);
+    let refused = stage
+        .disk_service
+        .export(&name("a"), order.clone())
+        .unwrap_err();
+    assert_eq!(refused.code, ProblemCode::Exists, "{refused}");
+    assert!(refused.remedy.unwrap().contains("--replace"));
+    assert!(stage.disk_service.jobs.list().is_empty());
+    let existing = Existing::Replace;
+    let job = stage
+        .disk_service
+        .export(&name("a"), DiskExport { existing, ..order });
+    assert_eq!(stage.ended(&job.unwrap()), JobState::Done);
+}
+
+#[test]
+fn the_image_of_an_attached_disk_is_not_imported_by_whatever_name() {
+    let stage = stage();
+    let image = stage.disk("a").image();
+    let link = stage.place.path().join("link");
+    std::os::unix::fs::symlink(&image, &link).unwrap();
+    let hard = stage.place.path().join("hard");
+    fs::hard_link(&image, &hard).unwrap();
+    stage.attach("a", Outside::Agreed).unwrap();
+    for path in [&image, &link, &hard] {
+        let refused = stage.import(import(path, "copy")).unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+        let text = refused.to_string();
+        assert!(
+            text.contains("of disk a") && text.contains("detach it first"),
+            "{text}"
+        );
+    }
+    stage.detach("a");
+    let job = stage.import(import(&link, "copy")).unwrap();
+    assert_eq!(stage.ended(&job), JobState::Done);
+    stage.disk_service.store.find(&name("copy")).unwrap();
+}
+
+#[test]
+fn an_export_whose_name_says_another_format_is_refused_and_nothing_is_written() {
+    let stage = stage();
+    stage.disk("a");
+    for file in ["out.vmdk", "out.vhdx", "out.img.gz"] {
+        let file = stage.place.path().join(file);
+        let refused = stage
+            .disk_service
+            .export(&name("a"), export(file.clone(), None))
+            .unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Unsupported, "{refused}");
+        assert!(!file.exists());
+    }
+    let file = stage.place.path().join("out.vmdk");
+    let job = {
+        let _context = stage.runtime.enter();
+        let order = export(file.clone(), Some(ImageFormat::Raw));
+        stage.disk_service.export(&name("a"), order).unwrap()
+    };
+    assert_eq!(stage.ended(&job), JobState::Done);
+    assert_eq!(fs::metadata(file).unwrap().len(), SIZE);
+}
+
+#[test]
+fn an_import_goes_to_a_device_only_if_that_is_one_and_may_be_overwritten() {
+    let stage = stage();
+    let image = stage.place.path().join("image");
+    let file = stage.place.path().join("precious");
+    for path in [&image, &file] {
+        fs::write(path, [1; 4096]).unwrap();
+    }
+    let mut order = import(&image, "a");
+    order.device = Some(file.clone());
+    let refused = stage.import(order.clone()).unwrap_err();
+    assert!(refused.to_string().contains("--yes"), "{refused}");
+    order.existing = Existing::Replace;
+    let job = stage.import(order).unwrap();
+    assert_eq!(stage.ended(&job), JobState::Failed);
+    assert_eq!(fs::read(&file).unwrap(), [1; 4096]);
+    assert!(stage.disk_service.store.find(&name("a")).is_err());
+}

@@ -1,0 +1,243 @@
+//! Orders that take a disk in from an image file, or out to one; both answer with a job.
+
+use std::fs::{File, Metadata};
+use std::io::{Seek, SeekFrom};
+use std::path::PathBuf;
+use std::sync::Arc;
+
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::descriptor::Descriptor;
+use tidegate_api::disk::{Allocation, DiskAttach};
+use tidegate_api::job::{DiskExport, DiskImport, Existing, Job};
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use super::change::{Purpose, attached, new_uuid};
+use super::{Claim, DiskService};
+use crate::disks::copy::RawFile;
+use crate::disks::copy::device::{self, DeviceSink};
+use crate::disks::export;
+use crate::disks::import;
+use crate::disks::store::{Found, Identity};
+use crate::os_error::{self, Outcome};
+
+impl DiskService {
+    /// Makes a disk of an image file.
+    pub(crate) fn import(self: &Arc<Self>, order: DiskImport) -> Outcome<Job> {
+        let what = format!("import {} as disk {}", order.file.display(), order.name);
+        let claim = self.claim(&order.name, format!("cannot {what}"))?;
+        if !order.file.is_absolute() {
+            return Err(relative(&what));
+        }
+        let (datastore, settings) = self.choose_datastore(order.datastore.as_ref())?;
+        only_files(&settings, &what)?;
+        self.must_be_new(&order.name, &format!("cannot {what}"))?;
+        let on = Target::of(&order, &what)?;
+        if let Some(device) = on.device() {
+            self.must_be_no_image(&device)
+                .map_err(|e| e.within(format!("cannot {what}")))?;
+        }
+        let mut descriptor = Descriptor::new(new_uuid()?, 0);
+        descriptor.device = on.device();
+        let disk_service = Arc::clone(self);
+        let cannot = format!("cannot {what}");
+        let mut feed = import::begin(&order, move |there| {
+            disk_service.must_not_be_attached(there, &cannot)
+        })?;
+        let disk_service = Arc::clone(self);
+        let name = order.name.clone();
+        Ok(self.jobs.start(what, name.clone(), move |progress| {
+            // A guest sees whole blocks; what an odd image lacks reads as zeroes.
+            let size = feed.size(progress)?;
+            descriptor.size.0 = size.next_multiple_of(descriptor.block_size.into());
+            let target = on.open(descriptor.size.0, |there| {
+                disk_service.must_not_be_attached(there, "cannot import to it")
+            })?;
+            let (store, thin) = (&disk_service.store, Allocation::Thin);
+            store.create_disk(
+                &datastore,
+                &settings,
+                &name,
+                &descriptor,
+                thin,
+                |path| match target {
+                    None => feed.copy_to(path, progress),
+                    Some(mut device) => device.fill(|sink| feed.pour(sink, progress)),
+                },
+            )?;
+            disk_service.agree(&disk_service.store.read_disk(&datastore, &settings, &name)?)?;
+            if order.attach {
+                disk_service.attach_imported(&claim)?;
+            }
+            Ok(())
+        }))
+    }
+
+    /// Attaches a disk that was imported just now. It stays, if that fails.
+    fn attach_imported(&self, claim: &Claim) -> Outcome<()> {
+        let attached = self.attach_claimed(claim, DiskAttach::default());
+        attached.map(drop).map_err(|problem| {
+            let name = claim.name();
+            let then = format!("attach it: tidegate disk attach {name}");
+            let remedy = match &problem.remedy {
+                Some(remedy) => format!("{remedy}; then {then}"),
+                None => then,
+            };
+            problem
+                .within(format!("disk {name} is imported, but not attached"))
+                .remedy(remedy)
+        })
+    }
+
+    /// Writes a detached disk to an image file.
+    pub(crate) fn export(self: &Arc<Self>, name: &Name, order: DiskExport) -> Outcome<Job> {
+        let what = format!("export disk {name} to {}", order.file.display());
+        let claim = self.claim(name, format!("cannot {what}"))?;
+        if !order.file.is_absolute() {
+            return Err(relative(&what));
+        }
+        let format = export::format_of(&order, &format!("cannot {what}"))?;
+        let found = self.find(name)?;
+        only_files(&found.settings, &what)?;
+        if self.live.get(name).is_some() {
+            return Err(self.in_use(name, format!("cannot {what}")));
+        }
+        let cannot = format!("cannot {what}");
+        self.must_be_no_image(&order.file)
+            .and_then(|()| export::must_be_free(&order.file, order.existing))
+            .map_err(|e| e.within(&cannot))?;
+        let held = self
+            .hold(&found, Purpose::Read)
+            .map_err(|e| e.within(&cannot))?;
+        let source = found.open_image(File::options().read(true)).map_err(|e| {
+            let image = found.image();
+            os_error::io(format!("cannot open {}", image.display()), &e).within(&cannot)
+        })?;
+        whole(&source, &found).map_err(|problem| problem.within(&cannot))?;
+        let source = RawFile::new(source, found.descriptor.size.0);
+        let disk_service = Arc::clone(self);
+        let is_device = device::is_there(&order.file);
+        Ok(self.jobs.start(what, name.clone(), move |progress| {
+            let _until_done = (claim, held);
+            let DiskExport { file, existing, .. } = order;
+            if !is_device {
+                return export::write(&source, &file, format, existing, progress);
+            }
+            let admit = |there: &Metadata| disk_service.must_not_be_attached(there, &cannot);
+            export::write_device(&source, &file, existing, admit, progress)
+        }))
+    }
+}
+
+impl DiskService {
+    /// A disk that is attached, and how a copy of it is made all the same.
+    fn in_use(&self, name: &Name, what: String) -> Problem {
+        let remedy = match self.nbd_uri(name) {
+            Some(uri) => {
+                format!(
+                    "detach it first (tidegate disk detach {name}), or copy it as it is now: nbdcopy '{uri}' FILE"
+                )
+            }
+            None => format!("detach it first: tidegate disk detach {name}"),
+        };
+        let why = "a copy of a disk in use is of no one moment";
+        attached(name, what, why).remedy(remedy)
+    }
+
+    /// Fails if a file or device is the image of a disk that is attached here.
+    fn must_not_be_attached(&self, there: &Metadata, what: &str) -> Outcome<()> {
+        let there = Identity::of(there);
+        for live in self.live.all() {
+            if live.image().is_some_and(|image| image.shares_bytes(there)) {
+                let name = live.name();
+                let why = format!("it is the image of disk {name}");
+                return Err(self.in_use(name, what.to_owned()).because(why));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Where an imported disk is to lie.
+enum Target {
+    /// In a file on its datastore.
+    File,
+    /// On a block device, whose content is lost.
+    Device(PathBuf),
+}
+
+impl Target {
+    fn of(order: &DiskImport, what: &str) -> Outcome<Target> {
+        let Some(device) = &order.device else {
+            return Ok(Target::File);
+        };
+        let bad = |why: &str| os_error::invalid(format!("cannot {what}")).because(why);
+        if !device.is_absolute() {
+            return Err(bad("the device's path is not absolute").remedy("give an absolute path"));
+        }
+        if order.existing != Existing::Replace {
+            return Err(bad("what is on the device would be lost")
+                .remedy("add --yes if it may be replaced (`existing: replace` over REST)"));
+        }
+        Ok(Target::Device(device.clone()))
+    }
+
+    fn device(&self) -> Option<PathBuf> {
+        match self {
+            Target::File => None,
+            Target::Device(device) => Some(device.clone()),
+        }
+    }
+
+    fn open(
+        &self,
+        size: u64,
+        admit: impl FnOnce(&Metadata) -> Outcome<()>,
+    ) -> Outcome<Option<DeviceSink>> {
+        match self {
+            Target::File => Ok(None),
+            Target::Device(device) => DeviceSink::open(device, size, admit).map(Some),
+        }
+    }
+}
+
+/// Refuses an image that is shorter than its disk, as attaching it does: a copy would have zeroes where data is missing.
+fn whole(mut image: &File, disk: &Found) -> Outcome<()> {
+    let size = disk.descriptor.size.0;
+    let has = image.seek(SeekFrom::End(0)).map_err(|e| {
+        let path = disk.image();
+        os_error::io(format!("cannot ask {} for its size", path.display()), &e)
+    })?;
+    if has >= size {
+        return Ok(());
+    }
+    Err(
+        os_error::invalid(format!("disk {} is not whole", disk.name))
+            .because(format!(
+                "it is to have {size} bytes, but its image has only {has}: was the image cut?"
+            ))
+            .remedy("restore the image, or shrink the disk with `tidegate disk resize`"),
+    )
+}
+
+fn relative(what: &str) -> Problem {
+    os_error::invalid(format!("cannot {what}"))
+        .because("the file's path is not absolute, and the daemon has another working directory than you")
+        .remedy("give an absolute path")
+}
+
+fn only_files(settings: &DatastoreSettings, what: &str) -> Outcome<()> {
+    match settings {
+        DatastoreSettings::Dir { .. } => Ok(()),
+        other => Err(
+            Problem::new(ProblemCode::Unsupported, format!("cannot {what}"))
+                .because(format!(
+                    "the datastore is of kind {} and keeps no image files",
+                    other.kind()
+                ))
+                .remedy(
+                    "attach the disk and copy through NBD, as `nbdcopy FROM TO`: its URI is in `tidegate disk show NAME`",
+                ),
+        ),
+    }
+}

@@ -1,0 +1,368 @@
+//! Writes a disk to an image file: raw with holes, or qcow2.
+//!
+//! # Always true
+//! - The file has its name only once it is whole and durable; a failed or cancelled export leaves nothing.
+//! - Nobody else writes into its draft, or takes it away: each export's draft has a name of its own.
+//! - A file that is there already is replaced only if that was asked for.
+//! - Nothing but a plain file is replaced, and no file is made among the system's devices.
+
+use std::fs::{self, File};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use imago::file::File as ImagoFile;
+use imago::qcow2::Qcow2;
+use imago::{FormatAccess, FormatCreateBuilder, Storage, StorageCreateOptions};
+use tidegate_api::job::{DiskExport, Existing, ImageFormat};
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use crate::disks::copy::device::{self, DeviceSink};
+use crate::disks::copy::{self, RawFile, Sink, Source};
+use crate::disks::disk_service::new_uuid;
+use crate::disks::jobs::Progress;
+use crate::disks::store::files;
+use crate::os_error::{self, Outcome};
+
+/// Endings of files that are something else than a raw image: other formats, and what is packed.
+const OTHER_ENDINGS: [&str; 27] = [
+    "vmdk", "vdi", "vhd", "vhdx", "vpc", "qed", "qcow", "hdd", "hds", "dmg", "luks", "ova", "ovf",
+    "vma", "gz", "tgz", "xz", "txz", "zst", "bz2", "lz4", "lzma", "lzo", "zip", "7z", "rar", "tar",
+];
+
+/// The format of an export: as ordered, or as the file's name says. One that cannot be written is refused.
+pub(crate) fn format_of(order: &DiskExport, what: &str) -> Outcome<ImageFormat> {
+    let refuse = |why: String| {
+        Problem::new(ProblemCode::Unsupported, what)
+            .because(why)
+            .remedy("name a file that ends in .qcow2 or .img, or say --format; qemu-img convert makes other formats of it")
+    };
+    let device = device::is_there(&order.file);
+    match order.format {
+        Some(ImageFormat::Raw) => return Ok(ImageFormat::Raw),
+        Some(ImageFormat::Qcow2) if device => {
+            return Err(refuse("only raw goes to a block device".to_owned()));
+        }
+        Some(ImageFormat::Qcow2) => return Ok(ImageFormat::Qcow2),
+        Some(other) => return Err(refuse(format!("{} is read and not written", other.word()))),
+        None if device => return Ok(ImageFormat::Raw),
+        None => {}
+    }
+    let ending = order.file.extension().unwrap_or_default();
+    let ending = ending.to_string_lossy().to_ascii_lowercase();
+    match ending.as_str() {
+        "qcow2" => Ok(ImageFormat::Qcow2),
+        other if OTHER_ENDINGS.contains(&other) => Err(refuse(format!(
+            "its name ends in .{other}, and raw and qcow2 are all that is written"
+        ))),
+        _ => Ok(ImageFormat::Raw),
+    }
+}
+
+/// Copies `source` onto a block device, whose content is lost.
+pub(crate) fn write_device(
+    source: &RawFile,
+    path: &Path,
+    existing: Existing,
+    admit: impl FnOnce(&fs::Metadata) -> Outcome<()>,
+    progress: &Progress,
+) -> Outcome<()> {
+    if existing == Existing::Keep {
+        return Err(in_the_way(path));
+    }
+    let mut device = DeviceSink::open(path, source.size(), admit)?;
+    device.fill(|sink| copy::copy(source, sink, progress))
+}
+
+/// Fails if an export to this path is bound to fail, before anything is copied.
+pub(crate) fn must_be_free(path: &Path, existing: Existing) -> Outcome<()> {
+    if existing == Existing::Keep && path.symlink_metadata().is_ok() {
+        return Err(in_the_way(path));
+    }
+    if device::is_there(path) {
+        return Ok(());
+    }
+    must_be_for_a_file(path)?;
+    match path.parent() {
+        Some(folder) if !folder.is_dir() => {
+            let what = format!("cannot write {}", path.display());
+            let folder = folder.display();
+            Err(Problem::new(ProblemCode::NotFound, what)
+                .because(format!("there is no directory {folder}"))
+                .remedy(format!(
+                    "correct the path, or create the directory: mkdir -p {folder}"
+                )))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Copies `source` into a new file at `path`.
+pub(crate) fn write(
+    source: &RawFile,
+    path: &Path,
+    format: ImageFormat,
+    existing: Existing,
+    progress: &Progress,
+) -> Outcome<()> {
+    must_be_for_a_file(path)?;
+    if existing == Existing::Keep && path.symlink_metadata().is_ok() {
+        return Err(in_the_way(path));
+    }
+    let draft = draft(path)?;
+    let written = match format {
+        ImageFormat::Raw => write_raw(source, &draft, progress),
+        ImageFormat::Qcow2 => write_qcow2(source, &draft, progress),
+        other => Err(
+            os_error::invalid(format!("cannot write {}", path.display()))
+                .because(format!("{} is read and not written", other.word()))
+                .remedy("say --format raw or --format qcow2"),
+        ),
+    };
+    let written = written.and_then(|()| publish(&draft, path, existing));
+    if written.is_err() {
+        // The first cause matters; that the draft could not be removed either is only a leftover.
+        match fs::remove_file(&draft) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                tracing::warn!(%error, path = %draft.display(), "cannot remove what a failed export left");
+            }
+            Ok(()) | Err(_) => {}
+        }
+    }
+    written
+}
+
+fn write_raw(source: &RawFile, draft: &Path, progress: &Progress) -> Outcome<()> {
+    let what = || format!("cannot write {}", draft.display());
+    let file = File::options()
+        .write(true)
+        .create_new(true)
+        .open(draft)
+        .and_then(|file| {
+            file.set_len(source.size())?;
+            Ok(file)
+        })
+        .map_err(|e| os_error::io(what(), &e))?;
+    let mut sink = RawFile::new(file, source.size());
+    copy::copy(source, &mut sink, progress)?;
+    sink.sync().map_err(|e| os_error::io(what(), &e))
+}
+
+fn write_qcow2(source: &RawFile, draft: &Path, progress: &Progress) -> Outcome<()> {
+    let what = || format!("cannot write {}", draft.display());
+    let create = || -> io::Result<FormatAccess<ImagoFile>> {
+        let options = StorageCreateOptions::new().filename(draft);
+        let file = ImagoFile::create_open(options)?;
+        let image = Qcow2::<ImagoFile>::create_builder(file)
+            .size(source.size())
+            .create_open(imago::DenyImplicitOpenGate::default(), |file| {
+                use imago::FormatDriverBuilder;
+                Ok(Qcow2::<ImagoFile>::builder(file).backing(None).write(true))
+            })?;
+        Ok(FormatAccess::new(image))
+    };
+    let mut sink = Qcow2Sink(create().map_err(|e| os_error::io(what(), &e))?);
+    copy::copy(source, &mut sink, progress)?;
+    sink.0
+        .flush()
+        .and_then(|()| sink.0.sync())
+        .map_err(|e| os_error::io(what(), &e))
+}
+
+struct Qcow2Sink(FormatAccess<ImagoFile>);
+
+impl Sink for Qcow2Sink {
+    fn write(&mut self, buffer: &[u8], offset: u64) -> io::Result<()> {
+        self.0.write(buffer, offset)
+    }
+}
+
+/// Gives the complete file its name, durably.
+fn publish(draft: &Path, path: &Path, existing: Existing) -> Outcome<()> {
+    use rustix::fs::{CWD, RenameFlags, renameat_with};
+    let what = || format!("cannot write {}", path.display());
+    // A device or a pipe may have been put there while the copy was made.
+    must_be_for_a_file(path)?;
+    let renamed = match existing {
+        Existing::Replace => fs::rename(draft, path),
+        Existing::Keep => match renameat_with(CWD, draft, CWD, path, RenameFlags::NOREPLACE) {
+            Err(rustix::io::Errno::EXIST) => return Err(in_the_way(path)),
+            // Some file systems cannot promise it; it was not there when the export began.
+            Err(rustix::io::Errno::INVAL) => fs::rename(draft, path),
+            other => other.map_err(io::Error::from),
+        },
+    };
+    let folder = path.parent().unwrap_or(Path::new("/"));
+    renamed
+        .and_then(|()| files::sync_folder(folder))
+        .map_err(|e| os_error::io(what(), &e))
+}
+
+/// Where it is written until it is whole. Another export may go to the same file meanwhile, from another host or container
+/// too, whose processes have the same numbers: so it is drawn by lot.
+fn draft(path: &Path) -> Outcome<PathBuf> {
+    let Some(name) = path.file_name() else {
+        return Err(
+            os_error::invalid(format!("{} is no file's path", path.display()))
+                .remedy("name the image file, such as disk.img"),
+        );
+    };
+    let mut draft = std::ffi::OsString::from(".");
+    draft.push(name);
+    draft.push(format!(".{}.partial", new_uuid()?));
+    Ok(path.with_file_name(draft))
+}
+
+/// Refuses a path where a rename would destroy something else than a file, such as `/dev/null`, or where a file would
+/// lie in the place of a device that is not there: in the kernel's memory.
+fn must_be_for_a_file(path: &Path) -> Outcome<()> {
+    let refuse = |why: &str, hint: &str| {
+        Err(
+            os_error::invalid(format!("cannot write {}", path.display()))
+                .because(why)
+                .remedy(hint),
+        )
+    };
+    let folder = path.parent().and_then(|folder| folder.canonicalize().ok());
+    let among_devices =
+        |folder: &Path| folder.starts_with("/dev") && !folder.starts_with("/dev/shm");
+    if folder.is_some_and(|folder| among_devices(&folder)) {
+        return refuse(
+            "no block device is there, and no image file is written below /dev",
+            "look for the device with `lsblk -p`, or name a file in another directory",
+        );
+    }
+    match path.metadata() {
+        Ok(there) if there.is_dir() => refuse(
+            "a directory is there",
+            "name the image file, such as disk.img in that directory",
+        ),
+        Ok(there) if !there.is_file() => refuse(
+            "something is there that is neither a plain file nor a block device",
+            "choose another file",
+        ),
+        // Nothing is there, or nothing that can be seen: the copy itself then says why it fails.
+        Ok(_) | Err(_) => Ok(()),
+    }
+}
+
+fn in_the_way(path: &Path) -> Problem {
+    Problem::new(
+        ProblemCode::Exists,
+        format!("cannot write {}", path.display()),
+    )
+    .because("it is there already")
+    .remedy("choose another file, or add --replace")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_export_replaces_a_file_only_if_asked_and_leaves_nothing_when_refused() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.img");
+        fs::write(&path, "precious").unwrap();
+        let source = tempfile::tempfile().unwrap();
+        source.set_len(8192).unwrap();
+        let source = RawFile::new(source, 8192);
+        let progress = Progress::default();
+        let refused = write(&source, &path, ImageFormat::Raw, Existing::Keep, &progress);
+        assert_eq!(refused.unwrap_err().code, ProblemCode::Exists);
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+        write(
+            &source,
+            &path,
+            ImageFormat::Raw,
+            Existing::Replace,
+            &progress,
+        )
+        .unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), 8192);
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+    }
+
+    #[test]
+    fn an_export_replaces_nothing_but_a_plain_file_and_makes_none_among_devices() {
+        use std::os::unix::fs::symlink;
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("directory")).unwrap();
+        let _socket = std::os::unix::net::UnixListener::bind(at("socket")).unwrap();
+        symlink("socket", at("link")).unwrap();
+        symlink("/dev", at("devices")).unwrap();
+        let source = tempfile::tempfile().unwrap();
+        source.set_len(8192).unwrap();
+        let source = RawFile::new(source, 8192);
+        for (path, reason) in [
+            (at("directory"), "a directory is there"),
+            (at("socket"), "neither a plain file"),
+            (at("link"), "neither a plain file"),
+            (at("devices/tidegate-absent"), "below /dev"),
+        ] {
+            let before = path.symlink_metadata().ok().map(|there| there.file_type());
+            for existing in [Existing::Keep, Existing::Replace] {
+                let progress = Progress::default();
+                let refused = write(&source, &path, ImageFormat::Raw, existing, &progress);
+                let text = refused.unwrap_err().to_string();
+                assert!(text.contains(reason), "{}: {text}", path.display());
+            }
+            let after = path.symlink_metadata().ok().map(|there| there.file_type());
+            assert_eq!(before, after, "{}", path.display());
+        }
+        // What appears there during the copy is looked at too.
+        fs::write(at("draft"), "whole").unwrap();
+        publish(&at("draft"), &at("socket"), Existing::Replace).unwrap_err();
+        assert!(at("draft").exists());
+    }
+
+    #[test]
+    fn two_exports_to_one_file_leave_each_others_drafts_alone() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.img");
+        let [one, two] = [draft(&path).unwrap(), draft(&path).unwrap()];
+        assert_ne!(one, two);
+        fs::write(&one, "whole").unwrap();
+        let source = tempfile::tempfile().unwrap();
+        source.set_len(8192).unwrap();
+        let progress = Progress::default();
+        // Longer than its source: it fails at the end, and takes its own draft away.
+        let cut = RawFile::new(source, 16384);
+        write(&cut, &path, ImageFormat::Raw, Existing::Keep, &progress).unwrap_err();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        publish(&one, &path, Existing::Keep).unwrap();
+        assert_eq!(fs::read(&path).unwrap(), b"whole");
+    }
+
+    #[test]
+    fn a_files_name_tells_its_format_or_the_export_is_refused() {
+        let format = |file: &str, format| {
+            let order = DiskExport {
+                file: file.into(),
+                format,
+                existing: Existing::Keep,
+            };
+            format_of(&order, "cannot export it")
+        };
+        for (file, expected) in [
+            ("/a/b.qcow2", ImageFormat::Qcow2),
+            ("/a/b.QCOW2", ImageFormat::Qcow2),
+            ("/a/b.img", ImageFormat::Raw),
+            ("/a/b.raw", ImageFormat::Raw),
+            ("/a/b", ImageFormat::Raw),
+        ] {
+            assert_eq!(format(file, None).unwrap(), expected, "{file}");
+        }
+        for ending in ["vmdk", "VMDK", "vhdx", "vdi", "vhd", "qcow", "gz", "zst"] {
+            let file = format!("/a/b.{ending}");
+            let refused = format(&file, None).unwrap_err();
+            assert_eq!(refused.code, ProblemCode::Unsupported, "{file}");
+            assert!(refused.to_string().contains("--format"), "{refused}");
+            let raw = format(&file, Some(ImageFormat::Raw));
+            assert_eq!(raw.unwrap(), ImageFormat::Raw, "it is forced");
+        }
+        for unwritten in [ImageFormat::Vmdk, ImageFormat::Vhdx, ImageFormat::Vdi] {
+            assert!(format("/a/b", Some(unwritten)).is_err());
+        }
+    }
+}

@@ -1,0 +1,342 @@
+//! Image formats: what a file is, told by its first and last bytes, and readers of those that can be imported.
+//!
+//! Import asks here. All formats are read in this process: no other program is run on an image, and no file is opened
+//! but the one that was named.
+//!
+//! # Always true
+//! - A file that is known to be something else than a raw image is never taken for one, unless somebody says `raw`.
+//! - What cannot be read here is refused by its name, with the command that makes a file of it that can be.
+
+use std::fs::File;
+use std::io;
+use std::path::Path;
+
+use tidegate_api::job::ImageFormat;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use crate::disks::copy::{RawFile, Source};
+use crate::os_error::{self, Outcome};
+use container::{Container, Mapped};
+
+mod container;
+mod qcow2;
+#[cfg(test)]
+mod tests;
+mod vdi;
+mod vhdx;
+mod vmdk;
+mod vpc;
+
+/// An image that was understood.
+pub(crate) type Image = Box<dyn Source + Send>;
+
+/// Something that is no raw image, and is not read here.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Foreign {
+    /// What it is.
+    name: &'static str,
+    way: Way,
+}
+
+/// How somebody makes a file of it that can be read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Way {
+    /// By `qemu-img convert`, which calls the format so.
+    Convert(&'static str),
+    /// By `qemu-img convert` and a key.
+    Decrypt(&'static str),
+    /// By this command, which writes a file beside it, or a directory.
+    Unpack(&'static str),
+}
+
+/// What a file is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Recognised {
+    Known(ImageFormat),
+    Foreign(Foreign),
+}
+
+/// What begins so at this byte is a file of that kind.
+const BEGINNINGS: &[(usize, &[u8], Foreign)] = &[
+    (0, b"QED\0", converted("a qed image", "qed")),
+    (
+        0,
+        b"WithoutFreeSpace",
+        converted("a Parallels image", "parallels"),
+    ),
+    (
+        0,
+        b"WithouFreSpacExt",
+        converted("a Parallels image", "parallels"),
+    ),
+    (
+        0,
+        b"Bochs Virtual HD Image",
+        converted("a Bochs image", "bochs"),
+    ),
+    (
+        0,
+        b"#!/bin/sh\n#V2.0 Format\nmodprobe cloop",
+        converted("a cloop image", "cloop"),
+    ),
+    (0, b"COWD", converted("a VMware ESX image", "vmdk")),
+    (
+        0,
+        b"\xbe\xba\xfe\xca\0\0\0\0",
+        converted("a VMware sesparse image", "vmdk"),
+    ),
+    (
+        0,
+        b"# Disk DescriptorFile",
+        converted("a VMDK description, whose data lies in other files", "vmdk"),
+    ),
+    (
+        0,
+        b"LUKS\xba\xbe",
+        Foreign {
+            name: "encrypted (LUKS)",
+            way: Way::Decrypt("driver=luks,file.filename=FILE,key-secret=key"),
+        },
+    ),
+    (0, b"\x1f\x8b\x08", unpacked("a gzip file", "gzip -dk")),
+    (0, b"\xfd7zXZ\0", unpacked("an xz file", "xz -dk")),
+    (0, b"\x28\xb5\x2f\xfd", unpacked("a zstd file", "zstd -dk")),
+    (0, b"\x04\x22\x4d\x18", unpacked("an lz4 file", "lz4 -dk")),
+    (0, b"LZIP", unpacked("an lzip file", "lzip -dk")),
+    (4, b"1AY&SY", unpacked("a bzip2 file", "bzip2 -dk")),
+    (0, b"PK\x03\x04", unpacked("a zip file", "unzip")),
+    (0, b"7z\xbc\xaf\x27\x1c", unpacked("a 7-Zip file", "7z x")),
+    (
+        257,
+        b"ustar",
+        unpacked("a tar archive (as an OVA is)", "tar -xf"),
+    ),
+];
+
+const fn converted(name: &'static str, format: &'static str) -> Foreign {
+    let way = Way::Convert(format);
+    Foreign { name, way }
+}
+
+const fn unpacked(name: &'static str, command: &'static str) -> Foreign {
+    let way = Way::Unpack(command);
+    Foreign { name, way }
+}
+
+/// Understands an open image file of so many bytes; its format is told by its bytes if nobody says.
+pub(crate) fn open(
+    file: File,
+    length: u64,
+    path: &Path,
+    format: Option<ImageFormat>,
+) -> Outcome<Image> {
+    let what = || format!("cannot read the image {}", path.display());
+    let file = Container::new(file, length);
+    let format = match format {
+        Some(format) => {
+            must_be(format, &file, path)?;
+            format
+        }
+        None => match recognise(&file).map_err(|e| os_error::io(what(), &e))? {
+            Recognised::Known(format) => format,
+            Recognised::Foreign(foreign) => return Err(foreign.refuse(what(), path)),
+        },
+    };
+    if format == ImageFormat::Qcow2
+        && let Some(foreign) = foreign_qcow(&file).map_err(|e| explain(&e, format, path))?
+    {
+        return Err(foreign.refuse(what(), path));
+    }
+    read(file, format).map_err(|error| explain(&error, format, path))
+}
+
+/// Refuses a file whose first bytes say that it is something else than a format that somebody has named.
+fn must_be(format: ImageFormat, file: &Container, path: &Path) -> Outcome<()> {
+    let what = || format!("cannot read the {} image {}", format.word(), path.display());
+    if format == ImageFormat::Raw {
+        return Ok(());
+    }
+    let is = match recognise(file).map_err(|e| os_error::io(what(), &e))? {
+        Recognised::Known(is) if is == format => return Ok(()),
+        Recognised::Known(is) => is,
+        Recognised::Foreign(foreign) => return Err(foreign.refuse(what(), path)),
+    };
+    let why = match is {
+        ImageFormat::Raw => format!("it does not begin as a {} image does", format.word()),
+        is => format!("it is a {} image", is.word()),
+    };
+    let is = is.word();
+    Err(os_error::invalid(what()).because(why).remedy(format!(
+        "leave --format out, and the format is recognised; or say --format {is}"
+    )))
+}
+
+fn read(file: Container, format: ImageFormat) -> io::Result<Image> {
+    Ok(match format {
+        ImageFormat::Raw => {
+            let length = file.length();
+            Box::new(RawFile::new(file.into_file(), length))
+        }
+        ImageFormat::Qcow2 => {
+            let layout = qcow2::Qcow2::open(&file)?;
+            Box::new(Mapped::new(file, layout))
+        }
+        ImageFormat::Vmdk => {
+            let layout = vmdk::Vmdk::open(&file)?;
+            Box::new(Mapped::new(file, layout))
+        }
+        ImageFormat::Vdi => {
+            let layout = vdi::Vdi::open(&file)?;
+            Box::new(Mapped::new(file, layout))
+        }
+        ImageFormat::Vpc => {
+            let layout = vpc::Vpc::open(&file)?;
+            Box::new(Mapped::new(file, layout))
+        }
+        ImageFormat::Vhdx => {
+            let layout = vhdx::Vhdx::open(&file)?;
+            Box::new(Mapped::new(file, layout))
+        }
+    })
+}
+
+/// What a file is, as far as it can be told; raw where nothing speaks against it.
+fn recognise(file: &Container) -> io::Result<Recognised> {
+    let mut head = [0; 512];
+    let mut tail = [0; 512];
+    let has = usize::try_from(file.length()).unwrap_or(512).min(512);
+    file.read(&mut head[..has], 0)?;
+    if has == 512 {
+        file.read(&mut tail, file.length() - 512)?;
+    }
+    let begins = |at: usize, magic: &[u8]| head[at..].starts_with(magic);
+    let known = [
+        (0, qcow2::MAGIC, ImageFormat::Qcow2),
+        (0, vmdk::MAGIC, ImageFormat::Vmdk),
+        (vdi::MAGIC.0, &vdi::MAGIC.1[..], ImageFormat::Vdi),
+        (0, vhdx::MAGIC, ImageFormat::Vhdx),
+        (0, vpc::MAGIC, ImageFormat::Vpc),
+    ];
+    if let Some((_, _, format)) = known.into_iter().find(|(at, magic, _)| begins(*at, magic)) {
+        return Ok(Recognised::Known(format));
+    }
+    let foreign = BEGINNINGS.iter().find(|(at, magic, _)| begins(*at, magic));
+    if let Some((_, _, foreign)) = foreign {
+        return Ok(Recognised::Foreign(*foreign));
+    }
+    if is_description(&head) {
+        let name = "a VMDK description, whose data lies in other files";
+        return Ok(Recognised::Foreign(converted(name, "vmdk")));
+    }
+    if tail.starts_with(b"koly") {
+        return Ok(Recognised::Foreign(converted("an Apple disk image", "dmg")));
+    }
+    Ok(Recognised::Known(match vpc::is_fixed(&tail) {
+        true => ImageFormat::Vpc,
+        false => ImageFormat::Raw,
+    }))
+}
+
+/// Whether it is a description of a VMDK that does not begin with the usual line: comments and empty lines, then a version.
+fn is_description(head: &[u8]) -> bool {
+    let Ok(text) = std::str::from_utf8(head.split(|byte| *byte == 0).next().unwrap_or(head)) else {
+        return false;
+    };
+    let mut lines = text.lines().map(str::trim);
+    let first = lines.find(|line| !line.is_empty() && !line.starts_with('#'));
+    first.is_some_and(|line| {
+        let version = line.to_ascii_lowercase().replace(' ', "");
+        ["version=1", "version=2", "version=3"].contains(&version.as_str())
+    })
+}
+
+/// A qcow file that is not read here: of the first version, or encrypted.
+fn foreign_qcow(file: &Container) -> io::Result<Option<Foreign>> {
+    if file.array::<4>(0)? != qcow2::MAGIC {
+        return Err(container::damaged("it does not begin as one does"));
+    }
+    if file.be32(4)? == 1 {
+        return Ok(Some(converted("a qcow image of version 1", "qcow")));
+    }
+    let keys = "driver=qcow2,file.filename=FILE,encrypt.key-secret=key";
+    Ok(qcow2::is_encrypted(file)?.then_some(Foreign {
+        name: "an encrypted qcow2 image",
+        way: Way::Decrypt(keys),
+    }))
+}
+
+impl Foreign {
+    fn refuse(self, what: String, path: &Path) -> Problem {
+        let shown = quoted(path);
+        let (then, forced) = match self.way {
+            Way::Convert(format) => (convert(format, path), ""),
+            Way::Decrypt(options) => {
+                // A comma ends an option's value there, unless it is doubled.
+                let file = path.display().to_string().replace(',', ",,");
+                let options = shell(&options.replace("FILE", &file));
+                (
+                    format!(
+                        "decrypt it: qemu-img convert --object secret,id=key,file=KEYFILE --image-opts {options} \
+                         -O qcow2 NEWFILE.qcow2, and import that"
+                    ),
+                    "; if its guest decrypts it itself, say --format raw",
+                )
+            }
+            Way::Unpack(command) => (
+                format!("unpack it first: {command} {shown}"),
+                "; if it is a raw image all the same, say --format raw",
+            ),
+        };
+        Problem::new(ProblemCode::Unsupported, what)
+            .because(format!("it is {}, which is not read here", self.name))
+            .remedy(format!("{then}{forced}"))
+    }
+}
+
+/// The command that makes a qcow2 image of it, which can be imported.
+fn convert(format: &str, path: &Path) -> String {
+    let shown = quoted(path);
+    format!(
+        "convert it: qemu-img convert -f {format} -O qcow2 {shown} NEWFILE.qcow2, and import that"
+    )
+}
+
+/// What is wrong with an image of a format, and what helps.
+pub(crate) fn explain(error: &io::Error, format: ImageFormat, path: &Path) -> Problem {
+    let what = format!("cannot read the {} image {}", format.word(), path.display());
+    let shown = quoted(path);
+    let word = format.word();
+    match error.kind() {
+        io::ErrorKind::Unsupported => Problem::new(ProblemCode::Unsupported, what)
+            .because_of(error)
+            .remedy(format!(
+                "if you trust it and all that it names, {}",
+                convert(word, path)
+            )),
+        // The one format that is checked and mended as it is read, if its header makes sense.
+        io::ErrorKind::InvalidData if format == ImageFormat::Qcow2 => {
+            os_error::invalid(what).because_of(error).remedy(format!(
+                "look whether it can be mended: qemu-img check -f qcow2 {shown}"
+            ))
+        }
+        io::ErrorKind::InvalidData | io::ErrorKind::InvalidInput | io::ErrorKind::UnexpectedEof => {
+            os_error::invalid(what).because_of(error).remedy(
+                "get it again from where it came from; if it is a raw image, say --format raw",
+            )
+        }
+        _ => os_error::io(what, error),
+    }
+}
+
+/// A path as a shell takes it.
+pub(crate) fn quoted(path: &Path) -> String {
+    shell(&path.display().to_string())
+}
+
+fn shell(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=,:@%".contains(c);
+    match text.chars().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
+    }
+}

@@ -1,0 +1,202 @@
+//! The file that an image format is read from, and how a format's blocks become a plain run of bytes.
+//!
+//! Each format says where the bytes of a guest's offset are ([`Layout`]); [`Mapped`] makes of that what the copy loop wants.
+//!
+//! # Always true
+//! - Every number that is read from the file is checked before it is used: image files are hostile input.
+//! - Bytes that the file should have and lacks are an error, and never zeroes.
+//! - No more than a table and a cluster of an image are in memory at a time.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::FileExt;
+
+use crate::disks::copy::{Extent, Source};
+
+/// Places asked for at most to answer one question: a bound, so that a cancelled job ends soon.
+const MOST_PLACES: usize = 1024;
+
+/// A file of a format.
+#[derive(Debug)]
+pub(crate) struct Container {
+    file: File,
+    length: u64,
+}
+
+/// Where bytes of the disk are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Place {
+    /// Nowhere: they are zeroes.
+    Zero,
+    /// In the file, as they are, from there on.
+    At(u64),
+    /// In the file, compressed.
+    Packed,
+}
+
+/// What a format knows of its own.
+pub(super) trait Layout {
+    /// Bytes of the disk.
+    fn size(&self) -> u64;
+    /// Where the bytes from `offset` on are, and how many in a row are there. Less than the disk's end, never none.
+    fn find(&self, file: &Container, offset: u64) -> io::Result<(u64, Place)>;
+    /// Fills the buffer from `offset` on, all of it within one compressed piece.
+    fn unpack(&self, _file: &Container, _offset: u64, _buffer: &mut [u8]) -> io::Result<()> {
+        Err(damaged("it has no compressed parts"))
+    }
+}
+
+/// An image of a format.
+pub(super) struct Mapped<L> {
+    file: Container,
+    layout: L,
+}
+
+impl Container {
+    pub(super) fn new(file: File, length: u64) -> Container {
+        Container { file, length }
+    }
+
+    /// Bytes of the file.
+    pub(super) fn length(&self) -> u64 {
+        self.length
+    }
+
+    pub(super) fn into_file(self) -> File {
+        self.file
+    }
+
+    /// Fills the buffer from there on.
+    pub(super) fn read(&self, buffer: &mut [u8], at: u64) -> io::Result<()> {
+        let fits = at
+            .checked_add(buffer.len() as u64)
+            .is_some_and(|end| end <= self.length);
+        if !fits {
+            return Err(io::Error::new(
+                io::ErrorKind::UnexpectedEof,
+                format!("it ends before byte {at}, where it says that there is more: was it cut?"),
+            ));
+        }
+        self.file.read_exact_at(buffer, at)
+    }
+
+    pub(super) fn array<const N: usize>(&self, at: u64) -> io::Result<[u8; N]> {
+        let mut bytes = [0; N];
+        self.read(&mut bytes, at)?;
+        Ok(bytes)
+    }
+
+    /// So many bytes, of which there are few.
+    pub(super) fn bytes(&self, at: u64, length: usize) -> io::Result<Vec<u8>> {
+        let mut bytes = vec![0; length];
+        self.read(&mut bytes, at)?;
+        Ok(bytes)
+    }
+
+    pub(super) fn le32(&self, at: u64) -> io::Result<u32> {
+        self.array(at).map(u32::from_le_bytes)
+    }
+
+    pub(super) fn le64(&self, at: u64) -> io::Result<u64> {
+        self.array(at).map(u64::from_le_bytes)
+    }
+
+    pub(super) fn be32(&self, at: u64) -> io::Result<u32> {
+        self.array(at).map(u32::from_be_bytes)
+    }
+
+    pub(super) fn be64(&self, at: u64) -> io::Result<u64> {
+        self.array(at).map(u64::from_be_bytes)
+    }
+}
+
+impl<L: Layout> Mapped<L> {
+    pub(super) fn new(file: Container, layout: L) -> Mapped<L> {
+        Mapped { file, layout }
+    }
+
+    /// As [`Layout::find`], cut at `most`, and checked.
+    fn find(&self, offset: u64, most: u64) -> io::Result<(u64, Place)> {
+        let (length, place) = self.layout.find(&self.file, offset)?;
+        if length == 0 {
+            return Err(damaged("its tables lead nowhere"));
+        }
+        Ok((length.min(most), place))
+    }
+}
+
+impl<L: Layout> Source for Mapped<L> {
+    fn size(&self) -> u64 {
+        self.layout.size()
+    }
+
+    fn extent(&self, offset: u64, most: u64) -> io::Result<(u64, Extent)> {
+        let kind = |place| match place {
+            Place::Zero => Extent::Zero,
+            Place::At(_) | Place::Packed => Extent::Data,
+        };
+        let (mut length, first) = self.find(offset, most)?;
+        for _ in 1..MOST_PLACES {
+            if length >= most {
+                break;
+            }
+            let (more, place) = self.find(offset + length, most - length)?;
+            if kind(place) != kind(first) {
+                break;
+            }
+            length += more;
+        }
+        Ok((length, kind(first)))
+    }
+
+    fn read(&self, buffer: &mut [u8], offset: u64) -> io::Result<()> {
+        let (mut rest, mut at) = (buffer, offset);
+        while !rest.is_empty() {
+            let (length, place) = self.find(at, rest.len() as u64)?;
+            let length = usize::try_from(length).unwrap_or(rest.len());
+            let (piece, after) = rest.split_at_mut(length);
+            match place {
+                Place::Zero => piece.fill(0),
+                Place::At(from) => self.file.read(piece, from)?,
+                Place::Packed => self.layout.unpack(&self.file, at, piece)?,
+            }
+            at += length as u64;
+            rest = after;
+        }
+        Ok(())
+    }
+}
+
+/// The image contradicts itself.
+pub(super) fn damaged(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, why.into())
+}
+
+/// The image's header makes no sense: no program reads or mends it.
+pub(super) fn impossible(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why.into())
+}
+
+/// The image is sound for all that is known, and not one that is read here.
+pub(super) fn unsupported(why: impl Into<String>) -> io::Error {
+    io::Error::new(io::ErrorKind::Unsupported, why.into())
+}
+
+/// The image has its bytes, or some of them, in another file, which is not opened.
+pub(super) fn leans_on(other: &str) -> io::Error {
+    let other: String = other
+        .chars()
+        .take(200)
+        .flat_map(char::escape_debug)
+        .collect();
+    unsupported(format!(
+        "it needs another file ({other}), and no file is opened because an image names it"
+    ))
+}
+
+/// Inflates all of `packed` into all of `out`.
+pub(super) fn inflate(packed: &[u8], out: &mut [u8], zlib_header: bool) -> io::Result<usize> {
+    let pieces = std::iter::once(packed);
+    miniz_oxide::inflate::decompress_slice_iter_to_slice(out, pieces, zlib_header, false)
+        .map_err(|status| damaged(format!("a compressed part of it is damaged ({status:?})")))
+}

@@ -1,0 +1,432 @@
+//! Long work, and how far it is: import and export run here while REST answers at once.
+//!
+//! # Always true
+//! - A job that is over never changes again.
+//! - The latest [`KEPT`] jobs that are over are remembered; one that runs is never forgotten.
+//! - A job that runs is in the state's file. What a daemon finds there as it starts was interrupted by the end of the last.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Instant;
+
+use serde::{Deserialize, Serialize};
+use tidegate_api::job::{Job, JobState};
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use crate::disks::store::files;
+use crate::os_error::{self, Outcome};
+
+/// How many jobs that are over can still be asked about: more than anybody looks back.
+const KEPT: usize = 100;
+
+/// How far a job is: written by who does it, read by who asks, stopped by either.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    done: AtomicU64,
+    total: AtomicU64,
+    copied: AtomicU64,
+    cancelled: AtomicBool,
+}
+
+impl Progress {
+    /// There are so many bytes to deal with.
+    pub(crate) fn expect(&self, total: u64) {
+        self.total.store(total, Relaxed);
+    }
+
+    /// So many more bytes are dealt with, by copying them.
+    pub(crate) fn copied(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Relaxed);
+        self.copied.fetch_add(bytes, Relaxed);
+    }
+
+    /// So many more bytes are dealt with, for nothing: they were a hole.
+    pub(crate) fn skipped(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Relaxed);
+    }
+
+    /// It is to stop.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Relaxed);
+    }
+
+    /// Whether to go on.
+    pub(crate) fn check(&self) -> Outcome<()> {
+        match self.cancelled.load(Relaxed) {
+            true => Err(Problem::new(ProblemCode::Stopping, "it was cancelled")
+                .remedy("give the order again if it is still wanted")),
+            false => Ok(()),
+        }
+    }
+}
+
+/// All jobs.
+#[derive(Debug, Default)]
+pub(crate) struct Jobs {
+    table: Mutex<Table>,
+}
+
+#[derive(Debug, Default)]
+struct Table {
+    last: u64,
+    jobs: BTreeMap<u64, Entry>,
+    /// Where it is noted which jobs run; none where nothing survives.
+    file: Option<PathBuf>,
+}
+
+/// The largest such file that is read: far more than [`KEPT`] jobs take.
+const MOST_NOTED: usize = 1 << 20;
+
+/// What is noted of jobs that run or were interrupted.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Noted {
+    version: u32,
+    /// The highest number that a job ever had.
+    last: u64,
+    #[serde(default)]
+    jobs: Vec<NotedJob>,
+}
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct NotedJob {
+    id: u64,
+    what: String,
+    disk: Name,
+}
+
+#[derive(Debug)]
+struct Entry {
+    what: String,
+    disk: Name,
+    progress: Arc<Progress>,
+    began: Instant,
+    end: Option<End>,
+}
+
+/// How a job ended, after how many seconds, and why.
+type End = (JobState, f64, Option<Problem>);
+
+impl Jobs {
+    /// All jobs of a root whose last daemon noted in this file what ran. What cannot be read is left out, and said.
+    pub(crate) fn open(file: PathBuf) -> Jobs {
+        let noted = match read_noted(&file) {
+            Ok(noted) => noted,
+            Err(problem) => {
+                tracing::warn!(%problem, "jobs that an earlier daemon ran are not listed");
+                Noted::default()
+            }
+        };
+        let mut table = Table {
+            last: noted.last,
+            file: Some(file),
+            ..Table::default()
+        };
+        for NotedJob { id, what, disk } in noted.jobs {
+            let problem = interrupted(&what);
+            tracing::warn!(job = id, %disk, "{problem}");
+            let end = Some((JobState::Interrupted, 0.0, Some(problem)));
+            table.last = table.last.max(id);
+            table
+                .jobs
+                .insert(id, Entry::new(what, disk, Arc::default(), end));
+        }
+        Jobs {
+            table: Mutex::new(table),
+        }
+    }
+
+    /// Starts blocking work as a job, and describes it as it begins.
+    pub(crate) fn start<W>(self: &Arc<Self>, what: String, disk: Name, work: W) -> Job
+    where
+        W: FnOnce(&Progress) -> Outcome<()> + Send + 'static,
+    {
+        let progress = Arc::new(Progress::default());
+        let (id, job) = self.enter(what, disk, Arc::clone(&progress));
+        let jobs = Arc::clone(self);
+        tokio::task::spawn_blocking(move || {
+            let outcome =
+                std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| work(&progress)));
+            jobs.ended(id, outcome.unwrap_or_else(|_| Err(failed_within())));
+        });
+        job
+    }
+
+    /// One job.
+    pub(crate) fn job(&self, id: u64) -> Outcome<Job> {
+        self.table().describe(id).ok_or_else(|| unknown(id))
+    }
+
+    /// All that are remembered.
+    pub(crate) fn list(&self) -> Vec<Job> {
+        let table = self.table();
+        table
+            .jobs
+            .keys()
+            .filter_map(|id| table.describe(*id))
+            .collect()
+    }
+
+    /// The job that is at work on a disk, if one is.
+    pub(crate) fn at_work_on(&self, disk: &Name) -> Option<u64> {
+        let table = self.table();
+        let mut jobs = table.jobs.iter();
+        let found = jobs.find(|(_, entry)| entry.end.is_none() && entry.disk == *disk);
+        found.map(|(id, _)| *id)
+    }
+
+    /// Asks a job to stop. It ends soon after, when it next looks.
+    pub(crate) fn cancel(&self, id: u64) -> Outcome<Job> {
+        let table = self.table();
+        let entry = table.jobs.get(&id).ok_or_else(|| unknown(id))?;
+        entry.progress.cancel();
+        table.describe(id).ok_or_else(|| unknown(id))
+    }
+
+    /// Asks all to stop.
+    pub(crate) fn cancel_all(&self) {
+        let table = self.table();
+        table
+            .jobs
+            .values()
+            .for_each(|entry| entry.progress.cancel());
+    }
+
+    fn enter(&self, what: String, disk: Name, progress: Arc<Progress>) -> (u64, Job) {
+        let mut table = self.table();
+        table.last += 1;
+        let id = table.last;
+        let entry = Entry::new(what, disk, progress, None);
+        table.jobs.insert(id, entry);
+        table.forget_old();
+        table.note();
+        let job = table.describe(id).expect("it was entered just now");
+        (id, job)
+    }
+
+    fn ended(&self, id: u64, outcome: Outcome<()>) {
+        let mut table = self.table();
+        let Some(entry) = table.jobs.get_mut(&id) else {
+            return;
+        };
+        let cancelled = entry.progress.cancelled.load(Relaxed);
+        let (state, problem) = match outcome {
+            Ok(()) => (JobState::Done, None),
+            Err(_) if cancelled => (JobState::Cancelled, None),
+            Err(problem) => (JobState::Failed, Some(problem)),
+        };
+        match &problem {
+            None => tracing::info!(job = id, disk = %entry.disk, ?state, "{}", entry.what),
+            Some(problem) => {
+                tracing::error!(job = id, disk = %entry.disk, %problem, "{}", entry.what)
+            }
+        }
+        entry.end = Some((state, entry.began.elapsed().as_secs_f64(), problem));
+        table.note();
+    }
+
+    fn table(&self) -> MutexGuard<'_, Table> {
+        // The table is whole between any two of its lines, so a panic elsewhere does not spoil it.
+        self.table.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Entry {
+    fn new(what: String, disk: Name, progress: Arc<Progress>, end: Option<End>) -> Entry {
+        Entry {
+            what,
+            disk,
+            progress,
+            began: Instant::now(),
+            end,
+        }
+    }
+
+    /// Whether the next daemon is to know of it.
+    fn is_noted(&self) -> bool {
+        matches!(self.end, None | Some((JobState::Interrupted, ..)))
+    }
+}
+
+impl Table {
+    /// Writes down what runs, for whoever comes after us.
+    fn note(&self) {
+        let Some(file) = &self.file else {
+            return;
+        };
+        let noted = self.jobs.iter().filter(|(_, entry)| entry.is_noted());
+        let noted = Noted {
+            version: 1,
+            last: self.last,
+            jobs: noted
+                .map(|(id, entry)| NotedJob {
+                    id: *id,
+                    what: entry.what.clone(),
+                    disk: entry.disk.clone(),
+                })
+                .collect(),
+        };
+        let text = toml::to_string(&noted).expect("numbers and strings are TOML");
+        if let Err(error) = files::replace(file, text.as_bytes()) {
+            let file = file.display();
+            tracing::warn!(%error, %file, "it is not noted which jobs run");
+        }
+    }
+
+    fn describe(&self, id: u64) -> Option<Job> {
+        let entry = self.jobs.get(&id)?;
+        let (state, elapsed_s, problem) = match &entry.end {
+            Some((state, elapsed, problem)) => (*state, *elapsed, problem.clone()),
+            None => (JobState::Running, entry.began.elapsed().as_secs_f64(), None),
+        };
+        Some(Job {
+            id,
+            what: entry.what.clone(),
+            disk: entry.disk.clone(),
+            state,
+            done_bytes: entry.progress.done.load(Relaxed),
+            total_bytes: entry.progress.total.load(Relaxed),
+            copied_bytes: entry.progress.copied.load(Relaxed),
+            elapsed_s,
+            problem,
+        })
+    }
+
+    fn forget_old(&mut self) {
+        let over: Vec<u64> = self
+            .jobs
+            .iter()
+            .filter(|(_, entry)| entry.end.is_some())
+            .map(|(id, _)| *id)
+            .collect();
+        for id in over.iter().take(over.len().saturating_sub(KEPT)) {
+            self.jobs.remove(id);
+        }
+    }
+}
+
+fn read_noted(file: &Path) -> Outcome<Noted> {
+    let what = || format!("cannot read {}", file.display());
+    let bytes = match files::read(file, MOST_NOTED) {
+        Ok(bytes) => bytes,
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Noted::default()),
+        Err(error) => return Err(os_error::io(what(), &error)),
+    };
+    let remedy = "nothing needs it: it is written anew with the next job";
+    let text = std::str::from_utf8(&bytes)
+        .map_err(|e| os_error::invalid(what()).because_of(&e).remedy(remedy))?;
+    toml::from_str(text).map_err(|e| os_error::invalid(what()).because_of(&e).remedy(remedy))
+}
+
+fn interrupted(what: &str) -> Problem {
+    Problem::new(ProblemCode::Stopping, format!("cannot {what}"))
+        .because("the daemon ended while it ran")
+        .remedy("start it again; a block device that it wrote to is written in part")
+}
+
+fn unknown(id: u64) -> Problem {
+    Problem::new(ProblemCode::NotFound, format!("there is no job {id}"))
+        .because("it never was, or it is over for long")
+        .remedy("see which there are: tidegate job list")
+}
+
+fn failed_within() -> Problem {
+    Problem::new(ProblemCode::Internal, "the daemon failed at this")
+        .remedy("look into its log, and report it")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::mpsc::channel;
+
+    fn name() -> Name {
+        "a".parse().unwrap()
+    }
+
+    #[tokio::test]
+    async fn a_job_tells_how_far_it_is_and_how_it_ended() {
+        let jobs = Arc::new(Jobs::default());
+        let (go, wait) = channel::<()>();
+        let (halfway, at_half) = channel::<()>();
+        let (over, ended) = channel::<()>();
+        let job = jobs.start("copy".to_owned(), name(), move |progress| {
+            let _at_the_end = over;
+            progress.expect(10);
+            progress.copied(3);
+            progress.skipped(2);
+            halfway.send(()).unwrap();
+            wait.recv().unwrap();
+            Err(Problem::new(ProblemCode::Full, "cannot copy"))
+        });
+        assert_eq!(job.state, JobState::Running);
+        at_half.recv().unwrap();
+        let job = jobs.job(job.id).unwrap();
+        assert_eq!(
+            (job.done_bytes, job.total_bytes, job.copied_bytes),
+            (5, 10, 3)
+        );
+        go.send(()).unwrap();
+        let _ = ended.recv();
+        while !jobs.job(job.id).unwrap().state.is_over() {
+            tokio::task::yield_now().await;
+        }
+        let job = jobs.job(job.id).unwrap();
+        assert_eq!(
+            (job.state, job.problem.unwrap().code),
+            (JobState::Failed, ProblemCode::Full)
+        );
+    }
+
+    #[test]
+    fn jobs_that_run_are_never_forgotten_and_old_ones_are() {
+        let jobs = Jobs::default();
+        let (running, _) = jobs.enter("runs".to_owned(), name(), Arc::default());
+        for _ in 0..KEPT + 5 {
+            let (id, _) = jobs.enter("quick".to_owned(), name(), Arc::default());
+            jobs.ended(id, Ok(()));
+        }
+        let (cancelled, _) = jobs.enter("last".to_owned(), name(), Arc::default());
+        jobs.cancel(cancelled).unwrap();
+        jobs.ended(
+            cancelled,
+            Err(Problem::new(ProblemCode::Stopping, "it was cancelled")),
+        );
+        assert_eq!(jobs.job(cancelled).unwrap().state, JobState::Cancelled);
+        assert_eq!(jobs.job(running).unwrap().state, JobState::Running);
+        assert_eq!(jobs.list().len(), KEPT + 2);
+        assert!(jobs.job(running + 1).is_err());
+    }
+
+    #[test]
+    fn what_ran_when_the_daemon_ended_is_listed_as_interrupted() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("jobs.toml");
+        let first = Jobs::open(file.clone());
+        let (done, _) = first.enter("export disk a".to_owned(), name(), Arc::default());
+        let (cut, _) = first.enter("import x as disk a".to_owned(), name(), Arc::default());
+        first.ended(done, Ok(()));
+        // It dies here. The next one's number is new, and what it runs is interrupted in its turn.
+        let second = Jobs::open(file.clone());
+        let job = second.job(cut).unwrap();
+        assert_eq!(job.state, JobState::Interrupted);
+        assert!(job.state.is_over());
+        let why = job.problem.unwrap().to_string();
+        assert!(
+            why.contains("import x as disk a") && why.contains("the daemon ended"),
+            "{why}"
+        );
+        let (next, _) = second.enter("import y as disk a".to_owned(), name(), Arc::default());
+        assert!(next > cut);
+        let third = Jobs::open(file.clone());
+        let states: Vec<_> = third.list().iter().map(|job| (job.id, job.state)).collect();
+        assert_eq!(states, [cut, next].map(|id| (id, JobState::Interrupted)));
+        // What cannot be understood is no reason not to start.
+        std::fs::write(&file, "nonsense").unwrap();
+        assert!(Jobs::open(file).list().is_empty());
+    }
+}

@@ -1,0 +1,424 @@
+//! Listening sockets: made, or inherited from whoever started us; stale files of dead daemons make way.
+//!
+//! # Always true
+//! - A socket file is removed only if nobody listens on it; anything else in its place is an error that names it.
+
+use std::fs;
+use std::io;
+use std::net::{SocketAddr, TcpListener};
+use std::os::fd::{AsFd, OwnedFd};
+use std::os::unix::fs::{FileTypeExt, PermissionsExt};
+use std::os::unix::net::UnixListener;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::fs::{Access, AtFlags, CWD};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, sockopt};
+use rustix::process::{PidfdFlags, PidfdGetfdFlags};
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use crate::os_error::{self, Outcome};
+
+/// Bytes that a Unix socket's path may have.
+const LONGEST: usize = 107;
+
+/// Listens on a Unix socket with the given permissions.
+pub(crate) fn listen_unix(path: &Path, mode: u32) -> Outcome<UnixListener> {
+    match look(path)? {
+        Place::Free => {}
+        Place::Stale => fs::remove_file(path).map_err(|e| unix_refused(path, &e))?,
+        Place::Taken(_) => return Err(taken(cannot_listen(path))),
+    }
+    UnixListener::bind(path)
+        .and_then(|listener| {
+            fs::set_permissions(path, fs::Permissions::from_mode(mode))?;
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        })
+        .map_err(|error| unix_refused(path, &error))
+}
+
+/// Whether [`listen_unix`] would listen there, without doing so. Those who may have it already: the process that makes way
+/// when this configuration is used, and a service manager, which hands it over.
+pub(crate) fn check_unix(path: &Path, makes_way: Option<u32>) -> Outcome<()> {
+    match look(path)? {
+        Place::Taken(Some(pid)) if makes_way == Some(pid) || is_service_manager(pid) => Ok(()),
+        Place::Taken(_) => Err(taken(cannot_listen(path))),
+        Place::Free | Place::Stale => {
+            let folder = path.parent().unwrap_or(Path::new("/"));
+            let access = Access::WRITE_OK | Access::EXEC_OK;
+            rustix::fs::accessat(CWD, folder, access, AtFlags::EACCESS)
+                .map_err(|error| unix_refused(path, &error.into()))
+        }
+    }
+}
+
+fn is_service_manager(pid: u32) -> bool {
+    pid == 1 || fs::read_to_string(format!("/proc/{pid}/comm")).is_ok_and(|c| c.trim() == "systemd")
+}
+
+/// Listens on a TCP address.
+pub(crate) fn listen_tcp(address: SocketAddr) -> Outcome<TcpListener> {
+    TcpListener::bind(address)
+        .and_then(|listener| {
+            listener.set_nonblocking(true)?;
+            Ok(listener)
+        })
+        .map_err(|error| tcp_refused(address, &error))
+}
+
+/// Whether [`listen_tcp`] would listen there, without doing so; `makes_way` as in [`check_unix`], where nobody can tell
+/// whose a port is.
+pub(crate) fn check_tcp(address: SocketAddr, makes_way: Option<u32>) -> Outcome<()> {
+    let bind = || -> io::Result<()> {
+        let family = match address {
+            SocketAddr::V4(_) => AddressFamily::INET,
+            SocketAddr::V6(_) => AddressFamily::INET6,
+        };
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(family, SocketType::STREAM, flags, None)?;
+        sockopt::set_socket_reuseaddr(&socket, true)?;
+        Ok(rustix::net::bind(&socket, &address)?)
+    };
+    match bind() {
+        Err(error) if error.kind() == io::ErrorKind::AddrInUse && makes_way.is_some() => Ok(()),
+        tried => tried.map_err(|error| tcp_refused(address, &error)),
+    }
+}
+
+fn cannot_listen(path: &Path) -> String {
+    format!("cannot listen on {}", path.display())
+}
+
+/// Why nobody can listen at a path, and what to do about it.
+fn unix_refused(path: &Path, error: &io::Error) -> Problem {
+    let folder = path.parent().unwrap_or(path).display();
+    let problem = os_error::io(cannot_listen(path), error);
+    match error.kind() {
+        // sockaddr_un has room for 107 bytes; the error for more says nothing of the kind.
+        _ if path.as_os_str().len() > LONGEST => problem.remedy(format!(
+            "use a shorter path: a socket's may have {LONGEST} bytes, for instance by --root DIR"
+        )),
+        io::ErrorKind::NotFound => problem.remedy(format!("make its directory: mkdir -p {folder}")),
+        io::ErrorKind::NotADirectory => {
+            problem.remedy(format!("choose another path: {folder} is no directory"))
+        }
+        _ => problem,
+    }
+}
+
+/// Why nobody can listen on an address, and what to do about it.
+fn tcp_refused(address: SocketAddr, error: &io::Error) -> Problem {
+    let problem = os_error::io(format!("cannot listen on {address}"), error);
+    match error.kind() {
+        io::ErrorKind::AddrInUse => problem.remedy(
+            "stop what listens there (see `ss -ltnp`), or choose another port in the configuration",
+        ),
+        io::ErrorKind::AddrNotAvailable => {
+            problem.remedy("choose an address that this host has (see `ip addr`)")
+        }
+        io::ErrorKind::PermissionDenied => {
+            problem.remedy("choose a port from 1024 on, or give the daemon CAP_NET_BIND_SERVICE")
+        }
+        _ => problem,
+    }
+}
+
+/// Has the kernel end a TCP connection whose other end's system answers nothing for so long: it is gone without a word,
+/// or does not take what it is sent.
+pub(crate) fn notice_silence(socket: &impl AsFd, after: Duration) {
+    // A few questions before it is over. A socket that cannot have it is served without.
+    let _ = sockopt::set_socket_keepalive(socket, true);
+    let _ = sockopt::set_tcp_keepidle(socket, after / 2);
+    let _ = sockopt::set_tcp_keepintvl(socket, after / 6);
+    let millis = u32::try_from(after.as_millis()).unwrap_or(u32::MAX);
+    let _ = sockopt::set_tcp_user_timeout(socket, millis);
+}
+
+/// What is at a path where a socket is to be.
+enum Place {
+    Free,
+    /// A socket file on which nobody listens.
+    Stale,
+    /// A process listens, and which, if the kernel knows.
+    Taken(Option<u32>),
+}
+
+fn look(path: &Path) -> Outcome<Place> {
+    let there = match path.symlink_metadata() {
+        Ok(there) => there,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            return match path.as_os_str().len() > LONGEST {
+                true => Err(unix_refused(path, &io::ErrorKind::InvalidInput.into())),
+                false => Ok(Place::Free),
+            };
+        }
+        Err(error) => return Err(unix_refused(path, &error)),
+    };
+    if !there.file_type().is_socket() {
+        return Err(Problem::new(ProblemCode::Exists, cannot_listen(path))
+            .because("something that is not a socket is in its place")
+            .remedy("move it away, or choose another path"));
+    }
+    match knock(path) {
+        Ok(pid) => Ok(Place::Taken(pid)),
+        Err(error) => match error.kind() {
+            io::ErrorKind::ConnectionRefused => Ok(Place::Stale),
+            // Somebody whose queue is full listens all the same.
+            io::ErrorKind::WouldBlock => Ok(Place::Taken(None)),
+            io::ErrorKind::NotFound => Ok(Place::Free),
+            _ => Err(unix_refused(path, &error)),
+        },
+    }
+}
+
+/// Asks whether somebody listens, without waiting in the queue of one that takes nobody just now. The answer is who.
+fn knock(path: &Path) -> io::Result<Option<u32>> {
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::STREAM,
+        SocketFlags::CLOEXEC | SocketFlags::NONBLOCK,
+        None,
+    )?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let peer = sockopt::socket_peercred(&socket).ok();
+    Ok(peer.and_then(|peer| u32::try_from(peer.pid.as_raw_nonzero().get()).ok()))
+}
+
+fn taken(what: String) -> Problem {
+    Problem::new(ProblemCode::Exists, what)
+        .because("another process listens there")
+        .remedy("stop it (see `ss -lxp`), or choose another path")
+}
+
+/// A listening socket that somebody else opened for us.
+#[derive(Debug)]
+pub(crate) struct Inherited {
+    /// What its opener calls it (systemd's `FileDescriptorName=`).
+    pub(crate) name: String,
+    pub(crate) socket: Listening,
+}
+
+/// A listening socket of either family.
+#[derive(Debug)]
+pub(crate) enum Listening {
+    Unix(UnixListener),
+    Tcp(TcpListener),
+}
+
+/// The sockets that were handed over by `LISTEN_FDS` (systemd socket activation, and what imitates it).
+pub(crate) fn inherited() -> Outcome<Vec<Inherited>> {
+    let what = "cannot take over the inherited sockets";
+    let handed = sd_notify::listen_fds_with_names().map_err(|e| os_error::io(what, &e))?;
+    let mut sockets = Vec::new();
+    for (number, name) in handed {
+        let socket = adopt(number)
+            .and_then(classify)
+            .map_err(|e| os_error::io(what, &e))?;
+        sockets.push(Inherited { name, socket });
+    }
+    Ok(sockets)
+}
+
+/// The connected socket that is our standard input.
+pub(crate) fn standard_input() -> Outcome<OwnedFd> {
+    let what = "cannot serve an NBD client on standard input";
+    let socket = adopt(0).map_err(|e| os_error::io(what, &e))?;
+    match rustix::net::getpeername(&socket) {
+        Ok(_) => Ok(socket),
+        Err(error) => Err(os_error::invalid(what)
+            .because("it is no connected socket")
+            .because(error)
+            .remedy(
+                "start it by a program that hands one over, such as libnbd's nbd_connect_command; or name a socket to listen on with --nbd SOCKET",
+            )),
+    }
+}
+
+/// A descriptor that is known by its number only, as one that is owned: a second one for the same open socket. The
+/// first stays open as long as the process lives, as the opener left it.
+fn adopt(number: i32) -> io::Result<OwnedFd> {
+    let own = rustix::process::pidfd_open(rustix::process::getpid(), PidfdFlags::empty())?;
+    Ok(rustix::process::pidfd_getfd(
+        own,
+        number,
+        PidfdGetfdFlags::empty(),
+    )?)
+}
+
+fn classify(socket: OwnedFd) -> io::Result<Listening> {
+    if !sockopt::socket_acceptconn(&socket)? {
+        let text = "a socket does not listen; a connected one is served by `serve-one --single`, as standard input";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    let address = rustix::net::getsockname(socket.as_fd())?;
+    let listening = if address.address_family() == AddressFamily::UNIX {
+        let listener = UnixListener::from(socket);
+        listener.set_nonblocking(true)?;
+        Listening::Unix(listener)
+    } else {
+        let listener = TcpListener::from(socket);
+        listener.set_nonblocking(true)?;
+        Listening::Tcp(listener)
+    };
+    Ok(listening)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::fd::AsRawFd;
+    use std::os::unix::net::UnixStream;
+
+    #[test]
+    fn a_connected_socket_is_not_taken_for_one_that_listens() {
+        let (ours, _theirs) = UnixStream::pair().unwrap();
+        let error = classify(ours.into()).unwrap_err();
+        assert!(error.to_string().contains("--single"), "{error}");
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        assert!(matches!(classify(listener.into()), Ok(Listening::Tcp(_))));
+    }
+
+    #[test]
+    fn a_socket_that_nobody_listens_on_makes_way() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.sock");
+        drop(UnixListener::bind(&path).unwrap());
+        let listener = listen_unix(&path, 0o600).unwrap();
+        assert_eq!(
+            fs::metadata(&path).unwrap().permissions().mode() & 0o777,
+            0o600
+        );
+        drop(listener);
+    }
+
+    #[test]
+    fn a_socket_that_somebody_listens_on_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.sock");
+        let other = UnixListener::bind(&path).unwrap();
+        let refused = listen_unix(&path, 0o600).unwrap_err();
+        assert!(
+            refused
+                .to_string()
+                .contains("another process listens there"),
+            "{refused}"
+        );
+        UnixStream::connect(&path).unwrap();
+        drop(other);
+    }
+
+    #[test]
+    fn a_socket_whose_listener_has_a_full_queue_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("s.sock");
+        let other = UnixListener::bind(&path).unwrap();
+        rustix::net::listen(&other, 0).unwrap();
+        let _waits = UnixStream::connect(&path).unwrap();
+        let refused = listen_unix(&path, 0o600).unwrap_err().to_string();
+        assert!(
+            refused.contains("another process listens there"),
+            "{refused}"
+        );
+        assert!(path.exists());
+    }
+
+    #[test]
+    fn a_file_that_is_no_socket_stays() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("precious");
+        fs::write(&path, "data").unwrap();
+        assert!(listen_unix(&path, 0o600).is_err());
+        assert_eq!(fs::read(&path).unwrap(), b"data");
+    }
+
+    #[test]
+    fn a_path_too_long_for_a_socket_is_told_so() {
+        let folder = tempfile::tempdir().unwrap();
+        let refused = listen_unix(&folder.path().join("x".repeat(120)), 0o600).unwrap_err();
+        assert!(refused.to_string().contains("107 bytes"), "{refused}");
+    }
+
+    #[test]
+    fn what_is_checked_is_refused_as_listening_is_and_nothing_is_left_behind() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::write(at("file"), "").unwrap();
+        let _taken = UnixListener::bind(at("taken")).unwrap();
+        let long = "x".repeat(120);
+        for (name, remedy) in [
+            ("file", "move it away"),
+            ("gone/s", "mkdir -p"),
+            ("file/s", "is no directory"),
+            ("taken", "ss -lxp"),
+            (&long, "shorter path"),
+        ] {
+            let checked = check_unix(&at(name), None).unwrap_err();
+            let listened = listen_unix(&at(name), 0o600).unwrap_err();
+            for told in [&checked, &listened] {
+                let told = told.remedy.as_deref().unwrap_or_default();
+                assert!(told.contains(remedy), "{name}: {told}");
+            }
+            assert_eq!(checked, listened);
+        }
+        check_unix(&at("free"), None).unwrap();
+        assert!(!at("free").exists());
+        drop(UnixListener::bind(at("stale")).unwrap());
+        check_unix(&at("stale"), None).unwrap();
+        assert!(at("stale").exists());
+        // The daemon that serves now makes way for the one that is to.
+        check_unix(&at("taken"), Some(std::process::id())).unwrap();
+        // What the hint says, works.
+        fs::create_dir(at("gone")).unwrap();
+        listen_unix(&at("gone/s"), 0o600).unwrap();
+    }
+
+    #[test]
+    fn a_tcp_address_is_checked_as_it_is_listened_to() {
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let taken = other.local_addr().unwrap();
+        let foreign = "192.0.2.1:10809".parse().unwrap();
+        for address in [taken, foreign] {
+            let checked = check_tcp(address, None).unwrap_err();
+            assert_eq!(checked, listen_tcp(address).unwrap_err());
+            assert!(checked.remedy.is_some(), "{checked}");
+        }
+        check_tcp(taken, Some(1)).unwrap();
+        drop(other);
+        check_tcp(taken, None).unwrap();
+        listen_tcp(taken).unwrap();
+    }
+
+    #[test]
+    fn a_port_in_use_is_a_clear_error() {
+        let other = TcpListener::bind("127.0.0.1:0").unwrap();
+        let refused = listen_tcp(other.local_addr().unwrap())
+            .unwrap_err()
+            .to_string();
+        assert!(refused.contains("another port"), "{refused}");
+    }
+
+    #[test]
+    fn the_kernel_asks_whether_the_other_end_is_still_there_and_waits_no_longer() {
+        let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+        let socket = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
+        notice_silence(&socket, Duration::from_secs(30));
+        assert!(sockopt::socket_keepalive(&socket).unwrap());
+        assert_eq!(
+            sockopt::tcp_keepidle(&socket).unwrap(),
+            Duration::from_secs(15)
+        );
+        assert_eq!(sockopt::tcp_user_timeout(&socket).unwrap(), 30_000);
+    }
+
+    #[test]
+    fn an_inherited_socket_is_known_by_its_family() {
+        let tcp = TcpListener::bind("127.0.0.1:0").unwrap();
+        let folder = tempfile::tempdir().unwrap();
+        let unix = UnixListener::bind(folder.path().join("s")).unwrap();
+        let tcp_again = adopt(tcp.as_raw_fd()).and_then(classify).unwrap();
+        assert!(matches!(tcp_again, Listening::Tcp(_)));
+        let unix_again = adopt(unix.as_raw_fd()).and_then(classify).unwrap();
+        assert!(matches!(unix_again, Listening::Unix(_)));
+    }
+}

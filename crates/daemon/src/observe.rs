@@ -1,0 +1,10 @@
+//! What the daemon reports: statistics, metrics, events, explanations, the log and the dashboard.
+
+pub(crate) mod counters;
+pub(crate) mod dashboard;
+pub(crate) mod events;
+pub(crate) mod explain;
+pub(crate) mod log;
+pub(crate) mod metrics;
+pub(crate) mod monitor;
+pub(crate) mod sample;

@@ -1,0 +1,104 @@
+//! Everything that the engine counts: the raw material of statistics and metrics.
+//!
+//! A disk's counters are of one moment; those of different disks may be some turns of their I/O thread apart, between
+//! which guests are served.
+
+use std::collections::BTreeMap;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+use tidegate_api::name::Name;
+use tidegate_api::stats::{DiskStats, Sample};
+
+use crate::disks::host;
+use crate::observe::sample::{self, DiskCounters, ThreadMoment};
+use crate::os_error::Outcome;
+use crate::serve::Daemon;
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Counters {
+    /// Milliseconds since 1970.
+    pub(crate) at_ms: u64,
+    pub(crate) disks: Vec<DiskCounters>,
+    pub(crate) threads: Vec<ThreadMoment>,
+}
+
+impl Counters {
+    /// As it is told: since `before`, or since everything began.
+    pub(crate) fn sample(&self, before: Option<&Counters>) -> Sample {
+        let disk = |now: &DiskCounters| {
+            let old = before.and_then(|b| b.disks.iter().find(|old| old.name == now.name));
+            sample::disk(now, old)
+        };
+        let thread = |now: &ThreadMoment| {
+            let old = before.and_then(|b| b.threads.iter().find(|old| old.thread == now.thread));
+            sample::thread(now, old)
+        };
+        Sample {
+            at_ms: self.at_ms,
+            disks: self.disks.iter().map(disk).collect(),
+            threads: self.threads.iter().map(thread).collect(),
+        }
+    }
+}
+
+impl Daemon {
+    /// Asks every I/O thread for its counters.
+    pub(crate) fn moment(&self) -> Outcome<Counters> {
+        let live: BTreeMap<host::Key, _> = self
+            .disk_service
+            .live()
+            .all()
+            .into_iter()
+            .map(|live| (live.key(), live))
+            .collect();
+        let mut disks = Vec::new();
+        let mut threads = Vec::new();
+        for report in self.disk_service.host().threads()? {
+            let mut names = Vec::new();
+            let mut requests = 0;
+            for (key, counted) in report.disks {
+                requests += counted.stats.as_ref().map_or(0, |stats| stats.count());
+                // A disk that comes or goes just now is not told of.
+                let Some(live) = live.get(&key) else { continue };
+                names.push(live.name().clone());
+                disks.push(live.moment_of(counted));
+            }
+            names.sort();
+            threads.push(ThreadMoment {
+                thread: report.thread,
+                cpu: report.cpu,
+                disks: names,
+                age_ns: report.age.as_nanos(),
+                busy_ns: report.busy.as_nanos(),
+                polling_ns: report.polling.as_nanos(),
+                requests,
+                turns: report.turns,
+                wakes: report.wakes,
+                strays: report.strays,
+            });
+        }
+        disks.sort_by(|a, b| a.name.cmp(&b.name));
+        let at = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis());
+        Ok(Counters {
+            at_ms: u64::try_from(at).unwrap_or(u64::MAX),
+            disks,
+            threads,
+        })
+    }
+
+    /// What one disk has done since it was attached.
+    pub(crate) fn disk_stats(&self, name: &Name) -> Outcome<DiskStats> {
+        let disk = self.disk_service.must_be_attached(name)?;
+        let moment = disk.moment().map_err(|problem| {
+            // It may have gone between the two looks.
+            self.disk_service
+                .must_be_attached(name)
+                .err()
+                .unwrap_or(problem)
+        })?;
+        Ok(sample::disk(&moment, None))
+    }
+}

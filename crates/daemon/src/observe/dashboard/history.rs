@@ -1,0 +1,96 @@
+//! The last five minutes, for a page that is opened now: what the monitor has kept of a disk, or of a datastore.
+//!
+//! Nobody is asked and nothing is looked at. Where a disk rested there is one long stretch instead of many short ones.
+
+use serde::Serialize;
+use tidegate_api::name::Name;
+
+use super::host_sample::{Did, now_ms, us};
+use crate::disks::attached::Attached;
+use crate::disks::host;
+use crate::observe::explain::Facts;
+use crate::observe::explain::timeline::{Beat, Stretch, Timeline};
+use crate::os_error::Outcome;
+use crate::serve::Daemon;
+
+/// What stands where in a row of `did`.
+pub(crate) const PAST: [&str; 3] = ["at", "covers_s", "did"];
+
+/// What stands where in a row of `level`.
+pub(crate) const LEVEL: [&str; 4] = ["at", "engaged", "latency_us", "threshold_us"];
+
+/// The past of a disk or a datastore, oldest first.
+#[derive(Default, Serialize)]
+pub(crate) struct History {
+    did: Vec<DidRow>,
+    level: Vec<LevelRow>,
+}
+
+#[derive(Serialize)]
+struct DidRow(u64, f64, Did);
+
+#[derive(Serialize)]
+struct LevelRow(u64, bool, f64, Option<f64>);
+
+impl Daemon {
+    /// What a disk did.
+    pub(crate) fn past_of_disk(&self, name: &Name) -> Outcome<History> {
+        let live = self.disk_service.must_be_attached(name)?;
+        Ok(self
+            .course(&live)
+            .map_or_else(History::default, |course| History {
+                did: did(&course),
+                level: levels(&course),
+            }))
+    }
+
+    /// How a datastore was: each of its disks has kept that, and the one that has looked longest knows most.
+    pub(crate) fn past_of_datastore(&self, name: &Name) -> History {
+        let live = self.disk_service.live().all();
+        let here = live.iter().filter(|live| live.datastore() == name);
+        let timelines = here.filter_map(|live| self.course(live));
+        let longest = timelines.max_by_key(|course| course.beats().len());
+        History {
+            did: Vec::new(),
+            level: longest.map_or_else(Vec::new, |course| levels(&course)),
+        }
+    }
+
+    fn course(&self, live: &Attached) -> Option<Timeline> {
+        self.monitor.course(live)
+    }
+}
+
+fn did(course: &Timeline) -> Vec<DidRow> {
+    let beats: Vec<Beat> = course.beats().copied().collect();
+    let row = |pair: &[Beat]| {
+        let (from, to) = (pair[0], pair[1]);
+        let facts = Facts::of(&Stretch {
+            from,
+            to,
+            engaged_ratio: 0.0,
+        });
+        let covers_s = us(facts.covers) / 1e6;
+        DidRow(at_ms(&to), covers_s, Did::of(&facts))
+    };
+    beats.windows(2).map(row).collect()
+}
+
+fn levels(course: &Timeline) -> Vec<LevelRow> {
+    let row = |beat: &Beat| {
+        let level = beat.level?;
+        let threshold = level.threshold.map(us);
+        Some(LevelRow(
+            at_ms(beat),
+            level.engaged,
+            us(level.latency),
+            threshold,
+        ))
+    };
+    course.beats().filter_map(row).collect()
+}
+
+fn at_ms(beat: &Beat) -> u64 {
+    let ago = host::now().since(beat.at);
+    now_ms().saturating_sub(ago.as_nanos() / 1_000_000)
+}

@@ -1,0 +1,405 @@
+//! What happens on datastores, as administrators hear of it: numbered, logged once, kept for a while, handed to who
+//! listens.
+//!
+//! The monitor hands in what the governors noticed; REST gives out what is kept and waits for more. Nothing here asks
+//! the engine.
+//!
+//! # Always true
+//! - An event is logged once: those of the slot file by the engine, which notices them first, all others here.
+//! - The latest [`KEPT`] are kept; a listener that comes back gets all of those that it has not seen, in order.
+
+use std::collections::VecDeque;
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use tidegate_api::events::{Event, Happening};
+use tidegate_api::name::Name;
+use tidegate_core::governor::GovernorEvent;
+use tidegate_core::iocontrol::DiskKey;
+use tidegate_core::units::Span;
+use tidegate_engine::control;
+use tokio::sync::watch;
+
+use crate::control::report::hex;
+use crate::listen::tls::expiry;
+use crate::observe::explain::time;
+use crate::observe::sample::float;
+
+/// A day of a busy datastore, at a few hundred bytes each.
+const KEPT: usize = 1024;
+
+/// Digits of an identity that tell hosts of one name apart.
+const SHORT: usize = 8;
+
+/// See the module.
+pub(crate) struct Journal {
+    kept: Mutex<VecDeque<Event>>,
+    /// The number of the latest.
+    latest: watch::Sender<u64>,
+}
+
+impl Default for Journal {
+    fn default() -> Journal {
+        Journal {
+            kept: Mutex::default(),
+            latest: watch::Sender::new(0),
+        }
+    }
+}
+
+impl Journal {
+    /// Notes what happened on a datastore, or on the host, and logs it.
+    pub(crate) fn add(&self, datastore: Option<&Name>, at_ms: u64, happening: Happening) {
+        let mut kept = self.kept();
+        let event = Event {
+            number: *self.latest.borrow() + 1,
+            at_ms,
+            datastore: datastore.cloned(),
+            text: match datastore {
+                Some(datastore) => sentence(datastore, &happening),
+                None => of_host(&happening),
+            },
+            happening,
+        };
+        let number = event.number;
+        log(&event);
+        if kept.len() == KEPT {
+            kept.pop_front();
+        }
+        kept.push_back(event);
+        // Told before the next can be added: numbers grow by one.
+        self.latest.send_replace(number);
+    }
+
+    /// Those that are kept and came after this number. One that this daemon has not reached is another daemon's.
+    pub(crate) fn since(&self, number: u64) -> Vec<Event> {
+        let kept = self.kept();
+        let number = if number > *self.latest.borrow() {
+            0
+        } else {
+            number
+        };
+        let later = kept.iter().filter(|event| event.number > number);
+        later.cloned().collect()
+    }
+
+    /// The number of the latest event, for who waits for the next.
+    pub(crate) fn latest(&self) -> watch::Receiver<u64> {
+        self.latest.subscribe()
+    }
+
+    fn kept(&self) -> MutexGuard<'_, VecDeque<Event>> {
+        // It is whole between any two lines that change it.
+        self.kept.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What a datastore's control told, in the outside's words. `name_of` knows disks by what hosts call them, and `host_name`
+/// hosts.
+pub(crate) fn happening(
+    event: control::Event,
+    name_of: impl Fn(DiskKey) -> Option<Name>,
+    host_name: impl Fn([u8; 16]) -> Option<String>,
+) -> Happening {
+    let us = |span: Span| float(span.as_nanos()) / 1e3;
+    let event = match event {
+        control::Event::Trouble(trouble) => return Happening::Trouble { why: trouble.what },
+        control::Event::TroubleOver => return Happening::TroubleOver,
+        control::Event::Governor(event) => event,
+    };
+    match event {
+        GovernorEvent::Engaged { latency, threshold } => Happening::Engaged {
+            latency_us: us(latency),
+            threshold_us: us(threshold),
+        },
+        GovernorEvent::Disengaged => Happening::Disengaged,
+        GovernorEvent::ReservationUnmet { key } => {
+            Happening::ReservationUnmet { disk: name_of(key) }
+        }
+        GovernorEvent::ReservationsShrunk { percent } => Happening::ReservationsShrunk { percent },
+        GovernorEvent::BurstLow { key, percent } => Happening::BurstLow {
+            disk: name_of(key),
+            percent,
+        },
+        GovernorEvent::HostSeen { host } => Happening::HostSeen {
+            host: hex(&host),
+            name: host_name(host),
+        },
+        GovernorEvent::HostLost { host, left } => Happening::HostLost {
+            host: hex(&host),
+            name: host_name(host),
+            left,
+        },
+        GovernorEvent::ExternalLoad { on } => Happening::ExternalLoad { on },
+        GovernorEvent::Alone { on } => Happening::Alone { on },
+        GovernorEvent::Mute { on } => Happening::Mute { on },
+        GovernorEvent::ThresholdMoved { to } => Happening::ThresholdMoved {
+            threshold_us: us(to),
+        },
+        GovernorEvent::GenerationRefused { generation } => {
+            Happening::GenerationRefused { generation }
+        }
+        GovernorEvent::Displaced => Happening::Displaced,
+        GovernorEvent::Paused { span } => Happening::Paused {
+            for_s: float(span.as_nanos()) / 1e9,
+        },
+    }
+}
+
+/// What happened to no datastore.
+fn of_host(happening: &Happening) -> String {
+    match happening {
+        Happening::Certificate {
+            listener,
+            file,
+            state,
+            days_left,
+        } => format!(
+            "the TLS certificate {file} at {listener} {}: put a new one there and restart the daemon",
+            expiry::words(*state, *days_left)
+        ),
+        other => format!("{} on this host", other.word()),
+    }
+}
+
+fn sentence(datastore: &Name, happening: &Happening) -> String {
+    let us = |us: &f64| time(us * 1e3);
+    let disk = |disk: &Option<Name>| match disk {
+        Some(name) => format!("disk {name}"),
+        None => "a disk that has gone".to_owned(),
+    };
+    let whom = |host: &str, name: &Option<String>| match name {
+        Some(name) => format!("host {name} ({})", host.get(..SHORT).unwrap_or(host)),
+        None => format!("host {host}"),
+    };
+    match happening {
+        Happening::Engaged {
+            latency_us,
+            threshold_us,
+        } => format!(
+            "datastore {datastore} is congested: {} of latency, the threshold is {}; disks get it by their shares",
+            us(latency_us),
+            us(threshold_us)
+        ),
+        Happening::Disengaged => {
+            format!("datastore {datastore} is congested no longer: nobody is held back")
+        }
+        Happening::ReservationUnmet { disk: name } => format!(
+            "{} asked all the time and got less than its reservation on datastore {datastore}",
+            disk(name)
+        ),
+        Happening::ReservationsShrunk { percent } => format!(
+            "the reservations on datastore {datastore} are more than it does: {percent} % of each is met"
+        ),
+        Happening::BurstLow {
+            disk: name,
+            percent: 0,
+        } => format!("the burst of {} is spent: its limit holds", disk(name)),
+        Happening::BurstLow {
+            disk: name,
+            percent,
+        } => format!(
+            "of the burst of {} less than {percent} % is left",
+            disk(name)
+        ),
+        Happening::HostSeen { host, name } => {
+            format!("{} serves datastore {datastore} too", whom(host, name))
+        }
+        Happening::HostLost {
+            host,
+            name,
+            left: true,
+        } => format!("{} has left datastore {datastore}", whom(host, name)),
+        Happening::HostLost {
+            host,
+            name,
+            left: false,
+        } => format!(
+            "{} has fallen silent on datastore {datastore}: its part goes to the others",
+            whom(host, name)
+        ),
+        Happening::ExternalLoad { on: true } => {
+            format!("others than our hosts put load on datastore {datastore}")
+        }
+        Happening::ExternalLoad { on: false } => {
+            format!("the load of others on datastore {datastore} has gone")
+        }
+        Happening::Alone { on: true } => format!(
+            "the other hosts of datastore {datastore} cannot be heard: this one decides by itself"
+        ),
+        Happening::Alone { on: false } => {
+            format!("the other hosts of datastore {datastore} can be heard again")
+        }
+        Happening::Mute { on: true } => format!(
+            "the other hosts of datastore {datastore} cannot hear this one: it takes no more than it told last"
+        ),
+        Happening::Mute { on: false } => {
+            format!("the other hosts of datastore {datastore} hear this one again")
+        }
+        Happening::ThresholdMoved { threshold_us } => format!(
+            "datastore {datastore} counts as congested from {} on",
+            us(threshold_us)
+        ),
+        Happening::GenerationRefused { generation } => format!(
+            "slot 0 of .tidegate/hosts.v1 on datastore {datastore} has generation {generation}, which cannot be: what it says is \
+             not believed; find out who wrote it, and set what is to hold: tidegate datastore set {datastore} --io-control on"
+        ),
+        Happening::Displaced => format!(
+            "another daemon has this one's slot or its identity on datastore {datastore}, so this one has taken another: \
+             if this daemon's root directory was copied (a cloned machine, a restored backup), stop one of the two, \
+             remove state/host-id from its root and start it again; if not, nothing needs to be done"
+        ),
+        Happening::Paused { for_s } => format!(
+            "this daemon stood still for {}: it joins the hosts of datastore {datastore} anew",
+            time(for_s * 1e9)
+        ),
+        Happening::Trouble { why } => format!("datastore {datastore}: {why}"),
+        Happening::TroubleOver => {
+            format!("the slots of hosts on datastore {datastore} can be read and written again")
+        }
+        Happening::Certificate { .. } => of_host(happening),
+        Happening::Missed { count } => {
+            format!("{count} events on datastore {datastore} were lost before they could be told")
+        }
+    }
+}
+
+fn log(event: &Event) {
+    let (disk, host) = match &event.happening {
+        Happening::ReservationUnmet { disk } | Happening::BurstLow { disk, .. } => {
+            (disk.as_ref(), None)
+        }
+        Happening::HostSeen { host, .. } | Happening::HostLost { host, .. } => (None, Some(host)),
+        // The engine has logged these when it noticed them.
+        Happening::Trouble { .. } | Happening::TroubleOver => return,
+        _ => (None, None),
+    };
+    let disk = disk.map(tracing::field::display);
+    let host = host.map(tracing::field::display);
+    let datastore = event.datastore.as_ref().map(tracing::field::display);
+    let (word, text) = (event.happening.word(), &event.text);
+    if wants_a_look(&event.happening) {
+        tracing::warn!(datastore, event = word, disk, host, "{text}");
+    } else {
+        tracing::info!(datastore, event = word, disk, host, "{text}");
+    }
+}
+
+/// Whether an administrator should look: a promise is not kept, or hosts do not agree any more.
+fn wants_a_look(happening: &Happening) -> bool {
+    matches!(
+        happening,
+        Happening::ReservationUnmet { .. }
+            | Happening::ReservationsShrunk { .. }
+            | Happening::HostLost { left: false, .. }
+            | Happening::ExternalLoad { on: true }
+            | Happening::Alone { on: true }
+            | Happening::Mute { on: true }
+            | Happening::GenerationRefused { .. }
+            | Happening::Displaced
+            | Happening::Paused { .. }
+            | Happening::Certificate { .. }
+            | Happening::Missed { .. }
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    fn numbers(events: &[Event]) -> Vec<u64> {
+        events.iter().map(|event| event.number).collect()
+    }
+
+    #[test]
+    fn numbers_grow_by_one_and_a_listener_gets_what_it_has_not_seen() {
+        let journal = Journal::default();
+        let latest = journal.latest();
+        for at in 0..5 {
+            journal.add(Some(&name("fast")), at, Happening::Disengaged);
+        }
+        assert!(latest.has_changed().unwrap());
+        assert_eq!(numbers(&journal.since(0)), [1, 2, 3, 4, 5]);
+        assert_eq!(numbers(&journal.since(3)), [4, 5]);
+        assert!(journal.since(5).is_empty());
+    }
+
+    #[test]
+    fn a_number_of_a_daemon_before_gets_everything() {
+        let journal = Journal::default();
+        journal.add(Some(&name("fast")), 0, Happening::Disengaged);
+        assert_eq!(numbers(&journal.since(700)), [1]);
+    }
+
+    #[test]
+    fn only_the_latest_are_kept() {
+        let journal = Journal::default();
+        for at in 0..2_000 {
+            journal.add(Some(&name("fast")), at, Happening::Disengaged);
+        }
+        let kept = journal.since(0);
+        assert_eq!((kept.len(), kept[0].number), (KEPT, 2_000 - 1024 + 1));
+    }
+
+    #[test]
+    fn what_a_governor_tells_is_told_in_words() {
+        let key = DiskKey(7);
+        let told = |event| {
+            let disk = |of| (of == key).then(|| name("web1"));
+            let host = |of| (of == [0xcd; 16]).then(|| "pve1".to_owned());
+            let happening = happening(control::Event::Governor(event), disk, host);
+            (happening.word(), sentence(&name("fast"), &happening))
+        };
+        let (word, text) = told(GovernorEvent::Engaged {
+            latency: Span::from_millis(6),
+            threshold: Span::from_millis(5),
+        });
+        assert_eq!(word, "engaged");
+        assert!(
+            text.contains("6ms of latency, the threshold is 5ms"),
+            "{text}"
+        );
+        let (_, text) = told(GovernorEvent::BurstLow { key, percent: 20 });
+        assert_eq!(text, "of the burst of disk web1 less than 20 % is left");
+        let (_, text) = told(GovernorEvent::ReservationUnmet { key: DiskKey(8) });
+        assert!(text.starts_with("a disk that has gone"), "{text}");
+        let (word, text) = told(GovernorEvent::HostLost {
+            host: [0xab; 16],
+            left: false,
+        });
+        assert_eq!(word, "host-lost");
+        assert!(text.contains(&"ab".repeat(16)), "{text}");
+        let host = [0xcd; 16];
+        let (_, text) = told(GovernorEvent::HostSeen { host });
+        assert_eq!(text, "host pve1 (cdcdcdcd) serves datastore fast too");
+    }
+
+    #[test]
+    fn a_displaced_host_is_told_that_its_root_may_have_been_copied_and_what_to_do() {
+        let displaced = control::Event::Governor(GovernorEvent::Displaced);
+        let happening = happening(displaced, |_| None, |_| None);
+        assert_eq!(happening.word(), "displaced");
+        assert!(wants_a_look(&happening));
+        assert_eq!(
+            sentence(&name("fast"), &happening),
+            "another daemon has this one's slot or its identity on datastore fast, so this one has taken another: \
+             if this daemon's root directory was copied (a cloned machine, a restored backup), stop one of the two, \
+             remove state/host-id from its root and start it again; if not, nothing needs to be done"
+        );
+    }
+
+    #[test]
+    fn trouble_with_the_slot_file_is_told_with_its_reason() {
+        let trouble = control::Trouble {
+            what: "the slots cannot be read".to_owned(),
+        };
+        let happening = happening(control::Event::Trouble(trouble), |_| None, |_| None);
+        assert_eq!(
+            sentence(&name("fast"), &happening),
+            "datastore fast: the slots cannot be read"
+        );
+    }
+}

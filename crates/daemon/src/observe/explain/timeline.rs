@@ -1,0 +1,307 @@
+//! What a disk did in the last five minutes: its counters, once a second, so that any span up to now can be asked for.
+//!
+//! The monitor adds a [`Beat`] each time it looks; [`Timeline::over`] gives the two ends of a span.
+//!
+//! # Always true
+//! - A course holds [`ROOM`] beats at most, whatever happens: some 60 KB.
+//! - While nothing happens it does not grow: the last beat is moved instead, so that no span is ever cut short by it.
+
+use std::collections::VecDeque;
+
+use tidegate_core::filter::stats::Pulse;
+use tidegate_core::iocontrol::Mode;
+use tidegate_core::units::{Span, Time};
+
+/// How far back one can ask.
+pub(crate) const REACH: Span = Span::from_secs(300);
+
+/// A beat a second, and the one before the first.
+const ROOM: usize = 302;
+
+/// A disk's counters at one moment.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub(crate) struct Beat {
+    pub(crate) at: Time,
+    /// What its `stats` filter has counted, if it has one.
+    pub(crate) pulse: Option<Pulse>,
+    /// What it used of its datastore, if that is under control.
+    pub(crate) used: Option<Used>,
+    /// How its datastore was just then, if that is under control.
+    pub(crate) level: Option<Level>,
+    pub(crate) thread: Worked,
+}
+
+/// What a disk used of its datastore since it was attached.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Used {
+    /// I/Os that ended.
+    pub(crate) ios: u64,
+    /// Units that were begun.
+    pub(crate) units: u64,
+    /// Bytes of what was begun.
+    pub(crate) bytes: u64,
+    /// Time with the datastore, summed over the I/Os, each normalised to 4 KiB.
+    pub(crate) latency_ns: u64,
+    /// Time in which I/Os waited for their turn, summed over the I/Os, in the order of `Hold::ALL`.
+    pub(crate) held_ns: [u64; 5],
+}
+
+/// How a datastore's control was at one moment, and what it meant for one disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Level {
+    pub(crate) mode: Mode,
+    pub(crate) engaged: bool,
+    pub(crate) latency: Span,
+    /// Where it counts as congested; none: nowhere.
+    pub(crate) threshold: Option<Span>,
+    /// Units a second that the disk's part brings; of meaning while engaged.
+    pub(crate) entitled: u64,
+    /// What the disk would use if it could, if its governor has heard of it.
+    pub(crate) demand: Option<u64>,
+    /// The disk's reservation was not met in the last second.
+    pub(crate) unmet: bool,
+    /// Load that no host of ours causes.
+    pub(crate) external: bool,
+    /// The others cannot be heard.
+    pub(crate) alone: bool,
+    /// The others cannot hear us.
+    pub(crate) mute: bool,
+    /// The slot file cannot be used.
+    pub(crate) trouble: bool,
+    /// Units left of the disk's burst.
+    pub(crate) burst_left: u64,
+}
+
+/// What an I/O thread has spent since it began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Worked {
+    pub(crate) thread: u32,
+    pub(crate) age: Span,
+    pub(crate) busy: Span,
+    pub(crate) polling: Span,
+}
+
+/// See the module.
+#[derive(Clone, Debug)]
+pub(crate) struct Timeline {
+    beats: VecDeque<Beat>,
+}
+
+/// The two ends of a span, and for what part of it control was engaged.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(crate) struct Stretch {
+    pub(crate) from: Beat,
+    pub(crate) to: Beat,
+    pub(crate) engaged_ratio: f64,
+}
+
+impl Timeline {
+    /// Of a disk that was attached then, with all its counters at nothing.
+    pub(crate) fn new(attached: Time) -> Timeline {
+        let first = Beat {
+            at: attached,
+            ..Beat::default()
+        };
+        Timeline {
+            beats: VecDeque::from([first]),
+        }
+    }
+
+    /// Adds how it stands now.
+    pub(crate) fn add(&mut self, beat: Beat) {
+        // A stats filter that was taken out or put in anew counts from nothing: what was before says nothing now.
+        if self.beats.back().is_some_and(|last| !goes_on(last, &beat)) {
+            self.beats.clear();
+        }
+        let len = self.beats.len();
+        if len >= 2 && quiet(&self.beats[len - 2], &beat) && quiet(&self.beats[len - 1], &beat) {
+            self.beats.pop_back();
+        }
+        self.beats.push_back(beat);
+        let old = |beats: &VecDeque<Beat>| {
+            beats.len() > ROOM
+                || beats
+                    .get(1)
+                    .is_some_and(|second| second.at + REACH <= beat.at)
+        };
+        while old(&self.beats) {
+            self.beats.pop_front();
+        }
+    }
+
+    /// Nothing happened since the last beat, as all know without asking: its thread has slept.
+    pub(crate) fn rest(&mut self, now: Time) {
+        let Some(mut beat) = self.beats.back().copied() else {
+            return;
+        };
+        beat.thread.age = beat.thread.age + now.since(beat.at);
+        beat.at = now;
+        self.add(beat);
+    }
+
+    /// All that is known, oldest first.
+    pub(crate) fn beats(&self) -> impl ExactSizeIterator<Item = &Beat> {
+        self.beats.iter()
+    }
+
+    /// How it stood last.
+    pub(crate) fn last(&self) -> Beat {
+        self.beats.back().copied().unwrap_or_default()
+    }
+
+    /// What lies between now and so long ago, or the oldest that is known. `now` is not kept.
+    pub(crate) fn over(&self, last: Span, now: &Beat) -> Stretch {
+        let begins = Time::from_nanos(now.at.as_nanos().saturating_sub(last.as_nanos()));
+        let known = || self.beats.iter().filter(|beat| goes_on(beat, now));
+        let before = known().rfind(|beat| beat.at <= begins);
+        let mut from = *before.or_else(|| known().next()).unwrap_or(now);
+        // The disk rested from there to the next beat, so it stood the same when the span began.
+        if let Some(next) = known().find(|beat| beat.at > from.at)
+            && from.at < begins
+            && quiet(&from, next)
+        {
+            from.thread = part_way(&from, next, begins);
+            from.at = begins;
+        }
+        let mut at = from.at;
+        let (mut engaged, mut all) = (0, 0);
+        for beat in known()
+            .filter(|beat| beat.at > from.at)
+            .chain(std::iter::once(now))
+        {
+            let span = beat.at.since(at).as_nanos();
+            at = beat.at;
+            all += span;
+            if beat.level.is_some_and(|level| level.engaged) {
+                engaged += span;
+            }
+        }
+        Stretch {
+            from,
+            to: *now,
+            engaged_ratio: crate::observe::sample::ratio(engaged, all),
+        }
+    }
+}
+
+/// Whether the later counts from where the earlier stood.
+pub(crate) fn goes_on(earlier: &Beat, later: &Beat) -> bool {
+    let ios = |beat: &Beat| beat.pulse.map(|pulse| pulse.ios);
+    match (ios(earlier), ios(later)) {
+        (Some(then), Some(now)) => then <= now,
+        // The first beat of all has no counters yet.
+        (None, Some(_)) => earlier.thread == Worked::default(),
+        (Some(_), None) => false,
+        (None, None) => true,
+    }
+}
+
+/// What the thread had spent at a moment between two beats, as if it had spent it evenly.
+fn part_way(earlier: &Beat, later: &Beat, at: Time) -> Worked {
+    let whole = u128::from(later.at.since(earlier.at).as_nanos()).max(1);
+    let passed = u128::from(at.since(earlier.at).as_nanos());
+    let between = |then: Span, now: Span| {
+        let spent = u128::from(now.as_nanos().saturating_sub(then.as_nanos()));
+        let part = u64::try_from(spent * passed / whole).unwrap_or(u64::MAX);
+        then + Span::from_nanos(part)
+    };
+    let (then, now) = (&earlier.thread, &later.thread);
+    Worked {
+        thread: now.thread,
+        age: between(then.age, now.age),
+        busy: between(then.busy, now.busy),
+        polling: between(then.polling, now.polling),
+    }
+}
+
+/// Whether nothing happened from one to the other.
+fn quiet(earlier: &Beat, later: &Beat) -> bool {
+    let still = |beat: &Beat| beat.pulse.is_none_or(|pulse| pulse.outstanding == 0);
+    earlier.pulse == later.pulse && earlier.used == later.used && still(earlier) && still(later)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn beat(second: u64, ios: u64) -> Beat {
+        Beat {
+            at: Time::ZERO + Span::from_secs(second),
+            pulse: Some(Pulse {
+                ios,
+                ..Pulse::default()
+            }),
+            thread: Worked {
+                age: Span::from_secs(second + 1),
+                ..Worked::default()
+            },
+            level: Some(Level {
+                engaged: second.is_multiple_of(2),
+                ..Level::default()
+            }),
+            ..Beat::default()
+        }
+    }
+
+    fn ios(stretch: &Stretch) -> (u64, u64) {
+        let ios = |beat: &Beat| beat.pulse.map_or(0, |pulse| pulse.ios);
+        (ios(&stretch.from), ios(&stretch.to))
+    }
+
+    #[test]
+    fn a_span_begins_at_the_last_beat_before_it() {
+        let mut course = Timeline::new(Time::ZERO);
+        (1..=60).for_each(|second| course.add(beat(second, second * 10)));
+        let stretch = course.over(Span::from_secs(30), &beat(61, 610));
+        assert_eq!(ios(&stretch), (310, 610));
+        assert!((stretch.engaged_ratio - 0.5).abs() < 0.02);
+    }
+
+    #[test]
+    fn a_young_disk_is_told_of_since_it_was_attached() {
+        let course = Timeline::new(Time::ZERO);
+        let stretch = course.over(Span::from_secs(30), &beat(4, 7));
+        assert_eq!((ios(&stretch), stretch.from.at), ((0, 7), Time::ZERO));
+    }
+
+    #[test]
+    fn it_keeps_five_minutes_and_no_more() {
+        let mut course = Timeline::new(Time::ZERO);
+        (1..=1_000).for_each(|second| course.add(beat(second, second)));
+        assert!(course.beats.len() <= ROOM, "{}", course.beats.len());
+        let stretch = course.over(REACH, &beat(1_001, 1_001));
+        assert_eq!(ios(&stretch), (701, 1_001));
+    }
+
+    #[test]
+    fn a_disk_that_rests_takes_no_room_and_loses_no_span() {
+        let mut course = Timeline::new(Time::ZERO);
+        (1..=10).for_each(|second| course.add(beat(second, second)));
+        (11..=200).for_each(|second| course.add(beat(second, 10)));
+        course.add(beat(201, 500));
+        assert!(course.beats.len() < 15, "{}", course.beats.len());
+        let stretch = course.over(Span::from_secs(10), &beat(202, 600));
+        assert_eq!(ios(&stretch), (10, 600));
+    }
+
+    #[test]
+    fn a_rest_is_known_without_asking() {
+        let mut course = Timeline::new(Time::ZERO);
+        (1..=10).for_each(|second| course.add(beat(second, second)));
+        (2..=20).for_each(|five| course.rest(Time::ZERO + Span::from_secs(5 * five)));
+        let stretch = course.over(Span::from_secs(10), &beat(101, 60));
+        assert_eq!(ios(&stretch), (10, 60));
+        assert_eq!(stretch.to.at.since(stretch.from.at), Span::from_secs(10));
+        let aged = stretch.to.thread.age.as_nanos() - stretch.from.thread.age.as_nanos();
+        assert_eq!(aged, Span::from_secs(10).as_nanos());
+    }
+
+    #[test]
+    fn counters_that_begin_anew_forget_what_was() {
+        let mut course = Timeline::new(Time::ZERO);
+        (1..=10).for_each(|second| course.add(beat(second, second * 10)));
+        course.add(beat(11, 3));
+        let stretch = course.over(Span::from_secs(30), &beat(12, 8));
+        assert_eq!(ios(&stretch), (3, 8));
+    }
+}

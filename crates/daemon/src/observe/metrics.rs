@@ -1,0 +1,645 @@
+//! The page that Prometheus scrapes, and the list of what is on it.
+//!
+//! Every family is declared once, in [`FAMILIES`]: the page's `HELP` and `TYPE` lines and the reference manual come
+//! from there. Values come from the same moment as statistics.
+//!
+//! # Always true
+//! - Names begin with `tidegate_`, end in their base unit, and counters (and only they) in `_total`.
+//! - A label's value is escaped; names cannot need it, versions and addresses might.
+//!
+//! # Source
+//! Prometheus' text exposition format 0.0.4 and its page on naming.
+
+use std::fmt::{Display, Write};
+
+use tidegate_api::datastore::Datastore;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::filter::stats::{Class, OpCounts, Stage, StatsReport};
+use tidegate_core::histogram::Histogram;
+use tidegate_core::request::Op;
+use tidegate_core::units::Span;
+
+use crate::observe::sample::{AttachedMoment, ControlMoment, float};
+use crate::serve::Counters;
+
+mod control;
+mod families;
+
+use families::*;
+pub(crate) use families::{FAMILIES, Family};
+
+/// Upper bounds of the latency buckets, in nanoseconds: 1, 2, 5 in each decade from what a cached read takes to when
+/// guests give up.
+const BOUNDS: [u64; 19] = [
+    10_000,
+    20_000,
+    50_000,
+    100_000,
+    200_000,
+    500_000,
+    1_000_000,
+    2_000_000,
+    5_000_000,
+    10_000_000,
+    20_000_000,
+    50_000_000,
+    100_000_000,
+    200_000_000,
+    500_000_000,
+    1_000_000_000,
+    2_000_000_000,
+    5_000_000_000,
+    10_000_000_000,
+];
+
+/// What the page tells of.
+pub(crate) struct Facts {
+    pub(crate) moment: Counters,
+    pub(crate) datastores: Vec<Datastore>,
+    pub(crate) disks: Vec<AttachedMoment>,
+    pub(crate) controls: Vec<ControlMoment>,
+    pub(crate) problems: usize,
+    pub(crate) nbd_refused: u64,
+    pub(crate) log_lines_lost: u64,
+    /// Listener, file and days left of each TLS certificate.
+    pub(crate) certificates: Vec<(String, String, f64)>,
+    pub(crate) uptime_s: f64,
+}
+
+/// The whole page.
+///
+/// `room`: for how many bytes it is made at first, such as the last one's.
+pub(crate) fn page(facts: &Facts, room: usize) -> String {
+    let mut page = Page::with_room(room);
+    daemon(&mut page, facts);
+    datastores(&mut page, &facts.datastores);
+    settings(&mut page, &facts.disks);
+    control::families(&mut page, &facts.controls);
+    disks(&mut page, &facts.moment);
+    threads(&mut page, &facts.moment);
+    page.text
+}
+
+fn daemon(page: &mut Page, facts: &Facts) {
+    page.family(&BUILD_INFO)
+        .value(&[("version", &env!("CARGO_PKG_VERSION"))], 1);
+    page.family(&UPTIME).value(&[], facts.uptime_s);
+    page.family(&PROBLEMS).value(&[], facts.problems);
+    page.family(&NBD_REFUSED).value(&[], facts.nbd_refused);
+    page.family(&LOG_LOST).value(&[], facts.log_lines_lost);
+    let mut left = page.family(&CERTIFICATE_LEFT);
+    for (listener, file, days) in &facts.certificates {
+        left.value(&[("listener", listener), ("file", file)], days);
+    }
+}
+
+fn datastores(page: &mut Page, datastores: &[Datastore]) {
+    let each = |page: &mut Page, family: &Family, value: fn(&Datastore) -> Option<u64>| {
+        let mut page = page.family(family);
+        for datastore in datastores {
+            if let Some(value) = value(datastore) {
+                let kind = datastore.settings.kind();
+                page.value(&[("datastore", &datastore.name), ("kind", &kind)], value);
+            }
+        }
+    };
+    each(page, &DATASTORE_UP, |d| {
+        // One that is full can be read, and written where data is already.
+        let usable = |problem: &Problem| problem.code == ProblemCode::Full;
+        Some(u64::from(d.problem.as_ref().is_none_or(usable)))
+    });
+    each(page, &DATASTORE_DISKS, |d| Some(d.disks));
+    each(page, &DATASTORE_CAPACITY, |d| d.capacity_bytes);
+    each(page, &DATASTORE_FREE, |d| d.free_bytes);
+}
+
+fn settings(page: &mut Page, disks: &[AttachedMoment]) {
+    let whose: Vec<String> = disks
+        .iter()
+        .map(|disk| whose(&disk.name, &disk.datastore))
+        .collect();
+    let all = || whose.iter().zip(disks);
+    let each = |page: &mut Page, family: &Family, value: fn(&AttachedMoment) -> Option<u64>| {
+        let mut page = page.family(family);
+        for (whose, disk) in all() {
+            if let Some(value) = value(disk) {
+                page.count(&[whose], value);
+            }
+        }
+    };
+    each(page, &DISK_SIZE, |d| Some(d.size_bytes));
+    each(page, &DISK_ALLOCATED, |d| d.allocated_bytes);
+    each(page, &DISK_SHARES, |d| Some(d.shares.into()));
+    each(page, &DISK_RESERVATION, |d| Some(d.reservation_iops));
+    each(page, &DISK_LIMIT, |d| d.limit_iops);
+    each(page, &DISK_LIMIT_BYTES, |d| d.limit_bytes_per_s);
+    let mut clients = page.family(&DISK_CLIENTS);
+    for (whose, disk) in all() {
+        clients.count(&[whose, ",kind=\"vhost-user\""], disk.clients.vhost_user);
+        clients.count(&[whose, ",kind=\"nbd\""], disk.clients.nbd);
+        clients.count(&[whose, ",kind=\"nbd-tls\""], disk.clients.nbd_tls);
+    }
+    each(page, &DISK_PROBLEMS, |d| Some(d.has_problem.into()));
+    each(page, &DISK_NONSENSE, |d| Some(d.rings.nonsense_total));
+    each(page, &DISK_BROKEN, |d| Some(d.rings.broken_total));
+    let upstreams = || all().filter_map(|(whose, disk)| Some((whose, disk.upstream?)));
+    let mut lost = page.family(&UPSTREAM_LOST);
+    for (whose, up) in upstreams() {
+        // Read one after the other while they grow.
+        let told = up.violations_total + up.silent_total;
+        let ended = up.lost_total.saturating_sub(told);
+        lost.count(&[whose, ",cause=\"violation\""], up.violations_total);
+        lost.count(&[whose, ",cause=\"silence\""], up.silent_total);
+        lost.count(&[whose, ",cause=\"end\""], ended);
+    }
+    let mut attempts = page.family(&UPSTREAM_ATTEMPTS);
+    for (whose, up) in upstreams() {
+        attempts.count(&[whose, ",outcome=\"returned\""], up.returned_total);
+        attempts.count(&[whose, ",outcome=\"refused\""], up.refused_total);
+    }
+}
+
+fn disks(page: &mut Page, moment: &Counters) {
+    let measured: Vec<(String, &StatsReport)> = (moment.disks.iter())
+        .filter_map(|disk| {
+            let stats = disk.stats.as_deref()?;
+            Some((whose(&disk.name, &disk.datastore), stats))
+        })
+        .collect();
+    let each_op = |page: &mut Page, family: &Family, value: fn(&OpCounts) -> u64| {
+        let mut page = page.family(family);
+        for (whose, stats) in &measured {
+            for op in Op::ALL {
+                let labels = [whose, ",op=\"", op_word(op), "\""];
+                page.count(&labels, value(stats.op(op)));
+            }
+        }
+    };
+    each_op(page, &DISK_OPS, |op| op.count);
+    each_op(page, &DISK_BYTES, |op| op.bytes);
+    each_op(page, &DISK_ERRORS, |op| op.errors);
+    let mut inflight = page.family(&DISK_INFLIGHT);
+    for (whose, stats) in &measured {
+        inflight.count(&[whose], stats.outstanding);
+    }
+    let mut durations = page.family(&DISK_DURATION);
+    for (whose, stats) in &measured {
+        for class in Class::ALL {
+            for stage in Stage::ALL {
+                if let Some(histogram) = stats.latency(class, stage) {
+                    let (op, stage) = (class.name(), stage.name());
+                    let labels = [whose, ",op=\"", op, "\",stage=\"", stage, "\""];
+                    durations.histogram(&labels, histogram);
+                }
+            }
+        }
+    }
+}
+
+fn threads(page: &mut Page, moment: &Counters) {
+    let mut each = |family: &Family, value: fn(&crate::observe::sample::ThreadMoment) -> f64| {
+        let mut page = page.family(family);
+        for thread in &moment.threads {
+            page.value(&[("thread", &thread.thread)], value(thread));
+        }
+    };
+    each(&THREAD_BUSY, |t| float(t.busy_ns) / 1e9);
+    each(&THREAD_POLLING, |t| float(t.polling_ns) / 1e9);
+    each(&THREAD_AGE, |t| float(t.age_ns) / 1e9);
+    each(&THREAD_TURNS, |t| float(t.turns));
+    each(&THREAD_WAKEUPS, |t| float(t.wakes));
+    each(&THREAD_STRAYS, |t| float(t.strays));
+}
+
+const fn op_word(op: Op) -> &'static str {
+    match op {
+        Op::Read => "read",
+        Op::Write => "write",
+        Op::WriteZeroes => "write-zeroes",
+        Op::Discard => "discard",
+        Op::Flush => "flush",
+        Op::Extents => "extents",
+        Op::Prefetch => "prefetch",
+    }
+}
+
+/// The labels that say whose a disk's values are. They stand in hundreds of its lines, and are written once.
+fn whose(disk: &Name, datastore: &Name) -> String {
+    let mut text = String::new();
+    write_labels(&mut text, &[("disk", disk), ("datastore", datastore)]);
+    text
+}
+
+/// The page while it is written. Megabytes every few seconds: nothing is made that is not on it, and nothing twice.
+struct Page {
+    text: String,
+    /// What follows a histogram's labels: each of [`BOUNDS`] in seconds, and the end of all.
+    ends: [String; BOUNDS.len() + 1],
+    /// How a histogram's lines begin: its name, its labels.
+    begin: String,
+    /// Writes counts.
+    digits: itoa::Buffer,
+}
+
+impl Page {
+    /// With room for so many bytes.
+    fn with_room(bytes: usize) -> Page {
+        let end = |le: &dyn Display| format!(",le=\"{le}\"}} ");
+        Page {
+            text: String::with_capacity(bytes),
+            ends: std::array::from_fn(|nth| match BOUNDS.get(nth) {
+                Some(bound) => end(&(float(*bound) / 1e9)),
+                None => end(&"+Inf"),
+            }),
+            begin: String::new(),
+            digits: itoa::Buffer::new(),
+        }
+    }
+
+    /// Begins a family; what is valued next belongs to it.
+    fn family(&mut self, family: &Family) -> Section<'_> {
+        let _ = writeln!(self.text, "# HELP {} {}", family.name, family.help);
+        let _ = writeln!(self.text, "# TYPE {} {}", family.name, family.kind.word());
+        Section {
+            page: self,
+            name: family.name,
+        }
+    }
+}
+
+/// The part of the page that belongs to one family.
+struct Section<'a> {
+    page: &'a mut Page,
+    name: &'static str,
+}
+
+impl Section<'_> {
+    fn value(&mut self, labels: &[(&str, &dyn Display)], value: impl Display) {
+        let text = &mut self.page.text;
+        text.push_str(self.name);
+        if !labels.is_empty() {
+            text.push('{');
+            write_labels(text, labels);
+            text.push('}');
+        }
+        let _ = writeln!(text, " {value}");
+    }
+
+    /// A count with labels that are written already, in parts.
+    fn count(&mut self, labels: &[&str], count: u64) {
+        let Page { text, digits, .. } = &mut *self.page;
+        text.push_str(self.name);
+        text.push('{');
+        text.extend(labels.iter().copied());
+        text.push_str("} ");
+        text.push_str(digits.format(count));
+        text.push('\n');
+    }
+
+    /// The same for what is not a count.
+    fn amount(&mut self, labels: &[&str], amount: f64) {
+        // As most are.
+        if amount == 0.0 {
+            return self.count(labels, 0);
+        }
+        let text = &mut self.page.text;
+        text.push_str(self.name);
+        text.push('{');
+        text.extend(labels.iter().copied());
+        let _ = writeln!(text, "}} {amount}");
+    }
+
+    fn histogram(&mut self, labels: &[&str], histogram: &Histogram) {
+        let count = histogram.count();
+        // One that is empty says nothing, up to sixteen times a disk: what fails in a filter has not been at the datastore.
+        if count == 0 {
+            return;
+        }
+        let Page {
+            text,
+            ends,
+            begin,
+            digits,
+        } = &mut *self.page;
+        begin.clear();
+        begin.push_str(self.name);
+        begin.push_str("_bucket{");
+        begin.extend(labels.iter().copied());
+        let counts = histogram.counts_up_to(BOUNDS.map(Span::from_nanos));
+        for (end, count) in ends.iter().zip(counts.into_iter().chain([count])) {
+            text.push_str(begin);
+            text.push_str(end);
+            text.push_str(digits.format(count));
+            text.push('\n');
+        }
+        let sum = float(histogram.sum().as_nanos()) / 1e9;
+        let whose = &begin[self.name.len() + "_bucket".len()..];
+        let _ = writeln!(text, "{}_sum{whose}}} {sum}", self.name);
+        let _ = writeln!(text, "{}_count{whose}}} {count}", self.name);
+    }
+}
+
+/// Labels with their values, separated by commas.
+fn write_labels(text: &mut String, labels: &[(&str, &dyn Display)]) {
+    for (nth, (key, value)) in labels.iter().enumerate() {
+        if nth > 0 {
+            text.push(',');
+        }
+        text.push_str(key);
+        text.push_str("=\"");
+        let _ = write!(Escaped(text), "{value}");
+        text.push('"');
+    }
+}
+
+/// Writes a label's value as the format wants it.
+struct Escaped<'a>(&'a mut String);
+
+impl Write for Escaped<'_> {
+    fn write_str(&mut self, value: &str) -> std::fmt::Result {
+        // As good as all.
+        if !value.contains(['\\', '"', '\n']) {
+            self.0.push_str(value);
+            return Ok(());
+        }
+        for part in value.split_inclusive(['\\', '"', '\n']) {
+            let plain = part.trim_end_matches(['\\', '"', '\n']);
+            self.0.push_str(plain);
+            match part[plain.len()..].chars().next() {
+                Some('\n') => self.0.push_str("\\n"),
+                Some(special) => self.0.extend(['\\', special]),
+                None => {}
+            }
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::sample::{ClientCounts, DiskCounters, ThreadMoment};
+    use std::collections::BTreeMap;
+    use tidegate_api::datastore::DatastoreSettings;
+    use tidegate_api::disk::{RingCounts, UpstreamCounts};
+    use tidegate_core::governor::{Governor, Kind, Settings, Threshold};
+    use tidegate_core::iocontrol::{DiskKey, Mode};
+    use tidegate_core::units::Time;
+    use tidegate_engine::control::{Report, Trouble, Used};
+
+    /// A datastore that has just come into use, with one disk on it that has waited.
+    fn control() -> ControlMoment {
+        let governor = Governor::new(Settings {
+            host: [1; 16],
+            incarnation: 1,
+            mode: Mode::On,
+            threshold: Threshold::Fixed(Span::from_millis(5)),
+            io_unit: 32 << 10,
+            kind: Kind::Unknown,
+            window_most: 256,
+            learn: false,
+        });
+        let used = Used {
+            disk: tidegate_core::request::DiskId(0),
+            key: DiskKey(1),
+            ios: 10,
+            units: 12,
+            cost: 512,
+            bytes: 40_960,
+            latency_ns: 0,
+            held_ns: [0, 0, 1_500_000_000, 0, 0],
+            burst_left: 300,
+        };
+        let mut known = governor.report();
+        known.engaged = true;
+        known.disks = vec![tidegate_core::governor::DiskReport {
+            key: used.key,
+            shares: 1_000,
+            reservation: 0,
+            limit: 0,
+            window: 0,
+            demand: 0,
+            entitled: 750,
+            units: 12,
+            unmet: false,
+        }];
+        ControlMoment {
+            datastore: "local".parse().unwrap(),
+            report: Report {
+                governor: known,
+                slot: Some(1),
+                trouble: Some(Trouble {
+                    what: "gone".to_owned(),
+                }),
+                disks: vec![used],
+            },
+            names: BTreeMap::from([(used.disk, "a".parse().unwrap())]).into(),
+        }
+    }
+
+    #[test]
+    fn what_io_control_knows_is_on_the_page() {
+        let page = page(&facts(), 0);
+        for line in [
+            "tidegate_datastore_control_engaged{datastore=\"local\"} 1",
+            "tidegate_datastore_congestion_threshold_seconds{datastore=\"local\"} 0.005",
+            "tidegate_datastore_latency_seconds{datastore=\"local\"} 0",
+            "tidegate_datastore_window_ios{datastore=\"local\"} 256",
+            "tidegate_datastore_hosts{datastore=\"local\"} 1",
+            "tidegate_datastore_control_trouble{datastore=\"local\"} 1",
+            "tidegate_disk_entitlement_iops{disk=\"a\",datastore=\"local\"} 750",
+            "tidegate_disk_cost_total{disk=\"a\",datastore=\"local\"} 2",
+            "tidegate_disk_units_total{disk=\"a\",datastore=\"local\"} 12",
+            "tidegate_disk_held_seconds_total{disk=\"a\",datastore=\"local\",reason=\"limit\"} 1.5",
+            "tidegate_disk_held_seconds_total{disk=\"a\",datastore=\"local\",reason=\"shares\"} 0",
+            "tidegate_disk_burst_left_units{disk=\"a\",datastore=\"local\"} 300",
+        ] {
+            assert!(page.lines().any(|told| told == line), "{line}\n{page}");
+        }
+    }
+
+    fn facts() -> Facts {
+        let thread = ThreadMoment {
+            thread: 0,
+            cpu: None,
+            disks: vec!["a".parse().unwrap()],
+            age_ns: 2_000_000_000,
+            busy_ns: 500_000_000,
+            polling_ns: 0,
+            requests: 0,
+            turns: 7,
+            wakes: 3,
+            strays: 0,
+        };
+        let disk = DiskCounters {
+            name: "a".parse().unwrap(),
+            datastore: "local".parse().unwrap(),
+            thread: 0,
+            attached: Time::ZERO,
+            now: Time::from_nanos(2_000_000_000),
+            stats: None,
+        };
+        Facts {
+            moment: Counters {
+                at_ms: 0,
+                disks: vec![disk],
+                threads: vec![thread],
+            },
+            datastores: vec![Datastore {
+                name: "local".parse().unwrap(),
+                settings: DatastoreSettings::Null {},
+                io_control: tidegate_api::iocontrol::IoControl::default(),
+                control: None,
+                disks: 1,
+                attached: 1,
+                capacity_bytes: None,
+                free_bytes: Some(4096),
+                problem: None,
+            }],
+            disks: vec![attached()],
+            controls: vec![control()],
+            problems: 0,
+            nbd_refused: 2,
+            log_lines_lost: 3,
+            certificates: vec![("nbd 0.0.0.0:10809".to_owned(), "/c.pem".to_owned(), -1.5)],
+            uptime_s: 1.5,
+        }
+    }
+
+    fn attached() -> AttachedMoment {
+        AttachedMoment {
+            name: "a".parse().unwrap(),
+            datastore: "local".parse().unwrap(),
+            size_bytes: 512,
+            allocated_bytes: None,
+            shares: 1_000,
+            reservation_iops: 0,
+            limit_iops: None,
+            limit_bytes_per_s: None,
+            clients: ClientCounts {
+                nbd: 2,
+                ..ClientCounts::default()
+            },
+            has_problem: true,
+            rings: RingCounts {
+                nonsense_total: 3,
+                broken_total: 1,
+            },
+            upstream: Some(UpstreamCounts {
+                lost_total: 7,
+                violations_total: 2,
+                silent_total: 1,
+                returned_total: 6,
+                refused_total: 40,
+            }),
+        }
+    }
+
+    #[test]
+    fn what_guests_and_upstreams_get_wrong_is_on_the_page() {
+        let page = page(&facts(), 0);
+        for line in [
+            "tidegate_disk_problems{disk=\"a\",datastore=\"local\"} 1",
+            "tidegate_disk_nonsense_requests_total{disk=\"a\",datastore=\"local\"} 3",
+            "tidegate_disk_broken_queues_total{disk=\"a\",datastore=\"local\"} 1",
+            "tidegate_disk_upstream_losses_total{disk=\"a\",datastore=\"local\",cause=\"violation\"} 2",
+            "tidegate_disk_upstream_losses_total{disk=\"a\",datastore=\"local\",cause=\"silence\"} 1",
+            "tidegate_disk_upstream_losses_total{disk=\"a\",datastore=\"local\",cause=\"end\"} 4",
+            "tidegate_disk_upstream_attempts_total{disk=\"a\",datastore=\"local\",outcome=\"returned\"} 6",
+            "tidegate_disk_upstream_attempts_total{disk=\"a\",datastore=\"local\",outcome=\"refused\"} 40",
+            "tidegate_disk_clients{disk=\"a\",datastore=\"local\",kind=\"nbd\"} 2",
+            "tidegate_disk_clients{disk=\"a\",datastore=\"local\",kind=\"nbd-tls\"} 0",
+            "tidegate_tls_certificate_left_days{listener=\"nbd 0.0.0.0:10809\",file=\"/c.pem\"} -1.5",
+        ] {
+            assert!(page.lines().any(|told| told == line), "{line}\n{page}");
+        }
+    }
+
+    #[test]
+    fn every_family_is_on_the_page_once_with_help_and_type() {
+        let page = page(&facts(), 0);
+        for family in FAMILIES {
+            let help = format!("# HELP {} ", family.name);
+            assert_eq!(page.matches(&help).count(), 1, "{}", family.name);
+            let kind = format!("# TYPE {} {}\n", family.name, family.kind.word());
+            assert_eq!(page.matches(&kind).count(), 1, "{}", family.name);
+        }
+        assert!(
+            page.contains("tidegate_iothread_busy_seconds_total{thread=\"0\"} 0.5\n"),
+            "{page}"
+        );
+        assert!(
+            page.contains(
+                "tidegate_datastore_free_bytes{datastore=\"local\",kind=\"null\"} 4096\n"
+            )
+        );
+    }
+
+    #[test]
+    fn every_line_belongs_to_the_family_declared_last_and_says_its_labels() {
+        let page = page(&facts(), 0);
+        let labels: BTreeMap<_, _> = FAMILIES
+            .iter()
+            .map(|family| (family.name, family.labels))
+            .collect();
+        let mut current = "";
+        for line in page.lines() {
+            if let Some(rest) = line.strip_prefix("# TYPE ") {
+                current = rest.split(' ').next().unwrap();
+            } else if !line.starts_with('#') {
+                assert!(line.starts_with(current), "{line}");
+                for label in labels[current]
+                    .split(", ")
+                    .filter(|label| !label.is_empty())
+                {
+                    assert!(
+                        line.contains(&format!("{label}=\"")),
+                        "{line} has no {label}"
+                    );
+                }
+                line.rsplit(' ').next().unwrap().parse::<f64>().unwrap();
+            }
+        }
+    }
+
+    #[test]
+    fn a_histogram_is_cumulative_and_ends_in_all() {
+        let mut histogram = Histogram::new();
+        for ns in [5_000, 15_000, 3_000_000_000, 60_000_000_000] {
+            histogram.record(Span::from_nanos(ns));
+        }
+        let mut page = Page::with_room(0);
+        page.family(&DISK_DURATION)
+            .histogram(&["disk=\"a\""], &histogram);
+        let counts: Vec<u64> = page
+            .text
+            .lines()
+            .filter(|line| line.contains("_bucket"))
+            .map(|line| line.rsplit(' ').next().unwrap().parse().unwrap())
+            .collect();
+        assert!(counts.is_sorted());
+        assert_eq!((counts[0], counts[1], counts[BOUNDS.len()]), (1, 2, 4));
+        assert!(
+            page.text.contains("_bucket{disk=\"a\",le=\"0.00001\"} 1\n"),
+            "{}",
+            page.text
+        );
+        assert!(page.text.contains("_count{disk=\"a\"} 4\n"));
+    }
+
+    #[test]
+    fn a_histogram_without_a_sample_is_not_told() {
+        let mut page = Page::with_room(0);
+        let mut durations = page.family(&DISK_DURATION);
+        durations.histogram(&["disk=\"a\""], &Histogram::new());
+        assert!(page.text.lines().all(|line| line.starts_with('#')));
+    }
+
+    #[test]
+    fn a_labels_value_cannot_break_its_line() {
+        let mut text = String::new();
+        write!(Escaped(&mut text), "a\"b\\c\nd\"\"").expect("a text takes what is written");
+        assert_eq!(text, "a\\\"b\\\\c\\nd\\\"\\\"");
+    }
+}

@@ -1,0 +1,449 @@
+//! Looks at what attached disks do and at what happens on their datastores, so that `explain` and the events have it.
+//!
+//! Once a second while there is I/O; when there is none any more, a few times yet, and then only when a governor calls,
+//! because it has noticed something or its datastore is used again. It asks the governors first, which cost no I/O thread
+//! anything, and the I/O threads only when one of them has work.
+//!
+//! # Always true
+//! - A daemon that has nothing to do makes no wake-up here.
+//! - The I/O threads are asked for a few sums a disk, never for their histograms.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
+
+use tidegate_api::descriptor::BURST_SECONDS;
+use tidegate_api::events::Happening;
+use tidegate_api::explain::Explanation;
+use tidegate_api::name::Name;
+use tidegate_core::governor::{DiskReport, Threshold};
+use tidegate_core::iocontrol::DiskKey;
+use tidegate_core::units::{Span, Time};
+use tidegate_engine::control::{self as engine, Report};
+use tokio::sync::Notify;
+
+use crate::config::plan::policy;
+use crate::control;
+use crate::disks::attached::{self, Attached};
+use crate::disks::host;
+use crate::observe::events::{self, Journal};
+use crate::observe::explain::timeline::{Beat, Level, Timeline, Used, Worked};
+use crate::observe::explain::{self, About, Facts, Terms};
+use crate::observe::sample::ControlMoment;
+use crate::os_error::{self, Outcome};
+use crate::serve::Daemon;
+
+/// How often while there is I/O.
+const BUSY: Duration = Duration::from_secs(1);
+/// Looks that find nothing before it waits to be called: a governor may not have counted yet what it calls for.
+const RESTS: u32 = 3;
+
+/// See the module.
+#[derive(Default)]
+pub(crate) struct Monitor {
+    timelines: Mutex<BTreeMap<Name, Watched>>,
+    journal: Journal,
+    known: Mutex<Known>,
+    /// A governor has called.
+    called: Notify,
+}
+
+/// What people call those of whom governors tell, also when they have gone since.
+#[derive(Default)]
+struct Known {
+    disks: BTreeMap<DiskKey, Name>,
+    hosts: BTreeMap<[u8; 16], String>,
+}
+
+/// What is known of one disk.
+struct Watched {
+    attached: Time,
+    course: Timeline,
+}
+
+/// An I/O thread's time, and every attached disk, at one moment.
+pub(crate) struct Standing {
+    pub(crate) threads: Vec<Worked>,
+    /// In the order of their names.
+    pub(crate) disks: Vec<(Arc<Attached>, Beat)>,
+}
+
+/// What a look has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Found {
+    /// I/O.
+    Work,
+    /// Disks, and nothing to do for them.
+    Rest,
+    /// No disk at all.
+    Nothing,
+}
+
+impl Monitor {
+    /// What happened.
+    pub(crate) fn journal(&self) -> &Journal {
+        &self.journal
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What is known of the last minutes of a disk, if anything is.
+    pub(crate) fn course(&self, disk: &Attached) -> Option<Timeline> {
+        let timelines = self.timelines();
+        let watched = timelines.get(disk.name())?;
+        (watched.attached == disk.attached()).then(|| watched.course.clone())
+    }
+
+    /// How a disk stood when it was looked at last, if it was.
+    pub(crate) fn last(&self, disk: &Attached) -> Option<Beat> {
+        let timelines = self.timelines();
+        let watched = timelines.get(disk.name())?;
+        (watched.attached == disk.attached()).then(|| watched.course.last())
+    }
+
+    fn timelines(&self) -> MutexGuard<'_, BTreeMap<Name, Watched>> {
+        self.timelines
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Looks until the daemon stops.
+pub(crate) async fn keep(daemon: Arc<Daemon>) {
+    let mut rests = 0;
+    loop {
+        let looking = Arc::clone(&daemon);
+        let found = os_error::blocking(move || looking.look()).await;
+        let found = match found {
+            Ok(found) => found,
+            Err(problem) => {
+                tracing::debug!(%problem, "cannot look at what disks do");
+                Found::Rest
+            }
+        };
+        rests = if found == Found::Rest { rests + 1 } else { 0 };
+        let live = daemon.disk_service.live();
+        let pause = async {
+            match found {
+                Found::Work => tokio::time::sleep(BUSY).await,
+                Found::Rest if rests < RESTS => tokio::time::sleep(BUSY).await,
+                Found::Rest => daemon.monitor.called.notified().await,
+                Found::Nothing => live.one_is_attached().await,
+            }
+        };
+        tokio::select! {
+            () = pause => {}
+            () = daemon.stopped() => return,
+        }
+        if rests >= RESTS {
+            rests = 0;
+        }
+    }
+}
+
+/// Takes in what governors notice, as soon as they do, until the daemon stops.
+pub(crate) async fn listen(daemon: Arc<Daemon>) {
+    loop {
+        tokio::select! {
+            () = daemon.disk_service.controls().rung() => {}
+            () = daemon.stopped() => return,
+        }
+        let hearing = Arc::clone(&daemon);
+        let heard = os_error::blocking(move || {
+            hearing.hear();
+            Ok(())
+        });
+        if let Err(problem) = heard.await {
+            tracing::debug!(%problem, "cannot hear what happens on datastores");
+        }
+        daemon.monitor.called.notify_one();
+    }
+}
+
+impl Daemon {
+    /// Why a disk is as fast as it is, by what it did in the last so long.
+    pub(crate) fn explain(&self, name: &Name, last: Span) -> Outcome<Explanation> {
+        let live = self.disk_service.must_be_attached(name)?;
+        let terms = Daemon::terms(&live);
+        let reports = self.control_reports();
+        let beats = self.beats(&reports)?;
+        // It went between the two looks.
+        let (_, now) = beats
+            .into_iter()
+            .find(|(of, _)| Arc::ptr_eq(of, &live))
+            .ok_or_else(|| attached::not_attached(name))?;
+        let stretch = {
+            let timelines = self.monitor.timelines();
+            match timelines
+                .get(name)
+                .filter(|it| it.attached == live.attached())
+            {
+                Some(watched) => watched.course.over(last, &now),
+                None => Timeline::new(live.attached()).over(last, &now),
+            }
+        };
+        let about = About {
+            disk: name,
+            datastore: live.datastore(),
+            terms: &terms,
+        };
+        Ok(explain::explain(
+            about,
+            &Facts::of(&stretch).with(live.claim()).harmed(live.harm()),
+            last,
+        ))
+    }
+
+    /// Looks once: adds a beat to the course of every disk that did anything, and notes what happened.
+    fn look(&self) -> Outcome<Found> {
+        let live = self.disk_service.live().all();
+        if live.is_empty() {
+            self.monitor.timelines().clear();
+            return Ok(Found::Nothing);
+        }
+        let reports = self.control_reports();
+        self.know(&live, &reports);
+        let mut found = Found::Rest;
+        if self.is_stirred(&live, &reports) {
+            found = Found::Work;
+            let beats = self.beats(&reports)?;
+            let mut timelines = self.monitor.timelines();
+            for (disk, beat) in beats {
+                let watched = watched(&mut timelines, &disk);
+                watched.course.add(beat);
+            }
+        } else {
+            let now = host::now();
+            for watched in self.monitor.timelines().values_mut() {
+                watched.course.rest(now);
+            }
+        }
+        let here: BTreeSet<&Name> = live.iter().map(|disk| disk.name()).collect();
+        self.monitor
+            .timelines()
+            .retain(|name, _| here.contains(name));
+        Ok(found)
+    }
+
+    /// Whether any disk is new, did anything since the last look, or had something outstanding then.
+    fn is_stirred(&self, live: &[Arc<Attached>], reports: &BTreeMap<Name, Report>) -> bool {
+        let mut timelines = self.monitor.timelines();
+        let index = index(reports);
+        live.iter().any(|disk| {
+            let used = index.get(disk.key()).map(|(used, _)| known(used));
+            let last = watched(&mut timelines, disk).course.last();
+            // Where no governor counts, nobody but the I/O thread knows.
+            used.is_none() || used != last.used || last.pulse.is_some_and(|p| p.outstanding > 0)
+        })
+    }
+
+    /// How every attached disk stands now.
+    fn beats(&self, reports: &BTreeMap<Name, Report>) -> Outcome<Vec<(Arc<Attached>, Beat)>> {
+        Ok(self.standing(reports)?.disks)
+    }
+
+    /// How every I/O thread and every attached disk stands now.
+    pub(crate) fn standing(&self, reports: &BTreeMap<Name, Report>) -> Outcome<Standing> {
+        let mut threads = Vec::new();
+        let mut told = Vec::new();
+        for (thread, pulse) in (0..).zip(self.disk_service.host().pulses()?) {
+            let worked = Worked {
+                thread,
+                age: pulse.age,
+                busy: pulse.busy,
+                polling: pulse.spinning,
+            };
+            threads.push(worked);
+            let disks = pulse.disks.into_iter();
+            told.extend(disks.map(|told| (told.disk, (worked, told))));
+        }
+        let told = Sorted::of(told);
+        let index = index(reports);
+        let beat = |live: Arc<Attached>| {
+            // A disk that comes or goes just now is not told of.
+            let (worked, told) = told.get(live.key())?;
+            let report = reports.get(live.datastore());
+            let own = index.get(told.disk).copied();
+            let beat = Beat {
+                at: told.now,
+                pulse: told.sums,
+                used: own.map(|(used, _)| known(used)),
+                level: report.map(|report| level(report, own)),
+                thread: *worked,
+            };
+            Some((live, beat))
+        };
+        let all = self.disk_service.live().all().into_iter();
+        let disks = all.filter_map(beat).collect();
+        Ok(Standing { threads, disks })
+    }
+
+    /// Takes in what the governors noticed.
+    fn hear(&self) {
+        let mut told = self.disk_service.controls().told();
+        told.retain(|(_, events)| events.lost > 0 || !events.told.is_empty());
+        if told.is_empty() {
+            return;
+        }
+        let live = self.disk_service.live().all();
+        self.know(&live, &self.control_reports());
+        let now = host::now();
+        let now_ms = SystemTime::now()
+            .duration_since(UNIX_EPOCH)
+            .map_or(0, |since| since.as_millis());
+        let now_ms = u64::try_from(now_ms).unwrap_or(u64::MAX);
+        let mut known = self.monitor.known();
+        for (datastore, events) in told {
+            if events.lost > 0 {
+                let missed = Happening::Missed { count: events.lost };
+                self.monitor.journal.add(Some(&datastore), now_ms, missed);
+            }
+            for (at, event) in events.told {
+                let ago_ms = now.since(at).as_nanos() / 1_000_000;
+                let disk = |key| known.disks.get(&key).cloned();
+                let host = |host| known.hosts.get(&host).cloned();
+                let happening = events::happening(event, disk, host);
+                let at_ms = now_ms.saturating_sub(ago_ms);
+                self.monitor.journal.add(Some(&datastore), at_ms, happening);
+            }
+        }
+        // Nothing more is told of disks that have gone.
+        let here: BTreeSet<DiskKey> = live.iter().filter_map(|live| key(live)).collect();
+        known.disks.retain(|key, _| here.contains(key));
+    }
+
+    /// Remembers what people call disks and hosts.
+    fn know(&self, live: &[Arc<Attached>], reports: &BTreeMap<Name, Report>) {
+        let mut known = self.monitor.known();
+        let disks = live
+            .iter()
+            .filter_map(|live| Some((key(live)?, live.name().clone())));
+        known.disks.extend(disks);
+        for host in reports.values().flat_map(|report| &report.governor.hosts) {
+            if let Some(name) = control::report::host_name(host) {
+                known.hosts.insert(host.host, name);
+            }
+        }
+    }
+
+    /// What every datastore's control knows. One that has just ended is left out.
+    pub(crate) fn control_reports(&self) -> BTreeMap<Name, Report> {
+        let running = self.disk_service.controls().all_running().into_iter();
+        running
+            .filter_map(|(name, running)| Some((name, running.control.report().ok()?)))
+            .collect()
+    }
+
+    /// The same, with the disks' names.
+    pub(crate) fn control_moments(&self) -> Vec<ControlMoment> {
+        let live = self.disk_service.live().all();
+        let names = live.iter().map(|live| (live.key(), live.name().clone()));
+        let names: Arc<BTreeMap<_, _>> = Arc::new(names.collect());
+        let moment = |(datastore, report)| ControlMoment {
+            datastore,
+            report,
+            names: Arc::clone(&names),
+        };
+        self.control_reports().into_iter().map(moment).collect()
+    }
+
+    /// What was said about a disk.
+    pub(crate) fn terms(live: &Attached) -> Terms {
+        let policy = live.policy().unwrap_or_default();
+        let burst = match (policy.limit, policy.burst) {
+            (Some(limit), Some(peak)) => {
+                let seconds = policy.burst_seconds.unwrap_or(BURST_SECONDS);
+                peak.0
+                    .saturating_sub(limit.0)
+                    .saturating_mul(seconds.into())
+            }
+            _ => 0,
+        };
+        Terms {
+            shares: policy.shares.get(),
+            reservation: policy.reservation.0,
+            limit: policy.limit.map(|limit| limit.0),
+            bandwidth: policy.limit_bandwidth.map(|rate| rate.0),
+            burst,
+            group: policy.group.as_ref().map(ToString::to_string),
+        }
+    }
+}
+
+/// The course of a disk, which may be new, or attached anew.
+fn watched<'a>(timelines: &'a mut BTreeMap<Name, Watched>, disk: &Attached) -> &'a mut Watched {
+    let new = || Watched {
+        attached: disk.attached(),
+        course: Timeline::new(disk.attached()),
+    };
+    let watched = timelines.entry(disk.name().clone()).or_insert_with(new);
+    if watched.attached != disk.attached() {
+        *watched = new();
+    }
+    watched
+}
+
+/// What hosts call a disk.
+fn key(live: &Attached) -> Option<DiskKey> {
+    Some(policy::key(live.descriptor()?.uuid))
+}
+
+/// What a disk has used, and what its governor knows of it, which may not have heard of it yet.
+type Own<'a> = (&'a engine::Used, Option<&'a DiskReport>);
+
+/// All disks under control by the engine's keys.
+fn index(reports: &BTreeMap<Name, Report>) -> Sorted<host::Key, Own<'_>> {
+    let disks = reports.values().flat_map(|report| {
+        let known = report.governor.disks.iter();
+        let known = Sorted::of(known.map(|disk| (disk.key, disk)).collect());
+        let used = report.disks.iter();
+        used.map(move |used| (used.disk, (used, known.get(used.key).copied())))
+    });
+    Sorted::of(disks.collect())
+}
+
+/// Hundreds by their keys, in one piece of memory: it is made and left every second, with all caches cold.
+struct Sorted<K, T>(Vec<(K, T)>);
+
+impl<K: Ord + Copy, T> Sorted<K, T> {
+    fn of(mut all: Vec<(K, T)>) -> Sorted<K, T> {
+        all.sort_unstable_by_key(|(key, _)| *key);
+        Sorted(all)
+    }
+
+    fn get(&self, key: K) -> Option<&T> {
+        let found = self.0.binary_search_by_key(&key, |(key, _)| *key);
+        found.ok().map(|place| &self.0[place].1)
+    }
+}
+
+fn known(used: &engine::Used) -> Used {
+    Used {
+        ios: used.ios,
+        units: used.units,
+        bytes: used.bytes,
+        latency_ns: used.latency_ns,
+        held_ns: used.held_ns,
+    }
+}
+
+fn level(report: &Report, own: Option<Own<'_>>) -> Level {
+    let governor = &report.governor;
+    let (used, own) = own.map_or((None, None), |(used, known)| (Some(used), known));
+    Level {
+        mode: governor.mode,
+        engaged: governor.engaged,
+        latency: governor.latency,
+        threshold: (governor.common.threshold() != Threshold::Off).then_some(governor.threshold),
+        demand: own.map(|disk| disk.demand),
+        entitled: own.map_or(0, |disk| disk.entitled),
+        unmet: own.is_some_and(|disk| disk.unmet),
+        external: governor.external,
+        alone: governor.alone,
+        mute: governor.mute,
+        trouble: report.trouble.is_some(),
+        burst_left: used.map_or(0, |used| used.burst_left),
+    }
+}

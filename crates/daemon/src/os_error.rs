@@ -1,0 +1,214 @@
+//! From the errors of the system to [`Problem`]s: the sort of failure, the chain of reasons, and what to do.
+
+use std::io;
+
+use tidegate_api::descriptor::OutOfRange;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::datastore::condition::Harm;
+
+use crate::config::limits;
+
+/// What everything in the daemon that can fail answers.
+pub(crate) type Outcome<T> = Result<T, Problem>;
+
+/// What has befallen an image, and why that is so: each half of a sentence.
+pub(crate) fn harm(harm: Harm) -> (&'static str, &'static str) {
+    match harm {
+        Harm::FlushesFail => (
+            "its flushes fail",
+            "what was written to it may not have been made durable",
+        ),
+        Harm::Cut => (
+            "it is not written to any more",
+            "its image was cut behind the daemon's back, and what is left of it can be read",
+        ),
+        Harm::Torn => (
+            "it is neither read nor written any more",
+            "its image was cut behind the daemon's back while it was written, and may have holes where data was",
+        ),
+    }
+}
+
+/// A problem whose cause is an I/O error; its sort and, where it helps, its remedy follow from the error's kind.
+pub(crate) fn io(what: impl Into<String>, error: &io::Error) -> Problem {
+    if let Some(remedy) = limits::remedy(error) {
+        return Problem::new(ProblemCode::Exhausted, what)
+            .because_of(error)
+            .remedy(remedy);
+    }
+    Problem::new(code(error.kind()), what)
+        .because_of(error)
+        .remedy(remedy(error.kind()))
+}
+
+/// The sort of failure that an error of the system is.
+fn code(kind: io::ErrorKind) -> ProblemCode {
+    match kind {
+        io::ErrorKind::NotFound => ProblemCode::NotFound,
+        io::ErrorKind::AlreadyExists => ProblemCode::Exists,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ProblemCode::Full,
+        io::ErrorKind::InvalidInput => ProblemCode::Invalid,
+        _ => ProblemCode::Datastore,
+    }
+}
+
+/// What to do about an error of the system of which nothing is known but its kind.
+pub(crate) fn remedy(kind: io::ErrorKind) -> String {
+    let remedy = match kind {
+        io::ErrorKind::NotFound => {
+            "correct the path, or create what is missing: `namei -l PATH` shows which part of it that is"
+        }
+        io::ErrorKind::AlreadyExists => "choose another name, or move away what is there",
+        io::ErrorKind::StorageFull => "free some space on its file system (see `df`)",
+        io::ErrorKind::QuotaExceeded => {
+            "free some space, or raise the quota of the daemon's user (see `quota`)"
+        }
+        io::ErrorKind::PermissionDenied => return permit(),
+        io::ErrorKind::ReadOnlyFilesystem => {
+            "mount its file system writable: mount -o remount,rw MOUNTPOINT"
+        }
+        io::ErrorKind::NotADirectory => {
+            "name a path below a directory: a part of this one is a file"
+        }
+        io::ErrorKind::IsADirectory => "name a file: this is a directory",
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidFilename => {
+            "put the plain file or directory itself there, of a name that its file system takes: a link is not followed"
+        }
+        io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => {
+            "get the file again from where it came from, or put back a copy: it is cut or damaged"
+        }
+        io::ErrorKind::FileTooLarge => {
+            "use another file system: this one cannot hold a file of that size"
+        }
+        io::ErrorKind::Unsupported => "use another file system: this one cannot do that",
+        io::ErrorKind::ConnectionRefused => {
+            "start what should listen there, or correct the address"
+        }
+        io::ErrorKind::TimedOut | io::ErrorKind::StaleNetworkFileHandle => {
+            "see whether its file server answers, then try again"
+        }
+        io::ErrorKind::ResourceBusy | io::ErrorKind::WouldBlock => {
+            "end what uses it (see `lsof` or `lsblk`), then try again"
+        }
+        io::ErrorKind::AddrInUse => {
+            "end what listens there (see `ss -lp`), or choose another address"
+        }
+        io::ErrorKind::AddrNotAvailable => "choose an address of this host (see `ip address`)",
+        _ => "look into the kernel's log (dmesg) for what its device or file server reported",
+    };
+    remedy.to_owned()
+}
+
+/// What to do where the system does not let this process have something.
+pub(crate) fn permit() -> String {
+    format!(
+        "let user {} do that, who the daemon runs as (see `namei -l` for each directory of the path), or run it as another",
+        rustix::process::geteuid().as_raw()
+    )
+}
+
+/// A problem of the asker's making.
+pub(crate) fn invalid(what: impl Into<String>) -> Problem {
+    Problem::new(ProblemCode::Invalid, what)
+}
+
+/// A problem of a value that a disk cannot have.
+pub(crate) fn out_of_range(what: impl Into<String>, error: &OutOfRange) -> Problem {
+    invalid(what).because_of(error).remedy(&error.remedy)
+}
+
+/// Runs blocking work beside the asynchronous ones.
+pub(crate) async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> Outcome<T> + Send + 'static,
+) -> Outcome<T> {
+    match tokio::task::spawn_blocking(work).await {
+        Ok(outcome) => outcome,
+        Err(error) => Err(failed(&error)),
+    }
+}
+
+/// A problem of the daemon's own making.
+pub(crate) fn failed(error: &dyn std::error::Error) -> Problem {
+    Problem::new(ProblemCode::Internal, "the daemon failed at this")
+        .because(error)
+        .remedy("look into its log, and report it")
+}
+
+#[cfg(test)]
+mod tests {
+    use std::fs;
+    use std::path::Path;
+
+    use super::*;
+
+    /// What no order on a disk or a datastore runs into: the daemon's own start and end, and browsers.
+    const OTHERS: [&str; 4] = ["serve.rs", "one.rs", "tls.rs", "dashboard"];
+
+    #[test]
+    fn an_error_of_the_system_comes_with_what_to_do_whatever_its_kind() {
+        use io::ErrorKind::*;
+        for kind in [
+            NotFound,
+            AlreadyExists,
+            InvalidInput,
+            PermissionDenied,
+            StorageFull,
+            QuotaExceeded,
+            ReadOnlyFilesystem,
+            NotADirectory,
+            IsADirectory,
+            FileTooLarge,
+            Unsupported,
+            TimedOut,
+            ResourceBusy,
+            Other,
+        ] {
+            let problem = io("cannot do it", &io::Error::from(kind));
+            let told = problem.remedy.unwrap_or_default();
+            assert!(told.len() > 10, "{kind:?}: {told}");
+        }
+    }
+
+    /// Each place in the source that makes a problem says what to do before the next one makes another.
+    #[test]
+    fn no_problem_of_a_disk_or_datastore_is_made_without_a_remedy() {
+        let mut made = 0;
+        let mut without = Vec::new();
+        each_source(
+            &Path::new(env!("CARGO_MANIFEST_DIR")).join("src"),
+            &mut |file, text| {
+                let text = text.split("#[cfg(test)]\nmod tests").next().unwrap_or(text);
+                let makers = ["Problem::new(", "Problem::of(", "os_error::invalid("];
+                let mut places: Vec<usize> = makers
+                    .iter()
+                    .flat_map(|maker| text.match_indices(maker).map(|(at, _)| at))
+                    .collect();
+                places.sort_unstable();
+                made += places.len();
+                places.push(text.len());
+                for pair in places.windows(2) {
+                    if !text[pair[0]..pair[1]].contains(".remedy(") {
+                        let line = text[..pair[0]].lines().count();
+                        without.push(format!("{}:{line}", file.display()));
+                    }
+                }
+            },
+        );
+        assert!(made > 100, "only {made} were found");
+        assert!(without.is_empty(), "no remedy: {without:?}");
+    }
+
+    fn each_source(folder: &Path, look: &mut dyn FnMut(&Path, &str)) {
+        for entry in fs::read_dir(folder).unwrap() {
+            let path = entry.unwrap().path();
+            let name = path.file_name().unwrap().to_str().unwrap();
+            if OTHERS.contains(&name) || name.starts_with("tests") || name == "trouble.rs" {
+                continue;
+            }
+            match path.is_dir() {
+                true => each_source(&path, look),
+                false => look(&path, &fs::read_to_string(&path).unwrap()),
+            }
+        }
+    }
+}
