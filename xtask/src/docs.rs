@@ -1,4 +1,4 @@
-//! The documents that `tidegate` writes about itself: made by the program, kept in the tree, and never stale.
+//! The generated documents: written by the program, stored in the tree, checked for staleness.
 //!
 //! The program knows its own flags, configuration, routes and metrics; `tidegate internal-docs DIR` writes them
 //! down, with man pages and completions in folders beside them.

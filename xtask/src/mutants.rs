@@ -1,4 +1,4 @@
-//! Mutation tests of I/O control and leases: `cargo xtask mutants` runs cargo-mutants and compares with the kept list.
+//! Mutation tests of I/O control and leases, by cargo-mutants, against a list of known survivors.
 //!
 //! cargo-mutants changes one expression or function at a time and runs the tests of the core. A mutant that no test
 //! notices is missed. `crates/core/survivors.txt` lists the missed mutants that are known, each with its reason. A run

@@ -1,4 +1,4 @@
-//! What the tests need that cargo does not bring: Debian packages, and a Debian kernel for the guest.
+//! Prerequisites of the tests: Debian packages, and a Debian kernel for the guest.
 //!
 //! The kernel is unpacked beside the tests' build rather than installed: the host's own boot is none of our
 //! business.

@@ -1,4 +1,4 @@
-//! The simulator as a task: builds it with the optimiser's whole attention and lets it run the scenarios.
+//! The simulator as a task: an optimised build that runs the scenarios.
 //!
 //! Everything after `sim` is the simulator's own: which scenario, which seed, for how long.
 

@@ -1,4 +1,4 @@
-//! Runs a task's steps one after the other, and tells how long each took.
+//! The steps of a task: run in order, and timed.
 //!
 //! A step's own output goes straight through: the closing lines of `cargo test` are seen as they come.
 

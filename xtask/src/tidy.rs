@@ -1,4 +1,4 @@
-//! The rules that no lint can keep: each a function from a tree to what is wrong with it.
+//! The rules that no lint checks: each is a function from a tree to findings.
 //!
 //! They read a [`Tree`], which may be the real one or made up: each rule's own tests show that it fires.
 //!

@@ -1,4 +1,4 @@
-//! What cargo knows of the workspace: its crates, what they depend on, and which files it builds.
+//! The workspace as cargo describes it: crates, dependencies, targets.
 
 use crate::steps::output;
 use anyhow::Context;

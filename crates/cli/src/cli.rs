@@ -1,4 +1,4 @@
-//! What can be typed: the verbs, the flags that all of them have, and the help on both.
+//! The command line: verbs, global flags and help.
 //!
 //! # Always true
 //! - A verb, flag or value that was once released is never renamed and never changes its meaning: scripts and other

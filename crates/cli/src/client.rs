@@ -1,4 +1,4 @@
-//! Speaks REST to the daemon over its Unix socket: one connection for each request, one answer or one stream.
+//! The REST client: one connection to the daemon's Unix socket for each request.
 //!
 //! Verbs call [`Client::look`], [`Client::order`], [`Client::erase`] and [`Client::stream`] with a route of
 //! `tidegate_api::routes`, so that path, question and answer always belong together. Nothing here knows what they

@@ -1,4 +1,4 @@
-//! Live completion: the names of disks and datastores, asked of the daemon while a person types.
+//! Shell completion of disk and datastore names, from the running daemon.
 //!
 //! No daemon, no names, and no message: a shell's prompt is no place for either. The root is the usual one or
 //! `TIDEGATE_ROOT`, since the line that is being typed cannot be seen from here.

@@ -1,4 +1,4 @@
-//! `tidegate disk`: everything one can do with a virtual disk.
+//! `tidegate disk`: commands on virtual disks.
 //!
 //! One file for each thing done; here is what they share: the list of verbs, and how a disk is shown.
 

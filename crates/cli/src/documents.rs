@@ -1,4 +1,4 @@
-//! What this program writes about itself: completions, manual pages, and the references in `docs/`.
+//! Generated documents: completions, manual pages, and the references in `docs/`.
 //!
 //! All of it comes from the command line's own description in `cli`, so that it cannot rot.
 

@@ -1,4 +1,4 @@
-//! `tidegate events`: what happens on datastores, as it was and as it comes.
+//! `tidegate events`: past and new events of datastores.
 
 use std::time::Duration;
 

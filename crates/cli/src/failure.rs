@@ -1,4 +1,4 @@
-//! How this program fails: one sentence of what, why and what to do, and the exit status that scripts go by.
+//! The failures of this program: a message with cause and remedy, and an exit status for scripts.
 //!
 //! Every verb returns a [`Failure`]; `main` prints it and ends with its status. What the daemon answers is a
 //! [`Problem`] and is shown as it came.

@@ -1,4 +1,4 @@
-//! Numbers for people: sizes, rates, counts and times, rounded to what one can take in at a glance.
+//! Numbers for people: sizes, rates, counts and times, rounded.
 //!
 //! Tables and `top` show these. They are not exact and do not parse back: programs read JSON, where numbers are whole.
 //!

@@ -1,4 +1,4 @@
-//! `tidegate filter`: the layers of a disk's stack, one at a time.
+//! `tidegate filter`: the filters of a disk's stack, one at a time.
 //!
 //! The daemon takes a whole stack at once; these verbs read it, change it and send it back. Two people who change the
 //! same disk at the same moment may therefore undo each other: `disk set --filter ...` says it all in one order.

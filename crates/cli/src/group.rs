@@ -1,4 +1,4 @@
-//! `tidegate group`: ceilings over several disks of this host together.
+//! `tidegate group`: limits on several disks of this host together.
 
 use clap::{ArgGroup, Args, Subcommand};
 use tidegate_api::group::{Group as Answer, GroupList, GroupSet};

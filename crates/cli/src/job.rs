@@ -1,4 +1,4 @@
-//! `tidegate job`, and how `disk import` and `disk export` follow theirs: a bar on a terminal, lines elsewhere.
+//! `tidegate job`, and the progress of `disk import` and `disk export`.
 
 use std::io::IsTerminal;
 use std::time::{Duration, Instant};

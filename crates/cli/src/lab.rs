@@ -1,4 +1,4 @@
-//! `tidegate lab`: experiments on real daemons or in virtual time, and reports of what came out.
+//! `tidegate lab`: experiments on real daemons or in virtual time, and their reports.
 //!
 //! Experiments need no daemon: those that are measured are started from this very program. What an experiment is and what
 //! its runs come to is `tidegate_lab`'s to say; here are the verbs, the progress that is shown, and the tables. Recording,

@@ -1,4 +1,4 @@
-//! What goes to standard output (data) and to standard error (everything said about it), in the form asked for.
+//! Output: data on standard output in the requested form, messages on standard error.
 //!
 //! Every verb hands its answer to a [`Console`] as a value that knows its [`Shown`] forms. JSON and YAML are the
 //! REST answers as they came: the same keys, the same units.

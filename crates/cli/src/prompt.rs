@@ -1,4 +1,4 @@
-//! Asks before something is destroyed.
+//! The question before something is destroyed.
 //!
 //! # Always true
 //! - Nothing is destroyed unless a person at a terminal said yes, or the command line did with `--yes`.

@@ -1,4 +1,4 @@
-//! `tidegate serve`, `serve-one` and `check-config`: the verbs that are the daemon, or look at what it will be.
+//! `tidegate serve`, `serve-one` and `check-config`.
 
 use std::path::{Path, PathBuf};
 

@@ -1,4 +1,4 @@
-//! One run of the program: how it prints, and which daemon it talks to.
+//! One run of the program: its output form, and the daemon it talks to.
 
 use std::path::PathBuf;
 

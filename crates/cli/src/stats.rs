@@ -1,4 +1,4 @@
-//! `tidegate stats`: what disks have done, once or again and again.
+//! `tidegate stats`: the counters of disks, once or repeatedly.
 
 use std::time::Duration;
 

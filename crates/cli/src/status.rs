@@ -1,4 +1,4 @@
-//! `tidegate status`: how the daemon is, and waiting until it serves.
+//! `tidegate status`: the daemon's state; it can wait until the daemon serves.
 
 use std::time::{Duration, Instant};
 

@@ -1,4 +1,4 @@
-//! `tidegate top`: a host's disks and I/O threads, live, as esxtop and htop show theirs.
+//! `tidegate top`: a host's disks and I/O threads, live.
 //!
 //! `feed` brings samples from the daemon, `screen` decides what a key means and what is in view, `draw` paints it,
 //! `columns` says what can be seen and sorted by, `batch` prints instead of painting. Only this file and `feed` touch

@@ -1,4 +1,4 @@
-//! What a dispatch through I/O control costs, as a ratio to a plain queue in the same run.
+//! The cost of a dispatch through I/O control, as a ratio to a plain queue in the same run.
 //!
 //! `cargo bench -p tidegate-core --bench iocontrol`. Each round offers, picks and ends one I/O of one of N disks; the
 //! plain queue does the same with a queue and nothing else. Numbers are of this machine; the ratio is what to compare.

@@ -1,5 +1,6 @@
-//! One I/O after another through a shard, for counting instructions: `turn HOW COUNT DISKS`, HOW being one of
-//! `none` (no control), `calm` (control, not engaged), `limited` (not engaged, below a limit), `engaged` (disks that
+//! A loop of I/Os through a shard, to count instructions: `turn HOW COUNT DISKS`.
+//!
+//! HOW is one of `none` (no control), `calm` (control, not engaged), `limited` (not engaged, below a limit), `engaged` (disks that
 //! share a window, half of what they ask for), `all` (the same, with limits, reservations and latency targets). Four
 //! I/Os of each disk are outstanding; their use is told every 50 ms.
 //!

@@ -1,4 +1,4 @@
-//! Each filter as its manual describes it, in a shard with a datastore that is played by hand.
+//! The filters as their manual pages describe them, in a shard with a datastore that the test drives.
 
 use tidegate_core::effect::Effect;
 use tidegate_core::filter::FilterKey;

@@ -1,4 +1,4 @@
-//! Governors of several hosts against one array, through a table of slots: what they reach together, and how fast.
+//! Governors of several hosts on one array, through a table of slots.
 #![expect(clippy::cast_possible_truncation, reason = "the world's small numbers")]
 
 #[path = "governor/bench.rs"]

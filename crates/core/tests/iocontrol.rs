@@ -1,4 +1,4 @@
-//! The scheduler of one thread against a small datastore: each rule of I/O control has a test that needs it.
+//! The scheduler of one thread on a small datastore: a test for each rule.
 //!
 //! The world is in `iocontrol/world.rs`; here are shares, the window and latency targets. Bounds are those that follow from the algorithm, not from a run.
 

@@ -1,4 +1,4 @@
-//! What I/O threads share about a datastore, under every order that the memory model allows.
+//! The state of a datastore that I/O threads share, under every order that the memory model allows.
 //!
 //! The files of atomics are compiled here once more, with loom's atomics in place of the processor's. Run it with
 //! `RUSTFLAGS="--cfg loom" cargo test -p tidegate-core --test loom_shared --release`; without the flag it is empty.

@@ -1,4 +1,4 @@
-//! The shard against a dumb model: random filters, requests, answers of the datastore, time, and changes of filters.
+//! The shard against a simple model: random filters, requests, completions, times, and changes of filters.
 //!
 //! The model (below) walks lists and counts; it shares no code with the crate. What must agree: which I/Os start, in
 //! which order, with what; how every request is answered, and at which event. Probes between the filters check the order of hooks.

@@ -1,4 +1,5 @@
-//! Memory and descriptors stay flat however often disks come and go. A process of its own: nothing else may allocate here.
+//! Memory and descriptors stay flat while disks are attached and detached. A process of its own: nothing else may
+//! allocate here.
 
 #[path = "engine/client.rs"]
 #[expect(dead_code, reason = "shared with the engine's other tests")]

@@ -1,4 +1,4 @@
-//! Replays the fuzzers' corpus on every run of the tests: each file is one input that once was, or could be, trouble.
+//! The fuzzers' corpus, replayed on every run of the tests.
 
 #![expect(
     clippy::unwrap_used,

@@ -1,4 +1,4 @@
-//! Lets the clients that people use loose on our server's half, and our client's half loose on their servers.
+//! The server's half with real clients, and the client's half with real servers.
 //!
 //! They come from the Debian packages libnbd-bin, nbdkit, python3-libnbd and qemu-utils; a missing one fails the test.
 

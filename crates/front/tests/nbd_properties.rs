@@ -1,4 +1,4 @@
-//! What holds for every stream: how it is cut changes nothing, both of our halves agree, requests survive the wire.
+//! Properties of NBD streams: cuts change nothing, both halves agree, requests survive the wire.
 
 use proptest::collection::vec;
 use proptest::prelude::*;

@@ -1,4 +1,4 @@
-//! Replays the ring fuzzer's corpus on every run of the tests, and random rings besides.
+//! The ring fuzzer's corpus and random rings, replayed on every run of the tests.
 
 use proptest::prelude::*;
 use std::path::PathBuf;

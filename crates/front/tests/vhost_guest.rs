@@ -1,5 +1,4 @@
-//! A fake guest and the queue walker, over memory that is only bytes: sensible requests, hostile ones, sleep and wake-up,
-//! and death at every store.
+//! A simulated guest and the queue, over memory that is only bytes.
 
 #[path = "vhost_guest/bench.rs"]
 mod bench;

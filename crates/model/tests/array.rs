@@ -1,4 +1,4 @@
-//! What must hold of every array, by property; and what queueing theory says of some.
+//! Properties of every array, and results of queueing theory for some.
 
 use std::collections::{BTreeMap, BTreeSet};
 

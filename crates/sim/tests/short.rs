@@ -1,4 +1,4 @@
-//! The short set: what the simulator's scenarios promise, with a few seeds; the swarm runs the rest and many more.
+//! The short set: the simulator's scenarios with a few seeds; the swarm runs many more.
 //!
 //! `cargo xtask sim --scenario NAME --seed N` repeats any of these and says more.
 

@@ -1,4 +1,4 @@
-//! Which crate may depend on which: the arrows of ARCHITECTURE.md, and no others.
+//! The allowed dependencies between crates.
 //!
 //! A crate's tests are held to the same arrows, so that what a crate needs to be tested is no more than it needs.
 

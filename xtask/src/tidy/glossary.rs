@@ -1,4 +1,4 @@
-//! One word per thing: what docs/glossary.md says not to say is said nowhere, in code, in help or in documents.
+//! The glossary rule: a synonym that docs/glossary.md bans appears nowhere.
 //!
 //! The glossary's table has a column, headed `not ...`, of words parted by commas. Words of others (an option of
 //! QEMU's, a name on the wire) stand in a document's code spans, or in code on a line that says `glossary: whose`

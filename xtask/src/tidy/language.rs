@@ -1,4 +1,4 @@
-//! Tells a Rust file's code from its comments and strings, well enough for the other rules.
+//! A scanner that separates a Rust file's code from its comments and strings.
 
 /// The code of a Rust file: comments, strings and characters become spaces; lines stay where they are.
 pub(super) fn code(source: &str) -> String {

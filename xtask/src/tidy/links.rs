@@ -1,4 +1,4 @@
-//! Documents' links: each relative one leads to a file that is there.
+//! The link rule: each relative link in the documents leads to a file.
 
 use super::sources::resolve;
 use super::{Finding, Tree, finding};

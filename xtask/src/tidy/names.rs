@@ -1,4 +1,4 @@
-//! Names that were replaced by standard terms and must not come back.
+//! The naming rule: names that were replaced by standard terms must not come back.
 //!
 //! A type or function is looked for as a word of the code, a module as a file's name. Each entry holds in one folder: the
 //! same word may be right elsewhere.

@@ -1,4 +1,4 @@
-//! docs/promises.md names tests that exist.
+//! The promise rule: docs/promises.md names tests that exist.
 //!
 //! A test is named in a code span: `core::slab::tests::a_name` for one at the end of `crates/core/src/slab.rs`, or
 //! `crates/front/tests/nbd.rs::a_name` by its file. A promise that no test holds says "not yet held".

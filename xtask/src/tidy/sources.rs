@@ -1,4 +1,4 @@
-//! What every source file owes: a header, a place in the build, no leftovers, and `unsafe` in one folder only.
+//! The source rules: a header, a place in the build, no leftovers, and `unsafe` in one folder only.
 //!
 //! A test file that cargo never builds looks as if it tested something: every file must be reachable from a
 //! target by `mod`, `#[path]` or `include!`.
@@ -44,6 +44,7 @@ fn header(path: &str, text: &str) -> Vec<Finding> {
             "opens with no `//!` header: say in one sentence what it does, for whom",
         ));
     }
+    found.extend(first_sentence(path, text));
     if path.ends_with("/mod.rs") {
         found.push(finding(
             path,
@@ -52,6 +53,42 @@ fn header(path: &str, text: &str) -> Vec<Finding> {
         ));
     }
     found
+}
+
+/// The most words of a first sentence.
+const FIRST_SENTENCE: usize = 25;
+
+/// Words that make a riddle of a first sentence: it is to name its subject first.
+const RIDDLES: &[&str] = &[
+    "What", "Who", "Whose", "Whom", "Which", "How", "When", "Where", "Whether", "Why", "Of", "From",
+];
+
+/// The folders where the first sentence is not yet checked.
+const UNCHECKED: &[&str] = &["crates/daemon/", "crates/lab/", "crates/cli/tests/"];
+
+/// The header's first sentence is short and names its subject first.
+fn first_sentence(path: &str, text: &str) -> Option<Finding> {
+    if UNCHECKED.iter().any(|folder| path.starts_with(folder)) {
+        return None;
+    }
+    let header: Vec<&str> = text
+        .lines()
+        .map_while(|line| line.strip_prefix("//!"))
+        .take_while(|line| !line.trim().is_empty())
+        .collect();
+    let header = header.join(" ");
+    let end = header.find(". ").unwrap_or(header.len());
+    let sentence: Vec<&str> = header[..end].split_whitespace().collect();
+    let first = sentence.first()?;
+    if RIDDLES.contains(first) {
+        let says = format!("its first sentence begins with `{first}`: name the thing first");
+        return Some(finding(path, 1, says));
+    }
+    let count = sentence.len();
+    (count > FIRST_SENTENCE).then(|| {
+        let says = format!("its first sentence has {count} words: at most {FIRST_SENTENCE}");
+        finding(path, 1, says)
+    })
 }
 
 fn unsafety(path: &str, text: &str) -> Vec<Finding> {
@@ -229,6 +266,15 @@ mod tests {
             .into_iter()
             .map(|f| f.to_string())
             .collect()
+    }
+
+    #[test]
+    fn a_first_sentence_is_short_and_names_its_subject_first() {
+        let of = |header: &str| first_sentence("crates/a/src/b.rs", header).map(|f| f.says);
+        assert_eq!(of("//! The gate of a disk. What follows is free.\n"), None);
+        assert!(of("//! What a gate is.\n").is_some_and(|says| says.contains("`What`")));
+        let long = format!("//! The {}end.\n", "long ".repeat(24));
+        assert!(of(&long).is_some_and(|says| says.contains("26 words")));
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! What every descriptor file must stand, whatever it holds: shared by the fuzz target and by its replay on stable.
+//! Checks on any descriptor file, shared by the fuzz target and by its replay on stable.
 
 use tidegate_api::descriptor::Descriptor;
 

@@ -1,4 +1,4 @@
-//! A stream of server-sent events, read as values: the live samples that `top` and `stats --watch` show.
+//! A stream of server-sent events: the live samples of `top` and `stats --watch`.
 //!
 //! # Always true
 //! - A field may be cut anywhere between two reads; an event is given out only when its empty line has come.

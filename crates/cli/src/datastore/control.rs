@@ -1,4 +1,4 @@
-//! How `datastore show` shows a datastore's I/O control: what holds and why, the hosts, and who gets what.
+//! The I/O control section of `datastore show`.
 //!
 //! # Units
 //! Windows, demands and what is in flight count reference I/Os (a 4 KiB random read).

@@ -1,4 +1,4 @@
-//! `tidegate datastore set`: how a datastore is controlled.
+//! `tidegate datastore set`: the settings of a datastore's I/O control.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! `tidegate disk attach` and `detach`: letting guests and clients in, and out.
+//! `tidegate disk attach` and `detach`.
 
 use std::path::PathBuf;
 

@@ -1,4 +1,4 @@
-//! The flags that say how I/O control treats a disk: the same words for `create` and `set`.
+//! The I/O control flags that `disk create` and `disk set` share.
 
 use std::str::FromStr;
 

@@ -1,4 +1,4 @@
-//! `tidegate disk set`: changes a disk; filters and policy while it is in use.
+//! `tidegate disk set`: the settings of a disk; filters and policy also while it is in use.
 
 use clap::{ArgGroup, Args};
 use tidegate_api::descriptor::CacheMode;

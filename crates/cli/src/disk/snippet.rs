@@ -1,4 +1,4 @@
-//! `tidegate disk snippet`: what to paste where, so that some program reaches a disk.
+//! `tidegate disk snippet`: lines to paste, so that a program reaches a disk.
 
 use clap::Args;
 use clap::builder::PossibleValuesParser;

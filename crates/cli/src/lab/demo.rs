@@ -1,4 +1,4 @@
-//! `tidegate lab demo`: two hosts before one congested array, live, to be played with.
+//! `tidegate lab demo`: two live hosts before one congested array.
 //!
 //! The stage is `tidegate_lab`'s; here are its flags, its end (a time, Ctrl-C, an error: after each of them nothing is left),
 //! and what is shown each second: a table that stands still on a terminal, a line elsewhere, an object a line as JSON.

@@ -1,4 +1,4 @@
-//! How far the runs are and how long they will take yet: a bar on a terminal, lines elsewhere; and Ctrl-C.
+//! The progress of lab runs: a bar on a terminal, lines elsewhere; and Ctrl-C.
 
 use std::io::IsTerminal;
 use std::path::Path;

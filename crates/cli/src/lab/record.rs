@@ -1,4 +1,4 @@
-//! `tidegate lab record`: a disk's I/O, into a file of one's own.
+//! `tidegate lab record`: it records a disk's I/O into a file.
 //!
 //! The daemon's `trace` filter does it: it is put on the disk as `disk set --filter` would, and taken away again whatever
 //! happens in between. The daemon writes the file, but whoever asked for it owns it: [`Landing`] says how.

@@ -1,4 +1,4 @@
-//! `tidegate lab replay`: a recorded disk's I/O, asked for again of another disk or of a modelled array.
+//! `tidegate lab replay`: it repeats recorded I/O on another disk or on a modelled array.
 //!
 //! # Always true
 //! - Nothing that changes a disk is asked for unless that was said and agreed to.

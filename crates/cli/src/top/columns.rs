@@ -1,4 +1,4 @@
-//! What `top` can show and sort by: one table of columns for disks, one for I/O threads.
+//! The columns of `top`: one table for disks, one for I/O threads.
 //!
 //! The screen, the batch CSV and the help all read these tables, so that a head means one thing everywhere.
 

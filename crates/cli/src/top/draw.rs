@@ -1,4 +1,4 @@
-//! Paints what `top` has in view.
+//! The drawing of the `top` screen.
 //!
 //! Rows are text cut at the right edge: on a narrow terminal the last columns are missing, never squeezed.
 

@@ -1,4 +1,4 @@
-//! Brings samples from the daemon's stream to the screen, which cannot wait for them itself.
+//! The samples of `top`: a thread reads the daemon's stream, so that the screen need not wait.
 //!
 //! A thread reads the stream and hands each sample over. It ends when the stream does, or when nobody takes its news
 //! any more.

@@ -1,4 +1,4 @@
-//! What `top` has in view, and what each key does to it: a value that knows no terminal.
+//! The state of the `top` screen, and the keys that change it.
 //!
 //! # Always true
 //! - The selected disk stays selected while rows move, until it is gone.

@@ -1,4 +1,4 @@
-//! What `top` shows and how it answers keys, on a terminal of memory.
+//! The `top` screen on a terminal in memory.
 //!
 //! `TIDEGATE_UPDATE_SNAPSHOTS=1` writes the pictures in `tests/snapshots/top/` anew.
 

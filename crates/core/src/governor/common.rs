@@ -1,5 +1,5 @@
-//! Converts the fields of slot 0 and of settings to the values that the control laws use, and back; [`Dither`] moves the
-//! window a little on purpose.
+//! Conversions between the fields of slot 0, the settings, and the values that the control laws use. [`Dither`] moves
+//! the window a little on purpose.
 
 use super::Threshold;
 use super::learn::Factors;

@@ -1,4 +1,4 @@
-//! One governor by itself, told word for word what its disks did and what the other hosts say.
+//! One governor alone, with usage and slots that the test gives it.
 //!
 //! A world of many hosts covers up what a single rule does; here nothing answers but the governor.
 

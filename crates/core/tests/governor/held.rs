@@ -1,4 +1,4 @@
-//! A test for each rule of who is held to its part: one that takes more than that, while others do without.
+//! The rules of which disks are limited to their share: a test for each.
 
 use crate::FIXED;
 use crate::bench::{Bench, Load, asks, load, peer, usage};

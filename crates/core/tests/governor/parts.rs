@@ -1,4 +1,4 @@
-//! A test for each rule of who gets what of a window: what counts, what counts once, and between which bounds.
+//! The rules of how a window is divided: a test for each.
 
 use crate::FIXED;
 use crate::bench::{Bench, asks, load, peer, usage};

@@ -1,5 +1,4 @@
-//! A test for each rule of the window, the threshold and the ticks that a world of many hosts would cover up; those of who
-//! gets what are in `parts.rs`, those of a host that hears nobody in `silence.rs`.
+//! The rules of window, threshold and ticks: a test for each that a world of many hosts would hide.
 
 #[path = "parts.rs"]
 mod parts;

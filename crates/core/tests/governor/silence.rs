@@ -1,4 +1,4 @@
-//! A test for each rule of a host that cannot hear the others: what it does meanwhile, and how it comes back.
+//! The rules of a host that cannot read the other hosts' slots: a test for each.
 
 use crate::FIXED;
 use crate::bench::{Bench, load, peer, usage};

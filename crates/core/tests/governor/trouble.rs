@@ -1,4 +1,4 @@
-//! What goes wrong between hosts and with the array, and what governors make of it.
+//! Faults between hosts and of the array, and the governors' reaction.
 
 use super::bench::{Bench, load, peer};
 use super::world::{World, disk};

@@ -1,4 +1,4 @@
-//! A crude world for governors: an array that is a fluid, hosts that fill their windows, and a table of slots.
+//! A simple world for governors: an array as a fluid, hosts that fill their windows, and a table of slots.
 //!
 //! The array does at most `most` reference I/Os a second and none faster than `least`; latency follows from Little's
 //! law. Within a host, disks share the host's window by water-filling, as the schedulers would. Each host reports every

@@ -1,4 +1,4 @@
-//! Disks that are held to a part of the window, which the governor's orders name.
+//! Disks that the governor's orders limit to a share of the window.
 
 use crate::world::{MS, REF, SECOND, World, at};
 use crate::{clients, io, limited, lone, orders, shares};

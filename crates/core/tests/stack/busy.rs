@@ -1,5 +1,4 @@
-//! Disks so busy that not each of their I/Os is counted: what is told of them is right all the same, and nothing that
-//! could hold them comes too late.
+//! Sampled disks: their counts are right, and limits and orders still take effect at once.
 
 use super::SIZE;
 use std::collections::VecDeque;

@@ -1,4 +1,4 @@
-//! Shards whose datastore is under control: whatever policies, orders and windows come, every request is answered once.
+//! Shards under I/O control: every request is answered once, whatever policies, orders and windows come.
 //!
 //! Several I/O threads share the datastore, as in a host. Time jumps to the next deadline when nothing else is left to
 //! do: what is still unanswered then was forgotten, by a lost turn or a lost wake.

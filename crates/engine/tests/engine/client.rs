@@ -1,4 +1,4 @@
-//! A blocking NBD client for tests: asks, waits for answers, checks patterns.
+//! A blocking NBD client for tests.
 //!
 //! It begins after the handshake, with what [`super::rig`] agreed on its behalf.
 

@@ -1,4 +1,4 @@
-//! Clients that behave badly, and disks that are slow: nobody else notices.
+//! Misbehaving clients and slow disks: other clients do not notice.
 
 use super::client::{Client, Verifier};
 use super::rig::{PATIENCE, attach, client, engine, eventually, filters, raw};

@@ -1,4 +1,4 @@
-//! What was written is read back, on every kind of datastore and in every size.
+//! Write and read back, on every kind of datastore and in every size.
 
 use super::client::{Client, Verifier, pattern};
 use super::rig::{PATIENCE, attach, client, engine, image, open_file, spec, tempdir};

@@ -1,4 +1,4 @@
-//! Images on block devices: whoever writes to one has it alone, by whatever node.
+//! Images on block devices: each has one writer, by whatever node.
 
 use super::rig::{image, tempdir};
 use std::path::{Path, PathBuf};

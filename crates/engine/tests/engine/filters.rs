@@ -1,4 +1,4 @@
-//! Filters as a client meets them: changed under its hands, and doing what their rules say.
+//! Filters seen by a client: they change under load, and follow their rules.
 
 use super::client::{Verifier, pattern};
 use super::rig::{

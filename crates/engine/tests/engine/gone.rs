@@ -1,4 +1,4 @@
-//! Clients that go while their requests wait: for a limit, in a filter, or for memory.
+//! Clients that disconnect while their requests wait for a limit, in a filter, or for memory.
 //!
 //! What has not started is dropped at once, with its memory and its connection. What a client asked for before it said
 //! goodbye is carried out while its end is open.

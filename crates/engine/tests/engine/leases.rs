@@ -1,4 +1,4 @@
-//! Disks that several hosts can reach: two hosts meet in one directory, and one of them is cut off, falls silent, or goes.
+//! Disks that several hosts can reach: hosts that are cut off, fall silent, or leave.
 //!
 //! A host sees the directory through a link of its own; without the link it is cut off. Nothing is asserted of how long
 //! anything takes: what has to pass has passed when another host's look at the lease ends.

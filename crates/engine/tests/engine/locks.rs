@@ -1,4 +1,4 @@
-//! One image, one daemon: a second opening is refused until the first holder is gone, however it went.
+//! The lock of an image: a second opening is refused until the first holder is gone.
 
 use super::rig::{image, tempdir};
 use std::io::{BufRead, BufReader, Write};

@@ -1,4 +1,4 @@
-//! The engine on real io_uring, through its public face: disks on every kind of datastore, driven by NBD clients.
+//! The engine on real io_uring: disks on every kind of datastore, driven by NBD clients.
 //!
 //! Some tests mount a tmpfs and must run as root.
 

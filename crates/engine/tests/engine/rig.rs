@@ -1,4 +1,4 @@
-//! What engine tests stand on: engines, disks, clients, and an NBD server made of another engine.
+//! The fixtures of engine tests: engines, disks, clients, and an NBD server made of another engine.
 
 use super::client::Client;
 use std::io::{Read, Write};

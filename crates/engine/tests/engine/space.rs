@@ -1,4 +1,4 @@
-//! Space on a file system: given back by trims, run out of, taken away behind our back.
+//! Space on a file system: trimmed, exhausted, truncated.
 
 use super::client::pattern;
 use super::rig::{attach, client, engine, image, open_file, spec, tempdir};

@@ -1,4 +1,4 @@
-//! Disks on another NBD server: what it can and cannot do, and what happens when it goes, forgets, lies or falls silent.
+//! Disks on another NBD server that goes away, forgets, lies or falls silent.
 
 use super::client::{Client, Verifier, pattern};
 use super::rig::{

@@ -1,4 +1,4 @@
-//! The smallest server that the NBD machines can be driven by: a Unix socket, blocking threads, memory for a disk.
+//! A minimal NBD server: a Unix socket, blocking threads, a disk in memory.
 //!
 //! It stands in for the control thread and the I/O thread, so that real clients can be let loose on the protocol
 //! alone. It knows which 4 KiB blocks were ever written, so that it has extents to tell.

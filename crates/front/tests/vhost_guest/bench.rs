@@ -1,4 +1,4 @@
-//! One chain on a ring of 16, and what the device makes of it.
+//! One chain on a ring of 16 entries, and the device's result.
 
 use super::driver::{self, Desc, Driver, ROOM, header};
 use super::memory::Memory;

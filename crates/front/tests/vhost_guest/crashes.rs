@@ -1,4 +1,4 @@
-//! Kills the device between any two of its stores, and lets a successor go on from the in-flight region.
+//! The device is killed between any two stores; its successor resumes from the in-flight region.
 //!
 //! Whatever the moment: each chain that the guest does not see as used is taken exactly once by the successor, in the order
 //! in which it was made available; none that the guest does see is.

@@ -1,4 +1,4 @@
-//! A guest's driver for one ring: writes descriptors, makes chains available, collects what is used.
+//! A guest's driver for one ring.
 
 use super::memory::Memory;
 use tidegate_front::vhost::queue::QueueConfig;

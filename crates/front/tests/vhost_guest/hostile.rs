@@ -1,4 +1,4 @@
-//! Chains and rings that make no sense, each with the error that it ends in.
+//! Malformed chains and rings, each with its error.
 
 use super::bench::{
     Bench, DATA, DISCARD_T, FLUSH_T, HEADER, Heard, READ_T, STATUS, TABLE, WRITE_T, WRITE_ZEROES_T,

@@ -1,4 +1,4 @@
-//! A guest's memory that is only a vector of bytes per region, with a moment for others between any two accesses.
+//! A guest's memory as byte vectors, with a hook between any two accesses.
 //!
 //! The queue under test sees it as [`GuestMemory`]; the fake guest reads and writes the same bytes directly.
 //! [`Memory::between`] runs the guest's next step just before the device's n-th access, so that every interleaving of the

@@ -1,4 +1,4 @@
-//! Requests as drivers send them, however they cut them, and the configuration space that they read.
+//! Requests in every layout that drivers use, and the configuration space.
 
 use super::bench::{
     Bench, DATA, DISCARD_T, FLUSH_T, GET_ID_T, HEADER, Heard, READ_T, TABLE, WRITE_T,

@@ -1,4 +1,4 @@
-//! Two sides of a ring against a dumb model: each chain once and in order, and nobody sleeps while the other waits.
+//! Both sides of a ring against a simple model: each chain once and in order, no lost notification.
 
 use super::driver::{self, Desc, Driver, ROOM, header};
 use super::memory::Memory;

@@ -1,4 +1,4 @@
-//! Hosts that meet in a directory: they divide a window, survive garbage and read-only files, and are told apart.
+//! Hosts that meet in a directory and divide a window.
 
 use super::{BACKLOG, Load, SIZE, attach, limited, settings, shares, slow, used};
 use crate::rig::{PATIENCE, engine, eventually, tempdir};

@@ -1,4 +1,4 @@
-//! What an upstream is asked as its disk goes, so that nothing is forgotten that nobody would look for.
+//! The last flush to an upstream before its disk is detached.
 
 use super::super::client::Client;
 use super::super::rig::{PATIENCE, attach, client, engine, everything, tempdir};
