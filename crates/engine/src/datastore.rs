@@ -109,7 +109,7 @@ impl ImageCx<'_> {
     /// The tag for an operation of this image's, which comes back in [`Image::completed`].
     pub(crate) fn tag(&self, slot: u32) -> Tag {
         Tag {
-            kind: crate::thread::tag::IMAGE,
+            kind: crate::tag::IMAGE,
             owner: self.disk.0,
             slot,
         }

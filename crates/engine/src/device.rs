@@ -11,8 +11,10 @@ pub(crate) mod channel;
 pub(crate) mod front_ends;
 pub(crate) mod interrupt_moderation;
 pub(crate) mod nbd;
+pub(crate) mod nbd_budget;
 pub(crate) mod ring;
 pub(crate) mod shunned;
+pub(crate) mod thread_cx;
 pub(crate) mod vhost;
 
 /// Who waits for a request's end.

@@ -21,6 +21,7 @@ pub mod lease;
 pub mod mounts;
 #[expect(unsafe_code, reason = "the one place for it; see the module")]
 mod sys;
+mod tag;
 mod thread;
 
 pub use control::{Control, UnderControl};

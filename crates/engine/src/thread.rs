@@ -20,16 +20,15 @@
 use crate::blocking::BlockingWorker;
 use crate::control::{Control, Word};
 use crate::datastore::{Image, ImageCx};
-use crate::device::ReplyTo;
 use crate::device::nbd::Connection;
-use crate::device::nbd::budget::Budget;
 use crate::device::ring::RingDevice;
+use crate::device::thread_cx::{IN_FLIGHT, ThreadCx};
 use crate::error::{Error, Result};
 use crate::inbox::{Command, Inbox};
 use crate::lease::Lease;
-use crate::sys::buffers::Buffers;
 use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
+use crate::tag;
 use commands::{Detaching, Question};
 use idle::{Idle, Wait};
 use pending_interrupts::PendingInterrupts;
@@ -42,8 +41,8 @@ use tally::Tally;
 use tidegate_core::effect::{ControlId, Effect};
 use tidegate_core::filter::FilterKey;
 use tidegate_core::iocontrol::DiskKey;
-use tidegate_core::request::{DiskId, IoId, Outcome, Request, Token};
-use tidegate_core::shard::{Event, Shard};
+use tidegate_core::request::{DiskId, IoId, Outcome};
+use tidegate_core::shard::Event;
 use tidegate_core::units::{Span, Time};
 
 mod adaptive_poll;
@@ -55,24 +54,6 @@ pub(crate) mod refusals;
 mod sleep;
 pub(crate) mod tally;
 
-/// What a completion's owner counts in.
-pub(crate) mod tag {
-    /// The inbox's wakeup_fd.
-    pub(crate) const BELL: u8 = 1;
-    /// A guest's kick; the owner is a queue.
-    pub(crate) const KICK: u8 = 2;
-    /// An image's operation; the owner is a disk.
-    pub(crate) const IMAGE: u8 = 3;
-    /// Bytes from an NBD client; the owner is a connection.
-    pub(crate) const RECEIVE: u8 = 4;
-    /// Bytes to an NBD client; the owner is a connection.
-    pub(crate) const SEND: u8 = 5;
-    /// The other end of an NBD client's socket has gone; the owner is a connection.
-    pub(crate) const HANG_UP: u8 = 7;
-    /// A cancellation, of which nobody wants to hear.
-    pub(crate) const NOTHING: u8 = 6;
-}
-
 /// Completions taken in one turn, so that one queue's flood does not hold up the others' requests.
 const COMPLETIONS_PER_TURN: usize = 256;
 /// Requests taken from one queue in one turn: a deep queue waits for the shallow ones.
@@ -83,8 +64,6 @@ const REQUESTS_AT_ONCE: usize = 16;
 /// The same, after a wait: a sleeping guest already wakes to the first answers, and a disk already works, while the others
 /// are carried out.
 const FIRST_REQUESTS: usize = 4;
-/// I/Os that the shard holds before it first allocates.
-const IN_FLIGHT: usize = 1024;
 /// Turns between looks for queues that have gone quiet.
 const TURNS_PER_SWEEP: u32 = 64;
 /// A queue without requests for this long is no longer looked at each turn; its guest kicks for the next one.
@@ -99,79 +78,6 @@ pub(crate) struct ThreadConfig {
     pub(crate) always_poll: bool,
     /// The CPU to stay on.
     pub(crate) cpu: Option<usize>,
-}
-
-/// What a device uses of its thread to hand requests over.
-pub(crate) struct ThreadCx {
-    pub(crate) now: Time,
-    pub(crate) ring: Ring,
-    pub(crate) buffers: Buffers,
-    shard: Shard,
-    effects: Vec<Effect>,
-    /// By buffer: who waits for the request that it belongs to.
-    waiting: Vec<ReplyTo>,
-    /// Queues with answers that their guests do not see yet.
-    dirty: Vec<u32>,
-    /// Connections that have something to send or decode.
-    ready_connections: Vec<u32>,
-    /// What all connections together hold.
-    pub(crate) budget: Budget,
-    /// Whether an answer was the last that happened, rather than a request: its guest may ask again.
-    answered_last: bool,
-    /// Requests handed to the shard, ever.
-    submitted: u64,
-}
-
-impl ThreadCx {
-    /// Hands a request to the shard, which carries it on with the turn's others. `request.data.buffer` names a claimed
-    /// buffer, which comes back with the answer.
-    // Inline, so that the request is built where the shard takes it, and not in memory first.
-    #[inline(always)]
-    pub(crate) fn submit(&mut self, disk: DiskId, request: Request, reply: ReplyTo) {
-        let buffer = request.data.buffer;
-        if self.waiting.len() <= buffer as usize {
-            self.waiting
-                .resize_with(buffer as usize + 1, || ReplyTo::Nobody);
-        }
-        self.waiting[buffer as usize] = reply;
-        self.answered_last = false;
-        self.submitted += 1;
-        let event = Event::Submitted {
-            disk,
-            token: Token(buffer.into()),
-            request,
-        };
-        self.shard.gather(self.now, event, &mut self.effects);
-    }
-
-    /// The client of a connection is gone: nobody waits for what of it has not started. Each is answered all the same, for
-    /// its buffer.
-    #[cold]
-    pub(crate) fn abandon(&mut self, disk: DiskId, connection: u32) {
-        let of_it = |reply: &ReplyTo| matches!(reply, ReplyTo::Nbd { connection: of, .. } if *of == connection);
-        let waiting = (0..).zip(&self.waiting);
-        let tokens = waiting.filter_map(|(buffer, reply)| of_it(reply).then_some(Token(buffer)));
-        let event = Event::Abandon {
-            disk,
-            tokens: tokens.collect(),
-        };
-        self.shard.handle(self.now, event, &mut self.effects);
-    }
-
-    /// Has the shard carry on what was handed to it.
-    fn flow(&mut self) {
-        self.shard.flow(self.now, &mut self.effects);
-    }
-
-    /// This queue has answers to show.
-    pub(crate) fn note_dirty(&mut self, queue: u32) {
-        self.dirty.push(queue);
-    }
-
-    /// This connection has something to do.
-    pub(crate) fn note_ready_connection(&mut self, connection: u32) {
-        self.ready_connections.push(connection);
-    }
 }
 
 /// A disk that lives here.
@@ -291,19 +197,7 @@ impl IoThread {
                 .map_err(|e| Error::io("cannot start an I/O thread", e))?,
             name,
             inbox,
-            cx: ThreadCx {
-                now,
-                ring,
-                buffers: Buffers::new(),
-                shard: Shard::new(IN_FLIGHT),
-                effects: Vec::with_capacity(2 * IN_FLIGHT),
-                waiting: Vec::with_capacity(IN_FLIGHT),
-                dirty: Vec::new(),
-                ready_connections: Vec::new(),
-                budget: Budget::default(),
-                answered_last: false,
-                submitted: 0,
-            },
+            cx: ThreadCx::new(ring, now),
             disks: Vec::new(),
             timed: Vec::new(),
             queues: Vec::new(),

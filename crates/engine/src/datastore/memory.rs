@@ -11,7 +11,7 @@ use super::{Image, ImageCx, ImageInfo, Job, OpenedImage, Progress, bytes};
 use crate::error::{Error, Result};
 use crate::sys::memory::Memory;
 use crate::sys::ring::{Completion, Tag};
-use crate::thread::tag;
+use crate::tag;
 use std::collections::VecDeque;
 use tidegate_core::request::Fault;
 

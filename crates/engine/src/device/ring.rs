@@ -14,12 +14,13 @@
 use super::ReplyTo;
 use super::interrupt_moderation::{InterruptModeration, Moment};
 use super::shunned::Standing;
+use super::thread_cx::ThreadCx;
 use crate::sys::buffers::{Buffers, SHORT_LIST};
 use crate::sys::eventfd::EventFd;
 use crate::sys::guest::{Mapping, Segment};
 use crate::sys::os;
 use crate::sys::ring::{Ring, Tag};
-use crate::thread::{ThreadCx, tag};
+use crate::tag;
 use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use std::rc::Rc;

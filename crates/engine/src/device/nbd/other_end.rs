@@ -10,8 +10,9 @@
 //! - the connection is not at its end while the kernel watches its socket
 
 use super::{Connection, Payload};
+use crate::device::thread_cx::ThreadCx;
 use crate::sys::ring::Tag;
-use crate::thread::{ThreadCx, tag};
+use crate::tag;
 use std::os::fd::AsRawFd;
 use tidegate_front::nbd::session::Step;
 use tidegate_front::nbd::wire::REQUEST_BYTES;

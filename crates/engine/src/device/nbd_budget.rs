@@ -1,6 +1,6 @@
 //! The memory budget of an I/O thread's NBD clients.
 //!
-//! Each client has a bound of its own ([`super::MOST_BYTES`]). This one is for many clients, and for clients that never read
+//! Each client has a bound of its own ([`super::nbd::MOST_BYTES`]). This one is for many clients, and for clients that never read
 //! their replies or whose disk has a limit. It counts whole blocks of memory, as they are taken from the system.
 //!
 //! # Always true
@@ -38,7 +38,7 @@ pub(crate) struct Budget {
 
 impl Budget {
     /// A client of this disk holds so many more bytes.
-    pub(super) fn take(&mut self, disk: DiskId, bytes: usize) {
+    pub(crate) fn take(&mut self, disk: DiskId, bytes: usize) {
         self.held += bytes;
         let place = disk.0 as usize;
         if self.disks.len() <= place {
@@ -48,7 +48,7 @@ impl Budget {
     }
 
     /// A client of this disk holds so many less.
-    pub(super) fn give_back(&mut self, disk: DiskId, bytes: usize) {
+    pub(crate) fn give_back(&mut self, disk: DiskId, bytes: usize) {
         self.held -= bytes;
         if let Some(held) = self.disks.get_mut(disk.0 as usize) {
             *held -= bytes;
@@ -58,7 +58,7 @@ impl Budget {
 
     /// Whether a connection of this disk may begin a request that takes so many bytes. If not, [`Budget::wake`] says when to
     /// ask again.
-    pub(super) fn lets_on(&mut self, connection: u32, disk: DiskId, bytes: usize) -> bool {
+    pub(crate) fn lets_on(&mut self, connection: u32, disk: DiskId, bytes: usize) -> bool {
         let fits = self.fits(disk, bytes);
         if !fits && !self.waiting.contains(&connection) {
             self.waiting.push_back(connection);
