@@ -5,7 +5,7 @@
 
 use crate::datastore::nbd::connect::Connect;
 use crate::error::Error;
-use crate::inbox::{Command, Inbox};
+use crate::thread::commands::{Command, Inbox};
 use std::io::Write;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::mpsc::{Sender, channel};

@@ -18,7 +18,6 @@
 //! ```
 
 use crate::error::{Error, Kind, Result};
-use crate::inbox::{Command, Inbox};
 use crate::sys::os;
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -123,7 +122,7 @@ struct ControlCore {
     name: String,
     words: Sender<Word>,
     notes: Arc<Notes>,
-    inboxes: Arc<[Arc<Inbox>]>,
+    threads: Threads,
     numbers: Arc<Mutex<Vec<bool>>>,
     accounts: Arc<Accounts>,
 }
@@ -223,15 +222,21 @@ pub(crate) enum Word {
     Stop(Option<Sender<()>>),
 }
 
-/// What an I/O thread is told about a control.
+/// An I/O thread, as a datastore's control sends to it.
+pub(crate) trait GovernedThread: Send + Sync {
+    /// Has the thread carry this out for a control in its next turn. Never waits and is never refused.
+    fn govern(&self, control: ControlId, govern: Govern);
+}
+
+/// The I/O threads of an engine, by their numbers.
+type Threads = Arc<[Arc<dyn GovernedThread>]>;
+
+/// What a control sends to an I/O thread.
 pub(crate) enum Govern {
     /// It begins.
     Begin {
         scheduler: Box<Scheduler>,
         words: Sender<Word>,
-        peers: Arc<[Arc<Inbox>]>,
-        /// The I/O thread's number.
-        thread: usize,
     },
     /// It ends: no disk of it is left.
     End,
@@ -246,7 +251,7 @@ impl Control {
     pub(crate) fn begin(
         id: ControlId,
         settings: Settings,
-        inboxes: Arc<[Arc<Inbox>]>,
+        threads: Threads,
         groups: &GroupsHandle,
         numbers: Arc<Mutex<Vec<bool>>>,
         accounts: Arc<Accounts>,
@@ -257,23 +262,21 @@ impl Control {
             name: settings.name.clone(),
             words: words.clone(),
             notes: Arc::default(),
-            inboxes: Arc::clone(&inboxes),
+            threads: Arc::clone(&threads),
             numbers,
             accounts,
         });
-        let shared = Shared::new(inboxes.len(), groups);
-        for (thread, inbox) in inboxes.iter().enumerate() {
+        let shared = Shared::new(threads.len(), groups);
+        for (number, thread) in threads.iter().enumerate() {
             let begin = Govern::Begin {
                 scheduler: Box::new(Scheduler::new(
-                    thread,
+                    number,
                     shared.clone(),
                     settings.governor.io_unit,
                 )),
                 words: words.clone(),
-                peers: Arc::clone(&inboxes),
-                thread,
             };
-            inbox.send_always(Command::Govern(id, Box::new(begin)));
+            thread.govern(id, begin);
         }
         let failed = |e| {
             let name = &settings.name;
@@ -295,7 +298,7 @@ impl Control {
         let rounds = governor_thread::GovernorThread::new(
             id,
             governor,
-            inboxes,
+            threads,
             slot_io,
             Arc::clone(&core.notes),
         );
@@ -308,9 +311,9 @@ impl Control {
         self.core.id
     }
 
-    /// Whether this is the inbox of one of its I/O threads.
-    pub(crate) fn is_over(&self, inbox: &Arc<Inbox>) -> bool {
-        self.core.inboxes.iter().any(|own| Arc::ptr_eq(own, inbox))
+    /// Whether it belongs to the engine whose accounts these are.
+    pub(crate) fn belongs_to(&self, accounts: &Arc<Accounts>) -> bool {
+        Arc::ptr_eq(&self.core.accounts, accounts)
     }
 
     /// What disks that are away had used of their limits.
@@ -454,8 +457,8 @@ impl Drop for ControlCore {
     // May run on an I/O thread, with its last disk: nothing here waits.
     fn drop(&mut self) {
         let _ = self.words.send(Word::Stop(None));
-        for inbox in self.inboxes.iter() {
-            inbox.send_always(Command::Govern(self.id, Box::new(Govern::End)));
+        for thread in self.threads.iter() {
+            thread.govern(self.id, Govern::End);
         }
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         numbers[self.id.0 as usize] = false;

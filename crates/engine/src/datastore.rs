@@ -186,7 +186,7 @@ pub(crate) fn bytes(len: u64) -> usize {
 mod tests {
     use super::*;
     use crate::blocking::BlockingWorker;
-    use crate::inbox::Inbox;
+    use crate::thread::commands::Inbox;
 
     const SIZE: u64 = 1 << 20;
 

@@ -7,16 +7,16 @@
 //! - a disk lives on one I/O thread, its home, from attach to detach
 //! - rings of one front end at a time run on a disk; those of the next start when everything of the last has ended
 
-use crate::control::{self, Accounts, Control, Reins, UnderControl};
+use crate::control::{self, Accounts, Control, GovernedThread, Reins, UnderControl};
 use crate::datastore::OpenedImage;
 use crate::datastore::condition::Condition;
 use crate::device::front_ends::FrontEnds;
 use crate::device::ring::DeviceFacts;
 use crate::error::{Error, Kind, Result};
-use crate::inbox::{Command, Inbox};
 use crate::sys::os;
-use crate::thread::commands::{Attach, Question, ThreadPulse, ThreadReport};
+use crate::thread::commands::{Attach, Command, Inbox, Question, ThreadPulse, ThreadReport};
 use crate::thread::{IoThread, ThreadConfig};
+use std::io;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
@@ -170,6 +170,9 @@ impl Engine {
                 "at least one I/O thread is needed",
             ));
         }
+        let failed = |error| Error::io("cannot start an I/O thread", error);
+        let inboxes = (0..settings.threads).map(|_| Inbox::new().map(Arc::new));
+        let inboxes: Arc<[Arc<Inbox>]> = inboxes.collect::<io::Result<_>>().map_err(failed)?;
         let mut threads = Vec::new();
         for index in 0..settings.threads {
             let cpu =
@@ -179,9 +182,9 @@ impl Engine {
                 always_poll: settings.always_poll,
                 cpu,
             };
-            let (inbox, join) = IoThread::start(format!("tidegate-io{index}"), config)?;
+            let join = IoThread::start(Arc::clone(&inboxes), index, config)?;
             threads.push(Thread {
-                inbox,
+                inbox: Arc::clone(&inboxes[index]),
                 join: Some(join),
                 load: Arc::default(),
             });
@@ -204,7 +207,7 @@ impl Engine {
         check(&spec, &opened)?;
         let control = spec.control.take().map(Box::new);
         if let Some(under) = &control
-            && !under.control.is_over(&self.threads[0].inbox)
+            && !under.control.belongs_to(&self.accounts)
         {
             let text = format!("disk {}: its control is another engine's", spec.name);
             return Err(Error::new(Kind::Invalid, text));
@@ -277,10 +280,18 @@ impl Engine {
     /// [`control::Report::trouble`].
     pub fn control(&self, settings: control::Settings) -> Result<Control> {
         let id = ControlId(take_number(&self.controls, MOST_DISKS, "datastores")?);
-        let inboxes = self.threads.iter().map(|t| Arc::clone(&t.inbox)).collect();
+        let threads = self.threads.iter();
+        let threads = threads.map(|thread| Arc::clone(&thread.inbox) as Arc<dyn GovernedThread>);
         let numbers = Arc::clone(&self.controls);
         let accounts = Arc::clone(&self.accounts);
-        let control = Control::begin(id, settings, inboxes, &self.groups, numbers, accounts)?;
+        let control = Control::begin(
+            id,
+            settings,
+            threads.collect(),
+            &self.groups,
+            numbers,
+            accounts,
+        )?;
         let mut reins = guard(&self.reins);
         reins.retain(|reins| !reins.is_slack());
         reins.push(control.reins());

@@ -24,12 +24,11 @@ use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
 use crate::device::thread_cx::{IN_FLIGHT, ThreadCx};
 use crate::error::{Error, Result};
-use crate::inbox::{Command, Inbox};
 use crate::lease::Lease;
 use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
 use crate::tag;
-use commands::{Detaching, Question};
+use commands::{Command, Detaching, Inbox, Question};
 use idle::{Idle, Wait};
 use pending_interrupts::PendingInterrupts;
 use refusals::{no_ring, no_such_cpu};
@@ -92,19 +91,14 @@ pub(crate) struct Place {
     lease: Option<Lease>,
 }
 
-/// A datastore's control, as an I/O thread knows it.
-pub(crate) struct Governed {
-    /// What the governor is told goes here.
-    words: Sender<Word>,
-    /// The inboxes of all I/O threads, by the number that their schedulers have.
-    peers: Arc<[Arc<Inbox>]>,
-    /// This one's number.
-    thread: usize,
-}
-
 /// See the module.
 pub(crate) struct IoThread {
     name: String,
+    /// The inboxes of all I/O threads of the engine.
+    threads: Arc<[Arc<Inbox>]>,
+    /// Which of them this one is: also the number of its schedulers.
+    number: usize,
+    /// Its own inbox.
     inbox: Arc<Inbox>,
     blocking: BlockingWorker,
     cx: ThreadCx,
@@ -117,8 +111,8 @@ pub(crate) struct IoThread {
     /// Queues whose guests were shown something and not called yet.
     pending_interrupts: PendingInterrupts,
     connections: Vec<Option<Connection>>,
-    /// By number of control.
-    governed: Vec<Option<Governed>>,
+    /// What the governor of each control is sent, by number of control.
+    governed: Vec<Option<Sender<Word>>>,
     /// Those whose governors believe that nothing goes on here.
     resting: Vec<ControlId>,
     /// Ends that images reported and the shard has not heard of.
@@ -138,21 +132,21 @@ pub(crate) struct IoThread {
 }
 
 impl IoThread {
-    /// Starts a thread; returns its inbox once its ring works.
+    /// Starts the thread whose inbox is at `number` of `threads`; returns once its ring works.
     pub(crate) fn start(
-        name: String,
+        threads: Arc<[Arc<Inbox>]>,
+        number: usize,
         config: ThreadConfig,
-    ) -> Result<(Arc<Inbox>, std::thread::JoinHandle<()>)> {
+    ) -> Result<std::thread::JoinHandle<()>> {
         let failed = |error| Error::io("cannot start an I/O thread", error);
-        let inbox = Arc::new(Inbox::new().map_err(failed)?);
+        let name = format!("tidegate-io{number}");
         let (ready, made) = std::sync::mpsc::channel();
-        let own = Arc::clone(&inbox);
         let handle = std::thread::Builder::new()
             .name(name.clone())
             .spawn(move || {
                 // The guard turns a panic anywhere below into an abort, after the panic's message was printed.
                 let guard = AbortOnPanic;
-                match IoThread::new(name, own, config) {
+                match IoThread::new(name, threads, number, config) {
                     Ok(mut thread) => {
                         let _ = ready.send(Ok(()));
                         thread.run();
@@ -169,7 +163,7 @@ impl IoThread {
             })
             .map_err(failed)?;
         match made.recv() {
-            Ok(Ok(())) => Ok((inbox, handle)),
+            Ok(Ok(())) => Ok(handle),
             Ok(Err(error)) => Err(error),
             Err(_) => {
                 let text = "an I/O thread died while starting";
@@ -178,7 +172,13 @@ impl IoThread {
         }
     }
 
-    fn new(name: String, inbox: Arc<Inbox>, config: ThreadConfig) -> Result<IoThread> {
+    fn new(
+        name: String,
+        threads: Arc<[Arc<Inbox>]>,
+        number: usize,
+        config: ThreadConfig,
+    ) -> Result<IoThread> {
+        let inbox = Arc::clone(&threads[number]);
         if let Some(cpu) = config.cpu {
             os::pin_to(cpu).map_err(|_| no_such_cpu(cpu))?;
         }
@@ -196,6 +196,8 @@ impl IoThread {
             blocking: BlockingWorker::start(&name, Arc::clone(&inbox))
                 .map_err(|e| Error::io("cannot start an I/O thread", e))?,
             name,
+            threads,
+            number,
             inbox,
             cx: ThreadCx::new(ring, now),
             disks: Vec::new(),

@@ -13,8 +13,7 @@
 //! - at rest a datastore costs its host two jobs of the slot_io in [`REST`], and this thread what goes with them
 
 use super::slot_io::{Job, Seat};
-use super::{Change, Event, Govern, Notes, Report, Trouble, Used, Word};
-use crate::inbox::{Command, Inbox};
+use super::{Change, Event, Govern, Notes, Report, Threads, Trouble, Used, Word};
 use crate::sys::os;
 use std::io;
 use std::sync::Arc;
@@ -40,7 +39,7 @@ const ASKED: Span = Span::from_secs(10);
 pub(super) struct GovernorThread {
     id: ControlId,
     governor: Governor,
-    inboxes: Arc<[Arc<Inbox>]>,
+    threads: Threads,
     slot_io: Option<Sender<Job>>,
     notes: Arc<Notes>,
     /// When counts are to be gathered next.
@@ -85,20 +84,20 @@ impl GovernorThread {
     pub(super) fn new(
         id: ControlId,
         governor: Governor,
-        inboxes: Arc<[Arc<Inbox>]>,
+        threads: Threads,
         slot_io: Option<Sender<Job>>,
         notes: Arc<Notes>,
     ) -> GovernorThread {
-        let threads = inboxes.len();
+        let count = threads.len();
         GovernorThread {
             id,
             governor,
-            inboxes,
+            threads,
             slot_io,
             notes,
             check: Time::NEVER,
             counting: None,
-            awaited: vec![false; threads],
+            awaited: vec![false; count],
             usage: Vec::new(),
             bins: Vec::new(),
             told: (Vec::new(), Time::ZERO),
@@ -106,7 +105,7 @@ impl GovernorThread {
             changed: true,
             ticked: Time::ZERO,
             asked: None,
-            active: vec![false; threads],
+            active: vec![false; count],
             round: None,
             reading: false,
             writing: None,
@@ -234,10 +233,10 @@ impl GovernorThread {
         self.counting = Some(now);
         self.check = Time::NEVER;
         self.changed = false;
-        for (inbox, awaited) in self.inboxes.iter().zip(&mut self.awaited) {
+        for (thread, awaited) in self.threads.iter().zip(&mut self.awaited) {
             // One that has not answered the last time will answer that.
             if !std::mem::replace(awaited, true) {
-                inbox.send_always(Command::Govern(self.id, Box::new(Govern::Count)));
+                thread.govern(self.id, Govern::Count);
             }
         }
     }
@@ -382,11 +381,11 @@ impl GovernorThread {
     /// Sends the orders to the threads that they concern.
     fn steer(&mut self, orders: Orders) {
         let same = self.orders.as_ref() == Some(&orders);
-        for (inbox, active) in self.inboxes.iter().zip(&self.active) {
+        for (thread, active) in self.threads.iter().zip(&self.active) {
             // A thread that works hears the same orders again: with them threads tell each other of their shares.
             if !same || *active {
                 let steer = Govern::Steer(orders.clone());
-                inbox.send_always(Command::Govern(self.id, Box::new(steer)));
+                thread.govern(self.id, steer);
             }
         }
         self.orders = Some(orders);
@@ -458,9 +457,9 @@ impl Drop for GovernorThread {
                 mode: orders.mode,
                 ..Orders::idle(orders.costs)
             };
-            for inbox in self.inboxes.iter() {
+            for thread in self.threads.iter() {
                 let steer = Govern::Steer(open.clone());
-                inbox.send_always(Command::Govern(self.id, Box::new(steer)));
+                thread.govern(self.id, steer);
             }
         }
     }

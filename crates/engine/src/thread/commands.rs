@@ -4,19 +4,20 @@
 //! a channel for its answer. Nothing here is on a request's way.
 
 use super::{IoThread, Place};
-use crate::blocking::Task;
-use crate::control::UnderControl;
+use crate::blocking::{BlockingJob, Task};
+use crate::control::{Govern, UnderControl};
 use crate::datastore::Image;
 use crate::device::nbd::Connection;
 use crate::device::ring::{Parts, RingDevice};
 use crate::error::{Error, Kind, Result};
-use crate::inbox::Command;
+use crate::inbox;
 use crate::lease::Lease;
 use crate::sys::eventfd::EventFd;
 use crate::sys::ring::Completion;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
+use tidegate_core::effect::ControlId;
 use tidegate_core::filter::FilterKey;
 use tidegate_core::iocontrol::{Policy, Spent};
 use tidegate_core::request::DiskId;
@@ -29,6 +30,26 @@ pub use report::{DiskPulse, DiskReading, ThreadPulse, ThreadReport};
 
 mod control;
 mod report;
+
+/// The inbox of an I/O thread.
+pub(crate) type Inbox = inbox::Inbox<Command>;
+
+/// A message to an I/O thread.
+pub(crate) enum Command {
+    Attach(Box<Attach>),
+    Change(Box<Change>),
+    AttachQueue(Box<AttachQueue>),
+    StopQueue(StopQueue),
+    Nbd(Box<NbdConnection>),
+    /// A question about the thread or its disks.
+    Ask(Question),
+    BlockingJob(BlockingJob),
+    /// About a datastore's control.
+    Govern(ControlId, Box<Govern>),
+    /// A datastore's window has room for this thread.
+    Woken(ControlId),
+    Stop,
+}
 
 /// Where an order's answer goes.
 pub(crate) type Reply = Sender<Result<()>>;

@@ -3,9 +3,9 @@
 use super::*;
 use crate::blocking::BlockingWorker;
 use crate::datastore::condition::Harm;
-use crate::inbox::Inbox;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::Ring;
+use crate::thread::commands::Inbox;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use tempfile::TempDir;

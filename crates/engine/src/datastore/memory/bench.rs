@@ -2,9 +2,9 @@
 
 use super::super::{Image, ImageCx, Job, Progress};
 use crate::blocking::BlockingWorker;
-use crate::inbox::Inbox;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::Ring;
+use crate::thread::commands::Inbox;
 use std::sync::Arc;
 use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Outcome};
 use tidegate_core::units::Time;

@@ -4,10 +4,10 @@
 
 use super::*;
 use crate::datastore::{Image, ImageCx, Job, Progress, null};
-use crate::inbox::{Command, Inbox};
 use crate::sys::guest::{DirtyLog, GuestArea, Mmap, Region};
 use crate::sys::os;
 use crate::thread::commands::{Attach, AttachQueue, Change, QueueChange, Reply, StopQueue, What};
+use crate::thread::commands::{Command, Inbox};
 use crate::thread::{IoThread, ThreadConfig};
 use std::sync::atomic::fence;
 use std::sync::mpsc::{Receiver, channel};
@@ -217,8 +217,9 @@ impl Daemon {
             always_poll: false,
             cpu: None,
         };
-        let started = IoThread::start("tidegate-test".into(), config);
-        let (inbox, thread) = started.expect("the thread starts");
+        let inbox = Arc::new(Inbox::new().expect("a descriptor"));
+        let started = IoThread::start([Arc::clone(&inbox)].into(), 0, config);
+        let thread = started.expect("the thread starts");
         let daemon = Daemon { inbox, thread };
         let other = null::open(1 << 20).image;
         for (disk, image) in [(DISK, image), (OTHER, other)] {

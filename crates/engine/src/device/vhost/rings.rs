@@ -15,9 +15,8 @@
 use super::{Protocol, refuse};
 use crate::device::front_ends::Turn;
 use crate::device::ring::Parts;
-use crate::inbox::Command;
 use crate::sys::eventfd::EventFd;
-use crate::thread::commands::{AttachQueue, QueueChange, StopQueue};
+use crate::thread::commands::{AttachQueue, Command, QueueChange, StopQueue};
 use std::fs::File;
 use std::sync::Arc;
 use std::sync::mpsc::channel;

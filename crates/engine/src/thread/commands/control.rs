@@ -1,30 +1,27 @@
 //! An I/O thread's messages to and from governors and other I/O threads.
 
-use crate::control::{Govern, Word};
-use crate::inbox::Command;
-use crate::thread::{Governed, IoThread};
+use super::{Command, Inbox};
+use crate::control::{Govern, GovernedThread, Word};
+use crate::thread::IoThread;
 use tidegate_core::effect::ControlId;
 use tidegate_core::shard::Event;
+
+impl GovernedThread for Inbox {
+    fn govern(&self, control: ControlId, govern: Govern) {
+        self.send_always(Command::Govern(control, Box::new(govern)));
+    }
+}
 
 impl IoThread {
     /// Obeys what concerns a datastore's control.
     pub(super) fn govern(&mut self, control: ControlId, govern: Govern) {
         let at = control.0 as usize;
         match govern {
-            Govern::Begin {
-                scheduler,
-                words,
-                peers,
-                thread,
-            } => {
+            Govern::Begin { scheduler, words } => {
                 if self.governed.len() <= at {
                     self.governed.resize_with(at + 1, || None);
                 }
-                self.governed[at] = Some(Governed {
-                    words,
-                    peers,
-                    thread,
-                });
+                self.governed[at] = Some(words);
                 self.resting.push(control);
                 self.tell_shard(Event::Control { control, scheduler });
             }
@@ -40,7 +37,7 @@ impl IoThread {
 
     /// Tells a governor what its datastore's disks used here.
     fn count(&mut self, control: ControlId) {
-        let Some(governed) = self
+        let Some(words) = self
             .governed
             .get(control.0 as usize)
             .and_then(Option::as_ref)
@@ -55,8 +52,8 @@ impl IoThread {
             self.resting.push(control);
         }
         // A governor that has ended wants no counts.
-        let _ = governed.words.send(Word::Counted {
-            thread: governed.thread,
+        let _ = words.send(Word::Counted {
+            thread: self.number,
             usage,
             bins,
         });
@@ -67,8 +64,8 @@ impl IoThread {
         let (governed, shard) = (&self.governed, &self.cx.shard);
         self.resting.retain(|control| {
             let active = shard.is_active(*control);
-            if active && let Some(Some(governed)) = governed.get(control.0 as usize) {
-                let _ = governed.words.send(Word::Active);
+            if active && let Some(Some(words)) = governed.get(control.0 as usize) {
+                let _ = words.send(Word::Active);
             }
             !active
         });
@@ -76,16 +73,14 @@ impl IoThread {
 
     /// Tells every governor that something has changed here.
     pub(super) fn wake_all_governors(&self) {
-        for governed in self.governed.iter().flatten() {
-            let _ = governed.words.send(Word::Active);
+        for words in self.governed.iter().flatten() {
+            let _ = words.send(Word::Active);
         }
     }
 
     /// It is another thread's turn at a datastore.
     pub(in crate::thread) fn wake_peer(&self, control: ControlId, thread: usize) {
-        if let Some(Some(governed)) = self.governed.get(control.0 as usize)
-            && let Some(inbox) = governed.peers.get(thread)
-        {
+        if let Some(inbox) = self.threads.get(thread) {
             // One word for each time that a thread goes to sleep in want of room: bounded.
             inbox.send_always(Command::Woken(control));
         }

@@ -2,9 +2,8 @@
 
 use super::*;
 use crate::datastore::null;
-use crate::inbox::{Command, Inbox};
 use crate::thread::ThreadConfig;
-use crate::thread::commands::{Attach, Change, What};
+use crate::thread::commands::{Attach, Change, Command, Inbox, What};
 use std::sync::Arc;
 use std::sync::mpsc::{Receiver, TryRecvError, channel};
 use tidegate_core::filter::FilterKey;
@@ -20,7 +19,8 @@ const CONFIG: ThreadConfig = ThreadConfig {
 /// With so many disks, each with such filters.
 fn thread(disks: u32, filters: &[FilterSpec]) -> IoThread {
     let inbox = Arc::new(Inbox::new().expect("a descriptor"));
-    let mut thread = IoThread::new("tidegate-test".into(), inbox, CONFIG).expect("a ring");
+    let mut thread =
+        IoThread::new("tidegate-test".into(), [inbox].into(), 0, CONFIG).expect("a ring");
     for disk in 0..disks {
         thread.handle(attach(DiskId(disk), filters));
     }
