@@ -9,7 +9,7 @@
 //! - an image never blocks its thread
 
 use self::condition::Condition;
-use crate::blocking::Map;
+use crate::blocking::{BlockingWorker, Done};
 use crate::lease::Lease;
 use crate::lease::fence::{Fence, Fenced};
 use crate::sys::buffers::Buffers;
@@ -57,13 +57,10 @@ pub(crate) trait Image {
     fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress;
 
     /// An operation of this image's has ended on the ring.
-    fn completed(&mut self, _lane: &mut ImageCx<'_>, _completion: Completion) {}
+    fn completed(&mut self, _cx: &mut ImageCx<'_>, _completion: Completion) {}
 
-    /// A question for extents that it sent to the job thread is answered.
-    fn mapped(&mut self, _lane: &mut ImageCx<'_>, _map: Map) {}
-
-    /// A connection that it had the blocking make is there, or could not be made.
-    fn connected(&mut self, _lane: &mut ImageCx<'_>, _connect: nbd::connect::Connect) {}
+    /// A task that it sent to the blocking worker has run. It may be one of an image that had this disk's number before.
+    fn blocking_done(&mut self, _cx: &mut ImageCx<'_>, _task: Done) {}
 
     /// Whether [`Image::deadline`] is ever anything but `None`: most images are never asked.
     fn timed(&self) -> bool {
@@ -76,7 +73,7 @@ pub(crate) trait Image {
     }
 
     /// Its deadline has passed.
-    fn tick(&mut self, _lane: &mut ImageCx<'_>) {}
+    fn tick(&mut self, _cx: &mut ImageCx<'_>) {}
 
     /// The disk has this size from now on, in bytes.
     fn resized(&mut self, _size: u64) {}
@@ -85,7 +82,7 @@ pub(crate) trait Image {
     fn fence(&mut self, _fence: &Arc<Fence>) {}
 
     /// Begins to close; true once nothing of it is on the ring (asked again after each completion).
-    fn close(&mut self, _lane: &mut ImageCx<'_>) -> bool {
+    fn close(&mut self, _cx: &mut ImageCx<'_>) -> bool {
         true
     }
 }
@@ -97,7 +94,7 @@ pub(crate) struct ImageCx<'a> {
     pub(crate) ring: &'a mut Ring,
     pub(crate) buffers: &'a mut Buffers,
     pub(crate) finished: &'a mut Vec<(DiskId, IoId, Outcome)>,
-    pub(crate) blocking: &'a crate::blocking::BlockingWorker,
+    pub(crate) blocking: &'a BlockingWorker,
 }
 
 impl ImageCx<'_> {
@@ -185,14 +182,11 @@ pub(crate) fn bytes(len: u64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::blocking::BlockingWorker;
-    use crate::thread::commands::Inbox;
 
     const SIZE: u64 = 1 << 20;
 
     /// Asks an image for one block.
     fn ask(image: &mut dyn Image, op: Op, offset: u64) -> Progress {
-        let inbox = Arc::new(Inbox::new().expect("an inbox"));
         let (mut ring, mut buffers) = (Ring::new().expect("a ring"), Buffers::new());
         let buffer = buffers.claim_pool(4096).expect("memory");
         let job = Job {
@@ -209,7 +203,7 @@ mod tests {
             ring: &mut ring,
             buffers: &mut buffers,
             finished: &mut Vec::new(),
-            blocking: &BlockingWorker::start("test", inbox).expect("a thread"),
+            blocking: &BlockingWorker::start("test", |_, _| ()).expect("a thread"),
         };
         image.start(&mut cx, job)
     }

@@ -50,6 +50,7 @@ mod effects;
 pub(crate) mod idle;
 mod pending_interrupts;
 pub(crate) mod refusals;
+mod side_write;
 mod sleep;
 pub(crate) mod tally;
 
@@ -179,6 +180,8 @@ impl IoThread {
         config: ThreadConfig,
     ) -> Result<IoThread> {
         let inbox = Arc::clone(&threads[number]);
+        let own = Arc::clone(&inbox);
+        let give_back = move |disk, task| own.send_always(Command::BlockingDone(disk, task));
         if let Some(cpu) = config.cpu {
             os::pin_to(cpu).map_err(|_| no_such_cpu(cpu))?;
         }
@@ -193,7 +196,7 @@ impl IoThread {
         );
         let now = os::now();
         Ok(IoThread {
-            blocking: BlockingWorker::start(&name, Arc::clone(&inbox))
+            blocking: BlockingWorker::start(&name, give_back)
                 .map_err(|e| Error::io("cannot start an I/O thread", e))?,
             name,
             threads,

@@ -21,12 +21,13 @@
 
 use super::condition::Condition;
 use super::{Image, ImageCx, ImageInfo, Job, OpenedImage, Progress, bytes, fault};
-use crate::blocking::{BlockingJob, Map, Task};
+use crate::blocking::Done;
 use crate::error::Result;
 use crate::lease::fence::Fence;
 use crate::sys::ring::{Completion, Durability};
 use batch_smoothing::BatchSmoothing;
 use bounce::Bounces;
+use extents::ExtentQuery;
 use files::open_both;
 use grain::Grain;
 use reach::Reach;
@@ -42,6 +43,7 @@ use zero::Method;
 
 mod batch_smoothing;
 mod bounce;
+mod extents;
 mod files;
 mod grain;
 mod reach;
@@ -307,24 +309,27 @@ impl Image for Dir {
         self.fence = Some(Arc::clone(fence));
     }
 
-    fn mapped(&mut self, cx: &mut ImageCx<'_>, map: Map) {
+    fn blocking_done(&mut self, cx: &mut ImageCx<'_>, task: Done) {
+        let Ok(query) = task.downcast::<ExtentQuery>() else {
+            return;
+        };
         // A hole that a cut has made is no zeroes: who asks would copy it as such.
-        if map.ends_early {
+        if query.ends_early {
             self.notice_cut(cx.disk);
         }
-        let spoilt = !self.reach.is_whole() && self.is_spoilt(cx.disk, map.slot);
-        if map.ends_early || spoilt {
-            return self.end(cx, map.slot, Err(Fault::Io));
+        let spoilt = !self.reach.is_whole() && self.is_spoilt(cx.disk, query.slot);
+        if query.ends_early || spoilt {
+            return self.end(cx, query.slot, Err(Fault::Io));
         }
-        let pending = self.pending[map.slot as usize]
+        let pending = self.pending[query.slot as usize]
             .as_ref()
             .expect("an answered question is pending");
         let mut data = pending.job.data;
-        for extent in &map.extents {
+        for extent in &query.extents {
             cx.buffers.put(data, &extent.encode());
             data = data.skip(EXTENT_BYTES);
         }
-        self.end(cx, map.slot, map.outcome);
+        self.end(cx, query.slot, query.outcome);
     }
 
     fn close(&mut self, cx: &mut ImageCx<'_>) -> bool {
@@ -618,7 +623,7 @@ impl Dir {
 
     fn ask_extents(&mut self, cx: &mut ImageCx<'_>, job: Job) {
         let slot = self.note(Pending::new(job, Step::Ask, Method::Punch));
-        let map = Map {
+        let query = ExtentQuery {
             slot,
             file: Arc::clone(&self.buffered),
             offset: job.offset,
@@ -628,10 +633,7 @@ impl Dir {
             ends_early: false,
             outcome: Ok(()),
         };
-        cx.blocking.send(BlockingJob {
-            disk: cx.disk,
-            task: Task::Map(map),
-        });
+        cx.blocking.send(cx.disk, Box::new(query));
     }
 
     /// Gives a job a place.

@@ -34,7 +34,7 @@ mod work;
 
 use super::condition::Condition;
 use super::{Image, ImageCx, ImageInfo, Job, OpenedImage, Progress};
-use crate::blocking::{BlockingJob, Task};
+use crate::blocking::Done;
 use crate::error::{Error, Kind, Result};
 use crate::lease::fence::Fence;
 use crate::sys::ring::Completion;
@@ -229,12 +229,15 @@ impl Image for Upstream {
         self.go(cx);
     }
 
-    fn connected(&mut self, cx: &mut ImageCx<'_>, connect: Connect) {
+    fn blocking_done(&mut self, cx: &mut ImageCx<'_>, task: Done) {
+        let Ok(connect) = task.downcast::<Connect>() else {
+            return;
+        };
         if connect.serial != self.serial || self.stage != Stage::Open || self.is_lost() {
             return;
         }
         self.connecting = false;
-        let result = connect.result.expect("an job that comes back was run");
+        let result = connect.result.expect("a task that comes back was run");
         match result.and_then(|connected| self.accept(cx, connected)) {
             Ok(()) => {
                 count(&self.counts.returned);
@@ -288,10 +291,7 @@ impl Image for Upstream {
                 target: Arc::clone(&self.target),
                 result: None,
             };
-            cx.blocking.send(BlockingJob {
-                disk: cx.disk,
-                task: Task::Connect(connect),
-            });
+            cx.blocking.send_alone(cx.disk, Box::new(connect));
         }
     }
 

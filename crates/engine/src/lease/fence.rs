@@ -16,8 +16,7 @@
 //!    └──────── moved on ────────┘
 //! ```
 
-use crate::blocking::Map;
-use crate::datastore::nbd::connect::Connect;
+use crate::blocking::Done;
 use crate::datastore::{Image, ImageCx, Job, Progress};
 use crate::sys::os;
 use crate::sys::ring::Completion;
@@ -96,7 +95,7 @@ pub(crate) struct Fenced {
 enum Late {
     Job(Job),
     Completed(Completion),
-    Connected(Connect),
+    BlockingDone(Done),
 }
 
 impl Fenced {
@@ -146,7 +145,7 @@ impl Fenced {
                     }
                 }
                 Some(Late::Completed(completion)) => self.image.completed(cx, completion),
-                Some(Late::Connected(connect)) => self.image.connected(cx, connect),
+                Some(Late::BlockingDone(task)) => self.image.blocking_done(cx, task),
                 None => break,
             }
         }
@@ -179,14 +178,10 @@ impl Image for Fenced {
         }
     }
 
-    fn mapped(&mut self, cx: &mut ImageCx<'_>, map: Map) {
-        self.image.mapped(cx, map);
-    }
-
-    fn connected(&mut self, cx: &mut ImageCx<'_>, connect: Connect) {
+    fn blocking_done(&mut self, cx: &mut ImageCx<'_>, task: Done) {
         match self.passable(cx) {
-            Some(_) => self.image.connected(cx, connect),
-            None => self.late.push_back(Late::Connected(connect)),
+            Some(_) => self.image.blocking_done(cx, task),
+            None => self.late.push_back(Late::BlockingDone(task)),
         }
     }
 

@@ -3,8 +3,9 @@
 //! The handles of [`crate::handle`] and the vhost-user protocol threads send [`Command`]s; each that can take a while carries
 //! a channel for its answer. Nothing here is on a request's way.
 
+use super::side_write::SideWrite;
 use super::{IoThread, Place};
-use crate::blocking::{BlockingJob, Task};
+use crate::blocking::Done;
 use crate::control::{Govern, UnderControl};
 use crate::datastore::Image;
 use crate::device::nbd::Connection;
@@ -43,7 +44,8 @@ pub(crate) enum Command {
     Nbd(Box<NbdConnection>),
     /// A question about the thread or its disks.
     Ask(Question),
-    BlockingJob(BlockingJob),
+    /// A task of a disk has run on the blocking worker.
+    BlockingDone(DiskId, Done),
     /// About a datastore's control.
     Govern(ControlId, Box<Govern>),
     /// A datastore's window has room for this thread.
@@ -150,7 +152,7 @@ impl IoThread {
             Command::StopQueue(stop) => self.change_queue(stop),
             Command::Nbd(connection) => self.attach_connection(*connection),
             Command::Ask(question) => self.questions.push_back(question),
-            Command::BlockingJob(job) => self.errand_done(job.disk, job.task),
+            Command::BlockingDone(disk, task) => self.blocking_done(disk, task),
             Command::Govern(control, govern) => self.govern(control, *govern),
             Command::Woken(control) => self.tell_shard(Event::Woken { control }),
             Command::Stop => self.stopping = true,
@@ -496,31 +498,12 @@ impl IoThread {
         }
     }
 
-    fn errand_done(&mut self, disk: DiskId, task: Task) {
-        match task {
-            Task::Map(map) => {
-                self.with_image(disk, |image, cx| image.mapped(cx, map));
+    fn blocking_done(&mut self, disk: DiskId, task: Done) {
+        match task.downcast::<SideWrite>() {
+            Ok(write) => self.tell_shard(write.into_event(disk)),
+            Err(task) => {
+                self.with_image(disk, |image, cx| image.blocking_done(cx, task));
                 self.close_if_detaching(disk);
-            }
-            Task::Connect(connect) => {
-                self.with_image(disk, |image, cx| image.connected(cx, connect));
-                self.close_if_detaching(disk);
-            }
-            Task::Append {
-                filter,
-                buffer,
-                outcome,
-                ..
-            } => {
-                let event = Event::SideWritten {
-                    disk,
-                    filter,
-                    buffer,
-                    outcome,
-                };
-                self.cx
-                    .shard
-                    .handle(self.cx.now, event, &mut self.cx.effects);
             }
         }
     }

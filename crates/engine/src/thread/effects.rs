@@ -5,7 +5,7 @@
 //! turn's end, and between the pieces of one.
 
 use super::IoThread;
-use crate::blocking::{BlockingJob, Task};
+use super::side_write::SideWrite;
 use crate::datastore::{ImageCx, Job, Progress};
 use crate::device::ReplyTo;
 use std::sync::Arc;
@@ -145,16 +145,13 @@ impl IoThread {
             .expect("the shard's disks are this thread's");
         match place.sides.iter().find(|(key, _)| *key == filter) {
             Some((_, file)) => {
-                let file = Arc::clone(file);
-                self.blocking.send(BlockingJob {
-                    disk,
-                    task: Task::Append {
-                        file,
-                        filter,
-                        buffer,
-                        outcome: Ok(()),
-                    },
-                });
+                let write = SideWrite {
+                    file: Arc::clone(file),
+                    filter,
+                    buffer,
+                    outcome: Ok(()),
+                };
+                self.blocking.send(disk, Box::new(write));
             }
             None => {
                 let outcome = Err(tidegate_core::request::Fault::Gone);

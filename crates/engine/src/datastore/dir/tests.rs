@@ -5,7 +5,6 @@ use crate::blocking::BlockingWorker;
 use crate::datastore::condition::Harm;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::Ring;
-use crate::thread::commands::Inbox;
 use std::fs::{File, OpenOptions};
 use std::os::unix::fs::FileExt;
 use tempfile::TempDir;
@@ -62,14 +61,13 @@ impl Rig {
         let file = OpenOptions::new().read(true).write(true).open(&path);
         let condition = Arc::default();
         let (image, _) = open_dir(&path, options, &condition).expect("it opens");
-        let inbox = Arc::new(Inbox::new().expect("an inbox"));
         Rig {
             image,
             condition,
             file: file.expect("a file"),
             ring: Ring::new().expect("a ring"),
             buffers: Buffers::new(),
-            blocking: BlockingWorker::start("test", inbox).expect("a thread"),
+            blocking: BlockingWorker::start("test", |_, _| ()).expect("a thread"),
             finished: Vec::new(),
             asked: 0,
             _place: place,

@@ -1,10 +1,11 @@
 //! Connects to an NBD server and negotiates, on the blocking worker.
 //!
-//! The first time on the thread that opens the image; after a loss on a thread of the blocking' ([`Connect`]).
+//! The thread that opens the image connects first. After a loss the blocking worker does, on a thread of its own ([`Connect`]).
 //!
 //! # Always true
 //! - the negotiation ends by its deadline, however slowly the server speaks
 
+use crate::blocking::Task;
 use crate::error::{Error, Kind, Result};
 use std::io::{self, Read, Write};
 use std::net::{TcpStream, ToSocketAddrs};
@@ -19,31 +20,36 @@ use tidegate_front::nbd::client::uri::{Endpoint, Uri};
 
 /// A server's export, and how long to wait for it.
 #[derive(Debug)]
-pub(crate) struct Target {
+pub(super) struct Target {
     pub(super) uri: Uri,
     /// For connecting and negotiating together.
     pub(super) patience: Duration,
 }
 
 /// A connection whose negotiation is done.
-pub(crate) struct Connected {
+pub(super) struct Connected {
     pub(super) socket: OwnedFd,
     pub(super) agreed: Negotiated,
 }
 
-/// The job of connecting again.
-pub(crate) struct Connect {
+/// The task of connecting again.
+pub(super) struct Connect {
     /// Which image wants it: a disk's number may have another owner when the answer comes.
-    pub(crate) serial: u64,
-    pub(crate) target: Arc<Target>,
+    pub(super) serial: u64,
+    pub(super) target: Arc<Target>,
     /// The answer.
-    pub(crate) result: Option<Result<Connected>>,
+    pub(super) result: Option<Result<Connected>>,
 }
 
-impl Connect {
-    /// Does it; may block for as long as the target says.
-    pub(crate) fn run(&mut self) {
+impl Task for Connect {
+    /// May block for as long as the target says.
+    fn run(&mut self) {
         self.result = Some(self.target.connect());
+    }
+
+    fn fail(&mut self, error: io::Error) {
+        let error = Error::io("cannot start a thread to reach an NBD server", error);
+        self.result = Some(Err(error));
     }
 }
 

@@ -6,7 +6,6 @@ use crate::datastore::bytes;
 use crate::datastore::condition::Harm;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::Ring;
-use crate::thread::commands::Inbox;
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::time::Instant;
@@ -54,7 +53,6 @@ impl Rig {
         });
         let condition = Arc::default();
         let options = Options::default();
-        let inbox = Arc::new(Inbox::new().expect("an inbox"));
         Rig {
             image: Upstream::new(target, connected, &options, &condition),
             condition,
@@ -62,7 +60,7 @@ impl Rig {
             now: Time::ZERO,
             ring: Ring::new().expect("a ring"),
             buffers: Buffers::new(),
-            blocking: BlockingWorker::start("test", inbox).expect("a thread"),
+            blocking: BlockingWorker::start("test", |_, _| ()).expect("a thread"),
             finished: Vec::new(),
             asked: 0,
         }
