@@ -9,9 +9,10 @@
 //! - an image never blocks its thread
 
 use self::condition::Condition;
+use self::fenced::Fenced;
 use crate::blocking::{BlockingWorker, Done};
 use crate::lease::Lease;
-use crate::lease::fence::{Fence, Fenced};
+use crate::lease::fence::Fence;
 use crate::sys::buffers::Buffers;
 use crate::sys::ring::{Completion, Ring, Tag};
 use std::sync::Arc;
@@ -21,6 +22,7 @@ use tidegate_core::units::Time;
 pub mod condition;
 pub mod dir;
 pub mod emulated;
+mod fenced;
 pub mod memory;
 pub mod nbd;
 pub mod null;

@@ -1,21 +1,17 @@
 //! The devices through which guests and clients reach their disks.
 //!
 //! [`ring`] and [`nbd`] live on I/O threads: they turn what arrives into requests and answers into what leaves.
-//! [`vhost`] is the vhost-user protocol itself, on a thread of its own off the data path,
-//! and [`front_ends`] says whose turn it is to speak it.
+//! The vhost-user protocol itself is in `vhost.rs`, off the data path.
 
 use crate::device::ring::Reply;
 use tidegate_front::nbd::session::Asked;
 
-pub(crate) mod channel;
-pub(crate) mod front_ends;
 pub(crate) mod interrupt_moderation;
 pub(crate) mod nbd;
 pub(crate) mod nbd_budget;
 pub(crate) mod ring;
 pub(crate) mod shunned;
 pub(crate) mod thread_cx;
-pub(crate) mod vhost;
 
 /// Who waits for a request's end.
 pub(crate) enum ReplyTo {

@@ -7,17 +7,17 @@
 //! - a disk lives on one I/O thread, its home, from attach to detach
 //! - rings of one front end at a time run on a disk; those of the next start when everything of the last has ended
 
-use crate::control::{self, Accounts, Control, GovernedThread, Reins, UnderControl};
+use crate::control::{self, Accounts, Control, GovernedThread, Reins};
 use crate::datastore::OpenedImage;
 use crate::datastore::condition::Condition;
-use crate::device::front_ends::FrontEnds;
-use crate::device::ring::DeviceFacts;
+use crate::disk_spec::DiskSpec;
 use crate::error::{Error, Kind, Result};
 use crate::sys::os;
 use crate::thread::commands::{Attach, Command, Inbox, Question, ThreadPulse, ThreadReport};
 use crate::thread::{IoThread, ThreadConfig};
+use crate::vhost::VhostDevice;
 use std::io;
-use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, channel};
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::thread::JoinHandle;
@@ -51,33 +51,6 @@ pub struct Settings {
     pub always_poll: bool,
     /// CPUs to stay on, one a thread, in turn; empty: wherever the system puts them.
     pub cpus: Vec<usize>,
-}
-
-/// A disk as its front ends are to show it.
-#[derive(Clone, Debug)]
-pub struct DiskSpec {
-    /// Its name, for logs.
-    pub name: String,
-    /// Bytes.
-    pub size: u64,
-    /// Logical block size shown to guests, in bytes: 512 or 4096.
-    pub block_size: u32,
-    /// Refuse writes.
-    pub read_only: bool,
-    /// Offer guests a write-back cache that they flush; else each write is durable before it is answered.
-    pub write_back: bool,
-    /// What GET_ID answers; at most 20 bytes are shown.
-    pub serial: String,
-    /// Its identity, noted in traces.
-    pub uuid: [u8; 16],
-    /// Most queues of a vhost-user front end.
-    pub queues: u16,
-    /// Data segments of one request that a vhost-user guest is told it may use.
-    pub seg_max: u16,
-    /// Its filters, top first.
-    pub filters: Vec<FilterSpec>,
-    /// The control of its datastore, and what it may get there; none: no I/O of it ever waits for its turn.
-    pub control: Option<UnderControl>,
 }
 
 /// The I/O threads of a host.
@@ -121,18 +94,13 @@ impl<T> Answers<T> {
 
 /// What the handles and protocol threads of a disk share.
 pub(crate) struct DiskCore {
-    pub(crate) name: String,
-    pub(crate) id: DiskId,
+    /// What front ends see of it.
+    pub(crate) device: Arc<VhostDevice>,
     /// Which I/O thread serves it.
     thread: usize,
-    pub(crate) spec: DiskSpec,
-    pub(crate) inbox: Arc<Inbox>,
-    pub(crate) facts: Arc<DeviceFacts>,
     condition: Arc<Condition>,
     controlled: bool,
-    size: AtomicU64,
     filters: Mutex<Filters>,
-    pub(crate) front_ends: FrontEnds,
     numbers: Arc<Mutex<Vec<bool>>>,
     load: Arc<AtomicUsize>,
 }
@@ -233,30 +201,20 @@ impl Engine {
                 .map(|(key, spec)| (*key, spec.build()))
                 .collect(),
         );
+        let (size, read_only) = (spec.size, spec.read_only);
         let core = Arc::new(DiskCore {
-            name: spec.name.clone(),
-            id,
+            device: Arc::new(VhostDevice::new(id, spec, Arc::clone(&thread.inbox))),
             thread: at,
-            inbox: Arc::clone(&thread.inbox),
-            facts: Arc::new(DeviceFacts::new(
-                spec.name.clone(),
-                spec.serial.clone(),
-                false,
-            )),
             condition: Arc::clone(&opened.condition),
             controlled: control.is_some(),
-            size: AtomicU64::new(spec.size),
             filters: Mutex::new(Filters {
                 next_key: u32::try_from(specs.len()).unwrap_or(u32::MAX),
                 specs,
             }),
-            front_ends: FrontEnds::default(),
             numbers: Arc::clone(&self.disks),
             load: Arc::clone(&thread.load),
-            spec,
         });
         let (reply, answer) = channel();
-        let (size, read_only) = (core.spec.size, core.spec.read_only);
         let attach = Attach {
             disk: id,
             size,

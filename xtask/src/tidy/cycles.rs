@@ -12,19 +12,6 @@ use std::collections::{BTreeMap, BTreeSet};
 const KNOWN: &[(&str, &[&str])] = &[
     ("cli", &["cli", "documents", "top"]),
     (
-        "engine",
-        &[
-            "blocking",
-            "control",
-            "datastore",
-            "device",
-            "handle",
-            "inbox",
-            "lease",
-            "thread",
-        ],
-    ),
-    (
         "lab",
         &[
             "about",

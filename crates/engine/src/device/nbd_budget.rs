@@ -1,7 +1,8 @@
-//! The memory budget of an I/O thread's NBD clients.
+//! The memory budget of an I/O thread's NBD clients: how much of our own memory they may hold with their requests.
 //!
-//! Each client has a bound of its own ([`super::nbd::MOST_BYTES`]). This one is for many clients, and for clients that never read
-//! their replies or whose disk has a limit. It counts whole blocks of memory, as they are taken from the system.
+//! Each client also has a bound of its own (`MOST_BYTES` in `nbd.rs`). The budget is for many clients, for clients that
+//! never read their replies, and for clients of a disk with a limit. It counts whole blocks of memory, as they are taken
+//! from the system.
 //!
 //! # Always true
 //! - all clients of a thread together hold at most [`MOST`], whatever they ask for

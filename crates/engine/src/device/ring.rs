@@ -1,6 +1,6 @@
 //! One queue of a vhost-user-blk device on its I/O thread.
 //!
-//! First and last stop of a guest's I/O. The protocol thread ([`super::vhost`]) attaches and stops it by orders; the ring
+//! First and last stop of a guest's I/O. The protocol thread ([`crate::vhost`]) attaches and stops it by orders; the ring
 //! itself is walked by `tidegate-front`, over the guest's memory.
 //!
 //! # Always true

@@ -7,11 +7,11 @@ use super::{
     introduce, side_file, wait,
 };
 use crate::datastore::condition::Harm;
-use crate::device::front_ends::Refusal;
 use crate::device::ring::malformed::RingFault;
-use crate::device::vhost;
 use crate::error::{Error, Kind, Result};
 use crate::thread::commands::{Change, Command, DiskReading, NbdConnection, Question, What};
+use crate::vhost;
+use crate::vhost::front_ends::Refusal;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -28,13 +28,8 @@ use tidegate_front::nbd::handshake::Negotiated;
 use tidegate_front::nbd::session::Session;
 
 impl DiskCore {
-    /// Bytes.
-    pub(crate) fn size(&self) -> u64 {
-        self.size.load(Ordering::Relaxed)
-    }
-
     pub(super) fn order(&self, order: Command) -> Result<()> {
-        let sent = self.inbox.send(order);
+        let sent = self.device.inbox.send(order);
         sent.map_err(|_| {
             Error::new(
                 Kind::Busy,
@@ -46,7 +41,7 @@ impl DiskCore {
     fn change(&self, what: What, patience: Option<Duration>) -> Result<()> {
         let (reply, answer) = channel();
         self.order(Command::Change(Box::new(Change {
-            disk: self.id,
+            disk: self.device.id,
             what,
             reply,
         })))?;
@@ -57,12 +52,12 @@ impl DiskCore {
 impl Disk {
     /// Its name.
     pub fn name(&self) -> &str {
-        &self.core.name
+        &self.core.device.spec.name
     }
 
     /// Its number, as [`ThreadReport::disks`](crate::ThreadReport::disks) tells it.
     pub fn id(&self) -> DiskId {
-        self.core.id
+        self.core.device.id
     }
 
     /// The I/O thread that serves it, by its place among [`Engine::threads`](crate::Engine::threads).
@@ -72,7 +67,7 @@ impl Disk {
 
     /// Bytes.
     pub fn size(&self) -> u64 {
-        self.core.size()
+        self.core.device.size()
     }
 
     /// Its filters, top first.
@@ -97,7 +92,7 @@ impl Disk {
         let mut next_key = current.next_key;
         let (mut specs, mut places, mut fresh) = (Vec::new(), Vec::new(), Vec::new());
         for spec in filters {
-            let spec = &introduce(spec, &self.core.spec);
+            let spec = &introduce(spec, &self.core.device.spec);
             if let Some(at) = old.iter().position(|(_, kept)| kept == spec) {
                 let (key, spec) = old.remove(at);
                 places.push(Place::Keep(key));
@@ -128,9 +123,9 @@ impl Disk {
     /// When its I/O thread is gone.
     pub fn resize(&self, size: u64) -> Result<()> {
         self.core.change(What::Size(size), None)?;
-        self.core.size.store(size, Ordering::Relaxed);
-        for error in self.core.front_ends.config_changed() {
-            tracing::warn!(disk = %self.core.name, %error, "the front end could not be told of the new size");
+        self.core.device.set_size(size);
+        for error in self.core.device.front_ends.config_changed() {
+            tracing::warn!(disk = %self.core.device.spec.name, %error, "the front end could not be told of the new size");
         }
         Ok(())
     }
@@ -145,7 +140,7 @@ impl Disk {
         if !self.core.controlled {
             let text = format!(
                 "disk {} is on a datastore without I/O control: no policy holds there",
-                self.core.name
+                self.core.device.spec.name
             );
             return Err(Error::new(Kind::Unsupported, text));
         }
@@ -166,8 +161,8 @@ impl Disk {
     /// # Errors
     /// When it is gone.
     pub fn read(&self) -> Result<DiskReading> {
-        let id = self.core.id;
-        let asked = ask(&self.core.inbox, |reply| Question::Disk(id, reply))?;
+        let id = self.core.device.id;
+        let asked = ask(&self.core.device.inbox, |reply| Question::Disk(id, reply))?;
         answer(&asked)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
     }
 
@@ -179,15 +174,15 @@ impl Disk {
     /// What its vhost-user device counts.
     pub fn device_report(&self) -> DeviceReport {
         DeviceReport {
-            nonsense: self.core.facts.nonsense.load(Ordering::Relaxed),
-            broken_queues: self.core.facts.broken.load(Ordering::Relaxed),
-            connected: self.core.front_ends.any(),
+            nonsense: self.core.device.facts.nonsense.load(Ordering::Relaxed),
+            broken_queues: self.core.device.facts.broken.load(Ordering::Relaxed),
+            connected: self.core.device.front_ends.any(),
         }
     }
 
     /// The last faults that were found in its rings, newest first.
     pub fn ring_faults(&self) -> Vec<RingFault> {
-        self.core.facts.faults()
+        self.core.device.facts.faults()
     }
 
     /// Hands an NBD client over whose handshake is done. `early` are bytes that came with the handshake's end.
@@ -216,7 +211,7 @@ impl Disk {
     ) -> Result<()> {
         let session = Session::new(negotiated);
         self.core.order(Command::Nbd(Box::new(NbdConnection {
-            disk: self.core.id,
+            disk: self.core.device.id,
             socket,
             session,
             early,
@@ -234,7 +229,7 @@ impl Disk {
         let own = stream
             .try_clone()
             .map_err(|e| Error::io("cannot take on a vhost-user connection", e))?;
-        let front_end = self.core.front_ends.enter(own).map_err(|why| match why {
+        let front_end = self.core.device.front_ends.enter(own).map_err(|why| match why {
             Refusal::Closed => Error::new(Kind::Gone, "the disk is not attached any more"),
             Refusal::Full => Error::new(
                 Kind::Busy,
@@ -242,7 +237,7 @@ impl Disk {
                  and one that it migrates to",
             ),
         })?;
-        vhost::serve(&self.core, front_end.id, stream);
+        vhost::serve(&self.core.device, front_end.id, stream);
         Ok(())
     }
 
@@ -263,11 +258,11 @@ impl Disk {
     }
 
     fn begin_detach(&self) -> Receiver<Result<()>> {
-        self.core.front_ends.close();
+        self.core.device.front_ends.close();
         let (load, numbers, id) = (
             Arc::clone(&self.core.load),
             Arc::clone(&self.core.numbers),
-            self.core.id,
+            self.core.device.id,
         );
         let farewell = Box::new(move || {
             load.fetch_sub(1, Ordering::Relaxed);
@@ -282,6 +277,7 @@ impl Disk {
         };
         // Not refused when many orders wait: the disk would stay on its thread, and nobody would know of it any more.
         self.core
+            .device
             .inbox
             .send_always(Command::Change(Box::new(change)));
         answer

@@ -12,8 +12,8 @@
 //!     └───────────────────────────────────────────┘   position comes back
 //! ```
 
+use super::front_ends::Turn;
 use super::{Protocol, refuse};
-use crate::device::front_ends::Turn;
 use crate::device::ring::Parts;
 use crate::sys::eventfd::EventFd;
 use crate::thread::commands::{AttachQueue, Command, QueueChange, StopQueue};
@@ -191,7 +191,7 @@ impl Protocol {
         if self.told_size != size {
             self.told_size = size;
             if let Err(error) = self.disk.front_ends.tell(self.front_end) {
-                tracing::warn!(disk = %self.disk.name, %error, "the front end could not be told of the disk's size");
+                tracing::warn!(disk = %self.disk.spec.name, %error, "the front end could not be told of the disk's size");
             }
         }
     }
@@ -223,7 +223,7 @@ impl Protocol {
     pub(super) fn stop_all(&mut self) {
         for index in 0..self.disk.spec.queues {
             if let Err(error) = self.stop(index.into()) {
-                tracing::warn!(disk = %self.disk.name, %error, "a queue could not be stopped");
+                tracing::warn!(disk = %self.disk.spec.name, %error, "a queue could not be stopped");
             }
         }
     }

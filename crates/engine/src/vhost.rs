@@ -5,7 +5,7 @@
 //!
 //! # Always true
 //! - a queue runs on the I/O thread, or its position is in `base`: never both
-//! - a queue runs only while its front end has the turn ([`super::front_ends`]); whoever comes after one that has hung up
+//! - a queue runs only while its front end has the turn ([`front_ends`]); whoever comes after one that has hung up
 //!   waits here, in the message that starts its first ring, and finds everything of the other ended
 //! - memory, log and features change only while no queue runs
 //! - when the front end is gone, this returns only after everything that it had in flight has ended, so that a
@@ -14,21 +14,23 @@
 //! # Source
 //! The vhost-user protocol document; VIRTIO 1.2 §5.2.
 
-use super::channel::Channel;
-use super::front_ends::FrontEndId;
-use super::ring::DeviceFacts;
-use super::shunned::Standing;
-use crate::handle::DiskCore;
+use crate::device::ring::DeviceFacts;
+use crate::device::shunned::Standing;
+use crate::disk_spec::DiskSpec;
 use crate::sys::eventfd::EventFd;
 use crate::sys::guest::{DirtyLog, Mapping, Region};
 use crate::sys::os;
-use crate::thread::commands::{Command, QueueChange, StopQueue};
+use crate::thread::commands::{Command, Inbox, QueueChange, StopQueue};
+use channel::Channel;
+use front_ends::{FrontEndId, FrontEnds};
 use region::{CHOICE, InflightRegion, accounts_len};
 use rings::Setup;
 use std::fs::File;
 use std::io;
 use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
+use tidegate_core::request::DiskId;
 use tidegate_front::vhost::block::{BlockConfig, feature};
 use vhost::VhostUserMemoryRegionBase;
 use vhost::vhost_user::message::{
@@ -40,7 +42,9 @@ use vhost::vhost_user::{
     Backend, BackendReqHandler, Error, GpuBackend, Result, VhostUserBackendReqHandlerMut,
 };
 
+mod channel;
 mod features;
+pub(crate) mod front_ends;
 mod region;
 mod rings;
 
@@ -49,12 +53,48 @@ mod rings;
 /// ([`crate::sys::fault`]): a few that fill so many would leave nothing to the others.
 const MEMORY_SLOTS: u64 = 64;
 
+/// A disk as its front ends see it, shared by the handles and the protocol threads.
+pub(crate) struct VhostDevice {
+    pub(crate) id: DiskId,
+    pub(crate) spec: DiskSpec,
+    /// Bytes, as it is now.
+    size: AtomicU64,
+    /// Of the I/O thread that serves it.
+    pub(crate) inbox: Arc<Inbox>,
+    pub(crate) facts: Arc<DeviceFacts>,
+    pub(crate) front_ends: FrontEnds,
+}
+
+impl VhostDevice {
+    pub(crate) fn new(id: DiskId, spec: DiskSpec, inbox: Arc<Inbox>) -> VhostDevice {
+        let facts = DeviceFacts::new(spec.name.clone(), spec.serial.clone(), false);
+        VhostDevice {
+            id,
+            size: AtomicU64::new(spec.size),
+            spec,
+            inbox,
+            facts: Arc::new(facts),
+            front_ends: FrontEnds::default(),
+        }
+    }
+
+    /// Bytes.
+    pub(crate) fn size(&self) -> u64 {
+        self.size.load(Ordering::Relaxed)
+    }
+
+    /// It has this size from now on.
+    pub(crate) fn set_size(&self, size: u64) {
+        self.size.store(size, Ordering::Relaxed);
+    }
+}
+
 /// Serves one front end until it goes away and everything that it had in flight has ended.
-pub(crate) fn serve(disk: &Arc<DiskCore>, front_end: FrontEndId, stream: UnixStream) {
+pub(crate) fn serve(disk: &Arc<VhostDevice>, front_end: FrontEndId, stream: UnixStream) {
     let own = match stream.try_clone() {
         Ok(own) => own,
         Err(error) => {
-            tracing::warn!(disk = %disk.name, %error, "a vhost-user connection cannot be served");
+            tracing::warn!(disk = %disk.spec.name, %error, "a vhost-user connection cannot be served");
             return;
         }
     };
@@ -73,7 +113,7 @@ pub(crate) fn serve(disk: &Arc<DiskCore>, front_end: FrontEndId, stream: UnixStr
             Err(error) => {
                 // Also where the front end was told of it: what it asked for may have been done by half, and one that
                 // connects again begins anew. Where it was not, it would wait for a reply that never comes.
-                tracing::warn!(disk = %disk.name, %error, "the vhost-user connection is closed: a request was refused");
+                tracing::warn!(disk = %disk.spec.name, %error, "the vhost-user connection is closed: a request was refused");
                 break;
             }
         }
@@ -84,7 +124,7 @@ pub(crate) fn serve(disk: &Arc<DiskCore>, front_end: FrontEndId, stream: UnixStr
 
 /// What one front end has set up.
 struct Protocol {
-    disk: Arc<DiskCore>,
+    disk: Arc<VhostDevice>,
     front_end: FrontEndId,
     /// Whether it ever ran a ring: before that, the guest may be one that another front end served until now.
     had_turn: bool,
@@ -104,7 +144,7 @@ struct Protocol {
 }
 
 impl Protocol {
-    fn new(disk: Arc<DiskCore>, front_end: FrontEndId) -> Protocol {
+    fn new(disk: Arc<VhostDevice>, front_end: FrontEndId) -> Protocol {
         let rings = (0..disk.spec.queues).map(|_| Setup::default()).collect();
         let facts = Arc::clone(&disk.facts);
         Protocol {

@@ -1,10 +1,10 @@
 //! Front ends that connect and leave, on a real I/O thread.
 
+use super::front_ends::Stay;
 use super::*;
 use crate::datastore::null;
-use crate::device::front_ends::Stay;
 use crate::error::Kind;
-use crate::handle::{Disk, DiskSpec, Engine, Settings};
+use crate::handle::{Disk, Engine, Settings};
 use crate::thread::commands::{Change, What};
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{Sender, channel};
@@ -69,12 +69,12 @@ struct FrontEnd<'a> {
 
 impl FrontEnd<'_> {
     fn connect(disk: &Disk) -> FrontEnd<'_> {
-        let core = &disk.core;
+        let device = &disk.core.device;
         let (ours, theirs) = UnixStream::pair().expect("sockets");
-        let stay = core.front_ends.enter(ours).expect("it is let in");
+        let stay = device.front_ends.enter(ours).expect("it is let in");
         FrontEnd {
             theirs,
-            protocol: Protocol::new(Arc::clone(core), stay.id),
+            protocol: Protocol::new(Arc::clone(device), stay.id),
             stay,
             memory: os::memory_file(c"guest", MEMORY).expect("memory"),
             kick: EventFd::new().expect("a descriptor"),
@@ -125,11 +125,12 @@ fn hold(other: &Disk) -> Sender<()> {
         let _ = entered.send(());
         let _ = gate.recv();
     });
-    let disk = other.core.id;
+    let disk = other.core.device.id;
     let what = What::Detach { farewell };
     let change = Change { disk, what, reply };
     other
         .core
+        .device
         .inbox
         .send_always(Command::Change(Box::new(change)));
     inside
@@ -161,12 +162,14 @@ fn a_virtual_machine_that_starts_as_the_last_one_leaves_is_served_when_its_rings
         scope.spawn(|| old.end());
         let deadline = Instant::now() + PATIENCE;
         let mut early = None;
-        while !disk.core.front_ends.is_waited_for() && early.is_none() && Instant::now() < deadline
+        while !disk.core.device.front_ends.is_waited_for()
+            && early.is_none()
+            && Instant::now() < deadline
         {
             early = heard.try_recv().ok();
             std::thread::yield_now();
         }
-        let waits = disk.core.front_ends.is_waited_for();
+        let waits = disk.core.device.front_ends.is_waited_for();
         early = early.or_else(|| heard.try_recv().ok());
         // First of all: nobody else goes on before.
         drop(held);
@@ -176,7 +179,7 @@ fn a_virtual_machine_that_starts_as_the_last_one_leaves_is_served_when_its_rings
         assert_eq!((started, runs), (Ok(()), true));
         new.end();
     });
-    assert!(!disk.core.front_ends.any());
+    assert!(!disk.core.device.front_ends.any());
 }
 
 #[test]
@@ -198,10 +201,10 @@ fn a_detach_ends_only_after_the_farewell_of_every_queue() {
         );
         let refusal = || {
             let (reply, answer) = channel();
-            let (disk, what) = (disk.core.id, What::Size(1 << 20));
+            let (disk, what) = (disk.core.device.id, What::Size(1 << 20));
             let change = Change { disk, what, reply };
             let order = Command::Change(Box::new(change));
-            core.inbox.send_always(order);
+            core.device.inbox.send_always(order);
             let answer = answer.recv_timeout(PATIENCE).expect("an answer");
             answer.err().map(|error| error.kind())
         };
@@ -295,7 +298,7 @@ fn of_a_guest_that_comes_from_elsewhere_each_write_is_durable_until_it_flushes()
             written.expect("memory takes it");
         }
     };
-    let is_write_back = || disk.core.facts.write_back.load(Ordering::Relaxed);
+    let is_write_back = || disk.core.device.facts.write_back.load(Ordering::Relaxed);
     let come = || {
         let mut front_end = FrontEnd::connect(&disk);
         front_end.features |= feature::FLUSH | feature::CONFIG_WCE;
@@ -331,7 +334,7 @@ fn of_a_guest_that_comes_from_elsewhere_each_write_is_durable_until_it_flushes()
     migrated.end();
     let again = take_up(&given, &region);
     assert!(!is_write_back());
-    disk.core.facts.flushed();
+    disk.core.device.facts.flushed();
     assert!(is_write_back());
     again.end();
     // One that has chosen is believed.
@@ -350,7 +353,7 @@ fn of_a_guest_that_comes_from_elsewhere_each_write_is_durable_until_it_flushes()
     let mut plain = FrontEnd::connect(&disk);
     answered_before(&plain);
     plain.start().expect("its ring runs");
-    disk.core.facts.flushed();
+    disk.core.device.facts.flushed();
     assert!(!is_write_back());
     plain.end();
 }
@@ -371,7 +374,7 @@ fn who_did_not_read_the_disks_size_on_this_connection_is_told_to_once_its_ring_r
             let read = front_end.protocol.get_config(0, 8, config);
             assert_eq!(
                 read.expect("it may"),
-                (disk.core.size() / 512).to_le_bytes()
+                (disk.core.device.size() / 512).to_le_bytes()
             );
         }
         if let Some(size) = resized {
@@ -379,7 +382,10 @@ fn who_did_not_read_the_disks_size_on_this_connection_is_told_to_once_its_ring_r
         }
         let (ours, channel) = UnixStream::pair().expect("sockets");
         let channel = Channel::over(channel);
-        disk.core.front_ends.set_channel(front_end.stay.id, channel);
+        disk.core
+            .device
+            .front_ends
+            .set_channel(front_end.stay.id, channel);
         front_end.start().expect("its ring runs");
         front_end.end();
         // The channel has gone with the front end: what it was told can be read to the end.
@@ -419,7 +425,10 @@ fn after_one_that_had_the_thread_wait_a_ring_runs_a_second_later_also_for_who_ha
     second.protocol.get_vring_base(0).expect("it stops");
     first.start().expect("its ring runs");
     let begun = Instant::now();
-    first.protocol.standing.shun(&disk.core.facts.offences);
+    first
+        .protocol
+        .standing
+        .shun(&disk.core.device.facts.offences);
     first.protocol.get_vring_base(0).expect("it stops");
     let kick = second.kick.to_file().expect("a descriptor");
     second

@@ -70,7 +70,7 @@ impl Protocol {
     pub(super) fn inflight_area(&self, index: u32, size: u16) -> Option<(GuestArea, usize)> {
         let region = self.inflight.as_ref()?;
         if index >= u32::from(region.queues) || size > region.queue_size {
-            tracing::warn!(disk = %self.disk.name, index, size, "the in-flight region has no room for a ring: after a crash its requests are not taken up again");
+            tracing::warn!(disk = %self.disk.spec.name, index, size, "the in-flight region has no room for a ring: after a crash its requests are not taken up again");
             return None;
         }
         let len = inflight::region_len(region.queue_size);
