@@ -92,7 +92,7 @@ impl<T> Answers<T> {
     }
 }
 
-/// What the handles and protocol threads of a disk share.
+/// What the handles of a disk share.
 pub(crate) struct DiskCore {
     /// What front ends see of it.
     pub(crate) device: Arc<VhostDevice>,

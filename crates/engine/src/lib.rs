@@ -1,8 +1,10 @@
 //! The engine: I/O threads on io_uring, buffers, datastores and devices; it performs what the core decides.
 //!
 //! The daemon starts an [`Engine`], opens images with [`datastore`], and attaches them as [`Disk`]s; the handles take
-//! orders from there. Disks of one datastore may stand under its [`control`]. Inside, a request's way is: [`device`](self) (a ring or a connection) to `thread.rs` (one turn) to
-//! the core's shard, to [`datastore`], and back.
+//! commands from there. Disks of one datastore may be under its [`control`]. Inside, a request passes from a device (a ring
+//! or a connection) through `thread.rs` (one turn) and the core's shard to [`datastore`], and back.
+//!
+//! Each module uses only modules below it (`ARCHITECTURE.md`).
 //!
 //! This is the only crate of the project with unsafe code, all of it in `src/sys/`.
 
