@@ -149,3 +149,37 @@ impl Image for Fenced {
         self.image.close(cx)
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::datastore::memory::bench::Bench;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    /// Notes whether a task came back to it.
+    struct Waiting(Arc<AtomicBool>);
+
+    impl Image for Waiting {
+        fn start(&mut self, _cx: &mut ImageCx<'_>, _job: Job) -> Progress {
+            Progress::Pending
+        }
+
+        fn blocking_done(&mut self, _cx: &mut ImageCx<'_>, _task: Done) {
+            self.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    #[test]
+    fn a_task_that_comes_back_waits_at_a_shut_gate_until_the_image_closes() {
+        let came = Arc::new(AtomicBool::new(false));
+        // Never opened.
+        let fence = Arc::new(Fence::default());
+        let mut image = Fenced::new(Box::new(Waiting(Arc::clone(&came))), &fence);
+        let mut bench = Bench::new();
+        bench.with(|cx| image.blocking_done(cx, Box::new(())));
+        assert!(!came.load(Ordering::Relaxed));
+        assert!(image.deadline().is_some(), "the gate is looked at again");
+        assert!(bench.with(|cx| image.close(cx)));
+        assert!(came.load(Ordering::Relaxed));
+    }
+}

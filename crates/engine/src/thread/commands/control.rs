@@ -13,7 +13,7 @@ impl GovernedThread for Inbox {
 }
 
 impl IoThread {
-    /// Obeys what concerns a datastore's control.
+    /// Carries out what a control sent.
     pub(super) fn govern(&mut self, control: ControlId, govern: Govern) {
         let at = control.0 as usize;
         match govern {
