@@ -6,6 +6,7 @@ pub(crate) mod disk_service;
 pub(crate) mod export;
 pub(crate) mod formats;
 pub(crate) mod host;
+pub(crate) mod image_file;
 pub(crate) mod import;
 pub(crate) mod jobs;
 pub(crate) mod snippet;

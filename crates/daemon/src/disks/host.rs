@@ -241,18 +241,34 @@ impl Host {
 
 /// Opens an image and locks it against other daemons.
 pub(crate) fn open(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
+    open_within(plan, read_only, dir::Options::default().patience)
+}
+
+/// The same. If somebody else has the image, it reports once in the log that it waits, and for what.
+pub(crate) fn open_reporting(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
+    match open_within(plan, read_only, Duration::ZERO) {
+        Err(problem) if problem.code == ProblemCode::Locked => {
+            let patience = dir::Options::default().patience.as_secs();
+            tracing::warn!("{}: waiting up to {patience} s for it", problem.what);
+            open(plan, read_only)
+        }
+        opened => opened,
+    }
+}
+
+fn open_within(plan: &ImagePlan, read_only: bool, patience: Duration) -> Outcome<Opened> {
     let mut counts = None;
     let opened = match plan {
         ImagePlan::File { path, io, named_by } => {
             let options = dir::Options {
                 read_only,
                 buffered: *io == IoMode::Buffered,
+                patience,
                 place: match named_by {
                     NamedBy::Operator => dir::Place::Anywhere,
                     NamedBy::Datastore => dir::Place::Shared,
                     NamedBy::Descriptor => dir::Place::Device,
                 },
-                ..Default::default()
             };
             let opened = dir::open(path, options).map_err(|e| match named_by {
                 NamedBy::Descriptor => untaken(&e, path),
