@@ -14,17 +14,16 @@ const KNOWN: &[(&str, &[&str])] = &[
     (
         "lab",
         &[
-            "about",
+            "ab_test",
             "agreement",
-            "contest",
-            "course",
             "directory",
             "findings",
             "page",
+            "runner",
             "series",
+            "summary",
         ],
     ),
-    ("lab", &["report", "spoiled"]),
     (
         "daemon",
         &[
