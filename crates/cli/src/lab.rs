@@ -9,9 +9,9 @@ use std::time::{Duration, SystemTime};
 
 use clap::{Args, Subcommand, ValueEnum, ValueHint};
 use tidegate_api::problem::{Problem, ProblemCode};
-use tidegate_lab::experiment::course::{self, End};
 use tidegate_lab::experiment::directory::{Suite as SuiteFile, moment};
 use tidegate_lab::experiment::page::{self, came_to, place, tally};
+use tidegate_lab::experiment::runner::{self, End};
 use tidegate_lab::experiment::{self, Directory, Entry, Findings, Order, PUBLISHED, Verdict};
 
 use crate::failure::Failure;
@@ -315,7 +315,7 @@ impl Suite {
             .places(&[experiment::On::Engine, experiment::On::Sim]);
         let out = self.how.out("published");
         let file = SuiteFile {
-            format: experiment::kept::FORMAT,
+            format: experiment::store::FORMAT,
             suite: "published".to_owned(),
             experiments: PUBLISHED.map(str::to_owned).to_vec(),
         };
@@ -422,7 +422,7 @@ impl Course {
         let name = self.experiment.name();
         let mut directory = begun.map_err(|error| failed(format!("cannot run {name}"), &error))?;
         progress.of(name, out);
-        course::run(&self.order(&program), &mut directory, progress)
+        runner::run(&self.order(&program), &mut directory, progress)
             .map_err(|error| failed(format!("cannot run {name}"), &error))
     }
 }

@@ -4,6 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueHint};
 use tidegate_api::config::{NbdTcp, TlsConfig};
+use tidegate_api::job::ImageFormat;
 use tidegate_api::name::Name;
 use tidegate_api::units::Span;
 
@@ -139,6 +140,12 @@ pub(crate) struct ServeOne {
     #[arg(value_name = "SOURCE", value_hint = ValueHint::FilePath)]
     source: String,
 
+    /// raw: serve a file as it is, whatever its first bytes say; default: a file of another format is refused
+    ///
+    /// Say raw for a raw image that a guest could have written: its first bytes may pretend to be another format.
+    #[arg(long)]
+    format: Option<ImageFormat>,
+
     /// Listen here for a virtual machine (vhost-user-blk)
     #[arg(long, value_name = "SOCKET", value_hint = ValueHint::FilePath)]
     vhost_user: Option<PathBuf>,
@@ -261,7 +268,23 @@ impl ServeOne {
         daemon::serve_one(self.options()?)
     }
 
+    /// Whether a file is taken as raw unseen.
+    fn raw(&self) -> Result<bool, Failure> {
+        match self.format {
+            None => Ok(false),
+            Some(ImageFormat::Raw) => Ok(true),
+            Some(format) => Err(Failure::usage(
+                format!("serve-one serves raw images, and no {} ones", format.word()),
+                format!(
+                    "make a raw one: qemu-img convert -f {} -O raw FILE NEWFILE.img; or import it into a daemon: tidegate disk import FILE NAME",
+                    format.word()
+                ),
+            )),
+        }
+    }
+
     fn options(self) -> Result<OneOptions, Failure> {
+        let raw = self.raw()?;
         let Threads {
             threads,
             cpus,
@@ -283,6 +306,7 @@ impl ServeOne {
             )
         })?;
         Ok(OneOptions {
+            raw,
             vhost_user: self.vhost_user,
             nbd: self.nbd,
             single: self.single,
@@ -433,5 +457,18 @@ mod tests {
             (2, vec![2, 3], Span(0))
         );
         assert_eq!(options(&["--threads", "4"]).threads, 4);
+    }
+
+    #[test]
+    fn a_file_is_served_as_raw_unseen_only_where_that_is_said() {
+        let options = |words: &[&str]| {
+            let words = ["serve-one", "a.img", "--nbd", "s"].iter().chain(words);
+            OneLine::try_parse_from(words).unwrap().one.options()
+        };
+        assert!(!options(&[]).unwrap().raw);
+        assert!(options(&["--format", "raw"]).unwrap().raw);
+        let refused = options(&["--format", "vhd"]).map(drop).unwrap_err();
+        let told = format!("{refused:?}");
+        assert!(told.contains("qemu-img convert -f vpc -O raw"), "{told}");
     }
 }

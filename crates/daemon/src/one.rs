@@ -19,19 +19,21 @@ use tidegate_api::name::Name;
 use tidegate_api::units::{Size, Span};
 use tidegate_core::filter::trace::format::TracedDisk;
 
+use crate::config::limits;
 use crate::config::plan::filters;
 use crate::config::plan::{DiskPlan, ImagePlan, LogPlan, NamedBy, ThreadsPlan, TlsFiles};
-use crate::disks::attached::vhost_listener::VhostListener;
 use crate::disks::attached::{Attached, AttachedDisks};
 use crate::disks::disk_service::PARTING;
+use crate::disks::formats;
+use crate::disks::host::{self, Host, Opened};
+use crate::disks::image_file;
 use crate::disks::snippet;
-use crate::host::{self, Host};
+use crate::listen::nbd_listener::{self, ConnectionLimits, Endpoint, EndpointSecurity, Gone};
 use crate::listen::sockets::{self, Inherited, Listening};
 use crate::listen::tls;
-use crate::nbd_listener::{self, ConnectionLimits, Endpoint, EndpointSecurity, Gone};
+use crate::listen::vhost_listener::VhostListener;
 use crate::notify;
 use crate::observe::log;
-use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
 use crate::serve::Signals;
 
@@ -46,6 +48,8 @@ const MODE: u32 = 0o600;
 pub struct OneOptions {
     /// `FILE`, `null:SIZE`, `memory:SIZE`, `emulated:MODEL,size=SIZE[,seed=N]` or an NBD URI.
     pub source: String,
+    /// Whether a file is served whatever its first bytes say that it is.
+    pub raw: bool,
     /// Where virtual machines knock.
     pub vhost_user: Option<PathBuf>,
     /// Where NBD clients knock: a Unix socket.
@@ -90,6 +94,7 @@ impl OneOptions {
     pub fn new(source: impl Into<String>) -> OneOptions {
         OneOptions {
             source: source.into(),
+            raw: false,
             vhost_user: None,
             nbd: None,
             single: false,
@@ -205,7 +210,7 @@ async fn live(
 
 fn attach(options: &OneOptions, host: &Host) -> Outcome<host::Disk> {
     let plan = plan(options)?;
-    let opened = host::open(&plan.image, plan.read_only)?;
+    let opened = open(&plan, options.raw)?;
     let plan = DiskPlan {
         size: if plan.size == 0 {
             opened.size()
@@ -215,6 +220,25 @@ fn attach(options: &OneOptions, host: &Host) -> Outcome<host::Disk> {
         ..plan
     };
     host.attach(&plan, opened, None)
+}
+
+/// Opens what is to be served; a file that is no image, or one of another format than raw, is refused.
+fn open(plan: &DiskPlan, raw: bool) -> Outcome<Opened> {
+    let ImagePlan::File { path, .. } = &plan.image else {
+        return host::open_reporting(&plan.image, plan.read_only);
+    };
+    // What is not there is refused when it is opened.
+    if let Ok(there) = std::fs::metadata(path) {
+        let what = format!("cannot serve {}", path.display());
+        let instead = "give a plain file or a block device";
+        image_file::must_be_image(&there, path, &what, instead)?;
+    }
+    let opened = host::open_reporting(&plan.image, plan.read_only)?;
+    if !raw {
+        // Under the lock: whoever had it before may have written to the file.
+        formats::must_be_raw(path)?;
+    }
+    Ok(opened)
 }
 
 /// What is asked of NBD clients, by whatever socket they come.
@@ -306,7 +330,7 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
         // As large as the image is.
         ImagePlan::File { .. } | ImagePlan::Nbd { .. } => 0,
     };
-    let uuid = crate::text::new_uuid()?;
+    let uuid = crate::disks::disk_service::new_uuid()?;
     let mut descriptor = Descriptor::new(uuid, size);
     descriptor.serial = options.serial.clone();
     if options.queues == 0 || options.queues > MAX_QUEUES {
@@ -400,7 +424,13 @@ fn tie_to_parent() -> anyhow::Result<()> {
 
 #[cfg(test)]
 mod tests {
+    use std::os::unix::fs::FileExt;
+    use std::sync::atomic::Ordering::Relaxed;
+
+    use tidegate_api::problem::Problem;
+
     use super::*;
+    use crate::observe::log::captured::Lines;
 
     #[test]
     fn a_source_is_told_by_its_words() {
@@ -446,5 +476,104 @@ mod tests {
             let refused = planned(seg_max).unwrap_err().to_string();
             assert!(refused.contains("not from 1 to 126"), "{refused}");
         }
+    }
+
+    /// What `serve-one` answers to such a file before it serves it.
+    fn refused(path: &Path, raw: bool) -> Option<Problem> {
+        let options = OneOptions::new(path.to_str().unwrap());
+        open(&plan(&options).unwrap(), raw).err()
+    }
+
+    #[test]
+    fn only_raw_images_are_served_unless_raw_is_said() {
+        let folder = tempfile::tempdir().unwrap();
+        let convert = |format| format!("qemu-img convert -f {format} -O raw ");
+        let encrypted = [&b"QFI\xfb\0\0\0\x03"[..], &[0; 24], &[0, 0, 0, 2]].concat();
+        for (at, magic, named, then) in [
+            (
+                0,
+                &b"QFI\xfb\0\0\0\x03"[..],
+                "a qcow2 image",
+                convert("qcow2"),
+            ),
+            (0, b"KDMV", "a vmdk image", convert("vmdk")),
+            (0x40, b"\x7f\x10\xda\xbe", "a vdi image", convert("vdi")),
+            (0, b"vhdxfile", "a vhdx image", convert("vhdx")),
+            (0, b"conectix", "a vpc image", convert("vpc")),
+            (0, b"QED\0", "a qed image", convert("qed")),
+            (0, b"\x1f\x8b\x08", "a gzip file", "gzip -dk".to_owned()),
+            (0, b"\x28\xb5\x2f\xfd", "a zstd file", "zstd -dk".to_owned()),
+            (0, b"LUKS\xba\xbe", "LUKS", "driver=luks".to_owned()),
+            (
+                0,
+                &encrypted,
+                "an encrypted qcow2 image",
+                "-O raw".to_owned(),
+            ),
+        ] {
+            let path = folder.path().join("image");
+            let file = std::fs::File::create(&path).unwrap();
+            file.set_len(1 << 20).unwrap();
+            file.write_all_at(magic, at).unwrap();
+            let problem = refused(&path, false).unwrap_or_else(|| panic!("{named} is served"));
+            assert!(problem.why.join(": ").contains(named), "{problem}");
+            let remedy = problem.remedy.unwrap_or_default();
+            assert!(remedy.contains(&then), "{remedy}");
+            assert!(remedy.contains("say --format raw"), "{remedy}");
+            assert_eq!(refused(&path, true), None, "{named}");
+        }
+        let path = folder.path().join("raw");
+        std::fs::write(&path, [7; 8192]).unwrap();
+        assert_eq!(refused(&path, false), None);
+    }
+
+    #[test]
+    fn what_holds_no_bytes_of_a_disk_is_not_served() {
+        let folder = tempfile::tempdir().unwrap();
+        let pipe = folder.path().join("pipe");
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
+        for path in [
+            pipe.as_path(),
+            folder.path(),
+            Path::new("/dev/null"),
+            Path::new("/proc/self/mem"),
+        ] {
+            for raw in [false, true] {
+                let problem = refused(path, raw).unwrap_or_else(|| panic!("{path:?} is served"));
+                assert_eq!(problem.what, format!("cannot serve {}", path.display()));
+                let remedy = problem.remedy.unwrap_or_default();
+                assert!(
+                    remedy.contains("a plain file or a block device"),
+                    "{remedy}"
+                );
+            }
+        }
+    }
+
+    #[test]
+    fn an_image_in_use_is_waited_for_and_that_is_reported_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("image");
+        std::fs::write(&path, [7; 8192]).unwrap();
+        let plan = plan(&OneOptions::new(path.to_str().unwrap())).unwrap();
+        let held = host::open(&plan.image, false).unwrap();
+        let lines = Lines::default();
+        let ended = std::sync::atomic::AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !lines.text().contains("waiting up to 20 s") && !ended.load(Relaxed) {
+                    std::thread::yield_now();
+                }
+                drop(held);
+            });
+            let opened = lines.while_logging(|| open(&plan, false));
+            ended.store(true, Relaxed);
+            assert!(opened.is_ok(), "{:?}", opened.err());
+        });
+        let text = lines.text();
+        assert_eq!(text.matches("waiting").count(), 1, "{text}");
+        assert!(text.contains(path.to_str().unwrap()), "{text}");
+        assert!(text.contains("in use by another daemon"), "{text}");
     }
 }

@@ -26,13 +26,12 @@ use tempfile::TempDir;
 use tidegate_model::spec::{Cost, MemberSpec, SsdSpec, Variation};
 
 use crate::array::{ArrayServer, ArraySpec, Stretch};
+use crate::host::{Host, HostOptions};
 
 mod guest;
-mod host;
 pub mod story;
 
 use guest::{Guest, Tally};
-pub use host::Host;
 pub use story::{Row, Second, Terms};
 
 use story::Story;
@@ -115,8 +114,18 @@ impl Demo {
         }
         for name in HOSTS {
             let root = demo.path(name);
-            furnish(&root, name, &demo.path("disks"))?;
-            demo.hosts.push(Host::start(program, name, &root)?);
+            link_disks(&root, &demo.path("disks"))?;
+            let config = format!(
+                "[host]\nname = \"{name}\"\n[io]\nthreads = 1\n[dashboard]\nlisten = \"127.0.0.1:0\"\n"
+            );
+            demo.hosts.push(Host::start(&HostOptions {
+                program,
+                name,
+                root: &root,
+                config: &config,
+                cpu: None,
+                own_group: true,
+            })?);
         }
         demo.share()?;
         for (vm, seed) in VMS.iter().zip(1..) {
@@ -158,7 +167,7 @@ impl Demo {
             bail!("there is no disk {disk} in the demonstration");
         };
         let shares = shares.to_string();
-        self.hosts[vm.host].order(&["disk", "set", disk, "--shares", &shares])?;
+        self.hosts[vm.host].run(&["disk", "set", disk, "--shares", &shares])?;
         Ok(())
     }
 
@@ -168,7 +177,7 @@ impl Demo {
     /// A daemon has ended, or does not answer.
     pub fn second(&mut self) -> Result<Second> {
         for host in &mut self.hosts {
-            host.must_live()?;
+            host.check_alive()?;
         }
         let now = Instant::now();
         let covers = now.duration_since(self.looked);
@@ -219,37 +228,32 @@ impl Drop for Demo {
     fn drop(&mut self) {
         // Guests first: to them a daemon that stops would be an error. Then both daemons at the same time.
         self.guests.clear();
-        self.hosts.iter_mut().for_each(Host::ask_to_stop);
-        self.hosts.clear();
+        self.hosts.iter().for_each(Host::terminate);
+        self.hosts.drain(..).for_each(Host::wait);
     }
 }
 
 /// Orders what a host needs.
 fn prepare(number: usize, host: &Host, uri: &str, meeting: &str) -> Result<()> {
-    host.order(&["datastore", "add", DATASTORE, "--kind", "nbd", "--uri", uri])?;
+    host.run(&["datastore", "add", DATASTORE, "--kind", "nbd", "--uri", uri])?;
     let set = ["datastore", "set", DATASTORE, "--coordination", meeting];
-    host.order(&[&set[..], &["--congestion-threshold", THRESHOLD]].concat())?;
+    host.run(&[&set[..], &["--congestion-threshold", THRESHOLD]].concat())?;
     let size = SIZE.to_string();
     for vm in VMS.iter().filter(|vm| vm.host == number) {
         let shares = vm.shares.to_string();
         let create = ["disk", "create", vm.name, "--datastore", DATASTORE];
         let how = ["--size", &size, "--shares", &shares, "--attach"];
-        host.order(&[&create[..], &how].concat())?;
+        host.run(&[&create[..], &how].concat())?;
     }
     Ok(())
 }
 
-/// A root that is not empty, so that no first disk is made in it; its disks' descriptors lie in `disks`.
-fn furnish(root: &Path, name: &str, disks: &Path) -> Result<()> {
+/// Makes a root in which the shared datastore's descriptors lie in `disks`. No first disk is made in it.
+fn link_disks(root: &Path, disks: &Path) -> Result<()> {
     let known = root.join("state/disks");
     std::fs::create_dir_all(&known).with_context(|| format!("cannot make {}", known.display()))?;
     std::os::unix::fs::symlink(disks, known.join(DATASTORE))
-        .with_context(|| format!("cannot make a link in {}", known.display()))?;
-    let config = format!(
-        "[host]\nname = \"{name}\"\n[io]\nthreads = 1\n[dashboard]\nlisten = \"127.0.0.1:0\"\n"
-    );
-    std::fs::write(root.join("tidegate.toml"), config)
-        .with_context(|| format!("cannot write a configuration in {}", root.display()))
+        .with_context(|| format!("cannot make a link in {}", known.display()))
 }
 
 /// The array, with a stretch for each disk.

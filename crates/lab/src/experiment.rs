@@ -2,7 +2,7 @@
 //! measured, judged, reported.
 //!
 //! The face of the lab for whoever has a `tidegate` and nothing else. An [`Entry`] is a file, of those in the program or
-//! one's own: a scenario ([`Experiment`]) or a [`Contest`]. [`course::run`] makes its runs and keeps each in a results
+//! one's own: a scenario ([`Experiment`]) or a [`Contest`]. [`runner::run`] makes its runs and keeps each in a results
 //! directory as soon as it has ended; [`Findings`] are what the runs in such a directory come to; [`page`] writes them
 //! down. Scenarios are [`tidegate_sim`]'s, and so is their judge; real daemons are [`crate::play`]'s; what a contest needs
 //! is [`crate::bench`]'s.
@@ -11,22 +11,22 @@
 //! - A check that was expected is found in the findings: as held, as not held, or as not judged with the reason.
 //! - Findings come from the files of a results directory and nothing else: who has these can judge again.
 
-pub mod about;
+pub mod ab_test;
 pub mod agreement;
 pub mod compare;
-pub mod contest;
-pub mod course;
 pub mod directory;
 pub mod findings;
-pub mod kept;
 pub mod page;
+pub mod runner;
 mod series;
+pub mod store;
+pub mod summary;
 
-pub use about::{About, SetUp, way_words};
-pub use contest::Contest;
-pub use course::{Order, Piece, Watcher};
+pub use ab_test::Contest;
 pub use directory::{Directory, Plan};
 pub use findings::{Findings, Verdict};
+pub use runner::{Order, Piece, Watcher};
+pub use summary::{About, SetUp, way_words};
 
 use std::collections::BTreeSet;
 use std::fmt;

@@ -1,10 +1,9 @@
-//! fio: on the file itself, the limit of what a server of that file can reach; and over NBD, as anyone would use it.
+//! fio, on the file itself or over NBD. On the file it shows the limit of any server of that file.
 //!
-//! [`random_reads`] is the bench's, [`run`] does any work that a contest may ask for; [`Running`] is one that is halted and
-//! let on. The guest of [`crate::experiment`] gets the same words.
+//! [`run`] does one job; [`Running`] is a job that can be stopped and continued. Guests of QEMU get the same arguments.
 //!
 //! # Units
-//! - fio reports nanoseconds and percent; [`Figures`] and [`Done`] are microseconds and percent of a core.
+//! - fio reports nanoseconds and percent; [`Done`] has microseconds and percent of a core.
 
 mod running;
 
@@ -14,8 +13,6 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-
-use crate::report::Figures;
 
 pub use running::Running;
 
@@ -152,33 +149,6 @@ pub fn random_reads_of(file: &Path, depth: u16) -> Job<'_> {
         warm: Duration::ZERO,
         span: Duration::from_secs(24 * 60 * 60),
     }
-}
-
-/// Runs 4 KiB random reads with io_uring and O_DIRECT on `file`, pinned to `cpu`.
-///
-/// # Errors
-/// fio is missing or fails.
-pub fn random_reads(
-    file: &Path,
-    depth: u16,
-    warm: Duration,
-    span: Duration,
-    cpu: usize,
-) -> Result<Figures> {
-    let job = Job {
-        warm,
-        span,
-        ..random_reads_of(file, depth)
-    };
-    let done = run(&job, cpu)?;
-    Ok(Figures {
-        iops: done.iops,
-        p50_us: done.p50_us,
-        p99_us: done.p99_us,
-        p999_us: done.p999_us,
-        cpu_percent_per_kiops: done.cpu_percent / (done.iops / 1000.0),
-        ..Figures::default()
-    })
 }
 
 /// Reads what so many jobs in one group reported.

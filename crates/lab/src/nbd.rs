@@ -90,7 +90,7 @@ impl Connection {
         self.export
     }
 
-    /// Runs `source`; as [`crate::vhost::Station::run`] does.
+    /// Runs `source`; as [`crate::vhost::GuestDriver::run`] does.
     ///
     /// # Errors
     /// The server breaks the protocol, goes away for good, or is silent.

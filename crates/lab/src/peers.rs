@@ -1,11 +1,10 @@
 //! The command lines of the servers that are compared: Tidegate, and what people use now.
 //!
-//! [`crate::bench`] decides which are run against which.
+//! A/B tests and the bench decide which are run against which.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use crate::engine::Control;
 use crate::server::Launch;
 use crate::vhost::Wait;
 
@@ -53,6 +52,7 @@ fn launch(
         arguments,
         sockets: sockets.to_vec(),
         cpu: Some(cpu),
+        own_group: false,
     }
 }
 
@@ -191,20 +191,20 @@ pub fn qemu_nbd(store: &Store, socket: &Path, cpu: usize) -> Launch {
     )
 }
 
-/// The engine alone, of [`crate::engine`], with a disk for each socket and `program` a `tidegate-bench`.
+/// The engine alone: `tidegate-bench engine` with a disk for each socket, under I/O control that never engages or without.
 #[must_use]
-pub fn engine(program: &Path, sockets: &[PathBuf], control: Control, cpu: usize) -> Launch {
+pub fn engine(program: &Path, sockets: &[PathBuf], controlled: bool, cpu: usize) -> Launch {
     let mut arguments = words(["engine"]);
     for socket in sockets {
         arguments.extend(["--socket".into(), socket.into()]);
     }
-    if control == Control::NotEngaged {
+    if controlled {
         arguments.push("--controlled".into());
     }
     launch("engine", program, arguments, sockets, cpu)
 }
 
-/// The bare ring loop of [`crate::bare`], as `program bare --socket SOCKET` with `program` a `tidegate-bench`.
+/// The bare ring loop: `tidegate-bench bare --socket SOCKET`.
 #[must_use]
 pub fn bare(program: &Path, socket: &Path, wait: Wait, cpu: usize) -> Launch {
     let mut arguments = words(["bare", "--socket"]);

@@ -29,11 +29,11 @@ use tidegate_sim::scenario::{Kind, Measure, Phase};
 use tidegate_sim::{Policy, Run, Scenario, Variant, judge};
 
 use crate::array::Did;
+use hosts::Hosts;
 use player::{Played, Player, Word};
-use stage::Stage;
 
+mod hosts;
 mod player;
-mod stage;
 pub mod watch;
 
 /// What one way of playing a scenario came to.
@@ -69,7 +69,7 @@ pub fn read(file: &Path) -> Result<Scenario> {
 /// Plays a scenario in every way that its expectations speak of; `say` hears what is being done.
 ///
 /// # Errors
-/// The scenario cannot be played on daemons, or something of the stage fails.
+/// The scenario cannot be played on daemons, or a daemon fails.
 pub fn play(
     program: &Path,
     scenario: &Scenario,
@@ -265,7 +265,7 @@ fn words(scenario: &Scenario, variant: &Variant) -> String {
 /// One run in real time. `heed` is called every tenth of a second; its error ends the run.
 ///
 /// # Errors
-/// Something of the stage fails, or `heed` says so.
+/// Something of the hosts fails, or `heed` says so.
 pub fn perform(
     program: &Path,
     scenario: &Scenario,
@@ -274,7 +274,7 @@ pub fn perform(
     heed: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Performance> {
     let threshold = variant.threshold.unwrap_or(scenario.datastore.threshold);
-    let stage = Stage::new(program, scenario, variant.policy, threshold, seed)?;
+    let hosts = Hosts::new(program, scenario, variant.policy, threshold, seed)?;
     let begun = Instant::now();
     let mut cast = Cast {
         scenario,
@@ -282,10 +282,10 @@ pub fn perform(
         begun,
         players: Vec::new(),
     };
-    cast.enter(&stage, Time::ZERO)?;
+    cast.enter(&hosts, Time::ZERO)?;
     // The guests' clock began before the first bin by what connecting took: the plan is shifted by as much.
     let shift = since(begun);
-    let bins = conduct(&stage, &mut cast, variant, shift, heed)?;
+    let bins = conduct(&hosts, &mut cast, variant, shift, heed)?;
     let players = cast.players.into_iter();
     let played = players.map(|player| player.map_or(Ok(Played::default()), Player::over));
     let played = played.collect::<Result<Vec<Played>>>()?;
@@ -324,7 +324,7 @@ struct Cast<'a> {
 
 impl Cast<'_> {
     /// Lets those hosts join whose time has come by `at`, and connects their guests. Whether there were any.
-    fn enter(&mut self, stage: &Stage, at: Time) -> Result<bool> {
+    fn enter(&mut self, hosts: &Hosts, at: Time) -> Result<bool> {
         let scenario = self.scenario;
         self.players.resize_with(scenario.disks.len(), || None);
         let mut came = Vec::new();
@@ -334,10 +334,10 @@ impl Cast<'_> {
                 continue;
             }
             if joins > Time::ZERO && !came.contains(&disk.host) {
-                stage.join(disk.host, scenario)?;
+                hosts.join(disk.host, scenario)?;
             }
             came.push(disk.host);
-            let socket = stage.socket(place, scenario);
+            let socket = hosts.socket(place, scenario);
             let seed = self.seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ place as u64;
             let player = Player::new(place, disk, seed, &socket, self.begun)?;
             self.players[place] = Some(player);
@@ -376,7 +376,7 @@ const LOOK: usize = 10;
 
 /// Lets the phases happen, and looks at everything once a bin.
 fn conduct(
-    stage: &Stage,
+    hosts: &Hosts,
     cast: &mut Cast<'_>,
     variant: &Variant,
     shift: Span,
@@ -391,26 +391,26 @@ fn conduct(
     };
     let mut standing = Vec::new();
     let mut bins = Vec::new();
-    let _before = stage.array().did();
+    let _before = hosts.array().did();
     let mut at = Time::ZERO;
     for phase in &scenario.phases {
-        stage.array().set_speed(phase.speed);
+        hosts.array().set_speed(phase.speed);
         for (disk, settings) in &phase.set {
-            stage.set(*disk, scenario, settings)?;
+            hosts.set(*disk, scenario, settings)?;
         }
-        cast.enter(stage, at)?;
+        cast.enter(hosts, at)?;
         cast.cue(phase, variant);
         while at < phase.ends {
-            if cast.enter(stage, at)? {
+            if cast.enter(hosts, at)? {
                 cast.cue(phase, variant);
             }
             at = at + BIN;
             let ends = at + shift;
             sleep_until(cast.begun, ends);
             heed()?;
-            let did = stage.array().did();
+            let did = hosts.array().did();
             if bins.len() % every == 0 {
-                let hosts = (0..scenario.hosts.len()).map(|host| stage.standing(host));
+                let hosts = (0..scenario.hosts.len()).map(|host| hosts.standing(host));
                 standing = hosts.collect::<Result<_>>()?;
             }
             bins.push(Bin {

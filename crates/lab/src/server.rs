@@ -7,8 +7,9 @@
 
 use std::ffi::OsString;
 use std::fs::File;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -35,7 +36,18 @@ pub struct Launch {
     pub sockets: Vec<PathBuf>,
     /// The one CPU on which it runs; none for anywhere.
     pub cpu: Option<usize>,
+    /// Whether it gets a process group of its own: a terminal's signals do not reach it.
+    pub own_group: bool,
 }
+
+/// Variables by which a service manager talks to this program. Servers must not see them.
+const SERVICE_VARIABLES: [&str; 5] = [
+    "NOTIFY_SOCKET",
+    "WATCHDOG_USEC",
+    "LISTEN_FDS",
+    "LISTEN_FDNAMES",
+    "LISTEN_PID",
+];
 
 /// A running server.
 #[derive(Debug)]
@@ -69,6 +81,12 @@ impl Server {
             }
             None => Command::new(&launch.program),
         };
+        if launch.own_group {
+            command.process_group(0);
+        }
+        for variable in SERVICE_VARIABLES {
+            command.env_remove(variable);
+        }
         let child = command
             .args(&launch.arguments)
             .stdin(Stdio::null())
@@ -88,11 +106,7 @@ impl Server {
     fn wait_until_it_listens(&mut self, sockets: &[PathBuf]) -> Result<()> {
         let deadline = Instant::now() + PATIENCE;
         while !listening(sockets)? {
-            if let Some(status) = self
-                .child
-                .try_wait()
-                .context("cannot ask for the server's state")?
-            {
+            if let Some(status) = self.ended()? {
                 bail!("{} ended with {status}: {}", self.name, self.last_words());
             }
             if Instant::now() > deadline {
@@ -114,6 +128,21 @@ impl Server {
             .unwrap_or_default()
             .trim()
             .to_owned()
+    }
+
+    /// Its exit status, if it has ended.
+    ///
+    /// # Errors
+    /// The system does not tell.
+    pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
+        let status = self.child.try_wait();
+        status.with_context(|| format!("cannot ask for the state of {}", self.name))
+    }
+
+    /// Asks it to end.
+    pub fn terminate(&self) {
+        // It may have ended by itself.
+        let _gone = kill(self.as_pid(), Signal::SIGTERM);
     }
 
     /// Its process number.
@@ -155,23 +184,12 @@ impl Server {
     /// # Errors
     /// It cannot be signalled or waited for.
     pub fn stop(mut self) -> Result<()> {
-        if self
-            .child
-            .try_wait()
-            .context("cannot ask for the server's state")?
-            .is_some()
-        {
+        if self.ended()?.is_some() {
             return Ok(());
         }
-        kill(self.as_pid(), Signal::SIGTERM)
-            .with_context(|| format!("cannot stop {}", self.name))?;
+        self.terminate();
         let deadline = Instant::now() + PATIENCE;
-        while self
-            .child
-            .try_wait()
-            .context("cannot wait for the server")?
-            .is_none()
-        {
+        while self.ended()?.is_none() {
             if Instant::now() > deadline {
                 bail!(
                     "{} does not end on SIGTERM: {}",
@@ -294,6 +312,7 @@ mod tests {
             arguments: vec!["-c".into(), "echo no luck; exit 3".into()],
             sockets: vec![dir.path().join("never")],
             cpu: None,
+            own_group: false,
         };
         let error = Server::start(&launch, dir.path()).expect_err("it ends");
         assert!(error.to_string().contains("no luck"), "{error}");

@@ -1,12 +1,16 @@
-//! Medians, spreads and paired ratios of trials.
+//! Medians, spreads, paired ratios and confidence intervals of trials.
 //!
-//! The runner measures A, B, A, B ...; the ratio of each round is taken first and the median of the ratios second,
-//! so that a core whose speed drifts between rounds does not show up as a difference between A and B.
+//! The runner measures A, B, A, B ...; the ratio of each block is taken first and the median of the ratios second.
+//! A machine whose speed drifts between blocks does not show up as a difference between A and B.
 //!
 //! # Always true
-//! - `low <= median <= high`.
+//! - `low <= median <= high`, and the confidence interval is within `low` and `high`.
+//! # Source
+//! B. Efron, "Bootstrap methods: another look at the jackknife", 1979 (percentile method).
 
 use serde::Serialize;
+
+use crate::stamp::mix;
 
 /// A median with the extremes it was taken from.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
@@ -19,7 +23,26 @@ pub struct Spread {
     pub high: f64,
     /// How many values there were.
     pub count: usize,
+    /// The 95 % confidence interval of the median, by bootstrap.
+    pub interval: [f64; 2],
 }
+
+impl Spread {
+    /// The same in another unit.
+    #[must_use]
+    pub fn scaled(self, by: f64) -> Self {
+        Self {
+            low: self.low * by,
+            median: self.median * by,
+            high: self.high * by,
+            count: self.count,
+            interval: self.interval.map(|end| end * by),
+        }
+    }
+}
+
+/// Resamples of a bootstrap: the interval's ends are stable to a few percent of its width.
+const RESAMPLES: usize = 500;
 
 /// The median and extremes of `values`; none when there are none. Values that are not numbers are left out.
 #[must_use]
@@ -31,18 +54,46 @@ pub fn spread(values: &[f64]) -> Option<Spread> {
         .collect();
     sorted.sort_by(f64::total_cmp);
     let (low, high) = (*sorted.first()?, *sorted.last()?);
+    Some(Spread {
+        low,
+        median: median(&sorted),
+        high,
+        count: sorted.len(),
+        interval: interval(&sorted),
+    })
+}
+
+fn median(sorted: &[f64]) -> f64 {
     let half = sorted.len() / 2;
-    let median = if sorted.len() % 2 == 1 {
+    if sorted.len() % 2 == 1 {
         sorted[half]
     } else {
         f64::midpoint(sorted[half - 1], sorted[half])
-    };
-    Some(Spread {
-        low,
-        median,
-        high,
-        count: sorted.len(),
-    })
+    }
+}
+
+/// The 95 % confidence interval of the median. The same values give the same interval.
+fn interval(sorted: &[f64]) -> [f64; 2] {
+    let count = sorted.len();
+    if count < 3 {
+        return [sorted[0], sorted[count - 1]];
+    }
+    let mut state = 0;
+    let mut medians: Vec<f64> = Vec::with_capacity(RESAMPLES);
+    for _ in 0..RESAMPLES {
+        let mut places: Vec<usize> = (0..count)
+            .map(|_| {
+                state += 1;
+                usize::try_from(mix(state) >> 33).unwrap_or(0) % count
+            })
+            .collect();
+        places.sort_unstable();
+        let sample: Vec<f64> = places.into_iter().map(|place| sorted[place]).collect();
+        medians.push(median(&sample));
+    }
+    medians.sort_by(f64::total_cmp);
+    let tail = RESAMPLES / 40;
+    [medians[tail], medians[RESAMPLES - 1 - tail]]
 }
 
 /// The spread of `ours[i] / theirs[i]`, round by round. Rounds that lack either side are left out.
@@ -80,6 +131,18 @@ mod tests {
             (got.low, got.median, got.high, got.count),
             (1.0, 4.0, 9.0, 3)
         );
+    }
+
+    #[test]
+    fn the_confidence_interval_narrows_with_more_values() {
+        let of = |count: u32| {
+            let values: Vec<f64> = (0..count).map(|n| f64::from(n * 37 % 101)).collect();
+            let spread = spread(&values).expect("values");
+            let [from, to] = spread.interval;
+            assert!(spread.low <= from && from <= spread.median && spread.median <= to);
+            to - from
+        };
+        assert!(of(100) < of(9), "{} {}", of(100), of(9));
     }
 
     #[test]

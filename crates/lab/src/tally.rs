@@ -7,7 +7,8 @@
 
 use std::time::Duration;
 
-use crate::histogram::Histogram;
+use hdrhistogram::Histogram;
+
 use crate::stamp::Mismatch;
 
 /// When a run ends.
@@ -33,6 +34,42 @@ pub enum Edge {
 /// How often a client stops expecting an answer: a server that is silent for so long is a failure, not a slow disk.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
+/// Latencies in nanoseconds with two significant digits, up to 18 minutes.
+#[derive(Clone, Debug)]
+pub struct Latencies(Histogram<u64>);
+
+impl Default for Latencies {
+    fn default() -> Self {
+        let new = Histogram::new_with_max(1 << 40, 2);
+        Self(new.expect("the range and the precision are valid"))
+    }
+}
+
+impl Latencies {
+    /// Counts one.
+    #[inline]
+    pub fn record(&mut self, nanos: u64) {
+        self.0.saturating_record(nanos);
+    }
+
+    /// How many were counted.
+    #[must_use]
+    pub fn len(&self) -> u64 {
+        self.0.len()
+    }
+
+    /// Whether nothing was counted.
+    #[must_use]
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn merge(&mut self, other: &Self) {
+        let added = self.0.add(&other.0);
+        added.expect("all have the same range");
+    }
+}
+
 /// Counts and latencies of one window.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
@@ -46,8 +83,8 @@ pub struct Tally {
     pub mismatched: u64,
     /// Times the server was lost and found again.
     pub reconnections: u64,
-    /// How long requests took.
-    pub latency: Histogram,
+    /// How long requests took, in nanoseconds.
+    pub latency: Latencies,
     /// The window's length.
     pub elapsed: Duration,
 }
@@ -75,13 +112,13 @@ impl Tally {
         reason = "latencies stay far below 2^52 ns"
     )]
     pub fn percentile_us(&self, percent: f64) -> f64 {
-        self.latency.percentile(percent) as f64 / 1000.0
+        self.latency.0.value_at_percentile(percent) as f64 / 1000.0
     }
 
     /// Forgets counts and latencies at the start of a window; what was found wrong stays.
     pub fn reopen(&mut self) {
         self.completed = 0;
-        self.latency.clear();
+        self.latency.0.clear();
     }
 
     /// Adds a window of the same queue that came after this one.

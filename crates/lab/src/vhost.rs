@@ -1,31 +1,31 @@
 //! A vhost-user-blk client of our own: pretended guests that drive a server as fast as it goes.
 //!
-//! [`Vm`] negotiates and shares memory, [`Station`] drives the rings of one or many guests from one thread. Used by the
+//! [`Vm`] negotiates and shares memory, [`GuestDriver`] drives the rings of one or many guests from one thread. Used by the
 //! bench, and by the crash tests for its verification and reconnection.
 //!
 //! ```no_run
 //! use tidegate_lab::load::{Load, Source};
 //! use tidegate_lab::tally::Until;
-//! use tidegate_lab::vhost::{Station, Vm, VmOptions, Wait};
+//! use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! let vm = Vm::connect(VmOptions::new("/run/disk0.sock".as_ref(), 32))?;
 //! let mut sources = [Source::new(Load::verified(32, vm.config().size))];
-//! let mut station = Station::new(vec![vm], Wait::Sleep);
-//! let tallies = station.run(&mut sources, Until::Count(100_000), &mut |_| {})?;
+//! let mut driver = GuestDriver::new(vec![vm], Wait::Sleep);
+//! let tallies = driver.run(&mut sources, Until::Count(100_000), &mut |_| {})?;
 //! assert_eq!(tallies[0].mismatched, 0);
 //! # Ok(())
 //! # }
 //! ```
 
 pub mod batch;
+pub mod guest_driver;
 pub mod log;
 pub mod memory;
 pub mod ring;
-pub mod station;
 pub mod vm;
 
 pub use batch::Sent;
+pub use guest_driver::{GuestDriver, Wait};
 pub use log::DirtyLog;
-pub use station::{Station, Wait};
 pub use vm::{DiskConfig, Vm, VmOptions};

@@ -2,7 +2,7 @@
 //! they would have been.
 //!
 //! A [`Case`] is a scenario with what was measured of it: [`live`] makes one of the accounts that a daemon gives of its
-//! datastore, [`kept`] of the results that `lab run` has left. [`predict`] runs it twice in virtual time, as it is and with
+//! datastore, [`store`] of the results that `lab run` has left. [`predict`] runs it twice in virtual time, as it is and with
 //! the [`Changes`], and lays both beside what was measured. How far the first is from what was measured says what the
 //! second is worth.
 //!
@@ -25,12 +25,12 @@ use tidegate_sim::scenario::{Ceiling, Control, Scenario, Settings};
 pub use tidegate_sim::scenario::{Control as Mode, Threshold};
 use tidegate_sim::{Policy, Run, Variant, world};
 
-use crate::experiment::about;
+use crate::experiment::summary;
 
 pub mod accounts;
 pub mod agreement;
-pub mod kept;
 pub mod live;
+pub mod store;
 
 pub use agreement::{Agreement, Worth};
 
@@ -162,7 +162,7 @@ pub fn predict(
     let disks = case.scenario.disks.iter().zip(&changed.disks);
     let rows = disks.enumerate().map(|(place, (disk, after))| {
         let words = |settings: &Settings| {
-            let more = about::settings(&case.scenario, settings);
+            let more = summary::settings(&case.scenario, settings);
             let between = if more.is_empty() { "" } else { ", " };
             format!("shares {}{between}{more}", settings.shares)
         };
@@ -380,8 +380,8 @@ impl Changes {
             }
         }
         if let Some(threshold) = self.threshold {
-            let was = about::threshold(scenario.datastore.threshold);
-            let is = about::threshold(threshold);
+            let was = summary::threshold(scenario.datastore.threshold);
+            let is = summary::threshold(threshold);
             words.push(format!("congestion threshold {is}, was {was}"));
         }
         words

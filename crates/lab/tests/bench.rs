@@ -7,12 +7,12 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use clap::Parser;
 use nix::sys::signal::{Signal, kill, killpg};
 use nix::unistd::Pid;
 use serde_json::Value;
-use tidegate_lab::bench::{Bench, Options, instructions, test_file};
+use tidegate_lab::callgrind;
 use tidegate_lab::fio::{Running, random_reads_of};
+use tidegate_lab::measure::test_file;
 use tidegate_lab::peers;
 use tidegate_lab::vhost::Wait;
 
@@ -27,7 +27,7 @@ fn command(words: &[&str]) -> Command {
     command
         .args(["data-path", "--only", "filters"])
         .args(["--trials", "1", "--seconds", "0.05"])
-        .args(["--max-noise", "100000", "--max-moved", "1000"])
+        .args(["--max-noise", "100000"])
         .args(["--tidegate", "/nowhere/tidegate"])
         .args(words);
     command
@@ -140,18 +140,12 @@ fn one_core_for_both_sides_is_refused() {
     assert!(String::from_utf8_lossy(&output.stderr).contains("need a core each"));
 }
 
-#[derive(Parser)]
-struct Flags {
-    #[command(flatten)]
-    options: Options,
-}
-
 #[test]
 fn instructions_are_counted_per_request() {
-    let bench = Bench::new(Flags::parse_from(["bench", "--quick"]).options).expect("two cores");
-    let socket = bench.path("counted.sock");
+    let scratch = tempfile::tempdir().expect("a scratch directory");
+    let socket = scratch.path().join("counted.sock");
     let launch = peers::bare(Path::new(PROGRAM), &socket, Wait::Sleep, 0);
-    let count = instructions::per_request(&bench, &launch).expect("callgrind counts");
+    let count = callgrind::per_request(scratch.path(), &launch).expect("callgrind counts");
     assert!(
         (50.0..50_000.0).contains(&count),
         "{count} instructions for a request of the bare loop"

@@ -13,7 +13,7 @@ use tidegate_lab::nbd::Connection;
 use tidegate_lab::peers::{self, Store};
 use tidegate_lab::server::{Launch, Server};
 use tidegate_lab::tally::{Edge, Until};
-use tidegate_lab::vhost::{Station, Vm, VmOptions, Wait};
+use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 const SIZE: u64 = 8 << 20;
 
@@ -110,9 +110,9 @@ fn sources(vm: &Vm) -> Vec<Source> {
         .collect()
 }
 
-fn sweep(station: &mut Station, sources: &mut [Source]) -> (u64, u64) {
+fn sweep(driver: &mut GuestDriver, sources: &mut [Source]) -> (u64, u64) {
     sources.iter_mut().for_each(Source::start_sweep);
-    let tallies = station
+    let tallies = driver
         .run(sources, Until::Exhausted, &mut |_| {})
         .expect("a sound server");
     (
@@ -128,8 +128,8 @@ fn written_is_read_back(wait: Wait, change: impl Fn(&mut VmOptions)) {
     let vm = connect(&scene.socket(), change);
     assert_eq!(vm.config().size, SIZE);
     let mut sources = sources(&vm);
-    let mut station = Station::new(vec![vm], wait);
-    let tallies = station
+    let mut driver = GuestDriver::new(vec![vm], wait);
+    let tallies = driver
         .run(&mut sources, Until::Count(5000), &mut |_| {})
         .expect("a sound server");
     for tally in &tallies {
@@ -148,14 +148,14 @@ fn written_is_read_back(wait: Wait, change: impl Fn(&mut VmOptions)) {
         written > 1000,
         "{written} blocks are too few to prove anything"
     );
-    assert_eq!(sweep(&mut station, &mut sources), (written as u64, 0));
+    assert_eq!(sweep(&mut driver, &mut sources), (written as u64, 0));
     scene.corrupt();
     assert_eq!(
-        sweep(&mut station, &mut sources).1,
+        sweep(&mut driver, &mut sources).1,
         1,
         "one bit of one block was flipped"
     );
-    drop(station);
+    drop(driver);
     server.stop().expect("it ends on SIGTERM");
 }
 
@@ -180,10 +180,10 @@ fn a_window_opens_and_closes_once() {
     let _server = scene.vhost_server();
     let vm = connect(&scene.socket(), |_| {});
     let mut sources = [Source::new(Load::random_reads(16, SIZE))];
-    let mut station = Station::new(vec![vm], Wait::Sleep);
+    let mut driver = GuestDriver::new(vec![vm], Wait::Sleep);
     let (warm, span) = (Duration::from_millis(20), Duration::from_millis(50));
     let mut edges = Vec::new();
-    let tallies = station
+    let tallies = driver
         .run(&mut sources, Until::Time(warm, span), &mut |edge| {
             edges.push(edge)
         })
@@ -214,9 +214,9 @@ fn a_guest_whose_server_dies_without_an_inflight_region_fails_at_once() {
     let mut server = Some(scene.vhost_server());
     let vm = connect(&scene.socket(), |_| {});
     let mut sources = [Source::new(Load::random_reads(16, SIZE))];
-    let mut station = Station::new(vec![vm], Wait::Sleep);
+    let mut driver = GuestDriver::new(vec![vm], Wait::Sleep);
     let until = Until::Time(Duration::from_millis(5), Duration::from_secs(60));
-    let error = station
+    let error = driver
         .run(&mut sources, until, &mut |_| {
             if let Some(server) = server.take() {
                 server.crash().expect("it can be killed");

@@ -42,6 +42,9 @@ const IDENTIFIERS: &[(&str, &str, &str)] = &[
     ("crates/daemon/src", "Hall", "ConnectionLimits"),
     ("crates/daemon/src", "keeper", "disk_service"),
     ("crates/daemon/src", "lookout", "monitor"),
+    ("crates/lab/src", "Station", "GuestDriver"),
+    ("crates/lab/src", "Rival", "Variant"),
+    ("crates/lab/src", "Racer", "Work"),
 ];
 
 /// Folder, old file name without its ending, standard term.
@@ -83,6 +86,18 @@ const FILES: &[(&str, &str, &str)] = &[
     ("crates/daemon/src", "live", "attached"),
     ("crates/daemon/src", "trouble", "os_error"),
     ("crates/daemon/src", "course", "timeline"),
+    ("crates/lab/src", "station", "guest_driver"),
+    ("crates/lab/src", "closely", "interleaved"),
+    ("crates/lab/src", "lanes", "variant"),
+    ("crates/lab/src", "stillness", "machine"),
+    ("crates/lab/src", "distance", "machine"),
+    ("crates/lab/src", "spoiled", "machine"),
+    ("crates/lab/src", "noise", "machine"),
+    ("crates/lab/src", "contest", "ab_test"),
+    ("crates/lab/src", "told", "describe"),
+    ("crates/lab/src", "kept", "store"),
+    ("crates/lab/src", "course", "runner"),
+    ("crates/lab/src", "about", "summary"),
 ];
 
 pub(super) fn findings(tree: &Tree) -> Vec<Finding> {

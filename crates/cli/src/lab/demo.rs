@@ -158,7 +158,7 @@ fn open(console: &Console, demo: &demo::Demo) {
 }
 
 /// The page with who gets what.
-fn page(host: &demo::Host) -> String {
+fn page(host: &tidegate_lab::host::Host) -> String {
     format!("{}#/datastore/{}", host.dashboard(), demo::DATASTORE)
 }
 

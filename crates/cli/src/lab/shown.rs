@@ -1,9 +1,9 @@
 //! Experiments, findings and comparisons as tables.
 
 use serde::Serialize;
-use tidegate_lab::experiment::about::{AboutContest, AboutScenario};
 use tidegate_lab::experiment::compare::Comparison;
 use tidegate_lab::experiment::page::{came_to, figure, place, tally};
+use tidegate_lab::experiment::summary::{AboutContest, AboutScenario};
 use tidegate_lab::experiment::{About, Findings, SetUp};
 
 use crate::output::{Detail, Shown};

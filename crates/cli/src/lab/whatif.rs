@@ -175,7 +175,7 @@ impl WhatIf {
         let (case, what) = match (&self.from, &self.datastore) {
             (Some(dir), _) => {
                 let what = format!("cannot go by the results in {}", dir.display());
-                let case = whatif::kept::case(dir, self.phase.as_deref());
+                let case = whatif::store::case(dir, self.phase.as_deref());
                 (case.map_err(|error| failed(&what, &error))?, what)
             }
             (None, Some(name)) => {

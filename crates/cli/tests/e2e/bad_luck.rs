@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_lab::load::{Load, Source};
 use tidegate_lab::tally::{Tally, Until};
-use tidegate_lab::vhost::{Station, Vm, VmOptions, Wait};
+use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};
@@ -210,7 +210,7 @@ fn verify_until(stop: &AtomicBool, socket: &Path, queues: u16) -> anyhow::Result
     const PART: u64 = 4 << 20;
     let mut options = VmOptions::new(socket, 16);
     options.queues = queues;
-    let mut station = Station::new(vec![Vm::connect(options)?], Wait::Sleep);
+    let mut driver = GuestDriver::new(vec![Vm::connect(options)?], Wait::Sleep);
     let mut sources: Vec<Source> = (0..queues)
         .map(|queue| {
             let mut load = Load::verified(16, PART);
@@ -220,10 +220,10 @@ fn verify_until(stop: &AtomicBool, socket: &Path, queues: u16) -> anyhow::Result
         .collect();
     let mut all = Vec::new();
     while !stop.load(Ordering::Relaxed) {
-        all.extend(station.run(&mut sources, Until::Count(5000), &mut |_| {})?);
+        all.extend(driver.run(&mut sources, Until::Count(5000), &mut |_| {})?);
     }
     sources.iter_mut().for_each(Source::start_sweep);
-    all.extend(station.run(&mut sources, Until::Exhausted, &mut |_| {})?);
+    all.extend(driver.run(&mut sources, Until::Exhausted, &mut |_| {})?);
     Ok(Tally::sum(&all))
 }
 

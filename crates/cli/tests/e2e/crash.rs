@@ -11,7 +11,7 @@ use std::time::Instant;
 use serde_json::Value;
 use tidegate_lab::load::{Load, Source};
 use tidegate_lab::tally::{Tally, Until};
-use tidegate_lab::vhost::{Station, Vm, VmOptions, Wait};
+use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 use crate::support::daemon::Daemon;
 use crate::support::guest::{Guest, Hardware};
@@ -129,7 +129,7 @@ fn a_write_held_back_long_before_the_daemon_died_is_answered_by_the_next_and_no_
     let mut options = VmOptions::new(&daemon.vhost_user("slow"), 16);
     options.queues = QUEUES;
     options.reconnect = Some(PATIENCE);
-    let mut station = Station::new(
+    let mut driver = GuestDriver::new(
         vec![Vm::connect(options).expect("a guest can connect")],
         Wait::Sleep,
     );
@@ -142,9 +142,9 @@ fn a_write_held_back_long_before_the_daemon_died_is_answered_by_the_next_and_no_
                 Source::new(load)
             })
             .collect();
-        let mut tallies = station.run(&mut sources, Until::Count(REQUESTS), &mut |_| {})?;
+        let mut tallies = driver.run(&mut sources, Until::Count(REQUESTS), &mut |_| {})?;
         sources.iter_mut().for_each(Source::start_sweep);
-        tallies.extend(station.run(&mut sources, Until::Exhausted, &mut |_| {})?);
+        tallies.extend(driver.run(&mut sources, Until::Exhausted, &mut |_| {})?);
         Ok(Tally::sum(&tallies))
     });
     let deadline = Instant::now() + PATIENCE;

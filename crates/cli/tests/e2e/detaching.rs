@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use tidegate_lab::load::{Load, Source};
 use tidegate_lab::tally::{Tally, Until};
-use tidegate_lab::vhost::{Station, Vm, VmOptions, Wait};
+use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};
@@ -29,12 +29,12 @@ fn a_guests_rings_are_served_again_only_after_a_detach_that_gave_up_has_ended() 
     let mut options = VmOptions::new(&daemon.vhost_user("far"), 16);
     options.reconnect = Some(PATIENCE);
     let vm = Vm::connect(options).expect("a guest can connect");
-    let mut station = Station::new(vec![vm], Wait::Sleep);
+    let mut driver = GuestDriver::new(vec![vm], Wait::Sleep);
     let guest = thread::spawn(move || -> anyhow::Result<Tally> {
         let mut sources = vec![Source::new(Load::verified(16, 4 * MIB))];
-        let mut tallies = station.run(&mut sources, Until::Count(REQUESTS), &mut |_| {})?;
+        let mut tallies = driver.run(&mut sources, Until::Count(REQUESTS), &mut |_| {})?;
         sources.iter_mut().for_each(Source::start_sweep);
-        tallies.extend(station.run(&mut sources, Until::Exhausted, &mut |_| {})?);
+        tallies.extend(driver.run(&mut sources, Until::Exhausted, &mut |_| {})?);
         Ok(Tally::sum(&tallies))
     });
     wait_for_requests(&daemon);

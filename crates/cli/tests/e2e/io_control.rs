@@ -16,7 +16,7 @@ use tidegate_lab::load::{Kind, Load, Operation, Source};
 use tidegate_lab::nbd::wire;
 use tidegate_lab::play::watch::{Stay, excess};
 use tidegate_lab::tally::Until;
-use tidegate_lab::vhost::{Station, Vm, VmOptions, Wait};
+use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::Place;
@@ -263,13 +263,13 @@ fn a_limit_holds_over_all_queues_of_a_guest() {
     let mut options = VmOptions::new(&daemon.vhost_user("d"), 8);
     options.queues = QUEUES;
     let guest = Vm::connect(options).expect("a guest can connect");
-    let mut station = Station::new(vec![guest], Wait::Sleep);
+    let mut driver = GuestDriver::new(vec![guest], Wait::Sleep);
     let mut sources = vec![Source::new(Load::random_reads(1, 16 << 20)); usize::from(QUEUES)];
     let begun = Instant::now();
     let stays = (0..120).map(|_| {
         let asked = begun.elapsed();
         let until = Until::Count(5);
-        let served = station.run(&mut sources, until, &mut |_| {});
+        let served = driver.run(&mut sources, until, &mut |_| {});
         let served = served.expect("the guest is served");
         let amount = served.iter().map(|queue| queue.completed).sum();
         Stay {

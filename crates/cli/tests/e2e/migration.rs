@@ -6,7 +6,7 @@
 
 use tidegate_lab::load::{Load, Source};
 use tidegate_lab::tally::Until;
-use tidegate_lab::vhost::{Station, Vm, VmOptions, Wait};
+use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 use crate::support::guest::{Guest, Hardware};
 use crate::support::place::{MIB, Place};
@@ -14,11 +14,11 @@ use crate::support::program::PATIENCE;
 use crate::support::server::{Server, Serving};
 
 /// Answers `count` requests of `load` in each queue.
-fn answer(station: &mut Station, load: &Load, count: u64) {
-    let mut sources: Vec<Source> = (0..station.queues())
+fn answer(driver: &mut GuestDriver, load: &Load, count: u64) {
+    let mut sources: Vec<Source> = (0..driver.queues())
         .map(|_| Source::new(load.clone()))
         .collect();
-    let tallies = station
+    let tallies = driver
         .run(&mut sources, Until::Count(count), &mut |_| {})
         .expect("a sound server");
     assert!(tallies.iter().all(|tally| tally.errors == 0));
@@ -45,15 +45,15 @@ fn whatever_a_disk_writes_to_a_guest_that_moves_is_noted_and_nothing_else() {
             event_idx,
             ..VmOptions::new(server.vhost_user(), DEPTH)
         });
-        let mut station = Station::new(vec![vm.expect("a guest can connect")], Wait::Sleep);
-        answer(&mut station, &reads, 500);
+        let mut driver = GuestDriver::new(vec![vm.expect("a guest can connect")], Wait::Sleep);
+        answer(&mut driver, &reads, 500);
 
-        let first = station.vms_mut()[0].start_logging().expect("a log is kept");
-        answer(&mut station, &writes, 500);
+        let first = driver.vms_mut()[0].start_logging().expect("a log is kept");
+        answer(&mut driver, &writes, 500);
         // A guest whose memory grows has another log; nothing may be lost between the two.
-        let second = station.vms_mut()[0].start_logging().expect("a log is kept");
-        answer(&mut station, &reads, 500);
-        let vm = &mut station.vms_mut()[0];
+        let second = driver.vms_mut()[0].start_logging().expect("a log is kept");
+        answer(&mut driver, &reads, 500);
+        let vm = &mut driver.vms_mut()[0];
         vm.stop().expect("rings can be stopped");
 
         let noted = [&first, &second].map(|log| log.pages().expect("addresses have 64 bits"));

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use tidegate_lab::load::{Load, Source};
 use tidegate_lab::tally::{Tally, Until};
-use tidegate_lab::vhost::{Station, Vm, VmOptions, Wait};
+use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};
@@ -66,13 +66,13 @@ fn many_disks_under_load_leak_nothing_and_sleep_when_it_is_over() {
             let vms: Vec<Vm> = sockets.by_ref().take(DISKS / 2).map(guest).collect();
             let done = done.clone();
             thread::spawn(move || {
-                let mut station = Station::new(vms, Wait::Sleep);
+                let mut driver = GuestDriver::new(vms, Wait::Sleep);
                 let mut sources = sources(DISKS / 2);
                 let until = Until::Time(Duration::ZERO, span);
-                let result = station.run(&mut sources, until, &mut |_| {});
+                let result = driver.run(&mut sources, until, &mut |_| {});
                 // The other end is gone when the test has failed already.
                 let _ = done.send(());
-                (station, result)
+                (driver, result)
             })
         })
         .collect();
@@ -88,11 +88,11 @@ fn many_disks_under_load_leak_nothing_and_sleep_when_it_is_over() {
             Err(RecvTimeoutError::Disconnected) => break,
         }
     }
-    let mut stations = Vec::new();
+    let mut drivers = Vec::new();
     let mut tallies = Vec::new();
     for load in loads {
-        let (station, result) = load.join().expect("a load's thread ends");
-        stations.push(station);
+        let (driver, result) = load.join().expect("a load's thread ends");
+        drivers.push(driver);
         tallies.extend(result.expect("every guest is served to the end"));
     }
     let all = Tally::sum(&tallies);
@@ -131,7 +131,7 @@ fn many_disks_under_load_leak_nothing_and_sleep_when_it_is_over() {
             "idle threads wake: {before:?}\n{after:?}"
         );
     }
-    drop(stations);
+    drop(drivers);
     assert!(daemon.stop("TERM").success());
 }
 
@@ -160,8 +160,8 @@ fn a_guest_that_sleeps_is_called_whichever_moment_its_thread_tries() {
         let options = VmOptions::new(&socket, depth);
         let vm = Vm::connect(options).expect("a guest can connect");
         let load = Load::random_reads(depth, vm.config().size);
-        // A station that slept although it was answered, and was not called, says so.
-        let result = Station::new(vec![vm], Wait::Sleep).run(
+        // A driver that slept although it was answered, and was not called, says so.
+        let result = GuestDriver::new(vec![vm], Wait::Sleep).run(
             &mut [Source::new(load)],
             Until::Time(Duration::ZERO, SPAN),
             &mut |_| {},
@@ -184,16 +184,16 @@ fn a_guest_of_our_own_finds_every_acknowledged_write_after_ten_deaths_of_its_ser
     let (progress, rounds) = mpsc::channel();
     let (stop, stopped) = mpsc::channel();
     let guest = thread::spawn(move || -> anyhow::Result<Tally> {
-        let mut station = Station::new(vec![Vm::connect(options)?], Wait::Sleep);
+        let mut driver = GuestDriver::new(vec![Vm::connect(options)?], Wait::Sleep);
         let mut sources = sources(1);
         let mut tallies = Vec::new();
         while stopped.try_recv().is_err() {
-            tallies.extend(station.run(&mut sources, Until::Count(3000), &mut |_| {})?);
+            tallies.extend(driver.run(&mut sources, Until::Count(3000), &mut |_| {})?);
             // Nobody listens any more when the test has failed.
             let _ = progress.send(());
         }
         sources.iter_mut().for_each(Source::start_sweep);
-        tallies.extend(station.run(&mut sources, Until::Exhausted, &mut |_| {})?);
+        tallies.extend(driver.run(&mut sources, Until::Exhausted, &mut |_| {})?);
         Ok(Tally::sum(&tallies))
     });
     let mut served = true;

@@ -1,14 +1,14 @@
 //! Image formats: what a file is, told by its first and last bytes, and readers of those that can be imported.
 //!
-//! Import asks here. All formats are read in this process: no other program is run on an image, and no file is opened
-//! but the one that was named.
+//! Import asks here, and so does `serve-one`, which takes raw images only. All formats are read in this process: no other
+//! program is run on an image, and no file is opened but the one that was named.
 //!
 //! # Always true
 //! - A file that is known to be something else than a raw image is never taken for one, unless somebody says `raw`.
 //! - What cannot be read here is refused by its name, with the command that makes a file of it that can be.
 
 use std::fs::File;
-use std::io;
+use std::io::{self, Seek, SeekFrom};
 use std::path::Path;
 
 use tidegate_api::job::ImageFormat;
@@ -16,7 +16,6 @@ use tidegate_api::problem::{Problem, ProblemCode};
 
 use crate::disks::copy::{RawFile, Source};
 use crate::os_error::{self, Outcome};
-use crate::text::{quoted, shell};
 use container::{Container, Mapped};
 
 mod container;
@@ -55,6 +54,14 @@ enum Way {
 enum Recognised {
     Known(ImageFormat),
     Foreign(Foreign),
+}
+
+/// What somebody wants with an image.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Purpose {
+    Import,
+    /// To be served as it is.
+    Serve,
 }
 
 /// What begins so at this byte is a file of that kind.
@@ -140,16 +147,52 @@ pub(crate) fn open(
         }
         None => match recognise(&file).map_err(|e| os_error::io(what(), &e))? {
             Recognised::Known(format) => format,
-            Recognised::Foreign(foreign) => return Err(foreign.refuse(what(), path)),
+            Recognised::Foreign(foreign) => {
+                return Err(foreign.refuse(what(), path, Purpose::Import));
+            }
         },
     };
     if format == ImageFormat::Qcow2
         && let Some(foreign) = foreign_qcow(&file).map_err(|e| explain(&e, format, path))?
     {
-        return Err(foreign.refuse(what(), path));
+        return Err(foreign.refuse(what(), path, Purpose::Import));
     }
     read(file, format).map_err(|error| explain(&error, format, path))
 }
+
+/// Fails if a file that is to be served as it is, byte for byte, is known to be something else than a raw image.
+pub(crate) fn must_be_raw(path: &Path) -> Outcome<()> {
+    let what = || format!("cannot serve {}", path.display());
+    let failed = |e: io::Error| os_error::io(what(), &e);
+    let mut file = File::open(path).map_err(failed)?;
+    let length = file.seek(SeekFrom::End(0)).map_err(failed)?;
+    let file = Container::new(file, length);
+    let format = match recognise(&file).map_err(failed)? {
+        Recognised::Known(ImageFormat::Raw) => return Ok(()),
+        Recognised::Known(format) => format,
+        Recognised::Foreign(foreign) => return Err(foreign.refuse(what(), path, Purpose::Serve)),
+    };
+    // One that is damaged is a qcow2 image all the same.
+    if format == ImageFormat::Qcow2
+        && let Ok(Some(foreign)) = foreign_qcow(&file)
+    {
+        return Err(foreign.refuse(what(), path, Purpose::Serve));
+    }
+    let word = format.word();
+    Err(Problem::new(ProblemCode::Unsupported, what())
+        .because(format!("it is a {word} image, {NOT_RAW}"))
+        .remedy(format!(
+            "{}; or import it into a daemon: tidegate disk import {} NAME{FORCED}",
+            convert(word, path, Purpose::Serve),
+            quoted(path)
+        )))
+}
+
+/// Why an image of another format cannot be served.
+const NOT_RAW: &str = "and only raw images are served as they are";
+
+/// What to do where a raw image looks like something else.
+const FORCED: &str = "; if it is a raw image all the same, say --format raw";
 
 /// Refuses a file whose first bytes say that it is something else than a format that somebody has named.
 fn must_be(format: ImageFormat, file: &Container, path: &Path) -> Outcome<()> {
@@ -160,7 +203,9 @@ fn must_be(format: ImageFormat, file: &Container, path: &Path) -> Outcome<()> {
     let is = match recognise(file).map_err(|e| os_error::io(what(), &e))? {
         Recognised::Known(is) if is == format => return Ok(()),
         Recognised::Known(is) => is,
-        Recognised::Foreign(foreign) => return Err(foreign.refuse(what(), path)),
+        Recognised::Foreign(foreign) => {
+            return Err(foreign.refuse(what(), path, Purpose::Import));
+        }
     };
     let why = match is {
         ImageFormat::Raw => format!("it does not begin as a {} image does", format.word()),
@@ -267,39 +312,56 @@ fn foreign_qcow(file: &Container) -> io::Result<Option<Foreign>> {
 }
 
 impl Foreign {
-    fn refuse(self, what: String, path: &Path) -> Problem {
+    fn refuse(self, what: String, path: &Path, purpose: Purpose) -> Problem {
         let shown = quoted(path);
         let (then, forced) = match self.way {
-            Way::Convert(format) => (convert(format, path), ""),
+            Way::Convert(format) => {
+                let forced = match purpose {
+                    Purpose::Import => "",
+                    Purpose::Serve => FORCED,
+                };
+                (convert(format, path, purpose), forced)
+            }
             Way::Decrypt(options) => {
                 // A comma ends an option's value there, unless it is doubled.
                 let file = path.display().to_string().replace(',', ",,");
                 let options = shell(&options.replace("FILE", &file));
+                let (into, then) = purpose.result();
                 (
                     format!(
                         "decrypt it: qemu-img convert --object secret,id=key,file=KEYFILE --image-opts {options} \
-                         -O qcow2 NEWFILE.qcow2, and import that"
+                         -O {into} {then}"
                     ),
                     "; if its guest decrypts it itself, say --format raw",
                 )
             }
-            Way::Unpack(command) => (
-                format!("unpack it first: {command} {shown}"),
-                "; if it is a raw image all the same, say --format raw",
-            ),
+            Way::Unpack(command) => (format!("unpack it first: {command} {shown}"), FORCED),
+        };
+        let why = match purpose {
+            Purpose::Import => "which is not read here",
+            Purpose::Serve => NOT_RAW,
         };
         Problem::new(ProblemCode::Unsupported, what)
-            .because(format!("it is {}, which is not read here", self.name))
+            .because(format!("it is {}, {why}", self.name))
             .remedy(format!("{then}{forced}"))
     }
 }
 
-/// The command that makes a qcow2 image of it, which can be imported.
-fn convert(format: &str, path: &Path) -> String {
+impl Purpose {
+    /// The format that `qemu-img convert` makes for it, the new file, and what to do with that.
+    const fn result(self) -> (&'static str, &'static str) {
+        match self {
+            Purpose::Import => ("qcow2", "NEWFILE.qcow2, and import that"),
+            Purpose::Serve => ("raw", "NEWFILE.img, and serve that"),
+        }
+    }
+}
+
+/// The command that makes an image of it that can be used.
+fn convert(format: &str, path: &Path, purpose: Purpose) -> String {
+    let (into, then) = purpose.result();
     let shown = quoted(path);
-    format!(
-        "convert it: qemu-img convert -f {format} -O qcow2 {shown} NEWFILE.qcow2, and import that"
-    )
+    format!("convert it: qemu-img convert -f {format} -O {into} {shown} {then}")
 }
 
 /// What is wrong with an image of a format, and what helps.
@@ -312,7 +374,7 @@ pub(crate) fn explain(error: &io::Error, format: ImageFormat, path: &Path) -> Pr
             .because_of(error)
             .remedy(format!(
                 "if you trust it and all that it names, {}",
-                convert(word, path)
+                convert(word, path, Purpose::Import)
             )),
         // The one format that is checked and mended as it is read, if its header makes sense.
         io::ErrorKind::InvalidData if format == ImageFormat::Qcow2 => {
@@ -326,5 +388,18 @@ pub(crate) fn explain(error: &io::Error, format: ImageFormat, path: &Path) -> Pr
             )
         }
         _ => os_error::io(what, error),
+    }
+}
+
+/// A path as a shell takes it.
+pub(crate) fn quoted(path: &Path) -> String {
+    shell(&path.display().to_string())
+}
+
+fn shell(text: &str) -> String {
+    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=,:@%".contains(c);
+    match text.chars().all(plain) {
+        true => text.to_owned(),
+        false => format!("'{}'", text.replace('\'', r"'\''")),
     }
 }

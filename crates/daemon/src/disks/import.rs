@@ -11,7 +11,7 @@
 
 use std::fs::{self, File, Metadata};
 use std::io::{Seek, SeekFrom};
-use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
+use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, sync_channel};
 use std::time::Duration;
@@ -21,10 +21,11 @@ use tidegate_api::job::{DiskImport, ImageFormat};
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::datastore::dir;
 
-use crate::disks::copy::Progress;
 use crate::disks::copy::{self, Bytes, Piece, RawFile, Sink};
 use crate::disks::formats::{self, Image};
-use crate::files::{self, Location};
+use crate::disks::image_file;
+use crate::disks::jobs::Progress;
+use crate::disks::store::files::{self, Location};
 use crate::os_error::{self, Outcome};
 
 /// How often a job that waits for its source looks whether it was cancelled.
@@ -206,22 +207,9 @@ fn open(
 }
 
 fn must_be_image(there: &Metadata, path: &Path) -> Outcome<()> {
-    let kind = there.file_type();
-    if kind.is_file() || kind.is_block_device() {
-        return Ok(());
-    }
-    let is = match kind {
-        _ if kind.is_fifo() => "a pipe",
-        _ if kind.is_dir() => "a directory",
-        _ => "neither a file nor a block device",
-    };
-    Err(
-        os_error::invalid(format!("cannot read the image {}", path.display()))
-            .because(format!("it is {is}"))
-            .remedy(
-                "give a plain file or a block device; pipe what a program writes into `tidegate disk import - NAME`",
-            ),
-    )
+    let what = format!("cannot read the image {}", path.display());
+    let instead = "give a plain file or a block device; pipe what a program writes into `tidegate disk import - NAME`";
+    image_file::must_be_image(there, path, &what, instead)
 }
 
 /// Fails if another daemon has a file as the image of a disk, and keeps it from attaching that one meanwhile.

@@ -20,10 +20,8 @@ use tidegate_core::histogram::Histogram;
 use tidegate_core::request::Op;
 use tidegate_core::units::Span;
 
-use crate::disks::counters::AttachedMoment;
-use crate::observe::counters::Counters;
-use crate::observe::sample::ControlMoment;
-use crate::text::float;
+use crate::observe::sample::{AttachedMoment, ControlMoment, float};
+use crate::serve::Counters;
 
 mod control;
 mod families;
@@ -381,8 +379,7 @@ impl Write for Escaped<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::disks::counters::{ClientCounts, DiskCounters};
-    use crate::observe::sample::ThreadMoment;
+    use crate::observe::sample::{ClientCounts, DiskCounters, ThreadMoment};
     use std::collections::BTreeMap;
     use tidegate_api::datastore::DatastoreSettings;
     use tidegate_api::disk::{RingCounts, UpstreamCounts};

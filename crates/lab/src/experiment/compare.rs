@@ -11,7 +11,7 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use super::On;
-use super::contest::judge::Measured;
+use super::ab_test::judge::Measured;
 use super::directory::{Directory, Suite};
 use super::findings::{Check, Findings, Verdict};
 use crate::statistics::Spread;
@@ -238,14 +238,7 @@ impl Comparison {
     /// What contestants did, where both were contests.
     fn add_measured(&mut self, one: &Findings, other: &Findings) {
         let key = |row: &Measured| format!("{}, {}: {}", row.contestant, row.sweep, row.point);
-        let ms = |us: Option<Spread>| {
-            us.map(|us| Spread {
-                low: us.low / 1e3,
-                median: us.median / 1e3,
-                high: us.high / 1e3,
-                count: us.count,
-            })
-        };
+        let ms = |us: Option<Spread>| us.map(|us| us.scaled(1e-3));
         for row in &one.measured {
             if let Some(theirs) = other.measured.iter().find(|theirs| key(theirs) == key(row)) {
                 self.figures.push(ComparedFigure {
@@ -285,8 +278,8 @@ pub fn change(before: Option<Spread>, after: Option<Spread>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::contest::judge::tests::results;
-    use crate::experiment::kept::FORMAT;
+    use crate::experiment::ab_test::judge::tests::results;
+    use crate::experiment::store::FORMAT;
 
     /// What a contest came to, of which every check holds.
     fn held() -> Findings {

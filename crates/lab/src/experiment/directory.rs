@@ -29,8 +29,8 @@ use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::contest::kept::Round;
-use super::kept::{FORMAT, Kept};
+use super::ab_test::store::Round;
+use super::store::{FORMAT, Kept};
 use super::{Entry, Experiment, On};
 
 /// What was to be run, and on what.

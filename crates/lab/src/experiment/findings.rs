@@ -16,12 +16,12 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use tidegate_sim::{Run, Scenario, Variant};
 
-use super::about::way_slug;
+use super::ab_test::judge::{Contested, Measured};
 use super::agreement::{self, Agreement};
-use super::contest::judge::{Contested, Measured};
 use super::directory::{Directory, MachineSeen, write_json};
-use super::kept::{Busy, FORMAT, Late};
 use super::series::{Band, Slice, bands, mean_ms, percentile_ms};
+use super::store::{Busy, FORMAT, Late};
+use super::summary::way_slug;
 use super::{About, Experiment, On, way_words};
 use crate::statistics::{Spread, spread};
 

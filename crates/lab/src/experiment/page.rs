@@ -18,8 +18,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-use super::contest::judge::Contested;
-use super::contest::told;
+use super::ab_test::describe;
+use super::ab_test::judge::Contested;
 use super::directory::{Suite, write as write_file};
 use super::findings::{Check, Findings, Loaded, Verdict};
 use super::{Directory, On, SetUp};
@@ -72,7 +72,7 @@ impl Chapter {
     fn of(place: &Path, base: String) -> Result<Chapter> {
         if let Some(contested) = Contested::open(place)? {
             let findings = contested.findings();
-            let pictures = super::contest::charts::of(&contested, &findings.measured);
+            let pictures = super::ab_test::charts::of(&contested, &findings.measured);
             return Ok(Chapter {
                 figures: vec![(On::Engine, pictures)],
                 agreement: Vec::new(),
@@ -260,7 +260,7 @@ fn disturbed<'a>(all: impl Iterator<Item = &'a Findings>) -> Vec<String> {
 /// How the runs were made: one sentence each.
 fn method(findings: &Findings) -> Vec<String> {
     if let SetUp::Contest(about) = &findings.experiment.set_up {
-        return told::method(findings, about);
+        return describe::method(findings, about);
     }
     let has = |on: On| findings.stages.iter().any(|stage| stage.on == on);
     let mut says = Vec::new();
@@ -306,7 +306,7 @@ fn method(findings: &Findings) -> Vec<String> {
     }
     let engine = findings.stages.iter().find(|stage| stage.on == On::Engine);
     if let Some(stage) = engine {
-        let most = |what: fn(&super::kept::Busy) -> f64| {
+        let most = |what: fn(&super::store::Busy) -> f64| {
             stage
                 .runs
                 .iter()
@@ -331,8 +331,8 @@ fn method(findings: &Findings) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::contest::judge::tests::results as contest_results;
-    use crate::experiment::kept::{FORMAT, Kept, Late};
+    use crate::experiment::ab_test::judge::tests::results as contest_results;
+    use crate::experiment::store::{FORMAT, Kept, Late};
     use crate::experiment::{Experiment, way_words};
     use tidegate_sim::world;
 
@@ -347,7 +347,7 @@ mod tests {
             let run = world::run(&experiment.scenario, &way, 1).expect("it can be modelled");
             let mut kept = Kept::of(&experiment.scenario, On::Sim, &run);
             kept.repeat = 1;
-            kept.way = crate::experiment::about::way_slug(&experiment.scenario, &way);
+            kept.way = crate::experiment::summary::way_slug(&experiment.scenario, &way);
             kept.way_words = way_words(&experiment.scenario, &way);
             directory.keep(&kept).expect("it can be written");
         }

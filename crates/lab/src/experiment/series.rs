@@ -82,7 +82,7 @@ impl Slice {
     }
 
     fn seconds(self) -> f64 {
-        super::about::seconds(self.to.since(self.from))
+        super::summary::seconds(self.to.since(self.from))
     }
 
     fn sum(self, run: &Run, disks: &[usize], what: fn(&DiskBin) -> u64) -> f64 {
@@ -183,7 +183,7 @@ impl Grid {
 
     /// A point for each step; what gives none is left out.
     fn points(self, value: impl Fn(std::ops::Range<usize>) -> Option<f64>) -> Vec<(f64, f64)> {
-        let bin = super::about::seconds(BIN);
+        let bin = super::summary::seconds(BIN);
         let steps = (0..self.bins / self.step).map(|step| {
             let bins = step * self.step..(step + 1) * self.step;
             let middle = (bins.start + bins.end) as f64 / 2.0 * bin;
@@ -194,7 +194,7 @@ impl Grid {
 
     /// I/Os a second of some disks.
     pub(super) fn iops(self, run: &Run, disks: &[usize]) -> Vec<(f64, f64)> {
-        let seconds = self.step as f64 * super::about::seconds(BIN);
+        let seconds = self.step as f64 * super::summary::seconds(BIN);
         self.points(|bins| {
             let each = disks.iter().map(|&disk| {
                 let series = &run.results.disks[disk].bins;

@@ -1,6 +1,6 @@
 //! Sends a batch of requests over a guest's queues, all in flight together, and waits for the last answer.
 //!
-//! For tests that say themselves what is in flight; [`super::station`] is for load. A server that dies meanwhile is waited
+//! For tests that say themselves what is in flight; [`super::driver`] is for load. A server that dies meanwhile is waited
 //! for, as [`super::VmOptions::reconnect`] says.
 
 use std::collections::HashMap;

@@ -1,6 +1,6 @@
 //! A pretended guest: the front end's side of one vhost-user-blk device.
 //!
-//! Negotiates, shares its memory, hands over its rings; [`super::station`] then drives the rings. Can connect again
+//! Negotiates, shares its memory, hands over its rings; [`super::driver`] then drives the rings. Can connect again
 //! after the server died, with the same memory, rings and in-flight region, as QEMU's `reconnect` does.
 //!
 //! # Source
@@ -99,7 +99,7 @@ pub(super) struct Queue {
     pub(super) kick: EventFd,
     pub(super) call: EventFd,
     pub(super) free: Vec<u16>,
-    /// By slot: the request and when it was asked, in nanoseconds of the station's clock.
+    /// By slot: the request and when it was asked, in nanoseconds of the driver's clock.
     pub(super) requests: Vec<(Operation, u64)>,
 }
 

@@ -80,6 +80,13 @@ pub(super) const ROWS: &[Row] = &[
          until nbdinfo \"nbd+unix:///?socket=$P/one.sock\"; do kill -0 $server; done; kill $server; wait $server",
     ),
     row(
+        "qemu-img create -q -f qcow2 $P/one.qcow2 1M; tidegate serve-one $P/one.qcow2 --nbd $P/one.sock",
+        &["cannot serve $P/one.qcow2", "it is a qcow2 image"],
+        "qemu-img convert -f qcow2 -O raw $P/one.qcow2 NEWFILE.img",
+        "qemu-img convert -f qcow2 -O raw $P/one.qcow2 $P/one.img; (exec $TIDEGATE serve-one $P/one.img --nbd $P/one.sock) & server=$!
+         until nbdinfo \"nbd+unix:///?socket=$P/one.sock\"; do kill -0 $server; done; kill $server; wait $server",
+    ),
+    row(
         "tidegate check-config $P/absent.toml",
         &[
             "cannot read the configuration $P/absent.toml",

@@ -12,15 +12,15 @@ use tidegate_api::iocontrol::{DatastoreControl, IO_UNIT_MAX, IO_UNIT_MIN, IoCont
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::control::Change;
-use tidegate_engine::mounts;
 
 use super::DiskService;
 use crate::config::plan::ImagePlan;
 use crate::config::plan::policy;
 use crate::control::report;
-use crate::host;
+use crate::disks::host;
+use crate::disks::image_file;
+use crate::disks::store;
 use crate::os_error::{self, Outcome};
-use crate::store;
 
 /// The datastore that is meant when none is named and there are several.
 const USUAL: &str = "local";
@@ -487,29 +487,6 @@ fn check_control(settings: &DatastoreSettings, control: &IoControl) -> Outcome<(
     }
 }
 
-/// File systems that the kernel makes up: their files are no place for a disk's bytes.
-const NO_DISKS: [&str; 19] = [
-    "autofs",
-    "binfmt_misc",
-    "bpf",
-    "cgroup",
-    "cgroup2",
-    "configfs",
-    "debugfs",
-    "devpts",
-    "devtmpfs",
-    "efivarfs",
-    "fusectl",
-    "hugetlbfs",
-    "mqueue",
-    "proc",
-    "pstore",
-    "rpc_pipefs",
-    "securityfs",
-    "sysfs",
-    "tracefs",
-];
-
 /// Why a directory cannot be used, and what to do.
 fn check_folder(path: &Path) -> Result<(), (String, String)> {
     let shown = path.display();
@@ -538,14 +515,9 @@ fn check_folder(path: &Path) -> Result<(), (String, String)> {
             "name the directory that it is in",
         );
     }
-    if let Some(mount) = mounts::mount_of(path)
-        && NO_DISKS.contains(&mount.kind.as_str())
-    {
+    if let Some(kind) = image_file::pseudo_file_system(path) {
         return refuse(
-            format!(
-                "is on a file system of type {}, which cannot hold disks",
-                mount.kind
-            ),
+            format!("is on a file system of type {kind}, which cannot hold disks"),
             "give a directory on another file system, such as one of `df -x tmpfs`",
         );
     }

@@ -189,13 +189,13 @@ fn each_case_has_its_cause_and_says_its_numbers() {
                 outstanding_mean: 32.0,
                 ..nobody.clone()
             }
-            .with(LeaseState::Waits),
+            .with(Claim::Waits),
             Cause::Lease,
             &["not renewed in time", "32 are outstanding"],
         ),
         (
             "a disk that another host has taken, though reads go on",
-            well().with(LeaseState::Lost),
+            well().with(Claim::Lost),
             Cause::Lease,
             &["another host"],
         ),

@@ -10,8 +10,7 @@ use tidegate_engine::control::{Report, Used};
 
 use super::families::*;
 use super::{Family, Page, whose};
-use crate::observe::sample::ControlMoment;
-use crate::text::float;
+use crate::observe::sample::{ControlMoment, float};
 
 /// Parts of a reference I/O in windows and costs.
 const COST: f64 = 256.0;

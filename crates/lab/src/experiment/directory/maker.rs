@@ -12,7 +12,6 @@ use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 
 use super::Plan;
-use crate::report::Machine;
 
 /// A machine, as far as figures depend on it.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -34,7 +33,12 @@ impl MachineSeen {
     #[must_use]
     pub fn here() -> MachineSeen {
         let read = |path: &str| fs::read_to_string(path).unwrap_or_default();
-        let machine = Machine::here();
+        let info = read("/proc/cpuinfo");
+        let cpus = info.lines().filter(|line| line.starts_with("processor"));
+        let processor = info
+            .lines()
+            .find_map(|line| line.strip_prefix("model name"));
+        let processor = processor.unwrap_or("unknown");
         let memory = read("/proc/meminfo");
         let kib = memory
             .lines()
@@ -42,9 +46,9 @@ impl MachineSeen {
         let kib = kib.and_then(|rest| rest.trim().strip_suffix(" kB")?.trim().parse::<u64>().ok());
         let load = read("/proc/loadavg");
         MachineSeen {
-            processor: machine.processor,
-            cpus: machine.cpus,
-            kernel: machine.kernel,
+            processor: processor.trim_start_matches(['\t', ' ', ':']).to_owned(),
+            cpus: cpus.count(),
+            kernel: read("/proc/sys/kernel/osrelease").trim().to_owned(),
             memory_bytes: kib.unwrap_or(0) << 10,
             load: load.split(' ').next().unwrap_or_default().to_owned(),
         }

@@ -11,7 +11,7 @@ use tidegate_sim::scenario::{Expect, Measure};
 use tidegate_sim::{Policy, Variant, judge};
 
 use super::{Check, Loaded, Outcome, Verdict};
-use crate::experiment::about::{bar, check, unit};
+use crate::experiment::summary::{bar, check, unit};
 use crate::experiment::{On, way_words};
 use crate::statistics::spread;
 
@@ -135,8 +135,8 @@ fn none_of(loaded: &Loaded, on: On, what: &str, bad: u64, note: Option<String>) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::about::way_slug;
-    use crate::experiment::kept::{Kept, KeptBreach};
+    use crate::experiment::store::{Kept, KeptBreach};
+    use crate::experiment::summary::way_slug;
     use crate::experiment::{Directory, Experiment, Findings};
     use std::path::Path;
     use tidegate_sim::world;

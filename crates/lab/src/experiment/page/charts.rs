@@ -7,9 +7,9 @@ use tidegate_sim::{Policy, Run, Variant};
 
 use super::Picture;
 use crate::draw::{Across, Bars, Fill, Group, Level, Line, Lines, STYLES, Stretch, Up};
-use crate::experiment::about::{length, seconds};
 use crate::experiment::findings::{Findings, Loaded, asks};
 use crate::experiment::series::{Band, Grid, Slice, bands, by_nines, highest, mean_ms};
+use crate::experiment::summary::{length, seconds};
 use crate::experiment::{On, way_words};
 use crate::statistics::spread;
 

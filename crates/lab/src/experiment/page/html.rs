@@ -3,8 +3,8 @@
 use super::style::STYLE;
 use super::{Chapter, Picture, came_to, disturbed, measured, method, parts, place, repeats, tally};
 use crate::draw::{self, escape, fine, label};
-use crate::experiment::about::{About, AboutScenario};
 use crate::experiment::findings::{Check, Figure, Findings, Stage, Verdict};
+use crate::experiment::summary::{About, AboutScenario};
 use crate::experiment::{On, SetUp};
 
 /// A table of more rows is folded away.
@@ -432,7 +432,7 @@ fn hosts(about: &AboutScenario, ways: &[String]) -> String {
 }
 
 /// A phase in a line.
-pub(super) fn phase_words(phase: &crate::experiment::about::AboutPhase) -> String {
+pub(super) fn phase_words(phase: &crate::experiment::summary::AboutPhase) -> String {
     let mut words = format!("{}: {} s", phase.name, label(phase.lasts_s));
     if !phase.idle.is_empty() {
         words += &format!(", without {}", phase.idle.join(", "));

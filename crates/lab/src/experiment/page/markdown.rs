@@ -4,8 +4,8 @@ use super::html::{cells, phase_words};
 use super::{Chapter, came_to, disturbed, measured, method, place, tally};
 use crate::draw::label;
 use crate::experiment::SetUp;
-use crate::experiment::about::{About, AboutScenario};
 use crate::experiment::findings::{Check, Findings, Stage, Verdict};
+use crate::experiment::summary::{About, AboutScenario};
 
 /// The summary; `title` is a suite's.
 pub(super) fn page(title: Option<&str>, chapters: &[Chapter]) -> String {

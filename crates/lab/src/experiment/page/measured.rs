@@ -3,9 +3,9 @@
 use super::parts;
 use crate::draw::label;
 use crate::experiment::SetUp;
-use crate::experiment::about::AboutContest;
-use crate::experiment::contest::judge::Measured;
+use crate::experiment::ab_test::judge::Measured;
 use crate::experiment::findings::Findings;
+use crate::experiment::summary::AboutContest;
 
 /// What stands above the columns; the first two are words.
 pub(super) const HEAD: [&str; 9] = [

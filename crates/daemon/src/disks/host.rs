@@ -1,0 +1,678 @@
+//! The engine as the daemon sees it: opened images, attached disks, I/O threads; and its errors as problems.
+//!
+//! Only this file knows the engine's calls, but for what `control` asks of a datastore's governor. What the plan decided goes in; nothing is decided here.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::atomic::Ordering::Relaxed;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use tidegate_api::datastore::IoMode;
+use tidegate_api::disk::{RingCounts, RingFault, UpstreamCounts};
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_core::filter::FilterReport;
+use tidegate_core::filter::stats::StatsReport;
+use tidegate_core::iocontrol::{GroupId, GroupPolicy, Policy};
+use tidegate_core::request::DiskId;
+use tidegate_core::units::{Span, Time};
+use tidegate_engine::datastore::condition::Harm;
+use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd as upstream, null};
+use tidegate_engine::lease::{Lease, Watch};
+use tidegate_engine::{
+    Control, DiskReading, DiskSpec, Engine, Kind, Settings, UnderControl, control,
+};
+
+use crate::config::limits;
+use crate::config::plan::filters::Stack;
+use crate::config::plan::{DiskPlan, ImagePlan, NamedBy, ThreadsPlan};
+use crate::disks::attached::Presence;
+use crate::observe::explain::Claim;
+use crate::os_error::{self, Outcome};
+
+/// The NBD protocol's words, as the engine has them.
+pub(crate) mod nbd {
+    pub(crate) use tidegate_engine::nbd::handshake::{
+        BlockSizes, ExportInfo, Handshake, Negotiated, Refusal, Step, Tls,
+    };
+    pub(crate) use tidegate_engine::nbd::wire::Abilities;
+}
+
+/// How long a change of filters may wait for what is in flight: longer than any I/O of a datastore that works.
+const CHANGING: Duration = Duration::from_secs(30);
+
+/// What the engine knows a disk by.
+pub(crate) type Key = DiskId;
+
+/// The I/O threads of this host.
+pub(crate) struct Host {
+    /// None once they were stopped.
+    engine: Mutex<Option<Engine>>,
+    threads: u32,
+    cpus: Vec<u32>,
+}
+
+/// An image that is open, locked, and not attached.
+pub(crate) struct Opened {
+    image: OpenedImage,
+    io: String,
+    upstream: Option<Arc<upstream::Counts>>,
+    watch: Option<Watch>,
+}
+
+/// An attached disk.
+pub(crate) struct Disk {
+    disk: tidegate_engine::Disk,
+    read_only: bool,
+    /// Bytes that its image had when it was opened.
+    opened_size: u64,
+    /// What requests of NBD clients have to be multiples of.
+    unit: u32,
+    /// What its size has to be a multiple of while it is attached.
+    size_unit: u64,
+    thread: u32,
+    io: String,
+    upstream: Option<Arc<upstream::Counts>>,
+    /// Its lease, if it can be lost.
+    watch: Option<Watch>,
+}
+
+/// An I/O thread's counters.
+pub(crate) struct Thread {
+    pub(crate) thread: u32,
+    pub(crate) cpu: Option<u32>,
+    pub(crate) age: Span,
+    pub(crate) busy: Span,
+    pub(crate) polling: Span,
+    pub(crate) turns: u64,
+    pub(crate) wakes: u64,
+    pub(crate) strays: u64,
+    /// Its disks.
+    pub(crate) disks: Vec<(Key, Counted)>,
+}
+
+/// What a disk's topmost `stats` filter has counted, if it has one, and when it was read.
+pub(crate) struct Counted {
+    pub(crate) now: Time,
+    pub(crate) stats: Option<Box<StatsReport>>,
+}
+
+/// The time as the engine tells it: the monotonic clock.
+pub(crate) fn now() -> Time {
+    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
+    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
+    let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
+    Time::from_nanos(seconds * 1_000_000_000 + nanos)
+}
+
+impl Host {
+    /// Starts the I/O threads.
+    pub(crate) fn start(plan: &ThreadsPlan) -> Outcome<Host> {
+        let settings = Settings {
+            threads: plan.count,
+            poll: span(plan.poll),
+            always_poll: false,
+            cpus: plan.cpus.clone(),
+        };
+        let engine = Engine::start(&settings).map_err(|e| unstarted(&e, plan.count))?;
+        let number = |n: &usize| u32::try_from(*n).unwrap_or(u32::MAX);
+        Ok(Host {
+            engine: Mutex::new(Some(engine)),
+            threads: number(&plan.count),
+            cpus: plan.cpus.iter().map(number).collect(),
+        })
+    }
+
+    /// How many I/O threads there are.
+    pub(crate) fn thread_count(&self) -> u32 {
+        self.threads
+    }
+
+    /// Begins to control a datastore.
+    pub(crate) fn control(&self, settings: control::Settings) -> Outcome<Control> {
+        self.with(|engine| engine.control(settings).map_err(|e| problem(&e)))
+    }
+
+    /// Sets what a group's disks may do together.
+    pub(crate) fn set_group(&self, group: GroupId, policy: &GroupPolicy) -> Outcome<()> {
+        self.with(|engine| engine.set_group(group, policy).map_err(|e| problem(&e)))
+    }
+
+    /// Attaches a disk, under its datastore's control if there is one.
+    pub(crate) fn attach(
+        &self,
+        plan: &DiskPlan,
+        opened: Opened,
+        control: Option<UnderControl>,
+    ) -> Outcome<Disk> {
+        let spec = DiskSpec {
+            name: plan.name.clone(),
+            size: plan.size,
+            block_size: plan.block_size,
+            read_only: plan.read_only,
+            write_back: plan.write_back,
+            serial: plan.serial.clone(),
+            uuid: plan.uuid,
+            queues: plan.queues,
+            seg_max: plan.seg_max,
+            filters: plan.filters.clone(),
+            control,
+        };
+        let opened_size = opened.size();
+        let unit = opened.unit();
+        let size_unit = opened.size_unit();
+        let attach = |engine: &Engine| {
+            let attached = engine.attach(spec, opened.image);
+            attached.map_err(|e| match e.kind() {
+                Kind::Invalid if opened_size < plan.size => problem(&e).remedy(format!(
+                    "put the whole image back, or shrink the disk: tidegate disk resize {} {opened_size}",
+                    plan.name
+                )),
+                _ => problem(&e),
+            })
+        };
+        let disk = self.with(attach)?;
+        Ok(Disk {
+            thread: u32::try_from(disk.thread()).unwrap_or(u32::MAX),
+            disk,
+            read_only: plan.read_only,
+            opened_size,
+            unit,
+            size_unit,
+            io: opened.io,
+            upstream: opened.upstream,
+            watch: opened.watch,
+        })
+    }
+
+    /// Asks every I/O thread for its counters. They take their time for it, during which others may use the engine.
+    pub(crate) fn threads(&self) -> Outcome<Vec<Thread>> {
+        let asked = self.with(|engine| engine.ask_threads().map_err(|e| unasked(&e)))?;
+        let reports = asked.wait().map_err(|e| unasked(&e))?;
+        let tell = |(nth, report): (usize, tidegate_engine::ThreadReport)| Thread {
+            thread: u32::try_from(nth).unwrap_or(u32::MAX),
+            cpu: (!self.cpus.is_empty()).then(|| self.cpus[nth % self.cpus.len()]),
+            age: report.age,
+            busy: report.busy,
+            polling: report.spinning,
+            turns: report.turns,
+            wakes: report.wakes,
+            strays: report.strays,
+            disks: report
+                .disks
+                .into_iter()
+                .map(|reading| (reading.disk, Counted::of(reading)))
+                .collect(),
+        };
+        Ok(reports.into_iter().enumerate().map(tell).collect())
+    }
+
+    /// Asks every I/O thread for its sums only, in the order of their numbers.
+    pub(crate) fn pulses(&self) -> Outcome<Vec<tidegate_engine::ThreadPulse>> {
+        let asked = self.with(|engine| engine.ask_pulses().map_err(|e| unasked(&e)))?;
+        asked.wait().map_err(|e| unasked(&e))
+    }
+
+    /// Ends the I/O threads; disks that are still attached are dropped as they are.
+    pub(crate) fn stop(&self) {
+        let engine = self
+            .engine
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .take();
+        if let Some(engine) = engine {
+            engine.stop();
+        }
+    }
+
+    fn with<T>(&self, use_it: impl FnOnce(&Engine) -> Outcome<T>) -> Outcome<T> {
+        let engine = self.engine.lock().unwrap_or_else(PoisonError::into_inner);
+        match engine.as_ref() {
+            Some(engine) => use_it(engine),
+            None => Err(
+                Problem::new(ProblemCode::Stopping, "the daemon is stopping")
+                    .remedy("start it again: tidegate serve"),
+            ),
+        }
+    }
+}
+
+/// Opens an image and locks it against other daemons.
+pub(crate) fn open(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
+    open_within(plan, read_only, dir::Options::default().patience)
+}
+
+/// The same. If somebody else has the image, it reports once in the log that it waits, and for what.
+pub(crate) fn open_reporting(plan: &ImagePlan, read_only: bool) -> Outcome<Opened> {
+    match open_within(plan, read_only, Duration::ZERO) {
+        Err(problem) if problem.code == ProblemCode::Locked => {
+            let patience = dir::Options::default().patience.as_secs();
+            tracing::warn!("{}: waiting up to {patience} s for it", problem.what);
+            open(plan, read_only)
+        }
+        opened => opened,
+    }
+}
+
+fn open_within(plan: &ImagePlan, read_only: bool, patience: Duration) -> Outcome<Opened> {
+    let mut counts = None;
+    let opened = match plan {
+        ImagePlan::File { path, io, named_by } => {
+            let options = dir::Options {
+                read_only,
+                buffered: *io == IoMode::Buffered,
+                patience,
+                place: match named_by {
+                    NamedBy::Operator => dir::Place::Anywhere,
+                    NamedBy::Datastore => dir::Place::Shared,
+                    NamedBy::Descriptor => dir::Place::Device,
+                },
+            };
+            let opened = dir::open(path, options).map_err(|e| match named_by {
+                NamedBy::Descriptor => untaken(&e, path),
+                NamedBy::Operator | NamedBy::Datastore => unopened(&e),
+            })?;
+            if *io == IoMode::Direct && opened.info.buffered {
+                return Err(Problem::new(
+                    ProblemCode::Unsupported,
+                    format!("cannot open {} for direct I/O", path.display()),
+                )
+                .because(match &opened.info.remark {
+                    Some(remark) => format!("the datastore asks for nothing else, but {remark}"),
+                    None => "the datastore asks for nothing else".to_owned(),
+                })
+                .remedy(
+                    "remove the datastore and add it again with --io auto or --io buffered: its disks stay",
+                ));
+            }
+            Ok(opened)
+        }
+        ImagePlan::Nbd { uri, block_size } => {
+            let options = upstream::Options {
+                block_size: *block_size,
+                ..Default::default()
+            };
+            counts = Some(Arc::clone(&options.counts));
+            upstream::open(uri, &options)
+        }
+        ImagePlan::Memory { size } => memory::open(*size),
+        ImagePlan::Null { size } => Ok(null::open(*size)),
+        ImagePlan::Emulated { model, size } => format!("{model},size={size}")
+            .parse()
+            .and_then(|spec| emulated::open(&spec)),
+    };
+    let image = opened.map_err(|e| unopened(&e))?;
+    let kind = match plan {
+        ImagePlan::File { .. } if image.info.buffered => "buffered",
+        ImagePlan::File { .. } => "direct",
+        ImagePlan::Nbd { .. } => "nbd",
+        ImagePlan::Memory { .. } => "memory",
+        ImagePlan::Null { .. } => "null",
+        ImagePlan::Emulated { .. } => "emulated",
+    };
+    let io = match &image.info.remark {
+        Some(remark) => format!("{kind} ({remark})"),
+        None => kind.to_owned(),
+    };
+    Ok(Opened {
+        image,
+        io,
+        upstream: counts,
+        watch: None,
+    })
+}
+
+impl Opened {
+    /// The same under a lease, if it has one, which goes back when the image is closed.
+    pub(crate) fn under(self, lease: Option<Lease>) -> Opened {
+        let watch = lease.as_ref().and_then(Lease::watch);
+        let image = match lease {
+            Some(lease) => self.image.under(lease),
+            None => self.image,
+        };
+        Opened {
+            image,
+            watch,
+            ..self
+        }
+    }
+
+    /// Bytes of the image.
+    pub(crate) fn size(&self) -> u64 {
+        self.image.info.size
+    }
+
+    /// What its requests have to be multiples of: an upstream takes no others, and whatever else there is takes any.
+    fn unit(&self) -> u32 {
+        match self.upstream {
+            Some(_) => self.image.info.block_size,
+            None => 1,
+        }
+    }
+
+    /// What the disk's size has to be a multiple of: an image that is written directly is, to its end.
+    fn size_unit(&self) -> u64 {
+        match self.image.info.buffered {
+            true => 1,
+            false => self.image.info.block_size.max(1).into(),
+        }
+    }
+}
+
+impl Disk {
+    /// What the engine knows it by.
+    pub(crate) fn key(&self) -> Key {
+        self.disk.id()
+    }
+
+    /// The I/O thread that serves it.
+    pub(crate) fn thread(&self) -> u32 {
+        self.thread
+    }
+
+    /// Bytes that its image had when it was opened.
+    pub(crate) fn opened_size(&self) -> u64 {
+        self.opened_size
+    }
+
+    /// What its size has to be a multiple of while it is attached, in bytes.
+    pub(crate) fn size_unit(&self) -> u64 {
+        self.size_unit
+    }
+
+    /// Bytes that its guests are told.
+    pub(crate) fn size(&self) -> u64 {
+        self.disk.size()
+    }
+
+    /// How its image is opened, in words.
+    pub(crate) fn io(&self) -> &str {
+        &self.io
+    }
+
+    /// Whether nobody can write to it.
+    pub(crate) fn is_read_only(&self) -> bool {
+        self.read_only
+    }
+
+    /// Why it is not written to any more, if another host may have it.
+    pub(crate) fn lost(&self) -> Option<&str> {
+        self.watch.as_ref()?.lost()
+    }
+
+    /// The worst that has befallen its image, if anything has.
+    pub(crate) fn harm(&self) -> Option<Harm> {
+        self.disk.harm()
+    }
+
+    /// How its lease stands.
+    pub(crate) fn claim(&self) -> Claim {
+        match &self.watch {
+            Some(watch) if watch.lost().is_some() => Claim::Lost,
+            Some(watch) if watch.is_waiting() => Claim::Waits,
+            _ => Claim::Held,
+        }
+    }
+
+    /// All that its topmost `stats` filter has counted, if it has one.
+    pub(crate) fn counted(&self) -> Outcome<Counted> {
+        let reading = self.disk.read();
+        reading
+            .map(Counted::of)
+            .map_err(|e| problem(&e).within(format!("cannot ask for disk {}", self.disk.name())))
+    }
+
+    /// What its guests' rings got wrong.
+    pub(crate) fn rings(&self) -> RingCounts {
+        let report = self.disk.device_report();
+        RingCounts {
+            nonsense_total: report.nonsense,
+            broken_total: report.broken_queues,
+        }
+    }
+
+    /// The last of it, newest first.
+    pub(crate) fn ring_faults(&self) -> Vec<RingFault> {
+        let now = now();
+        let faults = self.disk.ring_faults().into_iter();
+        faults
+            .map(|fault| RingFault {
+                queue: fault.queue,
+                what: fault.what(),
+                stopped: fault.stops_queue(),
+                age_s: now.since(fault.at).as_nanos() / 1_000_000_000,
+            })
+            .collect()
+    }
+
+    /// How its upstream holds, if it has one.
+    pub(crate) fn upstream(&self) -> Option<UpstreamCounts> {
+        let counts = self.upstream.as_ref()?;
+        Some(UpstreamCounts {
+            lost_total: counts.lost.load(Relaxed),
+            violations_total: counts.violations.load(Relaxed),
+            silent_total: counts.silent.load(Relaxed),
+            returned_total: counts.returned.load(Relaxed),
+            refused_total: counts.refused.load(Relaxed),
+        })
+    }
+
+    /// What NBD clients are told of it.
+    pub(crate) fn export_info(&self, name: &str) -> nbd::ExportInfo {
+        use nbd::Abilities;
+        let common = [
+            Abilities::HAS_FLAGS,
+            Abilities::FLUSH,
+            Abilities::FUA,
+            Abilities::MULTI_CONN,
+            Abilities::CACHE,
+        ];
+        let rest: &[Abilities] = match self.read_only {
+            true => &[Abilities::READ_ONLY],
+            false => &[
+                Abilities::TRIM,
+                Abilities::WRITE_ZEROES,
+                Abilities::FAST_ZERO,
+            ],
+        };
+        let abilities = common
+            .iter()
+            .chain(rest)
+            .fold(Abilities::NONE, |all, one| all.with(*one));
+        let usual = nbd::BlockSizes::default();
+        nbd::ExportInfo {
+            name: name.to_owned(),
+            description: String::new(),
+            size: self.disk.size(),
+            abilities,
+            block: nbd::BlockSizes {
+                minimum: self.unit,
+                preferred: usual.preferred.max(self.unit),
+                ..usual
+            },
+        }
+    }
+
+    /// Hands an NBD client over whose handshake is done; `presence` lasts as long as it is connected.
+    pub(crate) fn serve_nbd(
+        &self,
+        socket: OwnedFd,
+        negotiated: &nbd::Negotiated,
+        presence: Presence,
+    ) -> Outcome<()> {
+        let served =
+            self.disk
+                .serve_nbd_present(socket, negotiated, Vec::new(), Box::new(presence));
+        served.map_err(|e| problem(&e).within(format!("cannot serve disk {}", self.disk.name())))
+    }
+
+    /// Speaks vhost-user with a virtual machine, on a thread of its own; `presence` lasts as long as it is connected.
+    pub(crate) fn serve_vhost(&self, socket: UnixStream, presence: Presence) -> Outcome<()> {
+        let disk = self.disk.clone();
+        let spawned = std::thread::Builder::new().name("vhost-user".to_owned()).spawn(move || {
+            let _while_connected = presence;
+            if let Err(error) = disk.serve_vhost(socket) {
+                let problem = problem(&error);
+                tracing::warn!(disk = disk.name(), %problem, "a virtual machine was turned away");
+            }
+        });
+        let name = self.disk.name();
+        spawned
+            .map(drop)
+            .map_err(|e| os_error::io(format!("cannot serve a virtual machine on disk {name}"), &e))
+    }
+
+    /// Puts other filters in place, without an I/O lost.
+    pub(crate) fn restack(&self, filters: &Stack) -> Outcome<()> {
+        let name = self.disk.name();
+        match self.disk.restack(filters, CHANGING) {
+            // The order stands: what is in flight has only to end first. The disk's settings must say what will be.
+            Err(error) if error.kind() == Kind::TimedOut => {
+                tracing::warn!(disk = name, %error, "the new filters take their place when I/O in flight has ended");
+                Ok(())
+            }
+            changed => changed.map_err(|e| {
+                problem(&e).within(format!("cannot change the filters of disk {name}"))
+            }),
+        }
+    }
+
+    /// What it may and shall get of its datastore from now on.
+    pub(crate) fn set_policy(&self, policy: &Policy) -> Outcome<()> {
+        let set = self.disk.set_policy(policy);
+        set.map_err(|e| {
+            problem(&e).within(format!(
+                "cannot change the I/O control of disk {}",
+                self.disk.name()
+            ))
+        })
+    }
+
+    /// Gives it another size, which guests are told.
+    pub(crate) fn resize(&self, size: u64) -> Outcome<()> {
+        let resized = self.disk.resize(size);
+        resized.map_err(|e| problem(&e).within(format!("cannot resize disk {}", self.disk.name())))
+    }
+
+    /// Ends what is in flight, flushes, and lets the image go. Without `at_most` it waits for as long as that takes.
+    pub(crate) fn detach(&self, at_most: Option<Duration>) -> Outcome<()> {
+        let detached = match at_most {
+            Some(at_most) => self.disk.detach(at_most),
+            None => self.disk.detach_fully(),
+        };
+        detached.map_err(|e| problem(&e).within(format!("cannot detach disk {}", self.disk.name())))
+    }
+}
+
+impl Counted {
+    /// What the topmost `stats` filter of a disk has counted: it sees what the guest sees.
+    fn of(reading: DiskReading) -> Counted {
+        let mut filters = reading.report.filters.into_iter();
+        let stats = filters.find_map(|(_, _, report)| match report {
+            FilterReport::Stats(stats) => Some(stats),
+            _ => None,
+        });
+        let now = reading.now;
+        Counted { now, stats }
+    }
+}
+
+fn unasked(error: &tidegate_engine::Error) -> Problem {
+    problem(error).within("cannot ask the I/O threads")
+}
+
+fn span(duration: Duration) -> Span {
+    Span::from_nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
+}
+
+/// An error of the engine as a problem: its own words, its first cause kept.
+pub(crate) fn problem(error: &tidegate_engine::Error) -> Problem {
+    if let Some(remedy) = limits::remedy(error) {
+        return Problem::of(ProblemCode::Exhausted, error).remedy(remedy);
+    }
+    let of = |code| Problem::of(code, error);
+    match error.kind() {
+        Kind::NotFound => of(ProblemCode::NotFound).remedy(by_cause(error, io::ErrorKind::NotFound)),
+        Kind::Busy => of(ProblemCode::Busy).remedy(by_cause(error, io::ErrorKind::ResourceBusy)),
+        Kind::Exists => of(ProblemCode::Exists).remedy(by_cause(error, io::ErrorKind::AlreadyExists)),
+        Kind::Invalid => of(ProblemCode::Invalid).remedy("correct what the reason names, and give the order again"),
+        Kind::Denied if is_read_only(error) => Problem::of(ProblemCode::Datastore, error).remedy(
+            "mount its file system writable; until then the disk can be exported, or attached read-only (`tidegate disk attach \
+             NAME --read-only`)",
+        ),
+        Kind::Denied => Problem::of(ProblemCode::Datastore, error).remedy(os_error::permit()),
+        Kind::Unsupported => of(ProblemCode::Unsupported)
+            .remedy("use what the reason names, or another datastore for it"),
+        Kind::TimedOut => of(ProblemCode::Datastore)
+            .remedy("see whether the datastore answers (`tidegate datastore list`), then try again"),
+        Kind::Io => of(ProblemCode::Datastore).remedy(by_cause(error, io::ErrorKind::Other)),
+        Kind::Gone => of(ProblemCode::Stopping)
+            .remedy("see whether the daemon runs (`tidegate status`), then try again"),
+    }
+}
+
+/// What to do about an error of the engine by what the system said, or, where it said nothing, by this kind.
+fn by_cause(error: &tidegate_engine::Error, otherwise: io::ErrorKind) -> String {
+    let source = std::error::Error::source(error);
+    let cause = source.and_then(|cause| cause.downcast_ref::<io::Error>());
+    os_error::remedy(cause.map_or(otherwise, io::Error::kind))
+}
+
+/// Whether the system said that a file system, or a device, can only be read.
+fn is_read_only(error: &tidegate_engine::Error) -> bool {
+    let source = std::error::Error::source(error);
+    let cause = source.and_then(|cause| cause.downcast_ref::<std::io::Error>());
+    cause.is_some_and(|cause| cause.kind() == std::io::ErrorKind::ReadOnlyFilesystem)
+}
+
+/// Why a device could not be opened: what is busy then may be anything on this host.
+fn untaken(error: &tidegate_engine::Error, device: &Path) -> Problem {
+    let problem = unopened(error);
+    match problem.code {
+        ProblemCode::Locked => problem.remedy(format!(
+            "see what uses it (lsblk {}), and unmount, stop or detach that first",
+            device.display()
+        )),
+        _ => problem,
+    }
+}
+
+/// Why the I/O threads could not be started.
+fn unstarted(error: &tidegate_engine::Error, threads: usize) -> Problem {
+    if let Some(remedy) = limits::locked_memory(error, threads) {
+        let what = format!("cannot start {threads} I/O threads");
+        return Problem::new(ProblemCode::Exhausted, what)
+            .because("the limit of locked memory is too low for their io_urings")
+            .because_of(error)
+            .remedy(remedy);
+    }
+    let problem = problem(error);
+    match error.kind() {
+        // Only a CPU is asked for by name.
+        Kind::Invalid => problem.remedy(
+            "name CPUs of those (io.cpus in the configuration, --cpu of serve-one), or leave it out",
+        ),
+        Kind::Unsupported => problem
+            .remedy("use Linux 6.1 or newer, built with io_uring (see `uname -r`)"),
+        Kind::Denied => problem.remedy(
+            "allow io_uring: `sysctl kernel.io_uring_disabled=0`; in a container allow the calls io_uring_setup, \
+             io_uring_enter and io_uring_register in its seccomp profile",
+        ),
+        _ => problem,
+    }
+}
+
+/// Why an image could not be opened: what is busy then is its lock.
+fn unopened(error: &tidegate_engine::Error) -> Problem {
+    match error.kind() {
+        Kind::Busy => Problem::of(ProblemCode::Locked, error).remedy(
+            "stop that daemon or detach the disk there; one that was killed lets go at once",
+        ),
+        _ => problem(error),
+    }
+}
+
+#[cfg(test)]
+mod tests;

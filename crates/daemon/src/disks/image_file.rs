@@ -1,0 +1,116 @@
+//! Says which paths may be images: plain files and block devices, and no files that the kernel makes up.
+//!
+//! Import and `serve-one` ask here before they open a path that somebody named.
+//!
+//! # Always true
+//! - A path is judged without being opened: a pipe's writer would take that for a reader.
+
+use std::fs::{self, Metadata};
+use std::os::unix::fs::FileTypeExt;
+use std::path::Path;
+
+use tidegate_engine::mounts;
+
+use crate::os_error::{self, Outcome};
+
+/// File systems that the kernel makes up: their files are no place for a disk's bytes.
+const PSEUDO: [&str; 19] = [
+    "autofs",
+    "binfmt_misc",
+    "bpf",
+    "cgroup",
+    "cgroup2",
+    "configfs",
+    "debugfs",
+    "devpts",
+    "devtmpfs",
+    "efivarfs",
+    "fusectl",
+    "hugetlbfs",
+    "mqueue",
+    "proc",
+    "pstore",
+    "rpc_pipefs",
+    "securityfs",
+    "sysfs",
+    "tracefs",
+];
+
+/// The type of the file system that a path is on, if the kernel makes that up.
+pub(crate) fn pseudo_file_system(path: &Path) -> Option<String> {
+    let mount = mounts::mount_of(path)?;
+    PSEUDO.contains(&mount.kind.as_str()).then_some(mount.kind)
+}
+
+/// Fails unless an image may be at a path, of which this is known. `what` cannot be done otherwise; `instead` says what to
+/// give.
+pub(crate) fn must_be_image(
+    there: &Metadata,
+    path: &Path,
+    what: &str,
+    instead: &str,
+) -> Outcome<()> {
+    let kind = there.file_type();
+    let is = match kind {
+        _ if kind.is_block_device() => return Ok(()),
+        _ if kind.is_file() => match on_pseudo_file_system(path) {
+            None => return Ok(()),
+            Some(kind) => {
+                format!("on a file system of type {kind}, whose files the kernel makes up")
+            }
+        },
+        _ if kind.is_fifo() => "a pipe".to_owned(),
+        _ if kind.is_dir() => "a directory".to_owned(),
+        _ => "neither a file nor a block device".to_owned(),
+    };
+    Err(os_error::invalid(what)
+        .because(format!("it is {is}"))
+        .remedy(instead))
+}
+
+/// The same for a file. One that has no path any more (`/proc/self/fd/3`, when it was removed) is on another file system
+/// than its link.
+fn on_pseudo_file_system(path: &Path) -> Option<String> {
+    pseudo_file_system(&fs::canonicalize(path).ok()?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::fs::File;
+    use std::os::fd::AsRawFd;
+
+    #[test]
+    fn only_files_that_hold_bytes_and_block_devices_may_be_images() {
+        let folder = tempfile::tempdir().unwrap();
+        let (file, pipe) = (folder.path().join("file"), folder.path().join("pipe"));
+        File::create(&file).unwrap();
+        let made = std::process::Command::new("mkfifo").arg(&pipe).status();
+        assert!(made.unwrap().success());
+        let judged = |path: &Path| {
+            let there = fs::metadata(path).unwrap();
+            let judged = must_be_image(&there, path, "cannot read it", "give another");
+            judged.err().map(|problem| problem.why.join(": "))
+        };
+        assert_eq!(judged(&file), None);
+        let removed = tempfile::tempfile().unwrap();
+        let by_number = format!("/proc/self/fd/{}", removed.as_raw_fd());
+        assert_eq!(judged(Path::new(&by_number)), None);
+        for (path, is) in [
+            (pipe.as_path(), "it is a pipe"),
+            (folder.path(), "it is a directory"),
+            (Path::new("/dev/null"), "it is neither a file nor"),
+            (
+                Path::new("/proc/self/mem"),
+                "it is on a file system of type proc",
+            ),
+            (
+                Path::new("/proc/version"),
+                "it is on a file system of type proc",
+            ),
+        ] {
+            let told = judged(path).unwrap_or_default();
+            assert!(told.starts_with(is), "{}: {told}", path.display());
+        }
+    }
+}

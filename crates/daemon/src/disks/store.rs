@@ -1,0 +1,422 @@
+//! What is remembered on disk: datastores, disks, and which disks are to be attached.
+//!
+//! The disk_service asks and orders; nothing here knows what is attached, nor opens an image for I/O. All of it blocks.
+//!
+//! # Always true
+//! - Nothing is cached: what is on disk is what is so, also when somebody else wrote it.
+//! - A disk exists from the moment its directory has its name until the moment it loses it; both are one rename.
+//!
+//! # Picture
+//! ```text
+//! STATE/datastores/NAME.toml        one record each
+//! STATE/attached.toml               the disks to attach at start
+//! STATE/groups.toml                 what groups of disks may do together
+//! STATE/jobs.toml                   imports and exports that run (`jobs.rs` writes it)
+//! STATE/agreed.toml                 paths outside datastores that disks may use here
+//! STATE/homes/NAME.toml             the file system that a datastore of kind `dir` lies on
+//! STATE/disks/DATASTORE/NAME/       disk.toml of disks on datastores that keep no files
+//! PATH/NAME/disk.toml, image        disks on a datastore of kind `dir`
+//! PATH/.creating-NAME-UUID, .deleting-NAME   between one state and another; swept away at the next occasion
+//! ```
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use serde::{Deserialize, Serialize};
+use tidegate_api::datastore::{DatastoreRecord, DatastoreSettings};
+use tidegate_api::descriptor::{self, Descriptor};
+use tidegate_api::group::{GroupLimits, GroupsRecord};
+use tidegate_api::iocontrol::IoControl;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use crate::os_error::{self, Outcome};
+
+pub(crate) mod disks;
+mod drafts;
+pub(crate) mod files;
+mod home;
+
+pub(crate) use disks::{Found, Identity};
+pub(crate) use home::{mark_file, mark_of};
+
+/// The largest state file that is read.
+const MAX_STATE_BYTES: usize = 1 << 20;
+
+/// What is remembered, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Store {
+    state: PathBuf,
+}
+
+/// A thing that is there by its name, or why it cannot be understood.
+pub(crate) type Listed<T> = BTreeMap<Name, Outcome<T>>;
+
+/// The disks to attach at start.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Attached {
+    version: u32,
+    #[serde(default)]
+    disks: BTreeMap<Name, Name>,
+    /// Those that nobody may write to, whatever their settings say.
+    #[serde(default, skip_serializing_if = "BTreeSet::is_empty")]
+    read_only: BTreeSet<Name>,
+}
+
+/// Paths outside of datastores that an administrator of this host has agreed to: of each datastore, those of each disk.
+pub(crate) type AgreedPaths = BTreeMap<Name, BTreeMap<Name, BTreeSet<PathBuf>>>;
+
+/// The same as it is written.
+#[derive(Debug, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Agreed {
+    version: u32,
+    #[serde(default)]
+    paths: AgreedPaths,
+}
+
+impl Store {
+    /// The store of a root's state directory.
+    pub(crate) fn open(state: PathBuf) -> Outcome<Store> {
+        for folder in ["datastores", "disks"] {
+            let folder = state.join(folder);
+            fs::create_dir_all(&folder)
+                .map_err(|e| os_error::io(format!("cannot create {}", folder.display()), &e))?;
+        }
+        Ok(Store { state })
+    }
+
+    /// Whether what is remembered in a root's state directory can be read, where the daemon cannot start without it.
+    pub(crate) fn check(state: PathBuf) -> Outcome<()> {
+        let store = Store { state };
+        store.attached().map(drop)
+    }
+
+    /// Every datastore that was added.
+    pub(crate) fn datastores(&self) -> Outcome<Listed<DatastoreSettings>> {
+        let folder = self.state.join("datastores");
+        let mut found = Listed::new();
+        for name in names_in(&folder).map_err(|e| os_error::io("cannot list datastores", &e))? {
+            let Some(name) = name
+                .strip_suffix(".toml")
+                .and_then(|name| name.parse::<Name>().ok())
+            else {
+                continue;
+            };
+            let settings = self.datastore(&name);
+            found.insert(name, settings);
+        }
+        Ok(found)
+    }
+
+    /// One datastore's settings.
+    pub(crate) fn datastore(&self, name: &Name) -> Outcome<DatastoreSettings> {
+        Ok(self.record(name)?.settings)
+    }
+
+    /// All that is remembered of a datastore.
+    pub(crate) fn record(&self, name: &Name) -> Outcome<DatastoreRecord> {
+        let path = self.datastore_file(name);
+        let bytes = files::read(&path, MAX_STATE_BYTES).map_err(|e| match e.kind() {
+            io::ErrorKind::NotFound => Problem::new(
+                ProblemCode::NotFound,
+                format!("there is no datastore {name}"),
+            )
+            .remedy("see `tidegate datastore list`"),
+            _ => os_error::io(format!("cannot read datastore {name}"), &e),
+        })?;
+        let record: DatastoreRecord = parse(&path, &bytes)?;
+        if record.version != DatastoreRecord::VERSION {
+            return Err(newer(&path, record.version));
+        }
+        Ok(record)
+    }
+
+    /// The same, to be changed: nobody else changes it while the turn lives.
+    pub(crate) fn record_to_change(&self, name: &Name) -> Outcome<(DatastoreRecord, files::Turn)> {
+        // What is wrong with a datastore that is not there, or cannot be read, reading it tells best.
+        self.record(name)?;
+        let turn = files::turn(&self.datastore_file(name))
+            .map_err(|e| os_error::io(format!("cannot change datastore {name}"), &e))?;
+        Ok((self.record(name)?, turn))
+    }
+
+    /// Remembers how a datastore is controlled.
+    pub(crate) fn set_io_control(&self, name: &Name, io_control: IoControl) -> Outcome<()> {
+        let record = DatastoreRecord {
+            io_control,
+            ..self.record(name)?
+        };
+        self.write_record(name, &record)
+    }
+
+    fn write_record(&self, name: &Name, record: &DatastoreRecord) -> Outcome<()> {
+        let text = toml::to_string(record).expect("a record has only values that TOML can hold");
+        files::replace(&self.datastore_file(name), text.as_bytes())
+            .map_err(|e| os_error::io(format!("cannot remember datastore {name}"), &e))
+    }
+
+    /// What groups of disks may do together.
+    pub(crate) fn groups(&self) -> Outcome<BTreeMap<Name, GroupLimits>> {
+        let path = self.state.join("groups.toml");
+        let bytes = match files::read(&path, MAX_STATE_BYTES) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(error) => return Err(os_error::io("cannot read the groups of disks", &error)),
+        };
+        let record: GroupsRecord = parse(&path, &bytes)?;
+        if record.version != GroupsRecord::VERSION {
+            return Err(newer(&path, record.version));
+        }
+        Ok(record.groups)
+    }
+
+    /// Remembers what groups of disks may do together.
+    pub(crate) fn set_groups(&self, groups: &BTreeMap<Name, GroupLimits>) -> Outcome<()> {
+        let record = GroupsRecord {
+            groups: groups.clone(),
+            ..GroupsRecord::default()
+        };
+        let text = toml::to_string(&record).expect("a record has only values that TOML can hold");
+        files::replace(&self.state.join("groups.toml"), text.as_bytes())
+            .map_err(|e| os_error::io("cannot remember the groups of disks", &e))
+    }
+
+    /// Remembers a new datastore.
+    pub(crate) fn add_datastore(&self, name: &Name, settings: DatastoreSettings) -> Outcome<()> {
+        self.must_be_new_datastore(name)?;
+        let memory = home::Memory::of(&self.state, name);
+        let remembered = match &settings {
+            DatastoreSettings::Dir { path, .. } => memory.adopt(path),
+            _ => memory.forget(),
+        };
+        remembered.map_err(|e| os_error::io(format!("cannot add datastore {name}"), &e))?;
+        let record = DatastoreRecord {
+            version: DatastoreRecord::VERSION,
+            settings,
+            io_control: IoControl::default(),
+        };
+        self.write_record(name, &record)
+    }
+
+    /// Fails if there is a datastore of that name, readable or not.
+    pub(crate) fn must_be_new_datastore(&self, name: &Name) -> Outcome<()> {
+        if !self.datastore_file(name).exists() {
+            return Ok(());
+        }
+        let at = match self.datastore(name) {
+            Ok(DatastoreSettings::Dir { path, .. }) => format!(", at {}", path.display()),
+            _ => String::new(),
+        };
+        let what = format!("cannot add datastore {name}");
+        Err(Problem::new(ProblemCode::Exists, what)
+            .because(format!("there is a datastore {name} already{at}"))
+            .remedy(format!(
+                "choose another name, or remove that one first: tidegate datastore remove {name}"
+            )))
+    }
+
+    /// Fails unless a datastore lies on the file system that it was added on.
+    pub(crate) fn must_be_mounted(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+    ) -> Outcome<()> {
+        let DatastoreSettings::Dir { path, .. } = settings else {
+            return Ok(());
+        };
+        let memory = home::Memory::of(&self.state, datastore);
+        if let Some(known) = memory.read()? {
+            return memory.check(&known, datastore, path);
+        }
+        // An earlier version has added it, which remembered nothing.
+        let unmounted = |why: String| {
+            let remedy = format!("mount what belongs at {}", path.display());
+            home::not_mounted(datastore, why, remedy)
+        };
+        let used = home::is_used(path);
+        if used.map_err(|error| unmounted(format!("{}: {error}", path.display())))? {
+            let what = format!("cannot remember the file system of datastore {datastore}");
+            return memory.adopt(path).map_err(|e| os_error::io(what, &e));
+        }
+        match self.attached()?.values().any(|on| on == datastore) {
+            true => {
+                let why = "disks of it are to be attached, and its directory is empty";
+                Err(unmounted(why.to_owned()))
+            }
+            false => Ok(()),
+        }
+    }
+
+    /// Forgets a datastore. What lies on it stays.
+    pub(crate) fn remove_datastore(&self, name: &Name) -> Outcome<()> {
+        let path = self.datastore_file(name);
+        fs::remove_file(&path)
+            .and_then(|()| home::Memory::of(&self.state, name).forget())
+            .and_then(|()| files::sync_folder(&self.state.join("datastores")))
+            .map_err(|e| os_error::io(format!("cannot forget datastore {name}"), &e))
+    }
+
+    /// The disks to attach at start, and the datastores that they lie on.
+    pub(crate) fn attached(&self) -> Outcome<BTreeMap<Name, Name>> {
+        Ok(self.read_attached()?.disks)
+    }
+
+    /// Those of them that nobody may write to, whatever their settings say.
+    pub(crate) fn attached_read_only(&self) -> Outcome<BTreeSet<Name>> {
+        Ok(self.read_attached()?.read_only)
+    }
+
+    fn read_attached(&self) -> Outcome<Attached> {
+        let path = self.attached_file();
+        let bytes = match files::read(&path, MAX_STATE_BYTES) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {
+                return Ok(Attached {
+                    version: 1,
+                    ..Attached::default()
+                });
+            }
+            Err(error) => {
+                return Err(os_error::io(
+                    "cannot read which disks were attached",
+                    &error,
+                ));
+            }
+        };
+        let attached: Attached = parse(&path, &bytes)?;
+        if attached.version != 1 {
+            return Err(newer(&path, attached.version));
+        }
+        Ok(attached)
+    }
+
+    /// Remembers which disks to attach at start.
+    pub(crate) fn set_attached(&self, disks: BTreeMap<Name, Name>) -> Outcome<()> {
+        let mut read_only = self.attached_read_only()?;
+        read_only.retain(|name| disks.contains_key(name));
+        self.write_attached(&Attached {
+            version: 1,
+            disks,
+            read_only,
+        })
+    }
+
+    /// Remembers of one of them whether nobody may write to it, whatever its settings say.
+    pub(crate) fn set_attached_read_only(&self, name: &Name, only_read: bool) -> Outcome<()> {
+        let mut attached = self.read_attached()?;
+        let changed = match only_read {
+            true => attached.read_only.insert(name.clone()),
+            false => attached.read_only.remove(name),
+        };
+        match changed {
+            true => self.write_attached(&attached),
+            false => Ok(()),
+        }
+    }
+
+    fn write_attached(&self, attached: &Attached) -> Outcome<()> {
+        let text = toml::to_string(attached).expect("names are values that TOML can hold");
+        files::replace(&self.attached_file(), text.as_bytes())
+            .map_err(|e| os_error::io("cannot remember which disks are attached", &e))
+    }
+
+    /// The paths outside of datastores that disks may use on this host.
+    pub(crate) fn agreed(&self) -> Outcome<AgreedPaths> {
+        let path = self.agreed_file();
+        let bytes = match files::read(&path, MAX_STATE_BYTES) {
+            Ok(bytes) => bytes,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+            Err(error) => {
+                return Err(os_error::io(
+                    "cannot read which paths were agreed to",
+                    &error,
+                ));
+            }
+        };
+        let agreed: Agreed = parse(&path, &bytes)?;
+        if agreed.version != 1 {
+            return Err(newer(&path, agreed.version));
+        }
+        Ok(agreed.paths)
+    }
+
+    /// Remembers which paths outside of datastores disks may use on this host.
+    pub(crate) fn set_agreed(&self, paths: AgreedPaths) -> Outcome<()> {
+        let agreed = Agreed { version: 1, paths };
+        let what = "cannot remember which paths were agreed to";
+        let text = toml::to_string(&agreed).map_err(|e| {
+            os_error::invalid(what)
+                .because_of(&e)
+                .remedy("name paths of UTF-8 text only")
+        })?;
+        files::replace(&self.agreed_file(), text.as_bytes()).map_err(|e| os_error::io(what, &e))
+    }
+
+    fn agreed_file(&self) -> PathBuf {
+        self.state.join("agreed.toml")
+    }
+
+    fn attached_file(&self) -> PathBuf {
+        self.state.join("attached.toml")
+    }
+
+    fn datastore_file(&self, name: &Name) -> PathBuf {
+        self.state.join("datastores").join(format!("{name}.toml"))
+    }
+
+    /// The directory that holds the directories of a datastore's disks.
+    fn disks_folder(&self, datastore: &Name, settings: &DatastoreSettings) -> PathBuf {
+        match settings {
+            DatastoreSettings::Dir { path, .. } => path.clone(),
+            _ => self.state.join("disks").join(datastore.as_str()),
+        }
+    }
+}
+
+/// Names in a directory, without those that begin with a dot.
+fn names_in(folder: &Path) -> io::Result<Vec<String>> {
+    let mut names = Vec::new();
+    for entry in fs::read_dir(folder)? {
+        if let Ok(name) = entry?.file_name().into_string()
+            && !name.starts_with('.')
+        {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
+}
+
+fn read_descriptor(path: &Path) -> Outcome<Descriptor> {
+    let bytes = files::read(files::Location::in_disk(path), descriptor::MAX_BYTES)
+        .map_err(|e| os_error::io(format!("cannot read {}", path.display()), &e))?;
+    Descriptor::read(&bytes).map_err(|error| corrupt(path).because_of(&error))
+}
+
+fn parse<T: serde::de::DeserializeOwned>(path: &Path, bytes: &[u8]) -> Outcome<T> {
+    let text = std::str::from_utf8(bytes).map_err(|error| corrupt(path).because_of(&error))?;
+    toml::from_str(text).map_err(|error| corrupt(path).because(error.to_string().trim_end()))
+}
+
+fn corrupt(path: &Path) -> Problem {
+    Problem::new(
+        ProblemCode::Corrupt,
+        format!("{} is damaged", path.display()),
+    )
+    .remedy("mend it by hand or put back a copy; nothing was changed")
+}
+
+fn newer(path: &Path, version: u32) -> Problem {
+    Problem::new(
+        ProblemCode::Corrupt,
+        format!("cannot understand {}", path.display()),
+    )
+    .because(format!(
+        "its format is version {version}, this program reads version 1"
+    ))
+    .remedy("use the program that wrote it")
+}

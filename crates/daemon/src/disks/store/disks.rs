@@ -1,0 +1,756 @@
+//! Disks as they lie on a datastore: a directory each, made and taken away by one rename.
+
+use std::collections::BTreeSet;
+use std::fs::{self, File, OpenOptions};
+use std::io;
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::descriptor::Descriptor;
+use tidegate_api::disk::Allocation;
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::beneath::is_plain;
+use tidegate_engine::devices;
+
+use super::drafts;
+use super::files;
+use super::files::Location;
+use super::{Listed, Store, names_in, read_descriptor};
+use crate::os_error::{self, Outcome};
+
+const DESCRIPTOR: &str = "disk.toml";
+const IMAGE: &str = "image";
+
+/// A disk that was found, and where.
+#[derive(Clone, Debug)]
+pub(crate) struct Found {
+    pub(crate) name: Name,
+    pub(crate) datastore: Name,
+    pub(crate) settings: DatastoreSettings,
+    pub(crate) folder: PathBuf,
+    pub(crate) descriptor: Descriptor,
+}
+
+impl Found {
+    /// The file or block device that holds its bytes, on datastores of kind `dir`.
+    pub(crate) fn image(&self) -> PathBuf {
+        image_of(&self.descriptor, &self.folder)
+    }
+
+    /// The file of its descriptor.
+    pub(crate) fn descriptor_file(&self) -> PathBuf {
+        self.folder.join(DESCRIPTOR)
+    }
+
+    /// Whether its image, on datastores of kind `dir`, is what it may be: a file beside its descriptor, or a block device.
+    pub(crate) fn has_sound_image(&self) -> bool {
+        match &self.descriptor.device {
+            Some(device) => is_device(device),
+            None => Location::in_disk(&self.image()).is_plain(),
+        }
+    }
+
+    /// Opens its image, on datastores of kind `dir`: the file beside its descriptor, or the block device that that names.
+    pub(crate) fn open_image(&self, options: &mut OpenOptions) -> io::Result<File> {
+        let Some(device) = &self.descriptor.device else {
+            return files::open(Location::in_disk(&self.image()), options);
+        };
+        if !is_device(device) {
+            let text = "it is no block device, and a disk's descriptor may name nothing else";
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+        }
+        options.open(device)
+    }
+
+    /// Bytes that its image takes, where there is a file to ask.
+    pub(crate) fn allocated(&self) -> Option<u64> {
+        match self.settings {
+            DatastoreSettings::Dir { .. } => allocated(&self.image()),
+            _ => None,
+        }
+    }
+}
+
+/// What an image is known by, whatever path leads there.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Identity {
+    /// A file, by its file system and its inode there.
+    File { device: u64, inode: u64 },
+    /// A block device, by its number.
+    Device(u64),
+}
+
+impl Identity {
+    /// That of what is at a path, through links.
+    pub(crate) fn at(path: &Path) -> io::Result<Identity> {
+        Ok(Identity::of(&fs::metadata(path)?))
+    }
+
+    /// That of what was found.
+    pub(crate) fn of(there: &fs::Metadata) -> Identity {
+        match there.file_type().is_block_device() {
+            true => Identity::Device(there.rdev()),
+            false => Identity::File {
+                device: there.dev(),
+                inode: there.ino(),
+            },
+        }
+    }
+
+    /// Whether what is written to one may change what is read of the other.
+    pub(crate) fn shares_bytes(self, other: Identity) -> bool {
+        match (self, other) {
+            (Identity::Device(one), Identity::Device(other)) => devices::share_bytes(one, other),
+            _ => self == other,
+        }
+    }
+}
+
+/// The file or block device that holds a disk's bytes, on datastores of kind `dir`. `folder`: that of its descriptor.
+pub(crate) fn image_of(descriptor: &Descriptor, folder: &Path) -> PathBuf {
+    match &descriptor.device {
+        Some(device) => device.clone(),
+        None => folder.join(IMAGE),
+    }
+}
+
+/// Bytes that an image takes, if it is a file.
+pub(crate) fn allocated(image: &Path) -> Option<u64> {
+    let image = Location::in_disk(image).look().ok()?;
+    // st_blocks counts units of 512 bytes, whatever the file system's own block is.
+    let blocks = u64::try_from(image.st_blocks).ok()?;
+    is_plain(&image).then(|| blocks * 512)
+}
+
+impl Store {
+    /// Every disk of a datastore.
+    pub(crate) fn disks(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+    ) -> Outcome<Listed<Found>> {
+        self.must_be_mounted(datastore, settings)?;
+        self.disks_before_added(datastore, settings)
+    }
+
+    /// The same of one that is not added yet, of which nothing is remembered, and nothing is to be.
+    pub(crate) fn disks_before_added(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+    ) -> Outcome<Listed<Found>> {
+        let names = self.names_on(datastore, settings, &BTreeSet::new())?;
+        Ok(names
+            .into_iter()
+            .map(|name| {
+                let disk = self.read_mounted(datastore, settings, &name);
+                (name, disk)
+            })
+            .collect())
+    }
+
+    /// The names of its disks, of which none is read. Of those that are `here` it is known that they are disks; at each of
+    /// the others a look is needed.
+    pub(crate) fn disk_names(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+        here: &BTreeSet<Name>,
+    ) -> Outcome<Vec<Name>> {
+        self.must_be_mounted(datastore, settings)?;
+        self.names_on(datastore, settings, here)
+    }
+
+    fn names_on(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+        here: &BTreeSet<Name>,
+    ) -> Outcome<Vec<Name>> {
+        let folder = self.disks_folder(datastore, settings);
+        let names = match names_in(&folder) {
+            Ok(names) => names,
+            // A datastore that keeps no files has no directory before its first disk.
+            Err(error)
+                if error.kind() == io::ErrorKind::NotFound
+                    && !matches!(settings, DatastoreSettings::Dir { .. }) =>
+            {
+                Vec::new()
+            }
+            Err(error) => {
+                return Err(os_error::io(
+                    format!("cannot list the disks of datastore {datastore}"),
+                    &error,
+                )
+                .because(format!("its directory is {}", folder.display()))
+                .remedy("mount or create the directory, or remove the datastore"));
+            }
+        };
+        // Other directories may lie there too; a disk is one that has a descriptor.
+        let has_descriptor = |name: &Name| {
+            let descriptor = folder.join(name.as_str()).join(DESCRIPTOR);
+            Location::in_disk(&descriptor).look().is_ok()
+        };
+        let names = names.iter().filter_map(|name| name.parse::<Name>().ok());
+        Ok(names
+            .filter(|name| here.contains(name) || has_descriptor(name))
+            .collect())
+    }
+
+    /// The datastore that the disk of that name lies on. `lies_on` looks whether it lies on one.
+    pub(crate) fn place(
+        &self,
+        name: &Name,
+        lies_on: impl Fn(&Name, &DatastoreSettings) -> Outcome<bool>,
+    ) -> Outcome<(Name, DatastoreSettings)> {
+        let mut found: Vec<(Name, DatastoreSettings)> = Vec::new();
+        let mut unreadable = Vec::new();
+        for (datastore, settings) in self.datastores()? {
+            let looked = settings.and_then(|of| Ok((lies_on(&datastore, &of)?, of)));
+            match looked {
+                Ok((true, settings)) => found.push((datastore, settings)),
+                Ok((false, _)) => {}
+                // What cannot be looked at now is not what is not there.
+                Err(problem) if problem.code == ProblemCode::Exhausted => {
+                    return Err(problem.within(format!("cannot look for disk {name}")));
+                }
+                Err(problem) => unreadable.push(problem),
+            }
+        }
+        match found.as_slice() {
+            [place] => Ok(place.clone()),
+            [] => {
+                let mut problem =
+                    Problem::new(ProblemCode::NotFound, format!("there is no disk {name}"));
+                let mut remedy = "see which there are: tidegate disk list".to_owned();
+                for (nth, mut unreadable) in unreadable.into_iter().enumerate() {
+                    // It may lie there: what helps with that comes first.
+                    if let (0, Some(first)) = (nth, unreadable.remedy.take()) {
+                        remedy = first;
+                    }
+                    problem = problem.because(unreadable);
+                }
+                Err(problem.remedy(remedy))
+            }
+            [(one, _), (two, _), ..] => Err(Problem::new(
+                ProblemCode::Exists,
+                format!("cannot tell which disk {name} is meant"),
+            )
+            .because(format!("datastores {one} and {two} both hold one"))
+            .remedy("rename one of their directories, or remove one datastore")),
+        }
+    }
+
+    /// The disk of that name, wherever it lies, for who knows that every datastore answers.
+    #[cfg(test)]
+    pub(crate) fn find(&self, name: &Name) -> Outcome<Found> {
+        let lies_on = |on: &Name, of: &DatastoreSettings| self.has_disk(on, of, name);
+        let (datastore, settings) = self.place(name, lies_on)?;
+        self.read_disk(&datastore, &settings, name)
+    }
+
+    /// Whether a disk of that name lies on this datastore, readable or not.
+    pub(crate) fn has_disk(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+        name: &Name,
+    ) -> Outcome<bool> {
+        self.must_be_mounted(datastore, settings)?;
+        let folder = self.disks_folder(datastore, settings).join(name.as_str());
+        Ok(match Location::in_disk(&folder.join(DESCRIPTOR)).look() {
+            Ok(_) => true,
+            // A link is in its place: who asks for it by name is told so.
+            Err(error) => error.kind() == io::ErrorKind::InvalidInput,
+        })
+    }
+
+    /// Reads a disk whose datastore is known.
+    pub(crate) fn read_disk(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+        name: &Name,
+    ) -> Outcome<Found> {
+        self.must_be_mounted(datastore, settings)?;
+        self.read_mounted(datastore, settings, name)
+    }
+
+    /// The same of one whose datastore is known to be mounted.
+    fn read_mounted(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+        name: &Name,
+    ) -> Outcome<Found> {
+        let folder = self.disks_folder(datastore, settings).join(name.as_str());
+        if folder.is_symlink() {
+            let what = format!("cannot use disk {name}");
+            return Err(os_error::invalid(what)
+                .because(format!("{} is a link", folder.display()))
+                .remedy("put the directory itself there"));
+        }
+        let descriptor = read_descriptor(&folder.join(DESCRIPTOR))
+            .map_err(|problem| problem.within(format!("cannot use disk {name}")))?;
+        Ok(Found {
+            name: name.clone(),
+            datastore: datastore.clone(),
+            settings: settings.clone(),
+            folder,
+            descriptor,
+        })
+    }
+
+    /// Creates a disk with its image, if its datastore keeps one in a file; `fill` puts into that what should be in it.
+    pub(crate) fn create_disk(
+        &self,
+        datastore: &Name,
+        settings: &DatastoreSettings,
+        name: &Name,
+        descriptor: &Descriptor,
+        allocation: Allocation,
+        fill: impl FnOnce(&Path) -> Outcome<()>,
+    ) -> Outcome<()> {
+        let what = || format!("cannot create disk {name} on datastore {datastore}");
+        descriptor
+            .check()
+            .map_err(|e| os_error::out_of_range(what(), &e))?;
+        self.must_be_mounted(datastore, settings)
+            .map_err(|problem| problem.within(what()))?;
+        let disks = self.disks_folder(datastore, settings);
+        let own_image =
+            matches!(settings, DatastoreSettings::Dir { .. }) && descriptor.device.is_none();
+        if !matches!(settings, DatastoreSettings::Dir { .. }) {
+            fs::create_dir_all(&disks).map_err(|e| os_error::io(what(), &e))?;
+        }
+        let folder = disks.join(name.as_str());
+        let in_the_way = || {
+            Problem::new(ProblemCode::Exists, what())
+                .because(format!("{} is there already", folder.display()))
+                .remedy("choose another name, or move that directory away")
+        };
+        if folder.symlink_metadata().is_ok() {
+            return Err(in_the_way());
+        }
+        drafts::sweep(&disks);
+        // Named by the disk's identity: on another host, a disk of the same name may be in the making.
+        let draft = drafts::begin(&disks, &format!("{name}-{}", descriptor.uuid))
+            .map_err(|e| os_error::io(what(), &e))?;
+        let image = draft.path().join(IMAGE);
+        let begin = || match own_image {
+            true => create_image(&image, descriptor.size.0, allocation),
+            false => Ok(()),
+        };
+        let end = || {
+            let at = Location::in_disk(&draft.path().join(DESCRIPTOR));
+            files::replace(at, descriptor.write().as_bytes())?;
+            draft.publish(&folder)?;
+            files::sync_folder(&disks)
+        };
+        let told = |e: io::Error| match e.kind() {
+            io::ErrorKind::AlreadyExists => in_the_way(),
+            _ => os_error::io(what(), &e),
+        };
+        let made = begin()
+            .map_err(|e| os_error::io(what(), &e))
+            .and_then(|()| fill(&image))
+            .and_then(|()| end().map_err(told));
+        made.map_err(|problem| {
+            let left = draft.path().display().to_string();
+            match draft.discard() {
+                Ok(()) => problem,
+                Err(second) => problem.because(format!("{left} is left there ({second})")),
+            }
+        })
+    }
+
+    /// A disk that is to be changed: nobody else, on any host, changes it while the turn lives.
+    pub(crate) fn to_change(&self, found: &Found) -> Outcome<(Found, files::Turn)> {
+        let name = &found.name;
+        let turn = files::turn(Location::in_disk(&found.descriptor_file()))
+            .map_err(|e| os_error::io(format!("cannot change disk {name}"), &e))?;
+        // As whoever had the turn before has left it.
+        let found = self.read_disk(&found.datastore, &found.settings, name)?;
+        Ok((found, turn))
+    }
+
+    /// Replaces a disk's descriptor.
+    pub(crate) fn write_descriptor(&self, disk: &Found) -> Outcome<()> {
+        let what = || format!("cannot change disk {}", disk.name);
+        disk.descriptor
+            .check()
+            .map_err(|e| os_error::out_of_range(what(), &e))?;
+        let at = Location::in_disk(&disk.descriptor_file());
+        files::replace(at, disk.descriptor.write().as_bytes()).map_err(|e| os_error::io(what(), &e))
+    }
+
+    /// Gives a disk's image file another size; block devices and datastores without files have none to give. `before`: how
+    /// much of it the disk has had. What lies beyond that in the file, left there by a disk that was larger, is cleared.
+    pub(crate) fn resize_image(&self, disk: &Found, before: u64, size: u64) -> Outcome<()> {
+        if !matches!(disk.settings, DatastoreSettings::Dir { .. }) {
+            return Ok(());
+        }
+        let what = || format!("cannot resize disk {}", disk.name);
+        let image = disk.image();
+        let opened = disk.open_image(File::options().write(true));
+        let resized = opened.and_then(|file| {
+            if file.metadata()?.file_type().is_block_device() {
+                return match device_size(&image)? {
+                    has if has < size => Err(io::Error::new(
+                        io::ErrorKind::InvalidInput,
+                        format!("{} has {has} bytes only", image.display()),
+                    )),
+                    _ => Ok(()),
+                };
+            }
+            let has = file.metadata()?.len();
+            if before < size && before < has {
+                clear(&file, before, has)?;
+            }
+            // One that is longer than a disk that grows stays so: it may be attached.
+            if size < before || has < size {
+                file.set_len(size)?;
+            }
+            file.sync_all()
+        });
+        resized.map_err(|e| match e.kind() {
+            // Only a device that is too small is refused so.
+            io::ErrorKind::InvalidInput => os_error::io(what(), &e)
+                .remedy("ask for no more than the device has, or enlarge the device first"),
+            _ => os_error::io(what(), &e),
+        })
+    }
+
+    /// Takes a disk and its data away. A block device's content stays as it is. `held`, with which others were kept off it,
+    /// is dropped once it is no disk any more: NFS keeps a removed file in its directory for as long as somebody has it open.
+    pub(crate) fn delete_disk<T>(&self, disk: &Found, held: T) -> Outcome<()> {
+        let what = || format!("cannot delete disk {}", disk.name);
+        self.must_be_mounted(&disk.datastore, &disk.settings)
+            .map_err(|problem| problem.within(what()))?;
+        let disks = self.disks_folder(&disk.datastore, &disk.settings);
+        let doomed = disks.join(format!("{}{}", drafts::DOOMED, disk.name));
+        drafts::finish(&doomed)
+            .and_then(|()| fs::rename(&disk.folder, &doomed))
+            .and_then(|()| files::sync_folder(&disks))
+            .map_err(|e| os_error::io(what(), &e))?;
+        drop(held);
+        if let Err(error) = drafts::finish(&doomed) {
+            let path = doomed.display();
+            tracing::warn!(%error, %path, "what is left of a deleted disk takes space until a disk is made or deleted there");
+        }
+        drafts::sweep(&disks);
+        Ok(())
+    }
+}
+
+/// Has a file read as zeroes from one place to another.
+fn clear(file: &File, from: u64, to: u64) -> io::Result<()> {
+    use rustix::fs::FallocateFlags;
+    use std::os::unix::fs::FileExt;
+    let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
+    match rustix::fs::fallocate(file, hole, from, to - from) {
+        Err(rustix::io::Errno::OPNOTSUPP | rustix::io::Errno::NOSYS) => {}
+        cleared => return Ok(cleared?),
+    }
+    let zeroes = vec![0; 1 << 20];
+    let mut at = from;
+    while at < to {
+        let most = usize::try_from(to - at).unwrap_or(usize::MAX);
+        let piece = &zeroes[..zeroes.len().min(most)];
+        file.write_all_at(piece, at)?;
+        at += piece.len() as u64;
+    }
+    Ok(())
+}
+
+/// Whether that is a block device.
+pub(crate) fn is_device(path: &Path) -> bool {
+    fs::metadata(path).is_ok_and(|told| told.file_type().is_block_device())
+}
+
+/// Bytes of a block device, or of a file.
+pub(crate) fn device_size(path: &Path) -> io::Result<u64> {
+    use std::io::{Seek, SeekFrom};
+    File::open(path)?.seek(SeekFrom::End(0))
+}
+
+fn create_image(path: &Path, size: u64, allocation: Allocation) -> io::Result<()> {
+    // Guests' data is for the daemon's user alone.
+    let image = Location::in_disk(path).create_new(0o600)?;
+    match allocation {
+        Allocation::Thin => image.set_len(size)?,
+        Allocation::Thick => {
+            rustix::fs::fallocate(&image, rustix::fs::FallocateFlags::empty(), 0, size)?;
+        }
+    }
+    image.sync_all()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::collections::BTreeMap;
+    use tidegate_api::descriptor::Uuid;
+
+    fn name(text: &str) -> Name {
+        text.parse().unwrap()
+    }
+
+    fn store() -> (tempfile::TempDir, Store, DatastoreSettings) {
+        let folder = tempfile::tempdir().unwrap();
+        let store = Store::open(folder.path().join("state")).unwrap();
+        let path = folder.path().join("local");
+        fs::create_dir(&path).unwrap();
+        let settings = DatastoreSettings::Dir {
+            path,
+            io: Default::default(),
+        };
+        store
+            .add_datastore(&name("local"), settings.clone())
+            .unwrap();
+        (folder, store, settings)
+    }
+
+    /// What lies in a datastore's directory beside what hosts leave for each other.
+    fn left(folder: &Path) -> usize {
+        let entries = fs::read_dir(folder).unwrap();
+        let is_left = |entry: &fs::DirEntry| entry.file_name() != ".tidegate";
+        entries.filter_map(Result::ok).filter(is_left).count()
+    }
+
+    fn create(store: &Store, settings: &DatastoreSettings, disk: &str) -> Outcome<()> {
+        let descriptor = Descriptor::new(Uuid::from_random([1; 16]), 1 << 30);
+        store.create_disk(
+            &name("local"),
+            settings,
+            &name(disk),
+            &descriptor,
+            Allocation::Thin,
+            |_| Ok(()),
+        )
+    }
+
+    #[test]
+    fn a_created_disk_is_found_thin_and_then_deleted_whole() {
+        let (folder, store, settings) = store();
+        create(&store, &settings, "a").unwrap();
+        let disk = store.find(&name("a")).unwrap();
+        assert_eq!(fs::metadata(disk.image()).unwrap().len(), 1 << 30);
+        assert_eq!(disk.allocated(), Some(0));
+        assert_eq!(
+            create(&store, &settings, "a").unwrap_err().code,
+            ProblemCode::Exists
+        );
+        store.delete_disk(&disk, ()).unwrap();
+        assert_eq!(
+            store.find(&name("a")).unwrap_err().code,
+            ProblemCode::NotFound
+        );
+        assert_eq!(left(&folder.path().join("local")), 0);
+    }
+
+    #[test]
+    fn a_creation_or_deletion_that_a_crash_cut_short_is_invisible_and_in_nobodys_way() {
+        let (folder, store, settings) = store();
+        let local = folder.path().join("local");
+        for left in [".creating-a", ".deleting-a"] {
+            fs::create_dir(local.join(left)).unwrap();
+            fs::write(local.join(left).join(IMAGE), "half").unwrap();
+        }
+        assert!(store.disks(&name("local"), &settings).unwrap().is_empty());
+        create(&store, &settings, "a").unwrap();
+        store
+            .delete_disk(&store.find(&name("a")).unwrap(), ())
+            .unwrap();
+        assert_eq!(left(&local), 0);
+    }
+
+    #[test]
+    fn a_deleted_disks_image_is_let_go_of_before_it_is_removed_and_others_leftovers_go_with_it() {
+        /// Looks what is there as it is dropped.
+        struct Held<'a>(&'a Path, &'a mut Vec<(bool, bool)>);
+        impl Drop for Held<'_> {
+            fn drop(&mut self) {
+                let image = |disk: &str| self.0.join(disk).join(IMAGE).exists();
+                self.1.push((image("a"), image(".deleting-a")));
+            }
+        }
+        let (folder, store, settings) = store();
+        let local = folder.path().join("local");
+        create(&store, &settings, "a").unwrap();
+        fs::create_dir(local.join(".deleting-b")).unwrap();
+        let mut seen = Vec::new();
+        let disk = store.find(&name("a")).unwrap();
+        store.delete_disk(&disk, Held(&local, &mut seen)).unwrap();
+        assert_eq!(seen, [(false, true)]);
+        assert_eq!(left(&local), 0);
+    }
+
+    #[test]
+    fn of_two_hosts_that_make_one_disk_at_one_moment_one_has_it_whole_and_the_other_is_told() {
+        let (folder, store, settings) = store();
+        let make = |number: u8, fill: &dyn Fn(&Path)| {
+            let descriptor = Descriptor::new(Uuid::from_random([number; 16]), 4096);
+            let (on, named) = (name("local"), name("a"));
+            let fill = |path: &Path| {
+                fill(path);
+                Ok(())
+            };
+            store.create_disk(&on, &settings, &named, &descriptor, Allocation::Thin, fill)
+        };
+        let put = |path: &Path, bytes: &[u8]| {
+            let file = File::options().write(true).open(path);
+            std::os::unix::fs::FileExt::write_all_at(&file.unwrap(), bytes, 0).unwrap();
+        };
+        let (begun, both) = std::sync::mpsc::sync_channel(0);
+        let (ended, first_is_there) = std::sync::mpsc::sync_channel(1);
+        let (first, second) = std::thread::scope(|scope| {
+            let first = scope.spawn(|| {
+                let made = make(1, &|path| {
+                    begun.send(()).unwrap();
+                    begun.send(()).unwrap();
+                    put(path, b"first");
+                });
+                ended.send(()).unwrap();
+                made
+            });
+            both.recv().unwrap();
+            // Moved: if it fails too soon, the first is not left waiting.
+            let second = make(2, &move |path| {
+                both.recv().unwrap();
+                first_is_there.recv().unwrap();
+                put(path, b"second");
+            });
+            (first.join().unwrap(), second)
+        });
+        first.unwrap();
+        let refused = second.unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Exists, "{refused}");
+        let disk = store.find(&name("a")).unwrap();
+        assert_eq!(disk.descriptor.uuid, Uuid::from_random([1; 16]));
+        assert_eq!(fs::read(disk.image()).unwrap()[..6], *b"first\0");
+        store.delete_disk(&disk, ()).unwrap();
+        let local = folder.path().join("local");
+        assert_eq!(left(&local), 0);
+    }
+
+    #[test]
+    fn a_corrupt_descriptor_is_a_clear_error_and_other_disks_are_still_listed() {
+        let (folder, store, settings) = store();
+        create(&store, &settings, "good").unwrap();
+        create(&store, &settings, "bad").unwrap();
+        let path = folder.path().join("local/bad/disk.toml");
+        fs::write(&path, b"version = 1\nsize = 'huge'\n").unwrap();
+        let disks = store.disks(&name("local"), &settings).unwrap();
+        assert!(disks[&name("good")].is_ok());
+        let problem = disks[&name("bad")].as_ref().unwrap_err();
+        assert_eq!(problem.code, ProblemCode::Corrupt);
+        let text = problem.to_string();
+        assert!(
+            text.contains("disk bad") && text.contains("disk.toml"),
+            "{text}"
+        );
+        assert!(text.contains("nothing was changed"), "{text}");
+        assert_eq!(fs::read(&path).unwrap(), b"version = 1\nsize = 'huge'\n");
+    }
+
+    #[test]
+    fn a_disk_whose_directory_a_peer_made_a_link_is_neither_read_nor_written_behind_it() {
+        let (folder, store, settings) = store();
+        create(&store, &settings, "a").unwrap();
+        let mut disk = store.find(&name("a")).unwrap();
+        let outside = folder.path().join("outside");
+        fs::rename(&disk.folder, &outside).unwrap();
+        std::os::unix::fs::symlink(&outside, &disk.folder).unwrap();
+        let before = fs::read(outside.join(DESCRIPTOR)).unwrap();
+        assert!(disk.open_image(File::options().write(true)).is_err());
+        assert!(!disk.has_sound_image() && disk.allocated().is_none());
+        disk.descriptor.size.0 *= 2;
+        assert!(store.write_descriptor(&disk).is_err());
+        assert!(
+            store
+                .resize_image(&disk, 0, disk.descriptor.size.0)
+                .is_err()
+        );
+        assert!(store.to_change(&disk).is_err());
+        assert!(create_image(&disk.folder.join("new"), 4096, Allocation::Thin).is_err());
+        assert_eq!(fs::read(outside.join(DESCRIPTOR)).unwrap(), before);
+        assert_eq!(fs::read_dir(&outside).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn the_same_name_on_two_datastores_is_refused_by_both_names() {
+        let (folder, store, settings) = store();
+        create(&store, &settings, "a").unwrap();
+        let path = folder.path().join("other");
+        fs::create_dir(&path).unwrap();
+        let other = DatastoreSettings::Dir {
+            path,
+            io: Default::default(),
+        };
+        store.add_datastore(&name("other"), other.clone()).unwrap();
+        let descriptor = Descriptor::new(Uuid::from_random([2; 16]), 512);
+        store
+            .create_disk(
+                &name("other"),
+                &other,
+                &name("a"),
+                &descriptor,
+                Allocation::Thin,
+                |_| Ok(()),
+            )
+            .unwrap();
+        let text = store.find(&name("a")).unwrap_err().to_string();
+        assert!(text.contains("local") && text.contains("other"), "{text}");
+    }
+
+    #[test]
+    fn a_thick_image_that_does_not_fit_leaves_nothing() {
+        let (folder, store, settings) = store();
+        // More than any file system of a test machine has.
+        let descriptor = Descriptor::new(Uuid::from_random([3; 16]), 1 << 50);
+        let made = store.create_disk(
+            &name("local"),
+            &settings,
+            &name("a"),
+            &descriptor,
+            Allocation::Thick,
+            |_| Ok(()),
+        );
+        assert!(made.is_err());
+        assert_eq!(left(&folder.path().join("local")), 0);
+    }
+
+    #[test]
+    fn which_disks_are_attached_is_remembered() {
+        let (_folder, store, _) = store();
+        assert!(store.attached().unwrap().is_empty());
+        let disks = BTreeMap::from([(name("a"), name("local"))]);
+        store.set_attached(disks.clone()).unwrap();
+        assert_eq!(store.attached().unwrap(), disks);
+    }
+
+    #[test]
+    fn datastores_without_files_keep_descriptors_in_the_roots_state() {
+        let (folder, store, _) = store();
+        store
+            .add_datastore(&name("ram"), DatastoreSettings::Memory {})
+            .unwrap();
+        let descriptor = Descriptor::new(Uuid::from_random([4; 16]), 4096);
+        let settings = store.datastore(&name("ram")).unwrap();
+        store
+            .create_disk(
+                &name("ram"),
+                &settings,
+                &name("m"),
+                &descriptor,
+                Allocation::Thin,
+                |_| Ok(()),
+            )
+            .unwrap();
+        assert!(folder.path().join("state/disks/ram/m/disk.toml").exists());
+        assert_eq!(store.find(&name("m")).unwrap().descriptor, descriptor);
+    }
+}

@@ -1,0 +1,267 @@
+//! Drafts of disks: directories in which a disk is put together, out of sight, until it is whole; and what is left of disks
+//! whose deletion a crash cut short.
+//!
+//! Several hosts may make disks in one directory at the same moment, of the same name too. So each draft has a name of its
+//! own, and a file in it is locked for as long as somebody is at work there.
+//!
+//! # Always true
+//! - A draft is removed by who has its lock, and by nobody else. Whoever made it and died has it no more.
+//! - A draft gets a disk's name only while nothing else has that.
+//! - Where the file system has no locks, nobody's drafts are swept away.
+//! - What is called [`DOOMED`] has no lock: its deletion was decided, and whoever finds it goes on with it.
+
+use std::fs::{self, File, TryLockError};
+use std::io;
+use std::path::{Path, PathBuf};
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
+
+use super::files::{self, Location};
+
+/// What every draft's name begins with.
+const PREFIX: &str = ".creating-";
+/// What the name of a disk's directory begins with once its deletion was decided.
+pub(super) const DOOMED: &str = ".deleting-";
+/// The file in it whose lock tells that somebody is at work.
+const LOCK: &str = ".at-work";
+
+/// A draft that is being worked on here.
+#[derive(Debug)]
+pub(super) struct Draft {
+    path: PathBuf,
+    /// Held as long as the draft.
+    lock: File,
+}
+
+/// How often a draft is begun that others take for a leftover, in the moment before it is locked.
+const ATTEMPTS: u32 = 100;
+
+/// Begins a draft in this directory, by a name that no other draft ever has.
+pub(super) fn begin(folder: &Path, name: &str) -> io::Result<Draft> {
+    let mut attempt = 1;
+    loop {
+        // Whoever sweeps may not be done with the one before.
+        let path = match attempt {
+            1 => folder.join(format!("{PREFIX}{name}")),
+            _ => folder.join(format!("{PREFIX}{name}-{attempt}")),
+        };
+        fs::create_dir(&path)?;
+        match lock(&path) {
+            Ok(lock) => return Ok(Draft { path, lock }),
+            Err(error) if attempt < ATTEMPTS && is_swept(&error) => {
+                // Where the file system has no locks, a sweeper that made the file leaves both.
+                let _gone = fs::remove_dir_all(&path);
+                attempt += 1;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+}
+
+/// Locks a draft that has just been made.
+fn lock(draft: &Path) -> io::Result<File> {
+    let at = Location::in_disk(&draft.join(LOCK));
+    let lock = at.create_new(0o644)?;
+    match lock.try_lock() {
+        // Whoever had it in between may have removed it.
+        Ok(()) if files::is_at(&lock, &at)? => Ok(lock),
+        Ok(()) | Err(TryLockError::WouldBlock) => Err(io::Error::new(
+            io::ErrorKind::ResourceBusy,
+            "other hosts have swept it away for a leftover, again and again",
+        )),
+        // Without locks nobody sweeps either.
+        Err(TryLockError::Error(_)) => Ok(lock),
+    }
+}
+
+/// Whether a draft could not be locked since somebody sweeps it away: has made the lock, has it, or has removed both.
+fn is_swept(error: &io::Error) -> bool {
+    matches!(
+        error.kind(),
+        io::ErrorKind::AlreadyExists | io::ErrorKind::ResourceBusy | io::ErrorKind::NotFound
+    )
+}
+
+impl Draft {
+    /// Where it is.
+    pub(super) fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Makes it what it is to be, unless something of that name is there by now.
+    pub(super) fn publish(&self, path: &Path) -> io::Result<()> {
+        match renameat_with(CWD, &self.path, CWD, path, RenameFlags::NOREPLACE) {
+            Ok(()) => {}
+            // Some file systems cannot promise that. A rename replaces no directory in which something is.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                fs::rename(&self.path, path).map_err(|error| match error.kind() {
+                    io::ErrorKind::DirectoryNotEmpty | io::ErrorKind::NotADirectory => {
+                        io::ErrorKind::AlreadyExists.into()
+                    }
+                    _ => error,
+                })?;
+            }
+            Err(error) => return Err(error.into()),
+        }
+        // Only now: as long as it is a draft, somebody could sweep it away. Left there, it is in nobody's way.
+        let removed = Location::in_disk(&path.join(LOCK))
+            .folder()
+            .and_then(|(disk, lock)| disk.remove_file(lock));
+        if let Err(error) = removed {
+            tracing::debug!(%error, path = %path.display(), "a disk's draft leaves its lock behind");
+        }
+        Ok(())
+    }
+
+    /// Takes it away.
+    pub(super) fn discard(self) -> io::Result<()> {
+        match remove(&self.path, self.lock) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            other => other,
+        }
+    }
+}
+
+/// Takes away the drafts of this directory at which nobody is at work any more, and goes on with deletions that were cut short.
+/// What cannot be taken away stays.
+pub(super) fn sweep(folder: &Path) {
+    let Ok(entries) = fs::read_dir(folder) else {
+        return;
+    };
+    for entry in entries.filter_map(Result::ok) {
+        let (name, path) = (entry.file_name(), entry.path());
+        let name = name.to_string_lossy();
+        let swept = if name.starts_with(PREFIX) {
+            sweep_one(&path)
+        } else if name.starts_with(DOOMED) {
+            finish(&path)
+        } else {
+            continue;
+        };
+        if let Err(error) = swept {
+            tracing::debug!(%error, path = %path.display(), "what a crash left stays");
+        }
+    }
+}
+
+fn sweep_one(draft: &Path) -> io::Result<()> {
+    if !draft.symlink_metadata()?.is_dir() {
+        return Ok(());
+    }
+    let at = Location::in_disk(&draft.join(LOCK));
+    // Who makes a draft makes this file as a new one: whoever comes first, one of the two gets no lock.
+    let lock = at.open_or_create(0o644)?;
+    match lock.try_lock() {
+        // Who had it before may have removed all of it already.
+        Ok(()) if files::is_at(&lock, &at)? => remove(draft, lock),
+        Ok(()) | Err(TryLockError::WouldBlock) => Ok(()),
+        Err(TryLockError::Error(error)) => Err(error),
+    }
+}
+
+/// Removes what is left of a disk that was being deleted. Others may do so at the same moment.
+pub(super) fn finish(doomed: &Path) -> io::Result<()> {
+    match fs::remove_dir_all(doomed) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+        other => other,
+    }
+}
+
+/// Removes a draft whose lock is held: the lock's file last, so that what a crash leaves can be swept away.
+fn remove(draft: &Path, lock: File) -> io::Result<()> {
+    // Whatever comes by its name meanwhile: what is removed is in the directory that was looked at.
+    let (folder, last) = Location::in_disk(&draft.join(LOCK)).folder()?;
+    for entry in fs::read_dir(folder.path())? {
+        let entry = entry?;
+        match entry.file_type()?.is_dir() {
+            true => fs::remove_dir_all(entry.path())?,
+            false if entry.file_name() == last => {}
+            false => fs::remove_file(entry.path())?,
+        }
+    }
+    folder.remove_file(last)?;
+    // NFS keeps a removed file in its directory for as long as somebody has it open.
+    drop(lock);
+    fs::remove_dir(draft)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
+
+    #[test]
+    fn a_draft_is_swept_away_when_nobody_is_at_work_on_it_and_not_before() {
+        let folder = tempfile::tempdir().unwrap();
+        let draft = begin(folder.path(), "a-1").unwrap();
+        fs::write(draft.path().join("image"), "half").unwrap();
+        sweep(folder.path());
+        assert!(draft.path().join("image").exists());
+        let path = draft.path().to_owned();
+        drop(draft);
+        sweep(folder.path());
+        assert!(!path.exists());
+    }
+
+    #[test]
+    fn a_deletion_that_was_cut_short_is_gone_on_with_whatever_the_disk_was_called() {
+        let folder = tempfile::tempdir().unwrap();
+        let doomed = folder.path().join(".deleting-a");
+        fs::create_dir(&doomed).unwrap();
+        fs::write(doomed.join("image"), "half").unwrap();
+        fs::create_dir(folder.path().join("b")).unwrap();
+        // A link in its place leads nowhere: only itself is removed.
+        std::os::unix::fs::symlink("b", folder.path().join(".deleting-c")).unwrap();
+        fs::write(folder.path().join("b/image"), "whole").unwrap();
+        sweep(folder.path());
+        let left: Vec<_> = fs::read_dir(folder.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
+        assert_eq!(left, ["b"]);
+        assert_eq!(fs::read(folder.path().join("b/image")).unwrap(), b"whole");
+    }
+
+    #[test]
+    fn who_begins_a_draft_gets_one_however_often_others_sweep() {
+        let folder = tempfile::tempdir().unwrap();
+        let over = AtomicBool::new(false);
+        std::thread::scope(|scope| {
+            for _ in 0..2 {
+                scope.spawn(|| {
+                    while !over.load(Ordering::Relaxed) {
+                        sweep(folder.path());
+                    }
+                });
+            }
+            let begun = (0..300).map(|number| {
+                let draft = begin(folder.path(), &number.to_string())?;
+                fs::write(draft.path().join("image"), "whole")?;
+                draft.publish(&folder.path().join(number.to_string()))
+            });
+            let begun: io::Result<Vec<()>> = begun.collect();
+            over.store(true, Ordering::Relaxed);
+            begun.unwrap();
+        });
+        sweep(folder.path());
+        for number in 0..300 {
+            let disk = folder.path().join(number.to_string());
+            assert_eq!(fs::read(disk.join("image")).unwrap(), b"whole");
+        }
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 300);
+    }
+
+    #[test]
+    fn of_two_drafts_one_gets_the_name_and_the_other_is_told_and_leaves_nothing() {
+        let folder = tempfile::tempdir().unwrap();
+        let [one, two] = ["a-1", "a-2"].map(|name| begin(folder.path(), name).unwrap());
+        let disk = folder.path().join("a");
+        two.publish(&disk).unwrap();
+        let refused = one.publish(&disk).unwrap_err();
+        assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+        one.discard().unwrap();
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
+        assert_eq!(fs::read_dir(&disk).unwrap().count(), 0, "not even a lock");
+    }
+}

@@ -1,0 +1,57 @@
+//! Waits for the next who comes in at a socket, also while the system cannot let anybody in.
+//!
+//! Whoever knocks meanwhile stays in the socket's queue and is let in as soon as there is room.
+//!
+//! # Always true
+//! - That nobody can be let in is told once, with what to do, and not again before somebody was let in.
+
+use std::future::poll_fn;
+use std::io;
+use std::task::{Context, Poll};
+use std::time::Duration;
+
+use crate::os_error;
+
+/// How long to wait after the system refused to accept, for instance for want of descriptors: not to spin meanwhile.
+const BREATH: Duration = Duration::from_millis(100);
+
+/// The next who comes in; `what` is what cannot be done while nobody can.
+pub(crate) async fn next<T>(
+    what: &str,
+    mut accept: impl FnMut(&mut Context<'_>) -> Poll<io::Result<T>>,
+) -> T {
+    let mut told = false;
+    loop {
+        match poll_fn(&mut accept).await {
+            Ok(guest) => return guest,
+            Err(error) => {
+                if !told {
+                    let problem = os_error::io(what, &error);
+                    tracing::error!(%problem, "whoever comes now has to wait");
+                    told = true;
+                }
+                tokio::time::sleep(BREATH).await;
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn who_knocks_while_nobody_can_be_let_in_is_let_in_later() {
+        let mut left = 3;
+        let guest = next("cannot accept a guest", |_| {
+            left -= 1;
+            Poll::Ready(if left > 0 {
+                Err(rustix::io::Errno::MFILE.into())
+            } else {
+                Ok("guest")
+            })
+        });
+        assert_eq!(guest.await, "guest");
+        assert_eq!(left, 0);
+    }
+}

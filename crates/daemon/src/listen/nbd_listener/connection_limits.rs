@@ -1,0 +1,414 @@
+//! Whom NBD listeners let in, and how many: a place for who still says what it wants, a seat for who has a disk.
+//!
+//! Anybody who reaches a TCP port can connect and say nothing. So who comes that way has but a place until its
+//! handshake is over, and takes nothing until then that clients need. Who comes by a Unix socket was let in by its
+//! permissions.
+//!
+//! # Always true
+//! - Of those who came by TCP not more have a seat than the plan allows, and as many of those who came by Unix sockets:
+//!   neither takes the others'. What one peer and one disk may have of them is in [`super::seats`].
+//! - Who came by TCP has no seat before its handshake is over.
+//! - No peer is given a place that has as many as are left: some are left for others, whatever it does.
+//! - Why somebody is turned away is told once until somebody is let in, and not again within [`PAUSE`].
+
+use std::collections::{BTreeMap, HashMap};
+use std::mem::Discriminant;
+use std::net::{IpAddr, Ipv6Addr};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use crate::config::limits;
+use crate::disks::attached::AttachedDisks;
+use crate::listen::refusals::Refusals;
+use crate::os_error::Outcome;
+
+use super::seats::{NoSeat, Peer, Seat, Seats};
+
+/// What cannot be done when somebody is turned away.
+const LET_IN: &str = "cannot let an NBD client in";
+
+/// Connections by TCP whose handshake is not over. One takes milliseconds, so that a peer may begin half as many at the
+/// same moment, as after a restart; and ten strangers that take what they can leave twenty to everybody else.
+const PLACES: usize = 256;
+
+/// Strangers can come and go at will, and have the limits full again each time: the log is not theirs to fill.
+const PAUSE: Duration = Duration::from_secs(60);
+
+/// What all doors lead to.
+#[derive(Clone)]
+pub(crate) struct ConnectionLimits {
+    pub(super) disks: Arc<AttachedDisks>,
+    unix: Arc<Seats>,
+    tcp: Arc<Seats>,
+    porch: Arc<Porch>,
+    told: Arc<Told>,
+    refusals: Arc<Refusals>,
+}
+
+/// How somebody came.
+#[derive(Clone, Copy)]
+pub(super) enum Way {
+    /// From this process, if it is known.
+    Unix(Option<i32>),
+    Tcp(IpAddr),
+}
+
+impl ConnectionLimits {
+    /// Before these disks, with room for so many clients by either way.
+    pub(crate) fn new(disks: Arc<AttachedDisks>, seats: usize) -> ConnectionLimits {
+        ConnectionLimits {
+            disks,
+            unix: Seats::new(seats),
+            tcp: Seats::new(seats),
+            porch: Arc::default(),
+            told: Arc::default(),
+            refusals: Arc::default(),
+        }
+    }
+
+    /// Counts somebody who gets no disk, and tells why, once.
+    pub(super) fn refuse(&self, way: Way, peer: &str, reason: &str) {
+        self.disks.count_refused();
+        let whom = match way {
+            Way::Unix(_) => "a Unix socket".to_owned(),
+            Way::Tcp(ip) => network(ip).to_string(),
+        };
+        if let Some(left_out) = self.refusals.must_tell(&whom, reason, Instant::now()) {
+            let left_out = (left_out > 0).then_some(left_out);
+            tracing::warn!(peer, reason, left_out, "an NBD client is refused");
+        }
+    }
+
+    /// Lets somebody in, or tells why not.
+    pub(super) fn admit(&self, way: Way, peer: &str) -> Option<Ticket> {
+        match self.ticket(way) {
+            Ok(ticket) => {
+                self.told.somebody_came_in();
+                Some(ticket)
+            }
+            Err(lack) => {
+                self.disks.count_refused();
+                if self.told.must_tell(&lack, Instant::now()) {
+                    let problem = lack.problem();
+                    tracing::warn!(peer, %problem, "an NBD client is turned away");
+                }
+                None
+            }
+        }
+    }
+
+    /// Waits until all who came by a Unix socket have left.
+    pub(super) async fn all_have_left(&self) {
+        self.unix.are_all_free().await;
+    }
+
+    fn ticket(&self, way: Way) -> Result<Ticket, Lack> {
+        let ticket = match way {
+            Way::Unix(process) => {
+                let seat = self.unix.take(process.map(Peer::Process))?;
+                Ticket {
+                    seats: Arc::clone(&self.unix),
+                    held: Mutex::new(Held::Seat(seat)),
+                }
+            }
+            // Who would find no seat in the end need not begin.
+            Way::Tcp(_) if self.tcp.is_full() => return Err(NoSeat::All.into()),
+            Way::Tcp(peer) => {
+                let place = self.porch.enter(peer)?;
+                Ticket {
+                    seats: Arc::clone(&self.tcp),
+                    held: Mutex::new(Held::Place(place)),
+                }
+            }
+        };
+        limits::must_have_room(LET_IN).map_err(Lack::Descriptors)?;
+        Ok(ticket)
+    }
+}
+
+/// What there is too little of for one more.
+#[derive(Debug)]
+enum Lack {
+    Seats,
+    SeatsOfPeer,
+    SeatsOfDisk,
+    Places,
+    PlacesOfPeer,
+    Descriptors(Problem),
+}
+
+impl From<NoSeat> for Lack {
+    fn from(none: NoSeat) -> Lack {
+        match none {
+            NoSeat::All => Lack::Seats,
+            NoSeat::OfPeer => Lack::SeatsOfPeer,
+            NoSeat::OfDisk => Lack::SeatsOfDisk,
+        }
+    }
+}
+
+impl Lack {
+    fn problem(self) -> Problem {
+        let problem = Problem::new(ProblemCode::Exhausted, LET_IN);
+        match self {
+            Lack::Seats => problem
+                .because("as many are connected as may be")
+                .remedy("disconnect some, or raise the daemon's nbd.max_connections"),
+            Lack::SeatsOfPeer => problem
+                .because("its process or address has as many connections as are left for all others")
+                .remedy("close some of them there, or raise the daemon's nbd.max_connections"),
+            Lack::SeatsOfDisk => problem
+                .because("its disk has as many clients as are left for all other disks")
+                .remedy(
+                    "disconnect some of the disk's, or raise the daemon's nbd.max_connections",
+                ),
+            Lack::Places => problem
+                .because(format!(
+                    "of {PLACES} connections by TCP the handshake is not over"
+                ))
+                .remedy("let only those reach the port that are to, by a firewall"),
+            Lack::PlacesOfPeer => problem
+                .because(
+                    "its address has as many whose handshake is not over as are left for all others",
+                )
+                .remedy("look there for what opens them, or keep it from the port by a firewall"),
+            Lack::Descriptors(problem) => problem,
+        }
+    }
+}
+
+/// The right to be in the limits, until the last who holds a part of it has let go.
+pub(super) struct Ticket {
+    seats: Arc<Seats>,
+    held: Mutex<Held>,
+}
+
+enum Held {
+    Place(Place),
+    Seat(Seat),
+}
+
+impl Ticket {
+    /// Has a seat from now on, among the clients of this disk; in the place of its place, if it has none yet.
+    pub(super) fn sit(&self, disk: &Name) -> Outcome<()> {
+        self.seat(disk).map_err(Lack::problem)
+    }
+
+    fn seat(&self, disk: &Name) -> Result<(), Lack> {
+        let mut held = locked(&self.held);
+        match &mut *held {
+            Held::Seat(seat) => seat.is_for(disk)?,
+            Held::Place(place) => {
+                let mut seat = self.seats.take(Some(Peer::Network(place.peer)))?;
+                seat.is_for(disk)?;
+                *held = Held::Seat(seat);
+            }
+        }
+        Ok(())
+    }
+}
+
+/// Those who came by TCP and have not finished their handshake: how many of each peer.
+#[derive(Default)]
+struct Porch(Mutex<BTreeMap<IpAddr, usize>>);
+
+/// A place there, until dropped.
+struct Place {
+    porch: Arc<Porch>,
+    peer: IpAddr,
+}
+
+impl Porch {
+    fn enter(self: &Arc<Porch>, peer: IpAddr) -> Result<Place, Lack> {
+        let peer = network(peer);
+        let mut here = locked(&self.0);
+        let left = PLACES - here.values().sum::<usize>();
+        let own = here.get(&peer).copied().unwrap_or(0);
+        if left == 0 {
+            return Err(Lack::Places);
+        }
+        if own >= left {
+            return Err(Lack::PlacesOfPeer);
+        }
+        here.insert(peer, own + 1);
+        let porch = Arc::clone(self);
+        Ok(Place { porch, peer })
+    }
+}
+
+impl Drop for Place {
+    fn drop(&mut self) {
+        let mut here = locked(&self.porch.0);
+        match here.get_mut(&self.peer) {
+            Some(own) if *own > 1 => *own -= 1,
+            _ => {
+                here.remove(&self.peer);
+            }
+        }
+    }
+}
+
+/// For whom places are counted: an address, of IPv6 the network of it, since whoever has one address has all of those.
+fn network(peer: IpAddr) -> IpAddr {
+    match peer.to_canonical() {
+        IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+        v4 => v4,
+    }
+}
+
+/// What was told of each lack.
+#[derive(Default)]
+struct Told(Mutex<HashMap<Discriminant<Lack>, Telling>>);
+
+struct Telling {
+    at: Instant,
+    let_in_since: bool,
+}
+
+impl Told {
+    fn must_tell(&self, lack: &Lack, now: Instant) -> bool {
+        let lack = std::mem::discriminant(lack);
+        let mut told = locked(&self.0);
+        if let Some(last) = told.get(&lack)
+            && !(last.let_in_since && now.duration_since(last.at) >= PAUSE)
+        {
+            return false;
+        }
+        let telling = Telling {
+            at: now,
+            let_in_since: false,
+        };
+        told.insert(lack, telling);
+        true
+    }
+
+    fn somebody_came_in(&self) {
+        for telling in locked(&self.0).values_mut() {
+            telling.let_in_since = true;
+        }
+    }
+}
+
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // None of these is ever left half changed, so another thread's panic does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::log::captured::Lines;
+
+    fn limits(seats: usize) -> ConnectionLimits {
+        ConnectionLimits::new(Arc::default(), seats)
+    }
+
+    fn disk() -> Name {
+        "disk0".parse().unwrap()
+    }
+
+    fn by_tcp(peer: &str) -> Way {
+        Way::Tcp(peer.parse().unwrap())
+    }
+
+    /// As many tickets as one who comes so can get.
+    fn all(limits: &ConnectionLimits, way: Way) -> Vec<Ticket> {
+        let next = || limits.admit(way, "a peer");
+        std::iter::from_fn(next).take(2 * PLACES).collect()
+    }
+
+    #[test]
+    fn who_has_not_finished_its_handshake_takes_no_seat() {
+        let limits = limits(1);
+        let idle = all(&limits, by_tcp("192.0.2.1"));
+        assert!(idle.len() > 1);
+        let client = limits.admit(by_tcp("192.0.2.2"), "a client").unwrap();
+        client.sit(&disk()).unwrap();
+        assert!(idle[0].sit(&disk()).is_err(), "there is one seat");
+        drop(client);
+        idle[0].sit(&disk()).unwrap();
+    }
+
+    #[test]
+    fn unix_sockets_and_tcp_do_not_take_each_others_seats() {
+        let limits = limits(1);
+        let by_unix = limits.admit(Way::Unix(None), "a client").unwrap();
+        assert!(limits.admit(Way::Unix(None), "another").is_none());
+        let other = limits.admit(by_tcp("192.0.2.1"), "a client").unwrap();
+        other.sit(&disk()).unwrap();
+        assert!(limits.admit(by_tcp("192.0.2.1"), "another").is_none());
+        drop(by_unix);
+        assert!(limits.admit(Way::Unix(None), "another").is_some());
+    }
+
+    #[test]
+    fn no_peer_has_more_places_than_are_left_for_others() {
+        let limits = limits(1);
+        let one = all(&limits, by_tcp("192.0.2.1"));
+        assert_eq!(one.len(), PLACES / 2);
+        let other = all(&limits, by_tcp("192.0.2.2"));
+        assert_eq!(other.len(), PLACES / 4);
+        assert!(limits.admit(by_tcp("192.0.2.3"), "a third").is_some());
+        drop(one);
+        assert_eq!(all(&limits, by_tcp("192.0.2.1")).len(), PLACES * 3 / 8);
+    }
+
+    #[test]
+    fn many_peers_together_have_no_more_than_all_places() {
+        let limits = limits(1);
+        let here: Vec<_> = (0..=255)
+            .flat_map(|last| all(&limits, by_tcp(&format!("192.0.2.{last}"))))
+            .collect();
+        assert_eq!(here.len(), PLACES);
+        let one_more = limits.ticket(by_tcp("198.51.100.1"));
+        assert!(matches!(one_more, Err(Lack::Places)));
+        assert!(limits.admit(Way::Unix(None), "a client").is_some());
+    }
+
+    #[test]
+    fn a_network_of_ipv6_is_one_peer_and_a_place_is_given_back() {
+        let limits = limits(1);
+        let here = all(&limits, by_tcp("2001:db8:0:1::1"));
+        assert!(limits.admit(by_tcp("2001:db8:0:1:2::"), "it").is_none());
+        assert!(limits.admit(by_tcp("2001:db8:0:2::1"), "another").is_some());
+        here[0].sit(&disk()).unwrap();
+        assert_eq!(
+            locked(&limits.porch.0).values().sum::<usize>(),
+            here.len() - 1
+        );
+        drop(here);
+        assert!(locked(&limits.porch.0).is_empty());
+    }
+
+    #[test]
+    fn what_is_lacking_is_told_once_until_somebody_is_let_in_and_some_time_went_by() {
+        let told = Told::default();
+        let begun = Instant::now();
+        assert!(told.must_tell(&Lack::Seats, begun));
+        assert!(!told.must_tell(&Lack::Seats, begun + 2 * PAUSE));
+        assert!(told.must_tell(&Lack::Places, begun), "another lack");
+        told.somebody_came_in();
+        assert!(!told.must_tell(&Lack::Seats, begun + PAUSE / 2));
+        assert!(told.must_tell(&Lack::Seats, begun + PAUSE));
+        assert!(!told.must_tell(&Lack::Seats, begun + 3 * PAUSE));
+    }
+
+    #[test]
+    fn a_full_hall_writes_one_line_and_counts_all_whom_it_turns_away() {
+        let limits = limits(1);
+        let lines = Lines::default();
+        lines.while_logging(|| {
+            let _seat = limits.admit(Way::Unix(None), "a client").unwrap();
+            for _ in 0..100 {
+                assert!(limits.admit(Way::Unix(None), "another").is_none());
+            }
+        });
+        let text = lines.text();
+        assert_eq!(text.matches("an NBD client is turned away").count(), 1);
+        assert!(text.contains("nbd.max_connections"), "{text}");
+        assert_eq!(limits.disks.refused(), 100);
+    }
+}

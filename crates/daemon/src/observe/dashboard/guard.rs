@@ -1,0 +1,444 @@
+//! Who gets in at the dashboard's address, and what they may order there.
+//!
+//! The REST interface's socket has its file's permissions; a TCP port has none, and any page of any site that a browser
+//! shows can send requests to it. So each request is judged here before it reaches a door.
+//!
+//! # Always true
+//! - Without a token the address is loopback, and a request's `Host` is `localhost` or an IP address: a name that an attacker
+//!   has pointed at us (DNS rebinding) gets no answer.
+//! - With a token nothing but the pages themselves is given out before login, and metrics to who knows their own token. Tokens and sessions are compared in a time
+//!   that does not depend on where they differ.
+//! - Requests that another site's page caused are refused, by `Origin` and `Sec-Fetch-Site`; whatever changes something
+//!   carries a header besides that no page can send to another site unasked.
+//! - Only one thing can be changed: a disk's policy. Without a token only by a process of the superuser or of the
+//!   daemon's own user, as the kernel knows them: other users of this host may look.
+//! - A connection is somebody's only while a process holds its other end open. Of what was closed, in part or whole, the
+//!   kernel tells nobody's user, or user 0.
+//!
+//! # Source
+//! W3C, Fetch Metadata Request Headers; RFC 6265bis, `SameSite`.
+
+use std::collections::VecDeque;
+use std::fs;
+use std::io;
+use std::net::IpAddr;
+use std::os::unix::fs::PermissionsExt;
+use std::path::Path;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::{ConnectInfo, Request, State};
+use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
+use axum::middleware::Next; // glossary: axum's
+use axum::response::{IntoResponse, Response};
+use axum::{Json, body};
+use serde::{Deserialize, Serialize};
+use subtle::ConstantTimeEq;
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use super::files::guarded;
+use super::listener::{Guest, PATIENCE};
+use super::peer_uid::owner;
+use crate::os_error::{self, Outcome};
+
+/// The header without which nothing is changed; its value does not matter.
+const HEADER: &str = "x-tidegate";
+
+/// Where one logs in and out. Only this file knows these doors.
+const LOGIN: &str = "/dashboard/login";
+const LOGOUT: &str = "/dashboard/logout";
+
+/// What Prometheus reads.
+const METRICS: &str = "/metrics";
+
+const COOKIE: &str = "tidegate";
+
+/// A working day: who leaves a browser open overnight logs in again.
+const SESSION: Duration = Duration::from_secs(12 * 3600);
+
+/// The most that are logged in; the one that did so first makes way.
+const SESSIONS: usize = 64;
+
+/// A token shorter than this can be guessed.
+const TOKEN_MIN: usize = 16;
+
+/// The largest token file that is read.
+const TOKEN_MAX: u64 = 4096;
+
+/// The largest login or order that is read: a policy has a few hundred bytes.
+const BODY_MAX: usize = 4096;
+
+/// What a wrong token costs who tries.
+const WRONG: Duration = Duration::from_secs(1);
+
+/// What is asked of whoever comes in by TCP.
+pub(crate) struct Guard {
+    token: Option<Vec<u8>>,
+    /// By which metrics are read, and nothing else.
+    metrics_token: Option<Vec<u8>>,
+    /// Whether what passes is encrypted: then the cookie never travels otherwise.
+    encrypted: bool,
+    sessions: Mutex<VecDeque<(Vec<u8>, Instant)>>,
+}
+
+/// What whoever asks may do; known to the doors behind the guard. Who comes by the socket file has none, and may do all.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub(crate) enum May {
+    /// Look, and change policies.
+    Change,
+    /// Look only.
+    Look,
+}
+
+#[derive(Deserialize)]
+struct Login {
+    token: String,
+}
+
+/// Why a request goes no further.
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Refusal {
+    /// It is not to be, whoever asks; why.
+    Refused(String),
+    /// Its body is longer than any that makes sense.
+    TooLarge,
+    /// Whoever asks has not logged in.
+    Unknown,
+}
+
+impl IntoResponse for Refusal {
+    fn into_response(self) -> Response {
+        match self {
+            Refusal::Refused(why) => {
+                let told = Problem::new(ProblemCode::Invalid, "the request is refused");
+                problem(StatusCode::FORBIDDEN, told.because(why))
+            }
+            Refusal::TooLarge => {
+                let told = Problem::new(ProblemCode::TooLarge, "the request is refused");
+                let why = format!("its body is longer than {BODY_MAX} bytes");
+                problem(StatusCode::PAYLOAD_TOO_LARGE, told.because(why))
+            }
+            Refusal::Unknown => {
+                let told = Problem::new(ProblemCode::Invalid, "nobody is logged in");
+                let told = told.remedy(
+                    "log in with the token that the daemon's configuration names (dashboard.token_file); Prometheus reads /metrics with that of dashboard.metrics_token_file",
+                );
+                problem(StatusCode::UNAUTHORIZED, told)
+            }
+        }
+    }
+}
+
+impl Guard {
+    /// One that lets in who is on this host, or, with a token, who knows it.
+    pub(crate) fn new(token: Option<Vec<u8>>, encrypted: bool) -> Guard {
+        Guard {
+            token,
+            metrics_token: None,
+            encrypted,
+            sessions: Mutex::default(),
+        }
+    }
+
+    /// The same, which lets who knows this token read metrics without a login.
+    #[must_use]
+    pub(crate) fn with_metrics_token(self, metrics_token: Option<Vec<u8>>) -> Guard {
+        Guard {
+            metrics_token,
+            ..self
+        }
+    }
+
+    /// Judges the parts of a request that are known before anything of it is done.
+    fn judge(&self, method: &Method, path: &str, headers: &HeaderMap) -> Result<(), Refusal> {
+        let host = one(headers, header::HOST).ok_or_else(|| refused("it names no host"))?;
+        if self.token.is_none() && !is_plain(host) {
+            return Err(refused(format!(
+                "it was sent to '{host}': without a token the dashboard answers to localhost and to IP addresses only"
+            )));
+        }
+        let looks = *method == Method::GET || *method == Method::HEAD;
+        let site = one(headers, "sec-fetch-site");
+        // A link or a bookmark elsewhere may lead to the page itself, and to nothing else.
+        let arrives = looks && path == "/" && one(headers, "sec-fetch-mode") == Some("navigate");
+        if !arrives && site.is_some_and(|site| site != "same-origin" && site != "none") {
+            return Err(refused("another site's page has sent it"));
+        }
+        if headers.contains_key(header::ORIGIN) && !is_ours(headers, host) {
+            return Err(refused("another site's page has sent it"));
+        }
+        if !looks && !headers.contains_key(HEADER) {
+            return Err(refused(format!("it has no header {HEADER}")));
+        }
+        if !looks && path != LOGIN && path != LOGOUT && !is_policy(method, path) {
+            return Err(refused(
+                "by this address only disks' policies are changed: use the tidegate program, or the REST interface's socket",
+            ));
+        }
+        if self.is_known(headers)
+            || looks && (is_public(path) || self.may_scrape(path, headers))
+            || path == LOGIN
+        {
+            Ok(())
+        } else {
+            Err(Refusal::Unknown)
+        }
+    }
+
+    /// Whether this is somebody who needs no login, or has logged in.
+    fn is_known(&self, headers: &HeaderMap) -> bool {
+        if self.token.is_none() {
+            return true;
+        }
+        let Some(told) = cookie(headers) else {
+            return false;
+        };
+        let mut sessions = self.sessions();
+        sessions.retain(|(_, since)| since.elapsed() < SESSION);
+        let same = |(session, _): &(Vec<u8>, Instant)| is_same(session, told.as_bytes());
+        sessions.iter().any(same)
+    }
+
+    /// Whether this is Prometheus, with the token of its own.
+    fn may_scrape(&self, path: &str, headers: &HeaderMap) -> bool {
+        let told =
+            one(headers, header::AUTHORIZATION).and_then(|told| told.strip_prefix("Bearer "));
+        path == METRICS
+            && self
+                .metrics_token
+                .as_ref()
+                .zip(told)
+                .is_some_and(|(token, told)| is_same(token, told.as_bytes()))
+    }
+
+    /// What a known guest may do. Reads what the kernel knows of the connection, so it may block.
+    fn may(&self, guest: &Guest) -> May {
+        if self.token.is_some() {
+            return May::Change;
+        }
+        let owner = owner(guest.peer, guest.here);
+        let trusted = [0, rustix::process::geteuid().as_raw()];
+        match owner.is_some_and(|owner| trusted.contains(&owner)) {
+            true => May::Change,
+            false => May::Look,
+        }
+    }
+
+    async fn login(&self, guest: &Guest, request: Request) -> Response {
+        let Some(token) = &self.token else {
+            return StatusCode::NO_CONTENT.into_response();
+        };
+        let told = body::to_bytes(request.into_body(), BODY_MAX).await;
+        let told = told
+            .ok()
+            .and_then(|told| serde_json::from_slice(&told).ok());
+        let told: Login = told.unwrap_or(Login {
+            token: String::new(),
+        });
+        if !is_same(token, told.token.trim().as_bytes()) {
+            tracing::warn!(peer = %guest.peer, "a login to the dashboard with a wrong token");
+            tokio::time::sleep(WRONG).await;
+            return Refusal::Unknown.into_response();
+        }
+        let session = match secret() {
+            Ok(session) => session,
+            Err(trouble) => return problem(StatusCode::SERVICE_UNAVAILABLE, trouble),
+        };
+        let mut sessions = self.sessions();
+        if sessions.len() >= SESSIONS {
+            sessions.pop_front();
+        }
+        sessions.push_back((session.clone().into_bytes(), Instant::now()));
+        drop(sessions);
+        tracing::info!(peer = %guest.peer, "logged in to the dashboard");
+        self.with_cookie(&session, SESSION)
+    }
+
+    fn logout(&self, headers: &HeaderMap) -> Response {
+        if let Some(told) = cookie(headers) {
+            let mut sessions = self.sessions();
+            sessions.retain(|(session, _)| !is_same(session, told.as_bytes()));
+        }
+        self.with_cookie("", Duration::ZERO)
+    }
+
+    fn with_cookie(&self, session: &str, lasts: Duration) -> Response {
+        let secure = if self.encrypted { "; Secure" } else { "" };
+        let cookie = format!(
+            "{COOKIE}={session}; HttpOnly; SameSite=Strict; Path=/; Max-Age={}{secure}",
+            lasts.as_secs()
+        );
+        (StatusCode::NO_CONTENT, [(header::SET_COOKIE, cookie)]).into_response()
+    }
+
+    fn sessions(&self) -> MutexGuard<'_, VecDeque<(Vec<u8>, Instant)>> {
+        // It is whole between any two lines that change it.
+        self.sessions.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Stands before all doors of the dashboard's address.
+pub(crate) async fn check(
+    State(guard): State<Arc<Guard>>,
+    ConnectInfo(guest): ConnectInfo<Guest>,
+    mut request: Request,
+    next: Next,
+) -> Response {
+    let path = request.uri().path().to_owned();
+    let judged = guard.judge(request.method(), &path, request.headers());
+    let looks = *request.method() == Method::GET || *request.method() == Method::HEAD;
+    if judged.is_ok() && !looks {
+        request = match whole(request, PATIENCE).await {
+            Ok(request) => request,
+            Err(refusal) => return guarded(refusal.into_response()),
+        };
+    }
+    let answer = match judged {
+        Err(refusal) => refusal.into_response(),
+        Ok(()) if path == LOGIN => guard.login(&guest, request).await,
+        Ok(()) if path == LOGOUT => guard.logout(request.headers()),
+        Ok(()) if is_public(&path) => next.run(request).await,
+        Ok(()) => {
+            let looking = Arc::clone(&guard);
+            let may = os_error::blocking(move || Ok(looking.may(&guest))).await;
+            let may = may.unwrap_or(May::Look);
+            request.extensions_mut().insert(may);
+            if may == May::Look && is_policy(request.method(), &path) {
+                refused(
+                    "without a token only the superuser and the daemon's own user change policies by this address; use the tidegate program, or give the dashboard a token_file",
+                ).into_response()
+            } else {
+                next.run(request).await
+            }
+        }
+    };
+    guarded(answer)
+}
+
+/// A request with all of its body, which may not be long in coming: until then it only takes a seat.
+async fn whole(request: Request, patience: Duration) -> Result<Request, Refusal> {
+    let (parts, body) = request.into_parts();
+    let read = tokio::time::timeout(patience, body::to_bytes(body, BODY_MAX)).await;
+    let Ok(read) = read else {
+        return Err(refused("it was not sent to its end in time"));
+    };
+    // Or it was cut off: then nobody is there any more to be told.
+    let read = read.map_err(|_| Refusal::TooLarge)?;
+    Ok(Request::from_parts(parts, read.into()))
+}
+
+/// The token that a file holds.
+pub(crate) fn read_token(path: &Path) -> Outcome<Vec<u8>> {
+    let what = format!("cannot use the dashboard's token file {}", path.display());
+    let new = format!(
+        "put a token in it that only the daemon's user may read: `(umask 077; rm -f {0}; openssl rand -hex 24 > {0})`",
+        path.display()
+    );
+    let bad = |why: String| Err(os_error::invalid(&what).because(why).remedy(&new));
+    let facts = match fs::metadata(path) {
+        Ok(facts) => facts,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return bad(error.to_string()),
+        Err(error) => return Err(os_error::io(&what, &error)),
+    };
+    if !facts.is_file() {
+        return bad("it is no plain file".to_owned());
+    }
+    if facts.permissions().mode() & 0o007 != 0 {
+        return Err(os_error::invalid(&what)
+            .because("everybody on this host may read it")
+            .remedy(format!(
+                "take that right away: `chmod o= {}`",
+                path.display()
+            )));
+    }
+    if facts.len() > TOKEN_MAX {
+        return bad(format!("it is longer than {TOKEN_MAX} bytes"));
+    }
+    let token = match fs::read_to_string(path) {
+        Ok(text) => text.trim().to_owned(),
+        Err(error) if error.kind() == io::ErrorKind::InvalidData => return bad(error.to_string()),
+        Err(error) => return Err(os_error::io(&what, &error)),
+    };
+    if token.len() < TOKEN_MIN {
+        return bad(format!("the token has fewer than {TOKEN_MIN} characters"));
+    }
+    Ok(token.into_bytes())
+}
+
+/// What is given out before login: the pages, which know nothing.
+fn is_public(path: &str) -> bool {
+    let file = path.strip_prefix("/dashboard/");
+    path == "/" || file.is_some_and(|file| super::files::File::find(file).is_some())
+}
+
+/// The one thing that can be changed.
+fn is_policy(method: &Method, path: &str) -> bool {
+    let disk = path.strip_prefix("/dashboard/disks/");
+    let disk = disk.and_then(|rest| rest.strip_suffix("/policy"));
+    *method == Method::PATCH && disk.is_some_and(|name| !name.is_empty() && !name.contains('/'))
+}
+
+/// Whether a `Host` cannot be a name that somebody else has pointed here.
+fn is_plain(host: &str) -> bool {
+    let name = match host.strip_prefix('[') {
+        Some(rest) => rest.split(']').next().unwrap_or_default(),
+        None => host.split(':').next().unwrap_or_default(),
+    };
+    name.eq_ignore_ascii_case("localhost") || name.parse::<IpAddr>().is_ok()
+}
+
+/// Whether the page that has sent the request came from where the request goes.
+fn is_ours(headers: &HeaderMap, host: &str) -> bool {
+    one(headers, header::ORIGIN).is_some_and(|origin| {
+        let from = origin
+            .strip_prefix("http://")
+            .or_else(|| origin.strip_prefix("https://"));
+        from.is_some_and(|from| from.eq_ignore_ascii_case(host))
+    })
+}
+
+/// A header that must be there once.
+fn one(headers: &HeaderMap, name: impl header::AsHeaderName) -> Option<&str> {
+    let mut all = headers.get_all(name).iter();
+    match (all.next(), all.next()) {
+        (Some(value), None) => HeaderValue::to_str(value).ok(),
+        _ => None,
+    }
+}
+
+/// The session that a browser tells.
+fn cookie(headers: &HeaderMap) -> Option<&str> {
+    let told = headers.get_all(header::COOKIE).iter();
+    let pairs = told
+        .filter_map(|value| value.to_str().ok())
+        .flat_map(|value| value.split(';'));
+    pairs
+        .filter_map(|pair| pair.trim().split_once('='))
+        .find_map(|(name, value)| (name == COOKIE).then_some(value))
+}
+
+/// Whether two secrets are the same, in a time that tells nothing but their lengths.
+fn is_same(ours: &[u8], told: &[u8]) -> bool {
+    ours.ct_eq(told).into()
+}
+
+/// A new session's name, which nobody can guess.
+fn secret() -> Outcome<String> {
+    let mut bytes = [0; 32];
+    // So few bytes are never cut short.
+    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
+        .map_err(|e| os_error::io("cannot draw a random number", &e.into()))?;
+    Ok(crate::control::report::hex(&bytes))
+}
+
+fn refused(why: impl Into<String>) -> Refusal {
+    Refusal::Refused(why.into())
+}
+
+fn problem(status: StatusCode, problem: Problem) -> Response {
+    (status, Json(problem)).into_response()
+}
+
+#[cfg(test)]
+mod tests;

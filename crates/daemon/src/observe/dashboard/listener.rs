@@ -1,0 +1,433 @@
+//! The dashboard's address: listens on TCP, speaks TLS where it is to, and serves the REST interface behind the guard.
+//!
+//! Who comes is known only once a whole request was read. So whoever says nothing, or too little, must not keep others
+//! out, and nobody may take all seats.
+//!
+//! # Always true
+//! - Not more than [`SEATS`] connections are open; further ones wait in the socket's queue. Of those not more than
+//!   [`PARTY_SEATS`] are of one user of this host, or of one other host; further ones are closed.
+//! - Who has something to say, a TLS handshake, the head of a request (also of the next on the same connection) or its
+//!   body, has [`PATIENCE`] for it and is let go then.
+//! - Who does not take what it is sent, or is gone without a word, is let go after [`SILENCE`].
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
+use std::pin::pin;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::Router;
+use axum::extract::ConnectInfo;
+use hyper::body::Incoming;
+use hyper::server::conn::http1;
+use hyper::service::{Service, service_fn};
+use hyper_util::rt::{TokioIo, TokioTimer};
+use hyper_util::service::TowerToHyperService;
+use tidegate_api::problem::Problem;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio_rustls::TlsAcceptor;
+use tokio_util::sync::CancellationToken;
+
+use super::guard::{self, Guard};
+use super::peer_uid::owner;
+use crate::config::plan::DashboardPlan;
+use crate::listen::accept;
+use crate::listen::refusals::Refusals;
+use crate::listen::sockets;
+use crate::listen::tls;
+use crate::listen::tls::expiry::Validity;
+use crate::listen::tls::refused;
+use crate::os_error::{self, Outcome};
+use crate::rest;
+use crate::serve::Daemon;
+
+/// Connections at a time: a browser opens six, and few people look at one host.
+const SEATS: usize = 128;
+
+/// Connections of one party at a time: five browsers, or the open pages of some thirty people behind one proxy.
+const PARTY_SEATS: usize = 32;
+
+/// How long may take what somebody has to say; see the module.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long the other end's system may leave unanswered what it is sent. Pages come back by themselves.
+const SILENCE: Duration = Duration::from_secs(30);
+
+/// Whom a door lets in, read from the files that the plan names.
+pub(crate) struct Access {
+    token: Option<Vec<u8>>,
+    metrics: Option<Vec<u8>>,
+    tls: Option<tls::Server>,
+}
+
+impl Access {
+    /// What a plan names.
+    pub(crate) fn of(plan: &DashboardPlan) -> Outcome<Access> {
+        let read = || {
+            Ok(Access {
+                token: plan.token.as_deref().map(guard::read_token).transpose()?,
+                metrics: plan
+                    .metrics_token
+                    .as_deref()
+                    .map(guard::read_token)
+                    .transpose()?,
+                tls: plan.tls.as_ref().map(tls::server).transpose()?,
+            })
+        };
+        read().map_err(|problem: Problem| problem.within("cannot serve the dashboard"))
+    }
+}
+
+/// A listening address, and what it needs to serve.
+pub(crate) struct Listener {
+    listener: std::net::TcpListener,
+    tls: Option<tls::Server>,
+    guard: Guard,
+    /// Where browsers find it.
+    pub(crate) url: String,
+}
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Guest {
+    pub(crate) peer: SocketAddr,
+    /// Our end.
+    pub(crate) here: SocketAddr,
+}
+
+impl Listener {
+    /// Listens as planned.
+    pub(crate) fn open(plan: &DashboardPlan, access: Access) -> Outcome<Listener> {
+        let Access {
+            token,
+            metrics,
+            tls,
+        } = access;
+        let (listener, held) = match sockets::listen_tcp(plan.address) {
+            Err(problem) if plan.any_port => {
+                let other = SocketAddr::new(plan.address.ip(), 0);
+                (sockets::listen_tcp(other)?, Some(problem))
+            }
+            listener => (listener?, None),
+        };
+        let address = listener
+            .local_addr()
+            .map_err(|e| os_error::io("cannot listen for the dashboard", &e))?;
+        if let Some(problem) = held {
+            let url = url(address, tls.is_some());
+            tracing::warn!(%problem, "the dashboard is at {url} until this daemon ends, not at its usual port");
+        }
+        Ok(Listener {
+            url: url(address, tls.is_some()),
+            guard: Guard::new(token, tls.is_some()).with_metrics_token(metrics),
+            listener,
+            tls,
+        })
+    }
+
+    /// Its certificate, and where it is shown.
+    pub(crate) fn certificate(&self) -> Option<(&str, &Validity)> {
+        Some((&self.url, &self.tls.as_ref()?.validity))
+    }
+
+    /// Serves until the daemon stops.
+    pub(crate) async fn serve(self, daemon: Arc<Daemon>, stop: CancellationToken) {
+        let guard = Arc::new(self.guard);
+        let doors = rest::router(daemon)
+            // glossary: axum's word
+            .layer(axum::middleware::from_fn_with_state(guard, guard::check));
+        let tls = self.tls.map(|server| server.acceptor);
+        let limits = ConnectionLimits::new(doors, tls, PATIENCE, stop);
+        match TcpListener::from_std(self.listener) {
+            Ok(listener) => receive(listener, Arc::new(limits)).await,
+            Err(error) => tracing::error!(%error, "the dashboard ended"),
+        }
+    }
+}
+
+/// What a browser is told. An address that stands for all is told as this host's loopback.
+fn url(address: SocketAddr, encrypted: bool) -> String {
+    let scheme = if encrypted { "https" } else { "http" };
+    let shown = match address.ip() {
+        IpAddr::V4(ip) if ip.is_unspecified() => {
+            SocketAddr::new([127, 0, 0, 1].into(), address.port())
+        }
+        _ => address,
+    };
+    format!("{scheme}://{shown}/")
+}
+
+/// Where those are who have come in.
+struct ConnectionLimits {
+    doors: TowerToHyperService<Router>,
+    tls: Option<TlsAcceptor>,
+    parties: Parties,
+    refusals: Refusals,
+    patience: Duration,
+    stop: CancellationToken,
+}
+
+/// Lets in who comes, until the daemon stops.
+async fn receive(listener: TcpListener, limits: Arc<ConnectionLimits>) {
+    let seats = Arc::new(Semaphore::new(SEATS));
+    let stop = limits.stop.clone();
+    let receiving = async {
+        // Never closed, so there is a seat at last.
+        while let Ok(seat) = Arc::clone(&seats).acquire_owned().await {
+            let what = "cannot accept a browser";
+            let (socket, peer) = accept::next(what, |cx| listener.poll_accept(cx)).await;
+            let limits = Arc::clone(&limits);
+            tokio::spawn(async move {
+                limits.attend(socket, peer).await;
+                drop(seat);
+            });
+        }
+    };
+    tokio::select! {
+        () = receiving => {}
+        () = stop.cancelled() => {}
+    }
+}
+
+impl ConnectionLimits {
+    fn new(
+        doors: Router,
+        tls: Option<TlsAcceptor>,
+        patience: Duration,
+        stop: CancellationToken,
+    ) -> ConnectionLimits {
+        ConnectionLimits {
+            doors: TowerToHyperService::new(doors),
+            tls,
+            parties: Parties::default(),
+            refusals: Refusals::default(),
+            patience,
+            stop,
+        }
+    }
+
+    /// Serves one who has come in.
+    async fn attend(&self, socket: TcpStream, peer: SocketAddr) {
+        // One that is gone already has no address.
+        let Ok(here) = socket.local_addr() else {
+            return;
+        };
+        let guest = Guest { peer, here };
+        let Some(_place) = self.parties.admit(Party::of(guest).await) else {
+            tracing::debug!(%peer, "has more connections to the dashboard than one may have");
+            return;
+        };
+        // What is sent is whole: waiting to merge it only delays.
+        let _ = socket.set_nodelay(true);
+        sockets::notice_silence(&socket, SILENCE);
+        let Some(tls) = &self.tls else {
+            return self.talk(socket, guest).await;
+        };
+        match tokio::time::timeout(self.patience, tls.accept(socket)).await {
+            Ok(Ok(stream)) => self.talk(stream, guest).await,
+            Ok(Err(error)) => self.refuse(peer, &refused::reason(&error)),
+            // Whoever falls silent is not told of: anybody can do that at will.
+            Err(_) => {}
+        }
+    }
+
+    /// Tells who does not get in, and why, once.
+    fn refuse(&self, peer: SocketAddr, reason: &str) {
+        let whom = peer.ip().to_canonical().to_string();
+        if let Some(left_out) = self.refusals.must_tell(&whom, reason, Instant::now()) {
+            let left_out = (left_out > 0).then_some(left_out);
+            tracing::warn!(%peer, reason, left_out, "a browser is refused");
+        }
+    }
+
+    /// Answers until the other end has had enough, is let go, or the daemon stops.
+    async fn talk(&self, stream: impl AsyncRead + AsyncWrite + Unpin, guest: Guest) {
+        let answer = service_fn(|mut request: hyper::Request<Incoming>| {
+            request.extensions_mut().insert(ConnectInfo(guest));
+            self.doors.call(request)
+        });
+        let mut http = http1::Builder::new();
+        http.timer(TokioTimer::new())
+            .header_read_timeout(self.patience);
+        let mut talk = pin!(http.serve_connection(TokioIo::new(stream), answer));
+        // How it ends is the other end's affair.
+        tokio::select! {
+            _ = talk.as_mut() => {}
+            () = self.stop.cancelled() => {
+                talk.as_mut().graceful_shutdown();
+                let _ = talk.await;
+            }
+        }
+    }
+}
+
+/// For whom connections are counted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Party {
+    /// A user of this host; those that have gone before they were asked are one.
+    User(Option<u32>),
+    /// Another host. One of IPv6 has a whole network of addresses.
+    Host(IpAddr),
+}
+
+impl Party {
+    async fn of(guest: Guest) -> Party {
+        let Guest { peer, here } = guest;
+        let from = peer.ip().to_canonical();
+        if from.is_loopback() || here.ip().to_canonical().is_loopback() {
+            let owner = os_error::blocking(move || Ok(owner(peer, here))).await;
+            return Party::User(owner.ok().flatten());
+        }
+        Party::Host(match from {
+            IpAddr::V6(ip) => Ipv6Addr::from_bits(ip.to_bits() >> 64 << 64).into(),
+            v4 => v4,
+        })
+    }
+}
+
+/// The seats that each party has left.
+#[derive(Default)]
+struct Parties(Mutex<BTreeMap<Party, Arc<Semaphore>>>);
+
+impl Parties {
+    /// A seat as long as it is kept, if the party has one left.
+    fn admit(&self, party: Party) -> Option<OwnedSemaphorePermit> {
+        // It is whole between any two lines that change it.
+        let mut all = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        // Those of whom nobody is here any more are forgotten.
+        all.retain(|_, seats| seats.available_permits() < PARTY_SEATS);
+        let seats = all
+            .entry(party)
+            .or_insert_with(|| Arc::new(Semaphore::new(PARTY_SEATS)));
+        Arc::clone(seats).try_acquire_owned().ok()
+    }
+}
+
+/// The dashboard of a plan. Where nobody asked for it, a host without it serves all the same.
+pub(crate) fn open(plan: &DashboardPlan, access: Outcome<Access>) -> Outcome<Option<Listener>> {
+    let tolerable = |problem: Problem| {
+        if !plan.asked {
+            tracing::warn!(%problem, "there is no dashboard");
+            Ok(None)
+        } else {
+            Err(problem.within("cannot serve the dashboard"))
+        }
+    };
+    let opened = access.and_then(|access| Listener::open(plan, access));
+    opened.map(Some).or_else(tolerable)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observe::log::captured::Lines;
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+
+    #[test]
+    fn a_browser_is_told_an_address_that_it_can_open() {
+        let url = |address: &str, encrypted| super::url(address.parse().unwrap(), encrypted);
+        assert_eq!(url("127.0.0.1:8433", false), "http://127.0.0.1:8433/");
+        assert_eq!(url("0.0.0.0:8433", true), "https://127.0.0.1:8433/");
+        assert_eq!(url("[::1]:80", false), "http://[::1]:80/");
+    }
+
+    #[test]
+    fn a_port_that_nobody_asked_for_gives_way_and_one_that_was_asked_for_does_not() {
+        let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let mut plan = DashboardPlan {
+            address: taken.local_addr().unwrap(),
+            any_port: true,
+            asked: false,
+            token: None,
+            metrics_token: None,
+            tls: None,
+        };
+        let lines = Lines::default();
+        let door = lines.while_logging(|| open(&plan, Access::of(&plan)).unwrap().unwrap());
+        assert_ne!(door.listener.local_addr().unwrap(), plan.address);
+        let log = lines.text();
+        let taken = plan.address.to_string();
+        assert!(log.contains("WARN") && log.contains(&taken), "{log}");
+        assert!(log.contains(&door.url) && log.contains("ss -ltnp"), "{log}");
+        (plan.any_port, plan.asked) = (false, true);
+        assert!(open(&plan, Access::of(&plan)).is_err());
+    }
+
+    /// A limits with one door that answers; its address.
+    async fn limits(patience: Duration) -> SocketAddr {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let doors = Router::new().route("/", axum::routing::get(async || "here"));
+        let limits = ConnectionLimits::new(doors, None, patience, CancellationToken::new());
+        tokio::spawn(receive(listener, Arc::new(limits)));
+        address
+    }
+
+    /// What somebody hears who says this and nothing more, until the connection is closed.
+    async fn hears(address: SocketAddr, says: &str) -> String {
+        let mut client = TcpStream::connect(address).await.unwrap();
+        client.write_all(says.as_bytes()).await.unwrap();
+        let mut heard = Vec::new();
+        let reading = client.read_to_end(&mut heard);
+        let read = tokio::time::timeout(PATIENCE, reading).await;
+        read.expect("it was not let go").unwrap();
+        String::from_utf8(heard).unwrap()
+    }
+
+    #[tokio::test]
+    async fn who_does_not_say_a_whole_request_is_let_go() {
+        let address = limits(Duration::from_millis(200)).await;
+        assert_eq!(hears(address, "").await, "");
+        assert_eq!(hears(address, "GET / HTTP/1.1\r\nHost: h\r\n").await, "");
+        let heard = hears(address, "GET / HTTP/1.1\r\nHost: h\r\n\r\n").await;
+        assert!(heard.ends_with("here"), "{heard}");
+    }
+
+    #[tokio::test]
+    async fn nobody_takes_more_than_a_partys_seats() {
+        let address = limits(PATIENCE * 6).await;
+        let mut here = Vec::new();
+        for _ in 0..PARTY_SEATS {
+            let mut client = TcpStream::connect(address).await.unwrap();
+            client
+                .write_all(b"GET / HTTP/1.1\r\nHost: h\r\n\r\n")
+                .await
+                .unwrap();
+            assert!(client.read(&mut [0; 512]).await.unwrap() > 0);
+            here.push(client);
+        }
+        assert_eq!(hears(address, "").await, "", "closed at once");
+    }
+
+    #[test]
+    fn each_party_has_its_seats_and_has_them_again() {
+        let parties = Parties::default();
+        let [one, another] = [Some(1000), Some(1001)].map(Party::User);
+        let mut here: Vec<_> = (0..PARTY_SEATS).map(|_| parties.admit(one)).collect();
+        assert!(here.iter().all(Option::is_some));
+        assert!(parties.admit(one).is_none());
+        assert!(parties.admit(another).is_some());
+        here.pop();
+        assert!(parties.admit(one).is_some());
+    }
+
+    #[tokio::test]
+    async fn a_user_of_this_host_is_a_party_and_so_is_another_host() {
+        let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        let here = listener.local_addr().unwrap();
+        let client = std::net::TcpStream::connect(here).unwrap();
+        let peer = client.local_addr().unwrap();
+        let us = rustix::process::geteuid().as_raw();
+        assert_eq!(Party::of(Guest { peer, here }).await, Party::User(Some(us)));
+        let host = async |peer: &str, here: &str| {
+            let [peer, here] = [peer, here].map(|end| end.parse().unwrap());
+            Party::of(Guest { peer, here }).await
+        };
+        let of = |ip: &str| Party::Host(ip.parse().unwrap());
+        assert_eq!(host("192.0.2.1:5", "192.0.2.2:8433").await, of("192.0.2.1"));
+        let network = host("[2001:db8:0:1:2:3:4:5]:6", "[2001:db8::1]:8433").await;
+        assert_eq!(network, of("2001:db8:0:1::"));
+    }
+}

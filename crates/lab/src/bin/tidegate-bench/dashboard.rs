@@ -1,0 +1,524 @@
+//! What a dashboard that is watched costs the data path: the part of its I/Os that a daemon with hundreds of disks loses.
+//!
+//! The daemon has all its threads on one core and its guests on the other, so that whatever it does for the dashboard it
+//! takes from the I/O thread: the worst case. Guests poll, so that no processor rests and all that is taken is missed. Who watches does what a browser with the host's page open does (the stream,
+//! and the daemon's status every ten seconds), and what Prometheus does (`/metrics` every five). One daemon serves all
+//! blocks of a load: making hundreds of disks anew for each would take longer than the blocks. In a block the same guests
+//! ask in slices of a second each, watched and not: a look at the whole host is in the middle of every watched one, and who
+//! asks every five seconds does so in each fifth. Before each slice the page is opened, and closed again before those that
+//! nobody watches, so that processors have rested for as long.
+//!
+//! # Always true
+//! - A slice in which no look at the whole host came by the stream, or the metrics were not told, is an error: it would cost nothing.
+
+use std::cell::Cell;
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::{Shutdown, TcpStream};
+use std::path::PathBuf;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
+use tidegate_lab::dips::Curve;
+use tidegate_lab::host::Host;
+use tidegate_lab::interleaved::{BRIEF, Slice, Slices};
+use tidegate_lab::machine;
+use tidegate_lab::measure::{self, Figures};
+use tidegate_lab::server::own_cpu_time;
+use tidegate_lab::statistics;
+use tidegate_lab::tally::Until;
+use tidegate_lab::vhost::Wait;
+
+use crate::compare::empty_series;
+use crate::data_path::Bench;
+use crate::fleet;
+use crate::report::{Report, Rule};
+
+const SCENARIO: &str = "dashboard";
+const ALONE: &str = "nobody watches";
+const WATCHED: &str = "a dashboard and Prometheus watch";
+/// Disks that the daemon has attached.
+const DISKS: usize = 256;
+/// How many of them are used, and how deep: some, and all.
+const LOADS: [(usize, u16); 2] = [(16, 8), (DISKS, 1)];
+/// The part of its IOPS that the data path keeps.
+const KEPT: f64 = 0.99;
+/// How long a slice is: what a dashboard is told once a second comes once in each.
+const SLICE: Slice = Slice {
+    span: Duration::from_secs(1),
+    ..BRIEF
+};
+/// Guests ask for so long before each: they have slept meanwhile.
+const WARM: Duration = Duration::from_millis(200);
+/// They begin so long after a dashboard was opened: what it is told next comes in the slice's middle.
+const SINCE: Duration = Duration::from_millis(300);
+/// Prometheus asks so long after that, and so does the page for the daemon's status: in the slice's first half.
+const ASKS: Duration = Duration::from_millis(400);
+/// In which of the slices that somebody watches: each fifth, and each tenth.
+const SCRAPES: usize = 5;
+const STATUS: usize = 10;
+/// A look at the whole host has begun no longer before it comes: hundreds of disks take some milliseconds, and the daemon's
+/// threads wait for the I/O thread's, which is never idle.
+const LOOKS: Duration = Duration::from_millis(100);
+/// What comes later than this after all has been read is nothing of it.
+const SETTLED: Duration = Duration::from_millis(10);
+/// A point of the curve each.
+const STEP: Duration = Duration::from_millis(2);
+/// So many slices each in a block.
+const SLICES: usize = 5;
+/// A difference of one percent needs more blocks than factors do.
+const BLOCKS: usize = 2;
+/// How often it is asked whether guests have gone: it can only be asked.
+const LOOK: Duration = Duration::from_millis(20);
+/// How long an answer may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// IOPS with and without somebody who watches, in slices.
+///
+/// # Errors
+/// A trial fails.
+pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
+    for (used, depth) in LOADS {
+        let case = format!("{used} of {DISKS} disks, QD {depth} each");
+        let mut ratio = None;
+        if bench.has_tidegate() {
+            compare(bench, report, &case, used, depth)?;
+            let kept = |figures: &Figures| 1.0 - figures.lost;
+            ratio = report.ratio(SCENARIO, &case, WATCHED, ALONE, kept);
+        }
+        let claim = format!("{SCENARIO}, {case}: watched: IOPS that are kept");
+        report.judge(SCENARIO, &case, claim, Rule::AtLeast(KEPT), ratio);
+    }
+    Ok(())
+}
+
+fn compare(bench: &Bench, report: &mut Report, case: &str, used: usize, depth: u16) -> Result<()> {
+    let watched_host = Watched::new(bench)?;
+    let mut besides = Vec::new();
+    let names = [ALONE, WATCHED].into_iter();
+    let series = empty_series(SCENARIO, case, names, BLOCKS * bench.blocks);
+    bench.blocks(report, series, false, &mut |_, _| {
+        bench.check_interrupted()?;
+        let (figures, beside) = watched_host
+            .block(bench, used, depth)
+            .with_context(|| format!("{SCENARIO}, {case}"))?;
+        besides.push(beside);
+        Ok(figures)
+    })?;
+    let each = |figure: fn(&[Beside; 2]) -> f64| {
+        let values: Vec<f64> = besides.iter().map(figure).collect();
+        statistics::spread(&values).map_or(0.0, |spread| spread.median)
+    };
+    let lost = |name: &str| {
+        let lost = report
+            .find(SCENARIO, case, name)
+            .map(|series| series.each(|figures| figures.lost * 100.0));
+        lost.and_then(|lost| statistics::spread(&lost))
+    };
+    if let (Some(alone), Some(watched)) = (lost(ALONE), lost(WATCHED)) {
+        report.notes.push(format!(
+            "{SCENARIO}, {case}: where something is done for those who watch {:.2} % is lost of what is answered in all \
+             ({:.2} to {:.2} %); at the same moments while nobody watches {:.2} % ({:.2} to {:.2} %)",
+            watched.median, watched.low, watched.high, alone.median, alone.low, alone.high,
+        ));
+    }
+    report.notes.push(format!(
+        "{SCENARIO}, {case}: the daemon's threads but its I/O thread take {:.2} ms of CPU a second \
+         while nobody watches, {:.2} ms watched; the stream brings {:.1} kB a second",
+        each(|[alone, _]| alone.cpu_ms()),
+        each(|[_, watched]| watched.cpu_ms()),
+        each(|[_, watched]| watched.kilobytes()),
+    ));
+    watched_host.host.stop()
+}
+
+/// What went on beside the data path in somebody's slices of a block.
+#[derive(Clone, Copy, Debug, Default)]
+struct Beside {
+    lasted: Duration,
+    /// CPU time of the daemon's threads that are not its I/O thread.
+    cpu: Duration,
+    /// What came by the stream.
+    bytes: u64,
+    /// What guests were answered, and how much less that was than it would have been.
+    answered: f64,
+    lost: f64,
+}
+
+impl Beside {
+    /// The part that was lost.
+    fn lost_part(&self) -> f64 {
+        self.lost / (self.answered + self.lost).max(1.0)
+    }
+
+    /// Takes in a slice's curve, in which something may have been done so long after its beginning.
+    fn dips(&mut self, curve: &Curve, spans: &[(Duration, Duration)]) {
+        let Some((open, _)) = curve.ends() else {
+            return;
+        };
+        let spans: Vec<_> = spans
+            .iter()
+            .map(|(from, to)| (open + *from, open + *to))
+            .collect();
+        self.answered += curve.answered();
+        self.lost += curve.lost(&spans);
+    }
+
+    /// Milliseconds of CPU a second.
+    fn cpu_ms(&self) -> f64 {
+        self.cpu.as_secs_f64() * 1e3 / self.seconds()
+    }
+
+    /// Kilobytes a second.
+    fn kilobytes(&self) -> f64 {
+        float(self.bytes) / 1e3 / self.seconds()
+    }
+
+    fn seconds(&self) -> f64 {
+        self.lasted.as_secs_f64().max(1e-9)
+    }
+}
+
+/// A daemon with its disks.
+struct Watched {
+    host: Host,
+    /// Each disk's, for guests.
+    sockets: Vec<PathBuf>,
+    /// Host and port of its dashboard.
+    dashboard: String,
+    /// In how many slices somebody has watched.
+    watched: Cell<usize>,
+}
+
+impl Watched {
+    /// Starts a daemon with one I/O thread, and attaches its disks, which are empty.
+    fn new(bench: &Bench) -> Result<Watched> {
+        raise_limit()?;
+        let (host, sockets) =
+            fleet::start(bench, DISKS, "[dashboard]\nlisten = \"127.0.0.1:0\"\n")?;
+        let address = host.dashboard().trim_start_matches("http://");
+        Ok(Watched {
+            dashboard: address.trim_end_matches('/').to_owned(),
+            host,
+            sockets,
+            watched: Cell::new(0),
+        })
+    }
+
+    /// Waits until the guests of the trial before have gone: a disk serves one at a time.
+    fn wait_until_it_is_left_alone(&self) -> Result<()> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.host.get("/v1/status")?["clients"].as_u64() {
+                Some(0) => return Ok(()),
+                Some(left) if Instant::now() > deadline => {
+                    bail!("{left} guests of the trial before are still there")
+                }
+                Some(_) => std::thread::sleep(LOOK),
+                None => bail!("the daemon does not report how many clients it has"),
+            }
+        }
+    }
+
+    /// Somebody who watches for a slice, or opens the page before one and closes it.
+    fn watcher(&self, whose: usize) -> Result<Watcher> {
+        if whose == 0 {
+            return Watcher::start(&self.dashboard, Vec::new());
+        }
+        let slice = self.watched.replace(self.watched.get() + 1);
+        let asks = [("/metrics", SCRAPES), ("/v1/status", STATUS)].into_iter();
+        let due = asks.filter(|(_, every)| slice.is_multiple_of(*every));
+        Watcher::start(&self.dashboard, due.map(|(path, _)| path).collect())
+    }
+
+    /// Guests of so many disks in slices: while nobody watches, and while somebody does.
+    fn block(&self, bench: &Bench, used: usize, depth: u16) -> Result<(Vec<Figures>, [Beside; 2])> {
+        self.wait_until_it_is_left_alone()?;
+        let ask = measure::Ask {
+            wait: Wait::Poll,
+            ..measure::Ask::random_reads(depth)
+        };
+        let (mut driver, mut sources) = measure::driver(&self.sockets[..used], &ask)?;
+        driver.draw(STEP);
+        let mut unwatched = Curve::default();
+        let warm = Until::Time(Duration::ZERO, bench.setup.warm);
+        let _unmeasured = driver.run(&mut sources, warm, &mut |_| ())?;
+        let mut slices = [Slices::default(), Slices::default()];
+        let mut besides = [Beside::default(); 2];
+        let used_by_all =
+            || Ok::<_, anyhow::Error>(self.host.server().cpu_time()? + own_cpu_time()?);
+        let (from, used_before) = (machine::look()?, used_by_all()?);
+        for slice in 0..SLICES * slices.len() {
+            let whose = slice % slices.len();
+            let beside = &mut besides[whose];
+            let mut watcher = Some(self.watcher(whose)?);
+            if whose == 0 {
+                watcher.take().map(Watcher::end).transpose()?;
+            }
+            std::thread::sleep(SINCE);
+            let warm = Until::Time(Duration::ZERO, WARM);
+            let _unmeasured = driver.run(&mut sources, warm, &mut |_| ())?;
+            let (begun, before) = (Instant::now(), others_time(self.host.server().pid())?);
+            let guests = (&mut driver, &mut sources[..]);
+            slices[whose].add(self.host.server(), guests, SLICE)?;
+            beside.cpu += others_time(self.host.server().pid())?.saturating_sub(before);
+            beside.lasted += begun.elapsed();
+            let Some(heard) = watcher.map(Watcher::end).transpose()? else {
+                unwatched = driver.curve().clone();
+                continue;
+            };
+            let Some(spans) = heard.spans(driver.curve()) else {
+                bail!("nothing came by the dashboard's stream");
+            };
+            beside.bytes += heard.bytes;
+            for (beside, curve) in besides.iter_mut().zip([&unwatched, driver.curve()]) {
+                beside.dips(curve, &spans);
+            }
+        }
+        let own = used_by_all()?.saturating_sub(used_before);
+        let noise = machine::between(&from, &machine::look()?, own);
+        let figures = slices.iter().zip(&besides).map(|(slices, beside)| {
+            let lost = beside.lost_part();
+            let figures = slices.figures(self.host.server(), noise)?;
+            Ok(Figures { lost, ..figures })
+        });
+        Ok((figures.collect::<Result<_>>()?, besides))
+    }
+}
+
+/// Hundreds of disks with a guest each are more descriptors than a process may have as it comes; who is started by us may
+/// have as many.
+fn raise_limit() -> Result<()> {
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE).context("cannot read a limit")?;
+    setrlimit(Resource::RLIMIT_NOFILE, most, most).context("cannot raise the limit of open files")
+}
+
+/// CPU time of a daemon's threads that are not its I/O thread.
+fn others_time(pid: u32) -> Result<Duration> {
+    let tasks = PathBuf::from(format!("/proc/{pid}/task"));
+    let mut sum = Duration::ZERO;
+    for task in std::fs::read_dir(&tasks).with_context(|| format!("{pid} is gone"))? {
+        let task = task.context("cannot list threads")?.path();
+        // A thread may end while one looks.
+        let Ok(name) = std::fs::read_to_string(task.join("comm")) else {
+            continue;
+        };
+        if name.trim() != "tidegate-io0" {
+            let times = std::fs::read_to_string(task.join("schedstat")).unwrap_or_default();
+            let spent = times.split_whitespace().next();
+            let spent = spent.and_then(|ns| ns.parse().ok()).unwrap_or(0);
+            sum += Duration::from_nanos(spent);
+        }
+    }
+    Ok(sum)
+}
+
+/// What came by a stream, and what else was asked.
+#[derive(Clone, Debug, Default)]
+struct Heard {
+    /// When a look at the whole host came.
+    beats: Vec<Instant>,
+    bytes: u64,
+    /// From when until when something was asked and answered.
+    asked: Vec<(Instant, Instant)>,
+}
+
+impl Heard {
+    /// When the daemon can have done something for it, after a slice's beginning; none if the whole host was not looked at in
+    /// it.
+    fn spans(&self, slice: &Curve) -> Option<Vec<(Duration, Duration)>> {
+        let (open, close) = slice.ends()?;
+        let looked = self.beats.iter().any(|at| (open..close).contains(at));
+        let since = |at: Instant| at.saturating_duration_since(open);
+        let looks = self.beats.iter();
+        let looks = looks.map(|at| (since(*at).saturating_sub(LOOKS), *at));
+        let asked = self.asked.iter().map(|(from, to)| (since(*from), *to));
+        let all = looks.chain(asked);
+        looked.then(|| all.map(|(from, to)| (from, since(to + SETTLED))).collect())
+    }
+}
+
+/// Somebody who watches, until told to end.
+struct Watcher {
+    stream: TcpStream,
+    reads: JoinHandle<Heard>,
+    asks: JoinHandle<Result<Vec<(Instant, Instant)>>>,
+}
+
+impl Watcher {
+    /// Opens the page, and waits until it shows something. These are asked for in a while, too.
+    fn start(address: &str, paths: Vec<&'static str>) -> Result<Watcher> {
+        let request = "GET /dashboard/stream HTTP/1.1\r\nAccept: text/event-stream";
+        let stream = ask(address, request)?;
+        let mut lines = BufReader::new(stream.try_clone().context("cannot share a stream")?);
+        wait_for_beat(&mut lines)?;
+        let reads = spawn("dashboard", move || {
+            let mut heard = Heard::default();
+            let mut line = Vec::new();
+            // It ends when the stream is shut down, from either side.
+            while let Ok(count @ 1..) = lines.read_until(b'\n', &mut line) {
+                heard.bytes += count as u64;
+                if line.starts_with(b"event: beat") {
+                    heard.beats.push(Instant::now());
+                }
+                line.clear();
+            }
+            heard
+        })?;
+        let to = address.to_owned();
+        let asks = spawn("prometheus", move || {
+            if !paths.is_empty() {
+                std::thread::sleep(SINCE + ASKS);
+            }
+            let asked = paths.into_iter().map(|path| {
+                let from = Instant::now();
+                whole(&to, path)?;
+                Ok((from, Instant::now()))
+            });
+            asked.collect()
+        })?;
+        Ok(Watcher {
+            stream,
+            reads,
+            asks,
+        })
+    }
+
+    /// Closes the page. What it was shown since it was opened.
+    fn end(self) -> Result<Heard> {
+        // It may have been hung up on.
+        let _gone = self.stream.shutdown(Shutdown::Both);
+        let panicked = |_| anyhow::anyhow!("who watches has panicked");
+        let asked = self.asks.join().map_err(panicked)??;
+        let heard = self.reads.join().map_err(panicked)?;
+        Ok(Heard { asked, ..heard })
+    }
+}
+
+/// Reads a stream until the host was looked at once more.
+fn wait_for_beat(lines: &mut impl BufRead) -> Result<()> {
+    let mut line = String::new();
+    while line.trim_end() != "event: beat" {
+        line.clear();
+        if lines.read_line(&mut line).context("nothing is shown")? == 0 {
+            bail!("the dashboard shows nothing");
+        }
+    }
+    Ok(())
+}
+
+fn spawn<T: Send + 'static>(
+    name: &str,
+    body: impl FnOnce() -> T + Send + 'static,
+) -> Result<JoinHandle<T>> {
+    let thread = std::thread::Builder::new().name(name.into());
+    thread.spawn(body).context("cannot start a thread")
+}
+
+/// Asks for something, and reads all of the answer: what comes after its head.
+fn whole(address: &str, path: &str) -> Result<String> {
+    let request = format!("GET {path} HTTP/1.1\r\nConnection: close");
+    let mut answer = String::new();
+    ask(address, &request)?
+        .read_to_string(&mut answer)
+        .with_context(|| format!("GET {path} is not answered"))?;
+    match answer.split_once("\r\n\r\n") {
+        Some((head, body)) if head.starts_with("HTTP/1.1 200") => Ok(body.to_owned()),
+        _ => bail!("GET {path}: {}", answer.lines().next().unwrap_or_default()),
+    }
+}
+
+/// Sends a request whose head is written but for its host and its end.
+fn ask(address: &str, request: &str) -> Result<TcpStream> {
+    let stream = TcpStream::connect(address);
+    let mut stream = stream.with_context(|| format!("cannot connect to {address}"))?;
+    stream.set_read_timeout(Some(PATIENCE))?;
+    stream.write_all(format!("{request}\r\nHost: {address}\r\n\r\n").as_bytes())?;
+    Ok(stream)
+}
+
+#[expect(clippy::cast_precision_loss, reason = "bytes of some seconds")]
+fn float(number: u64) -> f64 {
+    number as f64
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::TcpListener;
+
+    /// Answers every connection with what `answer` says of its request's first line, until the value is dropped.
+    fn played(answer: fn(&str) -> &'static str) -> String {
+        let listener = TcpListener::bind("127.0.0.1:0").expect("a port is free");
+        let address = listener.local_addr().expect("it has one").to_string();
+        std::thread::spawn(move || {
+            for stream in listener.incoming() {
+                let mut stream = stream.expect("a client");
+                let mut lines = BufReader::new(stream.try_clone().expect("one more"));
+                let mut first = String::new();
+                lines.read_line(&mut first).expect("a request");
+                let mut line = String::new();
+                while line != "\r\n" {
+                    line.clear();
+                    lines.read_line(&mut line).expect("a request's head");
+                }
+                stream
+                    .write_all(answer(&first).as_bytes())
+                    .expect("it is listened to");
+                if first.contains("stream") {
+                    // Until the page is closed.
+                    std::thread::spawn(move || lines.read(&mut [0; 1]));
+                }
+            }
+        });
+        address
+    }
+
+    #[test]
+    fn who_watches_reads_the_stream_and_asks_for_the_metrics() {
+        let address = played(|request| match request.split(' ').nth(1) {
+            Some("/dashboard/stream") => {
+                "HTTP/1.1 200 OK\r\n\r\nevent: beat\ndata: {}\n\nevent: beat\n\nevent: beat\n\n"
+            }
+            Some("/metrics" | "/v1/status") => "HTTP/1.1 200 OK\r\n\r\nup 1\n",
+            _ => "HTTP/1.1 404 Not Found\r\n\r\n",
+        });
+        let watcher = Watcher::start(&address, vec!["/metrics"]).expect("it is shown something");
+        let heard = watcher.end().expect("all was answered");
+        assert_eq!((heard.beats.is_empty(), heard.asked.len()), (false, 1));
+    }
+
+    #[test]
+    fn a_dent_is_looked_for_from_before_a_look_came_and_while_something_was_asked() {
+        let open = Instant::now();
+        let at = |ms| open + Duration::from_millis(ms);
+        let mut slice = Curve::default();
+        slice.add(open, 0);
+        slice.add(at(1000), 1);
+        let mut heard = Heard {
+            beats: vec![at(500)],
+            asked: vec![(at(200), at(230))],
+            ..Heard::default()
+        };
+        let ms = |from, to| (Duration::from_millis(from), Duration::from_millis(to));
+        assert_eq!(heard.spans(&slice), Some(vec![ms(400, 510), ms(200, 240)]));
+        heard.beats = vec![at(1200)];
+        assert_eq!(heard.spans(&slice), None);
+    }
+
+    #[test]
+    fn metrics_that_are_not_told_spoil_the_trial() {
+        let address = played(|request| match request.split(' ').nth(1) {
+            Some("/dashboard/stream") => {
+                "HTTP/1.1 200 OK\r\n\r\nevent: beat\n\nevent: beat\n\nevent: beat\n\n"
+            }
+            _ => "HTTP/1.1 403 Forbidden\r\n\r\n",
+        });
+        let watcher = Watcher::start(&address, vec!["/metrics"]).expect("it is shown something");
+        let error = watcher.end().expect_err("it is told nothing");
+        assert!(error.to_string().contains("/metrics"), "{error:#}");
+        let watcher = Watcher::start(&address, Vec::new()).expect("it is shown something");
+        watcher.end().expect("nothing was asked");
+    }
+}

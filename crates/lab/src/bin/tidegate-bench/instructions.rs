@@ -1,0 +1,109 @@
+//! Instructions per request of filters and of I/O control, counted by callgrind.
+
+use anyhow::Result;
+use tidegate_lab::callgrind::per_request;
+use tidegate_lab::peers::{self, Store};
+use tidegate_lab::statistics;
+
+use crate::data_path::{Bench, missing};
+use crate::report::{Check, Report, Rule};
+use crate::scenarios::STACKS;
+
+/// How often each is counted, in turn: how many requests a turn finds is chance, and what a turn costs is shared by them.
+const ROUNDS: usize = 5;
+/// What each of [`STACKS`] may add. A filter is called twice for all requests that are carried out together; `stats` looks at each that ends.
+/// These guard what was reached, beside the percentages that are wanted.
+const MOST_ADDED: [f64; 3] = [15.0, 20.0, 45.0];
+
+/// What I/O control may add, as a part, while it is not engaged: nobody who needs no control should feel it.
+const CONTROL_MOST: f64 = 1.03;
+
+/// Counts with no filter, with each stack, and under I/O control.
+///
+/// # Errors
+/// A run fails.
+pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
+    stacks(bench, report)?;
+    control(bench, report)
+}
+
+fn stacks(bench: &Bench, report: &mut Report) -> Result<()> {
+    let mut plain = Vec::new();
+    let mut with = vec![Vec::new(); STACKS.len()];
+    if bench.has_tidegate() && !missing(report, &["valgrind"]) {
+        for _ in 0..ROUNDS {
+            plain.push(ours(bench, &[])?);
+            for (counts, (_, filters, _)) in with.iter_mut().zip(STACKS) {
+                counts.push(ours(bench, filters)?);
+            }
+        }
+        let each = std::iter::once(("no filter", &plain))
+            .chain(STACKS.iter().map(|(name, ..)| *name).zip(&with));
+        for (name, counts) in each {
+            if let Some(count) = statistics::spread(counts) {
+                let note = format!("instructions per request, {name}: {:.0}", count.median);
+                report.notes.push(note);
+            }
+        }
+    }
+    for (((name, _, bound), most), counts) in STACKS.into_iter().zip(MOST_ADDED).zip(&with) {
+        let ratio = statistics::ratio(counts, &plain);
+        let more: Vec<f64> = counts
+            .iter()
+            .zip(&plain)
+            .map(|(with, without)| with - without)
+            .collect();
+        let added = statistics::ratio(&more, &vec![1.0; more.len()]);
+        let claim = format!("instructions per request, {name} by no filter's");
+        report
+            .checks
+            .push(Check::new(claim, Rule::AtMost(bound), ratio, ROUNDS));
+        let claim = format!("instructions per request that {name} adds");
+        report
+            .checks
+            .push(Check::new(claim, Rule::AtMost(most), added, ROUNDS));
+    }
+    Ok(())
+}
+
+/// Counts the engine alone with and without control, which is not engaged.
+fn control(bench: &Bench, report: &mut Report) -> Result<()> {
+    let mut ratio = None;
+    if let Some(program) = &bench.options.bare
+        && !missing(report, &["valgrind"])
+    {
+        let mut counts = [0.0; 2];
+        for (controlled, count) in [false, true].into_iter().zip(&mut counts) {
+            let sockets = [bench.path("counted.sock")];
+            let launch = peers::engine(program, &sockets, controlled, bench.setup.server_cpu);
+            *count = per_request(&bench.setup.scratch, &launch)?;
+        }
+        let [without, with] = counts;
+        report.notes.push(format!(
+            "instructions per request, the engine alone: {without:.0}; under control that is not engaged: {with:.0}"
+        ));
+        ratio = statistics::ratio(&[with], &[without]);
+    }
+    report.checks.push(Check::new(
+        "instructions per request, control not engaged by no control's",
+        Rule::AtMost(CONTROL_MOST),
+        ratio,
+        1,
+    ));
+    Ok(())
+}
+
+fn ours(bench: &Bench, filters: &[&str]) -> Result<f64> {
+    let tidegate = bench.tidegate(&Store::Null, filters, Some(0));
+    let socket = bench.path("counted.sock");
+    per_request(
+        &bench.setup.scratch,
+        &peers::tidegate(
+            "tidegate",
+            &tidegate,
+            Some(&socket),
+            None,
+            bench.setup.server_cpu,
+        ),
+    )
+}

@@ -1,0 +1,186 @@
+//! `tidegate-bench`: the data-path bench, and the bare ring loop that it uses as a ceiling, as a program of its own.
+
+#![forbid(unsafe_code)]
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, Result};
+use clap::{Parser, Subcommand};
+use tidegate_lab::measure::{self, Ask};
+use tidegate_lab::play::{self, Order};
+use tidegate_lab::tally::{Tally, Until};
+use tidegate_lab::vhost::Wait;
+use tidegate_lab::{peers, server};
+
+mod bare;
+mod compare;
+mod control;
+mod dashboard;
+mod data_path;
+mod engine;
+mod fleet;
+mod instructions;
+mod report;
+mod scenarios;
+
+use data_path::Options;
+use engine::Control;
+
+/// Measures Tidegate's data path against its peers.
+#[derive(Parser)]
+#[command(version)]
+struct Command {
+    #[command(subcommand)]
+    verb: Verb,
+}
+
+#[derive(Subcommand)]
+enum Verb {
+    /// Run the bench: a table of figures, then which ratios hold; exit code 1 when one does not
+    DataPath(Options),
+    /// Serve an empty disk by the bare ring loop to one vhost-user client
+    Bare {
+        /// Where to listen
+        #[arg(long)]
+        socket: PathBuf,
+        /// Poll instead of sleeping
+        #[arg(long)]
+        poll: bool,
+    },
+    /// Serve empty disks by the engine alone, each to one vhost-user client
+    Engine {
+        /// Where to listen, once for each disk
+        #[arg(long = "socket", required = true)]
+        sockets: Vec<PathBuf>,
+        /// Under I/O control, which never engages
+        #[arg(long)]
+        controlled: bool,
+    },
+    /// Load the disks of a running server with 4 KiB random reads, as one guest each: to look at its profile meanwhile
+    Guests {
+        /// The vhost-user sockets
+        #[arg(required = true)]
+        sockets: Vec<PathBuf>,
+        /// Requests in flight, per disk
+        #[arg(long, default_value_t = 32)]
+        depth: u16,
+        /// How long
+        #[arg(long, default_value_t = 5)]
+        seconds: u64,
+        /// The guests' core
+        #[arg(long, default_value_t = 1)]
+        cpu: usize,
+        /// Poll instead of sleeping: no wake-up is in the way
+        #[arg(long)]
+        poll: bool,
+    },
+    /// Play a scenario on real daemons before one emulated array; exit code 1 when an expectation does not hold
+    Scenario {
+        /// The scenario's file, such as scenarios/sioc-3.toml
+        file: PathBuf,
+        /// Where its chances begin
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        /// Play this much of each phase, in percent
+        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100))]
+        percent: u64,
+        /// Play all its ways at once: for arrays of a few hundred I/Os a second
+        #[arg(long)]
+        at_once: bool,
+        /// Tell what each disk did in every second
+        #[arg(long)]
+        course: bool,
+        /// The Tidegate to play on
+        #[arg(long, default_value = "target/release/tidegate")]
+        tidegate: PathBuf,
+    },
+}
+
+fn main() -> ExitCode {
+    match run(Command::parse().verb) {
+        Ok(true) => ExitCode::SUCCESS,
+        Ok(false) => ExitCode::FAILURE,
+        Err(error) => {
+            eprintln!("error: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+fn run(verb: Verb) -> Result<bool> {
+    match verb {
+        Verb::DataPath(mut options) => {
+            if options.bare.is_none() {
+                options.bare = Some(std::env::current_exe().context("cannot find this program")?);
+            }
+            data_path::run(options)
+        }
+        Verb::Bare { socket, poll } => {
+            let wait = if poll { Wait::Poll } else { Wait::Sleep };
+            bare::serve(&socket, peers::NULL_SIZE, wait).map(|()| true)
+        }
+        Verb::Engine {
+            sockets,
+            controlled,
+        } => {
+            let control = if controlled {
+                Control::NotEngaged
+            } else {
+                Control::None
+            };
+            engine::serve(&sockets, peers::NULL_SIZE, control).map(|()| true)
+        }
+        Verb::Guests {
+            sockets,
+            depth,
+            seconds,
+            cpu,
+            poll,
+        } => {
+            server::pin(cpu)?;
+            let until = Until::Time(Duration::ZERO, Duration::from_secs(seconds));
+            let ask = Ask {
+                wait: if poll { Wait::Poll } else { Wait::Sleep },
+                ..Ask::random_reads(depth)
+            };
+            let tallies = measure::drive(&sockets, &ask, until, &mut |_| {})?;
+            let all = Tally::sum(&tallies);
+            println!(
+                "{:.0} IOPS, p50 {:.1} us, p99 {:.1} us",
+                all.iops(),
+                all.percentile_us(50.0),
+                all.percentile_us(99.0)
+            );
+            if sockets.len() > 1 {
+                let each = tallies.iter().map(|one| format!("{:.0}", one.iops()));
+                println!("each: {}", each.collect::<Vec<_>>().join(" "));
+            }
+            Ok(true)
+        }
+        Verb::Scenario {
+            file,
+            seed,
+            percent,
+            at_once,
+            course,
+            tidegate,
+        } => {
+            let scenario = play::read(&file)?.scaled(percent);
+            let order = if at_once {
+                Order::AtOnce
+            } else {
+                Order::InTurn
+            };
+            let mut say = |says: &str| eprintln!("{says}");
+            let performances = play::play(&tidegate, &scenario, seed, order, &mut say)?;
+            let (text, holds) = play::judged(&scenario, &performances);
+            if course {
+                print!("{}", play::course(&scenario, &performances));
+            }
+            print!("{text}");
+            Ok(holds)
+        }
+    }
+}

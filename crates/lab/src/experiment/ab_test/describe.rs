@@ -1,0 +1,246 @@
+//! A contest in words: who competes, in what, what is expected, and how its rounds were made.
+//!
+//! For `lab show` and the report; [`crate::experiment::about`] does the same for scenarios.
+
+use serde::Serialize;
+
+use super::{Across, Contest, Expect, Over, Sweep};
+use crate::draw::label;
+use crate::experiment::PUBLISHED;
+use crate::experiment::findings::Findings;
+use crate::experiment::summary::{About, AboutCheck, SetUp};
+use crate::interleaved::BRIEF;
+
+/// A contest, told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AboutContest {
+    /// Who takes part.
+    pub contestants: Vec<AboutContestant>,
+    /// In what.
+    pub sweeps: Vec<AboutSweep>,
+    /// How often contestants meet at each point.
+    pub rounds: u32,
+    /// How long each is measured in a round.
+    pub trial_s: f64,
+    /// Whether their servers run side by side in a round and are asked in turn.
+    pub side_by_side: bool,
+    /// Points that are left out at this length.
+    pub left_out: Vec<String>,
+}
+
+/// A contestant, told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AboutContestant {
+    /// What it is called.
+    pub name: String,
+    /// What it is.
+    pub what: String,
+}
+
+/// A sweep, told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AboutSweep {
+    /// What it is called.
+    pub title: String,
+    /// Its points.
+    pub points: Vec<String>,
+    /// What is asked: at the first of them; at each, where they are kinds of work.
+    pub work: Vec<String>,
+}
+
+impl Contest {
+    /// The contest in words.
+    #[must_use]
+    pub fn about(&self) -> About {
+        let contestants = self.contestants.iter();
+        let names: Vec<String> = contestants.clone().map(|one| one.name.clone()).collect();
+        let lasts = self.lasts().as_secs_f64();
+        About {
+            name: self.name.clone(),
+            title: self.title.clone(),
+            source: self.source.clone(),
+            published: PUBLISHED.contains(&self.name.as_str()),
+            set_up: SetUp::Contest(AboutContest {
+                contestants: contestants
+                    .map(|one| AboutContestant {
+                        name: one.name.clone(),
+                        what: one.words(),
+                    })
+                    .collect(),
+                sweeps: self
+                    .sweeps
+                    .iter()
+                    .map(|sweep| AboutSweep {
+                        title: sweep.title.clone(),
+                        points: sweep
+                            .points
+                            .iter()
+                            .map(|point| point.name.clone())
+                            .collect(),
+                        work: sweep
+                            .points
+                            .iter()
+                            .take(match sweep.across {
+                                Across::Work => usize::MAX,
+                                _ => 1,
+                            })
+                            .map(|point| point.work.words())
+                            .collect(),
+                    })
+                    .collect(),
+                rounds: self.rounds,
+                trial_s: self.span().as_secs_f64(),
+                side_by_side: self.side_by_side,
+                left_out: self.left_out.clone(),
+            }),
+            ways: names,
+            checks: self
+                .expects
+                .iter()
+                .map(|expect| AboutCheck {
+                    what: self.words(expect),
+                    bar: bar(expect),
+                    published: expect.source.clone(),
+                })
+                .collect(),
+            run_s: lasts / f64::from(self.rounds.max(1)),
+            engine_s: lasts,
+            only_simulated: None,
+        }
+    }
+
+    /// Which figure a check is about.
+    pub(super) fn words(&self, expect: &Expect) -> String {
+        let sweep = &self.sweeps[expect.sweep];
+        let own = &self.contestants[expect.contestant].name;
+        let mut says = format!("{}, {own}", expect.what.words());
+        match (&expect.at, expect.over) {
+            (Some(at), _) => says += &format!(" at {}", point_words(sweep, at)),
+            (None, Over::Mean) => {}
+            (None, Over::Least) => says += ", where it is least",
+            (None, Over::Most) => says += ", where it is most",
+        }
+        if let Some(against) = &expect.against {
+            says += ", by that";
+            if against.contestant != expect.contestant {
+                says += &format!(" of {}", self.contestants[against.contestant].name);
+            }
+            if let Some(at) = &against.at {
+                says += &format!(" at {}", point_words(sweep, at));
+            }
+        }
+        if self.sweeps.len() > 1 {
+            says += &format!(", \u{201c}{}\u{201d}", sweep.title);
+        }
+        says
+    }
+}
+
+/// A point as one speaks of it.
+pub(super) fn point_words(sweep: &Sweep, point: &str) -> String {
+    match sweep.across {
+        Across::Vms if point == "1" => "1 VM".to_owned(),
+        Across::Vms => format!("{point} VMs"),
+        Across::Outstanding => format!("{point} outstanding"),
+        Across::Size => point.to_owned(),
+        Across::Work => format!("\u{201c}{point}\u{201d}"),
+    }
+}
+
+pub(super) fn unit(expect: &Expect) -> &'static str {
+    match expect.against {
+        Some(_) => "",
+        None => expect.what.unit(),
+    }
+}
+
+pub(super) fn bar(expect: &Expect) -> String {
+    let unit = unit(expect);
+    match (expect.at_least, expect.at_most) {
+        (Some(least), Some(most)) => format!("{} to {}{unit}", label(least), label(most)),
+        (Some(least), None) => format!("at least {}{unit}", label(least)),
+        (None, Some(most)) => format!("at most {}{unit}", label(most)),
+        (None, None) => String::new(),
+    }
+}
+
+/// How its rounds were made: one sentence each.
+pub(in crate::experiment) fn method(findings: &Findings, about: &AboutContest) -> Vec<String> {
+    let mut says = vec![
+        "On real servers: a fresh server for every trial, with one processor for it and another for who asks; the same \
+         two for all contestants. Who asks a file itself has a server's. Where one processor takes all interrupts of the \
+         file's disk, that is the server's. Servers' processor time is read at the edges of the measured window."
+            .to_owned(),
+        format!(
+            "{} rounds at every point, {} s measured in each trial. Contestants take turns, and turns at being first. A \
+             ratio is taken within a round, and the median of the rounds is judged; in brackets from the least to the most.",
+            u64::from(about.rounds) * u64::from(findings.repeat),
+            label(about.trial_s)
+        ),
+        "A check over several points is of their geometric mean, unless it says otherwise.".to_owned(),
+        "A trial during which others had more of a processor than it bears was made again, a fifth of all trials at \
+         most; those that stayed disturbed are drawn, and judged by nobody."
+            .to_owned(),
+        format!("Length: {} % of what the file says.", findings.percent),
+    ];
+    if about.side_by_side {
+        says.push(format!(
+            "In a round all servers run side by side, and each is asked in turns of {} ms: what differs by a percent is \
+             measured within the same tenth of a second. Whoever has no turn sleeps.",
+            BRIEF.span.as_millis()
+        ));
+    }
+    if about.left_out.is_empty() {
+        says.push("All points of the file are there.".to_owned());
+    }
+    for left_out in &about.left_out {
+        says.push(format!("Left out at this length: {left_out}."));
+    }
+    let rejected: usize = findings.measured.iter().map(|row| row.rejected).sum();
+    let trials: usize = findings.measured.iter().map(|row| row.rounds).sum();
+    let quiet: usize = findings.measured.iter().map(|row| row.quiet).sum();
+    says.push(format!(
+        "Of {trials} trials {quiet} were quiet; {rejected} were thrown away before and made again."
+    ));
+    let awake: usize = findings.measured.iter().map(|row| row.awake).sum();
+    says.push(format!(
+        "In {awake} of them idle processors were kept awake, as hosts are tuned for latency; in the others waking them is \
+         measured too."
+    ));
+    says.push("Ratios travel, absolute figures do not: quote both with the machine.".to_owned());
+    says
+}
+
+#[cfg(test)]
+mod tests {
+    use crate::experiment::Entry;
+
+    #[test]
+    fn a_contest_says_who_competes_in_what_and_its_words_for_programs_keep_their_places() {
+        let entry = Entry::find("filter-overhead").expect("it can be read");
+        let about = entry.expect("it is there").scaled(10).about();
+        assert!(about.published && about.only_simulated.is_none());
+        assert_eq!(about.ways, ["no filter", "null filter"]);
+        let json = serde_json::to_value(&about).expect("plain data");
+        assert_eq!(json["sweeps"][0]["points"][2], "32");
+        assert_eq!(json["contestants"][1]["name"], "null filter");
+        assert_eq!(
+            json["left_out"][0],
+            "By number of VMs, each with 128 outstanding: 2, 4, 16"
+        );
+        assert!(json.get("disks").is_none());
+        let check = &about.checks[0];
+        assert!(
+            check
+                .what
+                .starts_with("throughput, null filter, by that of no filter"),
+            "{}",
+            check.what
+        );
+        assert_eq!(check.bar, "at least 0.99");
+        let scenario = Entry::find("sioc-3").expect("it can be read");
+        let about = scenario.expect("it is there").about();
+        let scenario = serde_json::to_value(about).expect("plain data");
+        assert_eq!(scenario["hosts"][1], "host2");
+    }
+}

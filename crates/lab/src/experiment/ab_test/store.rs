@@ -1,0 +1,225 @@
+//! A round at one point of a sweep as a file: what each contestant's trial came to.
+//!
+//! # Units
+//! As the names say; processor time in percent of one processor.
+
+use serde::{Deserialize, Serialize};
+
+use super::Measure;
+use crate::experiment::On;
+use crate::experiment::store::Busy;
+
+/// A round.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Round {
+    /// The form of this file.
+    pub format: u32,
+    /// Which contest.
+    pub experiment: String,
+    /// Where it was made: always on real servers.
+    pub on: On,
+    /// Which round, from one on.
+    pub repeat: u32,
+    /// The sweep and the point, as in the file's name.
+    pub way: String,
+    /// The same in words.
+    pub way_words: String,
+    /// The sweep.
+    pub sweep: String,
+    /// The point.
+    pub point: String,
+    /// When it began, by the clock on the wall.
+    pub began: String,
+    /// How long it took.
+    pub took_s: f64,
+    /// Of Tidegate.
+    pub version: String,
+    /// How busy the machine was.
+    pub busy: Busy,
+    /// Who was measured.
+    pub trials: Vec<Trial>,
+    /// Who cannot take part on this machine.
+    pub absent: Vec<Absent>,
+    /// Whose trial failed: it is made again by whoever goes on.
+    #[serde(default)]
+    pub failed: Vec<Absent>,
+}
+
+/// A contestant's trial.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Trial {
+    /// Whose.
+    pub contestant: String,
+    /// Requests a second.
+    pub iops: f64,
+    /// Bytes of each.
+    pub size: u32,
+    /// Median latency.
+    pub p50_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// What the server had of a processor.
+    pub server_percent: f64,
+    /// What who asked had of one; none where that was not measured.
+    pub client_percent: Option<f64>,
+    /// The fastest VM's IOPS by the slowest one's.
+    pub unfairness: f64,
+    /// The server's memory at the end.
+    pub resident_bytes: u64,
+    /// Whether a processor was emulated, so that the figures tell of that.
+    pub emulated: bool,
+    /// Whether idle processors were kept awake meanwhile.
+    #[serde(default)]
+    pub awake: bool,
+    /// What disturbed it.
+    pub noise: Busy,
+    /// Whether that is little enough to be judged by.
+    pub quiet: bool,
+    /// What disturbed earlier attempts, which were thrown away.
+    pub rejected: Vec<Busy>,
+}
+
+/// A contestant that was not measured.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Absent {
+    /// Who.
+    pub contestant: String,
+    /// Why.
+    pub why: String,
+}
+
+impl Trial {
+    /// A figure of it.
+    #[must_use]
+    pub fn figure(&self, what: Measure) -> f64 {
+        match what {
+            Measure::Iops => self.iops,
+            Measure::Bandwidth => self.iops * f64::from(self.size) / 1e6,
+            Measure::Latency => self.p50_us,
+            Measure::Cpu => self.per_kiops(self.server_percent),
+        }
+    }
+
+    /// The server's and the asker's processor time by I/O, where both were measured.
+    #[must_use]
+    pub fn cpu_of_both(&self) -> Option<f64> {
+        let client = self.client_percent?;
+        Some(self.per_kiops(self.server_percent + client))
+    }
+
+    fn per_kiops(&self, percent: f64) -> f64 {
+        percent / (self.iops / 1_000.0)
+    }
+}
+
+impl Round {
+    /// A contestant's trial.
+    #[must_use]
+    pub fn trial(&self, contestant: &str) -> Option<&Trial> {
+        let mut trials = self.trials.iter();
+        trials.find(|trial| trial.contestant == contestant)
+    }
+
+    /// Whose trials failed, and why; none where none did.
+    #[must_use]
+    pub fn problem(&self) -> Option<String> {
+        let failed = self.failed.iter();
+        let each: Vec<String> = failed
+            .map(|failed| format!("{}: {}", failed.contestant, failed.why))
+            .collect();
+        (!each.is_empty()).then(|| {
+            let (on, words, repeat) = (self.on, &self.way_words, self.repeat);
+            format!("{on}, {words}, round {repeat}: {}", each.join("; "))
+        })
+    }
+
+    /// The trials as a table, a line each.
+    #[must_use]
+    pub fn csv(&self) -> String {
+        let mut text = String::from(
+            "sweep,point,round,contestant,iops,mb_per_s,p50_us,p99_us,server_percent_per_kiops,server_percent,\
+             client_percent,foreign_percent,steal_percent,quiet,rejected\n",
+        );
+        for trial in &self.trials {
+            let client = trial
+                .client_percent
+                .map_or(String::new(), |client| format!("{client:.1}"));
+            text += &format!(
+                "{},{},{},{},{:.0},{:.2},{:.1},{:.1},{:.5},{:.1},{client},{:.1},{:.1},{},{}\n",
+                quoted(&self.sweep),
+                quoted(&self.point),
+                self.repeat,
+                quoted(&trial.contestant),
+                trial.iops,
+                trial.figure(Measure::Bandwidth),
+                trial.p50_us,
+                trial.p99_us,
+                trial.figure(Measure::Cpu),
+                trial.server_percent,
+                trial.noise.foreign_percent,
+                trial.noise.steal_percent,
+                trial.quiet,
+                trial.rejected.len()
+            );
+        }
+        text
+    }
+}
+
+/// A cell that may have commas in it.
+fn quoted(text: &str) -> String {
+    format!("\"{}\"", text.replace('"', "\"\""))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn figures_have_the_units_that_they_are_published_in() {
+        let trial = Trial {
+            iops: 50_000.0,
+            size: 4096,
+            server_percent: 25.0,
+            client_percent: Some(75.0),
+            ..Trial::default()
+        };
+        assert_eq!(trial.figure(Measure::Bandwidth), 204.8);
+        assert_eq!(trial.figure(Measure::Cpu), 0.5);
+        assert_eq!(trial.cpu_of_both(), Some(2.0));
+    }
+
+    #[test]
+    fn a_table_has_a_line_for_each_trial_and_cells_keep_their_commas() {
+        let trial = |name: &str| Trial {
+            contestant: name.into(),
+            ..Trial::default()
+        };
+        let round = Round {
+            format: 1,
+            experiment: "x".into(),
+            on: On::Engine,
+            repeat: 2,
+            way: "work-reads".into(),
+            way_words: String::new(),
+            sweep: "work".into(),
+            point: "reads, 8 x 16".into(),
+            began: String::new(),
+            took_s: 0.0,
+            version: String::new(),
+            busy: Busy::default(),
+            trials: vec![trial("a"), trial("b")],
+            absent: Vec::new(),
+            failed: Vec::new(),
+        };
+        let table = round.csv();
+        assert_eq!(table.lines().count(), 3);
+        assert!(
+            table.contains("\"work\",\"reads, 8 x 16\",2,\"a\","),
+            "{table}"
+        );
+        let back = serde_json::to_string(&round).expect("plain data");
+        let back: Round = serde_json::from_str(&back).expect("what was written can be read");
+        assert_eq!(back, round);
+    }
+}

@@ -1,0 +1,442 @@
+//! A run as a file: everything that came out of it, so that it can be judged and drawn again without being made again.
+//!
+//! Columns rather than rows: a series is a list of numbers that other programs read at once. The judge's own
+//! [`Results`] come back from it exactly.
+//!
+//! # Units
+//! As the names say; a bin is `bin_ms` long, and latencies stand in the order in which I/Os ended.
+
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::{Deserialize, Serialize};
+use tidegate_core::units::{Span, Time};
+use tidegate_sim::results::{
+    BIN, DatastoreBin, DatastoreSeries, DiskBin, DiskSeries, HostBin, HostSeries, Results,
+};
+use tidegate_sim::{Breach, Run, Scenario, Variant};
+
+use super::On;
+use crate::machine::Noise;
+use crate::play;
+
+/// What this file's form is called; a later one will have a larger number.
+pub const FORMAT: u32 = 1;
+
+/// A run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Kept {
+    /// The form of this file.
+    pub format: u32,
+    /// Which experiment.
+    pub experiment: String,
+    /// Where it was made.
+    pub on: On,
+    /// Which time it was, from one on.
+    pub repeat: u32,
+    /// Where its chances began.
+    pub seed: u64,
+    /// In which way, as in the file's name.
+    pub way: String,
+    /// The same in words.
+    pub way_words: String,
+    /// When it began, by the clock on the wall.
+    pub began: String,
+    /// How long making it took.
+    pub took_s: f64,
+    /// Of Tidegate.
+    pub version: String,
+    /// How busy the machine was.
+    pub busy: Busy,
+    /// How busy it was during earlier attempts that were thrown away for it.
+    pub rejected: Vec<Busy>,
+    /// By how much the emulated array was late, on real daemons.
+    #[serde(default)]
+    pub late: Option<Late>,
+    /// I/Os that ended with an error.
+    pub errors: u64,
+    /// I/Os started, where that was counted.
+    pub started: u64,
+    /// The widest gap between two disks of a host, by what it may be; of the simulator.
+    pub lag: f64,
+    /// Of everything that happened, in order; of the simulator.
+    pub fingerprint: String,
+    /// What must not be, and was.
+    pub breaches: Vec<KeptBreach>,
+    /// What governors had to say.
+    pub told: Vec<KeptTold>,
+    /// The length of a bin.
+    pub bin_ms: u64,
+    /// By disk.
+    pub disks: Vec<KeptDisk>,
+    /// By host.
+    pub hosts: Vec<KeptHost>,
+    /// Of the datastore.
+    pub datastore: KeptDatastore,
+}
+
+/// What the machine's processors did meanwhile, in percent of one of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Busy {
+    /// For the run: guests, daemons and array.
+    pub own_percent: f64,
+    /// For other programs.
+    pub foreign_percent: f64,
+    /// For other machines, by the hypervisor's account.
+    pub steal_percent: f64,
+}
+
+/// By how much an emulated array answered later than its model did: the machine's doing.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Late {
+    /// On average.
+    pub mean_us: u64,
+    /// At most.
+    pub most_us: u64,
+}
+
+impl Busy {
+    /// Of a run that took so long.
+    pub(super) fn of(noise: Noise, own: Duration, took: Duration) -> Busy {
+        Busy {
+            own_percent: own.as_secs_f64() / took.as_secs_f64().max(1e-9) * 100.0,
+            foreign_percent: noise.foreign_percent,
+            steal_percent: noise.steal_percent,
+        }
+    }
+}
+
+impl Late {
+    /// Whether the machine stood still meanwhile.
+    #[must_use]
+    pub fn stood_still(self) -> bool {
+        let span = Span::from_micros;
+        play::is_still(span(self.mean_us), span(self.most_us))
+    }
+}
+
+/// A breach.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KeptBreach {
+    /// When.
+    pub at_ns: u64,
+    /// What.
+    pub what: String,
+}
+
+/// What a governor had to say.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct KeptTold {
+    /// When.
+    pub at_ns: u64,
+    /// What.
+    pub says: String,
+}
+
+/// A disk's columns.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct KeptDisk {
+    /// What it is called.
+    pub name: String,
+    /// I/Os that ended in each bin.
+    pub ios: Vec<u64>,
+    /// Their bytes.
+    pub bytes: Vec<u64>,
+    /// What they were charged.
+    pub cost: Vec<u64>,
+    /// What the array worked for them.
+    pub device_ns: Vec<u64>,
+    /// Units that started.
+    pub units: Vec<u64>,
+    /// Orders that ended in each bin.
+    pub orders: Vec<u32>,
+    /// How long each I/O took.
+    pub latencies_us: Vec<u32>,
+    /// How long each waited for its turn; empty where none did.
+    pub waits_us: Vec<u32>,
+    /// How long each order took.
+    pub orders_us: Vec<u32>,
+}
+
+/// A host's columns.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct KeptHost {
+    /// What it is called.
+    pub name: String,
+    /// What it might have in flight, in reference I/Os.
+    pub window: Vec<f64>,
+    /// What it had.
+    pub in_flight: Vec<u64>,
+    /// The latency it believed in.
+    pub latency_us: Vec<u64>,
+    /// The latency it held the datastore to.
+    pub threshold_us: Vec<u64>,
+    /// Whether control was engaged.
+    pub engaged: Vec<bool>,
+}
+
+/// The datastore's columns.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct KeptDatastore {
+    /// Guests' I/Os that ended there.
+    pub ios: Vec<u64>,
+    /// The sum of the times they were there.
+    pub latency_ns: Vec<u64>,
+    /// What was there at the end of the bin.
+    pub outstanding: Vec<u64>,
+    /// I/Os on the coordination file.
+    pub coordination: Vec<u64>,
+}
+
+impl Kept {
+    /// Takes the figures out of a run; the rest is the caller's to fill in.
+    #[must_use]
+    pub fn of(scenario: &Scenario, on: On, run: &Run) -> Kept {
+        let results = &run.results;
+        let disks = scenario.disks.iter().zip(&results.disks);
+        let hosts = scenario.hosts.iter().zip(&results.hosts);
+        let bins = &results.datastore.bins;
+        Kept {
+            format: FORMAT,
+            experiment: scenario.name.clone(),
+            on,
+            repeat: 0,
+            seed: run.seed,
+            way: String::new(),
+            way_words: String::new(),
+            began: String::new(),
+            took_s: 0.0,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            busy: Busy::default(),
+            rejected: Vec::new(),
+            late: None,
+            errors: 0,
+            started: run.started,
+            lag: run.lag,
+            fingerprint: format!("{:016x}", run.fingerprint),
+            breaches: (run.breaches.iter())
+                .map(|breach| KeptBreach {
+                    at_ns: breach.at.as_nanos(),
+                    what: breach.what.clone(),
+                })
+                .collect(),
+            told: (results.told.iter())
+                .map(|(at, says)| KeptTold {
+                    at_ns: at.as_nanos(),
+                    says: says.clone(),
+                })
+                .collect(),
+            bin_ms: BIN.as_micros() / 1_000,
+            disks: disks
+                .map(|(disk, series)| kept_disk(&disk.name, series))
+                .collect(),
+            hosts: hosts
+                .map(|(host, series)| kept_host(&host.name, series))
+                .collect(),
+            datastore: KeptDatastore {
+                ios: bins.iter().map(|bin| bin.ios).collect(),
+                latency_ns: bins.iter().map(|bin| bin.latency_ns).collect(),
+                outstanding: bins.iter().map(|bin| bin.outstanding).collect(),
+                coordination: bins.iter().map(|bin| bin.coordination).collect(),
+            },
+        }
+    }
+
+    /// The run as the judge takes it.
+    ///
+    /// # Errors
+    /// The file is not of this scenario, or its columns do not fit each other.
+    pub fn run(&self, scenario: &Scenario, variant: &Variant) -> Result<Run> {
+        let names = self.disks.iter().map(|disk| &disk.name);
+        let hosts = self.hosts.iter().map(|host| &host.name);
+        if !names.eq(scenario.disks.iter().map(|disk| &disk.name))
+            || !hosts.eq(scenario.hosts.iter().map(|host| &host.name))
+        {
+            bail!("it is of other disks or hosts than the experiment's");
+        }
+        let disks = self.disks.iter().map(|kept| {
+            series(kept).with_context(|| format!("the columns of disk {} do not fit", kept.name))
+        });
+        let store = &self.datastore;
+        let bins = 0..store.ios.len();
+        let bins = bins.map(|bin| {
+            Some(DatastoreBin {
+                ios: store.ios[bin],
+                latency_ns: *store.latency_ns.get(bin)?,
+                outstanding: *store.outstanding.get(bin)?,
+                coordination: *store.coordination.get(bin)?,
+            })
+        });
+        let bins: Option<Vec<_>> = bins.collect();
+        Ok(Run {
+            variant: variant.clone(),
+            seed: self.seed,
+            fingerprint: u64::from_str_radix(&self.fingerprint, 16).unwrap_or(0),
+            lag: self.lag,
+            started: self.started,
+            breaches: (self.breaches.iter())
+                .map(|breach| Breach {
+                    at: Time::from_nanos(breach.at_ns),
+                    what: breach.what.clone(),
+                })
+                .collect(),
+            results: Results {
+                disks: disks.collect::<Result<_>>()?,
+                hosts: self.hosts.iter().map(host_series).collect::<Result<_>>()?,
+                datastore: DatastoreSeries {
+                    bins: bins.context("the datastore's columns do not fit")?,
+                },
+                told: (self.told.iter())
+                    .map(|told| (Time::from_nanos(told.at_ns), told.says.clone()))
+                    .collect(),
+            },
+        })
+    }
+}
+
+fn kept_disk(name: &str, series: &DiskSeries) -> KeptDisk {
+    let bins = &series.bins;
+    let column = |what: fn(&DiskBin) -> u64| bins.iter().map(what).collect();
+    let total = u32::try_from(series.orders_us.len()).unwrap_or(u32::MAX);
+    let next = bins
+        .iter()
+        .skip(1)
+        .map(|bin| bin.orders_from)
+        .chain([total]);
+    let waited = series.waits_us.iter().any(|wait| *wait > 0);
+    KeptDisk {
+        name: name.to_owned(),
+        ios: column(|bin| bin.ios),
+        bytes: column(|bin| bin.bytes),
+        cost: column(|bin| bin.cost),
+        device_ns: column(|bin| bin.device_ns),
+        units: column(|bin| bin.units),
+        orders: bins
+            .iter()
+            .zip(next)
+            .map(|(bin, next)| next - bin.orders_from)
+            .collect(),
+        latencies_us: series.latencies_us.clone(),
+        waits_us: if waited {
+            series.waits_us.clone()
+        } else {
+            Vec::new()
+        },
+        orders_us: series.orders_us.clone(),
+    }
+}
+
+fn kept_host(name: &str, series: &HostSeries) -> KeptHost {
+    let bins = &series.bins;
+    let column = |what: fn(&HostBin) -> u64| bins.iter().map(what).collect();
+    KeptHost {
+        name: name.to_owned(),
+        window: bins.iter().map(|bin| bin.window).collect(),
+        in_flight: column(|bin| bin.in_flight),
+        latency_us: column(|bin| bin.latency_us),
+        threshold_us: column(|bin| bin.threshold_us),
+        engaged: bins.iter().map(|bin| bin.engaged).collect(),
+    }
+}
+
+fn series(kept: &KeptDisk) -> Result<DiskSeries> {
+    let (mut latencies_from, mut orders_from) = (0_u32, 0_u32);
+    let mut bins = Vec::with_capacity(kept.ios.len());
+    for (place, &ios) in kept.ios.iter().enumerate() {
+        let cell = |column: &Vec<u64>| column.get(place).copied().context("a short column");
+        bins.push(DiskBin {
+            ios,
+            bytes: cell(&kept.bytes)?,
+            cost: cell(&kept.cost)?,
+            device_ns: cell(&kept.device_ns)?,
+            units: cell(&kept.units)?,
+            latencies_from,
+            orders_from,
+        });
+        latencies_from += u32::try_from(ios)?;
+        orders_from += kept.orders.get(place).context("a short column")?;
+    }
+    let waited = !kept.waits_us.is_empty();
+    let ends = (
+        usize::try_from(latencies_from)?,
+        usize::try_from(orders_from)?,
+    );
+    if ends != (kept.latencies_us.len(), kept.orders_us.len())
+        || waited && kept.waits_us.len() != kept.latencies_us.len()
+    {
+        bail!("there are more or fewer latencies than I/Os");
+    }
+    Ok(DiskSeries {
+        bins,
+        waits_us: if waited {
+            kept.waits_us.clone()
+        } else {
+            vec![0; kept.latencies_us.len()]
+        },
+        latencies_us: kept.latencies_us.clone(),
+        orders_us: kept.orders_us.clone(),
+    })
+}
+
+fn host_series(kept: &KeptHost) -> Result<HostSeries> {
+    let bins = (0..kept.window.len()).map(|bin| {
+        Some(HostBin {
+            window: kept.window[bin],
+            in_flight: *kept.in_flight.get(bin)?,
+            latency_us: *kept.latency_us.get(bin)?,
+            threshold_us: *kept.threshold_us.get(bin)?,
+            engaged: *kept.engaged.get(bin)?,
+        })
+    });
+    let bins: Option<Vec<_>> = bins.collect();
+    Ok(HostSeries {
+        bins: bins.with_context(|| format!("the columns of host {} do not fit", kept.name))?,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::experiment::Experiment;
+    use tidegate_sim::{Policy, judge, world};
+
+    #[test]
+    fn a_run_comes_back_from_its_file_as_it_was_and_is_judged_alike() {
+        let found = Experiment::find("sioc-1").expect("it can be read");
+        let scenario = found.expect("it is there").scaled(1).scenario;
+        let way = Variant::of(Policy::Ours);
+        let run = world::run(&scenario, &way, 7).expect("it can be modelled");
+        let kept = Kept::of(&scenario, On::Sim, &run);
+        let text = serde_json::to_string(&kept).expect("plain data");
+        let again: Kept = serde_json::from_str(&text).expect("what was written can be read");
+        assert_eq!(again, kept);
+        let back = again.run(&scenario, &way).expect("it fits");
+        assert_eq!(
+            format!("{:?}", back.results.disks),
+            format!("{:?}", run.results.disks)
+        );
+        assert_eq!(
+            format!("{:?}", back.results.hosts),
+            format!("{:?}", run.results.hosts)
+        );
+        let judged = |run: Run| {
+            let runs = [(way.clone(), run)].into();
+            format!("{:?}", judge::judgements(&scenario, &runs))
+        };
+        assert_eq!(judged(back), judged(run));
+    }
+
+    #[test]
+    fn columns_that_do_not_fit_are_refused() {
+        let found = Experiment::find("sioc-1").expect("it can be read");
+        let scenario = found.expect("it is there").scaled(1).scenario;
+        let way = Variant::of(Policy::None);
+        let run = world::run(&scenario, &way, 7).expect("it can be modelled");
+        let mut kept = Kept::of(&scenario, On::Sim, &run);
+        kept.disks[1].latencies_us.pop();
+        let error = kept.run(&scenario, &way).expect_err("one is missing");
+        assert!(format!("{error:#}").contains("disk vm2"), "{error:#}");
+        kept.disks.pop();
+        kept.run(&scenario, &way).expect_err("a disk is missing");
+    }
+}

@@ -1,0 +1,625 @@
+//! An experiment in words: who shares what, what happens, what is expected; for `lab show` and a report's first page.
+
+use serde::Serialize;
+use tidegate_core::units::Span;
+use tidegate_model::ArraySpec;
+use tidegate_model::spec::{MemberSpec, Variation};
+use tidegate_sim::scenario::{
+    Ceiling, Disk, Expect, Io, Kind, Measure, Pace, Scenario, Settings, Threshold, Workload,
+};
+use tidegate_sim::{Policy, Variant};
+
+pub use super::ab_test::describe::{AboutContest, AboutContestant, AboutSweep};
+use super::{Entry, Experiment, On, PUBLISHED};
+use crate::draw::label;
+
+/// An experiment, told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct About {
+    /// What it is called.
+    pub name: String,
+    /// What it shows.
+    pub title: String,
+    /// Where it is from.
+    pub source: String,
+    /// Whether it is one of the published ones.
+    pub published: bool,
+    /// Who does what, and where.
+    #[serde(flatten)]
+    pub set_up: SetUp,
+    /// In which ways it is run; of a contest who takes part.
+    pub ways: Vec<String>,
+    /// What is expected.
+    pub checks: Vec<AboutCheck>,
+    /// How long one run lasts.
+    pub run_s: f64,
+    /// How long it takes to run it in every way on real daemons.
+    pub engine_s: f64,
+    /// Why it cannot be run on real daemons, where it cannot.
+    pub only_simulated: Option<&'static str>,
+}
+
+/// Who does what, and where, by the kind of experiment.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
+pub enum SetUp {
+    /// Hosts and their disks on a datastore.
+    Scenario(AboutScenario),
+    /// Contestants and their work.
+    Contest(AboutContest),
+}
+
+/// A scenario's hosts and disks, told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AboutScenario {
+    /// What serves the datastore.
+    pub datastore: String,
+    /// Where control engages.
+    pub threshold: String,
+    /// The hosts.
+    pub hosts: Vec<String>,
+    /// The disks.
+    pub disks: Vec<AboutDisk>,
+    /// What happens.
+    pub phases: Vec<AboutPhase>,
+}
+
+/// A disk, told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AboutDisk {
+    /// What it is called.
+    pub name: String,
+    /// Its host.
+    pub host: String,
+    /// Its shares.
+    pub shares: u32,
+    /// Its other settings.
+    pub settings: String,
+    /// What its guest does.
+    pub workload: String,
+}
+
+/// A phase, told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AboutPhase {
+    /// What it is called.
+    pub name: String,
+    /// How long it lasts.
+    pub lasts_s: f64,
+    /// Disks whose guests ask for nothing.
+    pub idle: Vec<String>,
+    /// What is changed at its beginning.
+    pub changes: Vec<String>,
+}
+
+/// A check, told.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct AboutCheck {
+    /// Which figure, of whom, when, against what.
+    pub what: String,
+    /// What it must be.
+    pub bar: String,
+    /// What was published, or where the bar is from.
+    pub published: String,
+}
+
+impl Entry {
+    /// The experiment in words.
+    #[must_use]
+    pub fn about(&self) -> About {
+        match self {
+            Entry::Scenario(experiment) => experiment.about(),
+            Entry::Contest(contest) => contest.about(),
+        }
+    }
+}
+
+impl Experiment {
+    /// The experiment in words.
+    #[must_use]
+    pub fn about(&self) -> About {
+        let scenario = &self.scenario;
+        let ways = self.ways();
+        About {
+            name: scenario.name.clone(),
+            title: scenario.title.clone(),
+            source: scenario.source.clone(),
+            published: PUBLISHED.contains(&self.name()),
+            set_up: SetUp::Scenario(AboutScenario {
+                datastore: array(&scenario.datastore.array, scenario.datastore.kind),
+                threshold: threshold(scenario.datastore.threshold),
+                hosts: scenario
+                    .hosts
+                    .iter()
+                    .map(|host| host.name.clone())
+                    .collect(),
+                disks: scenario
+                    .disks
+                    .iter()
+                    .map(|disk| about_disk(scenario, disk))
+                    .collect(),
+                phases: phases(scenario),
+            }),
+            ways: ways.iter().map(|way| way_words(scenario, way)).collect(),
+            checks: scenario
+                .expects
+                .iter()
+                .map(|expect| check(scenario, expect))
+                .collect(),
+            run_s: self.lasts().as_secs_f64(),
+            engine_s: match self.only_simulated() {
+                Some(_) => 0.0,
+                None => self.lasts().as_secs_f64() * self.ways_on(On::Engine).len() as f64,
+            },
+            only_simulated: self.only_simulated(),
+        }
+    }
+}
+
+fn about_disk(scenario: &Scenario, disk: &Disk) -> AboutDisk {
+    AboutDisk {
+        name: disk.name.clone(),
+        host: scenario.hosts[disk.host].name.clone(),
+        shares: disk.policy.shares,
+        settings: if disk.unmanaged {
+            "past all control".to_owned()
+        } else {
+            settings(scenario, &disk.policy)
+        },
+        workload: workload(&disk.workload),
+    }
+}
+
+pub(crate) fn settings(scenario: &Scenario, policy: &Settings) -> String {
+    let mut words = Vec::new();
+    if policy.reservation > 0 {
+        words.push(format!(
+            "reservation {} IOPS",
+            label(policy.reservation.into())
+        ));
+    }
+    if let Some(limit) = &policy.limit {
+        words.push(format!("limit {}", ceiling(limit, " IOPS", 1.0)));
+    }
+    if let Some(limit) = &policy.bandwidth {
+        words.push(format!("limit {}", ceiling(limit, " MB/s", 1e6)));
+    }
+    if let Some(target) = policy.latency_target {
+        words.push(format!("latency target {}", length(target)));
+    }
+    if let Some(group) = policy.group {
+        words.push(format!("group {}", scenario.groups[group].name));
+    }
+    words.join(", ")
+}
+
+fn ceiling(limit: &Ceiling, unit: &str, scale: f64) -> String {
+    let mut words = format!("{}{unit}", label(limit.sustained as f64 / scale));
+    if limit.peak > limit.sustained {
+        words += &format!(", for a while {}{unit}", label(limit.peak as f64 / scale));
+    }
+    words
+}
+
+fn workload(workload: &Workload) -> String {
+    match workload {
+        Workload::Shop {
+            users,
+            think,
+            reads,
+            writes,
+            size,
+            depth,
+        } => format!(
+            "a shop of {users} users who think {}; an order reads {reads} and writes {writes} of {}, and flushes \
+             its log; at most {depth} outstanding",
+            length(*think),
+            bytes(*size)
+        ),
+        Workload::Access {
+            outstanding,
+            io,
+            think,
+        } => {
+            let pause = if *think == Span::ZERO {
+                String::new()
+            } else {
+                format!(", thinks {} after each", length(*think))
+            };
+            format!("{outstanding} outstanding, {}{pause}", ios(io))
+        }
+        Workload::Open { rate, io } => format!("{rate} a second whatever comes, {}", ios(io)),
+        Workload::Trace { trace, pace } => {
+            let how = match pace {
+                Pace::Recorded { speed: 100 } => "at their times".to_owned(),
+                Pace::Recorded { speed } => format!("at {speed} % of their speed"),
+                Pace::Outstanding => "with as many outstanding as there were".to_owned(),
+            };
+            format!("{} traced I/Os, {how}", trace.ios.len())
+        }
+    }
+}
+
+fn ios(io: &Io) -> String {
+    let part = |part: u32, all: &str, none: &str, name: &str| match part {
+        100 => all.to_owned(),
+        0 => none.to_owned(),
+        part => format!("{part} % {name}"),
+    };
+    let flushes = match io.flush_every {
+        0 => String::new(),
+        every => format!(", a flush after every {every} writes"),
+    };
+    format!(
+        "{} {}, {}{flushes}",
+        bytes(io.size),
+        part(io.reads, "reads", "writes", "reads"),
+        part(io.random, "random", "sequential", "random")
+    )
+}
+
+fn bytes(bytes: u64) -> String {
+    match bytes {
+        _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
+        _ if bytes >= 1 << 10 && bytes.is_multiple_of(1 << 10) => format!("{} KiB", bytes >> 10),
+        _ => format!("{bytes} B"),
+    }
+}
+
+fn array(spec: &ArraySpec, kind: Kind) -> String {
+    let kind = match kind {
+        Kind::Flash => ", said to be flash",
+        Kind::Rotational => ", said to be turning disks",
+        Kind::Unknown => "",
+    };
+    let cache = match &spec.cache {
+        Some(cache) => format!(", a write-back cache of {} before them", bytes(cache.size)),
+        None => String::new(),
+    };
+    let member = match &spec.member {
+        MemberSpec::Disk(_) => "turning disks".to_owned(),
+        MemberSpec::Ssd(ssd) => {
+            let vary = match ssd.variation {
+                Variation::Fixed => "",
+                Variation::Exponential => " on average",
+            };
+            let read = length(Span::from_nanos(ssd.read.base));
+            format!(
+                "{} servers behind one queue, {read}{vary} a read",
+                ssd.channels
+            )
+        }
+    };
+    match (spec.members, &spec.member) {
+        (1, MemberSpec::Ssd(_)) => format!("a modelled array: {member}{cache}{kind}"),
+        (members, _) => format!(
+            "a modelled {:?} of {members}: {member}{cache}{kind}",
+            spec.level
+        ),
+    }
+}
+
+pub(crate) fn threshold(threshold: Threshold) -> String {
+    match threshold {
+        Threshold::Auto => "found".to_owned(),
+        Threshold::Off => "off".to_owned(),
+        Threshold::Fixed(span) => length(span),
+    }
+}
+
+fn phases(scenario: &Scenario) -> Vec<AboutPhase> {
+    let about = scenario.phases.iter().map(|phase| {
+        let idle = scenario.disks.iter().zip(&phase.active);
+        let idle = idle.filter(|(_, active)| !**active);
+        let mut changes: Vec<String> = Vec::new();
+        if phase.speed != 1_000 {
+            changes.push(format!(
+                "the array works at {} % of its speed",
+                phase.speed / 10
+            ));
+        }
+        for (disk, set) in &phase.set {
+            let disk = &scenario.disks[*disk].name;
+            let mut words = format!("{disk} has {} shares", set.shares);
+            let others = settings(scenario, set);
+            if !others.is_empty() {
+                words += &format!(", {others}");
+            }
+            changes.push(words);
+        }
+        AboutPhase {
+            name: phase.name.clone(),
+            lasts_s: seconds(phase.ends.since(phase.begins)),
+            idle: idle.map(|(disk, _)| disk.name.clone()).collect(),
+            changes,
+        }
+    });
+    about.collect()
+}
+
+/// A length of time as scenarios write it: `12ms`, `5min`; one that is not whole as it is.
+pub(super) fn length(span: Span) -> String {
+    const UNITS: [(u64, &str); 4] = [
+        (60_000_000_000, "min"),
+        (1_000_000_000, "s"),
+        (1_000_000, "ms"),
+        (1_000, "us"),
+    ];
+    let ns = span.as_nanos();
+    let whole = |(unit, _): &&(u64, &str)| ns >= *unit && ns.is_multiple_of(*unit);
+    match UNITS.iter().find(whole) {
+        Some((unit, name)) => format!("{}{name}", ns / unit),
+        None => span.to_string(),
+    }
+}
+
+/// A span as seconds.
+pub(super) fn seconds(span: Span) -> f64 {
+    span.as_nanos() as f64 / 1e9
+}
+
+/// A way of running a scenario in words.
+#[must_use]
+pub fn way_words(scenario: &Scenario, way: &Variant) -> String {
+    let mut words = match way.policy {
+        Policy::Ours => "with I/O control",
+        Policy::Parda => "under PARDA",
+        Policy::None => "without I/O control",
+    }
+    .to_owned();
+    if let Some(other) = way.threshold {
+        words += &format!(", threshold {}", threshold(other));
+    }
+    if let Some(disks) = &way.alone {
+        let names = disks.iter().map(|&disk| scenario.disks[disk].name.as_str());
+        words += &format!(", {} alone", names.collect::<Vec<_>>().join(" and "));
+    }
+    words
+}
+
+/// The same as part of a file's name.
+#[must_use]
+pub fn way_slug(scenario: &Scenario, way: &Variant) -> String {
+    let mut words = match way.policy {
+        Policy::Ours => "managed",
+        Policy::Parda => "parda",
+        Policy::None => "unmanaged",
+    }
+    .to_owned();
+    if let Some(other) = way.threshold {
+        words += &format!("-threshold-{}", threshold(other));
+    }
+    if let Some(disks) = &way.alone {
+        for &disk in disks {
+            words += &format!("-{}", scenario.disks[disk].name);
+        }
+        words += "-alone";
+    }
+    let plain = words.chars().map(|letter| match letter {
+        'a'..='z' | 'A'..='Z' | '0'..='9' | '-' | '.' => letter,
+        _ => '_',
+    });
+    plain.collect()
+}
+
+/// A check in words.
+#[must_use]
+pub fn check(scenario: &Scenario, expect: &Expect) -> AboutCheck {
+    AboutCheck {
+        what: figure(scenario, expect),
+        bar: bar(expect),
+        published: expect.source.clone(),
+    }
+}
+
+/// What a check demands.
+#[must_use]
+pub fn bar(expect: &Expect) -> String {
+    let unit = unit(expect);
+    match (expect.at_least, expect.at_most) {
+        (Some(least), Some(most)) => format!("{} to {}{unit}", label(least), label(most)),
+        (Some(least), None) => format!("at least {}{unit}", label(least)),
+        (None, Some(most)) => format!("at most {}{unit}", label(most)),
+        (None, None) => String::new(),
+    }
+}
+
+/// The unit of a check's figure, with the space before it; of a ratio there is none.
+#[must_use]
+pub fn unit(expect: &Expect) -> &'static str {
+    if expect.against.is_some() {
+        return "";
+    }
+    match expect.what {
+        Measure::Iops | Measure::Units | Measure::UnitsLeast | Measure::UnitsFirst => " /s",
+        Measure::Orders => " /s",
+        Measure::Bandwidth => " MB/s",
+        Measure::Share
+        | Measure::DeviceShare
+        | Measure::ShareError
+        | Measure::ShareErrorWindows
+        | Measure::UnitsError
+        | Measure::DeviceLatencyError
+        | Measure::Dip
+        | Measure::Resumed
+        | Measure::Coordination
+        | Measure::Isolation
+        | Measure::LatencyImpact => " %",
+        Measure::Latency
+        | Measure::LatencyPercentile
+        | Measure::DeviceLatency
+        | Measure::OrderTime => " ms",
+        Measure::DeviceLatencySettles | Measure::Settles | Measure::LongestWait => " s",
+        Measure::Evenness
+        | Measure::Window
+        | Measure::Lag
+        | Measure::HostsLost
+        | Measure::External
+        | Measure::Outstanding => "",
+    }
+}
+
+/// Which figure a check is about.
+fn figure(scenario: &Scenario, expect: &Expect) -> String {
+    let of = label(expect.of);
+    let percentile = label(expect.percentile);
+    let mut says = match expect.what {
+        Measure::Iops => "throughput".to_owned(),
+        Measure::Bandwidth => "bandwidth".to_owned(),
+        Measure::Share => "part of all I/Os".to_owned(),
+        Measure::DeviceShare => "part of the array's time".to_owned(),
+        Measure::ShareError => "furthest from its shares' part".to_owned(),
+        Measure::ShareErrorWindows => format!(
+            "distance from shares' parts over {}, {percentile}th percentile",
+            length(expect.window)
+        ),
+        Measure::Evenness => "least by most for each share".to_owned(),
+        Measure::Units => "units as limits count them".to_owned(),
+        Measure::UnitsLeast => format!("units in the worst {}", length(expect.window)),
+        Measure::UnitsFirst => format!("units in the first {}", length(expect.window)),
+        Measure::UnitsError => format!("distance of units from {of} a second"),
+        Measure::Latency => "mean latency".to_owned(),
+        Measure::LatencyPercentile => format!("{percentile}th percentile of latency"),
+        Measure::DeviceLatency => "the datastore's latency".to_owned(),
+        Measure::DeviceLatencyError => format!("distance of the datastore's latency from {of} ms"),
+        Measure::DeviceLatencySettles => {
+            format!("time until the datastore's latency stays below {of} ms")
+        }
+        Measure::Settles => format!(
+            "time until every disk stays within {} % of its shares' part",
+            label(expect.within)
+        ),
+        Measure::Dip => format!("the worst {} against the mean", length(expect.window)),
+        Measure::Resumed => format!(
+            "had of its shares' part in the first {}",
+            length(expect.window)
+        ),
+        Measure::Window => "hosts' windows".to_owned(),
+        Measure::LongestWait => "longest wait for a turn".to_owned(),
+        Measure::Lag => "widest gap between two disks, by what it may be".to_owned(),
+        Measure::Coordination => "I/Os on the coordination file, of all".to_owned(),
+        Measure::Orders => "orders".to_owned(),
+        Measure::OrderTime => "time of an order".to_owned(),
+        Measure::Isolation => format!("the worst hundredth of seconds, of {of} I/Os"),
+        Measure::LatencyImpact => format!("mean latency of seconds above {of} ms, 90th percentile"),
+        Measure::HostsLost => "hosts said to be lost".to_owned(),
+        Measure::External => "load from outside noticed".to_owned(),
+        Measure::Outstanding => "outstanding at the datastore".to_owned(),
+    };
+    says += &whose(scenario, expect.what, &expect.disks, &expect.hosts);
+    if scenario.phases.len() > 1 {
+        says += &format!(" in \u{201c}{}\u{201d}", scenario.phases[expect.phase].name);
+    }
+    if expect.run != Variant::of(Policy::Ours) {
+        says += &format!(", {}", way_words(scenario, &expect.run));
+    }
+    if let Some(against) = &expect.against {
+        let mut other = Vec::new();
+        if against.disks != expect.disks || against.hosts != expect.hosts {
+            let whose = whose(scenario, expect.what, &against.disks, &against.hosts);
+            other.push(whose.trim_start().to_owned());
+        }
+        if against.phase != expect.phase {
+            let phase = &scenario.phases[against.phase].name;
+            other.push(format!("in \u{201c}{phase}\u{201d}"));
+        }
+        if against.run != expect.run {
+            other.push(way_words(scenario, &against.run));
+        }
+        says += &format!(", by that {}", other.join(" "));
+    }
+    if expect.of_seeds < 100 {
+        says += &format!(", with {} of 100 seeds", expect.of_seeds);
+    }
+    says
+}
+
+/// Of which disks or hosts, where not of all.
+fn whose(scenario: &Scenario, what: Measure, disks: &[usize], hosts: &[usize]) -> String {
+    let (names, all): (Vec<&str>, usize) = if what == Measure::Window {
+        let names = hosts.iter().map(|&host| scenario.hosts[host].name.as_str());
+        (names.collect(), scenario.hosts.len())
+    } else {
+        let names = disks.iter().map(|&disk| scenario.disks[disk].name.as_str());
+        (names.collect(), scenario.disks.len())
+    };
+    match names.as_slice() {
+        all_of_them if all_of_them.len() == all => String::new(),
+        few @ ([_] | [_, _] | [_, _, _] | [_, _, _, _]) => format!(" of {}", few.join(", ")),
+        many => format!(" of {} and {} others", many[..2].join(", "), many.len() - 2),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn about(name: &str) -> About {
+        let found = Experiment::find(name).expect("it can be read");
+        found.expect("it is there").about()
+    }
+
+    fn set_up(about: &About) -> &AboutScenario {
+        match &about.set_up {
+            SetUp::Scenario(set_up) => set_up,
+            SetUp::Contest(_) => panic!("{} is a scenario", about.name),
+        }
+    }
+
+    #[test]
+    fn an_experiment_says_who_shares_what_and_what_is_expected() {
+        let about = about("sioc-3");
+        assert!(about.published);
+        let set_up = set_up(&about);
+        assert_eq!(set_up.threshold, "12ms");
+        assert_eq!(set_up.hosts, ["host1", "host2"]);
+        assert_eq!(set_up.disks[3].shares, 2_000);
+        assert!(
+            set_up.disks[3]
+                .workload
+                .starts_with("a shop of 72 users who think 500ms")
+        );
+        assert_eq!(set_up.phases[1].idle, ["vm4"]);
+        assert_eq!((about.run_s, about.engine_s), (900.0, 1_800.0));
+        assert_eq!(about.ways, ["with I/O control", "without I/O control"]);
+        let checks: Vec<_> = about
+            .checks
+            .iter()
+            .map(|check| check.what.as_str())
+            .collect();
+        assert_eq!(
+            checks[2..4],
+            [
+                "throughput of vm1, vm2, vm3 in \u{201c}idle\u{201d}, by that in \u{201c}all\u{201d}",
+                "hosts' windows of host1 in \u{201c}all\u{201d}, by that of host2",
+            ]
+        );
+        assert_eq!(about.checks[3].bar, "0.64 to 0.69");
+        assert_eq!(about.checks[0].bar, "at most 2 %");
+    }
+
+    #[test]
+    fn every_experiment_can_be_told_and_its_ways_have_names_of_their_own() {
+        for experiment in Experiment::all().expect("they are scenarios") {
+            let about = experiment.about();
+            assert_eq!(about.checks.len(), experiment.scenario.expects.len());
+            assert!(about.checks.iter().all(|check| !check.bar.is_empty()));
+            let ways = experiment.ways();
+            let slugs: std::collections::BTreeSet<String> = ways
+                .iter()
+                .map(|way| way_slug(&experiment.scenario, way))
+                .collect();
+            assert_eq!(slugs.len(), ways.len(), "{}", about.name);
+        }
+    }
+
+    #[test]
+    fn limits_and_reservations_are_said() {
+        let about = about("sioc-ssd");
+        let disks = &set_up(&about).disks;
+        let disk = |name: &str| disks.iter().find(|disk| disk.name == name);
+        let disk = |name: &str| disk(name).expect("it is there").settings.clone();
+        assert_eq!(disk("host1.limited"), "limit 500 IOPS");
+        assert_eq!(disk("host1.reserved"), "reservation 600 IOPS");
+    }
+}

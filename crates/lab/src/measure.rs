@@ -1,0 +1,386 @@
+//! Measurements of servers: one trial is a server, a client, a window between two edges, and figures.
+//!
+//! The bench's scenarios and A/B tests are made of it.
+//!
+//! # Units
+//! - As the names say; CPU in percent of one core.
+
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+use serde::Serialize;
+
+use crate::load::{Load, Source};
+use crate::machine::{self, Look, Noise};
+use crate::nbd::Connection;
+use crate::server::{Launch, Server, ended_cpu_time, own_cpu_time};
+use crate::stamp;
+use crate::tally::{Edge, Tally, Until};
+use crate::vhost::{GuestDriver, Vm, VmOptions, Wait};
+
+/// One trial's figures. A latency that was not measured is no number.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Figures {
+    /// Requests per second.
+    pub iops: f64,
+    /// Median latency.
+    pub p50_us: f64,
+    /// 99th percentile.
+    pub p99_us: f64,
+    /// 99.9th percentile.
+    pub p999_us: f64,
+    /// The server's CPU: percent of a core per 1,000 requests per second.
+    pub cpu_percent_per_kiops: f64,
+    /// The client's CPU in percent of its core: near 100 it may be the limit.
+    pub client_percent: f64,
+    /// With many guests: the fastest one's IOPS by the slowest one's.
+    pub unfairness: f64,
+    /// The server's resident memory at the end.
+    pub resident_bytes: u64,
+    /// The round trip of a cache line between client and server after the trial; 0 where it was not measured.
+    pub apart_ns: f64,
+    /// CPU time that others took.
+    pub noise: Noise,
+    /// The part of its requests that was lost in dips; 0 where none were looked for.
+    pub lost: f64,
+}
+
+/// Where and for how long trials are made.
+#[derive(Clone, Debug)]
+pub struct Setup {
+    /// Sockets and logs.
+    pub scratch: PathBuf,
+    /// The servers' core.
+    pub server_cpu: usize,
+    /// Before the window.
+    pub warm: Duration,
+    /// The window.
+    pub span: Duration,
+}
+
+/// How busy the machine is from its start on.
+pub struct Meter {
+    look: Look,
+    spent: Duration,
+}
+
+impl Meter {
+    /// Begins now.
+    ///
+    /// # Errors
+    /// `/proc` cannot be read.
+    pub fn start() -> Result<Self> {
+        Ok(Self {
+            look: machine::look()?,
+            spent: used()?,
+        })
+    }
+
+    /// Ends: the noise, and the CPU time of this process and its ended programs. `more` is other CPU time of the trial.
+    ///
+    /// # Errors
+    /// `/proc` cannot be read.
+    pub fn end(self, more: Duration) -> Result<(Noise, Duration)> {
+        let own = used()?.saturating_sub(self.spent);
+        let noise = machine::between(&self.look, &machine::look()?, own + more);
+        Ok((noise, own))
+    }
+}
+
+/// CPU time of this process and of its programs that have ended.
+fn used() -> Result<Duration> {
+    Ok(own_cpu_time()? + ended_cpu_time()?)
+}
+
+/// CPU clocks and the machine at both edges of the window.
+struct Watch<'a> {
+    server: &'a Server,
+    seen: Vec<Result<Seen>>,
+}
+
+struct Seen {
+    server: Duration,
+    client: Duration,
+    machine: Look,
+    resident_bytes: u64,
+}
+
+impl<'a> Watch<'a> {
+    fn new(server: &'a Server) -> Self {
+        Self {
+            server,
+            seen: Vec::with_capacity(2),
+        }
+    }
+
+    fn look(&mut self, _edge: Edge) {
+        let seen = self.server.cpu_time().and_then(|server| {
+            Ok(Seen {
+                server,
+                client: own_cpu_time()?,
+                machine: machine::look()?,
+                // While the guest is there: some servers end with it.
+                resident_bytes: self.server.resident()?,
+            })
+        });
+        self.seen.push(seen);
+    }
+
+    fn figures(self, tallies: &[Tally]) -> Result<Figures> {
+        let mut seen = self.seen.into_iter();
+        let (Some(open), Some(close)) = (seen.next().transpose()?, seen.next().transpose()?) else {
+            bail!("the window was not opened and closed");
+        };
+        let spent = Spent {
+            server: close.server.saturating_sub(open.server),
+            client: close.client.saturating_sub(open.client),
+        };
+        let own = spent.server + spent.client;
+        let noise = machine::between(&open.machine, &close.machine, own);
+        figures(self.server, tallies, &spent, close.resident_bytes, noise)
+    }
+}
+
+/// CPU time within a window.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Spent {
+    /// The server's.
+    pub server: Duration,
+    /// The client's.
+    pub client: Duration,
+}
+
+/// What came of a window: the tallies of its queues, what it took, and the server's memory at its end.
+///
+/// # Errors
+/// A request was answered with an error, or none was answered.
+pub fn figures(
+    server: &Server,
+    tallies: &[Tally],
+    spent: &Spent,
+    resident_bytes: u64,
+    noise: Noise,
+) -> Result<Figures> {
+    let all = Tally::sum(tallies);
+    if all.errors > 0 {
+        bail!(
+            "{} answered {} requests with an error",
+            server.last_words(),
+            all.errors
+        );
+    }
+    if all.completed == 0 {
+        bail!("the server answered nothing within the window");
+    }
+    let seconds = all.elapsed.as_secs_f64();
+    let percent = |spent: Duration| spent.as_secs_f64() / seconds * 100.0;
+    Ok(Figures {
+        iops: all.iops(),
+        p50_us: all.percentile_us(50.0),
+        p99_us: all.percentile_us(99.0),
+        p999_us: all.percentile_us(99.9),
+        cpu_percent_per_kiops: percent(spent.server) / (all.iops() / 1000.0),
+        client_percent: percent(spent.client),
+        unfairness: unfairness(tallies),
+        resident_bytes,
+        noise,
+        ..Figures::default()
+    })
+}
+
+/// The fastest queue's IOPS by the slowest one's.
+fn unfairness(tallies: &[Tally]) -> f64 {
+    let fastest = tallies.iter().map(Tally::iops).fold(0.0, f64::max);
+    let slowest = tallies
+        .iter()
+        .map(Tally::iops)
+        .fold(f64::INFINITY, f64::min);
+    fastest / slowest.max(1e-9)
+}
+
+/// Starts a server and drives it by one guest per socket, 4 KiB random reads, `depth` in flight each.
+///
+/// # Errors
+/// The server or a guest fails.
+pub fn vhost(setup: &Setup, launch: &Launch, depth: u16) -> Result<Figures> {
+    let server = Server::start(launch, &setup.scratch)?;
+    let figures = guests(setup, &server, &launch.sockets, depth)?;
+    server.stop()?;
+    Ok(figures)
+}
+
+/// Drives a running server by one guest per socket.
+///
+/// # Errors
+/// The server or a guest fails.
+pub fn guests(setup: &Setup, server: &Server, sockets: &[PathBuf], depth: u16) -> Result<Figures> {
+    let until = Until::Time(setup.warm, setup.span);
+    asked(server, sockets, &Ask::random_reads(depth), until)
+}
+
+/// What each guest asks for.
+#[derive(Clone, Debug)]
+pub struct Ask {
+    /// Of each queue; where in the disk, and its chances, are the guest's.
+    pub load: Load,
+    /// How many queues.
+    pub queues: u16,
+    /// Whether it sleeps on its interrupts.
+    pub wait: Wait,
+}
+
+impl Ask {
+    /// 4 KiB random reads, so many in flight on one queue, by one who sleeps on its interrupt: the bench's usual.
+    #[must_use]
+    pub fn random_reads(depth: u16) -> Self {
+        Self {
+            load: Load::random_reads(depth, 0),
+            queues: 1,
+            wait: Wait::Sleep,
+        }
+    }
+
+    /// The same with other chances.
+    #[must_use]
+    pub fn elsewhere(&self, number: u64) -> Self {
+        let mut ask = self.clone();
+        // Each queue has one of its own, counted on from the first.
+        ask.load.seed += number << 32;
+        ask
+    }
+}
+
+/// The same with another load.
+///
+/// # Errors
+/// The server or a guest fails.
+pub fn asked(server: &Server, sockets: &[PathBuf], ask: &Ask, until: Until) -> Result<Figures> {
+    let mut watch = Watch::new(server);
+    let tallies = drive(sockets, ask, until, &mut |edge| watch.look(edge))?;
+    watch.figures(&tallies)
+}
+
+/// One guest per socket, all driven from this thread. `probe` is called at the edges of the window.
+///
+/// # Errors
+/// A server is not there, breaks the protocol, or is silent.
+pub fn drive(
+    sockets: &[PathBuf],
+    ask: &Ask,
+    until: Until,
+    probe: &mut dyn FnMut(Edge),
+) -> Result<Vec<Tally>> {
+    let (mut driver, mut sources) = driver(sockets, ask)?;
+    driver.run(&mut sources, until, probe)
+}
+
+/// One guest per socket, and what each of their queues asks for.
+///
+/// # Errors
+/// A server is not there, or breaks the protocol.
+pub fn driver(sockets: &[PathBuf], ask: &Ask) -> Result<(GuestDriver, Vec<Source>)> {
+    let connect = |socket: &PathBuf| {
+        Vm::connect(VmOptions {
+            queues: ask.queues,
+            block: ask.load.block,
+            ..VmOptions::new(socket, ask.load.depth)
+        })
+    };
+    let vms = sockets.iter().map(connect).collect::<Result<Vec<_>>>()?;
+    let queues = vms
+        .iter()
+        .flat_map(|vm| (0..ask.queues).map(|_| vm.config().size));
+    let sources = queues
+        .zip(ask.load.seed..)
+        .map(|(length, seed)| {
+            Source::new(Load {
+                seed,
+                length,
+                ..ask.load.clone()
+            })
+        })
+        .collect();
+    Ok((GuestDriver::new(vms, ask.wait), sources))
+}
+
+/// Starts a server and drives it by one NBD connection, 4 KiB random reads.
+///
+/// # Errors
+/// The server or the connection fails.
+pub fn nbd(
+    setup: &Setup,
+    launch: &Launch,
+    socket: &Path,
+    export: &str,
+    depth: u16,
+) -> Result<Figures> {
+    let server = Server::start(launch, &setup.scratch)?;
+    let mut connection = Connection::open(socket, export, depth, 4096, None)?;
+    let mut source = Source::new(Load::random_reads(depth, connection.export().size));
+    let mut watch = Watch::new(&server);
+    let until = Until::Time(setup.warm, setup.span);
+    let tally = connection.run(&mut source, until, &mut |edge| watch.look(edge))?;
+    let figures = watch.figures(&[tally])?;
+    drop(connection);
+    server.stop()?;
+    Ok(figures)
+}
+
+/// Runs fio on the file itself: 4 KiB random reads on the servers' core.
+///
+/// # Errors
+/// fio fails.
+pub fn fio(setup: &Setup, file: &Path, depth: u16) -> Result<Figures> {
+    let meter = Meter::start()?;
+    let job = crate::fio::Job {
+        warm: setup.warm,
+        span: setup.span,
+        ..crate::fio::random_reads_of(file, depth)
+    };
+    let done = crate::fio::run(&job, setup.server_cpu)?;
+    Ok(Figures {
+        iops: done.iops,
+        p50_us: done.p50_us,
+        p99_us: done.p99_us,
+        p999_us: done.p999_us,
+        cpu_percent_per_kiops: done.cpu_percent / (done.iops / 1000.0),
+        noise: meter.end(Duration::ZERO)?.0,
+        ..Figures::default()
+    })
+}
+
+/// Makes a test file: wholly written, with bytes that no server can tell to be zeroes.
+///
+/// # Errors
+/// The directory is full or not writable.
+pub fn test_file(dir: &Path, mib: u64) -> Result<tempfile::NamedTempFile> {
+    let mut file = tempfile::NamedTempFile::new_in(dir)
+        .with_context(|| format!("cannot make a test file in {}", dir.display()))?;
+    let mut block = vec![0; 1 << 20];
+    for index in 0..mib {
+        stamp::fill(&mut block, index << 20, 1);
+        file.write_all(&block)
+            .with_context(|| format!("cannot write {mib} MiB in {}", dir.display()))?;
+    }
+    let synced = file.as_file().sync_all();
+    synced.context("cannot sync the test file")?;
+    Ok(file)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unfairness_is_the_fastest_by_the_slowest() {
+        let tally = |completed| Tally {
+            completed,
+            elapsed: Duration::from_secs(1),
+            ..Tally::default()
+        };
+        assert_eq!(unfairness(&[tally(100), tally(80), tally(90)]), 1.25);
+        assert_eq!(unfairness(&[tally(100)]), 1.0);
+    }
+}

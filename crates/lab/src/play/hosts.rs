@@ -1,0 +1,280 @@
+//! The hosts of a scenario: one daemon each, with its disks, all on one emulated array.
+//!
+//! # Always true
+//! - Daemons and files are gone once the value is dropped.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use tempfile::TempDir;
+use tidegate_core::units::{Span, Time};
+use tidegate_sim::Policy;
+use tidegate_sim::results::HostBin;
+use tidegate_sim::scenario::{self as sim, Ceiling, Control, Group, Scenario, Settings, Threshold};
+
+use crate::array::{ArrayServer, Stretch};
+use crate::host::{Host, HostOptions};
+
+/// The datastore that hosts share, by its name on each of them.
+const SHARED: &str = "shared";
+
+/// See the module.
+pub(super) struct Hosts {
+    /// Stopped before the array that they use.
+    hosts: Vec<Host>,
+    policy: Policy,
+    array: ArrayServer,
+    _scratch: TempDir,
+}
+
+impl Hosts {
+    /// Sets up a scenario's hosts, disks and array.
+    pub(super) fn new(
+        program: &Path,
+        scenario: &Scenario,
+        policy: Policy,
+        threshold: Threshold,
+        seed: u64,
+    ) -> Result<Hosts> {
+        let scratch = tempfile::tempdir().context("cannot make a scratch directory")?;
+        let array = array(scenario, seed, scratch.path())?;
+        let coordination = scratch.path().join("coordination");
+        std::fs::create_dir(&coordination).context("cannot make a directory")?;
+        let mut made = Hosts {
+            hosts: Vec::new(),
+            policy,
+            array,
+            _scratch: scratch,
+        };
+        for place in 0..scenario.hosts.len() {
+            let root = made._scratch.path().join(format!("host{place}"));
+            let sim::Host { name, threads, .. } = &scenario.hosts[place];
+            let config = format!("[host]\nname = {name:?}\n[io]\nthreads = {threads}\n");
+            made.hosts.push(Host::start(&HostOptions {
+                program,
+                name,
+                root: &root,
+                config: &config,
+                cpu: None,
+                own_group: false,
+            })?);
+            made.share(place, scenario, threshold, &coordination)?;
+            if made.is_controlled() {
+                for group in &scenario.groups {
+                    made.group(place, group)?;
+                }
+            }
+        }
+        for (place, disk) in scenario.disks.iter().enumerate() {
+            if !disk.unmanaged {
+                made.create(place, scenario)?;
+            }
+        }
+        Ok(made)
+    }
+
+    fn share(
+        &self,
+        host: usize,
+        scenario: &Scenario,
+        threshold: Threshold,
+        coordination: &Path,
+    ) -> Result<()> {
+        let uri = format!("nbd+unix:///?socket={}", self.array.socket().display());
+        self.order(
+            host,
+            &["datastore", "add", SHARED, "--kind", "nbd", "--uri", &uri],
+        )?;
+        let mode = match (self.policy, scenario.datastore.control) {
+            (Policy::None, _) | (_, Control::Off) => "off",
+            (_, Control::Observe) => "observe",
+            (_, Control::On) => "on",
+        };
+        let threshold = match threshold {
+            Threshold::Auto => "auto".to_owned(),
+            Threshold::Off => "off".to_owned(),
+            Threshold::Fixed(span) => format!("{}us", span.as_micros()),
+        };
+        self.order(
+            host,
+            &[
+                "datastore",
+                "set",
+                SHARED,
+                "--io-control",
+                mode,
+                "--congestion-threshold",
+                &threshold,
+                "--io-unit",
+                &scenario.datastore.io_unit.to_string(),
+                "--coordination",
+                &coordination.display().to_string(),
+            ],
+        )?;
+        Ok(())
+    }
+
+    /// Whether anything is said of who gets what. Without control nothing is, limits included, as in the simulator: daemons
+    /// would hold them also where I/O control is off.
+    fn is_controlled(&self) -> bool {
+        self.policy != Policy::None
+    }
+
+    fn group(&self, host: usize, group: &Group) -> Result<()> {
+        let mut words = vec!["group".to_owned(), "set".to_owned()];
+        words.extend(ceiling("--limit", "iops", group.limit));
+        words.extend(ceiling("--limit-bandwidth", "B/s", group.bandwidth));
+        words.push(group.name.clone());
+        let words: Vec<&str> = words.iter().map(String::as_str).collect();
+        self.order(host, &words)?;
+        Ok(())
+    }
+
+    /// Creates a disk, and attaches it if its host is there from the beginning: a host joins by its first disk.
+    fn create(&self, place: usize, scenario: &Scenario) -> Result<()> {
+        let disk = &scenario.disks[place];
+        let size = disk.size.to_string();
+        let mut words = vec![
+            "disk",
+            "create",
+            &disk.name,
+            "--datastore",
+            SHARED,
+            "--size",
+            &size,
+            "--best-effort",
+        ];
+        if scenario.hosts[disk.host].joins == Time::ZERO {
+            words.push("--attach");
+        }
+        let policy = flags(&disk.policy, scenario);
+        if self.is_controlled() {
+            words.extend(policy.iter().map(String::as_str));
+        }
+        self.order(disk.host, &words)?;
+        Ok(())
+    }
+
+    /// Attaches the disks of a host that was not there from the beginning: from now on the others see it.
+    pub(super) fn join(&self, host: usize, scenario: &Scenario) -> Result<()> {
+        let disks = scenario.disks.iter();
+        for disk in disks.filter(|disk| disk.host == host && !disk.unmanaged) {
+            self.order(host, &["disk", "attach", &disk.name])?;
+        }
+        Ok(())
+    }
+
+    /// Gives a disk other settings.
+    pub(super) fn set(&self, place: usize, scenario: &Scenario, settings: &Settings) -> Result<()> {
+        if !self.is_controlled() {
+            return Ok(());
+        }
+        let disk = &scenario.disks[place];
+        let mut words = vec!["disk", "set", &disk.name, "--best-effort"];
+        let policy = flags(settings, scenario);
+        words.extend(policy.iter().map(String::as_str));
+        if settings.limit.is_none() {
+            words.extend(["--limit", "unlimited"]);
+        }
+        self.order(disk.host, &words)?;
+        Ok(())
+    }
+
+    /// Where a disk is asked.
+    pub(super) fn socket(&self, place: usize, scenario: &Scenario) -> PathBuf {
+        let disk = &scenario.disks[place];
+        if disk.unmanaged {
+            self.array.socket().to_owned()
+        } else {
+            self.hosts[disk.host].root().join("run/nbd.sock")
+        }
+    }
+
+    /// The array.
+    pub(super) fn array(&self) -> &ArrayServer {
+        &self.array
+    }
+
+    /// How a host stands.
+    pub(super) fn standing(&self, host: usize) -> Result<HostBin> {
+        let path = format!("/v1/datastores/{SHARED}");
+        let shown = self.hosts[host].get(&path)?;
+        let control = &shown["control"];
+        let number = |field: &str| control[field].as_f64().unwrap_or(0.0);
+        let micros = |field: &str| Span::from_nanos(whole(number(field) * 1e3)).as_micros();
+        Ok(HostBin {
+            window: number("window"),
+            in_flight: whole(number("in_flight")),
+            latency_us: micros("latency_us"),
+            threshold_us: micros("threshold_us"),
+            engaged: control["engaged"] == true,
+        })
+    }
+
+    fn order(&self, host: usize, words: &[&str]) -> Result<String> {
+        self.hosts[host].run(words)
+    }
+}
+
+/// The scenario's array, with a stretch for each disk.
+fn array(scenario: &Scenario, seed: u64, scratch: &Path) -> Result<ArrayServer> {
+    let mut begins = 0;
+    let mut stretches = Vec::new();
+    for disk in &scenario.disks {
+        stretches.push(Stretch {
+            name: disk.name.clone(),
+            begins,
+            size: disk.size,
+        });
+        begins += disk.size;
+    }
+    let socket = scratch.join("array.sock");
+    ArrayServer::start(&scenario.datastore.array, seed, stretches, &socket)
+}
+
+/// Settings as the command line takes them.
+fn flags(settings: &Settings, scenario: &Scenario) -> Vec<String> {
+    let mut words = vec![
+        "--shares".to_owned(),
+        settings.shares.to_string(),
+        "--reservation".to_owned(),
+        format!("{}iops", settings.reservation),
+    ];
+    words.extend(ceiling("--limit", "iops", settings.limit));
+    if let Some(Ceiling {
+        sustained,
+        peak,
+        burst,
+    }) = settings.limit
+        && peak > sustained
+    {
+        words.extend(["--burst-iops".to_owned(), format!("{peak}iops")]);
+        let seconds = burst / (peak - sustained);
+        words.extend(["--burst-seconds".to_owned(), seconds.to_string()]);
+    }
+    words.extend(ceiling("--limit-bandwidth", "B/s", settings.bandwidth));
+    if let Some(group) = settings.group {
+        words.extend(["--group".to_owned(), scenario.groups[group].name.clone()]);
+    }
+    if let Some(target) = settings.latency_target {
+        let target = format!("{}us", target.as_micros());
+        words.extend(["--latency-target".to_owned(), target]);
+    }
+    words
+}
+
+/// A steady limit as the command line takes it.
+fn ceiling(flag: &str, unit: &str, limit: Option<Ceiling>) -> Vec<String> {
+    let sustained = limit.map(|limit| format!("{}{unit}", limit.sustained));
+    let words = sustained.map(|sustained| vec![flag.to_owned(), sustained]);
+    words.unwrap_or_default()
+}
+
+#[expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "a figure for a report: rounded and kept in range first"
+)]
+fn whole(number: f64) -> u64 {
+    number.round().clamp(0.0, 1e18) as u64
+}
