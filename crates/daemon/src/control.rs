@@ -22,7 +22,7 @@ use tidegate_engine::control::{self, Control, Events};
 use tokio::sync::Notify;
 
 use crate::config::plan::policy;
-use crate::disks::host::Host;
+use crate::host::Host;
 use crate::os_error::{self, Outcome};
 
 pub(crate) mod report;

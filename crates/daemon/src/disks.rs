@@ -2,13 +2,12 @@
 
 pub(crate) mod attached;
 pub(crate) mod copy;
+pub(crate) mod counters;
 pub(crate) mod disk_service;
 pub(crate) mod export;
 pub(crate) mod formats;
-pub(crate) mod host;
 pub(crate) mod image_file;
 pub(crate) mod import;
 pub(crate) mod jobs;
 pub(crate) mod snippet;
-pub(crate) mod store;
 pub(crate) mod watch;

@@ -15,8 +15,8 @@ use tidegate_api::problem::Problem;
 
 use crate::config::root::Root;
 use crate::disks::disk_service::DiskService;
-use crate::disks::store::Store;
 use crate::os_error::{self, Outcome};
+use crate::store::Store;
 
 const DATASTORE: &str = "local";
 const DISK: &str = "disk0";

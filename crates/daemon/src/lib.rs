@@ -1,28 +1,57 @@
-//! The daemon: reads configuration, makes a plan of it, has the engine carry it out, and answers who asks.
+//! The daemon: reads configuration, plans it, runs the engine, and answers over REST.
 //!
-//! Its life is `serve`. Words come in through REST and files, and become decisions in `plan`; the disk_service
-//! carries out orders on the store (what lies on disk) and on the engine (what is attached). The data path is not
-//! here: a socket is accepted, its client is heard out, and the engine takes both.
+//! [`serve()`] is its life. Requests and files become decisions in `config::plan`. `disks::disk_service` applies them to
+//! the store (what lies on disk) and to the engine (what is attached). The data path is not here: the daemon accepts a
+//! socket and negotiates with its client, then the engine takes both.
+//!
+//! # Always true
+//! - A module uses only modules below it, or to the right in its row.
+//!
+//! # Picture
+//! ```text
+//! one, serve, reference       start and end; the references
+//! prepare, first_run          what a start needs
+//! rest                        the REST interface, its listeners, the dashboard's listener and guard
+//! daemon                      state, monitor and dashboard of the daemon that serves
+//! observe                     statistics, metrics, events, explanations, the log, the dashboard's data
+//! services                    what the parts above share
+//! nbd_listener                the NBD handshake
+//! disks                       what is attached, and the commands that change it
+//! listen, control, host       sockets and TLS; datastores under I/O control; the engine as the daemon sees it
+//! config, store               the checked plan and the root; what is remembered on disk
+//! accept, clock, files, notify, text, os_error    small helpers
+//! ```
 //!
 //! The command line needs [`serve()`], [`serve_one`], [`Root`] (to find the socket) and the references that become
 //! documents: [`openapi_json`], [`metrics_reference`], [`config_reference`].
 
 #![forbid(unsafe_code)]
 
+mod accept;
+mod clock;
 mod config;
 mod control;
+mod daemon;
 mod disks;
+mod files;
 mod first_run;
+mod host;
 mod listen;
+mod nbd_listener;
 mod notify;
 mod observe;
 mod one;
 mod os_error;
+mod prepare;
+mod reference;
 mod rest;
 mod serve;
+mod services;
+mod store;
+mod text;
 
-pub use config::prepare::{check_config, read_config_file};
-pub use config::reference::{config_reference, metrics_reference, openapi_json};
 pub use config::root::Root;
 pub use one::{OneOptions, serve_one};
-pub use serve::{ServeOptions, serve};
+pub use prepare::{ServeOptions, check_config, read_config_file};
+pub use reference::{config_reference, metrics_reference, openapi_json};
+pub use serve::serve;

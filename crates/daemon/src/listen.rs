@@ -1,9 +1,5 @@
-//! How clients connect: Unix and TCP sockets, TLS, NBD and vhost-user listeners, and their limits.
+//! What listeners share: Unix and TCP sockets, TLS, and how refusals are logged.
 
-pub(crate) mod accept;
-pub(crate) mod api_listener;
-pub(crate) mod nbd_listener;
 pub(crate) mod refusals;
 pub(crate) mod sockets;
 pub(crate) mod tls;
-pub(crate) mod vhost_listener;

@@ -19,21 +19,21 @@ use tidegate_api::name::Name;
 use tidegate_api::units::{Size, Span};
 use tidegate_core::filter::trace::format::TracedDisk;
 
-use crate::config::limits;
 use crate::config::plan::filters;
 use crate::config::plan::{DiskPlan, ImagePlan, LogPlan, NamedBy, ThreadsPlan, TlsFiles};
+use crate::disks::attached::vhost_listener::VhostListener;
 use crate::disks::attached::{Attached, AttachedDisks};
 use crate::disks::disk_service::PARTING;
 use crate::disks::formats;
-use crate::disks::host::{self, Host, Opened};
 use crate::disks::image_file;
 use crate::disks::snippet;
-use crate::listen::nbd_listener::{self, ConnectionLimits, Endpoint, EndpointSecurity, Gone};
+use crate::host::{self, Host, Opened};
 use crate::listen::sockets::{self, Inherited, Listening};
 use crate::listen::tls;
-use crate::listen::vhost_listener::VhostListener;
+use crate::nbd_listener::{self, ConnectionLimits, Endpoint, EndpointSecurity, Gone};
 use crate::notify;
 use crate::observe::log;
+use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
 use crate::serve::Signals;
 
@@ -330,7 +330,7 @@ fn plan(options: &OneOptions) -> Outcome<DiskPlan> {
         // As large as the image is.
         ImagePlan::File { .. } | ImagePlan::Nbd { .. } => 0,
     };
-    let uuid = crate::disks::disk_service::new_uuid()?;
+    let uuid = crate::text::new_uuid()?;
     let mut descriptor = Descriptor::new(uuid, size);
     descriptor.serial = options.serial.clone();
     if options.queues == 0 || options.queues > MAX_QUEUES {

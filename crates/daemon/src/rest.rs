@@ -1,4 +1,4 @@
-//! The REST interface: HTTP over a Unix socket, each door of [`routes`] with its handler, and errors as problems.
+//! The REST interface: HTTP over a Unix socket, each route of [`routes`] with its handler, and errors as problems.
 //!
 //! Handlers only translate: a request becomes a call of the disk_service on a thread that may block, its answer JSON. The
 //! document that describes them all is made of the same handlers ([`document`]).
@@ -22,12 +22,13 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes::{self, Route};
 use utoipa::OpenApi;
 
+use crate::daemon::Daemon;
 use crate::disks::disk_service::DiskService;
 use crate::os_error::{self, Outcome};
-use crate::serve::Daemon;
 
+pub(crate) mod api_listener;
 mod daemon;
-mod dashboard;
+pub(crate) mod dashboard;
 mod datastores;
 mod disks;
 mod events;
@@ -41,146 +42,146 @@ pub(crate) const BODY: usize = 256 << 10;
 
 type Shared = State<Arc<Daemon>>;
 
-/// All doors.
+/// All routes.
 pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
     let router = Router::new();
-    let router = door(
+    let router = add(
         router,
         routes::STATUS,
         routing::on(FILTER_GET, daemon::status),
     );
-    let router = door(
+    let router = add(
         router,
         routes::OPENAPI,
         routing::on(FILTER_GET, daemon::openapi),
     );
-    let router = door(
+    let router = add(
         router,
         routes::METRICS,
         routing::on(FILTER_GET, daemon::metrics),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DATASTORES,
         routing::on(FILTER_GET, datastores::list),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DATASTORE_ADD,
         routing::on(FILTER_POST, datastores::add),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DATASTORE,
         routing::on(FILTER_GET, datastores::show),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DATASTORE_SET,
         routing::on(FILTER_PATCH, datastores::set),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DATASTORE_REMOVE,
         routing::on(FILTER_DELETE, datastores::remove),
     );
-    let router = door(router, routes::DISKS, routing::on(FILTER_GET, disks::list));
-    let router = door(
+    let router = add(router, routes::DISKS, routing::on(FILTER_GET, disks::list));
+    let router = add(
         router,
         routes::DISK_CREATE,
         routing::on(FILTER_POST, disks::create),
     );
-    let router = door(router, routes::DISK, routing::on(FILTER_GET, disks::show));
-    let router = door(
+    let router = add(router, routes::DISK, routing::on(FILTER_GET, disks::show));
+    let router = add(
         router,
         routes::DISK_SET,
         routing::on(FILTER_PATCH, disks::set),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DISK_DELETE,
         routing::on(FILTER_DELETE, disks::delete),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DISK_ATTACH,
         routing::on(FILTER_POST, disks::attach),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DISK_DETACH,
         routing::on(FILTER_POST, disks::detach),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DISK_RESIZE,
         routing::on(FILTER_POST, disks::resize),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DISK_SNIPPET,
         routing::on(FILTER_GET, disks::snippet),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DISK_EXPORT,
         routing::on(FILTER_POST, jobs::export),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DISK_IMPORT,
         routing::on(FILTER_POST, jobs::import),
     );
-    let router = door(
+    let router = add(
         router,
         routes::GROUPS,
         routing::on(FILTER_GET, groups::list),
     );
-    let router = door(router, routes::GROUP, routing::on(FILTER_GET, groups::show));
-    let router = door(
+    let router = add(router, routes::GROUP, routing::on(FILTER_GET, groups::show));
+    let router = add(
         router,
         routes::GROUP_SET,
         routing::on(FILTER_PATCH, groups::set),
     );
-    let router = door(
+    let router = add(
         router,
         routes::GROUP_REMOVE,
         routing::on(FILTER_DELETE, groups::remove),
     );
-    let router = door(router, routes::JOBS, routing::on(FILTER_GET, jobs::list));
-    let router = door(router, routes::JOB, routing::on(FILTER_GET, jobs::show));
-    let router = door(
+    let router = add(router, routes::JOBS, routing::on(FILTER_GET, jobs::list));
+    let router = add(router, routes::JOB, routing::on(FILTER_GET, jobs::show));
+    let router = add(
         router,
         routes::JOB_CANCEL,
         routing::on(FILTER_DELETE, jobs::cancel),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DISK_STATS,
         routing::on(FILTER_GET, stats::disk),
     );
-    let router = door(
+    let router = add(
         router,
         routes::DISK_EXPLAIN,
         routing::on(FILTER_GET, explain::disk),
     );
-    let router = door(
+    let router = add(
         router,
         routes::EVENTS,
         routing::on(FILTER_GET, events::stream),
     );
-    let router = door(
+    let router = add(
         router,
         routes::EVENTS_KEPT,
         routing::on(FILTER_GET, events::kept),
     );
-    let router = door(router, routes::STATS, routing::on(FILTER_GET, stats::all));
-    let router = door(
+    let router = add(router, routes::STATS, routing::on(FILTER_GET, stats::all));
+    let router = add(
         router,
         routes::STATS_STREAM,
         routing::on(FILTER_GET, stats::stream),
     );
-    dashboard::doors(router)
+    dashboard::routes(router)
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY))
@@ -192,7 +193,7 @@ const FILTER_POST: MethodFilter = MethodFilter::POST;
 const FILTER_PATCH: MethodFilter = MethodFilter::PATCH;
 const FILTER_DELETE: MethodFilter = MethodFilter::DELETE;
 
-fn door<Q, A>(
+fn add<Q, A>(
     router: Router<Arc<Daemon>>,
     route: Route<Q, A>,
     handler: routing::MethodRouter<Arc<Daemon>>,
@@ -208,7 +209,7 @@ async fn unknown(request: Request) -> Failure {
     Failure(problem.remedy("see /openapi.json for what there is"))
 }
 
-/// A door is there, but not for this method. Which it is for, axum adds as `Allow`.
+/// A route is there, but not for this method. Which it is for, axum adds as `Allow`.
 async fn wrong_method(request: Request) -> Failure {
     let path = request.uri().path();
     let problem = Problem::new(
@@ -238,7 +239,7 @@ impl IntoResponse for Failure {
     }
 }
 
-/// The same for what stands before the doors.
+/// The same for what stands before the routes.
 pub(crate) fn failure(problem: Problem) -> Response {
     Failure(problem).into_response()
 }
@@ -258,7 +259,7 @@ async fn work_on<T: Serialize + Send + 'static>(
     of: String,
     order: impl FnOnce(&Arc<DiskService>, &Name) -> Outcome<T> + Send + 'static,
 ) -> Answer<T> {
-    work(move || order(&daemon.disk_service, &name(&of)?)).await
+    work(move || order(&daemon.services.disk_service, &name(&of)?)).await
 }
 
 /// Does blocking work that leaves nothing of the thing of a name to answer with.
@@ -267,7 +268,7 @@ async fn erase(
     of: String,
     order: impl FnOnce(&Arc<DiskService>, &Name) -> Outcome<()> + Send + 'static,
 ) -> Result<StatusCode, Failure> {
-    os_error::blocking(move || order(&daemon.disk_service, &name(&of)?)).await?;
+    os_error::blocking(move || order(&daemon.services.disk_service, &name(&of)?)).await?;
     Ok(StatusCode::NO_CONTENT)
 }
 
@@ -408,7 +409,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_door_is_documented_and_nothing_else_is() {
+    fn every_route_is_documented_and_nothing_else_is() {
         let document: serde_json::Value = serde_json::from_str(&document()).unwrap();
         for (method, path) in routes::ALL {
             let method = method.as_str().to_lowercase();

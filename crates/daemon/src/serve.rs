@@ -1,4 +1,4 @@
-//! The daemon's life: configuration, plan, engine, doors; then it serves until it is told to stop, and stops in order.
+//! The daemon's life: configuration, plan, engine, listeners; it serves until a signal stops it, and stops in order.
 //!
 //! # Always true
 //! - Nothing listens before the root is locked, so two daemons never fight over one root's sockets.
@@ -13,43 +13,38 @@
 
 use std::io::{self, Write};
 use std::path::PathBuf;
-use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context;
-use tidegate_api::config::NbdTcp;
 use tidegate_api::problem::{Problem, ProblemCode};
-use tidegate_api::status::{NbdListener, NbdSecurity, State, Status};
+use tidegate_api::status::{NbdListener, NbdSecurity, State};
 use tokio::net::UnixListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio_util::sync::CancellationToken;
 
-use crate::config::limits;
 use crate::config::plan::Plan;
-use crate::config::prepare::{self, Prepared, TcpDoor};
 use crate::control::{Controls, Identity};
+use crate::daemon::{Addresses, Daemon};
 use crate::disks::attached::AttachedDisks;
 use crate::disks::disk_service::{self, DiskService};
-use crate::disks::host::Host;
-use crate::disks::store::Store;
 use crate::disks::watch;
 use crate::first_run;
-use crate::listen::nbd_listener::{self, ConnectionLimits, Endpoint, EndpointSecurity};
+use crate::host::Host;
 use crate::listen::sockets::{self, Inherited, Listening};
-use crate::listen::tls::expiry::{self, Certificates};
+use crate::listen::tls::expiry::Certificates;
+use crate::nbd_listener::{self, ConnectionLimits, Endpoint, EndpointSecurity};
 use crate::notify;
-use crate::observe::dashboard::Dashboard;
-use crate::observe::dashboard::listener;
 use crate::observe::log;
-use crate::observe::metrics;
-use crate::observe::monitor::{self, Monitor};
+use crate::observe::monitor;
+use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
+use crate::prepare::{self, Prepared, ServeOptions, TcpEndpoint};
 use crate::rest;
+use crate::rest::dashboard::listener;
+use crate::services::Services;
+use crate::store::Store;
 
-use crate::listen::api_listener::ApiListener;
-
-pub(crate) use crate::observe::counters::Counters;
+use crate::rest::api_listener::ApiListener;
 
 /// How long answers to requests that are under way may take once the daemon stops.
 const GOODBYE: Duration = Duration::from_secs(2);
@@ -57,40 +52,7 @@ const GOODBYE: Duration = Duration::from_secs(2);
 /// How long stopping may take in all: disks end side by side, so it is not multiplied by their number.
 const STOPPING: Duration = Duration::from_secs(20);
 
-/// How a daemon is started.
-#[derive(Clone, Debug, Default)]
-pub struct ServeOptions {
-    /// The root directory; none: `TIDEGATE_ROOT`, or the usual one.
-    pub root: Option<PathBuf>,
-    /// The socket of the REST interface; none: as configured.
-    pub api_socket: Option<PathBuf>,
-    /// The configuration file; none: the root's, if it is there.
-    pub config: Option<PathBuf>,
-    /// I/O threads; none: as configured.
-    pub threads: Option<u16>,
-    /// TCP addresses for NBD clients, besides the configured ones.
-    pub nbd_tcp: Vec<NbdTcp>,
-}
-
-/// A daemon that serves.
-pub(crate) struct Daemon {
-    pub(crate) disk_service: Arc<DiskService>,
-    pub(crate) monitor: Monitor,
-    pub(crate) dashboard: Dashboard,
-    /// Where browsers find it.
-    dashboard_url: Option<String>,
-    config: Option<PathBuf>,
-    api_socket: PathBuf,
-    listeners: Vec<NbdListener>,
-    pub(crate) certificates: Certificates,
-    state: Mutex<State>,
-    started: Instant,
-    /// Bytes of the last page for Prometheus.
-    metrics_len: AtomicUsize,
-    stop: CancellationToken,
-}
-
-/// Serves until told to stop by a signal.
+/// Serves until a signal stops it.
 ///
 /// # Errors
 /// When it cannot start, or when a disk did not end in peace.
@@ -166,9 +128,9 @@ async fn live(prepared: Prepared) -> Outcome<()> {
         ours.extend(plan.nbd.sockets.iter().cloned());
     }
     let mut certificates = Certificates::default();
-    let mut doors = unix_doors(&plan, inherited)?;
-    doors.extend(tcp_doors(tcp, &mut certificates)?);
-    let listeners = doors.iter().map(|(_, told)| told.clone()).collect();
+    let mut endpoints = unix_endpoints(&plan, inherited)?;
+    endpoints.extend(tcp_endpoints(tcp, &mut certificates)?);
+    let listeners = endpoints.iter().map(|(_, listed)| listed.clone()).collect();
     let dashboard = match (&plan.dashboard, dashboard) {
         (Some(plan), Some(access)) => listener::open(plan, access)?,
         _ => None,
@@ -177,23 +139,19 @@ async fn live(prepared: Prepared) -> Outcome<()> {
         certificates.add(format!("dashboard {url}"), validity.clone());
     }
 
-    let daemon = Arc::new(Daemon {
-        disk_service: Arc::clone(&disk_service),
-        monitor: Monitor::default(),
-        dashboard: Dashboard::default(),
-        dashboard_url: dashboard.as_ref().map(|door| door.url.clone()),
-        config,
-        api_socket: plan.api.socket.clone(),
-        listeners,
-        certificates,
-        state: Mutex::new(State::Starting),
-        started: Instant::now(),
-        metrics_len: AtomicUsize::new(0),
-        stop: CancellationToken::new(),
-    });
+    let services = Arc::new(Services::new(Arc::clone(&disk_service), certificates));
+    let daemon = Arc::new(Daemon::new(
+        services,
+        Addresses {
+            dashboard_url: dashboard.as_ref().map(|listener| listener.url.clone()),
+            config,
+            api_socket: plan.api.socket.clone(),
+            nbd_listeners: listeners,
+        },
+    ));
     let answering = tokio::spawn(answer(api, Arc::clone(&daemon)));
-    if let Some(door) = dashboard {
-        tokio::spawn(door.serve(Arc::clone(&daemon), daemon.stop.clone()));
+    if let Some(listener) = dashboard {
+        tokio::spawn(listener.serve(Arc::clone(&daemon)));
     }
 
     let at_start = Arc::clone(&disk_service);
@@ -207,29 +165,29 @@ async fn live(prepared: Prepared) -> Outcome<()> {
         Ok(welcome)
     });
     let welcome = tokio::select! {
-        // First of all: the manager is told in any case.
+        // First of all: the service manager gets its message in any case.
         biased;
         never = notify::starting("attaching disks") => match never {},
         welcome = welcome => welcome?,
         () = signals.next() => return stop(&daemon, &ours, answering, signals).await,
     };
     let limits = ConnectionLimits::new(Arc::clone(&disks), plan.nbd.connections);
-    for (door, told) in doors {
-        tracing::info!(address = told.address, security = ?told.security, "serving NBD");
-        tokio::spawn(attend(door, limits.clone()));
+    for (endpoint, listed) in endpoints {
+        tracing::info!(address = listed.address, security = ?listed.security, "serving NBD");
+        tokio::spawn(attend(endpoint, limits.clone()));
     }
-    tokio::spawn(monitor::keep(Arc::clone(&daemon)));
-    tokio::spawn(monitor::listen(Arc::clone(&daemon)));
-    tokio::spawn(expiry::watch(Arc::clone(&daemon)));
-    daemon.become_(State::Serving);
+    tokio::spawn(monitor::keep(Arc::clone(&daemon.monitor)));
+    tokio::spawn(monitor::listen(Arc::clone(&daemon.monitor)));
+    tokio::spawn(monitor::watch_certificates(Arc::clone(&daemon.monitor)));
+    daemon.set_state(State::Serving);
     let status = format!("serving disks: {}", disks.names().len());
     tracing::info!(root = %root.path().display(), api = %plan.api.socket.display(), "{status}");
     // Whoever started us may not listen any more; that is no reason to end.
     let welcome = welcome.unwrap_or_else(|| first_run::later(disks.names().len()));
-    let dashboard = daemon.dashboard_url.as_ref();
+    let dashboard = daemon.dashboard_url();
     let dashboard = dashboard.map_or_else(String::new, |url| format!("Dashboard: {url}"));
-    let told = format!("{welcome}{dashboard}");
-    let _ = writeln!(io::stdout(), "{}", told.trim_end());
+    let greeting = format!("{welcome}{dashboard}");
+    let _ = writeln!(io::stdout(), "{}", greeting.trim_end());
     notify::ready(&status);
 
     tokio::select! {
@@ -248,15 +206,15 @@ async fn stop(
     mut signals: Signals,
 ) -> Outcome<()> {
     tracing::info!("stopping: finishing what is in flight (signal again to end at once)");
-    daemon.become_(State::Stopping);
+    daemon.set_state(State::Stopping);
     notify::stopping(STOPPING);
-    daemon.stop.cancel();
-    daemon.disk_service.jobs().cancel_all();
+    daemon.services.stop().cancel();
+    daemon.services.disk_service.jobs().cancel_all();
     for socket in sockets {
         // One that is gone already need not be removed.
         let _ = std::fs::remove_file(socket);
     }
-    let ending = daemon.disk_service.end()?;
+    let ending = daemon.services.disk_service.end()?;
     let hasty = tokio::select! {
         hasty = tokio::time::timeout(STOPPING, ending) => hasty,
         () = signals.next() => {
@@ -284,9 +242,9 @@ async fn stop(
     }
 }
 
-/// Where NBD clients of this host knock: the planned sockets, or the inherited ones in their place.
-fn unix_doors(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Endpoint, NbdListener)>> {
-    let mut doors = Vec::new();
+/// Where NBD clients of this host connect: the planned sockets, or the inherited ones in their place.
+fn unix_endpoints(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Endpoint, NbdListener)>> {
+    let mut endpoints = Vec::new();
     let handed_over = !inherited.is_empty();
     for Inherited { name, socket } in inherited {
         if matches!(socket, Listening::Tcp(_)) {
@@ -296,57 +254,57 @@ fn unix_doors(plan: &Plan, inherited: Vec<Inherited>) -> Outcome<Vec<(Endpoint, 
             .because("what is inherited carries no certificates")
             .remedy("configure the address under nbd.tcp"));
         }
-        let told = NbdListener {
+        let listed = NbdListener {
             address: format!("inherited {name}"),
             security: NbdSecurity::Unix,
         };
-        doors.push((
+        endpoints.push((
             Endpoint {
                 socket,
                 security: EndpointSecurity::Plain,
             },
-            told,
+            listed,
         ));
     }
     if !handed_over {
         for path in &plan.nbd.sockets {
             let socket = Listening::Unix(sockets::listen_unix(path, plan.api.mode)?);
-            let told = NbdListener {
+            let listed = NbdListener {
                 address: path.display().to_string(),
                 security: NbdSecurity::Unix,
             };
-            doors.push((
+            endpoints.push((
                 Endpoint {
                     socket,
                     security: EndpointSecurity::Plain,
                 },
-                told,
+                listed,
             ));
         }
     }
-    Ok(doors)
+    Ok(endpoints)
 }
 
-/// Where NBD clients of other hosts knock.
-fn tcp_doors(
-    tcp: Vec<TcpDoor>,
+/// Where NBD clients of other hosts connect.
+fn tcp_endpoints(
+    planned: Vec<TcpEndpoint>,
     certificates: &mut Certificates,
 ) -> Outcome<Vec<(Endpoint, NbdListener)>> {
-    let door = |door: TcpDoor| {
-        let listener = sockets::listen_tcp(door.address)?;
-        let address = listener.local_addr().unwrap_or(door.address).to_string();
-        if let Some(validity) = door.validity {
+    let bind = |tcp: TcpEndpoint| {
+        let listener = sockets::listen_tcp(tcp.address)?;
+        let address = listener.local_addr().unwrap_or(tcp.address).to_string();
+        if let Some(validity) = tcp.validity {
             certificates.add(format!("nbd {address}"), validity);
         }
-        let told = NbdListener {
+        let listed = NbdListener {
             address,
-            security: door.kind,
+            security: tcp.kind,
         };
         let socket = Listening::Tcp(listener);
-        let security = door.security;
-        Ok((Endpoint { socket, security }, told))
+        let security = tcp.security;
+        Ok((Endpoint { socket, security }, listed))
     };
-    tcp.into_iter().map(door).collect()
+    planned.into_iter().map(bind).collect()
 }
 
 fn take(inherited: &mut Vec<Inherited>, name: &str) -> Option<Inherited> {
@@ -354,90 +312,20 @@ fn take(inherited: &mut Vec<Inherited>, name: &str) -> Option<Inherited> {
     Some(inherited.swap_remove(at))
 }
 
-async fn attend(door: Endpoint, limits: ConnectionLimits) {
-    if let Err(error) = nbd_listener::attend(door, limits).await {
+async fn attend(endpoint: Endpoint, limits: ConnectionLimits) {
+    if let Err(error) = nbd_listener::attend(endpoint, limits).await {
         tracing::error!(%error, "an NBD listener ended");
     }
 }
 
 async fn answer(socket: std::os::unix::net::UnixListener, daemon: Arc<Daemon>) {
-    let stop = daemon.stop.clone();
+    let stop = daemon.services.stop().clone();
     match UnixListener::from_std(socket) {
         Ok(listener) => {
-            let door = ApiListener::new(listener, rest::router(daemon));
-            door.serve(stop).await;
+            let server = ApiListener::new(listener, rest::router(daemon));
+            server.serve(stop).await;
         }
         Err(error) => tracing::error!(%error, "the REST interface ended"),
-    }
-}
-
-impl Daemon {
-    /// How it is.
-    pub(crate) fn status(&self) -> Outcome<Status> {
-        let datastores = self.disk_service.datastores_at_a_glance()?;
-        let live = self.disk_service.live().all();
-        let mut problems = self.disk_service.troubles();
-        problems.extend(
-            datastores
-                .iter()
-                .filter_map(|datastore| datastore.problem.clone()),
-        );
-        problems.extend(self.disk_service.unreadable_datastores()?);
-        for problem in self.disk_service.harms()? {
-            // A lease that is lost, or a detach that takes too long, is among the troubles.
-            if !problems.contains(&problem) {
-                problems.push(problem);
-            }
-        }
-        let now = expiry::now();
-        problems.extend(self.certificates.problems(now));
-        Ok(Status {
-            state: *self.state.lock().unwrap_or_else(PoisonError::into_inner),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            pid: std::process::id(),
-            uptime_s: self.started.elapsed().as_secs(),
-            root: self.disk_service.root().path().to_owned(),
-            config: self.config.clone(),
-            api_socket: self.api_socket.clone(),
-            nbd_listeners: self.listeners.clone(),
-            tls_certificates: self.certificates.listed(now),
-            dashboard: self.dashboard_url.clone(),
-            threads: self.disk_service.host().thread_count(),
-            datastores: datastores.len() as u64,
-            disks: datastores.iter().map(|datastore| datastore.disks).sum(),
-            attached: live.len() as u64,
-            clients: live.iter().map(|live| live.clients().len() as u64).sum(),
-            problems,
-        })
-    }
-
-    /// Prometheus' page.
-    pub(crate) fn metrics(&self) -> Outcome<String> {
-        let facts = metrics::Facts {
-            moment: self.moment()?,
-            datastores: self.disk_service.datastores_at_a_glance()?,
-            disks: self.disk_service.attached_disks()?,
-            controls: self.control_moments(),
-            problems: self.disk_service.troubles().len(),
-            nbd_refused: self.disk_service.live().refused(),
-            log_lines_lost: log::lines_lost(),
-            certificates: self.certificates.days_left(expiry::now()),
-            uptime_s: self.started.elapsed().as_secs_f64(),
-        };
-        // A page that outgrows its memory is copied: a sixteenth more than the last one took is room enough.
-        let last = self.metrics_len.load(Relaxed);
-        let page = metrics::page(&facts, last + last / 16);
-        self.metrics_len.store(page.len(), Relaxed);
-        Ok(page)
-    }
-
-    /// Ends when the daemon stops.
-    pub(crate) async fn stopped(&self) {
-        self.stop.cancelled().await;
-    }
-
-    fn become_(&self, state: State) {
-        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
     }
 }
 

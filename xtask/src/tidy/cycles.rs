@@ -24,36 +24,6 @@ const KNOWN: &[(&str, &[&str])] = &[
             "summary",
         ],
     ),
-    (
-        "daemon",
-        &[
-            "attached",
-            "copy",
-            "disk_service",
-            "export",
-            "formats",
-            "host",
-            "import",
-            "jobs",
-            "store",
-        ],
-    ),
-    ("daemon", &["connection_limits", "seats"]),
-    ("daemon", &["guard", "listener"]),
-    (
-        "daemon",
-        &[
-            "config",
-            "control",
-            "disks",
-            "first_run",
-            "listen",
-            "observe",
-            "os_error",
-            "rest",
-            "serve",
-        ],
-    ),
 ];
 
 /// Edges among the children of one module: from, to, and the file that makes it.

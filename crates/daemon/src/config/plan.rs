@@ -19,8 +19,8 @@ use tidegate_api::units::Span;
 use tidegate_core::governor::name::LONGEST;
 
 use crate::config::root::Root;
-use crate::disks::store::Found;
 use crate::os_error::{self, Outcome};
+use crate::store::Found;
 
 pub(crate) mod filters;
 pub(crate) mod policy;

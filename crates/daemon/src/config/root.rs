@@ -19,9 +19,9 @@ use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::lease::lock_identity;
 
-use crate::control::report;
-use crate::disks::store::files;
+use crate::files;
 use crate::os_error::{self, Outcome};
+use crate::text;
 
 /// What to do where a root cannot be made.
 const ELSEWHERE: &str = "choose another root with --root DIR, or run with the rights to it";
@@ -191,8 +191,8 @@ impl Root {
             return Ok(id);
         }
         let path = self.state().join("host-id");
-        let Uuid(id) = crate::disks::disk_service::new_uuid()?;
-        let text = report::hex(&id) + "\n";
+        let Uuid(id) = crate::text::new_uuid()?;
+        let text = text::hex(&id) + "\n";
         files::replace(&path, text.as_bytes())
             .map_err(|e| os_error::io(format!("cannot write {}", path.display()), &e))?;
         Ok(id)

@@ -2,6 +2,7 @@
 //!
 //! Pure: a report, and what this host calls the disks, go in; the answer comes out.
 
+use crate::text::hex;
 use std::collections::BTreeMap;
 
 use tidegate_api::iocontrol::{
@@ -84,11 +85,6 @@ pub(crate) fn threshold(threshold: Threshold) -> CongestionThreshold {
         Threshold::Fixed(at) => CongestionThreshold::At(units::Span(at.as_nanos())),
         Threshold::Off => CongestionThreshold::Off,
     }
-}
-
-/// A host's or a run's identity as it is written.
-pub(crate) fn hex(bytes: &[u8]) -> String {
-    bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// A disk's identity among hosts, as it is written.

@@ -22,15 +22,17 @@ use tidegate_core::units::Time;
 use tidegate_engine::datastore::condition::Harm;
 use tokio::sync::Notify;
 
+use crate::clock;
 use crate::config::plan::filters::Stack;
 use crate::control::InUse;
-use crate::disks::disk_service::Stamp;
-use crate::disks::host::{self, nbd};
-use crate::disks::store::Identity;
-use crate::disks::store::disks;
-use crate::listen::vhost_listener::VhostListener;
-use crate::observe::explain::Claim;
-use crate::observe::sample::{ClientCounts, DiskCounters};
+use crate::files::Stamp;
+use crate::host::{self, nbd};
+use crate::store::Identity;
+use crate::store::disks;
+use vhost_listener::VhostListener;
+
+pub(crate) mod vhost_listener;
+use crate::disks::counters::{ClientCounts, DiskCounters};
 use crate::os_error::{self, Outcome};
 
 /// One attached disk.
@@ -101,7 +103,7 @@ impl Attached {
             name,
             datastore,
             disk,
-            attached: host::now(),
+            attached: clock::now(),
             listener: Mutex::default(),
             clients: Arc::default(),
             standing: Mutex::default(),
@@ -292,17 +294,17 @@ impl Attached {
     }
 
     /// How its lease stands.
-    pub(crate) fn claim(&self) -> Claim {
+    pub(crate) fn claim(&self) -> host::LeaseState {
         self.disk.claim()
     }
 
     /// Its counters at one moment. No other disk is asked for.
-    pub(crate) fn moment(&self) -> Outcome<DiskCounters> {
-        Ok(self.moment_of(self.disk.counted()?))
+    pub(crate) fn counters(&self) -> Outcome<DiskCounters> {
+        Ok(self.counters_of(self.disk.counted()?))
     }
 
     /// These counters of it, with all that belongs to them.
-    pub(crate) fn moment_of(&self, counted: host::Counted) -> DiskCounters {
+    pub(crate) fn counters_of(&self, counted: host::Counted) -> DiskCounters {
         DiskCounters {
             name: self.name.clone(),
             datastore: self.datastore.clone(),

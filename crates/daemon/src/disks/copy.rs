@@ -10,8 +10,9 @@ use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
 
-use crate::disks::jobs::Progress;
 use crate::os_error::{self, Outcome};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use tidegate_api::problem::{Problem, ProblemCode};
 
 pub(crate) mod device;
 
@@ -63,6 +64,47 @@ pub(crate) enum Bytes<'a> {
     Zero(u64),
     /// At most [`PIECE`] bytes, of any kind.
     Data(&'a [u8]),
+}
+
+/// How far a job is: written by who does it, read by who asks, stopped by either.
+#[derive(Debug, Default)]
+pub(crate) struct Progress {
+    pub(super) done: AtomicU64,
+    pub(super) total: AtomicU64,
+    pub(super) copied: AtomicU64,
+    pub(super) cancelled: AtomicBool,
+}
+
+impl Progress {
+    /// There are so many bytes to deal with.
+    pub(crate) fn expect(&self, total: u64) {
+        self.total.store(total, Relaxed);
+    }
+
+    /// So many more bytes are dealt with, by copying them.
+    pub(crate) fn copied(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Relaxed);
+        self.copied.fetch_add(bytes, Relaxed);
+    }
+
+    /// So many more bytes are dealt with, for nothing: they were a hole.
+    pub(crate) fn skipped(&self, bytes: u64) {
+        self.done.fetch_add(bytes, Relaxed);
+    }
+
+    /// It is to stop.
+    pub(crate) fn cancel(&self) {
+        self.cancelled.store(true, Relaxed);
+    }
+
+    /// Whether to go on.
+    pub(crate) fn check(&self) -> Outcome<()> {
+        match self.cancelled.load(Relaxed) {
+            true => Err(Problem::new(ProblemCode::Stopping, "it was cancelled")
+                .remedy("give the order again if it is still wanted")),
+            false => Ok(()),
+        }
+    }
 }
 
 /// Copies all of it.

@@ -22,13 +22,13 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use crate::config::root::Root;
 use crate::control::Controls;
 use crate::disks::attached::{Attached, AttachedDisks};
-use crate::disks::host::Host;
+use crate::disks::counters::AttachedMoment;
 use crate::disks::jobs::Jobs;
 use crate::disks::snippet;
-use crate::disks::store::files;
-use crate::disks::store::{self, Found, Store};
-use crate::observe::sample::AttachedMoment;
+use crate::files;
+use crate::host::Host;
 use crate::os_error::Outcome;
+use crate::store::{self, Found, Store};
 use claims::{Claim, Claims};
 use queue::OneAtATime;
 
@@ -50,8 +50,6 @@ mod transfer;
 
 pub(crate) use attach::PARTING;
 pub(crate) use attach_retry::attach_missing;
-pub(crate) use change::new_uuid;
-pub(crate) use remote_changes::Stamp;
 
 /// See the module.
 pub(crate) struct DiskService {

@@ -16,12 +16,12 @@ use imago::{FormatAccess, FormatCreateBuilder, Storage, StorageCreateOptions};
 use tidegate_api::job::{DiskExport, Existing, ImageFormat};
 use tidegate_api::problem::{Problem, ProblemCode};
 
+use crate::disks::copy::Progress;
 use crate::disks::copy::device::{self, DeviceSink};
 use crate::disks::copy::{self, RawFile, Sink, Source};
-use crate::disks::disk_service::new_uuid;
-use crate::disks::jobs::Progress;
-use crate::disks::store::files;
+use crate::files;
 use crate::os_error::{self, Outcome};
+use crate::text::new_uuid;
 
 /// Endings of files that are something else than a raw image: other formats, and what is packed.
 const OTHER_ENDINGS: [&str; 27] = [

@@ -16,6 +16,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 
 use crate::disks::copy::{RawFile, Source};
 use crate::os_error::{self, Outcome};
+use crate::text::{quoted, shell};
 use container::{Container, Mapped};
 
 mod container;
@@ -388,18 +389,5 @@ pub(crate) fn explain(error: &io::Error, format: ImageFormat, path: &Path) -> Pr
             )
         }
         _ => os_error::io(what, error),
-    }
-}
-
-/// A path as a shell takes it.
-pub(crate) fn quoted(path: &Path) -> String {
-    shell(&path.display().to_string())
-}
-
-fn shell(text: &str) -> String {
-    let plain = |c: char| c.is_ascii_alphanumeric() || "/._-+=,:@%".contains(c);
-    match text.chars().all(plain) {
-        true => text.to_owned(),
-        false => format!("'{}'", text.replace('\'', r"'\''")),
     }
 }

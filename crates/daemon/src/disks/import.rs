@@ -21,11 +21,11 @@ use tidegate_api::job::{DiskImport, ImageFormat};
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::datastore::dir;
 
+use crate::disks::copy::Progress;
 use crate::disks::copy::{self, Bytes, Piece, RawFile, Sink};
 use crate::disks::formats::{self, Image};
 use crate::disks::image_file;
-use crate::disks::jobs::Progress;
-use crate::disks::store::files::{self, Location};
+use crate::files::{self, Location};
 use crate::os_error::{self, Outcome};
 
 /// How often a job that waits for its source looks whether it was cancelled.

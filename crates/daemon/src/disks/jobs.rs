@@ -7,7 +7,7 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
+use std::sync::atomic::Ordering::Relaxed;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -16,52 +16,12 @@ use tidegate_api::job::{Job, JobState};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
-use crate::disks::store::files;
+use crate::disks::copy::Progress;
+use crate::files;
 use crate::os_error::{self, Outcome};
 
 /// How many jobs that are over can still be asked about: more than anybody looks back.
 const KEPT: usize = 100;
-
-/// How far a job is: written by who does it, read by who asks, stopped by either.
-#[derive(Debug, Default)]
-pub(crate) struct Progress {
-    done: AtomicU64,
-    total: AtomicU64,
-    copied: AtomicU64,
-    cancelled: AtomicBool,
-}
-
-impl Progress {
-    /// There are so many bytes to deal with.
-    pub(crate) fn expect(&self, total: u64) {
-        self.total.store(total, Relaxed);
-    }
-
-    /// So many more bytes are dealt with, by copying them.
-    pub(crate) fn copied(&self, bytes: u64) {
-        self.done.fetch_add(bytes, Relaxed);
-        self.copied.fetch_add(bytes, Relaxed);
-    }
-
-    /// So many more bytes are dealt with, for nothing: they were a hole.
-    pub(crate) fn skipped(&self, bytes: u64) {
-        self.done.fetch_add(bytes, Relaxed);
-    }
-
-    /// It is to stop.
-    pub(crate) fn cancel(&self) {
-        self.cancelled.store(true, Relaxed);
-    }
-
-    /// Whether to go on.
-    pub(crate) fn check(&self) -> Outcome<()> {
-        match self.cancelled.load(Relaxed) {
-            true => Err(Problem::new(ProblemCode::Stopping, "it was cancelled")
-                .remedy("give the order again if it is still wanted")),
-            false => Ok(()),
-        }
-    }
-}
 
 /// All jobs.
 #[derive(Debug, Default)]

@@ -9,10 +9,11 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use tidegate_api::name::Name;
 use tidegate_api::stats::{DiskStats, Sample};
 
-use crate::disks::host;
-use crate::observe::sample::{self, DiskCounters, ThreadMoment};
+use crate::disks::counters::DiskCounters;
+use crate::host;
+use crate::observe::sample::{self, ThreadMoment};
 use crate::os_error::Outcome;
-use crate::serve::Daemon;
+use crate::services::Services;
 
 /// See the module.
 #[derive(Clone, Debug)]
@@ -42,15 +43,15 @@ impl Counters {
     }
 }
 
-impl Daemon {
+impl Services {
     /// Asks every I/O thread for its counters.
-    pub(crate) fn moment(&self) -> Outcome<Counters> {
-        let live: BTreeMap<host::Key, _> = self
+    pub(crate) fn counters(&self) -> Outcome<Counters> {
+        let attached: BTreeMap<host::Key, _> = self
             .disk_service
             .live()
             .all()
             .into_iter()
-            .map(|live| (live.key(), live))
+            .map(|disk| (disk.key(), disk))
             .collect();
         let mut disks = Vec::new();
         let mut threads = Vec::new();
@@ -60,9 +61,11 @@ impl Daemon {
             for (key, counted) in report.disks {
                 requests += counted.stats.as_ref().map_or(0, |stats| stats.count());
                 // A disk that comes or goes just now is not told of.
-                let Some(live) = live.get(&key) else { continue };
-                names.push(live.name().clone());
-                disks.push(live.moment_of(counted));
+                let Some(disk) = attached.get(&key) else {
+                    continue;
+                };
+                names.push(disk.name().clone());
+                disks.push(disk.counters_of(counted));
             }
             names.sort();
             threads.push(ThreadMoment {
@@ -92,13 +95,13 @@ impl Daemon {
     /// What one disk has done since it was attached.
     pub(crate) fn disk_stats(&self, name: &Name) -> Outcome<DiskStats> {
         let disk = self.disk_service.must_be_attached(name)?;
-        let moment = disk.moment().map_err(|problem| {
+        let counters = disk.counters().map_err(|problem| {
             // It may have gone between the two looks.
             self.disk_service
                 .must_be_attached(name)
                 .err()
                 .unwrap_or(problem)
         })?;
-        Ok(sample::disk(&moment, None))
+        Ok(sample::disk(&counters, None))
     }
 }

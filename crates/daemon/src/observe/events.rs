@@ -19,10 +19,10 @@ use tidegate_core::units::Span;
 use tidegate_engine::control;
 use tokio::sync::watch;
 
-use crate::control::report::hex;
 use crate::listen::tls::expiry;
 use crate::observe::explain::time;
-use crate::observe::sample::float;
+use crate::text::float;
+use crate::text::hex;
 
 /// A day of a busy datastore, at a few hundred bytes each.
 const KEPT: usize = 1024;

@@ -25,7 +25,9 @@ use tidegate_core::units::Span;
 use tidegate_engine::datastore::condition::Harm;
 
 use crate::control::report::mode;
-use crate::observe::sample::{float, ratio};
+use crate::host::LeaseState;
+use crate::observe::sample::ratio;
+use crate::text::float;
 
 pub(crate) mod timeline;
 mod words;
@@ -71,18 +73,6 @@ pub(crate) struct About<'a> {
     pub(crate) terms: &'a Terms,
 }
 
-/// How a disk's lease stands.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) enum Claim {
-    /// This host has it, or a lock is all that it needs.
-    #[default]
-    Held,
-    /// It was not renewed in time: all I/O waits until it is clear that no other host has taken the disk.
-    Waits,
-    /// Another host has it.
-    Lost,
-}
-
 /// What a disk did in a span.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub(crate) struct Facts {
@@ -109,14 +99,14 @@ pub(crate) struct Facts {
     pub(crate) thread: ThreadLoad,
     pub(crate) level: Option<Level>,
     /// As it stands now, whatever the span.
-    pub(crate) claim: Claim,
+    pub(crate) claim: LeaseState,
     /// What has befallen its image, whenever that was.
     pub(crate) harm: Option<Harm>,
 }
 
 impl Facts {
     /// The same of a disk whose lease stands so.
-    pub(crate) fn with(self, claim: Claim) -> Facts {
+    pub(crate) fn with(self, claim: LeaseState) -> Facts {
         Facts { claim, ..self }
     }
 
@@ -232,7 +222,7 @@ impl Facts {
 
 /// What limits the disk.
 pub(crate) fn cause(facts: &Facts) -> Cause {
-    if facts.claim != Claim::Held {
+    if facts.claim != LeaseState::Held {
         return Cause::Lease;
     }
     if !facts.measured && facts.level.is_none() {

@@ -20,8 +20,10 @@ use tidegate_core::histogram::Histogram;
 use tidegate_core::request::Op;
 use tidegate_core::units::Span;
 
-use crate::observe::sample::{AttachedMoment, ControlMoment, float};
-use crate::serve::Counters;
+use crate::disks::counters::AttachedMoment;
+use crate::observe::counters::Counters;
+use crate::observe::sample::ControlMoment;
+use crate::text::float;
 
 mod control;
 mod families;
@@ -379,7 +381,8 @@ impl Write for Escaped<'_> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observe::sample::{ClientCounts, DiskCounters, ThreadMoment};
+    use crate::disks::counters::{ClientCounts, DiskCounters};
+    use crate::observe::sample::ThreadMoment;
     use std::collections::BTreeMap;
     use tidegate_api::datastore::DatastoreSettings;
     use tidegate_api::disk::{RingCounts, UpstreamCounts};

@@ -22,25 +22,29 @@ use tidegate_core::units::{Span, Time};
 use tidegate_engine::control::{self as engine, Report};
 use tokio::sync::Notify;
 
+use crate::clock;
 use crate::config::plan::policy;
 use crate::control;
 use crate::disks::attached::{self, Attached};
-use crate::disks::host;
+use crate::host;
+use crate::listen::tls::expiry;
 use crate::observe::events::{self, Journal};
 use crate::observe::explain::timeline::{Beat, Level, Timeline, Used, Worked};
 use crate::observe::explain::{self, About, Facts, Terms};
 use crate::observe::sample::ControlMoment;
 use crate::os_error::{self, Outcome};
-use crate::serve::Daemon;
+use crate::services::Services;
 
 /// How often while there is I/O.
 const BUSY: Duration = Duration::from_secs(1);
+/// How often certificates are looked at: the clock may be set, and a machine may sleep.
+const CERTIFICATES: Duration = Duration::from_secs(3600);
 /// Looks that find nothing before it waits to be called: a governor may not have counted yet what it calls for.
 const RESTS: u32 = 3;
 
 /// See the module.
-#[derive(Default)]
 pub(crate) struct Monitor {
+    services: Arc<Services>,
     timelines: Mutex<BTreeMap<Name, Watched>>,
     journal: Journal,
     known: Mutex<Known>,
@@ -58,7 +62,7 @@ struct Known {
 /// What is known of one disk.
 struct Watched {
     attached: Time,
-    course: Timeline,
+    timeline: Timeline,
 }
 
 /// An I/O thread's time, and every attached disk, at one moment.
@@ -80,6 +84,22 @@ enum Found {
 }
 
 impl Monitor {
+    /// The monitor of a daemon that has just started.
+    pub(crate) fn new(services: Arc<Services>) -> Monitor {
+        Monitor {
+            services,
+            timelines: Mutex::default(),
+            journal: Journal::default(),
+            known: Mutex::default(),
+            called: Notify::new(),
+        }
+    }
+
+    /// The services that it reads from.
+    pub(crate) fn services(&self) -> &Arc<Services> {
+        &self.services
+    }
+
     /// What happened.
     pub(crate) fn journal(&self) -> &Journal {
         &self.journal
@@ -90,17 +110,17 @@ impl Monitor {
     }
 
     /// What is known of the last minutes of a disk, if anything is.
-    pub(crate) fn course(&self, disk: &Attached) -> Option<Timeline> {
+    pub(crate) fn timeline(&self, disk: &Attached) -> Option<Timeline> {
         let timelines = self.timelines();
         let watched = timelines.get(disk.name())?;
-        (watched.attached == disk.attached()).then(|| watched.course.clone())
+        (watched.attached == disk.attached()).then(|| watched.timeline.clone())
     }
 
     /// How a disk stood when it was looked at last, if it was.
     pub(crate) fn last(&self, disk: &Attached) -> Option<Beat> {
         let timelines = self.timelines();
         let watched = timelines.get(disk.name())?;
-        (watched.attached == disk.attached()).then(|| watched.course.last())
+        (watched.attached == disk.attached()).then(|| watched.timeline.last())
     }
 
     fn timelines(&self) -> MutexGuard<'_, BTreeMap<Name, Watched>> {
@@ -111,10 +131,10 @@ impl Monitor {
 }
 
 /// Looks until the daemon stops.
-pub(crate) async fn keep(daemon: Arc<Daemon>) {
+pub(crate) async fn keep(monitor: Arc<Monitor>) {
     let mut rests = 0;
     loop {
-        let looking = Arc::clone(&daemon);
+        let looking = Arc::clone(&monitor);
         let found = os_error::blocking(move || looking.look()).await;
         let found = match found {
             Ok(found) => found,
@@ -124,18 +144,18 @@ pub(crate) async fn keep(daemon: Arc<Daemon>) {
             }
         };
         rests = if found == Found::Rest { rests + 1 } else { 0 };
-        let live = daemon.disk_service.live();
+        let live = monitor.services.disk_service.live();
         let pause = async {
             match found {
                 Found::Work => tokio::time::sleep(BUSY).await,
                 Found::Rest if rests < RESTS => tokio::time::sleep(BUSY).await,
-                Found::Rest => daemon.monitor.called.notified().await,
+                Found::Rest => monitor.called.notified().await,
                 Found::Nothing => live.one_is_attached().await,
             }
         };
         tokio::select! {
             () = pause => {}
-            () = daemon.stopped() => return,
+            () = monitor.services.stopped() => return,
         }
         if rests >= RESTS {
             rests = 0;
@@ -144,13 +164,13 @@ pub(crate) async fn keep(daemon: Arc<Daemon>) {
 }
 
 /// Takes in what governors notice, as soon as they do, until the daemon stops.
-pub(crate) async fn listen(daemon: Arc<Daemon>) {
+pub(crate) async fn listen(monitor: Arc<Monitor>) {
     loop {
         tokio::select! {
-            () = daemon.disk_service.controls().rung() => {}
-            () = daemon.stopped() => return,
+            () = monitor.services.disk_service.controls().rung() => {}
+            () = monitor.services.stopped() => return,
         }
-        let hearing = Arc::clone(&daemon);
+        let hearing = Arc::clone(&monitor);
         let heard = os_error::blocking(move || {
             hearing.hear();
             Ok(())
@@ -158,15 +178,34 @@ pub(crate) async fn listen(daemon: Arc<Daemon>) {
         if let Err(problem) = heard.await {
             tracing::debug!(%problem, "cannot hear what happens on datastores");
         }
-        daemon.monitor.called.notify_one();
+        monitor.called.notify_one();
     }
 }
 
-impl Daemon {
+/// Records an event for each certificate that is about to expire or has expired, until the daemon stops.
+pub(crate) async fn watch_certificates(monitor: Arc<Monitor>) {
+    let certificates = &monitor.services.certificates;
+    if certificates.is_empty() {
+        return;
+    }
+    loop {
+        let at = expiry::now();
+        let at_ms = u64::try_from(at).unwrap_or(0).saturating_mul(1000);
+        for happening in certificates.news(at) {
+            monitor.journal().add(None, at_ms, happening);
+        }
+        tokio::select! {
+            () = tokio::time::sleep(CERTIFICATES) => {}
+            () = monitor.services.stopped() => return,
+        }
+    }
+}
+
+impl Monitor {
     /// Why a disk is as fast as it is, by what it did in the last so long.
     pub(crate) fn explain(&self, name: &Name, last: Span) -> Outcome<Explanation> {
-        let live = self.disk_service.must_be_attached(name)?;
-        let terms = Daemon::terms(&live);
+        let live = self.services.disk_service.must_be_attached(name)?;
+        let terms = Monitor::terms(&live);
         let reports = self.control_reports();
         let beats = self.beats(&reports)?;
         // It went between the two looks.
@@ -175,12 +214,12 @@ impl Daemon {
             .find(|(of, _)| Arc::ptr_eq(of, &live))
             .ok_or_else(|| attached::not_attached(name))?;
         let stretch = {
-            let timelines = self.monitor.timelines();
+            let timelines = self.timelines();
             match timelines
                 .get(name)
                 .filter(|it| it.attached == live.attached())
             {
-                Some(watched) => watched.course.over(last, &now),
+                Some(watched) => watched.timeline.over(last, &now),
                 None => Timeline::new(live.attached()).over(last, &now),
             }
         };
@@ -196,11 +235,11 @@ impl Daemon {
         ))
     }
 
-    /// Looks once: adds a beat to the course of every disk that did anything, and notes what happened.
+    /// Looks once: adds a beat to the timeline of every disk that did anything, and notes what happened.
     fn look(&self) -> Outcome<Found> {
-        let live = self.disk_service.live().all();
+        let live = self.services.disk_service.live().all();
         if live.is_empty() {
-            self.monitor.timelines().clear();
+            self.timelines().clear();
             return Ok(Found::Nothing);
         }
         let reports = self.control_reports();
@@ -209,31 +248,29 @@ impl Daemon {
         if self.is_stirred(&live, &reports) {
             found = Found::Work;
             let beats = self.beats(&reports)?;
-            let mut timelines = self.monitor.timelines();
+            let mut timelines = self.timelines();
             for (disk, beat) in beats {
                 let watched = watched(&mut timelines, &disk);
-                watched.course.add(beat);
+                watched.timeline.add(beat);
             }
         } else {
-            let now = host::now();
-            for watched in self.monitor.timelines().values_mut() {
-                watched.course.rest(now);
+            let now = clock::now();
+            for watched in self.timelines().values_mut() {
+                watched.timeline.rest(now);
             }
         }
         let here: BTreeSet<&Name> = live.iter().map(|disk| disk.name()).collect();
-        self.monitor
-            .timelines()
-            .retain(|name, _| here.contains(name));
+        self.timelines().retain(|name, _| here.contains(name));
         Ok(found)
     }
 
     /// Whether any disk is new, did anything since the last look, or had something outstanding then.
     fn is_stirred(&self, live: &[Arc<Attached>], reports: &BTreeMap<Name, Report>) -> bool {
-        let mut timelines = self.monitor.timelines();
+        let mut timelines = self.timelines();
         let index = index(reports);
         live.iter().any(|disk| {
             let used = index.get(disk.key()).map(|(used, _)| known(used));
-            let last = watched(&mut timelines, disk).course.last();
+            let last = watched(&mut timelines, disk).timeline.last();
             // Where no governor counts, nobody but the I/O thread knows.
             used.is_none() || used != last.used || last.pulse.is_some_and(|p| p.outstanding > 0)
         })
@@ -248,7 +285,7 @@ impl Daemon {
     pub(crate) fn standing(&self, reports: &BTreeMap<Name, Report>) -> Outcome<Standing> {
         let mut threads = Vec::new();
         let mut told = Vec::new();
-        for (thread, pulse) in (0..).zip(self.disk_service.host().pulses()?) {
+        for (thread, pulse) in (0..).zip(self.services.disk_service.host().pulses()?) {
             let worked = Worked {
                 thread,
                 age: pulse.age,
@@ -275,30 +312,30 @@ impl Daemon {
             };
             Some((live, beat))
         };
-        let all = self.disk_service.live().all().into_iter();
+        let all = self.services.disk_service.live().all().into_iter();
         let disks = all.filter_map(beat).collect();
         Ok(Standing { threads, disks })
     }
 
     /// Takes in what the governors noticed.
     fn hear(&self) {
-        let mut told = self.disk_service.controls().told();
+        let mut told = self.services.disk_service.controls().told();
         told.retain(|(_, events)| events.lost > 0 || !events.told.is_empty());
         if told.is_empty() {
             return;
         }
-        let live = self.disk_service.live().all();
+        let live = self.services.disk_service.live().all();
         self.know(&live, &self.control_reports());
-        let now = host::now();
+        let now = clock::now();
         let now_ms = SystemTime::now()
             .duration_since(UNIX_EPOCH)
             .map_or(0, |since| since.as_millis());
         let now_ms = u64::try_from(now_ms).unwrap_or(u64::MAX);
-        let mut known = self.monitor.known();
+        let mut known = self.known();
         for (datastore, events) in told {
             if events.lost > 0 {
                 let missed = Happening::Missed { count: events.lost };
-                self.monitor.journal.add(Some(&datastore), now_ms, missed);
+                self.journal.add(Some(&datastore), now_ms, missed);
             }
             for (at, event) in events.told {
                 let ago_ms = now.since(at).as_nanos() / 1_000_000;
@@ -306,7 +343,7 @@ impl Daemon {
                 let host = |host| known.hosts.get(&host).cloned();
                 let happening = events::happening(event, disk, host);
                 let at_ms = now_ms.saturating_sub(ago_ms);
-                self.monitor.journal.add(Some(&datastore), at_ms, happening);
+                self.journal.add(Some(&datastore), at_ms, happening);
             }
         }
         // Nothing more is told of disks that have gone.
@@ -316,7 +353,7 @@ impl Daemon {
 
     /// Remembers what people call disks and hosts.
     fn know(&self, live: &[Arc<Attached>], reports: &BTreeMap<Name, Report>) {
-        let mut known = self.monitor.known();
+        let mut known = self.known();
         let disks = live
             .iter()
             .filter_map(|live| Some((key(live)?, live.name().clone())));
@@ -330,7 +367,12 @@ impl Daemon {
 
     /// What every datastore's control knows. One that has just ended is left out.
     pub(crate) fn control_reports(&self) -> BTreeMap<Name, Report> {
-        let running = self.disk_service.controls().all_running().into_iter();
+        let running = self
+            .services
+            .disk_service
+            .controls()
+            .all_running()
+            .into_iter();
         running
             .filter_map(|(name, running)| Some((name, running.control.report().ok()?)))
             .collect()
@@ -338,7 +380,7 @@ impl Daemon {
 
     /// The same, with the disks' names.
     pub(crate) fn control_moments(&self) -> Vec<ControlMoment> {
-        let live = self.disk_service.live().all();
+        let live = self.services.disk_service.live().all();
         let names = live.iter().map(|live| (live.key(), live.name().clone()));
         let names: Arc<BTreeMap<_, _>> = Arc::new(names.collect());
         let moment = |(datastore, report)| ControlMoment {
@@ -372,11 +414,11 @@ impl Daemon {
     }
 }
 
-/// The course of a disk, which may be new, or attached anew.
+/// The timeline of a disk, which may be new, or attached anew.
 fn watched<'a>(timelines: &'a mut BTreeMap<Name, Watched>, disk: &Attached) -> &'a mut Watched {
     let new = || Watched {
         attached: disk.attached(),
-        course: Timeline::new(disk.attached()),
+        timeline: Timeline::new(disk.attached()),
     };
     let watched = timelines.entry(disk.name().clone()).or_insert_with(new);
     if watched.attached != disk.attached() {

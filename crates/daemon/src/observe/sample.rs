@@ -9,30 +9,17 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use tidegate_api::disk::{RingCounts, UpstreamCounts};
 use tidegate_api::name::Name;
 use tidegate_api::stats::{DiskStats, LatencySummary, OpStats, StageLatency, ThreadStats};
 use tidegate_core::filter::stats::{Class, OpCounts, Stage, StatsReport};
 use tidegate_core::histogram::Histogram;
 use tidegate_core::request::Op;
-use tidegate_core::units::{Span, Time};
+use tidegate_core::units::Span;
 use tidegate_engine::control::{Report, Used};
 
-use crate::disks::host::Key;
-
-/// A disk's counters at one moment.
-#[derive(Clone, Debug)]
-pub(crate) struct DiskCounters {
-    pub(crate) name: Name,
-    pub(crate) datastore: Name,
-    pub(crate) thread: u32,
-    /// When the disk was attached.
-    pub(crate) attached: Time,
-    /// When this was read.
-    pub(crate) now: Time,
-    /// What its `stats` filter has counted, if it has one.
-    pub(crate) stats: Option<Box<StatsReport>>,
-}
+use crate::disks::counters::DiskCounters;
+use crate::host::Key;
+use crate::text::float;
 
 /// An I/O thread's counters at one moment.
 #[derive(Clone, Debug)]
@@ -66,32 +53,6 @@ impl ControlMoment {
         let disks = self.report.disks.iter();
         disks.filter_map(|used| Some((self.names.get(&used.disk)?, used)))
     }
-}
-
-/// An attached disk as it stands, for those who look every few seconds.
-#[derive(Clone, Debug)]
-pub(crate) struct AttachedMoment {
-    pub(crate) name: Name,
-    pub(crate) datastore: Name,
-    pub(crate) size_bytes: u64,
-    /// What its image takes, where that can be told.
-    pub(crate) allocated_bytes: Option<u64>,
-    pub(crate) shares: u32,
-    pub(crate) reservation_iops: u64,
-    pub(crate) limit_iops: Option<u64>,
-    pub(crate) limit_bytes_per_s: Option<u64>,
-    pub(crate) clients: ClientCounts,
-    pub(crate) has_problem: bool,
-    pub(crate) rings: RingCounts,
-    pub(crate) upstream: Option<UpstreamCounts>,
-}
-
-/// How many are connected to a disk.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct ClientCounts {
-    pub(crate) vhost_user: u64,
-    pub(crate) nbd: u64,
-    pub(crate) nbd_tls: u64,
 }
 
 /// What a disk did between `before` (or its attachment) and now.
@@ -290,15 +251,10 @@ fn seconds(ns: u64) -> f64 {
     float(ns) / 1e9
 }
 
-/// As a float, for showing: beyond 2^53 the last digits do not matter to anybody.
-#[expect(clippy::cast_precision_loss, reason = "for showing only")]
-pub(crate) fn float(number: u64) -> f64 {
-    number as f64
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use tidegate_core::units::Time;
 
     fn moment(age_ns: u64, busy_ns: u64, requests: u64) -> ThreadMoment {
         ThreadMoment {

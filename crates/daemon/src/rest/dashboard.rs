@@ -1,4 +1,4 @@
-//! Doors to the dashboard: its pages, what they show live, the minutes before, and the one order that they give.
+//! Routes of the dashboard: its pages, what they show live, the minutes before, and the one order that they give.
 //!
 //! These are between the pages and the daemon they come from, and change with them: they are in no document. Programs
 //! have the REST interface.
@@ -20,17 +20,22 @@ use tidegate_api::disk::{Disk, DiskSet, PolicySet, Unpromised};
 use tokio::sync::watch;
 
 use super::{Answer, Body, Failure, Path, Shared, State, name, unknown, work, work_on};
+use crate::daemon::Daemon;
 use crate::observe::dashboard::feed::{Frame, event};
 use crate::observe::dashboard::files::{FILES, File};
-use crate::observe::dashboard::guard::May;
 use crate::observe::dashboard::history;
 use crate::observe::dashboard::history::History;
 use crate::observe::dashboard::host_sample;
 use crate::os_error;
-use crate::serve::Daemon;
 
-/// Adds the dashboard's doors to those of the REST interface.
-pub(super) fn doors(router: Router<Arc<Daemon>>) -> Router<Arc<Daemon>> {
+mod guard;
+pub(crate) mod listener;
+mod peer_uid;
+
+use guard::May;
+
+/// Adds the dashboard's routes to those of the REST interface.
+pub(super) fn routes(router: Router<Arc<Daemon>>) -> Router<Arc<Daemon>> {
     router
         .route("/", routing::get(page))
         .route("/dashboard", routing::get(home))
@@ -122,8 +127,8 @@ async fn live(
     let mut happened = daemon.monitor.journal().latest();
     happened.mark_changed();
     let watcher = Watcher {
-        host: daemon.dashboard.watch(&daemon),
-        disk: disk.map(|disk| daemon.dashboard.watch_disk(&daemon, &disk)),
+        host: daemon.dashboard.watch(),
+        disk: disk.map(|disk| daemon.dashboard.watch_disk(&disk)),
         happened,
         last: wish.after.unwrap_or(0),
         ready: VecDeque::from([event("hello", &hello)]),
@@ -182,7 +187,7 @@ impl Watcher {
                     self.last = latest.number;
                     event("events", &events)
                 }
-                () = self.daemon.stopped() => return None,
+                () = self.daemon.services.stopped() => return None,
             };
             // Empty: nothing was seen yet.
             if !frame.is_empty() {
@@ -213,8 +218,8 @@ async fn before(
     };
     let Query(whose) = whose.map_err(|error| bad(error.body_text()))?;
     work(move || match (whose.disk, whose.datastore) {
-        (Some(disk), None) => daemon.past_of_disk(&name(&disk)?),
-        (None, Some(datastore)) => Ok(daemon.past_of_datastore(&name(&datastore)?)),
+        (Some(disk), None) => daemon.monitor.history_of_disk(&name(&disk)?),
+        (None, Some(datastore)) => Ok(daemon.monitor.history_of_datastore(&name(&datastore)?)),
         _ => Err(os_error::invalid("cannot tell of the past")
             .because("neither a disk nor a datastore is named, or both are")
             .remedy("name one: disk=NAME or datastore=NAME")),

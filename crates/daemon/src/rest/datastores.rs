@@ -14,7 +14,7 @@ use super::{Answer, Body, Failure, Path, Shared, State, erase, work, work_on};
 pub(super) async fn list(State(daemon): Shared) -> Answer<DatastoreList> {
     work(move || {
         Ok(DatastoreList {
-            datastores: daemon.disk_service.datastores()?,
+            datastores: daemon.services.disk_service.datastores()?,
         })
     })
     .await
@@ -31,6 +31,7 @@ pub(super) async fn add(
 ) -> Answer<Datastore> {
     work(move || {
         daemon
+            .services
             .disk_service
             .add_datastore(&order.name, order.settings)
     })

@@ -38,7 +38,7 @@ pub(super) async fn list(
     work(move || {
         let datastore = datastore.as_deref().map(name).transpose()?;
         Ok(DiskList {
-            disks: daemon.disk_service.disks(datastore.as_ref())?,
+            disks: daemon.services.disk_service.disks(datastore.as_ref())?,
         })
     })
     .await
@@ -50,7 +50,7 @@ pub(super) async fn list(
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
 pub(super) async fn create(State(daemon): Shared, Body(order): Body<DiskCreate>) -> Answer<Disk> {
-    work(move || daemon.disk_service.create(&order)).await
+    work(move || daemon.services.disk_service.create(&order)).await
 }
 
 /// One disk

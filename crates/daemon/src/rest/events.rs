@@ -17,8 +17,8 @@ use tidegate_api::problem::Problem;
 use tokio::sync::watch;
 
 use super::{Answer, Failure, Shared, State};
+use crate::daemon::Daemon;
 use crate::os_error;
-use crate::serve::Daemon;
 
 /// What has happened on datastores
 #[utoipa::path(get, path = "/v1/events/kept", tag = "events", responses(
@@ -93,7 +93,7 @@ impl Listener {
             if self.ready.is_empty() {
                 tokio::select! {
                     changed = self.latest.changed() => changed.ok()?,
-                    () = self.daemon.stopped() => return None,
+                    () = self.daemon.services.stopped() => return None,
                 }
             }
         }

@@ -1,4 +1,4 @@
-//! The door to why a disk is as fast as it is.
+//! The route to why a disk is as fast as it is.
 
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
@@ -55,5 +55,5 @@ pub(super) async fn disk(
             "last is less than a second or more than five minutes".to_owned()
         ));
     }
-    work(move || daemon.explain(&name(&of)?, last)).await
+    work(move || daemon.monitor.explain(&name(&of)?, last)).await
 }

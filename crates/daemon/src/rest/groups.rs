@@ -14,7 +14,7 @@ use super::{Answer, Body, Failure, Path, Shared, State, erase, work, work_on};
 pub(super) async fn list(State(daemon): Shared) -> Answer<GroupList> {
     work(move || {
         Ok(GroupList {
-            groups: daemon.disk_service.groups()?,
+            groups: daemon.services.disk_service.groups()?,
         })
     })
     .await

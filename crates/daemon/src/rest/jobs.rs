@@ -11,7 +11,7 @@ use super::{Answer, Body, Path, Shared, State, work, work_on};
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
 pub(super) async fn import(State(daemon): Shared, Body(order): Body<DiskImport>) -> Answer<Job> {
-    work(move || daemon.disk_service.import(order)).await
+    work(move || daemon.services.disk_service.import(order)).await
 }
 
 /// Writes a disk to an image file
@@ -39,7 +39,7 @@ pub(super) async fn export(
 pub(super) async fn list(State(daemon): Shared) -> Answer<JobList> {
     work(move || {
         Ok(JobList {
-            jobs: daemon.disk_service.jobs().list(),
+            jobs: daemon.services.disk_service.jobs().list(),
         })
     })
     .await
@@ -51,7 +51,7 @@ pub(super) async fn list(State(daemon): Shared) -> Answer<JobList> {
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
 pub(super) async fn show(State(daemon): Shared, Path(id): Path<u64>) -> Answer<Job> {
-    work(move || daemon.disk_service.jobs().job(id)).await
+    work(move || daemon.services.disk_service.jobs().job(id)).await
 }
 
 /// Stops a job
@@ -60,5 +60,5 @@ pub(super) async fn show(State(daemon): Shared, Path(id): Path<u64>) -> Answer<J
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
 pub(super) async fn cancel(State(daemon): Shared, Path(id): Path<u64>) -> Answer<Job> {
-    work(move || daemon.disk_service.jobs().cancel(id)).await
+    work(move || daemon.services.disk_service.jobs().cancel(id)).await
 }

@@ -13,8 +13,9 @@ use tidegate_api::stats::{DiskStats, Sample};
 use tokio::time::{Interval, MissedTickBehavior};
 
 use super::{Answer, Failure, Path, Shared, State, name, work};
+use crate::daemon::Daemon;
+use crate::observe::counters::Counters;
 use crate::os_error::{self, Outcome};
-use crate::serve::{Counters, Daemon};
 
 /// How often a stream may send: often enough for any eye, seldom enough not to be felt by the I/O threads.
 const INTERVALS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
@@ -25,7 +26,7 @@ const INTERVALS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
 pub(super) async fn disk(State(daemon): Shared, Path(of): Path<String>) -> Answer<DiskStats> {
-    work(move || daemon.disk_stats(&name(&of)?)).await
+    work(move || daemon.services.disk_stats(&name(&of)?)).await
 }
 
 /// What all disks and I/O threads have done since they began
@@ -34,7 +35,7 @@ pub(super) async fn disk(State(daemon): Shared, Path(of): Path<String>) -> Answe
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
 pub(super) async fn all(State(daemon): Shared) -> Answer<Sample> {
-    work(move || Ok(daemon.moment()?.sample(None))).await
+    work(move || Ok(daemon.services.counters()?.sample(None))).await
 }
 
 /// How often a stream is to send.
@@ -92,7 +93,7 @@ async fn next(
 ) -> Option<(Counters, Event)> {
     tokio::select! {
         _ = ticks.tick() => {}
-        () = daemon.stopped() => return None,
+        () = daemon.services.stopped() => return None,
     }
     let now = moment(daemon).await.ok()?;
     let event = Event::default()
@@ -104,5 +105,5 @@ async fn next(
 
 async fn moment(daemon: &Arc<Daemon>) -> Outcome<Counters> {
     let daemon = Arc::clone(daemon);
-    os_error::blocking(move || daemon.moment()).await
+    os_error::blocking(move || daemon.services.counters()).await
 }

@@ -10,7 +10,7 @@ use tidegate_api::problem::Problem;
 use tidegate_core::filter::trace::format::TracedDisk;
 use tidegate_core::filter::{FilterSpec, MAX_FILTERS};
 
-use crate::disks::host;
+use crate::clock;
 use crate::os_error::{self, Outcome};
 
 /// The filters of a disk, top (the guest's end) first.
@@ -72,7 +72,7 @@ pub(crate) fn traced(descriptor: &Descriptor) -> TracedDisk {
     TracedDisk {
         uuid: descriptor.uuid.0,
         size: descriptor.size.0,
-        unix_origin: wall.saturating_sub(host::now().as_nanos()),
+        unix_origin: wall.saturating_sub(clock::now().as_nanos()),
     }
 }
 

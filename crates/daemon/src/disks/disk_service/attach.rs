@@ -18,13 +18,13 @@ use tokio::sync::oneshot;
 use super::claims::{self, Claim};
 use super::policy;
 use super::{DiskService, locked, unreadable};
-use crate::config::limits;
 use crate::config::plan;
+use crate::disks::attached::vhost_listener::VhostListener;
 use crate::disks::attached::{Attached, Standing};
-use crate::disks::host::{self, Opened};
-use crate::disks::store::{Found, Identity};
-use crate::listen::vhost_listener::VhostListener;
+use crate::host::{self, Opened};
+use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
+use crate::store::{Found, Identity};
 
 /// How long whoever detaches a disk waits for its I/O in flight: longer than any datastore that still works needs for a
 /// queue full of I/Os.

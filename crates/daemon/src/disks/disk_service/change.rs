@@ -3,7 +3,7 @@
 use std::io;
 
 use tidegate_api::datastore::DatastoreSettings;
-use tidegate_api::descriptor::{Descriptor, Uuid};
+use tidegate_api::descriptor::Descriptor;
 use tidegate_api::disk as api;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
@@ -15,10 +15,11 @@ use super::{DiskService, locked};
 use crate::config::plan::{self, ImagePlan};
 use crate::disks::attached::Attached;
 use crate::disks::copy::device;
-use crate::disks::host;
-use crate::disks::store::Found;
-use crate::disks::store::disks;
+use crate::host;
 use crate::os_error::{self, Outcome};
+use crate::store::Found;
+use crate::store::disks;
+use crate::text::new_uuid;
 
 /// What somebody has to be alone with a disk for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -360,15 +361,6 @@ fn can_follow(found: &Found, live: Option<&Attached>, size: u64) -> Outcome<()> 
         }
         _ => Ok(()),
     }
-}
-
-/// A fresh identity.
-pub(crate) fn new_uuid() -> Outcome<Uuid> {
-    let mut bytes = [0; 16];
-    // At most 256 bytes are never cut short, once the kernel has gathered its first entropy.
-    rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
-        .map_err(|e| os_error::io("cannot make a uuid", &e.into()))?;
-    Ok(Uuid::from_random(bytes))
 }
 
 fn describe_new(

@@ -17,10 +17,10 @@ use super::DiskService;
 use crate::config::plan::ImagePlan;
 use crate::config::plan::policy;
 use crate::control::report;
-use crate::disks::host;
 use crate::disks::image_file;
-use crate::disks::store;
+use crate::host;
 use crate::os_error::{self, Outcome};
+use crate::store;
 
 /// The datastore that is meant when none is named and there are several.
 const USUAL: &str = "local";

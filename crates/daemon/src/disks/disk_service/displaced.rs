@@ -18,8 +18,8 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use super::leases;
 use super::{DiskService, locked, unreadable};
 use crate::disks::attached::Attached;
-use crate::disks::store::Found;
 use crate::os_error::Outcome;
+use crate::store::Found;
 
 impl DiskService {
     /// Adds to the disks that a datastore has those that were attached before it was asked, and are not among them.

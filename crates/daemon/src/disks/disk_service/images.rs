@@ -14,8 +14,8 @@ use tidegate_api::problem::{Problem, ProblemCode};
 
 use super::DiskService;
 use crate::disks::attached::{Astray, Attached};
-use crate::disks::store::{Found, Identity};
 use crate::os_error::Outcome;
+use crate::store::{Found, Identity};
 
 impl DiskService {
     /// Fails if a disk's device shares bytes with that of an attached disk, and one of the two writes.

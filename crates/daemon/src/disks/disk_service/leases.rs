@@ -17,12 +17,12 @@ use tidegate_api::disk::Takeover;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::lease::{self, Guard, Holder, Lease, Leases, Refused, Settings};
 
-use super::new_uuid;
 use crate::control::Identity;
 use crate::disks::attached::Attached;
-use crate::disks::host;
-use crate::disks::store::Found;
+use crate::host;
 use crate::os_error::Outcome;
+use crate::store::Found;
+use crate::text::new_uuid;
 
 /// How long a datastore may take the leases that are given back: the daemon stops, and others wait for a lease at most.
 const FAREWELL: Duration = Duration::from_secs(2);

@@ -15,8 +15,8 @@ use tidegate_api::datastore::DatastoreSettings;
 
 use super::{DiskService, locked};
 use crate::config::plan::filters::file_of;
-use crate::disks::store::Found;
 use crate::os_error::{self, Outcome};
+use crate::store::Found;
 
 /// A disk of which only that is left which may be used here.
 pub(super) struct Trusted {

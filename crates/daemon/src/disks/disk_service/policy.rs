@@ -114,7 +114,7 @@ pub(super) fn judge(
     }
     let answer = control
         .admit(Some(key), policy)
-        .map_err(|error| crate::disks::host::problem(&error))?;
+        .map_err(|error| crate::host::problem(&error))?;
     let (promise, why) = match answer {
         governor::Admission::Verified => (
             Promise::Verified,

@@ -9,9 +9,6 @@
 //! - A reservation that was raised elsewhere is admitted before it counts.
 //! - A filter that writes a file is not taken up unless that file was named on this host.
 
-use std::fs::{File, Metadata};
-use std::os::unix::fs::MetadataExt;
-use std::path::Path;
 use std::sync::Arc;
 
 use tidegate_api::descriptor::Descriptor;
@@ -19,36 +16,8 @@ use tidegate_api::descriptor::Descriptor;
 use super::DiskService;
 use crate::config::plan;
 use crate::disks::attached::Attached;
-use crate::disks::store::files::{self, Location};
+use crate::files::Stamp;
 use crate::os_error::Outcome;
-
-/// Which writing of a file was read: it is replaced as a whole, so that each writing has an inode of its own.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Stamp {
-    inode: (u64, u64),
-    modified: (i64, i64),
-    size: u64,
-}
-
-impl Stamp {
-    /// That of a file as it is now. It is opened: on a network's file system that asks the server, and a mere look
-    /// at the name may not.
-    pub(crate) fn of(path: &Path) -> Option<Stamp> {
-        let opened = files::open(Location::in_disk(path), File::options().read(true));
-        let told = opened.and_then(|file| file.metadata()).ok()?;
-        Some(Stamp::from(&told))
-    }
-}
-
-impl From<&Metadata> for Stamp {
-    fn from(told: &Metadata) -> Stamp {
-        Stamp {
-            inode: (told.dev(), told.ino()),
-            modified: (told.mtime(), told.mtime_nsec()),
-            size: told.len(),
-        }
-    }
-}
 
 impl DiskService {
     /// Takes up a disk's descriptor, if it has changed.

@@ -12,14 +12,15 @@ use tidegate_api::job::{DiskExport, DiskImport, Existing, Job};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
-use super::change::{Purpose, attached, new_uuid};
+use super::change::{Purpose, attached};
 use super::{Claim, DiskService};
 use crate::disks::copy::RawFile;
 use crate::disks::copy::device::{self, DeviceSink};
 use crate::disks::export;
 use crate::disks::import;
-use crate::disks::store::{Found, Identity};
 use crate::os_error::{self, Outcome};
+use crate::store::{Found, Identity};
+use crate::text::new_uuid;
 
 impl DiskService {
     /// Makes a disk of an image file.

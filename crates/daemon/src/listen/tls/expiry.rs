@@ -10,24 +10,20 @@
 //! Moments are seconds since 1970.
 
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, PoisonError};
-use std::time::{Duration, SystemTime, UNIX_EPOCH};
+use std::sync::{Mutex, PoisonError};
+use std::time::{SystemTime, UNIX_EPOCH};
 
 use tidegate_api::events::{CertificateState, Happening};
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::status::TlsCertificate;
 
 use super::files::Facts;
-use crate::observe::sample::float;
-use crate::serve::Daemon;
+use crate::text::float;
 
 const DAY: i64 = 86_400;
 
 /// How long before its end a certificate is told of: a renewal by hand goes through several people.
 const SOON: i64 = 14 * DAY;
-
-/// How often it is looked: the clock may be set, and a machine may sleep.
-const LOOK: Duration = Duration::from_secs(3600);
 
 /// From when until when a chain is valid: until its first certificate ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -92,6 +88,11 @@ impl Validity {
 }
 
 impl Certificates {
+    /// Whether no listener shows one.
+    pub(crate) fn is_empty(&self) -> bool {
+        self.shown.is_empty()
+    }
+
     /// Adds what is shown at a listener.
     pub(crate) fn add(&mut self, listener: String, validity: Validity) {
         self.shown.push(Shown {
@@ -152,7 +153,7 @@ impl Certificates {
     }
 
     /// What has changed since this was asked last.
-    fn news(&self, now: i64) -> Vec<Happening> {
+    pub(crate) fn news(&self, now: i64) -> Vec<Happening> {
         let all = self.shown.iter();
         all.filter_map(|shown| {
             let state = shown.validity.state(now);
@@ -189,24 +190,6 @@ pub(crate) fn now() -> i64 {
     since.map_or(0, |since| {
         i64::try_from(since.as_secs()).unwrap_or(i64::MAX)
     })
-}
-
-/// Tells of certificates whose end is near or has come, until the daemon stops.
-pub(crate) async fn watch(daemon: Arc<Daemon>) {
-    if daemon.certificates.shown.is_empty() {
-        return;
-    }
-    loop {
-        let at = now();
-        let at_ms = u64::try_from(at).unwrap_or(0).saturating_mul(1000);
-        for happening in daemon.certificates.news(at) {
-            daemon.monitor.journal().add(None, at_ms, happening);
-        }
-        tokio::select! {
-            () = tokio::time::sleep(LOOK) => {}
-            () = daemon.stopped() => return,
-        }
-    }
 }
 
 #[cfg(test)]

@@ -15,9 +15,10 @@ use tidegate_core::filter::stats::{Class, Stage, StatsReport};
 
 use super::feed::{Frame, Look, event};
 use super::host_sample::now_ms;
-use crate::observe::sample::{self, DiskCounters};
+use crate::disks::counters::DiskCounters;
+use crate::observe::monitor::Monitor;
+use crate::observe::sample;
 use crate::os_error::Outcome;
-use crate::serve::Daemon;
 
 /// Looks at one disk; remembers its counters.
 pub(crate) struct DiskSample {
@@ -42,14 +43,20 @@ impl DiskSample {
         DiskSample { name, before: None }
     }
 
-    fn moment(&self, daemon: &Daemon) -> Option<DiskCounters> {
-        daemon.disk_service.live().get(&self.name)?.moment().ok()
+    fn counters(&self, monitor: &Monitor) -> Option<DiskCounters> {
+        monitor
+            .services()
+            .disk_service
+            .live()
+            .get(&self.name)?
+            .counters()
+            .ok()
     }
 }
 
 impl Look for DiskSample {
-    fn look(&mut self, daemon: &Daemon) -> Outcome<Frame> {
-        let now = self.moment(daemon);
+    fn look(&mut self, monitor: &Monitor) -> Outcome<Frame> {
+        let now = self.counters(monitor);
         let before = self.before.as_ref();
         let frame = event(
             "disk",

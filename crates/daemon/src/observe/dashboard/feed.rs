@@ -14,8 +14,8 @@ use axum::body::Bytes;
 use tokio::sync::watch;
 use tokio::time::MissedTickBehavior;
 
+use crate::observe::monitor::Monitor;
 use crate::os_error::{self, Outcome};
-use crate::serve::Daemon;
 
 /// How often: what eyes can follow, and seldom enough not to be felt by the I/O threads.
 const EVERY: Duration = Duration::from_secs(1);
@@ -29,7 +29,7 @@ pub(crate) type Frame = Bytes;
 /// Looks at something, remembering the look before.
 pub(crate) trait Look: Send + 'static {
     /// What is seen now, as the event to send.
-    fn look(&mut self, daemon: &Daemon) -> Outcome<Frame>;
+    fn look(&mut self, monitor: &Monitor) -> Outcome<Frame>;
 }
 
 /// See the module.
@@ -66,7 +66,7 @@ impl Feed {
     /// What is seen from now on, and at once what was seen last, unless that is old.
     pub(crate) fn watch<L: Look>(
         self: &Arc<Self>,
-        daemon: &Arc<Daemon>,
+        monitor: &Arc<Monitor>,
         new: impl FnOnce() -> L,
     ) -> watch::Receiver<Frame> {
         let mut latest = self.latest();
@@ -76,7 +76,7 @@ impl Feed {
         let (sender, watcher) = watch::channel(Frame::new());
         *latest = Some(Latest::of(sender));
         drop(latest);
-        tokio::spawn(keep(Arc::clone(self), Arc::clone(daemon), new()));
+        tokio::spawn(keep(Arc::clone(self), Arc::clone(monitor), new()));
         watcher
     }
 
@@ -109,13 +109,13 @@ impl Feed {
 }
 
 /// Looks until nobody watches any more or the daemon stops.
-async fn keep<L: Look>(feed: Arc<Feed>, daemon: Arc<Daemon>, mut look: L) {
+async fn keep<L: Look>(feed: Arc<Feed>, monitor: Arc<Monitor>, mut look: L) {
     let mut ticks = tokio::time::interval(EVERY);
     ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
     loop {
         tokio::select! {
             _ = ticks.tick() => {}
-            () = daemon.stopped() => {
+            () = monitor.services().stopped() => {
                 // Without a sender those who watch know that it is over.
                 *feed.latest() = None;
                 return;
@@ -125,7 +125,7 @@ async fn keep<L: Look>(feed: Arc<Feed>, daemon: Arc<Daemon>, mut look: L) {
         if !feed.show(None) {
             return;
         }
-        let looking = Arc::clone(&daemon);
+        let looking = Arc::clone(&monitor);
         let seen = os_error::blocking(move || {
             let frame = look.look(&looking)?;
             Ok((look, frame))

@@ -3,7 +3,7 @@
 //! # Always true
 //! - Nothing that a page needs comes from elsewhere: its content security policy allows this daemon only, no script in
 //!   the page's text, and no frame around it.
-//! - All files together weigh less than [`WEIGHT`].
+//! - All files together weigh less than `WEIGHT`.
 //!
 //! # Source
 //! W3C, Content Security Policy Level 3; WHATWG Fetch, `Cross-Origin-Resource-Policy`.

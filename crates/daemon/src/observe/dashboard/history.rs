@@ -6,12 +6,11 @@ use serde::Serialize;
 use tidegate_api::name::Name;
 
 use super::host_sample::{Did, now_ms, us};
-use crate::disks::attached::Attached;
-use crate::disks::host;
+use crate::clock;
 use crate::observe::explain::Facts;
 use crate::observe::explain::timeline::{Beat, Stretch, Timeline};
+use crate::observe::monitor::Monitor;
 use crate::os_error::Outcome;
-use crate::serve::Daemon;
 
 /// What stands where in a row of `did`.
 pub(crate) const PAST: [&str; 3] = ["at", "covers_s", "did"];
@@ -32,37 +31,33 @@ struct DidRow(u64, f64, Did);
 #[derive(Serialize)]
 struct LevelRow(u64, bool, f64, Option<f64>);
 
-impl Daemon {
+impl Monitor {
     /// What a disk did.
-    pub(crate) fn past_of_disk(&self, name: &Name) -> Outcome<History> {
-        let live = self.disk_service.must_be_attached(name)?;
+    pub(crate) fn history_of_disk(&self, name: &Name) -> Outcome<History> {
+        let live = self.services().disk_service.must_be_attached(name)?;
         Ok(self
-            .course(&live)
-            .map_or_else(History::default, |course| History {
-                did: did(&course),
-                level: levels(&course),
+            .timeline(&live)
+            .map_or_else(History::default, |timeline| History {
+                did: did(&timeline),
+                level: levels(&timeline),
             }))
     }
 
     /// How a datastore was: each of its disks has kept that, and the one that has looked longest knows most.
-    pub(crate) fn past_of_datastore(&self, name: &Name) -> History {
-        let live = self.disk_service.live().all();
+    pub(crate) fn history_of_datastore(&self, name: &Name) -> History {
+        let live = self.services().disk_service.live().all();
         let here = live.iter().filter(|live| live.datastore() == name);
-        let timelines = here.filter_map(|live| self.course(live));
-        let longest = timelines.max_by_key(|course| course.beats().len());
+        let timelines = here.filter_map(|live| self.timeline(live));
+        let longest = timelines.max_by_key(|timeline| timeline.beats().len());
         History {
             did: Vec::new(),
-            level: longest.map_or_else(Vec::new, |course| levels(&course)),
+            level: longest.map_or_else(Vec::new, |timeline| levels(&timeline)),
         }
-    }
-
-    fn course(&self, live: &Attached) -> Option<Timeline> {
-        self.monitor.course(live)
     }
 }
 
-fn did(course: &Timeline) -> Vec<DidRow> {
-    let beats: Vec<Beat> = course.beats().copied().collect();
+fn did(timeline: &Timeline) -> Vec<DidRow> {
+    let beats: Vec<Beat> = timeline.beats().copied().collect();
     let row = |pair: &[Beat]| {
         let (from, to) = (pair[0], pair[1]);
         let facts = Facts::of(&Stretch {
@@ -76,7 +71,7 @@ fn did(course: &Timeline) -> Vec<DidRow> {
     beats.windows(2).map(row).collect()
 }
 
-fn levels(course: &Timeline) -> Vec<LevelRow> {
+fn levels(timeline: &Timeline) -> Vec<LevelRow> {
     let row = |beat: &Beat| {
         let level = beat.level?;
         let threshold = level.threshold.map(us);
@@ -87,10 +82,10 @@ fn levels(course: &Timeline) -> Vec<LevelRow> {
             threshold,
         ))
     };
-    course.beats().filter_map(row).collect()
+    timeline.beats().filter_map(row).collect()
 }
 
 fn at_ms(beat: &Beat) -> u64 {
-    let ago = host::now().since(beat.at);
+    let ago = clock::now().since(beat.at);
     now_ms().saturating_sub(ago.as_nanos() / 1_000_000)
 }

@@ -23,13 +23,14 @@ use tidegate_engine::control::Report;
 use super::feed::{Frame, Look, event};
 use crate::control::report;
 use crate::disks::attached::Attached;
-use crate::disks::host::Key;
+use crate::host::Key;
 use crate::observe::explain::timeline::{Beat, Stretch, Worked};
 use crate::observe::explain::{self, Facts, Terms};
-use crate::observe::monitor::Standing;
-use crate::observe::sample::{float, ratio};
+use crate::observe::monitor::{Monitor, Standing};
+use crate::observe::sample::ratio;
 use crate::os_error::Outcome;
-use crate::serve::Daemon;
+use crate::text::float;
+use crate::text::hex;
 
 /// Parts of a reference I/O in windows and costs.
 const COST: f64 = 256.0;
@@ -247,18 +248,18 @@ impl<'a> Visit<'a> {
 
 /// Looks at the whole host; remembers how it stood when it looked last.
 #[derive(Default)]
-pub(crate) struct Beats {
+pub(crate) struct HostSample {
     disks: Option<Vec<Seen>>,
     threads: Vec<Worked>,
 }
 
-impl Look for Beats {
-    fn look(&mut self, daemon: &Daemon) -> Outcome<Frame> {
-        let reports = daemon.control_reports();
-        let standing = daemon.standing(&reports)?;
+impl Look for HostSample {
+    fn look(&mut self, monitor: &Monitor) -> Outcome<Frame> {
+        let reports = monitor.control_reports();
+        let standing = monitor.standing(&reports)?;
         // At first, the monitor knows how everything stood a moment ago.
         let before = self.disks.take().unwrap_or_else(|| {
-            let seen = |live: &Attached| Some(seen(live, daemon.monitor.last(live)?));
+            let seen = |live: &Attached| Some(seen(live, monitor.last(live)?));
             let all = standing.disks.iter();
             all.filter_map(|(live, _)| seen(live)).collect()
         });
@@ -330,7 +331,7 @@ fn datastore<'a>((name, report): (&'a Name, &'a Report)) -> DatastoreRow<'a> {
 
 fn host(host: &governor::HostReport) -> HostRow {
     HostRow(
-        report::hex(&host.host),
+        hex(&host.host),
         round(float(host.age.as_nanos()) / 1e9),
         host.suspect,
         cost(host.window),
@@ -385,7 +386,7 @@ fn disks<'a>(standing: &'a Standing, before: &[Seen]) -> Vec<DiskRow<'a>> {
             limit,
             bandwidth,
             ..
-        } = Daemon::terms(live);
+        } = Monitor::terms(live);
         let level = beat.level;
         DiskRow(
             live.name(),

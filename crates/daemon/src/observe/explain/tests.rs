@@ -189,13 +189,13 @@ fn each_case_has_its_cause_and_says_its_numbers() {
                 outstanding_mean: 32.0,
                 ..nobody.clone()
             }
-            .with(Claim::Waits),
+            .with(LeaseState::Waits),
             Cause::Lease,
             &["not renewed in time", "32 are outstanding"],
         ),
         (
             "a disk that another host has taken, though reads go on",
-            well().with(Claim::Lost),
+            well().with(LeaseState::Lost),
             Cause::Lease,
             &["another host"],
         ),

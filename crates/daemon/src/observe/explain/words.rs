@@ -6,9 +6,10 @@ use tidegate_core::iocontrol::{Hold, Mode};
 use tidegate_core::units::Span;
 
 use super::timeline::Level;
-use super::{About, Claim, Facts};
-use crate::observe::sample::float;
+use super::{About, Facts};
+use crate::host::LeaseState;
 use crate::os_error;
+use crate::text::float;
 
 /// What limits it, as a clause and its numbers.
 pub(super) fn because(about: About<'_>, facts: &Facts, cause: Cause) -> String {
@@ -21,7 +22,7 @@ pub(super) fn because(about: About<'_>, facts: &Facts, cause: Cause) -> String {
     match cause {
         Cause::Unmeasured => "nothing is measured: it has no stats filter".to_owned(),
         Cause::Idle => format!("nobody asked it for anything in the last {span}"),
-        Cause::Lease if facts.claim == Claim::Lost => {
+        Cause::Lease if facts.claim == LeaseState::Lost => {
             "another host, which has taken the disk: nothing is written to it from here any more"
                 .to_owned()
         }
@@ -137,7 +138,7 @@ pub(super) fn remedy(about: About<'_>, facts: &Facts, cause: Cause) -> String {
         Cause::Idle => {
             format!("whether anybody is connected tells `tidegate disk show {disk}`")
         }
-        Cause::Lease if facts.claim == Claim::Lost => format!(
+        Cause::Lease if facts.claim == LeaseState::Lost => format!(
             "stop what uses it and detach it here: tidegate disk detach {disk} --disconnect"
         ),
         Cause::Lease => format!(

@@ -10,7 +10,8 @@ use tidegate_engine::control::{Report, Used};
 
 use super::families::*;
 use super::{Family, Page, whose};
-use crate::observe::sample::{ControlMoment, float};
+use crate::observe::sample::ControlMoment;
+use crate::text::float;
 
 /// Parts of a reference I/O in windows and costs.
 const COST: f64 = 256.0;

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, channel};
 use tidegate_api::disk::ClientKind;
 
 use super::*;
-use crate::disks::host::nbd::{Handshake, Negotiated, Step, Tls};
+use crate::host::nbd::{Handshake, Negotiated, Step, Tls};
 
 /// Never reached unless something is stuck.
 const PATIENCE: Duration = Duration::from_secs(60);
@@ -77,7 +77,7 @@ fn agree(stream: &mut UnixStream) {
         let (used, step) = handshake.advance(&input, &mut out);
         input.drain(..used);
         if let Step::Lookup(name) = &step {
-            use crate::disks::host::nbd::{Abilities, ExportInfo};
+            use crate::host::nbd::{Abilities, ExportInfo};
             let export = ExportInfo {
                 name: name.clone(),
                 size: SIZE,

@@ -1,7 +1,7 @@
 //! Who gets in at the dashboard's address, and what they may order there.
 //!
 //! The REST interface's socket has its file's permissions; a TCP port has none, and any page of any site that a browser
-//! shows can send requests to it. So each request is judged here before it reaches a door.
+//! shows can send requests to it. So each request is judged here before it reaches a route.
 //!
 //! # Always true
 //! - Without a token the address is loopback, and a request's `Host` is `localhost` or an IP address: a name that an attacker
@@ -21,7 +21,7 @@
 use std::collections::VecDeque;
 use std::fs;
 use std::io;
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -36,15 +36,25 @@ use serde::{Deserialize, Serialize};
 use subtle::ConstantTimeEq;
 use tidegate_api::problem::{Problem, ProblemCode};
 
-use super::files::guarded;
-use super::listener::{Guest, PATIENCE};
 use super::peer_uid::owner;
+use crate::observe::dashboard::files::{File, guarded};
 use crate::os_error::{self, Outcome};
+
+/// How long may take what somebody has to say; see the module.
+pub(super) const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Who is at the other end of a connection.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ClientAddress {
+    pub(crate) peer: SocketAddr,
+    /// Our end.
+    pub(crate) here: SocketAddr,
+}
 
 /// The header without which nothing is changed; its value does not matter.
 const HEADER: &str = "x-tidegate";
 
-/// Where one logs in and out. Only this file knows these doors.
+/// Where one logs in and out. Only this file knows these routes.
 const LOGIN: &str = "/dashboard/login";
 const LOGOUT: &str = "/dashboard/logout";
 
@@ -81,7 +91,7 @@ pub(crate) struct Guard {
     sessions: Mutex<VecDeque<(Vec<u8>, Instant)>>,
 }
 
-/// What whoever asks may do; known to the doors behind the guard. Who comes by the socket file has none, and may do all.
+/// What whoever asks may do; known to the routes behind the guard. Who comes by the socket file has none, and may do all.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub(crate) enum May {
@@ -212,12 +222,12 @@ impl Guard {
                 .is_some_and(|(token, told)| is_same(token, told.as_bytes()))
     }
 
-    /// What a known guest may do. Reads what the kernel knows of the connection, so it may block.
-    fn may(&self, guest: &Guest) -> May {
+    /// What a client without a token may do. Reads what the kernel knows of the connection, so it may block.
+    fn may(&self, client: &ClientAddress) -> May {
         if self.token.is_some() {
             return May::Change;
         }
-        let owner = owner(guest.peer, guest.here);
+        let owner = owner(client.peer, client.here);
         let trusted = [0, rustix::process::geteuid().as_raw()];
         match owner.is_some_and(|owner| trusted.contains(&owner)) {
             true => May::Change,
@@ -225,7 +235,7 @@ impl Guard {
         }
     }
 
-    async fn login(&self, guest: &Guest, request: Request) -> Response {
+    async fn login(&self, client: &ClientAddress, request: Request) -> Response {
         let Some(token) = &self.token else {
             return StatusCode::NO_CONTENT.into_response();
         };
@@ -237,7 +247,7 @@ impl Guard {
             token: String::new(),
         });
         if !is_same(token, told.token.trim().as_bytes()) {
-            tracing::warn!(peer = %guest.peer, "a login to the dashboard with a wrong token");
+            tracing::warn!(peer = %client.peer, "a login to the dashboard with a wrong token");
             tokio::time::sleep(WRONG).await;
             return Refusal::Unknown.into_response();
         }
@@ -251,7 +261,7 @@ impl Guard {
         }
         sessions.push_back((session.clone().into_bytes(), Instant::now()));
         drop(sessions);
-        tracing::info!(peer = %guest.peer, "logged in to the dashboard");
+        tracing::info!(peer = %client.peer, "logged in to the dashboard");
         self.with_cookie(&session, SESSION)
     }
 
@@ -278,10 +288,10 @@ impl Guard {
     }
 }
 
-/// Stands before all doors of the dashboard's address.
+/// Stands before all routes of the dashboard's address.
 pub(crate) async fn check(
     State(guard): State<Arc<Guard>>,
-    ConnectInfo(guest): ConnectInfo<Guest>,
+    ConnectInfo(client): ConnectInfo<ClientAddress>,
     mut request: Request,
     next: Next,
 ) -> Response {
@@ -296,12 +306,12 @@ pub(crate) async fn check(
     }
     let answer = match judged {
         Err(refusal) => refusal.into_response(),
-        Ok(()) if path == LOGIN => guard.login(&guest, request).await,
+        Ok(()) if path == LOGIN => guard.login(&client, request).await,
         Ok(()) if path == LOGOUT => guard.logout(request.headers()),
         Ok(()) if is_public(&path) => next.run(request).await,
         Ok(()) => {
             let looking = Arc::clone(&guard);
-            let may = os_error::blocking(move || Ok(looking.may(&guest))).await;
+            let may = os_error::blocking(move || Ok(looking.may(&client))).await;
             let may = may.unwrap_or(May::Look);
             request.extensions_mut().insert(may);
             if may == May::Look && is_policy(request.method(), &path) {
@@ -369,7 +379,7 @@ pub(crate) fn read_token(path: &Path) -> Outcome<Vec<u8>> {
 /// What is given out before login: the pages, which know nothing.
 fn is_public(path: &str) -> bool {
     let file = path.strip_prefix("/dashboard/");
-    path == "/" || file.is_some_and(|file| super::files::File::find(file).is_some())
+    path == "/" || file.is_some_and(|file| File::find(file).is_some())
 }
 
 /// The one thing that can be changed.
@@ -429,7 +439,7 @@ fn secret() -> Outcome<String> {
     // So few bytes are never cut short.
     rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty())
         .map_err(|e| os_error::io("cannot draw a random number", &e.into()))?;
-    Ok(crate::control::report::hex(&bytes))
+    Ok(crate::text::hex(&bytes))
 }
 
 fn refused(why: impl Into<String>) -> Refusal {

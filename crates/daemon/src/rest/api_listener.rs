@@ -33,7 +33,7 @@ use tokio::sync::Semaphore;
 use tokio::task::JoinSet;
 use tokio_util::sync::CancellationToken;
 
-use crate::listen::accept;
+use crate::accept;
 use crate::os_error;
 use crate::rest;
 

@@ -5,7 +5,7 @@
 //! end is negotiated with and handed over like any other.
 //!
 //! # Always true
-//! - Not more clients are connected than [the limits](limits) has seats for, and places for those who have not chosen a
+//! - Not more clients are connected than [`ConnectionLimits`] has seats for, and places for those who have not chosen a
 //!   disk; further ones are closed at once.
 //! - A client that has not chosen a disk within [`PATIENCE`] is closed.
 //! - A client has its seat or place for as long as anything of it is here, and keeps nothing here for long once its
@@ -27,9 +27,10 @@ use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
 use tokio::sync::oneshot;
 use tokio_rustls::TlsAcceptor;
 
+use crate::accept;
+use crate::accept::unix_peer;
 use crate::disks::attached::{Attached, AttachedDisks};
-use crate::disks::host::nbd::{self, Handshake, Refusal, Step, Tls};
-use crate::listen::accept;
+use crate::host::nbd::{self, Handshake, Refusal, Step, Tls};
 use crate::listen::sockets::Listening;
 use crate::listen::tls::refused;
 
@@ -148,17 +149,6 @@ fn keep_alive(socket: &TcpStream) -> io::Result<()> {
     sockopt::set_tcp_keepcnt(socket, PROBES)?;
     sockopt::set_socket_keepalive(socket, true)?;
     Ok(())
-}
-
-/// Who is at the other end of a Unix socket.
-pub(crate) fn unix_peer(socket: &UnixStream) -> String {
-    match socket.peer_cred() {
-        Ok(peer) => match peer.pid() {
-            Some(pid) => format!("pid {pid} uid {}", peer.uid()),
-            None => format!("uid {}", peer.uid()),
-        },
-        Err(_) => "unknown".to_owned(),
-    }
 }
 
 enum Socket {

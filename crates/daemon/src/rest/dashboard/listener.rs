@@ -30,10 +30,11 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio_rustls::TlsAcceptor;
 use tokio_util::sync::CancellationToken;
 
-use super::guard::{self, Guard};
+use super::guard::{self, ClientAddress, Guard, PATIENCE};
 use super::peer_uid::owner;
+use crate::accept;
 use crate::config::plan::DashboardPlan;
-use crate::listen::accept;
+use crate::daemon::Daemon;
 use crate::listen::refusals::Refusals;
 use crate::listen::sockets;
 use crate::listen::tls;
@@ -41,16 +42,12 @@ use crate::listen::tls::expiry::Validity;
 use crate::listen::tls::refused;
 use crate::os_error::{self, Outcome};
 use crate::rest;
-use crate::serve::Daemon;
 
 /// Connections at a time: a browser opens six, and few people look at one host.
 const SEATS: usize = 128;
 
 /// Connections of one party at a time: five browsers, or the open pages of some thirty people behind one proxy.
 const PARTY_SEATS: usize = 32;
-
-/// How long may take what somebody has to say; see the module.
-pub(super) const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long the other end's system may leave unanswered what it is sent. Pages come back by themselves.
 const SILENCE: Duration = Duration::from_secs(30);
@@ -89,14 +86,6 @@ pub(crate) struct Listener {
     pub(crate) url: String,
 }
 
-/// Who is at the other end of a connection.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct Guest {
-    pub(crate) peer: SocketAddr,
-    /// Our end.
-    pub(crate) here: SocketAddr,
-}
-
 impl Listener {
     /// Listens as planned.
     pub(crate) fn open(plan: &DashboardPlan, access: Access) -> Outcome<Listener> {
@@ -133,13 +122,14 @@ impl Listener {
     }
 
     /// Serves until the daemon stops.
-    pub(crate) async fn serve(self, daemon: Arc<Daemon>, stop: CancellationToken) {
+    pub(crate) async fn serve(self, daemon: Arc<Daemon>) {
         let guard = Arc::new(self.guard);
-        let doors = rest::router(daemon)
+        let stop = daemon.services.stop().clone();
+        let routes = rest::router(daemon)
             // glossary: axum's word
             .layer(axum::middleware::from_fn_with_state(guard, guard::check));
         let tls = self.tls.map(|server| server.acceptor);
-        let limits = ConnectionLimits::new(doors, tls, PATIENCE, stop);
+        let limits = ConnectionLimits::new(routes, tls, PATIENCE, stop);
         match TcpListener::from_std(self.listener) {
             Ok(listener) => receive(listener, Arc::new(limits)).await,
             Err(error) => tracing::error!(%error, "the dashboard ended"),
@@ -161,7 +151,7 @@ fn url(address: SocketAddr, encrypted: bool) -> String {
 
 /// Where those are who have come in.
 struct ConnectionLimits {
-    doors: TowerToHyperService<Router>,
+    routes: TowerToHyperService<Router>,
     tls: Option<TlsAcceptor>,
     parties: Parties,
     refusals: Refusals,
@@ -193,13 +183,13 @@ async fn receive(listener: TcpListener, limits: Arc<ConnectionLimits>) {
 
 impl ConnectionLimits {
     fn new(
-        doors: Router,
+        routes: Router,
         tls: Option<TlsAcceptor>,
         patience: Duration,
         stop: CancellationToken,
     ) -> ConnectionLimits {
         ConnectionLimits {
-            doors: TowerToHyperService::new(doors),
+            routes: TowerToHyperService::new(routes),
             tls,
             parties: Parties::default(),
             refusals: Refusals::default(),
@@ -214,8 +204,8 @@ impl ConnectionLimits {
         let Ok(here) = socket.local_addr() else {
             return;
         };
-        let guest = Guest { peer, here };
-        let Some(_place) = self.parties.admit(Party::of(guest).await) else {
+        let client = ClientAddress { peer, here };
+        let Some(_place) = self.parties.admit(Party::of(client).await) else {
             tracing::debug!(%peer, "has more connections to the dashboard than one may have");
             return;
         };
@@ -223,10 +213,10 @@ impl ConnectionLimits {
         let _ = socket.set_nodelay(true);
         sockets::notice_silence(&socket, SILENCE);
         let Some(tls) = &self.tls else {
-            return self.talk(socket, guest).await;
+            return self.talk(socket, client).await;
         };
         match tokio::time::timeout(self.patience, tls.accept(socket)).await {
-            Ok(Ok(stream)) => self.talk(stream, guest).await,
+            Ok(Ok(stream)) => self.talk(stream, client).await,
             Ok(Err(error)) => self.refuse(peer, &refused::reason(&error)),
             // Whoever falls silent is not told of: anybody can do that at will.
             Err(_) => {}
@@ -243,10 +233,10 @@ impl ConnectionLimits {
     }
 
     /// Answers until the other end has had enough, is let go, or the daemon stops.
-    async fn talk(&self, stream: impl AsyncRead + AsyncWrite + Unpin, guest: Guest) {
+    async fn talk(&self, stream: impl AsyncRead + AsyncWrite + Unpin, client: ClientAddress) {
         let answer = service_fn(|mut request: hyper::Request<Incoming>| {
-            request.extensions_mut().insert(ConnectInfo(guest));
-            self.doors.call(request)
+            request.extensions_mut().insert(ConnectInfo(client));
+            self.routes.call(request)
         });
         let mut http = http1::Builder::new();
         http.timer(TokioTimer::new())
@@ -273,8 +263,8 @@ enum Party {
 }
 
 impl Party {
-    async fn of(guest: Guest) -> Party {
-        let Guest { peer, here } = guest;
+    async fn of(client: ClientAddress) -> Party {
+        let ClientAddress { peer, here } = client;
         let from = peer.ip().to_canonical();
         if from.is_loopback() || here.ip().to_canonical().is_loopback() {
             let owner = os_error::blocking(move || Ok(owner(peer, here))).await;
@@ -359,8 +349,8 @@ mod tests {
     async fn limits(patience: Duration) -> SocketAddr {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
-        let doors = Router::new().route("/", axum::routing::get(async || "here"));
-        let limits = ConnectionLimits::new(doors, None, patience, CancellationToken::new());
+        let routes = Router::new().route("/", axum::routing::get(async || "here"));
+        let limits = ConnectionLimits::new(routes, None, patience, CancellationToken::new());
         tokio::spawn(receive(listener, Arc::new(limits)));
         address
     }
@@ -420,10 +410,13 @@ mod tests {
         let client = std::net::TcpStream::connect(here).unwrap();
         let peer = client.local_addr().unwrap();
         let us = rustix::process::geteuid().as_raw();
-        assert_eq!(Party::of(Guest { peer, here }).await, Party::User(Some(us)));
+        assert_eq!(
+            Party::of(ClientAddress { peer, here }).await,
+            Party::User(Some(us))
+        );
         let host = async |peer: &str, here: &str| {
             let [peer, here] = [peer, here].map(|end| end.parse().unwrap());
-            Party::of(Guest { peer, here }).await
+            Party::of(ClientAddress { peer, here }).await
         };
         let of = |ip: &str| Party::Host(ip.parse().unwrap());
         assert_eq!(host("192.0.2.1:5", "192.0.2.2:8433").await, of("192.0.2.1"));

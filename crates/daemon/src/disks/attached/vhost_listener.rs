@@ -11,11 +11,11 @@ use std::time::Duration;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
-use crate::config::limits;
+use crate::accept;
+use crate::accept::unix_peer;
 use crate::disks::attached::Attached;
-use crate::listen::accept;
-use crate::listen::nbd_listener::unix_peer;
 use crate::listen::sockets;
+use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
 
 /// Guests may read and write the disk: their hypervisor's group is let in, nobody else.

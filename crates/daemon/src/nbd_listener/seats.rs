@@ -10,12 +10,10 @@
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use tidegate_api::name::Name;
 use tokio::sync::Notify;
-
-use super::connection_limits::locked;
 
 /// See the module.
 pub(super) struct Seats {
@@ -145,6 +143,11 @@ fn discount<K: Ord>(of: &mut BTreeMap<K, usize>, key: &K) {
             of.remove(key);
         }
     }
+}
+
+pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    // None of these is ever left half changed, so another thread's panic does not spoil it.
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -26,12 +26,11 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::beneath::Folder;
 use tidegate_engine::mounts;
 
-use super::files;
-use super::files::Location;
 use super::{MAX_STATE_BYTES, newer, parse};
-use crate::disks::disk_service::new_uuid;
-use crate::disks::formats::quoted;
+use crate::files::{self, Location};
 use crate::os_error::{self, Outcome};
+use crate::text::new_uuid;
+use crate::text::quoted;
 
 /// In the directory of every datastore: what hosts leave for each other.
 const COMMON: &str = ".tidegate";

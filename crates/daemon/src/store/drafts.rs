@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::io::Errno;
 
-use super::files::{self, Location};
+use crate::files::{self, Location};
 
 /// What every draft's name begins with.
 const PREFIX: &str = ".creating-";

@@ -15,9 +15,8 @@ use tidegate_engine::beneath::is_plain;
 use tidegate_engine::devices;
 
 use super::drafts;
-use super::files;
-use super::files::Location;
 use super::{Listed, Store, names_in, read_descriptor};
+use crate::files::{self, Location};
 use crate::os_error::{self, Outcome};
 
 const DESCRIPTOR: &str = "disk.toml";

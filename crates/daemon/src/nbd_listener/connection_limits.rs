@@ -14,18 +14,18 @@
 use std::collections::{BTreeMap, HashMap};
 use std::mem::Discriminant;
 use std::net::{IpAddr, Ipv6Addr};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant};
 
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
-use crate::config::limits;
 use crate::disks::attached::AttachedDisks;
 use crate::listen::refusals::Refusals;
 use crate::os_error::Outcome;
+use crate::os_error::limits;
 
-use super::seats::{NoSeat, Peer, Seat, Seats};
+use super::seats::{NoSeat, Peer, Seat, Seats, locked};
 
 /// What cannot be done when somebody is turned away.
 const LET_IN: &str = "cannot let an NBD client in";
@@ -290,11 +290,6 @@ impl Told {
             telling.let_in_since = true;
         }
     }
-}
-
-pub(super) fn locked<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // None of these is ever left half changed, so another thread's panic does not spoil it.
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 #[cfg(test)]

@@ -32,11 +32,11 @@ use tidegate_api::iocontrol::IoControl;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 
+use crate::files;
 use crate::os_error::{self, Outcome};
 
 pub(crate) mod disks;
 mod drafts;
-pub(crate) mod files;
 mod home;
 
 pub(crate) use disks::{Found, Identity};

@@ -1,6 +1,6 @@
-//! Waits for the next who comes in at a socket, also while the system cannot let anybody in.
+//! Accepts the next client of a socket, also while the system refuses to accept.
 //!
-//! Whoever knocks meanwhile stays in the socket's queue and is let in as soon as there is room.
+//! A client that connects meanwhile stays in the socket's queue and is accepted as soon as there is room.
 //!
 //! # Always true
 //! - That nobody can be let in is told once, with what to do, and not again before somebody was let in.
@@ -11,6 +11,7 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 
 use crate::os_error;
+use tokio::net::UnixStream;
 
 /// How long to wait after the system refused to accept, for instance for want of descriptors: not to spin meanwhile.
 const BREATH: Duration = Duration::from_millis(100);
@@ -23,7 +24,7 @@ pub(crate) async fn next<T>(
     let mut told = false;
     loop {
         match poll_fn(&mut accept).await {
-            Ok(guest) => return guest,
+            Ok(client) => return client,
             Err(error) => {
                 if !told {
                     let problem = os_error::io(what, &error);
@@ -36,6 +37,17 @@ pub(crate) async fn next<T>(
     }
 }
 
+/// The process at the other end of a Unix socket.
+pub(crate) fn unix_peer(socket: &UnixStream) -> String {
+    match socket.peer_cred() {
+        Ok(peer) => match peer.pid() {
+            Some(pid) => format!("pid {pid} uid {}", peer.uid()),
+            None => format!("uid {}", peer.uid()),
+        },
+        Err(_) => "unknown".to_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -43,15 +55,15 @@ mod tests {
     #[tokio::test]
     async fn who_knocks_while_nobody_can_be_let_in_is_let_in_later() {
         let mut left = 3;
-        let guest = next("cannot accept a guest", |_| {
+        let client = next("cannot accept a client", |_| {
             left -= 1;
             Poll::Ready(if left > 0 {
                 Err(rustix::io::Errno::MFILE.into())
             } else {
-                Ok("guest")
+                Ok("client")
             })
         });
-        assert_eq!(guest.await, "guest");
+        assert_eq!(client.await, "client");
         assert_eq!(left, 0);
     }
 }

@@ -159,8 +159,8 @@ fn with_a_token_only_the_pages_are_given_to_who_has_not_logged_in() {
     assert_eq!(status(&guard, Method::PATCH, POLICY, &[named, OURS]), 401);
 }
 
-fn guest() -> Guest {
-    Guest {
+fn address() -> ClientAddress {
+    ClientAddress {
         peer: "192.0.2.1:5000".parse().unwrap(),
         here: "192.0.2.2:8433".parse().unwrap(),
     }
@@ -168,7 +168,7 @@ fn guest() -> Guest {
 
 async fn log_in(guard: &Guard, token: &str) -> Response {
     let body = serde_json::json!({ "token": token }).to_string();
-    guard.login(&guest(), Request::new(body.into())).await
+    guard.login(&address(), Request::new(body.into())).await
 }
 
 #[tokio::test]
@@ -184,7 +184,7 @@ async fn who_knows_the_token_is_known_until_logged_out() {
     let told = cookie.split(';').next().unwrap().to_owned();
     let known = headers(&[("cookie", &format!("a=b; {told}"))]);
     assert!(guard.is_known(&known));
-    assert_eq!(guard.may(&guest()), May::Change);
+    assert_eq!(guard.may(&address()), May::Change);
     assert!(!guard.is_known(&headers(&[("cookie", "tidegate=")])));
     guard.logout(&known);
     assert!(!guard.is_known(&known));
@@ -235,12 +235,12 @@ fn the_kernel_tells_whose_a_connection_is() {
     let here = theirs.local_addr().unwrap();
     assert_eq!(owner(peer, here), Some(rustix::process::geteuid().as_raw()));
     assert_eq!(
-        Guard::new(None, false).may(&Guest { peer, here }),
+        Guard::new(None, false).may(&ClientAddress { peer, here }),
         May::Change
     );
     // Nobody's connection: whoever it is may look.
     let peer = "127.0.0.1:1".parse().unwrap();
-    let nobody = Guest { peer, here };
+    let nobody = ClientAddress { peer, here };
     assert_eq!(Guard::new(None, false).may(&nobody), May::Look);
     drop(ours);
 }
@@ -253,19 +253,19 @@ fn who_closes_before_being_asked_may_only_look() {
         let client = std::net::TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (theirs, peer) = listener.accept().unwrap();
         let here = theirs.local_addr().unwrap();
-        let guest = Guest { peer, here };
-        assert_eq!(guard.may(&guest), May::Change);
-        (client, theirs, guest)
+        let address = ClientAddress { peer, here };
+        assert_eq!(guard.may(&address), May::Change);
+        (client, theirs, address)
     };
     // On loopback an end is seen as closed before the call that closes it returns.
-    let (client, _theirs, guest) = come();
+    let (client, _theirs, address) = come();
     drop(client);
-    assert_eq!(guard.may(&guest), May::Look, "FIN_WAIT2 without an owner");
-    let (client, theirs, guest) = come();
+    assert_eq!(guard.may(&address), May::Look, "FIN_WAIT2 without an owner");
+    let (client, theirs, address) = come();
     drop(client);
     drop(theirs);
-    assert_eq!(guard.may(&guest), May::Look, "TIME_WAIT");
-    let (client, _theirs, guest) = come();
+    assert_eq!(guard.may(&address), May::Look, "TIME_WAIT");
+    let (client, _theirs, address) = come();
     client.shutdown(std::net::Shutdown::Write).unwrap();
-    assert_eq!(guard.may(&guest), May::Look, "half closed");
+    assert_eq!(guard.may(&address), May::Look, "half closed");
 }

@@ -25,11 +25,10 @@ use tidegate_engine::{
     Control, DiskReading, DiskSpec, Engine, Kind, Settings, UnderControl, control,
 };
 
-use crate::config::limits;
+use crate::clock;
 use crate::config::plan::filters::Stack;
 use crate::config::plan::{DiskPlan, ImagePlan, NamedBy, ThreadsPlan};
-use crate::disks::attached::Presence;
-use crate::observe::explain::Claim;
+use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
 
 /// The NBD protocol's words, as the engine has them.
@@ -79,6 +78,18 @@ pub(crate) struct Disk {
     watch: Option<Watch>,
 }
 
+/// How a disk's lease stands.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum LeaseState {
+    /// This host has it, or a lock is all that it needs.
+    #[default]
+    Held,
+    /// It was not renewed in time: all I/O waits until it is clear that no other host has taken the disk.
+    Waits,
+    /// Another host has it.
+    Lost,
+}
+
 /// An I/O thread's counters.
 pub(crate) struct Thread {
     pub(crate) thread: u32,
@@ -97,14 +108,6 @@ pub(crate) struct Thread {
 pub(crate) struct Counted {
     pub(crate) now: Time,
     pub(crate) stats: Option<Box<StatsReport>>,
-}
-
-/// The time as the engine tells it: the monotonic clock.
-pub(crate) fn now() -> Time {
-    let now = rustix::time::clock_gettime(rustix::time::ClockId::Monotonic);
-    let seconds = u64::try_from(now.tv_sec).unwrap_or(0);
-    let nanos = u64::try_from(now.tv_nsec).unwrap_or(0);
-    Time::from_nanos(seconds * 1_000_000_000 + nanos)
 }
 
 impl Host {
@@ -408,11 +411,11 @@ impl Disk {
     }
 
     /// How its lease stands.
-    pub(crate) fn claim(&self) -> Claim {
+    pub(crate) fn claim(&self) -> LeaseState {
         match &self.watch {
-            Some(watch) if watch.lost().is_some() => Claim::Lost,
-            Some(watch) if watch.is_waiting() => Claim::Waits,
-            _ => Claim::Held,
+            Some(watch) if watch.lost().is_some() => LeaseState::Lost,
+            Some(watch) if watch.is_waiting() => LeaseState::Waits,
+            _ => LeaseState::Held,
         }
     }
 
@@ -435,7 +438,7 @@ impl Disk {
 
     /// The last of it, newest first.
     pub(crate) fn ring_faults(&self) -> Vec<RingFault> {
-        let now = now();
+        let now = clock::now();
         let faults = self.disk.ring_faults().into_iter();
         faults
             .map(|fault| RingFault {
@@ -500,7 +503,7 @@ impl Disk {
         &self,
         socket: OwnedFd,
         negotiated: &nbd::Negotiated,
-        presence: Presence,
+        presence: impl Send + 'static,
     ) -> Outcome<()> {
         let served =
             self.disk
@@ -509,7 +512,11 @@ impl Disk {
     }
 
     /// Speaks vhost-user with a virtual machine, on a thread of its own; `presence` lasts as long as it is connected.
-    pub(crate) fn serve_vhost(&self, socket: UnixStream, presence: Presence) -> Outcome<()> {
+    pub(crate) fn serve_vhost(
+        &self,
+        socket: UnixStream,
+        presence: impl Send + 'static,
+    ) -> Outcome<()> {
         let disk = self.disk.clone();
         let spawned = std::thread::Builder::new().name("vhost-user".to_owned()).spawn(move || {
             let _while_connected = presence;

@@ -15,7 +15,7 @@
 //! ```
 
 use std::ffi::OsString;
-use std::fs::{File, OpenOptions};
+use std::fs::{File, Metadata, OpenOptions};
 use std::io::{self, Read, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::MetadataExt;
@@ -72,13 +72,13 @@ impl Location {
     }
 
     /// Opens the file there to be written, and makes it if there is none.
-    pub(super) fn open_or_create(&self, mode: u32) -> io::Result<File> {
+    pub(crate) fn open_or_create(&self, mode: u32) -> io::Result<File> {
         let flags = OFlags::RDWR | OFlags::CREATE;
         Folder::named(&self.trusted)?.open(&self.below, flags, mode)
     }
 
     /// The directory that the file is in, and the file's name there.
-    pub(super) fn folder(&self) -> io::Result<(Folder, OsString)> {
+    pub(crate) fn folder(&self) -> io::Result<(Folder, OsString)> {
         let folder = Folder::named(&self.trusted)?;
         let Some(name) = self.below.file_name() else {
             return Err(io::ErrorKind::InvalidFilename.into());
@@ -101,6 +101,34 @@ impl From<&Path> for Location {
 impl From<&PathBuf> for Location {
     fn from(path: &PathBuf) -> Location {
         path.as_path().into()
+    }
+}
+
+/// Which writing of a file was read: it is replaced as a whole, so that each writing has an inode of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Stamp {
+    inode: (u64, u64),
+    modified: (i64, i64),
+    size: u64,
+}
+
+impl Stamp {
+    /// That of a file as it is now. It is opened: on a network's file system that asks the server, and a mere look
+    /// at the name may not.
+    pub(crate) fn of(path: &Path) -> Option<Stamp> {
+        let opened = open(Location::in_disk(path), File::options().read(true));
+        let told = opened.and_then(|file| file.metadata()).ok()?;
+        Some(Stamp::from(&told))
+    }
+}
+
+impl From<&Metadata> for Stamp {
+    fn from(told: &Metadata) -> Stamp {
+        Stamp {
+            inode: (told.dev(), told.ino()),
+            modified: (told.mtime(), told.mtime_nsec()),
+            size: told.len(),
+        }
     }
 }
 
@@ -140,7 +168,7 @@ pub(crate) fn turn(at: impl Into<Location>) -> io::Result<Turn> {
 }
 
 /// Whether the very file that is open is at that place.
-pub(super) fn is_at(file: &File, at: &Location) -> io::Result<bool> {
+pub(crate) fn is_at(file: &File, at: &Location) -> io::Result<bool> {
     let (open, there) = (file.metadata()?, at.look()?);
     Ok((open.dev(), open.ino()) == beneath::identity(&there))
 }

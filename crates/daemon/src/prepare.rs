@@ -14,27 +14,41 @@ use std::os::unix::fs::{FileTypeExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 
 use rustix::fs::OFlags;
-use tidegate_api::config::{Config, ConfigError};
+use tidegate_api::config::{Config, ConfigError, NbdTcp};
 use tidegate_api::problem::Problem;
 use tidegate_api::status::NbdSecurity;
 use tracing_subscriber::filter::EnvFilter;
 
-use crate::config::limits;
 use crate::config::plan::{Machine, Plan, Security};
 use crate::config::root::Root;
-use crate::disks::host::Host;
-use crate::disks::store::Store;
-use crate::listen::nbd_listener::EndpointSecurity;
+use crate::host::Host;
 use crate::listen::sockets;
 use crate::listen::tls;
 use crate::listen::tls::expiry::Validity;
-use crate::observe::dashboard::listener::Access;
+use crate::nbd_listener::EndpointSecurity;
 use crate::observe::log;
+use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
-use crate::serve::ServeOptions;
+use crate::rest::dashboard::listener::Access;
+use crate::store::Store;
 
 /// The longest configuration that is read.
 const LONGEST_CONFIG: u64 = 1 << 20;
+
+/// How a daemon is started.
+#[derive(Clone, Debug, Default)]
+pub struct ServeOptions {
+    /// The root directory; none: `TIDEGATE_ROOT`, or the usual one.
+    pub root: Option<PathBuf>,
+    /// The socket of the REST interface; none: as configured.
+    pub api_socket: Option<PathBuf>,
+    /// The configuration file; none: the root's, if it is there.
+    pub config: Option<PathBuf>,
+    /// I/O threads; none: as configured.
+    pub threads: Option<u16>,
+    /// TCP addresses for NBD clients, besides the configured ones.
+    pub nbd_tcp: Vec<NbdTcp>,
+}
 
 /// What a daemon starts with.
 pub(crate) struct Prepared {
@@ -43,13 +57,13 @@ pub(crate) struct Prepared {
     /// The configuration file, if there is one.
     pub(crate) from: Option<PathBuf>,
     pub(crate) filter: EnvFilter,
-    pub(crate) tcp: Vec<TcpDoor>,
+    pub(crate) tcp: Vec<TcpEndpoint>,
     /// Whom the dashboard lets in, if it has an address.
     pub(crate) dashboard: Option<Outcome<Access>>,
 }
 
 /// A TCP address for NBD clients, with all that it takes to serve there.
-pub(crate) struct TcpDoor {
+pub(crate) struct TcpEndpoint {
     pub(crate) address: SocketAddr,
     pub(crate) security: EndpointSecurity,
     pub(crate) kind: NbdSecurity,
@@ -66,7 +80,7 @@ pub(crate) fn prepare(options: &ServeOptions) -> anyhow::Result<Prepared> {
         must_differ(&plan)?;
         Ok((
             log::filter(&plan.log)?,
-            tcp_doors(&plan)?,
+            tcp_endpoints(&plan)?,
             dashboard(&plan)?,
             plan,
         ))
@@ -106,8 +120,8 @@ fn try_out(root: &Root, plan: &Plan) -> Outcome<()> {
     for path in unix.filter(|path| !root.makes_folder_of(path)) {
         sockets::check_unix(path, serving)?;
     }
-    for door in &plan.nbd.tcp {
-        sockets::check_tcp(door.address, serving)?;
+    for tcp in &plan.nbd.tcp {
+        sockets::check_tcp(tcp.address, serving)?;
     }
     match &plan.dashboard {
         // It takes another port, or does without.
@@ -118,8 +132,8 @@ fn try_out(root: &Root, plan: &Plan) -> Outcome<()> {
     }
 }
 
-fn tcp_doors(plan: &Plan) -> Outcome<Vec<TcpDoor>> {
-    let door = |tcp: &crate::config::plan::TcpPlan| {
+fn tcp_endpoints(plan: &Plan) -> Outcome<Vec<TcpEndpoint>> {
+    let open = |tcp: &crate::config::plan::TcpPlan| {
         let (security, kind, validity) = match &tcp.security {
             Security::Plaintext => (EndpointSecurity::Plain, NbdSecurity::Plaintext, None),
             Security::Tls(files) => {
@@ -132,14 +146,14 @@ fn tcp_doors(plan: &Plan) -> Outcome<Vec<TcpDoor>> {
                 (security, kind, Some(server.validity))
             }
         };
-        Ok(TcpDoor {
+        Ok(TcpEndpoint {
             address: tcp.address,
             security,
             kind,
             validity,
         })
     };
-    plan.nbd.tcp.iter().map(door).collect()
+    plan.nbd.tcp.iter().map(open).collect()
 }
 
 /// Whom the dashboard lets in. Where nobody asked for it, a host without it serves all the same.

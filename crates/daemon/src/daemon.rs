@@ -1,0 +1,125 @@
+//! The daemon that serves, as its REST interface sees it: what its parts share, its monitor, its dashboard and its state.
+
+use std::path::PathBuf;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Instant;
+
+use tidegate_api::status::{NbdListener, State, Status};
+
+use crate::listen::tls::expiry;
+use crate::observe::dashboard::Dashboard;
+use crate::observe::log;
+use crate::observe::metrics;
+use crate::observe::monitor::Monitor;
+use crate::os_error::Outcome;
+use crate::services::Services;
+
+/// A daemon that serves.
+pub(crate) struct Daemon {
+    pub(crate) services: Arc<Services>,
+    pub(crate) monitor: Arc<Monitor>,
+    pub(crate) dashboard: Dashboard,
+    addresses: Addresses,
+    state: Mutex<State>,
+    started: Instant,
+    /// Bytes of the last page for Prometheus.
+    metrics_len: AtomicUsize,
+}
+
+/// Where it listens, and its configuration file.
+pub(crate) struct Addresses {
+    /// The URL that browsers open.
+    pub(crate) dashboard_url: Option<String>,
+    pub(crate) config: Option<PathBuf>,
+    pub(crate) api_socket: PathBuf,
+    pub(crate) nbd_listeners: Vec<NbdListener>,
+}
+
+impl Daemon {
+    /// A daemon that starts.
+    pub(crate) fn new(services: Arc<Services>, addresses: Addresses) -> Daemon {
+        let monitor = Arc::new(Monitor::new(Arc::clone(&services)));
+        Daemon {
+            services,
+            dashboard: Dashboard::new(Arc::clone(&monitor)),
+            monitor,
+            addresses,
+            state: Mutex::new(State::Starting),
+            started: Instant::now(),
+            metrics_len: AtomicUsize::new(0),
+        }
+    }
+
+    /// The URL of its dashboard.
+    pub(crate) fn dashboard_url(&self) -> Option<&String> {
+        self.addresses.dashboard_url.as_ref()
+    }
+
+    /// How it is.
+    pub(crate) fn status(&self) -> Outcome<Status> {
+        let datastores = self.services.disk_service.datastores_at_a_glance()?;
+        let attached = self.services.disk_service.live().all();
+        let mut problems = self.services.disk_service.troubles();
+        problems.extend(
+            datastores
+                .iter()
+                .filter_map(|datastore| datastore.problem.clone()),
+        );
+        problems.extend(self.services.disk_service.unreadable_datastores()?);
+        for problem in self.services.disk_service.harms()? {
+            // A lease that is lost, or a detach that takes too long, is among the troubles.
+            if !problems.contains(&problem) {
+                problems.push(problem);
+            }
+        }
+        let now = expiry::now();
+        problems.extend(self.services.certificates.problems(now));
+        Ok(Status {
+            state: *self.state.lock().unwrap_or_else(PoisonError::into_inner),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            pid: std::process::id(),
+            uptime_s: self.started.elapsed().as_secs(),
+            root: self.services.disk_service.root().path().to_owned(),
+            config: self.addresses.config.clone(),
+            api_socket: self.addresses.api_socket.clone(),
+            nbd_listeners: self.addresses.nbd_listeners.clone(),
+            tls_certificates: self.services.certificates.listed(now),
+            dashboard: self.addresses.dashboard_url.clone(),
+            threads: self.services.disk_service.host().thread_count(),
+            datastores: datastores.len() as u64,
+            disks: datastores.iter().map(|datastore| datastore.disks).sum(),
+            attached: attached.len() as u64,
+            clients: attached
+                .iter()
+                .map(|attached| attached.clients().len() as u64)
+                .sum(),
+            problems,
+        })
+    }
+
+    /// Prometheus' page.
+    pub(crate) fn metrics(&self) -> Outcome<String> {
+        let facts = metrics::Facts {
+            moment: self.services.counters()?,
+            datastores: self.services.disk_service.datastores_at_a_glance()?,
+            disks: self.services.disk_service.attached_disks()?,
+            controls: self.monitor.control_moments(),
+            problems: self.services.disk_service.troubles().len(),
+            nbd_refused: self.services.disk_service.live().refused(),
+            log_lines_lost: log::lines_lost(),
+            certificates: self.services.certificates.days_left(expiry::now()),
+            uptime_s: self.started.elapsed().as_secs_f64(),
+        };
+        // A page that outgrows its memory is copied: a sixteenth more than the last one took is room enough.
+        let last = self.metrics_len.load(Relaxed);
+        let page = metrics::page(&facts, last + last / 16);
+        self.metrics_len.store(page.len(), Relaxed);
+        Ok(page)
+    }
+
+    /// Sets its state.
+    pub(crate) fn set_state(&self, state: State) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+    }
+}

@@ -1,0 +1,46 @@
+//! What an attached disk reports of itself: its counters, its clients, and its settings at one moment.
+
+use tidegate_api::disk::{RingCounts, UpstreamCounts};
+use tidegate_api::name::Name;
+use tidegate_core::filter::stats::StatsReport;
+use tidegate_core::units::Time;
+
+/// A disk's counters at one moment.
+#[derive(Clone, Debug)]
+pub(crate) struct DiskCounters {
+    pub(crate) name: Name,
+    pub(crate) datastore: Name,
+    pub(crate) thread: u32,
+    /// When the disk was attached.
+    pub(crate) attached: Time,
+    /// When this was read.
+    pub(crate) now: Time,
+    /// What its `stats` filter has counted, if it has one.
+    pub(crate) stats: Option<Box<StatsReport>>,
+}
+
+/// An attached disk as it stands, for those who look every few seconds.
+#[derive(Clone, Debug)]
+pub(crate) struct AttachedMoment {
+    pub(crate) name: Name,
+    pub(crate) datastore: Name,
+    pub(crate) size_bytes: u64,
+    /// What its image takes, where that can be told.
+    pub(crate) allocated_bytes: Option<u64>,
+    pub(crate) shares: u32,
+    pub(crate) reservation_iops: u64,
+    pub(crate) limit_iops: Option<u64>,
+    pub(crate) limit_bytes_per_s: Option<u64>,
+    pub(crate) clients: ClientCounts,
+    pub(crate) has_problem: bool,
+    pub(crate) rings: RingCounts,
+    pub(crate) upstream: Option<UpstreamCounts>,
+}
+
+/// How many are connected to a disk.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct ClientCounts {
+    pub(crate) vhost_user: u64,
+    pub(crate) nbd: u64,
+    pub(crate) nbd_tls: u64,
+}
