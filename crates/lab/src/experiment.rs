@@ -12,7 +12,6 @@
 //! - Findings come from the files of a results directory and nothing else: who has these can judge again.
 
 pub mod ab_test;
-pub mod agreement;
 pub mod compare;
 pub mod directory;
 pub mod findings;

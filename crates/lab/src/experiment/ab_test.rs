@@ -14,19 +14,16 @@
 //! # Units
 //! Seconds; I/Os a second; MB (10^6 bytes) a second; microseconds; percent of a processor.
 
-pub(super) mod charts;
-pub(super) mod describe;
 mod file;
 mod guest;
-pub mod judge;
-pub(super) mod runner;
-mod servers;
+pub(super) mod servers;
 pub mod store;
 
 use std::path::Path;
 use std::time::Duration;
 
 use anyhow::Result;
+use serde::Deserialize;
 
 /// A contest, at its length.
 #[derive(Clone, Debug, PartialEq)]
@@ -79,8 +76,10 @@ pub struct Contestant {
 }
 
 /// Who serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Server {
+    #[serde(skip)]
     /// Nobody: the file itself is asked.
     Nobody,
     /// Tidegate, with one I/O thread.
@@ -90,7 +89,8 @@ pub enum Server {
 }
 
 /// Who asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Client {
     /// Our own guests without a virtual machine, over vhost-user.
     VhostUser,
@@ -103,7 +103,8 @@ pub enum Client {
 }
 
 /// What lies behind a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Store {
     /// Nothing: I/Os are answered at once, and no byte is moved.
     Null,
@@ -129,7 +130,8 @@ pub struct Sweep {
 }
 
 /// What a sweep varies.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Across {
     /// The number of VMs.
     Vms,
@@ -202,7 +204,8 @@ pub struct Against {
 }
 
 /// A figure.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Measure {
     /// I/Os a second.
     Iops,
@@ -215,7 +218,8 @@ pub enum Measure {
 }
 
 /// What is made of several points.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum Over {
     /// The geometric mean.
     Mean,
@@ -385,7 +389,7 @@ impl Work {
 }
 
 /// Bytes as people write them.
-pub(super) fn bytes(bytes: u64) -> String {
+pub(in crate::experiment) fn bytes(bytes: u64) -> String {
     match bytes {
         _ if bytes >= 1 << 30 && bytes.is_multiple_of(1 << 30) => format!("{} GiB", bytes >> 30),
         _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
@@ -395,7 +399,7 @@ pub(super) fn bytes(bytes: u64) -> String {
 }
 
 /// A name as part of a file's.
-pub(super) fn slug(words: &str) -> String {
+pub(in crate::experiment) fn slug(words: &str) -> String {
     let plain = words.chars().map(|letter| match letter {
         'a'..='z' | '0'..='9' | '.' => letter,
         'A'..='Z' => letter.to_ascii_lowercase(),

@@ -11,8 +11,8 @@ use anyhow::{Result, bail};
 use serde::Serialize;
 
 use super::On;
-use super::ab_test::judge::Measured;
 use super::directory::{Directory, Suite};
+use super::findings::ab_test::Measured;
 use super::findings::{Check, Findings, Verdict};
 use crate::statistics::Spread;
 
@@ -278,7 +278,7 @@ pub fn change(before: Option<Spread>, after: Option<Spread>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::ab_test::judge::tests::results;
+    use crate::experiment::findings::ab_test::tests::results;
     use crate::experiment::store::FORMAT;
 
     /// What a contest came to, of which every check holds.

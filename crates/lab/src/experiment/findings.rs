@@ -7,6 +7,8 @@
 //! - Each of a scenario's checks is there once for each place where it was run.
 //! - No figure is rounded before it is judged.
 
+pub mod ab_test;
+pub mod agreement;
 mod judged;
 
 use std::collections::BTreeMap;
@@ -16,14 +18,14 @@ use anyhow::{Context, Result, bail};
 use serde::Serialize;
 use tidegate_sim::{Run, Scenario, Variant};
 
-use super::ab_test::judge::{Contested, Measured};
-use super::agreement::{self, Agreement};
 use super::directory::{Directory, MachineSeen, write_json};
 use super::series::{Band, Slice, bands, mean_ms, percentile_ms};
 use super::store::{Busy, FORMAT, Late};
 use super::summary::way_slug;
 use super::{About, Experiment, On, way_words};
 use crate::statistics::{Spread, spread};
+use ab_test::{Contested, Measured};
+use agreement::Agreement;
 
 /// How a check came out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Serialize)]

@@ -7,6 +7,7 @@
 //! - What failed stands first.
 //! - The page loads nothing and runs nothing: no script, no font, no picture from elsewhere.
 
+mod ab_charts;
 mod charts;
 mod html;
 mod markdown;
@@ -18,9 +19,8 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Result, bail};
 
-use super::ab_test::describe;
-use super::ab_test::judge::Contested;
 use super::directory::{Suite, write as write_file};
+use super::findings::ab_test::Contested;
 use super::findings::{Check, Findings, Loaded, Verdict};
 use super::{Directory, On, SetUp};
 use crate::draw::{fine, label};
@@ -72,7 +72,7 @@ impl Chapter {
     fn of(place: &Path, base: String) -> Result<Chapter> {
         if let Some(contested) = Contested::open(place)? {
             let findings = contested.findings();
-            let pictures = super::ab_test::charts::of(&contested, &findings.measured);
+            let pictures = ab_charts::of(&contested, &findings.measured);
             return Ok(Chapter {
                 figures: vec![(On::Engine, pictures)],
                 agreement: Vec::new(),
@@ -260,7 +260,7 @@ fn disturbed<'a>(all: impl Iterator<Item = &'a Findings>) -> Vec<String> {
 /// How the runs were made: one sentence each.
 fn method(findings: &Findings) -> Vec<String> {
     if let SetUp::Contest(about) = &findings.experiment.set_up {
-        return describe::method(findings, about);
+        return measured::method(findings, about);
     }
     let has = |on: On| findings.stages.iter().any(|stage| stage.on == on);
     let mut says = Vec::new();
@@ -331,7 +331,7 @@ fn method(findings: &Findings) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::ab_test::judge::tests::results as contest_results;
+    use crate::experiment::findings::ab_test::tests::results as contest_results;
     use crate::experiment::store::{FORMAT, Kept, Late};
     use crate::experiment::{Experiment, way_words};
     use tidegate_sim::world;

@@ -7,6 +7,8 @@
 //! - A run that could not be made is told as a problem, and the others are made.
 //! - What is interrupted leaves whole runs and no daemon.
 
+pub(super) mod ab_test;
+
 use std::path::Path;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime};
@@ -14,7 +16,6 @@ use std::time::{Duration, Instant, SystemTime};
 use anyhow::{Context, Result, bail};
 use tidegate_sim::{Scenario, Variant, world};
 
-use super::ab_test::runner::Rounds;
 use super::directory::{Directory, moment};
 use super::store::{Busy, Kept, Late};
 use super::summary::{way_slug, way_words};
@@ -23,6 +24,7 @@ use crate::array::Did;
 use crate::interleaved::{TRIES, rotation};
 use crate::measure::Meter;
 use crate::play::{self, Performance};
+use ab_test::Rounds;
 
 /// What is to be run.
 #[derive(Clone, Copy, Debug)]

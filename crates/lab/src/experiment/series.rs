@@ -1,6 +1,6 @@
 //! Cuts runs into what is drawn and tabulated: series by the second, figures by phase, latencies by percentile.
 //!
-//! [`super::findings`] and [`super::page`] ask; the judge has figures of its own.
+//! Findings and pages use it; the judge has figures of its own.
 //!
 //! # Units
 //! Seconds across; I/Os a second, milliseconds, percent.

@@ -9,9 +9,11 @@ use tidegate_sim::scenario::{
 };
 use tidegate_sim::{Policy, Variant};
 
-pub use super::ab_test::describe::{AboutContest, AboutContestant, AboutSweep};
+pub(super) mod ab_test;
+
 use super::{Entry, Experiment, On, PUBLISHED};
 use crate::draw::label;
+pub use ab_test::{AboutContest, AboutContestant, AboutSweep};
 
 /// An experiment, told.
 #[derive(Clone, Debug, PartialEq, Serialize)]

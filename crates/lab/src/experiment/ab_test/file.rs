@@ -49,9 +49,9 @@ struct RawContest {
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RawContestant {
     name: String,
-    server: Option<String>,
-    client: Option<String>,
-    store: Option<String>,
+    server: Option<Server>,
+    client: Option<Client>,
+    store: Option<Store>,
     #[serde(default)]
     filters: Vec<String>,
 }
@@ -61,7 +61,7 @@ struct RawContestant {
 struct RawSweep {
     name: String,
     title: String,
-    across: String,
+    across: Across,
     #[serde(default)]
     points: Vec<toml::Value>,
     /// The only points of a short contest.
@@ -97,10 +97,10 @@ struct RawWork {
 #[derive(Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 struct RawExpect {
-    what: String,
+    what: Measure,
     sweep: String,
     at: Option<String>,
-    over: Option<String>,
+    over: Option<Over>,
     contestant: String,
     against: Option<RawAgainst>,
     at_least: Option<f64>,
@@ -211,7 +211,7 @@ fn plan(raw: Raw, text: &str, percent: u64) -> Result<Contest> {
     let mut expects = Vec::new();
     for raw in &raw.expect {
         let checked = expect(raw, &contestants, &all);
-        expects.push(checked.with_context(|| format!("expectation `{}`", raw.what))?);
+        expects.push(checked.with_context(|| format!("expectation of `{}`", raw.what.words()))?);
     }
     let file = raw.contest.file.map_or(1 << 30, |size| size.0);
     let brief_file = raw.contest.brief_file.map_or(file, |size| size.0);
@@ -242,31 +242,9 @@ fn plan(raw: Raw, text: &str, percent: u64) -> Result<Contest> {
 
 fn contestant(raw: &RawContestant) -> Result<Contestant> {
     let name = &raw.name;
-    let server = match raw.server.as_deref() {
-        None => Server::Nobody,
-        Some("tidegate") => Server::Tidegate,
-        Some("storage-daemon") => Server::StorageDaemon,
-        Some(other) => {
-            bail!("contestant `{name}`: a server is tidegate or storage-daemon, not `{other}`")
-        }
-    };
-    let client = match raw.client.as_deref() {
-        None | Some("vhost-user") => Client::VhostUser,
-        Some("fio") => Client::Fio,
-        Some("fio-nbd") => Client::FioNbd,
-        Some("guest") => Client::Guest,
-        Some(other) => {
-            bail!(
-                "contestant `{name}`: a client is vhost-user, fio, fio-nbd or guest, not `{other}`"
-            )
-        }
-    };
-    let store = match raw.store.as_deref() {
-        None | Some("null") => Store::Null,
-        Some("memory") => Store::Memory,
-        Some("file") => Store::File,
-        Some(other) => bail!("contestant `{name}`: a store is null, memory or file, not `{other}`"),
-    };
+    let server = raw.server.unwrap_or(Server::Nobody);
+    let client = raw.client.unwrap_or(Client::VhostUser);
+    let store = raw.store.unwrap_or(Store::Null);
     match (server, client, store) {
         (Server::Nobody, Client::Fio, Store::File)
         | (Server::Tidegate, Client::VhostUser, _)
@@ -287,13 +265,7 @@ fn contestant(raw: &RawContestant) -> Result<Contestant> {
 }
 
 fn sweep(raw: &RawSweep, contestants: &[Contestant]) -> Result<Sweep> {
-    let across = match raw.across.as_str() {
-        "vms" => Across::Vms,
-        "outstanding" => Across::Outstanding,
-        "size" => Across::Size,
-        "work" => Across::Work,
-        other => bail!("a sweep goes across vms, outstanding, size or work, not `{other}`"),
-    };
+    let across = raw.across;
     if (across == Across::Work) == raw.point.is_empty()
         || (across == Across::Work) != raw.points.is_empty()
     {
@@ -402,19 +374,6 @@ fn named(name: &str, contestants: &[Contestant]) -> Result<usize> {
 }
 
 fn expect(raw: &RawExpect, contestants: &[Contestant], sweeps: &[Sweep]) -> Result<Expect> {
-    let what = match raw.what.as_str() {
-        "iops" => Measure::Iops,
-        "bandwidth" => Measure::Bandwidth,
-        "latency" => Measure::Latency,
-        "cpu" => Measure::Cpu,
-        other => bail!("there is no figure `{other}`; there are iops, bandwidth, latency, cpu"),
-    };
-    let over = match raw.over.as_deref() {
-        None | Some("mean") => Over::Mean,
-        Some("least") => Over::Least,
-        Some("most") => Over::Most,
-        Some(other) => bail!("several points come to their mean, least or most, not to `{other}`"),
-    };
     if raw.at_least.is_none() && raw.at_most.is_none() {
         bail!("say `at-least`, `at-most` or both");
     }
@@ -440,10 +399,10 @@ fn expect(raw: &RawExpect, contestants: &[Contestant], sweeps: &[Sweep]) -> Resu
         })
     });
     Ok(Expect {
-        what,
+        what: raw.what,
         sweep: place,
         at: raw.at.clone(),
-        over,
+        over: raw.over.unwrap_or(Over::Mean),
         contestant: own,
         against: against.transpose()?,
         at_least: raw.at_least,
@@ -542,11 +501,11 @@ mod tests {
             (
                 "\"vms\"\n        points",
                 "\"hosts\"\n        points",
-                "not `hosts`",
+                "unknown variant `hosts`",
             ),
             ("brief = [1, 4]", "brief = [3]", "`3` is brief"),
             ("at = \"2\"", "at = \"3\"", "no point `3`"),
-            ("\"cpu\"", "\"heat\"", "iops, bandwidth, latency, cpu"),
+            ("\"cpu\"", "\"heat\"", "expected one of `iops`"),
             (
                 "contestant = \"a\"",
                 "contestant = \"c\"",

@@ -39,7 +39,7 @@ const DATASTORE: &str = "contest";
 
 /// See the module.
 #[derive(Debug)]
-pub(super) struct Servers {
+pub(in crate::experiment) struct Servers {
     program: PathBuf,
     scratch: TempDir,
     server_cpu: usize,
@@ -49,7 +49,7 @@ pub(super) struct Servers {
     fleets: BTreeMap<String, Fleet>,
     kit: Option<Kit>,
     /// Set to end a guest, or servers that are asked in turn, before their time.
-    pub(super) stop: AtomicBool,
+    pub(in crate::experiment) stop: AtomicBool,
     /// Idle processors stay awake while it stands, where this program may ask for that.
     awake: Option<Held>,
 }
@@ -63,10 +63,10 @@ struct Fleet {
 
 /// How long a trial warms up and is measured, and where its chances begin.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Window {
-    pub(super) warm: Duration,
-    pub(super) span: Duration,
-    pub(super) seed: u64,
+pub(in crate::experiment) struct Window {
+    pub(in crate::experiment) warm: Duration,
+    pub(in crate::experiment) span: Duration,
+    pub(in crate::experiment) seed: u64,
 }
 
 impl Servers {
@@ -74,7 +74,7 @@ impl Servers {
     ///
     /// # Errors
     /// The machine has one processor, or no scratch directory can be made.
-    pub(super) fn new(program: &Path, contest: &Contest) -> Result<Servers> {
+    pub(in crate::experiment) fn new(program: &Path, contest: &Contest) -> Result<Servers> {
         let interrupts = contest
             .on_disk()
             .then(|| machine::interrupt_cpu(&std::env::temp_dir()))
@@ -96,7 +96,7 @@ impl Servers {
     }
 
     /// Whether a contestant can take part here; why not, where it cannot.
-    pub(super) fn lacks(&mut self, contestant: &Contestant) -> Option<String> {
+    pub(in crate::experiment) fn lacks(&mut self, contestant: &Contestant) -> Option<String> {
         let mut needs = vec!["taskset"];
         if contestant.server == Server::StorageDaemon {
             needs.push("qemu-storage-daemon");
@@ -118,7 +118,11 @@ impl Servers {
     }
 
     /// Makes what trials need and lasts longer than one of them.
-    pub(super) fn prepare(&mut self, contestant: &Contestant, work: &Work) -> Result<()> {
+    pub(in crate::experiment) fn prepare(
+        &mut self,
+        contestant: &Contestant,
+        work: &Work,
+    ) -> Result<()> {
         if contestant.store == Store::File {
             if self.file.is_none() {
                 let mib = (self.file_bytes >> 20).max(1);
@@ -138,7 +142,7 @@ impl Servers {
     ///
     /// # Errors
     /// A server or whoever asks fails.
-    pub(super) fn trial(
+    pub(in crate::experiment) fn trial(
         &self,
         contestant: &Contestant,
         work: &Work,
@@ -161,7 +165,7 @@ impl Servers {
     ///
     /// # Errors
     /// A server or a guest fails, or [`Servers::stop`] was set.
-    pub(super) fn side_by_side(
+    pub(in crate::experiment) fn side_by_side(
         &self,
         contestants: &[&Contestant],
         work: &Work,

@@ -461,25 +461,26 @@ pub(super) fn agreement(findings: &Findings) -> Vec<String> {
         if fullest < 2 {
             continue;
         }
-        let panel =
-            |name: &str,
-             unit: &str,
-             of: &dyn Fn(&super::super::agreement::Row) -> [Option<f64>; 2]| {
-                let groups = rows().filter(|row| row.phase == *phase).map(|row| Group {
-                    name: row.disk.clone(),
-                    bars: of(row).to_vec(),
-                });
-                let panel = Bars {
-                    name: format!("{name}, {way}"),
-                    unit: unit.to_owned(),
-                    rows: vec![
-                        (On::Engine.title().to_owned(), Fill::Solid, 0),
-                        (On::Sim.title().to_owned(), Fill::Light, 2),
-                    ],
-                    groups: groups.collect(),
-                };
-                panel.svg()
+        let panel = |name: &str,
+                     unit: &str,
+                     of: &dyn Fn(
+            &crate::experiment::findings::agreement::Row,
+        ) -> [Option<f64>; 2]| {
+            let groups = rows().filter(|row| row.phase == *phase).map(|row| Group {
+                name: row.disk.clone(),
+                bars: of(row).to_vec(),
+            });
+            let panel = Bars {
+                name: format!("{name}, {way}"),
+                unit: unit.to_owned(),
+                rows: vec![
+                    (On::Engine.title().to_owned(), Fill::Solid, 0),
+                    (On::Sim.title().to_owned(), Fill::Light, 2),
+                ],
+                groups: groups.collect(),
             };
+            panel.svg()
+        };
         panels.push(panel("Parts of all I/Os", "percent", &|row| {
             [row.share_engine, row.share_sim].map(Some)
         }));

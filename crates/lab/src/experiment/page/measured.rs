@@ -3,9 +3,10 @@
 use super::parts;
 use crate::draw::label;
 use crate::experiment::SetUp;
-use crate::experiment::ab_test::judge::Measured;
 use crate::experiment::findings::Findings;
+use crate::experiment::findings::ab_test::Measured;
 use crate::experiment::summary::AboutContest;
+use crate::interleaved::BRIEF;
 
 /// What stands above the columns; the first two are words.
 pub(super) const HEAD: [&str; 9] = [
@@ -90,4 +91,51 @@ pub(super) fn contest(findings: &Findings) -> Option<&AboutContest> {
         SetUp::Contest(about) => Some(about),
         SetUp::Scenario(_) => None,
     }
+}
+
+/// How its rounds were made: one sentence each.
+pub(super) fn method(findings: &Findings, about: &AboutContest) -> Vec<String> {
+    let mut says = vec![
+        "On real servers: a fresh server for every trial, with one processor for it and another for who asks; the same \
+         two for all contestants. Who asks a file itself has a server's. Where one processor takes all interrupts of the \
+         file's disk, that is the server's. Servers' processor time is read at the edges of the measured window."
+            .to_owned(),
+        format!(
+            "{} rounds at every point, {} s measured in each trial. Contestants take turns, and turns at being first. A \
+             ratio is taken within a round, and the median of the rounds is judged; in brackets from the least to the most.",
+            u64::from(about.rounds) * u64::from(findings.repeat),
+            label(about.trial_s)
+        ),
+        "A check over several points is of their geometric mean, unless it says otherwise.".to_owned(),
+        "A trial during which others had more of a processor than it bears was made again, a fifth of all trials at \
+         most; those that stayed disturbed are drawn, and judged by nobody."
+            .to_owned(),
+        format!("Length: {} % of what the file says.", findings.percent),
+    ];
+    if about.side_by_side {
+        says.push(format!(
+            "In a round all servers run side by side, and each is asked in turns of {} ms: what differs by a percent is \
+             measured within the same tenth of a second. Whoever has no turn sleeps.",
+            BRIEF.span.as_millis()
+        ));
+    }
+    if about.left_out.is_empty() {
+        says.push("All points of the file are there.".to_owned());
+    }
+    for left_out in &about.left_out {
+        says.push(format!("Left out at this length: {left_out}."));
+    }
+    let rejected: usize = findings.measured.iter().map(|row| row.rejected).sum();
+    let trials: usize = findings.measured.iter().map(|row| row.rounds).sum();
+    let quiet: usize = findings.measured.iter().map(|row| row.quiet).sum();
+    says.push(format!(
+        "Of {trials} trials {quiet} were quiet; {rejected} were thrown away before and made again."
+    ));
+    let awake: usize = findings.measured.iter().map(|row| row.awake).sum();
+    says.push(format!(
+        "In {awake} of them idle processors were kept awake, as hosts are tuned for latency; in the others waking them is \
+         measured too."
+    ));
+    says.push("Ratios travel, absolute figures do not: quote both with the machine.".to_owned());
+    says
 }

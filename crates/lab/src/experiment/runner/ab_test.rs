@@ -17,12 +17,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 
-use super::servers::{Servers, Window};
-use super::store::{Absent, Round, Trial};
-use super::{Contest, Sweep, slug};
+use super::{Order, Piece, Runs};
 use crate::experiment::On;
+use crate::experiment::ab_test::servers::{Servers, Window};
+use crate::experiment::ab_test::store::{Absent, Round, Trial};
+use crate::experiment::ab_test::{Across, Contest, Sweep, slug};
 use crate::experiment::directory::{Directory, moment};
-use crate::experiment::runner::{Order, Piece, Runs};
 use crate::experiment::store::{Busy, FORMAT};
 use crate::interleaved::{TRIES, rotation};
 use crate::measure::Meter;
@@ -152,10 +152,10 @@ impl<'a> Rounds<'a> {
         let sweep = &self.contest.sweeps[sweep];
         let name = &sweep.points[point].name;
         match sweep.across {
-            super::Across::Vms if name == "1" => "1 VM".to_owned(),
-            super::Across::Vms => format!("{name} VMs"),
-            super::Across::Outstanding => format!("{name} outstanding"),
-            super::Across::Size | super::Across::Work => name.clone(),
+            Across::Vms if name == "1" => "1 VM".to_owned(),
+            Across::Vms => format!("{name} VMs"),
+            Across::Outstanding => format!("{name} outstanding"),
+            Across::Size | Across::Work => name.clone(),
         }
     }
 }

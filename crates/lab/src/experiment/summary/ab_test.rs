@@ -4,12 +4,10 @@
 
 use serde::Serialize;
 
-use super::{Across, Contest, Expect, Over, Sweep};
+use super::{About, AboutCheck, SetUp};
 use crate::draw::label;
 use crate::experiment::PUBLISHED;
-use crate::experiment::findings::Findings;
-use crate::experiment::summary::{About, AboutCheck, SetUp};
-use crate::interleaved::BRIEF;
+use crate::experiment::ab_test::{Across, Contest, Expect, Over, Sweep};
 
 /// A contest, told.
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -110,7 +108,7 @@ impl Contest {
     }
 
     /// Which figure a check is about.
-    pub(super) fn words(&self, expect: &Expect) -> String {
+    pub(in crate::experiment) fn words(&self, expect: &Expect) -> String {
         let sweep = &self.sweeps[expect.sweep];
         let own = &self.contestants[expect.contestant].name;
         let mut says = format!("{}, {own}", expect.what.words());
@@ -137,7 +135,7 @@ impl Contest {
 }
 
 /// A point as one speaks of it.
-pub(super) fn point_words(sweep: &Sweep, point: &str) -> String {
+pub(in crate::experiment) fn point_words(sweep: &Sweep, point: &str) -> String {
     match sweep.across {
         Across::Vms if point == "1" => "1 VM".to_owned(),
         Across::Vms => format!("{point} VMs"),
@@ -147,14 +145,14 @@ pub(super) fn point_words(sweep: &Sweep, point: &str) -> String {
     }
 }
 
-pub(super) fn unit(expect: &Expect) -> &'static str {
+pub(in crate::experiment) fn unit(expect: &Expect) -> &'static str {
     match expect.against {
         Some(_) => "",
         None => expect.what.unit(),
     }
 }
 
-pub(super) fn bar(expect: &Expect) -> String {
+pub(in crate::experiment) fn bar(expect: &Expect) -> String {
     let unit = unit(expect);
     match (expect.at_least, expect.at_most) {
         (Some(least), Some(most)) => format!("{} to {}{unit}", label(least), label(most)),
@@ -162,53 +160,6 @@ pub(super) fn bar(expect: &Expect) -> String {
         (None, Some(most)) => format!("at most {}{unit}", label(most)),
         (None, None) => String::new(),
     }
-}
-
-/// How its rounds were made: one sentence each.
-pub(in crate::experiment) fn method(findings: &Findings, about: &AboutContest) -> Vec<String> {
-    let mut says = vec![
-        "On real servers: a fresh server for every trial, with one processor for it and another for who asks; the same \
-         two for all contestants. Who asks a file itself has a server's. Where one processor takes all interrupts of the \
-         file's disk, that is the server's. Servers' processor time is read at the edges of the measured window."
-            .to_owned(),
-        format!(
-            "{} rounds at every point, {} s measured in each trial. Contestants take turns, and turns at being first. A \
-             ratio is taken within a round, and the median of the rounds is judged; in brackets from the least to the most.",
-            u64::from(about.rounds) * u64::from(findings.repeat),
-            label(about.trial_s)
-        ),
-        "A check over several points is of their geometric mean, unless it says otherwise.".to_owned(),
-        "A trial during which others had more of a processor than it bears was made again, a fifth of all trials at \
-         most; those that stayed disturbed are drawn, and judged by nobody."
-            .to_owned(),
-        format!("Length: {} % of what the file says.", findings.percent),
-    ];
-    if about.side_by_side {
-        says.push(format!(
-            "In a round all servers run side by side, and each is asked in turns of {} ms: what differs by a percent is \
-             measured within the same tenth of a second. Whoever has no turn sleeps.",
-            BRIEF.span.as_millis()
-        ));
-    }
-    if about.left_out.is_empty() {
-        says.push("All points of the file are there.".to_owned());
-    }
-    for left_out in &about.left_out {
-        says.push(format!("Left out at this length: {left_out}."));
-    }
-    let rejected: usize = findings.measured.iter().map(|row| row.rejected).sum();
-    let trials: usize = findings.measured.iter().map(|row| row.rounds).sum();
-    let quiet: usize = findings.measured.iter().map(|row| row.quiet).sum();
-    says.push(format!(
-        "Of {trials} trials {quiet} were quiet; {rejected} were thrown away before and made again."
-    ));
-    let awake: usize = findings.measured.iter().map(|row| row.awake).sum();
-    says.push(format!(
-        "In {awake} of them idle processors were kept awake, as hosts are tuned for latency; in the others waking them is \
-         measured too."
-    ));
-    says.push("Ratios travel, absolute figures do not: quote both with the machine.".to_owned());
-    says
 }
 
 #[cfg(test)]

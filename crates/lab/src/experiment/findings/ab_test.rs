@@ -14,12 +14,12 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use super::describe::{bar, point_words, unit};
-use super::store::{Absent, Round, Trial};
-use super::{Contest, Expect, Over, Sweep};
+use super::{Check, Findings, Made, Outcome, Stage};
 use crate::draw::label;
-use crate::experiment::findings::{Check, Findings, Made, Outcome, Stage};
+use crate::experiment::ab_test::store::{Absent, Round, Trial};
+use crate::experiment::ab_test::{Contest, Expect, Over, Sweep};
 use crate::experiment::store::FORMAT;
+use crate::experiment::summary::ab_test::{bar, point_words, unit};
 use crate::experiment::{Directory, Entry, On};
 use crate::statistics;
 
@@ -346,7 +346,8 @@ pub(in crate::experiment) mod tests {
                         quiet: true,
                         ..Trial::default()
                     });
-                    let slug = super::super::slug(&format!("{}-{}", sweep.name, point.name));
+                    let slug =
+                        crate::experiment::ab_test::slug(&format!("{}-{}", sweep.name, point.name));
                     let round = Round {
                         format: FORMAT,
                         experiment: name.into(),

@@ -2,10 +2,10 @@
 
 use serde::Serialize;
 
-use super::super::describe::point_words;
-use super::super::store::Trial;
-use super::super::{Measure, Server, Sweep};
 use super::{Contested, failures};
+use crate::experiment::ab_test::store::Trial;
+use crate::experiment::ab_test::{Measure, Server, Sweep};
+use crate::experiment::summary::ab_test::point_words;
 use crate::statistics::{Spread, spread};
 
 /// What a contestant did at a point, over the quiet rounds; over all of them, if none was.

@@ -2,10 +2,10 @@
 //!
 //! Kinds of work, which are no numbers, are bars.
 
-use super::judge::{Contested, Measured};
-use super::{Across, Sweep};
+use super::Picture;
 use crate::draw::{Across as Axis, Bars, Fill, Group, Line, Lines, Up, round_up};
-use crate::experiment::page::Picture;
+use crate::experiment::ab_test::{Across, Sweep};
+use crate::experiment::findings::ab_test::{Contested, Measured};
 use crate::statistics::Spread;
 
 /// What is drawn of a contest's rounds.
@@ -168,8 +168,8 @@ fn bars(
 
 #[cfg(test)]
 mod tests {
-    use super::super::judge::tests::results;
     use super::*;
+    use crate::experiment::findings::ab_test::tests::results;
 
     #[test]
     fn every_contestant_has_a_line_in_every_panel_and_every_point_a_name() {

@@ -8,9 +8,9 @@
 use serde::Serialize;
 use tidegate_sim::{Run, Scenario, Variant};
 
-use super::findings::{Check, Loaded, Verdict, asks};
-use super::series::{Band, Slice, mean_ms};
-use super::{On, way_words};
+use super::{Check, Loaded, Verdict, asks};
+use crate::experiment::series::{Band, Slice, mean_ms};
+use crate::experiment::{On, way_words};
 use crate::statistics::spread;
 
 /// How far parts of the throughput may be from each other, in percent of the simulator's.
