@@ -53,7 +53,7 @@ impl BlockingWorker {
             })?;
         Ok(BlockingWorker {
             queue,
-            name: format!("{name}-connect"),
+            name: format!("{name}-task"),
             give_back,
         })
     }

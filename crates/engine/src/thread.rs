@@ -45,6 +45,7 @@ use tidegate_core::shard::Event;
 use tidegate_core::units::{Span, Time};
 
 mod adaptive_poll;
+mod close;
 pub(crate) mod commands;
 mod effects;
 pub(crate) mod idle;

@@ -3,6 +3,7 @@
 //! The handles of [`crate::handle`] and the vhost-user protocol threads send [`Command`]s; each that can take a while carries
 //! a channel for its answer. Nothing here is on a request's way.
 
+use super::close::Close;
 use super::side_write::SideWrite;
 use super::{IoThread, Place};
 use crate::blocking::Done;
@@ -351,11 +352,8 @@ impl IoThread {
             }) = self.disks[disk.0 as usize].take()
         {
             self.note_timed();
-            // Who is told that the disk has gone may open it again at once.
-            drop(image);
-            drop(lease);
-            (detaching.farewell)();
-            let _ = detaching.reply.send(Ok(()));
+            let close = Close::new(image, lease, detaching.farewell, detaching.reply);
+            self.blocking.send_alone(disk, Box::new(close));
         }
     }
 
@@ -501,6 +499,8 @@ impl IoThread {
     fn blocking_done(&mut self, disk: DiskId, task: Done) {
         match task.downcast::<SideWrite>() {
             Ok(write) => self.tell_shard(write.into_event(disk)),
+            // Its number may name another disk by now.
+            Err(task) if task.is::<Close>() => {}
             Err(task) => {
                 self.with_image(disk, |image, cx| image.blocking_done(cx, task));
                 self.close_if_detaching(disk);

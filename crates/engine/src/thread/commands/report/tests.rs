@@ -169,3 +169,48 @@ fn who_asks_a_thread_that_stops_hears_that_no_answer_comes() {
     // The thread itself is here still, as it is where a datastore keeps some of its memory.
     assert_eq!(answer.try_recv().err(), Some(TryRecvError::Disconnected));
 }
+
+/// An image whose close takes until the test lets it.
+struct SlowToClose(Receiver<()>);
+
+impl crate::datastore::Image for SlowToClose {
+    fn start(
+        &mut self,
+        _cx: &mut crate::datastore::ImageCx<'_>,
+        _job: crate::datastore::Job,
+    ) -> crate::datastore::Progress {
+        unreachable!("nobody asks it for anything")
+    }
+}
+
+impl Drop for SlowToClose {
+    fn drop(&mut self) {
+        let _ = self.0.recv();
+    }
+}
+
+#[test]
+fn a_close_that_takes_long_holds_up_no_other_disk_and_the_detach_waits_for_it() {
+    let mut thread = thread(1, &[FilterSpec::Null]);
+    let (close, closing) = channel();
+    let Command::Attach(mut slow) = attach(DiskId(1), &[]) else {
+        unreachable!("it attaches")
+    };
+    slow.image = Box::new(SlowToClose(closing));
+    thread.handle(Command::Attach(slow));
+    let (reply, detached) = channel();
+    thread.handle(Command::Change(Box::new(Change {
+        disk: DiskId(1),
+        what: What::Detach {
+            farewell: Box::new(|| {}),
+        },
+        reply,
+    })));
+    // On this very thread: it would wait for ever.
+    let answer = ask(&thread, Question::report);
+    let (told, _) = turns_until(&mut thread, &answer);
+    assert_eq!(told.disks.len(), 1);
+    assert!(matches!(detached.try_recv(), Err(TryRecvError::Empty)));
+    close.send(()).expect("it is being closed");
+    assert!(detached.recv().expect("an answer").is_ok());
+}

@@ -1,0 +1,58 @@
+//! The close of a detached disk's image: a task for the blocking worker, since the last close of a file may take minutes.
+//!
+//! The kernel frees the space of a removed file in the call that closes it, and discards that space on the device. An I/O
+//! thread that waited for it would hold up all its disks.
+//!
+//! # Always true
+//! - image, then lease, are given up before the detach is answered: the disk may be opened again at once
+
+use super::commands::{Farewell, Reply};
+use crate::blocking::Task;
+use crate::datastore::Image;
+use crate::lease::Lease;
+use std::io;
+
+/// What is left of a detached disk.
+pub(super) struct Close {
+    parts: Option<Parts>,
+}
+
+struct Parts {
+    image: Box<dyn Image + Send>,
+    lease: Option<Lease>,
+    farewell: Farewell,
+    reply: Reply,
+}
+
+impl Close {
+    pub(super) fn new(
+        image: Box<dyn Image + Send>,
+        lease: Option<Lease>,
+        farewell: Farewell,
+        reply: Reply,
+    ) -> Close {
+        let parts = Parts {
+            image,
+            lease,
+            farewell,
+            reply,
+        };
+        Close { parts: Some(parts) }
+    }
+}
+
+impl Task for Close {
+    fn run(&mut self) {
+        if let Some(parts) = self.parts.take() {
+            drop(parts.image);
+            drop(parts.lease);
+            (parts.farewell)();
+            let _ = parts.reply.send(Ok(()));
+        }
+    }
+
+    /// No thread could be started: the image is closed here and now.
+    fn fail(&mut self, _error: io::Error) {
+        self.run();
+    }
+}
