@@ -93,6 +93,12 @@ pub(crate) struct Place {
     lease: Option<Lease>,
 }
 
+/// Where an order's answer goes.
+pub(crate) type Reply = Sender<Result<()>>;
+
+/// What is left to do on the engine's side when a disk is gone.
+pub(crate) type Farewell = Box<dyn FnOnce() + Send>;
+
 /// See the module.
 pub(crate) struct IoThread {
     name: String,

@@ -6,7 +6,7 @@
 //! # Always true
 //! - image, then lease, are given up before the detach is answered: the disk may be opened again at once
 
-use super::commands::{Farewell, Reply};
+use super::{Farewell, Reply};
 use crate::blocking::Task;
 use crate::datastore::Image;
 use crate::lease::Lease;

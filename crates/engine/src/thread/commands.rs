@@ -5,13 +5,14 @@
 
 use super::close::Close;
 use super::side_write::SideWrite;
+pub(crate) use super::{Farewell, Reply};
 use super::{IoThread, Place};
 use crate::blocking::Done;
 use crate::control::{Govern, UnderControl};
 use crate::datastore::Image;
 use crate::device::nbd::Connection;
 use crate::device::ring::{Parts, RingDevice};
-use crate::error::{Error, Kind, Result};
+use crate::error::{Error, Kind};
 use crate::inbox;
 use crate::lease::Lease;
 use crate::sys::eventfd::EventFd;
@@ -53,9 +54,6 @@ pub(crate) enum Command {
     Woken(ControlId),
     Stop,
 }
-
-/// Where an order's answer goes.
-pub(crate) type Reply = Sender<Result<()>>;
 
 /// A disk comes to this thread.
 pub(crate) struct Attach {
@@ -132,9 +130,6 @@ pub(crate) struct NbdConnection {
     /// Dropped when the client has gone.
     pub(crate) presence: Box<dyn Send>,
 }
-
-/// What is left to do on the engine's side when a disk is gone.
-pub(crate) type Farewell = Box<dyn FnOnce() + Send>;
 
 /// A disk that is leaving.
 pub(crate) struct Detaching {
