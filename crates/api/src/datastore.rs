@@ -109,7 +109,10 @@ pub struct Datastore {
     /// Bytes that are free there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_bytes: Option<u64>,
-    /// Why it cannot be used, if it cannot, or that it is full.
+    /// Whether its file system can only be read: no disk is created there, and none is attached for writing.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub read_only: bool,
+    /// Why it cannot be used, if it cannot, or that it is full or read-only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
 }

@@ -258,6 +258,7 @@ fn place(settings: &DatastoreSettings) -> String {
 fn state(datastore: &Answer) -> String {
     match datastore.problem.as_ref().map(|problem| problem.code) {
         None => "ok",
+        Some(_) if datastore.read_only => "read-only",
         Some(ProblemCode::Full) => "full",
         Some(_) => "problem",
     }
@@ -409,5 +410,34 @@ mod tests {
                 other => panic!("{words:?}: {other:?}"),
             }
         }
+    }
+
+    #[test]
+    fn a_datastore_that_is_full_or_read_only_is_listed_as_that() {
+        let listed = |code: Option<&str>, read_only: bool| {
+            let problem = code.map(|code| {
+                serde_json::json!({ "code": code, "what": "it is bad", "remedy": "mend it" })
+            });
+            let datastore = serde_json::json!({
+                "name": "fast", "settings": { "kind": "dir", "path": "/srv" }, "disks": 1,
+                "attached": 0, "read_only": read_only, "problem": problem,
+            });
+            let datastore: Answer = serde_json::from_value(datastore).unwrap();
+            let shown = datastore.table(Detail::Usual);
+            assert_eq!(shown.contains("mend it"), code.is_some(), "{shown}");
+            let table = DatastoreList {
+                datastores: vec![datastore],
+            }
+            .table(Detail::Usual);
+            let line = table.lines().last().unwrap_or_default().to_owned();
+            line.split_whitespace()
+                .last()
+                .unwrap_or_default()
+                .to_owned()
+        };
+        assert_eq!(listed(None, false), "ok");
+        assert_eq!(listed(Some("full"), false), "full");
+        assert_eq!(listed(Some("datastore"), true), "read-only");
+        assert_eq!(listed(Some("datastore"), false), "problem");
     }
 }

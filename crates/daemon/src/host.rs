@@ -512,21 +512,24 @@ impl Disk {
     }
 
     /// Speaks vhost-user with a virtual machine, on a thread of its own; `presence` lasts as long as it is connected.
+    /// `refused` is called there if the disk does not take it.
     pub(crate) fn serve_vhost(
         &self,
         socket: UnixStream,
         presence: impl Send + 'static,
+        refused: impl FnOnce(&Problem) + Send + 'static,
     ) -> Outcome<()> {
         let disk = self.disk.clone();
-        let spawned = std::thread::Builder::new().name("vhost-user".to_owned()).spawn(move || {
+        let serve = move || {
             let _while_connected = presence;
             if let Err(error) = disk.serve_vhost(socket) {
-                let problem = problem(&error);
-                tracing::warn!(disk = disk.name(), %problem, "a virtual machine was turned away");
+                refused(&problem(&error));
             }
-        });
+        };
+        let thread = std::thread::Builder::new().name("vhost-user".to_owned());
         let name = self.disk.name();
-        spawned
+        thread
+            .spawn(serve)
             .map(drop)
             .map_err(|e| os_error::io(format!("cannot serve a virtual machine on disk {name}"), &e))
     }

@@ -381,9 +381,15 @@ impl Attached {
     }
 
     /// Hands a virtual machine over to the vhost-user protocol.
-    pub(crate) fn serve_vhost(&self, socket: UnixStream, peer: &str) -> Outcome<()> {
+    /// `refused` is called if it is not taken.
+    pub(crate) fn serve_vhost(
+        &self,
+        socket: UnixStream,
+        peer: &str,
+        refused: impl FnOnce(&Problem) + Send + 'static,
+    ) -> Outcome<()> {
         let presence = self.enter(ClientKind::VhostUser, peer, None);
-        self.disk.serve_vhost(socket, presence)
+        self.disk.serve_vhost(socket, presence, refused)
     }
 
     /// Lets virtual machines in through this listener.

@@ -58,6 +58,15 @@ impl Refusals {
 }
 
 #[cfg(test)]
+impl Refusals {
+    /// How many lines were written lately, and how many clients were left out since the last one.
+    pub(crate) fn counted(&self) -> (usize, u64) {
+        let told = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        (told.lines.len(), told.left_out)
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use super::*;
 

@@ -107,8 +107,8 @@ fn datastores(page: &mut Page, datastores: &[Datastore]) {
         }
     };
     each(page, &DATASTORE_UP, |d| {
-        // One that is full can be read, and written where data is already.
-        let usable = |problem: &Problem| problem.code == ProblemCode::Full;
+        // One that is full can be read, and written where data is already; one that is read-only can be read.
+        let usable = |problem: &Problem| problem.code == ProblemCode::Full || d.read_only;
         Some(u64::from(d.problem.as_ref().is_none_or(usable)))
     });
     each(page, &DATASTORE_DISKS, |d| Some(d.disks));
@@ -498,6 +498,7 @@ mod tests {
                 attached: 1,
                 capacity_bytes: None,
                 free_bytes: Some(4096),
+                read_only: false,
                 problem: None,
             }],
             disks: vec![attached()],

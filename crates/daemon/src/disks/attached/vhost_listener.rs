@@ -2,18 +2,22 @@
 //!
 //! # Always true
 //! - The socket file exists exactly while the disk is attached.
+//! - Clients that are refused again and again do not fill the log.
 
 use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
+use tidegate_api::name::Name;
+use tidegate_api::problem::Problem;
 use tokio::net::UnixListener;
 use tokio::task::JoinHandle;
 
 use crate::accept;
 use crate::accept::unix_peer;
 use crate::disks::attached::Attached;
+use crate::listen::refusals::Refusals;
 use crate::listen::sockets;
 use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
@@ -46,7 +50,7 @@ impl VhostListener {
     ) -> Outcome<VhostListener> {
         let listener = UnixListener::from_std(socket)
             .map_err(|e| os_error::io("cannot listen for virtual machines", &e))?;
-        let task = tokio::spawn(attend(listener, Arc::downgrade(live)));
+        let task = tokio::spawn(attend(listener, Arc::downgrade(live), Arc::default()));
         Ok(VhostListener { path, task })
     }
 }
@@ -63,7 +67,7 @@ impl Drop for VhostListener {
     }
 }
 
-async fn attend(listener: UnixListener, live: std::sync::Weak<Attached>) {
+async fn attend(listener: UnixListener, live: std::sync::Weak<Attached>, refusals: Arc<Refusals>) {
     let name = live.upgrade().map(|live| live.name().to_string());
     let what = format!(
         "cannot accept a virtual machine for disk {}",
@@ -73,14 +77,19 @@ async fn attend(listener: UnixListener, live: std::sync::Weak<Attached>) {
         let (socket, _) = accept::next(&what, |cx| listener.poll_accept(cx)).await;
         let Some(live) = live.upgrade() else { return };
         let peer = unix_peer(&socket);
-        if let Err(problem) = hand_over(socket, &live, &peer) {
-            tracing::warn!(disk = %live.name(), %problem, "a virtual machine was turned away");
+        if let Err(problem) = hand_over(socket, &live, &peer, &refusals) {
+            report(&refusals, live.name(), &problem);
             tokio::time::sleep(BREATH).await;
         }
     }
 }
 
-fn hand_over(socket: tokio::net::UnixStream, live: &Attached, peer: &str) -> Outcome<()> {
+fn hand_over(
+    socket: tokio::net::UnixStream,
+    live: &Attached,
+    peer: &str,
+    refusals: &Arc<Refusals>,
+) -> Outcome<()> {
     limits::must_have_room("cannot let a virtual machine in")?;
     let socket = socket.into_std().and_then(|socket| {
         // The protocol's thread waits for messages as such a thread should.
@@ -88,5 +97,94 @@ fn hand_over(socket: tokio::net::UnixStream, live: &Attached, peer: &str) -> Out
         Ok(socket)
     });
     let socket = socket.map_err(|e| os_error::io("cannot take a virtual machine's socket", &e))?;
-    live.serve_vhost(socket, peer)
+    let (refusals, disk) = (Arc::clone(refusals), live.name().clone());
+    live.serve_vhost(socket, peer, move |problem| {
+        report(&refusals, &disk, problem);
+    })
+}
+
+/// Says in the log that a virtual machine was refused, unless that was said lately.
+fn report(refusals: &Refusals, disk: &Name, problem: &Problem) {
+    let whom = "a Unix socket";
+    if let Some(left_out) = refusals.must_tell(whom, &problem.to_string(), Instant::now()) {
+        let left_out = (left_out > 0).then_some(left_out);
+        tracing::warn!(%disk, %problem, left_out, "a virtual machine was turned away");
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::plan::{DiskPlan, ImagePlan, ThreadsPlan};
+    use crate::host::{self, Host};
+    use crate::observe::log::captured::Lines;
+    use tidegate_api::problem::ProblemCode;
+    use tokio::net::UnixStream;
+
+    #[test]
+    fn virtual_machines_refused_for_one_reason_are_logged_once() {
+        let (refusals, lines) = (Refusals::default(), Lines::default());
+        let disk = "a".parse().unwrap();
+        lines.while_logging(|| {
+            for _ in 0..100 {
+                let taken = Problem::new(ProblemCode::Busy, "two are connected");
+                report(&refusals, &disk, &taken);
+            }
+            let gone = Problem::new(ProblemCode::Stopping, "it is not attached any more");
+            report(&refusals, &disk, &gone);
+        });
+        let text = lines.text();
+        assert_eq!(text.matches("a virtual machine was turned away").count(), 2);
+        assert!(text.contains("left_out=99"), "{text}");
+    }
+
+    fn attached(host: &Host) -> Arc<Attached> {
+        let size = 1 << 20;
+        let plan = DiskPlan {
+            name: "a".to_owned(),
+            uuid: [1; 16],
+            size,
+            block_size: 512,
+            write_back: true,
+            read_only: false,
+            serial: "a".to_owned(),
+            queues: 1,
+            seg_max: 126,
+            filters: Vec::new(),
+            image: ImagePlan::Null { size },
+        };
+        let opened = host::open(&plan.image, false).unwrap();
+        let disk = host.attach(&plan, opened, None).unwrap();
+        Attached::new("a".parse().unwrap(), "d".parse().unwrap(), disk)
+    }
+
+    #[tokio::test]
+    async fn who_comes_to_a_disk_that_has_its_virtual_machines_is_counted_and_logged_once() {
+        let threads = ThreadsPlan {
+            count: 1,
+            poll: Duration::ZERO,
+            cpus: Vec::new(),
+        };
+        let host = Host::start(&threads).unwrap();
+        let live = attached(&host);
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("socket");
+        let socket = UnixListener::bind(&path).unwrap();
+        let refusals = Arc::<Refusals>::default();
+        let task = tokio::spawn(attend(socket, Arc::downgrade(&live), Arc::clone(&refusals)));
+        let mut clients = Vec::new();
+        for _ in 0..5 {
+            clients.push(UnixStream::connect(&path).await.unwrap());
+        }
+        // Two are served, whichever were first.
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while refusals.counted() != (1, 2) && Instant::now() < deadline {
+            tokio::task::yield_now().await;
+        }
+        assert_eq!(refusals.counted(), (1, 2));
+        task.abort();
+        drop(clients);
+        live.detach(Some(Duration::from_secs(10))).unwrap();
+        host.stop();
+    }
 }

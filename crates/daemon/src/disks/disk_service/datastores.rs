@@ -6,12 +6,13 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use rustix::fs::{StatVfs, StatVfsMountFlags};
+use rustix::fs::StatVfsMountFlags;
 use tidegate_api::datastore::{Datastore, DatastoreSet, DatastoreSettings};
 use tidegate_api::iocontrol::{DatastoreControl, IO_UNIT_MAX, IO_UNIT_MIN, IoControl};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::control::Change;
+use tidegate_engine::mounts;
 
 use super::DiskService;
 use crate::config::plan::ImagePlan;
@@ -21,6 +22,7 @@ use crate::disks::image_file;
 use crate::host;
 use crate::os_error::{self, Outcome};
 use crate::store;
+use crate::text::quoted;
 
 /// The datastore that is meant when none is named and there are several.
 const USUAL: &str = "local";
@@ -334,15 +336,18 @@ impl DiskService {
         &self,
         name: Name,
         settings: DatastoreSettings,
-        seen: Outcome<(u64, Option<StatVfs>)>,
+        seen: Outcome<(u64, Option<Space>)>,
         control: Option<DatastoreControl>,
     ) -> Datastore {
         let (disks, space, problem) = match seen {
             Ok((disks, space)) => (disks, space, None),
             Err(problem) => (0, None, Some(problem)),
         };
-        let space = space.map(Space::from);
-        let problem = problem.or_else(|| space.and_then(|space| space.full(&name, &settings)));
+        let problem = problem.or_else(|| {
+            let space = space.as_ref()?;
+            let read_only = space.read_only(&name);
+            read_only.or_else(|| space.full(&name, &settings))
+        });
         let io_control = self.store.record(&name).map(|record| record.io_control);
         Datastore {
             io_control: io_control.unwrap_or_default(),
@@ -354,8 +359,9 @@ impl DiskService {
                 .filter(|live| *live.datastore() == name)
                 .count() as u64,
             disks,
-            capacity_bytes: space.map(|space| space.capacity),
-            free_bytes: space.map(|space| space.free),
+            capacity_bytes: space.as_ref().map(|space| space.capacity),
+            free_bytes: space.as_ref().map(|space| space.free),
+            read_only: space.is_some_and(|space| space.read_only.is_some()),
             problem,
             name,
             settings,
@@ -380,30 +386,50 @@ impl Directory {
 }
 
 /// The space of a file system, in bytes.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 struct Space {
     capacity: u64,
     free: u64,
-    read_only: bool,
-}
-
-impl From<StatVfs> for Space {
-    fn from(told: StatVfs) -> Space {
-        Space {
-            capacity: told.f_blocks.saturating_mul(told.f_frsize),
-            free: told.f_bavail.saturating_mul(told.f_frsize),
-            read_only: told.f_flag.contains(StatVfsMountFlags::RDONLY),
-        }
-    }
+    /// Where it is mounted, if it can only be read.
+    read_only: Option<PathBuf>,
 }
 
 impl Space {
+    fn of(path: &Path) -> Option<Space> {
+        let told = rustix::fs::statvfs(path).ok()?;
+        let mount = mounts::mount_of(path);
+        let flagged = told.f_flag.contains(StatVfsMountFlags::RDONLY);
+        let read_only = flagged || mount.as_ref().is_some_and(stopped_after_errors);
+        Some(Space {
+            capacity: told.f_blocks.saturating_mul(told.f_frsize),
+            free: told.f_bavail.saturating_mul(told.f_frsize),
+            read_only: read_only.then(|| mount.map_or_else(|| path.into(), |mount| mount.place)),
+        })
+    }
+
+    /// That nothing can be written, if that is so.
+    fn read_only(&self, name: &Name) -> Option<Problem> {
+        let place = self.read_only.as_ref()?;
+        let what = format!("datastore {name} is read-only");
+        let problem = Problem::new(ProblemCode::Datastore, what);
+        Some(
+            problem
+                .because(format!("the file system at {} is", place.display()))
+                .because("no disk can be created there, and none attached but with --read-only")
+                .remedy(format!(
+                    "look into the kernel's log (dmesg) for errors of its device, then mount it writable: mount -o \
+                     remount,rw {}",
+                    quoted(place)
+                )),
+        )
+    }
+
     /// That there is no room for new data, if that is so. Nobody writes to a file system that is read-only.
-    fn full(self, name: &Name, settings: &DatastoreSettings) -> Option<Problem> {
+    fn full(&self, name: &Name, settings: &DatastoreSettings) -> Option<Problem> {
         let DatastoreSettings::Dir { path, .. } = settings else {
             return None;
         };
-        if self.read_only || self.free >= FULL_BYTES.min(self.capacity / FULL_PART) {
+        if self.read_only.is_some() || self.free >= FULL_BYTES.min(self.capacity / FULL_PART) {
             return None;
         }
         let Space { capacity, free, .. } = self;
@@ -421,11 +447,19 @@ impl Space {
 }
 
 /// The space of the file system that a datastore is on, where there is one.
-fn space(settings: &DatastoreSettings) -> Option<StatVfs> {
+fn space(settings: &DatastoreSettings) -> Option<Space> {
     match settings {
-        DatastoreSettings::Dir { path, .. } => rustix::fs::statvfs(path).ok(),
+        DatastoreSettings::Dir { path, .. } => Space::of(path),
         _ => None,
     }
+}
+
+/// Whether a file system refuses writes since its device failed, which newer kernels do not show as a read-only mount.
+fn stopped_after_errors(mount: &mounts::Mount) -> bool {
+    mount
+        .options
+        .split(',')
+        .any(|option| option == "emergency_ro")
 }
 
 /// Whether a datastore like that can be used at all.
@@ -548,11 +582,11 @@ mod tests {
             path: "/srv/vms".into(),
             io: Default::default(),
         };
-        let full = |capacity, free, read_only| {
+        let full = |capacity, free, read_only: bool| {
             let space = Space {
                 capacity,
                 free,
-                read_only,
+                read_only: read_only.then(|| "/srv".into()),
             };
             space.full(&"fast".parse().unwrap(), &dir)
         };
@@ -569,5 +603,19 @@ mod tests {
         assert!(full(64 << 20, 1 << 20, false).is_none(), "a small one");
         assert!(full(64 << 20, 0, false).is_some());
         assert!(full(1 << 30, 0, true).is_none(), "an installation medium");
+    }
+
+    #[test]
+    fn a_file_system_that_stopped_after_errors_is_read_only() {
+        let stopped = |options: &str| {
+            stopped_after_errors(&mounts::Mount {
+                place: "/srv".into(),
+                kind: "ext4".to_owned(),
+                source: "/dev/vda1".to_owned(),
+                options: options.to_owned(),
+            })
+        };
+        assert!(stopped("rw,errors=remount-ro,emergency_ro"));
+        assert!(!stopped("rw,errors=remount-ro"));
     }
 }

@@ -266,3 +266,59 @@ fn a_datastore_whose_name_is_taken_is_refused_for_that_whatever_its_path() {
         assert_eq!(remedy, expected);
     }
 }
+
+/// A file system of its own in a datastore's directory, until it is dropped.
+struct Mounted(PathBuf);
+
+impl Mounted {
+    fn at(path: PathBuf) -> Mounted {
+        fs::create_dir(&path).unwrap();
+        let mounted = Mounted(path);
+        mounted.mount(&["-t", "tmpfs", "-o", "size=64m", "tidegate-test"]);
+        mounted
+    }
+
+    fn mount(&self, arguments: &[&str]) {
+        let mut mount = std::process::Command::new("mount");
+        let done = mount.args(arguments).arg(&self.0).status().unwrap();
+        assert!(done.success(), "mount needs root");
+    }
+}
+
+impl Drop for Mounted {
+    fn drop(&mut self) {
+        let mut umount = std::process::Command::new("umount");
+        let _ = umount.arg("-l").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_datastore_that_was_remounted_read_only_says_so_and_how_to_write_again() {
+    let stage = stage();
+    let (scratch, service) = (name("scratch"), &stage.disk_service);
+    let mounted = Mounted::at(stage.place.path().join("a scratch"));
+    service.add_datastore(&scratch, dir(&mounted.0)).unwrap();
+    let looks = || {
+        let mut glanced = service.datastores_at_a_glance().unwrap();
+        glanced.retain(|datastore| datastore.name == scratch);
+        glanced.push(service.datastore(&scratch).unwrap());
+        glanced
+    };
+    for seen in looks() {
+        assert_eq!((seen.read_only, seen.problem), (false, None));
+    }
+    mounted.mount(&["-o", "remount,ro"]);
+    let mut remedies = Vec::new();
+    for seen in looks() {
+        assert!(seen.read_only && seen.capacity_bytes.is_some());
+        let problem = seen.problem.expect("it is told");
+        assert_eq!(problem.what, "datastore scratch is read-only");
+        remedies.push(problem.remedy.unwrap());
+    }
+    let (_, command) = remedies[0].split_once("mount it writable: ").unwrap();
+    let mut shell = std::process::Command::new("sh");
+    assert!(shell.args(["-c", command]).status().unwrap().success());
+    for seen in looks() {
+        assert_eq!((seen.read_only, seen.problem), (false, None));
+    }
+}
