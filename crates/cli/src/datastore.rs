@@ -237,11 +237,29 @@ pub(crate) struct Remove {
 impl Remove {
     fn run(self, session: &Session) -> Result<(), Failure> {
         let name = self.name.as_str();
-        session.client()?.erase(routes::DATASTORE_REMOVE, &[name])?;
-        session.console.done(
-            &Gone { name },
-            &format!("datastore {name} removed; what lies on it is still there"),
-        )
+        let client = session.client()?;
+        // One whose record cannot be read must be removable, too.
+        let before = client.look(routes::DATASTORE, &[name]).ok();
+        client.erase(routes::DATASTORE_REMOVE, &[name])?;
+        session
+            .console
+            .done(&Gone { name }, &removed(name, before.as_ref()))
+    }
+}
+
+/// What to say of a datastore that was removed. Only of one that answered is it known that its content is there.
+fn removed(name: &str, before: Option<&Answer>) -> String {
+    let reached = before.filter(|datastore| {
+        let problem = datastore.problem.as_ref();
+        problem.is_none_or(|problem| problem.code == ProblemCode::Full)
+    });
+    match (reached, before) {
+        (Some(_), _) => format!("datastore {name} removed; what lies on it is still there"),
+        (None, Some(gone)) => format!(
+            "datastore {name} removed; {} could not be reached",
+            place(&gone.settings)
+        ),
+        (None, None) => format!("datastore {name} removed"),
     }
 }
 
@@ -353,6 +371,23 @@ mod tests {
     fn settings(words: &[&str]) -> Result<DatastoreSettings, Failure> {
         let words = ["add", "ds1"].iter().chain(words);
         Line::try_parse_from(words).unwrap().add.settings()
+    }
+
+    #[test]
+    fn a_removed_datastore_is_said_to_be_there_only_if_it_answered() {
+        let told = |problem: &str| {
+            let settings = r#""name":"n1","settings":{"kind":"dir","path":"/srv/n1"}"#;
+            let json = format!(r#"{{{settings},"disks":0,"attached":0{problem}}}"#);
+            removed("n1", Some(&serde_json::from_str(&json).unwrap()))
+        };
+        assert!(told("").contains("still there"));
+        let problem = |code: &str| format!(r#","problem":{{"code":"{code}","what":"x"}}"#);
+        assert!(told(&problem("full")).contains("still there"));
+        assert_eq!(
+            told(&problem("datastore")),
+            "datastore n1 removed; /srv/n1 could not be reached"
+        );
+        assert_eq!(removed("n1", None), "datastore n1 removed");
     }
 
     #[test]

@@ -35,6 +35,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use crate::files;
 use crate::os_error::{self, Outcome};
 
+mod contents;
 pub(crate) mod disks;
 mod drafts;
 mod home;

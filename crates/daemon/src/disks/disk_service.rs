@@ -36,6 +36,7 @@ mod attach;
 mod attach_retry;
 mod change;
 mod claims;
+mod datastore_paths;
 mod datastores;
 mod displaced;
 mod groups;

@@ -14,13 +14,11 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_engine::beneath::is_plain;
 use tidegate_engine::devices;
 
+use super::contents::{self, DESCRIPTOR, IMAGE};
 use super::drafts;
 use super::{Listed, Store, names_in, read_descriptor};
 use crate::files::{self, Location};
 use crate::os_error::{self, Outcome};
-
-const DESCRIPTOR: &str = "disk.toml";
-const IMAGE: &str = "image";
 
 /// A disk that was found, and where.
 #[derive(Clone, Debug)]
@@ -428,6 +426,7 @@ impl Store {
         let what = || format!("cannot delete disk {}", disk.name);
         self.must_be_mounted(&disk.datastore, &disk.settings)
             .map_err(|problem| problem.within(what()))?;
+        contents::must_hold_nothing_else(&disk.folder).map_err(|problem| problem.within(what()))?;
         let disks = self.disks_folder(&disk.datastore, &disk.settings);
         let doomed = disks.join(format!("{}{}", drafts::DOOMED, disk.name));
         drafts::finish(&doomed)

@@ -24,7 +24,7 @@ const PREFIX: &str = ".creating-";
 /// What the name of a disk's directory begins with once its deletion was decided.
 pub(super) const DOOMED: &str = ".deleting-";
 /// The file in it whose lock tells that somebody is at work.
-const LOCK: &str = ".at-work";
+pub(super) const LOCK: &str = ".at-work";
 
 /// A draft that is being worked on here.
 #[derive(Debug)]

@@ -118,6 +118,10 @@ impl DiskService {
             after.coordination = directory.clone();
         }
         check_control(&record.settings, &after).map_err(|problem| problem.within(&what))?;
+        if let Some(Some(directory)) = &order.coordination {
+            self.must_not_be_deleted_with_a_disk(directory)
+                .map_err(|problem| problem.within(&what))?;
+        }
         if running.is_some() && after.coordination != record.io_control.coordination {
             return Err(Problem::new(ProblemCode::Busy, what)
                 .because("disks of it are attached, whose control has begun where it is")
@@ -179,6 +183,7 @@ impl DiskService {
     /// way is told at once.
     fn must_not_conflict(&self, name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
         let copied = self.copy_of(name, settings)?;
+        self.must_lie_apart(name, settings)?;
         let disks = self.store.disks_before_added(name, settings)?.into_iter();
         let taken: Vec<_> = disks
             .filter(|(disk, found)| found.is_ok() && self.search(disk).is_ok())

@@ -25,6 +25,7 @@ mod hanging;
 mod images;
 mod missing;
 mod mounted;
+mod nested;
 mod transfer;
 
 const SIZE: u64 = 1 << 20;

@@ -1,0 +1,87 @@
+//! What may lie in a disk's directory, which is removed with the disk.
+//!
+//! # Always true
+//! - A directory that holds anything else, such as the disks of a datastore below it, is not deleted.
+
+use std::fs;
+use std::io;
+use std::path::Path;
+
+use tidegate_api::problem::{Problem, ProblemCode};
+
+use super::drafts;
+use crate::os_error::{self, Outcome};
+use crate::text::quoted;
+
+pub(super) const DESCRIPTOR: &str = "disk.toml";
+pub(super) const IMAGE: &str = "image";
+
+/// Fails if a disk's directory holds what is not of the disk: it would be removed with it.
+pub(super) fn must_hold_nothing_else(folder: &Path) -> Outcome<()> {
+    const SHOWN: usize = 5;
+    let cannot = |e: io::Error| os_error::io(format!("cannot list {}", folder.display()), &e);
+    let mut others = Vec::new();
+    for entry in fs::read_dir(folder).map_err(cannot)? {
+        let entry = entry.map_err(cannot)?;
+        let is_folder = entry.file_type().map_err(cannot)?.is_dir();
+        let name = entry.file_name();
+        if is_folder || !is_of_disk(&name.to_string_lossy()) {
+            others.push(name);
+        }
+    }
+    if others.is_empty() {
+        return Ok(());
+    }
+    others.sort();
+    let shown: Vec<_> = others
+        .iter()
+        .take(SHOWN)
+        .map(|name| quoted(Path::new(name)))
+        .collect();
+    let more = match others.len().saturating_sub(SHOWN) {
+        0 => String::new(),
+        more => format!(" and {more} more"),
+    };
+    let shown = shown.join(", ");
+    let what = format!(
+        "its directory {} holds what is not of the disk",
+        folder.display()
+    );
+    Err(Problem::new(ProblemCode::Busy, what)
+        .because(format!("there is {shown}{more}"))
+        .remedy("move that elsewhere, or remove it, and delete the disk then"))
+}
+
+/// Whether a file in a disk's directory is one that belongs to the disk, or is what a crash left of one.
+fn is_of_disk(name: &str) -> bool {
+    let ours =
+        [DESCRIPTOR, IMAGE, drafts::LOCK].contains(&name) || name == format!(".{DESCRIPTOR}.new");
+    // A file server keeps a removed file by such a name for as long as somebody has it open.
+    ours || name.starts_with(".nfs")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_what_is_of_a_disk_may_be_removed_with_it() {
+        let place = tempfile::tempdir().unwrap();
+        let folder = place.path();
+        for file in [DESCRIPTOR, IMAGE, ".disk.toml.new", ".at-work", ".nfs0001"] {
+            fs::write(folder.join(file), "").unwrap();
+        }
+        must_hold_nothing_else(folder).unwrap();
+        for inner in ["prec", "image.d"] {
+            fs::create_dir(folder.join(inner)).unwrap();
+            let refused = must_hold_nothing_else(folder).unwrap_err().to_string();
+            assert!(refused.contains(&format!("there is {inner}")), "{refused}");
+            fs::remove_dir(folder.join(inner)).unwrap();
+        }
+        for n in 0..7 {
+            fs::write(folder.join(format!("note-{n}")), "").unwrap();
+        }
+        let refused = must_hold_nothing_else(folder).unwrap_err().to_string();
+        assert!(refused.contains("note-4 and 2 more"), "{refused}");
+    }
+}
