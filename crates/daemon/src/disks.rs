@@ -10,4 +10,5 @@ pub(crate) mod image_file;
 pub(crate) mod import;
 pub(crate) mod jobs;
 pub(crate) mod snippet;
+pub(crate) mod upstream_exports;
 pub(crate) mod watch;

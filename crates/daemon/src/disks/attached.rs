@@ -33,6 +33,7 @@ use vhost_listener::VhostListener;
 
 pub(crate) mod vhost_listener;
 use crate::disks::counters::{ClientCounts, DiskCounters};
+use crate::disks::upstream_exports::ExportInUse;
 use crate::os_error::{self, Outcome};
 
 /// One attached disk.
@@ -62,6 +63,8 @@ pub(crate) struct Standing {
     pub(crate) astray: Option<Astray>,
     /// Its datastore, until it is detached.
     pub(crate) in_use: Option<InUse>,
+    /// Its export, if its datastore is an NBD server, until then.
+    pub(crate) export: Option<ExportInUse>,
 }
 
 /// What has become of the path of an image that is open.
@@ -212,7 +215,7 @@ impl Attached {
 
     /// It was detached: its datastore is not in use by it any more.
     pub(crate) fn leave_datastore(&self) {
-        let in_use = self.standing(|standing| standing.in_use.take());
+        let in_use = self.standing(|standing| (standing.in_use.take(), standing.export.take()));
         // Outside the lock: the last one says farewell to other hosts.
         drop(in_use);
     }

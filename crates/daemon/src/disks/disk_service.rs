@@ -25,6 +25,7 @@ use crate::disks::attached::{Attached, AttachedDisks};
 use crate::disks::counters::AttachedMoment;
 use crate::disks::jobs::Jobs;
 use crate::disks::snippet;
+use crate::disks::upstream_exports::UpstreamExports;
 use crate::files;
 use crate::host::Host;
 use crate::os_error::Outcome;
@@ -69,6 +70,8 @@ pub(crate) struct DiskService {
     looks: timed_scan::TimedScan,
     /// The Unix socket of the NBD server, for URIs, if it has one.
     nbd_socket: Option<PathBuf>,
+    /// The exports of NBD servers that attached disks use.
+    exports: UpstreamExports,
     claims: Arc<Claims>,
     /// How long a detach waits before it gives up: [`PARTING`], but in tests.
     parting: Duration,
@@ -107,6 +110,7 @@ impl DiskService {
             surveys: timed_scan::TimedScan::default(),
             looks: timed_scan::TimedScan::default(),
             nbd_socket,
+            exports: UpstreamExports::default(),
             claims: Arc::default(),
             parting: PARTING,
             troubles: Mutex::default(),

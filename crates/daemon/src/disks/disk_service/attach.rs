@@ -21,6 +21,7 @@ use super::{DiskService, locked, unreadable};
 use crate::config::plan;
 use crate::disks::attached::vhost_listener::VhostListener;
 use crate::disks::attached::{Attached, Standing};
+use crate::disks::upstream_exports::ExportInUse;
 use crate::host::{self, Opened};
 use crate::os_error::limits;
 use crate::os_error::{self, Outcome};
@@ -201,7 +202,7 @@ impl DiskService {
     /// Answers with the disk as it was when it was attached.
     fn bring_up(&self, found: Found, order: &api::DiskAttach, claim: &Claim) -> Outcome<Found> {
         limits::must_have_room(&format!("cannot attach disk {}", found.name))?;
-        let (whole, opened) = self.open_as_it_stands(found, order)?;
+        let (whole, opened, export) = self.open_as_it_stands(found, order)?;
         let trusted = self.trusted(&whole)?;
         let found = &trusted.found;
         let plan = plan::disk(found)?;
@@ -240,6 +241,7 @@ impl DiskService {
             },
             astray: None,
             in_use: Some(in_use),
+            export,
         });
         let socket = self.root.disk_socket(&found.name);
         match VhostListener::start(socket, &live) {
@@ -262,7 +264,7 @@ impl DiskService {
         &self,
         mut found: Found,
         order: &api::DiskAttach,
-    ) -> Outcome<(Found, Opened)> {
+    ) -> Outcome<(Found, Opened, Option<ExportInUse>)> {
         if order.outside == api::Outside::Accept {
             self.accept(&found, order.accepted_paths.as_deref())?;
         }
@@ -273,7 +275,11 @@ impl DiskService {
             found.descriptor.read_only |= only_read;
             self.must_be_agreed(&found)?;
             self.must_not_share_bytes(&found)?;
-            let opened = host::open(&plan::image(&found), found.descriptor.read_only)
+            let image = plan::image(&found);
+            let export = self
+                .exports
+                .enter(&found.name, &image, found.descriptor.read_only)?;
+            let opened = host::open(&image, found.descriptor.read_only)
                 .map_err(|problem| self.leases.locked_by(&found, problem))?;
             let record = self.store.record(&found.datastore)?;
             let coordination = record.io_control.coordination;
@@ -287,7 +293,7 @@ impl DiskService {
             let mut now = self.store.read_disk(datastore, settings, &found.name)?;
             now.descriptor.read_only |= is_borrowed;
             if now.descriptor == found.descriptor {
-                return Ok((found, opened));
+                return Ok((found, opened, export));
             }
             found = now;
         }

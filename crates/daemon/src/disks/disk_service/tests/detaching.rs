@@ -245,3 +245,44 @@ fn a_detach_that_does_not_end_before_the_daemon_does_is_counted() {
         .unwrap();
     assert_eq!(stage.disk_service.detach_all(), 0);
 }
+
+#[test]
+fn two_disks_on_one_export_are_not_attached_while_one_writes_or_is_still_being_detached() {
+    let mut stage = stage();
+    let upstream = Upstream::start(stage.place.path());
+    for datastore in ["up", "same"] {
+        let settings = DatastoreSettings::Nbd {
+            uri: upstream.uri.clone(),
+        };
+        let added = stage.disk_service.add_datastore(&name(datastore), settings);
+        added.unwrap();
+    }
+    stage.disk_on("up", "a");
+    let mut second = DiskCreate::new(name("b"), SIZE);
+    second.datastore = Some(name("same"));
+    second.export = Some("a".to_owned());
+    stage.disk_service.create(&second).unwrap();
+    stage.attach("a", Outside::Agreed).unwrap();
+    let refused = || {
+        let refused = stage.attach("b", Outside::Agreed).unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+        assert!(refused.to_string().contains("the same export"), "{refused}");
+        stage.attach_read_only("b").unwrap_err();
+    };
+    refused();
+    let _client = writing(&stage, "a", 1);
+    let silent = upstream.silent.recv_timeout(PATIENCE).unwrap();
+    let detached = |stage: &Stage| stage.disk_service.detach(&name("a"), Clients::Disconnect);
+    let disk_service = Arc::get_mut(&mut stage.disk_service).expect("nobody else has it");
+    disk_service.parting = Duration::from_millis(50);
+    detached(&stage).unwrap_err();
+    // Its write may still be sent again.
+    stage.attach("b", Outside::Agreed).unwrap_err();
+    silent.shutdown(std::net::Shutdown::Both).unwrap();
+    let claims = &stage.disk_service.claims;
+    claims.wait_for_detach(&name("a"), PATIENCE).unwrap();
+    stage.attach("b", Outside::Agreed).unwrap();
+    let disk_service = Arc::get_mut(&mut stage.disk_service).expect("nobody else has it");
+    disk_service.parting = PATIENCE;
+    assert_eq!(stage.disk_service.detach_all(), 0);
+}

@@ -1,0 +1,122 @@
+//! Which exports of NBD servers attached disks use: no lock of a kernel keeps two disks off one export.
+//!
+//! # Always true
+//! - An export that a disk writes to is no other disk's, until the engine has let go of the first one.
+
+use std::collections::BTreeMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::nbd::client::uri::{Endpoint, Uri};
+
+use crate::config::plan::ImagePlan;
+use crate::os_error::Outcome;
+
+/// The exports in use, by the disks that use them.
+#[derive(Debug, Default)]
+pub(crate) struct UpstreamExports {
+    table: Arc<Mutex<Table>>,
+}
+
+type Table = BTreeMap<Name, Export>;
+
+#[derive(Debug)]
+struct Export {
+    uri: Uri,
+    read_only: bool,
+}
+
+/// A disk uses an export, as long as this lives.
+#[derive(Debug)]
+pub(crate) struct ExportInUse {
+    table: Arc<Mutex<Table>>,
+    disk: Name,
+}
+
+impl Drop for ExportInUse {
+    fn drop(&mut self) {
+        locked(&self.table).remove(&self.disk);
+    }
+}
+
+impl UpstreamExports {
+    /// Records that a disk, which is claimed, uses its image, if that is an export.
+    ///
+    /// # Errors
+    /// When another disk uses the same one, and one of the two writes.
+    pub(crate) fn enter(
+        &self,
+        disk: &Name,
+        image: &ImagePlan,
+        read_only: bool,
+    ) -> Outcome<Option<ExportInUse>> {
+        let ImagePlan::Nbd { uri: text, .. } = image else {
+            return Ok(None);
+        };
+        // What is no URI is refused where it is opened.
+        let Ok(uri) = text.parse().map(plain) else {
+            return Ok(None);
+        };
+        let mut table = locked(&self.table);
+        let other = table
+            .iter()
+            .find(|(_, other)| other.uri == uri && !(other.read_only && read_only));
+        if let Some((other, _)) = other {
+            let what = format!("disk {disk} may not use {text}");
+            return Err(Problem::new(ProblemCode::Busy, what)
+                .because(format!("disk {other} is attached, and uses the same export"))
+                .remedy(format!(
+                    "detach disk {other} first: tidegate disk detach {other}; or make disk {disk} anew with another --export"
+                )));
+        }
+        table.insert(disk.clone(), Export { uri, read_only });
+        Ok(Some(ExportInUse {
+            table: Arc::clone(&self.table),
+            disk: disk.clone(),
+        }))
+    }
+}
+
+/// A URI in the one form that all URIs of an export have.
+fn plain(mut uri: Uri) -> Uri {
+    uri.tls = false;
+    uri.endpoint = match uri.endpoint {
+        Endpoint::Tcp(host, port) => Endpoint::Tcp(host.to_ascii_lowercase(), port),
+        Endpoint::Unix(path) => Endpoint::Unix(path.canonicalize().unwrap_or(path)),
+    };
+    uri
+}
+
+fn locked(table: &Mutex<Table>) -> MutexGuard<'_, Table> {
+    table.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn two_disks_share_an_export_only_to_read_it_however_it_is_written() {
+        let exports = UpstreamExports::default();
+        let enter = |disk: &str, uri: &str, read_only: bool| {
+            let image = ImagePlan::Nbd {
+                uri: uri.to_owned(),
+                block_size: 512,
+            };
+            exports.enter(&disk.parse().unwrap(), &image, read_only)
+        };
+        let first = enter("a", "nbd://Host/x", false).unwrap();
+        for (same, read_only) in [("nbd://host:10809/x", false), ("nbd://host/%78", true)] {
+            let refused = enter("b", same, read_only).unwrap_err();
+            assert_eq!(refused.code, ProblemCode::Busy);
+            assert!(refused.to_string().contains("disk a is attached"));
+            assert!(refused.remedy.unwrap().contains("tidegate disk detach a"));
+        }
+        let _other = enter("c", "nbd://host/y", false).unwrap();
+        drop(first);
+        let _reader = enter("a", "nbd://host/x", true).unwrap();
+        let _second = enter("b", "nbd://host/x", true).unwrap();
+        enter("d", "nbd://host/x", false).unwrap_err();
+    }
+}
