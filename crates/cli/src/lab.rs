@@ -253,10 +253,10 @@ impl How {
 impl List {
     fn run(self, session: &Session) -> Result<(), Failure> {
         let all = Entry::all().map_err(|error| failed("cannot list experiments", &error))?;
-        let experiments = all.iter().map(Entry::about);
+        let experiments = all.iter().map(Entry::summary);
         session.console.show(&ExperimentList {
             experiments: experiments
-                .filter(|about| about.published || !self.published)
+                .filter(|summary| summary.published || !self.published)
                 .collect(),
         })
     }
@@ -264,7 +264,7 @@ impl List {
 
 impl Show {
     fn run(self, session: &Session) -> Result<(), Failure> {
-        session.console.show(&find(&self.experiment)?.about())
+        session.console.show(&find(&self.experiment)?.summary())
     }
 }
 

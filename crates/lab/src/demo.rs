@@ -95,7 +95,7 @@ impl Demo {
     /// Sets it up, and lets the guests begin.
     ///
     /// # Errors
-    /// A directory or a socket cannot be made, a daemon does not start, or does not do as it is told.
+    /// A directory or a socket cannot be made, a daemon does not start, or refuses a command.
     pub fn start(program: &Path) -> Result<Demo> {
         let scratch = tempfile::Builder::new().prefix("tidegate-demo-").tempdir();
         let scratch = scratch.context("cannot make a temporary directory")?;

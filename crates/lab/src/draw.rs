@@ -4,7 +4,7 @@
 //! stands beside another on a desk and alone on a phone, so that nothing has to be drawn twice.
 //!
 //! # Always true
-//! - Nothing is told by colour alone: a line has its dashes, its marks and its name at its end; bars differ in their fill.
+//! - Nothing is shown by colour alone: a line has its dashes, its marks and its name at its end; bars differ in their fill.
 //! - What is no number is left out and moves no axis.
 //!
 //! # Units
@@ -22,10 +22,10 @@ pub use scale::{fine, label, round_up};
 pub const WIDTH: f64 = 440.0;
 /// Its height.
 pub const HEIGHT: f64 = 272.0;
-/// So many lines can be told apart.
+/// So many lines can be distinguished.
 pub const STYLES: usize = 6;
 
-/// What every chart is drawn with. Colours are told apart by those who see no red or no green, and have a contrast of
+/// What every chart is drawn with. Colours can be distinguished without seeing red or green, and have a contrast of
 /// three and more on their ground, by day and by night; on paper the dashes and marks remain.
 pub const STYLE: &str = "\
 .chart{--s0:#0072b2;--s1:#d55e00;--s2:#00805e;--s3:#a8487e;--s4:#7a5c00;--s5:#4b5563;--ground:#fff;

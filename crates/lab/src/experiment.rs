@@ -2,7 +2,7 @@
 //! measured, judged, reported.
 //!
 //! The face of the lab for whoever has a `tidegate` and nothing else. An [`Entry`] is a file, of those in the program or
-//! one's own: a scenario ([`Experiment`]) or a [`Contest`]. [`runner::run`] makes its runs and keeps each in a results
+//! one's own: a scenario ([`Experiment`]) or an A/B test ([`AbTest`]). [`runner::run`] makes its runs and keeps each in a results
 //! directory as soon as it has ended; [`Findings`] are what the runs in such a directory come to; [`page`] writes them
 //! down. Scenarios are [`tidegate_sim`]'s, and so is their judge; real daemons are [`crate::play`]'s; what a contest needs
 //! is [`crate::bench`]'s.
@@ -21,11 +21,11 @@ mod series;
 pub mod store;
 pub mod summary;
 
-pub use ab_test::Contest;
+pub use ab_test::AbTest;
 pub use directory::{Directory, Plan};
 pub use findings::{Findings, Verdict};
 pub use runner::{Order, Piece, Watcher};
-pub use summary::{About, SetUp, way_words};
+pub use summary::{SetUp, Summary, way_words};
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -108,7 +108,7 @@ pub enum Entry {
     /// A scenario of I/O control: on real daemons or in virtual time.
     Scenario(Box<Experiment>),
     /// The same work for several contestants, on real servers.
-    Contest(Box<Contest>),
+    AbTest(Box<AbTest>),
 }
 
 impl Entry {
@@ -153,8 +153,8 @@ impl Entry {
     /// # Errors
     /// The text is neither.
     pub fn read(text: &str) -> Result<Entry> {
-        Ok(match Contest::read(text)? {
-            Some(contest) => Entry::Contest(Box::new(contest)),
+        Ok(match AbTest::read(text)? {
+            Some(ab_test) => Entry::AbTest(Box::new(ab_test)),
             None => Entry::Scenario(Box::new(Experiment::read(text)?)),
         })
     }
@@ -164,7 +164,7 @@ impl Entry {
     pub fn name(&self) -> &str {
         match self {
             Entry::Scenario(experiment) => experiment.name(),
-            Entry::Contest(contest) => &contest.name,
+            Entry::AbTest(ab_test) => &ab_test.name,
         }
     }
 
@@ -173,7 +173,7 @@ impl Entry {
     pub fn text(&self) -> &str {
         match self {
             Entry::Scenario(experiment) => &experiment.text,
-            Entry::Contest(contest) => &contest.text,
+            Entry::AbTest(ab_test) => &ab_test.text,
         }
     }
 
@@ -182,7 +182,7 @@ impl Entry {
     pub fn scaled(self, percent: u64) -> Entry {
         match self {
             Entry::Scenario(experiment) => Entry::Scenario(Box::new(experiment.scaled(percent))),
-            Entry::Contest(contest) => Entry::Contest(Box::new(contest.scaled(percent))),
+            Entry::AbTest(ab_test) => Entry::AbTest(Box::new(ab_test.scaled(percent))),
         }
     }
 
@@ -192,7 +192,7 @@ impl Entry {
     pub fn at_least(&self, percent: u64) -> u64 {
         match self {
             Entry::Scenario(experiment) => experiment.at_least(percent),
-            Entry::Contest(_) => percent,
+            Entry::AbTest(_) => percent,
         }
     }
 
@@ -200,7 +200,7 @@ impl Entry {
     fn scenario(self) -> Option<Experiment> {
         match self {
             Entry::Scenario(experiment) => Some(*experiment),
-            Entry::Contest(_) => None,
+            Entry::AbTest(_) => None,
         }
     }
 
@@ -209,14 +209,14 @@ impl Entry {
     pub fn not_on(&self, on: On) -> Option<&'static str> {
         match (self, on) {
             (Entry::Scenario(experiment), On::Engine) => experiment.only_simulated(),
-            (Entry::Contest(_), On::Sim) => {
+            (Entry::AbTest(_), On::Sim) => {
                 Some("it measures real servers, and a processor's time is not modelled")
             }
             _ => None,
         }
     }
 
-    /// What is to be told of a place in which it was to be run and cannot be.
+    /// What is to be reported of a place in which it was to be run and cannot be.
     pub(crate) fn missed_in(&self, on: &[On]) -> Option<(On, String)> {
         match self {
             Entry::Scenario(experiment) if on.contains(&On::Engine) => {
@@ -235,9 +235,9 @@ impl From<Experiment> for Entry {
     }
 }
 
-impl From<Contest> for Entry {
-    fn from(contest: Contest) -> Entry {
-        Entry::Contest(Box::new(contest))
+impl From<AbTest> for Entry {
+    fn from(ab_test: AbTest) -> Entry {
+        Entry::AbTest(Box::new(ab_test))
     }
 }
 

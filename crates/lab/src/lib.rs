@@ -13,6 +13,7 @@
 #![forbid(unsafe_code)]
 
 pub mod array;
+pub mod attend;
 pub mod callgrind;
 pub mod demo;
 pub mod dips;

@@ -6,7 +6,7 @@
 //! its latencies says nothing about I/O control.
 //!
 //! # Always true
-//! - Every expectation of a scenario is judged or told as not judged; none is left out.
+//! - Every expectation of a scenario is judged or reported as not judged; none is left out.
 //! - Limits are watched over every interval, whatever a scenario expects ([`mod@watch`]).
 //! - Faults cannot be played: a scenario that has some is refused.
 //!
@@ -125,7 +125,7 @@ pub fn play(
 }
 
 /// What each expectation of a scenario came to, a line each, and whether all that could be judged hold. What is to hold
-/// in some of a hundred runs only is told, and no run of one's own fails by it, as in the simulator.
+/// in some of a hundred runs only is reported, and no run of one's own fails by it, as in the simulator.
 #[must_use]
 pub fn judged(
     scenario: &Scenario,

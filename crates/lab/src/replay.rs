@@ -56,7 +56,7 @@ pub struct Replayed {
     pub errors: u64,
     /// What was not asked for.
     pub left_out: LeftOut,
-    /// Flushes that were asked for and are in no figure: of an array's nothing is told.
+    /// Flushes that were asked for and are in no figure: of an array's nothing is reported.
     pub uncounted: u64,
     /// I/Os that the recording itself has lost.
     pub lost: u64,

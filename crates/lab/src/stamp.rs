@@ -1,7 +1,7 @@
 //! What verified writes contain, and what is known about every block written so far.
 //!
 //! A stamp names the place and the write that it belongs to, in every 512 bytes, so that a block that is stale,
-//! misplaced, torn or foreign is told apart. The [`Ledger`] survives a client's run, a server's crash and a
+//! misplaced, torn or foreign is counted apart. The [`Ledger`] survives a client's run, a server's crash and a
 //! reconnection: what was acknowledged before must be there after.
 //!
 //! # Always true

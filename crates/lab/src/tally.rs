@@ -22,7 +22,7 @@ pub enum Until {
     Exhausted,
 }
 
-/// The two moments at which a measured window opens and closes, told to the caller on the client's thread.
+/// The two moments at which a measured window opens and closes, reported to the caller on the client's thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edge {
     /// The window opens now.

@@ -13,8 +13,7 @@
 //! # Units
 //! I/Os a second; microseconds, as guests see it; percent.
 
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
-use std::time::Duration;
+use std::sync::mpsc::Receiver;
 
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
@@ -25,6 +24,7 @@ use tidegate_sim::scenario::{Ceiling, Control, Scenario, Settings};
 pub use tidegate_sim::scenario::{Control as Mode, Threshold};
 use tidegate_sim::{Policy, Run, Variant, world};
 
+use crate::attend;
 use crate::experiment::summary;
 
 pub mod accounts;
@@ -142,9 +142,6 @@ pub struct Row {
     pub latency_change_percent: f64,
 }
 
-/// How often it is heard whether to stop.
-const LOOK: Duration = Duration::from_millis(100);
-
 /// Simulates it as it is and with the changes. `heed` is called some ten times a second; its error ends the work.
 ///
 /// # Errors
@@ -156,7 +153,7 @@ pub fn predict(
 ) -> Result<Prediction> {
     let changed = changes.applied(&case.scenario)?;
     let runs = [run(&case.scenario)?, run(&changed)?];
-    let [as_is, then] = runs.map(|run| awaited(&run, heed));
+    let [as_is, then] = runs.map(|run| attend::wait(&run, heed)?);
     let (run, then) = (as_is?, case.figures(&then?));
     let as_is = case.figures(&run);
     let disks = case.scenario.disks.iter().zip(&changed.disks);
@@ -200,28 +197,13 @@ pub fn predict(
     })
 }
 
-/// A simulation, on a thread of its own: who is interrupted does not wait for its end.
+/// Starts a simulation on a thread of its own.
 fn run(scenario: &Scenario) -> Result<Receiver<Result<Run>>> {
     let scenario = scenario.clone();
-    let (tell, heard) = channel();
-    let body = move || {
+    attend::start("simulator", move || {
         let run = world::run(&scenario, &Variant::of(Policy::Ours), 1);
-        // Nobody listens any more once it was interrupted.
-        let _heard = tell.send(run.context("it cannot be modelled"));
-    };
-    let thread = std::thread::Builder::new().name("simulator".into());
-    thread.spawn(body).context("cannot start a thread")?;
-    Ok(heard)
-}
-
-fn awaited(run: &Receiver<Result<Run>>, heed: &mut dyn FnMut() -> Result<()>) -> Result<Run> {
-    loop {
-        match run.recv_timeout(LOOK) {
-            Ok(run) => return run,
-            Err(RecvTimeoutError::Timeout) => heed()?,
-            Err(RecvTimeoutError::Disconnected) => bail!("the simulator panicked"),
-        }
-    }
+        run.context("it cannot be modelled")
+    })
 }
 
 /// A disk that gets much more than it had may want less of it than its guest is taken to.

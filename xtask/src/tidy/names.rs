@@ -45,6 +45,11 @@ const IDENTIFIERS: &[(&str, &str, &str)] = &[
     ("crates/lab/src", "Station", "GuestDriver"),
     ("crates/lab/src", "Rival", "Variant"),
     ("crates/lab/src", "Racer", "Work"),
+    ("crates/lab/src", "Kept", "StoredRun"),
+    ("crates/lab/src", "About", "Summary"),
+    ("crates/lab/src", "Contest", "AbTest"),
+    ("crates/lab/src", "Contested", "AbResults"),
+    ("crates/lab/src", "Door", "Target"),
 ];
 
 /// Folder, old file name without its ending, standard term.
@@ -98,6 +103,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("crates/lab/src", "kept", "store"),
     ("crates/lab/src", "course", "runner"),
     ("crates/lab/src", "about", "summary"),
+    ("crates/lab/src", "line", "async_connection"),
 ];
 
 pub(super) fn findings(tree: &Tree) -> Vec<Finding> {

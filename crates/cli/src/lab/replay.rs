@@ -13,7 +13,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes;
 use tidegate_api::status::NbdSecurity;
 use tidegate_lab::array::ArraySpec;
-use tidegate_lab::replay::disk::{Door, Go, Progress};
+use tidegate_lab::replay::disk::{Flow, Progress, Target};
 use tidegate_lab::replay::{self, Pace, Replayed, Trace, Writes};
 use tidegate_lab::trace::Figures;
 
@@ -218,7 +218,7 @@ impl Replay {
         }
         let status = client.look(routes::STATUS, &[])?;
         let mut listeners = status.nbd_listeners.iter();
-        let Some(socket) = listeners.find(|door| door.security == NbdSecurity::Unix) else {
+        let Some(socket) = listeners.find(|target| target.security == NbdSecurity::Unix) else {
             return refused(
                 ProblemCode::Unsupported,
                 "the daemon has no Unix socket for NBD clients".to_owned(),
@@ -229,24 +229,24 @@ impl Replay {
             true => Writes::Replay,
             false => Writes::LeaveOut,
         };
-        let door = Door::open(Path::new(&socket.address), name.as_str(), trace, writes)
+        let target = Target::open(Path::new(&socket.address), name.as_str(), trace, writes)
             .map_err(|error| failed(&what, &error))?;
-        if door.changes() > 0 {
+        if target.changes() > 0 {
             self.consent.obtain(&format!(
                 "{} I/Os of the trace change disk {name}: what is on it will be lost",
-                door.changes()
+                target.changes()
             ))?;
         }
         session.console.say(&format!(
             "replaying {} I/Os on disk {name} (interrupting ends it early)",
-            door.ios()
+            target.ios()
         ));
         let mut course = Course::new(&session.console)?;
-        let replayed = door.replay(pace, &mut |Progress { done, of }| {
+        let replayed = target.replay(pace, &mut |Progress { done, of }| {
             course.goes(done, of, &format!("{done} of {of} I/Os"));
             match course.interrupted() {
-                true => Go::End,
-                false => Go::On,
+                true => Flow::End,
+                false => Flow::Continue,
             }
         });
         course.end();

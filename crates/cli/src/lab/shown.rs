@@ -3,8 +3,8 @@
 use serde::Serialize;
 use tidegate_lab::experiment::compare::Comparison;
 use tidegate_lab::experiment::page::{came_to, figure, place, tally};
-use tidegate_lab::experiment::summary::{AboutContest, AboutScenario};
-use tidegate_lab::experiment::{About, Findings, SetUp};
+use tidegate_lab::experiment::summary::{AbTestSummary, ScenarioSummary};
+use tidegate_lab::experiment::{Findings, SetUp, Summary};
 
 use crate::output::{Detail, Shown};
 use crate::{figures, table};
@@ -13,7 +13,7 @@ use crate::{figures, table};
 #[derive(Serialize)]
 pub(super) struct ExperimentList {
     /// Each of them.
-    pub(super) experiments: Vec<About>,
+    pub(super) experiments: Vec<Summary>,
 }
 
 /// What a suite came to.
@@ -27,25 +27,25 @@ impl Shown for ExperimentList {
     fn names(&self) -> Vec<String> {
         self.experiments
             .iter()
-            .map(|about| about.name.clone())
+            .map(|summary| summary.name.clone())
             .collect()
     }
 
     fn table(&self, detail: Detail) -> String {
-        let rows = self.experiments.iter().map(|about| {
+        let rows = self.experiments.iter().map(|summary| {
             let mut row = vec![
-                about.name.clone(),
-                if about.published { "published" } else { "-" }.to_owned(),
-                about.checks.len().to_string(),
-                match about.only_simulated {
+                summary.name.clone(),
+                if summary.published { "published" } else { "-" }.to_owned(),
+                summary.checks.len().to_string(),
+                match summary.only_simulated {
                     Some(_) => "sim only".to_owned(),
-                    None => length(about.engine_s),
+                    None => length(summary.engine_s),
                 },
-                about.title.clone(),
+                summary.title.clone(),
             ];
             if detail == Detail::Wide {
-                row.push(about.ways.join("; "));
-                row.push(about.source.clone());
+                row.push(summary.ways.join("; "));
+                row.push(summary.source.clone());
             }
             row
         });
@@ -57,7 +57,7 @@ impl Shown for ExperimentList {
     }
 }
 
-impl Shown for About {
+impl Shown for Summary {
     fn names(&self) -> Vec<String> {
         vec![self.name.clone()]
     }
@@ -78,7 +78,7 @@ impl Shown for About {
                 pairs.push(("ways", self.ways.join("; ")));
                 pairs.push(("one run", length(self.run_s)));
             }
-            SetUp::Contest(contest) => {
+            SetUp::AbTest(contest) => {
                 pairs.push(("rounds", contest.rounds.to_string()));
                 pairs.push(("one round", length(self.run_s)));
             }
@@ -90,14 +90,14 @@ impl Shown for About {
                 (None, SetUp::Scenario(_)) => {
                     format!("{} for every way once", length(self.engine_s))
                 }
-                (None, SetUp::Contest(_)) => format!("{} for all rounds", length(self.engine_s)),
+                (None, SetUp::AbTest(_)) => format!("{} for all rounds", length(self.engine_s)),
             },
         ));
         let mut text = table::pairs(&pairs);
         text += "\n";
         text += &match &self.set_up {
             SetUp::Scenario(scenario) => disks_and_phases(scenario),
-            SetUp::Contest(contest) => contestants_and_sweeps(contest),
+            SetUp::AbTest(contest) => contestants_and_sweeps(contest),
         };
         let checks = self.checks.iter().map(|check| {
             let mut row = vec![check.what.clone(), check.bar.clone()];
@@ -115,11 +115,11 @@ impl Shown for About {
 }
 
 /// Who competes, and in what.
-fn contestants_and_sweeps(about: &AboutContest) -> String {
-    let contestants = about.contestants.iter();
+fn contestants_and_sweeps(summary: &AbTestSummary) -> String {
+    let contestants = summary.contestants.iter();
     let contestants = contestants.map(|one| vec![one.name.clone(), one.what.clone()]);
     let mut text = table::columns(&["CONTESTANT", "WHAT"], &contestants.collect::<Vec<_>>());
-    let sweeps = about.sweeps.iter().map(|sweep| {
+    let sweeps = summary.sweeps.iter().map(|sweep| {
         vec![
             sweep.title.clone(),
             sweep.points.join(", "),
@@ -132,8 +132,8 @@ fn contestants_and_sweeps(about: &AboutContest) -> String {
 }
 
 /// Who shares what, and what happens.
-fn disks_and_phases(about: &AboutScenario) -> String {
-    let disks = about.disks.iter().map(|disk| {
+fn disks_and_phases(summary: &ScenarioSummary) -> String {
+    let disks = summary.disks.iter().map(|disk| {
         vec![
             disk.name.clone(),
             disk.host.clone(),
@@ -150,8 +150,8 @@ fn disks_and_phases(about: &AboutScenario) -> String {
         &["DISK", "HOST", "SHARES", "LIMITS", "GUEST"],
         &disks.collect::<Vec<_>>(),
     );
-    if about.phases.len() > 1 {
-        let phases = about.phases.iter().map(|phase| {
+    if summary.phases.len() > 1 {
+        let phases = summary.phases.iter().map(|phase| {
             let idle = phase.idle.join(", ");
             vec![
                 phase.name.clone(),

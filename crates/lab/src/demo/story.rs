@@ -1,6 +1,6 @@
 //! What a second of the demonstration came to, and what happened, in a sentence: who changed what, and what came of it.
 //!
-//! Values in, values out: what guests counted and what a host told go in; rows, parts of the whole and sentences come out.
+//! Values in, values out: what guests counted and what a host reported go in; rows, parts of the whole and sentences come out.
 //!
 //! # Units
 //! `_ratio` is a part of the whole, 0 to 1; limits and reservations are units of 32 KiB a second.
@@ -118,7 +118,7 @@ impl Second {
     }
 }
 
-/// What happened so far, as far as it matters for what is told.
+/// What happened so far, as far as it matters for what is reported.
 #[derive(Debug, Default)]
 pub(super) struct Story {
     /// The latest seconds, oldest first.
@@ -126,7 +126,7 @@ pub(super) struct Story {
     changes: Vec<Change>,
 }
 
-/// A disk's policy was changed, and what came of it is not told yet.
+/// A disk's policy was changed, and what came of it is not reported yet.
 #[derive(Debug)]
 struct Change {
     disk: &'static str,
@@ -145,7 +145,7 @@ struct Got {
 
 /// Means are taken over so many seconds.
 const SECONDS: usize = 3;
-/// What came of a change is told so long after it: the hosts have agreed by then, and a mean of its own is there.
+/// What came of a change is reported so long after it: the hosts have agreed by then, and a mean of its own is there.
 const TELLS_AFTER_S: f64 = 5.5;
 
 impl Story {
@@ -173,7 +173,7 @@ impl Story {
     }
 
     fn note(&mut self, disk: &'static str, from: Terms, to: Terms, at_s: f64, before: Got) {
-        // One that is changed again before the first was told: from what it was at first.
+        // One that is changed again before the first was reported: from what it was at first.
         if let Some(change) = self.changes.iter_mut().find(|change| change.disk == disk) {
             (change.to, change.at_s) = (to, at_s);
             return;

@@ -3,7 +3,7 @@
 use super::scale::{Scale, label, round_up, ticks};
 use super::{HEIGHT, STYLES, WIDTH, at, escape, open, width};
 
-/// How a bar is filled, so that it can be told from its neighbours on grey paper.
+/// How a bar is filled, so that it differs from its neighbours on grey paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
     /// Only its outline: what was to be.

@@ -27,7 +27,7 @@ use serde::Deserialize;
 
 /// A contest, at its length.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Contest {
+pub struct AbTest {
     /// What it is called, as its file is.
     pub name: String,
     /// What it shows.
@@ -236,18 +236,18 @@ const FEWEST: u32 = 3;
 /// A contest at less than this part of its length, in percent, has only the points that its file calls brief.
 const BRIEF: u64 = 50;
 
-impl Contest {
+impl AbTest {
     /// Reads one at its full length; none if the text is not a contest's.
     ///
     /// # Errors
     /// It is a contest's, and something is wrong with it.
-    pub fn read(text: &str) -> Result<Option<Contest>> {
+    pub fn read(text: &str) -> Result<Option<AbTest>> {
         file::read(text, 100)
     }
 
     /// The same at so many percent of its length.
     #[must_use]
-    pub fn scaled(self, percent: u64) -> Contest {
+    pub fn scaled(self, percent: u64) -> AbTest {
         let again = file::read(&self.text, percent.clamp(1, 100)).ok().flatten();
         again.unwrap_or(self)
     }

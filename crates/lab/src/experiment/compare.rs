@@ -2,7 +2,7 @@
 //!
 //! # Always true
 //! - Only what both have is compared; what only one has is named, and counted.
-//! - A check that held in the first and is not told of in the second, or could not be judged there, is as lost as one
+//! - A check that held in the first and is missing in the second, or could not be judged there, is as lost as one
 //!   that fails. Where the two were run in different places, what only one place can tell is not.
 
 use std::path::Path;

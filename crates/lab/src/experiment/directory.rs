@@ -13,7 +13,7 @@
 //! - A file is there whole or not at all: it is written beside its place and renamed.
 //! - Runs of one directory are of one scenario at one length: others are refused.
 //! - Runs of one directory are of one program on one machine under one kernel: who is another is refused.
-//! - That a run could not be made is told until it is there, whatever is made meanwhile.
+//! - That a run could not be made is reported until it is there, whatever is made meanwhile.
 
 mod maker;
 
@@ -30,7 +30,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::ab_test::store::Round;
-use super::store::{FORMAT, Kept};
+use super::store::{FORMAT, StoredRun};
 use super::{Entry, Experiment, On};
 
 /// What was to be run, and on what.
@@ -69,7 +69,7 @@ pub struct Plan {
 pub struct Directory {
     /// Where.
     pub path: PathBuf,
-    /// What is kept there.
+    /// What is stored there.
     pub plan: Plan,
 }
 
@@ -153,15 +153,15 @@ impl Directory {
         write_json(&self.path.join(PLAN), &self.plan)
     }
 
-    /// The scenario that is kept here, at its length.
+    /// The scenario that is stored here, at its length.
     ///
     /// # Errors
-    /// It cannot be read any more, or a contest is kept here.
+    /// It cannot be read any more, or a contest is stored here.
     pub fn experiment(&self) -> Result<Experiment> {
         Ok(Experiment::read(&self.plan.scenario)?.scaled(self.plan.percent))
     }
 
-    /// The experiment that is kept here, of whichever kind, at its length.
+    /// The experiment that is stored here, of whichever kind, at its length.
     ///
     /// # Errors
     /// It cannot be read any more.
@@ -198,9 +198,9 @@ impl Directory {
     ///
     /// # Errors
     /// It cannot be written.
-    pub fn keep(&self, kept: &Kept) -> Result<()> {
-        let path = self.run_path(kept.on, kept.repeat, &kept.way);
-        self.keep_at(&path, kept, &csv(kept))
+    pub fn keep(&self, stored: &StoredRun) -> Result<()> {
+        let path = self.run_path(stored.on, stored.repeat, &stored.way);
+        self.keep_at(&path, stored, &csv(stored))
     }
 
     /// Keeps a contest's round, with its trials as a table beside it.
@@ -212,7 +212,7 @@ impl Directory {
         self.keep_at(&path, round, &round.csv())
     }
 
-    /// A round that is kept; none if it is not.
+    /// A round that is stored; none if it is not.
     ///
     /// # Errors
     /// It cannot be read.
@@ -227,15 +227,15 @@ impl Directory {
         write_json(path, run)
     }
 
-    /// All runs of a scenario that are kept here, in the order of their files' names.
+    /// All runs of a scenario that are stored here, in the order of their files' names.
     ///
     /// # Errors
     /// One cannot be read.
-    pub fn runs(&self) -> Result<Vec<Kept>> {
+    pub fn runs(&self) -> Result<Vec<StoredRun>> {
         self.read_runs()
     }
 
-    /// All rounds of a contest that are kept here, in the order of their files' names.
+    /// All rounds of a contest that are stored here, in the order of their files' names.
     ///
     /// # Errors
     /// One cannot be read.
@@ -266,7 +266,7 @@ impl Directory {
 }
 
 impl Directory {
-    /// This directory's plan with more repeats, or other places to run it. Who has kept nothing yet may be anybody.
+    /// This directory's plan with more repeats, or other places to run it. A directory without runs may be of any program.
     fn joined(self, with: Plan) -> Result<Plan> {
         let there = self.plan;
         if there.scenario != with.scenario {
@@ -279,11 +279,11 @@ impl Directory {
                 there.seed
             );
         }
-        let kept = any_run(&self.path.join("runs"))?;
-        if kept && let Some(says) = maker::differs(&there, &with) {
+        let stored = any_run(&self.path.join("runs"))?;
+        if stored && let Some(says) = maker::differs(&there, &with) {
             bail!("they were made {says}; figures of both would not be of one thing");
         }
-        let own = match kept {
+        let own = match stored {
             true => there.clone(),
             false => with.clone(),
         };
@@ -296,7 +296,7 @@ impl Directory {
     }
 }
 
-/// Whether any run is kept.
+/// Whether any run is stored.
 fn any_run(runs: &Path) -> Result<bool> {
     match fs::read_dir(runs) {
         Ok(mut entries) => Ok(entries.any(|entry| {
@@ -333,27 +333,27 @@ fn name_of(run: &Path) -> String {
 }
 
 /// What a run did in every second: a line each.
-fn csv(kept: &Kept) -> String {
-    let bins = usize::try_from(1_000 / kept.bin_ms.max(1))
+fn csv(stored: &StoredRun) -> String {
+    let bins = usize::try_from(1_000 / stored.bin_ms.max(1))
         .unwrap_or(1)
         .max(1);
     let mut text = String::from("second");
-    for disk in &kept.disks {
+    for disk in &stored.disks {
         let name = &disk.name;
         text +=
             &format!(",{name}_iops,{name}_bytes_per_s,{name}_latency_mean_ms,{name}_orders_per_s");
     }
-    for host in &kept.hosts {
+    for host in &stored.hosts {
         text += &format!(",{0}_window,{0}_in_flight", host.name);
     }
     text += ",datastore_iops,datastore_latency_mean_ms,datastore_outstanding\n";
-    let mut from: Vec<usize> = vec![0; kept.disks.len()];
-    for second in 0..kept.datastore.ios.len() / bins {
+    let mut from: Vec<usize> = vec![0; stored.disks.len()];
+    for second in 0..stored.datastore.ios.len() / bins {
         let here = second * bins..(second + 1) * bins;
         let sum = |column: &[u64]| -> u64 { column.get(here.clone()).unwrap_or(&[]).iter().sum() };
         let last = |column: &[u64]| column.get(here.end - 1).copied().unwrap_or(0);
         text += &second.to_string();
-        for (disk, from) in kept.disks.iter().zip(&mut from) {
+        for (disk, from) in stored.disks.iter().zip(&mut from) {
             let ios = sum(&disk.ios);
             let to = *from + usize::try_from(ios).unwrap_or(0);
             let took = disk.latencies_us.get(*from..to).unwrap_or(&[]);
@@ -363,11 +363,11 @@ fn csv(kept: &Kept) -> String {
             let mean = mean_ms(sum_us * 1_000, ios);
             text += &format!(",{ios},{},{mean},{orders}", sum(&disk.bytes));
         }
-        for host in &kept.hosts {
+        for host in &stored.hosts {
             let window = host.window.get(here.end - 1).copied().unwrap_or(0.0);
             text += &format!(",{window:.2},{}", last(&host.in_flight));
         }
-        let store = &kept.datastore;
+        let store = &stored.datastore;
         let ios = sum(&store.ios);
         let mean = mean_ms(sum(&store.latency_ns), ios);
         text += &format!(",{ios},{mean},{}\n", last(&store.outstanding));
@@ -485,9 +485,9 @@ mod tests {
         let scenario = directory.experiment().expect("a scenario").scenario;
         let way = Variant::of(Policy::Ours);
         let run = world::run(&scenario, &way, 1).expect("it can be modelled");
-        let mut kept = Kept::of(&scenario, On::Sim, &run);
-        (kept.repeat, kept.way) = (1, "managed".into());
-        directory.keep(&kept).expect("it can be written");
+        let mut stored = StoredRun::of(&scenario, On::Sim, &run);
+        (stored.repeat, stored.way) = (1, "managed".into());
+        directory.keep(&stored).expect("it can be written");
     }
 
     #[test]
@@ -514,7 +514,7 @@ mod tests {
             assert!(error.contains(says), "{error}");
             assert!(error.contains("name another directory"), "{error}");
         }
-        // Of whom nothing is kept says nothing of what is made now.
+        // Without stored runs the program may be another.
         fs::remove_dir_all(scratch.path().join("runs")).expect("it is there");
         let anew = begin().expect("nothing is kept").plan;
         assert_eq!(
@@ -532,10 +532,10 @@ mod tests {
         let scenario = directory.experiment().expect("a scenario").scenario;
         let way = Variant::of(Policy::Ours);
         let run = world::run(&scenario, &way, 1).expect("it can be modelled");
-        let mut kept = Kept::of(&scenario, On::Sim, &run);
-        (kept.repeat, kept.way) = (1, "managed".into());
-        directory.keep(&kept).expect("it can be written");
-        assert_eq!(directory.runs().expect("it can be read"), [kept]);
+        let mut stored = StoredRun::of(&scenario, On::Sim, &run);
+        (stored.repeat, stored.way) = (1, "managed".into());
+        directory.keep(&stored).expect("it can be written");
+        assert_eq!(directory.runs().expect("it can be read"), [stored]);
         let path = scratch.path().join("csv/sim-01-managed.csv");
         let table = fs::read_to_string(path).expect("it is there");
         let lines: Vec<&str> = table.lines().collect();

@@ -1,7 +1,7 @@
 //! What the runs in a results directory come to: every check with its figure and verdict, and the tables.
 //!
 //! The judge is the simulator's own, whoever made the runs. With repeats, a figure is the median of theirs, and the
-//! verdict is the median's; how many of the repeats would have held alone is told beside it.
+//! verdict is the median's; how many of the repeats would have held alone is reported beside it.
 //!
 //! # Always true
 //! - Each of a scenario's checks is there once for each place where it was run.
@@ -22,9 +22,9 @@ use super::directory::{Directory, MachineSeen, write_json};
 use super::series::{Band, Slice, bands, mean_ms, percentile_ms};
 use super::store::{Busy, FORMAT, Late};
 use super::summary::way_slug;
-use super::{About, Experiment, On, way_words};
+use super::{Experiment, On, Summary, way_words};
 use crate::statistics::{Spread, spread};
-use ab_test::{Contested, Measured};
+use ab_test::{AbResults, Measured};
 use agreement::Agreement;
 
 /// How a check came out.
@@ -172,7 +172,7 @@ pub struct Findings {
     /// The form of this file.
     pub format: u32,
     /// What was run.
-    pub experiment: About,
+    pub experiment: Summary,
     /// At which length, in percent.
     pub percent: u64,
     /// How often in every way.
@@ -292,26 +292,28 @@ impl Loaded {
             experiment: experiment.clone(),
             directory,
         };
-        for kept in loaded.directory.runs()? {
-            let file = format!("{}-{:02}-{}", kept.on, kept.repeat, kept.way);
-            let Some(way) = ways.get(&kept.way) else {
+        for stored in loaded.directory.runs()? {
+            let file = format!("{}-{:02}-{}", stored.on, stored.repeat, stored.way);
+            let Some(way) = ways.get(&stored.way) else {
                 bail!("runs/{file}.json is of a way that the experiment does not know");
             };
-            let run = kept.run(scenario, way);
+            let run = stored.run(scenario, way);
             let run = run.with_context(|| format!("runs/{file}.json does not fit"))?;
-            *loaded.errors.entry(kept.on).or_default() += kept.errors;
-            loaded.made.entry(kept.on).or_default().push(Made {
+            *loaded.errors.entry(stored.on).or_default() += stored.errors;
+            loaded.made.entry(stored.on).or_default().push(Made {
                 file,
-                repeat: kept.repeat,
-                way: kept.way_words,
-                began: kept.began,
-                took_s: kept.took_s,
-                busy: kept.busy,
-                late: kept.late,
-                rejected: kept.rejected.len(),
+                repeat: stored.repeat,
+                way: stored.way_words,
+                began: stored.began,
+                took_s: stored.took_s,
+                busy: stored.busy,
+                late: stored.late,
+                rejected: stored.rejected.len(),
             });
-            let on = loaded.runs.entry(kept.on).or_default();
-            on.entry(way.clone()).or_default().insert(kept.repeat, run);
+            let on = loaded.runs.entry(stored.on).or_default();
+            on.entry(way.clone())
+                .or_default()
+                .insert(stored.repeat, run);
         }
         Ok(loaded)
     }
@@ -342,8 +344,8 @@ impl Findings {
     /// # Errors
     /// It holds no results, or a file in it is not what this program writes.
     pub fn read(path: &Path) -> Result<Findings> {
-        match Contested::open(path)? {
-            Some(contested) => Ok(contested.findings()),
+        match AbResults::open(path)? {
+            Some(results) => Ok(results.findings()),
             None => Ok(Findings::of(&Loaded::read(path)?)),
         }
     }
@@ -374,7 +376,7 @@ impl Findings {
         checks.extend(agreement.iter().flat_map(Agreement::checks));
         Findings {
             format: FORMAT,
-            experiment: experiment.about(),
+            experiment: experiment.summary(),
             percent: plan.percent,
             repeat: plan.repeat,
             seed: plan.seed,

@@ -20,7 +20,7 @@ use std::path::{Path, PathBuf};
 use anyhow::{Result, bail};
 
 use super::directory::{Suite, write as write_file};
-use super::findings::ab_test::Contested;
+use super::findings::ab_test::AbResults;
 use super::findings::{Check, Findings, Loaded, Verdict};
 use super::{Directory, On, SetUp};
 use crate::draw::{fine, label};
@@ -70,9 +70,9 @@ struct Chapter {
 impl Chapter {
     /// Of the results in a directory.
     fn of(place: &Path, base: String) -> Result<Chapter> {
-        if let Some(contested) = Contested::open(place)? {
-            let findings = contested.findings();
-            let pictures = ab_charts::of(&contested, &findings.measured);
+        if let Some(results) = AbResults::open(place)? {
+            let findings = results.findings();
+            let pictures = ab_charts::of(&results, &findings.measured);
             return Ok(Chapter {
                 figures: vec![(On::Engine, pictures)],
                 agreement: Vec::new(),
@@ -204,7 +204,7 @@ pub fn tally(findings: &Findings) -> String {
     text
 }
 
-/// Who else had more of a processor than this, in percent, while daemons ran, is told beside the verdict.
+/// Who else had more of a processor than this, in percent, while daemons ran, is reported beside the verdict.
 const DISTURBED: f64 = 20.0;
 /// Above so great a part of all processors, work waits for one now and then.
 const FULL: f64 = 0.85;
@@ -259,8 +259,8 @@ fn disturbed<'a>(all: impl Iterator<Item = &'a Findings>) -> Vec<String> {
 
 /// How the runs were made: one sentence each.
 fn method(findings: &Findings) -> Vec<String> {
-    if let SetUp::Contest(about) = &findings.experiment.set_up {
-        return measured::method(findings, about);
+    if let SetUp::AbTest(summary) = &findings.experiment.set_up {
+        return measured::method(findings, summary);
     }
     let has = |on: On| findings.stages.iter().any(|stage| stage.on == on);
     let mut says = Vec::new();
@@ -332,7 +332,7 @@ fn method(findings: &Findings) -> Vec<String> {
 mod tests {
     use super::*;
     use crate::experiment::findings::ab_test::tests::results as contest_results;
-    use crate::experiment::store::{FORMAT, Kept, Late};
+    use crate::experiment::store::{FORMAT, Late, StoredRun};
     use crate::experiment::{Experiment, way_words};
     use tidegate_sim::world;
 
@@ -345,11 +345,11 @@ mod tests {
         let directory = directory.expect("it is empty");
         for way in experiment.ways_on(On::Sim) {
             let run = world::run(&experiment.scenario, &way, 1).expect("it can be modelled");
-            let mut kept = Kept::of(&experiment.scenario, On::Sim, &run);
-            kept.repeat = 1;
-            kept.way = crate::experiment::summary::way_slug(&experiment.scenario, &way);
-            kept.way_words = way_words(&experiment.scenario, &way);
-            directory.keep(&kept).expect("it can be written");
+            let mut stored = StoredRun::of(&experiment.scenario, On::Sim, &run);
+            stored.repeat = 1;
+            stored.way = crate::experiment::summary::way_slug(&experiment.scenario, &way);
+            stored.way_words = way_words(&experiment.scenario, &way);
+            directory.keep(&stored).expect("it can be written");
         }
     }
 

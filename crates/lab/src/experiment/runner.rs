@@ -4,23 +4,23 @@
 //! a directory holds already is not made again: a course that was interrupted goes on where it was.
 //!
 //! # Always true
-//! - A run that could not be made is told as a problem, and the others are made.
+//! - A run that could not be made is reported as a problem, and the others are made.
 //! - What is interrupted leaves whole runs and no daemon.
 
 pub(super) mod ab_test;
 
 use std::path::Path;
-use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant, SystemTime};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Result, bail};
 use tidegate_sim::{Scenario, Variant, world};
 
 use super::directory::{Directory, moment};
-use super::store::{Busy, Kept, Late};
+use super::store::{Busy, Late, StoredRun};
 use super::summary::{way_slug, way_words};
 use super::{Entry, Experiment, On};
 use crate::array::Did;
+use crate::attend;
 use crate::interleaved::{TRIES, rotation};
 use crate::measure::Meter;
 use crate::play::{self, Performance};
@@ -68,7 +68,7 @@ pub(super) trait Runs {
     fn make(&mut self, place: usize, heed: &mut dyn FnMut() -> Result<()>) -> Result<Self::Made>;
     /// Keeps it. What of it could not be made, and is to be made again, is the answer.
     fn keep(&mut self, made: Self::Made, directory: &Directory) -> Result<Option<String>>;
-    /// Whether a run that is kept is to be made again.
+    /// Whether a run that is stored is to be made again.
     fn again(&self, piece: &Piece, directory: &Directory) -> Result<bool>;
 }
 
@@ -83,7 +83,7 @@ struct Played<'a> {
 
 /// Who wants to know how it goes, and may stop it.
 pub trait Watcher {
-    /// A run begins, one of so many; runs that are kept already count.
+    /// A run begins, one of so many; runs that are stored already count.
     fn begins(&mut self, piece: &Piece, place: usize, of: usize);
     /// Called often: how far this run is, and how long all that are left will take.
     fn goes(&mut self, done: Duration, of: Duration, left: Duration);
@@ -106,8 +106,6 @@ pub enum End {
 const STAGE: Duration = Duration::from_millis(1_500);
 /// Until one has been timed, a simulated run is taken to need this part of its own time.
 const SIMULATED: f64 = 1.0 / 40.0;
-/// How often a simulated run is looked after.
-const LOOK: Duration = Duration::from_millis(100);
 
 impl Order<'_> {
     /// How long all its runs take, as far as that can be known before.
@@ -115,7 +113,7 @@ impl Order<'_> {
     pub fn expected(&self) -> Duration {
         match self.experiment {
             Entry::Scenario(experiment) => expected(&Played::of(self, experiment)),
-            Entry::Contest(contest) => expected(&Rounds::of(self, contest)),
+            Entry::AbTest(ab_test) => expected(&Rounds::of(self, ab_test)),
         }
     }
 }
@@ -128,14 +126,14 @@ fn expected<R: Runs>(runs: &R) -> Duration {
 /// Makes the runs that the directory does not hold yet.
 ///
 /// # Errors
-/// What came out cannot be kept.
+/// What came out cannot be stored.
 pub fn run(order: &Order<'_>, directory: &mut Directory, watcher: &mut dyn Watcher) -> Result<End> {
     if let Some((on, why)) = order.experiment.missed_in(order.on) {
         directory.miss(Path::new(on.word()), why)?;
     }
     match order.experiment {
         Entry::Scenario(experiment) => walk(&mut Played::of(order, experiment), directory, watcher),
-        Entry::Contest(contest) => walk(&mut Rounds::of(order, contest), directory, watcher),
+        Entry::AbTest(ab_test) => walk(&mut Rounds::of(order, ab_test), directory, watcher),
     }
 }
 
@@ -229,7 +227,7 @@ impl<'a> Played<'a> {
 }
 
 impl Runs for Played<'_> {
-    type Made = Kept;
+    type Made = StoredRun;
 
     fn pieces(&self) -> Vec<Piece> {
         self.planned
@@ -246,26 +244,26 @@ impl Runs for Played<'_> {
     }
 
     /// Makes a run, again if others disturbed it more than they may.
-    fn make(&mut self, place: usize, heed: &mut dyn FnMut() -> Result<()>) -> Result<Kept> {
+    fn make(&mut self, place: usize, heed: &mut dyn FnMut() -> Result<()>) -> Result<StoredRun> {
         let (piece, way) = &self.planned[place];
         let mut rejected = Vec::new();
         loop {
-            let mut kept = attempt(self.order, self.experiment, piece, way, heed)?;
-            let others = kept.busy.foreign_percent + kept.busy.steal_percent;
+            let mut stored = attempt(self.order, self.experiment, piece, way, heed)?;
+            let others = stored.busy.foreign_percent + stored.busy.steal_percent;
             let disturbed = self.order.max_noise.is_some_and(|most| others > most);
             if !disturbed || rejected.len() + 1 >= TRIES {
-                kept.rejected = rejected;
-                return Ok(kept);
+                stored.rejected = rejected;
+                return Ok(stored);
             }
-            rejected.push(kept.busy);
+            rejected.push(stored.busy);
         }
     }
 
-    fn keep(&mut self, kept: Kept, directory: &Directory) -> Result<Option<String>> {
-        if kept.on == On::Sim {
-            self.simulated = kept.took_s / self.experiment.lasts().as_secs_f64().max(1e-3);
+    fn keep(&mut self, stored: StoredRun, directory: &Directory) -> Result<Option<String>> {
+        if stored.on == On::Sim {
+            self.simulated = stored.took_s / self.experiment.lasts().as_secs_f64().max(1e-3);
         }
-        directory.keep(&kept)?;
+        directory.keep(&stored)?;
         Ok(None)
     }
 
@@ -280,7 +278,7 @@ fn attempt(
     piece: &Piece,
     way: &Variant,
     heed: &mut dyn FnMut() -> Result<()>,
-) -> Result<Kept> {
+) -> Result<StoredRun> {
     let scenario = &experiment.scenario;
     let seed = order.seed + u64::from(piece.repeat) - 1;
     let (began, begun) = (SystemTime::now(), Instant::now());
@@ -291,22 +289,22 @@ fn attempt(
     };
     let (noise, own) = meter.end(Duration::ZERO)?;
     let took = begun.elapsed();
-    let mut kept = Kept::of(scenario, piece.on, &made.run);
-    kept.repeat = piece.repeat;
-    kept.way = piece.slug.clone();
-    kept.way_words = piece.words.clone();
-    kept.began = moment(began);
-    kept.took_s = took.as_secs_f64();
-    kept.errors = made.errors;
-    kept.late = (piece.on == On::Engine).then(|| {
+    let mut stored = StoredRun::of(scenario, piece.on, &made.run);
+    stored.repeat = piece.repeat;
+    stored.way = piece.slug.clone();
+    stored.way_words = piece.words.clone();
+    stored.began = moment(began);
+    stored.took_s = took.as_secs_f64();
+    stored.errors = made.errors;
+    stored.late = (piece.on == On::Engine).then(|| {
         let (mean, most) = play::lateness(&made.array);
         Late {
             mean_us: mean.as_micros(),
             most_us: most.as_micros(),
         }
     });
-    kept.busy = Busy::of(noise, own, took);
-    Ok(kept)
+    stored.busy = Busy::of(noise, own, took);
+    Ok(stored)
 }
 
 /// Runs it in virtual time, on a thread of its own: who is interrupted does not wait for its end.
@@ -317,26 +315,12 @@ fn simulate(
     heed: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Performance> {
     let (scenario, way) = (scenario.clone(), way.clone());
-    let (tell, heard) = channel();
-    let body = move || {
-        // Nobody listens any more once it was interrupted.
-        let _heard = tell.send(world::run(&scenario, &way, seed));
-    };
-    let thread = std::thread::Builder::new().name("simulator".into());
-    thread.spawn(body).context("cannot start a thread")?;
-    loop {
-        match heard.recv_timeout(LOOK) {
-            Ok(run) => {
-                return Ok(Performance {
-                    run: run?,
-                    errors: 0,
-                    array: Did::default(),
-                });
-            }
-            Err(RecvTimeoutError::Timeout) => heed()?,
-            Err(RecvTimeoutError::Disconnected) => bail!("the simulator panicked"),
-        }
-    }
+    let run = attend::start("simulator", move || world::run(&scenario, &way, seed))?;
+    Ok(Performance {
+        run: attend::wait(&run, heed)??,
+        errors: 0,
+        array: Did::default(),
+    })
 }
 
 #[cfg(test)]
@@ -429,9 +413,9 @@ mod tests {
         // As if they had been made at last.
         let directory = Directory::open(scratch.path()).expect("it can be read");
         let directory = directory.expect("it is there");
-        for mut kept in directory.runs().expect("they can be read") {
-            kept.on = On::Engine;
-            directory.keep(&kept).expect("it can be written");
+        for mut stored in directory.runs().expect("they can be read") {
+            stored.on = On::Engine;
+            directory.keep(&stored).expect("it can be written");
         }
         let last = go(&[On::Engine], "/bin/false");
         assert_eq!((last.problems.len(), last.missing), (0, 0));
@@ -455,8 +439,8 @@ mod tests {
             let mut directory = directory.expect("it is ours");
             let mut counter = Counter { ended: 0, most };
             let end = run(&order, &mut directory, &mut counter).expect("it can be kept");
-            let kept = directory.runs().expect("they can be read").len();
-            (end, counter.ended, kept)
+            let stored = directory.runs().expect("they can be read").len();
+            (end, counter.ended, stored)
         };
         assert_eq!(go(1), (End::Interrupted, 1, 1));
         assert_eq!(go(9), (End::Done, 3, 4));

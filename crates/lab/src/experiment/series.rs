@@ -20,7 +20,7 @@ pub(super) struct Band {
     pub(super) disks: Vec<usize>,
 }
 
-/// The disks, each for itself where lines can still be told apart, else those of a name on all hosts together.
+/// The disks, each for itself where lines can still be distinguished, else those of a name on all hosts together.
 pub(super) fn bands(scenario: &Scenario) -> Vec<Band> {
     let names = scenario.disks.iter().map(|disk| disk.name.as_str());
     let mut bands: Vec<Band> = Vec::new();

@@ -25,7 +25,7 @@ pub const FORMAT: u32 = 1;
 
 /// A run.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Kept {
+pub struct StoredRun {
     /// The form of this file.
     pub format: u32,
     /// Which experiment.
@@ -62,17 +62,17 @@ pub struct Kept {
     /// Of everything that happened, in order; of the simulator.
     pub fingerprint: String,
     /// What must not be, and was.
-    pub breaches: Vec<KeptBreach>,
+    pub breaches: Vec<StoredBreach>,
     /// What governors had to say.
-    pub told: Vec<KeptTold>,
+    pub told: Vec<StoredMessage>,
     /// The length of a bin.
     pub bin_ms: u64,
     /// By disk.
-    pub disks: Vec<KeptDisk>,
+    pub disks: Vec<StoredDisk>,
     /// By host.
-    pub hosts: Vec<KeptHost>,
+    pub hosts: Vec<StoredHost>,
     /// Of the datastore.
-    pub datastore: KeptDatastore,
+    pub datastore: StoredDatastore,
 }
 
 /// What the machine's processors did meanwhile, in percent of one of them.
@@ -117,7 +117,7 @@ impl Late {
 
 /// A breach.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct KeptBreach {
+pub struct StoredBreach {
     /// When.
     pub at_ns: u64,
     /// What.
@@ -126,7 +126,7 @@ pub struct KeptBreach {
 
 /// What a governor had to say.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct KeptTold {
+pub struct StoredMessage {
     /// When.
     pub at_ns: u64,
     /// What.
@@ -135,7 +135,7 @@ pub struct KeptTold {
 
 /// A disk's columns.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct KeptDisk {
+pub struct StoredDisk {
     /// What it is called.
     pub name: String,
     /// I/Os that ended in each bin.
@@ -160,7 +160,7 @@ pub struct KeptDisk {
 
 /// A host's columns.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct KeptHost {
+pub struct StoredHost {
     /// What it is called.
     pub name: String,
     /// What it might have in flight, in reference I/Os.
@@ -177,7 +177,7 @@ pub struct KeptHost {
 
 /// The datastore's columns.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct KeptDatastore {
+pub struct StoredDatastore {
     /// Guests' I/Os that ended there.
     pub ios: Vec<u64>,
     /// The sum of the times they were there.
@@ -188,15 +188,15 @@ pub struct KeptDatastore {
     pub coordination: Vec<u64>,
 }
 
-impl Kept {
+impl StoredRun {
     /// Takes the figures out of a run; the rest is the caller's to fill in.
     #[must_use]
-    pub fn of(scenario: &Scenario, on: On, run: &Run) -> Kept {
+    pub fn of(scenario: &Scenario, on: On, run: &Run) -> StoredRun {
         let results = &run.results;
         let disks = scenario.disks.iter().zip(&results.disks);
         let hosts = scenario.hosts.iter().zip(&results.hosts);
         let bins = &results.datastore.bins;
-        Kept {
+        StoredRun {
             format: FORMAT,
             experiment: scenario.name.clone(),
             on,
@@ -215,25 +215,25 @@ impl Kept {
             lag: run.lag,
             fingerprint: format!("{:016x}", run.fingerprint),
             breaches: (run.breaches.iter())
-                .map(|breach| KeptBreach {
+                .map(|breach| StoredBreach {
                     at_ns: breach.at.as_nanos(),
                     what: breach.what.clone(),
                 })
                 .collect(),
             told: (results.told.iter())
-                .map(|(at, says)| KeptTold {
+                .map(|(at, says)| StoredMessage {
                     at_ns: at.as_nanos(),
                     says: says.clone(),
                 })
                 .collect(),
             bin_ms: BIN.as_micros() / 1_000,
             disks: disks
-                .map(|(disk, series)| kept_disk(&disk.name, series))
+                .map(|(disk, series)| stored_disk(&disk.name, series))
                 .collect(),
             hosts: hosts
-                .map(|(host, series)| kept_host(&host.name, series))
+                .map(|(host, series)| stored_host(&host.name, series))
                 .collect(),
-            datastore: KeptDatastore {
+            datastore: StoredDatastore {
                 ios: bins.iter().map(|bin| bin.ios).collect(),
                 latency_ns: bins.iter().map(|bin| bin.latency_ns).collect(),
                 outstanding: bins.iter().map(|bin| bin.outstanding).collect(),
@@ -254,8 +254,9 @@ impl Kept {
         {
             bail!("it is of other disks or hosts than the experiment's");
         }
-        let disks = self.disks.iter().map(|kept| {
-            series(kept).with_context(|| format!("the columns of disk {} do not fit", kept.name))
+        let disks = self.disks.iter().map(|stored| {
+            series(stored)
+                .with_context(|| format!("the columns of disk {} do not fit", stored.name))
         });
         let store = &self.datastore;
         let bins = 0..store.ios.len();
@@ -294,7 +295,7 @@ impl Kept {
     }
 }
 
-fn kept_disk(name: &str, series: &DiskSeries) -> KeptDisk {
+fn stored_disk(name: &str, series: &DiskSeries) -> StoredDisk {
     let bins = &series.bins;
     let column = |what: fn(&DiskBin) -> u64| bins.iter().map(what).collect();
     let total = u32::try_from(series.orders_us.len()).unwrap_or(u32::MAX);
@@ -304,7 +305,7 @@ fn kept_disk(name: &str, series: &DiskSeries) -> KeptDisk {
         .map(|bin| bin.orders_from)
         .chain([total]);
     let waited = series.waits_us.iter().any(|wait| *wait > 0);
-    KeptDisk {
+    StoredDisk {
         name: name.to_owned(),
         ios: column(|bin| bin.ios),
         bytes: column(|bin| bin.bytes),
@@ -326,10 +327,10 @@ fn kept_disk(name: &str, series: &DiskSeries) -> KeptDisk {
     }
 }
 
-fn kept_host(name: &str, series: &HostSeries) -> KeptHost {
+fn stored_host(name: &str, series: &HostSeries) -> StoredHost {
     let bins = &series.bins;
     let column = |what: fn(&HostBin) -> u64| bins.iter().map(what).collect();
-    KeptHost {
+    StoredHost {
         name: name.to_owned(),
         window: bins.iter().map(|bin| bin.window).collect(),
         in_flight: column(|bin| bin.in_flight),
@@ -339,58 +340,58 @@ fn kept_host(name: &str, series: &HostSeries) -> KeptHost {
     }
 }
 
-fn series(kept: &KeptDisk) -> Result<DiskSeries> {
+fn series(stored: &StoredDisk) -> Result<DiskSeries> {
     let (mut latencies_from, mut orders_from) = (0_u32, 0_u32);
-    let mut bins = Vec::with_capacity(kept.ios.len());
-    for (place, &ios) in kept.ios.iter().enumerate() {
+    let mut bins = Vec::with_capacity(stored.ios.len());
+    for (place, &ios) in stored.ios.iter().enumerate() {
         let cell = |column: &Vec<u64>| column.get(place).copied().context("a short column");
         bins.push(DiskBin {
             ios,
-            bytes: cell(&kept.bytes)?,
-            cost: cell(&kept.cost)?,
-            device_ns: cell(&kept.device_ns)?,
-            units: cell(&kept.units)?,
+            bytes: cell(&stored.bytes)?,
+            cost: cell(&stored.cost)?,
+            device_ns: cell(&stored.device_ns)?,
+            units: cell(&stored.units)?,
             latencies_from,
             orders_from,
         });
         latencies_from += u32::try_from(ios)?;
-        orders_from += kept.orders.get(place).context("a short column")?;
+        orders_from += stored.orders.get(place).context("a short column")?;
     }
-    let waited = !kept.waits_us.is_empty();
+    let waited = !stored.waits_us.is_empty();
     let ends = (
         usize::try_from(latencies_from)?,
         usize::try_from(orders_from)?,
     );
-    if ends != (kept.latencies_us.len(), kept.orders_us.len())
-        || waited && kept.waits_us.len() != kept.latencies_us.len()
+    if ends != (stored.latencies_us.len(), stored.orders_us.len())
+        || waited && stored.waits_us.len() != stored.latencies_us.len()
     {
         bail!("there are more or fewer latencies than I/Os");
     }
     Ok(DiskSeries {
         bins,
         waits_us: if waited {
-            kept.waits_us.clone()
+            stored.waits_us.clone()
         } else {
-            vec![0; kept.latencies_us.len()]
+            vec![0; stored.latencies_us.len()]
         },
-        latencies_us: kept.latencies_us.clone(),
-        orders_us: kept.orders_us.clone(),
+        latencies_us: stored.latencies_us.clone(),
+        orders_us: stored.orders_us.clone(),
     })
 }
 
-fn host_series(kept: &KeptHost) -> Result<HostSeries> {
-    let bins = (0..kept.window.len()).map(|bin| {
+fn host_series(stored: &StoredHost) -> Result<HostSeries> {
+    let bins = (0..stored.window.len()).map(|bin| {
         Some(HostBin {
-            window: kept.window[bin],
-            in_flight: *kept.in_flight.get(bin)?,
-            latency_us: *kept.latency_us.get(bin)?,
-            threshold_us: *kept.threshold_us.get(bin)?,
-            engaged: *kept.engaged.get(bin)?,
+            window: stored.window[bin],
+            in_flight: *stored.in_flight.get(bin)?,
+            latency_us: *stored.latency_us.get(bin)?,
+            threshold_us: *stored.threshold_us.get(bin)?,
+            engaged: *stored.engaged.get(bin)?,
         })
     });
     let bins: Option<Vec<_>> = bins.collect();
     Ok(HostSeries {
-        bins: bins.with_context(|| format!("the columns of host {} do not fit", kept.name))?,
+        bins: bins.with_context(|| format!("the columns of host {} do not fit", stored.name))?,
     })
 }
 
@@ -406,10 +407,10 @@ mod tests {
         let scenario = found.expect("it is there").scaled(1).scenario;
         let way = Variant::of(Policy::Ours);
         let run = world::run(&scenario, &way, 7).expect("it can be modelled");
-        let kept = Kept::of(&scenario, On::Sim, &run);
-        let text = serde_json::to_string(&kept).expect("plain data");
-        let again: Kept = serde_json::from_str(&text).expect("what was written can be read");
-        assert_eq!(again, kept);
+        let stored = StoredRun::of(&scenario, On::Sim, &run);
+        let text = serde_json::to_string(&stored).expect("plain data");
+        let again: StoredRun = serde_json::from_str(&text).expect("what was written can be read");
+        assert_eq!(again, stored);
         let back = again.run(&scenario, &way).expect("it fits");
         assert_eq!(
             format!("{:?}", back.results.disks),
@@ -432,11 +433,11 @@ mod tests {
         let scenario = found.expect("it is there").scaled(1).scenario;
         let way = Variant::of(Policy::None);
         let run = world::run(&scenario, &way, 7).expect("it can be modelled");
-        let mut kept = Kept::of(&scenario, On::Sim, &run);
-        kept.disks[1].latencies_us.pop();
-        let error = kept.run(&scenario, &way).expect_err("one is missing");
+        let mut stored = StoredRun::of(&scenario, On::Sim, &run);
+        stored.disks[1].latencies_us.pop();
+        let error = stored.run(&scenario, &way).expect_err("one is missing");
         assert!(format!("{error:#}").contains("disk vm2"), "{error:#}");
-        kept.disks.pop();
-        kept.run(&scenario, &way).expect_err("a disk is missing");
+        stored.disks.pop();
+        stored.run(&scenario, &way).expect_err("a disk is missing");
     }
 }

@@ -13,11 +13,11 @@ pub(super) mod ab_test;
 
 use super::{Entry, Experiment, On, PUBLISHED};
 use crate::draw::label;
-pub use ab_test::{AboutContest, AboutContestant, AboutSweep};
+pub use ab_test::{AbTestSummary, ContestantSummary, SweepSummary};
 
-/// An experiment, told.
+/// An experiment in words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct About {
+pub struct Summary {
     /// What it is called.
     pub name: String,
     /// What it shows.
@@ -32,7 +32,7 @@ pub struct About {
     /// In which ways it is run; of a contest who takes part.
     pub ways: Vec<String>,
     /// What is expected.
-    pub checks: Vec<AboutCheck>,
+    pub checks: Vec<CheckSummary>,
     /// How long one run lasts.
     pub run_s: f64,
     /// How long it takes to run it in every way on real daemons.
@@ -46,14 +46,14 @@ pub struct About {
 #[serde(untagged)]
 pub enum SetUp {
     /// Hosts and their disks on a datastore.
-    Scenario(AboutScenario),
+    Scenario(ScenarioSummary),
     /// Contestants and their work.
-    Contest(AboutContest),
+    AbTest(AbTestSummary),
 }
 
-/// A scenario's hosts and disks, told.
+/// A scenario's hosts and disks in words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct AboutScenario {
+pub struct ScenarioSummary {
     /// What serves the datastore.
     pub datastore: String,
     /// Where control engages.
@@ -61,14 +61,14 @@ pub struct AboutScenario {
     /// The hosts.
     pub hosts: Vec<String>,
     /// The disks.
-    pub disks: Vec<AboutDisk>,
+    pub disks: Vec<DiskSummary>,
     /// What happens.
-    pub phases: Vec<AboutPhase>,
+    pub phases: Vec<PhaseSummary>,
 }
 
-/// A disk, told.
+/// A disk in words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct AboutDisk {
+pub struct DiskSummary {
     /// What it is called.
     pub name: String,
     /// Its host.
@@ -81,9 +81,9 @@ pub struct AboutDisk {
     pub workload: String,
 }
 
-/// A phase, told.
+/// A phase in words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct AboutPhase {
+pub struct PhaseSummary {
     /// What it is called.
     pub name: String,
     /// How long it lasts.
@@ -94,9 +94,9 @@ pub struct AboutPhase {
     pub changes: Vec<String>,
 }
 
-/// A check, told.
+/// A check in words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct AboutCheck {
+pub struct CheckSummary {
     /// Which figure, of whom, when, against what.
     pub what: String,
     /// What it must be.
@@ -108,10 +108,10 @@ pub struct AboutCheck {
 impl Entry {
     /// The experiment in words.
     #[must_use]
-    pub fn about(&self) -> About {
+    pub fn summary(&self) -> Summary {
         match self {
-            Entry::Scenario(experiment) => experiment.about(),
-            Entry::Contest(contest) => contest.about(),
+            Entry::Scenario(experiment) => experiment.summary(),
+            Entry::AbTest(ab_test) => ab_test.summary(),
         }
     }
 }
@@ -119,15 +119,15 @@ impl Entry {
 impl Experiment {
     /// The experiment in words.
     #[must_use]
-    pub fn about(&self) -> About {
+    pub fn summary(&self) -> Summary {
         let scenario = &self.scenario;
         let ways = self.ways();
-        About {
+        Summary {
             name: scenario.name.clone(),
             title: scenario.title.clone(),
             source: scenario.source.clone(),
             published: PUBLISHED.contains(&self.name()),
-            set_up: SetUp::Scenario(AboutScenario {
+            set_up: SetUp::Scenario(ScenarioSummary {
                 datastore: array(&scenario.datastore.array, scenario.datastore.kind),
                 threshold: threshold(scenario.datastore.threshold),
                 hosts: scenario
@@ -138,7 +138,7 @@ impl Experiment {
                 disks: scenario
                     .disks
                     .iter()
-                    .map(|disk| about_disk(scenario, disk))
+                    .map(|disk| disk_summary(scenario, disk))
                     .collect(),
                 phases: phases(scenario),
             }),
@@ -158,8 +158,8 @@ impl Experiment {
     }
 }
 
-fn about_disk(scenario: &Scenario, disk: &Disk) -> AboutDisk {
-    AboutDisk {
+fn disk_summary(scenario: &Scenario, disk: &Disk) -> DiskSummary {
+    DiskSummary {
         name: disk.name.clone(),
         host: scenario.hosts[disk.host].name.clone(),
         shares: disk.policy.shares,
@@ -309,8 +309,8 @@ pub(crate) fn threshold(threshold: Threshold) -> String {
     }
 }
 
-fn phases(scenario: &Scenario) -> Vec<AboutPhase> {
-    let about = scenario.phases.iter().map(|phase| {
+fn phases(scenario: &Scenario) -> Vec<PhaseSummary> {
+    let summary = scenario.phases.iter().map(|phase| {
         let idle = scenario.disks.iter().zip(&phase.active);
         let idle = idle.filter(|(_, active)| !**active);
         let mut changes: Vec<String> = Vec::new();
@@ -329,14 +329,14 @@ fn phases(scenario: &Scenario) -> Vec<AboutPhase> {
             }
             changes.push(words);
         }
-        AboutPhase {
+        PhaseSummary {
             name: phase.name.clone(),
             lasts_s: seconds(phase.ends.since(phase.begins)),
             idle: idle.map(|(disk, _)| disk.name.clone()).collect(),
             changes,
         }
     });
-    about.collect()
+    summary.collect()
 }
 
 /// A length of time as scenarios write it: `12ms`, `5min`; one that is not whole as it is.
@@ -406,8 +406,8 @@ pub fn way_slug(scenario: &Scenario, way: &Variant) -> String {
 
 /// A check in words.
 #[must_use]
-pub fn check(scenario: &Scenario, expect: &Expect) -> AboutCheck {
-    AboutCheck {
+pub fn check(scenario: &Scenario, expect: &Expect) -> CheckSummary {
+    CheckSummary {
         what: figure(scenario, expect),
         bar: bar(expect),
         published: expect.source.clone(),
@@ -556,23 +556,23 @@ fn whose(scenario: &Scenario, what: Measure, disks: &[usize], hosts: &[usize]) -
 mod tests {
     use super::*;
 
-    fn about(name: &str) -> About {
+    fn summary(name: &str) -> Summary {
         let found = Experiment::find(name).expect("it can be read");
-        found.expect("it is there").about()
+        found.expect("it is there").summary()
     }
 
-    fn set_up(about: &About) -> &AboutScenario {
-        match &about.set_up {
+    fn set_up(summary: &Summary) -> &ScenarioSummary {
+        match &summary.set_up {
             SetUp::Scenario(set_up) => set_up,
-            SetUp::Contest(_) => panic!("{} is a scenario", about.name),
+            SetUp::AbTest(_) => panic!("{} is a scenario", summary.name),
         }
     }
 
     #[test]
     fn an_experiment_says_who_shares_what_and_what_is_expected() {
-        let about = about("sioc-3");
-        assert!(about.published);
-        let set_up = set_up(&about);
+        let summary = summary("sioc-3");
+        assert!(summary.published);
+        let set_up = set_up(&summary);
         assert_eq!(set_up.threshold, "12ms");
         assert_eq!(set_up.hosts, ["host1", "host2"]);
         assert_eq!(set_up.disks[3].shares, 2_000);
@@ -582,9 +582,9 @@ mod tests {
                 .starts_with("a shop of 72 users who think 500ms")
         );
         assert_eq!(set_up.phases[1].idle, ["vm4"]);
-        assert_eq!((about.run_s, about.engine_s), (900.0, 1_800.0));
-        assert_eq!(about.ways, ["with I/O control", "without I/O control"]);
-        let checks: Vec<_> = about
+        assert_eq!((summary.run_s, summary.engine_s), (900.0, 1_800.0));
+        assert_eq!(summary.ways, ["with I/O control", "without I/O control"]);
+        let checks: Vec<_> = summary
             .checks
             .iter()
             .map(|check| check.what.as_str())
@@ -596,29 +596,29 @@ mod tests {
                 "hosts' windows of host1 in \u{201c}all\u{201d}, by that of host2",
             ]
         );
-        assert_eq!(about.checks[3].bar, "0.64 to 0.69");
-        assert_eq!(about.checks[0].bar, "at most 2 %");
+        assert_eq!(summary.checks[3].bar, "0.64 to 0.69");
+        assert_eq!(summary.checks[0].bar, "at most 2 %");
     }
 
     #[test]
     fn every_experiment_can_be_told_and_its_ways_have_names_of_their_own() {
         for experiment in Experiment::all().expect("they are scenarios") {
-            let about = experiment.about();
-            assert_eq!(about.checks.len(), experiment.scenario.expects.len());
-            assert!(about.checks.iter().all(|check| !check.bar.is_empty()));
+            let summary = experiment.summary();
+            assert_eq!(summary.checks.len(), experiment.scenario.expects.len());
+            assert!(summary.checks.iter().all(|check| !check.bar.is_empty()));
             let ways = experiment.ways();
             let slugs: std::collections::BTreeSet<String> = ways
                 .iter()
                 .map(|way| way_slug(&experiment.scenario, way))
                 .collect();
-            assert_eq!(slugs.len(), ways.len(), "{}", about.name);
+            assert_eq!(slugs.len(), ways.len(), "{}", summary.name);
         }
     }
 
     #[test]
     fn limits_and_reservations_are_said() {
-        let about = about("sioc-ssd");
-        let disks = &set_up(&about).disks;
+        let summary = summary("sioc-ssd");
+        let disks = &set_up(&summary).disks;
         let disk = |name: &str| disks.iter().find(|disk| disk.name == name);
         let disk = |name: &str| disk(name).expect("it is there").settings.clone();
         assert_eq!(disk("host1.limited"), "limit 500 IOPS");

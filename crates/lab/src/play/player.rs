@@ -26,10 +26,10 @@ use tidegate_sim::results::Seen;
 use tidegate_sim::scenario::Disk;
 
 use crate::load::{Kind, Operation};
-use crate::nbd::line::{Answer, Line};
+use crate::nbd::async_connection::{Answer, AsyncConnection};
 use crate::nbd::wire;
 
-/// What a guest is told.
+/// A message to a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Word {
     /// Begin to ask, or go on.
@@ -75,7 +75,7 @@ impl Player {
         begun: Instant,
     ) -> Result<Player> {
         let (stream, _) = wire::connect(socket, &disk.name)?;
-        let line = Line::new(stream)?;
+        let connection = AsyncConnection::new(stream)?;
         let (words, heard) = channel();
         let (bell, rung) = UnixStream::pair().context("cannot prepare a bell")?;
         rung.set_nonblocking(true)
@@ -83,7 +83,7 @@ impl Player {
         let mut session = Session {
             place,
             guest: Guest::new(disk, seed),
-            line,
+            connection,
             begun,
             heard,
             rung,
@@ -121,7 +121,7 @@ impl Player {
 struct Session {
     place: usize,
     guest: Guest,
-    line: Line<Asked>,
+    connection: AsyncConnection<Asked>,
     begun: Instant,
     heard: Receiver<Word>,
     rung: UnixStream,
@@ -167,9 +167,9 @@ impl Session {
             }
             self.ring();
             self.grant();
-            self.line.send()?;
+            self.connection.send()?;
             if let Some(since) = ending {
-                let left = self.line.outstanding();
+                let left = self.connection.outstanding();
                 if left == 0 {
                     return Ok(());
                 }
@@ -217,7 +217,7 @@ impl Session {
                         length: u32::try_from(len).unwrap_or(u32::MAX),
                         ..Operation::FLUSH
                     };
-                    let (handle, out) = self.line.ask(Asked {
+                    let (handle, out) = self.connection.ask(Asked {
                         actor,
                         op,
                         offset,
@@ -243,7 +243,7 @@ impl Session {
         });
         let timeout = PollTimeout::from(alarm.min(LONGEST_MS));
         let mut fds = [
-            self.line.interest(),
+            self.connection.interest(),
             PollFd::new(self.rung.as_fd(), PollFlags::POLLIN),
         ];
         match poll(&mut fds, timeout) {
@@ -256,12 +256,12 @@ impl Session {
     }
 
     fn receive(&mut self) -> Result<()> {
-        self.line.receive()?;
+        self.connection.receive()?;
         let data = |asked: &Asked| match asked.op {
             Op::Read => asked.len,
             _ => 0,
         };
-        while let Some(Answer { asked, ok }) = self.line.answer(data)? {
+        while let Some(Answer { asked, ok }) = self.connection.answer(data)? {
             self.ended(asked, ok);
         }
         Ok(())

@@ -26,11 +26,11 @@ use tidegate_sim::guest::{Guest, Want};
 use tidegate_sim::trace::{Trace, TracedIo};
 
 use super::{LeftOut, Pace, Replayed, Writes, choose, traced_disk};
-use crate::nbd::line::{Answer, Line};
+use crate::nbd::async_connection::{Answer, AsyncConnection};
 use crate::nbd::wire::{self, Export};
 use crate::trace::Figures;
 
-/// The longest sleep: by then it is told how it goes, and heard whether to stop.
+/// The longest sleep: by then progress is reported, and a stop is noticed.
 const LOOK: Duration = Duration::from_millis(100);
 /// A disk that answers nothing for so long, though something is outstanding, does not answer any more.
 const SILENT: Span = Span::from_secs(60);
@@ -50,29 +50,29 @@ pub struct Progress {
 
 /// Whether to go on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Go {
+pub enum Flow {
     /// It goes on.
-    On,
+    Continue,
     /// It asks for nothing more and ends.
     End,
 }
 
 /// A disk's door, and what may be asked of it.
 #[derive(Debug)]
-pub struct Door {
-    line: Line<Piece>,
+pub struct Target {
+    connection: AsyncConnection<Piece>,
     export: Export,
     trace: Arc<Trace>,
     left_out: LeftOut,
     lost: u64,
 }
 
-impl Door {
+impl Target {
     /// Connects, and chooses what is asked for. Nothing is asked yet.
     ///
     /// # Errors
     /// It cannot be connected to, is smaller than the trace reaches, is read-only, or nothing can be asked for.
-    pub fn open(socket: &Path, export: &str, trace: &Trace, writes: Writes) -> Result<Door> {
+    pub fn open(socket: &Path, export: &str, trace: &Trace, writes: Writes) -> Result<Target> {
         let (stream, found) = wire::connect(socket, export)?;
         if writes == Writes::Replay && found.read_only() {
             bail!("the disk is read-only, and the writes of the trace are to be replayed");
@@ -94,8 +94,8 @@ impl Door {
                 found.size
             );
         }
-        Ok(Door {
-            line: Line::new(stream)?,
+        Ok(Target {
+            connection: AsyncConnection::new(stream)?,
             export: found,
             trace: Arc::new(chosen),
             left_out,
@@ -120,13 +120,13 @@ impl Door {
     ///
     /// # Errors
     /// The disk breaks the protocol, goes away, or is silent.
-    pub fn replay(self, pace: Pace, heed: &mut dyn FnMut(Progress) -> Go) -> Result<Replayed> {
+    pub fn replay(self, pace: Pace, heed: &mut dyn FnMut(Progress) -> Flow) -> Result<Replayed> {
         let disk = traced_disk(&self.trace, pace);
         let mut session = Session {
             guest: Guest::new(&disk, 1),
             trace: self.trace,
             pace,
-            line: self.line,
+            connection: self.connection,
             export: self.export,
             clock: Instant::now(),
             wants: Vec::new(),
@@ -149,7 +149,7 @@ struct Session {
     guest: Guest,
     trace: Arc<Trace>,
     pace: Pace,
-    line: Line<Piece>,
+    connection: AsyncConnection<Piece>,
     export: Export,
     clock: Instant,
     wants: Vec<Want>,
@@ -190,7 +190,7 @@ impl Session {
     }
 
     /// Whether it was ended early.
-    fn live(&mut self, heed: &mut dyn FnMut(Progress) -> Go) -> Result<bool> {
+    fn live(&mut self, heed: &mut dyn FnMut(Progress) -> Flow) -> Result<bool> {
         let mut wants = std::mem::take(&mut self.wants);
         let begun = self.now();
         self.guest.start(begun, &mut wants);
@@ -217,7 +217,7 @@ impl Session {
                     done: self.done,
                     of: self.trace.ios.len() as u64,
                 };
-                if heed(progress) == Go::End && !interrupted {
+                if heed(progress) == Flow::End && !interrupted {
                     interrupted = true;
                     self.guest.stop();
                 }
@@ -282,14 +282,14 @@ impl Session {
     /// Encodes what waits, as far as there is room, and sends what there is.
     fn send(&mut self) -> Result<()> {
         loop {
-            while self.line.unsent() < AHEAD
+            while self.connection.unsent() < AHEAD
                 && let Some(piece) = self.waiting.pop_front()
             {
                 self.encode(piece);
             }
-            let ready = self.line.unsent();
-            self.line.send()?;
-            if ready == 0 || self.line.unsent() > 0 {
+            let ready = self.connection.unsent();
+            self.connection.send()?;
+            if ready == 0 || self.connection.unsent() > 0 {
                 return Ok(());
             }
         }
@@ -318,7 +318,7 @@ impl Session {
             }
         }
         let len = u32::try_from(piece.len).unwrap_or(u32::MAX);
-        let (handle, out) = self.line.ask(piece);
+        let (handle, out) = self.connection.ask(piece);
         out.extend_from_slice(&0x2560_9513_u32.to_be_bytes());
         out.extend_from_slice(&flags.to_be_bytes());
         out.extend_from_slice(&command.to_be_bytes());
@@ -347,7 +347,7 @@ impl Session {
             None => LOOK,
         };
         match ppoll(
-            &mut [self.line.interest()],
+            &mut [self.connection.interest()],
             Some(TimeSpec::from_duration(sleep)),
             None,
         ) {
@@ -357,14 +357,14 @@ impl Session {
     }
 
     fn receive(&mut self) -> Result<()> {
-        self.line.receive()?;
+        self.connection.receive()?;
         let trace = Arc::clone(&self.trace);
         let io = |piece: &Piece| &trace.ios[piece.io as usize];
         let data = |piece: &Piece| match io(piece).op {
             Op::Read => piece.len,
             _ => 0,
         };
-        while let Some(Answer { asked, ok }) = self.line.answer(data)? {
+        while let Some(Answer { asked, ok }) = self.connection.answer(data)? {
             self.answered(asked.io, io(&asked), ok)?;
         }
         Ok(())
@@ -465,11 +465,13 @@ mod tests {
             (400, Op::Read, (1 << 30) - 512, 512),
         ]);
         for pace in [Pace::Recorded { speed: 100 }, Pace::Outstanding] {
-            let door = Door::open(server.socket(), "a", &trace, Writes::Replay);
-            let door = door.expect("it is there");
-            assert_eq!((door.ios(), door.changes()), (4, 1));
+            let target = Target::open(server.socket(), "a", &trace, Writes::Replay);
+            let target = target.expect("it is there");
+            assert_eq!((target.ios(), target.changes()), (4, 1));
             let _before = server.did();
-            let replayed = door.replay(pace, &mut |_| Go::On).expect("it is answered");
+            let replayed = target
+                .replay(pace, &mut |_| Flow::Continue)
+                .expect("it is answered");
             assert_eq!((replayed.replayed.ios, replayed.errors), (4, 0));
             assert_eq!(replayed.left_out.impossible, 1, "the array cannot discard");
             assert_eq!(server.did().ios, 2 + 3, "70 MiB are three requests");
@@ -481,7 +483,7 @@ mod tests {
         let place = tempfile::tempdir().expect("a scratch directory");
         let server = server(&place);
         let trace = trace(&[(0, Op::Read, 0, 512), (1, Op::Read, 1 << 30, 512)]);
-        let error = Door::open(server.socket(), "a", &trace, Writes::LeaveOut);
+        let error = Target::open(server.socket(), "a", &trace, Writes::LeaveOut);
         let error = error.expect_err("it is too small").to_string();
         assert!(error.contains("reaches to byte 1073742336"), "{error}");
         assert_eq!(server.did().ios, 0);
@@ -492,13 +494,13 @@ mod tests {
         let place = tempfile::tempdir().expect("a scratch directory");
         let server = server(&place);
         let trace = trace(&[(0, Op::Read, 0, 512), (3_600_000_000, Op::Read, 0, 512)]);
-        let door = Door::open(server.socket(), "a", &trace, Writes::LeaveOut);
+        let target = Target::open(server.socket(), "a", &trace, Writes::LeaveOut);
         let end = |progress: Progress| match progress.done {
-            0 => Go::On,
-            _ => Go::End,
+            0 => Flow::Continue,
+            _ => Flow::End,
         };
         let pace = Pace::Recorded { speed: 100 };
-        let replayed = door.expect("it is there").replay(pace, &mut { end });
+        let replayed = target.expect("it is there").replay(pace, &mut { end });
         let replayed = replayed.expect("it is answered");
         assert!(replayed.interrupted);
         assert_eq!(replayed.replayed.ios, 1);

@@ -15,7 +15,7 @@
 //!   DIR/.NAME.PID/trace   made by us, opened by the daemon ... closed by the daemon   ──rename──>  DIR/NAME
 //! ```
 //! # Source
-//! inotify(7): who opened a file and has closed it again is told; nobody has to guess when the last byte was written.
+//! inotify(7): who opened a file and has closed it again is reported; nobody has to guess when the last byte was written.
 
 use std::fs::{self, File, OpenOptions};
 use std::io::{BufReader, Write};
@@ -37,7 +37,7 @@ use super::{Figures, Sum};
 /// Who is to write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Writer {
-    /// The daemon's user, where that can be told.
+    /// The daemon's user, where it is known.
     pub user: Option<u32>,
     /// The group of the socket where it listens.
     pub group: u32,

@@ -166,7 +166,7 @@ impl GuestDriver {
         let guests = self.vms.len();
         let firsts = self.firsts();
         let mut draw = 1_u32;
-        run.turn_clock(0, tallies);
+        run.advance_clock(0, tallies);
         loop {
             let mut progress = false;
             let mut busy = false;
@@ -177,7 +177,7 @@ impl GuestDriver {
                 let end = first + vm.queues.len();
                 let pairs = sources[first..end].iter_mut().zip(&mut tallies[first..end]);
                 for (queue, (source, tally)) in vm.queues.iter_mut().zip(pairs) {
-                    progress |= run.turn(&vm.memory, queue, source, tally)?;
+                    progress |= run.visit(&vm.memory, queue, source, tally)?;
                     busy |= queue.in_flight() > 0;
                 }
             }
@@ -185,11 +185,11 @@ impl GuestDriver {
                 idle = 0;
                 let now = run.now();
                 run.heard = now;
-                run.turn_clock(now, tallies);
+                run.advance_clock(now, tallies);
                 continue;
             }
             if !busy {
-                run.turn_clock(run.now(), tallies);
+                run.advance_clock(run.now(), tallies);
                 run.close(tallies);
                 return Ok(());
             }
@@ -198,12 +198,12 @@ impl GuestDriver {
                 std::hint::spin_loop();
                 continue;
             }
-            self.rest(run, tallies)?;
+            self.sleep(run, tallies)?;
         }
     }
 
     /// Sleeps until an interrupt (a poller only looks at its sockets), and minds servers that went away.
-    fn rest(&mut self, run: &mut Run<'_>, tallies: &mut [Tally]) -> Result<()> {
+    fn sleep(&mut self, run: &mut Run<'_>, tallies: &mut [Tally]) -> Result<()> {
         if self.wait == Wait::Sleep {
             let mut answered = false;
             for queue in self.vms.iter_mut().flat_map(|vm| &mut vm.queues) {
@@ -225,18 +225,18 @@ impl GuestDriver {
             }
         }
         if count == 0 && self.wait == Wait::Sleep {
-            self.was_nobody_forgotten(run)?;
+            self.check_interrupts(run)?;
         }
         let now = run.now();
-        run.turn_clock(now, tallies);
+        run.advance_clock(now, tallies);
         if Duration::from_nanos(now.saturating_sub(run.heard)) > SILENCE {
             bail!("the server answered nothing for {SILENCE:?}");
         }
         Ok(())
     }
 
-    /// A wait has ended by itself: whoever was answered meanwhile, and wanted to be told, is told within [`GRACE_MS`].
-    fn was_nobody_forgotten(&self, run: &Run<'_>) -> Result<()> {
+    /// A wait has ended by itself: whoever was answered meanwhile, and wanted an interrupt, gets it within [`GRACE_MS`].
+    fn check_interrupts(&self, run: &Run<'_>) -> Result<()> {
         let mut queues = self.vms.iter().flat_map(|vm| &vm.queues);
         if !queues.any(|queue| queue.in_flight() > 0 && queue.ring.has_answers()) {
             return Ok(());
@@ -290,7 +290,7 @@ impl Run<'_> {
 
     /// Takes what one queue has answered and asks as much again.
     #[inline]
-    fn turn(
+    fn visit(
         &mut self,
         memory: &super::memory::Memory,
         queue: &mut Queue,
@@ -378,7 +378,7 @@ impl Run<'_> {
     }
 
     /// Opens and closes the window when their time has come.
-    fn turn_clock(&mut self, now: u64, tallies: &mut [Tally]) {
+    fn advance_clock(&mut self, now: u64, tallies: &mut [Tally]) {
         let Until::Time(warm, span) = self.until else {
             if self.opened.is_none() {
                 self.open(now, tallies);

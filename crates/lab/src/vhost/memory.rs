@@ -54,13 +54,13 @@ impl Memory {
             .context("guest memory without a file")
     }
 
-    /// Our own address of `offset`: ring addresses are told to the server in these.
+    /// Our own address of `offset`: the server gets ring addresses in these.
     #[must_use]
     pub fn own_address(&self, offset: usize) -> u64 {
         self.region.as_ptr() as u64 + offset as u64
     }
 
-    /// The guest's address of `offset`: buffers are told to the server in these.
+    /// The guest's address of `offset`: the server gets buffers in these.
     #[must_use]
     pub fn guest_address(&self, offset: usize) -> u64 {
         GUEST_BASE + offset as u64

@@ -139,7 +139,7 @@ impl Ring {
         self.shape
     }
 
-    /// Our addresses of descriptor table, available ring and used ring, as the server is told them.
+    /// Our addresses of descriptor table, available ring and used ring, as the server gets them.
     #[must_use]
     pub fn addresses(&self) -> (u64, u64, u64) {
         let own = |offset| self.memory.own_address(offset);

@@ -129,7 +129,7 @@ impl std::fmt::Debug for Vm {
 /// A negotiated connection.
 pub(super) struct Link {
     pub(super) frontend: Frontend,
-    /// The same socket once more, to be told when the server hangs up.
+    /// The same socket once more, to notice when the server hangs up.
     watched: UnixStream,
     pub(super) features: u64,
     pub(super) protocol: VhostUserProtocolFeatures,
@@ -303,7 +303,7 @@ impl Queue {
         })
     }
 
-    /// Where the ring lies, as a server is told; writes to the used ring are logged as if it began at `log`.
+    /// Where the ring lies, as a server gets it; writes to the used ring are logged as if it began at `log`.
     pub(super) fn addresses(&self, log: Option<u64>) -> VringConfigData {
         let size = self.ring.shape().size();
         let (desc_table_addr, avail_ring_addr, used_ring_addr) = self.ring.addresses();

@@ -12,7 +12,7 @@ use tidegate_sim::scenario::{Control, Group, Io, Threshold, Workload};
 
 use super::{Did, steady};
 
-/// What another host's disks ask for is told in I/Os of this size.
+/// Other hosts' disks are modelled with I/Os of this size.
 const REFERENCE: u64 = 4 << 10;
 
 /// What a daemon says of a datastore under I/O control.

@@ -6,7 +6,7 @@
 //! case comes out.
 //!
 //! # Always true
-//! - What cannot be known is refused with the reason, or guessed and told.
+//! - What cannot be known is refused with the reason, or guessed and reported.
 //!
 //! # Picture: the array
 //! ```text

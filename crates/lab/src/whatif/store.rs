@@ -51,8 +51,8 @@ pub fn case(dir: &Path, phase: Option<&str>) -> Result<Case> {
     let skip = skips.max().unwrap_or(SETTLING).min(half);
     let (from, to) = (plan.begins + skip, plan.ends);
     let mut disks: Vec<Vec<Did>> = vec![Vec::new(); scenario.disks.len()];
-    for kept in &runs {
-        let run = kept.run(&scenario, &variant);
+    for stored in &runs {
+        let run = stored.run(&scenario, &variant);
         let run = run.with_context(|| format!("a run in {} cannot be read", dir.display()))?;
         let series: &[DiskSeries] = &run.results.disks;
         for (disk, series) in disks.iter_mut().zip(series) {
@@ -107,7 +107,7 @@ fn mean(runs: &[Did]) -> Did {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::store::Kept;
+    use crate::experiment::store::StoredRun;
     use crate::experiment::{Directory, Entry, Experiment};
     use crate::whatif::{Changes, Setting, Worth, predict};
     use tidegate_sim::world;
@@ -124,9 +124,9 @@ mod tests {
         case(scratch.path(), None).expect_err("nothing was run yet");
         let way = Variant::of(Policy::Ours);
         let run = world::run(&experiment.scenario, &way, 1).expect("it can be modelled");
-        let mut kept = Kept::of(&experiment.scenario, On::Sim, &run);
-        (kept.repeat, kept.way) = (1, way_slug(&experiment.scenario, &way));
-        directory.keep(&kept).expect("it can be written");
+        let mut stored = StoredRun::of(&experiment.scenario, On::Sim, &run);
+        (stored.repeat, stored.way) = (1, way_slug(&experiment.scenario, &way));
+        directory.keep(&stored).expect("it can be written");
 
         let case = |phase| super::case(scratch.path(), phase);
         let again = case(None).expect("it is kept");

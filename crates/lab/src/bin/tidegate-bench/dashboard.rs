@@ -9,7 +9,7 @@
 //! nobody watches, so that processors have rested for as long.
 //!
 //! # Always true
-//! - A slice in which no look at the whole host came by the stream, or the metrics were not told, is an error: it would cost nothing.
+//! - A slice in which no look at the whole host came by the stream, or the metrics were not answered, is an error: it would cost nothing.
 
 use std::cell::Cell;
 use std::io::{BufRead, BufReader, Read, Write};
@@ -44,14 +44,14 @@ const DISKS: usize = 256;
 const LOADS: [(usize, u16); 2] = [(16, 8), (DISKS, 1)];
 /// The part of its IOPS that the data path keeps.
 const KEPT: f64 = 0.99;
-/// How long a slice is: what a dashboard is told once a second comes once in each.
+/// How long a slice is: what a dashboard gets once a second comes once in each.
 const SLICE: Slice = Slice {
     span: Duration::from_secs(1),
     ..BRIEF
 };
 /// Guests ask for so long before each: they have slept meanwhile.
 const WARM: Duration = Duration::from_millis(200);
-/// They begin so long after a dashboard was opened: what it is told next comes in the slice's middle.
+/// They begin so long after a dashboard was opened: what it gets next comes in the slice's middle.
 const SINCE: Duration = Duration::from_millis(300);
 /// Prometheus asks so long after that, and so does the page for the daemon's status: in the slice's first half.
 const ASKS: Duration = Duration::from_millis(400);
@@ -339,7 +339,7 @@ impl Heard {
     }
 }
 
-/// Somebody who watches, until told to end.
+/// An open dashboard and a scrape, until ended.
 struct Watcher {
     stream: TcpStream,
     reads: JoinHandle<Heard>,

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
 use super::{
-    Across, Against, BRIEF, Client, Contest, Contestant, Expect, FEWEST, Measure, Over, Point,
+    AbTest, Across, Against, BRIEF, Client, Contestant, Expect, FEWEST, Measure, Over, Point,
     Server, Store, Sweep, Work,
 };
 
@@ -165,7 +165,7 @@ fn scaled(word: &str, units: &[(&str, u64)]) -> Option<u64> {
 }
 
 /// Reads a contest at so many percent of its length; none if the text is another kind's.
-pub(super) fn read(text: &str, percent: u64) -> Result<Option<Contest>> {
+pub(super) fn read(text: &str, percent: u64) -> Result<Option<AbTest>> {
     let head: Result<Head, _> = toml::from_str(text);
     if !head.is_ok_and(|head| head.contest.is_some()) {
         return Ok(None);
@@ -178,7 +178,7 @@ pub(super) fn read(text: &str, percent: u64) -> Result<Option<Contest>> {
         .with_context(|| format!("contest `{name}`"))
 }
 
-fn plan(raw: Raw, text: &str, percent: u64) -> Result<Contest> {
+fn plan(raw: Raw, text: &str, percent: u64) -> Result<AbTest> {
     let brief = percent < BRIEF;
     let contestants = raw.contestant.iter().map(contestant);
     let contestants = contestants.collect::<Result<Vec<_>>>()?;
@@ -220,7 +220,7 @@ fn plan(raw: Raw, text: &str, percent: u64) -> Result<Contest> {
     }
     let rounds = u64::from(raw.contest.rounds) * percent / 100;
     let rounds = u32::try_from(rounds).unwrap_or(u32::MAX);
-    Ok(Contest {
+    Ok(AbTest {
         name: raw.name,
         title: raw.title,
         source: raw.source,
@@ -447,7 +447,7 @@ mod tests {
         source = "made up"
     "#;
 
-    fn small(percent: u64) -> Contest {
+    fn small(percent: u64) -> AbTest {
         read(SMALL, percent).expect("a contest").expect("a contest")
     }
 

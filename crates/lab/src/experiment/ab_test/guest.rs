@@ -5,7 +5,7 @@
 //!
 //! # Always true
 //! - QEMU ends with its trial, also when that is interrupted.
-//! - Whether the processor was emulated is told: without KVM figures tell of QEMU and not of the disk.
+//! - Whether the processor was emulated is reported: without KVM figures tell of QEMU and not of the disk.
 //!
 //! # Picture
 //! ```text
@@ -248,7 +248,7 @@ fn heard(said: &str, jobs: u16) -> Result<Done> {
     parse(report, jobs)
 }
 
-/// Where a kernel may be: where one is told, beside the build of a tree, on the host.
+/// Where a kernel may be: where the environment says, beside the build of a tree, on the host.
 fn places(program: &Path) -> Vec<PathBuf> {
     let told = std::env::var_os(PLACE).map(PathBuf::from);
     let built = program

@@ -21,7 +21,7 @@ use tempfile::{NamedTempFile, TempDir};
 
 use super::guest::{self, Kit};
 use super::store::Trial;
-use super::{Client, Contest, Contestant, Server, Store, Work, there};
+use super::{AbTest, Client, Contestant, Server, Store, Work, there};
 use crate::experiment::store::Busy;
 use crate::fio::{self, Job, Target};
 use crate::host::{Host, HostOptions, daemon};
@@ -74,13 +74,13 @@ impl Servers {
     ///
     /// # Errors
     /// The machine has one processor, or no scratch directory can be made.
-    pub(in crate::experiment) fn new(program: &Path, contest: &Contest) -> Result<Servers> {
-        let interrupts = contest
+    pub(in crate::experiment) fn new(program: &Path, ab_test: &AbTest) -> Result<Servers> {
+        let interrupts = ab_test
             .on_disk()
             .then(|| machine::interrupt_cpu(&std::env::temp_dir()))
             .flatten();
         let (server_cpu, client_cpu) = two_processors(interrupts)?;
-        let file_bytes = contest.file_bytes;
+        let file_bytes = ab_test.file_bytes;
         Ok(Servers {
             program: program.to_owned(),
             scratch: tempfile::tempdir().context("cannot make a scratch directory")?,
@@ -244,7 +244,7 @@ impl Servers {
         })
     }
 
-    /// What another process asked of a server: its processor time is told from both ends of that process, in which it
+    /// What another process asked of a server: its processor time is read before and after that process, in which it
     /// does nothing but answer.
     fn served(
         &self,
@@ -507,13 +507,13 @@ mod tests {
     #[test]
     fn what_a_contestant_lacks_is_named() {
         let text = include_str!("../../../../../scenarios/compare-scenarios.toml");
-        let contest = Contest::read(text).expect("a contest").expect("a contest");
-        let Ok(mut servers) = Servers::new(Path::new("/nowhere/bin/tidegate"), &contest) else {
+        let ab_test = AbTest::read(text).expect("a contest").expect("a contest");
+        let Ok(mut servers) = Servers::new(Path::new("/nowhere/bin/tidegate"), &ab_test) else {
             // One processor: nothing competes here, and the error says so.
             assert!(two_processors(None).is_err());
             return;
         };
-        let bare = &contest.contestants[0];
+        let bare = &ab_test.contestants[0];
         let lacks = servers.lacks(bare);
         assert_eq!(
             lacks.is_some(),

@@ -1,7 +1,7 @@
 //! Who makes runs: which program, on which machine. What two of them made is not of one thing.
 //!
 //! # Always true
-//! - Two builds of one version are told from each other, and copies of one are not.
+//! - Two builds of one version are distinguished, and copies of one are not.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hasher};
@@ -55,12 +55,12 @@ impl MachineSeen {
     }
 }
 
-/// In what the Tidegate and the machine that made what is kept differ from those of now; none if in nothing.
-pub(super) fn differs(kept: &Plan, now: &Plan) -> Option<String> {
-    let (there, here) = (&kept.machine, &now.machine);
+/// In what the Tidegate and the machine that made what is stored differ from those of now; none if in nothing.
+pub(super) fn differs(stored: &Plan, now: &Plan) -> Option<String> {
+    let (there, here) = (&stored.machine, &now.machine);
     let program = |plan: &Plan| format!("Tidegate {} (build {})", plan.version, plan.build);
     let each = [
-        ("by", program(kept), program(now)),
+        ("by", program(stored), program(now)),
         ("on", there.processor.clone(), here.processor.clone()),
         ("with", cpus(there), cpus(here)),
         ("under", kernel(there), kernel(here)),
@@ -80,7 +80,7 @@ fn kernel(machine: &MachineSeen) -> String {
     format!("Linux {}", machine.kernel)
 }
 
-/// This very program, told from others by what is in its file.
+/// This very program, distinguished from others by the content of its file.
 pub(super) fn build() -> Result<String> {
     let path = Path::new("/proc/self/exe");
     let hash = || -> std::io::Result<u64> {

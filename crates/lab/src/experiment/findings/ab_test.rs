@@ -17,7 +17,7 @@ use anyhow::{Result, bail};
 use super::{Check, Findings, Made, Outcome, Stage};
 use crate::draw::label;
 use crate::experiment::ab_test::store::{Absent, Round, Trial};
-use crate::experiment::ab_test::{Contest, Expect, Over, Sweep};
+use crate::experiment::ab_test::{AbTest, Expect, Over, Sweep};
 use crate::experiment::store::FORMAT;
 use crate::experiment::summary::ab_test::{bar, point_words, unit};
 use crate::experiment::{Directory, Entry, On};
@@ -25,34 +25,34 @@ use crate::statistics;
 
 /// A contest's results directory, read.
 #[derive(Clone, Debug)]
-pub(in crate::experiment) struct Contested {
+pub(in crate::experiment) struct AbResults {
     /// Where it is.
     pub(in crate::experiment) directory: Directory,
     /// What was run, at its length.
-    pub(in crate::experiment) contest: Contest,
-    /// Every round that is kept.
+    pub(in crate::experiment) ab_test: AbTest,
+    /// Every round that is stored.
     pub(in crate::experiment) rounds: Vec<Round>,
 }
 
-impl Contested {
+impl AbResults {
     /// Reads a contest's results directory; none if there is none, or another kind of results.
     ///
     /// # Errors
     /// A file in it is not what this program writes.
-    pub(in crate::experiment) fn open(path: &Path) -> Result<Option<Contested>> {
+    pub(in crate::experiment) fn open(path: &Path) -> Result<Option<AbResults>> {
         let Some(directory) = Directory::open(path)? else {
             return Ok(None);
         };
         match directory.entry()? {
             Entry::Scenario(_) => Ok(None),
-            Entry::Contest(contest) => Contested::read(directory, *contest).map(Some),
+            Entry::AbTest(ab_test) => AbResults::read(directory, *ab_test).map(Some),
         }
     }
 
-    fn read(directory: Directory, contest: Contest) -> Result<Contested> {
+    fn read(directory: Directory, ab_test: AbTest) -> Result<AbResults> {
         let rounds = directory.rounds()?;
         let of = |round: &Round| {
-            let sweep = contest
+            let sweep = ab_test
                 .sweeps
                 .iter()
                 .find(|sweep| sweep.name == round.sweep);
@@ -65,9 +65,9 @@ impl Contested {
                 path.display()
             );
         }
-        Ok(Contested {
+        Ok(AbResults {
             directory,
-            contest,
+            ab_test,
             rounds,
         })
     }
@@ -75,7 +75,7 @@ impl Contested {
     /// So many rounds are to be made at each point.
     fn wanted(&self) -> usize {
         let rounds = self
-            .contest
+            .ab_test
             .rounds
             .saturating_mul(self.directory.plan.repeat);
         usize::try_from(rounds).unwrap_or(usize::MAX)
@@ -95,8 +95,8 @@ impl Contested {
     #[must_use]
     pub(in crate::experiment) fn findings(&self) -> Findings {
         let plan = &self.directory.plan;
-        let contest = &self.contest;
-        let points: usize = contest.sweeps.iter().map(|sweep| sweep.points.len()).sum();
+        let ab_test = &self.ab_test;
+        let points: usize = ab_test.sweeps.iter().map(|sweep| sweep.points.len()).sum();
         let here = plan.on.contains(&On::Engine);
         let wanted = if here { points * self.wanted() } else { 0 };
         let made = self.rounds.iter().map(|round| Made {
@@ -111,14 +111,14 @@ impl Contested {
         });
         Findings {
             format: FORMAT,
-            experiment: contest.about(),
+            experiment: ab_test.summary(),
             percent: plan.percent,
             repeat: plan.repeat,
             seed: plan.seed,
             began: plan.began.clone(),
             version: plan.version.clone(),
             machine: plan.machine.clone(),
-            checks: contest
+            checks: ab_test
                 .expects
                 .iter()
                 .map(|expect| self.judged(expect))
@@ -159,7 +159,7 @@ impl Contested {
         };
         outcome.check(
             On::Engine,
-            self.contest.words(expect),
+            self.ab_test.words(expect),
             expect.source.clone(),
             bar(expect),
             unit(expect),
@@ -168,11 +168,11 @@ impl Contested {
 
     /// A check's figure by rounds, and how many rounds were disturbed at most; or why there is none.
     fn values(&self, expect: &Expect) -> Result<(Vec<f64>, usize), String> {
-        let contest = &self.contest;
+        let ab_test = &self.ab_test;
         if !self.directory.plan.on.contains(&On::Engine) {
             return Err("it was run in virtual time only, in which nothing competes".to_owned());
         }
-        let sweep = &contest.sweeps[expect.sweep];
+        let sweep = &ab_test.sweeps[expect.sweep];
         let points: Vec<&str> = match &expect.at {
             Some(at) => vec![at.as_str()],
             None => sweep
@@ -261,7 +261,7 @@ impl Contested {
         point: &str,
         contestant: usize,
     ) -> Result<BTreeMap<u32, &Trial>, String> {
-        let name = &self.contest.contestants[contestant].name;
+        let name = &self.ab_test.contestants[contestant].name;
         if !sweep.points.iter().any(|one| one.name == point) {
             return Err(format!(
                 "{} is left out at this length: run it longer",
@@ -324,19 +324,19 @@ pub(in crate::experiment) mod tests {
     use crate::experiment::store::Busy;
 
     /// Rounds of a contest as the stage would have made them, where contestants differ by these factors.
-    pub(in crate::experiment) fn results(path: &Path, name: &str, factors: &[f64]) -> Contested {
+    pub(in crate::experiment) fn results(path: &Path, name: &str, factors: &[f64]) -> AbResults {
         let entry = Entry::find(name).expect("it can be read");
         let entry = entry.expect("it is there").scaled(10);
-        let Entry::Contest(contest) = &entry else {
+        let Entry::AbTest(ab_test) = &entry else {
             panic!("{name} is a contest");
         };
         let directory = Directory::begin(path, &entry, 10, 1, &[On::Engine], 1);
         let directory = directory.expect("it is empty");
-        for (repeat, drift) in (1..=contest.rounds).zip([1.0, 0.5, 2.0]) {
-            for sweep in &contest.sweeps {
+        for (repeat, drift) in (1..=ab_test.rounds).zip([1.0, 0.5, 2.0]) {
+            for sweep in &ab_test.sweeps {
                 for point in &sweep.points {
                     let trials = sweep.contestants.iter().map(|place| Trial {
-                        contestant: contest.contestants[*place].name.clone(),
+                        contestant: ab_test.contestants[*place].name.clone(),
                         iops: 2e6 * drift * factors[*place],
                         size: point.work.size,
                         p50_us: 10.0 / factors[*place],
@@ -369,20 +369,20 @@ pub(in crate::experiment) mod tests {
                 }
             }
         }
-        Contested::open(path)
+        AbResults::open(path)
             .expect("it can be read")
             .expect("a contest")
     }
 
     /// As if each round had been made again.
-    fn twice(contested: &mut Contested) {
-        let again = contested.rounds.clone().into_iter().map(|round| Round {
-            repeat: round.repeat + contested.contest.rounds,
+    fn twice(results: &mut AbResults) {
+        let again = results.rounds.clone().into_iter().map(|round| Round {
+            repeat: round.repeat + results.ab_test.rounds,
             ..round
         });
         let again: Vec<Round> = again.collect();
-        contested.rounds.extend(again);
-        contested.directory.plan.repeat = 2;
+        results.rounds.extend(again);
+        results.directory.plan.repeat = 2;
     }
 
     fn check<'a>(findings: &'a Findings, what: &str) -> &'a Check {
@@ -396,8 +396,8 @@ pub(in crate::experiment) mod tests {
     #[test]
     fn ratios_are_of_one_round_and_a_machine_that_drifts_does_not_matter() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let contested = results(scratch.path(), "filter-overhead", &[1.0, 0.98]);
-        let findings = contested.findings();
+        let results = results(scratch.path(), "filter-overhead", &[1.0, 0.98]);
+        let findings = results.findings();
         assert_eq!(findings.missing, 0);
         let throughput = check(&findings, "throughput, null filter, by that of no filter");
         let ours = throughput.ours.expect("it was measured");
@@ -406,16 +406,16 @@ pub(in crate::experiment) mod tests {
         // 2 % fewer requests for the same processor time.
         let cpu = check(&findings, "processor time by I/O");
         assert!((cpu.ours.expect("it was measured").median - 1.0 / 0.98).abs() < 1e-9);
-        assert_eq!(findings.checks.len(), contested.contest.expects.len());
+        assert_eq!(findings.checks.len(), results.ab_test.expects.len());
         assert_eq!(findings.measured.len(), 2 * 6);
     }
 
     #[test]
     fn who_is_missing_and_who_was_disturbed_is_told_and_judged_by_nobody() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let mut contested = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
-        twice(&mut contested);
-        for round in &mut contested.rounds {
+        let mut results = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
+        twice(&mut results);
+        for round in &mut results.rounds {
             round
                 .trials
                 .retain(|trial| trial.contestant != "qemu-storage-daemon");
@@ -429,7 +429,7 @@ pub(in crate::experiment) mod tests {
                 }
             }
         }
-        let findings = contested.findings();
+        let findings = results.findings();
         let against = check(&findings, "by that of qemu-storage-daemon");
         assert_eq!(against.verdict, Verdict::NotJudged);
         assert!(
@@ -450,7 +450,7 @@ pub(in crate::experiment) mod tests {
         let times = linear.ours.expect("it was measured").median;
         assert!((times - 16.0).abs() < 1e-9, "{times}");
 
-        for trial in contested
+        for trial in results
             .rounds
             .iter_mut()
             .flat_map(|round| &mut round.trials)
@@ -458,7 +458,7 @@ pub(in crate::experiment) mod tests {
             trial.quiet = false;
             trial.noise.foreign_percent = 33.0;
         }
-        let findings = contested.findings();
+        let findings = results.findings();
         assert_eq!(findings.count(Verdict::NotJudged), findings.checks.len());
         let one = check(&findings, "tidegate at 1 VM,");
         assert!(
@@ -472,14 +472,14 @@ pub(in crate::experiment) mod tests {
     fn too_few_quiet_rounds_are_none() {
         for (disturbed, verdict) in [(3, Verdict::Pass), (4, Verdict::NotJudged)] {
             let scratch = tempfile::tempdir().expect("a scratch directory");
-            let mut contested = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
-            twice(&mut contested);
-            for round in &mut contested.rounds {
+            let mut results = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
+            twice(&mut results);
+            for round in &mut results.rounds {
                 for trial in &mut round.trials {
                     trial.quiet = round.repeat > disturbed;
                 }
             }
-            let findings = contested.findings();
+            let findings = results.findings();
             let one = check(&findings, "tidegate at 1 VM,");
             assert_eq!(one.verdict, verdict, "{one:?}");
             if verdict == Verdict::NotJudged {
@@ -492,11 +492,8 @@ pub(in crate::experiment) mod tests {
     #[test]
     fn a_check_whose_side_failed_in_a_round_is_not_judged_by_the_others() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let mut contested = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
-        let last = contested
-            .rounds
-            .iter_mut()
-            .filter(|round| round.repeat == 3);
+        let mut results = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
+        let last = results.rounds.iter_mut().filter(|round| round.repeat == 3);
         for round in last {
             round
                 .trials
@@ -506,7 +503,7 @@ pub(in crate::experiment) mod tests {
                 why: "it ended".into(),
             });
         }
-        let findings = contested.findings();
+        let findings = results.findings();
         let against = check(&findings, "by that of qemu-storage-daemon");
         assert_eq!(against.verdict, Verdict::NotJudged);
         let note = against.note.as_deref().unwrap_or_default();
@@ -526,15 +523,15 @@ pub(in crate::experiment) mod tests {
     #[test]
     fn an_emulated_guest_is_drawn_and_not_judged() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let mut contested = results(scratch.path(), "compare-scenarios", &[1.0, 0.9, 1.0, 0.1]);
-        for trial in contested
+        let mut results = results(scratch.path(), "compare-scenarios", &[1.0, 0.9, 1.0, 0.1]);
+        for trial in results
             .rounds
             .iter_mut()
             .flat_map(|round| &mut round.trials)
         {
             trial.emulated = trial.contestant == "guest";
         }
-        let findings = contested.findings();
+        let findings = results.findings();
         let guest = check(&findings, "throughput, guest at");
         assert_eq!(guest.verdict, Verdict::NotJudged);
         assert!(guest.note.as_ref().is_some_and(|note| note.contains("KVM")));

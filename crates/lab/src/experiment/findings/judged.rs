@@ -1,7 +1,7 @@
 //! The checks of a scenario in one place, and what must hold of every run, whatever its figures.
 //!
 //! # Always true
-//! - A repeat in which there is no figure does not hold, and is told; it is never left out of the judgement.
+//! - A repeat in which there is no figure does not hold, and is reported; it is never left out of the judgement.
 //! - What must hold of every run is checked wherever runs were made.
 
 use std::collections::BTreeMap;
@@ -22,7 +22,7 @@ pub(super) fn of(loaded: &Loaded, on: On) -> Vec<Check> {
     for repeat in loaded.repeats(on) {
         let runs = loaded.repeat(on, repeat);
         for judged in judge::judgements(scenario, &runs) {
-            // A run that is missing is told as such, and is no figure that does not hold.
+            // A run that is missing is reported as such, and is no figure that does not hold.
             if ways(&scenario.expects[judged.expect]).all(|way| runs.contains_key(way)) {
                 values[judged.expect].push(judged.value);
             }
@@ -35,8 +35,14 @@ pub(super) fn of(loaded: &Loaded, on: On) -> Vec<Check> {
                 Some(why) => Outcome::unjudged(why),
                 None => Outcome::of(values, expect.at_least, expect.at_most, "repeats"),
             };
-            let about = check(scenario, expect);
-            outcome.check(on, about.what, about.published, bar(expect), unit(expect))
+            let summary = check(scenario, expect);
+            outcome.check(
+                on,
+                summary.what,
+                summary.published,
+                bar(expect),
+                unit(expect),
+            )
         })
         .collect();
     checks.extend(sound(loaded, on));
@@ -135,7 +141,7 @@ fn none_of(loaded: &Loaded, on: On, what: &str, bad: u64, note: Option<String>) 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::store::{Kept, KeptBreach};
+    use crate::experiment::store::{StoredBreach, StoredRun};
     use crate::experiment::summary::way_slug;
     use crate::experiment::{Directory, Experiment, Findings};
     use std::path::Path;
@@ -182,7 +188,7 @@ mod tests {
         experiment: &Experiment,
         on: On,
         repeats: u32,
-        change: impl Fn(&Variant, u32, &mut Kept),
+        change: impl Fn(&Variant, u32, &mut StoredRun),
     ) -> Findings {
         let entry = experiment.clone().into();
         let directory = Directory::begin(place, &entry, 100, 1, &[on], repeats);
@@ -191,19 +197,19 @@ mod tests {
             for way in experiment.ways_on(on) {
                 let run = world::run(&experiment.scenario, &way, u64::from(repeat));
                 let run = run.expect("it can be modelled");
-                let mut kept = Kept::of(&experiment.scenario, on, &run);
-                kept.repeat = repeat;
-                kept.way = way_slug(&experiment.scenario, &way);
-                change(&way, repeat, &mut kept);
-                directory.keep(&kept).expect("it can be written");
+                let mut stored = StoredRun::of(&experiment.scenario, on, &run);
+                stored.repeat = repeat;
+                stored.way = way_slug(&experiment.scenario, &way);
+                change(&way, repeat, &mut stored);
+                directory.keep(&stored).expect("it can be written");
             }
         }
         Findings::read(place).expect("it can be read")
     }
 
     /// As if no I/O of its last disk had been answered.
-    fn starve(kept: &mut Kept) {
-        let disk = kept.disks.last_mut().expect("there are two");
+    fn starve(stored: &mut StoredRun) {
+        let disk = stored.disks.last_mut().expect("there are two");
         for column in [&mut disk.ios, &mut disk.bytes, &mut disk.cost] {
             column.fill(0);
         }
@@ -227,9 +233,9 @@ mod tests {
                 &experiment,
                 On::Engine,
                 1,
-                |way, _, kept| {
+                |way, _, stored| {
                     if way.policy == policy {
-                        kept.breaches = vec![KeptBreach {
+                        stored.breaches = vec![StoredBreach {
                             at_ns: 1_500_000_000,
                             what: "one had 200 where 100 are let".into(),
                         }];
@@ -250,9 +256,15 @@ mod tests {
     fn a_disk_of_which_no_io_was_answered_has_no_latency_that_could_pass() {
         let experiment = Experiment::read(PAIR).expect("a scenario");
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let findings = keep(scratch.path(), &experiment, On::Engine, 1, |_, _, kept| {
-            starve(kept);
-        });
+        let findings = keep(
+            scratch.path(),
+            &experiment,
+            On::Engine,
+            1,
+            |_, _, stored| {
+                starve(stored);
+            },
+        );
         for check in &findings.checks[..2] {
             assert_eq!((check.verdict, check.held, check.of), (Verdict::Fail, 0, 1));
             let note = check.note.as_deref().unwrap_or_default();
@@ -270,9 +282,9 @@ mod tests {
                 &experiment,
                 On::Sim,
                 3,
-                |_, repeat, kept| {
+                |_, repeat, stored| {
                     if repeat <= starved {
-                        starve(kept);
+                        starve(stored);
                     }
                 },
             );

@@ -5,18 +5,18 @@
 use super::Picture;
 use crate::draw::{Across as Axis, Bars, Fill, Group, Line, Lines, Up, round_up};
 use crate::experiment::ab_test::{Across, Sweep};
-use crate::experiment::findings::ab_test::{Contested, Measured};
+use crate::experiment::findings::ab_test::{AbResults, Measured};
 use crate::statistics::Spread;
 
 /// What is drawn of a contest's rounds.
-pub(in crate::experiment) fn of(contested: &Contested, rows: &[Measured]) -> Vec<Picture> {
-    let sweeps = contested.contest.sweeps.iter();
+pub(in crate::experiment) fn of(results: &AbResults, rows: &[Measured]) -> Vec<Picture> {
+    let sweeps = results.ab_test.sweeps.iter();
     let drawn = sweeps.filter_map(|sweep| {
         let rows = rows.iter().filter(|row| row.sweep == sweep.title);
         let rows: Vec<&Measured> = rows.collect();
         rows.iter()
             .any(|row| row.iops.is_some())
-            .then(|| picture(contested, sweep, &rows))
+            .then(|| picture(results, sweep, &rows))
     });
     drawn.collect()
 }
@@ -24,14 +24,14 @@ pub(in crate::experiment) fn of(contested: &Contested, rows: &[Measured]) -> Vec
 /// A figure of a row.
 type Figure = fn(&Measured) -> Option<Spread>;
 
-fn picture(contested: &Contested, sweep: &Sweep, rows: &[&Measured]) -> Picture {
+fn picture(results: &AbResults, sweep: &Sweep, rows: &[&Measured]) -> Picture {
     let mut figures: Vec<(&str, &str, Figure)> = Vec::new();
     if sweep.across == Across::Size {
         figures.push(("Bandwidth", "MB a second", |row| row.mb_per_s));
     }
     figures.push(("Throughput", "I/Os a second", |row| row.iops));
     figures.push(("Latency", "microseconds, median", |row| row.p50_us));
-    if contested.contest.clients_differ() {
+    if results.ab_test.clients_differ() {
         figures.push((
             "Processor time",
             "server and who asks: percent of one per 1,000 I/Os a second",
@@ -46,9 +46,9 @@ fn picture(contested: &Contested, sweep: &Sweep, rows: &[&Measured]) -> Picture 
     }
     let panels = figures.into_iter().map(|(name, unit, figure)| {
         if sweep.across == Across::Work {
-            bars(contested, sweep, rows, name, unit, figure)
+            bars(results, sweep, rows, name, unit, figure)
         } else {
-            lines(contested, sweep, rows, name, unit, figure)
+            lines(results, sweep, rows, name, unit, figure)
         }
     });
     let mut caption = String::from(
@@ -66,7 +66,7 @@ fn picture(contested: &Contested, sweep: &Sweep, rows: &[&Measured]) -> Picture 
 
 /// A contestant's rows, by the places of their points.
 fn own<'a>(
-    contested: &'a Contested,
+    results: &'a AbResults,
     sweep: &'a Sweep,
     rows: &'a [&'a Measured],
     figure: Figure,
@@ -81,7 +81,7 @@ fn own<'a>(
         names
     };
     let contestants = sweep.contestants.iter().map(|place| {
-        let name = &contested.contest.contestants[*place].name;
+        let name = &results.ab_test.contestants[*place].name;
         let values = points().into_iter().map(|point| {
             let row = rows
                 .iter()
@@ -94,14 +94,14 @@ fn own<'a>(
 }
 
 fn lines(
-    contested: &Contested,
+    results: &AbResults,
     sweep: &Sweep,
     rows: &[&Measured],
     name: &str,
     unit: &str,
     figure: Figure,
 ) -> String {
-    let lines = own(contested, sweep, rows, figure)
+    let lines = own(results, sweep, rows, figure)
         .into_iter()
         .map(|(name, values)| Line {
             name,
@@ -137,7 +137,7 @@ fn lines(
 }
 
 fn bars(
-    contested: &Contested,
+    results: &AbResults,
     sweep: &Sweep,
     rows: &[&Measured],
     name: &str,
@@ -145,7 +145,7 @@ fn bars(
     figure: Figure,
 ) -> String {
     const FILLS: [Fill; 4] = [Fill::Outline, Fill::Light, Fill::Solid, Fill::Light];
-    let columns = own(contested, sweep, rows, figure);
+    let columns = own(results, sweep, rows, figure);
     let groups = sweep.points.iter().enumerate().map(|(place, point)| Group {
         name: point.name.clone(),
         bars: columns
@@ -174,8 +174,8 @@ mod tests {
     #[test]
     fn every_contestant_has_a_line_in_every_panel_and_every_point_a_name() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let contested = results(scratch.path(), "million-iops", &[1.0, 0.8, 0.4]);
-        let pictures = of(&contested, &contested.findings().measured);
+        let results = results(scratch.path(), "million-iops", &[1.0, 0.8, 0.4]);
+        let pictures = of(&results, &results.findings().measured);
         assert_eq!(pictures.len(), 2);
         assert_eq!((pictures[0].panels.len(), pictures[1].panels.len()), (3, 4));
         for panel in pictures.iter().flat_map(|picture| &picture.panels) {
@@ -195,11 +195,11 @@ mod tests {
     #[test]
     fn kinds_of_work_are_bars_and_what_was_not_measured_is_none() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let mut contested = results(scratch.path(), "compare-scenarios", &[1.0, 0.9, 1.0, 0.1]);
-        for round in &mut contested.rounds {
+        let mut results = results(scratch.path(), "compare-scenarios", &[1.0, 0.9, 1.0, 0.1]);
+        for round in &mut results.rounds {
             round.trials.retain(|trial| trial.contestant != "guest");
         }
-        let pictures = of(&contested, &contested.findings().measured);
+        let pictures = of(&results, &results.findings().measured);
         let panel = &pictures[0].panels[0];
         // One for each kind of work, and one in the legend; of the guest the legend's alone.
         assert_eq!(panel.matches("s1\"").count(), 4 + 1);

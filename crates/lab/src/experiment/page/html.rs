@@ -4,7 +4,7 @@ use super::style::STYLE;
 use super::{Chapter, Picture, came_to, disturbed, measured, method, parts, place, repeats, tally};
 use crate::draw::{self, escape, fine, label};
 use crate::experiment::findings::{Check, Figure, Findings, Stage, Verdict};
-use crate::experiment::summary::{About, AboutScenario};
+use crate::experiment::summary::{ScenarioSummary, Summary};
 use crate::experiment::{On, SetUp};
 
 /// A table of more rows is folded away.
@@ -15,8 +15,8 @@ pub(super) fn page(title: Option<&str>, chapters: &[Chapter]) -> String {
     let (name, lede) = match (title, chapters) {
         (Some(title), _) => (title.to_owned(), String::new()),
         (None, [chapter]) => {
-            let about = &chapter.findings.experiment;
-            (about.name.clone(), about.title.clone())
+            let summary = &chapter.findings.experiment;
+            (summary.name.clone(), summary.title.clone())
         }
         (None, _) => ("Results".to_owned(), String::new()),
     };
@@ -129,11 +129,11 @@ fn verdict(chapters: &[Chapter]) -> String {
 fn contents(chapters: &[Chapter]) -> String {
     let mut text = String::from("<nav aria-label=\"Contents\">\n<h3>Contents</h3>\n<ol>\n");
     for chapter in chapters {
-        let about = &chapter.findings.experiment;
+        let summary = &chapter.findings.experiment;
         text += &format!(
             "<li><a href=\"#{0}\">{0}</a>: {1} <span class=\"soft\">({2})</span></li>\n",
-            escape(&about.name),
-            escape(&about.title),
+            escape(&summary.name),
+            escape(&summary.title),
             tally(&chapter.findings)
         );
     }
@@ -142,17 +142,17 @@ fn contents(chapters: &[Chapter]) -> String {
 
 fn chapter(chapter: &Chapter, one_of_many: bool) -> String {
     let findings = &chapter.findings;
-    let about = &findings.experiment;
-    let mut text = format!("<section id=\"{}\">\n", escape(&about.name));
+    let summary = &findings.experiment;
+    let mut text = format!("<section id=\"{}\">\n", escape(&summary.name));
     if one_of_many {
         text += &format!(
             "<h2>{}: {}</h2>\n",
-            escape(&about.name),
-            escape(&about.title)
+            escape(&summary.name),
+            escape(&summary.title)
         );
     }
-    if !about.source.is_empty() {
-        text += &format!("<p class=\"soft\">{}</p>\n", escape(&about.source));
+    if !summary.source.is_empty() {
+        text += &format!("<p class=\"soft\">{}</p>\n", escape(&summary.source));
     }
     text += "<h3>Published, ours, and the bar</h3>\n";
     text += &checks(&findings.checks);
@@ -160,7 +160,7 @@ fn chapter(chapter: &Chapter, one_of_many: bool) -> String {
         text += &drawn(*on, figures, chapter.figures.len() > 1);
     }
     text += &agreement(chapter);
-    if measured::contest(findings).is_some() {
+    if measured::ab_test(findings).is_some() {
         text += "<h3>What was measured</h3>\n";
         text += &competed(findings);
     } else {
@@ -170,7 +170,7 @@ fn chapter(chapter: &Chapter, one_of_many: bool) -> String {
         }
     }
     text += "<h3>Set-up</h3>\n";
-    text += &set_up(about);
+    text += &set_up(summary);
     text += "<h3>Machine and method</h3>\n";
     text += &machine(findings);
     text += "<h3>Raw data</h3>\n";
@@ -385,25 +385,25 @@ fn facts<T: AsRef<str>>(facts: &[(T, String)]) -> String {
     text + "</dl>\n"
 }
 
-fn set_up(about: &About) -> String {
-    match &about.set_up {
-        SetUp::Scenario(scenario) => hosts(scenario, &about.ways),
-        SetUp::Contest(contest) => facts(&measured::set_up(contest)),
+fn set_up(summary: &Summary) -> String {
+    match &summary.set_up {
+        SetUp::Scenario(scenario) => hosts(scenario, &summary.ways),
+        SetUp::AbTest(ab_test) => facts(&measured::set_up(ab_test)),
     }
 }
 
-fn hosts(about: &AboutScenario, ways: &[String]) -> String {
+fn hosts(summary: &ScenarioSummary, ways: &[String]) -> String {
     let mut text = facts(&[
-        ("Hosts", about.hosts.join(", ")),
-        ("Datastore", about.datastore.clone()),
-        ("Congestion threshold", about.threshold.clone()),
+        ("Hosts", summary.hosts.join(", ")),
+        ("Datastore", summary.datastore.clone()),
+        ("Congestion threshold", summary.threshold.clone()),
         ("Ways", ways.join("; ")),
     ]);
     let mut table = String::from(
         "<table class=\"cards\">\n<thead><tr><th>Disk</th><th>Host</th><th>Shares</th><th>Limits</th><th>Guest</th></tr>\
          </thead>\n<tbody>\n",
     );
-    for disk in &about.disks {
+    for disk in &summary.disks {
         let settings = if disk.settings.is_empty() {
             "-"
         } else {
@@ -420,10 +420,10 @@ fn hosts(about: &AboutScenario, ways: &[String]) -> String {
         );
     }
     table += "</tbody>\n</table>\n";
-    text += &folded(&table, about.disks.len(), "Disks and guests");
-    if about.phases.len() > 1 {
+    text += &folded(&table, summary.disks.len(), "Disks and guests");
+    if summary.phases.len() > 1 {
         text += "<ol>\n";
-        for phase in &about.phases {
+        for phase in &summary.phases {
             text += &format!("<li>{}</li>\n", escape(&phase_words(phase)));
         }
         text += "</ol>\n";
@@ -432,7 +432,7 @@ fn hosts(about: &AboutScenario, ways: &[String]) -> String {
 }
 
 /// A phase in a line.
-pub(super) fn phase_words(phase: &crate::experiment::summary::AboutPhase) -> String {
+pub(super) fn phase_words(phase: &crate::experiment::summary::PhaseSummary) -> String {
     let mut words = format!("{}: {} s", phase.name, label(phase.lasts_s));
     if !phase.idle.is_empty() {
         words += &format!(", without {}", phase.idle.join(", "));

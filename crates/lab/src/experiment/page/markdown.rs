@@ -5,7 +5,7 @@ use super::{Chapter, came_to, disturbed, measured, method, place, tally};
 use crate::draw::label;
 use crate::experiment::SetUp;
 use crate::experiment::findings::{Check, Findings, Stage, Verdict};
-use crate::experiment::summary::{About, AboutScenario};
+use crate::experiment::summary::{ScenarioSummary, Summary};
 
 /// The summary; `title` is a suite's.
 pub(super) fn page(title: Option<&str>, chapters: &[Chapter]) -> String {
@@ -30,10 +30,10 @@ pub(super) fn page(title: Option<&str>, chapters: &[Chapter]) -> String {
 
 fn chapter(chapter: &Chapter, level: &str) -> String {
     let findings = &chapter.findings;
-    let about = &findings.experiment;
-    let mut text = format!("{level} {}\n\n{}.\n", about.name, about.title);
-    if !about.source.is_empty() {
-        text += &format!("{}.\n", about.source);
+    let summary = &findings.experiment;
+    let mut text = format!("{level} {}\n\n{}.\n", summary.name, summary.title);
+    if !summary.source.is_empty() {
+        text += &format!("{}.\n", summary.source);
     }
     text += &format!("\n**{}.**", tally(findings));
     if findings.missing > 0 {
@@ -47,7 +47,7 @@ fn chapter(chapter: &Chapter, level: &str) -> String {
         text += &format!("\nCould not be run: {}\n", problem.replace('\n', " "));
     }
     text += &checks(&findings.checks);
-    if measured::contest(findings).is_some() {
+    if measured::ab_test(findings).is_some() {
         text += &competed(findings);
     } else {
         for stage in &findings.stages {
@@ -55,7 +55,7 @@ fn chapter(chapter: &Chapter, level: &str) -> String {
         }
     }
     text += &format!("\n{level}# Set-up\n\n");
-    text += &set_up(about);
+    text += &set_up(summary);
     let machine = &findings.machine;
     text += &format!("\n{level}# Machine and method\n\n");
     text += &format!(
@@ -79,11 +79,11 @@ fn chapter(chapter: &Chapter, level: &str) -> String {
     text
 }
 
-fn set_up(about: &About) -> String {
-    match &about.set_up {
+fn set_up(summary: &Summary) -> String {
+    match &summary.set_up {
         SetUp::Scenario(scenario) => hosts(scenario),
-        SetUp::Contest(contest) => {
-            let facts = measured::set_up(contest).into_iter();
+        SetUp::AbTest(ab_test) => {
+            let facts = measured::set_up(ab_test).into_iter();
             facts
                 .map(|(name, what)| format!("- {name}: {what}\n"))
                 .collect()
@@ -91,11 +91,11 @@ fn set_up(about: &About) -> String {
     }
 }
 
-fn hosts(about: &AboutScenario) -> String {
-    let mut text = format!("- Hosts: {}\n", about.hosts.join(", "));
-    text += &format!("- Datastore: {}\n", about.datastore);
-    text += &format!("- Congestion threshold: {}\n", about.threshold);
-    for disk in &about.disks {
+fn hosts(summary: &ScenarioSummary) -> String {
+    let mut text = format!("- Hosts: {}\n", summary.hosts.join(", "));
+    text += &format!("- Datastore: {}\n", summary.datastore);
+    text += &format!("- Congestion threshold: {}\n", summary.threshold);
+    for disk in &summary.disks {
         let settings = match disk.settings.as_str() {
             "" => String::new(),
             some => format!(", {some}"),
@@ -105,8 +105,8 @@ fn hosts(about: &AboutScenario) -> String {
             disk.name, disk.host, disk.shares, disk.workload
         );
     }
-    if about.phases.len() > 1 {
-        let phases = about.phases.iter().map(phase_words);
+    if summary.phases.len() > 1 {
+        let phases = summary.phases.iter().map(phase_words);
         text += &format!("- Phases: {}\n", phases.collect::<Vec<_>>().join("; "));
     }
     text

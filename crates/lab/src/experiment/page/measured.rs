@@ -5,7 +5,7 @@ use crate::draw::label;
 use crate::experiment::SetUp;
 use crate::experiment::findings::Findings;
 use crate::experiment::findings::ab_test::Measured;
-use crate::experiment::summary::AboutContest;
+use crate::experiment::summary::AbTestSummary;
 use crate::interleaved::BRIEF;
 
 /// What stands above the columns; the first two are words.
@@ -63,12 +63,12 @@ pub(super) fn sweeps(findings: &Findings) -> Vec<(&str, Vec<&Measured>)> {
 }
 
 /// Who competes in what: a name and what it is.
-pub(super) fn set_up(about: &AboutContest) -> Vec<(String, String)> {
-    let contestants = about.contestants.iter();
+pub(super) fn set_up(summary: &AbTestSummary) -> Vec<(String, String)> {
+    let contestants = summary.contestants.iter();
     let mut facts: Vec<(String, String)> = contestants
         .map(|one| (one.name.clone(), one.what.clone()))
         .collect();
-    for sweep in &about.sweeps {
+    for sweep in &summary.sweeps {
         let what = if sweep.work.len() == sweep.points.len() && sweep.points.len() > 1 {
             let each = sweep.points.iter().zip(&sweep.work);
             let each = each.map(|(point, work)| format!("{point}: {work}"));
@@ -86,15 +86,15 @@ pub(super) fn set_up(about: &AboutContest) -> Vec<(String, String)> {
 }
 
 /// The contest's part of what an experiment is, if it is one.
-pub(super) fn contest(findings: &Findings) -> Option<&AboutContest> {
+pub(super) fn ab_test(findings: &Findings) -> Option<&AbTestSummary> {
     match &findings.experiment.set_up {
-        SetUp::Contest(about) => Some(about),
+        SetUp::AbTest(summary) => Some(summary),
         SetUp::Scenario(_) => None,
     }
 }
 
 /// How its rounds were made: one sentence each.
-pub(super) fn method(findings: &Findings, about: &AboutContest) -> Vec<String> {
+pub(super) fn method(findings: &Findings, summary: &AbTestSummary) -> Vec<String> {
     let mut says = vec![
         "On real servers: a fresh server for every trial, with one processor for it and another for who asks; the same \
          two for all contestants. Who asks a file itself has a server's. Where one processor takes all interrupts of the \
@@ -103,8 +103,8 @@ pub(super) fn method(findings: &Findings, about: &AboutContest) -> Vec<String> {
         format!(
             "{} rounds at every point, {} s measured in each trial. Contestants take turns, and turns at being first. A \
              ratio is taken within a round, and the median of the rounds is judged; in brackets from the least to the most.",
-            u64::from(about.rounds) * u64::from(findings.repeat),
-            label(about.trial_s)
+            u64::from(summary.rounds) * u64::from(findings.repeat),
+            label(summary.trial_s)
         ),
         "A check over several points is of their geometric mean, unless it says otherwise.".to_owned(),
         "A trial during which others had more of a processor than it bears was made again, a fifth of all trials at \
@@ -112,17 +112,17 @@ pub(super) fn method(findings: &Findings, about: &AboutContest) -> Vec<String> {
             .to_owned(),
         format!("Length: {} % of what the file says.", findings.percent),
     ];
-    if about.side_by_side {
+    if summary.side_by_side {
         says.push(format!(
             "In a round all servers run side by side, and each is asked in turns of {} ms: what differs by a percent is \
              measured within the same tenth of a second. Whoever has no turn sleeps.",
             BRIEF.span.as_millis()
         ));
     }
-    if about.left_out.is_empty() {
+    if summary.left_out.is_empty() {
         says.push("All points of the file are there.".to_owned());
     }
-    for left_out in &about.left_out {
+    for left_out in &summary.left_out {
         says.push(format!("Left out at this length: {left_out}."));
     }
     let rejected: usize = findings.measured.iter().map(|row| row.rejected).sum();

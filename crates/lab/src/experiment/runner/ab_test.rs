@@ -1,12 +1,12 @@
 //! Makes a contest's runs: a round at a point is one, with a trial of every contestant in turn.
 //!
 //! [`super::super::course`] asks for them one after the other and keeps them. Contestants take turns at being first. A
-//! trial that others disturbed is made again, but only so often in a whole contest: a machine that is never quiet is told
+//! trial that others disturbed is made again, but only so often in a whole contest: a machine that is never quiet is reported
 //! of, and not waited for.
 //!
 //! # Always true
 //! - All contestants of a sweep are in a round, as a trial, as absent or as failed, with the reason.
-//! - Absent is who lacks something on this machine. A trial that fails makes nobody absent: it is told, and made again
+//! - Absent is who lacks something on this machine. A trial that fails makes nobody absent: it is reported, and made again
 //!   with its round by whoever goes on.
 
 use std::collections::BTreeMap;
@@ -21,7 +21,7 @@ use super::{Order, Piece, Runs};
 use crate::experiment::On;
 use crate::experiment::ab_test::servers::{Servers, Window};
 use crate::experiment::ab_test::store::{Absent, Round, Trial};
-use crate::experiment::ab_test::{Across, Contest, Sweep, slug};
+use crate::experiment::ab_test::{AbTest, Across, Sweep, slug};
 use crate::experiment::directory::{Directory, moment};
 use crate::experiment::store::{Busy, FORMAT};
 use crate::interleaved::{TRIES, rotation};
@@ -36,7 +36,7 @@ const AGAIN_LEAST: usize = 6;
 
 /// See the module.
 pub(in crate::experiment) struct Rounds<'a> {
-    contest: &'a Contest,
+    ab_test: &'a AbTest,
     program: PathBuf,
     /// By place among the pieces: which round, sweep and point.
     planned: Vec<(u32, usize, usize)>,
@@ -56,24 +56,24 @@ fn way(sweep: &Sweep, point: usize) -> String {
 
 impl<'a> Rounds<'a> {
     /// All rounds of a contest; none where it is not to be run on real servers.
-    pub(in crate::experiment) fn of(order: &Order<'_>, contest: &'a Contest) -> Rounds<'a> {
+    pub(in crate::experiment) fn of(order: &Order<'_>, ab_test: &'a AbTest) -> Rounds<'a> {
         let mut planned = Vec::new();
         if order.on.contains(&On::Engine) {
-            for round in 1..=contest.rounds.saturating_mul(order.repeat) {
-                for (sweep, points) in contest.sweeps.iter().enumerate() {
+            for round in 1..=ab_test.rounds.saturating_mul(order.repeat) {
+                for (sweep, points) in ab_test.sweeps.iter().enumerate() {
                     planned.extend((0..points.points.len()).map(|point| (round, sweep, point)));
                 }
             }
         }
         let trials: usize = planned
             .iter()
-            .map(|(_, sweep, _)| contest.sweeps[*sweep].contestants.len())
+            .map(|(_, sweep, _)| ab_test.sweeps[*sweep].contestants.len())
             .sum();
         Rounds {
-            contest,
+            ab_test,
             program: order.program.to_owned(),
             planned,
-            quiet: order.max_noise.unwrap_or(contest.quiet),
+            quiet: order.max_noise.unwrap_or(ab_test.quiet),
             seed: order.seed,
             servers: None,
             lacks: BTreeMap::new(),
@@ -89,13 +89,13 @@ impl<'a> Rounds<'a> {
         heed: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Vec<Trial>> {
         let (round, sweep, point) = self.planned[place];
-        let contest = self.contest;
-        let who = contestants.iter().map(|one| &contest.contestants[*one]);
+        let ab_test = self.ab_test;
+        let who = contestants.iter().map(|one| &ab_test.contestants[*one]);
         let who: Vec<_> = who.collect();
-        let work = contest.sweeps[sweep].points[point].work;
+        let work = ab_test.sweeps[sweep].points[point].work;
         let window = Window {
-            warm: contest.warm,
-            span: contest.span(),
+            warm: ab_test.warm,
+            span: ab_test.span(),
             seed: self.seed + u64::from(round) - 1,
         };
         let servers = self.servers.as_mut().context("the servers was not set")?;
@@ -111,7 +111,7 @@ impl<'a> Rounds<'a> {
         let mut trials = attended(servers, &made, heed)?;
         for trial in &mut trials {
             let busy = trial.noise;
-            let steal = if contest.on_disk() {
+            let steal = if ab_test.on_disk() {
                 0.0
             } else {
                 busy.steal_percent
@@ -149,7 +149,7 @@ impl<'a> Rounds<'a> {
 
     fn words(&self, place: usize) -> String {
         let (_, sweep, point) = self.planned[place];
-        let sweep = &self.contest.sweeps[sweep];
+        let sweep = &self.ab_test.sweeps[sweep];
         let name = &sweep.points[point].name;
         match sweep.across {
             Across::Vms if name == "1" => "1 VM".to_owned(),
@@ -210,7 +210,7 @@ impl Runs for Rounds<'_> {
         let pieces = places.map(|(place, (round, sweep, point))| Piece {
             on: On::Engine,
             repeat: *round,
-            slug: way(&self.contest.sweeps[*sweep], *point),
+            slug: way(&self.ab_test.sweeps[*sweep], *point),
             words: self.words(place),
         });
         pieces.collect()
@@ -218,9 +218,9 @@ impl Runs for Rounds<'_> {
 
     fn takes(&self, place: usize) -> Duration {
         let (_, sweep, _) = self.planned[place];
-        let contestants = self.contest.sweeps[sweep].contestants.iter();
+        let contestants = self.ab_test.sweeps[sweep].contestants.iter();
         let there = contestants.filter(|one| !matches!(self.lacks.get(one), Some(Some(_))));
-        there.map(|one| self.contest.trial(*one)).sum()
+        there.map(|one| self.ab_test.trial(*one)).sum()
     }
 
     fn make(&mut self, place: usize, heed: &mut dyn FnMut() -> Result<()>) -> Result<Round> {
@@ -228,16 +228,16 @@ impl Runs for Rounds<'_> {
         let (began, begun) = (SystemTime::now(), Instant::now());
         let meter = Meter::start()?;
         if self.servers.is_none() {
-            self.servers = Some(Servers::new(&self.program, self.contest)?);
+            self.servers = Some(Servers::new(&self.program, self.ab_test)?);
         }
-        let contest = self.contest;
-        let variants = &contest.sweeps[sweep];
+        let ab_test = self.ab_test;
+        let variants = &ab_test.sweeps[sweep];
         let (mut trials, mut absent, mut failed) = (Vec::new(), Vec::new(), Vec::new());
         let mut there = Vec::new();
         let first = usize::try_from(round).unwrap_or(0) + point;
         for place in rotation(first, variants.contestants.len()) {
             let contestant = variants.contestants[place];
-            let who = &contest.contestants[contestant];
+            let who = &ab_test.contestants[contestant];
             if !self.lacks.contains_key(&contestant) {
                 let servers = self.servers.as_mut().context("the servers was not set")?;
                 self.lacks.insert(contestant, servers.lacks(who));
@@ -251,7 +251,7 @@ impl Runs for Rounds<'_> {
             }
             there.push(contestant);
         }
-        let at_once = if contest.side_by_side {
+        let at_once = if ab_test.side_by_side {
             there.len().max(1)
         } else {
             1
@@ -262,7 +262,7 @@ impl Runs for Rounds<'_> {
                 Err(error) => {
                     heed()?;
                     failed.extend(together.iter().map(|one| Absent {
-                        contestant: contest.contestants[*one].name.clone(),
+                        contestant: ab_test.contestants[*one].name.clone(),
                         why: brief(&format!("{error:#}")),
                     }));
                 }
@@ -272,7 +272,7 @@ impl Runs for Rounds<'_> {
         let took = begun.elapsed();
         Ok(Round {
             format: FORMAT,
-            experiment: contest.name.clone(),
+            experiment: ab_test.name.clone(),
             on: On::Engine,
             repeat: round,
             way: way(variants, point),
@@ -309,24 +309,24 @@ mod tests {
     #[test]
     fn every_contest_is_published_and_its_points_have_files_of_their_own() {
         for entry in Entry::all().expect("they are experiments") {
-            let Entry::Contest(contest) = entry else {
+            let Entry::AbTest(ab_test) = entry else {
                 continue;
             };
             assert!(
-                PUBLISHED.contains(&contest.name.as_str()),
+                PUBLISHED.contains(&ab_test.name.as_str()),
                 "{}",
-                contest.name
+                ab_test.name
             );
             for percent in [1, 10, 100] {
-                let contest = contest.clone().scaled(percent);
+                let ab_test = ab_test.clone().scaled(percent);
                 let mut slugs = BTreeSet::new();
-                for sweep in &contest.sweeps {
+                for sweep in &ab_test.sweeps {
                     for point in 0..sweep.points.len() {
                         let slug = way(sweep, point);
-                        assert!(slugs.insert(slug.clone()), "{}: {slug}", contest.name);
+                        assert!(slugs.insert(slug.clone()), "{}: {slug}", ab_test.name);
                     }
                 }
-                assert!(contest.rounds >= 3);
+                assert!(ab_test.rounds >= 3);
             }
         }
     }
@@ -372,7 +372,7 @@ mod tests {
     #[test]
     fn a_trial_that_fails_is_a_problem_and_is_made_again_while_nobody_is_taken_to_be_absent() {
         let entry = Entry::read(TWO).expect("a contest");
-        let Entry::Contest(contest) = &entry else {
+        let Entry::AbTest(ab_test) = &entry else {
             panic!("it is a contest");
         };
         let scratch = tempfile::tempdir().expect("a scratch directory");
@@ -386,7 +386,7 @@ mod tests {
             program: std::path::Path::new("/bin/false"),
             max_noise: None,
         };
-        let mut rounds = Rounds::of(&order, contest);
+        let mut rounds = Rounds::of(&order, ab_test);
         let piece = rounds.pieces().remove(0);
         let round = rounds.make(0, &mut || Ok(())).expect("a round is made");
         assert_eq!((round.trials.len(), round.absent.len()), (0, 0));
@@ -413,7 +413,7 @@ mod tests {
     fn everybody_is_in_every_round_and_nothing_is_run_where_no_server_is() {
         let entry = Entry::find("million-iops").expect("it can be read");
         let entry = entry.expect("it is there").scaled(10);
-        let Entry::Contest(contest) = &entry else {
+        let Entry::AbTest(ab_test) = &entry else {
             panic!("it is a contest");
         };
         let order = |on| Order {
@@ -424,7 +424,7 @@ mod tests {
             program: std::path::Path::new("tidegate"),
             max_noise: None,
         };
-        let rounds = Rounds::of(&order(&[On::Engine, On::Sim]), contest);
+        let rounds = Rounds::of(&order(&[On::Engine, On::Sim]), ab_test);
         let pieces = rounds.pieces();
         assert_eq!(pieces.len(), 2 * 3 * (3 + 2));
         assert_eq!(
@@ -432,8 +432,8 @@ mod tests {
             ("vms-1", "1 VM")
         );
         assert_eq!(pieces.last().map(|piece| piece.repeat), Some(6));
-        let trial = contest.trial(0);
+        let trial = ab_test.trial(0);
         assert_eq!((rounds.takes(0), rounds.takes(3)), (2 * trial, 3 * trial));
-        assert!(Rounds::of(&order(&[On::Sim]), contest).pieces().is_empty());
+        assert!(Rounds::of(&order(&[On::Sim]), ab_test).pieces().is_empty());
     }
 }

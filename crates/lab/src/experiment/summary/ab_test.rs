@@ -4,18 +4,18 @@
 
 use serde::Serialize;
 
-use super::{About, AboutCheck, SetUp};
+use super::{CheckSummary, SetUp, Summary};
 use crate::draw::label;
 use crate::experiment::PUBLISHED;
-use crate::experiment::ab_test::{Across, Contest, Expect, Over, Sweep};
+use crate::experiment::ab_test::{AbTest, Across, Expect, Over, Sweep};
 
-/// A contest, told.
+/// An A/B test in words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct AboutContest {
+pub struct AbTestSummary {
     /// Who takes part.
-    pub contestants: Vec<AboutContestant>,
+    pub contestants: Vec<ContestantSummary>,
     /// In what.
-    pub sweeps: Vec<AboutSweep>,
+    pub sweeps: Vec<SweepSummary>,
     /// How often contestants meet at each point.
     pub rounds: u32,
     /// How long each is measured in a round.
@@ -26,18 +26,18 @@ pub struct AboutContest {
     pub left_out: Vec<String>,
 }
 
-/// A contestant, told.
+/// A contestant in words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct AboutContestant {
+pub struct ContestantSummary {
     /// What it is called.
     pub name: String,
     /// What it is.
     pub what: String,
 }
 
-/// A sweep, told.
+/// A sweep in words.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct AboutSweep {
+pub struct SweepSummary {
     /// What it is called.
     pub title: String,
     /// Its points.
@@ -46,21 +46,21 @@ pub struct AboutSweep {
     pub work: Vec<String>,
 }
 
-impl Contest {
+impl AbTest {
     /// The contest in words.
     #[must_use]
-    pub fn about(&self) -> About {
+    pub fn summary(&self) -> Summary {
         let contestants = self.contestants.iter();
         let names: Vec<String> = contestants.clone().map(|one| one.name.clone()).collect();
         let lasts = self.lasts().as_secs_f64();
-        About {
+        Summary {
             name: self.name.clone(),
             title: self.title.clone(),
             source: self.source.clone(),
             published: PUBLISHED.contains(&self.name.as_str()),
-            set_up: SetUp::Contest(AboutContest {
+            set_up: SetUp::AbTest(AbTestSummary {
                 contestants: contestants
-                    .map(|one| AboutContestant {
+                    .map(|one| ContestantSummary {
                         name: one.name.clone(),
                         what: one.words(),
                     })
@@ -68,7 +68,7 @@ impl Contest {
                 sweeps: self
                     .sweeps
                     .iter()
-                    .map(|sweep| AboutSweep {
+                    .map(|sweep| SweepSummary {
                         title: sweep.title.clone(),
                         points: sweep
                             .points
@@ -95,7 +95,7 @@ impl Contest {
             checks: self
                 .expects
                 .iter()
-                .map(|expect| AboutCheck {
+                .map(|expect| CheckSummary {
                     what: self.words(expect),
                     bar: bar(expect),
                     published: expect.source.clone(),
@@ -169,10 +169,10 @@ mod tests {
     #[test]
     fn a_contest_says_who_competes_in_what_and_its_words_for_programs_keep_their_places() {
         let entry = Entry::find("filter-overhead").expect("it can be read");
-        let about = entry.expect("it is there").scaled(10).about();
-        assert!(about.published && about.only_simulated.is_none());
-        assert_eq!(about.ways, ["no filter", "null filter"]);
-        let json = serde_json::to_value(&about).expect("plain data");
+        let summary = entry.expect("it is there").scaled(10).summary();
+        assert!(summary.published && summary.only_simulated.is_none());
+        assert_eq!(summary.ways, ["no filter", "null filter"]);
+        let json = serde_json::to_value(&summary).expect("plain data");
         assert_eq!(json["sweeps"][0]["points"][2], "32");
         assert_eq!(json["contestants"][1]["name"], "null filter");
         assert_eq!(
@@ -180,7 +180,7 @@ mod tests {
             "By number of VMs, each with 128 outstanding: 2, 4, 16"
         );
         assert!(json.get("disks").is_none());
-        let check = &about.checks[0];
+        let check = &summary.checks[0];
         assert!(
             check
                 .what
@@ -190,8 +190,8 @@ mod tests {
         );
         assert_eq!(check.bar, "at least 0.99");
         let scenario = Entry::find("sioc-3").expect("it can be read");
-        let about = scenario.expect("it is there").about();
-        let scenario = serde_json::to_value(about).expect("plain data");
+        let summary = scenario.expect("it is there").summary();
+        let scenario = serde_json::to_value(summary).expect("plain data");
         assert_eq!(scenario["hosts"][1], "host2");
     }
 }

@@ -2,7 +2,7 @@
 
 use serde::Serialize;
 
-use super::{Contested, failures};
+use super::{AbResults, failures};
 use crate::experiment::ab_test::store::Trial;
 use crate::experiment::ab_test::{Measure, Server, Sweep};
 use crate::experiment::summary::ab_test::point_words;
@@ -43,14 +43,14 @@ pub struct Measured {
     pub note: Option<String>,
 }
 
-impl Contested {
+impl AbResults {
     /// All that was measured.
     pub(super) fn measured(&self) -> Vec<Measured> {
         let mut rows = Vec::new();
-        for sweep in &self.contest.sweeps {
+        for sweep in &self.ab_test.sweeps {
             for point in &sweep.points {
                 for contestant in &sweep.contestants {
-                    let name = &self.contest.contestants[*contestant].name;
+                    let name = &self.ab_test.contestants[*contestant].name;
                     rows.extend(self.row(sweep, &point.name, name));
                 }
             }
@@ -77,7 +77,7 @@ impl Contested {
             spread(&values)
         };
         let who = self
-            .contest
+            .ab_test
             .contestants
             .iter()
             .find(|one| one.name == contestant);

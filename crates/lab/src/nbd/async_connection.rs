@@ -26,7 +26,7 @@ const BULK: usize = 256 << 10;
 
 /// A connection and what was asked of it, each request with its owner's note.
 #[derive(Debug)]
-pub(crate) struct Line<T> {
+pub(crate) struct AsyncConnection<T> {
     stream: UnixStream,
     outgoing: Vec<u8>,
     sent: usize,
@@ -46,13 +46,13 @@ pub(crate) struct Answer<T> {
     pub(crate) ok: bool,
 }
 
-impl<T: Copy> Line<T> {
+impl<T: Copy> AsyncConnection<T> {
     /// Over a connection whose handshake is done.
-    pub(crate) fn new(stream: UnixStream) -> Result<Line<T>> {
+    pub(crate) fn new(stream: UnixStream) -> Result<AsyncConnection<T>> {
         stream
             .set_nonblocking(true)
             .context("cannot prepare a connection")?;
-        Ok(Line {
+        Ok(AsyncConnection {
             stream,
             outgoing: Vec::new(),
             sent: 0,
@@ -159,9 +159,9 @@ mod tests {
     use super::*;
     use nix::poll::{PollTimeout, poll};
 
-    fn pair() -> (Line<char>, UnixStream) {
+    fn pair() -> (AsyncConnection<char>, UnixStream) {
         let (near, far) = UnixStream::pair().expect("two ends");
-        (Line::new(near).expect("it is prepared"), far)
+        (AsyncConnection::new(near).expect("it is prepared"), far)
     }
 
     fn reply(handle: u64, error: u32, data: &[u8]) -> Vec<u8> {
@@ -172,9 +172,9 @@ mod tests {
         bytes
     }
 
-    fn answers(line: &mut Line<char>) -> Vec<(char, bool)> {
+    fn answers(line: &mut AsyncConnection<char>) -> Vec<(char, bool)> {
         line.receive().expect("the other end is there");
-        let next = |line: &mut Line<char>| line.answer(|_| 4).expect("it was asked");
+        let next = |line: &mut AsyncConnection<char>| line.answer(|_| 4).expect("it was asked");
         let answers = std::iter::from_fn(|| next(line).map(|answer| (answer.asked, answer.ok)));
         answers.collect()
     }
