@@ -1,4 +1,4 @@
-//! An emulated array that several daemons share: one model, served over NBD to whoever connects.
+//! An emulated array that several daemons share: one model, served over NBD.
 //!
 //! Real daemons stand before it as hosts stand before one storage array: what one asks for keeps the others waiting. An
 //! export `NAME` is a stretch of the array. Its bytes are zeroes and stay so; only its times are of interest.

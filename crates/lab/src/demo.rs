@@ -1,4 +1,4 @@
-//! A demonstration: two hosts, four virtual machines, and one congested array that they share, to be played with.
+//! A demonstration: two hosts, four virtual machines, and one congested array that they share.
 //!
 //! Two daemons of the given program, each with a root of its own in a temporary directory; behind both one emulated array
 //! ([`crate::array`]), so slow that the machine is nearly idle; four guests in closed loops, whose I/Os and times are

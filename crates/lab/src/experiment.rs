@@ -1,10 +1,9 @@
-//! Experiments: scenarios played on real daemons or in virtual time, and contests of servers, as often as one likes,
-//! measured, judged, reported.
+//! Experiments: scenarios on real daemons or in virtual time, and A/B tests of servers; measured, judged, reported.
 //!
 //! The face of the lab for whoever has a `tidegate` and nothing else. An [`Entry`] is a file, of those in the program or
 //! one's own: a scenario ([`Experiment`]) or an A/B test ([`AbTest`]). [`runner::run`] makes its runs and keeps each in a results
 //! directory as soon as it has ended; [`Findings`] are what the runs in such a directory come to; [`page`] writes them
-//! down. Scenarios are [`tidegate_sim`]'s, and so is their judge; real daemons are [`crate::play`]'s; what a contest needs
+//! down. Scenarios are [`tidegate_sim`]'s, and so is their judge; real daemons are [`crate::play`]'s; what an A/B test needs
 //! is [`crate::bench`]'s.
 //!
 //! # Always true
@@ -42,7 +41,7 @@ use tidegate_sim::{Policy, Scenario, Variant, judge};
 const FILES: &[&str] = include!(concat!(env!("OUT_DIR"), "/scenarios.rs"));
 
 /// The published experiments that are built: those on I/O control in the order in which they were published, then the
-/// contests.
+/// A/B tests.
 pub const PUBLISHED: [&str; 8] = [
     "sioc-1",
     "sioc-2",
@@ -148,7 +147,7 @@ impl Entry {
             .with_context(|| format!("{} is no scenario", path.display()))
     }
 
-    /// Reads one: a contest says so, and all else is to be a scenario.
+    /// Reads one: an A/B test says so, and all else is to be a scenario.
     ///
     /// # Errors
     /// The text is neither.

@@ -1,5 +1,4 @@
-//! The root from which a guest of QEMU's boots: an archive of busybox, the modules that virtio's disks and ports need, and what its
-//! owner puts beside them.
+//! An initramfs for QEMU guests: busybox, virtio kernel modules, and an init script.
 //!
 //! A Debian kernel is left as it is: what is measured and tested is what people run. The archive is built here, so that
 //! neither a packer nor anything in a guest has to be installed. Contests and the end-to-end tests boot from it; what

@@ -1,4 +1,4 @@
-//! Ctrl-C and its like: what runs is ended in good order, and by a second one at once.
+//! Ctrl-C and other signals: the first one ends work in good order, the second one at once.
 //!
 //! Servers, clients and scratch files are let go by whoever made them; that is why nobody simply ends.
 

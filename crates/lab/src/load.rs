@@ -1,4 +1,4 @@
-//! What a client asks for: the pattern of requests, and their verification.
+//! A client's load: the pattern of its requests, and their verification.
 //!
 //! One [`Source`] per queue or connection makes requests and judges their answers; the clients only carry them. It
 //! knows nothing of rings or sockets.

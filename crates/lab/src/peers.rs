@@ -1,4 +1,4 @@
-//! The command lines of the servers that are compared: Tidegate, and what people use now.
+//! Command lines of the compared servers: Tidegate and its peers.
 //!
 //! A/B tests and the bench decide which are run against which.
 

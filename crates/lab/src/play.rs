@@ -1,4 +1,4 @@
-//! Plays a scenario of the simulator's on real daemons: one per host, on one emulated array, in real time.
+//! Plays a simulator scenario on real daemons, one per host, on one emulated array, in real time.
 //!
 //! The guests are the simulator's, the array is the model's, and what comes out is judged by the same code; in between is
 //! the whole of Tidegate, started and set up as an administrator would. The array, not the CPU, is to be the bound: a run

@@ -1,4 +1,4 @@
-//! A trace asked for again: of an attached disk through its NBD door, or of a modelled array in virtual time.
+//! Replays a trace, on an attached disk over NBD or on a modelled array in virtual time.
 //!
 //! Which I/O is asked for when is decided by the simulator's own guest ([`tidegate_sim::guest`]), here and there; what it
 //! came to stands beside what was recorded. [`disk`] speaks to a daemon.

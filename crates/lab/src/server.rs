@@ -1,4 +1,4 @@
-//! A server under measurement: started, pinned, waited for, its CPU and memory read, stopped.
+//! A server process: started, pinned, measured and stopped.
 //!
 //! The command lines are [`crate::peers`]'s. A server lives for one trial, so that no trial inherits another's luck.
 //!

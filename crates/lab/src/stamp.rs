@@ -1,4 +1,4 @@
-//! What verified writes contain, and what is known about every block written so far.
+//! Content of verified writes, and the record of every block that was written.
 //!
 //! A stamp names the place and the write that it belongs to, in every 512 bytes, so that a block that is stale,
 //! misplaced, torn or foreign is counted apart. The [`Ledger`] survives a client's run, a server's crash and a

@@ -1,4 +1,4 @@
-//! What one queue or connection achieved in a measured window.
+//! Counts and latencies of one queue or connection in a measured window.
 //!
 //! Filled by the clients, merged and turned into figures by the bench.
 //!

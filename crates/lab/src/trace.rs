@@ -1,4 +1,4 @@
-//! A disk's recorded I/O in figures; and, in [`landing`], how a recording comes into a file of one's own.
+//! Figures of a recorded trace, and its file ([`landing`]).
 //!
 //! Reading a trace is [`tidegate_sim::trace`]'s, playing it back [`crate::replay`]'s. These figures stand for both what was
 //! recorded and what came of a replay, so that they can be laid beside each other.

@@ -1,4 +1,4 @@
-//! A vhost-user-blk client of our own: pretended guests that drive a server as fast as it goes.
+//! A vhost-user-blk client: guests without virtual machines that load or verify a server.
 //!
 //! [`Vm`] negotiates and shares memory, [`GuestDriver`] drives the rings of one or many guests from one thread. Used by the
 //! bench, and by the crash tests for its verification and reconnection.

@@ -1,5 +1,4 @@
-//! What would become of the disks of a datastore under another policy: the last minutes, simulated as they were and as
-//! they would have been.
+//! Predicts the effect of another policy: a datastore's last minutes are simulated as they were and as they would be.
 //!
 //! A [`Case`] is a scenario with what was measured of it: [`live`] makes one of the accounts that a daemon gives of its
 //! datastore, [`store`] of the results that `lab run` has left. [`predict`] runs it twice in virtual time, as it is and with

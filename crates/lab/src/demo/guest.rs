@@ -1,4 +1,4 @@
-//! One guest of the demonstration: random reads of 4 KiB over NBD in a closed loop, counted as the guest sees them.
+//! A guest of the demonstration: 4 KiB random reads over NBD in a closed loop.
 //!
 //! A thread of its own. A daemon that hangs up, because its disk was detached or it is started again, is connected to
 //! again as soon as it is there.

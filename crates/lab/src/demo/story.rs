@@ -1,4 +1,4 @@
-//! What a second of the demonstration came to, and what happened, in a sentence: who changed what, and what came of it.
+//! The figures of one second of the demonstration, and a sentence about each change and its effect.
 //!
 //! Values in, values out: what guests counted and what a host reported go in; rows, parts of the whole and sentences come out.
 //!

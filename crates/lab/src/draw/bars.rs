@@ -1,4 +1,4 @@
-//! Bars side by side, in groups: what was to be, what came, what came without.
+//! Bar charts: groups of bars side by side, such as target, result, and result without control.
 
 use super::scale::{Scale, label, round_up, ticks};
 use super::{HEIGHT, STYLES, WIDTH, at, escape, open, width};

@@ -1,4 +1,4 @@
-//! Lines over time, with the phases behind them, over percentiles, or over measured points.
+//! Line charts over time with phases, over percentiles, or over measured points.
 
 use super::scale::{Scale, label, log_ticks, ticks};
 use super::{HEIGHT, STYLES, WIDTH, at, escape, mark, open, width};

@@ -1,4 +1,4 @@
-//! Where a value lies on an axis, and which values an axis names.
+//! The position of a value on an axis, and the values that an axis labels.
 
 /// An axis from one value to another, between two places.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -1,15 +1,14 @@
-//! An experiment that is a contest: the same work for several contestants, side by side, on real servers.
+//! An A/B test (a contest, in its file): several contestants do the same work on real servers.
 //!
-//! For what is no scenario of I/O control: what a filter costs, how many requests a second there are, what is lost on the
-//! way from a file to a guest. A contest is a file beside the scenarios; `file` reads it. `round` makes its
-//! runs with the bench's own machinery: servers as processes, pinned, contestants in turn, processor time by I/O, and
-//! trials thrown away that others disturbed. `judge` says what came out, and the report of [`super::page`] tells it
-//! beside those of scenarios.
+//! It answers what is not about I/O control: the cost of a filter, the IOPS of a host, the loss on the way from a file to a
+//! guest. Its file lies beside the scenarios, and `file` reads it. The experiment's runner runs it with the machinery of the
+//! bench: pinned server processes, interleaved trials, CPU per I/O, rejected trials. Findings and report are like those of
+//! scenarios.
 //!
 //! # Always true
-//! - A ratio is taken within a round first, and the median of the rounds second.
-//! - A check is judged by rounds in which the machine was quiet; if there are too few it is not judged, and says so.
-//! - What a shorter contest leaves out is named.
+//! - A ratio is taken within a block first, and the median of the blocks second.
+//! - A check is judged by quiet blocks. With too few of them it is not judged, with the reason.
+//! - Points that a shorter A/B test omits are named.
 //!
 //! # Units
 //! Seconds; I/Os a second; MB (10^6 bytes) a second; microseconds; percent of a processor.
@@ -25,7 +24,7 @@ use std::time::Duration;
 use anyhow::Result;
 use serde::Deserialize;
 
-/// A contest, at its length.
+/// An A/B test, at its length.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AbTest {
     /// What it is called, as its file is.
@@ -38,13 +37,13 @@ pub struct AbTest {
     pub text: String,
     /// What it is measured for, in percent of what the file says.
     pub percent: u64,
-    /// How long each contestant is measured at each point, over all rounds.
+    /// How long each contestant is measured at each point, over all blocks.
     pub measure: Duration,
     /// Before each trial.
     pub warm: Duration,
     /// How often contestants meet at each point.
     pub rounds: u32,
-    /// Their servers run side by side in a round and are asked in turns of milliseconds: for what differs by a percent.
+    /// Their servers run side by side in a block and are asked in turns of milliseconds: for what differs by a percent.
     pub side_by_side: bool,
     /// A trial during which others had more of a processor than this, in percent, is thrown away.
     pub quiet: f64,
@@ -231,16 +230,16 @@ pub enum Over {
 
 /// A trial is no shorter: below it a processor's first milliseconds would show.
 const SHORTEST: Duration = Duration::from_secs(1);
-/// Fewer rounds have no median worth the name.
+/// Fewer blocks have no median worth the name.
 const FEWEST: u32 = 3;
-/// A contest at less than this part of its length, in percent, has only the points that its file calls brief.
+/// An A/B test at less than this part of its length, in percent, has only the points that its file calls brief.
 const BRIEF: u64 = 50;
 
 impl AbTest {
-    /// Reads one at its full length; none if the text is not a contest's.
+    /// Reads one at its full length; none if the text is not an A/B test's.
     ///
     /// # Errors
-    /// It is a contest's, and something is wrong with it.
+    /// It is an A/B test's, and something is wrong with it.
     pub fn read(text: &str) -> Result<Option<AbTest>> {
         file::read(text, 100)
     }
@@ -258,7 +257,7 @@ impl AbTest {
         (self.measure / self.rounds.max(1)).max(SHORTEST)
     }
 
-    /// How long all rounds take, when nothing has to be made again.
+    /// How long all blocks take, when nothing has to be made again.
     #[must_use]
     pub fn lasts(&self) -> Duration {
         let trials = self.sweeps.iter().flat_map(|sweep| {

@@ -1,4 +1,4 @@
-//! Two results directories side by side: two revisions, two machines, or two places to run.
+//! Compares two results directories: two revisions, two machines, or two places to run.
 //!
 //! # Always true
 //! - Only what both have is compared; what only one has is named, and counted.
@@ -82,9 +82,9 @@ pub struct ComparedFigure {
     pub iops_before: Option<Spread>,
     /// I/Os a second in the second.
     pub iops_after: Option<Spread>,
-    /// Mean latency in the first; of a contest the median.
+    /// Mean latency in the first; of an A/B test the median.
     pub latency_before_ms: Option<Spread>,
-    /// Mean latency in the second; of a contest the median.
+    /// Mean latency in the second; of an A/B test the median.
     pub latency_after_ms: Option<Spread>,
 }
 
@@ -235,7 +235,7 @@ impl Comparison {
         }
     }
 
-    /// What contestants did, where both were contests.
+    /// What contestants did, where both were A/B tests.
     fn add_measured(&mut self, one: &Findings, other: &Findings) {
         let key = |row: &Measured| format!("{}, {}: {}", row.contestant, row.sweep, row.point);
         let ms = |us: Option<Spread>| us.map(|us| us.scaled(1e-3));
@@ -281,7 +281,7 @@ mod tests {
     use crate::experiment::findings::ab_test::tests::results;
     use crate::experiment::store::FORMAT;
 
-    /// What a contest came to, of which every check holds.
+    /// What an A/B test came to, of which every check holds.
     fn held() -> Findings {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let mut findings = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]).findings();

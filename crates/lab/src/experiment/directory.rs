@@ -1,4 +1,4 @@
-//! A results directory: what was to be run, and every run that has ended.
+//! A results directory: the plan, and every run that has ended.
 //!
 //! ```text
 //! DIR/experiment.json   the plan: scenario, length, machine, versions
@@ -29,7 +29,7 @@ use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use super::ab_test::store::Round;
+use super::ab_test::store::Block;
 use super::store::{FORMAT, StoredRun};
 use super::{Entry, Experiment, On};
 
@@ -40,7 +40,7 @@ pub struct Plan {
     pub format: u32,
     /// What the experiment is called.
     pub name: String,
-    /// Its file, a scenario's or a contest's.
+    /// Its file, a scenario's or an A/B test's.
     pub scenario: String,
     /// The length of its phases, in percent of what the file says.
     pub percent: u64,
@@ -156,7 +156,7 @@ impl Directory {
     /// The scenario that is stored here, at its length.
     ///
     /// # Errors
-    /// It cannot be read any more, or a contest is stored here.
+    /// It cannot be read any more, or an A/B test is stored here.
     pub fn experiment(&self) -> Result<Experiment> {
         Ok(Experiment::read(&self.plan.scenario)?.scaled(self.plan.percent))
     }
@@ -203,20 +203,20 @@ impl Directory {
         self.keep_at(&path, stored, &csv(stored))
     }
 
-    /// Keeps a contest's round, with its trials as a table beside it.
+    /// Keeps an A/B test's block, with its trials as a table beside it.
     ///
     /// # Errors
     /// It cannot be written.
-    pub fn keep_round(&self, round: &Round) -> Result<()> {
+    pub fn store_block(&self, round: &Block) -> Result<()> {
         let path = self.run_path(round.on, round.repeat, &round.way);
         self.keep_at(&path, round, &round.csv())
     }
 
-    /// A round that is stored; none if it is not.
+    /// A block that is stored; none if it is not.
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn round(&self, on: On, repeat: u32, way: &str) -> Result<Option<Round>> {
+    pub fn round(&self, on: On, repeat: u32, way: &str) -> Result<Option<Block>> {
         read(&self.run_path(on, repeat, way))
     }
 
@@ -235,11 +235,11 @@ impl Directory {
         self.read_runs()
     }
 
-    /// All rounds of a contest that are stored here, in the order of their files' names.
+    /// All blocks of an A/B test that are stored here, in the order of their files' names.
     ///
     /// # Errors
     /// One cannot be read.
-    pub fn rounds(&self) -> Result<Vec<Round>> {
+    pub fn rounds(&self) -> Result<Vec<Block>> {
         self.read_runs()
     }
 

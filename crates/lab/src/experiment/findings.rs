@@ -1,4 +1,4 @@
-//! What the runs in a results directory come to: every check with its figure and verdict, and the tables.
+//! The findings of a results directory: every check with its figure and verdict, and the tables.
 //!
 //! The judge is the simulator's own, whoever made the runs. With repeats, a figure is the median of theirs, and the
 //! verdict is the median's; how many of the repeats would have held alone is reported beside it.
@@ -189,7 +189,7 @@ pub struct Findings {
     pub checks: Vec<Check>,
     /// By place: what every disk had.
     pub stages: Vec<Stage>,
-    /// What contestants did, of a contest.
+    /// What contestants did, of an A/B test.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub measured: Vec<Measured>,
     /// The two places against each other, where both are there.

@@ -1,4 +1,4 @@
-//! Writes findings down: a page for people that needs nothing but itself, and the same tables as Markdown.
+//! Writes findings as a self-contained HTML page, and the same tables as Markdown.
 //!
 //! [`write()`] does it for a results directory or for a suite of them. `charts.rs` decides what is drawn, `html.rs` and
 //! `markdown.rs` how it is laid out; both say the same words.
@@ -228,7 +228,7 @@ fn disturbed<'a>(all: impl Iterator<Item = &'a Findings>) -> Vec<String> {
                 most_ms = most_ms.max(late.most_us as f64 / 1e3);
             }
             others += usize::from(foreign > DISTURBED);
-            // A contest is to fill its two processors.
+            // An A/B test is to fill its two processors.
             let filled = foreign + made.busy.own_percent > most
                 && matches!(findings.experiment.set_up, SetUp::Scenario(_));
             full += usize::from(foreign <= DISTURBED && filled);

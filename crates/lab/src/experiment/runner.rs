@@ -1,4 +1,4 @@
-//! Makes the runs of an experiment, one after the other, and keeps each as soon as it has ended.
+//! Runs an experiment: one run after the other, each stored as soon as it has ended.
 //!
 //! Ways take turns, and turns at being first, so that a machine that changes meanwhile changes for all of them alike. What
 //! a directory holds already is not made again: a course that was interrupted goes on where it was.
@@ -24,7 +24,7 @@ use crate::attend;
 use crate::interleaved::{TRIES, rotation};
 use crate::measure::Meter;
 use crate::play::{self, Performance};
-use ab_test::Rounds;
+use ab_test::Blocks;
 
 /// What is to be run.
 #[derive(Clone, Copy, Debug)]
@@ -113,7 +113,7 @@ impl Order<'_> {
     pub fn expected(&self) -> Duration {
         match self.experiment {
             Entry::Scenario(experiment) => expected(&Played::of(self, experiment)),
-            Entry::AbTest(ab_test) => expected(&Rounds::of(self, ab_test)),
+            Entry::AbTest(ab_test) => expected(&Blocks::of(self, ab_test)),
         }
     }
 }
@@ -133,7 +133,7 @@ pub fn run(order: &Order<'_>, directory: &mut Directory, watcher: &mut dyn Watch
     }
     match order.experiment {
         Entry::Scenario(experiment) => walk(&mut Played::of(order, experiment), directory, watcher),
-        Entry::AbTest(ab_test) => walk(&mut Rounds::of(order, ab_test), directory, watcher),
+        Entry::AbTest(ab_test) => walk(&mut Blocks::of(order, ab_test), directory, watcher),
     }
 }
 

@@ -1,4 +1,4 @@
-//! Cuts runs into what is drawn and tabulated: series by the second, figures by phase, latencies by percentile.
+//! Series by the second, figures by phase and latencies by percentile, from runs.
 //!
 //! Findings and pages use it; the judge has figures of its own.
 //!

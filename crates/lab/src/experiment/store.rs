@@ -1,4 +1,4 @@
-//! A run as a file: everything that came out of it, so that it can be judged and drawn again without being made again.
+//! A stored run: everything that is needed to judge and draw it again.
 //!
 //! Columns rather than rows: a series is a list of numbers that other programs read at once. The judge's own
 //! [`Results`] come back from it exactly.

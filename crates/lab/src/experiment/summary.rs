@@ -1,4 +1,4 @@
-//! An experiment in words: who shares what, what happens, what is expected; for `lab show` and a report's first page.
+//! An experiment in words, for `lab show` and a report's first page: hosts, disks, phases, checks.
 
 use serde::Serialize;
 use tidegate_core::units::Span;
@@ -29,7 +29,7 @@ pub struct Summary {
     /// Who does what, and where.
     #[serde(flatten)]
     pub set_up: SetUp,
-    /// In which ways it is run; of a contest who takes part.
+    /// In which ways it is run; of an A/B test who takes part.
     pub ways: Vec<String>,
     /// What is expected.
     pub checks: Vec<CheckSummary>,

@@ -1,4 +1,4 @@
-//! fio at work, halted and let on as one likes: what it does meanwhile is asked of the kernel.
+//! A running fio that can be stopped and continued. Its progress is read from the kernel.
 //!
 //! # Always true
 //! - It ends with its value.

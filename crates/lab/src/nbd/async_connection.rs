@@ -1,5 +1,4 @@
-//! A connection that nobody waits for: requests go out as far as the server takes them, answers come in as far as they
-//! are there.
+//! A non-blocking NBD connection: it sends and receives what the socket takes and has.
 //!
 //! For who lives by events: guests in real time ([`crate::play`]) and replays ([`crate::replay`]). They decide what is
 //! asked, what an answer means, and how long to sleep.

@@ -1,4 +1,4 @@
-//! The few NBD messages that the bench's client speaks: newstyle handshake, requests, simple replies.
+//! NBD messages of the lab: newstyle handshake, requests, simple replies.
 //!
 //! Bytes only; [`super::Connection`] decides what to send.
 //!

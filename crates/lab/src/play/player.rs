@@ -1,4 +1,4 @@
-//! One guest of a scenario, in real time: asks its disk over NBD for what the simulator's guest wants.
+//! A guest of a scenario in real time: the simulator's guest, whose I/O goes to a disk over NBD.
 //!
 //! A thread of its own per guest. The guest itself ([`tidegate_sim::guest`]) is the one that lives in the simulator; here
 //! the time is the clock's and the answers come from a daemon.

@@ -1,4 +1,4 @@
-//! Whether limits were kept over every interval of a run on real daemons, as far as guests can tell, and beyond doubt.
+//! Checks limits over every interval of a run on real daemons, as far as guests can observe them.
 //!
 //! An I/O begins after its guest asked and before it has the answer. So those I/Os that were asked for and answered
 //! within an interval began in it, whatever the machine's delays were, and there may be no more of them than the limit

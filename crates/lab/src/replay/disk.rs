@@ -1,4 +1,4 @@
-//! Asks an attached disk, over NBD, for what a trace says.
+//! Replays a trace on an attached disk over NBD.
 //!
 //! One connection, one thread. The guest of the simulator says what is wanted and when it wants to be woken; here the time
 //! is the clock's and the answers come from a daemon.

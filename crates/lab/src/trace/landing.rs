@@ -1,4 +1,4 @@
-//! Where a recording lands: the daemon writes it, and whoever asked for it is to own it.
+//! The file of a recording: the daemon writes it, and the user owns it.
 //!
 //! The daemon may be another user: the superuser, under systemd. So the file is made here first, with its owner, in a
 //! directory of its own beside the place where it is to lie, and the daemon appends to it. A directory of its own, because

@@ -1,4 +1,4 @@
-//! Sends a batch of requests over a guest's queues, all in flight together, and waits for the last answer.
+//! A batch of requests over a guest's queues: all are in flight together, and it ends with the last answer.
 //!
 //! For tests that say themselves what is in flight; [`super::driver`] is for load. A server that dies meanwhile is waited
 //! for, as [`super::VmOptions::reconnect`] says.

@@ -1,4 +1,4 @@
-//! Drives the queues of many guests from one thread, fairly, sleeping on their interrupts or polling.
+//! Drives the queues of many guests from one thread. It sleeps on their interrupts, or polls.
 //!
 //! One thread for all guests, since on one core a scheduler's time slices (milliseconds) would otherwise drown the
 //! server's own fairness (microseconds).

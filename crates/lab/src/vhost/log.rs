@@ -1,4 +1,4 @@
-//! What a server notes as written while its guest moves to another host, and what it must have noted.
+//! The dirty log of a live migration, and the check of its completeness.
 //!
 //! Who moves a running guest copies its memory while the server writes there, and copies again what the server has
 //! noted in this log. [`Vm::start_logging`] asks for one as QEMU does: in the midst of things, while the rings run.

@@ -1,4 +1,4 @@
-//! The memory of a pretended guest, shared with the server by a memfd.
+//! A guest's memory, shared with the server by a memfd.
 //!
 //! Rings and buffers are laid out in it by [`super::ring`] and [`super::vm`]; everything is reached through atomics and
 //! volatile slices, since the server writes to it at any moment.

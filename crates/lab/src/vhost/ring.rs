@@ -1,4 +1,4 @@
-//! The driver's side of one split ring, with its request headers and buffers.
+//! The driver's side of one split virtqueue, with its request headers and buffers.
 //!
 //! [`super::driver`] fills slots, publishes them and takes them back. A slot is a place for one request: its
 //! header, status byte, buffer and descriptors never move, so that a request costs two words of header and one ring

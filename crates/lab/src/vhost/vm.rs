@@ -1,4 +1,4 @@
-//! A pretended guest: the front end's side of one vhost-user-blk device.
+//! A guest without a virtual machine: the front end of one vhost-user-blk device.
 //!
 //! Negotiates, shares its memory, hands over its rings; [`super::driver`] then drives the rings. Can connect again
 //! after the server died, with the same memory, rings and in-flight region, as QEMU's `reconnect` does.

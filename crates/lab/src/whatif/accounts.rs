@@ -1,4 +1,4 @@
-//! What a daemon says of a datastore, as plain values; and what one disk's account makes of its guest.
+//! A daemon's accounts of a datastore as plain values, and one disk's guest by them.
 //!
 //! Who asks a daemon fills them in; [`super::live`] makes a case of them.
 //!

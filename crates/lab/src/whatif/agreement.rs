@@ -1,4 +1,4 @@
-//! How far the simulation of a case as it is lies from what was measured, and what a prediction is worth by that.
+//! How far a simulation is from the measurement, and what its prediction is worth.
 //!
 //! # Units
 //! Percent of what was measured.

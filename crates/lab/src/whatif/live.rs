@@ -1,5 +1,4 @@
-//! A case made of what a daemon says of its datastore: what its disks did in the last minutes, and what hosts tell each
-//! other.
+//! A what-if case from a daemon's accounts of its datastore.
 //!
 //! Guests are taken to keep as much outstanding as they did, with a pause after each I/O where that was no whole number;
 //! the array to be as many servers behind one queue as do what was done in the time that it took. Pure: accounts go in, a

@@ -1,4 +1,4 @@
-//! A case made of what `lab run` has left: the experiment's own guests and array, and what was measured of them.
+//! A what-if case from stored `lab run` results.
 //!
 //! Nothing is guessed here: the directory has the scenario that was run. So what a prediction is worth is what the simulator
 //! is worth.

@@ -1,4 +1,4 @@
-//! A vhost-user-blk server that does nothing but walk the ring: the ceiling no real server reaches.
+//! A vhost-user-blk server that only walks the ring: the ceiling for real servers.
 //!
 //! It tells how fast the client is (both must be faster than what they measure), and what a datastore, filters and
 //! honesty about bad rings cost on top. It trusts its client and moves no data: of no use for anything else.

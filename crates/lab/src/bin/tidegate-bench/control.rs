@@ -1,4 +1,4 @@
-//! What I/O control costs where nothing is congested: IOPS and CPU of the engine alone, with and without it.
+//! The cost of I/O control without congestion: IOPS and CPU of the engine alone, with and without it.
 //!
 //! The disk is empty, so that the engine's own work is all there is. What a dispatch costs where something is congested
 //! is the business of `cargo bench -p tidegate-core --bench iocontrol`.

@@ -1,4 +1,4 @@
-//! What a dashboard that is watched costs the data path: the part of its I/Os that a daemon with hundreds of disks loses.
+//! The cost of an open dashboard: the part of its I/O that a daemon with hundreds of disks loses.
 //!
 //! The daemon has all its threads on one core and its guests on the other, so that whatever it does for the dashboard it
 //! takes from the I/O thread: the worst case. Guests poll, so that no processor rests and all that is taken is missed. Who watches does what a browser with the host's page open does (the stream,

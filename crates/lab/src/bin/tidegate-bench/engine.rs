@@ -1,4 +1,4 @@
-//! Empty disks that the engine serves with nothing around it: what I/O control costs where it holds nobody back.
+//! Serves empty disks with the engine alone, to measure what I/O control costs while it is not engaged.
 //!
 //! The bench counts its instructions with and without control; no daemon is in between, so nothing else differs.
 //!

@@ -1,4 +1,4 @@
-//! Many disks of one daemon on one I/O thread: what they cost each, and whether they are served alike.
+//! Many disks of one daemon on one I/O thread: cost per disk, and fairness.
 //!
 //! Tidegate serves them as a user would have it: `tidegate serve` with a root of its own, disks created and attached by
 //! the command line. qemu-storage-daemon gets one export per disk.

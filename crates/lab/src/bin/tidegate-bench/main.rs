@@ -1,4 +1,4 @@
-//! `tidegate-bench`: the data-path bench, and the bare ring loop that it uses as a ceiling, as a program of its own.
+//! `tidegate-bench`: the data-path bench, its reference servers, and scenarios on real daemons.
 
 #![forbid(unsafe_code)]
 

@@ -1,4 +1,4 @@
-//! What the bench found: rows of figures, ratios that must hold, a table for people and JSON for programs.
+//! The report of the bench: figures, target ratios, a table and JSON.
 //!
 //! # Always true
 //! - A check without enough quiet rounds is neither passed nor forgiven: it is void, and void does not pass. Enough are
@@ -117,7 +117,7 @@ impl Check {
         };
         let why = few.map(|spread| {
             format!(
-                "{} quiet rounds of {wanted} wanted: {} are the least to judge by",
+                "{} quiet blocks of {wanted} wanted: {} are the least to judge by",
                 spread.count,
                 statistics::least_of(wanted)
             )
@@ -406,7 +406,7 @@ mod tests {
         report.judge("vhost null", "QD 32", "faster", Rule::AtLeast(1.8), ratio);
         assert_eq!(report.checks[0].verdict, Verdict::Void);
         assert!(!report.passed());
-        let says = "faster (3 quiet rounds of 7 wanted: 4 are the least to judge by)";
+        let says = "faster (3 quiet blocks of 7 wanted: 4 are the least to judge by)";
         assert!(report.verdicts().contains(says), "{}", report.verdicts());
         let one = statistics::spread(&[2.0]);
         let check = Check::new("faster", Rule::AtLeast(1.8), one, 1);

@@ -1,7 +1,7 @@
-//! From a contest's file to a checked plan: names are looked up, points become work, numbers are in range.
+//! Reads an A/B test's file into a checked plan: names are looked up, and numbers are in range.
 //!
 //! What a file may say is what stands in the first half; a word that is not there is refused with its line. Which points
-//! and how many rounds there are depends on the length, and is decided here too.
+//! and how many blocks there are depends on the length, and is decided here too.
 
 use std::time::Duration;
 
@@ -14,7 +14,7 @@ use super::{
     Server, Store, Sweep, Work,
 };
 
-/// As much as tells a contest from a scenario.
+/// As much as tells an A/B test from a scenario.
 #[derive(Deserialize)]
 struct Head {
     contest: Option<toml::Table>,
@@ -164,7 +164,7 @@ fn scaled(word: &str, units: &[(&str, u64)]) -> Option<u64> {
     number.trim().parse::<u64>().ok()?.checked_mul(*scale)
 }
 
-/// Reads a contest at so many percent of its length; none if the text is another kind's.
+/// Reads an A/B test at so many percent of its length; none if the text is another kind's.
 pub(super) fn read(text: &str, percent: u64) -> Result<Option<AbTest>> {
     let head: Result<Head, _> = toml::from_str(text);
     if !head.is_ok_and(|head| head.contest.is_some()) {

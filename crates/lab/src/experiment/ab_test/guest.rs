@@ -1,4 +1,4 @@
-//! A guest of QEMU's that runs fio once on its vhost-user disk, says what came of it, and is gone.
+//! A QEMU guest that runs fio once on its vhost-user disk, prints the result, and ends.
 //!
 //! Its root ([`crate::initramfs`]) has busybox and fio, so that nothing has to be installed in a guest. fio's words are the
 //! kernel's last, and become `init`'s.

@@ -4,10 +4,10 @@
 //! line as an administrator would do it, and started anew for every trial: which disks are attached it remembers.
 //!
 //! # Always true
-//! - Server and asker have a processor each, the same two for all contestants; idle ones are kept awake for all or for none.
-//! - Whoever reads and writes a file does so where its disk's interrupts come ([`machine::interrupt_cpu`]), fio on the bare file
-//!   too: nobody has a second processor work for it.
-//! - Servers and files are gone once the servers is dropped.
+//! - Server and client have a processor each, the same two for all contestants. Idle ones are kept awake for all or for none.
+//! - A file is read and written on the CPU that gets its disk's interrupts ([`machine::interrupt_cpu`]), by fio on the bare
+//!   file too: no contestant uses a second processor.
+//! - Servers and files are gone once the value is dropped.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -70,7 +70,7 @@ pub(in crate::experiment) struct Window {
 }
 
 impl Servers {
-    /// An empty servers.
+    /// Servers without trials yet.
     ///
     /// # Errors
     /// The machine has one processor, or no scratch directory can be made.

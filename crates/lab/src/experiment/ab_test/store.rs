@@ -1,4 +1,4 @@
-//! A round at one point of a sweep as a file: what each contestant's trial came to.
+//! A stored block: each contestant's trial at one point of a sweep, as a file.
 //!
 //! # Units
 //! As the names say; processor time in percent of one processor.
@@ -9,16 +9,16 @@ use super::Measure;
 use crate::experiment::On;
 use crate::experiment::store::Busy;
 
-/// A round.
+/// A block.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Round {
+pub struct Block {
     /// The form of this file.
     pub format: u32,
     /// Which contest.
     pub experiment: String,
     /// Where it was made: always on real servers.
     pub on: On,
-    /// Which round, from one on.
+    /// Which block, from one on.
     pub repeat: u32,
     /// The sweep and the point, as in the file's name.
     pub way: String,
@@ -112,7 +112,7 @@ impl Trial {
     }
 }
 
-impl Round {
+impl Block {
     /// A contestant's trial.
     #[must_use]
     pub fn trial(&self, contestant: &str) -> Option<&Trial> {
@@ -129,7 +129,7 @@ impl Round {
             .collect();
         (!each.is_empty()).then(|| {
             let (on, words, repeat) = (self.on, &self.way_words, self.repeat);
-            format!("{on}, {words}, round {repeat}: {}", each.join("; "))
+            format!("{on}, {words}, block {repeat}: {}", each.join("; "))
         })
     }
 
@@ -195,7 +195,7 @@ mod tests {
             contestant: name.into(),
             ..Trial::default()
         };
-        let round = Round {
+        let round = Block {
             format: 1,
             experiment: "x".into(),
             on: On::Engine,
@@ -219,7 +219,7 @@ mod tests {
             "{table}"
         );
         let back = serde_json::to_string(&round).expect("plain data");
-        let back: Round = serde_json::from_str(&back).expect("what was written can be read");
+        let back: Block = serde_json::from_str(&back).expect("what was written can be read");
         assert_eq!(back, round);
     }
 }

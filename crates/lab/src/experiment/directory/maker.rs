@@ -1,4 +1,4 @@
-//! Who makes runs: which program, on which machine. What two of them made is not of one thing.
+//! The program and the machine that made the runs of a results directory.
 //!
 //! # Always true
 //! - Two builds of one version are distinguished, and copies of one are not.

@@ -1,7 +1,7 @@
-//! What a contest's rounds come to: every check with its figure, and a table of all that was measured.
+//! Judges an A/B test: every check with its figure, and a table of all measurements.
 //!
 //! # Always true
-//! - A ratio is of trials of one round. Where a check is over several points, the n-th quiet rounds of each are taken
+//! - A ratio is of trials of one block. Where a check is over several points, the n-th quiet blocks of each are taken
 //!   together.
 //! - A check that is not judged says why; a trial that was disturbed is judged by nobody.
 
@@ -16,26 +16,26 @@ use anyhow::{Result, bail};
 
 use super::{Check, Findings, Made, Outcome, Stage};
 use crate::draw::label;
-use crate::experiment::ab_test::store::{Absent, Round, Trial};
+use crate::experiment::ab_test::store::{Absent, Block, Trial};
 use crate::experiment::ab_test::{AbTest, Expect, Over, Sweep};
 use crate::experiment::store::FORMAT;
 use crate::experiment::summary::ab_test::{bar, point_words, unit};
 use crate::experiment::{Directory, Entry, On};
 use crate::statistics;
 
-/// A contest's results directory, read.
+/// An A/B test's results directory, read.
 #[derive(Clone, Debug)]
 pub(in crate::experiment) struct AbResults {
     /// Where it is.
     pub(in crate::experiment) directory: Directory,
     /// What was run, at its length.
     pub(in crate::experiment) ab_test: AbTest,
-    /// Every round that is stored.
-    pub(in crate::experiment) rounds: Vec<Round>,
+    /// Every block that is stored.
+    pub(in crate::experiment) rounds: Vec<Block>,
 }
 
 impl AbResults {
-    /// Reads a contest's results directory; none if there is none, or another kind of results.
+    /// Reads an A/B test's results directory; none if there is none, or another kind of results.
     ///
     /// # Errors
     /// A file in it is not what this program writes.
@@ -51,7 +51,7 @@ impl AbResults {
 
     fn read(directory: Directory, ab_test: AbTest) -> Result<AbResults> {
         let rounds = directory.rounds()?;
-        let of = |round: &Round| {
+        let of = |round: &Block| {
             let sweep = ab_test
                 .sweeps
                 .iter()
@@ -72,7 +72,7 @@ impl AbResults {
         })
     }
 
-    /// So many rounds are to be made at each point.
+    /// So many blocks are to be made at each point.
     fn wanted(&self) -> usize {
         let rounds = self
             .ab_test
@@ -81,17 +81,17 @@ impl AbResults {
         usize::try_from(rounds).unwrap_or(usize::MAX)
     }
 
-    /// The rounds at a point, in order.
-    fn at(&self, sweep: &Sweep, point: &str) -> Vec<&Round> {
+    /// The blocks at a point, in order.
+    fn at(&self, sweep: &Sweep, point: &str) -> Vec<&Block> {
         let all = self.rounds.iter();
-        let mut rounds: Vec<&Round> = all
+        let mut rounds: Vec<&Block> = all
             .filter(|round| round.sweep == sweep.name && round.point == point)
             .collect();
         rounds.sort_by_key(|round| round.repeat);
         rounds
     }
 
-    /// What the rounds come to.
+    /// What the blocks come to.
     #[must_use]
     pub(in crate::experiment) fn findings(&self) -> Findings {
         let plan = &self.directory.plan;
@@ -138,7 +138,7 @@ impl AbResults {
     /// Runs that could not be made, and trials that failed.
     fn problems(&self) -> Vec<String> {
         let mut problems = self.directory.problems();
-        problems.extend(self.rounds.iter().filter_map(Round::problem));
+        problems.extend(self.rounds.iter().filter_map(Block::problem));
         problems
     }
 
@@ -146,9 +146,9 @@ impl AbResults {
         let outcome = match self.values(expect) {
             Err(why) => Outcome::unjudged(why),
             Ok((values, disturbed)) => {
-                let judged = Outcome::of(&values, expect.at_least, expect.at_most, "rounds");
+                let judged = Outcome::of(&values, expect.at_least, expect.at_most, "blocks");
                 let left_out =
-                    (disturbed > 0).then(|| format!("{disturbed} disturbed rounds are left out"));
+                    (disturbed > 0).then(|| format!("{disturbed} disturbed blocks are left out"));
                 let notes = [left_out, judged.note.clone()];
                 let notes: Vec<String> = notes.into_iter().flatten().collect();
                 Outcome {
@@ -166,7 +166,7 @@ impl AbResults {
         )
     }
 
-    /// A check's figure by rounds, and how many rounds were disturbed at most; or why there is none.
+    /// A check's figure by blocks, and how many blocks were disturbed at most; or why there is none.
     fn values(&self, expect: &Expect) -> Result<(Vec<f64>, usize), String> {
         let ab_test = &self.ab_test;
         if !self.directory.plan.on.contains(&On::Engine) {
@@ -200,7 +200,7 @@ impl AbResults {
         Ok((values.collect(), disturbed))
     }
 
-    /// The same at one point, by its quiet rounds.
+    /// The same at one point, by its quiet blocks.
     fn at_point(
         &self,
         expect: &Expect,
@@ -236,7 +236,7 @@ impl AbResults {
                 noise.foreign_percent.max(noise.steal_percent)
             });
             return Err(format!(
-                "no round was quiet at {}: others had {} % of a processor at least",
+                "no block was quiet at {}: others had {} % of a processor at least",
                 point_words(sweep, point),
                 label(others.fold(f64::INFINITY, f64::min))
             ));
@@ -244,7 +244,7 @@ impl AbResults {
         let wanted = self.wanted();
         if !statistics::enough(values.len(), wanted) {
             return Err(format!(
-                "{} quiet rounds of {wanted} wanted at {}: {} are the least to judge by",
+                "{} quiet blocks of {wanted} wanted at {}: {} are the least to judge by",
                 values.len(),
                 point_words(sweep, point),
                 statistics::least_of(wanted)
@@ -254,7 +254,7 @@ impl AbResults {
         Ok((values, left_out))
     }
 
-    /// A contestant's trials at a point, by rounds.
+    /// A contestant's trials at a point, by blocks.
     fn column(
         &self,
         sweep: &Sweep,
@@ -272,7 +272,7 @@ impl AbResults {
         let failed = failures(&rounds, name);
         if let Some(last) = failed.last() {
             return Err(format!(
-                "{name} failed in {} of {} rounds at {}: {}",
+                "{name} failed in {} of {} blocks at {}: {}",
                 failed.len(),
                 rounds.len(),
                 point_words(sweep, point),
@@ -302,7 +302,7 @@ impl AbResults {
 }
 
 /// Where a contestant's trials failed.
-fn failures<'a>(rounds: &[&'a Round], contestant: &str) -> Vec<&'a Absent> {
+fn failures<'a>(rounds: &[&'a Block], contestant: &str) -> Vec<&'a Absent> {
     let failed = rounds.iter().flat_map(|round| &round.failed);
     failed
         .filter(|failed| failed.contestant == contestant)
@@ -323,7 +323,7 @@ pub(in crate::experiment) mod tests {
     use crate::experiment::Verdict;
     use crate::experiment::store::Busy;
 
-    /// Rounds of a contest as the stage would have made them, where contestants differ by these factors.
+    /// Blocks of an A/B test as the stage would have made them, where contestants differ by these factors.
     pub(in crate::experiment) fn results(path: &Path, name: &str, factors: &[f64]) -> AbResults {
         let entry = Entry::find(name).expect("it can be read");
         let entry = entry.expect("it is there").scaled(10);
@@ -348,7 +348,7 @@ pub(in crate::experiment) mod tests {
                     });
                     let slug =
                         crate::experiment::ab_test::slug(&format!("{}-{}", sweep.name, point.name));
-                    let round = Round {
+                    let round = Block {
                         format: FORMAT,
                         experiment: name.into(),
                         on: On::Engine,
@@ -365,7 +365,7 @@ pub(in crate::experiment) mod tests {
                         absent: Vec::new(),
                         failed: Vec::new(),
                     };
-                    directory.keep_round(&round).expect("it can be written");
+                    directory.store_block(&round).expect("it can be written");
                 }
             }
         }
@@ -374,13 +374,13 @@ pub(in crate::experiment) mod tests {
             .expect("a contest")
     }
 
-    /// As if each round had been made again.
+    /// As if each block had been made again.
     fn twice(results: &mut AbResults) {
-        let again = results.rounds.clone().into_iter().map(|round| Round {
+        let again = results.rounds.clone().into_iter().map(|round| Block {
             repeat: round.repeat + results.ab_test.rounds,
             ..round
         });
-        let again: Vec<Round> = again.collect();
+        let again: Vec<Block> = again.collect();
         results.rounds.extend(again);
         results.directory.plan.repeat = 2;
     }
@@ -484,7 +484,7 @@ pub(in crate::experiment) mod tests {
             assert_eq!(one.verdict, verdict, "{one:?}");
             if verdict == Verdict::NotJudged {
                 let note = one.note.as_deref().unwrap_or_default();
-                assert!(note.starts_with("2 quiet rounds of 6 wanted"), "{note}");
+                assert!(note.starts_with("2 quiet blocks of 6 wanted"), "{note}");
             }
         }
     }
@@ -507,7 +507,7 @@ pub(in crate::experiment) mod tests {
         let against = check(&findings, "by that of qemu-storage-daemon");
         assert_eq!(against.verdict, Verdict::NotJudged);
         let note = against.note.as_deref().unwrap_or_default();
-        assert!(note.contains("failed in 1 of 3 rounds"), "{note}");
+        assert!(note.contains("failed in 1 of 3 blocks"), "{note}");
         assert_eq!(
             check(&findings, "tidegate at 1 VM,").verdict,
             Verdict::Pass,
@@ -517,7 +517,7 @@ pub(in crate::experiment) mod tests {
         let mut rows = findings.measured.iter();
         let row = rows.find(|row| row.contestant == "qemu-storage-daemon");
         let note = row.and_then(|row| row.note.as_deref()).unwrap_or_default();
-        assert!(note.contains("failed in 1 rounds"), "{note}");
+        assert!(note.contains("failed in 1 blocks"), "{note}");
     }
 
     #[test]

@@ -1,4 +1,4 @@
-//! Whether real daemons and the simulator say the same of one scenario: what each disk has, and how long it waits for it.
+//! Compares real daemons with the simulator: each disk's throughput share and latency in one scenario.
 //!
 //! Where both are in one directory they are laid beside each other, by way, phase and disk; the worst disk decides.
 //!

@@ -1,4 +1,4 @@
-//! The checks of a scenario in one place, and what must hold of every run, whatever its figures.
+//! Judges the checks of a scenario, and what must hold in every run.
 //!
 //! # Always true
 //! - A repeat in which there is no figure does not hold, and is reported; it is never left out of the judgement.

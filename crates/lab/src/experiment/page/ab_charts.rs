@@ -1,4 +1,4 @@
-//! What is drawn of a contest: figures across what a sweep varies, a line for each contestant, as they were published.
+//! Charts of an A/B test: figures across a sweep, with a line for each contestant.
 //!
 //! Kinds of work, which are no numbers, are bars.
 
@@ -8,7 +8,7 @@ use crate::experiment::ab_test::{Across, Sweep};
 use crate::experiment::findings::ab_test::{AbResults, Measured};
 use crate::statistics::Spread;
 
-/// What is drawn of a contest's rounds.
+/// What is drawn of an A/B test's blocks.
 pub(in crate::experiment) fn of(results: &AbResults, rows: &[Measured]) -> Vec<Picture> {
     let sweeps = results.ab_test.sweeps.iter();
     let drawn = sweeps.filter_map(|sweep| {
@@ -52,7 +52,7 @@ fn picture(results: &AbResults, sweep: &Sweep, rows: &[&Measured]) -> Picture {
         }
     });
     let mut caption = String::from(
-        "A contestant's median over the rounds in which the machine was quiet; over all, if it never was.",
+        "A contestant's median over the blocks in which the machine was quiet; over all, if it never was.",
     );
     if sweep.across != Across::Work && sweep.points.len() > 1 {
         caption += " Below are the measured points, and not distances.";

@@ -1,4 +1,4 @@
-//! What is drawn of an experiment, in the shape of the published figures.
+//! Charts of a scenario, in the shape of the published figures.
 //!
 //! Panels of one figure have one height, so that ways can be held against each other by eye.
 

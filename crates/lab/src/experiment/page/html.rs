@@ -1,4 +1,4 @@
-//! The report as one HTML page that needs nothing but itself.
+//! The report as one self-contained HTML page.
 
 use super::style::STYLE;
 use super::{Chapter, Picture, came_to, disturbed, measured, method, parts, place, repeats, tally};

@@ -1,4 +1,4 @@
-//! A contest's tables: who competes, and what each did at every point; for the page and for Markdown alike.
+//! Tables of an A/B test, for HTML and Markdown: contestants, and their figures at every point.
 
 use super::parts;
 use crate::draw::label;
@@ -85,7 +85,7 @@ pub(super) fn set_up(summary: &AbTestSummary) -> Vec<(String, String)> {
     facts
 }
 
-/// The contest's part of what an experiment is, if it is one.
+/// The A/B test's part of what an experiment is, if it is one.
 pub(super) fn ab_test(findings: &Findings) -> Option<&AbTestSummary> {
     match &findings.experiment.set_up {
         SetUp::AbTest(summary) => Some(summary),
@@ -93,7 +93,7 @@ pub(super) fn ab_test(findings: &Findings) -> Option<&AbTestSummary> {
     }
 }
 
-/// How its rounds were made: one sentence each.
+/// How its blocks were made: one sentence each.
 pub(super) fn method(findings: &Findings, summary: &AbTestSummary) -> Vec<String> {
     let mut says = vec![
         "On real servers: a fresh server for every trial, with one processor for it and another for who asks; the same \
@@ -101,8 +101,8 @@ pub(super) fn method(findings: &Findings, summary: &AbTestSummary) -> Vec<String
          file's disk, that is the server's. Servers' processor time is read at the edges of the measured window."
             .to_owned(),
         format!(
-            "{} rounds at every point, {} s measured in each trial. Contestants take turns, and turns at being first. A \
-             ratio is taken within a round, and the median of the rounds is judged; in brackets from the least to the most.",
+            "{} blocks at every point, {} s measured in each trial. Contestants take turns, and each is first in some blocks. A \
+             ratio is taken within a block, and the median of the rounds is judged; in brackets from the least to the most.",
             u64::from(summary.rounds) * u64::from(findings.repeat),
             label(summary.trial_s)
         ),
@@ -114,7 +114,7 @@ pub(super) fn method(findings: &Findings, summary: &AbTestSummary) -> Vec<String
     ];
     if summary.side_by_side {
         says.push(format!(
-            "In a round all servers run side by side, and each is asked in turns of {} ms: what differs by a percent is \
+            "In a block all servers run side by side, and each is asked in turns of {} ms: what differs by a percent is \
              measured within the same tenth of a second. Whoever has no turn sleeps.",
             BRIEF.span.as_millis()
         ));

@@ -1,4 +1,4 @@
-//! How the page looks: on a desk, on a phone, by night, on paper.
+//! The style sheet of the report: for screens, phones, dark mode and paper.
 
 /// The page's own style; the charts bring theirs.
 pub(super) const STYLE: &str = "\

@@ -1,13 +1,12 @@
-//! Makes a contest's runs: a round at a point is one, with a trial of every contestant in turn.
+//! Runs an A/B test block by block: a block has one trial of every contestant at one point.
 //!
-//! [`super::super::course`] asks for them one after the other and keeps them. Contestants take turns at being first. A
-//! trial that others disturbed is made again, but only so often in a whole contest: a machine that is never quiet is reported
-//! of, and not waited for.
+//! [`super`] runs the blocks one after the other and stores them. Another contestant is first in each block. A disturbed
+//! trial is repeated, but only so often in a whole A/B test: a machine that is never quiet is reported.
 //!
 //! # Always true
-//! - All contestants of a sweep are in a round, as a trial, as absent or as failed, with the reason.
-//! - Absent is who lacks something on this machine. A trial that fails makes nobody absent: it is reported, and made again
-//!   with its round by whoever goes on.
+//! - All contestants of a sweep are in a block, as a trial, as absent or as failed, with the reason.
+//! - A contestant is absent if it lacks something on this machine. A failed trial is reported, and a resumed run repeats
+//!   its block.
 
 use std::collections::BTreeMap;
 use std::path::PathBuf;
@@ -20,7 +19,7 @@ use anyhow::{Context, Result, bail};
 use super::{Order, Piece, Runs};
 use crate::experiment::On;
 use crate::experiment::ab_test::servers::{Servers, Window};
-use crate::experiment::ab_test::store::{Absent, Round, Trial};
+use crate::experiment::ab_test::store::{Absent, Block, Trial};
 use crate::experiment::ab_test::{AbTest, Across, Sweep, slug};
 use crate::experiment::directory::{Directory, moment};
 use crate::experiment::store::{Busy, FORMAT};
@@ -35,10 +34,10 @@ const AGAIN: usize = 5;
 const AGAIN_LEAST: usize = 6;
 
 /// See the module.
-pub(in crate::experiment) struct Rounds<'a> {
+pub(in crate::experiment) struct Blocks<'a> {
     ab_test: &'a AbTest,
     program: PathBuf,
-    /// By place among the pieces: which round, sweep and point.
+    /// By place among the pieces: which block, sweep and point.
     planned: Vec<(u32, usize, usize)>,
     quiet: f64,
     seed: u64,
@@ -54,9 +53,9 @@ fn way(sweep: &Sweep, point: usize) -> String {
     slug(&format!("{}-{}", sweep.name, sweep.points[point].name))
 }
 
-impl<'a> Rounds<'a> {
-    /// All rounds of a contest; none where it is not to be run on real servers.
-    pub(in crate::experiment) fn of(order: &Order<'_>, ab_test: &'a AbTest) -> Rounds<'a> {
+impl<'a> Blocks<'a> {
+    /// All blocks of an A/B test; none where it is not to be run on real servers.
+    pub(in crate::experiment) fn of(order: &Order<'_>, ab_test: &'a AbTest) -> Blocks<'a> {
         let mut planned = Vec::new();
         if order.on.contains(&On::Engine) {
             for round in 1..=ab_test.rounds.saturating_mul(order.repeat) {
@@ -69,7 +68,7 @@ impl<'a> Rounds<'a> {
             .iter()
             .map(|(_, sweep, _)| ab_test.sweeps[*sweep].contestants.len())
             .sum();
-        Rounds {
+        Blocks {
             ab_test,
             program: order.program.to_owned(),
             planned,
@@ -202,8 +201,8 @@ fn brief(says: &str) -> String {
     }
 }
 
-impl Runs for Rounds<'_> {
-    type Made = Round;
+impl Runs for Blocks<'_> {
+    type Made = Block;
 
     fn pieces(&self) -> Vec<Piece> {
         let places = self.planned.iter().enumerate();
@@ -223,7 +222,7 @@ impl Runs for Rounds<'_> {
         there.map(|one| self.ab_test.trial(*one)).sum()
     }
 
-    fn make(&mut self, place: usize, heed: &mut dyn FnMut() -> Result<()>) -> Result<Round> {
+    fn make(&mut self, place: usize, heed: &mut dyn FnMut() -> Result<()>) -> Result<Block> {
         let (round, sweep, point) = self.planned[place];
         let (began, begun) = (SystemTime::now(), Instant::now());
         let meter = Meter::start()?;
@@ -270,7 +269,7 @@ impl Runs for Rounds<'_> {
         }
         let (noise, own) = meter.end(Duration::ZERO)?;
         let took = begun.elapsed();
-        Ok(Round {
+        Ok(Block {
             format: FORMAT,
             experiment: ab_test.name.clone(),
             on: On::Engine,
@@ -289,8 +288,8 @@ impl Runs for Rounds<'_> {
         })
     }
 
-    fn keep(&mut self, made: Round, directory: &Directory) -> Result<Option<String>> {
-        directory.keep_round(&made)?;
+    fn keep(&mut self, made: Block, directory: &Directory) -> Result<Option<String>> {
+        directory.store_block(&made)?;
         Ok(made.problem())
     }
 
@@ -386,7 +385,7 @@ mod tests {
             program: std::path::Path::new("/bin/false"),
             max_noise: None,
         };
-        let mut rounds = Rounds::of(&order, ab_test);
+        let mut rounds = Blocks::of(&order, ab_test);
         let piece = rounds.pieces().remove(0);
         let round = rounds.make(0, &mut || Ok(())).expect("a round is made");
         assert_eq!((round.trials.len(), round.absent.len()), (0, 0));
@@ -397,7 +396,7 @@ mod tests {
             .collect();
         assert_eq!(failed.len(), 2, "each has its turn: {failed:?}");
         let problem = rounds.keep(round, &directory).expect("it can be written");
-        assert!(problem.is_some_and(|says| says.contains("round 1")));
+        assert!(problem.is_some_and(|says| says.contains("block 1")));
         assert!(rounds.again(&piece, &directory).expect("it can be read"));
         let findings = Findings::read(scratch.path()).expect("it can be read");
         assert_eq!((findings.problems.len(), findings.missing), (1, 0));
@@ -405,7 +404,7 @@ mod tests {
         let written = page::write(scratch.path()).expect("it can be written");
         for path in [written.html, written.markdown] {
             let told = std::fs::read_to_string(path).expect("it is there");
-            assert!(told.contains("round 1: "), "{told}");
+            assert!(told.contains("block 1: "), "{told}");
         }
     }
 
@@ -424,7 +423,7 @@ mod tests {
             program: std::path::Path::new("tidegate"),
             max_noise: None,
         };
-        let rounds = Rounds::of(&order(&[On::Engine, On::Sim]), ab_test);
+        let rounds = Blocks::of(&order(&[On::Engine, On::Sim]), ab_test);
         let pieces = rounds.pieces();
         assert_eq!(pieces.len(), 2 * 3 * (3 + 2));
         assert_eq!(
@@ -434,6 +433,6 @@ mod tests {
         assert_eq!(pieces.last().map(|piece| piece.repeat), Some(6));
         let trial = ab_test.trial(0);
         assert_eq!((rounds.takes(0), rounds.takes(3)), (2 * trial, 3 * trial));
-        assert!(Rounds::of(&order(&[On::Sim]), ab_test).pieces().is_empty());
+        assert!(Blocks::of(&order(&[On::Sim]), ab_test).pieces().is_empty());
     }
 }

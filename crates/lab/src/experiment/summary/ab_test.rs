@@ -1,4 +1,4 @@
-//! A contest in words: who competes, in what, what is expected, and how its rounds were made.
+//! An A/B test in words: contestants, sweeps and expectations.
 //!
 //! For `lab show` and the report; [`crate::experiment::about`] does the same for scenarios.
 
@@ -18,9 +18,9 @@ pub struct AbTestSummary {
     pub sweeps: Vec<SweepSummary>,
     /// How often contestants meet at each point.
     pub rounds: u32,
-    /// How long each is measured in a round.
+    /// How long each is measured in a block.
     pub trial_s: f64,
-    /// Whether their servers run side by side in a round and are asked in turn.
+    /// Whether their servers run side by side in a block and are asked in turn.
     pub side_by_side: bool,
     /// Points that are left out at this length.
     pub left_out: Vec<String>,

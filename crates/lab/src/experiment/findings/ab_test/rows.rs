@@ -1,4 +1,4 @@
-//! What contestants did, point by point: the table beneath a contest's checks.
+//! The table of an A/B test: each contestant's figures, point by point.
 
 use serde::Serialize;
 
@@ -8,7 +8,7 @@ use crate::experiment::ab_test::{Measure, Server, Sweep};
 use crate::experiment::summary::ab_test::point_words;
 use crate::statistics::{Spread, spread};
 
-/// What a contestant did at a point, over the quiet rounds; over all of them, if none was.
+/// What a contestant did at a point, over the quiet blocks; over all of them, if none was.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
     /// In which sweep.
@@ -31,13 +31,13 @@ pub struct Measured {
     pub cpu_of_both_percent_per_kiops: Option<Spread>,
     /// What the asker had of a processor: near 100 it may be the bound.
     pub client_percent: Option<Spread>,
-    /// Rounds in which it was measured.
+    /// Blocks in which it was measured.
     pub rounds: usize,
     /// Those of them in which the machine was quiet.
     pub quiet: usize,
     /// Trials that were thrown away and made again.
     pub rejected: usize,
-    /// Rounds in which idle processors were kept awake.
+    /// Blocks in which idle processors were kept awake.
     pub awake: usize,
     /// Why it was not measured, or what is to be known.
     pub note: Option<String>,
@@ -83,13 +83,13 @@ impl AbResults {
             .find(|one| one.name == contestant);
         let served = who.is_some_and(|who| who.server != Server::Nobody);
         let note = if let Some(last) = failed.last() {
-            Some(format!("failed in {} rounds: {}", failed.len(), last.why))
+            Some(format!("failed in {} blocks: {}", failed.len(), last.why))
         } else if all.is_empty() {
             absent.map(|absent| absent.why.clone())
         } else if all.iter().any(|trial| trial.emulated) {
             Some("the guest's processor is emulated, without KVM".to_owned())
         } else if quiet.is_empty() {
-            Some("no round was quiet".to_owned())
+            Some("no block was quiet".to_owned())
         } else {
             None
         };
