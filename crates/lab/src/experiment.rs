@@ -4,7 +4,7 @@
 //! one's own: a scenario ([`Experiment`]) or an A/B test ([`AbTest`]). [`runner::run`] makes its runs and keeps each in a results
 //! directory as soon as it has ended; [`Findings`] are what the runs in such a directory come to; [`page`] writes them
 //! down. Scenarios are [`tidegate_sim`]'s, and so is their judge; real daemons are [`crate::play`]'s; what an A/B test needs
-//! is [`crate::bench`]'s.
+//! is [`crate::interleaved`]'s.
 //!
 //! # Always true
 //! - A check that was expected is found in the findings: as held, as not held, or as not judged with the reason.

@@ -1,6 +1,6 @@
 //! A batch of requests over a guest's queues: all are in flight together, and it ends with the last answer.
 //!
-//! For tests that say themselves what is in flight; [`super::driver`] is for load. A server that dies meanwhile is waited
+//! For tests that say themselves what is in flight; [`super::guest_driver`] is for load. A server that dies meanwhile is waited
 //! for, as [`super::VmOptions::reconnect`] says.
 
 use std::collections::HashMap;

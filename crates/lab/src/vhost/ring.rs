@@ -1,6 +1,6 @@
 //! The driver's side of one split virtqueue, with its request headers and buffers.
 //!
-//! [`super::driver`] fills slots, publishes them and takes them back. A slot is a place for one request: its
+//! [`super::guest_driver`] fills slots, publishes them and takes them back. A slot is a place for one request: its
 //! header, status byte, buffer and descriptors never move, so that a request costs two words of header and one ring
 //! entry; descriptors are rewritten only when a slot changes its kind.
 //!

@@ -1,6 +1,6 @@
 //! A guest without a virtual machine: the front end of one vhost-user-blk device.
 //!
-//! Negotiates, shares its memory, hands over its rings; [`super::driver`] then drives the rings. Can connect again
+//! Negotiates, shares its memory, hands over its rings; [`super::guest_driver`] then drives the rings. Can connect again
 //! after the server died, with the same memory, rings and in-flight region, as QEMU's `reconnect` does.
 //!
 //! # Source

@@ -1,6 +1,6 @@
 //! An A/B test in words: contestants, sweeps and expectations.
 //!
-//! For `lab show` and the report; [`crate::experiment::about`] does the same for scenarios.
+//! For `lab show` and the report; [`super`] does the same for scenarios.
 
 use serde::Serialize;
 
