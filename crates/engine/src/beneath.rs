@@ -153,19 +153,44 @@ impl Folder {
         Ok(fs::renameat(&self.0, from.as_ref(), &self.0, to.as_ref())?)
     }
 
-    /// The same, unless something has that name.
+    /// The same, unless something has that name. Of several hosts that do so at once, one succeeds.
     ///
     /// # Errors
     /// When something has it, or the file cannot be renamed.
     pub fn rename_new(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         let (from, to) = (from.as_ref(), to.as_ref());
         match fs::renameat_with(&self.0, from, &self.0, to, RenameFlags::NOREPLACE) {
-            // Some file systems cannot promise that.
-            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => match self.look(to) {
-                Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
-                Err(_) => self.rename(from, to),
-            },
+            // Some file systems cannot promise that, NFS among them.
+            Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => self.rename_by_link(from, to),
             renamed => Ok(renamed?),
+        }
+    }
+
+    /// The same where a rename always replaces. A link never does, whichever host makes it.
+    fn rename_by_link(&self, from: &Path, to: &Path) -> io::Result<()> {
+        match fs::linkat(&self.0, from, &self.0, to, AtFlags::empty()) {
+            Ok(()) => {}
+            // A file server may have done it, and have been asked again since its answer was lost.
+            Err(Errno::EXIST) if self.is_same(from, to) => {}
+            // There are no links on this file system, so no other host shares it.
+            Err(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP) => {
+                return match self.look(to) {
+                    Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
+                    Err(error) if error.kind() != io::ErrorKind::NotFound => Err(error),
+                    Err(_) => self.rename(from, to),
+                };
+            }
+            Err(error) => return Err(error.into()),
+        }
+        // The file has its name. A second one that stays does no harm.
+        let _ = self.remove_file(from);
+        Ok(())
+    }
+
+    fn is_same(&self, one: &Path, other: &Path) -> bool {
+        match (self.look(one), self.look(other)) {
+            (Ok(one), Ok(other)) => identity(&one) == identity(&other),
+            _ => false,
         }
     }
 
@@ -342,5 +367,50 @@ mod tests {
         assert!(folder.look("link/none").is_err());
         let none = folder.look("disk/none").expect_err("nothing");
         assert_eq!(none.kind(), io::ErrorKind::NotFound);
+    }
+
+    #[test]
+    fn of_two_files_that_get_one_name_at_once_one_has_it_where_a_rename_replaces() {
+        let (_place, folder) = place();
+        let write = |name: &str| {
+            let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
+            let mut file = folder.open(name, flags, 0o600).expect("it is made");
+            file.write_all(name.as_bytes()).expect("written");
+        };
+        let both = std::sync::Barrier::new(2);
+        let publish = |draft: &str| {
+            both.wait();
+            folder.rename_by_link(Path::new(draft), Path::new("mark"))
+        };
+        for _ in 0..500 {
+            write("one");
+            write("two");
+            let (one, two) = std::thread::scope(|scope| {
+                let other = scope.spawn(|| publish("two"));
+                (publish("one"), other.join().expect("no panic"))
+            });
+            let (winner, loser) = match one.is_ok() {
+                true => ("one", two),
+                false => ("two", one),
+            };
+            let refused = loser.expect_err("one of them has the name");
+            assert_eq!(refused.kind(), io::ErrorKind::AlreadyExists);
+            let mark = folder.read("mark", 100).expect("read");
+            assert_eq!(mark, winner.as_bytes());
+            assert!(folder.look(winner).is_err(), "its draft is gone");
+            let left = ["one", "two"].map(|name| folder.remove_file(name).is_ok());
+            assert_eq!(left.iter().filter(|left| **left).count(), 1);
+            folder.remove_file("mark").expect("removed");
+        }
+    }
+
+    #[test]
+    fn a_link_that_was_made_before_its_answer_was_lost_is_no_refusal() {
+        let (_place, folder) = place();
+        folder.link("disk/image", "draft").expect("linked");
+        folder.link("draft", "mark").expect("linked");
+        let (draft, mark) = (Path::new("draft"), Path::new("mark"));
+        folder.rename_by_link(draft, mark).expect("it is the same");
+        assert!(folder.look(draft).is_err());
     }
 }

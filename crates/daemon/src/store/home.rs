@@ -33,7 +33,7 @@ use crate::text::new_uuid;
 use crate::text::quoted;
 
 /// In the directory of every datastore: what hosts leave for each other.
-const COMMON: &str = ".tidegate";
+pub(crate) const COMMON: &str = ".tidegate";
 /// In there, the mark.
 const MARK: &str = "datastore-id";
 /// More bytes than a mark has.
@@ -217,7 +217,9 @@ impl Memory {
                 let why = format!("{}: {why}", path.display());
                 return Err(not_mounted(datastore, why, mount_it(known, path)));
             }
-            Some(Unlike::Damaged(why)) => return Err(damaged(datastore, known, path, why)),
+            Some(Unlike::Damaged(why)) => {
+                return Err(damaged(datastore, known, path, why, &there));
+            }
             None => {}
         }
         if there.mark.is_none() {
@@ -252,14 +254,21 @@ pub(super) fn not_mounted(datastore: &Name, why: String, remedy: String) -> Prob
 }
 
 /// Its file system is there, and what says which datastore it is cannot be believed.
-fn damaged(datastore: &Name, known: &Home, path: &Path, why: String) -> Problem {
+fn damaged(datastore: &Name, known: &Home, path: &Path, why: String, there: &Home) -> Problem {
     let mark = path.join(COMMON).join(MARK);
-    let remedy = match &known.mark {
-        Some(words) => format!(
-            "look with a file system check whether more is damaged; then write it anew: rm -rf {mark} && echo {words} > {mark}",
-            mark = quoted(&mark)
+    let shown = quoted(&mark);
+    let remedy = match (&known.mark, &there.mark) {
+        // Another host may know the datastore by it.
+        (Some(words), Some(_)) => format!(
+            "if other hosts use the directory, detach its disks here, then: tidegate datastore remove {datastore} && \
+             tidegate datastore add {datastore} --path {path}; if none does, write it anew: \
+             rm -rf {shown} && echo {words} > {shown}",
+            path = quoted(path)
         ),
-        None => format!("remove {}: it is made anew", mark.display()),
+        (Some(words), None) => format!(
+            "look with a file system check whether more is damaged; then write it anew: rm -rf {shown} && echo {words} > {shown}"
+        ),
+        (None, _) => format!("remove {}: it is made anew", mark.display()),
     };
     Problem::new(
         ProblemCode::Datastore,
@@ -466,6 +475,28 @@ mod tests {
             assert!(shell.args(["-c", command]).status().unwrap().success());
             check().unwrap();
         }
+    }
+
+    #[test]
+    fn a_mark_that_another_host_may_know_is_not_to_be_written_over_unless_no_host_shares_it() {
+        let name: Name = "d".parse().unwrap();
+        let known = home("ext4", Some("u"), 2, Some("m"));
+        let why = || "it has changed".to_owned();
+        let remedy = |there: &Home| {
+            let problem = damaged(&name, &known, Path::new("/srv/vms"), why(), there);
+            problem.remedy.unwrap()
+        };
+        let others = remedy(&home("ext4", Some("u"), 2, Some("n")));
+        assert!(
+            others.starts_with("if other hosts use the directory, detach its disks here, then: "),
+            "{others}"
+        );
+        assert!(others.contains("tidegate datastore add d --path /srv/vms; if none does"));
+        let nobodys = remedy(&home("ext4", Some("u"), 2, None));
+        assert!(
+            nobodys.starts_with("look with a file system check"),
+            "{nobodys}"
+        );
     }
 
     #[test]
