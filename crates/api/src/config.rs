@@ -167,7 +167,7 @@ pub enum LogFormat {
 pub enum ConfigError {
     /// Not TOML, or a key that is unknown, given twice or of the wrong type.
     // It is the parser's message, so the parser's error is no reason below it.
-    #[error("{}", .0.to_string().trim_end())]
+    #[error("{}", crate::toml_error::message(.0))]
     Syntax(toml::de::Error),
     /// Written for a program that knows more than this one.
     #[error("its version is {0}, this program reads version {VERSION}")]

@@ -305,7 +305,7 @@ pub enum DescriptorError {
     NotText(#[from] std::str::Utf8Error),
     /// Not TOML, or keys missing, unknown or of the wrong type.
     // It is the parser's message, so the parser's error is no reason below it.
-    #[error("{}", .0.to_string().trim_end())]
+    #[error("{}", crate::toml_error::message(.0))]
     Syntax(toml::de::Error),
     /// Written by a program that knows more than this one.
     #[error(

@@ -27,4 +27,5 @@ pub mod problem;
 pub mod routes;
 pub mod stats;
 pub mod status;
+pub mod toml_error;
 pub mod units;

@@ -31,6 +31,7 @@ use tidegate_api::group::{GroupLimits, GroupsRecord};
 use tidegate_api::iocontrol::IoControl;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_api::toml_error;
 
 use crate::files;
 use crate::os_error::{self, Outcome};
@@ -41,7 +42,7 @@ mod drafts;
 mod home;
 
 pub(crate) use disks::{Found, Identity};
-pub(crate) use home::{mark_file, mark_of};
+pub(crate) use home::{COMMON, mark_file, mark_of};
 
 /// The largest state file that is read.
 const MAX_STATE_BYTES: usize = 1 << 20;
@@ -400,7 +401,7 @@ fn read_descriptor(path: &Path) -> Outcome<Descriptor> {
 
 fn parse<T: serde::de::DeserializeOwned>(path: &Path, bytes: &[u8]) -> Outcome<T> {
     let text = std::str::from_utf8(bytes).map_err(|error| corrupt(path).because_of(&error))?;
-    toml::from_str(text).map_err(|error| corrupt(path).because(error.to_string().trim_end()))
+    toml::from_str(text).map_err(|error| corrupt(path).because(toml_error::message(&error)))
 }
 
 fn corrupt(path: &Path) -> Problem {
