@@ -146,12 +146,19 @@ pub(crate) fn open(
             must_be(format, &file, path)?;
             format
         }
-        None => match recognise(&file).map_err(|e| os_error::io(what(), &e))? {
-            Recognised::Known(format) => format,
-            Recognised::Foreign(foreign) => {
-                return Err(foreign.refuse(what(), path, Purpose::Import));
+        None => {
+            let fixed = is_fixed_vpc(&file).map_err(|e| os_error::io(what(), &e))?;
+            match recognise(&file).map_err(|e| os_error::io(what(), &e))? {
+                Recognised::Known(format) if fixed && format != ImageFormat::Vpc => {
+                    return Err(ambiguous(what(), format));
+                }
+                Recognised::Known(format) => format,
+                Recognised::Foreign(foreign) => {
+                    let refused = foreign.refuse(what(), path, Purpose::Import);
+                    return Err(if fixed { or_vpc(refused) } else { refused });
+                }
             }
-        },
+        }
     };
     if format == ImageFormat::Qcow2
         && let Some(foreign) = foreign_qcow(&file).map_err(|e| explain(&e, format, path))?
@@ -201,6 +208,10 @@ fn must_be(format: ImageFormat, file: &Container, path: &Path) -> Outcome<()> {
     if format == ImageFormat::Raw {
         return Ok(());
     }
+    // The first bytes of a VHD of fixed size are its guest's, whatever they look like.
+    if format == ImageFormat::Vpc && is_fixed_vpc(file).map_err(|e| os_error::io(what(), &e))? {
+        return Ok(());
+    }
     let is = match recognise(file).map_err(|e| os_error::io(what(), &e))? {
         Recognised::Known(is) if is == format => return Ok(()),
         Recognised::Known(is) => is,
@@ -245,6 +256,32 @@ fn read(file: Container, format: ImageFormat) -> io::Result<Image> {
             Box::new(Mapped::new(file, layout))
         }
     })
+}
+
+/// Whether a file ends as a VHD of fixed size does, whatever it begins with.
+fn is_fixed_vpc(file: &Container) -> io::Result<bool> {
+    match file.length().checked_sub(512) {
+        Some(at) => Ok(vpc::is_fixed(&file.array(at)?)),
+        None => Ok(false),
+    }
+}
+
+/// A file that can be read as two formats, one of which its guest may have written.
+fn ambiguous(what: String, format: ImageFormat) -> Problem {
+    let word = format.word();
+    Problem::new(ProblemCode::Unsupported, what)
+        .because(format!(
+            "it begins as a {word} image does, and ends as a VHD of fixed size"
+        ))
+        .remedy(format!("say which it is: --format {word} or --format vpc"))
+}
+
+/// The same refusal of a file that ends as a VHD of fixed size.
+fn or_vpc(refused: Problem) -> Problem {
+    let remedy = refused.remedy.clone().unwrap_or_default();
+    refused.remedy(format!(
+        "{remedy}; or, as it ends as a VHD of fixed size, say --format vpc"
+    ))
 }
 
 /// What a file is, as far as it can be told; raw where nothing speaks against it.

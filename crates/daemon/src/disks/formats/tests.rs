@@ -378,3 +378,21 @@ fn the_name_of_another_file_is_shown_as_far_as_it_goes() {
     let refused = opened(&file, None).err().unwrap().to_string();
     assert!(refused.contains("(ba\\u{1b}se.img)"), "{refused}");
 }
+
+#[test]
+fn a_vhd_of_fixed_size_is_read_as_one_whatever_its_guest_wrote_first_if_somebody_says_so() {
+    let footer = vpc_footer(2, 8192);
+    for head in [b"\x1f\x8b\x08", &b"QED\0"[..], qcow2::MAGIC, vpc::MAGIC] {
+        let file = file(8192 + 512, &[(0, &[9; 8192]), (0, head), (8192, &footer)]);
+        let image = opened(&file, Some(ImageFormat::Vpc)).unwrap();
+        let bytes = content(&image);
+        assert!(bytes.len() == 8192 && bytes.starts_with(head));
+        match opened(&file, None) {
+            Ok(image) => assert!(head == vpc::MAGIC && image.size() == 8192),
+            Err(refused) => {
+                let remedy = refused.remedy.unwrap();
+                assert!(remedy.contains("--format vpc"), "{remedy}");
+            }
+        }
+    }
+}

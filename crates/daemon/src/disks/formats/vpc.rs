@@ -43,9 +43,11 @@ impl Vpc {
     pub(super) fn open(file: &Container) -> io::Result<Vpc> {
         let length = file.length();
         let first: [u8; FOOTER] = file.array(0)?;
-        let footer = match first.starts_with(MAGIC) {
+        let last: [u8; FOOTER] = file.array(length - FOOTER as u64)?;
+        // What one of fixed size begins with is its guest's.
+        let footer = match first.starts_with(MAGIC) && !is_fixed(&last) {
             true => first,
-            false => file.array(length - FOOTER as u64)?,
+            false => last,
         };
         if !footer.starts_with(MAGIC) || !is_sound(&footer) {
             return Err(damaged("its footer is damaged"));
