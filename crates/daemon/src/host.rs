@@ -169,10 +169,9 @@ impl Host {
         let attach = |engine: &Engine| {
             let attached = engine.attach(spec, opened.image);
             attached.map_err(|e| match e.kind() {
-                Kind::Invalid if opened_size < plan.size => problem(&e).remedy(format!(
-                    "put the whole image back, or shrink the disk: tidegate disk resize {} {opened_size}",
-                    plan.name
-                )),
+                Kind::Invalid if opened_size < plan.size => {
+                    problem(&e).remedy(mend_cut(&plan.name, opened_size, plan.block_size))
+                }
                 _ => problem(&e),
             })
         };
@@ -239,6 +238,17 @@ impl Host {
                     .remedy("start it again: tidegate serve"),
             ),
         }
+    }
+}
+
+/// What to do about a disk whose image has only so many bytes: a disk has whole blocks, and one at least.
+pub(crate) fn mend_cut(disk: &str, has: u64, block_size: u32) -> String {
+    let block = u64::from(block_size.max(1));
+    match has - has % block {
+        0 => format!("put the whole image back, or delete the disk: tidegate disk delete {disk}"),
+        size => format!(
+            "put the whole image back, or shrink the disk to what is left of it: tidegate disk resize {disk} {size} --yes"
+        ),
     }
 }
 

@@ -47,7 +47,7 @@ fn code(kind: io::ErrorKind) -> ProblemCode {
         io::ErrorKind::NotFound => ProblemCode::NotFound,
         io::ErrorKind::AlreadyExists => ProblemCode::Exists,
         io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => ProblemCode::Full,
-        io::ErrorKind::InvalidInput => ProblemCode::Invalid,
+        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidFilename => ProblemCode::Invalid,
         _ => ProblemCode::Datastore,
     }
 }
@@ -71,7 +71,10 @@ pub(crate) fn remedy(kind: io::ErrorKind) -> String {
             "name a path below a directory: a part of this one is a file"
         }
         io::ErrorKind::IsADirectory => "name a file: this is a directory",
-        io::ErrorKind::InvalidInput | io::ErrorKind::InvalidFilename => {
+        io::ErrorKind::InvalidFilename => {
+            "use a shorter name: most file systems take 255 bytes, and 4095 for the whole path"
+        }
+        io::ErrorKind::InvalidInput => {
             "put the plain file or directory itself there, of a name that its file system takes: a link is not followed"
         }
         io::ErrorKind::UnexpectedEof | io::ErrorKind::InvalidData => {

@@ -179,6 +179,7 @@ async fn live(prepared: Prepared) -> Outcome<()> {
     tokio::spawn(monitor::keep(Arc::clone(&daemon.monitor)));
     tokio::spawn(monitor::listen(Arc::clone(&daemon.monitor)));
     tokio::spawn(monitor::watch_certificates(Arc::clone(&daemon.monitor)));
+    remove_leftovers(&disk_service);
     daemon.set_state(State::Serving);
     let status = format!("serving disks: {}", disks.names().len());
     tracing::info!(root = %root.path().display(), api = %plan.api.socket.display(), "{status}");
@@ -197,6 +198,17 @@ async fn live(prepared: Prepared) -> Outcome<()> {
         () = disk_service::attach_missing(Arc::clone(&disk_service)) => {}
     }
     stop(&daemon, &ours, answering, signals).await
+}
+
+/// Removes what exports left that the last daemon's end cut short: beside us, since a file server may not answer.
+fn remove_leftovers(disk_service: &DiskService) {
+    let jobs = Arc::clone(disk_service.jobs());
+    let remove = std::thread::Builder::new()
+        .name("leftovers".to_owned())
+        .spawn(move || jobs.remove_leftovers());
+    if let Err(error) = remove {
+        tracing::warn!(%error, "what interrupted exports left stays until the next start");
+    }
 }
 
 async fn stop(

@@ -116,6 +116,11 @@ impl Root {
         self.run.join("disks").join(format!("{disk}.sock"))
     }
 
+    /// Where its sockets are.
+    pub(crate) fn run(&self) -> &Path {
+        &self.run
+    }
+
     pub(crate) fn state(&self) -> PathBuf {
         self.path.join("state")
     }

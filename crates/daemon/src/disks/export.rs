@@ -13,8 +13,10 @@ use std::path::{Path, PathBuf};
 use imago::file::File as ImagoFile;
 use imago::qcow2::Qcow2;
 use imago::{FormatAccess, FormatCreateBuilder, Storage, StorageCreateOptions};
+use tidegate_api::descriptor::Uuid;
 use tidegate_api::job::{DiskExport, Existing, ImageFormat};
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_engine::beneath::Folder;
 
 use crate::disks::copy::Progress;
 use crate::disks::copy::device::{self, DeviceSink};
@@ -28,6 +30,9 @@ const OTHER_ENDINGS: [&str; 27] = [
     "vmdk", "vdi", "vhd", "vhdx", "vpc", "qed", "qcow", "hdd", "hds", "dmg", "luks", "ova", "ovf",
     "vma", "gz", "tgz", "xz", "txz", "zst", "bz2", "lz4", "lzma", "lzo", "zip", "7z", "rar", "tar",
 ];
+
+/// What a draft's name ends in, after a dot and a UUID.
+const PARTIAL: &str = ".partial";
 
 /// The format of an export: as ordered, or as the file's name says. One that cannot be written is refused.
 pub(crate) fn format_of(order: &DiskExport, what: &str) -> Outcome<ImageFormat> {
@@ -75,8 +80,14 @@ pub(crate) fn write_device(
 
 /// Fails if an export to this path is bound to fail, before anything is copied.
 pub(crate) fn must_be_free(path: &Path, existing: Existing) -> Outcome<()> {
-    if existing == Existing::Keep && path.symlink_metadata().is_ok() {
-        return Err(in_the_way(path));
+    match path.symlink_metadata() {
+        Ok(_) if existing == Existing::Keep => return Err(in_the_way(path)),
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+        Err(error) => {
+            let what = format!("cannot write {}", path.display());
+            return Err(os_error::io(what, &error));
+        }
     }
     if device::is_there(path) {
         return Ok(());
@@ -96,9 +107,10 @@ pub(crate) fn must_be_free(path: &Path, existing: Existing) -> Outcome<()> {
     }
 }
 
-/// Copies `source` into a new file at `path`.
+/// Copies `source` into a new file at `path`, which is called `draft` until it is whole.
 pub(crate) fn write(
     source: &RawFile,
+    draft: &Path,
     path: &Path,
     format: ImageFormat,
     existing: Existing,
@@ -108,25 +120,22 @@ pub(crate) fn write(
     if existing == Existing::Keep && path.symlink_metadata().is_ok() {
         return Err(in_the_way(path));
     }
-    let draft = draft(path)?;
     let written = match format {
-        ImageFormat::Raw => write_raw(source, &draft, progress),
-        ImageFormat::Qcow2 => write_qcow2(source, &draft, progress),
+        ImageFormat::Raw => write_raw(source, draft, progress),
+        ImageFormat::Qcow2 => write_qcow2(source, draft, progress),
         other => Err(
             os_error::invalid(format!("cannot write {}", path.display()))
                 .because(format!("{} is read and not written", other.word()))
                 .remedy("say --format raw or --format qcow2"),
         ),
     };
-    let written = written.and_then(|()| publish(&draft, path, existing));
-    if written.is_err() {
-        // The first cause matters; that the draft could not be removed either is only a leftover.
-        match fs::remove_file(&draft) {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => {
-                tracing::warn!(%error, path = %draft.display(), "cannot remove what a failed export left");
-            }
-            Ok(()) | Err(_) => {}
+    let written = written.and_then(|()| publish(draft, path, existing));
+    // None is left where it got its name. The first cause matters; that it could not be removed either is only a leftover.
+    match fs::remove_file(draft) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => {
+            tracing::warn!(%error, path = %draft.display(), "cannot remove what an export left");
         }
+        Ok(()) | Err(_) => {}
     }
     written
 }
@@ -178,17 +187,16 @@ impl Sink for Qcow2Sink {
 
 /// Gives the complete file its name, durably.
 fn publish(draft: &Path, path: &Path, existing: Existing) -> Outcome<()> {
-    use rustix::fs::{CWD, RenameFlags, renameat_with};
     let what = || format!("cannot write {}", path.display());
     // A device or a pipe may have been put there while the copy was made.
     must_be_for_a_file(path)?;
     let renamed = match existing {
         Existing::Replace => fs::rename(draft, path),
-        Existing::Keep => match renameat_with(CWD, draft, CWD, path, RenameFlags::NOREPLACE) {
-            Err(rustix::io::Errno::EXIST) => return Err(in_the_way(path)),
-            // Some file systems cannot promise it; it was not there when the export began.
-            Err(rustix::io::Errno::INVAL) => fs::rename(draft, path),
-            other => other.map_err(io::Error::from),
+        Existing::Keep => match rename_new(draft, path) {
+            Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {
+                return Err(in_the_way(path));
+            }
+            renamed => renamed,
         },
     };
     let folder = path.parent().unwrap_or(Path::new("/"));
@@ -197,19 +205,43 @@ fn publish(draft: &Path, path: &Path, existing: Existing) -> Outcome<()> {
         .map_err(|e| os_error::io(what(), &e))
 }
 
+/// Renames a file within its directory, unless something has that name.
+fn rename_new(draft: &Path, path: &Path) -> io::Result<()> {
+    match (path.parent(), draft.file_name(), path.file_name()) {
+        (Some(folder), Some(from), Some(to)) => Folder::named(folder)?.rename_new(from, to),
+        _ => Err(io::ErrorKind::InvalidFilename.into()),
+    }
+}
+
 /// Where it is written until it is whole. Another export may go to the same file meanwhile, from another host or container
-/// too, whose processes have the same numbers: so it is drawn by lot.
-fn draft(path: &Path) -> Outcome<PathBuf> {
-    let Some(name) = path.file_name() else {
+/// too, whose processes have the same numbers: so its name is random. It does not have the file's name in it, which may be
+/// as long as the file system takes.
+pub(crate) fn draft(path: &Path) -> Outcome<PathBuf> {
+    if path.file_name().is_none() {
         return Err(
             os_error::invalid(format!("{} is no file's path", path.display()))
                 .remedy("name the image file, such as disk.img"),
         );
-    };
-    let mut draft = std::ffi::OsString::from(".");
-    draft.push(name);
-    draft.push(format!(".{}.partial", new_uuid()?));
-    Ok(path.with_file_name(draft))
+    }
+    Ok(path.with_file_name(format!(".{}{PARTIAL}", new_uuid()?)))
+}
+
+/// Removes the draft of an export that the daemon's end cut short: a plain file of a draft's name, and nothing else.
+pub(crate) fn remove_leftover(draft: &Path) -> io::Result<()> {
+    let name = draft.file_name().and_then(|name| name.to_str());
+    let uuid = name.and_then(|name| name.strip_prefix('.')?.strip_suffix(PARTIAL));
+    if uuid.is_none_or(|uuid| Uuid::try_from(uuid.to_owned()).is_err()) {
+        let text = "it does not have the name of an export's draft";
+        return Err(io::Error::new(io::ErrorKind::InvalidInput, text));
+    }
+    match draft.symlink_metadata() {
+        Ok(there) if there.is_file() => fs::remove_file(draft),
+        Ok(_) => Err(io::Error::new(
+            io::ErrorKind::InvalidInput,
+            "it is no plain file",
+        )),
+        Err(error) => Err(error),
+    }
 }
 
 /// Refuses a path where a rename would destroy something else than a file, such as `/dev/null`, or where a file would
@@ -258,6 +290,50 @@ fn in_the_way(path: &Path) -> Problem {
 mod tests {
     use super::*;
 
+    fn export(source: &RawFile, path: &Path, existing: Existing) -> Outcome<()> {
+        let (draft, progress) = (draft(path)?, Progress::default());
+        write(source, &draft, path, ImageFormat::Raw, existing, &progress)
+    }
+
+    #[test]
+    fn a_name_as_long_as_the_file_system_takes_is_exported_to_and_a_longer_one_is_refused_at_once()
+    {
+        let folder = tempfile::tempdir().unwrap();
+        let source = tempfile::tempfile().unwrap();
+        source.set_len(8192).unwrap();
+        let source = RawFile::new(source, 8192);
+        let path = folder.path().join("x".repeat(255));
+        must_be_free(&path, Existing::Keep).unwrap();
+        export(&source, &path, Existing::Keep).unwrap();
+        assert_eq!(fs::metadata(&path).unwrap().len(), 8192);
+        let path = folder.path().join("x".repeat(256));
+        for existing in [Existing::Keep, Existing::Replace] {
+            let refused = must_be_free(&path, existing).unwrap_err();
+            assert_eq!(refused.code, ProblemCode::Invalid, "{refused}");
+            assert!(refused.remedy.unwrap().starts_with("use a shorter name"));
+        }
+    }
+
+    #[test]
+    fn what_an_export_left_is_removed_and_nothing_of_another_name_or_kind() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("out.img");
+        let (left, link) = (draft(&path).unwrap(), draft(&path).unwrap());
+        fs::write(&path, "precious").unwrap();
+        fs::write(&left, "half").unwrap();
+        std::os::unix::fs::symlink(&path, &link).unwrap();
+        let other = folder.path().join(".out.img.partial");
+        fs::write(&other, "precious").unwrap();
+        remove_leftover(&left).unwrap();
+        assert!(!left.exists());
+        for kept in [&path, &link, &other] {
+            remove_leftover(kept).unwrap_err();
+            assert!(kept.symlink_metadata().is_ok());
+        }
+        let gone = remove_leftover(&left).unwrap_err();
+        assert_eq!(gone.kind(), io::ErrorKind::NotFound);
+    }
+
     #[test]
     fn an_export_replaces_a_file_only_if_asked_and_leaves_nothing_when_refused() {
         let folder = tempfile::tempdir().unwrap();
@@ -266,18 +342,10 @@ mod tests {
         let source = tempfile::tempfile().unwrap();
         source.set_len(8192).unwrap();
         let source = RawFile::new(source, 8192);
-        let progress = Progress::default();
-        let refused = write(&source, &path, ImageFormat::Raw, Existing::Keep, &progress);
+        let refused = export(&source, &path, Existing::Keep);
         assert_eq!(refused.unwrap_err().code, ProblemCode::Exists);
         assert_eq!(fs::read(&path).unwrap(), b"precious");
-        write(
-            &source,
-            &path,
-            ImageFormat::Raw,
-            Existing::Replace,
-            &progress,
-        )
-        .unwrap();
+        export(&source, &path, Existing::Replace).unwrap();
         assert_eq!(fs::metadata(&path).unwrap().len(), 8192);
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
@@ -302,8 +370,7 @@ mod tests {
         ] {
             let before = path.symlink_metadata().ok().map(|there| there.file_type());
             for existing in [Existing::Keep, Existing::Replace] {
-                let progress = Progress::default();
-                let refused = write(&source, &path, ImageFormat::Raw, existing, &progress);
+                let refused = export(&source, &path, existing);
                 let text = refused.unwrap_err().to_string();
                 assert!(text.contains(reason), "{}: {text}", path.display());
             }
@@ -325,10 +392,9 @@ mod tests {
         fs::write(&one, "whole").unwrap();
         let source = tempfile::tempfile().unwrap();
         source.set_len(8192).unwrap();
-        let progress = Progress::default();
         // Longer than its source: it fails at the end, and takes its own draft away.
         let cut = RawFile::new(source, 16384);
-        write(&cut, &path, ImageFormat::Raw, Existing::Keep, &progress).unwrap_err();
+        export(&cut, &path, Existing::Keep).unwrap_err();
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
         publish(&one, &path, Existing::Keep).unwrap();
         assert_eq!(fs::read(&path).unwrap(), b"whole");

@@ -4,6 +4,7 @@
 //! - A job that is over never changes again.
 //! - The latest [`KEPT`] jobs that are over are remembered; one that runs is never forgotten.
 //! - A job that runs is in the state's file. What a daemon finds there as it starts was interrupted by the end of the last.
+//! - An interruption is logged once. The draft that it left stays noted until it is removed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -15,8 +16,10 @@ use serde::{Deserialize, Serialize};
 use tidegate_api::job::{Job, JobState};
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
+use tidegate_api::toml_error;
 
 use crate::disks::copy::Progress;
+use crate::disks::export;
 use crate::files;
 use crate::os_error::{self, Outcome};
 
@@ -57,12 +60,19 @@ struct NotedJob {
     id: u64,
     what: String,
     disk: Name,
+    /// The file that it writes until it is whole.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    draft: Option<PathBuf>,
+    /// Whether its interruption is in the log.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    logged: bool,
 }
 
 #[derive(Debug)]
 struct Entry {
     what: String,
     disk: Name,
+    draft: Option<PathBuf>,
     progress: Arc<Progress>,
     began: Instant,
     end: Option<End>,
@@ -86,17 +96,46 @@ impl Jobs {
             file: Some(file),
             ..Table::default()
         };
-        for NotedJob { id, what, disk } in noted.jobs {
-            let problem = interrupted(&what);
-            tracing::warn!(job = id, %disk, "{problem}");
-            let end = Some((JobState::Interrupted, 0.0, Some(problem)));
+        let mut news = false;
+        for noted in noted.jobs {
+            let (id, problem) = (noted.id, interrupted(&noted.what));
+            if !noted.logged {
+                news = true;
+                tracing::warn!(job = id, disk = %noted.disk, "{problem}");
+            }
+            let mut entry = Entry::new(noted.what, noted.disk, noted.draft, Arc::default());
+            entry.end = Some((JobState::Interrupted, 0.0, Some(problem)));
             table.last = table.last.max(id);
-            table
-                .jobs
-                .insert(id, Entry::new(what, disk, Arc::default(), end));
+            table.jobs.insert(id, entry);
+        }
+        if news {
+            table.note();
         }
         Jobs {
             table: Mutex::new(table),
+        }
+    }
+
+    /// Removes the drafts of jobs that were interrupted. It blocks for as long as their file systems do.
+    pub(crate) fn remove_leftovers(&self) {
+        let left = |(id, entry): (&u64, &Entry)| match &entry.end {
+            Some((JobState::Interrupted, ..)) => Some((*id, entry.draft.clone()?)),
+            _ => None,
+        };
+        let left: Vec<_> = self.table().jobs.iter().filter_map(left).collect();
+        for (id, draft) in left {
+            match export::remove_leftover(&draft) {
+                Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                    tracing::warn!(job = id, %error, path = %draft.display(), "what an interrupted export left stays");
+                    continue;
+                }
+                _ => {}
+            }
+            let mut table = self.table();
+            if let Some(entry) = table.jobs.get_mut(&id) {
+                entry.draft = None;
+                table.note();
+            }
         }
     }
 
@@ -105,8 +144,23 @@ impl Jobs {
     where
         W: FnOnce(&Progress) -> Outcome<()> + Send + 'static,
     {
+        self.start_writing(what, disk, None, work)
+    }
+
+    /// The same. The work writes this file, which is of no use to anybody if it is interrupted.
+    pub(crate) fn start_writing<W>(
+        self: &Arc<Self>,
+        what: String,
+        disk: Name,
+        draft: Option<PathBuf>,
+        work: W,
+    ) -> Job
+    where
+        W: FnOnce(&Progress) -> Outcome<()> + Send + 'static,
+    {
         let progress = Arc::new(Progress::default());
-        let (id, job) = self.enter(what, disk, Arc::clone(&progress));
+        let entry = Entry::new(what, disk, draft, Arc::clone(&progress));
+        let (id, job) = self.enter(entry);
         let jobs = Arc::clone(self);
         tokio::task::spawn_blocking(move || {
             let outcome =
@@ -156,11 +210,10 @@ impl Jobs {
             .for_each(|entry| entry.progress.cancel());
     }
 
-    fn enter(&self, what: String, disk: Name, progress: Arc<Progress>) -> (u64, Job) {
+    fn enter(&self, entry: Entry) -> (u64, Job) {
         let mut table = self.table();
         table.last += 1;
         let id = table.last;
-        let entry = Entry::new(what, disk, progress, None);
         table.jobs.insert(id, entry);
         table.forget_old();
         table.note();
@@ -196,13 +249,14 @@ impl Jobs {
 }
 
 impl Entry {
-    fn new(what: String, disk: Name, progress: Arc<Progress>, end: Option<End>) -> Entry {
+    fn new(what: String, disk: Name, draft: Option<PathBuf>, progress: Arc<Progress>) -> Entry {
         Entry {
             what,
             disk,
+            draft,
             progress,
             began: Instant::now(),
-            end,
+            end: None,
         }
     }
 
@@ -227,6 +281,8 @@ impl Table {
                     id: *id,
                     what: entry.what.clone(),
                     disk: entry.disk.clone(),
+                    draft: entry.draft.clone(),
+                    logged: entry.end.is_some(),
                 })
                 .collect(),
         };
@@ -279,7 +335,10 @@ fn read_noted(file: &Path) -> Outcome<Noted> {
     let remedy = "nothing needs it: it is written anew with the next job";
     let text = std::str::from_utf8(&bytes)
         .map_err(|e| os_error::invalid(what()).because_of(&e).remedy(remedy))?;
-    toml::from_str(text).map_err(|e| os_error::invalid(what()).because_of(&e).remedy(remedy))
+    toml::from_str(text).map_err(|e| {
+        let why = toml_error::message(&e);
+        os_error::invalid(what()).because(why).remedy(remedy)
+    })
 }
 
 fn interrupted(what: &str) -> Problem {
@@ -302,10 +361,42 @@ fn failed_within() -> Problem {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
     use std::sync::mpsc::channel;
 
     fn name() -> Name {
         "a".parse().unwrap()
+    }
+
+    fn entry(what: &str) -> Entry {
+        Entry::new(what.to_owned(), name(), None, Arc::default())
+    }
+
+    #[test]
+    fn what_an_interrupted_export_left_is_removed_and_its_interruption_is_logged_once() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("jobs.toml");
+        let path = folder.path().join("out.img");
+        fs::write(&path, "precious").unwrap();
+        let draft = export::draft(&path).unwrap();
+        let first = Jobs::open(file.clone());
+        let mut entry = entry("export disk a");
+        entry.draft = Some(draft.clone());
+        first.enter(entry);
+        fs::write(&draft, "half").unwrap();
+        // It is killed here.
+        let noted = || read_noted(&file).unwrap().jobs.remove(0);
+        assert!(!noted().logged);
+        let second = Jobs::open(file.clone());
+        assert!(noted().logged, "the next one has nothing to log");
+        assert_eq!(noted().draft.as_ref(), Some(&draft));
+        second.remove_leftovers();
+        assert!(!draft.exists());
+        assert_eq!(fs::read(&path).unwrap(), b"precious");
+        assert_eq!(noted().draft, None);
+        // It is a job that was interrupted all the same.
+        let third = Jobs::open(file.clone());
+        assert_eq!(third.list()[0].state, JobState::Interrupted);
     }
 
     #[tokio::test]
@@ -345,12 +436,12 @@ mod tests {
     #[test]
     fn jobs_that_run_are_never_forgotten_and_old_ones_are() {
         let jobs = Jobs::default();
-        let (running, _) = jobs.enter("runs".to_owned(), name(), Arc::default());
+        let (running, _) = jobs.enter(entry("runs"));
         for _ in 0..KEPT + 5 {
-            let (id, _) = jobs.enter("quick".to_owned(), name(), Arc::default());
+            let (id, _) = jobs.enter(entry("quick"));
             jobs.ended(id, Ok(()));
         }
-        let (cancelled, _) = jobs.enter("last".to_owned(), name(), Arc::default());
+        let (cancelled, _) = jobs.enter(entry("last"));
         jobs.cancel(cancelled).unwrap();
         jobs.ended(
             cancelled,
@@ -367,8 +458,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("jobs.toml");
         let first = Jobs::open(file.clone());
-        let (done, _) = first.enter("export disk a".to_owned(), name(), Arc::default());
-        let (cut, _) = first.enter("import x as disk a".to_owned(), name(), Arc::default());
+        let (done, _) = first.enter(entry("export disk a"));
+        let (cut, _) = first.enter(entry("import x as disk a"));
         first.ended(done, Ok(()));
         // It dies here. The next one's number is new, and what it runs is interrupted in its turn.
         let second = Jobs::open(file.clone());
@@ -380,7 +471,7 @@ mod tests {
             why.contains("import x as disk a") && why.contains("the daemon ended"),
             "{why}"
         );
-        let (next, _) = second.enter("import y as disk a".to_owned(), name(), Arc::default());
+        let (next, _) = second.enter(entry("import y as disk a"));
         assert!(next > cut);
         let third = Jobs::open(file.clone());
         let states: Vec<_> = third.list().iter().map(|job| (job.id, job.state)).collect();

@@ -58,6 +58,15 @@ fn plan(image: ImagePlan) -> DiskPlan {
 }
 
 #[test]
+fn what_to_do_about_a_cut_image_is_a_command_that_is_not_refused() {
+    let resize = |has, block_size| mend_cut("w", has, block_size);
+    assert!(resize(700_000, 4096).ends_with("tidegate disk resize w 696320 --yes"));
+    assert!(resize(700_000, 512).ends_with("tidegate disk resize w 699904 --yes"));
+    assert!(resize(8192, 4096).ends_with("tidegate disk resize w 8192 --yes"));
+    assert!(resize(511, 512).ends_with("tidegate disk delete w"));
+}
+
+#[test]
 fn nbd_clients_of_a_disk_on_an_upstream_are_told_what_its_requests_must_be_multiples_of() {
     let place = tempfile::tempdir().unwrap();
     let (file, socket) = (place.path().join("image"), place.path().join("socket"));

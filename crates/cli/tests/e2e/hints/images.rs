@@ -196,7 +196,7 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "truncate -s 4K $P/ds/c/image; tidegate disk export c $P/c.img",
         &["disk c is not whole", "its image has only 4096"],
-        "shrink the disk with `tidegate disk resize`",
-        "tidegate disk resize c 4K --yes; tidegate disk export c $P/c.img",
+        "tidegate disk resize c 4096 --yes",
+        "tidegate disk resize c 4096 --yes; tidegate disk export c $P/c.img",
     ),
 ];

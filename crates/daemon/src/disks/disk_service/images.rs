@@ -15,7 +15,7 @@ use tidegate_api::problem::{Problem, ProblemCode};
 use super::DiskService;
 use crate::disks::attached::{Astray, Attached};
 use crate::os_error::Outcome;
-use crate::store::{Found, Identity};
+use crate::store::{COMMON, Found, Identity};
 
 impl DiskService {
     /// Fails if a disk's device shares bytes with that of an attached disk, and one of the two writes.
@@ -46,6 +46,7 @@ impl DiskService {
     pub(super) fn must_be_no_image(&self, path: &Path) -> Outcome<()> {
         let what = || format!("cannot write {}", path.display());
         let remedy = "choose another file";
+        self.must_not_be_ours(path, &what())?;
         let folder = path.parent().unwrap_or(Path::new("/"));
         if folder.join("disk.toml").symlink_metadata().is_ok() {
             return Err(Problem::new(ProblemCode::Busy, what())
@@ -58,6 +59,30 @@ impl DiskService {
                 .because(format!("it is the image of disk {disk}"))
                 .remedy(remedy)),
         }
+    }
+
+    /// Fails if a path, through links, leads to where the daemon keeps its state or its sockets, or hosts what they share.
+    pub(super) fn must_not_be_ours(&self, path: &Path, what: &str) -> Outcome<()> {
+        let Some(folder) = path.parent().and_then(|folder| folder.canonicalize().ok()) else {
+            return Ok(());
+        };
+        let lies_in = |own: &Path| own.canonicalize().is_ok_and(|own| folder.starts_with(own));
+        let common = folder.ancestors().find(|part| part.ends_with(COMMON));
+        let (own, holds) = if lies_in(&self.root.state()) {
+            (self.root.state(), "the daemon's own state")
+        } else if lies_in(self.root.run()) {
+            (self.root.run().to_owned(), "the daemon's sockets")
+        } else if let Some(common) = common {
+            (
+                common.to_owned(),
+                "what hosts that share a datastore know of each other",
+            )
+        } else {
+            return Ok(());
+        };
+        Err(Problem::new(ProblemCode::Busy, what)
+            .because(format!("it lies in {}, which holds {holds}", own.display()))
+            .remedy("choose a file in another directory"))
     }
 
     /// Fails if a path, through links, leads to what shares bytes with a known disk's device.

@@ -2,7 +2,7 @@
 
 use std::fs::{File, Metadata};
 use std::io::{Seek, SeekFrom};
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use tidegate_api::datastore::DatastoreSettings;
@@ -14,10 +14,11 @@ use tidegate_api::problem::{Problem, ProblemCode};
 
 use super::change::{Purpose, attached};
 use super::{Claim, DiskService};
-use crate::disks::copy::RawFile;
 use crate::disks::copy::device::{self, DeviceSink};
+use crate::disks::copy::{Progress, RawFile};
 use crate::disks::export;
 use crate::disks::import;
+use crate::host;
 use crate::os_error::{self, Outcome};
 use crate::store::{Found, Identity};
 use crate::text::new_uuid;
@@ -25,6 +26,10 @@ use crate::text::new_uuid;
 impl DiskService {
     /// Makes a disk of an image file.
     pub(crate) fn import(self: &Arc<Self>, order: DiskImport) -> Outcome<Job> {
+        must_be_bounded(&order.file, &format!("import disk {}", order.name))?;
+        if let Some(device) = &order.device {
+            must_be_bounded(device, &format!("import disk {}", order.name))?;
+        }
         let what = format!("import {} as disk {}", order.file.display(), order.name);
         let claim = self.claim(&order.name, format!("cannot {what}"))?;
         if !order.file.is_absolute() {
@@ -92,6 +97,7 @@ impl DiskService {
 
     /// Writes a detached disk to an image file.
     pub(crate) fn export(self: &Arc<Self>, name: &Name, order: DiskExport) -> Outcome<Job> {
+        must_be_bounded(&order.file, &format!("export disk {name}"))?;
         let what = format!("export disk {name} to {}", order.file.display());
         let claim = self.claim(name, format!("cannot {what}"))?;
         if !order.file.is_absolute() {
@@ -117,16 +123,21 @@ impl DiskService {
         whole(&source, &found).map_err(|problem| problem.within(&cannot))?;
         let source = RawFile::new(source, found.descriptor.size.0);
         let disk_service = Arc::clone(self);
-        let is_device = device::is_there(&order.file);
-        Ok(self.jobs.start(what, name.clone(), move |progress| {
+        let draft = match device::is_there(&order.file) {
+            true => None,
+            false => Some(export::draft(&order.file).map_err(|e| e.within(&cannot))?),
+        };
+        let noted = draft.clone();
+        let work = move |progress: &Progress| {
             let _until_done = (claim, held);
             let DiskExport { file, existing, .. } = order;
-            if !is_device {
-                return export::write(&source, &file, format, existing, progress);
+            if let Some(draft) = draft {
+                return export::write(&source, &draft, &file, format, existing, progress);
             }
             let admit = |there: &Metadata| disk_service.must_not_be_attached(there, &cannot);
             export::write_device(&source, &file, existing, admit, progress)
-        }))
+        };
+        Ok(self.jobs.start_writing(what, name.clone(), noted, work))
     }
 }
 
@@ -217,8 +228,25 @@ fn whole(mut image: &File, disk: &Found) -> Outcome<()> {
             .because(format!(
                 "it is to have {size} bytes, but its image has only {has}: was the image cut?"
             ))
-            .remedy("restore the image, or shrink the disk with `tidegate disk resize`"),
+            .remedy(host::mend_cut(
+                disk.name.as_str(),
+                has,
+                disk.descriptor.block_size,
+            )),
     )
+}
+
+/// The longest path that an order may name: the kernel takes none that is longer.
+const MOST_PATH: usize = 4095;
+
+/// Refuses a path that no file can have, before it is repeated in the job's words and the log.
+fn must_be_bounded(path: &Path, what: &str) -> Outcome<()> {
+    match path.as_os_str().len() {
+        0..=MOST_PATH => Ok(()),
+        length => Err(os_error::invalid(format!("cannot {what}"))
+            .because(format!("the path has {length} bytes"))
+            .remedy(format!("use a path of at most {MOST_PATH} bytes"))),
+    }
 }
 
 fn relative(what: &str) -> Problem {

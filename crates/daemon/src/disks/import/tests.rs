@@ -58,7 +58,8 @@ fn a_disk_goes_out_as_qcow2_and_comes_back_the_same_and_as_sparse() {
     let source = RawFile::new(File::open(&raw).unwrap(), SIZE);
     let progress = Progress::default();
     let (format, existing) = (ImageFormat::Qcow2, Existing::Keep);
-    export::write(&source, &qcow2, format, existing, &progress).unwrap();
+    let draft = export::draft(&qcow2).unwrap();
+    export::write(&source, &draft, &qcow2, format, existing, &progress).unwrap();
     assert!(fs::metadata(&qcow2).unwrap().len() < 2 << 20);
 
     let mut feed = opened(&qcow2).unwrap();

@@ -158,3 +158,79 @@ fn an_import_goes_to_a_device_only_if_that_is_one_and_may_be_overwritten() {
     assert_eq!(fs::read(&file).unwrap(), [1; 4096]);
     assert!(stage.disk_service.store.find(&name("a")).is_err());
 }
+
+#[test]
+fn an_export_writes_nothing_among_the_daemons_files_or_what_hosts_share() {
+    let stage = stage();
+    stage.disk("a");
+    let root = stage.disk_service.root.clone();
+    let link = stage.place.path().join("link");
+    std::os::unix::fs::symlink(root.state(), &link).unwrap();
+    fs::create_dir(stage.shared.join(".tidegate/owners")).unwrap();
+    let remembered = root.state().join("attached.toml");
+    fs::write(&remembered, "version = 1\n").unwrap();
+    for (file, holds) in [
+        (remembered.clone(), "own state"),
+        (link.join("datastores/new.toml"), "own state"),
+        (root.run().join("disks/a.sock"), "sockets"),
+        (stage.shared.join(".tidegate/datastore-id"), "share"),
+        (stage.shared.join(".tidegate/owners/1"), "share"),
+    ] {
+        let existing = Existing::Replace;
+        let order = export(file.clone(), Some(ImageFormat::Raw));
+        let order = DiskExport { existing, ..order };
+        let _context = stage.runtime.enter();
+        let refused = stage.disk_service.export(&name("a"), order).unwrap_err();
+        assert_eq!(refused.code, ProblemCode::Busy, "{refused}");
+        assert!(refused.to_string().contains(holds), "{refused}");
+        // Nor does a filter.
+        let order = api::DiskSet {
+            filters: Some(vec![format!("trace:path={}", file.display())]),
+            ..Default::default()
+        };
+        let refused = stage.disk_service.set(&name("a"), &order).unwrap_err();
+        assert!(refused.to_string().contains(holds), "{refused}");
+    }
+    assert_eq!(fs::read(&remembered).unwrap(), b"version = 1\n");
+}
+
+#[test]
+fn a_path_that_no_file_can_have_is_not_repeated() {
+    let stage = stage();
+    stage.disk("a");
+    let long = PathBuf::from(format!("/{}", "x/".repeat(1 << 19)));
+    let exported = stage
+        .disk_service
+        .export(&name("a"), export(long.clone(), None));
+    let mut to_device = import(Path::new("/dev/null"), "b");
+    to_device.device = Some(long.clone());
+    for refused in [
+        exported,
+        stage.import(import(&long, "b")),
+        stage.import(to_device),
+    ] {
+        let refused = refused.unwrap_err();
+        let text = refused.to_string();
+        assert!(text.len() < 300, "{} bytes", text.len());
+        assert!(text.contains("bytes"), "{text}");
+        assert!(refused.remedy.unwrap().contains("at most 4095 bytes"));
+    }
+}
+
+#[test]
+fn a_copy_of_a_truncated_image_names_a_size_that_the_disk_can_have() {
+    let stage = stage();
+    let found = stage.disk("a");
+    let export = || {
+        let order = export(stage.place.path().join("out.img"), None);
+        stage.disk_service.export(&name("a"), order).unwrap_err()
+    };
+    let image = File::options().write(true).open(found.image()).unwrap();
+    image.set_len(SIZE - 100).unwrap();
+    let block = u64::from(found.descriptor.block_size);
+    let hint = format!("tidegate disk resize a {} --yes", SIZE - block);
+    assert!(export().remedy.unwrap().ends_with(&hint));
+    image.set_len(block - 1).unwrap();
+    let hint = "tidegate disk delete a";
+    assert!(export().remedy.unwrap().ends_with(hint));
+}
