@@ -12,6 +12,7 @@ use tidegate_core::filter::{FilterSpec, MAX_FILTERS};
 
 use crate::clock;
 use crate::os_error::{self, Outcome};
+use crate::text::shell;
 
 /// The filters of a disk, top (the guest's end) first.
 pub(crate) type Stack = Vec<FilterSpec>;
@@ -36,18 +37,6 @@ pub(crate) fn stack(words: &[String], disk: &str, traced: TracedDisk) -> Outcome
                         ))
                         .remedy("give an absolute path: trace:path=/var/tmp/NAME.trace"));
                 }
-                // What is agreed to is a path as it is written: it must say where the file is.
-                if Path::new(&trace.path)
-                    .components()
-                    .any(|part| part == Component::ParentDir)
-                {
-                    return Err(bad(disk)
-                        .because(format!(
-                            "the path of the trace file {} has `..` in it",
-                            trace.path
-                        ))
-                        .remedy("write the path without `..`"));
-                }
                 trace.disk = traced;
             }
             Ok(spec)
@@ -61,6 +50,47 @@ pub(crate) fn file_of(words: &str) -> Option<PathBuf> {
         Ok(FilterSpec::Trace(trace)) => Some(trace.path.into()),
         _ => None,
     }
+}
+
+/// Whether a filter of these words writes a file by a path with `..` in it. Such a path does not say where the file is, so
+/// it cannot be agreed to.
+pub(crate) fn has_parent(words: &str) -> bool {
+    file_of(words).is_some_and(|file| file.components().any(|part| part == Component::ParentDir))
+}
+
+/// Refuses filters that an order names anew, if their paths do not say where their files are.
+pub(crate) fn must_say_where(words: &[String], before: &[String], disk: &str) -> Outcome<()> {
+    let new = words.iter().filter(|words| !before.contains(words));
+    match new.into_iter().find(|words| has_parent(words)) {
+        Some(words) => Err(parent_in(words, disk).remedy("write the path without `..`")),
+        None => Ok(()),
+    }
+}
+
+/// Why a filter with `..` in its path is not used.
+pub(crate) fn parent_in(words: &str, disk: &str) -> Problem {
+    let file = file_of(words).unwrap_or_default();
+    bad(disk)
+        .because(format!(
+            "the path of the trace file {} has `..` in it",
+            file.display()
+        ))
+        .remedy(without_parent(words, disk))
+}
+
+/// The commands that write such a filter anew, with the path that it seems to mean.
+pub(crate) fn without_parent(words: &str, disk: &str) -> String {
+    let file = file_of(words).unwrap_or_default();
+    let mut plain = PathBuf::new();
+    for part in file.components() {
+        match part {
+            Component::ParentDir => drop(plain.pop()),
+            part => plain.push(part),
+        }
+    }
+    let (file, plain) = (file.display().to_string(), plain.display().to_string());
+    let (old, new) = (shell(words), shell(&words.replace(&file, &plain)));
+    format!("write it anew: tidegate filter remove {disk} {old}; tidegate filter add {disk} {new}")
 }
 
 /// What a trace of a disk says of it.
@@ -132,8 +162,11 @@ mod tests {
         );
         for path in ["/var/tmp/../a.trace", "/..", "/var/.."] {
             let words = words(&[&format!("trace:path={path}")]);
-            let refused = stack(&words, "a", TracedDisk::default()).unwrap_err();
+            let refused = must_say_where(&words, &[], "a").unwrap_err();
             assert!(refused.to_string().contains("has `..` in it"), "{refused}");
+            // An older program took it: no order that leaves it as it is fails for it.
+            must_say_where(&words, &words, "a").unwrap();
+            stack(&words, "a", TracedDisk::default()).unwrap();
         }
         assert!(
             stack(
@@ -142,6 +175,15 @@ mod tests {
                 TracedDisk::default()
             )
             .is_ok()
+        );
+    }
+
+    #[test]
+    fn a_filter_with_a_path_that_leads_up_is_written_anew_by_two_commands() {
+        assert_eq!(
+            without_parent("trace:path=/var/tmp/../a b.trace", "a"),
+            "write it anew: tidegate filter remove a 'trace:path=/var/tmp/../a b.trace'; \
+             tidegate filter add a 'trace:path=/var/a b.trace'"
         );
     }
 }

@@ -50,6 +50,7 @@ impl DiskService {
         }
         let traced = plan::filters::traced(&descriptor);
         plan::filters::stack(&descriptor.filters, name.as_str(), traced)?;
+        self.must_say_where(&descriptor, &[], name)?;
         self.store.create_disk(
             &datastore,
             &settings,
@@ -81,6 +82,7 @@ impl DiskService {
         // All that an order names must make sense, and is agreed to by it.
         plan::disk(&after)?;
         if order.filters.is_some() {
+            self.must_say_where(&after.descriptor, &before.descriptor.filters, name)?;
             self.agree_to_filters(&after)?;
         }
         let here = self.trusted(&after)?.found;

@@ -12,9 +12,11 @@ use std::collections::BTreeSet;
 use std::path::PathBuf;
 
 use tidegate_api::datastore::DatastoreSettings;
+use tidegate_api::descriptor::Descriptor;
+use tidegate_api::name::Name;
 
 use super::{DiskService, locked};
-use crate::config::plan::filters::file_of;
+use crate::config::plan::filters::{self, file_of};
 use crate::os_error::{self, Outcome};
 use crate::store::Found;
 
@@ -28,6 +30,10 @@ pub(super) struct Trusted {
 impl DiskService {
     /// Agrees to what a disk's descriptor names now, if that is among the paths that somebody has accepted.
     pub(super) fn accept(&self, found: &Found, accepted: Option<&[PathBuf]>) -> Outcome<()> {
+        let mut filters = found.descriptor.filters.iter();
+        if let Some(words) = filters.find(|words| filters::has_parent(words)) {
+            return Err(filters::parent_in(words, found.name.as_str()));
+        }
         let mut named = paths_of(found).into_iter();
         if let Some(accepted) = accepted
             && let Some(other) = named.find(|path| !accepted.contains(path))
@@ -81,15 +87,36 @@ impl DiskService {
         )
     }
 
-    /// A disk without the filters that write files to which nobody here has agreed.
+    /// Fails if filters that an order names anew write files by paths that do not say where those are, or among the daemon's.
+    pub(super) fn must_say_where(
+        &self,
+        descriptor: &Descriptor,
+        before: &[String],
+        name: &Name,
+    ) -> Outcome<()> {
+        let words = &descriptor.filters;
+        filters::must_say_where(words, before, name.as_str())?;
+        let new = words.iter().filter(|words| !before.contains(words));
+        for file in new.filter_map(|words| file_of(words)) {
+            self.must_not_be_ours(
+                &file,
+                &format!("disk {name} may not write {}", file.display()),
+            )?;
+        }
+        Ok(())
+    }
+
+    /// A disk without the filters that write files to which nobody here has agreed, or could.
     pub(super) fn trusted(&self, found: &Found) -> Outcome<Trusted> {
         let mut found = found.clone();
-        if !is_strangers(&found) {
-            let left_out = Vec::new();
-            return Ok(Trusted { found, left_out });
-        }
-        let agreed = self.agreed_of(&found)?;
-        let may_be = |words: &String| file_of(words).is_none_or(|file| agreed.contains(&file));
+        let agreed = match is_strangers(&found) {
+            true => Some(self.agreed_of(&found)?),
+            false => None,
+        };
+        let is_agreed = |file: &PathBuf| agreed.as_ref().is_none_or(|agreed| agreed.contains(file));
+        let may_be = |words: &String| {
+            !filters::has_parent(words) && file_of(words).as_ref().is_none_or(is_agreed)
+        };
         let filters = std::mem::take(&mut found.descriptor.filters);
         let (filters, left_out) = filters.into_iter().partition(may_be);
         found.descriptor.filters = filters;
@@ -128,6 +155,16 @@ impl Trusted {
             return;
         }
         let name = &self.found.name;
+        let mut up = self.left_out.iter();
+        if let Some(words) = up.find(|words| filters::has_parent(words)) {
+            let remedy = filters::without_parent(words, name.as_str());
+            tracing::warn!(
+                disk = %name,
+                filters = words,
+                "a filter of its descriptor is left out: its path has `..` in it, and so it was agreed to by nobody; {remedy}"
+            );
+            return;
+        }
         let filters = self.left_out.join(" ");
         tracing::warn!(
             disk = %name,

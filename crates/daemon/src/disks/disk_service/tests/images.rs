@@ -398,3 +398,42 @@ fn a_disk_is_not_attached_while_another_one_writes_to_its_device() {
     stage.attach("b", Outside::Accept).unwrap();
     stage.detach("b");
 }
+
+#[test]
+fn a_disk_whose_trace_path_leads_up_is_attached_without_that_filter() {
+    let stage = stage();
+    stage.disk("a");
+    let place = stage.place.path().display();
+    let up = vec![format!("trace:path={place}/x/../a.trace")];
+    let set = |filters: &[String]| {
+        let order = api::DiskSet {
+            filters: Some(filters.to_vec()),
+            ..Default::default()
+        };
+        stage.disk_service.set(&name("a"), &order)
+    };
+    let refused = set(&up).unwrap_err();
+    assert!(refused.to_string().contains("has `..` in it"), "{refused}");
+    // As an older program accepted it.
+    stage.elsewhere("a", |found| {
+        found.descriptor.filters = [&["stats".to_owned()], &up[..]].concat();
+        stage.disk_service.agree(found).unwrap();
+    });
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert_eq!(stage.filters("a"), ["stats"]);
+    stage.detach("a");
+    let refused = stage.attach("a", Outside::Accept).unwrap_err();
+    let remedy = refused.remedy.unwrap();
+    let commands = format!(
+        "tidegate filter remove a {}; tidegate filter add a trace:path={place}/a.trace",
+        up[0]
+    );
+    assert!(remedy.ends_with(&commands), "{remedy}");
+    // As the two commands do.
+    let plain = format!("trace:path={place}/a.trace");
+    set(&["stats".to_owned()]).unwrap();
+    set(&["stats".to_owned(), plain.clone()]).unwrap();
+    stage.attach("a", Outside::Agreed).unwrap();
+    assert_eq!(stage.filters("a"), ["stats".to_owned(), plain]);
+    stage.detach("a");
+}
