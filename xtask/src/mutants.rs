@@ -27,6 +27,8 @@ pub(crate) fn run(workspace: &Workspace, globs: &[&str]) -> anyhow::Result<()> {
     let known = survivors(&workspace.root)?;
     let out = workspace.target.join("mutants");
     let mut command = cargo(workspace);
+    // In a target folder of its own copy of the tree: mutated code must not be taken for ours.
+    command.env_remove("CARGO_TARGET_DIR");
     command.args(["mutants", "--package", "tidegate-core", "--no-shuffle"]);
     command.arg("--output").arg(&out);
     for glob in globs {

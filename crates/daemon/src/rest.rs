@@ -297,10 +297,15 @@ impl<S: Send + Sync, T: DeserializeOwned> FromRequest<S> for Body<T> {
 fn unread(error: &BytesRejection) -> Problem {
     match error.status() {
         StatusCode::PAYLOAD_TOO_LARGE => too_long(),
-        _ => os_error::invalid("cannot read the request's body")
-            .because(error.body_text())
-            .remedy("send the whole body: Content-Length says how long it is"),
+        _ => broken_off(&error.body_text()),
     }
+}
+
+/// A request's body did not come whole.
+pub(crate) fn broken_off(why: &str) -> Problem {
+    os_error::invalid("cannot read the request's body")
+        .because(why)
+        .remedy("send the whole body: Content-Length says how long it is")
 }
 
 /// A request's body is longer than any that makes sense.

@@ -7,7 +7,7 @@
 //! # Always true
 //! - At most [`CONNECTIONS`] are served, and [`RESERVED`] more of the superuser and the daemon's own user.
 //! - A connection without a whole request is closed after [`PATIENCE`], and earlier when another client needs its place:
-//!   the one that has waited longest goes first.
+//!   the one that has waited longest goes first. No other user's client takes the place of one of the superuser's.
 //! - When every connection has a request at work, a further one is answered with the reason, and that is logged once until
 //!   one is served.
 
@@ -49,6 +49,9 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// How long a client waits at least before it must make room: what it has sent may not be read yet.
 const GRACE: Duration = Duration::from_millis(250);
+
+/// The most bytes of a request's head, and of a connection's buffer.
+const HEAD: usize = 64 << 10;
 
 /// Connections too many that are answered at a time; further ones are closed without an answer.
 const REFUSALS: usize = 16;
@@ -160,7 +163,9 @@ async fn talk(
         hyper::service::Service::call(&router, request)
     });
     let mut http = http1::Builder::new();
-    http.timer(TokioTimer::new()).header_read_timeout(patience);
+    http.timer(TokioTimer::new())
+        .header_read_timeout(patience)
+        .max_buf_size(HEAD);
     let mut talk = pin!(http.serve_connection(TokioIo::new(socket), answer));
     // How it ends is the other end's affair.
     tokio::select! {
@@ -184,6 +189,7 @@ async fn refuse(socket: UnixStream, problem: Problem) {
     });
     let mut http = http1::Builder::new();
     http.keep_alive(false)
+        .max_buf_size(HEAD)
         .timer(TokioTimer::new())
         .header_read_timeout(REFUSAL_PATIENCE);
     let refused = http.serve_connection(TokioIo::new(socket), answer);
@@ -195,11 +201,15 @@ async fn refuse(socket: UnixStream, problem: Problem) {
 async fn heed(request: Request, next: Next, patience: Duration) -> Response {
     let place = request.extensions().get::<Arc<Place>>().cloned();
     let (parts, body) = request.into_parts();
+    let announced = hyper::body::Body::size_hint(&body).lower();
+    if announced > rest::BODY as u64 {
+        return rest::failure(rest::too_long());
+    }
     let read = axum::body::to_bytes(body, rest::BODY + 1);
     let body = match tokio::time::timeout(patience, read).await {
         Ok(Ok(bytes)) => bytes,
-        // Longer, or the other end has gone and hears nothing.
-        Ok(Err(_)) => return rest::failure(rest::too_long()),
+        Ok(Err(error)) if is_too_long(&error) => return rest::failure(rest::too_long()),
+        Ok(Err(error)) => return rest::failure(rest::broken_off(&error.to_string())),
         Err(_) => {
             let problem = os_error::invalid("cannot read the request's body");
             let why = format!("it did not come within {} s", patience.as_secs());
@@ -210,6 +220,18 @@ async fn heed(request: Request, next: Next, patience: Duration) -> Response {
     let response = next.run(Request::from_parts(parts, body.into())).await;
     let (parts, body) = response.into_parts();
     Response::from_parts(parts, Body::new(Answer { body, _work: work }))
+}
+
+/// Whether a body was not read to its end because it is longer than it may be.
+fn is_too_long(error: &axum::Error) -> bool {
+    let mut error: Option<&dyn std::error::Error> = Some(error);
+    while let Some(one) = error {
+        if one.is::<http_body_util::LengthLimitError>() {
+            return true;
+        }
+        error = one.source();
+    }
+    false
 }
 
 /// A response's body; its connection has a request at work until it is dropped.
@@ -252,6 +274,8 @@ struct Table {
 }
 
 struct Taken {
+    /// The superuser's, or the daemon's own user's.
+    is_privileged: bool,
     /// Since when it has no request at work.
     waits: Option<Instant>,
     leave: CancellationToken,
@@ -274,17 +298,20 @@ impl Places {
         }
     }
 
-    /// A place for one more, if need be that of a client which has sent no whole request.
+    /// A place for one more, if need be that of a client which has sent no whole request: of another user before the
+    /// superuser's, and of the superuser's only for one of its own.
     fn take(self: &Arc<Places>, is_privileged: bool) -> Option<Place> {
         let most = self.most + if is_privileged { RESERVED } else { 0 };
         let mut table = self.table();
-        // Whoever waits makes room before the reserve is used.
+        // A client that waits makes room before the reserve is used.
         if table.taken.len() >= self.most {
-            let waiting = table.taken.iter();
-            let waiting = waiting.filter_map(|(number, taken)| Some((taken.waits?, *number)));
-            let longest = waiting.min();
-            let longest = longest.filter(|(since, _)| since.elapsed() >= self.grace);
-            if let Some(gone) = longest.and_then(|(_, number)| table.taken.remove(&number)) {
+            let waiting = table.taken.iter().filter_map(|(number, taken)| {
+                let since = taken.waits.filter(|since| since.elapsed() >= self.grace)?;
+                let may_go = is_privileged || !taken.is_privileged;
+                may_go.then_some((taken.is_privileged, since, *number))
+            });
+            let first = waiting.min();
+            if let Some(gone) = first.and_then(|(_, _, number)| table.taken.remove(&number)) {
                 gone.leave.cancel();
             } else if table.taken.len() >= most {
                 return None;
@@ -293,6 +320,7 @@ impl Places {
         table.last += 1;
         let (number, leave) = (table.last, CancellationToken::new());
         let taken = Taken {
+            is_privileged,
             waits: Some(Instant::now()),
             leave: leave.clone(),
         };
@@ -497,6 +525,35 @@ mod tests {
         assert!(heard(busy).await.ends_with("went"));
         assert_eq!(heard(idle).await, "");
         stage.served.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_body_that_breaks_off_is_told_from_one_that_is_too_long() {
+        let stage = stage(4, LONG, LONG);
+        let head = |field: &str| format!("POST / HTTP/1.1\r\nhost: x\r\n{field}\r\n\r\n");
+        let chunks = head("transfer-encoding: chunked") + "ZZ\r\nabc";
+        let answer = heard(stage.send(chunks.as_bytes()).await).await;
+        assert!(answer.starts_with("HTTP/1.1 400"), "{answer}");
+        assert!(answer.contains("send the whole body"), "{answer}");
+        // It is not waited for.
+        let long = head("content-length: 10000000");
+        let answer = heard(stage.send(long.as_bytes()).await).await;
+        assert!(answer.starts_with("HTTP/1.1 413"), "{answer}");
+    }
+
+    #[test]
+    fn no_client_of_another_user_takes_the_place_of_one_of_the_superusers() {
+        let places = Arc::new(Places::new(2, Duration::ZERO));
+        let take = |is_privileged| places.take(is_privileged).map(Arc::new);
+        let others = [take(false), take(false)].map(|place| place.map(Work::begin));
+        assert!(others.iter().all(Option::is_some));
+        let idle = take(true).expect("of the reserve");
+        assert!(take(false).is_none());
+        assert!(!idle.leave.is_cancelled());
+        // Another of its own may take it, once the reserve is used up.
+        let reserved: Vec<_> = (0..RESERVED).map(|_| take(true).map(Work::begin)).collect();
+        assert!(reserved.iter().all(Option::is_some) && idle.leave.is_cancelled());
+        assert!(take(true).is_none());
     }
 
     #[test]

@@ -343,9 +343,11 @@ impl SlotFile {
         Folder::named(&self.directory)?.folder(MEETING)
     }
 
-    /// What the directory is marked with, if it is.
+    /// What the directory is marked with, if it is; white space around it does not count.
     fn mark(&self) -> Option<Vec<u8>> {
-        self.meeting().ok()?.read(MARK, MARK_MOST).ok()
+        let mark = self.meeting().ok()?.read(MARK, MARK_MOST).ok()?;
+        let mark = mark.trim_ascii();
+        (!mark.is_empty()).then(|| mark.to_vec())
     }
 
     fn owners(&self) -> io::Result<Folder> {

@@ -1,7 +1,7 @@
 //! The `nbd` datastore: images on another NBD server, with pipelining and replay after a lost connection.
 //!
 //! The image is on its disk's I/O thread, with one connection (`connection.rs`) on the thread's ring. What it owes is
-//! `work.rs`; finding the server again is an job (`connect.rs`). Writes that the server had answered and not made
+//! `work.rs`; finding the server again is a job (`connect.rs`). Writes that the server had answered and not made
 //! durable when the connection ended may be lost, for nobody can tell a server that lived on from one that died
 //! (`unflushed.rs`). A server that lives on while only the connection breaks must have ended or dropped what came over
 //! the old one before it takes a new one; else an old write of its may undo a newer one. Nothing in the protocol lets a
