@@ -1,14 +1,13 @@
 //! Experiments: scenarios on real daemons or in virtual time, and A/B tests of servers; measured, judged, reported.
 //!
-//! The face of the lab for whoever has a `tidegate` and nothing else. An [`Entry`] is a file, of those in the program or
-//! one's own: a scenario ([`Experiment`]) or an A/B test ([`AbTest`]). [`runner::run`] makes its runs and keeps each in a results
-//! directory as soon as it has ended; [`Findings`] are what the runs in such a directory come to; [`page`] writes them
-//! down. Scenarios are [`tidegate_sim`]'s, and so is their judge; real daemons are [`crate::play`]'s; what an A/B test needs
-//! is [`crate::interleaved`]'s.
+//! An [`Entry`] is a file, of those in the program or the user's own: a scenario ([`Experiment`]) or an A/B test
+//! ([`AbTest`]). [`runner::run`] makes its runs and stores each in a results directory as soon as it has ended. [`Findings`]
+//! judge the runs in such a directory, and [`page`] writes them as a report. [`tidegate_sim`] has the scenarios and their
+//! judge, [`crate::play`] plays them on real daemons, and [`crate::interleaved`] compares servers.
 //!
 //! # Always true
-//! - A check that was expected is found in the findings: as held, as not held, or as not judged with the reason.
-//! - Findings come from the files of a results directory and nothing else: who has these can judge again.
+//! - The findings have every expected check: as passed, as failed, or as not judged with the reason.
+//! - Findings come from the files of a results directory and nothing else, so that they can be judged again.
 
 pub mod ab_test;
 pub mod compare;
