@@ -24,7 +24,7 @@ pub enum DatastoreSettings {
     },
     /// An upstream NBD server; each disk is one of its exports.
     Nbd {
-        /// The server: `nbd://HOST[:PORT]`, `nbd+unix://?socket=PATH`.
+        /// The server: `nbd://HOST[:PORT]`, `nbd+unix:///?socket=PATH`.
         uri: String,
     },
     /// The daemon's memory: fast, and gone when the disk is detached.

@@ -283,7 +283,11 @@ impl FromStr for Span {
     fn from_str(text: &str) -> Result<Span, UnitError> {
         let (number, unit) = split(text);
         let unit = unit.to_ascii_lowercase();
-        let unit = if unit == "µs" { "us" } else { unit.as_str() };
+        let unit = match unit.as_str() {
+            "µs" => "us",
+            "m" => "min",
+            unit => unit,
+        };
         let scale = match SPAN_UNITS.iter().find(|(_, name)| *name == unit) {
             Some((scale, _)) => *scale,
             // Zero is the same length in every unit.
@@ -477,6 +481,12 @@ in_files!(Shares, r"^(low|normal|high|\d+)$", "normal");
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn minutes_are_written_either_way() {
+        assert_eq!("10m".parse::<Span>(), "10min".parse());
+        assert_eq!("10m".parse(), Ok(Span(600_000_000_000)));
+    }
     use proptest::prelude::*;
 
     fn size(text: &str) -> u64 {

@@ -225,7 +225,7 @@ impl Show {
 /// None of its disks may be attached. Adding it again brings them back.
 #[derive(Debug, Args)]
 #[command(
-    visible_alias = "rm",
+    visible_aliases = ["rm", "delete"],
     after_help = "Example:\n  tidegate datastore remove fast"
 )]
 pub(crate) struct Remove {

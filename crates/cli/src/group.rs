@@ -110,7 +110,7 @@ pub(crate) struct Show {
 /// None of its disks may be attached: they would lose their common limit.
 #[derive(Debug, Args)]
 #[command(
-    visible_alias = "rm",
+    visible_aliases = ["rm", "delete"],
     after_help = "Example:\n  tidegate group remove shop"
 )]
 pub(crate) struct Remove {

@@ -339,6 +339,10 @@ pub(crate) struct CheckConfig {
     /// The file; default: the root's own
     #[arg(value_hint = ValueHint::FilePath)]
     file: Option<PathBuf>,
+
+    /// The same, as `serve` takes it
+    #[arg(long, value_name = "FILE", conflicts_with = "file", value_hint = ValueHint::FilePath)]
+    config: Option<PathBuf>,
 }
 
 impl CheckConfig {
@@ -347,7 +351,7 @@ impl CheckConfig {
         let options = ServeOptions {
             root: session.root.clone(),
             api_socket: None,
-            config: self.file,
+            config: self.file.or(self.config),
             threads: None,
             nbd_tcp: Vec::new(),
         };

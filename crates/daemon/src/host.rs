@@ -316,7 +316,10 @@ fn open_within(plan: &ImagePlan, read_only: bool, patience: Duration) -> Outcome
             .parse()
             .and_then(|spec| emulated::open(&spec)),
     };
-    let image = opened.map_err(|e| unopened(&e))?;
+    let image = opened.map_err(|e| match plan {
+        ImagePlan::Nbd { uri, .. } => upstream_unopened(&e, uri),
+        _ => unopened(&e),
+    })?;
     let kind = match plan {
         ImagePlan::File { .. } if image.info.buffered => "buffered",
         ImagePlan::File { .. } => "direct",
@@ -685,6 +688,25 @@ fn unstarted(error: &tidegate_engine::Error, threads: usize) -> Problem {
 }
 
 /// Why an image could not be opened: what is busy then is its lock.
+fn upstream_unopened(error: &tidegate_engine::Error, uri: &str) -> Problem {
+    let problem = unopened(error);
+    let mut text = error.to_string();
+    if let Some(source) = std::error::Error::source(error) {
+        text.push_str(&source.to_string());
+    }
+    if text.contains("failed to lookup address") {
+        return problem
+            .remedy("correct the host in the datastore's URI (see `tidegate datastore list`)");
+    }
+    if text.contains("no such export") {
+        let server = crate::config::plan::export_uri(uri, "");
+        return problem.remedy(format!(
+            "name an export of the server with --export: `nbdinfo --list '{server}'` lists them"
+        ));
+    }
+    problem
+}
+
 fn unopened(error: &tidegate_engine::Error) -> Problem {
     match error.kind() {
         Kind::Busy => Problem::of(ProblemCode::Locked, error).remedy(

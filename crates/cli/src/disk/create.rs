@@ -9,7 +9,7 @@ use tidegate_api::name::Name;
 use tidegate_api::routes;
 use tidegate_api::units::Size;
 
-use super::policy::PolicyFlags;
+use super::policy::{PolicyFlags, notice_of_group};
 use crate::failure::Failure;
 use crate::session::Session;
 use crate::{complete, figures};
@@ -99,6 +99,9 @@ impl Create {
         let order = self.order()?;
         let client = session.client()?;
         let disk = client.order(routes::DISK_CREATE, &[], &order)?;
+        if let Some(group) = &order.policy.group {
+            notice_of_group(session, &client, group);
+        }
         let name = disk.name.as_str();
         if attach {
             let attached = client.order(routes::DISK_ATTACH, &[name], &DiskAttach::default());

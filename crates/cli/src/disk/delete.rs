@@ -1,7 +1,9 @@
 //! `tidegate disk delete`.
 
 use clap::Args;
+use tidegate_api::disk::Disk;
 use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes;
 
 use crate::failure::Failure;
@@ -30,6 +32,21 @@ pub(crate) struct Delete {
     consent: Consent,
 }
 
+/// Fails if a disk is attached: the daemon would refuse it, and nobody should agree to a loss for that.
+pub(super) fn must_be_detached(disk: &Disk, verb: &str) -> Result<(), Failure> {
+    let name = &disk.name;
+    let state = match (disk.attached, disk.detaching) {
+        (true, _) => "it is attached",
+        (false, true) => "it is still being detached",
+        (false, false) => return Ok(()),
+    };
+    let problem = Problem::new(ProblemCode::Busy, format!("cannot {verb} disk {name}"));
+    Err(problem
+        .because(state)
+        .remedy(format!("detach it first: tidegate disk detach {name}"))
+        .into())
+}
+
 impl Delete {
     /// Does what was asked for.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
@@ -37,6 +54,7 @@ impl Delete {
         let client = session.client()?;
         // Asked first, so that the question can say what is lost and an unknown name is told at once.
         let disk = client.look(routes::DISK, &[name])?;
+        must_be_detached(&disk, "delete")?;
         let size = figures::bytes(disk.size_bytes);
         let loss = match &disk.device {
             Some(device) => format!(

@@ -1,11 +1,13 @@
 //! `tidegate disk import` and `export`: image files become disks, and disks image files.
 
 use std::io::IsTerminal;
+use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
 
 use clap::{Args, ValueHint};
 use tidegate_api::job::{DiskExport, DiskImport, Existing, ImageFormat};
 use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes;
 
 use super::spool::Spool;
@@ -81,6 +83,7 @@ impl Import {
         let device = self.device.as_deref().map(absolute).transpose()?;
         let existing = match &device {
             Some(device) => {
+                must_be_device(device)?;
                 let device = device.display();
                 self.consent
                     .obtain(&format!("all that is on {device} will be lost"))?;
@@ -234,7 +237,41 @@ fn is_own_descriptor(path: &Path) -> bool {
             .any(|own| path.starts_with(own))
 }
 
+/// Fails if that is certainly no block device: nobody should agree to a loss for that.
+fn must_be_device(device: &Path) -> Result<(), Failure> {
+    let why = match device.metadata() {
+        Ok(there) if there.file_type().is_block_device() => return Ok(()),
+        Ok(_) => "it is no block device".to_owned(),
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => error.to_string(),
+        // The daemon may see what this user does not.
+        Err(_) => return Ok(()),
+    };
+    let what = format!("{} cannot be used", device.display());
+    let problem = Problem::new(ProblemCode::Invalid, what).because(why);
+    Err(problem
+        .remedy("give a block device (see `lsblk -p`)")
+        .into())
+}
+
 /// The path as the daemon, which stands elsewhere, must be told it.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|e| Failure::io(format!("cannot use {}", path.display()), &e))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_is_no_block_device_is_refused_before_anybody_agrees_to_a_loss() {
+        for (path, why) in [
+            ("/dev/no-such-device", "No such file"),
+            ("/dev/null", "no block device"),
+        ] {
+            let refused = must_be_device(Path::new(path)).unwrap_err();
+            let problem = refused.problem().unwrap();
+            assert!(problem.to_string().contains(why), "{problem}");
+            assert!(problem.remedy.as_ref().unwrap().contains("lsblk -p"));
+        }
+    }
 }

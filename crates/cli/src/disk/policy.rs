@@ -5,9 +5,14 @@ use std::str::FromStr;
 use clap::Args;
 use tidegate_api::disk::{Policy, PolicySet, Unpromised};
 use tidegate_api::name::Name;
+use tidegate_api::problem::ProblemCode;
+use tidegate_api::routes;
 use tidegate_api::units::{Iops, Limit, Rate, Shares, Span};
 
+use crate::client::Client;
 use crate::complete;
+use crate::failure::Failure;
+use crate::session::Session;
 
 /// Flags on shares, reservation and limits.
 #[derive(Clone, Debug, Default, Args)]
@@ -116,6 +121,23 @@ impl PolicyFlags {
     }
 }
 
+/// Tells the user of a disk's group that does not exist: it limits nothing.
+pub(super) fn notice_of_group(session: &Session, client: &Client, group: &Name) {
+    let found = client.look(routes::GROUP, &[group.as_str()]);
+    if let Some(notice) = missing_group(group, found.as_ref().err()) {
+        session.console.say(&notice);
+    }
+}
+
+fn missing_group(group: &Name, failure: Option<&Failure>) -> Option<String> {
+    let problem = failure.and_then(Failure::problem)?;
+    (problem.code == ProblemCode::NotFound).then(|| {
+        format!(
+            "there is no group {group} yet: no limit applies until `tidegate group set {group} --limit 20000iops` makes it"
+        )
+    })
+}
+
 fn iops(limit: Limit<Iops>) -> Option<u64> {
     limit.to_option().map(|Iops(iops)| iops)
 }
@@ -131,4 +153,22 @@ fn burst(burst: OrNone<Iops>) -> Option<u64> {
 /// A target of no whole microseconds is rounded up: nobody means a nanosecond.
 fn micros(target: OrNone<Span>) -> Option<u64> {
     target.0.map(|Span(nanos)| nanos.div_ceil(1_000))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use tidegate_api::problem::Problem;
+
+    #[test]
+    fn of_a_group_that_is_not_there_it_is_said_that_nothing_limits_yet() {
+        let group = "godl".parse().unwrap();
+        let failed = |code| Failure::Failed(Problem::new(code, "x"));
+        let notice = missing_group(&group, Some(&failed(ProblemCode::NotFound))).unwrap();
+        assert!(notice.starts_with("there is no group godl yet: no limit applies"));
+        assert!(notice.contains("`tidegate group set godl"));
+        assert_eq!(missing_group(&group, None), None);
+        let busy = failed(ProblemCode::Busy);
+        assert_eq!(missing_group(&group, Some(&busy)), None);
+    }
 }

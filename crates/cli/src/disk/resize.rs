@@ -1,11 +1,14 @@
 //! `tidegate disk resize`.
 
 use clap::Args;
-use tidegate_api::disk::{DiskResize, ResizeData};
+use tidegate_api::descriptor::{Descriptor, Uuid};
+use tidegate_api::disk::{Disk, DiskResize, ResizeData};
 use tidegate_api::name::Name;
+use tidegate_api::problem::{Problem, ProblemCode};
 use tidegate_api::routes;
 use tidegate_api::units::Size;
 
+use super::delete::must_be_detached;
 use crate::failure::Failure;
 use crate::prompt::Consent;
 use crate::session::Session;
@@ -32,16 +35,31 @@ pub(crate) struct Resize {
     consent: Consent,
 }
 
+/// Fails if the daemon would refuse to make a disk that small: nobody should agree to a loss for that.
+fn must_be_possible(disk: &Disk, size_bytes: u64) -> Result<(), Failure> {
+    let mut after = Descriptor::new(Uuid::from_random([0; 16]), size_bytes);
+    after.block_size = disk.block_size_bytes;
+    after.check().map_err(|refused| {
+        let what = format!("cannot resize disk {}", disk.name);
+        Problem::new(ProblemCode::Invalid, what)
+            .because(refused.why)
+            .remedy(refused.remedy)
+    })?;
+    must_be_detached(disk, "shrink")
+}
+
 impl Resize {
     /// Does what was asked for.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let name = self.name.as_str();
         let Size(size_bytes) = self.size;
         let client = session.client()?;
-        let before = client.look(routes::DISK, &[name])?.size_bytes;
+        let disk = client.look(routes::DISK, &[name])?;
+        let before = disk.size_bytes;
         let data = match before.checked_sub(size_bytes) {
             None | Some(0) => ResizeData::Keep,
             Some(lost) => {
+                must_be_possible(&disk, size_bytes)?;
                 let lost = figures::bytes(lost);
                 self.consent
                     .obtain(&format!("disk {name} will lose what is in its last {lost}"))?;

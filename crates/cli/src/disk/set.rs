@@ -7,7 +7,7 @@ use tidegate_api::name::Name;
 use tidegate_api::routes;
 
 use super::create::stack;
-use super::policy::PolicyFlags;
+use super::policy::{PolicyFlags, notice_of_group};
 use crate::complete;
 use crate::failure::Failure;
 use crate::session::Session;
@@ -81,9 +81,11 @@ impl Set {
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let name = self.name.clone();
         let set = self.order();
-        let disk = session
-            .client()?
-            .order(routes::DISK_SET, &[name.as_str()], &set)?;
+        let client = session.client()?;
+        let disk = client.order(routes::DISK_SET, &[name.as_str()], &set)?;
+        if let Some(Some(group)) = set.policy.as_ref().and_then(|policy| policy.group.as_ref()) {
+            notice_of_group(session, &client, group);
+        }
         session.console.done(&disk, &format!("disk {name} changed"))
     }
 

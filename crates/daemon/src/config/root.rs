@@ -24,7 +24,18 @@ use crate::os_error::{self, Outcome};
 use crate::text;
 
 /// What to do where a root cannot be made.
-const ELSEWHERE: &str = "choose another root with --root DIR, or run with the rights to it";
+fn elsewhere(kind: std::io::ErrorKind) -> String {
+    use std::io::ErrorKind::{QuotaExceeded, ReadOnlyFilesystem, StorageFull};
+    match kind {
+        StorageFull | QuotaExceeded | ReadOnlyFilesystem => {
+            format!(
+                "{}, or choose another root with --root DIR",
+                os_error::remedy(kind)
+            )
+        }
+        _ => "choose another root with --root DIR, or run with the rights to it".to_owned(),
+    }
+}
 
 const SYSTEM: &str = "/var/lib/tidegate";
 const SYSTEM_RUN: &str = "/run/tidegate";
@@ -138,7 +149,8 @@ impl Root {
                 .mode(0o755)
                 .create(&folder);
             made.map_err(|e| {
-                os_error::io(format!("cannot create {}", folder.display()), &e).remedy(ELSEWHERE)
+                let problem = os_error::io(format!("cannot create {}", folder.display()), &e);
+                problem.remedy(elsewhere(e.kind()))
             })?;
         }
         Ok(())
@@ -160,7 +172,7 @@ impl Root {
                 .map_err(|e| {
                     let problem = os_error::io(what(&folder), &e)
                         .because(format!("{} is all that is there of it", there.display()));
-                    problem.remedy(ELSEWHERE)
+                    problem.remedy(elsewhere(e.kind()))
                 })?;
         }
         self.known_host_id().map(drop)
@@ -279,6 +291,23 @@ fn variable(name: &str) -> Option<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_full_or_read_only_file_system_is_not_blamed_on_rights() {
+        use std::io::ErrorKind::{PermissionDenied, ReadOnlyFilesystem, StorageFull};
+        for (kind, told) in [
+            (StorageFull, "free some space"),
+            (ReadOnlyFilesystem, "remount,rw"),
+        ] {
+            let remedy = elsewhere(kind);
+            assert!(
+                remedy.contains(told) && !remedy.contains("rights"),
+                "{remedy}"
+            );
+            assert!(remedy.contains("--root DIR"));
+        }
+        assert!(elsewhere(PermissionDenied).contains("rights"));
+    }
 
     #[test]
     fn a_second_daemon_on_the_same_root_is_told_who_has_it_and_what_to_do() {

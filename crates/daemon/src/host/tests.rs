@@ -99,3 +99,18 @@ fn nbd_clients_of_a_disk_on_an_upstream_are_told_what_its_requests_must_be_multi
         disk.detach(Some(Duration::from_secs(60))).unwrap();
     }
 }
+
+#[test]
+fn of_an_upstream_that_cannot_be_opened_the_hint_names_what_to_correct() {
+    let remedy = |error: &tidegate_engine::Error| {
+        let problem = upstream_unopened(error, "nbd://host/gone");
+        problem.remedy.unwrap()
+    };
+    let text = "failed to lookup address information: Name or service not known";
+    let lost = std::io::Error::other(text);
+    let unknown = tidegate_engine::Error::io("cannot reach the NBD server", lost);
+    assert!(remedy(&unknown).contains("correct the host in the datastore's URI"));
+    let text = "cannot use the NBD server: the server has no such export";
+    let missing = tidegate_engine::Error::new(Kind::Io, text);
+    assert!(remedy(&missing).contains("--export: `nbdinfo --list 'nbd://host/'`"));
+}

@@ -73,8 +73,8 @@ pub(super) const ROWS: &[Row] = &[
     ),
     row(
         "tidegate disk import $P/a.img k -d ds --device /dev/absent",
-        &["all that is on /dev/absent will be lost"],
-        "add --yes",
+        &["/dev/absent cannot be used"],
+        "lsblk -p",
         "! tidegate disk import $P/a.img k -d ds --device /dev/absent --yes 2> $P/told; grep lsblk $P/told",
     ),
     row(

@@ -474,6 +474,9 @@ fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
         DatastoreSettings::Dir { path, .. } => {
             check_folder(path).map_err(|(why, remedy)| bad().because(why).remedy(remedy))
         }
+        DatastoreSettings::Nbd { uri } if uri.starts_with("nbds") => Err(bad()
+            .because("TLS to an upstream is not supported")
+            .remedy("use nbd:// over a trusted network or a tunnel, or nbd+unix:///?socket=PATH")),
         DatastoreSettings::Nbd { uri } => {
             let known = ["nbd://", "nbd+unix://"]
                 .iter()
@@ -482,7 +485,7 @@ fn check(name: &Name, settings: &DatastoreSettings) -> Outcome<()> {
                 true => Ok(()),
                 false => Err(bad()
                     .because(format!("'{uri}' is no NBD URI"))
-                    .remedy("write it as nbd://HOST[:PORT] or nbd+unix://?socket=PATH")),
+                    .remedy("write it as nbd://HOST[:PORT] or nbd+unix:///?socket=PATH")),
             }
         }
         // The engine knows which models there are; an image of one page costs nothing.
@@ -580,6 +583,19 @@ fn listed<'a>(names: impl IntoIterator<Item = &'a Name>) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_upstream_with_tls_is_refused_by_that_name() {
+        let uri = |uri: &str| DatastoreSettings::Nbd {
+            uri: uri.to_owned(),
+        };
+        let name = "far".parse().unwrap();
+        let refused = check(&name, &uri("nbds://host")).unwrap_err();
+        assert!(refused.to_string().contains("TLS to an upstream"));
+        let refused = check(&name, &uri("host")).unwrap_err();
+        assert!(refused.remedy.unwrap().contains("nbd+unix:///?socket="));
+        check(&name, &uri("nbd://host")).unwrap();
+    }
 
     #[test]
     fn a_datastore_without_room_is_full_unless_nobody_writes_to_it() {

@@ -55,6 +55,10 @@ impl DiskService {
         Ok(self.jobs.start(what, name.clone(), move |progress| {
             // A guest sees whole blocks; what an odd image lacks reads as zeroes.
             let size = feed.size(progress)?;
+            if size == 0 {
+                return Err(os_error::invalid("the image is empty")
+                    .remedy("name a file that has the image's bytes"));
+            }
             descriptor.size.0 = size.next_multiple_of(descriptor.block_size.into());
             let target = on.open(descriptor.size.0, |there| {
                 disk_service.must_not_be_attached(there, "cannot import to it")

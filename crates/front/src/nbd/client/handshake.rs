@@ -115,7 +115,7 @@ impl fmt::Display for Failure {
                 })?;
                 return match words.is_empty() {
                     true => Ok(()),
-                    false => write!(f, " (it says: {})", words.escape_debug()),
+                    false => write!(f, " (it says: {})", plain_words(words)),
                 };
             }
         };
@@ -124,6 +124,18 @@ impl fmt::Display for Failure {
 }
 
 impl std::error::Error for Failure {}
+
+/// A server's words without what would change a terminal; quotes stay as they are.
+fn plain_words(words: &str) -> String {
+    let mut plain = String::with_capacity(words.len());
+    for c in words.chars() {
+        match c {
+            '"' | '\'' | '\\' => plain.push(c),
+            c => plain.extend(c.escape_debug()),
+        }
+    }
+    plain
+}
 
 /// The negotiation of one connection.
 #[derive(Clone, Debug)]

@@ -72,6 +72,26 @@ fn an_order_on_a_disk_that_a_job_works_on_names_the_job_that_can_be_cancelled() 
 }
 
 #[test]
+fn an_empty_file_is_no_image() {
+    let stage = stage();
+    let empty = stage.place.path().join("empty");
+    File::create(&empty).unwrap();
+    let job = stage.import(import(&empty, "new")).unwrap();
+    assert_eq!(stage.ended(&job), JobState::Failed);
+    let problem = stage
+        .disk_service
+        .jobs
+        .job(job.id)
+        .unwrap()
+        .problem
+        .unwrap();
+    assert!(
+        problem.to_string().contains("the image is empty"),
+        "{problem}"
+    );
+}
+
+#[test]
 fn an_export_onto_what_is_there_is_refused_before_it_is_a_job() {
     let stage = stage();
     stage.disk("a");

@@ -156,6 +156,12 @@ fn what_makes_no_sense_ends_it_with_a_reason() {
         refused.to_string(),
         "the server has no such export (it says: gone)"
     );
+    let quoting = Failure::Refused {
+        code: reply::ERR_UNKNOWN,
+        words: "no \"x\"\u{1b}".to_owned(),
+    };
+    let told = quoting.to_string();
+    assert!(told.ends_with(r#"(it says: no "x"\u{1b})"#), "{told}");
     let mut wrong = export(512);
     wrong[0] ^= 1;
     let endless = answer(option::GO, reply::INFO, &[0, 9]).repeat(257);
