@@ -33,11 +33,11 @@ pub(crate) struct Delete {
 }
 
 /// Fails if a disk is attached: the daemon would refuse it, and nobody should agree to a loss for that.
-pub(super) fn must_be_detached(disk: &Disk, verb: &str) -> Result<(), Failure> {
+pub(super) fn must_be_detached(disk: &Disk, verb: &str, reason: &str) -> Result<(), Failure> {
     let name = &disk.name;
     let state = match (disk.attached, disk.detaching) {
-        (true, _) => "it is attached",
-        (false, true) => "it is still being detached",
+        (true, _) => format!("it is attached: {reason}"),
+        (false, true) => "it is still being detached".to_owned(),
         (false, false) => return Ok(()),
     };
     let problem = Problem::new(ProblemCode::Busy, format!("cannot {verb} disk {name}"));
@@ -54,7 +54,11 @@ impl Delete {
         let client = session.client()?;
         // Asked first, so that the question can say what is lost and an unknown name is told at once.
         let disk = client.look(routes::DISK, &[name])?;
-        must_be_detached(&disk, "delete")?;
+        must_be_detached(
+            &disk,
+            "delete",
+            "its guests would lose their data under their feet",
+        )?;
         let size = figures::bytes(disk.size_bytes);
         let loss = match &disk.device {
             Some(device) => format!(

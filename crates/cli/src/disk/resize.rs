@@ -45,7 +45,7 @@ fn must_be_possible(disk: &Disk, size_bytes: u64) -> Result<(), Failure> {
             .because(refused.why)
             .remedy(refused.remedy)
     })?;
-    must_be_detached(disk, "shrink")
+    must_be_detached(disk, "resize", "no guest expects its disk to shrink")
 }
 
 impl Resize {
@@ -76,5 +76,33 @@ impl Resize {
             &disk,
             &format!("disk {name} resized from {before} to {now}"),
         )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn disk(attached: bool, detaching: bool) -> Disk {
+        serde_json::from_value(serde_json::json!({
+            "name": "a", "datastore": "local", "uuid": "", "size_bytes": 1 << 20, "block_size_bytes": 512,
+            "cache": "write-back", "read_only": false, "serial": "", "queues": 1, "filters": [],
+            "policy": {"shares": 1000, "reservation_iops": 0},
+            "wanted": attached, "attached": attached, "detaching": detaching, "clients": [],
+        }))
+        .unwrap()
+    }
+
+    #[test]
+    fn what_the_daemon_would_refuse_is_refused_before_anybody_agrees_to_a_loss() {
+        let told = |disk: &Disk, size| {
+            let refused = must_be_possible(disk, size).unwrap_err();
+            let problem = refused.problem().unwrap();
+            format!("{problem}; {}", problem.remedy.as_ref().unwrap())
+        };
+        must_be_possible(&disk(false, false), 512).unwrap();
+        assert!(told(&disk(false, false), 1000).contains("not a whole number of blocks"));
+        assert!(told(&disk(true, false), 512).contains("tidegate disk detach a"));
+        assert!(told(&disk(false, true), 512).contains("still being detached"));
     }
 }
