@@ -221,8 +221,10 @@ fn quiet_says_nothing_and_names_are_for_scripts() {
 
 #[test]
 fn destruction_without_a_terminal_takes_yes() {
-    let stage = Stage::playing(|ask| match ask.line.as_str() {
-        "GET /v1/disks/web1" => Some((200, disk("web1", 10 << 30))),
+    let mut detached = disk("web1", 10 << 30);
+    detached["attached"] = json!(false);
+    let stage = Stage::playing(move |ask| match ask.line.as_str() {
+        "GET /v1/disks/web1" => Some((200, detached.clone())),
         "DELETE /v1/disks/web1" => Some((204, Value::Null)),
         "POST /v1/disks/web1/resize" => Some((200, disk("web1", 5 << 30))),
         _ => None,

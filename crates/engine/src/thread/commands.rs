@@ -53,6 +53,9 @@ pub(crate) enum Command {
     /// A datastore's window has room for this thread.
     Woken(ControlId),
     Stop,
+    /// Runs this on the thread: so a test holds it.
+    #[cfg(test)]
+    Run(Box<dyn FnOnce() + Send>),
 }
 
 /// A disk comes to this thread.
@@ -152,6 +155,8 @@ impl IoThread {
             Command::Govern(control, govern) => self.govern(control, *govern),
             Command::Woken(control) => self.tell_shard(Event::Woken { control }),
             Command::Stop => self.stopping = true,
+            #[cfg(test)]
+            Command::Run(act) => act(),
         }
     }
 

@@ -120,19 +120,11 @@ impl FrontEnd<'_> {
 fn hold(other: &Disk) -> Sender<()> {
     let (entered, inside) = channel();
     let (open, gate) = channel::<()>();
-    let (reply, _) = channel();
-    let farewell = Box::new(move || {
+    let hold = Command::Run(Box::new(move || {
         let _ = entered.send(());
         let _ = gate.recv();
-    });
-    let disk = other.core.device.id;
-    let what = What::Detach { farewell };
-    let change = Change { disk, what, reply };
-    other
-        .core
-        .device
-        .inbox
-        .send_always(Command::Change(Box::new(change)));
+    }));
+    other.core.device.inbox.send_always(hold);
     inside
         .recv_timeout(PATIENCE)
         .expect("the thread gets there");

@@ -248,12 +248,10 @@ impl Daemon {
     fn order_at_once(&self, orders: impl FnOnce()) {
         let (entered, inside) = channel();
         let (open, gate) = channel::<()>();
-        let (reply, _) = channel();
-        let farewell = Box::new(move || {
+        self.order(Command::Run(Box::new(move || {
             let _ = entered.send(());
             let _ = gate.recv();
-        });
-        self.order(detach(OTHER, farewell, reply));
+        })));
         heard(&inside);
         orders();
         drop(open);
