@@ -3,7 +3,8 @@
 //! The program knows its own flags, configuration, routes and metrics; `tidegate internal-docs DIR` writes them
 //! down, with man pages and completions in folders beside them.
 
-use crate::steps::{cargo, run};
+use crate::command::run;
+use crate::steps::cargo;
 use crate::workspace::Workspace;
 use anyhow::{Context, bail};
 use std::collections::BTreeMap;

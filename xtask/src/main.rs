@@ -4,6 +4,7 @@
 
 #![forbid(unsafe_code)]
 
+mod command;
 mod docs;
 mod mutants;
 mod packages;
@@ -279,7 +280,7 @@ fn fuzz(workspace: &Workspace, args: &[&str]) -> anyhow::Result<()> {
 
 fn package(workspace: &Workspace) -> anyhow::Result<()> {
     let mut steps = Steps::new();
-    if !steps::succeeds(cargo(workspace).args(["deb", "--version"])) {
+    if !command::succeeds(cargo(workspace).args(["deb", "--version"])) {
         steps.run(
             "installing cargo-deb",
             cargo(workspace).args(["install", "--locked", "cargo-deb"]),

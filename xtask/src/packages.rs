@@ -3,7 +3,7 @@
 //! The kernel is unpacked beside the tests' build rather than installed: the host's own boot is none of our
 //! business.
 
-use crate::steps::{output, run, succeeds};
+use crate::command::{output, run, succeeds};
 use anyhow::{Context, bail};
 use std::fs;
 use std::path::Path;

@@ -1,6 +1,6 @@
 //! The workspace as cargo describes it: crates, dependencies, targets.
 
-use crate::steps::output;
+use crate::command::output;
 use anyhow::Context;
 use serde_json::Value;
 use std::path::{Path, PathBuf};

@@ -5,7 +5,6 @@
 //!   people's software depend on it. A better name is added, and the old one stays as a hidden alias. The files in
 //!   `tests/snapshots/help/` hold every help text, so that no word disappears unseen.
 
-use std::io::IsTerminal;
 use std::path::PathBuf;
 
 use clap::{Args, CommandFactory, Parser, Subcommand, ValueHint};
@@ -174,15 +173,10 @@ impl Cli {
             Command::Top(verb) => verb.run(session),
             Command::Lab(verb) => verb.run(session),
             Command::Completions(verb) => verb.run(session),
-            Command::Man(verb) => verb.run(session),
-            Command::InternalDocs(verb) => verb.run(session),
+            Command::Man(verb) => verb.run(session, command()),
+            Command::InternalDocs(verb) => verb.run(session, command()),
         }
     }
-}
-
-/// Whether both ends of the conversation are a terminal.
-pub(crate) fn on_a_terminal() -> bool {
-    std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
 }
 
 #[cfg(test)]

@@ -8,9 +8,9 @@ use std::path::{Path, PathBuf};
 use clap::{Args, Command, ValueHint};
 use clap_complete::env::Shells;
 
+use crate::daemon;
 use crate::failure::Failure;
 use crate::session::Session;
-use crate::{cli, daemon};
 
 /// Print a shell's completions, which know the names of disks and datastores
 #[derive(Debug, Args)]
@@ -76,13 +76,13 @@ pub(crate) struct Man {
 
 impl Man {
     /// Does what was asked for.
-    pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
+    pub(crate) fn run(self, session: &Session, root: Command) -> Result<(), Failure> {
         let Some(dir) = self.dir else {
-            return session.console.print(&page(find(&self.verb)?));
+            return session.console.print(&page(find(root, &self.verb)?));
         };
         let mut written = 0;
         create(&dir)?;
-        for command in all() {
+        for command in all(root) {
             write(&dir, &format!("{}.1", file_stem(&command)), &page(command))?;
             written += 1;
         }
@@ -104,10 +104,10 @@ pub(crate) struct InternalDocs {
 
 impl InternalDocs {
     /// Does what was asked for.
-    pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
+    pub(crate) fn run(self, session: &Session, root: Command) -> Result<(), Failure> {
         create(&self.dir)?;
         for (file, text) in [
-            ("cli.md", cli_reference()),
+            ("cli.md", cli_reference(root)),
             ("config.md", daemon::config_reference()),
             ("openapi.json", daemon::openapi_json()),
             ("metrics.md", daemon::metrics_reference()),
@@ -122,7 +122,7 @@ impl InternalDocs {
 }
 
 /// Every verb that people may see, the program itself first, as `tidegate disk create` and so on.
-fn all() -> Vec<Command> {
+fn all(root: Command) -> Vec<Command> {
     fn collect(command: &Command, into: &mut Vec<Command>) {
         into.push(command.clone());
         for verb in command
@@ -132,7 +132,7 @@ fn all() -> Vec<Command> {
             collect(verb, into);
         }
     }
-    let mut root = cli::command().term_width(100);
+    let mut root = root.term_width(100);
     // Building hands the flags of every verb down to the verbs.
     root.build();
     let mut commands = Vec::new();
@@ -140,12 +140,12 @@ fn all() -> Vec<Command> {
     commands
 }
 
-fn find(verb: &[String]) -> Result<Command, Failure> {
+fn find(root: Command, verb: &[String]) -> Result<Command, Failure> {
     let name = std::iter::once("tidegate")
         .chain(verb.iter().map(String::as_str))
         .collect::<Vec<_>>()
         .join(" ");
-    all()
+    all(root)
         .into_iter()
         .find(|command| full_name(command) == name)
         .ok_or_else(|| {
@@ -178,11 +178,11 @@ fn page(command: Command) -> String {
 }
 
 /// The help of every verb, as one Markdown document.
-fn cli_reference() -> String {
+fn cli_reference(root: Command) -> String {
     let mut text = String::from(
         "# Command line\n\nThe help of every verb, as `--help` prints it. Written by `tidegate internal-docs`; do not edit.\n",
     );
-    for mut command in all() {
+    for mut command in all(root) {
         let name = full_name(&command);
         let help = help(&mut command);
         text.push_str(&format!("\n## {name}\n\n```text\n{help}\n```\n"));
@@ -224,7 +224,7 @@ mod tests {
     fn every_verbs_help_is_as_it_was() {
         let update = std::env::var_os("TIDEGATE_UPDATE_SNAPSHOTS").is_some();
         let mut expected = BTreeSet::new();
-        for mut command in all() {
+        for mut command in all(crate::cli::command()) {
             let name = format!("{}.txt", file_stem(&command));
             let help = help(&mut command) + "\n";
             let path = snapshots().join(&name);
@@ -252,7 +252,7 @@ mod tests {
 
     #[test]
     fn every_verb_says_what_it_is_and_shows_an_example() {
-        for command in all() {
+        for command in all(crate::cli::command()) {
             let name = full_name(&command);
             assert!(
                 command.get_about().is_some(),
@@ -271,7 +271,7 @@ mod tests {
 
     #[test]
     fn every_example_can_be_parsed() {
-        for command in all() {
+        for command in all(crate::cli::command()) {
             let help = command
                 .get_after_help()
                 .map(ToString::to_string)
@@ -284,7 +284,7 @@ mod tests {
                 // What follows in a pipe, a list or a redirection is the shell's.
                 let line = line.split(['|', '>', '&']).next().unwrap_or_default();
                 let words: Vec<_> = line.split_whitespace().collect();
-                let parsed = cli::command().try_get_matches_from(&words);
+                let parsed = crate::cli::command().try_get_matches_from(&words);
                 assert!(
                     parsed.is_ok(),
                     "{line}: {}",
@@ -296,7 +296,7 @@ mod tests {
 
     #[test]
     fn every_verb_has_a_manual_page() {
-        let pages: Vec<_> = all()
+        let pages: Vec<_> = all(crate::cli::command())
             .into_iter()
             .map(|command| (file_stem(&command), page(command)))
             .collect();

@@ -196,3 +196,8 @@ fn to_json(value: &impl Serialize, pretty: Pretty) -> Result<String, Failure> {
 fn unwritable(error: serde_json::Error) -> Failure {
     Failure::io("cannot write the answer as JSON", &io::Error::other(error))
 }
+
+/// Whether both ends of the conversation are a terminal.
+pub(crate) fn on_a_terminal() -> bool {
+    std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
+}

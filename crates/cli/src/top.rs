@@ -11,9 +11,8 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, Event};
 use tidegate_api::units::Span;
 
-use crate::cli;
 use crate::failure::Failure;
-use crate::output::Colour;
+use crate::output::{self, Colour};
 use crate::session::Session;
 use crate::stats;
 
@@ -85,7 +84,7 @@ impl Top {
         if self.batch {
             return batch::run(session, self.view, interval, self.count);
         }
-        if !cli::on_a_terminal() {
+        if !output::on_a_terminal() {
             return Err(Failure::usage(
                 "there is no terminal to show a screen on",
                 "print instead: tidegate top --batch, or tidegate stats --watch",

@@ -1,4 +1,4 @@
-//! What listeners share: Unix and TCP sockets, TLS, and how refusals are logged.
+//! The parts that listeners share: sockets, TLS, and the log of refusals.
 
 pub(crate) mod refusals;
 pub(crate) mod sockets;

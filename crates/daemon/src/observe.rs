@@ -1,4 +1,4 @@
-//! What the daemon reports: statistics, metrics, events, explanations, the log and the dashboard.
+//! Observation: statistics, metrics, events, explanations, the log and the dashboard.
 
 pub(crate) mod counters;
 pub(crate) mod dashboard;

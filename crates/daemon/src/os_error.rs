@@ -1,4 +1,4 @@
-//! From the errors of the system to [`Problem`]s: the sort of failure, the chain of reasons, and what to do.
+//! System errors as [`Problem`]s: code, causes and remedy.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! What the daemon's parts share: the disks, the certificates at its listeners, and when it stops.
+//! The services that the daemon's parts share: disks, certificates, and the stop signal.
 
 use std::sync::Arc;
 

@@ -1,4 +1,4 @@
-//! What is remembered on disk: datastores, disks, and which disks are to be attached.
+//! The stored state: datastores, disks, and the disks to attach.
 //!
 //! The disk_service asks and orders; nothing here knows what is attached, nor opens an image for I/O. All of it blocks.
 //!

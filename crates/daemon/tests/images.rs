@@ -1,5 +1,4 @@
-//! Image files of every format that people have, made by qemu-img, through a whole daemon: what comes in is what was in
-//! them, or the order is refused with a command that helps.
+//! Image files of every format, made by qemu-img, through a whole daemon.
 //!
 //! The daemon runs as a process of its own (this test's binary, told by the environment to serve).
 

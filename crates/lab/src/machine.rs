@@ -1,4 +1,4 @@
-//! How quiet the machine is during a measurement, and how its CPUs are placed.
+//! The state of the machine during a measurement: steal, other processes, and the distance of its CPUs.
 //!
 //! - CPU time of other processes and of other virtual machines (steal), from `/proc/stat`. The kernel's own threads and
 //!   interrupts do not count: most of their work is the measurement's own I/O.

@@ -7,41 +7,22 @@ use super::language::code;
 use super::{Finding, Tree, finding};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Cycles that are known and still to be broken: the crate, and the modules of the cycle at their level. New ones are
-/// findings; so is an entry whose cycle is gone.
-const KNOWN: &[(&str, &[&str])] = &[("cli", &["cli", "documents", "top"])];
-
 /// Edges among the children of one module: from, to, and the file that makes it.
 type Edges<'a> = BTreeMap<String, BTreeMap<String, &'a str>>;
 
 pub(super) fn findings(tree: &Tree) -> Vec<Finding> {
     let mut found = Vec::new();
-    let mut seen = BTreeSet::new();
-    for krate in crates(tree) {
-        for (level, edges) in levels(tree, &krate) {
+    for root in roots(tree) {
+        for (level, edges) in levels(tree, &root) {
             for cycle in cycles(&edges) {
-                let names: Vec<&str> = cycle.iter().map(String::as_str).collect();
-                if let Some(n) = KNOWN.iter().position(|known| *known == (&krate, &names)) {
-                    seen.insert(n);
-                    continue;
-                }
-                found.push(describe(&krate, &level, &cycle, &edges));
+                found.push(describe(&root, &level, &cycle, &edges));
             }
-        }
-    }
-    for (n, (krate, names)) in KNOWN.iter().enumerate() {
-        if !seen.contains(&n) && tree.has(&format!("crates/{krate}")) {
-            let says = format!(
-                "the cycle of {} is gone: take it off `KNOWN`",
-                names.join(", ")
-            );
-            found.push(finding("xtask/src/tidy/cycles.rs", 0, says));
         }
     }
     found
 }
 
-fn describe(krate: &str, level: &str, cycle: &[String], edges: &Edges<'_>) -> Finding {
+fn describe(root: &str, level: &str, cycle: &[String], edges: &Edges<'_>) -> Finding {
     let inside = |name: &String| cycle.contains(name);
     let mut arrows = Vec::new();
     for from in cycle {
@@ -56,30 +37,30 @@ fn describe(krate: &str, level: &str, cycle: &[String], edges: &Edges<'_>) -> Fi
         "modules at {at} use each other: {}; move what both need into a module below them",
         arrows.join(", ")
     );
-    finding(&format!("crates/{krate}"), 0, says)
+    finding(root.trim_end_matches('/'), 0, says)
 }
 
-/// The crates' folders.
-fn crates(tree: &Tree) -> BTreeSet<String> {
-    let name = |path: &str| {
-        path.strip_prefix("crates/")?
-            .split('/')
-            .next()
-            .map(str::to_owned)
+/// The folders of the trees of modules: those with a `lib.rs` or `main.rs`, of libraries and of programs.
+fn roots(tree: &Tree) -> BTreeSet<String> {
+    let root = |path: &str| {
+        let root = path
+            .strip_suffix("lib.rs")
+            .or(path.strip_suffix("main.rs"))?;
+        (root.contains("/src/") && !root.contains("/tests/")).then(|| root.to_owned())
     };
     tree.texts(".rs")
-        .filter_map(|(path, _)| name(path))
+        .filter_map(|(path, _)| root(path))
         .collect()
 }
 
-/// The modules of a crate, by their paths (`a::b`, the root is empty), with file and code.
-fn modules<'a>(tree: &'a Tree, krate: &str) -> BTreeMap<String, (&'a str, String)> {
-    let root = format!("crates/{krate}/src/");
+/// The modules below a root, by their paths (`a::b`, the root is empty), with file and code.
+fn modules<'a>(tree: &'a Tree, root: &str) -> BTreeMap<String, (&'a str, String)> {
     let mut modules = BTreeMap::new();
     for (path, text) in tree.texts(".rs") {
-        let Some(rest) = path.strip_prefix(&root) else {
+        let Some(rest) = path.strip_prefix(root) else {
             continue;
         };
+        // Programs beside a library are trees of their own.
         if rest.starts_with("bin/") {
             continue;
         }
@@ -100,8 +81,8 @@ fn without_tests(code: &str) -> String {
 }
 
 /// For each module with children: which of them use which.
-fn levels<'a>(tree: &'a Tree, krate: &str) -> BTreeMap<String, Edges<'a>> {
-    let modules = modules(tree, krate);
+fn levels<'a>(tree: &'a Tree, root: &str) -> BTreeMap<String, Edges<'a>> {
+    let modules = modules(tree, root);
     let mut levels: BTreeMap<String, Edges<'a>> = BTreeMap::new();
     for (name, (path, code)) in &modules {
         if name.split("::").any(|part| part == "tests") {

@@ -1,5 +1,4 @@
-//! A datastore that is full, one that fails or hangs, filters that change all the time: each under a load that
-//! verifies what it reads; and a log that nobody reads.
+//! Full, failing and hanging datastores, and filters that change, under a load that verifies its data.
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};

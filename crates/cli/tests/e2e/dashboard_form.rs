@@ -1,5 +1,4 @@
-//! What the dashboard's form for a policy says beforehand and takes back afterwards, in a real browser, where the daemon does
-//! more than it was told, or less.
+//! The dashboard's policy form in a real browser: what it shows before and after a change.
 
 use serde_json::Value;
 

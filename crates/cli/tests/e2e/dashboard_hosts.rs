@@ -1,5 +1,4 @@
-//! The dashboard where several hosts share a datastore, in a real browser, on the stage that `tidegate lab demo` sets: what
-//! each host's page shows of its own disks and of the other's, and what can be changed there.
+//! The dashboards of hosts that share a datastore, in a real browser.
 //!
 //! `TIDEGATE_PICTURES=DIR` has the pictures made that README shows, which takes five minutes.
 

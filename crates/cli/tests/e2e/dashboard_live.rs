@@ -1,5 +1,4 @@
-//! That what the dashboard shows as what is now is of now, in a real browser: what is measured goes with what was measured,
-//! and a page is live only while somebody looks and beats come.
+//! The freshness of the dashboard in a real browser: old measurements disappear.
 
 use serde_json::Value;
 

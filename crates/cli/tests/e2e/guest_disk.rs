@@ -1,4 +1,4 @@
-//! What a stock guest does with its disk: a file system, a reboot, unplugging, trimming, cache modes.
+//! A stock guest with its disk: reboot, unplug, trim, cache modes, and a file system.
 
 use std::fs;
 

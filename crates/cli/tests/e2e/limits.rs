@@ -1,4 +1,4 @@
-//! What administrators run into: odd sizes, cut images, damaged files, things that are taken, and very many disks.
+//! Odd sizes, truncated images, damaged files, resources in use, and very many disks.
 //!
 //! Each is refused with an error that says what to do, or it works; and who has nothing to do with it goes on.
 

@@ -1,4 +1,4 @@
-//! What a daemon costs that has nothing to do, and what it notices and tells at once when it has.
+//! The cost of an idle daemon, and what it still notices at once.
 
 use std::time::{Duration, Instant};
 

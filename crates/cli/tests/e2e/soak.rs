@@ -1,5 +1,4 @@
-//! Long and rough: many disks with many queues under load for as long as one likes, and a server that dies under a
-//! guest of our own whose every write is remembered.
+//! A long and rough run: many disks under load, and a server that dies under a verifying guest.
 //!
 //! `TIDEGATE_SOAK_SECONDS=600` makes it ten minutes; 20 seconds if nothing is said.
 

@@ -1,4 +1,4 @@
-//! What the end-to-end tests stand on: places, programs, servers and guests, each cleaned up by its own drop.
+//! The fixtures of the end-to-end tests: places, programs, servers and guests, each cleaned up on drop.
 
 pub(crate) mod browser;
 pub(crate) mod daemon;

@@ -1,5 +1,4 @@
-//! Slot files that are damaged, cut off, foreign or read-only, and datastores that vanish for a while: I/O goes on as far
-//! as the datastore allows, the hosts find each other again, and the log says it once.
+//! Damaged slot files and vanishing datastores: I/O continues, and the hosts find each other again.
 //!
 //! `TIDEGATE_VANISH_SECONDS=60` keeps datastores away for a minute. If nothing is said, the directory through which hosts
 //! meet is away for ten seconds longer than the lease of a host, and an upstream stands still for ten seconds.

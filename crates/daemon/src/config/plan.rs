@@ -1,4 +1,4 @@
-//! From words to decisions: the one place where configuration becomes a checked plan.
+//! The checked plan: the one place where configuration becomes decisions.
 //!
 //! `serve` reads a [`Config`], `disk_service` a [`Descriptor`]; what they get from here has no text that means something, no
 //! option that means "default", and no number without a unit. Whatever makes no sense is refused here, by its key.

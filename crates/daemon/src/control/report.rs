@@ -1,4 +1,4 @@
-//! What the engine knows of a datastore's control, in the words of the outside.
+//! The state of a datastore's I/O control, as REST reports it.
 //!
 //! Pure: a report, and what this host calls the disks, go in; the answer comes out.
 

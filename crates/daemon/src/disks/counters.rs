@@ -1,4 +1,4 @@
-//! What an attached disk reports of itself: its counters, its clients, and its settings at one moment.
+//! The counters, clients and settings of an attached disk at one moment.
 
 use tidegate_api::disk::{RingCounts, UpstreamCounts};
 use tidegate_api::name::Name;

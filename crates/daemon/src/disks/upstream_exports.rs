@@ -1,4 +1,4 @@
-//! Which exports of NBD servers attached disks use: no lock of a kernel keeps two disks off one export.
+//! The exports of NBD servers that attached disks use: no kernel lock keeps two disks off one export.
 //!
 //! # Always true
 //! - An export that a disk writes to is no other disk's, until the engine has let go of the first one.

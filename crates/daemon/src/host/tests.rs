@@ -1,4 +1,4 @@
-//! What is told of disks whose images are of different kinds.
+//! Reports on disks whose images are of different kinds.
 
 use std::io::{Read, Write};
 use std::os::unix::net::UnixListener;

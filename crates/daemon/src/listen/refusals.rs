@@ -1,4 +1,4 @@
-//! Which refused clients are told of in the log: each once with its reason, however often it comes again.
+//! The log of refused clients: each reason once.
 //!
 //! Whoever reaches a port can be refused as often as it likes, from as many addresses as it has: the log is not theirs to
 //! fill.

@@ -1,4 +1,4 @@
-//! Whom NBD listeners let in, and how many: a place for who still says what it wants, a seat for who has a disk.
+//! The connection limits of NBD listeners: during the handshake, and by disk and peer after it.
 //!
 //! Anybody who reaches a TCP port can connect and say nothing. So who comes that way has but a place until its
 //! handshake is over, and takes nothing until then that clients need. Who comes by a Unix socket was let in by its

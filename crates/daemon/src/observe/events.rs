@@ -1,5 +1,4 @@
-//! What happens on datastores, as administrators hear of it: numbered, logged once, kept for a while, handed to who
-//! listens.
+//! The events of datastores: numbered, logged once, stored for a while, streamed.
 //!
 //! The monitor hands in what the governors noticed; REST gives out what is kept and waits for more. Nothing here asks
 //! the engine.

@@ -1,4 +1,4 @@
-//! Where messages go, and which: set up once, before anything can have something to say.
+//! The log: its format, level and destination.
 
 use std::io::IsTerminal;
 use std::os::fd::AsFd;

@@ -1,4 +1,4 @@
-//! From the engine's counters to what people read: rates and latencies over a window, as REST and `top` show them.
+//! Samples: rates and latencies over a window, from the engine's counters.
 //!
 //! A one-shot answer covers the time since a disk was attached; a stream keeps the report before and covers the time
 //! between the two. Nothing here asks the engine: it is handed reports.

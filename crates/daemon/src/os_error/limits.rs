@@ -1,4 +1,4 @@
-//! What the system lets this process have: open files, locked memory. Raised as far as may be, and told when it is used up.
+//! The limits of this process: open files, locked memory. Raised as far as may be, and told when it is used up.
 //!
 //! Every problem that is made of a system's error asks here first ([`remedy`]); who would take many descriptors asks
 //! before ([`must_have_room`]).

@@ -1,4 +1,4 @@
-//! What may lie in a disk's directory, which is removed with the disk.
+//! The content of a disk's directory, which is removed with the disk.
 //!
 //! # Always true
 //! - A directory that holds anything else, such as the disks of a datastore below it, is not deleted.

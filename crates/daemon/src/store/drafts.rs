@@ -1,5 +1,4 @@
-//! Drafts of disks: directories in which a disk is put together, out of sight, until it is whole; and what is left of disks
-//! whose deletion a crash cut short.
+//! Drafts of disks: hidden directories in which a disk is assembled or removed.
 //!
 //! Several hosts may make disks in one directory at the same moment, of the same name too. So each draft has a name of its
 //! own, and a file in it is locked for as long as somebody is at work there.

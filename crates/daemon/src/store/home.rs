@@ -1,4 +1,4 @@
-//! Which file system a datastore of kind `dir` lies on, so that another one in its place is not taken for it.
+//! The identity of a datastore's file system, so that another one in its place is noticed.
 //!
 //! A file system that is not mounted leaves its mount point behind: an empty directory of another file system. The store asks
 //! here before it looks at a datastore, and so before anything is made there.

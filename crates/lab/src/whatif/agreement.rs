@@ -1,4 +1,4 @@
-//! How far a simulation is from the measurement, and what its prediction is worth.
+//! The agreement of a simulation with the measurement, and the confidence of its prediction.
 //!
 //! # Units
 //! Percent of what was measured.

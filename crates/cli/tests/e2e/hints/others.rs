@@ -1,4 +1,4 @@
-//! What people run beside `disk` and `datastore`.
+//! Hints of the verbs beside `disk` and `datastore`.
 
 use super::{Row, row};
 

@@ -1,4 +1,4 @@
-//! What can still be learned of a guest that answers no more, for a test that fails far from whoever is to mend it.
+//! A report on a guest that does not answer any more, for a test that fails.
 //!
 //! QEMU is asked first: if its monitor is silent, it is QEMU that hangs. Then the guest's kernel gets an interrupt
 //! that it cannot mask, of which it panics, as its command line asks it to, and prints what its processors and its

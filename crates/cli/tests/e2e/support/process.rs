@@ -1,4 +1,4 @@
-//! What `/proc` tells of a running daemon: its memory, its descriptors, how often its threads woke.
+//! A daemon's memory, descriptors and wake-ups, from `/proc`.
 //!
 //! # Units
 //! - Memory in KiB, as the kernel prints it.

@@ -1,4 +1,4 @@
-//! What administrators say about I/O control, as the decisions that the engine takes.
+//! I/O control settings of configuration and REST, as the engine's policies.
 //!
 //! # Units
 //! Limits and reservations count units of I/O a second, one for each `io_unit` bytes of a request; bandwidth counts

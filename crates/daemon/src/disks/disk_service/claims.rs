@@ -1,4 +1,4 @@
-//! Which disks an order is at work on, and which of them are being detached.
+//! Claims: the disks that a command works on or detaches.
 //!
 //! An order takes a [`Claim`] on its disk's name. A detach hands a clone of its claim to the thread that waits for the
 //! engine, so that the name stays taken when the order itself gives up.

@@ -1,4 +1,4 @@
-//! Which directories a datastore may use: none that lies in a disk, in another datastore, in the daemon's state, or around one.
+//! The directories that a datastore may use: none within, or around, a disk, a datastore or the daemon's state.
 //!
 //! Deleting a disk removes its directory. A datastore below it would lose all of its disks.
 //!

@@ -1,4 +1,4 @@
-//! Which files and devices are disks' images: nothing else is written there, and no two disks write to one device.
+//! The files and devices that are images of disks: nothing else writes there.
 //!
 //! # Always true
 //! - An image is known by its device and inode, or its number if it is a device, and not by its path.

@@ -1,4 +1,4 @@
-//! Whose a disk is: what is asked of the leases on a datastore before a disk is attached, and how a refusal is told.
+//! The lease of a disk before it is attached, and the refusal if another host has it.
 //!
 //! What a lease is, and how it is kept, is the engine's business. Here is decided which disks have one, where it lies,
 //! and what an administrator is told to do.

@@ -1,4 +1,4 @@
-//! What disks use outside of their datastores, and who has agreed to that: a block device for an image, a file for a trace.
+//! The paths outside of datastores that disks may use, and who accepted them.
 //!
 //! A descriptor lies on a datastore, and whoever can write there can name any path in it. So what an order on this host
 //! named is remembered in this root's state, and nothing else is opened.

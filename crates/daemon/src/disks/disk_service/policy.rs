@@ -1,4 +1,4 @@
-//! How I/O control treats a disk: its policy from words to the engine, and whether its reservation can be promised.
+//! The policy of a disk: from REST to the engine, with admission of its reservation.
 
 use tidegate_api::descriptor::{Descriptor, PolicyText};
 use tidegate_api::disk as api;

@@ -1,4 +1,4 @@
-//! How long the certificates last that listeners show: told in status and metrics, and as an event when their end is near.
+//! The expiry of the listeners' certificates: in status, metrics and events.
 //!
 //! A certificate that has expired is served all the same: a daemon that refused to start would keep guests from their
 //! disks, and some clients do not look. Clients that do are refused by themselves.

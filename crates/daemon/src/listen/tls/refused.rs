@@ -1,4 +1,4 @@
-//! Why a TLS client did not get in, in words for the log.
+//! The reason why a TLS client was refused, for the log.
 
 use std::io;
 

@@ -1,4 +1,4 @@
-//! What a disk did in the last five minutes: its counters, once a second, so that any span up to now can be asked for.
+//! The timeline of a disk: its counters of the last five minutes, once a second.
 //!
 //! The monitor adds a [`Beat`] each time it looks; [`Timeline::over`] gives the two ends of a span.
 //!

@@ -1,4 +1,4 @@
-//! How much of the log is lost because nobody took it, and whether the log was told so.
+//! The count of lost log lines.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 

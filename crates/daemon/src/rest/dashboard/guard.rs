@@ -1,4 +1,4 @@
-//! Who gets in at the dashboard's address, and what they may order there.
+//! The guard of the dashboard's address: who may connect, and which commands it accepts.
 //!
 //! The REST interface's socket has its file's permissions; a TCP port has none, and any page of any site that a browser
 //! shows can send requests to it. So each request is judged here before it reaches a route.

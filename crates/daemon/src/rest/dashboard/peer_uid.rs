@@ -1,4 +1,4 @@
-//! Whose process is at the other end of a TCP connection on this host.
+//! The user at the other end of a TCP connection on this host.
 //!
 //! The kernel is asked for that one socket over netlink; the tables that it shows in `/proc`, which take milliseconds to
 //! read, are for kernels and containers that answer nothing there.

@@ -13,7 +13,7 @@ use tidegate_lab::machine::{self, Rejected};
 use tidegate_lab::measure::{Ask, Figures};
 use tidegate_lab::server::Launch;
 
-use crate::data_path::Bench;
+use crate::bench::Bench;
 use crate::report::{Report, Series};
 
 /// Slices that begin after a poll-mode thread has polled for the last time ([`crate::scenarios::POLL_US`]): they share a CPU.

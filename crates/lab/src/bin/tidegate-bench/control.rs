@@ -11,8 +11,8 @@ use tidegate_lab::measure::{Ask, Figures};
 use tidegate_lab::peers;
 use tidegate_lab::vhost::Wait;
 
+use crate::bench::Bench;
 use crate::compare::{BLOCKS_FOR_THREE_PERCENT, Blocks, Variant};
-use crate::data_path::Bench;
 use crate::report::{Report, Rule};
 
 const SCENARIO: &str = "control";

@@ -30,8 +30,8 @@ use tidegate_lab::statistics;
 use tidegate_lab::tally::Until;
 use tidegate_lab::vhost::Wait;
 
+use crate::bench::Bench;
 use crate::compare::empty_series;
-use crate::data_path::Bench;
 use crate::fleet;
 use crate::report::{Report, Rule};
 

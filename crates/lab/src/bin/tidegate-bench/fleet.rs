@@ -11,8 +11,8 @@ use tidegate_lab::measure::{self, Figures};
 use tidegate_lab::peers::{self, Store};
 use tidegate_lab::statistics;
 
+use crate::bench::{Bench, missing};
 use crate::compare::{Blocks, Variant};
-use crate::data_path::{Bench, missing};
 use crate::report::{Check, Report, Rule};
 
 const OURS: &str = "tidegate";

@@ -5,7 +5,7 @@ use tidegate_lab::callgrind::per_request;
 use tidegate_lab::peers::{self, Store};
 use tidegate_lab::statistics;
 
-use crate::data_path::{Bench, missing};
+use crate::bench::{Bench, missing};
 use crate::report::{Check, Report, Rule};
 use crate::scenarios::STACKS;
 

@@ -15,6 +15,7 @@ use tidegate_lab::vhost::Wait;
 use tidegate_lab::{peers, server};
 
 mod bare;
+mod bench;
 mod compare;
 mod control;
 mod dashboard;
@@ -25,7 +26,7 @@ mod instructions;
 mod report;
 mod scenarios;
 
-use data_path::Options;
+use bench::Options;
 use engine::Control;
 
 /// Measures Tidegate's data path against its peers.

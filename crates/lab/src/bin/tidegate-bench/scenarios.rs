@@ -12,8 +12,8 @@ use tidegate_lab::server;
 use tidegate_lab::statistics::{self, Spread};
 use tidegate_lab::vhost::Wait;
 
+use crate::bench::{Bench, missing};
 use crate::compare::{AFTER_POLLING, BLOCKS_FOR_ONE_PERCENT, Blocks, ON_DISK, Variant};
-use crate::data_path::{Bench, missing};
 use crate::report::{Report, Rule};
 
 /// Queue depths of the tables.

@@ -1,4 +1,4 @@
-//! What goes on while a datastore hangs: orders on other datastores' disks, looks at all of them, the start and the end.
+//! Commands on other datastores, scans, start and stop while a datastore hangs.
 
 use super::*;
 

@@ -1,4 +1,4 @@
-//! What becomes of images that somebody else writes over, removes or puts elsewhere.
+//! Images that another program overwrites, removes or moves.
 
 use super::*;
 use crate::disks::watch;

@@ -1,4 +1,4 @@
-//! What the guard lets pass and what it does not, a rule each.
+//! The rules of the guard: a test for each.
 
 use super::*;
 
