@@ -7,7 +7,8 @@
 //! - at most one receive and one send are under way, so the streams stay in order
 //! - a client that does not read its replies holds at most [`MOST_REQUESTS`] requests and about [`MOST_BYTES`] of
 //!   buffers: then nothing more is received from it
-//! - all clients of a thread together hold no more than [`nbd_budget`](super::nbd_budget) says, and those of one disk no more than its part
+//! - all clients of a thread together hold no more than [`nbd_budget`](super::nbd_budget) says, and those of one disk no
+//!   more than its part
 //! - once the client is gone, what it asked for and has not started is dropped ([`ThreadCx::abandon`]); a client that has said
 //!   goodbye is gone when its end is closed for both ways, any other when it sends no more
 //! - once it is closed from our side no request of it reaches the shard, whatever has arrived: its disk may be gone
