@@ -25,6 +25,8 @@ use tidegate_core::request::DiskId;
 pub(crate) const MOST: usize = 512 << 20;
 /// Bytes of them that are left to disks of which nothing is held: four of the largest requests.
 const RESERVE: usize = 128 << 20;
+/// Bytes up to which no disk need be asked how much it holds: twice as many, whoever holds them, leave the reserve untouched.
+const PLENTY: usize = (MOST - RESERVE) / 2;
 
 /// See the module.
 #[derive(Default)]
@@ -59,7 +61,13 @@ impl Budget {
 
     /// Whether a connection of this disk may begin a request that takes so many bytes. If not, [`Budget::wake`] says when to
     /// ask again.
+    #[inline]
     pub(crate) fn lets_on(&mut self, connection: u32, disk: DiskId, bytes: usize) -> bool {
+        self.held + bytes <= PLENTY || self.lets_on_by_disk(connection, disk, bytes)
+    }
+
+    #[cold]
+    fn lets_on_by_disk(&mut self, connection: u32, disk: DiskId, bytes: usize) -> bool {
         let fits = self.fits(disk, bytes);
         if !fits && !self.waiting.contains(&connection) {
             self.waiting.push_back(connection);
@@ -148,6 +156,19 @@ mod tests {
         for disk in 500..510 {
             assert!(budget.fits(DiskId(disk), 4096), "disk {disk}");
             budget.take(DiskId(disk), 4096);
+        }
+    }
+
+    #[test]
+    fn what_fits_where_plenty_is_left_fits_by_the_rule_of_its_disk_too() {
+        for own in [0, 4096, PLENTY - LARGEST] {
+            let mut budget = Budget::default();
+            budget.take(ONE, own);
+            budget.take(OTHER, PLENTY - LARGEST - own);
+            assert!(
+                budget.held + LARGEST <= PLENTY && budget.fits(ONE, LARGEST),
+                "{own}"
+            );
         }
     }
 

@@ -197,7 +197,7 @@ impl Session {
         }
     }
 
-    #[inline]
+    #[inline(always)]
     fn judge(&self, header: RequestHeader) -> Step {
         let RequestHeader {
             flags,
