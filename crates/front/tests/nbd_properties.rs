@@ -240,7 +240,7 @@ fn a_client_in_the_clear_is_told_that_tls_is_required() {
     let (_, asked) = meet(wishes, Tls::Required, &disk, &[7]);
     let failure = asked.unwrap_err().to_string();
     assert!(
-        failure.starts_with("the server requires TLS: use nbds://"),
+        failure.starts_with("the server requires TLS, which"),
         "{failure}"
     );
 }
