@@ -418,8 +418,8 @@ fn take<const N: usize>(reader: &mut impl Read) -> Result<[u8; N]> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::load::{Kind, Operation};
-    use crate::nbd::wire;
+    use tidegate_testing::load::{Kind, Operation};
+    use tidegate_testing::nbd::wire;
 
     fn server(place: &Path) -> ArrayServer {
         let exports = ["a", "b"].into_iter().zip([0, 1 << 30]);

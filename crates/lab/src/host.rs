@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
 
-use crate::server::{Launch, Server};
+use tidegate_testing::server::{Launch, Server};
 
 /// How long a daemon may take for an answer, and until it serves.
 const PATIENCE: Duration = Duration::from_secs(20);

@@ -24,7 +24,7 @@ use anyhow::{Context, Result, bail};
 
 use crate::machine;
 use crate::measure::Figures;
-use crate::server::own_cpu_time;
+use tidegate_testing::server::own_cpu_time;
 
 pub use variant::{Slices, Started};
 

@@ -24,7 +24,8 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, anyhow, bail};
 use serde::Serialize;
 
-use crate::{server, statistics};
+use crate::statistics;
+use tidegate_testing::server;
 
 /// `/proc/stat` counts in hundredths of a second on every Linux.
 const TICKS_PER_SECOND: f64 = 100.0;

@@ -12,13 +12,13 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail};
 use serde::Serialize;
 
-use crate::load::{Load, Source};
 use crate::machine::{self, Look, Noise};
-use crate::nbd::Connection;
-use crate::server::{Launch, Server, ended_cpu_time, own_cpu_time};
-use crate::stamp;
-use crate::tally::{Edge, Tally, Until};
-use crate::vhost::{GuestDriver, Vm, VmOptions, Wait};
+use tidegate_testing::load::{Load, Source};
+use tidegate_testing::nbd::Connection;
+use tidegate_testing::server::{Launch, Server, ended_cpu_time, own_cpu_time};
+use tidegate_testing::stamp;
+use tidegate_testing::tally::{Edge, Tally, Until};
+use tidegate_testing::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 /// One trial's figures. A latency that was not measured is no number.
 #[derive(Clone, Debug, Default, Serialize)]

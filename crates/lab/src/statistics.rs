@@ -10,7 +10,7 @@
 
 use serde::Serialize;
 
-use crate::stamp::mix;
+use tidegate_testing::stamp::mix;
 
 /// A median with the extremes it was taken from.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]

@@ -13,8 +13,8 @@ use serde_json::Value;
 use tidegate_lab::callgrind;
 use tidegate_lab::fio::{Running, random_reads_of};
 use tidegate_lab::measure::test_file;
-use tidegate_lab::peers;
-use tidegate_lab::vhost::Wait;
+use tidegate_testing::peers;
+use tidegate_testing::vhost::Wait;
 
 const PROGRAM: &str = env!("CARGO_BIN_EXE_tidegate-bench");
 

@@ -10,6 +10,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("tidegate-api", &[]),
     ("tidegate-core", &[]),
     ("tidegate-model", &[]),
+    ("tidegate-testing", &[]),
     ("tidegate-front", &["tidegate-core"]),
     (
         "tidegate-engine",
@@ -24,6 +25,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "tidegate-model",
             "tidegate-sim",
             "tidegate-engine",
+            "tidegate-testing",
         ],
     ),
     (
@@ -32,7 +34,12 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     (
         "tidegate",
-        &["tidegate-api", "tidegate-daemon", "tidegate-lab"],
+        &[
+            "tidegate-api",
+            "tidegate-daemon",
+            "tidegate-lab",
+            "tidegate-testing",
+        ],
     ),
     ("xtask", &[]),
 ];

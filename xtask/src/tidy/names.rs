@@ -42,7 +42,7 @@ const IDENTIFIERS: &[(&str, &str, &str)] = &[
     ("crates/daemon/src", "Hall", "ConnectionLimits"),
     ("crates/daemon/src", "keeper", "disk_service"),
     ("crates/daemon/src", "lookout", "monitor"),
-    ("crates/lab/src", "Station", "GuestDriver"),
+    ("crates/testing/src", "Station", "GuestDriver"),
     ("crates/lab/src", "Rival", "Variant"),
     ("crates/lab/src", "Racer", "Work"),
     ("crates/lab/src", "Kept", "StoredRun"),
@@ -91,7 +91,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("crates/daemon/src", "live", "attached"),
     ("crates/daemon/src", "trouble", "os_error"),
     ("crates/daemon/src", "course", "timeline"),
-    ("crates/lab/src", "station", "guest_driver"),
+    ("crates/testing/src", "station", "guest_driver"),
     ("crates/lab/src", "closely", "interleaved"),
     ("crates/lab/src", "lanes", "variant"),
     ("crates/lab/src", "stillness", "machine"),
@@ -103,7 +103,7 @@ const FILES: &[(&str, &str, &str)] = &[
     ("crates/lab/src", "kept", "store"),
     ("crates/lab/src", "course", "runner"),
     ("crates/lab/src", "about", "summary"),
-    ("crates/lab/src", "line", "async_connection"),
+    ("crates/testing/src", "line", "async_connection"),
 ];
 
 pub(super) fn findings(tree: &Tree) -> Vec<Finding> {

@@ -9,9 +9,9 @@ use std::thread;
 use std::time::Instant;
 
 use serde_json::Value;
-use tidegate_lab::load::{Load, Source};
-use tidegate_lab::tally::{Tally, Until};
-use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
+use tidegate_testing::load::{Load, Source};
+use tidegate_testing::tally::{Tally, Until};
+use tidegate_testing::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 use crate::support::daemon::Daemon;
 use crate::support::guest::{Guest, Hardware};

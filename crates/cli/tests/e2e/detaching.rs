@@ -4,9 +4,9 @@
 use std::thread;
 use std::time::Instant;
 
-use tidegate_lab::load::{Load, Source};
-use tidegate_lab::tally::{Tally, Until};
-use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
+use tidegate_testing::load::{Load, Source};
+use tidegate_testing::tally::{Tally, Until};
+use tidegate_testing::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};

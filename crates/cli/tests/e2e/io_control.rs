@@ -12,11 +12,11 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use tidegate_lab::load::{Kind, Load, Operation, Source};
-use tidegate_lab::nbd::wire;
 use tidegate_lab::play::watch::{Stay, excess};
-use tidegate_lab::tally::Until;
-use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
+use tidegate_testing::load::{Kind, Load, Operation, Source};
+use tidegate_testing::nbd::wire;
+use tidegate_testing::tally::Until;
+use tidegate_testing::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::Place;

@@ -10,7 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use tidegate_lab::vhost::{Vm, VmOptions};
+use tidegate_testing::vhost::{Vm, VmOptions};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};

@@ -4,9 +4,9 @@
 //! used rings. What it writes must be noted for QEMU, which copies it again; what is not noted stays behind. First with a
 //! pretended guest, where it is known to the page what must be noted; then with a real one, whose memory is compared.
 
-use tidegate_lab::load::{Load, Source};
-use tidegate_lab::tally::Until;
-use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
+use tidegate_testing::load::{Load, Source};
+use tidegate_testing::tally::Until;
+use tidegate_testing::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 use crate::support::guest::{Guest, Hardware};
 use crate::support::place::{MIB, Place};

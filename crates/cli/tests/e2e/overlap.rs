@@ -8,8 +8,8 @@ use crate::support::program::{PATIENCE, Program, Service, find, nbdsh_on};
 use crate::support::server::{Server, Serving};
 use std::fs;
 use std::time::{Duration, Instant};
-use tidegate_lab::load::{Kind, Operation};
-use tidegate_lab::vhost::{Sent, Vm, VmOptions};
+use tidegate_testing::load::{Kind, Operation};
+use tidegate_testing::vhost::{Sent, Vm, VmOptions};
 
 /// How often the slow device is tried: `TIDEGATE_OVERLAP_TIMES` says more.
 fn times(few: u32) -> u32 {

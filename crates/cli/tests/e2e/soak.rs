@@ -7,9 +7,9 @@ use std::sync::mpsc::{self, RecvTimeoutError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use tidegate_lab::load::{Load, Source};
-use tidegate_lab::tally::{Tally, Until};
-use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
+use tidegate_testing::load::{Load, Source};
+use tidegate_testing::tally::{Tally, Until};
+use tidegate_testing::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 use crate::support::daemon::Daemon;
 use crate::support::place::{MIB, Place};

@@ -16,8 +16,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::load::{Load, Source};
-use crate::nbd::wire;
+use tidegate_testing::load::{Load, Source};
+use tidegate_testing::nbd::wire;
 
 /// Bytes of a request.
 const BLOCK: usize = 4096;

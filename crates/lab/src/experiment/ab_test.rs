@@ -412,5 +412,5 @@ pub(in crate::experiment) fn slug(words: &str) -> String {
 /// Whether a program of this name can be run.
 fn there(program: &str) -> bool {
     Path::new(program).is_absolute() && Path::new(program).is_file()
-        || crate::peers::installed(program)
+        || tidegate_testing::peers::installed(program)
 }

@@ -10,12 +10,12 @@ use anyhow::{Context, Result};
 
 use super::Slice;
 use crate::fio;
-use crate::load::Source;
 use crate::machine::Noise;
 use crate::measure::{self, Ask, Figures, Spent};
-use crate::server::{Launch, Server, own_cpu_time};
-use crate::tally::{Edge, Tally, Until};
-use crate::vhost::GuestDriver;
+use tidegate_testing::load::Source;
+use tidegate_testing::server::{Launch, Server, own_cpu_time};
+use tidegate_testing::tally::{Edge, Tally, Until};
+use tidegate_testing::vhost::GuestDriver;
 
 /// The sum of a variant's slices in a block.
 #[derive(Debug, Default)]

@@ -25,9 +25,9 @@ use tidegate_sim::guest::{Guest, Want};
 use tidegate_sim::results::Seen;
 use tidegate_sim::scenario::Disk;
 
-use crate::load::{Kind, Operation};
-use crate::nbd::async_connection::{Answer, AsyncConnection};
-use crate::nbd::wire;
+use tidegate_testing::load::{Kind, Operation};
+use tidegate_testing::nbd::async_connection::{Answer, AsyncConnection};
+use tidegate_testing::nbd::wire;
 
 /// A message to a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

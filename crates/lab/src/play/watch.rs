@@ -261,7 +261,7 @@ mod tests {
     fn the_fullest_interval_is_found_among_all() {
         let mut state = 7_u64;
         let mut random = |below: u64| {
-            state = crate::stamp::mix(state.wrapping_add(0x9e37_79b9_7f4a_7c15));
+            state = tidegate_testing::stamp::mix(state.wrapping_add(0x9e37_79b9_7f4a_7c15));
             state % below
         };
         for _ in 0..200 {

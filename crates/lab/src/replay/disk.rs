@@ -26,9 +26,9 @@ use tidegate_sim::guest::{Guest, Want};
 use tidegate_sim::trace::{Trace, TracedIo};
 
 use super::{LeftOut, Pace, Replayed, Writes, choose, traced_disk};
-use crate::nbd::async_connection::{Answer, AsyncConnection};
-use crate::nbd::wire::{self, Export};
 use crate::trace::Figures;
+use tidegate_testing::nbd::async_connection::{Answer, AsyncConnection};
+use tidegate_testing::nbd::wire::{self, Export};
 
 /// The longest sleep: by then progress is reported, and a stop is noticed.
 const LOOK: Duration = Duration::from_millis(100);

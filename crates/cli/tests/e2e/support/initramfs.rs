@@ -1,4 +1,4 @@
-//! The guest's root: that of the lab ([`tidegate_lab::initramfs`]), with e2fsprogs and fio, and a shell that tests talk to.
+//! The guest's root: that of the lab ([`tidegate_testing::initramfs`]), with e2fsprogs and fio, and a shell that tests talk to.
 //!
 //! The kernel is unpacked by `cargo xtask test` beside the tests' build. The archive is built once for a run.
 //!
@@ -16,7 +16,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use tidegate_lab::initramfs::{Kernel, Root};
+use tidegate_testing::initramfs::{Kernel, Root};
 
 use super::program::find;
 

@@ -108,7 +108,9 @@ impl fmt::Display for Failure {
             Failure::Refused { code, words } => {
                 f.write_str(match *code {
                     reply::ERR_UNKNOWN => "the server has no such export",
-                    reply::ERR_TLS_REQD => "the server requires TLS, which this client does not speak yet",
+                    reply::ERR_TLS_REQD => {
+                        "the server requires TLS, which this client does not speak yet"
+                    }
                     reply::ERR_POLICY => "the server does not allow it",
                     reply::ERR_SHUTDOWN => "the server is shutting down",
                     _ => "the server refused",

@@ -20,7 +20,7 @@ use vm_memory::{
 };
 use vmm_sys_util::epoll::EventSet;
 
-use tidegate_lab::vhost::Wait;
+use tidegate_testing::vhost::Wait;
 
 /// Multi-queue, indirect descriptors, event indices, protocol features, version 1.
 const FEATURES: u64 = 1 << 12 | 1 << 28 | 1 << 29 | 1 << 30 | 1 << 32;

@@ -9,8 +9,8 @@ use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use tidegate_lab::machine::{self, IdleCpus};
 use tidegate_lab::measure::Setup;
-use tidegate_lab::peers::{self, Store, Tidegate};
-use tidegate_lab::server;
+use tidegate_testing::peers::{self, Store, Tidegate};
+use tidegate_testing::server;
 
 use crate::report::Report;
 

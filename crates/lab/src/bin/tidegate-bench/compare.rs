@@ -11,7 +11,7 @@ use anyhow::{Context, Result};
 use tidegate_lab::interleaved::{self, BRIEF, Slice, Started, rotation, until_accepted};
 use tidegate_lab::machine::{self, Rejected};
 use tidegate_lab::measure::{Ask, Figures};
-use tidegate_lab::server::Launch;
+use tidegate_testing::server::Launch;
 
 use crate::bench::Bench;
 use crate::report::{Report, Series};

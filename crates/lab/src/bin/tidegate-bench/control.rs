@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use tidegate_lab::interleaved::BRIEF;
 use tidegate_lab::measure::{Ask, Figures};
-use tidegate_lab::peers;
-use tidegate_lab::vhost::Wait;
+use tidegate_testing::peers;
+use tidegate_testing::vhost::Wait;
 
 use crate::bench::Bench;
 use crate::compare::{BLOCKS_FOR_THREE_PERCENT, Blocks, Variant};

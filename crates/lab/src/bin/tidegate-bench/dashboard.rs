@@ -20,15 +20,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
-use tidegate_lab::dips::Curve;
 use tidegate_lab::host::Host;
 use tidegate_lab::interleaved::{BRIEF, Slice, Slices};
 use tidegate_lab::machine;
 use tidegate_lab::measure::{self, Figures};
-use tidegate_lab::server::own_cpu_time;
 use tidegate_lab::statistics;
-use tidegate_lab::tally::Until;
-use tidegate_lab::vhost::Wait;
+use tidegate_testing::dips::Curve;
+use tidegate_testing::server::own_cpu_time;
+use tidegate_testing::tally::Until;
+use tidegate_testing::vhost::Wait;
 
 use crate::bench::Bench;
 use crate::compare::empty_series;

@@ -8,8 +8,8 @@ use std::path::PathBuf;
 use anyhow::{Context, Result};
 use tidegate_lab::host::{Host, HostOptions};
 use tidegate_lab::measure::{self, Figures};
-use tidegate_lab::peers::{self, Store};
 use tidegate_lab::statistics;
+use tidegate_testing::peers::{self, Store};
 
 use crate::bench::{Bench, missing};
 use crate::compare::{Blocks, Variant};

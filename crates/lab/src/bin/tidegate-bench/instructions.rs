@@ -2,8 +2,8 @@
 
 use anyhow::Result;
 use tidegate_lab::callgrind::per_request;
-use tidegate_lab::peers::{self, Store};
 use tidegate_lab::statistics;
+use tidegate_testing::peers::{self, Store};
 
 use crate::bench::{Bench, missing};
 use crate::report::{Check, Report, Rule};

@@ -10,9 +10,9 @@ use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use tidegate_lab::measure::{self, Ask};
 use tidegate_lab::play::{self, Order};
-use tidegate_lab::tally::{Tally, Until};
-use tidegate_lab::vhost::Wait;
-use tidegate_lab::{peers, server};
+use tidegate_testing::tally::{Tally, Until};
+use tidegate_testing::vhost::Wait;
+use tidegate_testing::{peers, server};
 
 mod bare;
 mod bench;

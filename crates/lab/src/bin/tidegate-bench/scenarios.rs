@@ -7,10 +7,10 @@ use std::path::{Path, PathBuf};
 use anyhow::Result;
 use tidegate_lab::interleaved::BRIEF;
 use tidegate_lab::measure::{self, Ask, Figures};
-use tidegate_lab::peers::{self, Store};
-use tidegate_lab::server;
 use tidegate_lab::statistics::{self, Spread};
-use tidegate_lab::vhost::Wait;
+use tidegate_testing::peers::{self, Store};
+use tidegate_testing::server;
+use tidegate_testing::vhost::Wait;
 
 use crate::bench::{Bench, missing};
 use crate::compare::{AFTER_POLLING, BLOCKS_FOR_ONE_PERCENT, Blocks, ON_DISK, Variant};

@@ -1,6 +1,6 @@
 //! A QEMU guest that runs fio once on its vhost-user disk, prints the result, and ends.
 //!
-//! Its root ([`crate::initramfs`]) has busybox and fio, so that nothing has to be installed in a guest. fio's words are the
+//! Its root ([`tidegate_testing::initramfs`]) has busybox and fio, so that nothing has to be installed in a guest. fio's words are the
 //! kernel's last, and become `init`'s.
 //!
 //! # Always true
@@ -26,7 +26,7 @@ use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 
 use super::there;
 use crate::fio::{Done, Job, parse};
-use crate::initramfs::{Kernel, Root};
+use tidegate_testing::initramfs::{Kernel, Root};
 
 /// A guest without KVM needs about so long until it works, and as long again to be gone.
 pub(super) const BOOTS: Duration = Duration::from_secs(10);

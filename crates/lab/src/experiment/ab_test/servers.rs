@@ -26,13 +26,13 @@ use crate::experiment::store::Busy;
 use crate::fio::{self, Job, Target};
 use crate::host::{Host, HostOptions, daemon};
 use crate::interleaved::{self, BRIEF, Started};
-use crate::load::{Load, Pattern};
 use crate::machine::{self, Held, IdleCpus, Noise};
 use crate::measure::{self, Ask, Figures, Meter};
-use crate::peers::{self, Tidegate};
-use crate::server::{self, Launch};
-use crate::tally::Until;
-use crate::vhost::Wait;
+use tidegate_testing::load::{Load, Pattern};
+use tidegate_testing::peers::{self, Tidegate};
+use tidegate_testing::server::{self, Launch};
+use tidegate_testing::tally::Until;
+use tidegate_testing::vhost::Wait;
 
 /// Datastore and disks of a daemon, by their names there.
 const DATASTORE: &str = "contest";
@@ -194,7 +194,7 @@ impl Servers {
 
     fn guests(&self, contestant: &Contestant, work: &Work, window: Window) -> Result<Trial> {
         let launch = self.launch(contestant, work)?;
-        let server = crate::server::Server::start(&launch.0, self.scratch.path())?;
+        let server = tidegate_testing::server::Server::start(&launch.0, self.scratch.path())?;
         let until = Until::Time(window.warm, window.span);
         let figures = measure::asked(&server, &launch.1, &ask(work, window), until)?;
         server.stop()?;
@@ -252,7 +252,7 @@ impl Servers {
         window: Window,
         ask: impl FnOnce() -> Result<Trial>,
     ) -> Result<Trial> {
-        let server = crate::server::Server::start(launch, self.scratch.path())?;
+        let server = tidegate_testing::server::Server::start(launch, self.scratch.path())?;
         let (meter, had) = (Meter::start()?, server.cpu_time()?);
         let trial = ask()?;
         let took = server.cpu_time()?.saturating_sub(had);

@@ -9,7 +9,7 @@
 //! # Source
 //! doc/proto.md of the NetworkBlockDevice project.
 
-pub(crate) mod async_connection;
+pub mod async_connection;
 pub mod wire;
 
 use std::os::fd::{AsFd, AsRawFd};

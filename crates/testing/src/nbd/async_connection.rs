@@ -1,7 +1,7 @@
 //! A non-blocking NBD connection: it sends and receives what the socket takes and has.
 //!
-//! For who lives by events: guests in real time ([`crate::play`]) and replays ([`crate::replay`]). They decide what is
-//! asked, what an answer means, and how long to sleep.
+//! For event loops: the lab's guests in real time, and its replays. The caller decides what to request, what an answer
+//! means, and how long to sleep.
 //!
 //! # Always true
 //! - It never blocks.
@@ -25,7 +25,7 @@ const BULK: usize = 256 << 10;
 
 /// A connection and what was asked of it, each request with its owner's note.
 #[derive(Debug)]
-pub(crate) struct AsyncConnection<T> {
+pub struct AsyncConnection<T> {
     stream: UnixStream,
     outgoing: Vec<u8>,
     sent: usize,
@@ -38,16 +38,16 @@ pub(crate) struct AsyncConnection<T> {
 
 /// An answer to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Answer<T> {
+pub struct Answer<T> {
     /// What was noted with the request.
-    pub(crate) asked: T,
+    pub asked: T,
     /// Whether it was done.
-    pub(crate) ok: bool,
+    pub ok: bool,
 }
 
 impl<T: Copy> AsyncConnection<T> {
     /// Over a connection whose handshake is done.
-    pub(crate) fn new(stream: UnixStream) -> Result<AsyncConnection<T>> {
+    pub fn new(stream: UnixStream) -> Result<AsyncConnection<T>> {
         stream
             .set_nonblocking(true)
             .context("cannot prepare a connection")?;
@@ -63,7 +63,7 @@ impl<T: Copy> AsyncConnection<T> {
     }
 
     /// Notes a request. Under which handle, and where its bytes are to be appended.
-    pub(crate) fn ask(&mut self, note: T) -> (u64, &mut Vec<u8>) {
+    pub fn ask(&mut self, note: T) -> (u64, &mut Vec<u8>) {
         let slot = self.free.pop().unwrap_or(self.asked.len());
         if slot == self.asked.len() {
             self.asked.push(None);
@@ -73,17 +73,17 @@ impl<T: Copy> AsyncConnection<T> {
     }
 
     /// Requests that wait for an answer.
-    pub(crate) fn outstanding(&self) -> usize {
+    pub fn outstanding(&self) -> usize {
         self.asked.len() - self.free.len()
     }
 
     /// Bytes that wait to be sent.
-    pub(crate) fn unsent(&self) -> usize {
+    pub fn unsent(&self) -> usize {
         self.outgoing.len() - self.sent
     }
 
     /// Sends what the server takes.
-    pub(crate) fn send(&mut self) -> Result<()> {
+    pub fn send(&mut self) -> Result<()> {
         while self.unsent() > 0 {
             match self.stream.write(&self.outgoing[self.sent..]) {
                 Ok(count) => self.sent += count,
@@ -101,7 +101,7 @@ impl<T: Copy> AsyncConnection<T> {
     }
 
     /// For `poll`: when there is something to do here.
-    pub(crate) fn interest(&self) -> PollFd<'_> {
+    pub fn interest(&self) -> PollFd<'_> {
         let mut events = PollFlags::POLLIN;
         if self.unsent() > 0 {
             events |= PollFlags::POLLOUT;
@@ -110,7 +110,7 @@ impl<T: Copy> AsyncConnection<T> {
     }
 
     /// Reads what there is, within bounds.
-    pub(crate) fn receive(&mut self) -> Result<()> {
+    pub fn receive(&mut self) -> Result<()> {
         self.incoming.drain(..self.taken);
         self.taken = 0;
         let mut piece = [0; 16 << 10];
@@ -131,7 +131,7 @@ impl<T: Copy> AsyncConnection<T> {
     }
 
     /// Takes the next answer that was read whole. `data`: how many bytes follow the head of one that is good.
-    pub(crate) fn answer(&mut self, data: impl FnOnce(&T) -> u64) -> Result<Option<Answer<T>>> {
+    pub fn answer(&mut self, data: impl FnOnce(&T) -> u64) -> Result<Option<Answer<T>>> {
         let Some(reply) = wire::reply(&self.incoming[self.taken..])? else {
             return Ok(None);
         };

@@ -1,6 +1,6 @@
 //! A server process: started, pinned, measured and stopped.
 //!
-//! The command lines are [`crate::peers`]'s. A server lives for one trial, so that no trial inherits another's luck.
+//! [`crate::peers`] makes the command lines. Each trial starts a server of its own.
 //!
 //! # Always true
 //! - A started server ends with its value, also when a trial fails.

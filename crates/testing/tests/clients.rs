@@ -8,12 +8,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use tidegate_lab::load::{Load, Pattern, Source};
-use tidegate_lab::nbd::Connection;
-use tidegate_lab::peers::{self, Store};
-use tidegate_lab::server::{Launch, Server};
-use tidegate_lab::tally::{Edge, Until};
-use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
+use tidegate_testing::load::{Load, Pattern, Source};
+use tidegate_testing::nbd::Connection;
+use tidegate_testing::peers::{self, Store};
+use tidegate_testing::server::{Launch, Server};
+use tidegate_testing::tally::{Edge, Until};
+use tidegate_testing::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 const SIZE: u64 = 8 << 20;
 

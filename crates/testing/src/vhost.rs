@@ -4,9 +4,9 @@
 //! bench, and by the crash tests for its verification and reconnection.
 //!
 //! ```no_run
-//! use tidegate_lab::load::{Load, Source};
-//! use tidegate_lab::tally::Until;
-//! use tidegate_lab::vhost::{GuestDriver, Vm, VmOptions, Wait};
+//! use tidegate_testing::load::{Load, Source};
+//! use tidegate_testing::tally::Until;
+//! use tidegate_testing::vhost::{GuestDriver, Vm, VmOptions, Wait};
 //!
 //! # fn main() -> anyhow::Result<()> {
 //! let vm = Vm::connect(VmOptions::new("/run/disk0.sock".as_ref(), 32))?;
