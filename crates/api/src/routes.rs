@@ -1,7 +1,8 @@
 //! The routes of the REST interface with their types, shared by client and daemon.
 //!
-//! The daemon routes by [`Route::path`]; a client fills in the path with [`Route::url`], sends a `Q` and expects an
-//! `A`, or a [`crate::problem::Problem`] with a status of 400 or more.
+//! A client fills in a route's path with [`Route::url`] and sends a `Q`. It expects an `A`, or a
+//! [`crate::problem::Problem`] with a status of 400 or more. The daemon's handlers declare the same methods and paths, and
+//! a test of the daemon compares them with [`ALL`].
 //!
 //! # Source
 //! HTTP/1.1 over a Unix socket. `GET` changes nothing; `PUT`, `PATCH` and `DELETE` can be repeated.
@@ -19,21 +20,21 @@ use crate::job::{DiskExport, DiskImport, Job, JobList};
 use crate::stats::{DiskStats, Sample};
 use crate::status::Status;
 
-/// What an HTTP request wants to do.
+/// An HTTP method.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Method {
-    /// Look.
+    /// Reads.
     Get,
-    /// Make or order.
+    /// Creates or commands.
     Post,
-    /// Change parts.
+    /// Changes parts.
     Patch,
-    /// Take away.
+    /// Removes.
     Delete,
 }
 
 impl Method {
-    /// As HTTP has it.
+    /// The name in HTTP.
     pub const fn as_str(self) -> &'static str {
         match self {
             Method::Get => "GET",
@@ -44,16 +45,16 @@ impl Method {
     }
 }
 
-/// A request or an answer without a body.
+/// A request or a response without a body.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Nothing;
 
-/// One door: `Q` goes in, `A` comes out.
+/// A method and a path, with the types of the request (`Q`) and of the response (`A`).
 #[derive(Debug)]
 pub struct Route<Q, A> {
-    /// What is to be done.
+    /// The HTTP method.
     pub method: Method,
-    /// The path, with `{...}` where an argument goes.
+    /// The path, with `{...}` for each argument.
     pub path: &'static str,
     types: PhantomData<fn(Q) -> A>,
 }
@@ -119,7 +120,7 @@ macro_rules! routes {
     ($($(#[$doc:meta])* $name:ident: $method:ident $path:literal, $q:ty => $a:ty;)*) => {
         $($(#[$doc])* pub const $name: Route<$q, $a> = Route::new(Method::$method, $path);)*
 
-        /// Method and path of every door, for who wants to check that none was forgotten.
+        /// Method and path of every route. The daemon's tests compare them with its handlers.
         pub const ALL: &[(Method, &str)] = &[$((Method::$method, $path)),*];
     };
 }
@@ -208,9 +209,9 @@ mod tests {
     }
 
     #[test]
-    fn no_door_is_there_twice() {
-        for (nth, door) in ALL.iter().enumerate() {
-            assert!(!ALL[..nth].contains(door), "{door:?}");
+    fn no_route_is_listed_twice() {
+        for (nth, route) in ALL.iter().enumerate() {
+            assert!(!ALL[..nth].contains(route), "{route:?}");
         }
     }
 }

@@ -1,10 +1,12 @@
-//! The REST interface: HTTP over a Unix socket, each route of [`routes`] with its handler, and errors as problems.
+//! The REST interface: HTTP over a Unix socket, each route with its handler, and errors as problems.
 //!
-//! Handlers only translate: a request becomes a call of the disk_service on a thread that may block, its answer JSON. The
-//! document that describes them all is made of the same handlers ([`document`]).
+//! A handler only translates: a request becomes a call of the disk service on a thread that may block, and the result
+//! becomes JSON. Each file below has a `routes` function with its handlers. [`routes`] merges them, and makes both the
+//! router and the OpenAPI document ([`document`]).
 //!
 //! # Always true
-//! - Whatever goes wrong, the answer is a [`Problem`] with a status of 400 or more: also for bad JSON and unknown paths.
+//! - Every [`tidegate_api::routes::Route`] has a handler, and every handler has such a route (tested below).
+//! - Every failure is answered with a [`Problem`] and a status of 400 or more: also bad JSON and unknown paths.
 //! - A body of more than [`BODY`] bytes is refused before it is read.
 
 use std::sync::Arc;
@@ -13,14 +15,13 @@ use axum::extract::rejection::BytesRejection;
 use axum::extract::{DefaultBodyLimit, FromRequest, FromRequestParts, Request, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
-use axum::routing::{self, MethodFilter};
 use axum::{Json, Router};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
-use tidegate_api::routes::{self, Route};
 use utoipa::OpenApi;
+use utoipa_axum::router::OpenApiRouter;
 
 use crate::daemon::Daemon;
 use crate::disks::disk_service::DiskService;
@@ -42,163 +43,32 @@ pub(crate) const BODY: usize = 256 << 10;
 
 type Shared = State<Arc<Daemon>>;
 
-/// All routes.
+/// Routes with their handlers and with their part of the OpenAPI document.
+type Routes = OpenApiRouter<Arc<Daemon>>;
+
+/// All documented routes, each by the path that its handler declares.
+///
+/// These are the routes of [`tidegate_api::routes`], which clients use; a test compares the two.
+fn routes() -> Routes {
+    Routes::with_openapi(Document::openapi())
+        .merge(daemon::routes())
+        .merge(datastores::routes())
+        .merge(disks::routes())
+        .merge(groups::routes())
+        .merge(jobs::routes())
+        .merge(stats::routes())
+        .merge(explain::routes())
+        .merge(events::routes())
+}
+
+/// The daemon's whole HTTP interface: the documented routes and the dashboard's.
 pub(crate) fn router(daemon: Arc<Daemon>) -> Router {
-    let router = Router::new();
-    let router = add(
-        router,
-        routes::STATUS,
-        routing::on(FILTER_GET, daemon::status),
-    );
-    let router = add(
-        router,
-        routes::OPENAPI,
-        routing::on(FILTER_GET, daemon::openapi),
-    );
-    let router = add(
-        router,
-        routes::METRICS,
-        routing::on(FILTER_GET, daemon::metrics),
-    );
-    let router = add(
-        router,
-        routes::DATASTORES,
-        routing::on(FILTER_GET, datastores::list),
-    );
-    let router = add(
-        router,
-        routes::DATASTORE_ADD,
-        routing::on(FILTER_POST, datastores::add),
-    );
-    let router = add(
-        router,
-        routes::DATASTORE,
-        routing::on(FILTER_GET, datastores::show),
-    );
-    let router = add(
-        router,
-        routes::DATASTORE_SET,
-        routing::on(FILTER_PATCH, datastores::set),
-    );
-    let router = add(
-        router,
-        routes::DATASTORE_REMOVE,
-        routing::on(FILTER_DELETE, datastores::remove),
-    );
-    let router = add(router, routes::DISKS, routing::on(FILTER_GET, disks::list));
-    let router = add(
-        router,
-        routes::DISK_CREATE,
-        routing::on(FILTER_POST, disks::create),
-    );
-    let router = add(router, routes::DISK, routing::on(FILTER_GET, disks::show));
-    let router = add(
-        router,
-        routes::DISK_SET,
-        routing::on(FILTER_PATCH, disks::set),
-    );
-    let router = add(
-        router,
-        routes::DISK_DELETE,
-        routing::on(FILTER_DELETE, disks::delete),
-    );
-    let router = add(
-        router,
-        routes::DISK_ATTACH,
-        routing::on(FILTER_POST, disks::attach),
-    );
-    let router = add(
-        router,
-        routes::DISK_DETACH,
-        routing::on(FILTER_POST, disks::detach),
-    );
-    let router = add(
-        router,
-        routes::DISK_RESIZE,
-        routing::on(FILTER_POST, disks::resize),
-    );
-    let router = add(
-        router,
-        routes::DISK_SNIPPET,
-        routing::on(FILTER_GET, disks::snippet),
-    );
-    let router = add(
-        router,
-        routes::DISK_EXPORT,
-        routing::on(FILTER_POST, jobs::export),
-    );
-    let router = add(
-        router,
-        routes::DISK_IMPORT,
-        routing::on(FILTER_POST, jobs::import),
-    );
-    let router = add(
-        router,
-        routes::GROUPS,
-        routing::on(FILTER_GET, groups::list),
-    );
-    let router = add(router, routes::GROUP, routing::on(FILTER_GET, groups::show));
-    let router = add(
-        router,
-        routes::GROUP_SET,
-        routing::on(FILTER_PATCH, groups::set),
-    );
-    let router = add(
-        router,
-        routes::GROUP_REMOVE,
-        routing::on(FILTER_DELETE, groups::remove),
-    );
-    let router = add(router, routes::JOBS, routing::on(FILTER_GET, jobs::list));
-    let router = add(router, routes::JOB, routing::on(FILTER_GET, jobs::show));
-    let router = add(
-        router,
-        routes::JOB_CANCEL,
-        routing::on(FILTER_DELETE, jobs::cancel),
-    );
-    let router = add(
-        router,
-        routes::DISK_STATS,
-        routing::on(FILTER_GET, stats::disk),
-    );
-    let router = add(
-        router,
-        routes::DISK_EXPLAIN,
-        routing::on(FILTER_GET, explain::disk),
-    );
-    let router = add(
-        router,
-        routes::EVENTS,
-        routing::on(FILTER_GET, events::stream),
-    );
-    let router = add(
-        router,
-        routes::EVENTS_KEPT,
-        routing::on(FILTER_GET, events::kept),
-    );
-    let router = add(router, routes::STATS, routing::on(FILTER_GET, stats::all));
-    let router = add(
-        router,
-        routes::STATS_STREAM,
-        routing::on(FILTER_GET, stats::stream),
-    );
-    dashboard::routes(router)
+    Router::from(routes())
+        .merge(dashboard::routes())
         .fallback(unknown)
         .method_not_allowed_fallback(wrong_method)
         .layer(DefaultBodyLimit::max(BODY))
         .with_state(daemon)
-}
-
-const FILTER_GET: MethodFilter = MethodFilter::GET;
-const FILTER_POST: MethodFilter = MethodFilter::POST;
-const FILTER_PATCH: MethodFilter = MethodFilter::PATCH;
-const FILTER_DELETE: MethodFilter = MethodFilter::DELETE;
-
-fn add<Q, A>(
-    router: Router<Arc<Daemon>>,
-    route: Route<Q, A>,
-    handler: routing::MethodRouter<Arc<Daemon>>,
-) -> Router<Arc<Daemon>> {
-    router.route(route.path, handler)
 }
 
 async fn unknown(request: Request) -> Failure {
@@ -349,7 +219,7 @@ fn name(text: &str) -> Outcome<Name> {
     })
 }
 
-/// The interface as OpenAPI has it.
+/// The head of the OpenAPI document; [`routes`] adds the routes and their types.
 #[derive(OpenApi)]
 #[openapi(
     info(
@@ -357,47 +227,14 @@ fn name(text: &str) -> Outcome<Name> {
         description = "Virtual disks of one host: what there is, what it does, and orders. HTTP over a Unix socket.",
         license(name = "Apache-2.0", identifier = "Apache-2.0"),
     ),
-    paths(
-        daemon::status,
-        daemon::openapi,
-        daemon::metrics,
-        datastores::list,
-        datastores::add,
-        datastores::show,
-        datastores::set,
-        datastores::remove,
-        disks::list,
-        disks::create,
-        disks::show,
-        disks::set,
-        disks::delete,
-        disks::attach,
-        disks::detach,
-        disks::resize,
-        disks::snippet,
-        groups::list,
-        groups::show,
-        groups::set,
-        groups::remove,
-        jobs::export,
-        jobs::import,
-        jobs::list,
-        jobs::show,
-        jobs::cancel,
-        explain::disk,
-        events::stream,
-        events::kept,
-        stats::disk,
-        stats::all,
-        stats::stream,
-    ),
     components(schemas(Problem))
 )]
 struct Document;
 
-/// The document, as it is served and checked in.
+/// The OpenAPI document, as `/openapi.json` serves it and `docs/` stores it.
 pub(crate) fn document() -> String {
-    let mut text = Document::openapi()
+    let mut text = routes()
+        .into_openapi()
         .to_pretty_json()
         .expect("the document is plain data");
     text.push('\n');
@@ -414,22 +251,22 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_route_is_documented_and_nothing_else_is() {
+    fn every_route_has_a_handler_and_every_handler_a_route() {
         let document: serde_json::Value = serde_json::from_str(&document()).unwrap();
-        for (method, path) in routes::ALL {
+        for (method, path) in tidegate_api::routes::ALL {
             let method = method.as_str().to_lowercase();
             assert!(
                 document["paths"][path].get(&method).is_some(),
                 "{method} {path}"
             );
         }
-        let told: usize = document["paths"]
+        let handlers: usize = document["paths"]
             .as_object()
             .unwrap()
             .values()
             .map(|methods| methods.as_object().unwrap().len())
             .sum();
-        assert_eq!(told, routes::ALL.len());
+        assert_eq!(handlers, tidegate_api::routes::ALL.len());
         assert_eq!(document["openapi"], "3.1.0");
     }
 }

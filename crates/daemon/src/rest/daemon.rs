@@ -1,19 +1,28 @@
-//! Doors to the daemon itself: how it is, what it offers, what it measures.
+//! Routes of the daemon itself: its status, its OpenAPI document and its metrics.
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 use tidegate_api::problem::Problem;
 use tidegate_api::status::Status;
+use utoipa_axum::routes;
 
-use super::{Answer, Failure, Shared, State, json, work};
+use super::{Answer, Failure, Routes, Shared, State, json, work};
 use crate::os_error;
+
+/// The routes of the daemon itself.
+pub(super) fn routes() -> Routes {
+    Routes::default()
+        .routes(routes!(status))
+        .routes(routes!(openapi))
+        .routes(routes!(metrics))
+}
 
 /// How the daemon is
 #[utoipa::path(get, path = "/v1/status", tag = "daemon", responses(
     (status = 200, description = "It answers, so it lives", body = Status),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn status(State(daemon): Shared) -> Answer<Status> {
+async fn status(State(daemon): Shared) -> Answer<Status> {
     work(move || daemon.status()).await
 }
 
@@ -21,7 +30,7 @@ pub(super) async fn status(State(daemon): Shared) -> Answer<Status> {
 #[utoipa::path(get, path = "/openapi.json", tag = "daemon", responses(
     (status = 200, description = "OpenAPI 3.1", content_type = "application/json"),
 ))]
-pub(super) async fn openapi() -> Response {
+async fn openapi() -> Response {
     json(super::document())
 }
 
@@ -29,7 +38,7 @@ pub(super) async fn openapi() -> Response {
 #[utoipa::path(get, path = "/metrics", tag = "daemon", responses(
     (status = 200, description = "Prometheus text format", content_type = "text/plain"),
 ))]
-pub(super) async fn metrics(State(daemon): Shared) -> Result<Response, Failure> {
+async fn metrics(State(daemon): Shared) -> Result<Response, Failure> {
     let text = os_error::blocking(move || daemon.metrics()).await?;
     Ok((
         [(

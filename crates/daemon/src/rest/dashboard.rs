@@ -34,9 +34,9 @@ mod peer_uid;
 
 use guard::May;
 
-/// Adds the dashboard's routes to those of the REST interface.
-pub(super) fn routes(router: Router<Arc<Daemon>>) -> Router<Arc<Daemon>> {
-    router
+/// The dashboard's routes, which the OpenAPI document does not describe.
+pub(super) fn routes() -> Router<Arc<Daemon>> {
+    Router::new()
         .route("/", routing::get(page))
         .route("/dashboard", routing::get(home))
         .route("/dashboard/stream", routing::get(live))

@@ -1,17 +1,25 @@
-//! Doors to datastores.
+//! Routes of datastores.
 
 use axum::http::StatusCode;
 use tidegate_api::datastore::{Datastore, DatastoreAdd, DatastoreList, DatastoreSet};
 use tidegate_api::problem::Problem;
+use utoipa_axum::routes;
 
-use super::{Answer, Body, Failure, Path, Shared, State, erase, work, work_on};
+use super::{Answer, Body, Failure, Path, Routes, Shared, State, erase, work, work_on};
+
+/// The routes of datastores.
+pub(super) fn routes() -> Routes {
+    Routes::default()
+        .routes(routes!(list, add))
+        .routes(routes!(show, set, remove))
+}
 
 /// All datastores
 #[utoipa::path(get, path = "/v1/datastores", tag = "datastores", responses(
     (status = 200, description = "In the order of their names", body = DatastoreList),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn list(State(daemon): Shared) -> Answer<DatastoreList> {
+async fn list(State(daemon): Shared) -> Answer<DatastoreList> {
     work(move || {
         Ok(DatastoreList {
             datastores: daemon.services.disk_service.datastores()?,
@@ -25,10 +33,7 @@ pub(super) async fn list(State(daemon): Shared) -> Answer<DatastoreList> {
     (status = 200, description = "Added", body = Datastore),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn add(
-    State(daemon): Shared,
-    Body(order): Body<DatastoreAdd>,
-) -> Answer<Datastore> {
+async fn add(State(daemon): Shared, Body(order): Body<DatastoreAdd>) -> Answer<Datastore> {
     work(move || {
         daemon
             .services
@@ -43,7 +48,7 @@ pub(super) async fn add(
     (status = 200, description = "As it is now", body = Datastore),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Datastore> {
+async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Datastore> {
     work_on(daemon, of, |disk_service, name| {
         disk_service.datastore(name)
     })
@@ -56,7 +61,7 @@ pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answe
     (status = 200, description = "Changed; where its hosts share a directory, all of them take it up", body = Datastore),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn set(
+async fn set(
     State(daemon): Shared,
     Path(of): Path<String>,
     Body(order): Body<DatastoreSet>,
@@ -72,10 +77,7 @@ pub(super) async fn set(
     (status = 204, description = "Forgotten"),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn remove(
-    State(daemon): Shared,
-    Path(of): Path<String>,
-) -> Result<StatusCode, Failure> {
+async fn remove(State(daemon): Shared, Path(of): Path<String>) -> Result<StatusCode, Failure> {
     erase(daemon, of, |disk_service, name| {
         disk_service.remove_datastore(name)
     })

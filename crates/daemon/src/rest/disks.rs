@@ -1,4 +1,4 @@
-//! Doors to disks.
+//! Routes of disks.
 
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
@@ -8,13 +8,25 @@ use tidegate_api::disk::{
     Disk, DiskAttach, DiskCreate, DiskDetach, DiskList, DiskResize, DiskSet, Snippet, SnippetFor,
 };
 use tidegate_api::problem::Problem;
+use utoipa_axum::routes;
 
-use super::{Answer, Body, Failure, Path, Shared, State, erase, name, work, work_on};
+use super::{Answer, Body, Failure, Path, Routes, Shared, State, erase, name, work, work_on};
 use crate::os_error;
+
+/// The routes of disks.
+pub(super) fn routes() -> Routes {
+    Routes::default()
+        .routes(routes!(list, create))
+        .routes(routes!(show, set, delete))
+        .routes(routes!(attach))
+        .routes(routes!(detach))
+        .routes(routes!(resize))
+        .routes(routes!(snippet))
+}
 
 /// Which disks are meant.
 #[derive(Deserialize)]
-pub(super) struct Which {
+struct Which {
     datastore: Option<String>,
 }
 
@@ -25,7 +37,7 @@ pub(super) struct Which {
     (status = 200, description = "In the order of their names", body = DiskList),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn list(
+async fn list(
     State(daemon): Shared,
     which: Result<Query<Which>, QueryRejection>,
 ) -> Answer<DiskList> {
@@ -49,7 +61,7 @@ pub(super) async fn list(
     (status = 200, description = "Created, and not attached", body = Disk),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn create(State(daemon): Shared, Body(order): Body<DiskCreate>) -> Answer<Disk> {
+async fn create(State(daemon): Shared, Body(order): Body<DiskCreate>) -> Answer<Disk> {
     work(move || daemon.services.disk_service.create(&order)).await
 }
 
@@ -58,7 +70,7 @@ pub(super) async fn create(State(daemon): Shared, Body(order): Body<DiskCreate>)
     (status = 200, description = "As it is now", body = Disk),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Disk> {
+async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Disk> {
     work_on(daemon, of, |disk_service, name| disk_service.disk(name)).await
 }
 
@@ -68,7 +80,7 @@ pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answe
     (status = 200, description = "Changed", body = Disk),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn set(
+async fn set(
     State(daemon): Shared,
     Path(of): Path<String>,
     Body(order): Body<DiskSet>,
@@ -84,10 +96,7 @@ pub(super) async fn set(
     (status = 204, description = "Gone"),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn delete(
-    State(daemon): Shared,
-    Path(of): Path<String>,
-) -> Result<StatusCode, Failure> {
+async fn delete(State(daemon): Shared, Path(of): Path<String>) -> Result<StatusCode, Failure> {
     erase(daemon, of, |disk_service, name| disk_service.delete(name)).await
 }
 
@@ -97,7 +106,7 @@ pub(super) async fn delete(
     (status = 200, description = "Attached; also if it was already", body = Disk),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn attach(
+async fn attach(
     State(daemon): Shared,
     Path(of): Path<String>,
     Body(order): Body<DiskAttach>,
@@ -114,7 +123,7 @@ pub(super) async fn attach(
     (status = 200, description = "Detached; also if it was already", body = Disk),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn detach(
+async fn detach(
     State(daemon): Shared,
     Path(of): Path<String>,
     Body(order): Body<DiskDetach>,
@@ -131,7 +140,7 @@ pub(super) async fn detach(
     (status = 200, description = "Of the new size; guests of an attached disk are told", body = Disk),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn resize(
+async fn resize(
     State(daemon): Shared,
     Path(of): Path<String>,
     Body(order): Body<DiskResize>,
@@ -148,7 +157,7 @@ pub(super) async fn resize(
     (status = 200, description = "Lines to paste", body = Snippet),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn snippet(
+async fn snippet(
     State(daemon): Shared,
     Path((of, program)): Path<(String, String)>,
 ) -> Answer<Snippet> {

@@ -1,8 +1,8 @@
-//! Doors to what happens on datastores: what is kept, or as a stream that a client can take up where it left it.
+//! Routes of the datastores' events: the stored ones, or a stream that a client can resume.
 //!
 //! # Source
-//! WHATWG HTML, "Server-sent events": each has its number as id, and a client that comes back says the last it had in
-//! `Last-Event-ID`.
+//! WHATWG HTML, "Server-sent events": an event's number is its id. A client that reconnects sends the last id it received
+//! in `Last-Event-ID`.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -15,17 +15,25 @@ use futures_util::stream::{self, Stream};
 use tidegate_api::events::{Event, EventList};
 use tidegate_api::problem::Problem;
 use tokio::sync::watch;
+use utoipa_axum::routes;
 
-use super::{Answer, Failure, Shared, State};
+use super::{Answer, Failure, Routes, Shared, State};
 use crate::daemon::Daemon;
 use crate::os_error;
+
+/// The routes of events.
+pub(super) fn routes() -> Routes {
+    Routes::default()
+        .routes(routes!(stream))
+        .routes(routes!(kept))
+}
 
 /// What has happened on datastores
 #[utoipa::path(get, path = "/v1/events/kept", tag = "events", responses(
     (status = 200, description = "The latest thousand", body = EventList),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn kept(State(daemon): Shared) -> Answer<EventList> {
+async fn kept(State(daemon): Shared) -> Answer<EventList> {
     let events = daemon.monitor.journal().since(0);
     Ok(Json(EventList { events }))
 }
@@ -36,7 +44,7 @@ pub(super) async fn kept(State(daemon): Shared) -> Answer<EventList> {
     (status = 200, description = "Events until the client goes", body = Event, content_type = "text/event-stream"),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn stream(
+async fn stream(
     State(daemon): Shared,
     headers: HeaderMap,
 ) -> Result<Sse<impl Stream<Item = Result<sse::Event, Infallible>>>, Failure> {

@@ -1,4 +1,4 @@
-//! The route to why a disk is as fast as it is.
+//! The route that explains what limits a disk.
 
 use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
@@ -7,10 +7,16 @@ use tidegate_api::explain::Explanation;
 use tidegate_api::problem::Problem;
 use tidegate_api::units;
 use tidegate_core::units::Span;
+use utoipa_axum::routes;
 
-use super::{Answer, Failure, Path, Shared, State, name, work};
+use super::{Answer, Failure, Path, Routes, Shared, State, name, work};
 use crate::observe::explain::timeline::REACH;
 use crate::os_error;
+
+/// The routes of explanations.
+pub(super) fn routes() -> Routes {
+    Routes::default().routes(routes!(disk))
+}
 
 /// Less than this says nothing.
 const LEAST: Span = Span::from_secs(1);
@@ -19,7 +25,7 @@ const USUAL: Span = Span::from_secs(30);
 
 /// By what time a disk is to be judged.
 #[derive(Deserialize)]
-pub(super) struct Last {
+struct Last {
     last: Option<String>,
 }
 
@@ -30,7 +36,7 @@ pub(super) struct Last {
     (status = 200, description = "What limits it, the numbers behind that, and what would change it", body = Explanation),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn disk(
+async fn disk(
     State(daemon): Shared,
     Path(of): Path<String>,
     last: Result<Query<Last>, QueryRejection>,

@@ -1,17 +1,25 @@
-//! Doors to groups of disks.
+//! Routes of groups of disks.
 
 use axum::http::StatusCode;
 use tidegate_api::group::{Group, GroupList, GroupSet};
 use tidegate_api::problem::Problem;
+use utoipa_axum::routes;
 
-use super::{Answer, Body, Failure, Path, Shared, State, erase, work, work_on};
+use super::{Answer, Body, Failure, Path, Routes, Shared, State, erase, work, work_on};
+
+/// The routes of groups.
+pub(super) fn routes() -> Routes {
+    Routes::default()
+        .routes(routes!(list))
+        .routes(routes!(show, set, remove))
+}
 
 /// All groups of disks
 #[utoipa::path(get, path = "/v1/groups", tag = "groups", responses(
     (status = 200, description = "In the order of their names", body = GroupList),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn list(State(daemon): Shared) -> Answer<GroupList> {
+async fn list(State(daemon): Shared) -> Answer<GroupList> {
     work(move || {
         Ok(GroupList {
             groups: daemon.services.disk_service.groups()?,
@@ -25,7 +33,7 @@ pub(super) async fn list(State(daemon): Shared) -> Answer<GroupList> {
     (status = 200, description = "As it is now", body = Group),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Group> {
+async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Group> {
     work_on(daemon, of, |disk_service, name| disk_service.group(name)).await
 }
 
@@ -35,7 +43,7 @@ pub(super) async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answe
     (status = 200, description = "Changed; its disks are held to it from now on", body = Group),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn set(
+async fn set(
     State(daemon): Shared,
     Path(of): Path<String>,
     Body(order): Body<GroupSet>,
@@ -51,10 +59,7 @@ pub(super) async fn set(
     (status = 204, description = "Forgotten"),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn remove(
-    State(daemon): Shared,
-    Path(of): Path<String>,
-) -> Result<StatusCode, Failure> {
+async fn remove(State(daemon): Shared, Path(of): Path<String>) -> Result<StatusCode, Failure> {
     erase(daemon, of, |disk_service, name| {
         disk_service.remove_group(name)
     })

@@ -1,16 +1,26 @@
-//! Doors to long work: import, export, and how far they are.
+//! Routes of jobs, which import and export disks in the background.
 
 use tidegate_api::job::{DiskExport, DiskImport, Job, JobList};
 use tidegate_api::problem::Problem;
+use utoipa_axum::routes;
 
-use super::{Answer, Body, Path, Shared, State, work, work_on};
+use super::{Answer, Body, Path, Routes, Shared, State, work, work_on};
+
+/// The routes of jobs.
+pub(super) fn routes() -> Routes {
+    Routes::default()
+        .routes(routes!(import))
+        .routes(routes!(export))
+        .routes(routes!(list))
+        .routes(routes!(show, cancel))
+}
 
 /// Makes a disk of an image file
 #[utoipa::path(post, path = "/v1/import", tag = "jobs", request_body = DiskImport, responses(
     (status = 200, description = "Begun: ask for the job", body = Job),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn import(State(daemon): Shared, Body(order): Body<DiskImport>) -> Answer<Job> {
+async fn import(State(daemon): Shared, Body(order): Body<DiskImport>) -> Answer<Job> {
     work(move || daemon.services.disk_service.import(order)).await
 }
 
@@ -20,7 +30,7 @@ pub(super) async fn import(State(daemon): Shared, Body(order): Body<DiskImport>)
     (status = 200, description = "Begun: ask for the job", body = Job),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn export(
+async fn export(
     State(daemon): Shared,
     Path(of): Path<String>,
     Body(order): Body<DiskExport>,
@@ -36,7 +46,7 @@ pub(super) async fn export(
     (status = 200, description = "Those that run and the latest that are over", body = JobList),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn list(State(daemon): Shared) -> Answer<JobList> {
+async fn list(State(daemon): Shared) -> Answer<JobList> {
     work(move || {
         Ok(JobList {
             jobs: daemon.services.disk_service.jobs().list(),
@@ -50,7 +60,7 @@ pub(super) async fn list(State(daemon): Shared) -> Answer<JobList> {
     (status = 200, description = "How far it is", body = Job),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn show(State(daemon): Shared, Path(id): Path<u64>) -> Answer<Job> {
+async fn show(State(daemon): Shared, Path(id): Path<u64>) -> Answer<Job> {
     work(move || daemon.services.disk_service.jobs().job(id)).await
 }
 
@@ -59,6 +69,6 @@ pub(super) async fn show(State(daemon): Shared, Path(id): Path<u64>) -> Answer<J
     (status = 200, description = "Told to stop, if it still ran; it is over soon after", body = Job),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn cancel(State(daemon): Shared, Path(id): Path<u64>) -> Answer<Job> {
+async fn cancel(State(daemon): Shared, Path(id): Path<u64>) -> Answer<Job> {
     work(move || daemon.services.disk_service.jobs().cancel(id)).await
 }

@@ -1,4 +1,4 @@
-//! Doors to what disks and I/O threads have done: once, or as a live stream.
+//! Routes of statistics of disks and I/O threads: one sample, or a stream of them.
 
 use std::convert::Infallible;
 use std::sync::Arc;
@@ -11,11 +11,20 @@ use serde::Deserialize;
 use tidegate_api::problem::Problem;
 use tidegate_api::stats::{DiskStats, Sample};
 use tokio::time::{Interval, MissedTickBehavior};
+use utoipa_axum::routes;
 
-use super::{Answer, Failure, Path, Shared, State, name, work};
+use super::{Answer, Failure, Path, Routes, Shared, State, name, work};
 use crate::daemon::Daemon;
 use crate::observe::counters::Counters;
 use crate::os_error::{self, Outcome};
+
+/// The routes of statistics.
+pub(super) fn routes() -> Routes {
+    Routes::default()
+        .routes(routes!(disk))
+        .routes(routes!(all))
+        .routes(routes!(stream))
+}
 
 /// How often a stream may send: often enough for any eye, seldom enough not to be felt by the I/O threads.
 const INTERVALS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
@@ -25,7 +34,7 @@ const INTERVALS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
     (status = 200, description = "Counters, rates and latencies", body = DiskStats),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn disk(State(daemon): Shared, Path(of): Path<String>) -> Answer<DiskStats> {
+async fn disk(State(daemon): Shared, Path(of): Path<String>) -> Answer<DiskStats> {
     work(move || daemon.services.disk_stats(&name(&of)?)).await
 }
 
@@ -34,13 +43,13 @@ pub(super) async fn disk(State(daemon): Shared, Path(of): Path<String>) -> Answe
     (status = 200, description = "Everything at one moment", body = Sample),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn all(State(daemon): Shared) -> Answer<Sample> {
+async fn all(State(daemon): Shared) -> Answer<Sample> {
     work(move || Ok(daemon.services.counters()?.sample(None))).await
 }
 
 /// How often a stream is to send.
 #[derive(Deserialize)]
-pub(super) struct Often {
+struct Often {
     interval_ms: Option<u64>,
 }
 
@@ -50,7 +59,7 @@ pub(super) struct Often {
     (status = 200, description = "Events until the client goes", body = Sample, content_type = "text/event-stream"),
     (status = "default", description = "What failed, why, and what to do", body = Problem),
 ))]
-pub(super) async fn stream(
+async fn stream(
     State(daemon): Shared,
     often: Result<Query<Often>, axum::extract::rejection::QueryRejection>,
 ) -> Result<Sse<impl Stream<Item = Result<Event, Infallible>>>, Failure> {
