@@ -224,7 +224,20 @@ pub struct Usage {
 }
 
 impl Usage {
-    /// That of a disk that has used nothing.
+    /// The usage of the same disk over a span in which it does nothing.
+    pub fn idle_for(&self, span: Span) -> Usage {
+        Usage {
+            shares: self.shares,
+            reservation: self.reservation,
+            limit: self.limit,
+            latency_target: self.latency_target,
+            burst_left: self.burst_left,
+            span,
+            ..Usage::none(self.disk, self.key)
+        }
+    }
+
+    /// The usage of a disk that has done nothing and has no policy.
     pub(crate) fn none(disk: DiskId, key: DiskKey) -> Usage {
         Usage {
             disk,

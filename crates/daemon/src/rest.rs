@@ -9,6 +9,7 @@
 //! - Every failure is answered with a [`Problem`] and a status of 400 or more: also bad JSON and unknown paths.
 //! - A body of more than [`BODY`] bytes is refused before it is read.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use axum::extract::rejection::BytesRejection;
@@ -21,6 +22,7 @@ use serde::de::DeserializeOwned;
 use tidegate_api::name::Name;
 use tidegate_api::problem::{Problem, ProblemCode};
 use utoipa::OpenApi;
+use utoipa::openapi::{self, Content, RefOr};
 use utoipa_axum::router::OpenApiRouter;
 
 use crate::daemon::Daemon;
@@ -106,6 +108,17 @@ impl IntoResponse for Failure {
             Json(self.0),
         )
             .into_response()
+    }
+}
+
+/// The failure of every route in the OpenAPI document.
+impl utoipa::IntoResponses for Failure {
+    fn responses() -> BTreeMap<String, RefOr<openapi::Response>> {
+        let content = Content::new(Some(openapi::Ref::from_schema_name("Problem")));
+        let response = openapi::ResponseBuilder::new()
+            .description("What failed, why, and what to do")
+            .content("application/json", content);
+        BTreeMap::from([("default".to_owned(), RefOr::T(response.build()))])
     }
 }
 

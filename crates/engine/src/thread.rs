@@ -392,9 +392,7 @@ impl IoThread {
         let now = self.cx.now;
         let mut any = false;
         if self.cx.shard.deadline().is_some_and(|(at, _)| at <= now) {
-            self.cx
-                .shard
-                .handle(now, Event::Ticked, &mut self.cx.effects);
+            self.cx.handle(Event::Ticked);
             any = true;
         }
         for at in 0..self.timed.len() {

@@ -2,7 +2,6 @@
 
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
-use tidegate_api::problem::Problem;
 use tidegate_api::status::Status;
 use utoipa_axum::routes;
 
@@ -20,7 +19,7 @@ pub(super) fn routes() -> Routes {
 /// How the daemon is
 #[utoipa::path(get, path = "/v1/status", tag = "daemon", responses(
     (status = 200, description = "It answers, so it lives", body = Status),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn status(State(daemon): Shared) -> Answer<Status> {
     work(move || daemon.status()).await

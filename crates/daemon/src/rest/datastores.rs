@@ -2,7 +2,6 @@
 
 use axum::http::StatusCode;
 use tidegate_api::datastore::{Datastore, DatastoreAdd, DatastoreList, DatastoreSet};
-use tidegate_api::problem::Problem;
 use utoipa_axum::routes;
 
 use super::{Answer, Body, Failure, Path, Routes, Shared, State, erase, work, work_on};
@@ -17,7 +16,7 @@ pub(super) fn routes() -> Routes {
 /// All datastores
 #[utoipa::path(get, path = "/v1/datastores", tag = "datastores", responses(
     (status = 200, description = "In the order of their names", body = DatastoreList),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn list(State(daemon): Shared) -> Answer<DatastoreList> {
     work(move || {
@@ -31,7 +30,7 @@ async fn list(State(daemon): Shared) -> Answer<DatastoreList> {
 /// Adds a datastore
 #[utoipa::path(post, path = "/v1/datastores", tag = "datastores", request_body = DatastoreAdd, responses(
     (status = 200, description = "Added", body = Datastore),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn add(State(daemon): Shared, Body(order): Body<DatastoreAdd>) -> Answer<Datastore> {
     work(move || {
@@ -46,7 +45,7 @@ async fn add(State(daemon): Shared, Body(order): Body<DatastoreAdd>) -> Answer<D
 /// One datastore
 #[utoipa::path(get, path = "/v1/datastores/{name}", tag = "datastores", params(("name" = String, Path)), responses(
     (status = 200, description = "As it is now", body = Datastore),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Datastore> {
     work_on(daemon, of, |disk_service, name| {
@@ -59,7 +58,7 @@ async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Datastore
 #[utoipa::path(patch, path = "/v1/datastores/{name}", tag = "datastores", params(("name" = String, Path)),
     request_body = DatastoreSet, responses(
     (status = 200, description = "Changed; where its hosts share a directory, all of them take it up", body = Datastore),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn set(
     State(daemon): Shared,
@@ -75,7 +74,7 @@ async fn set(
 /// Forgets a datastore; what lies on it stays
 #[utoipa::path(delete, path = "/v1/datastores/{name}", tag = "datastores", params(("name" = String, Path)), responses(
     (status = 204, description = "Forgotten"),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn remove(State(daemon): Shared, Path(of): Path<String>) -> Result<StatusCode, Failure> {
     erase(daemon, of, |disk_service, name| {

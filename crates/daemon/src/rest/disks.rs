@@ -7,7 +7,6 @@ use serde::Deserialize;
 use tidegate_api::disk::{
     Disk, DiskAttach, DiskCreate, DiskDetach, DiskList, DiskResize, DiskSet, Snippet, SnippetFor,
 };
-use tidegate_api::problem::Problem;
 use utoipa_axum::routes;
 
 use super::{Answer, Body, Failure, Path, Routes, Shared, State, erase, name, work, work_on};
@@ -35,7 +34,7 @@ struct Which {
     params(("datastore" = Option<String>, Query, description = "Only those on this datastore")),
     responses(
     (status = 200, description = "In the order of their names", body = DiskList),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn list(
     State(daemon): Shared,
@@ -59,7 +58,7 @@ async fn list(
 /// Creates a disk
 #[utoipa::path(post, path = "/v1/disks", tag = "disks", request_body = DiskCreate, responses(
     (status = 200, description = "Created, and not attached", body = Disk),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn create(State(daemon): Shared, Body(order): Body<DiskCreate>) -> Answer<Disk> {
     work(move || daemon.services.disk_service.create(&order)).await
@@ -68,7 +67,7 @@ async fn create(State(daemon): Shared, Body(order): Body<DiskCreate>) -> Answer<
 /// One disk
 #[utoipa::path(get, path = "/v1/disks/{name}", tag = "disks", params(("name" = String, Path)), responses(
     (status = 200, description = "As it is now", body = Disk),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Disk> {
     work_on(daemon, of, |disk_service, name| disk_service.disk(name)).await
@@ -78,7 +77,7 @@ async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Disk> {
 #[utoipa::path(patch, path = "/v1/disks/{name}", tag = "disks", params(("name" = String, Path)),
     request_body = DiskSet, responses(
     (status = 200, description = "Changed", body = Disk),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn set(
     State(daemon): Shared,
@@ -94,7 +93,7 @@ async fn set(
 /// Deletes a disk and its data
 #[utoipa::path(delete, path = "/v1/disks/{name}", tag = "disks", params(("name" = String, Path)), responses(
     (status = 204, description = "Gone"),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn delete(State(daemon): Shared, Path(of): Path<String>) -> Result<StatusCode, Failure> {
     erase(daemon, of, |disk_service, name| disk_service.delete(name)).await
@@ -104,7 +103,7 @@ async fn delete(State(daemon): Shared, Path(of): Path<String>) -> Result<StatusC
 #[utoipa::path(post, path = "/v1/disks/{name}/attach", tag = "disks", params(("name" = String, Path)),
     request_body = DiskAttach, responses(
     (status = 200, description = "Attached; also if it was already", body = Disk),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn attach(
     State(daemon): Shared,
@@ -121,7 +120,7 @@ async fn attach(
 #[utoipa::path(post, path = "/v1/disks/{name}/detach", tag = "disks", params(("name" = String, Path)),
     request_body = DiskDetach, responses(
     (status = 200, description = "Detached; also if it was already", body = Disk),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn detach(
     State(daemon): Shared,
@@ -138,7 +137,7 @@ async fn detach(
 #[utoipa::path(post, path = "/v1/disks/{name}/resize", tag = "disks", params(("name" = String, Path)),
     request_body = DiskResize, responses(
     (status = 200, description = "Of the new size; guests of an attached disk are told", body = Disk),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn resize(
     State(daemon): Shared,
@@ -155,7 +154,7 @@ async fn resize(
 #[utoipa::path(get, path = "/v1/disks/{name}/snippets/{for}", tag = "disks",
     params(("name" = String, Path), ("for" = SnippetFor, Path)), responses(
     (status = 200, description = "Lines to paste", body = Snippet),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn snippet(
     State(daemon): Shared,

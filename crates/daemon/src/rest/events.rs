@@ -13,7 +13,6 @@ use axum::http::HeaderMap;
 use axum::response::sse::{self, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
 use tidegate_api::events::{Event, EventList};
-use tidegate_api::problem::Problem;
 use tokio::sync::watch;
 use utoipa_axum::routes;
 
@@ -31,7 +30,7 @@ pub(super) fn routes() -> Routes {
 /// What has happened on datastores
 #[utoipa::path(get, path = "/v1/events/kept", tag = "events", responses(
     (status = 200, description = "The latest thousand", body = EventList),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn kept(State(daemon): Shared) -> Answer<EventList> {
     let events = daemon.monitor.journal().since(0);
@@ -42,7 +41,7 @@ async fn kept(State(daemon): Shared) -> Answer<EventList> {
 #[utoipa::path(get, path = "/v1/events", tag = "events",
     params(("Last-Event-ID" = Option<u64>, Header, description = "Only those after this number")), responses(
     (status = 200, description = "Events until the client goes", body = Event, content_type = "text/event-stream"),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn stream(
     State(daemon): Shared,

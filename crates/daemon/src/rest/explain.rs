@@ -4,7 +4,6 @@ use axum::extract::Query;
 use axum::extract::rejection::QueryRejection;
 use serde::Deserialize;
 use tidegate_api::explain::Explanation;
-use tidegate_api::problem::Problem;
 use tidegate_api::units;
 use tidegate_core::units::Span;
 use utoipa_axum::routes;
@@ -34,7 +33,7 @@ struct Last {
     ("last" = Option<String>, Query, description = "By what it did in this time: 1s to 5min; 30s if not given")),
     responses(
     (status = 200, description = "What limits it, the numbers behind that, and what would change it", body = Explanation),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn disk(
     State(daemon): Shared,

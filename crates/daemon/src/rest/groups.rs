@@ -2,7 +2,6 @@
 
 use axum::http::StatusCode;
 use tidegate_api::group::{Group, GroupList, GroupSet};
-use tidegate_api::problem::Problem;
 use utoipa_axum::routes;
 
 use super::{Answer, Body, Failure, Path, Routes, Shared, State, erase, work, work_on};
@@ -17,7 +16,7 @@ pub(super) fn routes() -> Routes {
 /// All groups of disks
 #[utoipa::path(get, path = "/v1/groups", tag = "groups", responses(
     (status = 200, description = "In the order of their names", body = GroupList),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn list(State(daemon): Shared) -> Answer<GroupList> {
     work(move || {
@@ -31,7 +30,7 @@ async fn list(State(daemon): Shared) -> Answer<GroupList> {
 /// One group
 #[utoipa::path(get, path = "/v1/groups/{name}", tag = "groups", params(("name" = String, Path)), responses(
     (status = 200, description = "As it is now", body = Group),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Group> {
     work_on(daemon, of, |disk_service, name| disk_service.group(name)).await
@@ -41,7 +40,7 @@ async fn show(State(daemon): Shared, Path(of): Path<String>) -> Answer<Group> {
 #[utoipa::path(patch, path = "/v1/groups/{name}", tag = "groups", params(("name" = String, Path)),
     request_body = GroupSet, responses(
     (status = 200, description = "Changed; its disks are held to it from now on", body = Group),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn set(
     State(daemon): Shared,
@@ -57,7 +56,7 @@ async fn set(
 /// Forgets a group of which no disk is attached
 #[utoipa::path(delete, path = "/v1/groups/{name}", tag = "groups", params(("name" = String, Path)), responses(
     (status = 204, description = "Forgotten"),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn remove(State(daemon): Shared, Path(of): Path<String>) -> Result<StatusCode, Failure> {
     erase(daemon, of, |disk_service, name| {

@@ -1,10 +1,9 @@
 //! Routes of jobs, which import and export disks in the background.
 
 use tidegate_api::job::{DiskExport, DiskImport, Job, JobList};
-use tidegate_api::problem::Problem;
 use utoipa_axum::routes;
 
-use super::{Answer, Body, Path, Routes, Shared, State, work, work_on};
+use super::{Answer, Body, Failure, Path, Routes, Shared, State, work, work_on};
 
 /// The routes of jobs.
 pub(super) fn routes() -> Routes {
@@ -18,7 +17,7 @@ pub(super) fn routes() -> Routes {
 /// Makes a disk of an image file
 #[utoipa::path(post, path = "/v1/import", tag = "jobs", request_body = DiskImport, responses(
     (status = 200, description = "Begun: ask for the job", body = Job),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn import(State(daemon): Shared, Body(order): Body<DiskImport>) -> Answer<Job> {
     work(move || daemon.services.disk_service.import(order)).await
@@ -28,7 +27,7 @@ async fn import(State(daemon): Shared, Body(order): Body<DiskImport>) -> Answer<
 #[utoipa::path(post, path = "/v1/disks/{name}/export", tag = "jobs", params(("name" = String, Path)),
     request_body = DiskExport, responses(
     (status = 200, description = "Begun: ask for the job", body = Job),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn export(
     State(daemon): Shared,
@@ -44,7 +43,7 @@ async fn export(
 /// All jobs
 #[utoipa::path(get, path = "/v1/jobs", tag = "jobs", responses(
     (status = 200, description = "Those that run and the latest that are over", body = JobList),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn list(State(daemon): Shared) -> Answer<JobList> {
     work(move || {
@@ -58,7 +57,7 @@ async fn list(State(daemon): Shared) -> Answer<JobList> {
 /// One job
 #[utoipa::path(get, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = u64, Path)), responses(
     (status = 200, description = "How far it is", body = Job),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn show(State(daemon): Shared, Path(id): Path<u64>) -> Answer<Job> {
     work(move || daemon.services.disk_service.jobs().job(id)).await
@@ -67,7 +66,7 @@ async fn show(State(daemon): Shared, Path(id): Path<u64>) -> Answer<Job> {
 /// Stops a job
 #[utoipa::path(delete, path = "/v1/jobs/{id}", tag = "jobs", params(("id" = u64, Path)), responses(
     (status = 200, description = "Told to stop, if it still ran; it is over soon after", body = Job),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn cancel(State(daemon): Shared, Path(id): Path<u64>) -> Answer<Job> {
     work(move || daemon.services.disk_service.jobs().cancel(id)).await

@@ -8,7 +8,6 @@ use axum::extract::Query;
 use axum::response::sse::{Event, KeepAlive, Sse};
 use futures_util::stream::{self, Stream};
 use serde::Deserialize;
-use tidegate_api::problem::Problem;
 use tidegate_api::stats::{DiskStats, Sample};
 use tokio::time::{Interval, MissedTickBehavior};
 use utoipa_axum::routes;
@@ -32,7 +31,7 @@ const INTERVALS_MS: std::ops::RangeInclusive<u64> = 100..=60_000;
 /// What a disk has done since it was attached
 #[utoipa::path(get, path = "/v1/disks/{name}/stats", tag = "stats", params(("name" = String, Path)), responses(
     (status = 200, description = "Counters, rates and latencies", body = DiskStats),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn disk(State(daemon): Shared, Path(of): Path<String>) -> Answer<DiskStats> {
     work(move || daemon.services.disk_stats(&name(&of)?)).await
@@ -41,7 +40,7 @@ async fn disk(State(daemon): Shared, Path(of): Path<String>) -> Answer<DiskStats
 /// What all disks and I/O threads have done since they began
 #[utoipa::path(get, path = "/v1/stats", tag = "stats", responses(
     (status = 200, description = "Everything at one moment", body = Sample),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn all(State(daemon): Shared) -> Answer<Sample> {
     work(move || Ok(daemon.services.counters()?.sample(None))).await
@@ -57,7 +56,7 @@ struct Often {
 #[utoipa::path(get, path = "/v1/stats/stream", tag = "stats",
     params(("interval_ms" = Option<u64>, Query, description = "How often: 100 to 60000; 1000 if not given")), responses(
     (status = 200, description = "Events until the client goes", body = Sample, content_type = "text/event-stream"),
-    (status = "default", description = "What failed, why, and what to do", body = Problem),
+    Failure,
 ))]
 async fn stream(
     State(daemon): Shared,

@@ -224,7 +224,7 @@ impl GovernorThread {
     fn count(&mut self, now: Time) {
         if self.asleep() {
             let span = now.since(self.told.1);
-            let nothing = self.told.0.iter().map(|usage| nothing_of(usage, span));
+            let nothing = self.told.0.iter().map(|usage| usage.idle_for(span));
             self.usage = nothing.collect();
             self.counted(now);
             self.unasked = true;
@@ -462,26 +462,6 @@ impl Drop for GovernorThread {
                 thread.govern(self.id, steer);
             }
         }
-    }
-}
-
-/// The count of a disk that was not used.
-fn nothing_of(usage: &Usage, span: Span) -> Usage {
-    Usage {
-        span,
-        ios: 0,
-        units: 0,
-        cost: 0,
-        ended_cost: 0,
-        bytes: 0,
-        latency_ns: 0,
-        latency_max: Span::ZERO,
-        latency_counts: [0; 32],
-        in_flight_cost_ns: 0,
-        waiting_cost_ns: 0,
-        held_ns: [0; 5],
-        active: false,
-        ..usage.clone()
     }
 }
 

@@ -84,6 +84,11 @@ impl ThreadCx {
             disk,
             tokens: tokens.collect(),
         };
+        self.handle(event);
+    }
+
+    /// Has the shard handle an event at once. Its effects are carried out later in the turn.
+    pub(crate) fn handle(&mut self, event: Event) {
         self.shard.handle(self.now, event, &mut self.effects);
     }
 

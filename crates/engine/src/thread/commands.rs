@@ -153,7 +153,7 @@ impl IoThread {
             Command::Ask(question) => self.questions.push_back(question),
             Command::BlockingDone(disk, task) => self.blocking_done(disk, task),
             Command::Govern(control, govern) => self.govern(control, *govern),
-            Command::Woken(control) => self.tell_shard(Event::Woken { control }),
+            Command::Woken(control) => self.cx.handle(Event::Woken { control }),
             Command::Stop => self.stopping = true,
             #[cfg(test)]
             Command::Run(act) => act(),
@@ -195,7 +195,7 @@ impl IoThread {
                 spent: under.control.accounts().take(under.key),
             })
         });
-        self.tell_shard(Event::Attach {
+        self.cx.handle(Event::Attach {
             disk,
             size,
             read_only,
@@ -243,7 +243,7 @@ impl IoThread {
             What::Policy(policy) => {
                 self.wake_all_governors();
                 let policy = *policy;
-                self.tell_shard(Event::Policy { disk, policy });
+                self.cx.handle(Event::Policy { disk, policy });
                 let _ = reply.send(Ok(()));
                 return;
             }
@@ -270,16 +270,7 @@ impl IoThread {
                 Event::Detach { disk }
             }
         };
-        self.cx
-            .shard
-            .handle(self.cx.now, event, &mut self.cx.effects);
-    }
-
-    /// Hands the shard what has happened.
-    fn tell_shard(&mut self, event: Event) {
-        self.cx
-            .shard
-            .handle(self.cx.now, event, &mut self.cx.effects);
+        self.cx.handle(event);
     }
 
     fn send_clients_away(&mut self, disk: DiskId) {
@@ -321,18 +312,8 @@ impl IoThread {
 
     /// Drops a disk that is leaving, once nothing of it is on the ring.
     pub(super) fn close_if_detaching(&mut self, disk: DiskId) {
-        let detaching = |place: &Place| {
-            place
-                .detaching
-                .as_ref()
-                .is_some_and(|detaching| detaching.detached)
-        };
-        if !self
-            .disks
-            .get(disk.0 as usize)
-            .and_then(Option::as_ref)
-            .is_some_and(detaching)
-        {
+        let detaching = self.place(disk).and_then(|place| place.detaching.as_ref());
+        if !detaching.is_some_and(|detaching| detaching.detached) {
             return;
         }
         // Its number must not name another disk while anything here still uses it.
@@ -357,30 +338,29 @@ impl IoThread {
         }
     }
 
+    fn place(&self, disk: DiskId) -> Option<&Place> {
+        self.disks.get(disk.0 as usize).and_then(Option::as_ref)
+    }
+
+    /// Whether the disk is attached and not being detached.
+    fn accepts_clients_of(&self, disk: DiskId) -> bool {
+        self.place(disk)
+            .is_some_and(|place| place.detaching.is_none())
+    }
+
     fn attach_queue(&mut self, attach: AttachQueue) {
-        let here = |place: &Place| place.detaching.is_none();
-        if !self
-            .disks
-            .get(attach.parts.disk.0 as usize)
-            .and_then(Option::as_ref)
-            .is_some_and(here)
-        {
+        if !self.accepts_clients_of(attach.parts.disk) {
             // The disk went meanwhile: dropping the reply tells the protocol thread.
             return;
         }
-        let vacant = self.queues.iter().position(Option::is_none);
-        let at = vacant.unwrap_or_else(|| {
-            self.queues.push(None);
-            self.queues.len() - 1
-        });
-        let index = u32::try_from(at).expect("queues are numbered in 24 bits");
+        let index = vacant(&mut self.queues);
         let mut queue = RingDevice::new(attach.parts);
         queue.watch_kicks(index, &mut self.cx.ring);
         // The guest may have kicked before we watched: look once.
         queue.wake();
         queue.call_for_predecessor();
         queue.last_request = self.cx.now;
-        self.queues[at] = Some(queue);
+        self.queues[index as usize] = Some(queue);
         self.active.push(index);
         if attach.reply.send(index).is_err() {
             // The front end went away meanwhile: end the queue as if it had been stopped.
@@ -440,13 +420,7 @@ impl IoThread {
             early,
             presence,
         } = order;
-        let here = |place: &Place| place.detaching.is_none();
-        if !self
-            .disks
-            .get(disk.0 as usize)
-            .and_then(Option::as_ref)
-            .is_some_and(here)
-        {
+        if !self.accepts_clients_of(disk) {
             // The disk went meanwhile: dropping the socket tells the client.
             return;
         }
@@ -458,17 +432,9 @@ impl IoThread {
                 return;
             }
         };
-        let at = self
-            .connections
-            .iter()
-            .position(Option::is_none)
-            .unwrap_or_else(|| {
-                self.connections.push(None);
-                self.connections.len() - 1
-            });
-        self.connections[at] = Some(connection);
-        self.cx
-            .note_ready_connection(u32::try_from(at).expect("connections are numbered in 24 bits"));
+        let index = vacant(&mut self.connections);
+        self.connections[index as usize] = Some(connection);
+        self.cx.note_ready_connection(index);
     }
 
     pub(super) fn connection_event(&mut self, index: u32, completion: Completion) {
@@ -498,7 +464,7 @@ impl IoThread {
 
     fn blocking_done(&mut self, disk: DiskId, task: Done) {
         match task.downcast::<SideWrite>() {
-            Ok(write) => self.tell_shard(write.into_event(disk)),
+            Ok(write) => self.cx.handle(write.into_event(disk)),
             // Its number may name another disk by now.
             Err(task) if task.is::<Close>() => {}
             Err(task) => {
@@ -507,4 +473,14 @@ impl IoThread {
             }
         }
     }
+}
+
+/// The index of a vacant place, which is added if there is none.
+fn vacant<T>(places: &mut Vec<Option<T>>) -> u32 {
+    let at = places.iter().position(Option::is_none);
+    let at = at.unwrap_or_else(|| {
+        places.push(None);
+        places.len() - 1
+    });
+    u32::try_from(at).expect("queues and connections are numbered in 24 bits")
 }

@@ -161,9 +161,7 @@ impl IoThread {
                     buffer,
                     outcome,
                 };
-                self.cx
-                    .shard
-                    .handle(self.cx.now, event, &mut self.cx.effects);
+                self.cx.handle(event);
             }
         }
     }

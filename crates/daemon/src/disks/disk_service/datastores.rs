@@ -39,23 +39,23 @@ const FULL_PART: u64 = 100;
 impl DiskService {
     /// Every datastore.
     pub(crate) fn datastores(&self) -> Outcome<Vec<Datastore>> {
-        let listed = self.store.datastores()?;
-        // One that cannot be read has no settings to show; it is left out here, and told by the status and by its own name.
-        let readable = listed
-            .into_iter()
-            .filter_map(|(name, s)| s.ok().map(|s| (name, s)));
+        let readable = self.readable_datastores()?;
         Ok(readable
             .map(|(name, settings)| self.describe_datastore(name, settings))
             .collect())
     }
 
-    /// Every datastore, without what one would have to read its disks' descriptors for: who gets what. Those who look every
-    /// few seconds need no more.
+    /// The datastores whose records can be read. The others have no settings: the status reports them
+    /// ([`DiskService::unreadable_datastores`]).
+    fn readable_datastores(&self) -> Outcome<impl Iterator<Item = (Name, DatastoreSettings)>> {
+        let all = self.store.datastores()?.into_iter();
+        Ok(all.filter_map(|(name, settings)| Some((name, settings.ok()?))))
+    }
+
+    /// Every datastore, without its I/O control, for which its disks' descriptors would have to be read. The monitor needs
+    /// no more.
     pub(crate) fn datastores_at_a_glance(&self) -> Outcome<Vec<Datastore>> {
-        let listed = self.store.datastores()?;
-        let readable = listed
-            .into_iter()
-            .filter_map(|(name, s)| s.ok().map(|s| (name, s)));
+        let readable = self.readable_datastores()?;
         let mut attached: BTreeMap<Name, BTreeSet<Name>> = BTreeMap::new();
         for live in self.live.all() {
             let others = attached.entry(live.datastore().clone()).or_default();

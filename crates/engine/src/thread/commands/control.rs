@@ -23,14 +23,14 @@ impl IoThread {
                 }
                 self.governed[at] = Some(words);
                 self.resting.push(control);
-                self.tell_shard(Event::Control { control, scheduler });
+                self.cx.handle(Event::Control { control, scheduler });
             }
             Govern::End => {
                 self.governed[at] = None;
                 self.resting.retain(|resting| *resting != control);
-                self.tell_shard(Event::Release { control });
+                self.cx.handle(Event::Release { control });
             }
-            Govern::Steer(orders) => self.tell_shard(Event::Steer { control, orders }),
+            Govern::Steer(orders) => self.cx.handle(Event::Steer { control, orders }),
             Govern::Count => self.count(control),
         }
     }
