@@ -1,11 +1,11 @@
 //! The configuration file `tidegate.toml`.
 //!
-//! These are raw words. The daemon's plan checks them and turns them into decisions; until then an absent value only
-//! means that nobody said anything.
+//! These types hold the file's values as written. The daemon's plan checks them and fills in defaults. An absent value
+//! means only that the file does not set it.
 //!
 //! # Always true
-//! - An unknown key is an error, never a silent typo; a key given twice is an error.
-//! - Every field may be left out: the empty file is a configuration, and the one most hosts should have.
+//! - An unknown key is an error. So is a key given twice.
+//! - Every field is optional. An empty file is valid, and most hosts need nothing more.
 
 use std::path::PathBuf;
 
@@ -17,14 +17,14 @@ use crate::units::Span;
 /// The version of the format that this program reads.
 pub const VERSION: u32 = 1;
 
-/// The whole file. Paths that are not absolute are taken from the root directory.
+/// The whole file. Relative paths start at the root directory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
     /// The format's version: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<u32>,
-    /// This host, as others know it.
+    /// This host's name.
     pub host: HostConfig,
     /// I/O threads.
     pub io: IoConfig,
@@ -38,12 +38,12 @@ pub struct Config {
     pub log: LogConfig,
 }
 
-/// What is told of this host to those that share its datastores.
+/// How this host presents itself to the hosts that share its datastores.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct HostConfig {
-    /// What it is called in reports, events and errors, here and elsewhere; up to 64 printable ASCII characters. Names are for
-    /// people: hosts know each other by identities that are drawn. Default: the machine's host name.
+    /// This host's name in reports, events and errors on all hosts; up to 64 printable ASCII characters. Names are for
+    /// people: hosts identify each other by random identities. Default: the machine's host name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
@@ -52,11 +52,11 @@ pub struct HostConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct IoConfig {
-    /// How many I/O threads. Default: half the CPUs, at least 1 and at most 4.
+    /// Number of I/O threads. Default: half the CPUs, at least 1 and at most 4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<u16>,
-    /// How long an idle I/O thread looks for more work before it sleeps, at most; whether that or a quarter of it is
-    /// better is learnt. `0` sleeps at once. Default: `200us`.
+    /// The longest time that an idle I/O thread polls before it sleeps. The thread learns whether this time or a
+    /// quarter of it is better. `0` sleeps at once. Default: `200us`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poll: Option<Span>,
     /// CPUs to pin the I/O threads to, one each, in order. Default: not pinned.
@@ -79,13 +79,13 @@ pub struct ApiConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NbdConfig {
-    /// Its Unix sockets. Default: `["run/nbd.sock"]`; `[]` is none.
+    /// Its Unix sockets. Default: `["run/nbd.sock"]`. `[]` disables them.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sockets: Option<Vec<PathBuf>>,
-    /// TCP addresses to listen on as well. Default: none.
+    /// TCP addresses to listen on in addition. Default: none.
     pub tcp: Vec<NbdTcp>,
-    /// The most clients at a time on Unix sockets, and as many again on TCP. Half of them may be of one disk, or of one
-    /// process or address. Default: 1024.
+    /// The most simultaneous clients on Unix sockets. TCP has a separate limit of the same size. One disk, one process
+    /// or one address may use at most half of either limit. Default: 1024.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_connections: Option<u32>,
 }
@@ -94,19 +94,19 @@ pub struct NbdConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DashboardConfig {
-    /// Address and port, or `off`. Default: `127.0.0.1:8433`, or any free port there if that one is taken. An address that others
-    /// can reach needs `token_file` and `tls`.
+    /// Address and port, or `off`. Default: `127.0.0.1:8433`, or any free port there if that one is taken. An address
+    /// that other machines can reach needs `token_file` and `tls`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<String>,
-    /// A file with the token by which browsers log in; 16 characters or more, and not for others to read. Default: no
+    /// A file with the token that browsers log in with: 16 characters or more, not readable by other users. Default: no
     /// login on loopback.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
-    /// A file with a token for Prometheus, of the same form: who sends it (`Authorization: Bearer`) reads `/metrics` and
-    /// nothing else. Default: with `token_file`, nobody does who has not logged in.
+    /// A file with a token for Prometheus, of the same form. A client that sends it (`Authorization: Bearer`) can read
+    /// `/metrics` and nothing else. Default: with `token_file`, `/metrics` needs a login.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics_token_file: Option<PathBuf>,
-    /// Certificates: serve by HTTPS. Default: HTTP.
+    /// Certificates, to serve HTTPS. Default: HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsConfig>,
 }
@@ -117,7 +117,7 @@ pub struct DashboardConfig {
 pub struct NbdTcp {
     /// Address and port: `"0.0.0.0:10809"`, `"[::1]:10809"`.
     pub listen: String,
-    /// Certificates. Clients that do not speak TLS are turned away.
+    /// Certificates. Clients that do not speak TLS are rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsConfig>,
     /// Serve without TLS. Only on loopback.
@@ -129,11 +129,11 @@ pub struct NbdTcp {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// The server's certificate, and any between it and the root.
+    /// The server's certificate, then any intermediate certificates.
     pub certificate: PathBuf,
     /// The server's private key.
     pub key: PathBuf,
-    /// The authorities whose clients are let in. Default: any client is.
+    /// Certificate authorities of accepted clients. Default: any client is accepted.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_ca: Option<PathBuf>,
 }
@@ -142,21 +142,22 @@ pub struct TlsConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogConfig {
-    /// What is logged, as `RUST_LOG` has it: `info`, `tidegate_daemon=debug`. Default: `info`; `RUST_LOG` goes first.
+    /// What is logged, in the syntax of `RUST_LOG`: `info`, `tidegate_daemon=debug`. Default: `info`. The variable
+    /// `RUST_LOG` takes precedence.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filter: Option<String>,
-    /// In which form. Default: `journald` under systemd, else `text`.
+    /// The log's format. Default: `journald` under systemd, else `text`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<LogFormat>,
 }
 
-/// Forms of a log.
+/// Log formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
-    /// Lines for people, on standard error.
+    /// Lines of text, on standard error.
     Text,
-    /// One JSON object a line, on standard error.
+    /// One JSON object per line, on standard error.
     Json,
     /// Records with fields, to the systemd journal.
     Journald,
@@ -166,10 +167,10 @@ pub enum LogFormat {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     /// Not TOML, or a key that is unknown, given twice or of the wrong type.
-    // It is the parser's message, so the parser's error is no reason below it.
+    // The message is the parser's. The parser's error is therefore not repeated as a cause.
     #[error("{}", crate::toml_error::message(.0))]
     Syntax(toml::de::Error),
-    /// Written for a program that knows more than this one.
+    /// Written by a newer program.
     #[error("its version is {0}, this program reads version {VERSION}")]
     Version(u32),
 }
@@ -244,7 +245,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_configuration_is_told_once() {
+    fn a_configuration_error_is_reported_once() {
         let error = Config::read("[io]\nthread = 2").unwrap_err();
         let problem = Problem::new(ProblemCode::Invalid, "cannot read it").because_of(&error);
         assert_eq!(problem.why, [error.to_string()]);

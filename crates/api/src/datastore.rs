@@ -9,7 +9,7 @@ use crate::iocontrol::{DatastoreControl, IoControl, IoControlSet};
 use crate::name::Name;
 use crate::problem::Problem;
 
-/// A datastore's kind and what that kind needs to know. Stored in the root's state and carried over REST alike.
+/// A datastore's kind and the settings of that kind. The root's state stores it and REST carries it.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "kebab-case", deny_unknown_fields)]
 pub enum DatastoreSettings {
@@ -18,7 +18,7 @@ pub enum DatastoreSettings {
         /// The directory, absolute.
         #[schema(value_type = String)]
         path: PathBuf,
-        /// Whether the page cache is passed by.
+        /// Whether to bypass the page cache.
         #[serde(default)]
         io: IoMode,
     },
@@ -27,11 +27,11 @@ pub enum DatastoreSettings {
         /// The server: `nbd://HOST[:PORT]`, `nbd+unix:///?socket=PATH`.
         uri: String,
     },
-    /// The daemon's memory: fast, and gone when the disk is detached.
+    /// The daemon's memory. Its contents are lost when the disk is detached.
     Memory {},
-    /// Nothing: writes vanish and reads are zeroes. For measuring.
+    /// Discards writes and reads zeroes. For measuring.
     Null {},
-    /// A modelled array in real time, its bytes in memory. For experiments.
+    /// A modelled array in real time, with its data in memory. For experiments.
     Emulated {
         /// The array: `10k`, `ssd`, or several as `raid5-8x10k+cache`.
         model: String,
@@ -52,7 +52,7 @@ pub enum IoMode {
 }
 
 impl DatastoreSettings {
-    /// The kind as it is written.
+    /// The kind's name.
     pub const fn kind(&self) -> &'static str {
         match self {
             DatastoreSettings::Dir { .. } => "dir",
@@ -64,7 +64,7 @@ impl DatastoreSettings {
     }
 }
 
-/// A datastore as it is remembered in the root's state.
+/// A datastore as it is stored in the root's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct DatastoreRecord {
@@ -72,7 +72,7 @@ pub struct DatastoreRecord {
     pub version: u32,
     /// What it is.
     pub settings: DatastoreSettings,
-    /// How it is controlled.
+    /// Its I/O control.
     #[serde(default, skip_serializing_if = "is_default")]
     pub io_control: IoControl,
 }
@@ -86,38 +86,38 @@ impl DatastoreRecord {
     pub const VERSION: u32 = 1;
 }
 
-/// A datastore, as it is now.
+/// A datastore's current state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Datastore {
     /// Its name.
     pub name: Name,
     /// Its kind and settings.
     pub settings: DatastoreSettings,
-    /// How it is controlled, as this host has it stored.
+    /// The I/O control settings that this host has stored.
     #[serde(default)]
     pub io_control: IoControl,
-    /// How it is controlled now; null while no disk of it is attached on this host.
+    /// The state of its I/O control; null while none of its disks is attached on this host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub control: Option<DatastoreControl>,
-    /// How many disks it holds.
+    /// Number of disks on it.
     pub disks: u64,
-    /// How many of them are attached on this host.
+    /// Number of them that are attached on this host.
     pub attached: u64,
-    /// Bytes that the file system below has in all; null where that means nothing.
+    /// Size of the underlying file system in bytes; null where there is none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub capacity_bytes: Option<u64>,
-    /// Bytes that are free there.
+    /// Free bytes there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub free_bytes: Option<u64>,
-    /// Whether its file system can only be read: no disk is created there, and none is attached for writing.
+    /// Whether its file system is read-only. Then no disk can be created there, and none can be attached for writing.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub read_only: bool,
-    /// Why it cannot be used, if it cannot, or that it is full or read-only.
+    /// Why it cannot be used, or that it is full or read-only.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
 }
 
-/// An order to add a datastore.
+/// A request to add a datastore.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DatastoreAdd {
@@ -127,11 +127,11 @@ pub struct DatastoreAdd {
     pub settings: DatastoreSettings,
 }
 
-/// Changes to a datastore; what is absent stays.
+/// Changes to a datastore. An absent field stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DatastoreSet {
-    /// How it is controlled. Where its hosts share a directory, all of them take it up.
+    /// Its I/O control. Where hosts share a directory, all of them apply it.
     #[serde(default)]
     pub io_control: IoControlSet,
 }
@@ -175,13 +175,13 @@ mod tests {
                 "{text}"
             );
             assert!(text.contains(&format!("kind = \"{}\"", record.settings.kind())));
-            // A program that knew nothing of I/O control reads what nobody has changed.
+            // A program from before I/O control can read a record with the default settings.
             assert!(!text.contains("io_control"), "{text}");
         }
     }
 
     #[test]
-    fn a_record_keeps_how_its_datastore_is_controlled() {
+    fn a_record_stores_io_control_settings() {
         let record = DatastoreRecord {
             version: DatastoreRecord::VERSION,
             settings: DatastoreSettings::Null {},

@@ -1,12 +1,12 @@
-//! The disk descriptor `disk.toml`: it lies beside the image and describes the disk to every daemon.
+//! The disk descriptor `disk.toml`. It lies next to the image and describes the disk to every daemon.
 //!
-//! The daemon's store reads and replaces it; the plan turns it into what the engine needs. Other hosts, other versions
-//! and passing accidents write here too, so its reader trusts nothing.
+//! The daemon's store reads and replaces the file. The plan turns it into the engine's configuration. Other hosts,
+//! other versions and people write it too, so the reader trusts nothing.
 //!
 //! # Always true
-//! - Reading any bytes ends in a descriptor whose every field is in range, or in an error: never in a panic.
-//! - What is written reads back as the same descriptor.
-//! - A version or key that this program does not know is refused, so that rewriting never drops what another one wrote.
+//! - Reading any bytes returns a descriptor whose every field is in range, or an error. It never panics.
+//! - A written descriptor reads back unchanged.
+//! - An unknown version or key is rejected, so that rewriting never drops another program's data.
 //!
 //! # Picture
 //! ```toml
@@ -34,84 +34,84 @@ use crate::units::{Iops, Rate, Shares, Size, Span};
 /// The version that this program writes, and the only one it reads.
 pub const VERSION: u32 = 1;
 
-/// The largest descriptor that is read at all. Ours are under a kilobyte; a long list of filters fits many times over.
+/// The largest descriptor that is read. Ours are under a kilobyte, and a long list of filters fits many times over.
 pub const MAX_BYTES: usize = 64 << 10;
 
-/// The largest disk: 2^62 bytes leaves every sum of an offset and a length within a signed 64-bit file offset.
+/// The largest disk. With 2^62 bytes, every sum of an offset and a length fits a signed 64-bit file offset.
 pub const MAX_SIZE: u64 = 1 << 62;
 
-/// The most queues a disk offers a guest: one for each of its virtual CPUs, up to what one vhost-user socket carries well.
+/// The most queues that a disk offers a guest: one for each vCPU, up to a sensible limit for one vhost-user socket.
 pub const MAX_QUEUES: u16 = 64;
 
-/// The most data segments of one request, and how many there are unless set: what Linux uses of a ring of 128 descriptors,
-/// beside one for the header and one for the status.
+/// The most data segments of one request, and the default. Linux uses as many with a ring of 128 descriptors: one more
+/// holds the header and one the status.
 pub const MAX_SEG_MAX: u16 = 126;
 
-/// The longest serial number: what virtio-blk's GET_ID has room for.
+/// The longest serial number: the size of virtio-blk's GET_ID reply.
 pub const MAX_SERIAL: usize = 20;
 
-/// The longest burst: a day of it is no burst any more.
+/// The longest burst: one day.
 pub const MAX_BURST_SECONDS: u32 = 86_400;
 
-/// How long a burst lasts at its peak if nothing is said: a guest boots, or a batch of mail is sorted, within it.
+/// The default length of a burst at its peak. A guest boots within it.
 pub const BURST_SECONDS: u32 = 30;
 
-/// The most filters in a stack. Each sees every I/O; nobody needs more, and a hostile file must not ask for a million.
+/// The most filters in a stack. Each sees every I/O, and a hostile file must not create a million.
 pub const MAX_FILTERS: usize = 16;
 
-/// A disk as it is written in `disk.toml`.
+/// A disk as written in `disk.toml`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Descriptor {
     /// The format's version: [`VERSION`].
     pub version: u32,
-    /// Identity, for life: 32 hexadecimal digits with or without hyphens.
+    /// Permanent identity: 32 hexadecimal digits with or without hyphens.
     pub uuid: Uuid,
-    /// Bytes that a guest sees; a whole number of blocks.
+    /// Disk size in bytes; a whole number of blocks.
     pub size: Size,
-    /// Bytes of the blocks that a guest is told: 512 or 4096.
+    /// Block size that the guest sees: 512 or 4096.
     #[serde(default = "default_block_size")]
     pub block_size: u32,
-    /// What a guest is told about the durability of its writes.
+    /// Cache mode that the guest sees: when its writes are durable.
     #[serde(default)]
     pub cache: CacheMode,
-    /// Whether writes are refused.
+    /// Whether writes are rejected.
     #[serde(default)]
     pub read_only: bool,
-    /// Serial number that a guest sees, up to 20 printable characters; empty: made from the uuid.
+    /// Serial number that the guest sees, up to 20 printable characters. Empty: derived from the uuid.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub serial: String,
-    /// How many queues a vhost-user guest may use.
+    /// The most queues that a vhost-user guest may use.
     #[serde(default = "default_queues")]
     pub queues: u16,
-    /// Data segments of one request that a vhost-user guest is told it may use.
+    /// The most data segments that a vhost-user guest may use in one request.
     #[serde(
         default = "default_seg_max",
         skip_serializing_if = "is_default_seg_max"
     )]
     pub seg_max: u16,
-    /// The stack, top (the guest's end) first, each as `name` or `name:key=value,...`.
+    /// The filter stack, guest side first, each as `name` or `name:key=value,...`.
     #[serde(default)]
     pub filters: Vec<String>,
-    /// The image, where it is a block device outside the datastore's directory.
+    /// The image, if it is a block device outside the datastore's directory.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub device: Option<PathBuf>,
-    /// The upstream's export name, on a datastore of kind `nbd`, where it is not the disk's own name.
+    /// The upstream's export name, on a datastore of kind `nbd`, if it differs from the disk's name.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub export: Option<String>,
-    /// How I/O control treats the disk.
+    /// Its I/O control policy.
     #[serde(default)]
     pub policy: PolicyText,
 }
 
-/// What a guest is told about its writes.
+/// When a guest's writes are durable.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CacheMode {
-    /// Answered writes may still be volatile until a flush. Every modern guest flushes.
+    /// A completed write may be lost until a flush. Every modern guest flushes.
     #[default]
     WriteBack,
-    /// Every answered write is durable. For guests that never flush.
+    /// Every completed write is durable. For guests that never flush.
     WriteThrough,
 }
 
@@ -122,13 +122,13 @@ impl std::str::FromStr for CacheMode {
             "write-back" | "writeback" => Ok(CacheMode::WriteBack),
             "write-through" | "writethrough" => Ok(CacheMode::WriteThrough),
             _ => Err(format!(
-                "'{text}' is no cache mode: use write-back or write-through"
+                "'{text}' is not a cache mode: use write-back or write-through"
             )),
         }
     }
 }
 
-/// The policy of a disk as it is written in its descriptor.
+/// A disk's policy as written in its descriptor.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct PolicyText {
@@ -138,28 +138,28 @@ pub struct PolicyText {
     /// IOPS floor.
     #[serde(default)]
     pub reservation: Iops,
-    /// IOPS ceiling; none: unlimited.
+    /// IOPS ceiling. None: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit: Option<Iops>,
-    /// IOPS ceiling while a burst lasts; none: no bursts.
+    /// IOPS ceiling during a burst. None: no bursts.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst: Option<Iops>,
-    /// How long a burst lasts at its ceiling; none: [`BURST_SECONDS`].
+    /// How long a burst lasts at its ceiling. None: [`BURST_SECONDS`].
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub burst_seconds: Option<u32>,
-    /// Bandwidth ceiling; none: unlimited.
+    /// Bandwidth ceiling. None: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bandwidth: Option<Rate>,
-    /// The latency that its I/Os should keep.
+    /// Target latency of its I/Os.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub latency_target: Option<Span>,
-    /// Its group, whose limits hold over all the group's disks on a host.
+    /// Its group. The group's limits apply to the sum of its disks on a host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub group: Option<Name>,
 }
 
 impl PolicyText {
-    /// Whether every value is in its range, and the values agree; else why not.
+    /// Checks that every value is in range and that the values agree.
     pub fn check(&self) -> Result<(), OutOfRange> {
         if self.reservation.0 > u64::from(u32::MAX) {
             return refuse(
@@ -224,11 +224,11 @@ impl PolicyText {
     }
 }
 
-/// A value that a disk cannot have, and what to give in its place.
+/// A value that is out of range, and a valid replacement.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("{why}")]
 pub struct OutOfRange {
-    /// What is wrong with it.
+    /// What is wrong.
     pub why: String,
     /// What to do.
     pub remedy: String,
@@ -245,7 +245,7 @@ fn refuse(why: impl Into<String>, remedy: impl Into<String>) -> Result<(), OutOf
 pub struct Uuid(pub [u8; 16]);
 
 impl Uuid {
-    /// From 16 random bytes, which become a version 4 identity.
+    /// Makes a version 4 identity from 16 random bytes.
     pub const fn from_random(mut bytes: [u8; 16]) -> Uuid {
         bytes[6] = bytes[6] & 0x0f | 0x40;
         bytes[8] = bytes[8] & 0x3f | 0x80;
@@ -294,7 +294,7 @@ impl TryFrom<String> for Uuid {
     }
 }
 
-/// Why a `disk.toml` is not one.
+/// Why a `disk.toml` cannot be read.
 #[derive(Debug, thiserror::Error)]
 pub enum DescriptorError {
     /// Longer than any descriptor.
@@ -304,10 +304,10 @@ pub enum DescriptorError {
     #[error("it is not UTF-8 text")]
     NotText(#[from] std::str::Utf8Error),
     /// Not TOML, or keys missing, unknown or of the wrong type.
-    // It is the parser's message, so the parser's error is no reason below it.
+    // The message is the parser's. The parser's error is therefore not repeated as a cause.
     #[error("{}", crate::toml_error::message(.0))]
     Syntax(toml::de::Error),
-    /// Written by a program that knows more than this one.
+    /// Written by a newer program.
     #[error(
         "its format is version {0}, this program reads version {VERSION}; use the program that wrote it"
     )]
@@ -318,7 +318,7 @@ pub enum DescriptorError {
 }
 
 impl Descriptor {
-    /// A new disk of `size` bytes, everything else as it is by default.
+    /// A new disk of `size` bytes with default settings.
     pub fn new(uuid: Uuid, size: u64) -> Descriptor {
         Descriptor {
             version: VERSION,
@@ -337,9 +337,9 @@ impl Descriptor {
         }
     }
 
-    /// Reads what a file holds, whatever it holds.
+    /// Parses the bytes of a file.
     pub fn read(bytes: &[u8]) -> Result<Descriptor, DescriptorError> {
-        /// Only the version: it must be understood before anything else is.
+        /// Only the version, which is checked before any other key.
         #[derive(Deserialize)]
         struct Versioned {
             version: u32,
@@ -357,12 +357,12 @@ impl Descriptor {
         Ok(descriptor)
     }
 
-    /// As it is written.
+    /// The text of the file.
     pub fn write(&self) -> String {
         toml::to_string(self).expect("a descriptor has only values that TOML can hold")
     }
 
-    /// Whether every field is in range; [`Descriptor::read`] has asked already.
+    /// Checks that every field is in range. [`Descriptor::read`] calls this.
     pub fn check(&self) -> Result<(), OutOfRange> {
         if !matches!(self.block_size, 512 | 4096) {
             return refuse(
@@ -420,7 +420,7 @@ impl Descriptor {
         }
     }
 
-    /// The serial number that a guest sees: the given one, or the first 20 digits of the uuid.
+    /// The serial number that the guest sees: the configured one, or the first 20 digits of the uuid.
     pub fn effective_serial(&self) -> String {
         if self.serial.is_empty() {
             self.uuid
@@ -435,7 +435,7 @@ impl Descriptor {
     }
 }
 
-/// What is wrong with a size that ends within a block, and the nearest that do not.
+/// The error for a size that is not a whole number of blocks, with the nearest valid sizes.
 fn uneven(size: u64, block: u64) -> Result<(), OutOfRange> {
     let below = size / block * block;
     let above = below.saturating_add(block);
@@ -454,7 +454,7 @@ fn default_block_size() -> u32 {
     512
 }
 
-/// Enough for a guest with as many virtual CPUs; a queue that is not used costs next to nothing.
+/// Enough for a guest with as many vCPUs. An unused queue costs almost nothing.
 fn default_queues() -> u16 {
     16
 }
@@ -481,13 +481,13 @@ mod tests {
     }
 
     #[test]
-    fn what_is_written_reads_back_as_the_same() {
+    fn a_written_descriptor_reads_back_unchanged() {
         let disk = sample();
         assert_eq!(Descriptor::read(disk.write().as_bytes()).unwrap(), disk);
     }
 
     #[test]
-    fn a_whole_policy_reads_back_as_the_same() {
+    fn a_written_policy_reads_back_unchanged() {
         let mut disk = sample();
         disk.policy.burst = Some(Iops(6000));
         disk.policy.burst_seconds = Some(10);
@@ -499,7 +499,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_descriptor_has_sensible_defaults() {
+    fn the_smallest_descriptor_gets_defaults() {
         let text = "version = 1\nuuid = '0b5e1c7e-9f0e-4f0e-8a53-0d7b6f3f3f11'\nsize = 1048576\n";
         let disk = Descriptor::read(text.as_bytes()).unwrap();
         assert_eq!(
@@ -511,7 +511,7 @@ mod tests {
     }
 
     #[test]
-    fn a_usual_seg_max_is_not_written_so_that_older_programs_can_read_the_disk() {
+    fn the_default_seg_max_is_not_written_so_that_older_programs_can_read_the_disk() {
         let mut disk = sample();
         assert_eq!(disk.seg_max, 126);
         assert!(!disk.write().contains("seg_max"));
@@ -520,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_descriptor_is_told_once() {
+    fn a_descriptor_error_is_reported_once() {
         let error = Descriptor::read(b"version = 1\nnonsense").unwrap_err();
         let problem = Problem::new(ProblemCode::Corrupt, "it is damaged").because_of(&error);
         assert_eq!(problem.why, [error.to_string()]);
@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn values_out_of_range_are_refused() {
+    fn values_out_of_range_are_rejected() {
         let break_it: [fn(&mut Descriptor); 19] = [
             |d| d.size = Size(0),
             |d| d.size = Size(1000),
@@ -567,18 +567,18 @@ mod tests {
     }
 
     #[test]
-    fn a_size_within_a_block_is_refused_with_the_nearest_that_are_not() {
-        let told = |size, block_size| {
+    fn a_size_that_is_not_whole_blocks_is_rejected_with_the_nearest_valid_sizes() {
+        let message = |size, block_size| {
             let mut disk = sample();
             (disk.size, disk.block_size) = (Size(size), block_size);
             disk.check().unwrap_err().remedy
         };
         let says = |text: String, remedy: &str| assert_eq!(text, remedy);
-        says(told(1_000_000_000, 4096), "use 999997440 or 1000001536");
-        says(told(1000, 512), "use 512 or 1024");
-        says(told(100, 512), "use 512");
+        says(message(1_000_000_000, 4096), "use 999997440 or 1000001536");
+        says(message(1000, 512), "use 512 or 1024");
+        says(message(100, 512), "use 512");
         says(
-            told(MAX_SIZE - 1, 512),
+            message(MAX_SIZE - 1, 512),
             &format!("use {} or {MAX_SIZE}", MAX_SIZE - 512),
         );
     }

@@ -1,4 +1,4 @@
-//! Disks in REST: their description, and the orders on them.
+//! Disks in REST: their state, and requests on them.
 
 use std::path::PathBuf;
 
@@ -10,7 +10,7 @@ use crate::iocontrol::Admission;
 use crate::name::Name;
 use crate::problem::Problem;
 
-/// A disk, as it is now.
+/// A disk's current state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Disk {
     /// Its name; also its NBD export name.
@@ -19,78 +19,78 @@ pub struct Disk {
     pub datastore: Name,
     /// Its identity.
     pub uuid: String,
-    /// Bytes that a guest sees.
+    /// Disk size in bytes.
     pub size_bytes: u64,
-    /// Bytes that its image takes on the datastore, where that can be told.
+    /// Bytes that its image occupies on the datastore, if known.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub allocated_bytes: Option<u64>,
-    /// Bytes of the blocks that a guest is told.
+    /// Block size that the guest sees, in bytes.
     pub block_size_bytes: u32,
-    /// What a guest is told about its writes.
+    /// Cache mode that the guest sees: when its writes are durable.
     pub cache: CacheMode,
-    /// Whether writes are refused.
+    /// Whether writes are rejected.
     pub read_only: bool,
-    /// The serial number that a guest sees.
+    /// The serial number that the guest sees.
     pub serial: String,
-    /// How many queues a vhost-user guest may use.
+    /// The most queues that a vhost-user guest may use.
     pub queues: u16,
-    /// Data segments of one request that a vhost-user guest is told it may use.
+    /// The most data segments that a vhost-user guest may use in one request.
     #[serde(default = "usual_seg_max")]
     pub seg_max: u16,
-    /// Its stack, top (the guest's end) first.
+    /// Its filter stack, guest side first.
     pub filters: Vec<String>,
-    /// How I/O control treats it.
+    /// Its I/O control policy.
     pub policy: Policy,
-    /// Whether its reservation is promised, while it is attached and has one.
+    /// Whether its reservation can be met. Only while it is attached and has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub admission: Option<Admission>,
-    /// The block device that is its image, if one is.
+    /// The block device that is its image, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub device: Option<PathBuf>,
-    /// Paths outside its datastore that its descriptor names: its device, files that its filters write.
+    /// Paths outside its datastore that its descriptor names: its device, and files that its filters write.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(value_type = Vec<String>)]
     pub outside_paths: Vec<PathBuf>,
-    /// Whether it should be attached: so it is at every start of the daemon.
+    /// Whether it should be attached. The daemon attaches it at every start.
     pub wanted: bool,
-    /// Whether it is attached: guests and clients can reach it now.
+    /// Whether it is attached: guests and clients can connect now.
     pub attached: bool,
-    /// Whether it is being detached: nobody can reach it any more, and its I/O in flight has not ended. Until it has, the
-    /// disk cannot be attached again.
+    /// Whether it is detaching: no client can connect, and its I/O in flight has not completed. It can be attached
+    /// again only after that.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub detaching: bool,
     /// The I/O thread that serves it, while it is attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thread: Option<u32>,
-    /// How its image is opened while it is attached: `direct`, `buffered (why)`, `memory`, ...
+    /// How its image is open while it is attached: `direct`, `buffered (why)`, `memory`, ...
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io: Option<String>,
-    /// Where NBD clients reach it while it is attached.
+    /// The address for NBD clients while it is attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nbd_uri: Option<String>,
-    /// The socket where a virtual machine reaches it while it is attached.
+    /// The vhost-user socket for a virtual machine while it is attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub vhost_user_socket: Option<PathBuf>,
-    /// Who is connected to it.
+    /// Its connected clients.
     #[serde(default)]
     pub clients: Vec<Client>,
-    /// What its guests' rings got wrong, while it is attached.
+    /// Errors in its guests' rings while it is attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub rings: Option<RingCounts>,
-    /// The last things that its guests' rings got wrong, newest first, while it is attached.
+    /// The latest errors in its guests' rings, newest first, while it is attached.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub ring_faults: Vec<RingFault>,
-    /// How its upstream holds, while it is attached and has one.
+    /// The connection to its upstream, while it is attached and has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub upstream: Option<UpstreamCounts>,
-    /// What is wrong with it, if something is: a broken descriptor, or why it is wanted but not attached.
+    /// What is wrong with it, if anything: a broken descriptor, or why it is wanted but not attached.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
 }
 
-/// How I/O control treats a disk.
+/// A disk's I/O control policy.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Policy {
@@ -103,7 +103,7 @@ pub struct Policy {
     /// IOPS ceiling; null: unlimited.
     #[serde(default)]
     pub limit_iops: Option<u64>,
-    /// IOPS ceiling while a burst lasts; null: no bursts.
+    /// IOPS ceiling during a burst; null: no bursts.
     #[serde(default)]
     pub burst_iops: Option<u64>,
     /// How long a full burst lasts at its ceiling; null: 30, if there are bursts.
@@ -112,10 +112,11 @@ pub struct Policy {
     /// Bandwidth ceiling; null: unlimited.
     #[serde(default)]
     pub limit_bytes_per_s: Option<u64>,
-    /// The latency that its I/Os should keep; null: none. It may go before others for it, but gets no more.
+    /// Target latency of its I/Os; null: none. The scheduler may order its I/Os first to meet it, but gives it no more
+    /// I/Os.
     #[serde(default)]
     pub latency_target_us: Option<u64>,
-    /// Its group, whose limits hold over all the group's disks on this host; null: none.
+    /// Its group; null: none. The group's limits apply to the sum of its disks on this host.
     #[serde(default)]
     pub group: Option<Name>,
 }
@@ -143,64 +144,64 @@ fn normal_shares() -> u32 {
     crate::units::Shares::NORMAL.get()
 }
 
-/// What guests' rings got wrong since a disk was attached. Anything but zeroes is a fault of a guest's driver or of its
-/// front end, and hurts that guest only.
+/// Errors in guests' rings since a disk was attached. Any other value than zero is a fault of a guest's driver or front
+/// end, and affects that guest only.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RingCounts {
-    /// Requests that made no sense; each was answered with an error.
+    /// Malformed requests. Each was answered with an error.
     pub nonsense_total: u64,
-    /// Queues that were stopped because their ring made no sense.
+    /// Queues that were stopped because their ring was malformed.
     pub broken_total: u64,
 }
 
-/// Something that a guest's ring got wrong.
+/// An error in a guest's ring.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct RingFault {
     /// The queue's number on the guest's device.
     pub queue: u16,
     /// What was wrong, as a clause: `the chain of descriptors loops`.
     pub what: String,
-    /// Whether it stopped the queue; else one request was answered with an error.
+    /// Whether it stopped the queue. Otherwise one request was answered with an error.
     pub stopped: bool,
-    /// How long ago that was, in seconds.
+    /// Seconds since it happened.
     pub age_s: u64,
 }
 
-/// What happened to the connection to a disk's upstream since the disk was attached.
+/// Connection failures of a disk's upstream since the disk was attached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct UpstreamCounts {
-    /// How often it was lost.
+    /// Lost connections.
     pub lost_total: u64,
-    /// Those of them where the upstream broke the protocol.
+    /// Lost connections because the upstream broke the protocol.
     pub violations_total: u64,
-    /// Those of them where the upstream was silent for too long.
+    /// Lost connections because the upstream did not respond in time.
     pub silent_total: u64,
-    /// Attempts to come back that succeeded.
+    /// Successful attempts to reconnect.
     pub returned_total: u64,
-    /// Attempts to come back that came to nothing.
+    /// Failed attempts to reconnect.
     pub refused_total: u64,
 }
 
-/// Somebody connected to a disk.
+/// A client connected to a disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Client {
-    /// By which door.
+    /// How it is connected.
     pub kind: ClientKind,
-    /// Who: an address, or the process at the other end of a Unix socket (`pid 4242 uid 1000`).
+    /// Its address, or the process at the other end of a Unix socket (`pid 4242 uid 1000`).
     pub peer: String,
-    /// How long it has been connected.
+    /// Seconds since it connected.
     pub connected_s: u64,
 }
 
-/// The doors to a disk.
+/// The ways to connect to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ClientKind {
     /// A virtual machine.
     VhostUser,
-    /// An NBD client on a Unix socket, or on TCP in the clear on loopback.
+    /// An NBD client on a Unix socket, or on a loopback TCP address without TLS.
     Nbd,
-    /// An NBD client behind TLS.
+    /// An NBD client over TLS.
     NbdTls,
 }
 
@@ -211,70 +212,70 @@ pub struct DiskList {
     pub disks: Vec<Disk>,
 }
 
-/// Whether a new image's space is taken at once.
+/// When a new image's space is allocated.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Allocation {
-    /// As it is written.
+    /// When it is written.
     #[default]
     Thin,
-    /// Now.
+    /// When it is created.
     Thick,
 }
 
-/// An order to create a disk. It is not attached by this.
+/// A request to create a disk. It does not attach the disk.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskCreate {
     /// Its name, unique on this host.
     pub name: Name,
-    /// Where; null: the only datastore there is, or `local`.
+    /// Its datastore; null: the only datastore, or `local`.
     #[serde(default)]
     pub datastore: Option<Name>,
-    /// Bytes that a guest sees. May be null only where the image tells: a device, or an upstream's export.
+    /// Disk size in bytes. May be null only if the image has a size already: a device, or an upstream's export.
     #[serde(default)]
     pub size_bytes: Option<u64>,
-    /// Bytes of the blocks that a guest is told; null: 512.
+    /// Block size that the guest sees, in bytes; null: 512.
     #[serde(default)]
     pub block_size_bytes: Option<u32>,
-    /// What a guest is told about its writes.
+    /// Cache mode that the guest sees: when its writes are durable.
     #[serde(default)]
     pub cache: CacheMode,
-    /// Whether writes are refused.
+    /// Whether writes are rejected.
     #[serde(default)]
     pub read_only: bool,
-    /// Serial number; null: made from the uuid.
+    /// Serial number; null: derived from the uuid.
     #[serde(default)]
     pub serial: Option<String>,
-    /// How many queues a vhost-user guest may use; null: 16.
+    /// The most queues that a vhost-user guest may use; null: 16.
     #[serde(default)]
     pub queues: Option<u16>,
-    /// Data segments of one request that a vhost-user guest is told it may use, 1 to 126; null: 126.
+    /// The most data segments that a vhost-user guest may use in one request, 1 to 126; null: 126.
     #[serde(default)]
     pub seg_max: Option<u16>,
-    /// Its stack, top first; null: `["stats"]`.
+    /// Its filter stack, guest side first; null: `["stats"]`.
     #[serde(default)]
     pub filters: Option<Vec<String>>,
-    /// How I/O control treats it.
+    /// Its I/O control policy.
     #[serde(default)]
     pub policy: Policy,
-    /// What becomes of a reservation that cannot be promised.
+    /// What to do if its reservation cannot be met.
     #[serde(default)]
     pub unpromised: Unpromised,
-    /// Whether its space is taken now.
+    /// Whether to allocate its space now.
     #[serde(default)]
     pub allocation: Allocation,
-    /// A block device that is to be its image.
+    /// A block device to use as its image.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub device: Option<PathBuf>,
-    /// The upstream's export name, where it is not the disk's own.
+    /// The upstream's export name, if it differs from the disk's name.
     #[serde(default)]
     pub export: Option<String>,
 }
 
 impl DiskCreate {
-    /// A disk with everything but its name and size left as it is by default.
+    /// A disk of that name and size with default settings.
     pub fn new(name: Name, size_bytes: u64) -> DiskCreate {
         DiskCreate {
             name,
@@ -296,45 +297,45 @@ impl DiskCreate {
     }
 }
 
-/// Changes to a disk; what is absent stays. Filters and policy take effect at once, on attached disks too; the others
-/// need a detached disk.
+/// Changes to a disk. An absent field stays as it is. Filters and policy take effect at once, on attached disks too.
+/// The other fields need a detached disk.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskSet {
-    /// What a guest is told about its writes.
+    /// Cache mode that the guest sees: when its writes are durable.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub cache: Option<CacheMode>,
-    /// Whether writes are refused.
+    /// Whether writes are rejected.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub read_only: Option<bool>,
-    /// Serial number; empty: made from the uuid.
+    /// Serial number; empty: derived from the uuid.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub serial: Option<String>,
-    /// How many queues a vhost-user guest may use.
+    /// The most queues that a vhost-user guest may use.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub queues: Option<u16>,
-    /// Data segments of one request that a vhost-user guest is told it may use, 1 to 126.
+    /// The most data segments that a vhost-user guest may use in one request, 1 to 126.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub seg_max: Option<u16>,
-    /// The whole stack, top first.
+    /// The whole filter stack, guest side first.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub filters: Option<Vec<String>>,
     /// Changes to its policy.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub policy: Option<PolicySet>,
-    /// What becomes of a reservation that cannot be promised.
+    /// What to do if its reservation cannot be met.
     #[serde(default, skip_serializing_if = "Unpromised::is_refuse")]
     pub unpromised: Unpromised,
 }
 
-/// What becomes of a reservation that the datastore cannot keep beside all others.
+/// What to do with a reservation that the datastore cannot meet together with all others.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Unpromised {
-    /// The order is refused.
+    /// Reject the request.
     #[default]
     Refuse,
-    /// It is kept as far as it goes: all reservations shrink in proportion while they cannot be met.
+    /// Accept it. All reservations shrink in proportion while they cannot be met.
     BestEffort,
 }
 
@@ -344,7 +345,7 @@ impl Unpromised {
     }
 }
 
-/// Changes to a policy. Absent: as it is. For a limit, null: unlimited.
+/// Changes to a policy. An absent field stays as it is. For a limit, null: unlimited.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PolicySet {
@@ -370,7 +371,7 @@ pub struct PolicySet {
     )]
     #[schema(value_type = Option<u64>)]
     pub limit_bytes_per_s: Option<Option<u64>>,
-    /// IOPS ceiling while a burst lasts.
+    /// IOPS ceiling during a burst.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -386,7 +387,7 @@ pub struct PolicySet {
     )]
     #[schema(value_type = Option<u32>)]
     pub burst_seconds: Option<Option<u32>>,
-    /// The latency that its I/Os should keep; null: none.
+    /// Target latency of its I/Os; null: none.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -404,29 +405,29 @@ pub struct PolicySet {
     pub group: Option<Option<Name>>,
 }
 
-/// Tells an absent key (`None`, by default) from a null one (`Some(None)`), as JSON merge patch (RFC 7396) does.
+/// Distinguishes an absent key (`None`, by default) from a null one (`Some(None)`), like JSON merge patch (RFC 7396).
 pub(crate) fn null_is_a_value<'de, T: Deserialize<'de>, D: Deserializer<'de>>(
     d: D,
 ) -> Result<Option<Option<T>>, D::Error> {
     Option::<T>::deserialize(d).map(Some)
 }
 
-/// An order to attach a disk: to open it and let guests and clients in. Remembered over restarts.
+/// A request to attach a disk: to open it and accept guests and clients. The daemon attaches it again after a restart.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskAttach {
-    /// What to do about a host that had it open and fell silent.
+    /// What to do about a silent host that had it open.
     #[serde(default)]
     pub takeover: Takeover,
     /// What to do about devices and files outside its datastore that its descriptor names.
     #[serde(default)]
     pub outside: Outside,
-    /// With `outside` = `accept`: the paths that are agreed to. If the descriptor names another one by then, the order is
-    /// refused. Absent: all that it names then.
+    /// With `outside` = `accept`: the accepted paths. The request fails if the descriptor names another path. Absent:
+    /// all paths that it names at that time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<Vec<String>>)]
     pub accepted_paths: Option<Vec<PathBuf>>,
-    /// Whether it may be written to, as long as it is attached.
+    /// Whether it may be written to while it is attached.
     #[serde(default, skip_serializing_if = "Access::is_as_set")]
     pub access: Access,
 }
@@ -438,7 +439,7 @@ pub enum Access {
     /// As the disk's settings say.
     #[default]
     AsSet,
-    /// Nobody may write to it, whatever its settings say: for a disk whose file system can only be read.
+    /// It is read-only whatever its settings say. For a disk on a read-only file system.
     ReadOnly,
 }
 
@@ -448,88 +449,89 @@ impl Access {
     }
 }
 
-/// What to do about paths outside a disk's datastore that its descriptor names: the block device that is its image, files
-/// that its filters write. Whoever can write to the datastore can write them there.
+/// What to do about paths outside a disk's datastore that its descriptor names: the block device that is its image, and
+/// files that its filters write. Every program that can write to the datastore can put paths there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outside {
-    /// Use those that an administrator of this host has named or agreed to. Another device is an error; filters that write
-    /// other files are left out.
+    /// Use the paths that an administrator of this host has named or accepted. Any other device is an error. Filters
+    /// that write other files are left out.
     #[default]
     Agreed,
-    /// Agree to what the descriptor names: to the accepted paths, or, without those, to all that it names now.
+    /// Accept the paths that the descriptor names: the given ones, or all that it names now.
     Accept,
 }
 
-/// What to do about a host that had a disk open and fell silent without giving it back.
+/// What to do about a host that had a disk open and stopped renewing its lease.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Takeover {
-    /// Take the disk over if the datastore keeps that host from writing; refuse otherwise.
+    /// Take the disk over if the datastore can fence that host. Otherwise fail.
     #[default]
     Guarded,
-    /// Take it over: somebody has made sure that the host is dead or cut off. One that is seen alive keeps its disk.
+    /// Take it over: an administrator has made sure that the host is dead or fenced. A host that is seen alive stays
+    /// the owner.
     Fenced,
 }
 
-/// An order to detach a disk.
+/// A request to detach a disk.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskDetach {
-    /// What to do about those who are connected.
+    /// What to do about connected clients.
     #[serde(default)]
     pub clients: Clients,
 }
 
-/// What becomes of a disk's clients when it is detached.
+/// What to do about a disk's clients when it is detached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Clients {
-    /// If there are any, the disk stays attached.
+    /// If there are any, the request fails and the disk stays attached.
     #[default]
     Keep,
-    /// They are disconnected.
+    /// Disconnect them.
     Disconnect,
 }
 
-/// An order to change a disk's size.
+/// A request to change a disk's size.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskResize {
     /// The new size.
     pub size_bytes: u64,
-    /// What may be lost: below its present size a disk's end is cut off.
+    /// Whether data may be lost. A smaller size cuts off the disk's end.
     #[serde(default)]
     pub data: ResizeData,
 }
 
-/// Whether a resize may throw data away.
+/// Whether a resize may discard data.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ResizeData {
-    /// Refuse to shrink.
+    /// Never shrink.
     #[default]
     Keep,
-    /// Shrink, if that is what is asked.
+    /// Shrink if the new size is smaller.
     MayCutOff,
 }
 
-/// How to reach an attached disk from some program.
+/// The text that connects a program to an attached disk.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Snippet {
-    /// For whom.
+    /// The program.
     pub r#for: SnippetFor,
     /// Ready to paste.
     pub text: String,
 }
 
-/// The programs that we know how to configure.
+/// The supported programs.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum SnippetFor {
     /// QEMU's command line.
     Qemu,
-    /// A piece of libvirt's domain XML.
+    /// An element of libvirt's domain XML.
     Libvirt,
     /// Cloud Hypervisor's command line.
     CloudHypervisor,
@@ -549,7 +551,7 @@ impl SnippetFor {
         SnippetFor::Fio,
     ];
 
-    /// The word for it.
+    /// Its name.
     pub const fn as_str(self) -> &'static str {
         match self {
             SnippetFor::Qemu => "qemu",
@@ -582,7 +584,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_policy_change_tells_null_from_absent() {
+    fn a_policy_change_distinguishes_null_from_absent() {
         let set: PolicySet =
             serde_json::from_str(r#"{"limit_iops": null, "shares": 2000}"#).unwrap();
         assert_eq!(set.limit_iops, Some(None));
@@ -594,7 +596,7 @@ mod tests {
     }
 
     #[test]
-    fn the_least_order_to_create_needs_a_name_only() {
+    fn a_create_request_needs_a_name_only() {
         let create: DiskCreate =
             serde_json::from_str(r#"{"name": "a", "size_bytes": 512}"#).unwrap();
         assert_eq!(create, DiskCreate::new("a".parse().unwrap(), 512));

@@ -1,9 +1,9 @@
 //! Events: congestion, missed reservations, other hosts, expiring certificates.
 //!
-//! The daemon numbers them in the order in which it hears of them, logs each once, keeps the latest, and streams them.
+//! The daemon numbers events in order of arrival, logs each once, stores the latest, and streams them.
 //!
 //! # Always true
-//! - Numbers grow by one; they begin anew with the daemon.
+//! - Numbers grow by one. They start again when the daemon starts.
 //!
 //! # Units
 //! Every key ends in its unit.
@@ -20,94 +20,94 @@ pub struct Event {
     pub number: u64,
     /// When, in milliseconds since 1970.
     pub at_ms: u64,
-    /// Where; none when it concerns the whole host.
+    /// The datastore; none when it concerns the whole host.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub datastore: Option<Name>,
-    /// What, and its particulars.
+    /// The kind of event, with its fields.
     #[serde(flatten)]
     pub happening: Happening,
     /// The same as a sentence.
     pub text: String,
 }
 
-/// What can happen. New ones may be added.
+/// The kinds of events. New ones may be added.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "event", rename_all = "kebab-case")]
 pub enum Happening {
-    /// The datastore is congested: shares and windows hold from now on.
+    /// The datastore is congested. Shares and windows apply from now on.
     Engaged {
         /// Its latency.
         latency_us: f64,
-        /// The threshold that it passed.
+        /// The threshold that it exceeded.
         threshold_us: f64,
     },
-    /// It is congested no longer.
+    /// It is no longer congested.
     Disengaged,
-    /// A disk asked all the time and got less than its reservation, for a second.
+    /// A disk had I/O waiting for a whole second and got less than its reservation.
     ReservationUnmet {
-        /// Which; none when it has gone meanwhile.
+        /// The disk; none if it has been detached since.
         #[serde(default)]
         disk: Option<Name>,
     },
-    /// All reservations together are more than the datastore does: each is met in proportion.
+    /// All reservations together exceed the datastore's capability. Each is met in proportion.
     ReservationsShrunk {
-        /// What part of them is met.
+        /// The percentage of them that is met.
         percent: u32,
     },
-    /// A disk's burst is nearly spent, or is.
+    /// A disk's burst is almost or completely used up.
     BurstLow {
-        /// Which; none when it has gone meanwhile.
+        /// The disk; none if it has been detached since.
         #[serde(default)]
         disk: Option<Name>,
-        /// What part of it is left at most: 20 or 0.
+        /// The most that is left of it: 20 or 0 percent.
         percent: u64,
     },
-    /// Another host serves this datastore.
+    /// Another host uses this datastore.
     HostSeen {
         /// Its identity.
         host: String,
-        /// What people call it, if it says so.
+        /// Its name, if it reports one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         name: Option<String>,
     },
-    /// It does so no longer.
+    /// A host no longer uses this datastore.
     HostLost {
         /// Its identity.
         host: String,
-        /// What people call it, if it says so.
+        /// Its name, if it reports one.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         name: Option<String>,
-        /// It said so; else it fell silent.
+        /// Whether it announced this. Otherwise it stopped reporting.
         left: bool,
     },
-    /// Load that none of our hosts causes is there, or gone.
+    /// Load from outside our hosts has appeared or disappeared.
     ExternalLoad {
-        /// Which of the two.
+        /// Whether it is present.
         on: bool,
     },
-    /// The other hosts cannot be heard, or can be again.
+    /// This host cannot read the other hosts' slots, or can again.
     Alone {
-        /// Which of the two.
+        /// Whether it cannot.
         on: bool,
     },
-    /// The other hosts cannot hear us, or can again.
+    /// The other hosts cannot read this host's slot, or can again.
     Mute {
-        /// Which of the two.
+        /// Whether they cannot.
         on: bool,
     },
-    /// The automatic threshold has moved by a tenth.
+    /// The automatic threshold has changed by a tenth or more.
     ThresholdMoved {
-        /// Where it is.
+        /// Its new value.
         threshold_us: f64,
     },
-    /// What is set for the whole datastore has a generation that cannot be: it is not believed.
+    /// The settings for the whole datastore have an impossible generation and are ignored.
     GenerationRefused {
         /// The generation.
         generation: u64,
     },
-    /// Somebody else sits in this host's slot: it takes another.
+    /// Another host uses this host's slot. This host takes another slot.
     Displaced,
-    /// This daemon stood still for so long that others took it for dead; it joins anew.
+    /// This daemon was paused for so long that the other hosts counted it as dead. It joins again.
     Paused {
         /// How long.
         for_s: f64,
@@ -117,27 +117,27 @@ pub enum Happening {
         /// Why.
         why: String,
     },
-    /// It can be used again.
+    /// The slot file can be used again.
     TroubleOver,
-    /// A certificate that a TLS listener shows has expired, will soon, or is not valid yet.
+    /// A TLS listener's certificate has expired, expires soon, or is not valid yet.
     Certificate {
-        /// Where it is shown.
+        /// The listener that uses it.
         listener: String,
         /// The file that it was read from.
         file: String,
-        /// How it stands.
+        /// Its state.
         state: CertificateState,
         /// Whole days until its end, rounded down: negative once it has expired.
         days_left: i64,
     },
-    /// More happened than was kept until it could be told.
+    /// Events were lost because the queue was full.
     Missed {
-        /// How many were lost.
+        /// The number of lost events.
         count: u64,
     },
 }
 
-/// How a certificate stands that cannot be relied on.
+/// Why a certificate needs attention.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum CertificateState {
@@ -150,7 +150,7 @@ pub enum CertificateState {
 }
 
 impl Happening {
-    /// Its word, as on the wire.
+    /// Its name on the wire.
     pub const fn word(&self) -> &'static str {
         match self {
             Happening::Engaged { .. } => "engaged",
@@ -175,7 +175,7 @@ impl Happening {
     }
 }
 
-/// The events that the daemon keeps.
+/// The events that the daemon has stored.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct EventList {
     /// In the order of their numbers.
@@ -187,7 +187,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_event_is_one_flat_object_with_its_word() {
+    fn an_event_is_one_flat_object_with_its_kind() {
         let event = Event {
             number: 7,
             at_ms: 1,
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn every_word_is_that_of_the_wire() {
+    fn every_word_equals_its_name_on_the_wire() {
         let all = [
             Happening::Disengaged,
             Happening::Engaged {

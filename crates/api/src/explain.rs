@@ -1,9 +1,9 @@
-//! The explanation of a disk's speed: where its I/Os' time went, what limits it, what would change that.
+//! The explanation of a disk's performance: where its I/Os spend time, what limits it, and what would change that.
 //!
-//! The daemon's `explain` makes these of what it saw in the last seconds; `tidegate explain` prints them.
+//! The daemon's `explain` computes these from the last seconds' counters. `tidegate explain` prints them.
 //!
 //! # Units
-//! Every key ends in its unit. Means are over the I/Os that ended in the `covers_s` seconds before the answer.
+//! Every key ends in its unit. Means are over the I/Os that completed in the `covers_s` seconds before the response.
 //!
 //! # Picture: an I/O's parts
 //! ```text
@@ -23,7 +23,7 @@ pub struct Explanation {
     pub disk: Name,
     /// The datastore that it lies on.
     pub datastore: Name,
-    /// How long what follows covers: less than was asked for where the disk was attached later.
+    /// How long the explanation covers. It is less than requested if the disk was attached later.
     pub covers_s: f64,
     /// What limits it.
     pub cause: Cause,
@@ -31,11 +31,11 @@ pub struct Explanation {
     pub because: String,
     /// What would change it.
     pub remedy: String,
-    /// What else is worth knowing, a sentence each.
+    /// Other useful facts, one sentence each.
     pub notes: Vec<String>,
     /// What it did.
     pub load: Load,
-    /// Where the time of its I/Os went, in the order in which they pass; empty if there were none.
+    /// Where its I/Os spent time, in the order of the I/O path. Empty if there were no I/Os.
     pub parts: Vec<Part>,
     /// The I/O thread that serves it.
     pub thread: ThreadLoad,
@@ -48,22 +48,22 @@ pub struct Explanation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Cause {
-    /// It has no `stats` filter and waits for no turn: there is nothing to go by.
+    /// It has no `stats` filter and waits in no scheduler: there is no data.
     Unmeasured,
-    /// Nobody asked it for anything.
+    /// It received no I/O.
     Idle,
-    /// Its lease: it was not renewed in time, and I/O waits until it is clear whether another host has taken the disk; or
-    /// one has.
+    /// Its lease. It was not renewed in time and I/O waits until its ownership is certain, or another host has taken
+    /// the disk.
     Lease,
-    /// I/Os are outstanding, and none has ended.
+    /// I/Os are outstanding, and none completes.
     Stuck,
-    /// Its own limit of I/Os.
+    /// Its own IOPS limit.
     Limit,
-    /// Its own limit of bytes.
+    /// Its own bandwidth limit.
     Bandwidth,
-    /// The limit of its group.
+    /// A limit of its group.
     GroupLimit,
-    /// Its shares: the datastore is congested, and this is its part of it.
+    /// Its shares: the datastore is congested, and this is the disk's share of it.
     Shares,
     /// Its filters.
     Filters,
@@ -71,9 +71,9 @@ pub enum Cause {
     IoThread,
     /// The datastore, which is slow.
     Datastore,
-    /// The guest, which asks for no more.
+    /// The guest, which issues no more I/O.
     Guest,
-    /// Nothing: its I/Os are answered as fast as the datastore does them.
+    /// Nothing: its I/Os complete as fast as the datastore serves them.
     Nothing,
 }
 
@@ -99,31 +99,31 @@ impl Cause {
 /// What a disk did.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Load {
-    /// I/Os that ended.
+    /// Completed I/Os.
     pub ios: u64,
-    /// The same a second.
+    /// The same per second.
     pub iops: f64,
-    /// Units a second that were begun: what limits and reservations count; 0 without I/O control.
+    /// Units started per second, as counted for limits and reservations. 0 without I/O control.
     pub units_per_s: f64,
-    /// Bytes a second.
+    /// Bytes per second.
     pub bytes_per_s: f64,
-    /// How many I/Os the guest had outstanding, in the mean.
+    /// Mean number of outstanding I/Os.
     pub outstanding_mean: f64,
-    /// How long an I/O took, in the mean.
+    /// Mean latency of an I/O.
     pub latency_mean_us: f64,
 }
 
-/// A part of an I/O's time.
+/// One part of an I/O's time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Part {
-    /// Which.
+    /// Its name.
     pub part: PartName,
-    /// For `turn`: what it waited for.
+    /// For `turn`: the reason for the wait.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub reason: Option<HoldReason>,
-    /// How long an I/O was there, in the mean over all.
+    /// Mean time that an I/O spent there.
     pub mean_us: f64,
-    /// The same of the whole, from 0 to 1.
+    /// Its fraction of the whole, from 0 to 1.
     pub ratio: f64,
 }
 
@@ -131,34 +131,34 @@ pub struct Part {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum PartName {
-    /// In the guest's queue, seen and not yet taken by the I/O thread.
+    /// In the guest's queue: seen, and not yet taken by the I/O thread.
     Queue,
-    /// In the filters, both ways.
+    /// In the filters, in both directions.
     Filters,
-    /// Waiting for its turn.
+    /// In the scheduler, waiting to be dispatched.
     Turn,
-    /// With the datastore.
+    /// In the datastore.
     Datastore,
 }
 
-/// Why an I/O waited for its turn.
+/// Why an I/O waited to be dispatched.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum HoldReason {
-    /// It was others' turn.
+    /// Other disks were due first, by their shares.
     Shares,
-    /// It was its turn, and the host's window was full.
+    /// The host's window was full.
     Window,
-    /// The disk's limit of I/Os.
+    /// The disk's IOPS limit.
     Limit,
     /// A limit of the disk's group.
     GroupLimit,
-    /// The disk's limit of bytes.
+    /// The disk's bandwidth limit.
     Bandwidth,
 }
 
 impl HoldReason {
-    /// All of them, in the order in which the I/O threads count them.
+    /// All of them, in the order of the I/O threads' counters.
     pub const ALL: [HoldReason; 5] = [
         HoldReason::Shares,
         HoldReason::Window,
@@ -167,7 +167,7 @@ impl HoldReason {
         HoldReason::Bandwidth,
     ];
 
-    /// As it is written.
+    /// Its name on the wire.
     pub const fn name(self) -> &'static str {
         match self {
             HoldReason::Shares => "shares",
@@ -184,40 +184,40 @@ impl HoldReason {
 pub struct ThreadLoad {
     /// Its number.
     pub thread: u32,
-    /// On requests, of all its disks.
+    /// On requests of all its disks.
     pub busy_ratio: f64,
-    /// Looking for requests and finding none.
+    /// Polling for requests and finding none.
     pub polling_ratio: f64,
     /// Asleep.
     pub sleeping_ratio: f64,
 }
 
-/// What a datastore's I/O control did for a disk, and what it knows.
+/// What a datastore's I/O control did for a disk, and its state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Control {
-    /// How far it goes.
+    /// Its mode.
     pub mode: IoControlMode,
-    /// The part of the time in which it was engaged, from 0 to 1.
+    /// The fraction of the time in which it was engaged, from 0 to 1.
     pub engaged_ratio: f64,
-    /// The datastore's latency as the hosts that share it last told, normalised to 4 KiB.
+    /// The datastore's latency as last reported by the hosts that share it, normalised to 4 KiB.
     pub latency_us: f64,
-    /// Where it counts as congested; absent: nowhere.
+    /// The congestion threshold; absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub threshold_us: Option<f64>,
-    /// Units a second that the disk's part brings while the datastore is as it is; absent while not engaged.
+    /// Units per second that the disk's share of the window yields in the current state; absent while not engaged.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub entitled_iops: Option<u64>,
     /// The disk's shares.
     pub shares: u32,
-    /// Its reservation, units a second; 0: none.
+    /// The disk's reservation, units per second; 0: none.
     pub reservation_iops: u64,
-    /// Its limit, units a second; absent: none.
+    /// The disk's limit, units per second; absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_iops: Option<u64>,
-    /// Its limit, bytes a second; absent: none.
+    /// The disk's limit, bytes per second; absent: none.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_bytes_per_s: Option<u64>,
-    /// Units that are left of its burst; 0: none, or it has none.
+    /// Units left of its burst; 0: used up, or it has none.
     pub burst_left: u64,
 }
 
@@ -226,7 +226,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_reasons_name_is_its_word_on_the_wire() {
+    fn a_reasons_name_equals_its_name_on_the_wire() {
         for reason in HoldReason::ALL {
             let json = serde_json::to_value(reason).expect("a word is plain data");
             assert_eq!(json, reason.name());

@@ -1,14 +1,14 @@
 //! Groups of disks: limits on all disks of a group on one host.
 //!
-//! A disk names its group in its policy. What the group may do is this host's business: another host that serves disks
-//! of the same group has its own numbers for it, or none.
+//! A disk names its group in its policy. A group's limits are local to a host: another host may have other limits for
+//! the same group, or none.
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
 use crate::name::Name;
 
-/// What a group's disks may do together on this host.
+/// Limits on the sum of a group's disks on this host.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GroupLimits {
@@ -20,12 +20,12 @@ pub struct GroupLimits {
     pub limit_bytes_per_s: Option<u64>,
 }
 
-/// A group, as it is now.
+/// A group's current state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Group {
     /// Its name, unique on this host.
     pub name: Name,
-    /// What its disks may do together on this host.
+    /// Limits on the sum of its disks on this host.
     pub limits: GroupLimits,
     /// The disks that name it and are attached on this host.
     pub disks: Vec<Name>,
@@ -38,7 +38,8 @@ pub struct GroupList {
     pub groups: Vec<Group>,
 }
 
-/// Changes to a group, which is made if there is none; what is absent stays. For a limit, null: unlimited.
+/// Changes to a group, which is created if it does not exist. An absent field stays as it is. For a limit, null:
+/// unlimited.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct GroupSet {
@@ -60,13 +61,13 @@ pub struct GroupSet {
     pub limit_bytes_per_s: Option<Option<u64>>,
 }
 
-/// The groups of a host, as they are remembered in the root's state.
+/// The groups of a host, as stored in the root's state.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct GroupsRecord {
     /// The format's version: [`GroupsRecord::VERSION`].
     pub version: u32,
-    /// What each may do.
+    /// The limits of each.
     #[serde(default)]
     pub groups: std::collections::BTreeMap<Name, GroupLimits>,
 }

@@ -1,10 +1,10 @@
 //! I/O control of a datastore: its settings, and the state that one host reports.
 //!
-//! The daemon's plan turns these words into the engine's; its report of a datastore comes back in them.
+//! The daemon's plan turns the settings into the engine's. The daemon reports a datastore's state in these types.
 //!
 //! # Units
-//! Windows, demands and what is in flight count reference I/Os (a 4 KiB random read); rates of them end in `cost_per_s`.
-//! Reservations, limits and what a disk gets count units of I/O a second: one for each `io_unit_bytes` of a request.
+//! Windows, demands and I/O in flight count reference I/Os (a 4 KiB random read). Rates of them end in `cost_per_s`.
+//! Reservations, limits and disks' rates count units of I/O per second: one for each `io_unit_bytes` of a request.
 
 use std::path::PathBuf;
 use std::str::FromStr;
@@ -15,10 +15,10 @@ use utoipa::ToSchema;
 use crate::name::Name;
 use crate::units::Span;
 
-/// The least latency that a datastore may be held to: below it the network and the CPU are measured, not the datastore.
+/// The lowest threshold. Below it, latency measures the network and the CPU, not the datastore.
 pub const THRESHOLD_MIN: Span = Span(200_000);
 
-/// The greatest: guests take a disk slower than this for a broken one.
+/// The highest threshold. Guests treat a slower disk as broken.
 pub const THRESHOLD_MAX: Span = Span(100_000_000);
 
 /// The least bytes that count as one unit.
@@ -27,31 +27,31 @@ pub const IO_UNIT_MIN: u32 = 4 << 10;
 /// The most bytes that count as one unit.
 pub const IO_UNIT_MAX: u32 = 128 << 10;
 
-/// Bytes of a unit unless told otherwise, as vSphere has it.
+/// The default bytes of a unit, as in vSphere.
 pub const IO_UNIT: u32 = 32 << 10;
 
-/// How far I/O control goes on a datastore.
+/// What I/O control enforces on a datastore.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum IoControlMode {
-    /// Limits always hold; shares and reservations while the datastore is congested.
+    /// Limits always apply. Shares and reservations apply while the datastore is congested.
     #[default]
     On,
-    /// Everything is computed and shown, and nobody is held back, by limits neither.
+    /// Everything is computed and shown, and no I/O is delayed, not even by limits.
     Observe,
-    /// Limits hold, and nothing else.
+    /// Only limits apply.
     Off,
 }
 
-/// Where a datastore counts as congested: `auto`, a latency such as `12ms`, or `off`.
+/// The congestion threshold: `auto`, a latency such as `12ms`, or `off`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum CongestionThreshold {
-    /// Found while serving.
+    /// Measured while serving.
     #[default]
     Auto,
     /// This latency.
     At(Span),
-    /// Nowhere: shares and reservations never hold.
+    /// None: shares and reservations never apply.
     Off,
 }
 
@@ -64,12 +64,12 @@ impl FromStr for CongestionThreshold {
             latency => {
                 let at: Span = latency
                     .parse()
-                    .map_err(|error| format!("{error}; or say auto or off"))?;
+                    .map_err(|error| format!("{error}; or use auto or off"))?;
                 if (THRESHOLD_MIN..=THRESHOLD_MAX).contains(&at) {
                     Ok(CongestionThreshold::At(at))
                 } else {
                     Err(format!(
-                        "a congestion threshold of {at} is not from {THRESHOLD_MIN} to {THRESHOLD_MAX}; or say auto or off"
+                        "a congestion threshold of {at} is not from {THRESHOLD_MIN} to {THRESHOLD_MAX}; or use auto or off"
                     ))
                 }
             }
@@ -100,23 +100,23 @@ impl<'de> Deserialize<'de> for CongestionThreshold {
     }
 }
 
-/// How a datastore is controlled, as this host has it stored. Where hosts share a directory, what was set last on any of
-/// them holds on all.
+/// A datastore's I/O control settings, as stored by this host. Where hosts share a directory, the latest change on any
+/// of them applies to all.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IoControl {
-    /// How far it goes.
+    /// What it enforces.
     #[serde(default)]
     pub mode: IoControlMode,
-    /// Where it engages: `auto`, a latency such as `12ms`, or `off`.
+    /// The congestion threshold: `auto`, a latency such as `12ms`, or `off`.
     #[serde(default)]
     #[schema(value_type = String)]
     pub congestion_threshold: CongestionThreshold,
     /// Bytes of a request that count as one unit of limits and reservations.
     #[serde(default = "io_unit")]
     pub io_unit_bytes: u32,
-    /// A directory through which the hosts of a datastore find each other that has none of its own; null: this host
-    /// decides by itself.
+    /// A directory through which the hosts of a datastore coordinate, if the datastore is not a directory itself; null:
+    /// this host decides alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub coordination: Option<PathBuf>,
@@ -137,21 +137,21 @@ fn io_unit() -> u32 {
     IO_UNIT
 }
 
-/// Changes to how a datastore is controlled; what is absent stays.
+/// Changes to a datastore's I/O control. An absent field stays as it is.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct IoControlSet {
-    /// How far it goes.
+    /// What it enforces.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mode: Option<IoControlMode>,
-    /// Where it engages.
+    /// The congestion threshold.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub congestion_threshold: Option<CongestionThreshold>,
     /// Bytes of a unit of limits and reservations.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_unit_bytes: Option<u32>,
-    /// The directory through which hosts find each other; null: none.
+    /// The directory through which hosts coordinate; null: none.
     #[serde(
         default,
         skip_serializing_if = "Option::is_none",
@@ -161,54 +161,54 @@ pub struct IoControlSet {
     pub coordination: Option<Option<PathBuf>>,
 }
 
-/// I/O control of a datastore as this host sees it now: while at least one of its disks is attached here.
+/// A datastore's I/O control as seen by this host, while at least one of its disks is attached here.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DatastoreControl {
-    /// How far it goes: what was set last, on any host.
+    /// What it enforces: the latest setting of any host.
     pub mode: IoControlMode,
-    /// Where it engages: what was set last, on any host.
+    /// The congestion threshold: the latest setting of any host.
     #[schema(value_type = String)]
     pub congestion_threshold: CongestionThreshold,
-    /// Bytes of a unit of limits and reservations: what was set last, on any host.
+    /// Bytes of a unit of limits and reservations: the latest setting of any host.
     pub io_unit_bytes: u32,
-    /// Whether it is engaged: shares and reservations hold.
+    /// Whether it is engaged: shares and reservations apply.
     pub engaged: bool,
     /// Why it is engaged, or is not, as a sentence.
     pub why: String,
-    /// The datastore's latency, all hosts together, as of a 4 KiB I/O; 0: nothing was measured.
+    /// The datastore's latency over all hosts, normalised to a 4 KiB I/O; 0: not measured.
     pub latency_us: f64,
-    /// The latency above which it counts as congested now.
+    /// The current congestion threshold.
     pub threshold_us: f64,
-    /// What all hosts together may have in flight.
+    /// The window of all hosts together.
     pub window_all: f64,
-    /// This host's part of it.
+    /// This host's share of it.
     pub window: f64,
-    /// What all hosts have in flight.
+    /// I/O in flight from all hosts.
     pub in_flight: f64,
-    /// What all hosts get through.
+    /// Throughput of all hosts.
     pub cost_per_s: f64,
-    /// The most that the datastore was seen to do; 0: nothing was seen.
+    /// The highest measured throughput of the datastore; 0: not measured.
     pub peak_cost_per_s: f64,
-    /// Whether that is the datastore's most, and not only the load's.
+    /// Whether that is the datastore's capability, and not only the load's.
     pub saturated: bool,
-    /// What part of the reservations is met, 0 to 1.
+    /// The fraction of the reservations that is met, 0 to 1.
     pub reservations_met: f64,
-    /// Load that none of our hosts causes.
+    /// Whether there is load from outside our hosts.
     pub external_load: bool,
-    /// The other hosts cannot be heard.
+    /// Whether this host cannot read the other hosts' slots.
     pub alone: bool,
-    /// The other hosts cannot hear this one.
+    /// Whether the other hosts cannot read this host's slot.
     pub mute: bool,
-    /// Foreign or torn slots that were met since control began.
+    /// Foreign or torn slots read since control began.
     pub unreadable_slots_total: u64,
-    /// The directory through which hosts find each other; null: this host decides by itself.
+    /// The directory through which hosts coordinate; null: this host decides alone.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub directory: Option<PathBuf>,
-    /// This host's slot there, once it has one.
+    /// This host's slot there, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub slot: Option<u16>,
-    /// Why hosts cannot agree there, if they cannot.
+    /// Why hosts cannot coordinate there, if they cannot.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub trouble: Option<String>,
     /// Hosts that use the datastore, this one first.
@@ -220,39 +220,39 @@ pub struct DatastoreControl {
 /// One host that uses a datastore.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct HostControl {
-    /// Its identity: 32 hexadecimal digits, kept in its root.
+    /// Its identity: 32 hexadecimal digits, stored in its root.
     pub host: String,
-    /// What people call it; null: it does not say, being of an older version.
+    /// Its name; null: its version does not report one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
-    /// Whether it is this one.
+    /// Whether it is this host.
     pub here: bool,
-    /// How long it has said nothing new.
+    /// Seconds since its last report.
     pub silent_s: f64,
-    /// How long it may be silent before it counts as dead and its part goes to the others: by the pace at which it means
-    /// to speak.
+    /// Seconds of silence after which it counts as dead and the others get its share. The value follows from its
+    /// reporting interval.
     #[serde(default)]
     pub lease_s: f64,
-    /// Whether it should have spoken by now.
+    /// Whether its report is overdue.
     pub suspect: bool,
     /// Whether it has engaged.
     pub engaged: bool,
-    /// Its part of the window.
+    /// Its share of the window.
     pub window: f64,
     /// What it has in flight.
     pub in_flight: f64,
     /// Its latency.
     pub latency_us: f64,
-    /// What it gets through.
+    /// Its throughput.
     pub cost_per_s: f64,
-    /// How many disks it tells of.
+    /// Number of disks that it reports.
     pub disks: u64,
 }
 
-/// What one disk may get of a datastore, and gets.
+/// What one disk is entitled to on a datastore, and what it gets.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct DiskControl {
-    /// Its name; null: this host knows none of that identity.
+    /// Its name; null: this host knows no disk of that identity.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub disk: Option<Name>,
     /// Its identity among hosts: 16 hexadecimal digits.
@@ -266,39 +266,40 @@ pub struct DiskControl {
     /// Its limit; null: unlimited.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub limit_iops: Option<u64>,
-    /// What it asks for.
+    /// Its demand.
     pub demand: f64,
-    /// Its part of the window; of no meaning while control is not engaged.
+    /// Its share of the window. Meaningless while control is not engaged.
     pub window: f64,
-    /// What that part brings while the datastore is as it is; 0: not known.
+    /// The IOPS that this share yields in the datastore's current state; 0: unknown.
     pub entitled_iops: u64,
-    /// What it gets; null: another host serves it, and does not tell.
+    /// Its current IOPS; null: another host serves it and does not report them.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub got_iops: Option<u64>,
-    /// Whether its reservation was not met in the last second.
+    /// Whether it missed its reservation in the last second.
     pub unmet: bool,
-    /// Whether these are several disks of equal shares: a host with very many tells of the smallest as one.
+    /// Whether this entry merges several disks of equal shares. A host with very many disks reports the smallest ones
+    /// as one.
     pub merged: bool,
 }
 
-/// What became of a disk's reservation when it was last asked for.
+/// The result of the last check of a disk's reservation.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Admission {
-    /// How far it is promised.
+    /// Whether it can be met.
     pub promise: Promise,
     /// Why, as a sentence.
     pub why: String,
 }
 
-/// How far a reservation is promised.
+/// Whether a reservation can be met.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Promise {
-    /// The datastore was seen to be able to.
+    /// Measurements show that the datastore can meet it.
     Verified,
-    /// It was never driven to its most: nobody knows yet.
+    /// The datastore was never saturated, so its capability is unknown.
     Unverified,
-    /// All promises together are more than it can keep: they shrink in proportion.
+    /// All reservations together exceed the datastore's capability. They shrink in proportion.
     BestEffort,
 }
 
@@ -324,7 +325,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_said_nothing_of_is_as_it_is_by_default() {
+    fn absent_settings_get_defaults() {
         let least: IoControl = serde_json::from_str("{}").unwrap();
         assert_eq!(least, IoControl::default());
         assert_eq!(least.io_unit_bytes, 32_768);

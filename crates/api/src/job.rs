@@ -8,69 +8,69 @@ use utoipa::ToSchema;
 use crate::name::Name;
 use crate::problem::Problem;
 
-/// Work that goes on after the answer.
+/// Work that continues after the response.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Job {
-    /// Its number; never used twice by one daemon.
+    /// Its number. One daemon never uses a number twice.
     pub id: u64,
     /// What it does, as a clause: `import /tmp/debian.qcow2 as disk web1`.
     pub what: String,
     /// The disk that it works on.
     pub disk: Name,
-    /// How it stands.
+    /// Its state.
     pub state: JobState,
-    /// Bytes dealt with, holes included.
+    /// Bytes processed, including holes.
     pub done_bytes: u64,
-    /// Bytes to deal with in all.
+    /// Bytes to process in total.
     pub total_bytes: u64,
-    /// Bytes that were actually copied: holes cost nothing.
+    /// Bytes copied. Holes are not copied.
     pub copied_bytes: u64,
-    /// How long it has run, or ran.
+    /// How long it has run.
     pub elapsed_s: f64,
     /// Why it failed, if it did.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub problem: Option<Problem>,
 }
 
-/// How a job stands.
+/// A job's state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum JobState {
-    /// It goes on.
+    /// It is running.
     Running,
-    /// It has done what it should.
+    /// It has succeeded.
     Done,
-    /// It could not; see its problem. What it had made is gone again, but for a disk that is whole and was not attached.
+    /// It has failed; see its problem. Its results are removed, except a complete disk that could not be attached.
     Failed,
-    /// Somebody stopped it. What it had made is gone again.
+    /// It was cancelled. Its results are removed.
     Cancelled,
-    /// The daemon ended while it ran. What it had made is gone, or goes before the next disk is made there.
+    /// The daemon ended while it ran. Its results are removed now, or before the next disk is created there.
     Interrupted,
 }
 
 impl JobState {
-    /// Whether nothing more will happen.
+    /// Whether it has ended.
     pub const fn is_over(self) -> bool {
         !matches!(self, JobState::Running)
     }
 }
 
-/// The jobs of this daemon's life, the latest hundred.
+/// The latest hundred jobs of this daemon process.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct JobList {
     /// In the order of their numbers.
     pub jobs: Vec<Job>,
 }
 
-/// Image formats. All come in; raw and qcow2 go out.
+/// Image formats. All can be imported; raw and qcow2 can be exported.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ImageFormat {
-    /// The bytes themselves, with holes.
+    /// The plain bytes, with holes.
     Raw,
     /// QEMU's format, version 2 or 3.
     Qcow2,
-    /// VMware's, where it is one file.
+    /// VMware's, as a single file.
     Vmdk,
     /// VirtualBox's.
     Vdi,
@@ -91,7 +91,7 @@ impl ImageFormat {
         ImageFormat::Vpc,
     ];
 
-    /// As it is written; QEMU's word for it too.
+    /// Its name, the same as QEMU's.
     pub const fn word(self) -> &'static str {
         match self {
             ImageFormat::Raw => "raw",
@@ -111,61 +111,62 @@ impl std::str::FromStr for ImageFormat {
         match text {
             "vhd" => Ok(ImageFormat::Vpc),
             _ => all.find(|format| format.word() == text).ok_or_else(|| {
-                format!("'{text}' is no image format: use raw, qcow2, vmdk, vdi, vhdx or vpc")
+                format!("'{text}' is not an image format: use raw, qcow2, vmdk, vdi, vhdx or vpc")
             }),
         }
     }
 }
 
-/// An order to make a disk of an image file.
+/// A request to create a disk from an image file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskImport {
     /// The image file or block device, absolute, on the daemon's host and readable by the daemon.
     #[schema(value_type = String)]
     pub file: PathBuf,
-    /// Its format; null: told from its first bytes (an image whose guest could have written those is best named).
+    /// Its format; null: detected from its first bytes. Name the format if the image's guest could have written those
+    /// bytes.
     #[serde(default)]
     pub format: Option<ImageFormat>,
     /// The new disk's name.
     pub name: Name,
-    /// Where; null: the only datastore there is, or `local`.
+    /// Its datastore; null: the only datastore, or `local`.
     #[serde(default)]
     pub datastore: Option<Name>,
     /// Whether to attach the disk when it is complete. If that fails, the job fails and the disk stays, detached.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub attach: bool,
-    /// A block device, absolute, that becomes the disk's image; null: a file on the datastore.
+    /// A block device to use as the disk's image, absolute; null: a file on the datastore.
     #[serde(default)]
     #[schema(value_type = Option<String>)]
     pub device: Option<PathBuf>,
-    /// Whether what is on that device may be lost. Without a device it means nothing: a disk is never replaced.
+    /// Whether the device's contents may be lost. It has no effect without a device: a disk is never replaced.
     #[serde(default)]
     pub existing: Existing,
 }
 
-/// An order to write a disk, which must be detached, to an image file.
+/// A request to write a detached disk to an image file.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub struct DiskExport {
     /// The image file to create, or a block device to write to; absolute, on the daemon's host.
     #[schema(value_type = String)]
     pub file: PathBuf,
-    /// Its format, raw or qcow2; null: as the file's name ends. A name that ends as another format's does is refused.
+    /// Its format, raw or qcow2; null: by the file name's extension. An extension of another format is rejected.
     #[serde(default)]
     pub format: Option<ImageFormat>,
-    /// What to do if the file is there already.
+    /// What to do if the file already exists.
     #[serde(default)]
     pub existing: Existing,
 }
 
-/// What becomes of a file that is in the way.
+/// What to do about an existing file.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Existing {
-    /// It stays and the order fails.
+    /// Fail and leave it unchanged.
     #[default]
     Keep,
-    /// It is replaced, when the new one is complete.
+    /// Replace it when the new file is complete.
     Replace,
 }

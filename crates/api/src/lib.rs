@@ -1,11 +1,11 @@
 //! The types of configuration, disk descriptors and REST.
 //!
-//! Nothing here decides or performs anything: a word is parsed, checked for being a word at all, and handed to the
-//! daemon's plan. This crate knows no other crate of ours, so that a client needs only this one.
+//! Nothing here decides or performs anything: a value is parsed, its syntax is checked, and the daemon's plan
+//! interprets it. This crate depends on no other crate of ours, so that a client needs only this one.
 //!
-//! Read it so: [`units`] and [`name`] (the smallest words), [`config`] (`tidegate.toml`), [`descriptor`]
-//! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`stats`], [`explain`], [`events`], [`status`], [`job`] (what REST carries), [`problem`] (how
-//! failure is told), [`routes`] (every door, with the types that pass through it).
+//! Reading order: [`units`] and [`name`] (the smallest values), [`config`] (`tidegate.toml`), [`descriptor`]
+//! (`disk.toml`), [`datastore`], [`disk`], [`iocontrol`], [`group`], [`stats`], [`explain`], [`events`], [`status`],
+//! [`job`] (the types in REST), [`problem`] (the type of errors), [`routes`] (every route with its types).
 //!
 //! # Units
 //! In JSON a key ends in its unit (`size_bytes`, `p99_us`, `limit_iops`) and its value is a plain number. In TOML and

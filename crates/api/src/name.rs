@@ -1,8 +1,9 @@
-//! Names of disks and datastores: one path component, one NBD export name, one shell word.
+//! Names of disks and datastores. A name is also a path component, an NBD export name and a shell word.
 //!
 //! # Always true
 //! - 1 to 63 characters of `A-Z a-z 0-9 . _ -`, the first a letter or digit. So a name is never `.` or `..`, never
-//!   hidden, never an option, never needs quoting or escaping, and its socket's path stays within the kernel's limit.
+//!   hidden and never an option.
+//! - A name never needs quoting or escaping, and its socket's path stays within the kernel's limit.
 
 use std::fmt;
 use std::str::FromStr;
@@ -14,7 +15,7 @@ use serde::{Deserialize, Serialize};
 #[serde(try_from = "String", into = "String")]
 pub struct Name(String);
 
-/// Why a text is no name.
+/// Why a text is not a name.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
     "'{text}' cannot be a name: {why}; use 1 to 63 letters, digits, '.', '_' or '-', beginning with a letter or digit"
@@ -56,7 +57,7 @@ impl FromStr for Name {
             .chars()
             .all(|c| c.is_ascii_alphanumeric() || matches!(c, '.' | '_' | '-'))
         {
-            return refuse("it holds a character that names do not have");
+            return refuse("it has a character that is not allowed in a name");
         }
         Ok(Name(text.to_owned()))
     }

@@ -1,59 +1,59 @@
-//! Problems: what failed, why, and what to do. The body of every REST answer that is not a success.
+//! Problems: what failed, why, and what to do. A problem is the body of every REST response that reports an error.
 //!
-//! The daemon makes them from its errors; the command line prints them as they are and picks its exit status by
-//! [`ProblemCode`]. Nobody parses the sentences.
+//! The daemon makes them from its errors. The command line prints them and chooses its exit status by [`ProblemCode`].
+//! Programs must not parse the sentences.
 
 use std::fmt;
 
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-/// A failure, told to a person and, by its code, to a program.
+/// An error, described for a person and, by its code, for a program.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Problem {
-    /// What sort of failure it is. Stable: programs may match on it.
+    /// The kind of error. Stable: programs may match on it.
     pub code: ProblemCode,
     /// What failed, as a clause without a full stop: `cannot attach disk db1`.
     pub what: String,
-    /// Why, outermost reason first; the last is the first cause.
+    /// Why, outermost cause first and root cause last.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub why: Vec<String>,
-    /// What to do about it, where something can be done.
+    /// What to do about it, if anything can be done.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub remedy: Option<String>,
 }
 
-/// The sorts of failure. New ones may be added.
+/// The kinds of errors. New ones may be added.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum ProblemCode {
-    /// The request itself makes no sense.
+    /// The request is malformed.
     Invalid,
     /// No such disk, datastore or job.
     NotFound,
-    /// There is something at that path, but not with that HTTP method.
+    /// The path exists, but not with that HTTP method.
     WrongMethod,
-    /// The request's body is longer than any that makes sense.
+    /// The request's body is too long.
     TooLarge,
-    /// Something of that name is there already.
+    /// Something of that name exists.
     Exists,
-    /// It is in use: attached, holding disks, or being worked on.
+    /// It is in use: it is attached, it has disks, or an operation runs on it.
     Busy,
-    /// Another daemon holds the disk.
+    /// Another daemon has the disk open.
     Locked,
     /// The datastore is full.
     Full,
-    /// Neither this daemon nor this kind of datastore can do that.
+    /// This daemon or this kind of datastore does not support it.
     Unsupported,
-    /// The datastore refused, is unreachable or returned an error.
+    /// The datastore rejected the operation, is unreachable or returned an error.
     Datastore,
-    /// A file on disk is not what it should be.
+    /// A file on disk is damaged.
     Corrupt,
-    /// The daemon has used up what the system lets it have: open files, memory.
+    /// The daemon has reached a limit of the system: open files, memory.
     Exhausted,
-    /// The daemon is stopping and takes no more orders.
+    /// The daemon is stopping and accepts no more requests.
     Stopping,
-    /// A fault of ours.
+    /// A bug in the daemon.
     Internal,
 }
 
@@ -77,7 +77,7 @@ impl ProblemCode {
 }
 
 impl Problem {
-    /// A problem with neither reason nor remedy yet.
+    /// A problem with neither cause nor remedy yet.
     pub fn new(code: ProblemCode, what: impl Into<String>) -> Problem {
         Problem {
             code,
@@ -87,20 +87,20 @@ impl Problem {
         }
     }
 
-    /// Adds a reason below those that are there.
+    /// Adds a cause below the existing ones.
     #[must_use]
     pub fn because(mut self, why: impl fmt::Display) -> Problem {
         self.why.push(why.to_string());
         self
     }
 
-    /// Adds every error of a chain, so that the first cause is never lost.
+    /// Adds every error of a chain, so that the root cause is never lost.
     #[must_use]
     pub fn because_of(mut self, error: &(dyn std::error::Error + 'static)) -> Problem {
         let mut next = Some(error);
         while let Some(error) = next {
             let text = error.to_string().trim_end().to_owned();
-            // Some libraries repeat their source in their own message; once is enough.
+            // Some libraries repeat their source in their own message. It is reported once.
             if self.why.last().is_none_or(|last| !last.ends_with(&text)) {
                 self.why.push(text);
             }
@@ -109,7 +109,7 @@ impl Problem {
         self
     }
 
-    /// A problem that is an error's own: its message says what failed, its sources say why.
+    /// A problem made from an error: its message says what failed, its sources say why.
     pub fn of(code: ProblemCode, error: &(dyn std::error::Error + 'static)) -> Problem {
         let problem = Problem::new(code, error.to_string().trim_end());
         match error.source() {
@@ -118,7 +118,7 @@ impl Problem {
         }
     }
 
-    /// The same problem, told as the failure of an order. One that names that order itself is not told twice.
+    /// The same problem as the failure of a request. A problem that names that request already is not wrapped again.
     #[must_use]
     pub fn within(mut self, order: impl Into<String>) -> Problem {
         let order = order.into();
@@ -129,7 +129,7 @@ impl Problem {
         self
     }
 
-    /// Says what to do.
+    /// Adds what to do.
     #[must_use]
     pub fn remedy(mut self, what: impl Into<String>) -> Problem {
         self.remedy = Some(what.into());
@@ -161,7 +161,7 @@ mod tests {
     struct Outer(#[source] std::io::Error);
 
     #[test]
-    fn a_problem_reads_as_one_sentence_and_keeps_the_first_cause() {
+    fn a_problem_is_one_sentence_with_the_root_cause() {
         let cause = Outer(std::io::Error::other("disk on fire"));
         let problem = Problem::new(ProblemCode::Datastore, "cannot attach disk db1")
             .because_of(&cause)
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_that_says_its_cause_itself_is_told_once() {
+    fn a_repeated_cause_is_reported_once() {
         #[derive(Debug, thiserror::Error)]
         #[error("outer: {0}")]
         struct Talkative(#[source] std::io::Error);
@@ -183,15 +183,15 @@ mod tests {
     }
 
     #[test]
-    fn an_order_stands_above_its_reasons_once() {
+    fn the_failed_request_precedes_its_causes_once() {
         let order = "cannot attach disk db1";
         let problem = Problem::of(
             ProblemCode::Datastore,
             &Outer(std::io::Error::other("disk on fire")),
         );
         assert_eq!(problem.what, "outer");
-        let told = problem.within(order);
-        assert_eq!(told.why, ["outer", "disk on fire"]);
-        assert_eq!(told.clone().within(order), told);
+        let wrapped = problem.within(order);
+        assert_eq!(wrapped.why, ["outer", "disk on fire"]);
+        assert_eq!(wrapped.clone().within(order), wrapped);
     }
 }

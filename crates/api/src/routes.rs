@@ -1,8 +1,8 @@
 //! The routes of the REST interface with their types, shared by client and daemon.
 //!
 //! A client fills in a route's path with [`Route::url`] and sends a `Q`. It expects an `A`, or a
-//! [`crate::problem::Problem`] with a status of 400 or more. The daemon's handlers declare the same methods and paths, and
-//! a test of the daemon compares them with [`ALL`].
+//! [`crate::problem::Problem`] with a status of 400 or more. The daemon's handlers declare the same methods and paths,
+//! and a test of the daemon compares them with [`ALL`].
 //!
 //! # Source
 //! HTTP/1.1 over a Unix socket. `GET` changes nothing; `PUT`, `PATCH` and `DELETE` can be repeated.
@@ -76,10 +76,10 @@ impl<Q, A> Route<Q, A> {
         }
     }
 
-    /// The path with its arguments in the order of their places, each percent-encoded.
+    /// The path with its arguments filled in, in order, each percent-encoded.
     ///
     /// # Panics
-    /// When there are more or fewer arguments than places: a mistake in the caller's source.
+    /// When the number of arguments does not match the path.
     pub fn url(&self, arguments: &[&str]) -> String {
         let mut url = String::new();
         let mut arguments = arguments.iter();
@@ -103,7 +103,7 @@ impl<Q, A> Route<Q, A> {
     }
 }
 
-/// Percent-encodes all but the characters that never mean anything in a URL (RFC 3986, unreserved).
+/// Percent-encodes all but the unreserved characters of a URL (RFC 3986).
 pub fn encode(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for byte in text.bytes() {
@@ -126,7 +126,7 @@ macro_rules! routes {
 }
 
 routes! {
-    /// How the daemon is.
+    /// The daemon's state.
     STATUS: Get "/v1/status", Nothing => Status;
     /// All datastores.
     DATASTORES: Get "/v1/datastores", Nothing => DatastoreList;
@@ -134,9 +134,9 @@ routes! {
     DATASTORE_ADD: Post "/v1/datastores", DatastoreAdd => Datastore;
     /// One datastore, by name.
     DATASTORE: Get "/v1/datastores/{name}", Nothing => Datastore;
-    /// Changes how a datastore is controlled.
+    /// Changes a datastore's settings.
     DATASTORE_SET: Patch "/v1/datastores/{name}", DatastoreSet => Datastore;
-    /// Forgets a datastore; what lies on it stays.
+    /// Removes a datastore from the list. Its contents are not changed.
     DATASTORE_REMOVE: Delete "/v1/datastores/{name}", Nothing => Nothing;
     /// All disks.
     DISKS: Get "/v1/disks", Nothing => DiskList;
@@ -156,37 +156,37 @@ routes! {
     DISK_RESIZE: Post "/v1/disks/{name}/resize", DiskResize => Disk;
     /// What a disk has done since it was attached.
     DISK_STATS: Get "/v1/disks/{name}/stats", Nothing => DiskStats;
-    /// Why a disk is as fast as it is. `?last=30s` says by what time (1s to 5min; 30s if not given).
+    /// Explains a disk's performance over `?last=30s` (1s to 5min; default 30s).
     DISK_EXPLAIN: Get "/v1/disks/{name}/explain", Nothing => Explanation;
-    /// How to reach a disk from `qemu`, `libvirt`, `cloud-hypervisor`, `nbd` or `fio`.
+    /// Text that connects a disk to `qemu`, `libvirt`, `cloud-hypervisor`, `nbd` or `fio`.
     DISK_SNIPPET: Get "/v1/disks/{name}/snippets/{for}", Nothing => Snippet;
-    /// Writes a disk to an image file; answers with a job.
+    /// Writes a disk to an image file. Returns a job.
     DISK_EXPORT: Post "/v1/disks/{name}/export", DiskExport => Job;
-    /// Makes a disk of an image file; answers with a job.
+    /// Creates a disk from an image file. Returns a job.
     DISK_IMPORT: Post "/v1/import", DiskImport => Job;
     /// All groups of disks.
     GROUPS: Get "/v1/groups", Nothing => GroupList;
     /// One group, by name.
     GROUP: Get "/v1/groups/{name}", Nothing => Group;
-    /// Changes a group, or makes it.
+    /// Changes a group, or creates it.
     GROUP_SET: Patch "/v1/groups/{name}", GroupSet => Group;
-    /// Forgets a group without attached disks.
+    /// Removes a group without attached disks.
     GROUP_REMOVE: Delete "/v1/groups/{name}", Nothing => Nothing;
     /// All jobs.
     JOBS: Get "/v1/jobs", Nothing => JobList;
     /// One job, by number.
     JOB: Get "/v1/jobs/{id}", Nothing => Job;
-    /// Stops a job, if it still runs.
+    /// Cancels a job if it is still running.
     JOB_CANCEL: Delete "/v1/jobs/{id}", Nothing => Job;
-    /// Everything that disks and I/O threads have done since they began.
+    /// All counters of disks and I/O threads since they began.
     STATS: Get "/v1/stats", Nothing => Sample;
-    /// The same as server-sent events named `sample`, each over the time since the one before.
-    /// `?interval_ms=N` says how often (100 to 60000; 1000 if not given).
+    /// The same as server-sent events named `sample`, each covering the time since the previous one. `?interval_ms=N`
+    /// sets the interval (100 to 60000; default 1000).
     STATS_STREAM: Get "/v1/stats/stream", Nothing => Sample;
-    /// What happens on datastores, as server-sent events named `event`: first those that are kept, then each as it
-    /// comes. Their ids are their numbers: `Last-Event-ID` goes on after one.
+    /// Events of datastores, as server-sent events named `event`: first the stored ones, then each new one. Their ids
+    /// are their numbers; `Last-Event-ID` resumes after one.
     EVENTS: Get "/v1/events", Nothing => Event;
-    /// The events that are kept.
+    /// The stored events.
     EVENTS_KEPT: Get "/v1/events/kept", Nothing => EventList;
     /// Prometheus metrics, as text.
     METRICS: Get "/metrics", Nothing => Nothing;

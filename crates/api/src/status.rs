@@ -7,10 +7,10 @@ use utoipa::ToSchema;
 
 use crate::problem::Problem;
 
-/// The daemon, as it is now.
+/// The daemon's current state.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Status {
-    /// What it is doing with its life.
+    /// Its lifecycle state.
     pub state: State,
     /// Its version.
     pub version: String,
@@ -18,53 +18,53 @@ pub struct Status {
     pub pid: u32,
     /// How long it has been running.
     pub uptime_s: u64,
-    /// Where configuration, state and sockets are.
+    /// The directory of configuration, state and sockets.
     #[schema(value_type = String)]
     pub root: PathBuf,
-    /// The configuration file that it read, if there was one.
+    /// The configuration file that it read, if any.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(value_type = Option<String>)]
     pub config: Option<PathBuf>,
     /// The socket of this API.
     #[schema(value_type = String)]
     pub api_socket: PathBuf,
-    /// Where it listens for NBD clients.
+    /// Its NBD listeners.
     pub nbd_listeners: Vec<NbdListener>,
-    /// The certificates that its TLS listeners show.
+    /// The certificates of its TLS listeners.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tls_certificates: Vec<TlsCertificate>,
-    /// Where browsers find the dashboard, if it has an address.
+    /// The dashboard's address, if it has one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub dashboard: Option<String>,
-    /// How many I/O threads it has.
+    /// Number of I/O threads.
     pub threads: u32,
-    /// How many datastores it knows.
+    /// Number of datastores.
     pub datastores: u64,
-    /// How many disks it knows.
+    /// Number of disks.
     pub disks: u64,
-    /// How many of them are attached.
+    /// Number of attached disks.
     pub attached: u64,
-    /// How many vhost-user guests and NBD clients are connected.
+    /// Number of connected vhost-user guests and NBD clients.
     pub clients: u64,
-    /// What went wrong and still is: disks that are wanted and could not be attached or whose images are harmed,
-    /// datastores that are full or out of reach, certificates that have expired or soon will.
+    /// Current problems: disks that are wanted but not attached or whose images are damaged, datastores that are full
+    /// or unreachable, certificates that have expired or expire soon.
     #[serde(default)]
     pub problems: Vec<Problem>,
 }
 
-/// The daemon's life.
+/// The daemon's lifecycle states.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum State {
-    /// It attaches the disks that are remembered.
+    /// It is attaching the wanted disks.
     Starting,
-    /// It serves.
+    /// It is serving.
     Serving,
-    /// It finishes what is in flight and stops.
+    /// It completes the I/O in flight and stops.
     Stopping,
 }
 
-/// Where NBD clients can knock.
+/// An NBD listener.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct NbdListener {
     /// A socket's path, or an address and port.
@@ -73,15 +73,15 @@ pub struct NbdListener {
     pub security: NbdSecurity,
 }
 
-/// The certificate of a TLS listener; of a chain the one that ends first.
+/// The certificate of a TLS listener; of a chain, the one that expires first.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct TlsCertificate {
-    /// Where it is shown: `nbd` or `dashboard`, and the address.
+    /// The listener that uses it: `nbd` or `dashboard`, and the address.
     pub listener: String,
     /// The file that it was read from.
     #[schema(value_type = String)]
     pub file: PathBuf,
-    /// Whose it is.
+    /// Its subject.
     pub subject: String,
     /// When it expires, in milliseconds since 1970.
     pub expires_at_ms: i64,
@@ -95,10 +95,10 @@ pub struct TlsCertificate {
 pub enum NbdSecurity {
     /// By the permissions of its socket file.
     Unix,
-    /// By TLS; the server shows its certificate.
+    /// By TLS; the server presents its certificate.
     Tls,
-    /// By TLS; client and server show their certificates.
+    /// By TLS; client and server present their certificates.
     MutualTls,
-    /// Not at all: loopback only.
+    /// Not protected: loopback only.
     Plaintext,
 }

@@ -1,16 +1,17 @@
 //! Quantities with units: `10G`, `512MiB`, `5000iops`, `200MiB/s`, `25ms`, `high`, `unlimited`.
 //!
-//! Flags and TOML files hand their text to `parse` here; what is shown again comes from `Display`.
+//! `parse` reads the text of flags and TOML files. `Display` writes it.
 //!
 //! # Always true
 //! - What is displayed parses back to exactly the same value (property-tested).
-//! - A value that is not a whole number of its smallest unit is refused, never rounded: `1.5G` is a size, `0.3` is not.
+//! - A value that is not a whole number of its smallest unit is rejected, never rounded: `1.5G` is a size, `0.3` is
+//!   not.
 //! - Parsing never panics and never overflows silently.
 //!
 //! # Units
-//! `K M G T P E` and `KiB` ... `EiB` are powers of 1024, as in every disk tool of this world; `kB MB` ... `EB` are
-//! powers of 1000. Letters' case is ignored, except in rates: `MB/s` is megabytes, and `Mb/s` or `mbps`, which elsewhere
-//! means megabits, is refused. `Mbit/s` is megabits.
+//! `K M G T P E` and `KiB` ... `EiB` are powers of 1024, as in every disk tool. `kB MB` ... `EB` are powers of 1000.
+//! Case is ignored, except in rates: `MB/s` is megabytes. `Mb/s` or `mbps`, which elsewhere mean megabits, are
+//! rejected. `Mbit/s` is megabits.
 
 use std::fmt;
 use std::str::FromStr;
@@ -18,7 +19,7 @@ use std::str::FromStr;
 use serde::de::{Deserialize, Deserializer};
 use serde::ser::{Serialize, Serializer};
 
-/// Why a text is not the quantity it should be. Its message quotes the text and shows what would do.
+/// Why a text is not a quantity. The message quotes the text and shows valid examples.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("'{text}' is not {expected}: {why}")]
 pub struct UnitError {
@@ -29,7 +30,7 @@ pub struct UnitError {
 
 impl UnitError {
     fn new(text: &str, expected: &'static str, why: &'static str) -> UnitError {
-        // A hostile file may hold a megabyte here; a message need not.
+        // A hostile file may have a megabyte here. The message quotes only its start.
         UnitError {
             text: text.chars().take(64).collect(),
             expected,
@@ -48,11 +49,11 @@ const SHARES: &str = "shares: low, normal, high or a number from 100 to 10000";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Size(pub u64);
 
-/// Bytes a second.
+/// Bytes per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Rate(pub u64);
 
-/// I/Os a second.
+/// I/Os per second.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Iops(pub u64);
 
@@ -64,19 +65,19 @@ pub struct Span(pub u64);
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Shares(u32);
 
-/// A ceiling, or none: what `--limit unlimited` (or `-1`) means.
+/// A ceiling, or none. `--limit unlimited` (or `-1`) is none.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Limit<T> {
     /// No ceiling.
     #[default]
     Unlimited,
-    /// This much and no more.
+    /// At most this much.
     At(T),
 }
 
 const BINARY: [&str; 7] = ["", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
 
-/// Bytes in one of the unit, whose name is lower case; none if there is no such unit.
+/// Bytes in one of the unit, given in lower case. None if there is no such unit.
 fn bytes_in(unit: &str) -> Option<u64> {
     let power = |base: u64, letter: &str| -> Option<u64> {
         let nth = ["k", "m", "g", "t", "p", "e"]
@@ -104,7 +105,7 @@ fn split(text: &str) -> (&str, &str) {
     (number, unit.trim())
 }
 
-/// `number` times `scale`, exactly, or why not.
+/// `number` times `scale`, exactly, or why that is impossible.
 fn scaled(number: &str, scale: u64) -> Result<u64, &'static str> {
     let (whole, part) = number.split_once('.').unwrap_or((number, ""));
     let digits = |text: &str| text.replace('_', "");
@@ -113,7 +114,7 @@ fn scaled(number: &str, scale: u64) -> Result<u64, &'static str> {
     if whole.is_empty() {
         return Err("it must begin with a digit");
     }
-    // 18 digits keep ten to their power within 64 bits; finer than that no unit here divides.
+    // 18 decimals keep the power of ten within 64 bits. No unit here is divisible further.
     if part.len() > 18 || part.contains('.') {
         return Err("it has too many decimals");
     }
@@ -133,14 +134,14 @@ fn scaled(number: &str, scale: u64) -> Result<u64, &'static str> {
     u64::try_from(total).map_err(|_| "the number is too large")
 }
 
-/// What one of a rate's unit (without its `/s`) is: bits, as a power of 1000 or 1024 of them, or bytes.
+/// The unit of a rate (without its `/s`): bits, as a power of 1000 or 1024 of them, or bytes.
 enum RateUnit {
     Bits(u64),
     Bytes(u64),
 }
 
 impl RateUnit {
-    /// `unit` as it was written: a small `b` means bits to some and bytes to others.
+    /// Reads `unit` in its original case: a small `b` means bits to some and bytes to others.
     fn read(unit: &str) -> Result<RateUnit, &'static str> {
         const UNKNOWN: &str = "unknown unit";
         let lower = unit.to_ascii_lowercase();
@@ -153,14 +154,14 @@ impl RateUnit {
             return scale.map(RateUnit::Bits).ok_or(UNKNOWN);
         }
         let scale = bytes_in(&lower).ok_or(UNKNOWN)?;
-        // Nobody counts in mebibits, so `mib` cannot be mistaken.
+        // Mebibits are not in use, so `mib` is not ambiguous.
         if unit.ends_with('b') && !lower.ends_with("ib") {
             return Err("a small b can mean bits: write MB/s for bytes, Mbit/s for bits");
         }
         Ok(RateUnit::Bytes(scale))
     }
 
-    /// So many of it, in bytes.
+    /// `number` of this unit, in bytes.
     fn bytes(self, number: &str) -> Result<u64, &'static str> {
         match self {
             RateUnit::Bytes(scale) => scaled(number, scale),
@@ -172,7 +173,7 @@ impl RateUnit {
     }
 }
 
-/// The largest of `units` (scale, name), given from small to large, that divides `value`, and how often.
+/// The largest of `units` (scale, name), given from small to large, that divides `value`, and the quotient.
 fn best<'a>(value: u64, units: &[(u64, &'a str)]) -> (u64, &'a str) {
     let fits = units
         .iter()
@@ -272,7 +273,7 @@ const SPAN_UNITS: [(u64, &str); 6] = [
 ];
 
 impl Span {
-    /// As the standard library has it.
+    /// Converts to the standard library's type.
     pub const fn to_duration(self) -> std::time::Duration {
         std::time::Duration::from_nanos(self.0)
     }
@@ -290,7 +291,7 @@ impl FromStr for Span {
         };
         let scale = match SPAN_UNITS.iter().find(|(_, name)| *name == unit) {
             Some((scale, _)) => *scale,
-            // Zero is the same length in every unit.
+            // Zero is the same in every unit.
             None if unit.is_empty() && number == "0" => 1,
             None if unit.is_empty() => {
                 return Err(UnitError::new(
@@ -323,14 +324,14 @@ impl fmt::Display for Span {
 impl Shares {
     /// Half of normal.
     pub const LOW: Shares = Shares(500);
-    /// What a disk has unless told otherwise.
+    /// A disk's default.
     pub const NORMAL: Shares = Shares(1000);
     /// Twice normal.
     pub const HIGH: Shares = Shares(2000);
-    /// The heaviest weight: a thousand times normal is beyond any use and keeps 64-bit virtual time far from its end.
+    /// The heaviest weight. A thousand times normal is more than enough, and 64-bit virtual time cannot overflow.
     pub const MAX: u32 = 1_000_000;
 
-    /// A weight from 1 to [`Shares::MAX`]; none for any other number.
+    /// A weight from 1 to [`Shares::MAX`]. None for any other number.
     pub const fn new(weight: u32) -> Option<Shares> {
         if weight >= 1 && weight <= Shares::MAX {
             Some(Shares(weight))
@@ -382,7 +383,7 @@ impl fmt::Display for Shares {
 }
 
 impl<T> Limit<T> {
-    /// The ceiling as an option: how JSON carries it (`null` is no ceiling).
+    /// The ceiling as an option, as in JSON (`null` is no ceiling).
     pub fn to_option(self) -> Option<T> {
         match self {
             Limit::Unlimited => None,
@@ -416,7 +417,7 @@ impl<T: fmt::Display> fmt::Display for Limit<T> {
     }
 }
 
-/// A text, or the bare number that TOML allows where the unit goes without saying.
+/// A text, or the bare number that TOML allows where the unit is implied.
 #[derive(serde::Deserialize)]
 #[serde(untagged, expecting = "a number or a text with its unit")]
 enum Raw {
@@ -494,7 +495,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_are_read_as_disk_tools_read_them() {
+    fn sizes_have_the_meaning_of_disk_tools() {
         assert_eq!(size("10G"), 10 << 30);
         assert_eq!(size("512MiB"), 512 << 20);
         assert_eq!(size("512 mib"), 512 << 20);
@@ -505,7 +506,7 @@ mod tests {
     }
 
     #[test]
-    fn the_other_units_are_read_too() {
+    fn other_units_are_accepted() {
         assert_eq!("200MiB/s".parse(), Ok(Rate(200 << 20)));
         assert_eq!("1GBps".parse(), Ok(Rate(1_000_000_000)));
         assert_eq!("5000iops".parse(), Ok(Iops(5000)));
@@ -519,7 +520,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rate_whose_b_could_mean_bits_is_refused_and_bits_are_taken_as_bits() {
+    fn a_rate_with_an_ambiguous_b_is_rejected_and_bits_are_accepted() {
         for text in [
             "100mbps", "100Mbps", "100Mb/s", "100mb/s", "1gbps", "64kb/s", "9600bps", "800b/s",
         ] {
@@ -546,12 +547,12 @@ mod tests {
         assert_eq!(
             "100mb".parse(),
             Ok(Size(100_000_000)),
-            "nobody sizes a disk in bits"
+            "a size in bits is rejected"
         );
     }
 
     #[test]
-    fn what_is_not_exact_is_refused_not_rounded() {
+    fn an_inexact_value_is_rejected_not_rounded() {
         for text in [
             "0.3",
             "1.0001K",
@@ -574,7 +575,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_quotes_the_text_and_shows_what_would_do() {
+    fn an_error_quotes_the_text_and_shows_a_valid_one() {
         let error = "10X".parse::<Size>().unwrap_err().to_string();
         assert_eq!(
             error,
@@ -584,7 +585,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_displayed_parses_back_to_the_same(value: u64, shift in 0u32..64) {
+        fn a_displayed_value_parses_back_unchanged(value: u64, shift in 0u32..64) {
             let value = value >> shift << (shift / 2);
             prop_assert_eq!(Size(value).to_string().parse(), Ok(Size(value)));
             prop_assert_eq!(Rate(value).to_string().parse(), Ok(Rate(value)));

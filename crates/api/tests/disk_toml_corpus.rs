@@ -1,4 +1,4 @@
-//! Replays the fuzz corpus of `disk.toml` on stable, and random bytes and mutations of it besides.
+//! Replays the fuzz corpus of `disk.toml` on stable Rust, and adds random bytes and mutations.
 
 #[path = "disk_toml/body.rs"]
 mod body;
@@ -16,20 +16,20 @@ fn corpus() -> Vec<Vec<u8>> {
 }
 
 #[test]
-fn every_file_of_the_corpus_is_read_or_refused() {
+fn every_corpus_file_is_parsed_or_rejected() {
     let corpus = corpus();
-    assert!(corpus.len() >= 8, "the corpus has gone missing");
+    assert!(corpus.len() >= 8, "the corpus is missing");
     corpus.iter().for_each(|bytes| body::exercise(bytes));
 }
 
 proptest! {
     #[test]
-    fn any_bytes_are_read_or_refused(bytes: Vec<u8>) {
+    fn any_bytes_are_parsed_or_rejected(bytes: Vec<u8>) {
         body::exercise(&bytes);
     }
 
     #[test]
-    fn a_damaged_descriptor_is_read_or_refused(
+    fn a_damaged_descriptor_is_parsed_or_rejected(
         which: prop::sample::Index, cut: prop::sample::Index, at: prop::sample::Index, byte: u8,
     ) {
         let mut bytes = which.get(&corpus()).clone();
