@@ -1,6 +1,6 @@
 //! Lets arbitrary bytes be an NBD server: the handshake, then replies.
 //!
-//! Input: one byte of wishes; the rest is what the server sends.
+//! Input: one byte of preferences; the rest is what the server sends.
 //!
 //! # Always true
 //! - Cut into single bytes, the stream is understood in the same way.
@@ -8,23 +8,23 @@
 //! - Data is only ever placed within what was asked for.
 
 use tidegate_core::request::{Flags, Op};
-use tidegate_front::nbd::client::handshake::{ANSWER_MAX, Handshake, Step, Wishes};
+use tidegate_front::nbd::client::handshake::{ANSWER_MAX, Handshake, Preferences, Step};
 use tidegate_front::nbd::client::requests::{Part, Replies, Sent, Step as Heard, What};
 use tidegate_front::nbd::wire::ANSWER_BYTES;
 
 /// Runs one input.
 pub(crate) fn run(input: &[u8]) {
-    let Some((wishes, said)) = input.split_first() else {
+    let Some((preferences, said)) = input.split_first() else {
         return;
     };
-    let wishes = Wishes {
+    let preferences = Preferences {
         export: "disk0".to_owned(),
-        structured: wishes & 1 != 0,
-        extents: wishes & 2 != 0,
-        tls: wishes & 4 != 0,
+        structured: preferences & 1 != 0,
+        extents: preferences & 2 != 0,
+        tls: preferences & 4 != 0,
     };
-    let whole = negotiate(&wishes, said, usize::MAX);
-    let bytewise = negotiate(&wishes, said, 1);
+    let whole = negotiate(&preferences, said, usize::MAX);
+    let bytewise = negotiate(&preferences, said, 1);
     assert_eq!(
         whole, bytewise,
         "how the stream was cut changed the outcome"
@@ -35,8 +35,8 @@ pub(crate) fn run(input: &[u8]) {
     }
 }
 
-fn negotiate(wishes: &Wishes, said: &[u8], piece: usize) -> (usize, Step, Vec<u8>) {
-    let mut client = Handshake::new(wishes.clone());
+fn negotiate(preferences: &Preferences, said: &[u8], piece: usize) -> (usize, Step, Vec<u8>) {
+    let mut client = Handshake::new(preferences.clone());
     let (mut used, mut out) = (0, Vec::new());
     let mut seen = piece.min(said.len());
     loop {

@@ -10,7 +10,7 @@ use tidegate_core::request::{Extent, ExtentKind, Fault, Op};
 use tidegate_front::nbd::client::requests::{Part, Replies, Sent, Step as Heard, What};
 use tidegate_front::nbd::client::{handshake, requests};
 use tidegate_front::nbd::handshake::{BlockSizes, ExportInfo, Negotiated};
-use tidegate_front::nbd::session::{Asked, Session, Step};
+use tidegate_front::nbd::session::{ClientRequest, Session, Step};
 use tidegate_front::nbd::wire::{Abilities, PAYLOAD_MAX, REQUEST_BYTES, errno_of, fault_of};
 
 /// Runs one input.
@@ -32,38 +32,38 @@ pub(crate) fn run(input: &[u8]) {
     };
     let session = Session::new(&negotiated);
     loop {
-        let (asked, outcome) = match session.decode(stream) {
+        let (request, outcome) = match session.decode(stream) {
             Step::Need(bytes) => return assert!(bytes > stream.len()),
             Step::Disconnect | Step::Violation(_) => return,
-            Step::Request(asked) => {
-                check(&asked, &negotiated);
-                (asked, Ok(()))
+            Step::Request(request) => {
+                check(&request, &negotiated);
+                (request, Ok(()))
             }
-            Step::Refuse(asked, fault) => (asked, Err(fault)),
+            Step::Refuse(request, fault) => (request, Err(fault)),
         };
         if outcome.is_ok() {
-            succeed(&session, &asked, &negotiated);
+            succeed(&session, &request, &negotiated);
         }
         fail(
             &session,
-            &asked,
+            &request,
             outcome.err().unwrap_or(Fault::Io),
             &negotiated,
         );
-        let payload = usize::try_from(asked.payload).expect("at most 64 MiB");
+        let payload = usize::try_from(request.payload).expect("at most 64 MiB");
         stream = &stream[REQUEST_BYTES..];
         stream = stream.get(payload..).unwrap_or_default();
     }
 }
 
-fn check(asked: &Asked, negotiated: &Negotiated) {
-    let Asked {
+fn check(request: &ClientRequest, negotiated: &Negotiated) {
+    let ClientRequest {
         op,
         offset,
         len,
         payload,
         ..
-    } = *asked;
+    } = *request;
     let export = &negotiated.export;
     assert!(
         offset
@@ -77,15 +77,15 @@ fn check(asked: &Asked, negotiated: &Negotiated) {
     assert!(op != Op::Extents || negotiated.context.is_some());
 }
 
-fn succeed(session: &Session, asked: &Asked, negotiated: &Negotiated) {
-    match asked.op {
+fn succeed(session: &Session, request: &ClientRequest, negotiated: &Negotiated) {
+    match request.op {
         Op::Read => {
             let what = What::Data {
-                offset: asked.offset,
-                len: asked.len,
+                offset: request.offset,
+                len: request.len,
             };
             assert_eq!(
-                hear(session.data(asked).as_bytes(), asked, negotiated),
+                hear(session.data(request).as_bytes(), request, negotiated),
                 what
             );
         }
@@ -93,29 +93,29 @@ fn succeed(session: &Session, asked: &Asked, negotiated: &Negotiated) {
             let mut reply = Vec::new();
             let kinds = [ExtentKind::Data, ExtentKind::Hole, ExtentKind::Hole];
             let extents = kinds.map(|kind| Extent { len: 1 << 16, kind });
-            session.extents(asked, extents, &mut reply);
-            let What::Extents { bytes } = hear(&reply, asked, negotiated) else {
+            session.extents(request, extents, &mut reply);
+            let What::Extents { bytes } = hear(&reply, request, negotiated) else {
                 panic!("extents were heard as something else")
             };
             let bytes = usize::try_from(bytes).expect("few");
             let told = requests::extents(&reply[reply.len() - bytes..]);
-            assert!(told.map(|extent| extent.len).sum::<u64>() <= u64::from(asked.len));
+            assert!(told.map(|extent| extent.len).sum::<u64>() <= u64::from(request.len));
         }
         _ => {
-            let head = session.done(asked, Ok(()));
-            assert_eq!(hear(head.as_bytes(), asked, negotiated), What::Nothing);
+            let head = session.done(request, Ok(()));
+            assert_eq!(hear(head.as_bytes(), request, negotiated), What::Nothing);
         }
     }
 }
 
-fn fail(session: &Session, asked: &Asked, fault: Fault, negotiated: &Negotiated) {
-    let head = session.done(asked, Err(fault));
-    let what = What::Failed(fault_of(errno_of(fault, asked.op)));
-    assert_eq!(hear(head.as_bytes(), asked, negotiated), what);
+fn fail(session: &Session, request: &ClientRequest, fault: Fault, negotiated: &Negotiated) {
+    let head = session.done(request, Err(fault));
+    let what = What::Failed(fault_of(errno_of(fault, request.op)));
+    assert_eq!(hear(head.as_bytes(), request, negotiated), what);
 }
 
 /// What our client makes of a reply.
-fn hear(reply: &[u8], asked: &Asked, negotiated: &Negotiated) -> What {
+fn hear(reply: &[u8], request: &ClientRequest, negotiated: &Negotiated) -> What {
     let replies = Replies::new(&handshake::Negotiated {
         size: negotiated.export.size,
         abilities: negotiated.export.abilities,
@@ -123,15 +123,15 @@ fn hear(reply: &[u8], asked: &Asked, negotiated: &Negotiated) -> What {
         structured: negotiated.structured,
         context: negotiated.context,
     });
-    let Asked {
+    let ClientRequest {
         op,
         flags,
         offset,
         len,
         ..
-    } = *asked;
+    } = *request;
     let heard = replies.decode(reply, |cookie| {
-        (cookie == asked.cookie).then_some(Sent {
+        (cookie == request.cookie).then_some(Sent {
             op,
             flags,
             offset,

@@ -229,7 +229,7 @@ where
     let patience = tokio::time::Instant::now() + PATIENCE;
     let first = tokio::time::timeout_at(patience, negotiate(&mut socket, &mut handshake, disks));
     let first = first.await;
-    if handshake.asked_in_the_clear() && !matches!(first, Ok(Ok(Some(End::StartTls)))) {
+    if handshake.requested_without_tls() && !matches!(first, Ok(Ok(Some(End::StartTls)))) {
         return Err(Gone::Refused(
             "it asked without TLS, which is required there".to_owned(),
         ));

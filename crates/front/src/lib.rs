@@ -1,7 +1,7 @@
-//! The front ends' protocols: rings and bytes of guests and clients become requests, and answers become bytes.
+//! Protocol front ends: they turn guests' rings and clients' bytes into requests, and completions into bytes.
 //!
-//! Two front ends, both pure: [`vhost`] walks virtio rings that lie in a guest's memory, [`nbd`] reads and writes the
-//! NBD protocol. Neither does I/O: the engine maps the memory, holds the sockets, and moves the data.
+//! There are two, both pure: [`vhost`] walks virtio rings in a guest's memory, [`nbd`] reads and writes the NBD
+//! protocol. Neither does I/O: the engine maps the memory, owns the sockets, and moves the data.
 
 #![forbid(unsafe_code)]
 

@@ -1,13 +1,13 @@
 //! The NBD protocol, server and client, without sockets.
 //!
-//! Bytes come in as slices and go out into buffers of the caller; each machine says what it wants next as a value.
-//! A connection's life on the server: [`handshake`] (on a control thread), then [`session`] (on an I/O thread, where
-//! a message becomes a [`Request`](tidegate_core::request::Request)). [`client`] is the other half, for disks that
-//! lie on an NBD server and for measuring. None of them knows sockets, TLS, time or buffers.
+//! Input comes as slices and output goes into the caller's buffers. Each state machine returns its next step as a
+//! value. A server connection starts in [`handshake`] (on a control thread) and continues in [`session`] (on an I/O
+//! thread), where a message becomes a [`Request`](tidegate_core::request::Request). [`client`] is the client side, for
+//! disks on an NBD server and for measurements. None of them uses sockets, TLS, time or buffers of its own.
 //!
 //! # Always true
-//! - No input makes anything here panic, nor keep more than [`handshake::OPTION_MAX`] bytes of it.
-//! - How the stream was cut into pieces changes no step (`tests/nbd_properties.rs`).
+//! - No input causes a panic, and at most [`handshake::OPTION_MAX`] bytes of input are buffered.
+//! - The result does not depend on how the stream is split into reads (`tests/nbd_properties.rs`).
 //!
 //! # Source
 //! The NBD protocol document, fixed newstyle (`doc/proto.md` of the NetworkBlockDevice project). Extended headers

@@ -1,4 +1,4 @@
-//! The fuzzers' corpus, replayed on every run of the tests.
+//! Replays the fuzzers' corpus.
 
 #![expect(
     clippy::unwrap_used,
@@ -23,7 +23,7 @@ fn replay(target: &str, body: fn(&[u8])) {
         std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     files.sort();
-    assert!(files.len() >= 10, "the corpus of {target} has gone missing");
+    assert!(files.len() >= 10, "the corpus of {target} is missing");
     for file in files {
         println!("{}", file.display());
         body(&std::fs::read(&file).unwrap());
@@ -31,16 +31,16 @@ fn replay(target: &str, body: fn(&[u8])) {
 }
 
 #[test]
-fn clients_that_negotiate_nonsense_are_survived() {
+fn malformed_client_negotiations_are_handled() {
     replay("nbd_handshake", handshake::run);
 }
 
 #[test]
-fn clients_that_ask_nonsense_are_survived() {
+fn malformed_client_requests_are_handled() {
     replay("nbd_session", session::run);
 }
 
 #[test]
-fn servers_that_answer_nonsense_are_survived() {
+fn malformed_server_replies_are_handled() {
     replay("nbd_client", client::run);
 }

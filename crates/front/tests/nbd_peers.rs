@@ -1,6 +1,6 @@
-//! The server's half with real clients, and the client's half with real servers.
+//! Tests our NBD server with other clients, and our NBD client with other servers.
 //!
-//! They come from the Debian packages libnbd-bin, nbdkit, python3-libnbd and qemu-utils; a missing one fails the test.
+//! They come from the Debian packages libnbd-bin, nbdkit, python3-libnbd and qemu-utils. A missing one fails the test.
 
 #![expect(
     clippy::unwrap_used,
@@ -12,7 +12,7 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use tidegate_core::request::{Extent, ExtentKind, Flags, Op};
-use tidegate_front::nbd::client::handshake::{Handshake, Negotiated, Step, Wishes};
+use tidegate_front::nbd::client::handshake::{Handshake, Negotiated, Preferences, Step};
 use tidegate_front::nbd::client::requests::{
     Part, Replies, Sent, Step as Heard, What, disconnect, extents,
 };
@@ -25,9 +25,9 @@ use server::Server;
 
 const MIB: usize = 1 << 20;
 
-/// Runs a program to its end, which comes within a minute or is a fault, and gives what it printed.
+/// Runs a program, for at most a minute, and returns its output.
 fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
-    // Debian's nbdsh wants Debian's python, whatever other stands before it.
+    // Debian's nbdsh needs Debian's python, whatever comes first in the path.
     let path = std::env::var("PATH").unwrap_or_default();
     let output = Command::new("timeout")
         .env("PATH", format!("/usr/bin:{path}"))
@@ -51,8 +51,8 @@ fn good(program: &str, arguments: &[&str]) -> String {
     run(program, arguments).unwrap_or_else(|said| panic!("{program} {arguments:?}: {said}"))
 }
 
-/// Bytes that are nowhere the same, with holes.
-fn picture(len: usize) -> Vec<u8> {
+/// Random bytes with holes.
+fn sample_bytes(len: usize) -> Vec<u8> {
     let mut state = 1_u64;
     let mut bytes = vec![0; len];
     for (index, block) in bytes.chunks_mut(4096).enumerate() {
@@ -70,9 +70,9 @@ fn picture(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn nbdinfo_reads_everything_that_we_tell() {
+fn nbdinfo_reads_all_export_information() {
     let server = Server::start("info", 8 * MIB + 512, Abilities::NONE);
-    let told = good("nbdinfo", &[&server.uri("disk0")]);
+    let output = good("nbdinfo", &[&server.uri("disk0")]);
     for line in [
         "newstyle-fixed without TLS, using structured packets",
         "export-size: 8389120",
@@ -91,25 +91,25 @@ fn nbdinfo_reads_everything_that_we_tell() {
         "block_size_preferred: 4096",
         "block_size_maximum: 33554432",
     ] {
-        assert!(told.contains(line), "{line} is not in:\n{told}");
+        assert!(output.contains(line), "{line} is not in:\n{output}");
     }
-    let told = good("nbdinfo", &["--list", "--json", &server.uri("")]);
-    assert!(told.contains("\"export-name\": \"disk0\""), "{told}");
-    assert!(told.contains("memory for a test"), "{told}");
+    let output = good("nbdinfo", &["--list", "--json", &server.uri("")]);
+    assert!(output.contains("\"export-name\": \"disk0\""), "{output}");
+    assert!(output.contains("memory for a test"), "{output}");
     let refused = run("nbdinfo", &[&server.uri("nope")]).unwrap_err();
     assert!(refused.contains("for export: nope"), "{refused}");
 }
 
 #[test]
-fn nbdinfo_draws_the_map_of_a_disk() {
+fn nbdinfo_maps_a_disk() {
     let server = Server::start("map", 8 * MIB, Abilities::NONE);
     let uri = server.uri("disk0");
     good(
         "qemu-io",
         &["-f", "raw", "-c", "write 1M 2M", "-c", "write 5M 512", &uri],
     );
-    let told = good("nbdinfo", &["--map", &uri]);
-    let map: Vec<Vec<&str>> = told
+    let output = good("nbdinfo", &["--map", &uri]);
+    let map: Vec<Vec<&str>> = output
         .lines()
         .map(|line| line.split_whitespace().collect())
         .collect();
@@ -126,15 +126,15 @@ fn nbdinfo_draws_the_map_of_a_disk() {
 }
 
 #[test]
-fn nbdcopy_brings_back_what_it_took_there() {
+fn nbdcopy_reads_back_what_it_wrote() {
     let server = Server::start("copy", 64 * MIB, Abilities::NONE);
     let (there, back) = (server.folder().join("there"), server.folder().join("back"));
-    std::fs::write(&there, picture(64 * MIB)).unwrap();
+    std::fs::write(&there, sample_bytes(64 * MIB)).unwrap();
     let (there, back) = (there.to_str().unwrap(), back.to_str().unwrap());
     good("nbdcopy", &["--flush", there, &server.uri("disk0")]);
     good("nbdcopy", &[&server.uri("disk0"), back]);
     assert!(std::fs::read(there).unwrap() == std::fs::read(back).unwrap());
-    // The largest requests there are, one at a time.
+    // The largest requests, one at a time.
     good(
         "nbdcopy",
         &[
@@ -152,7 +152,7 @@ fn qemu_img_converts_compares_and_checks() {
     let server = Server::start("img", 16 * MIB, Abilities::NONE);
     let uri = server.uri("disk0");
     let (raw, qcow2) = (server.folder().join("raw"), server.folder().join("qcow2"));
-    std::fs::write(&raw, picture(16 * MIB)).unwrap();
+    std::fs::write(&raw, sample_bytes(16 * MIB)).unwrap();
     let (raw, qcow2) = (raw.to_str().unwrap(), qcow2.to_str().unwrap());
     assert!(good("qemu-img", &["info", &uri]).contains("virtual size: 16 MiB"));
     good(
@@ -180,7 +180,7 @@ fn qemu_img_converts_compares_and_checks() {
 }
 
 #[test]
-fn qemu_io_finds_its_patterns_where_it_left_them() {
+fn qemu_io_reads_back_its_patterns() {
     let server = Server::start("io", 8 * MIB, Abilities::NONE);
     let mut arguments = vec!["-f", "raw"];
     for command in [
@@ -209,7 +209,7 @@ fn qemu_io_finds_its_patterns_where_it_left_them() {
 }
 
 #[test]
-fn a_read_only_export_is_read_and_not_written() {
+fn a_read_only_export_can_be_read_but_not_written() {
     let server = Server::start("ro", MIB, Abilities::READ_ONLY);
     let uri = server.uri("disk0");
     assert!(good("nbdinfo", &[&uri]).contains("is_read_only: true"));
@@ -220,7 +220,7 @@ fn a_read_only_export_is_read_and_not_written() {
     assert!(run("qemu-io", &["-f", "raw", "-c", "write 0 512", &uri]).is_err());
 }
 
-/// Does what a well-behaved libnbd would not let it do, and expects the errors that the protocol names.
+/// Sends invalid requests, which libnbd in strict mode would reject, and expects the protocol's errors.
 const SCRIPT: &str = r#"
 import errno
 h.set_strict_mode(0)
@@ -234,7 +234,7 @@ def refused(number, act):
     except nbd.Error as error:
         assert error.errnum == number, (error.errnum, number)
     else:
-        raise AssertionError("it was not refused")
+        raise AssertionError("it was not rejected")
 
 refused(errno.ENOSPC, lambda: h.pwrite(b"x" * 512, size))
 refused(errno.ENOSPC, lambda: h.zero(512, size - 511))
@@ -255,13 +255,13 @@ h.cache(size, 0)
 h.trim(4096, 65536)
 h.flush()
 
-def told(flags):
+def status(flags):
     entries = []
     h.block_status(size, 0, lambda context, offset, some, error: entries.extend(some), flags)
     return entries
 
-assert told(0) == [4096, 0, size - 4096, 3], told(0)
-assert told(nbd.CMD_FLAG_REQ_ONE) == [4096, 0]
+assert status(0) == [4096, 0, size - 4096, 3], status(0)
+assert status(nbd.CMD_FLAG_REQ_ONE) == [4096, 0]
 
 # Many at once, answered each by its own.
 buffers = [nbd.Buffer(4096) for _ in range(64)]
@@ -274,7 +274,7 @@ for cookie in cookies:
 for i, buffer in enumerate(buffers):
     assert buffer.to_bytearray() == bytes([i]) * 4096
 
-# A disk that goes bad says so.
+# A failing disk returns errors.
 h.pwrite(b"\xee", 0)
 refused(errno.EIO, lambda: h.flush())
 h.shutdown()
@@ -288,18 +288,18 @@ plain.set_strict_mode(0)
 refused(errno.EINVAL, lambda: plain.pread(512, size))
 refused(errno.EINVAL, lambda: plain.pread(512, 0, nbd.CMD_FLAG_DF))
 plain.shutdown()
-print("all is well")
+print("done")
 "#;
 
 #[test]
-fn nbdsh_is_answered_as_the_protocol_says_also_where_it_misbehaves() {
+fn nbdsh_gets_the_protocols_replies_to_valid_and_invalid_requests() {
     let server = Server::start("sh", 128 * MIB, Abilities::NONE);
     let script = format!("uri = {:?}\n{SCRIPT}", server.uri("disk0"));
-    let said = good("nbdsh", &["-c", &script]);
-    assert!(said.contains("all is well"), "{said}");
+    let output = good("nbdsh", &["-c", &script]);
+    assert!(output.contains("done"), "{output}");
 }
 
-/// Our client's half on a blocking socket.
+/// Our client on a blocking socket.
 struct Client {
     socket: UnixStream,
     input: Vec<u8>,
@@ -310,13 +310,13 @@ struct Client {
 impl Client {
     fn connect(path: &Path, export: &str, structured: bool) -> Client {
         let mut socket = UnixStream::connect(path).unwrap();
-        let wishes = Wishes {
+        let preferences = Preferences {
             export: export.to_owned(),
             structured,
             extents: structured,
             tls: false,
         };
-        let mut shake = Handshake::new(wishes);
+        let mut shake = Handshake::new(preferences);
         let mut input = Vec::new();
         let negotiated = loop {
             let mut out = Vec::new();
@@ -338,8 +338,8 @@ impl Client {
         }
     }
 
-    /// Asks, and waits for the whole answer: the bytes read, or the extents.
-    fn ask(&mut self, sent: Sent, payload: &[u8]) -> (Vec<u8>, Vec<Extent>) {
+    /// Sends a request and waits for the whole reply: the bytes read, or the extents.
+    fn request(&mut self, sent: Sent, payload: &[u8]) -> (Vec<u8>, Vec<Extent>) {
         self.socket.write_all(&sent.encode(7)).unwrap();
         self.socket.write_all(payload).unwrap();
         let mut read = vec![
@@ -350,7 +350,7 @@ impl Client {
                 0
             }
         ];
-        let mut told = Vec::new();
+        let mut found = Vec::new();
         loop {
             let step = self
                 .replies
@@ -377,13 +377,13 @@ impl Client {
                 }
                 What::Extents { bytes } => {
                     let payload = self.payload(bytes);
-                    told.extend(extents(&payload));
+                    found.extend(extents(&payload));
                 }
                 What::Zeroes { .. } | What::Nothing => {}
                 What::Failed(fault) => panic!("{fault:?}"),
             }
             if last {
-                return (read, told);
+                return (read, found);
             }
         }
     }
@@ -409,7 +409,7 @@ fn fill(socket: &mut UnixStream, input: &mut Vec<u8>, bytes: usize) {
     }
 }
 
-/// Writes, reads back, and asks for extents what `size` bytes of somebody else's disk have.
+/// Writes, reads back, and requests extents of `size` bytes on another server's disk.
 fn exercise(path: &Path, export: &str, structured: bool) {
     let mut client = Client::connect(path, export, structured);
     assert_eq!(client.negotiated.structured, structured);
@@ -422,39 +422,39 @@ fn exercise(path: &Path, export: &str, structured: bool) {
         offset,
         len,
     };
-    let bytes = picture(64 << 10);
+    let bytes = sample_bytes(64 << 10);
     let write = Sent {
         flags: Flags::FUA,
         ..sent(Op::Write, 1 << 20, 64 << 10)
     };
-    client.ask(write, &bytes);
-    client.ask(sent(Op::Flush, 0, 0), &[]);
-    let (read, _) = client.ask(sent(Op::Read, (1 << 20) - 4096, 72 << 10), &[]);
+    client.request(write, &bytes);
+    client.request(sent(Op::Flush, 0, 0), &[]);
+    let (read, _) = client.request(sent(Op::Read, (1 << 20) - 4096, 72 << 10), &[]);
     assert!(read[..4096].iter().all(|byte| *byte == 0));
     assert!(read[4096..][..64 << 10] == bytes);
     let zeroes = Sent {
         flags: Flags::MAY_UNMAP,
         ..sent(Op::WriteZeroes, 1 << 20, 64 << 10)
     };
-    client.ask(zeroes, &[]);
-    let (read, _) = client.ask(sent(Op::Read, 1 << 20, 64 << 10), &[]);
+    client.request(zeroes, &[]);
+    let (read, _) = client.request(sent(Op::Read, 1 << 20, 64 << 10), &[]);
     assert!(read.iter().all(|byte| *byte == 0));
     if structured {
-        let (_, told) = client.ask(sent(Op::Extents, 0, 4 << 20), &[]);
+        let (_, found) = client.request(sent(Op::Extents, 0, 4 << 20), &[]);
         assert_eq!(
-            told.first().map(|extent| extent.kind),
+            found.first().map(|extent| extent.kind),
             Some(ExtentKind::Hole)
         );
     }
 }
 
-/// Somebody else's server, gone with the test.
+/// Another program's server. It ends with the test.
 struct Theirs {
     folder: PathBuf,
 }
 
 impl Theirs {
-    /// Starts a program that goes to the background by itself once it listens.
+    /// Starts a program that moves to the background once it listens.
     fn start(program: &str, arguments: impl FnOnce(&Path) -> Vec<String>) -> Theirs {
         let folder = std::env::temp_dir().join(format!("tg-{program}-{}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();

@@ -1,4 +1,4 @@
-//! Properties of NBD streams: cuts change nothing, both halves agree, requests survive the wire.
+//! Properties of NBD streams: splitting changes nothing, client and server agree, requests decode unchanged.
 
 use proptest::collection::vec;
 use proptest::prelude::*;
@@ -8,7 +8,7 @@ use tidegate_front::nbd::client::requests::Sent;
 use tidegate_front::nbd::handshake::{
     BlockSizes, ExportInfo, Handshake, Negotiated, Refusal, Step, Tls,
 };
-use tidegate_front::nbd::session::{Session, Step as Heard};
+use tidegate_front::nbd::session::{Session, Step as Decoded};
 use tidegate_front::nbd::wire::{Abilities, PAYLOAD_MAX};
 
 #[path = "../../../fuzz/bodies/nbd_client.rs"]
@@ -28,7 +28,7 @@ fn disk(name: &str, size: u64, abilities: Abilities) -> ExportInfo {
     }
 }
 
-/// Bytes on their way from one side to the other.
+/// A byte stream in one direction.
 #[derive(Default)]
 struct Pipe {
     sent: Vec<u8>,
@@ -37,7 +37,7 @@ struct Pipe {
 }
 
 impl Pipe {
-    /// Lets up to `bytes` more arrive; tells whether any did.
+    /// Delivers up to `bytes` more. Returns whether any were delivered.
     fn carry(&mut self, bytes: usize) -> bool {
         let before = self.arrived;
         self.arrived = self.sent.len().min(before + bytes);
@@ -49,9 +49,9 @@ impl Pipe {
     }
 }
 
-/// Lets both halves talk, each hearing the other in pieces of the given sizes; the server has one `disk`.
-fn meet(
-    wishes: client::Wishes,
+/// Connects client and server, and delivers their bytes in pieces of the given sizes. The server has one `disk`.
+fn negotiate(
+    preferences: client::Preferences,
     tls: Tls,
     disk: &ExportInfo,
     pieces: &[usize],
@@ -60,11 +60,11 @@ fn meet(
     Result<client::Negotiated, client::Failure>,
 ) {
     let mut server = Handshake::new(tls);
-    let mut asker = client::Handshake::new(wishes);
+    let mut client_side = client::Handshake::new(preferences);
     let (mut up, mut down) = (Pipe::default(), Pipe::default());
     let mut served = None;
-    for turn in 0..100_000 {
-        let piece = pieces[turn % pieces.len()];
+    for round in 0..100_000 {
+        let piece = pieces[round % pieces.len()];
         up.carry(piece);
         if served.is_none() {
             let (used, step) = server.advance(up.arrived(), &mut down.sent);
@@ -77,20 +77,20 @@ fn meet(
                 Step::StartTls => server = server.inside_tls(),
                 Step::Finished(negotiated) => served = Some(negotiated),
                 Step::Need(_) => {}
-                other => panic!("our own client made our server {other:?}"),
+                other => panic!("our client made our server return {other:?}"),
             }
         }
         down.carry(piece);
-        let (used, step) = asker.advance(down.arrived(), &mut up.sent);
+        let (used, step) = client_side.advance(down.arrived(), &mut up.sent);
         down.used += used;
         match step {
             client::Step::Need(_) => {}
-            client::Step::StartTls => asker = asker.inside_tls(),
+            client::Step::StartTls => client_side = client_side.inside_tls(),
             client::Step::Finished(negotiated) => return (served, Ok(negotiated)),
             client::Step::Failed(failure) => return (served, Err(failure)),
         }
     }
-    panic!("the two never came to an end")
+    panic!("the negotiation did not end")
 }
 
 fn abilities() -> impl Strategy<Value = Abilities> {
@@ -99,7 +99,7 @@ fn abilities() -> impl Strategy<Value = Abilities> {
 
 proptest! {
     #[test]
-    fn our_two_halves_agree_however_their_words_are_cut(
+    fn client_and_server_agree_however_their_messages_are_split(
         structured: bool,
         extents: bool,
         tls: bool,
@@ -110,20 +110,20 @@ proptest! {
     ) {
         let disk = disk("disk0", size, abilities);
         let export = if by_default { String::new() } else { disk.name.clone() };
-        let wishes = client::Wishes { export, structured, extents, tls };
+        let preferences = client::Preferences { export, structured, extents, tls };
         let policy = if tls { Tls::Required } else { Tls::Off };
-        let (served, asked) = meet(wishes, policy, &disk, &pieces);
-        let (served, asked) = (served.unwrap(), asked.unwrap());
-        prop_assert_eq!(asked.size, size);
-        prop_assert_eq!(asked.abilities, served.export.abilities);
-        prop_assert_eq!(asked.block, served.export.block);
-        prop_assert_eq!((asked.structured, served.structured), (structured, structured));
-        prop_assert_eq!(asked.context, served.context);
-        prop_assert_eq!(asked.context.is_some(), structured && extents);
+        let (served, client) = negotiate(preferences, policy, &disk, &pieces);
+        let (served, client) = (served.unwrap(), client.unwrap());
+        prop_assert_eq!(client.size, size);
+        prop_assert_eq!(client.abilities, served.export.abilities);
+        prop_assert_eq!(client.block, served.export.block);
+        prop_assert_eq!((client.structured, served.structured), (structured, structured));
+        prop_assert_eq!(client.context, served.context);
+        prop_assert_eq!(client.context.is_some(), structured && extents);
     }
 
     #[test]
-    fn every_request_survives_the_wire(
+    fn every_request_decodes_unchanged(
         op in proptest::sample::select(Op::ALL.to_vec()),
         fua: bool,
         unmap: bool,
@@ -147,14 +147,14 @@ proptest! {
             structured: true,
             context: Some(1),
         });
-        let heard = session.decode(&Sent { op, flags, offset, len }.encode(cookie));
-        let Heard::Request(asked) = heard else { panic!("heard as {heard:?}") };
-        prop_assert_eq!((asked.op, asked.flags, asked.cookie), (op, flags, cookie));
-        prop_assert_eq!((asked.offset, asked.len), (offset, len));
+        let decoded = session.decode(&Sent { op, flags, offset, len }.encode(cookie));
+        let Decoded::Request(received) = decoded else { panic!("decoded as {decoded:?}") };
+        prop_assert_eq!((received.op, received.flags, received.cookie), (op, flags, cookie));
+        prop_assert_eq!((received.offset, received.len), (offset, len));
     }
 
     #[test]
-    fn a_client_without_sense_is_survived(
+    fn malformed_client_negotiations_are_handled(
         choice: u8,
         mut input in vec(any::<u8>(), 0..64),
         options in vec((0_u32..12, vec(0_u8..4, 0..24)), 0..8),
@@ -171,7 +171,7 @@ proptest! {
     }
 
     #[test]
-    fn requests_without_sense_are_survived(
+    fn malformed_requests_are_handled(
         disk: [u8; 4],
         requests in vec((0_u16..40, 0_u16..10, any::<u64>(), any::<u64>(), any::<u32>()), 0..16),
     ) {
@@ -188,12 +188,12 @@ proptest! {
     }
 
     #[test]
-    fn a_server_without_sense_is_survived(
-        wishes: u8,
+    fn malformed_server_messages_are_handled(
+        preferences: u8,
         answers in vec((1_u32..12, 0_u32..12, any::<bool>(), vec(0_u8..4, 0..24)), 0..8),
         chunks in vec((0_u16..2, 0_u16..7, any::<bool>(), 0_u64..16, vec(0_u8..2, 0..24)), 0..8),
     ) {
-        let mut stream = vec![wishes];
+        let mut stream = vec![preferences];
         stream.extend(b"NBDMAGICIHAVEOPT\0\x03");
         for (option, code, failed, data) in answers {
             stream.extend(0x0003_e889_0455_65a9_u64.to_be_bytes());
@@ -215,15 +215,15 @@ proptest! {
 }
 
 #[test]
-fn a_client_that_asks_for_what_is_not_there_is_told_so() {
+fn an_unknown_export_is_reported_to_the_client() {
     let disk = disk("disk0", 512, Abilities::NONE);
-    let wishes = client::Wishes {
+    let preferences = client::Preferences {
         export: "disk1".to_owned(),
-        ..client::Wishes::default()
+        ..client::Preferences::default()
     };
-    let (served, asked) = meet(wishes, Tls::Off, &disk, &[7]);
+    let (served, client) = negotiate(preferences, Tls::Off, &disk, &[7]);
     assert_eq!(served, None);
-    let failure = asked.unwrap_err().to_string();
+    let failure = client.unwrap_err().to_string();
     assert!(
         failure.starts_with("the server has no such export"),
         "{failure}"
@@ -231,14 +231,14 @@ fn a_client_that_asks_for_what_is_not_there_is_told_so() {
 }
 
 #[test]
-fn a_client_in_the_clear_is_told_that_tls_is_required() {
+fn required_tls_is_reported_to_a_client_without_it() {
     let disk = disk("disk0", 512, Abilities::NONE);
-    let wishes = client::Wishes {
+    let preferences = client::Preferences {
         export: "disk0".to_owned(),
-        ..client::Wishes::default()
+        ..client::Preferences::default()
     };
-    let (_, asked) = meet(wishes, Tls::Required, &disk, &[7]);
-    let failure = asked.unwrap_err().to_string();
+    let (_, client) = negotiate(preferences, Tls::Required, &disk, &[7]);
+    let failure = client.unwrap_err().to_string();
     assert!(
         failure.starts_with("the server requires TLS, which"),
         "{failure}"

@@ -1,4 +1,4 @@
-//! A simulated guest and the queue, over memory that is only bytes.
+//! Tests the queue with a simulated guest, whose memory is byte vectors.
 
 #[path = "vhost_guest/bench.rs"]
 mod bench;

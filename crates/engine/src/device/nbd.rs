@@ -33,7 +33,7 @@ use other_end::Watch;
 use outgoing::Outgoing;
 use std::os::fd::{AsRawFd, OwnedFd};
 use tidegate_core::request::{Data, DiskId, Extent, Fault, Op, Outcome};
-use tidegate_front::nbd::session::{Asked, Head, Session, Step};
+use tidegate_front::nbd::session::{ClientRequest, Head, Session, Step};
 use tidegate_front::nbd::wire::REQUEST_BYTES;
 
 /// Bytes received at once: some thousand requests, or a few dozen 4 KiB writes.
@@ -94,7 +94,7 @@ pub(crate) struct Connection {
 #[derive(Clone, Copy)]
 struct Payload {
     /// What it belongs to; `None` when it is to be thrown away, before this refusal is sent.
-    asked: Asked,
+    asked: ClientRequest,
     refused: Option<Fault>,
     buffer: Option<u32>,
     got: usize,
@@ -305,7 +305,7 @@ impl Connection {
         }
     }
 
-    fn begin(&mut self, me: u32, cx: &mut ThreadCx, asked: Asked, refused: Option<Fault>) {
+    fn begin(&mut self, me: u32, cx: &mut ThreadCx, asked: ClientRequest, refused: Option<Fault>) {
         self.fill.0 += REQUEST_BYTES;
         if asked.payload > 0 {
             let buffer = match refused {
@@ -331,7 +331,7 @@ impl Connection {
         }
     }
 
-    fn submit_without_payload(&mut self, me: u32, cx: &mut ThreadCx, asked: Asked) {
+    fn submit_without_payload(&mut self, me: u32, cx: &mut ThreadCx, asked: ClientRequest) {
         let room = room(&asked);
         match self.claim(cx, room) {
             Some(buffer) => {
@@ -345,7 +345,7 @@ impl Connection {
         }
     }
 
-    fn submit(&mut self, me: u32, cx: &mut ThreadCx, asked: Asked, buffer: u32) {
+    fn submit(&mut self, me: u32, cx: &mut ThreadCx, asked: ClientRequest, buffer: u32) {
         self.in_flight += 1;
         let request = asked.request(Data { buffer, start: 0 }, cx.now);
         cx.submit(
@@ -358,7 +358,7 @@ impl Connection {
         );
     }
 
-    fn refuse(&mut self, me: u32, cx: &mut ThreadCx, asked: &Asked, fault: Fault) {
+    fn refuse(&mut self, me: u32, cx: &mut ThreadCx, asked: &ClientRequest, fault: Fault) {
         let head = self.session.done(asked, Err(fault));
         self.next.push_head(&mut cx.buffers, &head);
         self.note(me, cx);
@@ -505,7 +505,7 @@ impl Connection {
         &mut self,
         cx: &mut ThreadCx,
         buffer: u32,
-        asked: &Asked,
+        asked: &ClientRequest,
         outcome: Outcome,
     ) -> bool {
         self.in_flight -= 1;
@@ -531,7 +531,7 @@ impl Connection {
         !std::mem::replace(&mut self.noted, true)
     }
 
-    fn answer_extents(&mut self, buffers: &mut Buffers, buffer: u32, asked: &Asked) {
+    fn answer_extents(&mut self, buffers: &mut Buffers, buffer: u32, asked: &ClientRequest) {
         let mut extents = Vec::new();
         for at in 0..buffers.len(buffer) / Extent::SIZE {
             let mut bytes = [0; Extent::SIZE];
@@ -553,7 +553,7 @@ impl Connection {
 }
 
 /// Bytes of a request's buffer.
-fn room(asked: &Asked) -> usize {
+fn room(asked: &ClientRequest) -> usize {
     match asked.op {
         Op::Write => asked.payload as usize,
         Op::Read => asked.len as usize,

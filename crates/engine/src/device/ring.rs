@@ -32,7 +32,7 @@ use tidegate_core::units::Time;
 use tidegate_front::vhost::block::{
     BlockRequest, ID_BYTES, Kind, STATUS_IOERR, STATUS_OK, STATUS_UNSUPP,
 };
-use tidegate_front::vhost::queue::{Broken, Nonsense, Queue, Taken};
+use tidegate_front::vhost::queue::{ChainError, Queue, RingError, Taken};
 
 mod effort;
 mod facts;
@@ -199,7 +199,7 @@ impl RingDevice {
     pub(crate) fn sees_work(&self) -> bool {
         let works = self.has_work();
         if works {
-            self.queue.foresee(&self.memory);
+            self.queue.prefetch_next_header(&self.memory);
         }
         works
     }
@@ -294,7 +294,7 @@ impl RingDevice {
         }
     }
 
-    fn take(&mut self) -> Result<Option<Taken<Segment>>, Broken> {
+    fn take(&mut self) -> Result<Option<Taken<Segment>>, RingError> {
         if let Some(head) = self.left_behind.pop_front() {
             return self
                 .queue
@@ -342,14 +342,14 @@ impl RingDevice {
     /// Counts a request that makes no sense.
     #[cold]
     #[inline(never)]
-    fn note_malformed(&self, why: Nonsense, now: Time) {
+    fn note_malformed(&self, why: ChainError, now: Time) {
         self.facts.note(self.number, Malformed::Request(why), now);
     }
 
     /// Stops this queue: its rings make no sense.
     #[cold]
     #[inline(never)]
-    fn stop_broken(&mut self, index: u32, cx: &mut ThreadCx, broken: Broken) {
+    fn stop_broken(&mut self, index: u32, cx: &mut ThreadCx, broken: RingError) {
         self.fail(Malformed::Ring(broken), cx.now);
         self.note_if_drained(index, cx);
     }

@@ -1,8 +1,8 @@
 //! The NBD client: for disks on another NBD server, and for measurements.
 //!
-//! An [`Uri`](uri::Uri) says where and what; a [`Handshake`](handshake::Handshake) negotiates it;
-//! [`requests`] then turns requests into messages and replies into steps. Like the server's half it takes and gives
-//! slices, and knows no socket.
+//! An [`Uri`](uri::Uri) names a server and an export. A [`Handshake`](handshake::Handshake) negotiates the connection.
+//! [`requests`] then turns requests into messages and replies into steps. Like the server side, it works on slices and
+//! uses no sockets.
 
 pub mod handshake;
 pub mod requests;

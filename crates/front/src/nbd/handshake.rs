@@ -1,14 +1,15 @@
-//! The server's negotiation: the export, and the extensions of the protocol.
+//! The server's negotiation: it selects the export and the protocol extensions.
 //!
-//! A control thread feeds [`Handshake::advance`] with what a client sent, sends what it appends, and carries out its
-//! [`Step`]s; it ends with a [`Negotiated`], from which a [`Session`](super::session::Session) is made on the disk's
-//! I/O thread. Exports are known only through answers to [`Step::Lookup`] and [`Step::List`].
+//! A control thread passes the client's bytes to [`Handshake::advance`], sends the bytes that it appends, and carries
+//! out its [`Step`]s. It ends with a [`Negotiated`], from which the disk's I/O thread makes a
+//! [`Session`](super::session::Session). The handshake learns of exports only through the results of [`Step::Lookup`]
+//! and [`Step::List`].
 //!
 //! # Always true
-//! - Nothing agreed in the clear outlives STARTTLS but the client's flags: [`Handshake::inside_tls`] begins anew, so
-//!   an attacker on the wire cannot choose a dialect for the encrypted part.
-//! - An option's data is looked at only when it is whole, and is at most [`OPTION_MAX`] bytes.
-//! - After [`Step::Finished`], [`Step::Aborted`], [`Step::StartTls`] or [`Step::Violation`] no more input is taken.
+//! - Only the client's flags survive STARTTLS: [`Handshake::inside_tls`] starts again. So an attacker on the network
+//!   cannot choose the options of the encrypted part.
+//! - An option's data is processed only when complete, and has at most [`OPTION_MAX`] bytes.
+//! - After [`Step::Finished`], [`Step::Aborted`], [`Step::StartTls`] or [`Step::Violation`] no more input is consumed.
 //!
 //! # Picture
 //! ```text
@@ -29,37 +30,37 @@ use facts::Facts;
 use meta::MetaQuery;
 use std::fmt;
 
-/// The longest option data that is read: a name of 4096 bytes with room for many queries.
+/// The longest option data that is read: a name of 4096 bytes and many queries.
 pub const OPTION_MAX: usize = 8 << 10;
-/// Longer options are skipped and refused up to here; a client that sends still longer ones is not negotiating.
+/// Longer options are skipped and rejected up to this size. Beyond it the connection is closed.
 const SKIP_MAX: u32 = 64 << 10;
-/// Options that one connection may send. A client that asks three questions about each of 500 disks needs 1,500.
+/// The most options on one connection. A client that sends three options about each of 500 disks needs 1,500.
 const OPTIONS_MAX: u32 = 4096;
-/// The only metadata context's number.
+/// The id of the only metadata context.
 const CONTEXT: u32 = 1;
 
-/// Whether a connection is, or must become, private.
+/// Whether a connection uses TLS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tls {
-    /// In the clear; STARTTLS is not known.
+    /// No TLS. STARTTLS is an unknown option.
     Off,
-    /// Nothing but STARTTLS (and ABORT) is heard.
+    /// Only STARTTLS (and ABORT) is accepted before TLS.
     Required,
 }
 
-/// Smallest, best and largest request of an export, in bytes.
+/// The smallest, preferred and largest request of an export, in bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockSizes {
     /// Offsets and lengths should be multiples of this.
     pub minimum: u32,
-    /// They do best as multiples of this.
+    /// Multiples of this perform best.
     pub preferred: u32,
-    /// The most that one read or write may carry.
+    /// The most bytes of one read or write.
     pub payload: u32,
 }
 
 impl Default for BlockSizes {
-    /// Any byte range; best in pages; 32 MiB.
+    /// Any byte range; preferably 4 KiB; at most 32 MiB.
     fn default() -> BlockSizes {
         BlockSizes {
             minimum: 1,
@@ -69,27 +70,27 @@ impl Default for BlockSizes {
     }
 }
 
-/// What a client is told of an export.
+/// The information about an export that a client gets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ExportInfo {
-    /// Its canonical name; the client may have asked by another (the empty one, for the default export).
+    /// Its canonical name. The client may have used another name (the empty one, for the default export).
     pub name: String,
-    /// Words for people; may be empty.
+    /// A description for people; may be empty.
     pub description: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// What can be done with it. The handshake adds what follows from the dialect.
+    /// What it supports. The handshake adds the flags of the negotiated extensions.
     pub abilities: Abilities,
-    /// Sizes of requests.
+    /// Request sizes.
     pub block: BlockSizes,
 }
 
-/// Why an export is not to be had.
+/// Why an export is not available.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// There is none of that name.
+    /// There is no export of that name.
     Unknown,
-    /// Not for this client.
+    /// This client may not use it.
     NotAllowed,
     /// The host is shutting down.
     ShuttingDown,
@@ -98,48 +99,48 @@ pub enum Refusal {
 /// What both sides agreed on.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Negotiated {
-    /// The export, its abilities as the client was told them.
+    /// The export, with the abilities that the client was sent.
     pub export: ExportInfo,
     /// Whether reads are answered in chunks.
     pub structured: bool,
-    /// The number of `base:allocation`, if the client may ask for block status.
+    /// The id of `base:allocation`, if the client may request block status.
     pub context: Option<u32>,
 }
 
 /// What the caller does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Call again when at least so many unconsumed bytes are there.
+    /// Call again with at least this many unconsumed bytes.
     Need(usize),
-    /// Look up an export by name (the empty name asks for the default one), then call [`Handshake::found`].
+    /// Look up an export by name (the empty name is the default export), then call [`Handshake::found`].
     Lookup(String),
     /// Call [`Handshake::listed`].
     List,
-    /// Send what was appended, make the connection a TLS one whose first bytes are those not consumed, and go on
-    /// with [`Handshake::inside_tls`].
+    /// Send the appended bytes and start TLS, whose first bytes are the unconsumed ones. Then continue with
+    /// [`Handshake::inside_tls`].
     StartTls,
-    /// Send what was appended; what was not consumed are requests already.
+    /// Send the appended bytes. The unconsumed bytes are requests.
     Finished(Negotiated),
-    /// The client said goodbye: send what was appended and close.
+    /// The client aborted: send the appended bytes and close.
     Aborted,
     /// The client broke the protocol: close.
     Violation(Violation),
 }
 
-/// How a client broke the protocol, where no answer is possible or deserved.
+/// A protocol violation of a client that gets no reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Violation {
     /// Client flags that were not offered.
     UnknownClientFlags,
     /// An option does not begin with `IHAVEOPT`.
     BadMagic,
-    /// An option too long even to skip, or an export name that cannot be answered.
+    /// An option too long to skip, or an export name that cannot be rejected with a reply.
     OptionTooLong,
-    /// More options than any honest client sends.
+    /// More options than any correct client sends.
     TooManyOptions,
-    /// EXPORT_NAME named what is not there or not allowed, and has no other way to hear no.
+    /// EXPORT_NAME named an export that does not exist or is not allowed. The option has no error reply.
     ExportRefused,
-    /// EXPORT_NAME in the clear where TLS is required.
+    /// EXPORT_NAME without TLS where TLS is required.
     TlsRequired,
 }
 
@@ -148,9 +149,9 @@ impl fmt::Display for Violation {
         f.write_str(match self {
             Violation::UnknownClientFlags => "the client set flags that were not offered",
             Violation::BadMagic => "an option did not begin with its magic number",
-            Violation::OptionTooLong => "an option was too long to be one",
+            Violation::OptionTooLong => "an option was too long",
             Violation::TooManyOptions => "too many options",
-            Violation::ExportRefused => "an export that is not to be had, asked for by EXPORT_NAME",
+            Violation::ExportRefused => "EXPORT_NAME named an export that is not available",
             Violation::TlsRequired => "TLS is required",
         })
     }
@@ -163,11 +164,11 @@ pub struct Handshake {
     tls: Tls,
     no_zeroes: bool,
     structured: bool,
-    /// The canonical name of the export whose `base:allocation` was chosen last.
+    /// The canonical name of the export whose `base:allocation` was selected last.
     context: Option<String>,
     options: u32,
-    /// It was told that TLS is required.
-    in_the_clear: bool,
+    /// An option was rejected because TLS is required.
+    requested_without_tls: bool,
 }
 
 #[derive(Clone, Debug)]
@@ -175,7 +176,7 @@ enum State {
     Greeting,
     ClientFlags,
     Options,
-    /// So many more bytes of a refused option's data are to be thrown away.
+    /// This many bytes of a rejected option's data are still to be discarded.
     Skipping(usize),
     Looking(Wanted),
     Listing,
@@ -191,7 +192,7 @@ enum Wanted {
 }
 
 impl Handshake {
-    /// For a fresh connection.
+    /// For a new connection.
     pub fn new(tls: Tls) -> Handshake {
         Handshake {
             state: State::Greeting,
@@ -200,17 +201,17 @@ impl Handshake {
             structured: false,
             context: None,
             options: 0,
-            in_the_clear: false,
+            requested_without_tls: false,
         }
     }
 
-    /// Whether the client asked for anything without TLS where that is required.
-    pub fn asked_in_the_clear(&self) -> bool {
-        self.in_the_clear
+    /// Whether the client sent an option without TLS where TLS is required.
+    pub fn requested_without_tls(&self) -> bool {
+        self.requested_without_tls
     }
 
-    /// For the same connection after [`Step::StartTls`], now private: no new greeting, and everything but the
-    /// client's flags forgotten.
+    /// For the same connection after [`Step::StartTls`], with TLS active. There is no new greeting, and only the
+    /// client's flags are retained.
     #[must_use]
     pub fn inside_tls(&self) -> Handshake {
         Handshake {
@@ -221,12 +222,12 @@ impl Handshake {
         }
     }
 
-    /// Goes as far as `input` allows. Answers with how much of it was consumed and what is to be done; what was
-    /// appended to `out` is to be sent in every case, before anything else.
+    /// Processes as much of `input` as possible. Returns the number of consumed bytes and the next step. The caller
+    /// sends the bytes appended to `out` first, in every case.
     pub fn advance(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Step) {
         let mut used = 0;
         loop {
-            let (took, step) = self.turn(&input[used..], out);
+            let (took, step) = self.step(&input[used..], out);
             used += took;
             if let Some(step) = step {
                 return (used, step);
@@ -234,20 +235,20 @@ impl Handshake {
         }
     }
 
-    /// The answer to [`Step::Lookup`].
+    /// The result of [`Step::Lookup`].
     ///
     /// # Panics
-    /// If nothing is being looked up.
+    /// If no lookup is pending.
     pub fn found(&mut self, export: Result<ExportInfo, Refusal>, out: &mut Vec<u8>) {
         let State::Looking(wanted) = std::mem::replace(&mut self.state, State::Options) else {
-            panic!("an export was found that nobody looked for");
+            panic!("found() without a pending lookup");
         };
         match (wanted, export) {
-            (Wanted::ExportName, Ok(export)) => self.finish_plainly(export, out),
+            (Wanted::ExportName, Ok(export)) => self.finish_export_name(export, out),
             (Wanted::ExportName, Err(_)) => self.violate(Violation::ExportRefused),
             (Wanted::Info { option, facts }, Ok(export)) => {
                 let negotiated = self.negotiate(export);
-                facts.tell(&negotiated.export, option, out);
+                facts.answer(&negotiated.export, option, out);
                 if option == option::GO {
                     self.state = State::Ended(Step::Finished(negotiated));
                 }
@@ -261,7 +262,9 @@ impl Handshake {
             (Wanted::Info { option, .. } | Wanted::Meta { option, .. }, Err(refusal)) => {
                 let (code, why) = match refusal {
                     Refusal::Unknown => (reply::ERR_UNKNOWN, "no such export"),
-                    Refusal::NotAllowed => (reply::ERR_POLICY, "this export is not for you"),
+                    Refusal::NotAllowed => {
+                        (reply::ERR_POLICY, "access to this export is not allowed")
+                    }
                     Refusal::ShuttingDown => (reply::ERR_SHUTDOWN, "shutting down"),
                 };
                 answer(out, option, code, why.as_bytes());
@@ -269,11 +272,11 @@ impl Handshake {
         }
     }
 
-    /// The answer to [`Step::List`]: names and descriptions of the exports that this client may know of, or why it
-    /// may not ask. Names longer than the protocol's 4096 bytes are left out.
+    /// The result of [`Step::List`]: names and descriptions of the exports that this client may see, or why it may not
+    /// list them. Names longer than the protocol's 4096 bytes are left out.
     ///
     /// # Panics
-    /// If no list was asked for.
+    /// If no list is pending.
     pub fn listed<'a>(
         &mut self,
         exports: Result<impl IntoIterator<Item = (&'a str, &'a str)>, Refusal>,
@@ -281,7 +284,7 @@ impl Handshake {
     ) {
         assert!(
             matches!(self.state, State::Listing),
-            "exports were listed that nobody asked for"
+            "listed() without a pending list"
         );
         self.state = State::Options;
         let Ok(exports) = exports else {
@@ -311,8 +314,8 @@ impl Handshake {
         answer(out, option::LIST, reply::ACK, b"");
     }
 
-    /// One move: how much it took, and a step if the caller has something to do.
-    fn turn(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Option<Step>) {
+    /// One step: the number of consumed bytes, and what the caller does, if anything.
+    fn step(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Option<Step>) {
         match &mut self.state {
             State::Greeting => {
                 out.extend_from_slice(&GREETING.to_be_bytes());
@@ -334,13 +337,13 @@ impl Handshake {
                 *left -= took;
                 match *left {
                     0 => self.state = State::Options,
-                    // Small pieces will do: nothing of it is kept.
+                    // Any amount will do: the data is not stored.
                     _ => return (took, Some(Step::Need(1))),
                 }
                 (took, None)
             }
             State::Looking(_) | State::Listing => {
-                panic!("the negotiation was advanced while it waits for an answer")
+                panic!("advance() while a result is pending")
             }
             State::Ended(step) => (0, Some(step.clone())),
         }
@@ -355,7 +358,7 @@ impl Handshake {
         self.state = State::Options;
     }
 
-    /// Takes one option, once it is whole.
+    /// Processes one option once it is complete.
     fn option(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Option<Step>) {
         let mut header = Fields(input);
         let (magic, option, len) = match (header.u64(), header.u32(), header.u32()) {
@@ -380,7 +383,7 @@ impl Handshake {
             return (0, Some(Step::Need(whole)));
         };
         self.options += 1;
-        (whole, self.obey(option, data, out))
+        (whole, self.handle_option(option, data, out))
     }
 
     fn overlong(&mut self, option: u32, len: u32, out: &mut Vec<u8>) {
@@ -391,9 +394,9 @@ impl Handshake {
         self.state = State::Skipping(usize::try_from(len).unwrap_or(usize::MAX));
     }
 
-    fn obey(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Option<Step> {
+    fn handle_option(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Option<Step> {
         if self.tls == Tls::Required && !matches!(option, option::STARTTLS | option::ABORT) {
-            self.in_the_clear = true;
+            self.requested_without_tls = true;
             match option {
                 option::EXPORT_NAME => self.violate(Violation::TlsRequired),
                 _ => answer(
@@ -438,7 +441,12 @@ impl Handshake {
                 None
             }
             _ => {
-                answer(out, option, reply::ERR_UNSUP, b"this option is not known");
+                answer(
+                    out,
+                    option,
+                    reply::ERR_UNSUP,
+                    b"this option is not supported",
+                );
                 None
             }
         }
@@ -463,7 +471,7 @@ impl Handshake {
                 out,
                 option,
                 reply::ERR_INVALID,
-                b"this request for facts is malformed",
+                b"this information request is malformed",
             );
             return None;
         };
@@ -473,7 +481,7 @@ impl Handshake {
 
     fn meta(&mut self, option: u32, data: &[u8], out: &mut Vec<u8>) -> Option<Step> {
         if option == option::SET_META_CONTEXT {
-            // Even one that fails replaces what was chosen before.
+            // A failed request replaces the previous selection too.
             self.context = None;
         }
         if !self.structured {
@@ -481,7 +489,7 @@ impl Handshake {
                 out,
                 option,
                 reply::ERR_INVALID,
-                b"ask for structured replies first",
+                b"request structured replies first",
             );
             return None;
         }
@@ -522,8 +530,8 @@ impl Handshake {
         }
     }
 
-    /// Answers EXPORT_NAME, which has a form of its own.
-    fn finish_plainly(&mut self, export: ExportInfo, out: &mut Vec<u8>) {
+    /// Answers EXPORT_NAME, whose reply has its own format.
+    fn finish_export_name(&mut self, export: ExportInfo, out: &mut Vec<u8>) {
         let negotiated = self.negotiate(export);
         out.extend_from_slice(&negotiated.export.size.to_be_bytes());
         out.extend_from_slice(&negotiated.export.abilities.bits().to_be_bytes());
@@ -538,7 +546,7 @@ impl Handshake {
     }
 }
 
-/// As much of a text as the protocol allows a string to have.
+/// The text, cut to the protocol's longest string.
 fn clip(text: &str) -> &str {
     let mut end = text.len().min(super::wire::STRING_MAX);
     while !text.is_char_boundary(end) {

@@ -1,15 +1,15 @@
 //! The server's transmission phase: a message becomes a [`Request`], an [`Outcome`] becomes a reply.
 //!
-//! The first stop of an I/O's journey for NBD clients. An I/O thread asks [`Session::decode`] what the bytes that it
-//! received are, and sends what the other methods give it. Payloads never pass through here: a decoded write tells
-//! how many bytes follow, which the I/O thread receives straight into the write's buffer; a read's [`Head`] is sent
-//! with the read's buffer behind it.
+//! It is the entry of the I/O path for NBD clients. An I/O thread passes received bytes to [`Session::decode`] and
+//! sends the replies that the other methods return. Payloads do not pass through here. A decoded write has a payload
+//! length, and the I/O thread receives the payload into the write's buffer. A read's [`Head`] is sent with the read's
+//! buffer after it.
 //!
 //! # Always true
-//! - Every [`Asked`] lies within the disk, is within the limits, and is of a kind that the client was offered.
-//! - Nothing allocates but [`Session::extents`], which appends to the caller's buffer.
-//! - A request gets one reply, whole: reads are one chunk, so "do not fragment" is always honoured.
-//! - The session keeps no state of the stream; who forgets to take a payload off it has lost it.
+//! - Every [`ClientRequest`] lies within the disk and the limits, and its operation was offered to the client.
+//! - Only [`Session::extents`] allocates: it appends to the caller's buffer.
+//! - A request gets one complete reply. A read is one chunk, so "do not fragment" is always honoured.
+//! - The session has no stream state. The caller must consume each payload from the stream.
 
 use super::handshake::Negotiated;
 use super::wire::{
@@ -20,15 +20,15 @@ use std::fmt;
 use tidegate_core::request::{Data, Extent, ExtentKind, Fault, Flags, Op, Outcome, Request};
 use tidegate_core::units::Time;
 
-/// A refused write's payload is read and thrown away up to here; beyond, the connection is closed: twice what the
-/// protocol lets a client assume is no oversight, and reading on would be work for nothing.
+/// A rejected write's payload is read and discarded up to this size. Beyond it the connection is closed: twice the
+/// protocol's limit is no mistake, and reading it would be wasted work.
 const SKIP_MAX: u32 = 2 * PAYLOAD_MAX;
-/// Extents in one reply. A client asks again for the rest; 128 KiB of them are plenty at a time.
+/// Extents in one reply: at most 128 KiB. The client requests the rest.
 pub const EXTENTS_MAX: usize = 16 << 10;
-/// Bytes of a chunk's offset, or of its metadata context's number.
+/// Bytes of a chunk's offset, or of its metadata context's id.
 const OFFSET_BYTES: usize = 8;
 const CONTEXT_BYTES: usize = 4;
-/// Bytes of an error chunk's payload: the error, and a message of no length.
+/// Bytes of an error chunk's payload: the error and an empty message.
 const ERROR_BYTES: usize = 6;
 
 /// One client in the transmission phase.
@@ -41,46 +41,46 @@ pub struct Session {
     context: Option<u32>,
 }
 
-/// What the received bytes are. All but [`Step::Need`] and [`Step::Violation`] consumed
-/// [`REQUEST_BYTES`]; the payload, if any, follows.
+/// The meaning of received bytes. All but [`Step::Need`] and [`Step::Violation`] have consumed [`REQUEST_BYTES`]. The
+/// payload, if any, follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Not a whole message: so many bytes are needed from its beginning on.
+    /// An incomplete message: this many bytes are needed, counted from its beginning.
     Need(usize),
-    /// Something to do.
-    Request(Asked),
-    /// Something to refuse: throw away the payload, then send [`Session::done`].
-    Refuse(Asked, Fault),
-    /// The client goes, and sends no more: answer what is in flight, then close.
+    /// A request to execute.
+    Request(ClientRequest),
+    /// A request to reject: discard the payload, then send [`Session::done`].
+    Refuse(ClientRequest, Fault),
+    /// The client disconnects and sends no more: reply to the requests in flight, then close.
     Disconnect,
-    /// The stream has lost its sense: close.
+    /// The stream is out of sync: close.
     Violation(Violation),
 }
 
-/// A request as it came, with what its reply needs. Small enough to be kept beside the I/O.
+/// A request as received, with the fields that its reply needs. It is small enough to be stored with the I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Asked {
-    /// The client's name for it.
+pub struct ClientRequest {
+    /// The client's id for it.
     pub cookie: u64,
-    /// Where on the disk.
+    /// First byte on the disk.
     pub offset: u64,
-    /// How many bytes of the disk.
+    /// Number of bytes on the disk.
     pub len: u32,
-    /// Bytes that follow the message.
+    /// Bytes of payload after the message.
     pub payload: u32,
-    /// What.
+    /// The operation.
     pub op: Op,
-    /// How.
+    /// Its flags.
     pub flags: Flags,
-    /// Whether the client wants one extent at most.
+    /// Whether the client wants at most one extent.
     pub first_only: bool,
 }
 
-impl Asked {
-    /// As the shard takes it, once its bytes have a place.
+impl ClientRequest {
+    /// The request for the shard, once it has a buffer.
     #[inline]
     pub fn request(&self, data: Data, arrived: Time) -> Request {
-        let Asked {
+        let ClientRequest {
             op,
             flags,
             offset,
@@ -98,12 +98,12 @@ impl Asked {
     }
 }
 
-/// How a client broke the protocol beyond repair.
+/// A protocol violation that closes the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// A message does not begin like one.
+    /// A message does not begin with the magic number.
     BadMagic,
-    /// A write that announces far more than was allowed.
+    /// A write's payload is far longer than allowed.
     WriteTooLong,
 }
 
@@ -111,12 +111,12 @@ impl fmt::Display for Violation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
             Violation::BadMagic => "a request did not begin with its magic number",
-            Violation::WriteTooLong => "a write announced far more than was allowed",
+            Violation::WriteTooLong => "a write's payload is far longer than allowed",
         })
     }
 }
 
-/// The beginning of a reply, to be sent before its payload if it has one.
+/// The header of a reply. It is sent before the payload, if any.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Head {
     bytes: [u8; Head::MAX],
@@ -124,10 +124,10 @@ pub struct Head {
 }
 
 impl Head {
-    /// The longest there is: a data chunk's.
+    /// The longest header: a data chunk's.
     pub const MAX: usize = CHUNK_BYTES + OFFSET_BYTES;
 
-    /// To be sent.
+    /// The bytes to send.
     #[inline]
     pub fn as_bytes(&self) -> &[u8] {
         &self.bytes[..self.len]
@@ -145,7 +145,7 @@ impl Head {
         }
     }
 
-    /// The last chunk of a reply, announcing `payload` bytes of which the first are `first`.
+    /// The last chunk of a reply, with `payload` bytes of which the first are `first`.
     #[inline]
     fn chunk<const N: usize>(cookie: u64, kind: u16, payload: u32, first: [u8; N]) -> Head {
         let mut bytes = [0; Head::MAX];
@@ -163,7 +163,7 @@ impl Head {
 }
 
 impl Session {
-    /// Begins where the handshake ended.
+    /// Starts where the handshake ended.
     pub fn new(negotiated: &Negotiated) -> Session {
         let Negotiated {
             export,
@@ -179,13 +179,13 @@ impl Session {
         }
     }
 
-    /// The disk has another size now. NBD has no word for it; a client that learns it elsewhere may use it.
+    /// Sets a new disk size. NBD has no message for it. A client that learns the size otherwise may use it.
     pub fn resized(&mut self, size: u64) {
         self.size = size;
     }
 
-    /// What the first bytes of `input` are.
-    // On the way of every request, and its answer is large.
+    /// Decodes the first bytes of `input`.
+    // On the path of every request, with a large return value.
     #[inline(always)]
     pub fn decode(&self, input: &[u8]) -> Step {
         let Some((message, _)) = input.split_first_chunk::<REQUEST_BYTES>() else {
@@ -215,10 +215,10 @@ impl Session {
             command::WRITE_ZEROES => Op::WriteZeroes,
             command::BLOCK_STATUS => Op::Extents,
             command::DISCONNECT => return Step::Disconnect,
-            // Refused as a flush would be: without a payload and with a simple reply.
-            _ => return Step::Refuse(Asked::unknown(cookie), Fault::Invalid),
+            // Rejected like a flush: without a payload and with a simple reply.
+            _ => return Step::Refuse(ClientRequest::unknown(cookie), Fault::Invalid),
         };
-        let asked = Asked {
+        let request = ClientRequest {
             cookie,
             offset,
             len,
@@ -227,21 +227,21 @@ impl Session {
             flags: meaning(op, flags),
             first_only: flags & command_flag::REQ_ONE != 0,
         };
-        if asked.payload > SKIP_MAX {
+        if request.payload > SKIP_MAX {
             return Step::Violation(Violation::WriteTooLong);
         }
-        match self.fault(&asked, flags) {
-            None => Step::Request(asked),
-            Some(fault) => Step::Refuse(asked, fault),
+        match self.fault(&request, flags) {
+            None => Step::Request(request),
+            Some(fault) => Step::Refuse(request, fault),
         }
     }
 
-    /// Why the request cannot be, in the order in which a client wants to hear it.
+    /// Why the request is invalid. The order of the checks is the protocol's.
     #[inline]
-    fn fault(&self, asked: &Asked, flags: u16) -> Option<Fault> {
-        let Asked {
+    fn fault(&self, request: &ClientRequest, flags: u16) -> Option<Fault> {
+        let ClientRequest {
             op, offset, len, ..
-        } = *asked;
+        } = *request;
         if op.modifies() && self.abilities.has(Abilities::READ_ONLY) {
             return Some(Fault::ReadOnly);
         }
@@ -265,7 +265,7 @@ impl Session {
         })
     }
 
-    /// Whether the client was told that it may ask this.
+    /// Whether the operation was offered to the client.
     #[inline]
     fn offered(&self, op: Op) -> bool {
         match op {
@@ -278,7 +278,7 @@ impl Session {
         }
     }
 
-    /// The flags that the client may set. FUA goes with every command, and means something to those that write.
+    /// The flags that the client may set. FUA is valid with every command and has an effect on modifying ones.
     #[inline]
     fn allowed_flags(&self, op: Op) -> u16 {
         let when = |ability, flag| if self.abilities.has(ability) { flag } else { 0 };
@@ -293,66 +293,71 @@ impl Session {
         own | when(Abilities::FUA, command_flag::FUA)
     }
 
-    /// The reply to everything but a read or a block status that succeeded; those have
-    /// [`data`](Session::data) and [`extents`](Session::extents).
+    /// The reply to a failed request, or to a successful one without data. A successful read or block status uses
+    /// [`data`](Session::data) or [`extents`](Session::extents).
     ///
     /// # Panics
-    /// If a read or a block status is said to have succeeded.
+    /// If a read or a block status is reported as successful.
     #[inline]
-    pub fn done(&self, asked: &Asked, outcome: Outcome) -> Head {
-        let chunked = self.structured && matches!(asked.op, Op::Read | Op::Extents);
+    pub fn done(&self, request: &ClientRequest, outcome: Outcome) -> Head {
+        let chunked = self.structured && matches!(request.op, Op::Read | Op::Extents);
         match outcome {
             Ok(()) => {
-                let bare = !matches!(asked.op, Op::Read | Op::Extents);
-                assert!(bare, "a reply that owes its client bytes must carry them");
-                Head::simple(asked.cookie, 0)
+                let no_data = !matches!(request.op, Op::Read | Op::Extents);
+                assert!(no_data, "a successful read or block status must have data");
+                Head::simple(request.cookie, 0)
             }
             Err(fault) if chunked => {
                 let mut body = [0; ERROR_BYTES];
-                body[..4].copy_from_slice(&errno_of(fault, asked.op).to_be_bytes());
-                Head::chunk(asked.cookie, chunk::ERROR, len32(ERROR_BYTES), body)
+                body[..4].copy_from_slice(&errno_of(fault, request.op).to_be_bytes());
+                Head::chunk(request.cookie, chunk::ERROR, len32(ERROR_BYTES), body)
             }
-            Err(fault) => Head::simple(asked.cookie, errno_of(fault, asked.op)),
+            Err(fault) => Head::simple(request.cookie, errno_of(fault, request.op)),
         }
     }
 
-    /// The reply to a read that succeeded; the `asked.len` bytes that were read follow it.
+    /// The reply to a successful read. The `request.len` bytes of data follow it.
     #[inline]
-    pub fn data(&self, asked: &Asked) -> Head {
+    pub fn data(&self, request: &ClientRequest) -> Head {
         if !self.structured {
-            return Head::simple(asked.cookie, 0);
+            return Head::simple(request.cookie, 0);
         }
-        let payload = len32(OFFSET_BYTES) + asked.len;
+        let payload = len32(OFFSET_BYTES) + request.len;
         Head::chunk(
-            asked.cookie,
+            request.cookie,
             chunk::OFFSET_DATA,
             payload,
-            asked.offset.to_be_bytes(),
+            request.offset.to_be_bytes(),
         )
     }
 
-    /// Appends the whole reply to a block status that succeeded. `extents` begin at `asked.offset`; they are cut
-    /// at the end of what was asked, and neighbours of one kind are told as one. Without any, the whole range is
-    /// called data, which is always true.
+    /// Appends the complete reply to a successful block status. `extents` begin at `request.offset`. They are cut at the
+    /// end of the request, and adjacent ones of one kind are merged. Without extents, the whole range is reported as
+    /// data, which is always valid.
     ///
     /// # Panics
-    /// If `asked` is none that [`Session::decode`] gave as a request for extents.
+    /// If `request` is not a request for extents from [`Session::decode`].
     pub fn extents(
         &self,
-        asked: &Asked,
+        request: &ClientRequest,
         extents: impl IntoIterator<Item = Extent>,
         out: &mut Vec<u8>,
     ) {
         let context = self
             .context
-            .expect("block status is refused unless its context was chosen");
+            .expect("block status is rejected unless its context was selected");
         let start = out.len();
-        let mut left = asked.len;
-        // Its length on the wire is written last, when it is known.
-        let head = Head::chunk(asked.cookie, chunk::BLOCK_STATUS, 0, context.to_be_bytes());
+        let mut left = request.len;
+        // The chunk's length is filled in at the end.
+        let head = Head::chunk(
+            request.cookie,
+            chunk::BLOCK_STATUS,
+            0,
+            context.to_be_bytes(),
+        );
         out.extend_from_slice(head.as_bytes());
-        let most = if asked.first_only { 1 } else { EXTENTS_MAX };
-        let mut told = 0;
+        let most = if request.first_only { 1 } else { EXTENTS_MAX };
+        let mut written = 0;
         let mut current: Option<(u32, ExtentKind)> = None;
         for extent in extents {
             let len = u32::try_from(extent.len).unwrap_or(u32::MAX).min(left);
@@ -362,17 +367,17 @@ impl Session {
                 before => {
                     if let Some((len, kind)) = before {
                         out.extend_from_slice(&encode_extent(len, kind));
-                        told += 1;
+                        written += 1;
                     }
                     Some((len, extent.kind))
                 }
             };
-            if left == 0 || told == most {
+            if left == 0 || written == most {
                 break;
             }
         }
-        if told < most {
-            let (len, kind) = current.unwrap_or((asked.len, ExtentKind::Data));
+        if written < most {
+            let (len, kind) = current.unwrap_or((request.len, ExtentKind::Data));
             out.extend_from_slice(&encode_extent(len, kind));
         }
         let payload = len32(out.len() - start - CHUNK_BYTES);
@@ -383,11 +388,11 @@ impl Session {
     pub const EXTENTS_REPLY_MAX: usize = CHUNK_BYTES + CONTEXT_BYTES + EXTENTS_MAX * EXTENT_BYTES;
 }
 
-impl Asked {
-    fn unknown(cookie: u64) -> Asked {
+impl ClientRequest {
+    fn unknown(cookie: u64) -> ClientRequest {
         let (offset, len, payload) = (0, 0, 0);
         let (op, flags, first_only) = (Op::Flush, Flags::NONE, false);
-        Asked {
+        ClientRequest {
             cookie,
             offset,
             len,
@@ -399,7 +404,7 @@ impl Asked {
     }
 }
 
-/// What command flags ask of an op, in the core's words.
+/// The core's flags for a command's flags.
 #[inline]
 fn meaning(op: Op, flags: u16) -> Flags {
     let mut meant = Flags::NONE;

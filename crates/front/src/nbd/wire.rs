@@ -1,7 +1,7 @@
 //! Constants and fixed-size messages of the NBD protocol.
 //!
-//! Everything that has a place and a width on the wire is written here once; what the messages mean is decided in
-//! [`handshake`](super::handshake), [`session`](super::session) and [`client`](super::client).
+//! Every message layout is written here once. [`handshake`](super::handshake), [`session`](super::session) and
+//! [`client`](super::client) decide what the messages mean.
 //!
 //! # Picture
 //! ```text
@@ -42,98 +42,98 @@ pub const REQUEST_BYTES: usize = 28;
 pub const SIMPLE_BYTES: usize = 16;
 /// Bytes of a chunk before its payload.
 pub const CHUNK_BYTES: usize = 20;
-/// Zeroes that end the answer to [`option::EXPORT_NAME`], unless both sides agreed to leave them out.
+/// Zeroes at the end of the answer to [`option::EXPORT_NAME`], unless both sides agreed to omit them.
 pub const PADDING_BYTES: usize = 124;
 /// Bytes of one extent in a block status chunk.
 pub const EXTENT_BYTES: usize = 8;
 
-/// The most bytes that one read or write may carry. The protocol document names 32 MiB as what every client may
-/// assume of a server; every client known to us keeps to it.
+/// The most bytes of one read or write. The protocol document says that every client may assume 32 MiB. Every client
+/// known to us respects this.
 pub const PAYLOAD_MAX: u32 = 32 << 20;
 /// The longest string (export name, description, query) that the protocol allows.
 pub const STRING_MAX: usize = 4096;
-/// The one metadata context there is for everybody.
+/// The only standard metadata context.
 pub const BASE_ALLOCATION: &str = "base:allocation";
 
-/// Flags of the greeting; the client answers with the same bits.
+/// Flags of the greeting. The client replies with the same bits.
 pub mod hello {
-    /// Fixed newstyle: unknown options get an answer instead of a closed connection.
+    /// Fixed newstyle: unknown options get a reply instead of a closed connection.
     pub const FIXED_NEWSTYLE: u16 = 1;
-    /// The padding after [`EXPORT_NAME`](super::option::EXPORT_NAME) can be left out.
+    /// The padding after [`EXPORT_NAME`](super::option::EXPORT_NAME) can be omitted.
     pub const NO_ZEROES: u16 = 2;
 }
 
-/// What a client asks before the transmission phase.
+/// Options that a client sends before the transmission phase.
 pub mod option {
-    /// Choose an export and begin; without any means to say no but to hang up.
+    /// Select an export and start. It has no error reply: the server can only disconnect.
     pub const EXPORT_NAME: u32 = 1;
-    /// End politely.
+    /// End the negotiation.
     pub const ABORT: u32 = 2;
-    /// Which exports are there?
+    /// List the exports.
     pub const LIST: u32 = 3;
-    /// Speak TLS from here on.
+    /// Start TLS.
     pub const STARTTLS: u32 = 5;
-    /// What is this export like?
+    /// Get information about an export.
     pub const INFO: u32 = 6;
-    /// Choose an export and begin.
+    /// Select an export and start.
     pub const GO: u32 = 7;
-    /// Answer reads in chunks.
+    /// Use structured replies.
     pub const STRUCTURED_REPLY: u32 = 8;
-    /// Which metadata contexts are there?
+    /// List the metadata contexts.
     pub const LIST_META_CONTEXT: u32 = 9;
-    /// Choose metadata contexts for block status.
+    /// Select metadata contexts for block status.
     pub const SET_META_CONTEXT: u32 = 10;
-    /// 64-bit lengths.
+    /// Use 64-bit lengths.
     pub const EXTENDED_HEADERS: u32 = 11;
 }
 
-/// How a server answers an option.
+/// Types of replies to an option.
 pub mod reply {
-    /// Yes, or: that was all.
+    /// Success, or the end of a list.
     pub const ACK: u32 = 1;
     /// One export of a list.
     pub const SERVER: u32 = 2;
-    /// One fact about an export.
+    /// One piece of information about an export.
     pub const INFO: u32 = 3;
     /// One metadata context.
     pub const META_CONTEXT: u32 = 4;
-    /// Set in every answer that says no.
+    /// Set in every error reply.
     pub const ERROR: u32 = 1 << 31;
-    /// The option is not known.
+    /// The option is not supported.
     pub const ERR_UNSUP: u32 = ERROR + 1;
     /// The option is not allowed here.
     pub const ERR_POLICY: u32 = ERROR + 2;
-    /// The option makes no sense.
+    /// The option is malformed.
     pub const ERR_INVALID: u32 = ERROR + 3;
-    /// Only over TLS.
+    /// TLS is required.
     pub const ERR_TLS_REQD: u32 = ERROR + 5;
     /// No such export.
     pub const ERR_UNKNOWN: u32 = ERROR + 6;
-    /// The server is going away.
+    /// The server is shutting down.
     pub const ERR_SHUTDOWN: u32 = ERROR + 7;
     /// The option is too long.
     pub const ERR_TOO_BIG: u32 = ERROR + 9;
 }
 
-/// Facts about an export, as [`reply::INFO`] tells them.
+/// Information about an export, in replies of type [`reply::INFO`].
 pub mod info {
     /// Size and transmission flags.
     pub const EXPORT: u16 = 0;
     /// Its canonical name.
     pub const NAME: u16 = 1;
-    /// Words for people.
+    /// A description for people.
     pub const DESCRIPTION: u16 = 2;
-    /// Smallest, best and largest request.
+    /// Smallest, preferred and largest request.
     pub const BLOCK_SIZE: u16 = 3;
 }
 
-/// What a request asks.
+/// The commands of requests.
 pub mod command {
     /// Read.
     pub const READ: u16 = 0;
     /// Write.
     pub const WRITE: u16 = 1;
-    /// Disconnect; has no reply.
+    /// Disconnect. It has no reply.
     pub const DISCONNECT: u16 = 2;
     /// Flush.
     pub const FLUSH: u16 = 3;
@@ -143,41 +143,41 @@ pub mod command {
     pub const CACHE: u16 = 5;
     /// Write zeroes.
     pub const WRITE_ZEROES: u16 = 6;
-    /// Tell extents.
+    /// Get extents.
     pub const BLOCK_STATUS: u16 = 7;
 }
 
-/// How a request wants to be carried out.
+/// Flags of requests.
 pub mod command_flag {
-    /// Durable before it is answered.
+    /// Durable before completion.
     pub const FUA: u16 = 1;
-    /// Zeroes must keep their space.
+    /// Zeroes must stay allocated.
     pub const NO_HOLE: u16 = 2;
     /// A read's data in one chunk.
     pub const DF: u16 = 4;
-    /// One extent is enough.
+    /// Return one extent only.
     pub const REQ_ONE: u16 = 8;
     /// Fail rather than write zeroes slowly.
     pub const FAST_ZERO: u16 = 16;
 }
 
-/// What a chunk of a structured reply holds.
+/// Types of chunks of a structured reply.
 pub mod chunk {
-    /// Flag: the last one of its reply.
+    /// Flag: the last chunk of its reply.
     pub const DONE: u16 = 1;
-    /// Nothing.
+    /// No data.
     pub const NONE: u16 = 0;
-    /// An offset and the data found there.
+    /// An offset and data.
     pub const OFFSET_DATA: u16 = 1;
-    /// An offset and how many zeroes are there.
+    /// An offset and a number of zeroes.
     pub const OFFSET_HOLE: u16 = 2;
     /// A metadata context and extents.
     pub const BLOCK_STATUS: u16 = 5;
-    /// Bit of every kind that tells of an error.
+    /// Bit of every error type.
     pub const IS_ERROR: u16 = 1 << 15;
-    /// An error and words.
+    /// An error and a message.
     pub const ERROR: u16 = IS_ERROR + 1;
-    /// An error, words, and where it happened.
+    /// An error, a message and an offset.
     pub const ERROR_OFFSET: u16 = IS_ERROR + 2;
 }
 
@@ -185,67 +185,67 @@ pub mod chunk {
 pub mod errno {
     /// Read-only.
     pub const EPERM: u32 = 1;
-    /// The disk could not.
+    /// I/O error.
     pub const EIO: u32 = 5;
-    /// Nonsense.
+    /// Invalid request.
     pub const EINVAL: u32 = 22;
-    /// Full, or past the end.
+    /// No space, or past the end.
     pub const ENOSPC: u32 = 28;
-    /// Cannot be done that way.
+    /// Not supported.
     pub const ENOTSUP: u32 = 95;
-    /// The server is going away.
+    /// The server is shutting down.
     pub const ESHUTDOWN: u32 = 108;
 }
 
 /// States of `base:allocation`.
 pub mod state {
-    /// Takes no space.
+    /// Not allocated.
     pub const HOLE: u32 = 1;
     /// Reads as zeroes.
     pub const ZERO: u32 = 2;
 }
 
-/// What a disk can do, as the transmission flags of the wire.
+/// What a disk supports, as the transmission flags of the protocol.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct Abilities(u16);
 
 impl Abilities {
     /// Nothing but reads and writes.
     pub const NONE: Abilities = Abilities(0);
-    /// The field is filled in; set in everything that is sent.
+    /// The field is valid; set in every message.
     pub const HAS_FLAGS: Abilities = Abilities(1);
     /// Only reads.
     pub const READ_ONLY: Abilities = Abilities(1 << 1);
     /// Flush.
     pub const FLUSH: Abilities = Abilities(1 << 2);
-    /// Durable writes on request.
+    /// Forced unit access: durable writes on request.
     pub const FUA: Abilities = Abilities(1 << 3);
-    /// Seeks are dear.
+    /// Seeks are slow.
     pub const ROTATIONAL: Abilities = Abilities(1 << 4);
     /// Discard.
     pub const TRIM: Abilities = Abilities(1 << 5);
     /// Write zeroes.
     pub const WRITE_ZEROES: Abilities = Abilities(1 << 6);
-    /// Reads in one chunk on request; goes with structured replies, so the handshake sets it, not the disk.
+    /// Reads in one chunk on request. It needs structured replies, so the handshake sets it, not the disk.
     pub const DF: Abilities = Abilities(1 << 7);
-    /// A flush on one connection covers them all.
+    /// A flush on one connection covers all connections.
     pub const MULTI_CONN: Abilities = Abilities(1 << 8);
     /// Prefetch.
     pub const CACHE: Abilities = Abilities(1 << 10);
     /// Write zeroes, only if that is fast.
     pub const FAST_ZERO: Abilities = Abilities(1 << 11);
 
-    /// As on the wire; bits that we do not know stay, and mean nothing.
+    /// From the protocol's field. Unknown bits are stored and have no effect.
     pub const fn from_bits(bits: u16) -> Abilities {
         Abilities(bits)
     }
 
-    /// For the wire.
+    /// The protocol's field.
     pub const fn bits(self) -> u16 {
         self.0
     }
 
-    /// Whether all of `other` is there.
+    /// Whether all of `other` is set.
     pub const fn has(self, other: Abilities) -> bool {
         self.0 & other.0 == other.0
     }
@@ -270,16 +270,16 @@ pub struct RequestHeader {
     pub flags: u16,
     /// One of [`command`].
     pub command: u16,
-    /// The client's name for it.
+    /// The client's id for it.
     pub cookie: u64,
-    /// First byte.
+    /// First byte on the disk.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: u32,
 }
 
 impl RequestHeader {
-    /// For the wire.
+    /// Encodes it.
     pub fn encode(&self) -> [u8; REQUEST_BYTES] {
         let mut bytes = [0; REQUEST_BYTES];
         bytes[0..4].copy_from_slice(&REQUEST.to_be_bytes());
@@ -291,7 +291,7 @@ impl RequestHeader {
         bytes
     }
 
-    /// From the wire; `None` if it does not begin like a request.
+    /// Decodes it; `None` if the magic number is wrong.
     #[inline]
     pub fn decode(bytes: &[u8; REQUEST_BYTES]) -> Option<RequestHeader> {
         let mut rest = Fields(bytes);
@@ -306,7 +306,7 @@ impl RequestHeader {
     }
 }
 
-/// Takes numbers and strings off the front of a slice; `None` where the slice is too short.
+/// Reads numbers and strings from the front of a slice; `None` where the slice is too short.
 pub(crate) struct Fields<'a>(pub(crate) &'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -332,7 +332,7 @@ impl<'a> Fields<'a> {
         self.array().map(u64::from_be_bytes)
     }
 
-    /// A 32-bit length and so many bytes of text.
+    /// A 32-bit length and that many bytes of text.
     pub(crate) fn string(&mut self) -> Option<&'a str> {
         let len = usize::try_from(self.u32()?).ok()?;
         let (head, rest) = self.0.split_at_checked(len)?;
@@ -345,14 +345,14 @@ impl<'a> Fields<'a> {
     }
 }
 
-/// A length that is known to fit the wire's 32 bits, because everything we send is bounded far below.
+/// A length that fits the protocol's 32 bits, because every message of ours is far shorter.
 #[inline]
 pub(crate) fn len32(len: usize) -> u32 {
-    u32::try_from(len).expect("nothing that we send in one message comes near 4 GiB")
+    u32::try_from(len).expect("every message is far shorter than 4 GiB")
 }
 
-/// The error number by which `fault` is told. ENOTSUP is for [`command_flag::FAST_ZERO`] alone: clients take it as
-/// "try the slow way", and only there is a slow way.
+/// The error number of `fault`. ENOTSUP is used only with [`command_flag::FAST_ZERO`]: clients take it as "use the slow
+/// way", which exists only there.
 pub const fn errno_of(fault: Fault, op: Op) -> u32 {
     match fault {
         Fault::Io => errno::EIO,
@@ -365,7 +365,7 @@ pub const fn errno_of(fault: Fault, op: Op) -> u32 {
     }
 }
 
-/// What a server means by an error number. Numbers that the protocol does not name count as I/O errors.
+/// The fault of an error number. Numbers that the protocol does not name count as I/O errors.
 pub const fn fault_of(errno: u32) -> Fault {
     match errno {
         errno::EPERM => Fault::ReadOnly,
@@ -377,7 +377,7 @@ pub const fn fault_of(errno: u32) -> Fault {
     }
 }
 
-/// One extent of a block status chunk.
+/// Encodes one extent of a block status chunk.
 pub(crate) fn encode_extent(len: u32, kind: ExtentKind) -> [u8; EXTENT_BYTES] {
     let state = match kind {
         ExtentKind::Data => 0,
@@ -390,7 +390,7 @@ pub(crate) fn encode_extent(len: u32, kind: ExtentKind) -> [u8; EXTENT_BYTES] {
     bytes
 }
 
-/// Back from the wire. A hole that does not promise zeroes may hold anything: data. `None` for a length of zero.
+/// Decodes one extent. A hole that may contain non-zero data counts as data. `None` for a length of zero.
 pub(crate) fn decode_extent(bytes: &[u8; EXTENT_BYTES]) -> Option<Extent> {
     let mut fields = Fields(bytes);
     let len = u64::from(fields.u32()?);
@@ -408,7 +408,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_request_survives_the_wire_and_a_wrong_magic_does_not() {
+    fn a_request_decodes_unchanged_and_a_wrong_magic_is_rejected() {
         let header = RequestHeader {
             flags: 1,
             command: 6,
@@ -423,7 +423,7 @@ mod tests {
     }
 
     #[test]
-    fn a_string_longer_than_the_bytes_or_the_protocol_is_refused() {
+    fn a_string_longer_than_its_bytes_or_the_protocol_allows_is_rejected() {
         assert_eq!(Fields(&[0, 0, 0, 2, b'h', b'i']).string(), Some("hi"));
         assert_eq!(Fields(&[0, 0, 0, 3, b'h', b'i']).string(), None);
         assert_eq!(Fields(&[255, 255, 255, 255]).string(), None);
@@ -434,7 +434,7 @@ mod tests {
     }
 
     #[test]
-    fn every_fault_comes_back_from_its_error_number() {
+    fn every_fault_decodes_from_its_error_number() {
         for fault in Fault::ALL {
             assert_eq!(fault_of(errno_of(fault, Op::WriteZeroes)), fault);
         }
@@ -443,7 +443,7 @@ mod tests {
     }
 
     #[test]
-    fn every_kind_of_extent_comes_back_from_its_state() {
+    fn every_kind_of_extent_decodes_from_its_state() {
         for kind in [ExtentKind::Data, ExtentKind::Hole, ExtentKind::Zero] {
             let extent = Extent { len: 4096, kind };
             assert_eq!(decode_extent(&encode_extent(4096, kind)), Some(extent));

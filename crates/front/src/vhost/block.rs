@@ -1,16 +1,16 @@
 //! virtio-blk requests and configuration space: a descriptor chain becomes header, data and status.
 //!
-//! [`crate::vhost::queue`] hands over the pieces of a chain; `parse` makes a [`BlockRequest`] of them. Nothing is
-//! assumed about how the guest cut the pieces: a header may share a descriptor with data, as virtio 1 allows.
+//! [`crate::vhost::queue`] passes the segments of a chain, and `parse` makes a [`BlockRequest`] of them. The guest may
+//! split them anywhere: a header may share a descriptor with data, as virtio 1 allows.
 //!
 //! # Units
-//! On the ring, sectors of 512 bytes whatever the block size; a [`BlockRequest`] is in bytes.
+//! Sectors on the ring have 512 bytes, whatever the block size. A [`BlockRequest`] is in bytes.
 //!
 //! # Source
 //! VIRTIO 1.2 §5.2.
 
 use super::GuestMemory;
-use super::faults::Nonsense;
+use super::faults::ChainError;
 
 /// Feature bits of a block device and of virtio itself that this front end understands.
 pub mod feature {
@@ -20,7 +20,7 @@ pub mod feature {
     pub const RO: u64 = 1 << 5;
     /// `blk_size` is valid.
     pub const BLK_SIZE: u64 = 1 << 6;
-    /// The device has a cache that FLUSH empties.
+    /// The device has a cache that FLUSH writes back.
     pub const FLUSH: u64 = 1 << 9;
     /// `topology` is valid.
     pub const TOPOLOGY: u64 = 1 << 10;
@@ -28,9 +28,9 @@ pub mod feature {
     pub const CONFIG_WCE: u64 = 1 << 11;
     /// There are several queues.
     pub const MQ: u64 = 1 << 12;
-    /// DISCARD is understood.
+    /// DISCARD is supported.
     pub const DISCARD: u64 = 1 << 13;
-    /// WRITE_ZEROES is understood.
+    /// WRITE_ZEROES is supported.
     pub const WRITE_ZEROES: u64 = 1 << 14;
     /// VHOST_F_LOG_ALL: writes to guest memory are logged.
     pub const LOG_ALL: u64 = 1 << 26;
@@ -51,17 +51,17 @@ pub const SECTOR: u64 = 512;
 pub const STATUS_OK: u8 = 0;
 /// `S_IOERR`: failed.
 pub const STATUS_IOERR: u8 = 1;
-/// `S_UNSUPP`: not understood.
+/// `S_UNSUPP`: not supported.
 pub const STATUS_UNSUPP: u8 = 2;
 
-/// Bytes that GET_ID answers at most.
+/// The most bytes of a GET_ID reply.
 pub const ID_BYTES: usize = 20;
 
-/// The most that one request may carry, so that a guest cannot make the daemon hold an absurd list.
-/// Linux guests stay below 4 MiB, Windows ones below 2 MiB.
+/// The most bytes of one request, so that a guest cannot make the daemon store a huge list. Linux guests stay below 4
+/// MiB, Windows guests below 2 MiB.
 pub const MAX_DATA: u64 = 64 << 20;
 
-/// The most that one DISCARD or WRITE_ZEROES may cover, in sectors: the bytes then fit 32 bits, as everywhere below.
+/// The most sectors of one DISCARD or WRITE_ZEROES. Its bytes then fit 32 bits, as required everywhere below.
 pub const MAX_RANGE_SECTORS: u32 = u32::MAX >> 9;
 
 pub(super) const HEADER: usize = 16;
@@ -74,34 +74,34 @@ const T_DISCARD: u32 = 11;
 const T_WRITE_ZEROES: u32 = 13;
 const RANGE_UNMAP: u32 = 1;
 
-/// What [`Queue::next`](super::queue::Queue::next) found.
+/// The result of [`Queue::next`](super::queue::Queue::next).
 #[derive(Debug)]
 pub enum Taken<S> {
-    /// A request; its data segments are in the caller's list.
+    /// A request. Its data segments are in the caller's list.
     Request(BlockRequest<S>),
-    /// Nonsense: to be completed with an error status, if there is room for one.
+    /// A malformed chain. It is completed with an error status if it has a status byte.
     Bad {
-        /// Its first descriptor, by which it is completed.
+        /// Its first descriptor, which identifies it for completion.
         head: u16,
-        /// Where its status byte belongs.
+        /// The position of its status byte.
         status: Option<S>,
         /// What is wrong.
-        why: Nonsense,
+        why: ChainError,
     },
 }
 
-/// A request, as the guest meant it.
+/// A decoded request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct BlockRequest<S> {
-    /// The chain's first descriptor, by which it is completed.
+    /// The chain's first descriptor, which identifies it for completion.
     pub head: u16,
-    /// What is asked.
+    /// The operation.
     pub kind: Kind,
-    /// Where the status byte belongs.
+    /// The position of the status byte.
     pub status: S,
 }
 
-/// What a guest may ask of a block device. Data segments come beside it.
+/// The operations of a block device. Data segments are separate.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Read into the segments.
@@ -118,38 +118,38 @@ pub enum Kind {
         /// Bytes.
         len: u64,
     },
-    /// Make earlier writes durable.
+    /// Make completed writes durable.
     Flush,
-    /// Put the disk's serial into the segments, at most [`ID_BYTES`].
+    /// Copy the disk's serial number into the segments, at most [`ID_BYTES`].
     GetId {
-        /// Room for it, in bytes.
+        /// Space for it, in bytes.
         len: u64,
     },
-    /// The range is of no more use.
+    /// Discard a range.
     Discard {
         /// Byte offset on the disk.
         offset: u64,
         /// Bytes.
         len: u64,
     },
-    /// Zeroes, please.
+    /// Write zeroes to a range.
     WriteZeroes {
         /// Byte offset on the disk.
         offset: u64,
         /// Bytes.
         len: u64,
-        /// Whether the space may be given back.
+        /// Whether the space may be deallocated.
         unmap: bool,
     },
-    /// A type that this device does not know: answered UNSUPP.
+    /// An unknown type, answered UNSUPP.
     Unknown,
 }
 
-/// Makes a request of a chain's pieces. On return `data` holds the segments of the request's bytes.
+/// Makes a request of a chain's segments. On return `data` holds the segments of the request's data.
 pub(super) fn parse<M: GuestMemory>(
     memory: &M,
     head: u16,
-    walked: Result<(), Nonsense>,
+    walked: Result<(), ChainError>,
     data: &mut Vec<M::Segment>,
     writable: &mut Vec<M::Segment>,
 ) -> Taken<M::Segment> {
@@ -159,15 +159,15 @@ pub(super) fn parse<M: GuestMemory>(
         return bad(why);
     }
     let Some(status) = status else {
-        return bad(Nonsense::Short);
+        return bad(ChainError::Short);
     };
     let Some([kind, sector]) = take_header(memory, data) else {
-        return bad(Nonsense::Short);
+        return bad(ChainError::Short);
     };
-    // The upper half is the priority, which we do not promise to heed.
+    // The upper half is the priority, which is ignored.
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "the lower half is taken on purpose"
+        reason = "the lower half is the type"
     )]
     let kind = match kind as u32 {
         T_IN => {
@@ -176,7 +176,7 @@ pub(super) fn parse<M: GuestMemory>(
         }
         T_OUT => ranged::<M>(sector, data).map(|(offset, len)| Kind::Write { offset, len }),
         T_FLUSH => {
-            // No bytes belong to it: those that came with it are not to be held.
+            // A flush has no data. Release the segments that came with it.
             data.clear();
             Ok(Kind::Flush)
         }
@@ -187,7 +187,8 @@ pub(super) fn parse<M: GuestMemory>(
             })
         }
         T_DISCARD | T_WRITE_ZEROES if total::<M>(data) > RANGE as u64 => {
-            // More ranges than the configuration space announces. QEMU's device answers so, and its test asks for it.
+            // More ranges than announced in the configuration space. QEMU's device answers this way, and QEMU's test
+            // checks it.
             data.clear();
             Ok(Kind::Unknown)
         }
@@ -219,7 +220,7 @@ pub(super) fn parse<M: GuestMemory>(
     }
 }
 
-/// The status is the last byte that the device may write.
+/// Removes the status byte: the last byte that the device may write.
 fn pop_status<M: GuestMemory>(writable: &mut Vec<M::Segment>) -> Option<M::Segment> {
     while let Some(last) = writable.last_mut() {
         let len = M::segment_len(last);
@@ -238,13 +239,13 @@ fn pop_status<M: GuestMemory>(writable: &mut Vec<M::Segment>) -> Option<M::Segme
     None
 }
 
-/// Takes the header off the front, as two words: the type, and the sector.
+/// Removes the header from the front, as two words: the type, and the sector.
 #[inline]
 fn take_header<M: GuestMemory>(memory: &M, data: &mut Vec<M::Segment>) -> Option<[u64; 2]> {
     if let [first, ..] = &data[..]
         && M::segment_len(first) == HEADER
     {
-        // As every driver lays it out: in a piece of its own.
+        // The usual layout: a separate segment.
         let words = memory.segment_pair(first)?;
         if data.len() == 1 {
             data.clear();
@@ -281,12 +282,12 @@ fn total<M: GuestMemory>(segments: &[M::Segment]) -> u64 {
 }
 
 /// Offset and length of a read or write, in bytes.
-fn ranged<M: GuestMemory>(sector: u64, data: &[M::Segment]) -> Result<(u64, u64), Nonsense> {
+fn ranged<M: GuestMemory>(sector: u64, data: &[M::Segment]) -> Result<(u64, u64), ChainError> {
     let len = total::<M>(data);
     if !len.is_multiple_of(SECTOR) || len > MAX_DATA {
-        return Err(Nonsense::Fields);
+        return Err(ChainError::Fields);
     }
-    let offset = sector.checked_mul(SECTOR).ok_or(Nonsense::Fields)?;
+    let offset = sector.checked_mul(SECTOR).ok_or(ChainError::Fields)?;
     Ok((offset, len))
 }
 
@@ -296,20 +297,20 @@ struct Range {
     flags: u32,
 }
 
-/// The one segment of a DISCARD or WRITE_ZEROES (one is what the configuration space announces).
-fn range<M: GuestMemory>(memory: &M, data: &mut Vec<M::Segment>) -> Result<Range, Nonsense> {
+/// The one segment of a DISCARD or WRITE_ZEROES. The configuration space announces a maximum of one.
+fn range<M: GuestMemory>(memory: &M, data: &mut Vec<M::Segment>) -> Result<Range, ChainError> {
     let mut bytes = [0; RANGE];
     if total::<M>(data) != RANGE as u64 || memory.peek(data, &mut bytes) != RANGE {
-        return Err(Nonsense::Fields);
+        return Err(ChainError::Fields);
     }
     data.clear();
     let [s0, s1, s2, s3, s4, s5, s6, s7, n0, n1, n2, n3, flags @ ..] = bytes;
     let sector = u64::from_le_bytes([s0, s1, s2, s3, s4, s5, s6, s7]);
     let sectors = u32::from_le_bytes([n0, n1, n2, n3]);
     if sectors > MAX_RANGE_SECTORS {
-        return Err(Nonsense::Fields);
+        return Err(ChainError::Fields);
     }
-    let offset = sector.checked_mul(SECTOR).ok_or(Nonsense::Fields)?;
+    let offset = sector.checked_mul(SECTOR).ok_or(ChainError::Fields)?;
     Ok(Range {
         offset,
         len: u64::from(sectors) * SECTOR,
@@ -317,36 +318,36 @@ fn range<M: GuestMemory>(memory: &M, data: &mut Vec<M::Segment>) -> Result<Range
     })
 }
 
-/// What a guest reads in the configuration space.
+/// The contents of the configuration space.
 #[derive(Clone, Copy, Debug)]
 pub struct BlockConfig {
-    /// Bytes on the disk; the guest sees whole blocks of them.
+    /// Disk size in bytes. The guest sees only whole blocks.
     pub size: u64,
-    /// Logical block size in bytes: the smallest that the guest should send.
+    /// Logical block size in bytes: the smallest I/O that the guest should send.
     pub block_size: u32,
-    /// Block size below which the datastore must read before it can write, in bytes.
+    /// Physical block size in bytes. Smaller writes need a read-modify-write on the datastore.
     pub physical_block_size: u32,
-    /// Best size of an I/O, in bytes.
+    /// Optimal I/O size in bytes.
     pub optimal_io_size: u32,
-    /// Most data segments of a request.
+    /// The most data segments of a request.
     pub seg_max: u32,
-    /// Rings.
+    /// Number of rings.
     pub queues: u16,
-    /// Whether the disk has a write-back cache, which FLUSH empties.
+    /// Whether the disk has a write-back cache, which FLUSH writes back.
     pub write_back: bool,
 }
 
 impl BlockConfig {
     /// Bytes of the configuration space.
     pub const LEN: usize = 60;
-    /// Position of `writeback`, the one field that a guest may write.
+    /// Position of `writeback`, the only field that a guest may write.
     pub const WRITEBACK: usize = 32;
 
-    /// `struct virtio_blk_config`, little-endian.
+    /// Encodes `struct virtio_blk_config`, little-endian.
     pub fn encode(&self) -> [u8; BlockConfig::LEN] {
         let mut space = [0; BlockConfig::LEN];
         let mut put = |at: usize, bytes: &[u8]| space[at..at + bytes.len()].copy_from_slice(bytes);
-        // A capacity that ends inside a block invites I/O that this device would have to refuse.
+        // A capacity that ends within a block would cause I/O that this device must reject.
         let blocks = self.size / u64::from(self.block_size.max(1));
         let sectors = blocks * u64::from(self.block_size) / SECTOR;
         put(0, &sectors.to_le_bytes());

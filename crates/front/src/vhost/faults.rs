@@ -4,20 +4,20 @@ use std::fmt;
 
 use super::{MAX_SEGMENTS, MAX_SIZE};
 
-/// Why a queue cannot go on: its rings themselves make no sense.
+/// Why a queue must stop: its ring is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Broken {
-    /// The size is no power of two or too large.
+pub enum RingError {
+    /// The size is not a power of two, or too large.
     Size(u16),
-    /// A ring is not aligned as virtio demands.
+    /// A ring is not aligned as virtio requires.
     Misaligned,
     /// A ring lies outside the guest's memory.
     Outside,
-    /// The available index is further ahead than the ring is long.
+    /// The available index is further ahead than the ring's length.
     IndexJump {
         /// The available index.
         available: u16,
-        /// Where the next entry was to be taken.
+        /// The position of the next entry.
         position: u16,
     },
     /// An available entry names a descriptor beyond the table.
@@ -28,74 +28,77 @@ pub enum Broken {
     Inflight,
 }
 
-impl fmt::Display for Broken {
+impl fmt::Display for RingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Broken::Size(size) => write!(
+            RingError::Size(size) => write!(
                 f,
-                "the ring has {size} entries, which is no power of two up to {MAX_SIZE}"
+                "the ring has {size} entries, which is not a power of two up to {MAX_SIZE}"
             ),
-            Broken::Misaligned => f.write_str("a ring is not aligned"),
-            Broken::Outside => f.write_str("a ring lies outside the guest's memory"),
-            Broken::IndexJump {
+            RingError::Misaligned => f.write_str("a ring is not aligned"),
+            RingError::Outside => f.write_str("a ring lies outside the guest's memory"),
+            RingError::IndexJump {
                 available,
                 position,
             } => write!(
                 f,
                 "the available index {available} is further ahead of {position} than the ring is long"
             ),
-            Broken::Head(head) => write!(
+            RingError::Head(head) => write!(
                 f,
                 "an available entry names descriptor {head}, which lies beyond the table"
             ),
-            Broken::Reused(head) => write!(
+            RingError::Reused(head) => write!(
                 f,
                 "an available entry names chain {head}, which is still in flight"
             ),
-            Broken::Inflight => f.write_str("the in-flight region does not fit the ring"),
+            RingError::Inflight => f.write_str("the in-flight region does not fit the ring"),
         }
     }
 }
 
-/// Why one chain was refused; the guest sees an I/O error, or a used entry without a status when it left no room for one.
+/// Why one chain was rejected. The guest sees an I/O error, or a used entry without a status if the chain has no status
+/// byte.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Nonsense {
+pub enum ChainError {
     /// The chain is longer than its table: it loops.
     Loop,
-    /// More descriptors or pieces of memory than [`MAX_SEGMENTS`].
+    /// More descriptors or segments than [`MAX_SEGMENTS`].
     Long,
-    /// A descriptor names memory that the guest does not have.
+    /// A descriptor points to memory that the guest does not have.
     Outside,
     /// An indirect descriptor is malformed, nested, or was never negotiated.
     Indirect,
     /// A readable descriptor comes after a writable one.
     Order,
-    /// There is no header, or no byte for the status.
+    /// There is no header, or no status byte.
     Short,
     /// A descriptor index beyond the table.
     Index,
-    /// The request's own fields make no sense (length of a discard, flags).
+    /// The request's fields are invalid (length of a discard, flags).
     Fields,
 }
 
-impl fmt::Display for Nonsense {
+impl fmt::Display for ChainError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Nonsense::Loop => f.write_str("the chain of descriptors loops"),
-            Nonsense::Long => write!(
+            ChainError::Loop => f.write_str("the chain of descriptors loops"),
+            ChainError::Long => write!(
                 f,
                 "the chain has more than {MAX_SEGMENTS} descriptors or pieces of memory"
             ),
-            Nonsense::Outside => {
+            ChainError::Outside => {
                 f.write_str("a descriptor names memory that the guest does not have")
             }
-            Nonsense::Indirect => {
+            ChainError::Indirect => {
                 f.write_str("an indirect descriptor is malformed, nested, or was not negotiated")
             }
-            Nonsense::Order => f.write_str("a readable descriptor comes after a writable one"),
-            Nonsense::Short => f.write_str("the request has no header, or no byte for its status"),
-            Nonsense::Index => f.write_str("a descriptor names a next one beyond the table"),
-            Nonsense::Fields => f.write_str("the request's length or sector makes no sense"),
+            ChainError::Order => f.write_str("a readable descriptor comes after a writable one"),
+            ChainError::Short => {
+                f.write_str("the request has no header, or no byte for its status")
+            }
+            ChainError::Index => f.write_str("a descriptor names a next one beyond the table"),
+            ChainError::Fields => f.write_str("the request's length or sector is invalid"),
         }
     }
 }

@@ -1,12 +1,12 @@
-//! The in-flight region: the requests of a ring, in memory that outlives the process.
+//! The in-flight region: a ring's requests in flight, in memory that outlives the process.
 //!
-//! The front end (QEMU) holds the region. When the daemon dies, the next one reads from it which chains were taken
-//! and never given back, and takes them again, so that a guest loses nothing and waits for nothing for ever.
+//! The front end (QEMU) owns the region. When the daemon dies, the next one reads from it which chains were taken and
+//! never completed, and takes them again. So no request of the guest is lost.
 //!
 //! # Always true
-//! Whatever the moment of death, a chain that the guest does not see as used is found by [`Inflight::recover`], and one
-//! that it does see is not. The order of the stores is what makes it so: mark before the request is acted on, unmark
-//! after the used index is visible, and the index last published is noted last.
+//! [`Inflight::recover`] finds exactly the chains that were taken and that the guest does not see as used, whenever the
+//! process died. The order of the stores ensures this. A request is marked before it is executed. It is unmarked after
+//! the used index is visible. The last published index is stored last.
 //!
 //! # Picture: the region of one ring
 //! ```text
@@ -34,19 +34,19 @@ pub struct Inflight<A> {
     region: A,
     size: u16,
     counter: u64,
-    /// Heads completed and not yet shown to the guest.
+    /// Heads that are completed and not yet published.
     batch: Vec<u16>,
     fresh: bool,
 }
 
-/// Bytes that the region of one ring of `size` entries takes (rounded so that each ring's is aligned).
+/// Bytes of the region of one ring of `size` entries (rounded so that each ring's is aligned).
 pub fn region_len(size: u16) -> usize {
     (HEADER + ENTRY * usize::from(size)).next_multiple_of(64)
 }
 
 impl<A: Area> Inflight<A> {
-    /// Takes on a region of `len` bytes; fresh (all zero) or left by another process. `None` if it does not fit the
-    /// ring, or is of a version that this code does not know.
+    /// Opens a region of `len` bytes; new (all zero) or written by another process. `None` if it does not fit the ring
+    /// or has an unknown version.
     pub fn open(region: A, len: usize, size: u16) -> Option<Inflight<A>> {
         if len < HEADER + ENTRY * usize::from(size) {
             return None;
@@ -55,8 +55,8 @@ impl<A: Area> Inflight<A> {
         if version > VERSION_1 {
             return None;
         }
-        // A ring changes its size only when a guest sets it up anew (its firmware used another): what an account of
-        // another size says is about a ring that the guest has given up.
+        // A ring changes its size only when the guest sets it up again (its firmware used another). Records of another
+        // size belong to a ring that no longer exists.
         let fresh = version == 0 || region.load_u16(DESC_NUM) != size;
         if fresh {
             for head in 0..size {
@@ -74,15 +74,15 @@ impl<A: Area> Inflight<A> {
         })
     }
 
-    /// Whether it knows nothing: no other process has kept account of this ring here.
+    /// Whether it is empty: no other process has recorded this ring here.
     pub fn is_fresh(&self) -> bool {
         self.fresh
     }
 
-    /// The heads in flight, oldest first, given the used index that the guest sees.
+    /// The heads in flight, oldest first, for the used index that the guest sees.
     pub fn recover(&mut self, used_idx: u16) -> Vec<u16> {
         if self.region.load_u16(USED_IDX) != used_idx {
-            // Died between showing a batch to the guest and unmarking it. The batch hangs together by `next`.
+            // The process died between publishing a batch and unmarking it. The batch is linked by `next`.
             let behind = used_idx
                 .wrapping_sub(self.region.load_u16(USED_IDX))
                 .min(self.size);
@@ -107,7 +107,7 @@ impl<A: Area> Inflight<A> {
         heads.into_iter().map(|(_, head)| head).collect()
     }
 
-    /// A chain is taken.
+    /// Records that a chain is taken.
     pub fn take(&mut self, head: u16) {
         self.region.store_u64(entry(head) + COUNTER, self.counter);
         self.counter = self.counter.wrapping_add(1);
@@ -115,7 +115,7 @@ impl<A: Area> Inflight<A> {
         self.region.store_u8(entry(head), 1);
     }
 
-    /// A chain is in the used ring, not yet visible.
+    /// Records that a chain is in the used ring, not yet visible.
     pub fn complete(&mut self, head: u16) {
         self.region
             .store_u16(entry(head) + NEXT, self.region.load_u16(LAST_BATCH_HEAD));
@@ -123,7 +123,7 @@ impl<A: Area> Inflight<A> {
         self.batch.push(head);
     }
 
-    /// The guest sees everything up to `used_idx`.
+    /// Records that the guest sees every entry up to `used_idx`.
     pub fn published(&mut self, used_idx: u16) {
         std::sync::atomic::fence(std::sync::atomic::Ordering::Release);
         for head in self.batch.drain(..) {

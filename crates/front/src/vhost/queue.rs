@@ -1,13 +1,13 @@
 //! A split virtqueue: it takes available chains, returns used ones, and decides on notifications.
 //!
-//! The I/O thread calls [`Queue::next`] until it yields nothing, [`Queue::complete`] for each answer, and
-//! [`Queue::publish`] once a turn. A bad chain costs its guest that one request; a ring that makes no sense
-//! ([`Broken`]) stops this queue and nothing else.
+//! The I/O thread calls [`Queue::next`] until it returns nothing, [`Queue::complete`] for each completion, and
+//! [`Queue::publish`] once per loop iteration. A malformed chain affects only that request. An invalid ring
+//! ([`RingError`]) stops only this queue.
 //!
 //! # Always true
-//! - a head is completed only while it is in flight, so the used ring never holds more than `size` entries
-//! - `last_avail` moves by one for each chain taken, good or bad
-//! - a request holds at most [`MAX_SEGMENTS`] pieces of memory, whatever its descriptors say
+//! - A head is completed only while it is in flight, so the used ring never holds more than `size` entries.
+//! - `last_avail` moves by one for each chain taken, valid or malformed.
+//! - A request has at most [`MAX_SEGMENTS`] segments, whatever its descriptors say.
 //!
 //! # Picture
 //! ```text
@@ -29,22 +29,22 @@ mod chain;
 mod plain;
 
 pub use super::block::Taken;
-pub use super::faults::{Broken, Nonsense};
+pub use super::faults::{ChainError, RingError};
 pub use super::{MAX_SEGMENTS, MAX_SIZE};
 
-/// How many chains ahead of its use each part of a chain is called for: the parts are found one through the other, and
-/// each takes about as long to come as it takes to handle two requests.
+/// How many chains ahead the descriptor of a chain is prefetched. Each part of a chain points to the next part, and
+/// fetching one takes about as long as handling two requests.
 const DESCRIPTOR_AHEAD: u16 = 8;
 const TABLE_AHEAD: u16 = 5;
 const HEADER_AHEAD: u16 = 2;
 
 const AVAIL_NO_INTERRUPT: u16 = 1;
 const USED_NO_NOTIFY: u16 = 1;
-/// `flags` and `idx` come before the entries of either ring.
+/// Bytes of `flags` and `idx` before the entries of either ring.
 const RING_HEADER: usize = 4;
 const IDX: usize = 2;
 
-/// Where a ring lies and how guest and device agreed to use it.
+/// The addresses of a ring and the negotiated features.
 #[derive(Clone, Copy, Debug)]
 pub struct QueueConfig {
     /// Entries; a power of two up to [`MAX_SIZE`].
@@ -55,7 +55,7 @@ pub struct QueueConfig {
     pub avail: u64,
     /// Guest address of the used ring.
     pub used: u64,
-    /// The next available entry to take (what `SET_VRING_BASE` said).
+    /// The next available entry to take (from `SET_VRING_BASE`).
     pub base: u16,
     /// VIRTIO_F_EVENT_IDX was negotiated.
     pub event_idx: bool,
@@ -76,13 +76,13 @@ pub struct Queue<M: GuestMemory> {
     last_avail: u16,
     /// The guest's available index as last read.
     avail_seen: u16,
-    /// Next used entry to fill; ahead of the guest's view until `publish`.
+    /// Next used entry to fill. The guest sees it only after `publish`.
     used_idx: u16,
-    /// What the guest sees as used.
+    /// The used index that the guest sees.
     published: u16,
-    /// The same when its wish to be called was read last.
-    asked: u16,
-    /// Heads that were taken and not yet completed.
+    /// `published` at the last check of the guest's notification setting.
+    call_checked: u16,
+    /// Heads that are taken and not yet completed.
     taken: Vec<bool>,
     in_flight: u16,
     inflight: Option<Inflight<M::Area>>,
@@ -90,9 +90,9 @@ pub struct Queue<M: GuestMemory> {
     /// See [`Queue::walked`].
     walked: u64,
     kicks_wanted: bool,
-    /// Whether the last look found one chain and no more.
+    /// Whether the last check found exactly one chain.
     lone: bool,
-    /// Where the header of the last plain request was. The guest's number.
+    /// The guest address of the last plain request's header.
     last_header: u64,
 }
 
@@ -100,24 +100,24 @@ impl<M: GuestMemory> Queue<M> {
     /// A queue over rings in `memory`.
     ///
     /// # Errors
-    /// [`Broken`] when the rings cannot be where the guest says.
-    pub fn new(memory: &M, config: QueueConfig) -> Result<Queue<M>, Broken> {
+    /// [`RingError`] when the rings cannot be at the given addresses.
+    pub fn new(memory: &M, config: QueueConfig) -> Result<Queue<M>, RingError> {
         let size = config.size;
         if size == 0 || size > MAX_SIZE || !size.is_power_of_two() {
-            return Err(Broken::Size(size));
+            return Err(RingError::Size(size));
         }
         let aligned = config.desc.is_multiple_of(16)
             && config.avail.is_multiple_of(2)
             && config.used.is_multiple_of(4);
         if !aligned {
-            return Err(Broken::Misaligned);
+            return Err(RingError::Misaligned);
         }
         let entries = usize::from(size);
-        let area = |addr, len| memory.area(addr, len).ok_or(Broken::Outside);
+        let area = |addr, len| memory.area(addr, len).ok_or(RingError::Outside);
         let used_len = RING_HEADER + 8 * entries + 2;
         let used = area(config.used, used_len)?;
         if let Some(log) = config.log_used {
-            // One that died between writing here and logging it has left nobody else to log it.
+            // A predecessor may have died after writing here and before logging it.
             memory.mark_dirty(log, used_len);
         }
         let used_idx = used.load_u16(IDX);
@@ -132,7 +132,7 @@ impl<M: GuestMemory> Queue<M> {
             avail_seen: base,
             used_idx,
             published: used_idx,
-            asked: used_idx,
+            call_checked: used_idx,
             taken: vec![false; entries],
             in_flight: 0,
             inflight: None,
@@ -144,19 +144,19 @@ impl<M: GuestMemory> Queue<M> {
         })
     }
 
-    /// Keeps account of what is in flight in memory that outlives this process, and returns the heads that an earlier
-    /// process took but never completed, in the order it took them: they are to be taken again with [`Queue::retake`].
+    /// Records the chains in flight in memory that outlives this process. Returns the heads that an earlier process
+    /// took but never completed, in that process's order. The caller must take them again with [`Queue::retake`].
     ///
     /// # Errors
-    /// [`Broken::Inflight`] when the region does not fit.
-    pub fn track(&mut self, region: M::Area, region_len: usize) -> Result<Vec<u16>, Broken> {
+    /// [`RingError::Inflight`] when the region does not fit.
+    pub fn track(&mut self, region: M::Area, region_len: usize) -> Result<Vec<u16>, RingError> {
         let mut inflight =
-            Inflight::open(region, region_len, self.config.size).ok_or(Broken::Inflight)?;
+            Inflight::open(region, region_len, self.config.size).ok_or(RingError::Inflight)?;
         let heads = inflight.recover(self.used_idx);
         if !inflight.is_fresh() {
-            // What was taken is used or in flight, so the account knows the position, and better than the front end,
-            // which after a crash says the used index, or one that it read before the last answers.
-            let resumed = u16::try_from(heads.len()).map_err(|_| Broken::Inflight)?;
+            // Every taken chain is either used or in flight, so the record gives the exact position. The front end's
+            // base is less certain: after a crash it is the used index, or one from before the last completions.
+            let resumed = u16::try_from(heads.len()).map_err(|_| RingError::Inflight)?;
             self.last_avail = self.used_idx.wrapping_add(resumed);
             self.avail_seen = self.last_avail;
         }
@@ -164,34 +164,34 @@ impl<M: GuestMemory> Queue<M> {
         Ok(heads)
     }
 
-    /// How many chains are taken and not completed.
+    /// The number of chains that are taken and not completed.
     pub fn in_flight(&self) -> u16 {
         self.in_flight
     }
 
-    /// The next available entry: what `GET_VRING_BASE` answers once nothing is in flight.
+    /// The next available entry: the answer to `GET_VRING_BASE` once nothing is in flight.
     pub fn position(&self) -> u16 {
         self.last_avail
     }
 
-    /// Whether something was answered in this ring, by whomever.
+    /// Whether any process has completed a request in this ring.
     pub fn was_used(&self) -> bool {
         self.used_idx != 0
     }
 
-    /// Whether an earlier process kept account of it in the region that it is tracked in.
+    /// Whether an earlier process recorded this ring in the region passed to [`Queue::track`].
     pub fn is_resumed(&self) -> bool {
         let region = self.inflight.as_ref();
         region.is_some_and(|region| !region.is_fresh())
     }
 
-    /// How far the guest has made entries available, as of now.
+    /// The guest's current available index.
     pub fn available(&self) -> u16 {
         self.avail.load_u16(IDX)
     }
 
-    /// What it has taken so far to follow chains, good or bad: descriptors read, and pieces found where memory is cut. Plain
-    /// reads and writes are not counted: they are as short as can be.
+    /// The work so far of following chains, valid or malformed: descriptors read, plus segments from splitting at
+    /// region boundaries. Plain reads and writes are not counted: they are minimal.
     pub fn walked(&self) -> u64 {
         self.walked
     }
@@ -201,34 +201,34 @@ impl<M: GuestMemory> Queue<M> {
         self.config.size
     }
 
-    /// Whether the guest has made something available that was not taken yet.
+    /// Whether the guest has made chains available that are not taken yet.
     pub fn has_work(&self) -> bool {
         self.avail_seen != self.last_avail || self.avail.load_u16(IDX) != self.last_avail
     }
 
-    /// Calls for the header of a request that was just seen to wait ([`Queue::has_work`]) and will be taken soon, if the
-    /// guest has one under way at a time: drivers reuse what was freed last, so its header lies where the last one lay.
-    /// It is on its way then while the thread turns to it.
+    /// Prefetches the header of a waiting request ([`Queue::has_work`]) that will be taken soon, if the guest runs one
+    /// request at a time. Drivers reuse the memory that was freed last, so the header is at the same address as the
+    /// previous one.
     #[inline]
-    pub fn foresee(&self, memory: &M) {
+    pub fn prefetch_next_header(&self, memory: &M) {
         if self.lone {
             memory.prefetch(self.last_header);
         }
     }
 
-    /// Takes the next chain. Its data segments are put into `data` (which is cleared first).
+    /// Takes the next chain. Its data segments are stored in `data`, which is cleared first.
     ///
     /// # Errors
-    /// [`Broken`] when the ring itself makes no sense.
+    /// [`RingError`] when the ring is invalid.
     pub fn next(
         &mut self,
         memory: &M,
         data: &mut Vec<M::Segment>,
-    ) -> Result<Option<Taken<M::Segment>>, Broken> {
+    ) -> Result<Option<Taken<M::Segment>>, RingError> {
         if self.avail_seen == self.last_avail {
             let idx = self.avail.acquire_u16(IDX);
             if idx.wrapping_sub(self.last_avail) > self.config.size {
-                return Err(Broken::IndexJump {
+                return Err(RingError::IndexJump {
                     available: idx,
                     position: self.last_avail,
                 });
@@ -238,24 +238,24 @@ impl<M: GuestMemory> Queue<M> {
             }
             self.avail_seen = idx;
             let waiting = idx.wrapping_sub(self.last_avail);
-            // A lone chain is read at once: there is nothing to do meanwhile.
+            // A single chain is read at once: no other work could hide the latency.
             self.lone = waiting == 1;
             if !self.lone {
                 for ahead in 0..waiting.min(TABLE_AHEAD) {
-                    self.call_descriptor(ahead);
+                    self.prefetch_descriptor(ahead);
                 }
                 for ahead in 0..waiting.min(HEADER_AHEAD) {
-                    self.call_table(memory, ahead);
+                    self.prefetch_table(memory, ahead);
                 }
             }
         }
         self.look_ahead(memory);
         let head = self.head(0);
         if head >= self.config.size {
-            return Err(Broken::Head(head));
+            return Err(RingError::Head(head));
         }
         if self.taken[usize::from(head)] {
-            return Err(Broken::Reused(head));
+            return Err(RingError::Reused(head));
         }
         self.last_avail = self.last_avail.wrapping_add(1);
         if let Some(inflight) = &mut self.inflight {
@@ -264,45 +264,46 @@ impl<M: GuestMemory> Queue<M> {
         Ok(Some(self.open(memory, head, data)))
     }
 
-    /// The head of the chain that is `ahead` places behind the next one in the available ring. The guest's number.
+    /// The head of the chain `ahead` places after the next one in the available ring. An unchecked value from the
+    /// guest.
     #[inline]
     fn head(&self, ahead: u16) -> u16 {
         let slot = usize::from(self.last_avail.wrapping_add(ahead) & self.mask);
         self.avail.load_u16(RING_HEADER + 2 * slot)
     }
 
-    /// Calls for the memory of the chains that come after the next one. The guest wrote it on another CPU, and each step
-    /// from descriptor to table to header would wait for that CPU's cache; called for ahead, they come side by side.
+    /// Prefetches the memory of the chains after the next one. The guest wrote it on another CPU, so each step from
+    /// descriptor to table to header would wait for that CPU's cache. The prefetches run in parallel.
     #[inline]
     fn look_ahead(&self, memory: &M) {
         let waiting = self.avail_seen.wrapping_sub(self.last_avail);
         if waiting > DESCRIPTOR_AHEAD {
-            self.call_descriptor(DESCRIPTOR_AHEAD);
+            self.prefetch_descriptor(DESCRIPTOR_AHEAD);
         }
         if waiting > TABLE_AHEAD {
-            self.call_table(memory, TABLE_AHEAD);
+            self.prefetch_table(memory, TABLE_AHEAD);
         }
         if waiting > HEADER_AHEAD {
-            self.call_header(memory, HEADER_AHEAD);
+            self.prefetch_header(memory, HEADER_AHEAD);
         }
     }
 
     #[inline]
-    fn call_descriptor(&self, ahead: u16) {
+    fn prefetch_descriptor(&self, ahead: u16) {
         self.desc
             .prefetch(DESC_BYTES * usize::from(self.head(ahead)));
     }
 
-    /// What the first descriptor names: the header, or the table in which the others are.
+    /// Prefetches the target of the first descriptor: the header, or the indirect table.
     #[inline]
-    fn call_table(&self, memory: &M, ahead: u16) {
+    fn prefetch_table(&self, memory: &M, ahead: u16) {
         if let Some(first) = self.first(ahead) {
             memory.prefetch(first.addr);
         }
     }
 
     #[inline]
-    fn call_header(&self, memory: &M, ahead: u16) {
+    fn prefetch_header(&self, memory: &M, ahead: u16) {
         let table = self
             .first(ahead)
             .filter(|first| first.flags & DESC_INDIRECT != 0);
@@ -321,18 +322,18 @@ impl<M: GuestMemory> Queue<M> {
     /// Takes a chain again that an earlier process had taken ([`Queue::track`]).
     ///
     /// # Errors
-    /// [`Broken`] when the head makes no sense.
+    /// [`RingError`] when the head is invalid.
     pub fn retake(
         &mut self,
         memory: &M,
         head: u16,
         data: &mut Vec<M::Segment>,
-    ) -> Result<Taken<M::Segment>, Broken> {
+    ) -> Result<Taken<M::Segment>, RingError> {
         if head >= self.config.size {
-            return Err(Broken::Head(head));
+            return Err(RingError::Head(head));
         }
         if self.taken[usize::from(head)] {
-            return Err(Broken::Reused(head));
+            return Err(RingError::Reused(head));
         }
         Ok(self.open(memory, head, data))
     }
@@ -349,7 +350,7 @@ impl<M: GuestMemory> Queue<M> {
         self.open_any(memory, head, &first, data)
     }
 
-    /// The chain, if it is a plain read or write: nearly always.
+    /// The chain's request, if it is a plain read or write. Almost all are.
     #[inline]
     fn plain(
         &mut self,
@@ -362,7 +363,7 @@ impl<M: GuestMemory> Queue<M> {
             let load = |index| Some(self.desc.load_pair(DESC_BYTES * usize::from(index)));
             return plain::read(memory, first, load, self.config.size, head);
         }
-        // A table of just these three.
+        // An indirect table of exactly three descriptors.
         if !self.config.indirect || first.len as usize != 3 * DESC_BYTES {
             return None;
         }
@@ -375,7 +376,7 @@ impl<M: GuestMemory> Queue<M> {
         plain::read(memory, &header, load, 3, head)
     }
 
-    /// Any chain.
+    /// The chain's request, for any layout.
     #[inline(never)]
     fn open_any(
         &mut self,
@@ -394,8 +395,8 @@ impl<M: GuestMemory> Queue<M> {
         taken
     }
 
-    /// Follows a chain and sorts its pieces into those the device reads and those it writes. On an error `writable`
-    /// holds the status byte, if there is one beyond doubt, and nothing else.
+    /// Follows a chain and sorts its segments into readable and writable ones. On an error `writable` holds only the
+    /// status byte, or nothing if its position is uncertain.
     fn walk(
         &self,
         memory: &M,
@@ -404,7 +405,7 @@ impl<M: GuestMemory> Queue<M> {
         readable: &mut Vec<M::Segment>,
         writable: &mut Vec<M::Segment>,
         walked: &mut u64,
-    ) -> Result<(), Nonsense> {
+    ) -> Result<(), ChainError> {
         if first.flags & DESC_INDIRECT == 0 {
             let load = |index| Some(self.desc.load_pair(DESC_BYTES * usize::from(index)));
             let entries = self.config.size;
@@ -416,9 +417,9 @@ impl<M: GuestMemory> Queue<M> {
             || bytes == 0
             || !bytes.is_multiple_of(DESC_BYTES)
         {
-            return Err(Nonsense::Indirect);
+            return Err(ChainError::Indirect);
         }
-        let entries = u16::try_from(bytes / DESC_BYTES).map_err(|_| Nonsense::Indirect)?;
+        let entries = u16::try_from(bytes / DESC_BYTES).map_err(|_| ChainError::Indirect)?;
         let load = |index| {
             memory.load_pair(
                 first
@@ -429,10 +430,10 @@ impl<M: GuestMemory> Queue<M> {
         follow(memory, load, 0, entries, readable, writable, walked)
     }
 
-    /// Hands a chain back with `written` bytes of its writable part filled. Seen by the guest after `publish`.
+    /// Returns a chain with `written` bytes of its writable part filled. The guest sees it after `publish`.
     ///
     /// # Panics
-    /// When `head` is not in flight: a request would be answered twice.
+    /// When `head` is not in flight: a request would be completed twice.
     pub fn complete(&mut self, head: u16, written: u32) {
         let taken = &mut self.taken[usize::from(head)];
         assert!(*taken, "a chain is completed once, while it is in flight");
@@ -452,7 +453,7 @@ impl<M: GuestMemory> Queue<M> {
         self.used_idx != self.published
     }
 
-    /// Shows the guest all that was completed, in one store. Whether it is to be called, [`Queue::wants_call`] says.
+    /// Publishes all completed chains in one store. [`Queue::wants_call`] returns whether the guest needs a call.
     pub fn publish(&mut self, memory: &M) {
         let old = self.published;
         if old == self.used_idx {
@@ -466,15 +467,15 @@ impl<M: GuestMemory> Queue<M> {
         self.log_used(memory, old);
     }
 
-    /// Whether the guest wants to be called for something that it was shown since this was asked last. It may be asked
-    /// later than it is shown: a guest that finds its answers meanwhile no longer wants to be.
+    /// Whether the guest wants a call for the chains published since the last check. The check may be delayed after
+    /// publishing: a guest that has seen its completions no longer wants a call.
     pub fn wants_call(&mut self) -> bool {
-        let old = self.asked;
+        let old = self.call_checked;
         if old == self.published {
             return false;
         }
-        self.asked = self.published;
-        // The guest's wish must not be read before our index is visible, or both sides would wait.
+        self.call_checked = self.published;
+        // The guest's setting must be read after our index is visible. Otherwise both sides would wait.
         fence(Ordering::SeqCst);
         if self.config.event_idx {
             let event = self
@@ -494,48 +495,49 @@ impl<M: GuestMemory> Queue<M> {
         let mut idx = old;
         while idx != self.used_idx {
             let at = RING_HEADER + 8 * usize::from(idx & self.mask);
-            // The front end's number, which may be anything; the log ignores what lies behind its end.
+            // The front end may set any address. The log ignores addresses beyond its end.
             memory.mark_dirty(base.wrapping_add(at as u64), 8);
             idx = idx.wrapping_add(1);
         }
         memory.mark_dirty(base, RING_HEADER);
     }
 
-    /// Asks the guest not to kick: the ring is looked at anyway.
+    /// Suppresses kicks: the ring is polled.
     pub fn silence_kicks(&mut self, memory: &M) {
         if !self.kicks_wanted {
             return;
         }
         self.kicks_wanted = false;
         if !self.config.event_idx {
-            self.tell_driver(memory, 0, USED_NO_NOTIFY);
+            self.store_and_log(memory, 0, USED_NO_NOTIFY);
         } else if !self.has_work() {
-            // The guest is still to pass what it was asked to kick for: that is put behind it. What it has passed
-            // already is silence enough, and the word is dear to write, as the guest reads it for each request.
-            self.ask_for_kick_at(memory, self.last_avail.wrapping_sub(1));
+            // The event index is moved behind the guest's position, if the guest has not passed it yet. If it has,
+            // kicks are suppressed already. The write is avoided because it is expensive: the guest reads this word for
+            // each request.
+            self.set_kick_event(memory, self.last_avail.wrapping_sub(1));
         }
     }
 
-    /// Asks the guest to kick for the next request. Returns whether something came meanwhile: then no kick may follow.
+    /// Requests a kick for the next request. Returns whether a request arrived meanwhile, for which no kick may follow.
     pub fn want_kicks(&mut self, memory: &M) -> bool {
         self.kicks_wanted = true;
         if self.config.event_idx {
-            self.ask_for_kick_at(memory, self.last_avail);
+            self.set_kick_event(memory, self.last_avail);
         } else {
-            self.tell_driver(memory, 0, 0);
+            self.store_and_log(memory, 0, 0);
         }
         fence(Ordering::SeqCst);
         self.has_work()
     }
 
-    /// With event-idx: a kick is wanted for the request at this position, and for none before or after it.
-    fn ask_for_kick_at(&self, memory: &M, position: u16) {
+    /// With event-idx: requests a kick for the request at this position only.
+    fn set_kick_event(&self, memory: &M, position: u16) {
         let avail_event = RING_HEADER + 8 * usize::from(self.config.size);
-        self.tell_driver(memory, avail_event, position);
+        self.store_and_log(memory, avail_event, position);
     }
 
-    /// Writes one of the used ring's words about notifications, and logs it.
-    fn tell_driver(&self, memory: &M, at: usize, word: u16) {
+    /// Writes a notification word of the used ring, and logs it.
+    fn store_and_log(&self, memory: &M, at: usize, word: u16) {
         self.used.store_u16(at, word);
         if let Some(log) = self.config.log_used {
             memory.mark_dirty(log.wrapping_add(at as u64), 2);
@@ -543,8 +545,8 @@ impl<M: GuestMemory> Queue<M> {
     }
 }
 
-/// Where a ring goes on that the front end says is at `base`. Nothing is used before it is taken, so a base behind the
-/// used index is old: it was read while a predecessor still answered what it had in flight.
+/// The start position of a ring for the front end's `base`. Nothing is used before it is taken, so a base behind the
+/// used index is outdated: a predecessor completed requests after it was read.
 fn position(base: u16, used_idx: u16, size: u16) -> u16 {
     let behind = used_idx.wrapping_sub(base);
     if behind <= size { used_idx } else { base }

@@ -1,7 +1,7 @@
 //! A minimal NBD server: a Unix socket, blocking threads, a disk in memory.
 //!
-//! It stands in for the control thread and the I/O thread, so that real clients can be let loose on the protocol
-//! alone. It knows which 4 KiB blocks were ever written, so that it has extents to tell.
+//! It replaces the control thread and the I/O thread, so that real clients test the protocol alone. It records which 4
+//! KiB blocks were written, so that it can report extents.
 
 use std::io::{Read, Write};
 use std::os::unix::net::{UnixListener, UnixStream};
@@ -11,7 +11,7 @@ use tidegate_core::request::{Extent, ExtentKind, Fault, Op};
 use tidegate_front::nbd::handshake::{
     ExportInfo, Handshake, Negotiated, Refusal, Step as Shake, Tls,
 };
-use tidegate_front::nbd::session::{Asked, Session, Step};
+use tidegate_front::nbd::session::{ClientRequest, Session, Step};
 use tidegate_front::nbd::wire::{Abilities, REQUEST_BYTES};
 
 const BLOCK: usize = 4096;
@@ -50,13 +50,13 @@ impl Memory {
     }
 }
 
-/// A server that lives as long as the test that started it.
+/// A server that runs as long as its test.
 pub(crate) struct Server {
     folder: PathBuf,
 }
 
 impl Server {
-    /// Serves `disk0`, of `size` bytes, to everybody who connects.
+    /// Serves `disk0`, of `size` bytes, to every client.
     pub(crate) fn start(test: &str, size: usize, more: Abilities) -> Server {
         let folder = std::env::temp_dir().join(format!("tg-nbd-{}-{test}", std::process::id()));
         std::fs::create_dir_all(&folder).unwrap();
@@ -72,7 +72,7 @@ impl Server {
                 let (disk, export) = (Arc::clone(&disk), export.clone());
                 let client = client.expect("a listening socket accepts");
                 std::thread::spawn(move || {
-                    // A client that leaves in the middle of a word is none of ours.
+                    // A client may disconnect within a message.
                     let _ = serve(client, &disk, &export);
                 });
             }
@@ -80,12 +80,12 @@ impl Server {
         Server { folder }
     }
 
-    /// Where a test may put its files.
+    /// A directory for the test's files.
     pub(crate) fn folder(&self) -> &Path {
         &self.folder
     }
 
-    /// How clients reach `disk0`.
+    /// The URI of an export.
     pub(crate) fn uri(&self, export: &str) -> String {
         format!(
             "nbd+unix:///{export}?socket={}",
@@ -129,17 +129,17 @@ fn serve(mut client: UnixStream, disk: &Mutex<Memory>, export: &ExportInfo) -> s
         match session.decode(&input) {
             Step::Need(bytes) => receive(&mut client, &mut input, bytes)?,
             Step::Disconnect | Step::Violation(_) => return Ok(()),
-            Step::Request(asked) => {
-                take(&mut client, &mut input, asked.payload)?;
-                let payload = &input[REQUEST_BYTES..][..asked.payload as usize];
-                let reply = perform(&session, &asked, payload, &mut disk.lock().unwrap());
+            Step::Request(request) => {
+                take(&mut client, &mut input, request.payload)?;
+                let payload = &input[REQUEST_BYTES..][..request.payload as usize];
+                let reply = perform(&session, &request, payload, &mut disk.lock().unwrap());
                 client.write_all(&reply)?;
-                input.drain(..REQUEST_BYTES + asked.payload as usize);
+                input.drain(..REQUEST_BYTES + request.payload as usize);
             }
-            Step::Refuse(asked, fault) => {
-                take(&mut client, &mut input, asked.payload)?;
-                client.write_all(session.done(&asked, Err(fault)).as_bytes())?;
-                input.drain(..REQUEST_BYTES + asked.payload as usize);
+            Step::Refuse(request, fault) => {
+                take(&mut client, &mut input, request.payload)?;
+                client.write_all(session.done(&request, Err(fault)).as_bytes())?;
+                input.drain(..REQUEST_BYTES + request.payload as usize);
             }
         }
     }
@@ -177,7 +177,7 @@ fn take(client: &mut UnixStream, input: &mut Vec<u8>, payload: u32) -> std::io::
     receive(client, input, REQUEST_BYTES + payload as usize)
 }
 
-/// Makes `input` at least `bytes` long.
+/// Reads until `input` has at least `bytes` bytes.
 fn receive(client: &mut UnixStream, input: &mut Vec<u8>, bytes: usize) -> std::io::Result<()> {
     let mut piece = vec![0; 64 << 10];
     while input.len() < bytes {
@@ -189,31 +189,36 @@ fn receive(client: &mut UnixStream, input: &mut Vec<u8>, bytes: usize) -> std::i
     Ok(())
 }
 
-/// Does what was asked and gives the whole reply.
-fn perform(session: &Session, asked: &Asked, payload: &[u8], disk: &mut Memory) -> Vec<u8> {
-    let at = usize::try_from(asked.offset).expect("the disk is in memory");
-    let len = asked.len as usize;
+/// Executes a request and returns the whole reply.
+fn perform(
+    session: &Session,
+    request: &ClientRequest,
+    payload: &[u8],
+    disk: &mut Memory,
+) -> Vec<u8> {
+    let at = usize::try_from(request.offset).expect("the disk is in memory");
+    let len = request.len as usize;
     let mut reply = Vec::new();
-    match asked.op {
+    match request.op {
         Op::Read => {
-            reply.extend_from_slice(session.data(asked).as_bytes());
+            reply.extend_from_slice(session.data(request).as_bytes());
             reply.extend_from_slice(&disk.bytes[at..at + len]);
             return reply;
         }
         Op::Extents => {
-            session.extents(asked, disk.extents(at, len), &mut reply);
+            session.extents(request, disk.extents(at, len), &mut reply);
             return reply;
         }
         Op::Write => disk.write(at, payload),
         Op::WriteZeroes | Op::Discard => disk.zero(at, len),
         Op::Flush | Op::Prefetch => {}
     }
-    // A mark that the tests look for: a disk whose first byte is 0xEE has gone bad.
-    let outcome = if asked.op == Op::Flush && disk.bytes[0] == 0xee {
+    // Used by the tests: a disk whose first byte is 0xEE fails its flushes.
+    let outcome = if request.op == Op::Flush && disk.bytes[0] == 0xee {
         Err(Fault::Io)
     } else {
         Ok(())
     };
-    reply.extend_from_slice(session.done(asked, outcome).as_bytes());
+    reply.extend_from_slice(session.done(request, outcome).as_bytes());
     reply
 }

@@ -1,7 +1,7 @@
-//! The device is killed between any two stores; its successor resumes from the in-flight region.
+//! The device dies between any two stores. Its successor resumes from the in-flight region.
 //!
-//! Whatever the moment: each chain that the guest does not see as used is taken exactly once by the successor, in the order
-//! in which it was made available; none that the guest does see is.
+//! At any point, the successor takes each chain that the guest does not see as used exactly once, in the order in which
+//! it was made available. It takes no chain that the guest sees as used.
 
 use super::driver::{self, Desc, Driver, ROOM, header};
 use super::memory::Memory;
@@ -10,9 +10,9 @@ use std::cell::RefCell;
 use std::collections::VecDeque;
 use std::rc::Rc;
 use tidegate_front::vhost::inflight::region_len;
-use tidegate_front::vhost::queue::{Broken, Queue, QueueConfig, Taken};
+use tidegate_front::vhost::queue::{Queue, QueueConfig, RingError, Taken};
 
-/// The host: what outlives the device.
+/// The host: everything that outlives the device.
 struct World {
     memory: Memory,
     guest: Driver,
@@ -20,7 +20,7 @@ struct World {
     event_idx: bool,
     /// Heads that the guest may use.
     free: VecDeque<u16>,
-    /// Made available and not collected, in order.
+    /// Heads that were made available and not collected, in order.
     outstanding: Vec<u16>,
 }
 
@@ -50,17 +50,17 @@ impl World {
         }
     }
 
-    /// The guest takes what it sees as used.
+    /// The guest collects the entries that it sees as used.
     fn collect(&mut self) {
         for (head, _) in self.guest.collect() {
             let at = self.outstanding.iter().position(|&out| out == head);
             self.outstanding
-                .remove(at.expect("a chain is given back once"));
+                .remove(at.expect("a chain is completed once"));
             self.free.push_back(head);
         }
     }
 
-    fn start(&self, base: u16) -> Result<Device, Broken> {
+    fn start(&self, base: u16) -> Result<Device, RingError> {
         let config = QueueConfig {
             base,
             event_idx: self.event_idx,
@@ -78,7 +78,7 @@ impl World {
     }
 }
 
-/// A process.
+/// A device process.
 struct Device {
     memory: Memory,
     queue: Queue<Memory>,
@@ -93,9 +93,12 @@ impl Device {
             Some(head) => Some(
                 self.queue
                     .retake(&self.memory, head, &mut data)
-                    .expect("sound"),
+                    .expect("a valid ring"),
             ),
-            None => self.queue.next(&self.memory, &mut data).expect("sound"),
+            None => self
+                .queue
+                .next(&self.memory, &mut data)
+                .expect("a valid ring"),
         };
         let head = match taken? {
             Taken::Request(request) => request.head,
@@ -129,7 +132,7 @@ enum Act {
 
 use Act::{Add, Collect, Complete, Publish, Take};
 
-/// Lets a device act until it is dead or through. A dead device's guest lives on.
+/// Runs a device until it dies or has no acts left. The guest continues after a device's death.
 fn act(world: &mut World, device: &mut Device, acts: &[Act]) {
     for &act in acts {
         match act {
@@ -147,17 +150,17 @@ fn act(world: &mut World, device: &mut Device, acts: &[Act]) {
     }
 }
 
-/// What the front end says of the position, after its device has died.
+/// The base that the front end sends after its device has died.
 #[derive(Clone, Copy, Debug)]
 enum Says {
-    /// The used index, as QEMU does.
+    /// The used index, like QEMU.
     Used,
-    /// What it read before the last answers were shown.
+    /// An index that it read before the last completions were published.
     Old(u16),
 }
 
-/// One life of a device, which ends after `stores` stores; the guest goes on meanwhile.
-fn live_and_die(world: &mut World, says: Says, acts: &[Act], stores: u64) -> bool {
+/// One device process, which dies after `stores` stores. The guest continues meanwhile.
+fn run_until_death(world: &mut World, says: Says, acts: &[Act], stores: u64) -> bool {
     let base = match says {
         Says::Used => world.guest.used_idx(),
         Says::Old(base) => base,
@@ -171,7 +174,7 @@ fn live_and_die(world: &mut World, says: Says, acts: &[Act], stores: u64) -> boo
     died
 }
 
-/// A successor finds everything, finishes it, and the ring is as good as new.
+/// A successor recovers and completes every chain, and then the ring works as usual.
 fn recover(world: &mut World, says: Says) {
     let base = match says {
         Says::Used => world.guest.used_idx(),
@@ -182,7 +185,7 @@ fn recover(world: &mut World, says: Says) {
     let taken = device.take_all();
     assert_eq!(
         taken, world.outstanding,
-        "exactly what the guest waits for, in its order"
+        "exactly the guest's outstanding chains, in order"
     );
     assert_eq!(usize::from(device.queue.in_flight()), taken.len());
     while !device.in_flight.is_empty() {
@@ -231,24 +234,24 @@ const LIFE: [Act; 22] = [
 ];
 
 #[test]
-fn a_death_between_any_two_stores_loses_nothing_and_repeats_nothing() {
+fn a_crash_between_any_two_stores_loses_and_repeats_no_chain() {
     for base in [0, 0xfffe] {
         let mut stores = 0;
         loop {
             let mut world = World::new(4, base);
-            let died = live_and_die(&mut world, Says::Used, &LIFE, stores);
+            let died = run_until_death(&mut world, Says::Used, &LIFE, stores);
             recover(&mut world, Says::Used);
             if !died {
                 break;
             }
             stores += 1;
         }
-        assert!(stores > 40, "there were stores to die between");
+        assert!(stores > 40, "the device makes many stores");
     }
 }
 
 #[test]
-fn two_deaths_in_a_row_lose_nothing_and_repeat_nothing() {
+fn two_crashes_in_a_row_lose_and_repeat_no_chain() {
     const SECOND: [Act; 12] = [
         Take,
         Complete(0),
@@ -269,8 +272,8 @@ fn two_deaths_in_a_row_lose_nothing_and_repeat_nothing() {
             let (mut second, mut died) = (0, false);
             loop {
                 let mut world = World::new(4, base);
-                died |= live_and_die(&mut world, Says::Used, &LIFE, first);
-                let again = live_and_die(&mut world, Says::Used, &SECOND, second);
+                died |= run_until_death(&mut world, Says::Used, &LIFE, first);
+                let again = run_until_death(&mut world, Says::Used, &SECOND, second);
                 recover(&mut world, Says::Used);
                 if !again {
                     break;
@@ -288,7 +291,7 @@ fn two_deaths_in_a_row_lose_nothing_and_repeat_nothing() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 400, failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn lives_and_deaths_of_any_kind_lose_nothing_and_repeat_nothing(
+    fn any_sequence_of_crashes_loses_and_repeats_no_chain(
         bits in 0..5_u32,
         before in 0..20_u16,
         lives in proptest::collection::vec((proptest::collection::vec(prop_oneof![
@@ -303,15 +306,15 @@ proptest! {
         let mut world = World::new(1 << bits, base);
         for (acts, stores, old) in lives {
             let says = if old { Says::Old(base) } else { Says::Used };
-            live_and_die(&mut world, says, &acts, stores);
+            run_until_death(&mut world, says, &acts, stores);
         }
         recover(&mut world, Says::Old(base));
     }
 }
 
 #[test]
-fn an_account_knows_better_than_a_front_end_that_read_the_used_index_too_early() {
-    // The front end hangs up, reads the used index, and only then the last answers are shown.
+fn the_region_overrides_a_used_index_that_the_front_end_read_too_early() {
+    // The front end disconnects and reads the used index before the last completions are published.
     let mut world = World::new(4, 10);
     let acts = [
         Add,
@@ -323,13 +326,13 @@ fn an_account_knows_better_than_a_front_end_that_read_the_used_index_too_early()
         Complete(0),
         Publish,
     ];
-    live_and_die(&mut world, Says::Used, &acts, u64::MAX);
+    run_until_death(&mut world, Says::Used, &acts, u64::MAX);
     recover(&mut world, Says::Old(11));
 }
 
 #[test]
-fn a_fresh_region_believes_the_front_end() {
-    // As after a migration: the ring has a history, the region has none.
+fn an_empty_region_uses_the_front_ends_base() {
+    // As after a migration: the ring was in use, and the region is new.
     let mut world = World::new(4, 100);
     let mut device = world.start(100).expect("fits");
     assert_eq!(device.left_behind, []);
@@ -338,10 +341,10 @@ fn a_fresh_region_believes_the_front_end() {
 }
 
 #[test]
-fn a_region_of_a_ring_of_another_size_starts_anew() {
-    // A guest's firmware used 8 entries, its system 4; the front end kept the region.
+fn a_region_of_a_ring_of_another_size_is_reset() {
+    // The guest's firmware used 8 entries, its operating system 4. The front end reused the region.
     let mut world = World::new(8, 0);
-    live_and_die(
+    run_until_death(
         &mut world,
         Says::Used,
         &[Add, Add, Add, Take, Take, Complete(1)],
@@ -359,17 +362,17 @@ fn a_region_of_a_ring_of_another_size_starts_anew() {
 }
 
 #[test]
-fn a_region_too_short_or_of_an_unknown_version_is_refused() {
+fn a_region_too_short_or_of_an_unknown_version_is_rejected() {
     let mut world = World::new(8, 0);
     world.region = Rc::new(RefCell::new(vec![0; region_len(8) - 64]));
-    assert_eq!(world.start(0).err(), Some(Broken::Inflight));
+    assert_eq!(world.start(0).err(), Some(RingError::Inflight));
     world.region = Rc::new(RefCell::new(vec![0; region_len(8)]));
     world.region.borrow_mut()[8] = 2;
-    assert_eq!(world.start(0).err(), Some(Broken::Inflight));
+    assert_eq!(world.start(0).err(), Some(RingError::Inflight));
 }
 
 #[test]
-fn the_region_is_laid_out_as_the_protocol_says() {
+fn the_region_has_the_protocols_layout() {
     let mut world = World::new(4, 0);
     let mut device = world.start(0).expect("fits");
     for _ in 0..3 {
@@ -384,7 +387,7 @@ fn the_region_is_laid_out_as_the_protocol_says() {
     assert_eq!(
         (word(12), word(14)),
         (2, 0),
-        "last_batch_head, used_idx before it is shown"
+        "last_batch_head, used_idx before it is published"
     );
     let entry = |head: usize| {
         (
@@ -408,12 +411,12 @@ fn the_region_is_laid_out_as_the_protocol_says() {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn a_region_full_of_nonsense_yields_heads_of_the_ring_each_once(
+    fn a_malformed_region_yields_valid_heads_without_repetition(
         mut bytes in proptest::collection::vec(any::<u8>(), region_len(8)..=region_len(8)),
-        sane: bool,
+        valid: bool,
         base: u16,
     ) {
-        if sane {
+        if valid {
             bytes[8..12].copy_from_slice(&[1, 0, 8, 0]);
         }
         let mut world = World::new(8, base);

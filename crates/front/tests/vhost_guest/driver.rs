@@ -7,16 +7,16 @@ pub(crate) const NEXT: u16 = 1;
 pub(crate) const WRITE: u16 = 2;
 pub(crate) const INDIRECT: u16 = 4;
 
-/// Where everything lies: rings from 0, room for requests in [`ROOM`] and across its end, where the second region begins.
+/// The memory layout: rings from 0, and requests in [`ROOM`] and across its end, where the second region begins.
 pub(crate) const ROOM: u64 = 0x10_0000;
-/// The second region begins here, where the first ends: memory that is contiguous for the guest, not for the host.
+/// The second region begins here, where the first ends. The memory is contiguous for the guest, not for the host.
 pub(crate) const SEAM: u64 = 0x20_0000;
-/// The second region ends here, and nothing follows.
+/// The end of the second region. No memory follows.
 pub(crate) const END: u64 = 0x21_0000;
 /// A region at the very end of the address space.
 pub(crate) const TOP: u64 = u64::MAX - 0xfff;
 
-/// Three regions: two that touch, one as high as addresses go.
+/// Three regions: two that are adjacent, and one at the highest addresses.
 pub(crate) fn memory() -> Memory {
     Memory::new([
         (0, vec![0; 0x20_0000]),
@@ -63,7 +63,7 @@ impl Desc {
     }
 }
 
-/// Links descriptors into a chain that uses the table's places from `first` on.
+/// Links descriptors into a chain that uses the table's entries from `first` on.
 pub(crate) fn linked(pieces: &[Desc], first: u16) -> Vec<Desc> {
     let mut out = Vec::new();
     for (next, piece) in (first + 1..).zip(pieces) {
@@ -79,7 +79,7 @@ pub(crate) fn linked(pieces: &[Desc], first: u16) -> Vec<Desc> {
     out
 }
 
-/// The 16 bytes that open a request.
+/// The 16 bytes of a request's header.
 pub(crate) fn header(kind: u32, sector: u64) -> [u8; 16] {
     let mut out = [0; 16];
     out[..4].copy_from_slice(&kind.to_le_bytes());
@@ -95,14 +95,14 @@ pub(crate) struct Driver {
     avail: u64,
     used: u64,
     base: u16,
-    /// What was made available, ever.
+    /// Number of chains ever made available.
     pub(crate) avail_idx: u16,
-    /// What was collected, ever.
+    /// Number of used entries ever collected.
     pub(crate) used_seen: u16,
 }
 
 impl Driver {
-    /// A ring of `size` entries whose indices both begin at `base`.
+    /// A ring of `size` entries whose indices both start at `base`.
     pub(crate) fn new(memory: &Memory, size: u16, base: u16) -> Driver {
         let avail = 16 * u64::from(size);
         let used = (avail + 6 + 2 * u64::from(size)).next_multiple_of(4);
@@ -120,7 +120,7 @@ impl Driver {
         driver
     }
 
-    /// What the device is told, with neither event-idx nor indirect descriptors.
+    /// The device's configuration, with neither event-idx nor indirect descriptors.
     pub(crate) fn config(&self) -> QueueConfig {
         QueueConfig {
             size: self.size,
@@ -142,19 +142,19 @@ impl Driver {
         u16::from_le_bytes(self.memory.look(addr))
     }
 
-    /// Writes a place of the descriptor table.
+    /// Writes an entry of the descriptor table.
     pub(crate) fn describe(&self, index: u16, desc: Desc) {
         self.memory.poke(16 * u64::from(index), &desc.encode());
     }
 
-    /// Writes a chain into the table from place `first` on.
+    /// Writes a chain into the table from entry `first` on.
     pub(crate) fn chain(&self, first: u16, pieces: &[Desc]) {
         for (index, desc) in (first..).zip(linked(pieces, first)) {
             self.describe(index, desc);
         }
     }
 
-    /// Writes a chain into an indirect table at `table`, and the descriptor of that into place `head`.
+    /// Writes a chain into an indirect table at `table`, and its descriptor into entry `head`.
     pub(crate) fn indirect(&self, head: u16, table: u64, pieces: &[Desc]) {
         let mut at = table;
         for desc in linked(pieces, 0) {
@@ -171,14 +171,14 @@ impl Driver {
         );
     }
 
-    /// Puts a head into the available ring, not visible yet.
+    /// Puts a head into the available ring, not yet visible.
     pub(crate) fn offer(&mut self, head: u16) {
         let slot = u64::from(self.avail_idx & (self.size - 1));
         self.put(self.avail + 4 + 2 * slot, head);
         self.avail_idx = self.avail_idx.wrapping_add(1);
     }
 
-    /// Shows the device all that was offered.
+    /// Publishes all offered heads.
     pub(crate) fn show(&self) {
         self.put(self.avail + 2, self.avail_idx);
     }
@@ -189,7 +189,7 @@ impl Driver {
         self.show();
     }
 
-    /// Whether the device wants a kick for what was shown since `old`.
+    /// Whether the device wants a kick for the heads published since `old`.
     pub(crate) fn must_kick(&self, old: u16, event_idx: bool) -> bool {
         if event_idx {
             let event = self.get(self.used + 4 + 8 * u64::from(self.size));
@@ -199,22 +199,22 @@ impl Driver {
         }
     }
 
-    /// Asks to be called once the device's used index passes `event` (event-idx).
+    /// Requests a call once the device's used index passes `event` (event-idx).
     pub(crate) fn call_me_at(&self, event: u16) {
         self.put(self.avail + 4 + 2 * u64::from(self.size), event);
     }
 
-    /// Asks to be called, or not (without event-idx).
+    /// Enables or disables calls (without event-idx).
     pub(crate) fn want_calls(&self, wanted: bool) {
         self.put(self.avail, u16::from(!wanted));
     }
 
-    /// The used index that the device shows.
+    /// The device's published used index.
     pub(crate) fn used_idx(&self) -> u16 {
         self.get(self.used + 2)
     }
 
-    /// Takes everything that the device gave back: head and bytes written.
+    /// Collects all used entries: head and bytes written.
     pub(crate) fn collect(&mut self) -> Vec<(u16, u32)> {
         let mut out = Vec::new();
         while self.used_seen != self.used_idx() {

@@ -1,18 +1,18 @@
 //! Malformed chains and rings, each with its error.
 
 use super::bench::{
-    Bench, DATA, DISCARD_T, FLUSH_T, HEADER, Heard, READ_T, STATUS, TABLE, WRITE_T, WRITE_ZEROES_T,
-    h, hear_range, range, s,
+    Bench, DATA, DISCARD_T, FLUSH_T, HEADER, Parsed, READ_T, STATUS, TABLE, WRITE_T,
+    WRITE_ZEROES_T, h, parse_range, range, s,
 };
 use super::driver::{self, Desc, Driver, END, INDIRECT, NEXT, ROOM, SEAM, TOP, WRITE};
 use tidegate_front::vhost::block::{Kind, MAX_DATA, MAX_RANGE_SECTORS};
 use tidegate_front::vhost::queue::{
-    Broken, MAX_SEGMENTS, MAX_SIZE, Nonsense, Queue, QueueConfig, Taken,
+    ChainError, MAX_SEGMENTS, MAX_SIZE, Queue, QueueConfig, RingError, Taken,
 };
 
 #[test]
-fn flags_of_a_range_that_this_device_does_not_know_are_unsupported() {
-    // UNMAP means nothing for a discard, and must be refused so.
+fn unknown_flags_of_a_range_are_unsupported() {
+    // UNMAP has no meaning for a discard and must be rejected this way.
     for (kind, flags) in [
         (DISCARD_T, 1),
         (DISCARD_T, 2),
@@ -20,14 +20,14 @@ fn flags_of_a_range_that_this_device_does_not_know_are_unsupported() {
         (WRITE_ZEROES_T, u32::MAX),
     ] {
         assert_eq!(
-            hear_range(kind, &range(0, 1, flags)),
-            Heard::Request(Kind::Unknown, vec![])
+            parse_range(kind, &range(0, 1, flags)),
+            Parsed::Request(Kind::Unknown, vec![])
         );
     }
 }
 
 #[test]
-fn ranges_too_large_or_cut_are_errors() {
+fn ranges_too_large_or_truncated_are_errors() {
     let cases = [
         range(0, MAX_RANGE_SECTORS + 1, 0),
         range(0, u32::MAX, 0),
@@ -38,8 +38,8 @@ fn ranges_too_large_or_cut_are_errors() {
     for bytes in cases {
         for kind in [DISCARD_T, WRITE_ZEROES_T] {
             assert_eq!(
-                hear_range(kind, &bytes),
-                Heard::Bad(Nonsense::Fields, Some(STATUS)),
+                parse_range(kind, &bytes),
+                Parsed::Bad(ChainError::Fields, Some(STATUS)),
                 "{bytes:?}"
             );
         }
@@ -52,8 +52,8 @@ fn more_ranges_than_are_announced_are_unsupported() {
     for bytes in [two, vec![0; 17]] {
         for kind in [DISCARD_T, WRITE_ZEROES_T] {
             assert_eq!(
-                hear_range(kind, &bytes),
-                Heard::Request(Kind::Unknown, vec![]),
+                parse_range(kind, &bytes),
+                Parsed::Request(Kind::Unknown, vec![]),
                 "{bytes:?}"
             );
         }
@@ -61,45 +61,48 @@ fn more_ranges_than_are_announced_are_unsupported() {
 }
 
 #[test]
-fn types_that_this_device_does_not_know_are_unsupported() {
+fn unknown_request_types_are_unsupported() {
     for kind in [2, 3, 5, 10, 14, 15, 0x8000_0000, u32::MAX] {
         let mut bench = Bench::new();
         bench.header(kind, u64::MAX);
-        let heard = bench.hear_chain(&[h(), Desc::read(DATA, 3), s()]);
+        let parsed = bench.parse_chain(&[h(), Desc::read(DATA, 3), s()]);
         assert!(
-            matches!(heard, Heard::Request(Kind::Unknown, _)),
-            "{kind}: {heard:?}"
+            matches!(parsed, Parsed::Request(Kind::Unknown, _)),
+            "{kind}: {parsed:?}"
         );
     }
 }
 
 #[test]
-fn a_chain_without_room_for_a_status_is_short() {
+fn a_chain_without_a_status_byte_is_too_short() {
     let mut bench = Bench::new();
     bench.header(FLUSH_T, 0);
-    assert_eq!(bench.hear_chain(&[h()]), Heard::Bad(Nonsense::Short, None));
     assert_eq!(
-        Bench::new().hear_chain(&[h(), Desc::write(STATUS, 0)]),
-        Heard::Bad(Nonsense::Short, None)
+        bench.parse_chain(&[h()]),
+        Parsed::Bad(ChainError::Short, None)
+    );
+    assert_eq!(
+        Bench::new().parse_chain(&[h(), Desc::write(STATUS, 0)]),
+        Parsed::Bad(ChainError::Short, None)
     );
 }
 
 #[test]
-fn a_header_too_short_is_an_error_that_the_guest_sees() {
+fn a_short_header_is_an_error_with_a_status() {
     for len in [0, 1, 15] {
-        let heard = Bench::new().hear_chain(&[Desc::read(HEADER, len), s()]);
-        assert_eq!(heard, Heard::Bad(Nonsense::Short, Some(STATUS)));
+        let parsed = Bench::new().parse_chain(&[Desc::read(HEADER, len), s()]);
+        assert_eq!(parsed, Parsed::Bad(ChainError::Short, Some(STATUS)));
     }
     assert_eq!(
-        Bench::new().hear_chain(&[s()]),
-        Heard::Bad(Nonsense::Short, Some(STATUS))
+        Bench::new().parse_chain(&[s()]),
+        Parsed::Bad(ChainError::Short, Some(STATUS))
     );
 }
 
 #[test]
-fn a_header_that_only_the_device_may_write_is_no_header() {
-    let heard = Bench::new().hear_chain(&[Desc::write(HEADER, 16), s()]);
-    assert_eq!(heard, Heard::Bad(Nonsense::Short, Some(STATUS)));
+fn a_writable_header_is_invalid() {
+    let parsed = Bench::new().parse_chain(&[Desc::write(HEADER, 16), s()]);
+    assert_eq!(parsed, Parsed::Bad(ChainError::Short, Some(STATUS)));
 }
 
 #[test]
@@ -111,8 +114,8 @@ fn readable_memory_after_writable_is_an_error_with_a_status() {
     ];
     for pieces in cases {
         assert_eq!(
-            Bench::new().hear_chain(&pieces),
-            Heard::Bad(Nonsense::Order, Some(STATUS))
+            Bench::new().parse_chain(&pieces),
+            Parsed::Bad(ChainError::Order, Some(STATUS))
         );
     }
 }
@@ -135,10 +138,10 @@ fn memory_that_the_guest_does_not_have_is_an_error_with_a_status() {
         for piece in [Desc::read(addr, len), Desc::write(addr, len)] {
             let mut bench = Bench::new();
             bench.header(WRITE_T, 0);
-            let heard = bench.hear_chain(&[h(), piece, s()]);
+            let parsed = bench.parse_chain(&[h(), piece, s()]);
             assert_eq!(
-                heard,
-                Heard::Bad(Nonsense::Outside, Some(STATUS)),
+                parsed,
+                Parsed::Bad(ChainError::Outside, Some(STATUS)),
                 "{addr:#x}+{len:#x}"
             );
         }
@@ -147,18 +150,18 @@ fn memory_that_the_guest_does_not_have_is_an_error_with_a_status() {
 
 #[test]
 fn a_header_outside_memory_still_gets_its_status() {
-    let heard = Bench::new().hear_chain(&[Desc::read(END, 16), Desc::write(DATA, 512), s()]);
-    assert_eq!(heard, Heard::Bad(Nonsense::Outside, Some(STATUS)));
+    let parsed = Bench::new().parse_chain(&[Desc::read(END, 16), Desc::write(DATA, 512), s()]);
+    assert_eq!(parsed, Parsed::Bad(ChainError::Outside, Some(STATUS)));
 }
 
 #[test]
-fn a_status_outside_memory_gets_none_and_nothing_else_is_taken_for_it() {
-    let heard = Bench::new().hear_chain(&[h(), Desc::write(DATA, 512), Desc::write(END, 1)]);
-    assert_eq!(heard, Heard::Bad(Nonsense::Outside, None));
+fn a_status_outside_memory_is_not_written_anywhere() {
+    let parsed = Bench::new().parse_chain(&[h(), Desc::write(DATA, 512), Desc::write(END, 1)]);
+    assert_eq!(parsed, Parsed::Bad(ChainError::Outside, None));
 }
 
 #[test]
-fn reads_and_writes_are_whole_sectors_of_a_sane_length() {
+fn reads_and_writes_are_whole_sectors_of_a_valid_length() {
     for len in [
         1,
         511,
@@ -168,42 +171,42 @@ fn reads_and_writes_are_whole_sectors_of_a_sane_length() {
     ] {
         let mut bench = Bench::new();
         bench.header(READ_T, 0);
-        let heard = bench.hear_chain(&[h(), Desc::write(DATA, len), s()]);
+        let parsed = bench.parse_chain(&[h(), Desc::write(DATA, len), s()]);
         assert!(
             matches!(
-                heard,
-                Heard::Bad(Nonsense::Fields | Nonsense::Outside, Some(STATUS))
+                parsed,
+                Parsed::Bad(ChainError::Fields | ChainError::Outside, Some(STATUS))
             ),
-            "{heard:?}"
+            "{parsed:?}"
         );
     }
     for sector in [u64::MAX, u64::MAX / 512 + 1] {
         let mut bench = Bench::new();
         bench.header(WRITE_T, sector);
-        let heard = bench.hear_chain(&[h(), Desc::read(DATA, 512), s()]);
-        assert_eq!(heard, Heard::Bad(Nonsense::Fields, Some(STATUS)));
+        let parsed = bench.parse_chain(&[h(), Desc::read(DATA, 512), s()]);
+        assert_eq!(parsed, Parsed::Bad(ChainError::Fields, Some(STATUS)));
     }
 }
 
 #[test]
-fn more_bytes_than_a_request_may_carry_are_an_error_even_where_all_of_them_are_there() {
-    // The same 960 KiB over and over.
-    let hear = |whole: usize, rest: u32| {
+fn more_bytes_than_a_request_may_have_are_an_error_even_in_valid_memory() {
+    // The same 960 KiB repeatedly.
+    let parse = |whole: usize, rest: u32| {
         let mut bench = Bench::new();
         bench.header(WRITE_T, 0);
         let mut pieces = vec![h(); 1];
         pieces.extend((0..whole).map(|_| Desc::read(DATA, 0xf_0000)));
         pieces.extend([Desc::read(DATA, rest), s()]);
         bench.driver.indirect(0, TABLE, &pieces);
-        bench.hear()
+        bench.parse()
     };
     let (whole, rest) = (68, 0x4_0000);
     assert_eq!(68 * 0xf_0000 + u64::from(rest), MAX_DATA);
     assert!(
-        matches!(hear(whole, rest), Heard::Request(Kind::Write { len, .. }, _) if len == MAX_DATA)
+        matches!(parse(whole, rest), Parsed::Request(Kind::Write { len, .. }, _) if len == MAX_DATA)
     );
-    let more = hear(whole, rest + 512);
-    assert_eq!(more, Heard::Bad(Nonsense::Fields, Some(STATUS)));
+    let more = parse(whole, rest + 512);
+    assert_eq!(more, Parsed::Bad(ChainError::Fields, Some(STATUS)));
 }
 
 #[test]
@@ -217,7 +220,7 @@ fn a_chain_that_loops_ends_and_has_no_status() {
             ..h()
         },
     );
-    assert_eq!(bench.hear(), Heard::Bad(Nonsense::Loop, None));
+    assert_eq!(bench.parse(), Parsed::Bad(ChainError::Loop, None));
 
     let mut bench = Bench::new();
     bench.driver.chain(0, &[h(), Desc::write(DATA, 512), s()]);
@@ -229,7 +232,7 @@ fn a_chain_that_loops_ends_and_has_no_status() {
             ..s()
         },
     );
-    assert_eq!(bench.hear(), Heard::Bad(Nonsense::Loop, None));
+    assert_eq!(bench.parse(), Parsed::Bad(ChainError::Loop, None));
 }
 
 #[test]
@@ -244,7 +247,7 @@ fn a_bad_piece_in_a_chain_that_loops_has_no_status_either() {
             ..s()
         },
     );
-    assert_eq!(bench.hear(), Heard::Bad(Nonsense::Outside, None));
+    assert_eq!(bench.parse(), Parsed::Bad(ChainError::Outside, None));
 }
 
 #[test]
@@ -258,7 +261,7 @@ fn a_link_beyond_the_table_is_an_error() {
             ..h()
         },
     );
-    assert_eq!(bench.hear(), Heard::Bad(Nonsense::Index, None));
+    assert_eq!(bench.parse(), Parsed::Bad(ChainError::Index, None));
     let mut bench = Bench::new();
     bench.driver.indirect(0, TABLE, &[h(), s()]);
     bench.memory.poke(
@@ -270,11 +273,11 @@ fn a_link_beyond_the_table_is_an_error() {
         }
         .encode(),
     );
-    assert_eq!(bench.hear(), Heard::Bad(Nonsense::Index, None));
+    assert_eq!(bench.parse(), Parsed::Bad(ChainError::Index, None));
 }
 
 #[test]
-fn indirect_tables_that_make_no_sense_are_errors() {
+fn malformed_indirect_tables_are_errors() {
     let table = |len, flags| Desc {
         flags: INDIRECT | flags,
         ..Desc::read(TABLE, len)
@@ -291,8 +294,8 @@ fn indirect_tables_that_make_no_sense_are_errors() {
         let mut bench = Bench::new();
         bench.driver.describe(0, desc);
         assert_eq!(
-            bench.hear(),
-            Heard::Bad(Nonsense::Indirect, None),
+            bench.parse(),
+            Parsed::Bad(ChainError::Indirect, None),
             "{desc:?}"
         );
     }
@@ -306,10 +309,10 @@ fn an_indirect_table_inside_another_or_inside_a_chain_is_an_error() {
     };
     let mut bench = Bench::new();
     bench.driver.indirect(0, TABLE, &[h(), inner, s()]);
-    assert_eq!(bench.hear(), Heard::Bad(Nonsense::Indirect, None));
+    assert_eq!(bench.parse(), Parsed::Bad(ChainError::Indirect, None));
     assert_eq!(
-        Bench::new().hear_chain(&[h(), inner, s()]),
-        Heard::Bad(Nonsense::Indirect, None)
+        Bench::new().parse_chain(&[h(), inner, s()]),
+        Parsed::Bad(ChainError::Indirect, None)
     );
 }
 
@@ -317,8 +320,8 @@ fn an_indirect_table_inside_another_or_inside_a_chain_is_an_error() {
 fn an_indirect_table_that_was_not_negotiated_is_an_error() {
     let mut bench = Bench::new();
     bench.driver.indirect(0, TABLE, &[h(), s()]);
-    let heard = bench.hear_with(|config| config.indirect = false);
-    assert_eq!(heard, Heard::Bad(Nonsense::Indirect, None));
+    let parsed = bench.parse_with(|config| config.indirect = false);
+    assert_eq!(parsed, Parsed::Bad(ChainError::Indirect, None));
 }
 
 #[test]
@@ -333,15 +336,15 @@ fn an_indirect_table_outside_memory_is_an_error() {
             },
         );
         assert_eq!(
-            bench.hear(),
-            Heard::Bad(Nonsense::Outside, None),
+            bench.parse(),
+            Parsed::Bad(ChainError::Outside, None),
             "{addr:#x}"
         );
     }
 }
 
 #[test]
-fn as_many_pieces_as_one_call_of_the_kernel_takes_are_served_and_one_more_is_an_error() {
+fn the_most_segments_of_one_system_call_are_served_and_one_more_is_an_error() {
     let pieces = |data: usize| {
         let mut pieces = vec![h()];
         pieces.extend((0..data).map(|_| Desc::read(DATA, 512)));
@@ -352,20 +355,20 @@ fn as_many_pieces_as_one_call_of_the_kernel_takes_are_served_and_one_more_is_an_
     bench.header(WRITE_T, 0);
     bench.driver.indirect(0, TABLE, &pieces(MAX_SEGMENTS - 2));
     assert!(matches!(
-        bench.hear(),
-        Heard::Request(Kind::Write { .. }, _)
+        bench.parse(),
+        Parsed::Request(Kind::Write { .. }, _)
     ));
 
     for data in [MAX_SEGMENTS - 1, 3000] {
         let mut bench = Bench::new();
         bench.header(WRITE_T, 0);
         bench.driver.indirect(0, TABLE, &pieces(data));
-        assert_eq!(bench.hear(), Heard::Bad(Nonsense::Long, None));
+        assert_eq!(bench.parse(), Parsed::Bad(ChainError::Long, None));
     }
 }
 
 #[test]
-fn pieces_that_regions_cut_too_small_are_an_error_with_a_status() {
+fn too_many_segments_at_region_boundaries_are_an_error_with_a_status() {
     // 700 descriptors, each across a seam.
     let mut bench = Bench::new();
     bench.header(WRITE_T, 0);
@@ -373,11 +376,11 @@ fn pieces_that_regions_cut_too_small_are_an_error_with_a_status() {
     pieces.extend((0..700).map(|_| Desc::read(SEAM - 256, 512)));
     pieces.push(s());
     bench.driver.indirect(0, TABLE, &pieces);
-    assert_eq!(bench.hear(), Heard::Bad(Nonsense::Long, Some(STATUS)));
+    assert_eq!(bench.parse(), Parsed::Bad(ChainError::Long, Some(STATUS)));
 }
 
 #[test]
-fn what_it_takes_to_follow_a_chain_is_told_also_where_the_chain_makes_no_sense() {
+fn the_work_of_following_a_chain_is_counted_also_for_a_malformed_one() {
     let data = |count: usize, piece: Desc| {
         let mut pieces = vec![h()];
         pieces.extend((0..count).map(|_| piece));
@@ -385,13 +388,13 @@ fn what_it_takes_to_follow_a_chain_is_told_also_where_the_chain_makes_no_sense()
         pieces
     };
     let cases = [
-        // A plain one is as short as can be, and not counted.
+        // A plain one is minimal and not counted.
         (data(1, Desc::read(DATA, 512)), 0),
         (data(2, Desc::read(DATA, 512)), 1 + 4),
         (data(3000, Desc::read(DATA, 512)), 1 + MAX_SEGMENTS as u64),
-        // Followed until the 512th of them makes 1025 pieces, then from there to the end, for the status.
+        // Followed until the 512th makes 1025 segments, then from there to the end, for the status.
         (data(700, Desc::read(SEAM - 256, 512)), 1 + 513 + 1024 + 190),
-        // The second has no memory: the rest is followed for the status.
+        // The second has no memory. The rest is followed for the status.
         (data(9, Desc::read(END, 512)), 1 + 2 + 10),
     ];
     for (pieces, takes) in cases {
@@ -399,8 +402,10 @@ fn what_it_takes_to_follow_a_chain_is_told_also_where_the_chain_makes_no_sense()
         bench.header(WRITE_T, 0);
         bench.driver.indirect(0, TABLE, &pieces);
         bench.driver.add(0);
-        let mut queue = Queue::new(&bench.memory, bench.driver.config()).expect("sound");
-        queue.next(&bench.memory, &mut Vec::new()).expect("sound");
+        let mut queue = Queue::new(&bench.memory, bench.driver.config()).expect("a valid ring");
+        queue
+            .next(&bench.memory, &mut Vec::new())
+            .expect("a valid ring");
         assert_eq!(queue.walked(), takes, "{} descriptors", pieces.len());
     }
 }
@@ -411,14 +416,14 @@ fn a_direct_chain_in_a_huge_ring_is_followed_no_further_than_any_other() {
     let mut driver = Driver::new(&memory, MAX_SIZE, 0);
     driver.chain(0, &vec![Desc::read(ROOM + 0x8_0000, 1); 5000]);
     driver.add(0);
-    let mut queue = Queue::new(&memory, driver.config()).expect("sound");
+    let mut queue = Queue::new(&memory, driver.config()).expect("a valid ring");
     let before = memory.accesses();
-    let taken = queue.next(&memory, &mut Vec::new()).expect("sound");
+    let taken = queue.next(&memory, &mut Vec::new()).expect("a valid ring");
     assert!(
         matches!(
             &taken,
             Some(Taken::Bad {
-                why: Nonsense::Long,
+                why: ChainError::Long,
                 ..
             })
         ),
@@ -427,7 +432,7 @@ fn a_direct_chain_in_a_huge_ring_is_followed_no_further_than_any_other() {
     assert!(memory.accesses() - before <= MAX_SEGMENTS as u64 + 3);
 }
 
-fn broken(change: impl FnOnce(&mut QueueConfig)) -> Option<Broken> {
+fn broken(change: impl FnOnce(&mut QueueConfig)) -> Option<RingError> {
     let memory = driver::memory();
     let mut config = Driver::new(&memory, 16, 0).config();
     change(&mut config);
@@ -435,28 +440,28 @@ fn broken(change: impl FnOnce(&mut QueueConfig)) -> Option<Broken> {
 }
 
 #[test]
-fn rings_of_no_size_or_place_are_refused() {
+fn rings_of_invalid_size_or_address_are_rejected() {
     for size in [0, 3, 100, 32_769, u16::MAX] {
-        assert_eq!(broken(|c| c.size = size), Some(Broken::Size(size)));
+        assert_eq!(broken(|c| c.size = size), Some(RingError::Size(size)));
     }
     for at in [1, 8] {
-        assert_eq!(broken(|c| c.desc = at), Some(Broken::Misaligned));
+        assert_eq!(broken(|c| c.desc = at), Some(RingError::Misaligned));
     }
-    assert_eq!(broken(|c| c.avail += 1), Some(Broken::Misaligned));
-    assert_eq!(broken(|c| c.used += 2), Some(Broken::Misaligned));
+    assert_eq!(broken(|c| c.avail += 1), Some(RingError::Misaligned));
+    assert_eq!(broken(|c| c.used += 2), Some(RingError::Misaligned));
     for at in [END, SEAM - 32, u64::MAX - 15] {
-        assert_eq!(broken(|c| c.desc = at), Some(Broken::Outside));
-        assert_eq!(broken(|c| c.avail = at), Some(Broken::Outside));
-        assert_eq!(broken(|c| c.used = at), Some(Broken::Outside));
+        assert_eq!(broken(|c| c.desc = at), Some(RingError::Outside));
+        assert_eq!(broken(|c| c.avail = at), Some(RingError::Outside));
+        assert_eq!(broken(|c| c.used = at), Some(RingError::Outside));
     }
     assert_eq!(broken(|_| {}), None);
 }
 
-/// A ring of 4 at `base`, in which the guest does something; what the device finds after `good` chains.
-fn upset(base: u16, act: impl FnOnce(&mut Driver), good: usize) -> Broken {
+/// A ring of 4 at `base`, with an action of the guest. Returns the device's error after `good` chains.
+fn upset(base: u16, act: impl FnOnce(&mut Driver), good: usize) -> RingError {
     let memory = driver::memory();
     let mut driver = Driver::new(&memory, 4, base);
-    let mut queue = Queue::new(&memory, driver.config()).expect("sound");
+    let mut queue = Queue::new(&memory, driver.config()).expect("a valid ring");
     for head in 0..4 {
         driver.describe(head, h());
     }
@@ -466,12 +471,12 @@ fn upset(base: u16, act: impl FnOnce(&mut Driver), good: usize) -> Broken {
         assert!(
             queue
                 .next(&memory, &mut data)
-                .expect("sound so far")
+                .expect("valid so far")
                 .is_some()
         );
     }
     let (position, in_flight) = (queue.position(), queue.in_flight());
-    let broken = queue.next(&memory, &mut data).expect_err("nonsense");
+    let broken = queue.next(&memory, &mut data).expect_err("an invalid ring");
     assert_eq!((queue.position(), queue.in_flight()), (position, in_flight));
     broken
 }
@@ -484,7 +489,7 @@ fn an_available_index_that_jumps_breaks_the_ring() {
                 driver.avail_idx = driver.avail_idx.wrapping_add(jump);
                 driver.show();
             };
-            let broken = Broken::IndexJump {
+            let broken = RingError::IndexJump {
                 available: base.wrapping_add(jump),
                 position: base,
             };
@@ -496,7 +501,10 @@ fn an_available_index_that_jumps_breaks_the_ring() {
 #[test]
 fn a_head_beyond_the_table_breaks_the_ring() {
     for head in [4, 5, u16::MAX] {
-        assert_eq!(upset(0, |driver| driver.add(head), 0), Broken::Head(head));
+        assert_eq!(
+            upset(0, |driver| driver.add(head), 0),
+            RingError::Head(head)
+        );
     }
 }
 
@@ -506,5 +514,5 @@ fn a_head_that_is_in_flight_already_breaks_the_ring() {
         driver.add(2);
         driver.add(2);
     };
-    assert_eq!(upset(u16::MAX, twice, 1), Broken::Reused(2));
+    assert_eq!(upset(u16::MAX, twice, 1), RingError::Reused(2));
 }

@@ -1,14 +1,14 @@
 //! A guest's memory as byte vectors, with a hook between any two accesses.
 //!
-//! The queue under test sees it as [`GuestMemory`]; the fake guest reads and writes the same bytes directly.
-//! [`Memory::between`] runs the guest's next step just before the device's n-th access, so that every interleaving of the
-//! two can be tried. [`Memory::die_after`] lets the device's stores come to nothing after the n-th, as if it had been killed.
+//! The queue under test accesses it as [`GuestMemory`]. The simulated guest reads and writes the same bytes directly.
+//! [`Memory::between`] runs a step of the guest just before the device's n-th access, so that tests can try every
+//! interleaving. [`Memory::die_after`] discards the device's stores after the n-th, as if the device had been killed.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
 use tidegate_front::vhost::{Area, GuestMemory};
 
-/// What a test does while the device waits.
+/// An action of the test between two accesses of the device.
 type Step = Box<dyn FnOnce()>;
 
 /// See the module. Clones are the same memory.
@@ -23,17 +23,17 @@ struct Region {
     bytes: Rc<RefCell<Vec<u8>>>,
 }
 
-/// What happens as the device accesses shared memory.
+/// The state of the device's accesses to shared memory.
 #[derive(Default)]
 struct Tape {
     accesses: Cell<u64>,
     steps: RefCell<Vec<(u64, Step)>>,
     stores_left: Cell<Option<u64>>,
     dirty: RefCell<Vec<(u64, usize)>>,
-    called: RefCell<Vec<u64>>,
+    prefetched: RefCell<Vec<u64>>,
 }
 
-/// A piece of guest memory, by region.
+/// A segment of guest memory, by region.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Segment {
     region: usize,
@@ -41,7 +41,7 @@ pub(crate) struct Segment {
     len: usize,
 }
 
-/// A stretch of one region, or of memory beside the guest's (an in-flight region).
+/// A range of one region, or of other shared memory (an in-flight region).
 pub(crate) struct View {
     bytes: Rc<RefCell<Vec<u8>>>,
     start: usize,
@@ -51,10 +51,10 @@ pub(crate) struct View {
 
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "regions are small, and found by their bounds"
+    reason = "regions are small, and bounds are checked"
 )]
 impl Memory {
-    /// Regions that begin at these guest addresses and hold these bytes.
+    /// Regions with these guest addresses and contents.
     pub(crate) fn new(regions: impl IntoIterator<Item = (u64, Vec<u8>)>) -> Memory {
         let regions = regions.into_iter().map(|(guest, bytes)| Region {
             guest,
@@ -102,7 +102,7 @@ impl Memory {
         out
     }
 
-    /// Memory beside the guest's, that others see too.
+    /// Shared memory outside the guest's.
     pub(crate) fn view(&self, bytes: &Rc<RefCell<Vec<u8>>>) -> View {
         View {
             bytes: Rc::clone(bytes),
@@ -118,12 +118,12 @@ impl Memory {
         self.tape.steps.borrow_mut().push((at, step));
     }
 
-    /// How often the device has accessed shared memory.
+    /// Number of the device's accesses to shared memory.
     pub(crate) fn accesses(&self) -> u64 {
         self.tape.accesses.get()
     }
 
-    /// Runs what [`Memory::between`] has not come to yet.
+    /// Runs the steps of [`Memory::between`] that were not reached.
     pub(crate) fn run_rest(&self) {
         let rest = std::mem::take(&mut *self.tape.steps.borrow_mut());
         for (_, step) in rest {
@@ -131,7 +131,7 @@ impl Memory {
         }
     }
 
-    /// The device is dead after `stores` stores.
+    /// The device dies after `stores` stores.
     pub(crate) fn die_after(&self, stores: u64) {
         self.tape.stores_left.set(Some(stores));
     }
@@ -141,19 +141,19 @@ impl Memory {
         self.tape.stores_left.get() == Some(0)
     }
 
-    /// A new one lives.
+    /// A new device starts.
     pub(crate) fn revive(&self) {
         self.tape.stores_left.set(None);
     }
 
-    /// What was noted for live migration.
+    /// The ranges recorded for live migration.
     pub(crate) fn dirty(&self) -> Vec<(u64, usize)> {
         self.tape.dirty.borrow().clone()
     }
 
-    /// Which addresses were called for ahead of their use, since this was asked last.
-    pub(crate) fn called(&self) -> Vec<u64> {
-        self.tape.called.take()
+    /// The addresses prefetched since the last call.
+    pub(crate) fn prefetched(&self) -> Vec<u64> {
+        self.tape.prefetched.take()
     }
 }
 
@@ -247,7 +247,7 @@ impl GuestMemory for Memory {
     }
 
     fn segment_skip(segment: &Segment, bytes: usize) -> Segment {
-        assert!(bytes <= segment.len, "skips what is there");
+        assert!(bytes <= segment.len, "skips at most its length");
         Segment {
             at: segment.at + bytes,
             len: segment.len - bytes,
@@ -256,7 +256,7 @@ impl GuestMemory for Memory {
     }
 
     fn segment_take(segment: &Segment, bytes: usize) -> Segment {
-        assert!(bytes <= segment.len, "takes what is there");
+        assert!(bytes <= segment.len, "takes at most its length");
         Segment {
             len: bytes,
             ..*segment
@@ -264,7 +264,7 @@ impl GuestMemory for Memory {
     }
 
     fn prefetch(&self, addr: u64) {
-        self.tape.called.borrow_mut().push(addr);
+        self.tape.prefetched.borrow_mut().push(addr);
     }
 
     fn mark_dirty(&self, addr: u64, len: usize) {
@@ -322,7 +322,7 @@ impl Area for View {
         u64::from_le_bytes(self.load(at, true))
     }
     fn store_u64(&self, at: usize, value: u64) {
-        // In two halves, so that a death may come between them.
+        // In two halves, so that the device may die between them.
         let [a, b, c, d, e, f, g, h] = value.to_le_bytes();
         self.store(at, [a, b, c, d], true);
         self.store(at + 4, [e, f, g, h], true);

@@ -1,8 +1,8 @@
 //! Requests in every layout that drivers use, and the configuration space.
 
 use super::bench::{
-    Bench, DATA, DISCARD_T, FLUSH_T, GET_ID_T, HEADER, Heard, READ_T, TABLE, WRITE_T,
-    WRITE_ZEROES_T, h, hear_range, range, s,
+    Bench, DATA, DISCARD_T, FLUSH_T, GET_ID_T, HEADER, Parsed, READ_T, TABLE, WRITE_T,
+    WRITE_ZEROES_T, h, parse_range, range, s,
 };
 use super::driver::{self, Desc, Driver, END, SEAM, TOP, header, linked};
 use super::memory::{Memory, Segment};
@@ -12,34 +12,34 @@ use tidegate_front::vhost::block::{BlockConfig, Kind, MAX_RANGE_SECTORS};
 use tidegate_front::vhost::queue::{Queue, Taken};
 
 #[test]
-fn a_read_is_header_data_and_status() {
+fn a_read_has_header_data_and_status() {
     let mut bench = Bench::new();
     bench.header(READ_T, 7);
-    let heard = bench.hear_chain(&[h(), Desc::write(DATA, 1024), s()]);
+    let parsed = bench.parse_chain(&[h(), Desc::write(DATA, 1024), s()]);
     let kind = Kind::Read {
         offset: 7 * 512,
         len: 1024,
     };
-    assert_eq!(heard, Heard::Request(kind, (DATA..DATA + 1024).collect()));
+    assert_eq!(parsed, Parsed::Request(kind, (DATA..DATA + 1024).collect()));
 }
 
 #[test]
 fn data_that_crosses_two_regions_is_one_request() {
     let mut bench = Bench::new();
     bench.header(WRITE_T, 1);
-    let heard = bench.hear_chain(&[h(), Desc::read(SEAM - 512, 1024), s()]);
+    let parsed = bench.parse_chain(&[h(), Desc::read(SEAM - 512, 1024), s()]);
     let kind = Kind::Write {
         offset: 512,
         len: 1024,
     };
     assert_eq!(
-        heard,
-        Heard::Request(kind, (SEAM - 512..SEAM + 512).collect())
+        parsed,
+        Parsed::Request(kind, (SEAM - 512..SEAM + 512).collect())
     );
 }
 
 #[test]
-fn an_indirect_table_holds_a_chain_wherever_it_lies() {
+fn an_indirect_table_may_be_at_any_address() {
     for table in [TABLE, TABLE + 8, SEAM - 16, TOP + 0xff] {
         let mut bench = Bench::new();
         bench.header(READ_T, 0);
@@ -50,8 +50,8 @@ fn an_indirect_table_holds_a_chain_wherever_it_lies() {
             len: 512,
         };
         assert_eq!(
-            bench.hear(),
-            Heard::Request(kind, (DATA..DATA + 512).collect()),
+            bench.parse(),
+            Parsed::Request(kind, (DATA..DATA + 512).collect()),
             "{table:#x}"
         );
     }
@@ -59,7 +59,7 @@ fn an_indirect_table_holds_a_chain_wherever_it_lies() {
 
 #[test]
 fn an_indirect_table_may_be_longer_than_the_ring() {
-    // Linux does so where a ring is short.
+    // Linux uses one where a ring is short.
     let mut bench = Bench::new();
     bench.header(WRITE_T, 0);
     let mut pieces = vec![h()];
@@ -72,13 +72,13 @@ fn an_indirect_table_may_be_longer_than_the_ring() {
         len: 8192,
     };
     assert_eq!(
-        bench.hear(),
-        Heard::Request(kind, (DATA..DATA + 8192).collect())
+        bench.parse(),
+        Parsed::Request(kind, (DATA..DATA + 8192).collect())
     );
 }
 
 #[test]
-fn a_header_is_called_for_where_a_lone_request_had_its_own() {
+fn the_header_of_a_single_request_is_prefetched_at_the_previous_address() {
     for indirect in [false, true] {
         let mut bench = Bench::new();
         bench.header(READ_T, 0);
@@ -88,26 +88,29 @@ fn a_header_is_called_for_where_a_lone_request_had_its_own() {
         } else {
             bench.driver.chain(0, &pieces);
         }
-        let mut queue = Queue::new(&bench.memory, bench.driver.config()).expect("a sound ring");
+        let mut queue = Queue::new(&bench.memory, bench.driver.config()).expect("a valid ring");
         let mut data = Vec::new();
-        queue.foresee(&bench.memory);
-        assert!(bench.memory.called().is_empty(), "nothing is known yet");
+        queue.prefetch_next_header(&bench.memory);
+        assert!(
+            bench.memory.prefetched().is_empty(),
+            "no header is known yet"
+        );
         bench.driver.add(0);
-        queue.next(&bench.memory, &mut data).expect("a sound ring");
-        bench.memory.called();
-        queue.foresee(&bench.memory);
-        assert_eq!(bench.memory.called(), [HEADER]);
+        queue.next(&bench.memory, &mut data).expect("a valid ring");
+        bench.memory.prefetched();
+        queue.prefetch_next_header(&bench.memory);
+        assert_eq!(bench.memory.prefetched(), [HEADER]);
         queue.complete(0, 1);
 
-        // Of two at a time the next one's is not known.
+        // With two requests at a time, the next header's address is unknown.
         bench.driver.chain(4, &pieces);
         bench.driver.add(0);
         bench.driver.add(4);
-        queue.next(&bench.memory, &mut data).expect("a sound ring");
-        queue.next(&bench.memory, &mut data).expect("a sound ring");
-        bench.memory.called();
-        queue.foresee(&bench.memory);
-        assert!(bench.memory.called().is_empty());
+        queue.next(&bench.memory, &mut data).expect("a valid ring");
+        queue.next(&bench.memory, &mut data).expect("a valid ring");
+        bench.memory.prefetched();
+        queue.prefetch_next_header(&bench.memory);
+        assert!(bench.memory.prefetched().is_empty());
     }
 }
 
@@ -116,40 +119,43 @@ fn flush_and_identity_need_no_data_of_their_own() {
     let mut bench = Bench::new();
     bench.header(FLUSH_T, 0);
     assert_eq!(
-        bench.hear_chain(&[h(), s()]),
-        Heard::Request(Kind::Flush, vec![])
+        bench.parse_chain(&[h(), s()]),
+        Parsed::Request(Kind::Flush, vec![])
     );
 
     let mut bench = Bench::new();
     bench.header(FLUSH_T, 0);
-    let with_data = bench.hear_chain(&[h(), Desc::read(DATA, 4096), s()]);
+    let with_data = bench.parse_chain(&[h(), Desc::read(DATA, 4096), s()]);
     assert_eq!(
         with_data,
-        Heard::Request(Kind::Flush, vec![]),
-        "nothing is held for it"
+        Parsed::Request(Kind::Flush, vec![]),
+        "it has no segments"
     );
 
     for room in [0, 1, 20, 64] {
         let mut bench = Bench::new();
         bench.header(GET_ID_T, 0);
-        let heard = bench.hear_chain(&[h(), Desc::write(DATA, room), s()]);
+        let parsed = bench.parse_chain(&[h(), Desc::write(DATA, room), s()]);
         let room = u64::from(room);
         let kind = Kind::GetId { len: room };
-        assert_eq!(heard, Heard::Request(kind, (DATA..DATA + room).collect()));
+        assert_eq!(parsed, Parsed::Request(kind, (DATA..DATA + room).collect()));
     }
 }
 
 #[test]
-fn ranges_are_given_up_or_zeroed() {
+fn ranges_are_discarded_or_zeroed() {
     let (offset, len) = (3 * 512, 8 * 512);
-    let heard = hear_range(DISCARD_T, &range(3, 8, 0));
-    assert_eq!(heard, Heard::Request(Kind::Discard { offset, len }, vec![]));
+    let parsed = parse_range(DISCARD_T, &range(3, 8, 0));
+    assert_eq!(
+        parsed,
+        Parsed::Request(Kind::Discard { offset, len }, vec![])
+    );
     for (flags, unmap) in [(0, false), (1, true)] {
-        let heard = hear_range(WRITE_ZEROES_T, &range(3, 8, flags));
+        let parsed = parse_range(WRITE_ZEROES_T, &range(3, 8, flags));
         let kind = Kind::WriteZeroes { offset, len, unmap };
-        assert_eq!(heard, Heard::Request(kind, vec![]));
+        assert_eq!(parsed, Parsed::Request(kind, vec![]));
     }
-    let most = hear_range(WRITE_ZEROES_T, &range(0, MAX_RANGE_SECTORS, 0));
+    let most = parse_range(WRITE_ZEROES_T, &range(0, MAX_RANGE_SECTORS, 0));
     let len = u64::from(MAX_RANGE_SECTORS) * 512;
     assert!(u32::try_from(len).is_ok(), "a range's bytes fit 32 bits");
     let kind = Kind::WriteZeroes {
@@ -157,11 +163,11 @@ fn ranges_are_given_up_or_zeroed() {
         len,
         unmap: false,
     };
-    assert_eq!(most, Heard::Request(kind, vec![]));
+    assert_eq!(most, Parsed::Request(kind, vec![]));
 }
 
 #[test]
-fn an_empty_piece_is_no_piece_wherever_it_points() {
+fn an_empty_segment_is_ignored_at_any_address() {
     let mut bench = Bench::new();
     bench.header(READ_T, 0);
     let pieces = [
@@ -172,16 +178,16 @@ fn an_empty_piece_is_no_piece_wherever_it_points() {
         s(),
         Desc::write(u64::MAX, 0),
     ];
-    let heard = bench.hear_chain(&pieces);
+    let parsed = bench.parse_chain(&pieces);
     let kind = Kind::Read {
         offset: 0,
         len: 512,
     };
-    assert_eq!(heard, Heard::Request(kind, (DATA..DATA + 512).collect()));
+    assert_eq!(parsed, Parsed::Request(kind, (DATA..DATA + 512).collect()));
 }
 
 #[test]
-fn the_configuration_space_is_laid_out_as_the_specification_says() {
+fn the_configuration_space_has_the_specified_layout() {
     let config = BlockConfig {
         size: (1 << 40) + 5 * 512 + 100,
         block_size: 512,
@@ -210,7 +216,7 @@ fn the_configuration_space_is_laid_out_as_the_specification_says() {
     assert_eq!(
         space[24..28],
         [3, 0, 0, 0],
-        "8 logical blocks a physical one, no offset, no least size"
+        "8 logical blocks a physical one, no offset, no minimum size"
     );
     assert_eq!(u32_at(28), 128, "opt_io_size in blocks");
     assert_eq!(space[32..34], [1, 0], "writeback, unused0");
@@ -253,7 +259,7 @@ fn a_guest_sees_whole_blocks_only() {
     }
 }
 
-/// Cuts `len` bytes at `addr` where `cuts` say.
+/// Splits `len` bytes at `addr` at the given positions.
 fn cut(addr: u64, len: u32, cuts: &[u32], desc: fn(u64, u32) -> Desc) -> Vec<Desc> {
     let mut places: Vec<u32> = cuts.iter().map(|cut| cut % (len + 1)).collect();
     places.extend([0, len]);
@@ -264,7 +270,7 @@ fn cut(addr: u64, len: u32, cuts: &[u32], desc: fn(u64, u32) -> Desc) -> Vec<Des
         .collect()
 }
 
-/// Pieces that follow each other in memory, joined.
+/// Merges segments that are adjacent in memory.
 fn joined(pieces: Vec<Desc>) -> Vec<Desc> {
     let mut out: Vec<Desc> = Vec::new();
     for piece in pieces {
@@ -283,7 +289,7 @@ fn joined(pieces: Vec<Desc>) -> Vec<Desc> {
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn what_is_recognised_at_a_glance_is_what_a_walk_makes_of_it(
+    fn the_fast_path_gives_the_same_request_as_following_the_chain(
         kind in prop::sample::select(vec![READ_T, WRITE_T, FLUSH_T, GET_ID_T, DISCARD_T, 77]),
         sector in prop::sample::select(vec![0, 7, 1 << 54, (1 << 55) - 1, 1 << 55, u64::MAX]),
         at in prop::sample::select(vec![DATA, SEAM - 512, SEAM - 100, END - 512, END, TOP, TOP + 0xffe, u64::MAX]),
@@ -291,24 +297,24 @@ proptest! {
         writable: bool,
         indirect: bool,
     ) {
-        let hear = |pieces: &[Desc]| {
+        let parse = |pieces: &[Desc]| {
             let mut bench = Bench::new();
             bench.header(kind, sector);
             if indirect {
                 bench.driver.indirect(0, TABLE, pieces);
-                bench.hear()
+                bench.parse()
             } else {
-                bench.hear_chain(pieces)
+                bench.parse_chain(pieces)
             }
         };
         let data = if writable { Desc::write(at, len) } else { Desc::read(at, len) };
         let halves = [Desc::read(h().addr, 8), Desc::read(h().addr + 8, 8)];
-        let walked = hear(&[halves[0], halves[1], data, s()]);
-        prop_assert_eq!(hear(&[h(), data, s()]), walked);
+        let walked = parse(&[halves[0], halves[1], data, s()]);
+        prop_assert_eq!(parse(&[h(), data, s()]), walked);
     }
 
     #[test]
-    fn however_a_request_is_cut_it_means_the_same(
+    fn splitting_a_request_does_not_change_it(
         write: bool,
         indirect: bool,
         join: bool,
@@ -320,7 +326,8 @@ proptest! {
         let memory = driver::memory();
         let mut guest = Driver::new(&memory, 32, 65_530);
         let len = 512 * sectors;
-        // Around the seam, with the header just before the data and the status just behind, so that they may be one piece.
+        // Around the seam, with the header just before the data and the status just after it, so that they may be
+        // adjacent.
         let data = SEAM - 512 * seam;
         let (head_at, status_at) = (data - 16, data + u64::from(len));
         memory.poke(head_at, &header(u32::from(write), 9));
@@ -337,12 +344,12 @@ proptest! {
             guest.chain(5, &pieces);
         }
         prop_assert_eq!(linked(&pieces, 0).len(), pieces.len());
-        let mut queue = Queue::new(&memory, guest.config()).expect("sound");
+        let mut queue = Queue::new(&memory, guest.config()).expect("a valid ring");
         guest.add(5);
 
         let mut segments: Vec<Segment> = Vec::new();
         let Ok(Some(Taken::Request(request))) = queue.next(&memory, &mut segments) else {
-            return Err(TestCaseError::fail("a sound request is understood"));
+            return Err(TestCaseError::fail("a valid request is accepted"));
         };
 
         let (offset, len) = (9 * 512, u64::from(len));

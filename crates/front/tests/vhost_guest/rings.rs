@@ -1,4 +1,5 @@
-//! Both sides of a ring against a simple model: each chain once and in order, no lost notification.
+//! Compares both sides of a ring with a simple model: each chain is taken once and in order, and no notification is
+//! lost.
 
 use super::driver::{self, Desc, Driver, ROOM, header};
 use super::memory::Memory;
@@ -8,7 +9,7 @@ use std::collections::VecDeque;
 use std::rc::Rc;
 use tidegate_front::vhost::queue::{MAX_SIZE, Queue, QueueConfig, Taken};
 
-/// A ring whose every head is a flush: header and status in an indirect table that all share.
+/// A ring with a flush at every head: header and status are in one indirect table.
 fn ready(size: u16, base: u16) -> (Memory, Driver) {
     let memory = driver::memory();
     let driver = Driver::new(&memory, size, base);
@@ -25,34 +26,34 @@ fn queue(memory: &Memory, driver: &Driver, event_idx: bool) -> Queue<Memory> {
         event_idx,
         ..driver.config()
     };
-    Queue::new(memory, config).expect("the ring is sound")
+    Queue::new(memory, config).expect("the ring is valid")
 }
 
 fn take(queue: &mut Queue<Memory>, memory: &Memory) -> Option<u16> {
     match queue
         .next(memory, &mut Vec::new())
-        .expect("the ring is sound")?
+        .expect("the ring is valid")?
     {
         Taken::Request(request) => Some(request.head),
         Taken::Bad { why, .. } => panic!("{why:?}"),
     }
 }
 
-/// Something that one of the sides does.
+/// An action of one of the sides.
 #[derive(Clone, Copy, Debug)]
 enum Act {
-    /// The guest makes some chains available, in one go.
+    /// The guest makes some chains available at once.
     Add(u8),
     /// The device takes some.
     Take(u8),
-    /// The device completes the one at this place among those in flight.
+    /// The device completes the one at this position among those in flight.
     Complete(u8),
     Publish,
-    /// The device asks whether the guest wants a call for what it was shown.
-    Ask,
-    /// The guest collects what is used, and asks to be called so many later.
+    /// The device checks whether the guest wants a call for the published completions.
+    CheckCall,
+    /// The guest collects used entries, and requests a call this many later.
     Collect(u8),
-    /// The guest does not want calls (without event-idx).
+    /// The guest disables calls (without event-idx).
     Mute(bool),
     WantKicks,
     SilenceKicks,
@@ -64,7 +65,7 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
         3 => any::<u8>().prop_map(Act::Take),
         6 => any::<u8>().prop_map(Act::Complete),
         3 => Just(Act::Publish),
-        3 => Just(Act::Ask),
+        3 => Just(Act::CheckCall),
         3 => any::<u8>().prop_map(Act::Collect),
         1 => any::<bool>().prop_map(Act::Mute),
         1 => Just(Act::WantKicks),
@@ -73,27 +74,27 @@ fn acts() -> impl Strategy<Value = Vec<Act>> {
     proptest::collection::vec(act, 1..200)
 }
 
-/// What must be so, kept in lists.
+/// The expected state.
 struct Model {
     free: Vec<u16>,
     available: VecDeque<u16>,
     in_flight: Vec<u16>,
     completed: VecDeque<(u16, u32)>,
-    /// Completed and shown.
+    /// Completed and published.
     shown: VecDeque<(u16, u32)>,
     used: u16,
-    /// The same when the device last asked whether the guest wants a call.
-    asked: u16,
-    /// The guest wants a call when the used index goes past this.
+    /// The published index at the device's last check for a call.
+    call_checked: u16,
+    /// The guest wants a call when the used index passes this.
     call_at: u16,
     muted: bool,
-    /// The device looks by itself, and has said so.
+    /// The device polls, and has suppressed kicks.
     silent: bool,
-    /// The device has said which request it wants a kick for. With event-idx, before that a word from nowhere stands there.
+    /// The device has set the event index. With event-idx, the word is undefined before that.
     has_said: bool,
-    /// The device was told to be silent, and not to want kicks since.
+    /// The device suppressed kicks, and has not requested them since.
     was_silenced: bool,
-    /// The device saw nothing to do, and waits for a kick.
+    /// The device found no work, and waits for a kick.
     asleep: bool,
 }
 
@@ -108,7 +109,7 @@ fn run(size: u16, base: u16, event_idx: bool, acts: &[Act]) -> Result<(), TestCa
         completed: VecDeque::new(),
         shown: VecDeque::new(),
         used: base,
-        asked: base,
+        call_checked: base,
         call_at: base,
         muted: false,
         silent: false,
@@ -129,10 +130,10 @@ fn run(size: u16, base: u16, event_idx: bool, acts: &[Act]) -> Result<(), TestCa
                 guest.show();
                 let kick = guest.avail_idx != old && guest.must_kick(old, event_idx);
                 if guest.avail_idx != old && model.asleep && !waiting {
-                    prop_assert!(kick, "a sleeping device is kicked");
+                    prop_assert!(kick, "a sleeping device gets a kick");
                 }
                 if model.silent {
-                    prop_assert!(!kick, "a device that looks by itself is left alone");
+                    prop_assert!(!kick, "a polling device gets no kick");
                 }
                 prop_assert_eq!(queue.has_work(), !model.available.is_empty());
             }
@@ -161,9 +162,10 @@ fn run(size: u16, base: u16, event_idx: bool, acts: &[Act]) -> Result<(), TestCa
                 model.used = model.used.wrapping_add(count);
                 queue.publish(&memory);
             }
-            Act::Ask => {
-                let shown = model.used.wrapping_sub(model.asked);
-                let passed = (0..shown).any(|at| model.asked.wrapping_add(at) == model.call_at);
+            Act::CheckCall => {
+                let shown = model.used.wrapping_sub(model.call_checked);
+                let passed =
+                    (0..shown).any(|at| model.call_checked.wrapping_add(at) == model.call_at);
                 let wants = if event_idx {
                     passed
                 } else {
@@ -173,10 +175,10 @@ fn run(size: u16, base: u16, event_idx: bool, acts: &[Act]) -> Result<(), TestCa
                     queue.wants_call(),
                     wants,
                     "from {} to {}",
-                    model.asked,
+                    model.call_checked,
                     model.used
                 );
-                model.asked = model.used;
+                model.call_checked = model.used;
             }
             Act::Collect(later) => {
                 let used = guest.collect();
@@ -212,7 +214,7 @@ fn run(size: u16, base: u16, event_idx: bool, acts: &[Act]) -> Result<(), TestCa
 proptest! {
     #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
     #[test]
-    fn every_chain_is_taken_once_in_order_and_given_back_as_completed(
+    fn every_chain_is_taken_once_in_order_and_returned_as_completed(
         bits in 0..=9_u32,
         base: u16,
         event_idx: bool,
@@ -222,7 +224,7 @@ proptest! {
     }
 
     #[test]
-    fn indices_that_wrap_around_are_like_any_others(
+    fn indices_may_wrap_around(
         bits in 0..=5_u32,
         before in 0..40_u16,
         event_idx: bool,
@@ -233,7 +235,7 @@ proptest! {
 }
 
 #[test]
-fn rings_of_every_size_go_round_twice() {
+fn rings_of_every_size_wrap_twice() {
     for bits in 0..=15 {
         let size = 1_u16 << bits;
         let (memory, mut guest) = ready(size, u16::MAX - 2);
@@ -252,7 +254,10 @@ fn rings_of_every_size_go_round_twice() {
             }
             guest.call_me_at(guest.used_seen.wrapping_add(size - 1));
             queue.publish(&memory);
-            assert!(queue.wants_call(), "the last of the batch was waited for");
+            assert!(
+                queue.wants_call(),
+                "the guest waits for the last of the batch"
+            );
             let expected: Vec<_> = (0..size).rev().map(|head| (head, 1)).collect();
             assert_eq!(guest.collect(), expected);
         }
@@ -262,7 +267,7 @@ fn rings_of_every_size_go_round_twice() {
 
 #[test]
 #[should_panic(expected = "completed once")]
-fn a_chain_that_is_answered_twice_is_our_own_mistake() {
+fn completing_a_chain_twice_panics() {
     let (memory, mut guest) = ready(4, 0);
     let mut queue = queue(&memory, &guest, false);
     guest.add(1);
@@ -272,7 +277,7 @@ fn a_chain_that_is_answered_twice_is_our_own_mistake() {
 }
 
 #[test]
-fn a_position_behind_the_used_index_is_old_and_not_believed() {
+fn a_base_behind_the_used_index_is_ignored() {
     for base in [0, u16::MAX] {
         let (memory, mut guest) = ready(4, base);
         let mut first = queue(&memory, &guest, false);
@@ -283,22 +288,22 @@ fn a_position_behind_the_used_index_is_old_and_not_believed() {
             first.complete(head, 1);
         }
         first.publish(&memory);
-        // The front end still says where the ring began.
+        // The front end's base is still the ring's start.
         let mut second = queue(&memory, &guest, false);
-        assert_eq!(take(&mut second, &memory), None, "nothing is done twice");
+        assert_eq!(take(&mut second, &memory), None, "no chain is taken twice");
         guest.add(2);
         assert_eq!(take(&mut second, &memory), Some(2));
     }
 }
 
 #[test]
-fn what_the_device_writes_to_the_ring_is_logged_for_migration() {
+fn the_devices_writes_to_the_ring_are_logged_for_migration() {
     let (memory, mut guest) = ready(4, 3);
     let config = QueueConfig {
         log_used: Some(0x5000),
         ..guest.config()
     };
-    let mut queue = Queue::new(&memory, config).expect("sound");
+    let mut queue = Queue::new(&memory, config).expect("a valid ring");
     let before = memory.dirty().len();
     for head in [0, 1] {
         guest.add(head);
@@ -313,7 +318,7 @@ fn what_the_device_writes_to_the_ring_is_logged_for_migration() {
 }
 
 #[test]
-fn what_the_device_says_of_kicks_is_logged_for_migration() {
+fn the_devices_notification_settings_are_logged_for_migration() {
     for event_idx in [false, true] {
         let (memory, guest) = ready(1024, 0);
         let config = QueueConfig {
@@ -321,11 +326,11 @@ fn what_the_device_says_of_kicks_is_logged_for_migration() {
             event_idx,
             ..guest.config()
         };
-        let mut queue = Queue::new(&memory, config).expect("sound");
+        let mut queue = Queue::new(&memory, config).expect("a valid ring");
         let before = memory.dirty().len();
         queue.silence_kicks(&memory);
         queue.want_kicks(&memory);
-        // With event-idx on another page than all else that one answer changes.
+        // With event-idx this word is on another page than a completion's other changes.
         let word = if event_idx { 4 + 8 * 1024 } else { 0 };
         let said = [(0x5000 + word, 2); 2];
         assert_eq!(memory.dirty()[before..], said, "event-idx {event_idx}");
@@ -333,30 +338,30 @@ fn what_the_device_says_of_kicks_is_logged_for_migration() {
 }
 
 #[test]
-fn a_ring_taken_over_while_its_guest_moves_is_logged_as_a_whole() {
+fn a_ring_taken_over_during_migration_is_logged_as_a_whole() {
     let (memory, mut guest) = ready(4, 3);
     let config = QueueConfig {
         log_used: Some(0x5000),
         ..guest.config()
     };
-    let mut first = Queue::new(&memory, config).expect("sound");
+    let mut first = Queue::new(&memory, config).expect("a valid ring");
     guest.add(0);
     take(&mut first, &memory);
     first.complete(0, 0);
-    // It dies here: whatever it had written and not yet logged, its successor logs.
+    // It dies here. Its successor logs everything that it wrote and did not log.
     let before = memory.dirty().len();
-    Queue::new(&memory, config).expect("sound");
+    Queue::new(&memory, config).expect("a valid ring");
     assert_eq!(memory.dirty()[before..], [(0x5000, 4 + 8 * 4 + 2)]);
 }
 
 #[test]
-fn a_log_at_an_absurd_address_does_no_harm() {
+fn a_log_at_an_invalid_address_is_harmless() {
     let (memory, mut guest) = ready(4, 0);
     let config = QueueConfig {
         log_used: Some(u64::MAX),
         ..guest.config()
     };
-    let mut queue = Queue::new(&memory, config).expect("sound");
+    let mut queue = Queue::new(&memory, config).expect("a valid ring");
     guest.add(0);
     take(&mut queue, &memory);
     queue.complete(0, 0);
@@ -364,8 +369,8 @@ fn a_log_at_an_absurd_address_does_no_harm() {
     assert!(queue.wants_call());
 }
 
-/// Tries every way in which the guest's two steps can fall between the device's accesses: both before, between any two,
-/// both after. `device` says whether it noticed, the second step says whether the guest did.
+/// Tries every position of the guest's two steps among the device's accesses: both before, between any two, both after.
+/// `device` returns whether the device noticed, the second step whether the guest did.
 fn interleaved(
     event_idx: bool,
     base: u16,
@@ -384,8 +389,8 @@ fn interleaved(
             let noticed = Rc::new(RefCell::new(None));
             let own = Rc::clone(&guest);
             memory.between(early, Box::new(move || first(&mut own.borrow_mut())));
-            let (own, told) = (Rc::clone(&guest), Rc::clone(&noticed));
-            let act = move || *told.borrow_mut() = Some(second(&mut own.borrow_mut(), event_idx));
+            let (own, result) = (Rc::clone(&guest), Rc::clone(&noticed));
+            let act = move || *result.borrow_mut() = Some(second(&mut own.borrow_mut(), event_idx));
             memory.between(late, Box::new(act));
             let before = memory.accesses();
 
@@ -393,10 +398,10 @@ fn interleaved(
 
             assert!(
                 memory.accesses() - before < MORE_THAN_ACCESSES,
-                "every place was tried"
+                "every position was tried"
             );
             memory.run_rest();
-            let by_guest = noticed.borrow().expect("both steps were made");
+            let by_guest = noticed.borrow().expect("both steps ran");
             assert!(
                 by_device || by_guest,
                 "lost: {early} {late} event-idx {event_idx} base {base}"
@@ -406,7 +411,7 @@ fn interleaved(
 }
 
 #[test]
-fn a_device_that_goes_to_sleep_sees_the_request_or_is_kicked() {
+fn a_device_that_goes_to_sleep_sees_the_request_or_gets_a_kick() {
     for (event_idx, base) in [
         (false, 0),
         (true, 0),
@@ -418,7 +423,7 @@ fn a_device_that_goes_to_sleep_sees_the_request_or_is_kicked() {
             event_idx,
             base,
             |queue, guest, memory| {
-                // It was busy, and has taken one.
+                // It was busy, and has taken one chain.
                 queue.silence_kicks(memory);
                 guest.add(3);
                 assert_eq!(take(queue, memory), Some(3));
@@ -431,12 +436,12 @@ fn a_device_that_goes_to_sleep_sees_the_request_or_is_kicked() {
 }
 
 #[test]
-fn a_device_that_looks_again_before_anything_came_is_not_kicked() {
+fn a_device_that_polls_again_before_a_request_gets_no_kick() {
     for (event_idx, base) in [(false, 7), (true, 7), (true, 0), (true, 0xffff)] {
         let (memory, mut guest) = ready(8, base);
         let mut queue = queue(&memory, &guest, event_idx);
         for head in 0..8 {
-            // It slept, as a disk was at work, and was woken by that.
+            // It slept, and a completion of the datastore woke it.
             assert!(!queue.want_kicks(&memory));
             queue.silence_kicks(&memory);
             let old = guest.avail_idx;
@@ -462,7 +467,7 @@ fn a_device_that_goes_to_sleep_with_work_left_does_not() {
 }
 
 #[test]
-fn a_guest_that_goes_to_sleep_sees_the_answer_or_is_called() {
+fn a_guest_that_goes_to_sleep_sees_the_completion_or_gets_a_call() {
     for (event_idx, base) in [
         (false, 0),
         (true, 0),
@@ -494,8 +499,8 @@ fn a_guest_that_goes_to_sleep_sees_the_answer_or_is_called() {
 }
 
 #[test]
-fn an_answer_is_whole_before_the_guest_can_see_it() {
-    // At every access of the device, what the guest sees as used is what was completed.
+fn a_completion_is_fully_written_before_the_guest_sees_it() {
+    // At every access of the device, the entries that the guest sees as used are the completed ones.
     let (memory, mut guest) = ready(4, 0xffff);
     let mut queue = queue(&memory, &guest, true);
     for head in [2, 0] {

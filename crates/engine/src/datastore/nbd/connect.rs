@@ -15,7 +15,7 @@ use std::path::Path;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
-use tidegate_front::nbd::client::handshake::{Handshake, Negotiated, Step, Wishes};
+use tidegate_front::nbd::client::handshake::{Handshake, Negotiated, Preferences, Step};
 use tidegate_front::nbd::client::uri::{Endpoint, Uri};
 
 /// A server's export, and how long to wait for it.
@@ -115,7 +115,7 @@ impl Target {
     }
 
     fn negotiate(&self, stream: &mut Stream, deadline: Instant) -> Result<Negotiated> {
-        let mut handshake = Handshake::new(Wishes {
+        let mut handshake = Handshake::new(Preferences {
             export: self.uri.export.clone(),
             structured: true,
             extents: true,

@@ -7,7 +7,7 @@ use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError, TryLockError};
 use tidegate_core::units::{Span, Time};
-use tidegate_front::vhost::queue::{Broken, Nonsense};
+use tidegate_front::vhost::queue::{ChainError, RingError};
 
 /// How many faults of a device are remembered: enough to see whether they are all alike.
 const MOST: usize = 8;
@@ -18,9 +18,9 @@ const LOGS_APART: Span = Span::from_secs(60);
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Malformed {
     /// One request, which was answered with an error.
-    Request(Nonsense),
+    Request(ChainError),
     /// The ring itself.
-    Ring(Broken),
+    Ring(RingError),
     /// Pages are missing of the memory that the front end shares.
     Memory,
     /// Its kick descriptor cannot be watched; the system's error number.
@@ -144,7 +144,7 @@ mod tests {
     fn fault(queue: u16) -> RingFault {
         RingFault {
             queue,
-            what: Malformed::Request(Nonsense::Loop),
+            what: Malformed::Request(ChainError::Loop),
             at: Time::from_nanos(queue.into()),
         }
     }

@@ -1,12 +1,12 @@
-//! The client's negotiation: it asks for one export with all extensions that the server offers.
+//! The client's negotiation: it requests one export with all extensions that the server offers.
 //!
-//! The caller feeds [`Handshake::advance`] with what the server sent, sends what it appends, and carries out its
-//! [`Step`]s. What the server does not know is done without, down to EXPORT_NAME; only TLS, where it is wished for,
-//! is never done without.
+//! The caller passes the server's bytes to [`Handshake::advance`], sends the bytes that it appends, and carries out its
+//! [`Step`]s. Every feature that the server lacks is left out, down to EXPORT_NAME. Only TLS is mandatory if it is
+//! requested.
 //!
 //! # Always true
-//! - An answer is kept only until it is understood, and is at most [`ANSWER_MAX`] bytes.
-//! - Without TLS where [`Wishes::tls`] says so, nothing is sent but the wish for it.
+//! - A reply is stored only until it is decoded, and has at most [`ANSWER_MAX`] bytes.
+//! - With [`Preferences::tls`], nothing but STARTTLS is sent before TLS.
 //!
 //! # Picture
 //! ```text
@@ -22,21 +22,21 @@ use crate::nbd::wire::{
 };
 use std::fmt;
 
-/// The longest answer that is read: an export's description, with room to spare.
+/// The longest reply that is read: an export's description, with some margin.
 pub const ANSWER_MAX: usize = 8 << 10;
-/// Answers that one server may give. GO has one for each kind of fact, of which there are four.
+/// The most replies that one server may send. GO has one for each kind of information, and there are four.
 const ANSWERS_MAX: u32 = 256;
 
-/// What the caller would like.
+/// What the caller wants to negotiate.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Wishes {
+pub struct Preferences {
     /// The export's name; empty for the default one.
     pub export: String,
     /// Whether reads may be answered in chunks.
     pub structured: bool,
-    /// Whether to ask for extents, which needs `structured`.
+    /// Whether to request extents, which needs `structured`.
     pub extents: bool,
-    /// Whether to insist on TLS.
+    /// Whether to require TLS.
     pub tls: bool,
 }
 
@@ -47,51 +47,50 @@ pub struct Negotiated {
     pub size: u64,
     /// What the server offers to do.
     pub abilities: Abilities,
-    /// Sizes of requests that the server takes. If it tells none: at least 512 bytes, 32 MiB at most, as the
-    /// protocol advises.
+    /// Request sizes that the server accepts. If it reports none: 512 bytes to 32 MiB, as the protocol advises.
     pub block: BlockSizes,
     /// Whether reads are answered in chunks.
     pub structured: bool,
-    /// The number of `base:allocation`, if extents may be asked for.
+    /// The id of `base:allocation`, if extents may be requested.
     pub context: Option<u32>,
 }
 
 /// What the caller does next.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Call again when at least so many unconsumed bytes are there.
+    /// Call again with at least this many unconsumed bytes.
     Need(usize),
-    /// Make the connection a TLS one and go on with [`Handshake::inside_tls`].
+    /// Start TLS on the connection and continue with [`Handshake::inside_tls`].
     StartTls,
-    /// The negotiation is over; what was not consumed is not expected, and belongs to replies.
+    /// The negotiation has succeeded. Unconsumed bytes are unexpected: they belong to replies.
     Finished(Negotiated),
-    /// It came to nothing: close.
+    /// The negotiation has failed: close.
     Failed(Failure),
 }
 
-/// Why a negotiation came to nothing.
+/// Why a negotiation failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// The server does not greet like an NBD server.
+    /// The server's greeting is not NBD.
     NotNbd,
-    /// The server speaks the protocol's first form only, which nobody should.
+    /// The server supports only the oldstyle handshake.
     TooOld,
-    /// TLS is wished for, and the server cannot.
+    /// TLS is required, and the server does not offer it.
     NoTls,
-    /// The server said no.
+    /// The server rejected an option.
     Refused {
-        /// Its answer, of [`reply`].
+        /// Its error code, of [`reply`].
         code: u32,
-        /// Its words, if it had any.
-        words: String,
+        /// Its message, if it sent one.
+        message: String,
     },
-    /// An answer that fits no question, or has no sense.
+    /// A reply to another option, or a malformed one.
     BadAnswer,
-    /// An answer too long to be one, or too many.
+    /// A reply that is too long, or too many replies.
     TooMuch,
-    /// Sizes of requests that contradict each other.
+    /// Request sizes that contradict each other.
     BadBlockSizes,
-    /// The wished-for name is longer than the protocol allows.
+    /// The export's name is longer than the protocol allows.
     NameTooLong,
 }
 
@@ -101,11 +100,11 @@ impl fmt::Display for Failure {
             Failure::NotNbd => "it does not greet like an NBD server: is this the right port?",
             Failure::TooOld => "the server speaks oldstyle NBD only: use a newer server",
             Failure::NoTls => "the server does not offer TLS: enable it there, or use nbd:// here",
-            Failure::BadAnswer => "the server's answer makes no sense",
-            Failure::TooMuch => "the server's answer is too long",
+            Failure::BadAnswer => "the server's reply is malformed",
+            Failure::TooMuch => "the server's reply is too long",
             Failure::BadBlockSizes => "the server's block sizes contradict each other",
             Failure::NameTooLong => "an export's name has at most 4096 bytes",
-            Failure::Refused { code, words } => {
+            Failure::Refused { code, message } => {
                 f.write_str(match *code {
                     reply::ERR_UNKNOWN => "the server has no such export",
                     reply::ERR_TLS_REQD => {
@@ -115,9 +114,9 @@ impl fmt::Display for Failure {
                     reply::ERR_SHUTDOWN => "the server is shutting down",
                     _ => "the server refused",
                 })?;
-                return match words.is_empty() {
+                return match message.is_empty() {
                     true => Ok(()),
-                    false => write!(f, " (it says: {})", plain_words(words)),
+                    false => write!(f, " (it says: {})", printable(message)),
                 };
             }
         };
@@ -127,10 +126,10 @@ impl fmt::Display for Failure {
 
 impl std::error::Error for Failure {}
 
-/// A server's words without what would change a terminal; quotes stay as they are.
-fn plain_words(words: &str) -> String {
-    let mut plain = String::with_capacity(words.len());
-    for c in words.chars() {
+/// A server's message with control characters escaped. Quotes are unchanged.
+fn printable(message: &str) -> String {
+    let mut plain = String::with_capacity(message.len());
+    for c in message.chars() {
         match c {
             '"' | '\'' | '\\' => plain.push(c),
             c => plain.extend(c.escape_debug()),
@@ -142,12 +141,12 @@ fn plain_words(words: &str) -> String {
 /// The negotiation of one connection.
 #[derive(Clone, Debug)]
 pub struct Handshake {
-    wishes: Wishes,
+    preferences: Preferences,
     state: State,
     no_zeroes: bool,
     structured: bool,
     context: Option<u32>,
-    told: Option<(u64, Abilities)>,
+    export_info: Option<(u64, Abilities)>,
     block: BlockSizes,
     answers: u32,
 }
@@ -155,28 +154,28 @@ pub struct Handshake {
 #[derive(Clone, Debug)]
 enum State {
     Greeting,
-    /// Private now: the options begin with the next move.
+    /// TLS is active. The next step sends the options.
     InsideTls,
-    /// This option was sent and has not had its last answer.
-    Asked(u32),
+    /// This option was sent and its last reply has not arrived.
+    Sent(u32),
     ExportName,
     Ended(Step),
 }
 
 impl Handshake {
-    /// For a fresh connection.
-    pub fn new(wishes: Wishes) -> Handshake {
-        let state = match wishes.export.len() {
+    /// For a new connection.
+    pub fn new(preferences: Preferences) -> Handshake {
+        let state = match preferences.export.len() {
             0..=STRING_MAX => State::Greeting,
             _ => State::Ended(Step::Failed(Failure::NameTooLong)),
         };
         Handshake {
-            wishes,
+            preferences,
             state,
             no_zeroes: false,
             structured: false,
             context: None,
-            told: None,
+            export_info: None,
             block: BlockSizes {
                 minimum: 512,
                 preferred: 4096,
@@ -186,22 +185,22 @@ impl Handshake {
         }
     }
 
-    /// For the same connection after [`Step::StartTls`], now private. Nothing heard in the clear is kept but whether
-    /// the padding is left out.
+    /// For the same connection after [`Step::StartTls`], with TLS active. It forgets everything from before TLS except
+    /// whether the padding is left out.
     #[must_use]
     pub fn inside_tls(&self) -> Handshake {
-        let mut fresh = Handshake::new(self.wishes.clone());
+        let mut fresh = Handshake::new(self.preferences.clone());
         fresh.no_zeroes = self.no_zeroes;
         fresh.state = State::InsideTls;
         fresh
     }
 
-    /// Goes as far as `input` allows. Answers with how much of it was consumed and what is to be done; what was
-    /// appended to `out` is to be sent in every case.
+    /// Processes as much of `input` as possible. Returns the number of consumed bytes and the next step. The caller
+    /// sends the bytes appended to `out` in every case.
     pub fn advance(&mut self, input: &[u8], out: &mut Vec<u8>) -> (usize, Step) {
         let mut used = 0;
         loop {
-            match self.turn(&input[used..], out) {
+            match self.step(&input[used..], out) {
                 Ok(took) => used += took,
                 Err(Step::Need(bytes)) => return (used, Step::Need(bytes)),
                 Err(step) => {
@@ -212,15 +211,15 @@ impl Handshake {
         }
     }
 
-    /// One move: how much it took, or what the caller does.
-    fn turn(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<usize, Step> {
+    /// One step: the number of consumed bytes, or what the caller does.
+    fn step(&mut self, input: &[u8], out: &mut Vec<u8>) -> Result<usize, Step> {
         match &self.state {
             State::Greeting => self.greeting(input, out),
             State::InsideTls => {
-                self.ask_for_dialect(out);
+                self.request_structured_replies(out);
                 Ok(0)
             }
-            State::Asked(option) => self.answer(*option, input, out),
+            State::Sent(option) => self.answer(*option, input, out),
             State::ExportName => self.export_name(input),
             State::Ended(step) => Err(step.clone()),
         }
@@ -240,28 +239,28 @@ impl Handshake {
         let offered = fields.u16().ok_or(Step::Need(GREETING_BYTES))?;
         let flags = offered & (hello::FIXED_NEWSTYLE | hello::NO_ZEROES);
         let fixed = flags & hello::FIXED_NEWSTYLE != 0;
-        if self.wishes.tls && !fixed {
+        if self.preferences.tls && !fixed {
             return Err(Step::Failed(Failure::NoTls));
         }
         self.no_zeroes = flags & hello::NO_ZEROES != 0;
         out.extend_from_slice(&u32::from(flags).to_be_bytes());
-        match (fixed, self.wishes.tls) {
-            (true, true) => self.ask(option::STARTTLS, &[], out),
-            (true, false) => self.ask_for_dialect(out),
-            (false, _) => self.ask_plainly(out),
+        match (fixed, self.preferences.tls) {
+            (true, true) => self.send_option(option::STARTTLS, &[], out),
+            (true, false) => self.request_structured_replies(out),
+            (false, _) => self.request_export_name(out),
         }
         Ok(GREETING_BYTES)
     }
 
-    fn ask_for_dialect(&mut self, out: &mut Vec<u8>) {
-        match self.wishes.structured {
-            true => self.ask(option::STRUCTURED_REPLY, &[], out),
-            false => self.ask_to_go(out),
+    fn request_structured_replies(&mut self, out: &mut Vec<u8>) {
+        match self.preferences.structured {
+            true => self.send_option(option::STRUCTURED_REPLY, &[], out),
+            false => self.request_go(out),
         }
     }
 
-    fn ask_for_context(&mut self, out: &mut Vec<u8>) {
-        let name = self.wishes.export.clone();
+    fn request_context(&mut self, out: &mut Vec<u8>) {
+        let name = self.preferences.export.clone();
         let (name_len, query_len) = (len32(name.len()), len32(BASE_ALLOCATION.len()));
         let parts: &[&[u8]] = &[
             &name_len.to_be_bytes(),
@@ -270,43 +269,43 @@ impl Handshake {
             &query_len.to_be_bytes(),
             BASE_ALLOCATION.as_bytes(),
         ];
-        self.ask(option::SET_META_CONTEXT, parts, out);
+        self.send_option(option::SET_META_CONTEXT, parts, out);
     }
 
-    fn ask_to_go(&mut self, out: &mut Vec<u8>) {
-        let name = self.wishes.export.clone();
+    fn request_go(&mut self, out: &mut Vec<u8>) {
+        let name = self.preferences.export.clone();
         let parts: &[&[u8]] = &[
             &len32(name.len()).to_be_bytes(),
             name.as_bytes(),
             &1_u16.to_be_bytes(),
             &info::BLOCK_SIZE.to_be_bytes(),
         ];
-        self.ask(option::GO, parts, out);
+        self.send_option(option::GO, parts, out);
     }
 
-    fn ask_plainly(&mut self, out: &mut Vec<u8>) {
-        let name = self.wishes.export.clone();
-        self.ask(option::EXPORT_NAME, &[name.as_bytes()], out);
+    fn request_export_name(&mut self, out: &mut Vec<u8>) {
+        let name = self.preferences.export.clone();
+        self.send_option(option::EXPORT_NAME, &[name.as_bytes()], out);
         self.state = State::ExportName;
     }
 
-    fn ask(&mut self, option: u32, parts: &[&[u8]], out: &mut Vec<u8>) {
+    fn send_option(&mut self, option: u32, parts: &[&[u8]], out: &mut Vec<u8>) {
         let len = parts.iter().map(|part| part.len()).sum::<usize>();
         out.extend_from_slice(&OPTION.to_be_bytes());
         out.extend_from_slice(&option.to_be_bytes());
         out.extend_from_slice(&len32(len).to_be_bytes());
         parts.iter().for_each(|part| out.extend_from_slice(part));
-        self.state = State::Asked(option);
+        self.state = State::Sent(option);
     }
 
-    /// Takes one answer, once it is whole.
-    fn answer(&mut self, asked: u32, input: &[u8], out: &mut Vec<u8>) -> Result<usize, Step> {
+    /// Processes one reply once it is complete.
+    fn answer(&mut self, sent: u32, input: &[u8], out: &mut Vec<u8>) -> Result<usize, Step> {
         let mut header = Fields(input);
         let header = (header.u64(), header.u32(), header.u32(), header.u32());
         let (Some(magic), Some(option), Some(code), Some(len)) = header else {
             return Err(Step::Need(ANSWER_BYTES));
         };
-        if magic != ANSWER || option != asked {
+        if magic != ANSWER || option != sent {
             return Err(Step::Failed(Failure::BadAnswer));
         }
         let len = usize::try_from(len).unwrap_or(usize::MAX);
@@ -319,48 +318,48 @@ impl Handshake {
             self.answers -= 1;
             return Err(Step::Need(whole));
         };
-        if let Err(step) = self.understand(asked, code, data, out) {
+        if let Err(step) = self.handle_reply(sent, code, data, out) {
             self.state = State::Ended(step);
         }
         Ok(whole)
     }
 
-    fn understand(
+    fn handle_reply(
         &mut self,
-        asked: u32,
+        sent: u32,
         code: u32,
         data: &[u8],
         out: &mut Vec<u8>,
     ) -> Result<(), Step> {
         let failed = code & reply::ERROR != 0;
-        match (asked, code) {
+        match (sent, code) {
             (option::STARTTLS, reply::ACK) => return Err(Step::StartTls),
             (option::STARTTLS, _) if failed => return Err(Step::Failed(Failure::NoTls)),
             (option::STRUCTURED_REPLY, reply::ACK) => {
                 self.structured = true;
-                match self.wishes.extents {
-                    true => self.ask_for_context(out),
-                    false => self.ask_to_go(out),
+                match self.preferences.extents {
+                    true => self.request_context(out),
+                    false => self.request_go(out),
                 }
             }
-            (option::STRUCTURED_REPLY, _) if failed => self.ask_to_go(out),
+            (option::STRUCTURED_REPLY, _) if failed => self.request_go(out),
             (option::SET_META_CONTEXT, reply::META_CONTEXT) => {
                 let number = Fields(data).u32();
                 let ours = data.get(4..) == Some(BASE_ALLOCATION.as_bytes());
                 self.context = number.filter(|_| ours).or(self.context);
             }
-            (option::SET_META_CONTEXT, reply::ACK) => self.ask_to_go(out),
+            (option::SET_META_CONTEXT, reply::ACK) => self.request_go(out),
             (option::SET_META_CONTEXT, _) if failed => {
                 self.context = None;
-                self.ask_to_go(out);
+                self.request_go(out);
             }
             (option::GO, reply::INFO) => self.fact(data)?,
             (option::GO, reply::ACK) => return Err(self.finish()),
-            (option::GO, reply::ERR_UNSUP) => self.ask_plainly(out),
+            (option::GO, reply::ERR_UNSUP) => self.request_export_name(out),
             (option::GO, _) if failed => {
-                let words = String::from_utf8_lossy(&data[..data.len().min(STRING_MAX)]);
-                let words = words.into_owned();
-                return Err(Step::Failed(Failure::Refused { code, words }));
+                let message = String::from_utf8_lossy(&data[..data.len().min(STRING_MAX)]);
+                let message = message.into_owned();
+                return Err(Step::Failed(Failure::Refused { code, message }));
             }
             _ => return Err(Step::Failed(Failure::BadAnswer)),
         }
@@ -373,16 +372,16 @@ impl Handshake {
         match fields.u16().ok_or_else(bad)? {
             info::EXPORT => {
                 let (size, flags) = fields.u64().zip(fields.u16()).ok_or_else(bad)?;
-                self.told = Some((size, Abilities::from_bits(flags)));
+                self.export_info = Some((size, Abilities::from_bits(flags)));
             }
             info::BLOCK_SIZE => {
                 let mut size = || fields.u32().ok_or_else(bad);
                 let (minimum, preferred, payload) = (size()?, size()?, size()?);
-                let sane = minimum.is_power_of_two()
+                let valid = minimum.is_power_of_two()
                     && preferred.is_power_of_two()
                     && minimum <= preferred
                     && minimum <= payload;
-                if !sane {
+                if !valid {
                     return Err(Step::Failed(Failure::BadBlockSizes));
                 }
                 self.block = BlockSizes {
@@ -403,13 +402,13 @@ impl Handshake {
             return Err(Step::Need(whole));
         }
         let mut fields = Fields(input);
-        self.told = fields.u64().zip(fields.u16().map(Abilities::from_bits));
+        self.export_info = fields.u64().zip(fields.u16().map(Abilities::from_bits));
         self.state = State::Ended(self.finish());
         Ok(whole)
     }
 
     fn finish(&self) -> Step {
-        match self.told {
+        match self.export_info {
             None => Step::Failed(Failure::BadAnswer),
             Some((size, abilities)) => Step::Finished(Negotiated {
                 size,

@@ -1,13 +1,13 @@
 //! The client's transmission phase: requests become messages, replies become steps.
 //!
-//! The caller numbers its requests with cookies and remembers what each asked ([`Sent`]); [`Replies::decode`] asks it
-//! back, because a simple reply does not say how many bytes it carries. Payloads do not pass through here: a step
-//! tells how many bytes follow and where on the disk they belong, and the caller receives them into its buffer.
+//! The caller numbers its requests with cookies and stores each as [`Sent`]. [`Replies::decode`] looks it up, because a
+//! simple reply does not contain its payload's length. Payloads do not pass through here: a step returns the payload's
+//! length and its offset on the disk, and the caller receives it into its buffer.
 //!
 //! # Always true
-//! - A [`Part`]'s range lies within what its cookie asked for.
-//! - Every reply ends with exactly one step whose `last` is set. Whether the parts before it covered the whole range
-//!   is the caller's to count (a server that leaves a gap, and calls it success, lied).
+//! - A [`Part`]'s range lies within the request of its cookie.
+//! - Every reply ends with exactly one step whose `last` is set. The caller checks that the parts covered the whole
+//!   range. A server that leaves a gap in a successful reply is faulty.
 
 use super::handshake::Negotiated;
 use crate::nbd::wire::{
@@ -17,28 +17,28 @@ use crate::nbd::wire::{
 use std::fmt;
 use tidegate_core::request::{Extent, Fault, Flags, Op};
 
-/// The longest error chunk that is read: an error, an offset, and words of at most the protocol's 4096 bytes.
+/// The longest error chunk that is read: an error, an offset, and a message of at most the protocol's 4096 bytes.
 const ERROR_MAX: u32 = 6 + 4096 + 8;
-/// The longest block status that is read. A server that tells more than a million extents at once is lying.
+/// The longest block status that is read. A server that returns more than a million extents at once is faulty.
 const EXTENTS_MAX: u32 = 8 << 20;
 
-/// A request on its way.
+/// A request that is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Sent {
-    /// What was asked.
+    /// The operation.
     pub op: Op,
-    /// How.
+    /// Its flags.
     pub flags: Flags,
-    /// From where on the disk.
+    /// First byte on the disk.
     pub offset: u64,
-    /// How many bytes.
+    /// Number of bytes.
     pub len: u32,
 }
 
 impl Sent {
-    /// The message that asks it. A write's bytes follow.
+    /// The request's message. A write's data follows it.
     ///
-    /// The server must have offered what is asked: see [`Negotiated::abilities`].
+    /// The server must support the operation: see [`Negotiated::abilities`].
     pub fn encode(&self, cookie: u64) -> [u8; REQUEST_BYTES] {
         let command = match self.op {
             Op::Read => command::READ,
@@ -73,7 +73,7 @@ impl Sent {
     }
 }
 
-/// The message that says goodbye. Nothing answers it.
+/// The disconnect message. It has no reply.
 pub fn disconnect() -> [u8; REQUEST_BYTES] {
     let command = command::DISCONNECT;
     RequestHeader {
@@ -86,70 +86,70 @@ pub fn disconnect() -> [u8; REQUEST_BYTES] {
     .encode()
 }
 
-/// What received bytes are.
+/// The meaning of received bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
-    /// Not enough to tell: so many bytes are needed from the beginning on.
+    /// Incomplete: this many bytes are needed, counted from the beginning.
     Need(usize),
     /// A reply, or a part of one.
     Part(Part),
-    /// The stream has lost its sense: close, and fail or repeat what is in flight.
+    /// The stream is out of sync: close, and fail or repeat the requests in flight.
     Violation(Violation),
 }
 
 /// A reply, or one chunk of it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Part {
-    /// Which request it answers.
+    /// The cookie of its request.
     pub cookie: u64,
-    /// What it says.
+    /// Its contents.
     pub what: What,
-    /// Whether nothing more will be said to this request.
+    /// Whether this is the last part for its request.
     pub last: bool,
-    /// Bytes of the input that were understood; the payload, if any, begins there.
+    /// Consumed bytes of the input. The payload, if any, begins after them.
     pub consumed: usize,
 }
 
-/// What a part of a reply says.
+/// The contents of a part of a reply.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum What {
-    /// Nothing; with `last`, the request is done.
+    /// Nothing. With `last`, the request has succeeded.
     Nothing,
-    /// `len` bytes follow, which were read at `offset` of the disk.
+    /// `len` bytes follow, read at `offset` of the disk.
     Data {
-        /// Where on the disk.
+        /// Offset on the disk.
         offset: u64,
-        /// Bytes that follow.
+        /// Number of bytes.
         len: u32,
     },
-    /// The disk has `len` zeroes at `offset`; nothing follows.
+    /// The disk has `len` zeroes at `offset`. Nothing follows.
     Zeroes {
-        /// Where on the disk.
+        /// Offset on the disk.
         offset: u64,
-        /// How many.
+        /// Number of bytes.
         len: u32,
     },
-    /// `bytes` bytes follow, which [`extents`] reads; they begin where the request did.
+    /// `bytes` bytes follow, which [`extents`] decodes. The extents begin at the request's offset.
     Extents {
-        /// Bytes that follow, a multiple of an extent's.
+        /// Number of bytes, a multiple of an extent's size.
         bytes: u32,
     },
-    /// It failed. More parts may come; the request has failed whatever they say.
+    /// The request failed. Further parts do not change that.
     Failed(Fault),
 }
 
 /// How a server broke the protocol.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Violation {
-    /// A reply does not begin like one, or like one that was not agreed on.
+    /// A reply does not begin with a magic number, or not with the negotiated one.
     BadMagic,
-    /// A reply to what was not asked.
+    /// A reply to an unknown request.
     UnknownCookie,
-    /// A part that has no place in the reply to what was asked.
+    /// A part that does not belong to the request's operation.
     WrongPart,
-    /// A part longer, or shorter, than it can be.
+    /// A part with an invalid length.
     WrongLength,
-    /// Data for a range that was not asked for.
+    /// Data outside the requested range.
     OutOfRange,
 }
 
@@ -158,14 +158,14 @@ impl fmt::Display for Violation {
         f.write_str(match self {
             Violation::BadMagic => "a reply did not begin with its magic number",
             Violation::UnknownCookie => "a reply to a request that was not sent",
-            Violation::WrongPart => "a reply of a kind that was not asked for",
+            Violation::WrongPart => "a reply of the wrong kind for its request",
             Violation::WrongLength => "a reply of impossible length",
-            Violation::OutOfRange => "data for a range that was not asked for",
+            Violation::OutOfRange => "data outside the requested range",
         })
     }
 }
 
-/// Reads the replies of one connection.
+/// Decodes the replies of one connection.
 #[derive(Clone, Debug)]
 pub struct Replies {
     structured: bool,
@@ -173,7 +173,7 @@ pub struct Replies {
 }
 
 impl Replies {
-    /// Begins where the handshake ended.
+    /// Starts where the handshake ended.
     pub fn new(negotiated: &Negotiated) -> Replies {
         Replies {
             structured: negotiated.structured,
@@ -181,7 +181,7 @@ impl Replies {
         }
     }
 
-    /// What the first bytes of `input` are. `sent` tells what a cookie asked, if it is in flight.
+    /// Decodes the first bytes of `input`. `sent` returns the request of a cookie, if it is in flight.
     pub fn decode(&self, input: &[u8], sent: impl FnOnce(u64) -> Option<Sent>) -> Step {
         let step = match Fields(input).u32() {
             None => Ok(Step::Need(SIMPLE_BYTES)),
@@ -258,7 +258,7 @@ impl Replies {
         })
     }
 
-    fn read_status(&self, sent: &Sent, len: u32, body: &[u8]) -> Result<Understood, Violation> {
+    fn read_status(&self, sent: &Sent, len: u32, body: &[u8]) -> Result<Decoded, Violation> {
         let Some(context) = self.context.filter(|_| sent.op == Op::Extents) else {
             return Err(Violation::WrongPart);
         };
@@ -269,16 +269,16 @@ impl Replies {
         }
         match Fields(body).u32() {
             None => Ok(Err(4)),
-            Some(told) if told == context => Ok(Ok((What::Extents { bytes }, 4))),
+            Some(id) if id == context => Ok(Ok((What::Extents { bytes }, 4))),
             Some(_) => Err(Violation::WrongPart),
         }
     }
 }
 
-/// A chunk's meaning and how much of its body was read for it, or how much of its body is needed to tell.
-type Understood = Result<(What, usize), usize>;
+/// A chunk's contents and the number of bytes read for it, or the number of bytes needed to decode it.
+type Decoded = Result<(What, usize), usize>;
 
-fn read_data(sent: &Sent, len: u32, body: &[u8]) -> Result<Understood, Violation> {
+fn read_data(sent: &Sent, len: u32, body: &[u8]) -> Result<Decoded, Violation> {
     let len = len
         .checked_sub(8)
         .filter(|len| *len > 0)
@@ -290,7 +290,7 @@ fn read_data(sent: &Sent, len: u32, body: &[u8]) -> Result<Understood, Violation
     Ok(Ok((What::Data { offset, len }, 8)))
 }
 
-fn read_zeroes(sent: &Sent, len: u32, body: &[u8]) -> Result<Understood, Violation> {
+fn read_zeroes(sent: &Sent, len: u32, body: &[u8]) -> Result<Decoded, Violation> {
     if len != 12 {
         return Err(Violation::WrongLength);
     }
@@ -302,8 +302,8 @@ fn read_zeroes(sent: &Sent, len: u32, body: &[u8]) -> Result<Understood, Violati
     Ok(Ok((What::Zeroes { offset, len }, 12)))
 }
 
-/// Any chunk of an error's kind, also of kinds to come: they all begin with the error. The words are passed over.
-fn read_error(len: u32, body: &[u8]) -> Result<Understood, Violation> {
+/// Decodes any error chunk, including unknown kinds: they all begin with the error. The message is skipped.
+fn read_error(len: u32, body: &[u8]) -> Result<Decoded, Violation> {
     if !(6..=ERROR_MAX).contains(&len) {
         return Err(Violation::WrongLength);
     }
@@ -327,7 +327,7 @@ fn within(sent: &Sent, offset: u64, len: u32) -> Result<(), Violation> {
         .ok_or(Violation::OutOfRange)
 }
 
-/// Reads the payload of [`What::Extents`]; ends early at one that makes no sense.
+/// Decodes the payload of [`What::Extents`]. Ends early at a malformed extent.
 pub fn extents(payload: &[u8]) -> impl Iterator<Item = Extent> {
     payload
         .as_chunks::<EXTENT_BYTES>()
@@ -372,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn a_simple_reply_to_a_read_is_followed_by_what_was_asked() {
+    fn a_simple_reply_to_a_read_is_followed_by_its_data() {
         let mut reply = SIMPLE.to_be_bytes().to_vec();
         reply.extend([0; 4]);
         reply.extend(7_u64.to_be_bytes());
@@ -398,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_to_nothing_is_a_violation() {
+    fn a_reply_to_an_unknown_request_is_a_violation() {
         let reply = chunk(chunk::NONE, 0, &[]);
         let step = replies(true).decode(&reply, |_| None);
         assert_eq!(step, Step::Violation(Violation::UnknownCookie));
@@ -407,7 +407,7 @@ mod tests {
     }
 
     #[test]
-    fn data_outside_of_what_was_asked_is_a_violation() {
+    fn data_outside_the_requested_range_is_a_violation() {
         for (offset, len) in [(4095_u64, 1_u32), (4096, 513), (4608, 1), (u64::MAX, 1)] {
             let reply = chunk(chunk::OFFSET_DATA, 8 + len, &offset.to_be_bytes());
             assert_eq!(
@@ -433,7 +433,7 @@ mod tests {
     }
 
     #[test]
-    fn an_error_of_any_kind_to_come_is_understood_once_its_words_are_whole() {
+    fn an_error_chunk_of_an_unknown_kind_is_decoded_once_complete() {
         let mut body = 28_u32.to_be_bytes().to_vec();
         body.extend(b"\0\x02no");
         let reply = chunk(chunk::IS_ERROR | 77, 8, &body);
@@ -459,8 +459,8 @@ mod tests {
     }
 
     #[test]
-    fn a_block_status_is_for_the_context_that_was_agreed_on_and_holds_whole_extents() {
-        let asked = Sent {
+    fn a_block_status_needs_the_negotiated_context_and_whole_extents() {
+        let sent = Sent {
             op: Op::Extents,
             ..READ
         };
@@ -473,18 +473,18 @@ mod tests {
             last: true,
             consumed: 24,
         };
-        let step = replies(true).decode(&status(1, 20), |_| Some(asked));
+        let step = replies(true).decode(&status(1, 20), |_| Some(sent));
         assert_eq!(step, Step::Part(part));
-        assert_eq!(violation(&status(2, 20), asked), Some(Violation::WrongPart));
+        assert_eq!(violation(&status(2, 20), sent), Some(Violation::WrongPart));
         assert_eq!(violation(&status(1, 20), READ), Some(Violation::WrongPart));
         for len in [3, 4, 13, 4 + EXTENTS_MAX + 8] {
-            let found = violation(&status(1, len), asked);
+            let found = violation(&status(1, len), sent);
             assert_eq!(found, Some(Violation::WrongLength), "{len}");
         }
     }
 
     #[test]
-    fn a_flag_for_zeroes_is_sent_with_zeroes_only() {
+    fn flags_for_zeroes_are_sent_with_write_zeroes_only() {
         let flags = Flags::FUA.with(Flags::FAST_ONLY);
         let sent = Sent {
             op: Op::Discard,

@@ -1,7 +1,7 @@
 //! NBD URIs: parser and formatter.
 //!
-//! Users give them to name an upstream server, and we print them to say where a disk is to be had. Only their words
-//! are judged here, not whether anything answers.
+//! Users name an upstream server with them, and the daemon prints them as addresses of disks. Only the syntax is
+//! checked here, not whether a server responds.
 //!
 //! # Source
 //! The NBD URI specification (`doc/uri.md` of the NetworkBlockDevice project), without `nbd+vsock` and without
@@ -16,18 +16,18 @@ use std::path::PathBuf;
 /// The port that IANA gave to NBD.
 pub const DEFAULT_PORT: u16 = 10809;
 
-/// Where a server is, and which of its exports is meant.
+/// The address of a server and the name of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Uri {
-    /// Where it listens.
+    /// The server's address.
     pub endpoint: Endpoint,
-    /// Whether to insist on TLS (`nbds`).
+    /// Whether to require TLS (`nbds`).
     pub tls: bool,
     /// The export's name; empty for the default one.
     pub export: String,
 }
 
-/// Where an NBD server listens.
+/// The address of an NBD server.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Endpoint {
     /// A name or address (IPv6 without brackets) and a port.
@@ -36,7 +36,7 @@ pub enum Endpoint {
     Unix(PathBuf),
 }
 
-/// Why a text is no NBD URI.
+/// Why a text is not an NBD URI.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UriError {
     /// It does not begin with one of the four schemes.
@@ -45,13 +45,13 @@ pub enum UriError {
     Host,
     /// The port is not a number from 1 to 65535.
     Port,
-    /// A `nbd+unix` URI names a host, or lacks its one parameter.
+    /// A `nbd+unix` URI names a host, or lacks the parameter `socket`.
     Socket,
-    /// A parameter that we do not know.
+    /// An unknown parameter.
     Parameter,
-    /// A `%` without two hexadecimal digits, or one that makes a byte where none may be.
+    /// A `%` without two hexadecimal digits, or an escaped zero byte.
     Escape,
-    /// The export's name is no UTF-8, or longer than the protocol allows.
+    /// The export's name is not UTF-8, or longer than the protocol allows.
     Export,
 }
 
@@ -62,7 +62,7 @@ impl fmt::Display for UriError {
             UriError::Host => "expected a host after ://, as in nbd://host:10809/export",
             UriError::Port => "expected a port from 1 to 65535 after the host",
             UriError::Socket => "expected a socket, as in nbd+unix:///export?socket=/run/nbd.sock",
-            UriError::Parameter => "only the parameter socket= of nbd+unix:// is known",
+            UriError::Parameter => "the only supported parameter is socket= of nbd+unix://",
             UriError::Escape => {
                 "% must be followed by two hexadecimal digits, and not be a zero byte"
             }
@@ -185,7 +185,7 @@ fn hex(digit: u8) -> Option<u8> {
 }
 
 impl fmt::Display for Uri {
-    /// A text that reads as the same URI again.
+    /// Writes a text that parses to the same URI.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let scheme = if self.tls { "nbds" } else { "nbd" };
         match &self.endpoint {
@@ -211,7 +211,7 @@ impl fmt::Display for Uri {
     }
 }
 
-/// Writes what every reader of URIs takes as it is, `also` among it; the rest as `%` and two digits.
+/// Writes the unreserved characters and those in `also` unchanged, and the rest as `%` and two digits.
 fn escape(f: &mut fmt::Formatter<'_>, bytes: &[u8], also: &[u8]) -> fmt::Result {
     for byte in bytes {
         match byte {
@@ -268,7 +268,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_uri_is_told() {
+    fn an_invalid_uri_is_rejected_with_its_error() {
         for (text, error) in [
             ("", UriError::Scheme),
             ("http://store/", UriError::Scheme),

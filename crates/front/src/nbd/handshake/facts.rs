@@ -1,12 +1,12 @@
-//! The export information that a client asks for during negotiation.
+//! The export information that a client requests during negotiation.
 //!
-//! Called by the [`handshake`](super) for INFO and GO, which differ only in what comes after. Size and abilities are
-//! told to everybody; facts that we do not know are passed over.
+//! The [`handshake`](super) uses it for INFO and GO, which differ only in what follows. Every client gets size and
+//! abilities. Unknown information types are ignored.
 
 use super::{BlockSizes, ExportInfo, answer, answer_head, clip};
 use crate::nbd::wire::{Fields, info, reply};
 
-/// Which optional facts were asked for.
+/// The optional information that was requested.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Facts {
     name: bool,
@@ -15,7 +15,7 @@ pub(super) struct Facts {
 }
 
 impl Facts {
-    /// The export's name and the facts asked for; `None` if the question is malformed.
+    /// The export's name and the requested information. `None` if the option is malformed.
     pub(super) fn read(data: &[u8]) -> Option<(&str, Facts)> {
         let mut fields = Fields(data);
         let name = fields.string()?;
@@ -31,8 +31,8 @@ impl Facts {
         fields.is_empty().then_some((name, facts))
     }
 
-    /// Answers `option` in full.
-    pub(super) fn tell(self, export: &ExportInfo, option: u32, out: &mut Vec<u8>) {
+    /// Writes the complete answer to `option`.
+    pub(super) fn answer(self, export: &ExportInfo, option: u32, out: &mut Vec<u8>) {
         let mut fact = |kind: u16, parts: &[&[u8]]| {
             let len = 2 + parts.iter().map(|part| part.len()).sum::<usize>();
             answer_head(out, option, reply::INFO, len);

@@ -1,27 +1,26 @@
-//! Metadata contexts in negotiation; the only one is `base:allocation`.
+//! Metadata contexts in negotiation. The only context is `base:allocation`.
 //!
-//! Called by the [`handshake`](super) for LIST_META_CONTEXT and SET_META_CONTEXT, which look alike: an export's
+//! The [`handshake`](super) uses it for LIST_META_CONTEXT and SET_META_CONTEXT, which have the same format: an export's
 //! name and a list of queries. It does not know whether the export exists.
 
 use super::answer_head;
 use crate::nbd::wire::{BASE_ALLOCATION, Fields, option, reply};
 
-/// What was asked.
+/// A decoded query.
 pub(super) struct MetaQuery<'a> {
     pub(super) export: &'a str,
-    /// Whether `base:allocation` is among what was asked for.
+    /// Whether a query matches `base:allocation`.
     pub(super) matched: bool,
 }
 
 impl<'a> MetaQuery<'a> {
-    /// `None` if it is malformed. A query without a namespace is not: it matches nothing, as one of a stranger's
-    /// namespace does.
+    /// `None` if it is malformed. A query without a namespace, or of an unknown one, is valid and matches nothing.
     pub(super) fn read(option: u32, data: &'a [u8]) -> Option<MetaQuery<'a>> {
         let listing = option == option::LIST_META_CONTEXT;
         let mut fields = Fields(data);
         let export = fields.string()?;
         let queries = fields.u32()?;
-        // Listing without a query asks for all there are; choosing without one chooses none.
+        // Listing without a query lists all contexts. Selecting without one selects none.
         let mut matched = listing && queries == 0;
         for _ in 0..queries {
             let query = fields.string()?;
@@ -31,10 +30,10 @@ impl<'a> MetaQuery<'a> {
     }
 }
 
-/// Answers either option, for an export that exists.
+/// Writes the answer to either option, for an existing export.
 pub(super) fn answer(option: u32, context: u32, matched: bool, out: &mut Vec<u8>) {
     if matched {
-        // A listed context has no number yet.
+        // A listed context has no id.
         let number = if option == option::SET_META_CONTEXT {
             context
         } else {

@@ -5,7 +5,7 @@ use crate::nbd::wire::info;
 
 const FIXED: u32 = 3;
 
-/// A client's bytes: its flags, then options.
+/// A client's bytes: its flags, then its options.
 fn hello_from(flags: u32, options: &[(u32, &[u8])]) -> Vec<u8> {
     let mut bytes = flags.to_be_bytes().to_vec();
     for (option, data) in options {
@@ -48,7 +48,7 @@ fn disk0() -> ExportInfo {
     }
 }
 
-/// Runs a server that has `disk0` (also by the empty name) to its last step; answers with the codes it sent.
+/// Runs a server that has `disk0` (also under the empty name) to its last step. Returns the reply codes.
 fn run(tls: Tls, input: &[u8]) -> (Step, Vec<(u32, u32)>) {
     let mut server = Handshake::new(tls);
     let (step, out) = finish(&mut server, input);
@@ -76,7 +76,7 @@ fn finish(server: &mut Handshake, mut input: &[u8]) -> (Step, Vec<u8>) {
     }
 }
 
-/// The options and codes of a run of answers.
+/// The options and codes of a sequence of replies.
 fn codes(mut out: &[u8]) -> Vec<(u32, u32)> {
     let mut codes = Vec::new();
     while out.starts_with(&ANSWER.to_be_bytes()) {
@@ -90,7 +90,7 @@ fn codes(mut out: &[u8]) -> Vec<(u32, u32)> {
 }
 
 #[test]
-fn a_client_that_goes_is_told_what_it_asked_for() {
+fn go_returns_the_requested_information() {
     let data = go(
         "disk0",
         &[info::NAME, info::BLOCK_SIZE, info::DESCRIPTION, 99],
@@ -108,7 +108,7 @@ fn a_client_that_goes_is_told_what_it_asked_for() {
 }
 
 #[test]
-fn a_client_that_only_asks_stays_in_the_negotiation() {
+fn info_does_not_end_the_negotiation() {
     let data = go("disk0", &[]);
     let input = hello_from(FIXED, &[(option::INFO, &data), (option::LIST, &[])]);
     let (step, codes) = run(Tls::Off, &input);
@@ -119,7 +119,7 @@ fn a_client_that_only_asks_stays_in_the_negotiation() {
 }
 
 #[test]
-fn an_export_name_is_answered_with_zeroes_unless_both_agreed_to_leave_them_out() {
+fn export_name_is_answered_with_padding_unless_both_sides_agreed_to_omit_it() {
     for (flags, len) in [(FIXED, 10), (1, 10 + PADDING_BYTES)] {
         let mut server = Handshake::new(Tls::Off);
         let input = hello_from(flags, &[(option::EXPORT_NAME, b"")]);
@@ -135,7 +135,7 @@ fn an_export_name_is_answered_with_zeroes_unless_both_agreed_to_leave_them_out()
 const GREETING_LEN: usize = crate::nbd::wire::GREETING_BYTES;
 
 #[test]
-fn block_status_is_for_the_export_whose_context_was_chosen_last() {
+fn block_status_needs_the_export_whose_context_was_selected_last() {
     let (chosen, unknown) = (
         meta_query("", &["base:allocation"]),
         meta_query("", &["x:y"]),
@@ -161,7 +161,7 @@ fn block_status_is_for_the_export_whose_context_was_chosen_last() {
 }
 
 #[test]
-fn a_context_chosen_for_one_export_is_not_there_for_another() {
+fn a_context_selected_for_one_export_does_not_apply_to_another() {
     let (query, data) = (meta_query("disk0", &["base:allocation"]), go("disk1", &[]));
     let input = hello_from(
         FIXED,
@@ -191,7 +191,7 @@ fn a_context_chosen_for_one_export_is_not_there_for_another() {
 
 #[test]
 fn contexts_are_listed_by_name_by_namespace_and_all_together() {
-    for (queries, told) in [
+    for (queries, count) in [
         (vec![], 1),
         (vec!["base:"], 1),
         (vec!["base:allocation", "base:"], 1),
@@ -209,12 +209,12 @@ fn contexts_are_listed_by_name_by_namespace_and_all_together() {
         let contexts = codes
             .iter()
             .filter(|(_, code)| *code == reply::META_CONTEXT);
-        assert_eq!(contexts.count(), told, "{queries:?}");
+        assert_eq!(contexts.count(), count, "{queries:?}");
     }
 }
 
 #[test]
-fn what_makes_no_sense_is_answered_and_the_negotiation_goes_on() {
+fn malformed_options_get_an_error_and_the_negotiation_continues() {
     let unknown_export = go("nope", &[]);
     let mut short_facts = go("disk0", &[]);
     short_facts.extend([0, 0]);
@@ -240,7 +240,7 @@ fn what_makes_no_sense_is_answered_and_the_negotiation_goes_on() {
 }
 
 #[test]
-fn a_client_that_breaks_the_protocol_is_hung_up_on() {
+fn a_protocol_violation_closes_the_connection() {
     let (step, _) = run(Tls::Off, &hello_from(4, &[]));
     assert_eq!(step, Step::Violation(Violation::UnknownClientFlags));
     let (step, _) = run(Tls::Off, &[[0, 0, 0, 3].as_slice(), &[7; 16]].concat());
@@ -263,7 +263,7 @@ fn a_client_that_breaks_the_protocol_is_hung_up_on() {
 }
 
 #[test]
-fn where_tls_is_required_nothing_else_is_heard_before_it() {
+fn where_tls_is_required_other_options_are_rejected_before_it() {
     let data = go("disk0", &[]);
     let input = hello_from(
         FIXED,
@@ -287,12 +287,12 @@ fn where_tls_is_required_nothing_else_is_heard_before_it() {
 }
 
 #[test]
-fn what_was_agreed_in_the_clear_is_forgotten_inside_tls_but_for_the_padding() {
+fn starttls_forgets_everything_negotiated_before_it_except_the_padding() {
     let mut clear = Handshake::new(Tls::Required);
     let mut out = Vec::new();
     let input = hello_from(FIXED, &[(option::STARTTLS, &[])]);
     clear.advance(&input, &mut out);
-    // As an attacker on the wire would have it.
+    // An attacker on the network could have set this.
     clear.structured = true;
     let mut inside = clear.inside_tls();
     let options = hello_from(0, &[(option::EXPORT_NAME, b"disk0")]);
@@ -305,7 +305,7 @@ fn what_was_agreed_in_the_clear_is_forgotten_inside_tls_but_for_the_padding() {
 }
 
 #[test]
-fn a_read_only_export_offers_nothing_that_writes() {
+fn a_read_only_export_offers_no_modifying_operations() {
     let mut server = Handshake::new(Tls::Off);
     let mut out = Vec::new();
     let data = go("disk0", &[]);
@@ -332,7 +332,7 @@ fn a_read_only_export_offers_nothing_that_writes() {
 }
 
 #[test]
-fn a_name_too_long_for_the_wire_is_not_listed() {
+fn a_name_longer_than_the_protocol_allows_is_not_listed() {
     let mut server = Handshake::new(Tls::Off);
     let mut out = Vec::new();
     let (_, step) = server.advance(&hello_from(FIXED, &[(option::LIST, &[])]), &mut out);

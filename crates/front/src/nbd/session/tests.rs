@@ -1,4 +1,4 @@
-//! Requests that pass, requests that are refused, and the replies.
+//! Requests that are accepted or rejected, and the replies.
 
 use super::*;
 use crate::nbd::handshake::{BlockSizes, ExportInfo};
@@ -38,24 +38,24 @@ fn fault(step: Step) -> Option<Fault> {
     }
 }
 
-fn asked(op: Op, len: u32) -> Asked {
-    Asked {
+fn request(op: Op, len: u32) -> ClientRequest {
+    ClientRequest {
         op,
         offset: 4096,
         len,
-        ..Asked::unknown(7)
+        ..ClientRequest::unknown(7)
     }
 }
 
 #[test]
-fn a_part_of_a_message_is_waited_for_and_a_wrong_one_is_a_violation() {
+fn a_partial_message_needs_more_bytes_and_a_wrong_magic_is_a_violation() {
     assert_eq!(session(ALL).decode(&[0; 27]), Step::Need(28));
     let step = session(ALL).decode(&[0; 28]);
     assert_eq!(step, Step::Violation(Violation::BadMagic));
 }
 
 #[test]
-fn every_command_becomes_its_op_in_the_words_of_the_core() {
+fn every_command_becomes_its_core_operation() {
     let zeroes = Flags::FUA.with(Flags::FAST_ONLY);
     for (command, flags, op, meant) in [
         (command::READ, command_flag::DF, Op::Read, Flags::NONE),
@@ -67,15 +67,15 @@ fn every_command_becomes_its_op_in_the_words_of_the_core() {
         (command::WRITE_ZEROES, 1 | 2 | 16, Op::WriteZeroes, zeroes),
         (command::BLOCK_STATUS, 8, Op::Extents, Flags::NONE),
     ] {
-        let Step::Request(asked) = ask(ALL, command, flags, 512, 1024) else {
-            panic!("{op:?} was refused")
+        let Step::Request(received) = ask(ALL, command, flags, 512, 1024) else {
+            panic!("{op:?} was rejected")
         };
-        let request = asked.request(Data::NONE, Time::ZERO);
+        let request = received.request(Data::NONE, Time::ZERO);
         assert_eq!((request.op, request.flags), (op, meant));
         assert_eq!((request.offset, request.len), (512, 1024));
         let payload = if op == Op::Write { 1024 } else { 0 };
-        assert_eq!(asked.payload, payload);
-        assert_eq!(asked.first_only, op == Op::Extents);
+        assert_eq!(received.payload, payload);
+        assert_eq!(received.first_only, op == Op::Extents);
     }
     assert!(matches!(
         ask(ALL, command::FLUSH, 0, 0, 0),
@@ -85,7 +85,7 @@ fn every_command_becomes_its_op_in_the_words_of_the_core() {
 }
 
 #[test]
-fn a_range_past_the_end_is_refused_as_the_protocol_says() {
+fn a_range_past_the_end_is_rejected_with_the_protocols_error() {
     for (command, expected) in [
         (command::READ, Fault::Invalid),
         (command::WRITE, Fault::NoSpace),
@@ -102,7 +102,7 @@ fn a_range_past_the_end_is_refused_as_the_protocol_says() {
 }
 
 #[test]
-fn a_disk_that_grew_takes_requests_beyond_its_old_end() {
+fn a_grown_disk_accepts_requests_beyond_its_old_end() {
     let mut session = session(ALL);
     let header = RequestHeader {
         flags: 0,
@@ -117,12 +117,12 @@ fn a_disk_that_grew_takes_requests_beyond_its_old_end() {
 }
 
 #[test]
-fn a_refused_write_tells_how_much_to_throw_away_and_an_absurd_one_ends_the_connection() {
+fn a_rejected_write_returns_the_length_to_discard_and_a_huge_one_closes_the_connection() {
     let step = ask(ALL, command::WRITE, 0, 0, PAYLOAD_MAX + 1);
-    let Step::Refuse(asked, Fault::Invalid) = step else {
+    let Step::Refuse(request, Fault::Invalid) = step else {
         panic!("{step:?}")
     };
-    assert_eq!(asked.payload, PAYLOAD_MAX + 1);
+    assert_eq!(request.payload, PAYLOAD_MAX + 1);
     assert_eq!(fault(ask(ALL, command::WRITE, 0, 0, PAYLOAD_MAX)), None);
     for len in [SKIP_MAX + 1, u32::MAX] {
         let step = ask(ALL, command::WRITE, 0, 0, len);
@@ -133,20 +133,20 @@ fn a_refused_write_tells_how_much_to_throw_away_and_an_absurd_one_ends_the_conne
 }
 
 #[test]
-fn a_read_only_disk_refuses_all_that_modifies_and_a_payload_is_still_due() {
+fn a_read_only_disk_rejects_modifying_requests_and_their_payload_still_follows() {
     let read_only = ALL.with(Abilities::READ_ONLY);
     for command in [command::WRITE, command::TRIM, command::WRITE_ZEROES] {
         let step = ask(read_only, command, 0, 0, 512);
-        let Step::Refuse(asked, Fault::ReadOnly) = step else {
+        let Step::Refuse(request, Fault::ReadOnly) = step else {
             panic!("{step:?}")
         };
-        assert_eq!(asked.payload == 512, command == command::WRITE);
+        assert_eq!(request.payload == 512, command == command::WRITE);
     }
     assert_eq!(fault(ask(read_only, command::READ, 0, 0, 512)), None);
 }
 
 #[test]
-fn what_was_not_offered_is_invalid() {
+fn an_operation_that_was_not_offered_is_invalid() {
     for (command, len) in [
         (command::FLUSH, 0),
         (command::TRIM, 512),
@@ -176,9 +176,9 @@ fn what_was_not_offered_is_invalid() {
 }
 
 #[test]
-fn a_read_is_answered_by_one_chunk_or_by_a_simple_reply() {
+fn a_read_gets_one_chunk_or_a_simple_reply() {
     let mut session = session(ALL);
-    let read = asked(Op::Read, 512);
+    let read = request(Op::Read, 512);
     let head = session.data(&read);
     assert_eq!(head.as_bytes().len(), 28);
     assert_eq!(head.as_bytes()[4..8], [0, 1, 0, 1]);
@@ -196,22 +196,22 @@ fn a_read_is_answered_by_one_chunk_or_by_a_simple_reply() {
 }
 
 #[test]
-fn what_carries_no_bytes_is_answered_simply_in_either_dialect() {
-    let done = session(ALL).done(&asked(Op::Write, 512), Ok(()));
+fn a_request_without_data_gets_a_simple_reply_with_and_without_structured_replies() {
+    let done = session(ALL).done(&request(Op::Write, 512), Ok(()));
     assert_eq!(
         done.as_bytes(),
         [0x67, 0x44, 0x66, 0x98, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 7]
     );
 }
 
-/// The extents that a client would read out of the reply, in KiB.
-fn told(asked: &Asked, extents: &[(u64, ExtentKind)]) -> Vec<(u64, ExtentKind)> {
+/// The extents in the reply as a client decodes them, in KiB.
+fn decoded(request: &ClientRequest, extents: &[(u64, ExtentKind)]) -> Vec<(u64, ExtentKind)> {
     let mut out = b"before".to_vec();
     let extents = extents.iter().map(|(kib, kind)| Extent {
         len: kib << 10,
         kind: *kind,
     });
-    session(ALL).extents(asked, extents, &mut out);
+    session(ALL).extents(request, extents, &mut out);
     let reply = &out[6..];
     let len = reply.len() - CHUNK_BYTES;
     assert_eq!(reply[16..20], len32(len).to_be_bytes());
@@ -221,37 +221,39 @@ fn told(asked: &Asked, extents: &[(u64, ExtentKind)]) -> Vec<(u64, ExtentKind)> 
 }
 
 #[test]
-fn extents_are_joined_and_cut_at_the_end_of_what_was_asked() {
+fn extents_are_merged_and_cut_at_the_end_of_the_request() {
     use ExtentKind::{Data, Hole, Zero};
-    let all = asked(Op::Extents, 64 << 10);
-    assert_eq!(told(&all, &[]), [(64, Data)]);
-    assert_eq!(told(&all, &[(u64::MAX >> 10, Hole)]), [(64, Hole)]);
+    let all = request(Op::Extents, 64 << 10);
+    assert_eq!(decoded(&all, &[]), [(64, Data)]);
+    assert_eq!(decoded(&all, &[(u64::MAX >> 10, Hole)]), [(64, Hole)]);
     assert_eq!(
-        told(&all, &[(4, Data), (4, Data), (8, Zero)]),
+        decoded(&all, &[(4, Data), (4, Data), (8, Zero)]),
         [(8, Data), (8, Zero)]
     );
     assert_eq!(
-        told(&all, &[(32, Data), (40, Hole), (9, Data)]),
+        decoded(&all, &[(32, Data), (40, Hole), (9, Data)]),
         [(32, Data), (32, Hole)]
     );
-    let first = Asked {
+    let first = ClientRequest {
         first_only: true,
         ..all
     };
     assert_eq!(
-        told(&first, &[(4, Data), (4, Data), (8, Zero)]),
+        decoded(&first, &[(4, Data), (4, Data), (8, Zero)]),
         [(8, Data)]
     );
-    assert_eq!(told(&first, &[(4, Data)]), [(4, Data)]);
-    let most = asked(Op::Extents, u32::MAX);
+    assert_eq!(decoded(&first, &[(4, Data)]), [(4, Data)]);
+    let most = request(Op::Extents, u32::MAX);
     assert_eq!(
-        told(&most, &[(1 << 30, Zero)]).first().map(|(kib, _)| *kib),
+        decoded(&most, &[(1 << 30, Zero)])
+            .first()
+            .map(|(kib, _)| *kib),
         Some(4194303)
     );
 }
 
 #[test]
-fn a_reply_of_extents_has_a_greatest_length() {
+fn a_reply_of_extents_has_a_maximum_length() {
     let extents = (0..20_000).map(|i| Extent {
         len: 512,
         kind: if i % 2 == 0 {
@@ -261,12 +263,12 @@ fn a_reply_of_extents_has_a_greatest_length() {
         },
     });
     let mut out = Vec::new();
-    session(ALL).extents(&asked(Op::Extents, u32::MAX), extents, &mut out);
+    session(ALL).extents(&request(Op::Extents, u32::MAX), extents, &mut out);
     assert_eq!(out.len(), Session::EXTENTS_REPLY_MAX);
 }
 
 #[test]
-#[should_panic(expected = "must carry them")]
+#[should_panic(expected = "must have data")]
 fn a_read_cannot_be_done_without_its_data() {
-    session(ALL).done(&asked(Op::Read, 512), Ok(()));
+    session(ALL).done(&request(Op::Read, 512), Ok(()));
 }

@@ -1,25 +1,26 @@
-//! The walk of a descriptor chain: it sorts segments into readable and writable ones.
+//! Follows a descriptor chain and sorts its segments into readable and writable ones.
 //!
-//! [`super::Queue`] names the table and the chain's first descriptor; what comes out is pieces of the guest's memory, not yet
-//! a request. Nothing that a descriptor says is believed.
+//! [`super::Queue`] passes the table and the chain's first descriptor. The result is segments of guest memory, not yet
+//! a request. Every descriptor is checked.
 //!
 //! # Always true
-//! - a chain is followed for at most [`MAX_SEGMENTS`] descriptors (fewer in a smaller table), so a loop ends
-//! - where a chain is refused, only a status byte beyond doubt is left among the writable pieces
+//! - A chain is followed for at most [`MAX_SEGMENTS`] descriptors (fewer in a smaller table), so a loop ends.
+//! - When a chain is rejected, the writable segments contain only the status byte, or nothing if its position is
+//!   uncertain.
 //!
 //! # Source
 //! VIRTIO 1.2 §2.7.5 (descriptors), §2.7.5.3 (indirect ones).
 
 use super::super::GuestMemory;
-use super::{MAX_SEGMENTS, Nonsense};
+use super::{ChainError, MAX_SEGMENTS};
 
 pub(super) const DESC_NEXT: u16 = 1;
 pub(super) const DESC_WRITE: u16 = 2;
 pub(super) const DESC_INDIRECT: u16 = 4;
 pub(super) const DESC_BYTES: usize = 16;
 
-/// Follows `next` links from `start` in the table of `entries` that `load` reads. `walked` counts what it took, also where
-/// the chain is refused: descriptors read, and pieces found where memory is cut.
+/// Follows `next` links from `start` in the table of `entries` that `load` reads. `walked` counts the work, also for a
+/// rejected chain: descriptors read, plus segments from splitting at region boundaries.
 pub(super) fn follow<M: GuestMemory>(
     memory: &M,
     load: impl Fn(u16) -> Option<[u64; 2]>,
@@ -28,23 +29,23 @@ pub(super) fn follow<M: GuestMemory>(
     readable: &mut Vec<M::Segment>,
     writable: &mut Vec<M::Segment>,
     walked: &mut u64,
-) -> Result<(), Nonsense> {
+) -> Result<(), ChainError> {
     let mut index = start;
     for _ in 0..usize::from(entries).min(MAX_SEGMENTS) {
         *walked += 1;
         let Some(desc) = load(index).map(Descriptor::decode) else {
-            return hopeless(Nonsense::Outside, writable);
+            return reject_without_status(ChainError::Outside, writable);
         };
         if desc.flags & DESC_INDIRECT != 0 {
-            return hopeless(Nonsense::Indirect, writable);
+            return reject_without_status(ChainError::Indirect, writable);
         }
         let list = if desc.flags & DESC_WRITE != 0 {
             &mut *writable
         } else if writable.is_empty() {
             &mut *readable
         } else {
-            let why = Nonsense::Order;
-            return salvage(memory, load, index, entries, why, writable, walked);
+            let why = ChainError::Order;
+            return find_status(memory, load, index, entries, why, writable, walked);
         };
         if let Some(piece) = memory.segment(desc.addr, desc.len) {
             list.push(piece);
@@ -53,49 +54,49 @@ pub(super) fn follow<M: GuestMemory>(
             let whole = memory.segments(desc.addr, desc.len, list);
             *walked += (list.len() - before) as u64;
             if !whole {
-                let why = Nonsense::Outside;
-                return salvage(memory, load, index, entries, why, writable, walked);
+                let why = ChainError::Outside;
+                return find_status(memory, load, index, entries, why, writable, walked);
             }
         }
         if readable.len() + writable.len() > MAX_SEGMENTS {
-            let why = Nonsense::Long;
-            return salvage(memory, load, index, entries, why, writable, walked);
+            let why = ChainError::Long;
+            return find_status(memory, load, index, entries, why, writable, walked);
         }
         if desc.flags & DESC_NEXT == 0 {
             return Ok(());
         }
         index = desc.next;
         if index >= entries {
-            return hopeless(Nonsense::Index, writable);
+            return reject_without_status(ChainError::Index, writable);
         }
     }
     let why = if usize::from(entries) > MAX_SEGMENTS {
-        Nonsense::Long
+        ChainError::Long
     } else {
-        Nonsense::Loop
+        ChainError::Loop
     };
-    hopeless(why, writable)
+    reject_without_status(why, writable)
 }
 
-/// A chain without an end has no status byte: what looks like it may be somebody's data.
+/// A chain without an end has no known status byte. The last writable byte may be data.
 #[cold]
-fn hopeless<S>(why: Nonsense, writable: &mut Vec<S>) -> Result<(), Nonsense> {
+fn reject_without_status<S>(why: ChainError, writable: &mut Vec<S>) -> Result<(), ChainError> {
     writable.clear();
     Err(why)
 }
 
-/// The piece at `index` cannot be used. Looks for the chain's end all the same, and leaves its status byte alone in
-/// `writable`: a guest that hears nothing may take what its status byte held before for an answer.
+/// The segment at `index` is invalid. Searches for the chain's end and leaves only its status byte in `writable`.
+/// Without an error status, the guest may take the byte's old value for the result.
 #[cold]
-fn salvage<M: GuestMemory>(
+fn find_status<M: GuestMemory>(
     memory: &M,
     load: impl Fn(u16) -> Option<[u64; 2]>,
     mut index: u16,
     entries: u16,
-    why: Nonsense,
+    why: ChainError,
     writable: &mut Vec<M::Segment>,
     walked: &mut u64,
-) -> Result<(), Nonsense> {
+) -> Result<(), ChainError> {
     for _ in 0..usize::from(entries).min(MAX_SEGMENTS) {
         *walked += 1;
         let Some(desc) = load(index).map(Descriptor::decode) else {
@@ -107,7 +108,7 @@ fn salvage<M: GuestMemory>(
         if desc.flags & DESC_WRITE != 0 && desc.len > 0 {
             writable.clear();
             let last = desc.addr.checked_add(u64::from(desc.len) - 1);
-            // Outside too: the list stays empty, and this may still not be the last one.
+            // If this one is outside too, the list stays empty. It may not be the last one.
             let _ = last.is_some_and(|last| memory.segments(last, 1, writable));
         }
         if desc.flags & DESC_NEXT == 0 {
@@ -118,10 +119,10 @@ fn salvage<M: GuestMemory>(
             break;
         }
     }
-    hopeless(why, writable)
+    reject_without_status(why, writable)
 }
 
-/// One descriptor, as the guest wrote it.
+/// A decoded descriptor.
 pub(super) struct Descriptor {
     pub(super) addr: u64,
     pub(super) len: u32,
@@ -133,7 +134,7 @@ impl Descriptor {
     #[inline]
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "each part is taken on purpose"
+        reason = "each part has its own width"
     )]
     pub(super) fn decode([addr, rest]: [u64; 2]) -> Descriptor {
         Descriptor {

@@ -1,11 +1,11 @@
 //! The fast path for the usual request layout: one descriptor each for header, data and status.
 //!
-//! Nearly all that guests ask looks like this, so it is recognised at a glance, before anything is put into lists. What
-//! looks different in any way (more pieces, other lengths or flags, memory that is cut or missing, another type) is left
-//! untouched to the walk of [`super::chain`], which alone decides what is nonsense.
+//! Almost all requests have this layout, so it is recognised before any list is filled. Every other layout (more
+//! segments, other lengths or flags, split or missing memory, another type) is left unchanged to [`super::chain`]. Only
+//! that module rejects malformed chains.
 //!
 //! # Always true
-//! - what is read here, the walk would have read the same way (`tests/vhost_guest/requests.rs` compares them)
+//! - The result equals the result of [`super::chain`] (`tests/vhost_guest/requests.rs` compares them).
 //!
 //! # Source
 //! VIRTIO 1.2 §5.2.6; the layout of Linux' `virtio_blk`, of Windows' `viostor` and of SeaBIOS.
@@ -14,8 +14,8 @@ use super::super::GuestMemory;
 use super::super::block::{BlockRequest, HEADER, Kind, MAX_DATA, SECTOR, T_IN, T_OUT};
 use super::chain::{DESC_NEXT, DESC_WRITE, Descriptor};
 
-/// The request of the chain that starts with `header`, and its one piece of data, if it is a plain read or write. `load`
-/// reads the table of `entries` descriptors that the chain is in.
+/// The request of the chain that starts with `header`, and its one data segment, if it is a plain read or write. `load`
+/// reads the chain's table of `entries` descriptors.
 #[inline]
 pub(super) fn read<M: GuestMemory>(
     memory: &M,
@@ -43,7 +43,7 @@ pub(super) fn read<M: GuestMemory>(
     let offset = sector.checked_mul(SECTOR)?;
     #[expect(
         clippy::cast_possible_truncation,
-        reason = "the upper half is the priority, which we do not promise to heed"
+        reason = "the upper half is the priority, which is ignored"
     )]
     let kind = match (kind as u32, data.flags & DESC_WRITE != 0) {
         (T_IN, true) => Kind::Read { offset, len },

@@ -1,4 +1,4 @@
-//! The client's negotiation with servers of every kind. Our own server is met in `tests/nbd_properties.rs`.
+//! The client's negotiation with servers of every kind. `tests/nbd_properties.rs` tests it with our own server.
 
 use super::*;
 
@@ -37,21 +37,21 @@ fn ack(option: u32) -> Vec<u8> {
     answer(option, reply::ACK, &[])
 }
 
-fn plain() -> Wishes {
-    Wishes {
+fn plain() -> Preferences {
+    Preferences {
         export: "disk0".to_owned(),
-        ..Wishes::default()
+        ..Preferences::default()
     }
 }
 
-fn run(wishes: Wishes, said: &[Vec<u8>]) -> (Step, Vec<u8>) {
+fn run(preferences: Preferences, replies: &[Vec<u8>]) -> (Step, Vec<u8>) {
     let mut out = Vec::new();
-    let (_, step) = Handshake::new(wishes).advance(&said.concat(), &mut out);
+    let (_, step) = Handshake::new(preferences).advance(&replies.concat(), &mut out);
     (step, out)
 }
 
 #[test]
-fn a_server_that_tells_its_block_sizes_is_believed_if_they_make_sense() {
+fn reported_block_sizes_are_used_if_they_are_consistent() {
     let said = |sizes| vec![greeting(3), export(1 << 20), block(sizes), ack(option::GO)];
     let (step, _) = run(plain(), &said([1, 4096, 1 << 25]));
     let Step::Finished(negotiated) = step else {
@@ -71,7 +71,7 @@ fn a_server_that_tells_its_block_sizes_is_believed_if_they_make_sense() {
 }
 
 #[test]
-fn a_server_without_go_is_asked_by_export_name() {
+fn a_server_without_go_gets_export_name() {
     for (greeting, no_zeroes) in [(greeting(3), true), (greeting(1), false)] {
         let mut said = vec![greeting, answer(option::GO, reply::ERR_UNSUP, b"")];
         said.push([&(1_u64 << 20).to_be_bytes()[..], &[0, 1]].concat());
@@ -85,7 +85,7 @@ fn a_server_without_go_is_asked_by_export_name() {
 }
 
 #[test]
-fn a_server_that_is_not_fixed_is_asked_by_export_name_at_once() {
+fn a_server_that_is_not_fixed_newstyle_gets_export_name_at_once() {
     let mut reply = (1_u64 << 20).to_be_bytes().to_vec();
     reply.extend([0, 1]);
     reply.extend([0; PADDING_BYTES]);
@@ -95,8 +95,8 @@ fn a_server_that_is_not_fixed_is_asked_by_export_name_at_once() {
 }
 
 #[test]
-fn what_a_server_does_not_know_is_done_without() {
-    let wishes = Wishes {
+fn unsupported_features_are_left_out() {
+    let preferences = Preferences {
         structured: true,
         extents: true,
         ..plain()
@@ -107,33 +107,33 @@ fn what_a_server_does_not_know_is_done_without() {
         export(512),
         ack(option::GO),
     ];
-    let (step, _) = run(wishes.clone(), &said);
+    let (step, _) = run(preferences.clone(), &said);
     assert!(matches!(step, Step::Finished(negotiated) if !negotiated.structured));
     said[1] = ack(option::STRUCTURED_REPLY);
     said.insert(2, answer(option::SET_META_CONTEXT, reply::ERR_UNSUP, b"no"));
-    let (step, _) = run(wishes.clone(), &said);
+    let (step, _) = run(preferences.clone(), &said);
     assert!(matches!(step, Step::Finished(negotiated) if negotiated.context.is_none()));
     let context = [&9_u32.to_be_bytes()[..], b"base:allocation"].concat();
     said[2] = answer(option::SET_META_CONTEXT, reply::META_CONTEXT, &context);
     said.insert(3, ack(option::SET_META_CONTEXT));
-    let (step, _) = run(wishes, &said);
+    let (step, _) = run(preferences, &said);
     assert!(matches!(step, Step::Finished(negotiated) if negotiated.context == Some(9)));
 }
 
 #[test]
-fn a_wish_for_tls_is_never_given_up() {
-    let wishes = Wishes {
+fn required_tls_is_never_dropped() {
+    let preferences = Preferences {
         tls: true,
         ..plain()
     };
-    let (step, _) = run(wishes.clone(), &[greeting(2)]);
+    let (step, _) = run(preferences.clone(), &[greeting(2)]);
     assert_eq!(step, Step::Failed(Failure::NoTls));
     let no = answer(option::STARTTLS, reply::ERR_POLICY, b"");
-    let (step, out) = run(wishes.clone(), &[greeting(3), no]);
+    let (step, out) = run(preferences.clone(), &[greeting(3), no]);
     assert_eq!(step, Step::Failed(Failure::NoTls));
-    assert_eq!(out.len(), 4 + 16, "flags and STARTTLS, and not a word more");
+    assert_eq!(out.len(), 4 + 16, "flags and STARTTLS, and nothing else");
 
-    let mut client = Handshake::new(wishes);
+    let mut client = Handshake::new(preferences);
     let mut out = Vec::new();
     let injected = [greeting(3), ack(option::STARTTLS), export(1)].concat();
     let (used, step) = client.advance(&injected, &mut out);
@@ -145,12 +145,12 @@ fn a_wish_for_tls_is_never_given_up() {
 }
 
 #[test]
-fn what_makes_no_sense_ends_it_with_a_reason() {
+fn malformed_replies_fail_the_negotiation_with_a_reason() {
     let mut oldstyle = greeting(3);
     oldstyle[8] ^= 1;
     let refused = Failure::Refused {
         code: reply::ERR_UNKNOWN,
-        words: "gone".to_owned(),
+        message: "gone".to_owned(),
     };
     assert_eq!(
         refused.to_string(),
@@ -158,10 +158,10 @@ fn what_makes_no_sense_ends_it_with_a_reason() {
     );
     let quoting = Failure::Refused {
         code: reply::ERR_UNKNOWN,
-        words: "no \"x\"\u{1b}".to_owned(),
+        message: "no \"x\"\u{1b}".to_owned(),
     };
-    let told = quoting.to_string();
-    assert!(told.ends_with(r#"(it says: no "x"\u{1b})"#), "{told}");
+    let message = quoting.to_string();
+    assert!(message.ends_with(r#"(it says: no "x"\u{1b})"#), "{message}");
     let mut wrong = export(512);
     wrong[0] ^= 1;
     let endless = answer(option::GO, reply::INFO, &[0, 9]).repeat(257);
@@ -195,9 +195,9 @@ fn what_makes_no_sense_ends_it_with_a_reason() {
         let (step, _) = run(plain(), &said);
         assert_eq!(step, Step::Failed(failure));
     }
-    let long = Wishes {
+    let long = Preferences {
         export: "a".repeat(4097),
-        ..Wishes::default()
+        ..Preferences::default()
     };
     let (step, _) = run(long, &[]);
     assert_eq!(step, Step::Failed(Failure::NameTooLong));
