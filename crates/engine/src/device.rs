@@ -4,7 +4,7 @@
 //! The vhost-user protocol itself is in `vhost.rs`, off the data path.
 
 use crate::device::ring::Reply;
-use tidegate_front::nbd::session::Asked;
+use tidegate_front::nbd::session::ClientRequest;
 
 pub(crate) mod interrupt_moderation;
 pub(crate) mod nbd;
@@ -20,5 +20,8 @@ pub(crate) enum ReplyTo {
     /// A guest's queue.
     Ring { queue: u32, reply: Reply },
     /// An NBD client.
-    Nbd { connection: u32, asked: Asked },
+    Nbd {
+        connection: u32,
+        asked: ClientRequest,
+    },
 }
