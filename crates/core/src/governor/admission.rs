@@ -8,7 +8,8 @@
 
 use super::number::whole;
 
-/// What of the most ever seen may be promised: the rest is for slow days and for disks without a reservation.
+/// The part of the highest throughput seen that reservations may take. The rest is for slow days and for disks
+/// without a reservation. Origin: chosen; no measurement.
 const PROMISED: f64 = 0.8;
 
 /// An answer to a reservation.

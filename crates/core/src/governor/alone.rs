@@ -9,9 +9,9 @@
 //! # Source
 //! PARDA (FAST 2009): `w' = (1 - g) w + g (L* / L * w + b)`, with `b` the sum of the host's active shares.
 
-/// PARDA's own step, as far as is known.
+/// The step of one tick. Origin: PARDA (FAST 2009), gamma; quoted from memory, not checked against the paper.
 const GAIN: f64 = 0.8;
-/// Shares that make one step of the addend: a disk of normal shares.
+/// Shares that count as one unit of PARDA's addend: those of a normal disk. Origin: chosen; no measurement.
 const SHARES: f64 = 1_000.0;
 
 /// This host's window after one second by itself. `shares`: those of its active disks. No latency: it stays.

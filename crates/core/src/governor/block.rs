@@ -16,7 +16,8 @@
 //! # Units
 //! Little-endian.
 
-/// A block's length: what every datastore writes whole or, torn, recognisably not.
+/// A block's length. A datastore writes it whole, or its checksum shows that it did not. Origin: the file format,
+/// version 1.
 pub const BLOCK: usize = 4096;
 
 const CRC_AT: usize = BLOCK - 4;

@@ -8,14 +8,18 @@ use super::slot::{Common, Flags};
 use crate::iocontrol::{CostModel, Mode};
 use crate::units::{Span, Time};
 
+/// 64 KiB parts of a MiB.
 const MIB_PARTS: f64 = 16.0;
+/// Cost units of a reference I/O.
 const COST: f64 = 256.0;
 
-/// Law ticks of one dither, and how long it takes at least: who is calm looks once a second, and is to take part.
+/// Ticks of one dither. Origin: chosen; no measurement.
 const DITHER_TICKS: u32 = 5;
+/// The least length of a dither. Origin: calm hosts read once a second ([`super::pace`]), and must take part.
 const DITHER_HEARD: Span = Span::from_secs(1);
+/// The time between two dithers. Origin: chosen; no measurement.
 const DITHER_EVERY: Span = Span::from_secs(60);
-/// By how much.
+/// The part by which a dither moves the window. Origin: chosen; no measurement.
 const DITHER: f64 = 0.1;
 
 pub(super) const fn mode_word(mode: Mode) -> u8 {

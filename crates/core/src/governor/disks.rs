@@ -16,17 +16,25 @@ use crate::iocontrol::{DiskKey, Hold, Usage};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
-/// How many times its demand, and how many I/Os more, a disk with a latency target may have in flight at a moment.
-const CROWD: f64 = 1.6;
+/// The factor of its demand, and the I/Os on top, that a disk with a latency target may have in flight. Its I/Os may
+/// arrive together. Origin: simulation (`row-18-isolation`; decisions/0010).
+const BURST_MARGIN: f64 = 1.6;
+/// The half-life of a disk's demand. Origin: chosen; `row-09-start-idle-resume` checks the result.
 const HALF_LIFE: Span = Span::from_millis(100);
-/// Over how long a disk's use is averaged (half-life): longer than a burst, shorter than anybody waits for his part.
-const USES: Span = Span::from_millis(500);
+/// The half-life of a disk's average use: longer than a burst, and shorter than a disk should wait for its part.
+/// Origin: simulation (`sioc-4`, `vmmark-tiles`; decisions/0014).
+const USE_HALF_LIFE: Span = Span::from_millis(500);
+/// A disk without reports for so long is forgotten. Origin: chosen; no measurement.
 const FORGOTTEN: Span = Span::from_secs(2);
-/// A disk that asks for this much has woken; a rare small I/O is not worth everybody's attention.
+/// A disk with at least this demand counts as active. A rare small I/O should not wake every host. Origin: chosen; no
+/// measurement.
 const AWAKE: f64 = 0.25;
-/// Latencies of fewer I/Os than this say little; more time is taken.
+/// The I/Os that a latency percentile needs at least; with fewer, more time is collected. Origin: chosen; no
+/// measurement.
 const IOS: u64 = 32;
-const PATIENCE: Span = Span::from_millis(400);
+/// The time after which fewer I/Os are enough. Origin: chosen; no measurement.
+const COLLECT_MOST: Span = Span::from_millis(400);
+/// Cost units of a reference I/O.
 const COST: f64 = 256.0;
 /// Buckets of latency, as schedulers count them: number `i` ends at 2^i us.
 pub(super) const BUCKETS: usize = 32;
@@ -178,7 +186,7 @@ impl Disks {
             let part = 1.0 - left(usage.span, Span::from_millis(200));
             disk.rate += part * (real(usage.cost) / COST * SECOND / span - disk.rate);
             disk.units += part * (real(usage.units) * SECOND / span - disk.units);
-            let part = 1.0 - left(usage.span, USES);
+            let part = 1.0 - left(usage.span, USE_HALF_LIFE);
             disk.uses += part * (wide(usage.in_flight_cost_ns) / span - disk.uses);
         }
         if usage.units > 0 {
@@ -209,7 +217,7 @@ impl Disks {
             self.meter.latency = self.latency / real(self.ios);
             self.meter.p99 = quantile(&self.buckets, 0.99);
         }
-        if self.ios >= IOS || self.ios_span >= PATIENCE.as_nanos() {
+        if self.ios >= IOS || self.ios_span >= COLLECT_MOST.as_nanos() {
             (self.ios, self.latency, self.ios_span) = (0, 0.0, 0);
             for bucket in &mut self.buckets {
                 *bucket *= 0.5;
@@ -263,7 +271,7 @@ impl Disk {
     /// What it asks for, with room for its I/Os to come in a crowd where they are not to wait for their turn.
     pub(super) fn asks(&self) -> f64 {
         if self.target > Span::ZERO && self.awake {
-            CROWD * self.demand + CROWD
+            BURST_MARGIN * self.demand + BURST_MARGIN
         } else {
             self.demand
         }

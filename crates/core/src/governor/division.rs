@@ -15,13 +15,14 @@
 
 use super::number::SECOND;
 
-/// Halvings of the search for the water's level: 2^-50 is beyond what a window can show.
+/// Halvings of the search for the level: 2^-50 is below what a window can show.
 const STEPS: u32 = 50;
-/// What of the window reservations may take.
+/// The part of the window that reservations may take. Origin: chosen; no measurement.
 const RESERVED: f64 = 0.9;
-/// A disk is given a quarter more than it used, and one: how it would notice that it could use more.
+/// A disk is offered this much times its use, and one I/O, so that it can show that it could use more. Origin:
+/// Linux's blk-iocost, which leaves a donor 1.25 times its use.
 const MARGIN: f64 = 1.25;
-/// Below this a disk asks for nothing.
+/// A disk with less demand asks for nothing. Origin: chosen; no measurement.
 pub const IDLE: f64 = 0.05;
 
 /// What one disk may demand of the window.

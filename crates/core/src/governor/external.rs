@@ -34,27 +34,35 @@ use super::window::Sight;
 use super::{Governor, GovernorEvent};
 use crate::units::{Span, Time};
 
-/// What is half of what it was for so long is no passing moment; the window has long followed it by then.
+/// The I/O in flight must be half of the usual for so long before a trial. The window has followed a passing change
+/// by then. Origin: chosen; no measurement.
 const LOW_FOR: Span = Span::from_secs(6);
-/// The part of that which a trial is compared with.
+/// The end of that time, with which a trial is compared. Origin: chosen; no measurement.
 const BEFORE: Span = Span::from_secs(3);
-/// A trial: until every host has heard of it and told what came of it, and then long enough to tell a tenth from noise
-/// at some hundred I/Os a second.
+/// The length of a trial: every host must learn of it and report, and then a tenth must show above the noise of some
+/// hundred I/Os a second. Origin: chosen; no measurement.
 const TRIAL: Span = Span::from_secs(4);
+/// The first part of a trial, which is not counted: hosts may learn of it a second late. Origin: chosen; no
+/// measurement.
 const HEARD: Span = Span::from_millis(1_500);
-/// So long before a trial hosts begin to look often: one that hears of it a second late has another's part till then.
+/// Hosts sample often for so long before a trial: a host that learns of it a second late takes another's part until
+/// then. Origin: simulation (`row-10-capacity-halves`; decisions/0010).
 const AHEAD: Span = Span::from_millis(1_500);
+/// The time after which a held window is tried again. Origin: chosen; no measurement.
 const HOLD: Span = Span::from_secs(30);
-/// By how much a trial moves the window.
+/// The factor by which a trial moves the window. Origin: chosen; no measurement.
 const STEP: f64 = 1.5;
-/// A fifth of what the window moved by: less is noise, and what a datastore near its knee gives anyhow. Beside a
-/// stranger of our size it is half.
+/// Throughput follows the window if it moves by this part of the window's move. Less is noise, or a datastore near
+/// its knee; beside an outside load of our size it is half. Origin: chosen; no measurement.
 const FOLLOWS: f64 = 0.2;
-/// What counts as usual fades, so that a datastore that ages is not compared with its youth.
-const USUAL: Span = Span::from_secs(60);
-/// Latency this far below the threshold with the window held: he has gone.
-const GONE: f64 = 0.9;
-const LATELY: Span = Span::from_millis(500);
+/// The half-life of the usual load: a datastore that ages is not compared with its past. Origin: chosen; no
+/// measurement.
+const USUAL_HALF_LIFE: Span = Span::from_secs(60);
+/// With the window held, latency below this part of the threshold shows that the external load has ended. Origin:
+/// chosen; no measurement.
+const ENDED: f64 = 0.9;
+/// The half-life of the load of now. Origin: chosen; no measurement.
+const RECENT_HALF_LIFE: Span = Span::from_millis(500);
 
 /// What was in flight and done on average over some time.
 #[derive(Clone, Copy, Debug, Default)]
@@ -180,7 +188,7 @@ impl Watch {
     /// Keeps what is usual and how it is lately.
     fn notice(&mut self, round: &Round<'_>) {
         let (sight, elapsed) = (round.sight, round.elapsed);
-        let kept = left(elapsed, LATELY);
+        let kept = left(elapsed, RECENT_HALF_LIFE);
         let mix = |old: f64, new: f64| {
             if old > 0.0 {
                 kept * old + (1.0 - kept) * new
@@ -201,7 +209,7 @@ impl Watch {
         if self.lately.in_flight >= self.usual.in_flight {
             self.usual = self.lately;
         } else {
-            let kept = left(elapsed, USUAL);
+            let kept = left(elapsed, USUAL_HALF_LIFE);
             let fade = |usual: f64, lately: f64| lately + kept * (usual - lately);
             self.usual.in_flight = fade(self.usual.in_flight, self.lately.in_flight);
             self.usual.rate = fade(self.usual.rate, self.lately.rate);
@@ -259,7 +267,7 @@ impl Watch {
                 mut seen,
             } => {
                 let passed = now.since(since);
-                if passed > HEARD && self.lately.latency < GONE * round.target {
+                if passed > HEARD && self.lately.latency < ENDED * round.target {
                     return Stage::Watching;
                 }
                 if passed >= HOLD {

@@ -17,9 +17,9 @@ use crate::units::Span;
 
 /// Reads, writes, 64 KiB read, 64 KiB written.
 pub const FEATURES: usize = 4;
-/// How much what was believed weighs, in moments of full service.
+/// The weight of the former factors in a fit, in bins of full service. Origin: chosen; no measurement.
 const RIDGE: f64 = 0.02;
-/// A fit is made of no fewer moments: ten seconds of them.
+/// The bins that a fit needs at least: ten seconds of them. Origin: chosen; no measurement.
 const MOMENTS: u32 = 100;
 
 /// What costs what, relative to a 4 KiB random read.

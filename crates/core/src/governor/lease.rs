@@ -52,9 +52,9 @@ use super::slot::{SLOT, Unreadable};
 use crate::units::{Span, Time};
 pub use record::{Holder, Record};
 
-/// A holder renews this often in a lease: four failures in a row are survived.
+/// Renewals in the time of a lease: four failures in a row are survived. Origin: chosen; no measurement.
 const RENEWALS: u64 = 5;
-/// After a failure the next attempt comes sooner.
+/// Attempts in the time of a lease after a failure. Origin: chosen; no measurement.
 const RETRIES: u64 = 20;
 
 /// How patient everybody is.

@@ -19,16 +19,20 @@ use super::{DiskKey, Governor};
 use crate::units::Span;
 use alloc::vec::Vec;
 
-/// A disk with less than this of what it asks for is short. Demands are peaks: less than all of one is no shortage.
+/// A disk that gets less than this part of its demand is short. A demand is a peak, so a little less is no shortage.
+/// Origin: simulation (`sioc-4`, `vmmark-tiles`; decisions/0014).
 const SHORT: f64 = 0.8;
-/// How fast a shortage that comes and goes is forgotten (half-life).
-const FORGOTTEN: Span = Span::from_secs(4);
-/// Others are short all the time if they are for this part of it.
+/// The half-life of a shortage. Origin: simulation (`sioc-4`, `vmmark-tiles`; decisions/0014).
+const HALF_LIFE: Span = Span::from_secs(4);
+/// A shortage lasts if disks of other hosts are short for this part of the time. Origin: simulation (`sioc-4`,
+/// `vmmark-tiles`; decisions/0014).
 const ALWAYS: f64 = 0.95;
-/// A disk that takes so much more than its part is held to it.
-const GRACE: f64 = 1.1;
-/// What a held disk may have in flight beyond its part: numbers in flight divide less exactly than turns do.
-const CRUMB: f64 = 0.25;
+/// A disk that takes this much times its part is limited to it. Origin: simulation (`sioc-4`, `vmmark-tiles`;
+/// decisions/0014).
+const TOLERANCE: f64 = 1.1;
+/// The I/O that a limited disk may have in flight beyond its part, because whole I/Os divide a window coarsely.
+/// Origin: simulation (`sioc-4`, `vmmark-tiles`; decisions/0014).
+const SLACK: f64 = 0.25;
 
 /// Whether any of these disks has to do without something that it asks for.
 pub(super) fn is_any_short<'a>(
@@ -42,7 +46,7 @@ impl Governor {
     /// After a tick of the law: how long disks of other hosts have been short by now.
     pub(super) fn watch_shortage(&mut self, elapsed: Span) {
         let now = if self.others_lack { 1.0 } else { 0.0 };
-        let kept = left(elapsed, FORGOTTEN);
+        let kept = left(elapsed, HALF_LIFE);
         self.others_lacked = kept * self.others_lacked + (1.0 - kept) * now;
     }
 
@@ -55,8 +59,8 @@ impl Governor {
         // As windows, parts are wider for I/Os that stay longer.
         let part = |disk: &Disk| self.stay * disk.part;
         let disks = self.disks.all.iter();
-        let held = disks.filter(|disk| disk.part > 0.0 && disk.uses > GRACE * part(disk));
-        held.map(|disk| (disk.key, whole((part(disk) + CRUMB) * 256.0)))
+        let held = disks.filter(|disk| disk.part > 0.0 && disk.uses > TOLERANCE * part(disk));
+        held.map(|disk| (disk.key, whole((part(disk) + SLACK) * 256.0)))
             .collect()
     }
 }

@@ -24,9 +24,12 @@ use super::slot::{Record, Unreadable};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
-/// A lease is never shorter, however fast the ticks: two seconds of silence are common on a busy datastore.
+/// The shortest lease, however fast the ticks: a busy datastore may delay a slot for two seconds. Origin: chosen; no
+/// measurement.
 const LEASE_LEAST: Span = Span::from_secs(2);
+/// Ticks of silence after which a host counts as dead. Origin: chosen; no measurement.
 const LEASE_TICKS: u64 = 8;
+/// Ticks of silence after which a host is suspect. Origin: chosen; no measurement.
 const LIVE_TICKS: u64 = 3;
 
 /// How long a host that ticks every `tick` may be silent before its part is given to others.

@@ -32,16 +32,16 @@ use super::name::Name;
 use super::number::{sane, whole16};
 use alloc::vec::Vec;
 
-/// Slots of the file, the common one among them.
+/// Slots of the file, the common one among them. Origin: the file format, version 1.
 pub const SLOTS: u16 = 256;
-/// Disks that fit; more are merged ([`Record::encode`]).
+/// Disks that fit into a slot; more are merged ([`Record::encode`]). Origin: the file format, version 1.
 pub const DISKS: usize = 160;
 
 const MAGIC: [u8; 8] = *b"TIDEGHST";
 const MAGIC_COMMON: [u8; 8] = *b"TIDEGALL";
 const VERSION: u16 = 1;
 const HOST_AT: usize = 16;
-/// Hosts of before wrote zeroes here, and look at nothing between the costs and the disks.
+/// Hosts of older versions wrote zeroes here, and read nothing between the costs and the disks.
 const NAME_AT: usize = 168;
 const ENTRIES_AT: usize = 240;
 const _: () = assert!(NAME_AT + size_of::<Name>() <= ENTRIES_AT);
@@ -49,18 +49,20 @@ const ENTRY: usize = 24;
 const _: () = assert!(ENTRIES_AT + DISKS * ENTRY == TAIL_AT);
 const TAIL_AT: usize = 4080;
 
-/// Demands travel in sixteenths: a disk's part of a window is not known better.
+/// A demand is stored in sixteenths: a disk's part of a window is not known better. Origin: the file format, version
+/// 1.
 const DEMAND_STEPS: f64 = 16.0;
-/// Costs of a unit travel in 64ths.
+/// The cost of a unit is stored in 64ths. Origin: the file format, version 1.
 const UNIT_STEPS: f64 = 64.0;
 
-/// The longest queue anybody may claim, in reference I/Os: four times the widest window of all.
+/// The longest queue that a slot may claim, in reference I/Os: four times the widest window of a host. Origin:
+/// chosen; no measurement.
 const DEMAND_MOST: f64 = 4.0 * 256.0;
-/// No datastore serves more reference I/Os a second.
+/// The highest throughput that is believed, in reference I/Os a second. Origin: chosen; no measurement.
 const RATE_MOST: f64 = 1e9;
-/// No latency is longer: guests give up after half a minute.
+/// The highest latency that is believed: guests give up after half a minute. Origin: chosen; no measurement.
 const LATENCY_MOST: f64 = 60e9;
-/// No cluster has a wider window: 255 hosts with four times the widest.
+/// The widest window of a cluster that is believed: 255 hosts, each with four times the widest.
 const WINDOW_MOST: f64 = 255.0 * DEMAND_MOST;
 
 /// What a host says of itself, a few bits.
@@ -308,8 +310,8 @@ impl Record {
 }
 
 impl Common {
-    /// The highest generation that is believed: far more changes than administrators ever make. Whoever writes a higher one
-    /// demands to have the last word for ever, or has damaged the slot.
+    /// The highest generation that is believed: far more changes than administrators ever make. A higher one is
+    /// damage, or could never be replaced. Origin: chosen; no measurement.
     pub const GENERATION_MOST: u64 = 1 << 48;
 
     /// The generation of what an administrator sets where these were the highest so far.

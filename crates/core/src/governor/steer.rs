@@ -13,38 +13,46 @@ use crate::iocontrol::{Bin, Mode};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
-/// Clearly below the threshold: control must not come and go around it.
+/// Control disengages only below this part of the threshold, so that it does not come and go around it. Origin:
+/// chosen; no measurement.
 const FAR_BELOW: f64 = 0.6;
-/// So long it must be far below before nobody is held back any more.
+/// Latency must be far below the threshold for so long before control disengages. Origin: chosen; no measurement.
 const BELOW_FOR: Span = Span::from_secs(10);
-/// Ticks above the threshold before control engages.
+/// Ticks above the threshold before control engages. Origin: chosen; no measurement.
 const ABOVE_FOR: u32 = 2;
-/// A window that is used this much binds.
+/// A window that is used to this part limits its host. Origin: chosen; no measurement.
 const BINDS: f64 = 0.7;
-/// A host's window that moved by less than this has not moved.
+/// A host's window that moved by less than this part has not changed. Origin: chosen; no measurement.
 const STEADY: f64 = 0.08;
-/// In flight from one look to the next, where throughput and latency belong to it.
+/// The I/O in flight by that of the tick before, within which throughput and latency belong to it. Origin: simulation
+/// (`row-17-tail`; decisions/0010).
 const SETTLED: core::ops::RangeInclusive<f64> = 0.8..=1.25;
-/// Hosts whose windows for all differ by less agree.
+/// Hosts agree if their windows of the cluster differ by less than this part. Origin: chosen; no measurement.
 const AGREED: f64 = 0.1;
-/// Where the window law aims under a threshold that was set: latency is to stay below it, not around it.
+/// The part of a fixed threshold at which the window law aims: latency should stay below the threshold, not around
+/// it. Origin: simulation (`sioc-1`, `sioc-4`; decisions/0014).
 const AIM: f64 = 0.93;
-/// Latency by the threshold, where a window that binds need not be moved in haste.
-pub(super) const CALM: core::ops::RangeInclusive<f64> = 0.75..=1.3;
-/// Ticks after engaging in which the next look comes as soon as the last one's doing can be seen.
-const NEW: u32 = 10;
-/// Ticks after engaging in which who is met for the first time begins as well.
-const COLD: u32 = 5;
-/// What of the throughput a latency target may not cost.
-const KEPT: f64 = 0.7;
-/// A datastore that hardly does anything for a moment is not at once taken for one that cannot do more: what it did
-/// counts half after so long.
-const STALLED: Span = Span::from_secs(10);
-/// What is known of how long our I/Os stay in flight counts half after so long.
-const STAYS: Span = Span::from_secs(10);
+/// Latency by the threshold, within which a window that limits is moved without haste. Origin: chosen; no
+/// measurement.
+pub(super) const NEAR: core::ops::RangeInclusive<f64> = 0.75..=1.3;
+/// Ticks after engaging that follow each other as soon as the effect of the last one can be seen. Origin: simulation
+/// (`row-11-late-slots`).
+const NEW_TICKS: u32 = 10;
+/// Ticks after engaging in which a host that appears counts as starting too. Origin: chosen; no measurement.
+const START_TICKS: u32 = 5;
+/// The part of the throughput that a latency target must leave. Origin: chosen; simulation shows its cost
+/// (`row-18-unattainable`, `row-18-isolation`; decisions/0010).
+const THROUGHPUT_LEAST: f64 = 0.7;
+/// The half-life of the throughput that sets the pace: a datastore that does hardly anything for a moment is not a
+/// slow one. Origin: simulation (`row-12-start`; decisions/0010); the length is chosen.
+const RATE_HALF_LIFE: Span = Span::from_secs(10);
+/// The half-life of the time that our I/Os stay in flight. Origin: simulation (`row-12-start`; decisions/0010).
+const STAY_HALF_LIFE: Span = Span::from_secs(10);
+/// The interval of PARDA's law while the slots cannot be read. Origin: chosen; no measurement.
 const ALONE_EVERY: Span = Span::from_secs(1);
-/// Moments of cost learning, as schedulers bin them.
+/// The length of a bin of cost learning, as schedulers count them, in nanoseconds.
 const MOMENT: u64 = 100_000_000;
+/// Bytes of a block of cost learning.
 const BLOCK: f64 = 65_536.0;
 
 impl Governor {
@@ -158,7 +166,7 @@ impl Governor {
         let moved = sight.in_flight / self.sight.in_flight;
         let steadily = SETTLED.contains(&moved);
         self.sight = sight;
-        self.busiest = sight.rate.max(self.busiest * left(elapsed, STALLED));
+        self.busiest = sight.rate.max(self.busiest * left(elapsed, RATE_HALF_LIFE));
         if sight.latency > 0.0 {
             let kept = if self.smooth > 0.0 {
                 left(elapsed, Span::from_millis(200))
@@ -185,7 +193,9 @@ impl Governor {
         // Where nobody is held back, a window is not what a target is missed for.
         let pressure = if self.engaged { pressure } else { 0.0 };
         self.pressure.felt(elapsed, pressure);
-        self.target = self.pressure.on(base, self.curve.tightest(KEPT, base));
+        self.target = self
+            .pressure
+            .on(base, self.curve.tightest(THROUGHPUT_LEAST, base));
         self.base = base;
         if self.common.threshold_mode == 0
             && !(0.9..=1.1).contains(&(self.target / self.told_threshold))
@@ -202,7 +212,11 @@ impl Governor {
     /// that stay longer. While control is new it is the queue from before that says so.
     fn compare_stays(&mut self, elapsed: Span) {
         let (ours, all) = (&self.meter, &self.sight);
-        if !self.engaged || self.since_engaged <= NEW || ours.rate <= 0.0 || ours.in_flight <= 0.0 {
+        if !self.engaged
+            || self.since_engaged <= NEW_TICKS
+            || ours.rate <= 0.0
+            || ours.in_flight <= 0.0
+        {
             return;
         }
         let longer = ours.in_flight / ours.rate * (all.rate / all.in_flight);
@@ -211,7 +225,7 @@ impl Governor {
         let [a, b] = self.stays;
         self.stays = [b, longer];
         let longer = longer.clamp(a.min(b), a.max(b));
-        let kept = left(elapsed, STAYS);
+        let kept = left(elapsed, STAY_HALF_LIFE);
         self.stay = kept * self.stay + (1.0 - kept) * longer;
     }
 
@@ -320,7 +334,7 @@ impl Governor {
             return;
         }
         self.since_engaged = self.since_engaged.saturating_add(1);
-        if core::mem::take(&mut self.met) && self.since_engaged <= COLD {
+        if core::mem::take(&mut self.met) && self.since_engaged <= START_TICKS {
             // Begun alone with our own in view, we meet others who begin: all that is in flight is what latency is from.
             self.cluster = self.cluster.max(self.sight.in_flight);
         }
@@ -347,7 +361,7 @@ impl Governor {
         // For a latency target alone it does not get so narrow that throughput suffers.
         if self.target < self.base
             && sight.latency <= self.base
-            && let Some(narrowest) = self.curve.narrowest(KEPT)
+            && let Some(narrowest) = self.curve.narrowest(THROUGHPUT_LEAST)
         {
             self.cluster = self.cluster.max(narrowest.min(hosts * most));
         }
@@ -600,8 +614,8 @@ impl Governor {
         let mut others = self.peers.iter().filter(|peer| peer.live());
         let agree =
             others.all(|peer| !peer.record.flags.has(Flags::ENGAGED) || near(peer.record.cluster));
-        let calm = !self.binding() || CALM.contains(&ratio);
-        self.engaged && (self.since_engaged <= NEW || !agree || !calm)
+        let calm = !self.binding() || NEAR.contains(&ratio);
+        self.engaged && (self.since_engaged <= NEW_TICKS || !agree || !calm)
     }
 
     /// What a tick takes of the datastore. It counts against the most that the datastore is known to do: what it did

@@ -20,31 +20,43 @@ use super::number::{SECOND, left, nanos, real};
 use super::window::Sight;
 use crate::units::Span;
 
-/// Half octaves from a quarter of an I/O to 2^20 of them.
+/// Bins of half an octave each, from a quarter of an I/O to 2^20 of them. Origin: chosen; no measurement.
 const BINS: usize = 45;
+/// The lower end of the first bin, in I/Os.
 const FIRST: f64 = 0.25;
+/// The ratio of two bins.
 const HALF_OCTAVE: f64 = core::f64::consts::SQRT_2;
-/// What was not seen again for an hour counts half: load of another day shows another array.
+/// What was not seen again counts half after so long: the array of another day may be another one. Origin: chosen; no
+/// measurement.
 const HALF_LIFE: Span = Span::from_secs(3_600);
-/// Within a bin, this much of time counts: shorter than a day's changes, longer than noise.
+/// The time that counts within a bin, in nanoseconds: shorter than a day's changes, longer than noise. Origin:
+/// chosen; no measurement.
 const MEMORY: f64 = 20e9;
-/// A bin is believed after this much time in it, and until half of that is forgotten.
+/// A bin is believed after this much time in it, in nanoseconds, until half of that is forgotten. Origin: chosen; no
+/// measurement.
 const ENOUGH: f64 = 0.4e9;
-/// The knee: the least in flight with this part of the most ever done.
+/// The knee is the least I/O in flight with this part of the highest throughput. Origin: Storage I/O Control (vSphere
+/// 5.1), whose automatic threshold is the latency at 90 % of the peak throughput.
 const KNEE: f64 = 0.9;
-/// Where less in flight than ever was seen brings less than this part of the most, the way down has come to the knee.
+/// The way down ends where the least in flight that was seen does less than this part of the maximum. Origin:
+/// measurement (decisions/0010); the value is chosen.
 const FALLS: f64 = 0.95;
-/// And only after this much time in it: less is a twentieth off by chance, and would end the way down far from the knee.
+/// That is believed after this much time in the bin, in nanoseconds. By chance a twentieth less is seen in half a
+/// second. Origin: simulation (`row-17-tail`; decisions/0010).
 const SURE: f64 = 2e9;
-/// A lower bin that did clearly more than a higher one does now is out of date: more in flight never does less.
+/// A lower bin that did this much times what a higher one does now is out of date: more in flight never does less.
+/// Origin: chosen; no measurement.
 const STALE: f64 = 1.1;
-/// How far down a step goes to where nothing is known.
+/// The factor of a step down to where nothing is known. Origin: chosen; no measurement.
 const DOWN: f64 = 0.7;
-/// A latency of this part of a threshold is near it.
+/// A latency of at least this part of a threshold is near it. Origin: chosen; no measurement.
 const SEEN: f64 = 0.5;
-/// How near the least latency a threshold may come.
+/// A threshold is at least this much times the least latency. Origin: simulation (`row-18-unattainable`;
+/// decisions/0010).
 const ABOVE_LEAST: f64 = 1.1;
+/// The lowest automatic threshold, in nanoseconds. Origin: chosen; no measurement.
 const LEAST: f64 = 0.3e6;
+/// The highest automatic threshold, in nanoseconds. Origin: chosen; no measurement.
 const MOST: f64 = 50e6;
 
 /// What the datastore did with so much in flight.

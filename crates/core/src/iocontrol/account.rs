@@ -13,16 +13,18 @@ use super::{Bin, Hold, Usage};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
-/// How long a bin is: short against the governor's tick, long against an I/O.
+/// The length of a bin: short against a governor's tick, long against an I/O. Origin: chosen; no measurement.
 const BIN: Span = Span::from_millis(100);
 
-/// Bins that are kept while nobody asks for them: 6 s.
+/// Bins that are stored until they are collected: 6 s. Origin: chosen; no measurement.
 const BINS_MAX: usize = 64;
 
-/// A disk that does no more I/Os a second has every one counted: what that costs is not seen at such a rate.
+/// A disk with fewer I/Os a second has each one counted; at such a rate the cost does not show. Origin: chosen
+/// (decisions/0013).
 const EVERY_BELOW: u64 = 20_000;
 
-/// From so many of its I/Os is seen how many a disk does; of fewer in a count no part is to stand for all.
+/// The rate of a disk is taken over so many I/Os, so that a sample stands for a small part. Origin: chosen
+/// (decisions/0013).
 const EVERY_OF: u64 = 1_000;
 
 /// The integral over time of a level that goes up and down.

@@ -13,11 +13,12 @@ use alloc::boxed::Box;
 use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 
-/// How much device time a disk may save up while it is idle: 16 reference I/Os (C_max). Enough that a light disk goes
-/// at once; little enough that nobody notices the others' loss.
+/// The device time that a disk may save while it is idle: 16 reference I/Os (C_max). A light disk is served at once,
+/// and others lose little. Origin: chosen; no measurement.
 pub(super) const CREDIT: Cost = Cost(16 * Cost::REFERENCE.0);
 
-/// How far a reservation may be behind when a disk wakes (sigma): what was not asked for is not owed.
+/// How far a reservation may be behind when a disk becomes active (sigma): what was not asked for is not owed.
+/// Origin: chosen; no measurement.
 const RESERVE_SLACK: u64 = 50_000_000 * TICKS_PER_NS;
 
 /// An I/O that waits.

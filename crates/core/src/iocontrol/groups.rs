@@ -22,8 +22,8 @@ pub(super) const fn wraps_before(a: u64, b: u64) -> bool {
     (a.wrapping_sub(b) as i64) < 0
 }
 
-/// How long a change of a limit has the next request wait at most for what passed before it, in ticks: a second. Long enough
-/// that a limit which is changed now and then holds all the same, short enough that nobody takes the disk for dead.
+/// After a limit has changed, the next request waits at most so long for what passed before, in ticks: a second. The
+/// limit still holds on average, and no guest takes the disk for dead. Origin: chosen; no measurement.
 pub(super) const DEBT_MOST: u64 = 16_000_000_000;
 
 /// So much a second, and how far ahead of that one may be.
@@ -74,14 +74,14 @@ impl Rate {
     }
 }
 
-/// Threads that may have disks of one group and know of each other.
+/// I/O threads that can have disks of one group and know of each other. Origin: chosen; no measurement.
 const SEATS: usize = 32;
 
-/// How far threads may differ in what their disks had of a group's limit: 2 ms of all of it, for a disk with 1000
-/// shares. So much may pass before another thread's timer has come.
+/// How far threads may differ in what their disks had of a group's limit: 2 ms of it, for a disk with 1000 shares. So
+/// much may pass before another thread's timer expires. Origin: chosen; no measurement.
 const GROUP_REACH: u64 = 2_000_000 * 16;
 
-/// What a disk of a group may be behind when it comes back: as much as another may be ahead of it, and as much again.
+/// How far behind a disk of a group may be when it becomes active: as far as another may be ahead, and as much again.
 const GROUP_CREDIT: u64 = 2 * GROUP_REACH;
 
 /// The limits of the groups of a host, over all its datastores and threads, and how far each group's disks are with them.

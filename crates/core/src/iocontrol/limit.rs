@@ -22,7 +22,7 @@ use crate::units::Time;
 pub(super) const TICKS_PER_NS: u64 = 16;
 /// Ticks in a second.
 pub(super) const TICKS_PER_S: u64 = 1_000_000_000 * TICKS_PER_NS;
-/// How far a peak may be ahead: requests come in batches, and timers are late.
+/// How far a peak may be ahead: requests come in batches, and timers are late. Origin: chosen; no measurement.
 const PEAK_SLACK: u64 = TICKS_PER_S / 100;
 
 /// A moment in ticks.

@@ -10,15 +10,16 @@ use super::GroupId;
 use crate::units::Span;
 use core::fmt;
 
-/// Shares named `low`, `normal` and `high`.
+/// Shares named `low`, `normal` and `high`. Origin: VMware's shares of a virtual disk.
 pub const SHARES_LOW: u32 = 500;
 /// See [`SHARES_LOW`].
 pub const SHARES_NORMAL: u32 = 1_000;
 /// See [`SHARES_LOW`].
 pub const SHARES_HIGH: u32 = 2_000;
-/// The fewest shares that a disk may have: a hundredth of the most, so that no disk starves.
+/// The fewest shares that a disk may have: a hundredth of the most, so that no disk starves. Origin: chosen; no
+/// measurement.
 pub const SHARES_MIN: u32 = 100;
-/// The most shares that a disk may have.
+/// The most shares that a disk may have. Origin: chosen; no measurement.
 pub const SHARES_MAX: u32 = 10_000;
 
 /// How many units a request of `len` bytes counts: one for every `io_unit` bytes or part of them, at least one.

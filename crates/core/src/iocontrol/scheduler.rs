@@ -39,7 +39,7 @@ use alloc::collections::VecDeque;
 use alloc::vec::Vec;
 use choice::Block;
 
-/// What a disk's tag may run ahead by while the rate of the datastore is unknown: its credit, of 1000 shares.
+/// How far a disk's tag may run ahead while the datastore's rate is unknown: its credit, at 1000 shares.
 const LEAD_UNKNOWN: u64 = (CREDIT.0 << SCALE_BITS) / 1_000;
 
 /// A group's disks on this thread that wait for the group's limit.

@@ -20,7 +20,7 @@ pub use super::groups::{Groups, GroupsHandle, Rate};
 /// What the schedulers of one datastore share.
 pub type SharedHandle = Arc<Shared>;
 
-/// Up to how much of a thread's in-flight cost the others need not know yet: 8 reference I/Os.
+/// The in-flight cost of a thread that others need not know yet: 8 reference I/Os. Origin: chosen; no measurement.
 const BATCH_MAX: u64 = 8 * 256;
 
 /// See the module. One for each datastore.

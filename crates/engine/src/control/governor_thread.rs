@@ -25,14 +25,16 @@ use tidegate_core::governor::{Governor, GovernorEvent, ReadFailed};
 use tidegate_core::iocontrol::{Bin, Mode, Orders, Usage};
 use tidegate_core::units::{Span, Time};
 
-/// How often counts are gathered while the datastore is in use: the local latency check.
+/// The time between two counts while the datastore is in use. Origin: chosen; no measurement.
 const CHECK: Span = Span::from_millis(50);
-/// How long a thread may take to count, and a datastore to read or write slots, before the round goes on without.
+/// How long a thread may take to count, and a datastore to read or write slots, before the round continues without
+/// it. Origin: chosen; no measurement.
 const TIMEOUT: Span = Span::from_secs(1);
-/// How often slots are read and written where nobody here uses the datastore. A host that means to speak every four
-/// seconds, as one does that is not engaged, is suspect after twelve of silence: this leaves one round to spare.
+/// The time between two rounds while no disk here has I/O. A host that is not engaged writes every four seconds and
+/// is suspect after twelve of silence, so one round may be lost.
 const REST: Span = Span::from_secs(8);
-/// For so long after somebody asked, rounds come at the governor's pace: who looks sees what is so now.
+/// For so long after a report, rounds come at the governor's pace, so that the next report is up to date. Origin:
+/// chosen; no measurement.
 const ASKED: Span = Span::from_secs(10);
 
 /// See the module.

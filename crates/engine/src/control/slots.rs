@@ -49,8 +49,8 @@ const MARK: &str = "datastore-id";
 const MARK_MOST: usize = 64;
 /// More than an owner's file has; no more of it is read.
 const OWNER_MOST: usize = 64;
-/// How often the whole file is read: a host may sit in any slot, and each is to be seen within eight seconds. At rest, and
-/// where hosts speak every four seconds, each read is of all.
+/// The time between two reads of the whole file: a new host may take any slot, and must be seen within eight seconds.
+/// At rest, and at a pace of four seconds, each read is of the whole file.
 const SWEEP: Span = Span::from_secs(4);
 /// How long nothing must have moved in a slot that holds no record before its owner counts as gone: a host that has
 /// just claimed it writes within a tick, 4 s at most.

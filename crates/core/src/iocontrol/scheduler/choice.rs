@@ -17,17 +17,18 @@ use crate::iocontrol::tags::{SCALE_BITS, before, later};
 use crate::request::IoId;
 use crate::units::{Span, Time};
 
-/// How far threads may differ (T): 8 reference I/Os of a disk with 1000 shares.
+/// How far threads may differ (T): 8 reference I/Os of a disk with 1000 shares. Origin: MQFQ (ATC 2019) for the rule;
+/// the value is chosen.
 const REACH: u64 = ((8 * Cost::REFERENCE.0) << SCALE_BITS) / 1_000;
 
-/// How much more reservations may take than the rest: nine parts of ten.
+/// Reservations may take this much times what the rest takes: nine parts of ten. Origin: chosen (decisions/0009).
 const RESERVE_PARTS: u64 = 9;
 
-/// How much reservations may take at once before the rest has had its tenth. Small against 100 ms of any datastore worth
-/// controlling, so that the tenth holds in any 100 ms.
+/// What reservations may take at once before the rest has had its tenth. It is small against 100 ms of a datastore
+/// worth controlling, so the tenth holds in any 100 ms. Origin: chosen (decisions/0009).
 const RESERVE_CREDIT: u64 = CREDIT.0;
 
-/// How long the same fraction of a request counts against the window.
+/// How long the same fraction of a request counts against the window. Origin: chosen; no measurement.
 const DRAW: Span = Span::from_millis(2);
 
 /// The golden ratio in 2^32: its multiples, modulo one, fill the interval evenly.

@@ -19,16 +19,17 @@ use crate::request::{DiskId, IoId};
 use crate::units::{Span, Time};
 use alloc::vec::Vec;
 
-/// From when on an I/O goes before everything but limits. With the time between looks, and as much for those that are
-/// found, it is 10 s: a third of what guests wait before they give a disk up.
+/// An I/O that has waited so long goes before everything but limits. With the time between two scans, and as long for
+/// those found, it waits 10 s at most: a third of a guest's timeout. Origin: chosen; no measurement.
 const OVERDUE: Span = Span::from_secs(8);
-/// Time between looks for such I/Os.
+/// The time between two scans for such I/Os. Origin: chosen; no measurement.
 const LOOK: Span = Span::from_secs(1);
 
-/// How long a disk whose turn it is in its group may keep others waiting: its thread's timer may be late, or the datastore
-/// may have no room for it. Short against the 100 ms that a limit may be behind.
+/// How long a disk whose turn it is in its group may keep others waiting: its thread's timer may be late, or its
+/// datastore full. It is short against the 100 ms that a limit may be behind. Origin: chosen; no measurement.
 const PATIENCE: u64 = 1_000_000 * TICKS_PER_NS;
-/// After this long it is waited for again. What passes meanwhile is made good: the limit's slack is longer than the wait.
+/// After this long it is waited for again. What passes meanwhile is made good, because the limit's slack is longer
+/// than the wait. Origin: chosen; no measurement.
 const FORGET: u64 = 10 * PATIENCE;
 
 /// Asks the limit of a disk's group to let something pass; the disk is charged for what it takes of it.
