@@ -13,15 +13,20 @@
 //!   daemon ── NBD ──> reader ──┴─> model ──> answerer ─┴──> daemon
 //! ```
 //! # Source
-//! doc/proto.md of the NetworkBlockDevice project: fixed newstyle, GO and EXPORT_NAME, simple replies.
+//! doc/proto.md of the NetworkBlockDevice project, by the product's own [`handshake`] and [`session`].
 
-use std::io::{Read, Write};
+use std::io::{BufReader, Read, Write};
+use std::net::Shutdown;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
+use tidegate_core::request::{Fault, Op};
+use tidegate_engine::nbd::handshake::{self, ExportInfo, Handshake, Refusal, Tls};
+use tidegate_engine::nbd::session::{self, Head, Session};
+use tidegate_engine::nbd::wire::{Abilities, REQUEST_BYTES};
 pub use tidegate_model::ArraySpec;
 use tidegate_model::{Array, IoKind, ModelIo};
 
@@ -81,15 +86,13 @@ struct State {
 #[derive(Debug)]
 struct Job {
     connection: Arc<Mutex<UnixStream>>,
-    handle: [u8; 8],
-    /// Bytes of the answer.
-    answer: usize,
+    /// The reply, and how many bytes of data follow it.
+    head: Head,
+    data: usize,
     counts: bool,
     submitted: u64,
 }
 
-/// No request is longer than this.
-const LONGEST: u32 = 32 << 20;
 /// A client that takes no answer for so long has lost its connection.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -193,59 +196,54 @@ impl Shared {
     }
 
     /// One client, until it goes.
-    fn serve(&self, mut stream: UnixStream) -> Result<()> {
+    fn serve(&self, stream: UnixStream) -> Result<()> {
         stream.set_write_timeout(Some(PATIENCE))?;
-        let Some(export) = self.agree(&mut stream)? else {
+        let connection = Arc::new(Mutex::new(stream.try_clone()?));
+        let mut reader = BufReader::with_capacity(256 << 10, stream);
+        let Some((begins, session)) = self.agree(&mut reader, &connection)? else {
             return Ok(());
         };
-        let connection = Arc::new(Mutex::new(stream.try_clone()?));
-        let mut reader = std::io::BufReader::with_capacity(256 << 10, stream);
-        let mut data = Vec::new();
         loop {
-            let head: [u8; 28] = take(&mut reader)?;
-            if head[..4] != 0x2560_9513_u32.to_be_bytes() {
-                bail!("no request begins like this");
-            }
-            let command = u16::from_be_bytes([head[6], head[7]]);
-            let [.., h0, h1, h2, h3, h4, h5, h6, h7] = head[..16] else {
-                bail!("a request has a handle");
-            };
-            let handle = [h0, h1, h2, h3, h4, h5, h6, h7];
-            let offset = u64::from_be_bytes(*head[16..].first_chunk().context("an offset")?);
-            let length = u32::from_be_bytes(*head[24..].first_chunk().context("a length")?);
-            if length > LONGEST {
-                bail!("a request of {length} bytes");
-            }
-            let bytes = usize::try_from(length)?;
-            let (kind, answer) = match command {
-                0 => (IoKind::Read, bytes),
-                1 => {
-                    data.resize(bytes, 0);
-                    reader.read_exact(&mut data)?;
-                    (IoKind::Write, 0)
+            let mut head = [0; REQUEST_BYTES];
+            reader.read_exact(&mut head)?;
+            let (asked, fault) = match session.decode(&head) {
+                session::Step::Request(asked) => (asked, None),
+                session::Step::Refuse(asked, fault) => (asked, Some(fault)),
+                session::Step::Disconnect => return Ok(()),
+                session::Step::Need(_) | session::Step::Violation(_) => {
+                    bail!("no request begins like this")
                 }
-                2 => return Ok(()),
-                3 => (IoKind::Flush, 0),
-                _ => {
-                    write(&connection, &reply(22, handle), 0)?;
+            };
+            let payload = u64::from(asked.payload);
+            std::io::copy(&mut reader.by_ref().take(payload), &mut std::io::sink())?;
+            let kind = match (fault, asked.op) {
+                (None, Op::Read) => IoKind::Read,
+                (None, Op::Write) => IoKind::Write,
+                (None, Op::Flush) => IoKind::Flush,
+                (None, Op::Extents) => {
+                    let mut reply = Vec::new();
+                    session.extents(&asked, [], &mut reply);
+                    write(&connection, &reply, 0)?;
+                    continue;
+                }
+                (fault, _) => {
+                    let refused = session.done(&asked, Err(fault.unwrap_or(Fault::Invalid)));
+                    write(&connection, refused.as_bytes(), 0)?;
                     continue;
                 }
             };
-            if offset
-                .checked_add(length.into())
-                .is_none_or(|end| end > export.size)
-            {
-                write(&connection, &reply(22, handle), 0)?;
-                continue;
-            }
+            let (head, data) = match kind {
+                IoKind::Read => (session.data(&asked), usize::try_from(asked.len)?),
+                _ => (session.done(&asked, Ok(())), 0),
+            };
             let job = Job {
                 connection: Arc::clone(&connection),
-                handle,
-                answer,
+                head,
+                data,
                 counts: kind != IoKind::Flush,
                 submitted: 0,
             };
-            self.submit(job, kind, export.begins + offset, length.into());
+            self.submit(job, kind, begins + asked.offset, asked.len.into());
         }
     }
 
@@ -298,7 +296,7 @@ impl Shared {
                 drop(state);
                 for job in done.drain(..) {
                     // A client that has gone wants no answer.
-                    let _sent = write(&job.connection, &reply(0, job.handle), job.answer);
+                    let _sent = write(&job.connection, job.head.as_bytes(), job.data);
                 }
                 state = self.lock();
                 continue;
@@ -308,111 +306,75 @@ impl Shared {
             let waited = self.changed.wait_timeout(state, Duration::from_nanos(wait));
             state = waited.unwrap_or_else(PoisonError::into_inner).0;
         }
+        for job in state.jobs.drain(..).flatten() {
+            hang_up(&lock(&job.connection));
+        }
     }
 
-    /// The handshake; none when the client only wanted to look.
-    fn agree(&self, stream: &mut UnixStream) -> Result<Option<Stretch>> {
-        stream.write_all(b"NBDMAGICIHAVEOPT\x00\x03")?;
-        let [.., flags]: [u8; 4] = take(stream)?;
-        // NO_ZEROES.
-        let padding: &[u8] = if flags & 2 == 0 { &[0; 124] } else { &[] };
+    /// The handshake: where the export begins, and its session. None when the client only wanted to look.
+    fn agree(
+        &self,
+        reader: &mut impl Read,
+        connection: &Mutex<UnixStream>,
+    ) -> Result<Option<(u64, Session)>> {
+        let find = |name: &str| self.exports.iter().find(|export| export.name == name);
+        let mut handshake = Handshake::new(Tls::Off);
+        let (mut input, mut out) = (Vec::new(), Vec::new());
         loop {
-            let head: [u8; 16] = take(stream)?;
-            if head[..8] != *b"IHAVEOPT" {
-                bail!("no option begins like this");
-            }
-            let option = u32::from_be_bytes(*head[8..].first_chunk().context("an option")?);
-            let length = u32::from_be_bytes(*head[12..].first_chunk().context("a length")?);
-            if length > 4096 {
-                bail!("an option of {length} bytes");
-            }
-            let mut data = vec![0; usize::try_from(length)?];
-            stream.read_exact(&mut data)?;
-            let name = match option {
-                // EXPORT_NAME, GO, INFO.
-                1 => data.as_slice(),
-                6 | 7 => name_of(&data)?,
-                2 => {
-                    option_reply(stream, option, 1, &[])?;
-                    return Ok(None);
+            let (used, step) = handshake.advance(&input, &mut out);
+            input.drain(..used);
+            write(connection, &out, 0)?;
+            out.clear();
+            match step {
+                handshake::Step::Need(count) => {
+                    let there = input.len();
+                    input.resize(count.max(there + 1), 0);
+                    reader.read_exact(&mut input[there..])?;
                 }
-                _ => {
-                    option_reply(stream, option, 0x8000_0001, &[])?;
-                    continue;
+                handshake::Step::Lookup(name) => {
+                    let info = find(&name).map(|export| ExportInfo {
+                        name,
+                        size: export.size,
+                        abilities: Abilities::FLUSH.with(Abilities::MULTI_CONN),
+                        ..ExportInfo::default()
+                    });
+                    handshake.found(info.ok_or(Refusal::Unknown), &mut out);
                 }
-            };
-            let found = self
-                .exports
-                .iter()
-                .find(|export| export.name.as_bytes() == name);
-            let Some(export) = found.cloned() else {
-                if option == 1 {
-                    bail!("no such export");
+                handshake::Step::List => {
+                    let names = self.exports.iter().map(|export| (export.name.as_str(), ""));
+                    handshake.listed(Ok(names), &mut out);
                 }
-                option_reply(stream, option, 0x8000_0006, &[])?;
-                continue;
-            };
-            // HAS_FLAGS, SEND_FLUSH, CAN_MULTI_CONN.
-            let flags: u16 = 1 | 1 << 2 | 1 << 8;
-            if option == 1 {
-                stream.write_all(&export.size.to_be_bytes())?;
-                stream.write_all(&flags.to_be_bytes())?;
-                stream.write_all(padding)?;
-                return Ok(Some(export));
-            }
-            let mut info = vec![0, 0];
-            info.extend(export.size.to_be_bytes());
-            info.extend(flags.to_be_bytes());
-            option_reply(stream, option, 3, &info)?;
-            option_reply(stream, option, 1, &[])?;
-            if option == 7 {
-                return Ok(Some(export));
+                handshake::Step::Finished(agreed) => {
+                    let export = find(&agreed.export.name).context("an export that was found")?;
+                    return Ok(Some((export.begins, Session::new(&agreed))));
+                }
+                handshake::Step::Aborted => return Ok(None),
+                handshake::Step::StartTls => bail!("TLS was not offered"),
+                handshake::Step::Violation(violation) => bail!("{violation}"),
             }
         }
     }
-}
-
-/// The export that INFO and GO ask for.
-fn name_of(data: &[u8]) -> Result<&[u8]> {
-    let (length, rest) = data.split_first_chunk().context("a name's length")?;
-    let length = usize::try_from(u32::from_be_bytes(*length))?;
-    rest.get(..length).context("a name of that length")
-}
-
-fn option_reply(stream: &mut UnixStream, option: u32, kind: u32, data: &[u8]) -> Result<()> {
-    let mut bytes = 0x0003_e889_0455_65a9_u64.to_be_bytes().to_vec();
-    bytes.extend(option.to_be_bytes());
-    bytes.extend(kind.to_be_bytes());
-    bytes.extend(u32::try_from(data.len())?.to_be_bytes());
-    bytes.extend(data);
-    stream.write_all(&bytes)?;
-    Ok(())
-}
-
-fn reply(error: u32, handle: [u8; 8]) -> [u8; 16] {
-    let mut bytes = [0; 16];
-    bytes[..4].copy_from_slice(&0x6744_6698_u32.to_be_bytes());
-    bytes[4..8].copy_from_slice(&error.to_be_bytes());
-    bytes[8..].copy_from_slice(&handle);
-    bytes
 }
 
 /// Sends a reply, with so many zeroes after it.
 fn write(connection: &Mutex<UnixStream>, head: &[u8], zeroes: usize) -> Result<()> {
     let mut bytes = head.to_vec();
     bytes.resize(head.len() + zeroes, 0);
-    let mut stream = connection.lock().unwrap_or_else(PoisonError::into_inner);
+    let mut stream = lock(connection);
     if let Err(error) = stream.write_all(&bytes) {
-        let _gone = stream.shutdown(std::net::Shutdown::Both);
+        hang_up(&stream);
         return Err(error.into());
     }
     Ok(())
 }
 
-fn take<const N: usize>(reader: &mut impl Read) -> Result<[u8; N]> {
-    let mut bytes = [0; N];
-    reader.read_exact(&mut bytes)?;
-    Ok(bytes)
+fn lock(connection: &Mutex<UnixStream>) -> MutexGuard<'_, UnixStream> {
+    connection.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn hang_up(stream: &UnixStream) {
+    // It may be gone already.
+    let _gone = stream.shutdown(Shutdown::Both);
 }
 
 #[cfg(test)]
@@ -443,11 +405,13 @@ mod tests {
         let mut bytes = Vec::new();
         wire::request(&mut bytes, &operation, 7);
         stream.write_all(&bytes).expect("it takes requests");
-        let head: [u8; 16] = take(stream).expect("it answers");
+        let mut head = [0; 16];
+        stream.read_exact(&mut head).expect("it answers");
         let reply = wire::reply(&head).expect("a reply").expect("a whole one");
         assert_eq!(reply.handle, 7);
         if reply.error == 0 {
-            let _data: [u8; 4096] = take(stream).expect("with the data");
+            let mut data = [0; 4096];
+            stream.read_exact(&mut data).expect("with the data");
         }
         reply.error
     }

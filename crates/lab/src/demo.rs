@@ -17,16 +17,15 @@
 //!   vm4 (2000) ── NBD ──>        "
 //! ```
 
-use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
+use std::path::Path;
+use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
 use serde_json::Value;
-use tempfile::TempDir;
-use tidegate_model::spec::{Cost, MemberSpec, SsdSpec, Variation};
+use tidegate_sim::{Policy, Scenario};
 
-use crate::array::{ArrayServer, ArraySpec, Stretch};
-use crate::host::{Host, HostOptions};
+use crate::host::Host;
+use crate::play::hosts::{Extras, Hosts, SHARED};
 
 mod guest;
 pub mod story;
@@ -37,7 +36,7 @@ pub use story::{Row, Second, Terms};
 use story::Story;
 
 /// The datastore that both hosts share, by its name on each of them.
-pub const DATASTORE: &str = "shared";
+pub const DATASTORE: &str = SHARED;
 
 /// A virtual machine; its disk has its name.
 #[derive(Clone, Copy, Debug)]
@@ -66,17 +65,35 @@ pub const CHANGED: (&str, &str) = ("vm4", HOSTS[1]);
 /// What its shares are to become.
 pub const RAISED: u32 = 4000;
 
-/// How many I/Os the array works on at a time, and for how long on each: 666 a second. What a busy machine adds to an I/O
-/// is small against that.
-const CHANNELS: u32 = 8;
-const SERVICE: Duration = Duration::from_millis(12);
-/// Where it counts as congested: some forty of its I/Os, so that even the smallest part is several.
-const THRESHOLD: &str = "60ms";
+/// The array works on eight I/Os at a time: 666 a second. What a busy machine adds to an I/O is small against 12 ms. It
+/// counts as congested at some forty I/Os, so that even the smallest part is several.
+const ARRAY: &str = r#"
+name = "demo"
+title = "Two hosts share a congested array"
+lasts = "1s"
+[datastore]
+array = { servers = 8, read = "12ms" }
+threshold = "60ms"
+"#;
 /// What each guest keeps outstanding: more than its disk's part of those at any shares that are suggested, so that it
 /// always has something waiting.
 const DEPTH: u16 = 32;
-/// Each disk's size: thin air, so it costs nothing.
-const SIZE: u64 = 1 << 30;
+
+/// The scenario that it shows.
+fn scenario() -> Result<Scenario> {
+    let mut text = ARRAY.to_owned();
+    for name in HOSTS {
+        text += &format!("[[host]]\nname = \"{name}\"\n");
+    }
+    for Vm { name, host, shares } in VMS {
+        let host = HOSTS[host];
+        text += &format!(
+            "[[disk]]\nname = \"{name}\"\nhost = \"{host}\"\nsize = \"1GiB\"\nshares = {shares}\n\
+             workload = {{ kind = \"access\", outstanding = {DEPTH} }}\n"
+        );
+    }
+    Scenario::read(&text).context("the demonstration is no scenario")
+}
 
 /// See the module.
 #[derive(Debug)]
@@ -86,9 +103,7 @@ pub struct Demo {
     looked: Instant,
     /// By virtual machine; they end before the daemons do.
     guests: Vec<Guest>,
-    hosts: Vec<Host>,
-    _array: ArrayServer,
-    scratch: TempDir,
+    hosts: Hosts,
 }
 
 impl Demo {
@@ -97,64 +112,53 @@ impl Demo {
     /// # Errors
     /// A directory or a socket cannot be made, a daemon does not start, or refuses a command.
     pub fn start(program: &Path) -> Result<Demo> {
-        let scratch = tempfile::Builder::new().prefix("tidegate-demo-").tempdir();
-        let scratch = scratch.context("cannot make a temporary directory")?;
-        let array = array(scratch.path())?;
-        let mut demo = Demo {
-            begun: Instant::now(),
-            story: Story::default(),
-            looked: Instant::now(),
-            guests: Vec::new(),
-            hosts: Vec::new(),
-            _array: array,
-            scratch,
+        let scenario = scenario()?;
+        let extras = Extras {
+            prefix: "tidegate-demo-",
+            config: "[dashboard]\nlisten = \"127.0.0.1:0\"\n",
+            own_group: true,
+            one_directory: true,
         };
-        for folder in ["meeting", "disks"] {
-            std::fs::create_dir(demo.path(folder)).context("cannot make a directory")?;
+        let hosts = Hosts::new(
+            program,
+            &scenario,
+            Policy::Ours,
+            scenario.datastore.threshold,
+            1,
+            extras,
+        )?;
+        let mut guests = Vec::new();
+        for (place, disk) in scenario.disks.iter().enumerate() {
+            let socket = hosts.socket(place, &scenario);
+            guests.push(Guest::start(&socket, disk, place as u64 + 1)?);
         }
-        for name in HOSTS {
-            let root = demo.path(name);
-            link_disks(&root, &demo.path("disks"))?;
-            let config = format!(
-                "[host]\nname = \"{name}\"\n[io]\nthreads = 1\n[dashboard]\nlisten = \"127.0.0.1:0\"\n"
-            );
-            demo.hosts.push(Host::start(&HostOptions {
-                program,
-                name,
-                root: &root,
-                config: &config,
-                cpu: None,
-                own_group: true,
-            })?);
-        }
-        demo.share()?;
-        for (vm, seed) in VMS.iter().zip(1..) {
-            let socket = demo.hosts[vm.host].root().join("run/nbd.sock");
-            demo.guests
-                .push(Guest::start(&socket, vm.name, SIZE, DEPTH, seed)?);
-        }
-        demo.begun = Instant::now();
-        demo.looked = demo.begun;
-        Ok(demo)
+        let begun = Instant::now();
+        Ok(Demo {
+            begun,
+            story: Story::default(),
+            looked: begun,
+            guests,
+            hosts,
+        })
     }
 
     /// Its hosts.
     #[must_use]
     pub fn hosts(&self) -> &[Host] {
-        &self.hosts
+        self.hosts.hosts()
     }
 
     /// The temporary directory that all of it lies in.
     #[must_use]
     pub fn scratch(&self) -> &Path {
-        self.scratch.path()
+        self.hosts.scratch()
     }
 
     /// Where a disk's page is: its policy can be changed there.
     #[must_use]
     pub fn page(&self, disk: &str) -> Option<String> {
         let vm = VMS.iter().find(|vm| vm.name == disk)?;
-        let host = self.hosts.get(vm.host)?;
+        let host = self.hosts().get(vm.host)?;
         Some(format!("{}#/disk/{disk}", host.dashboard()))
     }
 
@@ -167,7 +171,7 @@ impl Demo {
             bail!("there is no disk {disk} in the demonstration");
         };
         let shares = shares.to_string();
-        self.hosts[vm.host].run(&["disk", "set", disk, "--shares", &shares])?;
+        self.hosts()[vm.host].run(&["disk", "set", disk, "--shares", &shares])?;
         Ok(())
     }
 
@@ -176,51 +180,24 @@ impl Demo {
     /// # Errors
     /// A daemon has ended, or does not answer.
     pub fn second(&mut self) -> Result<Second> {
-        for host in &mut self.hosts {
-            host.check_alive()?;
-        }
+        self.hosts.check_alive()?;
         let now = Instant::now();
         let covers = now.duration_since(self.looked);
         self.looked = now;
         let tallies: Vec<Tally> = self.guests.iter().map(Guest::take).collect();
-        let told = self.hosts.iter().map(|host| {
-            let told = host.get(&format!("/v1/datastores/{DATASTORE}"))?;
-            Ok(told["control"].clone())
-        });
-        let told: Vec<Value> = told.collect::<Result<_>>()?;
+        let hosts = 0..HOSTS.len();
+        let reports: Vec<Value> = hosts
+            .map(|host| self.hosts.control(host))
+            .collect::<Result<_>>()?;
         let rows = VMS.iter().zip(&tallies).map(|(vm, tally)| {
-            let known = share(&told[vm.host], vm.name);
+            let known = share(&reports[vm.host], vm.name);
             story::row(vm.name, HOSTS[vm.host], known, tally, covers)
         });
         let rows = rows.collect();
         let at = now.duration_since(self.begun);
-        let mut second = Second::new(at, &told[0], rows);
+        let mut second = Second::new(at, &reports[0], rows);
         second.said = self.story.hear(&second);
         Ok(second)
-    }
-
-    fn path(&self, name: &str) -> PathBuf {
-        self.scratch.path().join(name)
-    }
-
-    /// Adds the datastore and its disks on both hosts at the same time.
-    fn share(&self) -> Result<()> {
-        let uri = format!("nbd+unix:///?socket={}", self._array.socket().display());
-        let meeting = self.path("meeting").display().to_string();
-        std::thread::scope(|scope| {
-            let mut under_way = Vec::new();
-            for (number, host) in self.hosts.iter().enumerate() {
-                let (uri, meeting) = (&uri, &meeting);
-                under_way.push(scope.spawn(move || prepare(number, host, uri, meeting)));
-            }
-            for thread in under_way {
-                match thread.join() {
-                    Ok(prepared) => prepared?,
-                    Err(_) => bail!("setting up a host panicked"),
-                }
-            }
-            Ok(())
-        })
     }
 }
 
@@ -228,55 +205,8 @@ impl Drop for Demo {
     fn drop(&mut self) {
         // Guests first: to them a daemon that stops would be an error. Then both daemons at the same time.
         self.guests.clear();
-        self.hosts.iter().for_each(Host::terminate);
-        self.hosts.drain(..).for_each(Host::wait);
+        self.hosts.stop();
     }
-}
-
-/// Orders what a host needs.
-fn prepare(number: usize, host: &Host, uri: &str, meeting: &str) -> Result<()> {
-    host.run(&["datastore", "add", DATASTORE, "--kind", "nbd", "--uri", uri])?;
-    let set = ["datastore", "set", DATASTORE, "--coordination", meeting];
-    host.run(&[&set[..], &["--congestion-threshold", THRESHOLD]].concat())?;
-    let size = SIZE.to_string();
-    for vm in VMS.iter().filter(|vm| vm.host == number) {
-        let shares = vm.shares.to_string();
-        let create = ["disk", "create", vm.name, "--datastore", DATASTORE];
-        let how = ["--size", &size, "--shares", &shares, "--attach"];
-        host.run(&[&create[..], &how].concat())?;
-    }
-    Ok(())
-}
-
-/// Makes a root in which the shared datastore's descriptors lie in `disks`. No first disk is made in it.
-fn link_disks(root: &Path, disks: &Path) -> Result<()> {
-    let known = root.join("state/disks");
-    std::fs::create_dir_all(&known).with_context(|| format!("cannot make {}", known.display()))?;
-    std::os::unix::fs::symlink(disks, known.join(DATASTORE))
-        .with_context(|| format!("cannot make a link in {}", known.display()))
-}
-
-/// The array, with a stretch for each disk.
-fn array(scratch: &Path) -> Result<ArrayServer> {
-    let cost = Cost {
-        base: u64::try_from(SERVICE.as_nanos()).unwrap_or(u64::MAX),
-        bytes_per_second: 1 << 50,
-    };
-    let spec = ArraySpec::single(MemberSpec::Ssd(SsdSpec {
-        capacity: 4 << 40,
-        channels: CHANNELS,
-        page: 1 << 20,
-        read: cost,
-        write: cost,
-        flush: 1_000,
-        variation: Variation::Exponential,
-    }));
-    let stretches = VMS.iter().zip(0..).map(|(vm, nth)| Stretch {
-        name: vm.name.to_owned(),
-        begins: nth * SIZE,
-        size: SIZE,
-    });
-    ArrayServer::start(&spec, 1, stretches.collect(), &scratch.join("array.sock"))
 }
 
 /// What a host tells of a disk that it serves itself.

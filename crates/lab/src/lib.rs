@@ -23,6 +23,7 @@ pub mod interleaved;
 pub mod interruption;
 pub mod machine;
 pub mod measure;
+mod nbd_guest;
 pub mod play;
 pub mod replay;
 pub mod statistics;

@@ -29,10 +29,10 @@ use tidegate_sim::scenario::{Kind, Measure, Phase};
 use tidegate_sim::{Policy, Run, Scenario, Variant, judge};
 
 use crate::array::Did;
-use hosts::Hosts;
-use player::{Played, Player, Word};
+use hosts::{Extras, Hosts};
+use player::{Played, Player};
 
-mod hosts;
+pub(crate) mod hosts;
 mod player;
 pub mod watch;
 
@@ -274,7 +274,14 @@ pub fn perform(
     heed: &mut dyn FnMut() -> Result<()>,
 ) -> Result<Performance> {
     let threshold = variant.threshold.unwrap_or(scenario.datastore.threshold);
-    let hosts = Hosts::new(program, scenario, variant.policy, threshold, seed)?;
+    let hosts = Hosts::new(
+        program,
+        scenario,
+        variant.policy,
+        threshold,
+        seed,
+        Extras::default(),
+    )?;
     let begun = Instant::now();
     let mut cast = Cast {
         scenario,
@@ -350,13 +357,10 @@ impl Cast<'_> {
         for (place, player) in self.players.iter().enumerate() {
             let alone = variant.alone.as_ref();
             let here = alone.is_none_or(|alone| alone.contains(&place));
-            let word = if phase.active[place] && here {
-                Word::Start
-            } else {
-                Word::Stop
-            };
-            if let Some(player) = player {
-                player.tell(word);
+            match player {
+                Some(player) if phase.active[place] && here => player.start(),
+                Some(player) => player.stop(),
+                None => {}
             }
         }
     }

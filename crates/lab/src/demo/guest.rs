@@ -1,28 +1,23 @@
-//! A guest of the demonstration: 4 KiB random reads over NBD in a closed loop.
+//! A guest of the demonstration, on a thread of its own.
 //!
-//! A thread of its own. A daemon that hangs up, because its disk was detached or it is started again, is connected to
-//! again as soon as it is there.
-//!
-//! # Always true
-//! - As many requests are under way as its depth says, while it is connected.
+//! A daemon that hangs up, because its disk was detached or it is restarted, is connected to again as soon as it is there.
 
-use std::io::{BufReader, Read, Write};
-use std::net::Shutdown;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-
-use tidegate_testing::load::{Load, Source};
+use anyhow::{Context, Result};
+use tidegate_sim::scenario::Disk;
 use tidegate_testing::nbd::wire;
 
-/// Bytes of a request.
-const BLOCK: usize = 4096;
+use crate::nbd_guest::{Ended, NbdGuest};
+
 /// How often a daemon that is not there is looked for: whether it has come back can only be asked again.
 const LOOK: Duration = Duration::from_millis(200);
+/// The longest sleep.
+const LONGEST: Duration = Duration::from_secs(10);
 
 /// What a guest did since it was last asked.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -39,41 +34,34 @@ pub(super) struct Tally {
 #[derive(Debug)]
 pub(super) struct Guest {
     shared: Arc<Mutex<Shared>>,
+    /// Closing it wakes the thread.
+    wake: Option<UnixStream>,
     thread: Option<JoinHandle<()>>,
 }
 
 #[derive(Debug, Default)]
 struct Shared {
     tally: Tally,
-    /// To hang up from outside.
-    stream: Option<UnixStream>,
     over: bool,
 }
 
 impl Guest {
-    /// Lets it begin on the disk of that name.
-    pub(super) fn start(
-        socket: &Path,
-        disk: &'static str,
-        size: u64,
-        depth: u16,
-        seed: u64,
-    ) -> Result<Guest> {
+    /// Lets it begin on a disk that is served at `socket`.
+    pub(super) fn start(socket: &Path, disk: &Disk, seed: u64) -> Result<Guest> {
         let shared = Arc::new(Mutex::new(Shared::default()));
+        let (wake, woken) = UnixStream::pair().context("cannot make a pair of sockets")?;
         let worker = Worker {
             socket: socket.to_owned(),
-            disk,
-            source: Source::new(Load {
-                seed,
-                ..Load::random_reads(depth, size)
-            }),
-            asked: vec![Instant::now(); usize::from(depth)],
+            disk: disk.clone(),
+            seed,
+            woken,
             shared: Arc::clone(&shared),
         };
-        let thread = std::thread::Builder::new().name(format!("guest-{disk}"));
+        let thread = std::thread::Builder::new().name(format!("guest-{}", disk.name));
         let thread = thread.spawn(move || worker.live());
         Ok(Guest {
             shared,
+            wake: Some(wake),
             thread: Some(thread.context("cannot start a thread")?),
         })
     }
@@ -86,13 +74,8 @@ impl Guest {
 
 impl Drop for Guest {
     fn drop(&mut self) {
-        let mut shared = lock(&self.shared);
-        shared.over = true;
-        if let Some(stream) = &shared.stream {
-            // One that is gone already needs no hanging up.
-            let _gone = stream.shutdown(Shutdown::Both);
-        }
-        drop(shared);
+        lock(&self.shared).over = true;
+        self.wake = None;
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             let _panicked = thread.join();
@@ -101,77 +84,43 @@ impl Drop for Guest {
 }
 
 fn lock(shared: &Mutex<Shared>) -> MutexGuard<'_, Shared> {
-    // Counts and a socket: whole between any two lines.
+    // Counts: whole between any two lines.
     shared.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 struct Worker {
     socket: PathBuf,
-    disk: &'static str,
-    source: Source,
-    /// By handle: when its request was sent.
-    asked: Vec<Instant>,
+    disk: Disk,
+    seed: u64,
+    woken: UnixStream,
     shared: Arc<Mutex<Shared>>,
 }
 
 impl Worker {
-    fn live(mut self) {
+    fn live(self) {
         while !lock(&self.shared).over {
-            // Whatever ended it, there is nobody to tell: that nothing is answered is seen.
-            let _ended = self.ask();
-            let mut shared = lock(&self.shared);
-            shared.stream = None;
-            let over = shared.over;
-            drop(shared);
-            if !over {
+            // Nobody reads the reason: that nothing is answered is seen.
+            let _ended = self.work();
+            if !lock(&self.shared).over {
                 std::thread::park_timeout(LOOK);
             }
         }
     }
 
-    /// Connects, and asks until somebody hangs up.
-    fn ask(&mut self) -> Result<()> {
-        let (mut stream, _) = wire::connect(&self.socket, self.disk)?;
-        {
-            let mut shared = lock(&self.shared);
-            if shared.over {
-                return Ok(());
-            }
-            shared.stream = Some(stream.try_clone().context("cannot share a connection")?);
+    /// Connects, and works until the daemon hangs up or it is over.
+    fn work(&self) -> Result<()> {
+        let (stream, _) = wire::connect(&self.socket, &self.disk.name)?;
+        let mut guest = NbdGuest::new(stream, &self.disk, self.seed, Instant::now())?;
+        guest.start();
+        let mut count = |io: Ended| {
+            let tally = &mut lock(&self.shared).tally;
+            tally.ios += 1;
+            tally.took += Duration::from_nanos(io.ended.since(io.asked).as_nanos());
+            tally.errors += u64::from(io.failed);
+        };
+        while !lock(&self.shared).over {
+            guest.step(LONGEST, Some(&self.woken), &mut count)?;
         }
-        let mut answers = BufReader::new(stream.try_clone()?);
-        let mut data = [0; BLOCK];
-        for handle in 0..self.asked.len() {
-            self.send(&mut stream, handle)?;
-        }
-        loop {
-            let mut head = [0; wire::REPLY];
-            answers.read_exact(&mut head)?;
-            let reply = wire::reply(&head)?.context("a whole reply was read")?;
-            let handle = usize::try_from(reply.handle)?;
-            let Some(asked) = self.asked.get(handle) else {
-                bail!("an answer to what nobody asked");
-            };
-            let failed = reply.error != 0;
-            if !failed {
-                answers.read_exact(&mut data)?;
-            }
-            let took = asked.elapsed();
-            let mut shared = lock(&self.shared);
-            shared.tally.ios += 1;
-            shared.tally.took += took;
-            shared.tally.errors += u64::from(failed);
-            drop(shared);
-            self.send(&mut stream, handle)?;
-        }
-    }
-
-    fn send(&mut self, stream: &mut UnixStream, handle: usize) -> Result<()> {
-        let operation = self.source.ask().context("an endless load")?;
-        let mut request = Vec::with_capacity(28);
-        wire::request(&mut request, &operation, handle as u64);
-        self.asked[handle] = Instant::now();
-        stream.write_all(&request)?;
         Ok(())
     }
 }
@@ -186,7 +135,7 @@ mod tests {
         let disk = Stretch {
             name: "vm1".into(),
             begins: 0,
-            size: 1 << 20,
+            size: 1 << 30,
         };
         ArrayServer::start(&spec, 1, vec![disk], &place.join("array.sock")).expect("it starts")
     }
@@ -207,7 +156,8 @@ mod tests {
     fn a_guest_finds_its_disk_again_and_ends_with_its_value() {
         let place = tempfile::tempdir().expect("a scratch directory");
         let socket = place.path().join("array.sock");
-        let guest = Guest::start(&socket, "vm1", 1 << 20, 4, 1).expect("a thread");
+        let scenario = crate::demo::scenario().expect("a scenario");
+        let guest = Guest::start(&socket, &scenario.disks[0], 1).expect("a thread");
         // It was there before its disk.
         let first = array(place.path());
         let tally = did_some(&guest);
@@ -217,9 +167,6 @@ mod tests {
         );
         drop(first);
         std::fs::remove_file(&socket).expect("the socket's name stays");
-        if let Some(stream) = &lock(&guest.shared).stream {
-            stream.shutdown(Shutdown::Both).expect("it is connected");
-        }
         let _second = array(place.path());
         guest.take();
         did_some(&guest);

@@ -6,6 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
+use serde_json::Value;
 use tempfile::TempDir;
 use tidegate_core::units::{Span, Time};
 use tidegate_sim::Policy;
@@ -16,27 +17,44 @@ use crate::array::{ArrayServer, Stretch};
 use crate::host::{Host, HostOptions};
 
 /// The datastore that hosts share, by its name on each of them.
-const SHARED: &str = "shared";
+pub(crate) const SHARED: &str = "shared";
 
 /// See the module.
-pub(super) struct Hosts {
+#[derive(Debug)]
+pub(crate) struct Hosts {
     /// Stopped before the array that they use.
     hosts: Vec<Host>,
     policy: Policy,
     array: ArrayServer,
-    _scratch: TempDir,
+    scratch: TempDir,
+}
+
+/// What the demonstration has and a scenario does not need.
+#[derive(Clone, Copy, Debug, Default)]
+pub(crate) struct Extras {
+    /// How the scratch directory's name begins.
+    pub(crate) prefix: &'static str,
+    /// More lines of each host's configuration.
+    pub(crate) config: &'static str,
+    /// Whether a terminal's signals must not reach the daemons.
+    pub(crate) own_group: bool,
+    /// Whether all hosts have their disks' descriptors in one directory, as those of a datastore of kind `dir` do: an order
+    /// on one host then takes effect on the one that serves the disk.
+    pub(crate) one_directory: bool,
 }
 
 impl Hosts {
     /// Sets up a scenario's hosts, disks and array.
-    pub(super) fn new(
+    pub(crate) fn new(
         program: &Path,
         scenario: &Scenario,
         policy: Policy,
         threshold: Threshold,
         seed: u64,
+        extras: Extras,
     ) -> Result<Hosts> {
-        let scratch = tempfile::tempdir().context("cannot make a scratch directory")?;
+        let scratch = tempfile::Builder::new().prefix(extras.prefix).tempdir();
+        let scratch = scratch.context("cannot make a temporary directory")?;
         let array = array(scenario, seed, scratch.path())?;
         let coordination = scratch.path().join("coordination");
         std::fs::create_dir(&coordination).context("cannot make a directory")?;
@@ -44,19 +62,23 @@ impl Hosts {
             hosts: Vec::new(),
             policy,
             array,
-            _scratch: scratch,
+            scratch,
         };
         for place in 0..scenario.hosts.len() {
-            let root = made._scratch.path().join(format!("host{place}"));
             let sim::Host { name, threads, .. } = &scenario.hosts[place];
-            let config = format!("[host]\nname = {name:?}\n[io]\nthreads = {threads}\n");
+            let root = made.scratch().join(name);
+            if extras.one_directory {
+                link_disks(&root, &made.scratch().join("disks"))?;
+            }
+            let more = extras.config;
+            let config = format!("[host]\nname = {name:?}\n[io]\nthreads = {threads}\n{more}");
             made.hosts.push(Host::start(&HostOptions {
                 program,
                 name,
                 root: &root,
                 config: &config,
                 cpu: None,
-                own_group: false,
+                own_group: extras.own_group,
             })?);
             made.share(place, scenario, threshold, &coordination)?;
             if made.is_controlled() {
@@ -181,13 +203,34 @@ impl Hosts {
     }
 
     /// Where a disk is asked.
-    pub(super) fn socket(&self, place: usize, scenario: &Scenario) -> PathBuf {
+    pub(crate) fn socket(&self, place: usize, scenario: &Scenario) -> PathBuf {
         let disk = &scenario.disks[place];
         if disk.unmanaged {
             self.array.socket().to_owned()
         } else {
             self.hosts[disk.host].root().join("run/nbd.sock")
         }
+    }
+
+    /// The hosts, in the scenario's order.
+    pub(crate) fn hosts(&self) -> &[Host] {
+        &self.hosts
+    }
+
+    /// The temporary directory that all of it lies in.
+    pub(crate) fn scratch(&self) -> &Path {
+        self.scratch.path()
+    }
+
+    /// Fails if a daemon has ended.
+    pub(crate) fn check_alive(&mut self) -> Result<()> {
+        self.hosts.iter_mut().try_for_each(Host::check_alive)
+    }
+
+    /// Stops all daemons at the same time, and waits a while for their end.
+    pub(crate) fn stop(&mut self) {
+        self.hosts.iter().for_each(Host::terminate);
+        self.hosts.drain(..).for_each(Host::wait);
     }
 
     /// The array.
@@ -197,9 +240,7 @@ impl Hosts {
 
     /// How a host stands.
     pub(super) fn standing(&self, host: usize) -> Result<HostBin> {
-        let path = format!("/v1/datastores/{SHARED}");
-        let shown = self.hosts[host].get(&path)?;
-        let control = &shown["control"];
+        let control = self.control(host)?;
         let number = |field: &str| control[field].as_f64().unwrap_or(0.0);
         let micros = |field: &str| Span::from_nanos(whole(number(field) * 1e3)).as_micros();
         Ok(HostBin {
@@ -211,9 +252,24 @@ impl Hosts {
         })
     }
 
+    /// A host's report of the datastore under I/O control.
+    pub(crate) fn control(&self, host: usize) -> Result<Value> {
+        let mut shown = self.hosts[host].get(&format!("/v1/datastores/{SHARED}"))?;
+        Ok(shown["control"].take())
+    }
+
     fn order(&self, host: usize, words: &[&str]) -> Result<String> {
         self.hosts[host].run(words)
     }
+}
+
+/// Makes a root in which the shared datastore's descriptors lie in `disks`.
+fn link_disks(root: &Path, disks: &Path) -> Result<()> {
+    let known = root.join("state/disks");
+    std::fs::create_dir_all(&known)
+        .and_then(|()| std::fs::create_dir_all(disks))
+        .and_then(|()| std::os::unix::fs::symlink(disks, known.join(SHARED)))
+        .with_context(|| format!("cannot make a link in {}", known.display()))
 }
 
 /// The scenario's array, with a stretch for each disk.

@@ -1,43 +1,25 @@
 //! Replays a trace on an attached disk over NBD.
 //!
-//! One connection, one thread. The guest of the simulator says what is wanted and when it wants to be woken; here the time
-//! is the clock's and the answers come from a daemon.
-//!
-//! # Always true
-//! - It never blocks in a write while answers are due.
-//! - What waits to be sent is at most `AHEAD` and one request: a slow disk costs time here, not memory.
-//! - An answer belongs to a request that waits for one; anything else ends the replay with an error.
-//!
-//! # Source
-//! doc/proto.md of the NetworkBlockDevice project: simple replies.
+//! One connection, one thread: a guest of the simulator whose workload is the trace ([`NbdGuest`]).
 
-use std::collections::{BTreeMap, VecDeque};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
-use nix::errno::Errno;
-use nix::poll::ppoll;
-use nix::sys::time::TimeSpec;
+use anyhow::{Result, bail};
 use tidegate_core::request::{Flags, Op};
 use tidegate_core::units::{Span, Time};
-use tidegate_sim::guest::{Guest, Want};
+use tidegate_engine::nbd::wire::{Abilities, command_flag};
 use tidegate_sim::trace::{Trace, TracedIo};
-
-use super::{LeftOut, Pace, Replayed, Writes, choose, traced_disk};
-use crate::trace::Figures;
-use tidegate_testing::nbd::async_connection::{Answer, AsyncConnection};
 use tidegate_testing::nbd::wire::{self, Export};
 
-/// The longest sleep: by then progress is reported, and a stop is noticed.
-const LOOK: Duration = Duration::from_millis(100);
-/// A disk that answers nothing for so long, though something is outstanding, does not answer any more.
-const SILENT: Span = Span::from_secs(60);
-/// Bytes that wait to be sent.
-const AHEAD: usize = 4 << 20;
-/// A request is never longer: longer I/Os go in pieces.
-const LONGEST: u64 = 32 << 20;
+use super::{LeftOut, Pace, Replayed, Writes, choose, traced_disk};
+use crate::nbd_guest::{Ended, NbdGuest};
+use crate::trace::{Figures, Sum};
+
+/// How often progress is reported and a stop is noticed.
+const LOOK: Span = Span::from_millis(100);
 
 /// How far a replay is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -57,10 +39,10 @@ pub enum Flow {
     End,
 }
 
-/// A disk's door, and what may be asked of it.
+/// An attached disk, and what may be requested of it.
 #[derive(Debug)]
 pub struct Target {
-    connection: AsyncConnection<Piece>,
+    stream: UnixStream,
     export: Export,
     trace: Arc<Trace>,
     left_out: LeftOut,
@@ -95,7 +77,7 @@ impl Target {
             );
         }
         Ok(Target {
-            connection: AsyncConnection::new(stream)?,
+            stream,
             export: found,
             trace: Arc::new(chosen),
             left_out,
@@ -116,291 +98,105 @@ impl Target {
         ios.filter(|io| io.op.modifies()).count() as u64
     }
 
-    /// Asks, and waits for the answers. `heed` is called some ten times a second.
+    /// Requests them, and waits for the answers. `heed` is called some ten times a second.
     ///
     /// # Errors
     /// The disk breaks the protocol, goes away, or is silent.
     pub fn replay(self, pace: Pace, heed: &mut dyn FnMut(Progress) -> Flow) -> Result<Replayed> {
-        let disk = traced_disk(&self.trace, pace);
-        let mut session = Session {
-            guest: Guest::new(&disk, 1),
-            trace: self.trace,
-            pace,
-            connection: self.connection,
-            export: self.export,
-            clock: Instant::now(),
-            wants: Vec::new(),
-            alarm: None,
-            waiting: VecDeque::new(),
-            under_way: BTreeMap::new(),
-            heard: Time::ZERO,
-            ended: Vec::new(),
-            done: 0,
-            errors: 0,
-            late: 0,
-            latest: Span::ZERO,
-        };
-        let interrupted = session.live(heed)?;
-        Ok(session.over(interrupted, self.left_out, self.lost))
+        let trace = Arc::clone(&self.trace);
+        let disk = traced_disk(&trace, pace);
+        let (traced, offered) = (Arc::clone(&trace), self.export.flags);
+        let flags = move |io: Option<u32>, _: Op| flags(&traced.ios[place(io)], offered);
+        let guest = NbdGuest::new(self.stream, &disk, 1, Instant::now())?;
+        let mut guest = guest.with_flags(Box::new(flags));
+        let (begun, mut look) = (guest.now(), guest.now());
+        let mut counted = Counted::default();
+        let mut interrupted = false;
+        guest.start();
+        while !guest.is_over() {
+            if guest.now() >= look {
+                look = guest.now() + LOOK;
+                let progress = Progress {
+                    done: counted.done,
+                    of: trace.ios.len() as u64,
+                };
+                if heed(progress) == Flow::End {
+                    interrupted = true;
+                    guest.stop();
+                }
+            }
+            guest.step(Duration::from_nanos(LOOK.as_nanos()), None, &mut |io| {
+                counted.add(&io, due(&trace, pace, &io).map(|due| begun + due));
+            })?;
+        }
+        Ok(counted.over(&trace, interrupted, self.left_out, self.lost))
     }
 }
 
-struct Session {
-    guest: Guest,
-    trace: Arc<Trace>,
-    pace: Pace,
-    connection: AsyncConnection<Piece>,
-    export: Export,
-    clock: Instant,
-    wants: Vec<Want>,
-    /// When the guest wants to be woken.
-    alarm: Option<(Time, u32)>,
-    /// Pieces that are not encoded yet.
-    waiting: VecDeque<Piece>,
-    /// By its place in the trace, an I/O that is outstanding.
-    under_way: BTreeMap<u32, UnderWay>,
-    /// When the last answer came.
-    heard: Time,
-    /// What ended well.
-    ended: Vec<(Op, u64, Span)>,
+/// An I/O's place in its trace.
+fn place(io: Option<u32>) -> usize {
+    io.map_or(usize::MAX, |place| place as usize)
+}
+
+/// When an I/O was due, after the beginning; none at the pace of what was outstanding.
+fn due(trace: &Trace, pace: Pace, io: &Ended) -> Option<Span> {
+    let Pace::Recorded { speed } = pace else {
+        return None;
+    };
+    let at = trace.ios[place(io.actor)].at.as_nanos();
+    let due = u128::from(at) * 100 / u128::from(speed);
+    Some(Span::from_nanos(u64::try_from(due).unwrap_or(u64::MAX)))
+}
+
+/// The flags of a traced I/O on the wire, where the disk offers them.
+fn flags(io: &TracedIo, offered: u16) -> u16 {
+    let mut flags = 0;
+    if io.op.modifies() && io.flags.has(Flags::FUA) && offered & Abilities::FUA.bits() != 0 {
+        flags |= command_flag::FUA;
+    }
+    if io.op == Op::WriteZeroes {
+        if !io.flags.has(Flags::MAY_UNMAP) {
+            flags |= command_flag::NO_HOLE;
+        }
+        if io.flags.has(Flags::FAST_ONLY) && offered & Abilities::FAST_ZERO.bits() != 0 {
+            flags |= command_flag::FAST_ZERO;
+        }
+    }
+    flags
+}
+
+/// What has ended so far.
+#[derive(Default)]
+struct Counted {
     done: u64,
     errors: u64,
+    sum: Sum,
+    lasts: Span,
     late: u128,
     latest: Span,
 }
 
-#[derive(Clone, Copy, Debug)]
-struct Piece {
-    io: u32,
-    offset: u64,
-    len: u64,
-}
-
-#[derive(Clone, Copy, Debug)]
-struct UnderWay {
-    asked: Time,
-    /// Pieces that are not answered.
-    left: u64,
-    failed: bool,
-}
-
-impl Session {
-    fn now(&self) -> Time {
-        Time::from_nanos(u64::try_from(self.clock.elapsed().as_nanos()).unwrap_or(u64::MAX))
-    }
-
-    /// Whether it was ended early.
-    fn live(&mut self, heed: &mut dyn FnMut(Progress) -> Flow) -> Result<bool> {
-        let mut wants = std::mem::take(&mut self.wants);
-        let begun = self.now();
-        self.guest.start(begun, &mut wants);
-        self.wants = wants;
-        let (mut interrupted, mut look) = (false, begun);
-        loop {
-            self.ring();
-            self.grant(begun);
-            self.send()?;
-            let idle = self.under_way.is_empty();
-            if idle && (interrupted || !self.guest.is_active()) {
-                return Ok(interrupted);
-            }
-            let now = self.now();
-            if !idle && now > self.heard + SILENT {
-                bail!(
-                    "the disk has answered nothing for {SILENT}, and {} I/Os are outstanding",
-                    self.under_way.len()
-                );
-            }
-            if now >= look {
-                look = now + Span::from_nanos(u64::try_from(LOOK.as_nanos()).unwrap_or(u64::MAX));
-                let progress = Progress {
-                    done: self.done,
-                    of: self.trace.ios.len() as u64,
-                };
-                if heed(progress) == Flow::End && !interrupted {
-                    interrupted = true;
-                    self.guest.stop();
-                }
-            }
-            self.wait()?;
-            self.receive()?;
-        }
-    }
-
-    /// Wakes the guest if its time has come.
-    fn ring(&mut self) {
-        let now = self.now();
-        if let Some((at, epoch)) = self.alarm
-            && at <= now
-        {
-            self.alarm = None;
-            self.guest.woke(now, 0, epoch, &mut self.wants);
-        }
-    }
-
-    /// Takes up what the guest wants.
-    fn grant(&mut self, begun: Time) {
-        let now = self.now();
-        if self.under_way.is_empty() {
-            self.heard = now;
-        }
-        for want in self.wants.drain(..) {
-            match want {
-                Want::Wake { epoch, at, .. } => self.alarm = Some((at, epoch)),
-                Want::Io {
-                    actor, offset, len, ..
-                } => {
-                    // A tape's actors are places in its trace.
-                    let io = actor.unwrap_or(u32::MAX);
-                    if let Pace::Recorded { speed } = self.pace {
-                        let at = self.trace.ios[io as usize].at.as_nanos();
-                        let due = u128::from(at) * 100 / u128::from(speed);
-                        let due = Span::from_nanos(u64::try_from(due).unwrap_or(u64::MAX));
-                        let late = now.since(begun + due);
-                        self.late += u128::from(late.as_nanos());
-                        self.latest = self.latest.max(late);
-                    }
-                    let pieces = len.div_ceil(LONGEST).max(1);
-                    self.under_way.insert(
-                        io,
-                        UnderWay {
-                            asked: now,
-                            left: pieces,
-                            failed: false,
-                        },
-                    );
-                    self.waiting.extend((0..pieces).map(|piece| Piece {
-                        io,
-                        offset: offset + piece * LONGEST,
-                        len: (len - piece * LONGEST).min(LONGEST),
-                    }));
-                }
-            }
-        }
-    }
-
-    /// Encodes what waits, as far as there is room, and sends what there is.
-    fn send(&mut self) -> Result<()> {
-        loop {
-            while self.connection.unsent() < AHEAD
-                && let Some(piece) = self.waiting.pop_front()
-            {
-                self.encode(piece);
-            }
-            let ready = self.connection.unsent();
-            self.connection.send()?;
-            if ready == 0 || self.connection.unsent() > 0 {
-                return Ok(());
-            }
-        }
-    }
-
-    fn encode(&mut self, piece: Piece) {
-        let io = &self.trace.ios[piece.io as usize];
-        let command: u16 = match io.op {
-            Op::Read | Op::Extents => 0,
-            Op::Write => 1,
-            Op::Flush => 3,
-            Op::Discard => 4,
-            Op::Prefetch => 5,
-            Op::WriteZeroes => 6,
-        };
-        let mut flags = 0_u16;
-        if io.op.modifies() && io.flags.has(Flags::FUA) && self.export.flags & 1 << 3 != 0 {
-            flags |= 1;
-        }
-        if io.op == Op::WriteZeroes {
-            if !io.flags.has(Flags::MAY_UNMAP) {
-                flags |= 1 << 1;
-            }
-            if io.flags.has(Flags::FAST_ONLY) && self.export.flags & 1 << 11 != 0 {
-                flags |= 1 << 4;
-            }
-        }
-        let len = u32::try_from(piece.len).unwrap_or(u32::MAX);
-        let (handle, out) = self.connection.ask(piece);
-        out.extend_from_slice(&0x2560_9513_u32.to_be_bytes());
-        out.extend_from_slice(&flags.to_be_bytes());
-        out.extend_from_slice(&command.to_be_bytes());
-        out.extend_from_slice(&handle.to_be_bytes());
-        out.extend_from_slice(&piece.offset.to_be_bytes());
-        out.extend_from_slice(&len.to_be_bytes());
-        if io.op == Op::Write {
-            // A trace holds no data: what is written is neither zeroes, which may cost less, nor the same everywhere.
-            let mut state = piece.offset | 1;
-            let words = bytes(piece.len).div_ceil(8);
-            let end = out.len() + bytes(piece.len);
-            for _ in 0..words {
-                state ^= state << 13;
-                state ^= state >> 7;
-                state ^= state << 17;
-                out.extend_from_slice(&state.to_le_bytes());
-            }
-            out.truncate(end);
-        }
-    }
-
-    /// Until something can be read or written, or the guest is to be woken, or it is time to look up.
-    fn wait(&self) -> Result<()> {
-        let sleep = match self.alarm {
-            Some((at, _)) => LOOK.min(Duration::from_nanos(at.since(self.now()).as_nanos())),
-            None => LOOK,
-        };
-        match ppoll(
-            &mut [self.connection.interest()],
-            Some(TimeSpec::from_duration(sleep)),
-            None,
-        ) {
-            Ok(_) | Err(Errno::EINTR) => Ok(()),
-            Err(error) => Err(error).context("cannot wait for answers"),
-        }
-    }
-
-    fn receive(&mut self) -> Result<()> {
-        self.connection.receive()?;
-        let trace = Arc::clone(&self.trace);
-        let io = |piece: &Piece| &trace.ios[piece.io as usize];
-        let data = |piece: &Piece| match io(piece).op {
-            Op::Read => piece.len,
-            _ => 0,
-        };
-        while let Some(Answer { asked, ok }) = self.connection.answer(data)? {
-            self.answered(asked.io, io(&asked), ok)?;
-        }
-        Ok(())
-    }
-
-    fn answered(&mut self, number: u32, io: &TracedIo, ok: bool) -> Result<()> {
-        let now = self.now();
-        self.heard = now;
-        let Some(under_way) = self.under_way.get_mut(&number) else {
-            bail!("the disk answered an I/O twice");
-        };
-        under_way.left -= 1;
-        under_way.failed |= !ok;
-        if under_way.left > 0 {
-            return Ok(());
-        }
-        let (asked, failed) = (under_way.asked, under_way.failed);
-        self.under_way.remove(&number);
+impl Counted {
+    fn add(&mut self, io: &Ended, due: Option<Time>) {
         self.done += 1;
-        match failed {
+        self.lasts = io.ended.since(Time::ZERO);
+        let late = due.map_or(Span::ZERO, |due| io.asked.since(due));
+        self.late += u128::from(late.as_nanos());
+        self.latest = self.latest.max(late);
+        match io.failed {
             true => self.errors += 1,
-            false => self.ended.push((io.op, io.len, now.since(asked))),
+            false => self.sum.add(io.op, io.len, io.ended.since(io.asked)),
         }
-        self.guest.answered(now, Some(number), &mut self.wants);
-        Ok(())
     }
 
     #[expect(
         clippy::cast_precision_loss,
         reason = "figures for a report: nanoseconds stay far below 2^52"
     )]
-    fn over(self, interrupted: bool, left_out: LeftOut, lost: u64) -> Replayed {
-        let lasts = self.heard.since(Time::ZERO);
+    fn over(self, trace: &Trace, interrupted: bool, left_out: LeftOut, lost: u64) -> Replayed {
         Replayed {
-            recorded: Figures::recorded(&self.trace),
-            replayed: Figures::of(self.ended.into_iter(), lasts),
+            recorded: Figures::recorded(trace),
+            replayed: self.sum.over(self.lasts),
             errors: self.errors,
             left_out,
             uncounted: 0,
@@ -410,10 +206,6 @@ impl Session {
             interrupted,
         }
     }
-}
-
-fn bytes(len: u64) -> usize {
-    usize::try_from(len).unwrap_or(usize::MAX)
 }
 
 #[cfg(test)]
