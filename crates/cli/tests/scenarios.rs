@@ -8,12 +8,12 @@
 //! Where the machine stood still meanwhile, as one does whose hypervisor gives its cores to others, what does not hold
 //! proves nothing: then a scenario is played again, by itself. The array knows: it answers late.
 //!
-//! `tidegate-bench scenario scenarios/NAME.toml --at-once` plays one of them alone, and says more.
+//! `tidegate lab run scenarios/NAME.toml --on engine` plays one of them alone, and draws it.
 
 use std::path::Path;
 use std::sync::{PoisonError, RwLock};
 
-use tidegate_lab::play::{self, Order};
+use tidegate_lab::play;
 
 /// How often a scenario is played until the machine lets it be.
 const TRIES: u32 = 4;
@@ -31,7 +31,7 @@ fn holds(name: &str) {
         let again = attempt > 1;
         let _beside_others = (!again).then(|| STAGE.read().unwrap_or_else(PoisonError::into_inner));
         let _alone = again.then(|| STAGE.write().unwrap_or_else(PoisonError::into_inner));
-        let performances = play::play(program, &scenario, 1, Order::AtOnce, &mut say);
+        let performances = play::play(program, &scenario, 1, &mut say);
         let performances = performances.unwrap_or_else(|error| panic!("{name}: {error:#}"));
         let (text, all) = play::judged(&scenario, &performances);
         println!("{name}\n{text}");

@@ -47,15 +47,6 @@ pub struct Performance {
     pub array: Did,
 }
 
-/// In which order the ways are played in which a scenario is to be played.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
-    /// One after the other: each has the machine to itself.
-    InTurn,
-    /// All at once: for arrays so slow that the machine has time for all of them, which then meet the same noise.
-    AtOnce,
-}
-
 /// Reads a scenario's file.
 ///
 /// # Errors
@@ -66,7 +57,8 @@ pub fn read(file: &Path) -> Result<Scenario> {
     Scenario::read(&text).with_context(|| format!("{} is no scenario", file.display()))
 }
 
-/// Plays a scenario in every way that its expectations speak of; `say` hears what is being done.
+/// Plays a scenario in every way that its expectations need, all at once: they then meet the same noise. `say` gets what is
+/// being done.
 ///
 /// # Errors
 /// The scenario cannot be played on daemons, or a daemon fails.
@@ -74,7 +66,6 @@ pub fn play(
     program: &Path,
     scenario: &Scenario,
     seed: u64,
-    order: Order,
     say: &mut dyn FnMut(&str),
 ) -> Result<BTreeMap<Variant, Performance>> {
     if !scenario.faults.is_empty() {
@@ -92,36 +83,22 @@ pub fn play(
         variants.push(variant);
     }
     let lasts = scenario.ends().since(Time::ZERO);
-    let performed = |variant: &Variant| {
-        perform(program, scenario, variant, seed, &mut || Ok(()))
-            .with_context(|| format!("playing {}", words(scenario, variant)))
-    };
-    let mut performances = BTreeMap::new();
-    match order {
-        Order::InTurn => {
-            for variant in variants {
-                say(&format!("{} for {lasts}", words(scenario, &variant)));
-                let performance = performed(&variant)?;
-                performances.insert(variant, performance);
-            }
-        }
-        Order::AtOnce => std::thread::scope(|scope| {
-            let mut under_way = Vec::new();
-            for variant in variants {
-                say(&format!("{} for {lasts}", words(scenario, &variant)));
-                let own = variant.clone();
-                under_way.push((variant, scope.spawn(move || performed(&own))));
-            }
-            for (variant, thread) in under_way {
-                let Ok(performance) = thread.join() else {
-                    bail!("playing {} panicked", words(scenario, &variant));
-                };
-                performances.insert(variant, performance?);
-            }
-            Ok(())
-        })?,
-    }
-    Ok(performances)
+    std::thread::scope(|scope| {
+        let start = |variant: Variant| {
+            let says = words(scenario, &variant);
+            say(&format!("{says} for {lasts}"));
+            let own = variant.clone();
+            let performed = move || perform(program, scenario, &own, seed, &mut || Ok(()));
+            (variant, says, scope.spawn(performed))
+        };
+        let started: Vec<_> = variants.into_iter().map(start).collect();
+        let ended = started.into_iter().map(|(variant, says, thread)| {
+            let performance = thread.join().unwrap_or_else(|_| bail!("it panicked"));
+            let performance = performance.with_context(|| format!("playing {says}"))?;
+            Ok((variant, performance))
+        });
+        ended.collect()
+    })
 }
 
 /// What each expectation of a scenario came to, a line each, and whether all that could be judged hold. What is to hold
@@ -214,42 +191,6 @@ fn how_late(array: &Did) -> String {
         "{} I/Os, which the array answered {mean} late on average, {most} at most",
         array.ios
     )
-}
-
-/// What each disk did in every second of each way, I/Os, and how the array and, where somebody wants to know, the hosts'
-/// windows stood at its end: to look at.
-#[must_use]
-pub fn course(scenario: &Scenario, performances: &BTreeMap<Variant, Performance>) -> String {
-    const BINS: usize = 10;
-    let mut text = String::new();
-    for (variant, performance) in performances {
-        let results = &performance.run.results;
-        text += &format!("{}\nsecond", words(scenario, variant));
-        for disk in &scenario.disks {
-            text += &format!(" {:>8}", disk.name);
-        }
-        text += "   array ms   there\n";
-        for (second, array) in results.datastore.bins.chunks_exact(BINS).enumerate() {
-            text += &format!("{second:>6}");
-            for disk in &results.disks {
-                let bins = disk.bins.iter().skip(second * BINS).take(BINS);
-                text += &format!(" {:>8}", bins.map(|bin| bin.ios).sum::<u64>());
-            }
-            let ios: u64 = array.iter().map(|bin| bin.ios).sum();
-            let latency: u64 = array.iter().map(|bin| bin.latency_ns).sum();
-            let micros = latency / ios.max(1) / 1_000;
-            let there = array.last().map_or(0, |bin| bin.outstanding);
-            text += &format!(" {:>6}.{:03} {there:>7}", micros / 1_000, micros % 1_000);
-            for host in &results.hosts {
-                if let Some(bin) = host.bins.get(second * BINS + BINS - 1) {
-                    let engaged = if bin.engaged { "" } else { " free" };
-                    text += &format!("  {:.1}{engaged}", bin.window);
-                }
-            }
-            text.push('\n');
-        }
-    }
-    text
 }
 
 /// A variant in words.

@@ -1,4 +1,4 @@
-//! `tidegate-bench`: the data-path bench, its reference servers, and scenarios on real daemons.
+//! `tidegate-bench`: the data-path bench and its reference servers.
 
 #![forbid(unsafe_code)]
 
@@ -9,7 +9,6 @@ use std::time::Duration;
 use anyhow::{Context, Result};
 use clap::{Parser, Subcommand};
 use tidegate_lab::measure::{self, Ask};
-use tidegate_lab::play::{self, Order};
 use tidegate_testing::tally::{Tally, Until};
 use tidegate_testing::vhost::Wait;
 use tidegate_testing::{peers, server};
@@ -77,26 +76,6 @@ enum Verb {
         #[arg(long)]
         poll: bool,
     },
-    /// Play a scenario on real daemons before one emulated array; exit code 1 when an expectation does not hold
-    Scenario {
-        /// The scenario's file, such as scenarios/sioc-3.toml
-        file: PathBuf,
-        /// Where its chances begin
-        #[arg(long, default_value_t = 1)]
-        seed: u64,
-        /// Play this much of each phase, in percent
-        #[arg(long, default_value_t = 100, value_parser = clap::value_parser!(u64).range(1..=100))]
-        percent: u64,
-        /// Play all its ways at once: for arrays of a few hundred I/Os a second
-        #[arg(long)]
-        at_once: bool,
-        /// Tell what each disk did in every second
-        #[arg(long)]
-        course: bool,
-        /// The Tidegate to play on
-        #[arg(long, default_value = "target/release/tidegate")]
-        tidegate: PathBuf,
-    },
 }
 
 fn main() -> ExitCode {
@@ -159,29 +138,6 @@ fn run(verb: Verb) -> Result<bool> {
                 println!("each: {}", each.collect::<Vec<_>>().join(" "));
             }
             Ok(true)
-        }
-        Verb::Scenario {
-            file,
-            seed,
-            percent,
-            at_once,
-            course,
-            tidegate,
-        } => {
-            let scenario = play::read(&file)?.scaled(percent);
-            let order = if at_once {
-                Order::AtOnce
-            } else {
-                Order::InTurn
-            };
-            let mut say = |says: &str| eprintln!("{says}");
-            let performances = play::play(&tidegate, &scenario, seed, order, &mut say)?;
-            let (text, holds) = play::judged(&scenario, &performances);
-            if course {
-                print!("{}", play::course(&scenario, &performances));
-            }
-            print!("{text}");
-            Ok(holds)
         }
     }
 }
