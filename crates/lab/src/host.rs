@@ -214,6 +214,12 @@ impl Host {
         }
     }
 
+    /// Its daemon alone.
+    #[must_use]
+    pub fn into_server(self) -> Server {
+        self.server
+    }
+
     /// Stops the daemon.
     ///
     /// # Errors

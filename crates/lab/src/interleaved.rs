@@ -26,7 +26,7 @@ use crate::machine;
 use crate::measure::Figures;
 use tidegate_testing::server::own_cpu_time;
 
-pub use variant::{Slices, Started};
+pub use variant::Started;
 
 /// How often a trial is made before the block is given up.
 pub const TRIES: usize = 3;

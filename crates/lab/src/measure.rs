@@ -14,8 +14,7 @@ use serde::Serialize;
 
 use crate::machine::{self, Look, Noise};
 use tidegate_testing::load::{Load, Source};
-use tidegate_testing::nbd::Connection;
-use tidegate_testing::server::{Launch, Server, ended_cpu_time, own_cpu_time};
+use tidegate_testing::server::{Server, ended_cpu_time, own_cpu_time};
 use tidegate_testing::stamp;
 use tidegate_testing::tally::{Edge, Tally, Until};
 use tidegate_testing::vhost::{GuestDriver, Vm, VmOptions, Wait};
@@ -94,55 +93,6 @@ fn used() -> Result<Duration> {
     Ok(own_cpu_time()? + ended_cpu_time()?)
 }
 
-/// CPU clocks and the machine at both edges of the window.
-struct Watch<'a> {
-    server: &'a Server,
-    seen: Vec<Result<Seen>>,
-}
-
-struct Seen {
-    server: Duration,
-    client: Duration,
-    machine: Look,
-    resident_bytes: u64,
-}
-
-impl<'a> Watch<'a> {
-    fn new(server: &'a Server) -> Self {
-        Self {
-            server,
-            seen: Vec::with_capacity(2),
-        }
-    }
-
-    fn look(&mut self, _edge: Edge) {
-        let seen = self.server.cpu_time().and_then(|server| {
-            Ok(Seen {
-                server,
-                client: own_cpu_time()?,
-                machine: machine::look()?,
-                // While the guest is there: some servers end with it.
-                resident_bytes: self.server.resident()?,
-            })
-        });
-        self.seen.push(seen);
-    }
-
-    fn figures(self, tallies: &[Tally]) -> Result<Figures> {
-        let mut seen = self.seen.into_iter();
-        let (Some(open), Some(close)) = (seen.next().transpose()?, seen.next().transpose()?) else {
-            bail!("the window was not opened and closed");
-        };
-        let spent = Spent {
-            server: close.server.saturating_sub(open.server),
-            client: close.client.saturating_sub(open.client),
-        };
-        let own = spent.server + spent.client;
-        let noise = machine::between(&open.machine, &close.machine, own);
-        figures(self.server, tallies, &spent, close.resident_bytes, noise)
-    }
-}
-
 /// CPU time within a window.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Spent {
@@ -152,42 +102,85 @@ pub struct Spent {
     pub client: Duration,
 }
 
-/// What came of a window: the tallies of its queues, what it took, and the server's memory at its end.
+impl Spent {
+    fn until_now(server: &Server) -> Result<Self> {
+        Ok(Self {
+            server: server.cpu_time()?,
+            client: own_cpu_time()?,
+        })
+    }
+}
+
+/// Lets `run` drive clients of a server. It reads the CPU clocks by the function that it gets, at the window's edges.
 ///
 /// # Errors
-/// A request was answered with an error, or none was answered.
-pub fn figures(
+/// A client fails, or the server is gone.
+pub fn window(
     server: &Server,
-    tallies: &[Tally],
-    spent: &Spent,
-    resident_bytes: u64,
-    noise: Noise,
-) -> Result<Figures> {
-    let all = Tally::sum(tallies);
-    if all.errors > 0 {
-        bail!(
-            "{} answered {} requests with an error",
-            server.last_words(),
-            all.errors
-        );
+    run: impl FnOnce(&mut dyn FnMut(Edge)) -> Result<Vec<Tally>>,
+) -> Result<(Vec<Tally>, Spent)> {
+    let mut clocks = Vec::with_capacity(2);
+    let tallies = run(&mut |_| clocks.push(Spent::until_now(server)))?;
+    let [open, close] = <[_; 2]>::try_from(clocks)
+        .map_err(|_| anyhow::anyhow!("a window was not opened and closed"))?;
+    let (open, close) = (open?, close?);
+    let spent = Spent {
+        server: close.server.saturating_sub(open.server),
+        client: close.client.saturating_sub(open.client),
+    };
+    Ok((tallies, spent))
+}
+
+/// The sum of a trial's slices, or of its only window.
+#[derive(Debug, Default)]
+pub struct Slices {
+    tallies: Vec<Tally>,
+    spent: Spent,
+}
+
+impl Slices {
+    /// Adds a slice.
+    pub fn add(&mut self, tallies: &[Tally], spent: Spent) {
+        self.spent.server += spent.server;
+        self.spent.client += spent.client;
+        self.tallies.resize_with(tallies.len(), Tally::default);
+        for (all, slice) in self.tallies.iter_mut().zip(tallies) {
+            all.follow(slice);
+        }
     }
-    if all.completed == 0 {
-        bail!("the server answered nothing within the window");
+
+    /// The figures of all slices. A server has memory, too.
+    ///
+    /// # Errors
+    /// A request was answered with an error, or none was answered.
+    pub fn figures(&self, server: Option<&Server>, noise: Noise) -> Result<Figures> {
+        let all = Tally::sum(&self.tallies);
+        if all.errors > 0 {
+            let server = server.map_or(String::new(), Server::last_words);
+            bail!("{server} answered {} requests with an error", all.errors);
+        }
+        if all.completed == 0 {
+            bail!("the server answered nothing within the window");
+        }
+        let seconds = all.elapsed.as_secs_f64();
+        let percent = |spent: Duration| spent.as_secs_f64() / seconds * 100.0;
+        let latency = |part| match all.latency.is_empty() {
+            true => f64::NAN,
+            false => all.percentile_us(part),
+        };
+        Ok(Figures {
+            iops: all.iops(),
+            p50_us: latency(50.0),
+            p99_us: latency(99.0),
+            p999_us: latency(99.9),
+            cpu_percent_per_kiops: percent(self.spent.server) / (all.iops() / 1000.0),
+            client_percent: percent(self.spent.client),
+            unfairness: unfairness(&self.tallies),
+            resident_bytes: server.map_or(Ok(0), Server::resident)?,
+            noise,
+            ..Figures::default()
+        })
     }
-    let seconds = all.elapsed.as_secs_f64();
-    let percent = |spent: Duration| spent.as_secs_f64() / seconds * 100.0;
-    Ok(Figures {
-        iops: all.iops(),
-        p50_us: all.percentile_us(50.0),
-        p99_us: all.percentile_us(99.0),
-        p999_us: all.percentile_us(99.9),
-        cpu_percent_per_kiops: percent(spent.server) / (all.iops() / 1000.0),
-        client_percent: percent(spent.client),
-        unfairness: unfairness(tallies),
-        resident_bytes,
-        noise,
-        ..Figures::default()
-    })
 }
 
 /// The fastest queue's IOPS by the slowest one's.
@@ -198,26 +191,6 @@ fn unfairness(tallies: &[Tally]) -> f64 {
         .map(Tally::iops)
         .fold(f64::INFINITY, f64::min);
     fastest / slowest.max(1e-9)
-}
-
-/// Starts a server and drives it by one guest per socket, 4 KiB random reads, `depth` in flight each.
-///
-/// # Errors
-/// The server or a guest fails.
-pub fn vhost(setup: &Setup, launch: &Launch, depth: u16) -> Result<Figures> {
-    let server = Server::start(launch, &setup.scratch)?;
-    let figures = guests(setup, &server, &launch.sockets, depth)?;
-    server.stop()?;
-    Ok(figures)
-}
-
-/// Drives a running server by one guest per socket.
-///
-/// # Errors
-/// The server or a guest fails.
-pub fn guests(setup: &Setup, server: &Server, sockets: &[PathBuf], depth: u16) -> Result<Figures> {
-    let until = Until::Time(setup.warm, setup.span);
-    asked(server, sockets, &Ask::random_reads(depth), until)
 }
 
 /// What each guest asks for.
@@ -252,14 +225,18 @@ impl Ask {
     }
 }
 
-/// The same with another load.
+/// Drives a running server by one guest per socket.
 ///
 /// # Errors
 /// The server or a guest fails.
 pub fn asked(server: &Server, sockets: &[PathBuf], ask: &Ask, until: Until) -> Result<Figures> {
-    let mut watch = Watch::new(server);
-    let tallies = drive(sockets, ask, until, &mut |edge| watch.look(edge))?;
-    watch.figures(&tallies)
+    let (meter, had) = (Meter::start()?, server.cpu_time()?);
+    let (mut driver, mut sources) = driver(sockets, ask)?;
+    let (tallies, spent) = window(server, |probe| driver.run(&mut sources, until, probe))?;
+    let took = server.cpu_time()?.saturating_sub(had);
+    let mut slices = Slices::default();
+    slices.add(&tallies, spent);
+    slices.figures(Some(server), meter.end(took)?.0)
 }
 
 /// One guest per socket, all driven from this thread. `probe` is called at the edges of the window.
@@ -303,29 +280,6 @@ pub fn driver(sockets: &[PathBuf], ask: &Ask) -> Result<(GuestDriver, Vec<Source
         })
         .collect();
     Ok((GuestDriver::new(vms, ask.wait), sources))
-}
-
-/// Starts a server and drives it by one NBD connection, 4 KiB random reads.
-///
-/// # Errors
-/// The server or the connection fails.
-pub fn nbd(
-    setup: &Setup,
-    launch: &Launch,
-    socket: &Path,
-    export: &str,
-    depth: u16,
-) -> Result<Figures> {
-    let server = Server::start(launch, &setup.scratch)?;
-    let mut connection = Connection::open(socket, export, depth, 4096, None)?;
-    let mut source = Source::new(Load::random_reads(depth, connection.export().size));
-    let mut watch = Watch::new(&server);
-    let until = Until::Time(setup.warm, setup.span);
-    let tally = connection.run(&mut source, until, &mut |edge| watch.look(edge))?;
-    let figures = watch.figures(&[tally])?;
-    drop(connection);
-    server.stop()?;
-    Ok(figures)
 }
 
 /// Runs fio on the file itself: 4 KiB random reads on the servers' core.

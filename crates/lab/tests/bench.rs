@@ -62,12 +62,12 @@ fn what_could_not_be_measured_fails_the_bench() {
     assert_eq!(output.status.code(), Some(1));
     let text = String::from_utf8_lossy(&output.stdout);
     assert!(
-        text.contains("void") && text.contains("does not exist"),
+        text.contains("discarded") && text.contains("does not exist"),
         "{text}"
     );
 }
 
-/// fio as it takes turns with a server: what it does while it is halted, and what it has done once it goes on.
+/// fio as it alternates with a server: what it does while it is halted, and what it has done once it goes on.
 #[test]
 fn fio_works_only_while_it_may() {
     // On a disk, where the directory of temporary files may be in memory.

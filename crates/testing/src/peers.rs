@@ -215,7 +215,7 @@ pub fn bare(program: &Path, socket: &Path, wait: Wait, cpu: usize) -> Launch {
     let name = if wait == Wait::Poll {
         "bare loop, polling"
     } else {
-        "bare loop, asleep"
+        "bare loop, interrupt-driven"
     };
     launch(name, program, arguments, &[socket.into()], cpu)
 }

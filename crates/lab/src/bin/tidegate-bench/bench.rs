@@ -152,6 +152,12 @@ impl Bench {
         self.options.tidegate.is_file()
     }
 
+    /// The `tidegate-bench` whose bare ring loop and engine are measured.
+    #[must_use]
+    pub(crate) fn itself(&self) -> PathBuf {
+        self.options.bare.clone().unwrap_or_default()
+    }
+
     /// A path in the scratch directory.
     #[must_use]
     pub(crate) fn path(&self, name: &str) -> PathBuf {
@@ -201,10 +207,15 @@ impl Bench {
     }
 }
 
-/// Whether one of these programs is missing; each is noted once.
-pub(crate) fn missing(report: &mut Report, programs: &[&str]) -> bool {
-    let mut lacks = false;
-    for program in programs.iter().filter(|program| !peers::installed(program)) {
+/// A need of variants that are Tidegate itself.
+pub(crate) const TIDEGATE: &str = "tidegate";
+
+/// Whether one of these programs is missing. Each of the peers' is noted once.
+pub(crate) fn missing(bench: &Bench, report: &mut Report, programs: &[&str]) -> bool {
+    let ours = programs.contains(&TIDEGATE);
+    let mut lacks = ours && !bench.has_tidegate();
+    let peers = programs.iter().filter(|program| **program != TIDEGATE);
+    for program in peers.filter(|program| !peers::installed(program)) {
         let note = format!("{program} is not installed: install it to compare with it");
         if !report.notes.contains(&note) {
             report.notes.push(note);

@@ -9,11 +9,11 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use tidegate_lab::interleaved::{self, BRIEF, Slice, Started, rotation, until_accepted};
-use tidegate_lab::machine::{self, Rejected};
-use tidegate_lab::measure::{Ask, Figures};
-use tidegate_testing::server::Launch;
+use tidegate_lab::machine;
+use tidegate_lab::measure::{self, Ask, Figures};
+use tidegate_testing::server::{Launch, Server};
 
-use crate::bench::Bench;
+use crate::bench::{Bench, missing};
 use crate::report::{Report, Series};
 
 /// Slices that begin after a poll-mode thread has polled for the last time ([`crate::scenarios::POLL_US`]): they share a CPU.
@@ -33,61 +33,60 @@ pub(crate) const BLOCKS_FOR_ONE_PERCENT: usize = 12;
 pub(crate) const BLOCKS_FOR_THREE_PERCENT: usize = 6;
 
 /// A program that is compared.
-pub(crate) struct Variant<'a> {
+pub(crate) struct Variant {
     /// The name in the table.
     pub(crate) name: String,
-    /// What it is.
-    pub(crate) work: Work<'a>,
+    /// Programs that it needs.
+    needs: &'static [&'static str],
+    work: Work,
 }
 
-/// Makes a trial.
-type Trial<'a> = Box<dyn Fn(&Bench) -> Result<Figures> + 'a>;
-
-/// The command line of a server, by the sockets of its guests.
-type Launcher<'a> = Box<dyn Fn(&Bench, &[PathBuf]) -> Launch + 'a>;
+/// Starts a server, whose sockets and log go to a directory; the server, and the sockets of its clients.
+type Starter = Box<dyn Fn(&Bench, &Path) -> Result<(Server, Vec<PathBuf>)>>;
 
 /// How a variant is measured.
-pub(crate) enum Work<'a> {
-    /// By a whole trial.
-    Trial(Trial<'a>),
-    /// In slices: a server.
-    Server(Launcher<'a>),
-    /// In slices: fio on the file itself, in the servers' place.
-    Fio(&'a Path),
+enum Work {
+    /// A server with a guest for each socket.
+    Guests(Starter),
+    /// A server with an NBD client of this export.
+    Nbd(&'static str, Starter),
+    /// fio on the file itself, in the servers' place.
+    Fio(PathBuf),
 }
 
 /// How many blocks are wanted, and how they are made.
-#[derive(Clone, Copy)]
-pub(crate) struct Blocks<'a> {
+pub(crate) struct Blocks {
     /// So many times the bench's.
     pub(crate) times: usize,
     /// Whether a real disk is read: then steal says nothing.
     pub(crate) on_disk: bool,
-    /// In slices: how long, how many guests, and their load; none for whole trials.
-    pub(crate) slices: Option<(Slice, usize, &'a Ask)>,
+    /// In slices, all side by side; in whole trials otherwise.
+    pub(crate) slice: Option<Slice>,
+    /// What each guest requests.
+    pub(crate) ask: Ask,
 }
 
-impl<'a> Blocks<'a> {
-    /// Whole trials.
-    pub(crate) const fn of_trials(times: usize) -> Self {
+impl Blocks {
+    /// Whole trials of random reads.
+    pub(crate) fn of_trials(times: usize, depth: u16) -> Self {
         Self {
             times,
             on_disk: false,
-            slices: None,
+            slice: None,
+            ask: Ask::random_reads(depth),
         }
     }
 
-    /// Slices.
-    pub(crate) const fn of_slices(times: usize, slice: Slice, guests: usize, ask: &'a Ask) -> Self {
+    /// Slices of random reads.
+    pub(crate) fn of_slices(times: usize, slice: Slice, depth: u16) -> Self {
         Self {
-            times,
-            on_disk: false,
-            slices: Some((slice, guests, ask)),
+            slice: Some(slice),
+            ..Self::of_trials(times, depth)
         }
     }
 
     /// The same on a real disk.
-    pub(crate) const fn on_disk(self) -> Self {
+    pub(crate) fn on_disk(self) -> Self {
         Self {
             on_disk: true,
             ..self
@@ -95,34 +94,72 @@ impl<'a> Blocks<'a> {
     }
 }
 
-impl<'a> Variant<'a> {
-    /// A variant that is measured by whole trials.
-    pub(crate) fn trial(
-        name: impl Into<String>,
-        trial: impl Fn(&Bench) -> Result<Figures> + 'a,
-    ) -> Self {
+/// Starts the server of a command line.
+fn starter(launch: impl Fn(&Bench, &Path) -> Launch + 'static) -> Starter {
+    Box::new(move |bench, dir| {
+        let launch = launch(bench, dir);
+        Ok((Server::start(&launch, dir)?, launch.sockets))
+    })
+}
+
+impl Variant {
+    fn new(name: impl Into<String>, needs: &'static [&'static str], work: Work) -> Self {
         Self {
             name: name.into(),
-            work: Work::Trial(Box::new(trial)),
+            needs,
+            work,
         }
     }
 
-    /// A server that is measured in slices.
+    /// A vhost-user server, by its command line in a directory.
     pub(crate) fn server(
         name: impl Into<String>,
-        launch: impl Fn(&Bench, &[PathBuf]) -> Launch + 'a,
+        needs: &'static [&'static str],
+        launch: impl Fn(&Bench, &Path) -> Launch + 'static,
     ) -> Self {
-        Self {
-            name: name.into(),
-            work: Work::Server(Box::new(launch)),
-        }
+        Self::new(name, needs, Work::Guests(starter(launch)))
     }
 
-    /// fio on the file itself, in slices.
-    pub(crate) fn fio(name: &str, file: &'a Path) -> Self {
-        Self {
-            name: name.into(),
-            work: Work::Fio(file),
+    /// A vhost-user server that is started in some other way.
+    pub(crate) fn started(
+        name: impl Into<String>,
+        needs: &'static [&'static str],
+        start: impl Fn(&Bench) -> Result<(Server, Vec<PathBuf>)> + 'static,
+    ) -> Self {
+        let start: Starter = Box::new(move |bench, _| start(bench));
+        Self::new(name, needs, Work::Guests(start))
+    }
+
+    /// An NBD server with this export, by its command line with a socket.
+    pub(crate) fn nbd(
+        name: impl Into<String>,
+        needs: &'static [&'static str],
+        export: &'static str,
+        launch: impl Fn(&Bench, &Path) -> Launch + 'static,
+    ) -> Self {
+        let start = starter(move |bench, dir| launch(bench, &dir.join("nbd.sock")));
+        Self::new(name, needs, Work::Nbd(export, start))
+    }
+
+    /// fio on the file itself.
+    pub(crate) fn fio(name: &str, file: &Path) -> Self {
+        Self::new(name, &["fio"], Work::Fio(file.to_owned()))
+    }
+
+    /// Starts it, its files in `dir`.
+    fn start(&self, bench: &Bench, dir: &Path, ask: &Ask) -> Result<Started> {
+        std::fs::create_dir_all(dir).with_context(|| format!("cannot create {}", dir.display()))?;
+        match &self.work {
+            Work::Guests(start) => {
+                let (server, sockets) = start(bench, dir)?;
+                Started::of(&self.name, server, &sockets, ask)
+            }
+            Work::Nbd(export, start) => {
+                let (server, sockets) = start(bench, dir)?;
+                let socket = sockets.first().context("an NBD server has a socket")?;
+                Started::nbd(&self.name, server, socket, export, &ask.load)
+            }
+            Work::Fio(file) => Started::fio(&self.name, file, ask, bench.setup.server_cpu),
         }
     }
 }
@@ -131,7 +168,8 @@ impl<'a> Variant<'a> {
 type Make<'a> = dyn FnMut(usize, &mut [Series]) -> Result<Vec<Figures>> + 'a;
 
 impl Bench {
-    /// Compares variants until there are enough quiet blocks, or twice as many were made; shows and stores them.
+    /// Compares those of the variants that are there until there are enough quiet blocks, or twice as many were made; shows
+    /// and stores them. Of slices there must be two variants at least.
     ///
     /// # Errors
     /// A server or a client fails.
@@ -139,75 +177,76 @@ impl Bench {
         &self,
         report: &mut Report,
         (scenario, case): (&str, &str),
-        variants: &[Variant<'_>],
-        blocks: Blocks<'_>,
+        mut variants: Vec<Variant>,
+        how: &Blocks,
     ) -> Result<()> {
+        variants.retain(|variant| !missing(self, report, variant.needs));
+        if variants.len() < 1 + usize::from(how.slice.is_some()) {
+            return Ok(());
+        }
         let names = variants.iter().map(|variant| variant.name.as_str());
-        let series = empty_series(scenario, case, names, blocks.times * self.blocks);
+        let series = empty_series(scenario, case, names, how.times * self.blocks);
         let make = &mut |block, series: &mut [Series]| {
-            let made = match blocks.slices {
-                None => self.trials(block, variants, series, blocks.on_disk),
-                Some((slice, guests, ask)) => self.sliced(variants, slice, guests, ask),
+            let made = match how.slice {
+                None => self.trials(block, &variants, series, how),
+                Some(slice) => self.slices(&variants, slice, &how.ask),
             };
             made.with_context(|| format!("{scenario}, {case}"))
         };
-        self.blocks(report, series, blocks.on_disk, make)
+        self.blocks(report, series, how.on_disk, make)
     }
 
     /// A trial of each variant, one after the other.
     fn trials(
         &self,
         block: usize,
-        variants: &[Variant<'_>],
+        variants: &[Variant],
         series: &mut [Series],
-        on_disk: bool,
+        how: &Blocks,
     ) -> Result<Vec<Figures>> {
         let most = self.options.max_noise;
         let mut made = vec![Figures::default(); variants.len()];
         for place in rotation(block, variants.len()) {
             let variant = &variants[place];
-            let Work::Trial(trial) = &variant.work else {
-                anyhow::bail!("{} is measured in slices", variant.name);
-            };
             let trial = || {
                 self.check_interrupted()?;
-                let figures = trial(self).with_context(|| variant.name.clone())?;
+                let figures = self.trial(variant, &how.ask);
                 Ok(Figures {
                     apart_ns: machine::core_latency(self.setup.server_cpu)?,
-                    ..figures
+                    ..figures.with_context(|| variant.name.clone())?
                 })
             };
             let rejected = &mut series[place].rejected;
             made[place] = until_accepted(trial, |figures| {
-                let why = figures.noise.rejection(most, on_disk);
+                let why = figures.noise.rejection(most, how.on_disk);
                 why.map(|why| rejected.add(why)).is_none()
             })?;
         }
         Ok(made)
     }
 
+    /// A trial is one long slice. fio's has latencies only if fio is not stopped.
+    fn trial(&self, variant: &Variant, ask: &Ask) -> Result<Figures> {
+        if let Work::Fio(file) = &variant.work {
+            return measure::fio(&self.setup, file, ask.load.depth);
+        }
+        let started = variant.start(self, &self.path("trial"), ask)?;
+        let slice = Slice {
+            before: self.setup.warm,
+            span: self.setup.span,
+        };
+        let span = (Duration::ZERO, self.setup.span);
+        let made = interleaved::in_slices(vec![started], slice, span, &|| false)?;
+        made.into_iter().next().context("a trial has figures")
+    }
+
     /// Slices of all variants side by side.
-    fn sliced(
-        &self,
-        variants: &[Variant<'_>],
-        slice: Slice,
-        guests: usize,
-        ask: &Ask,
-    ) -> Result<Vec<Figures>> {
+    fn slices(&self, variants: &[Variant], slice: Slice, ask: &Ask) -> Result<Vec<Figures>> {
         self.check_interrupted()?;
         let started = variants.iter().zip(0..).map(|(variant, number)| {
             // Each reads other places: what one has just read is not in the disk's cache for another.
             let ask = ask.elsewhere(number);
-            let scratch = self.path(&format!("variant{number}"));
-            let sockets = interleaved::sockets(&scratch, guests);
-            match &variant.work {
-                Work::Server(launch) => {
-                    let launch = launch(self, &sockets);
-                    Started::start(&variant.name, &launch, &sockets, &scratch, &ask)
-                }
-                Work::Fio(file) => Started::fio(&variant.name, file, &ask, self.setup.server_cpu),
-                Work::Trial(_) => anyhow::bail!("{} is measured by trials", variant.name),
-            }
+            variant.start(self, &self.path(&format!("variant{number}")), &ask)
         });
         let started = started.collect::<Result<Vec<_>>>()?;
         let stop = || self.stop.load(Ordering::Relaxed);
@@ -269,12 +308,9 @@ pub(crate) fn empty_series<'a>(
     wanted: usize,
 ) -> Vec<Series> {
     let empty = |name: &str| Series {
-        scenario: scenario.into(),
-        case: case.into(),
-        contestant: name.into(),
-        trials: Vec::new(),
+        variant: name.into(),
         wanted,
-        rejected: Rejected::default(),
+        ..Series::of(scenario, case)
     };
     names.map(empty).collect()
 }
@@ -289,7 +325,7 @@ fn show(report: &mut Report, series: Vec<Series>) {
             "{}, {}, {}: {} quiet blocks of {} wanted, {}",
             series.scenario,
             series.case,
-            series.contestant,
+            series.variant,
             series.trials.len(),
             series.wanted,
             series.rejected,

@@ -21,9 +21,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use tidegate_lab::host::Host;
-use tidegate_lab::interleaved::{BRIEF, Slice, Slices};
+use tidegate_lab::interleaved::{BRIEF, Slice};
 use tidegate_lab::machine;
-use tidegate_lab::measure::{self, Figures};
+use tidegate_lab::measure::{self, Figures, Slices};
 use tidegate_lab::statistics;
 use tidegate_testing::dips::Curve;
 use tidegate_testing::server::own_cpu_time;
@@ -33,7 +33,7 @@ use tidegate_testing::vhost::Wait;
 use crate::bench::Bench;
 use crate::compare::empty_series;
 use crate::fleet;
-use crate::report::{Report, Rule};
+use crate::report::{Figure, Report, Rule};
 
 const SCENARIO: &str = "dashboard";
 const ALONE: &str = "nobody watches";
@@ -81,14 +81,20 @@ const PATIENCE: Duration = Duration::from_secs(10);
 pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
     for (used, depth) in LOADS {
         let case = format!("{used} of {DISKS} disks, QD {depth} each");
-        let mut ratio = None;
         if bench.has_tidegate() {
             compare(bench, report, &case, used, depth)?;
-            let kept = |figures: &Figures| 1.0 - figures.lost;
-            ratio = report.ratio(SCENARIO, &case, WATCHED, ALONE, kept);
         }
-        let claim = format!("{SCENARIO}, {case}: watched: IOPS that are kept");
-        report.judge(SCENARIO, &case, claim, Rule::AtLeast(KEPT), ratio);
+        let remaining = Figure {
+            name: "IOPS that remain",
+            of: |figures| 1.0 - figures.lost,
+        };
+        report.check(
+            (SCENARIO, &case),
+            WATCHED,
+            ALONE,
+            remaining,
+            Rule::AtLeast(KEPT),
+        );
     }
     Ok(())
 }
@@ -260,8 +266,12 @@ impl Watched {
             let warm = Until::Time(Duration::ZERO, WARM);
             let _unmeasured = driver.run(&mut sources, warm, &mut |_| ())?;
             let (begun, before) = (Instant::now(), others_time(self.host.server().pid())?);
-            let guests = (&mut driver, &mut sources[..]);
-            slices[whose].add(self.host.server(), guests, SLICE)?;
+            let until = Until::Time(SLICE.before, SLICE.span);
+            let run = measure::window(self.host.server(), |probe| {
+                driver.run(&mut sources, until, probe)
+            });
+            let (tallies, spent) = run?;
+            slices[whose].add(&tallies, spent);
             beside.cpu += others_time(self.host.server().pid())?.saturating_sub(before);
             beside.lasted += begun.elapsed();
             let Some(heard) = watcher.map(Watcher::end).transpose()? else {
@@ -280,7 +290,7 @@ impl Watched {
         let noise = machine::between(&from, &machine::look()?, own);
         let figures = slices.iter().zip(&besides).map(|(slices, beside)| {
             let lost = beside.lost_part();
-            let figures = slices.figures(self.host.server(), noise)?;
+            let figures = slices.figures(Some(self.host.server()), noise)?;
             Ok(Figures { lost, ..figures })
         });
         Ok((figures.collect::<Result<_>>()?, besides))

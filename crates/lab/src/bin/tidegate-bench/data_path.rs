@@ -1,6 +1,6 @@
 //! The data-path bench: one run of its scenarios.
 //!
-//! Scenarios ([`scenarios`], [`fleet`], [`control`], [`dashboard`], [`instructions`]) list variants; [`crate::compare`]
+//! Scenarios ([`scenarios`], [`fleet`], [`dashboard`], [`instructions`]) list variants; [`crate::compare`]
 //! measures them.
 //!
 //! # Units
@@ -13,29 +13,31 @@ use tidegate_lab::machine::IdleCpus;
 
 use crate::bench::{Bench, Options, Scenario};
 use crate::report::Report;
-use crate::{control, dashboard, fleet, instructions, scenarios};
+use crate::{dashboard, fleet, instructions, scenarios};
 
 /// Runs the bench, prints its tables, writes its JSON; whether every check passed (always, with `--no-check`).
 ///
 /// # Errors
 /// A server or client fails, or the machine has too few cores.
 pub(crate) fn run(options: Options) -> Result<bool> {
-    let held = options.cpu_latency.hold();
+    let awake = options.cpu_latency.hold();
     let mut bench = Bench::new(options)?;
     bench.stop = interruption::noticed().context("cannot catch interruptions")?;
     let mut report = Report {
         machine: MachineSeen::here(),
         ..Report::default()
     };
-    report.notes.push(match (&held, bench.options.cpu_latency) {
-        (Ok(Some(_)), IdleCpus::Within(us)) => {
-            format!("the kernel is asked for wake-ups within {us} us")
-        }
-        (Err(error), _) => {
-            format!("idle CPUs sleep as they will, and waking them is measured too: {error:#}")
-        }
-        _ => "idle CPUs sleep as they will, and waking them is measured too".to_owned(),
-    });
+    report
+        .notes
+        .push(match (&awake, bench.options.cpu_latency) {
+            (Ok(Some(_)), IdleCpus::Within(us)) => {
+                format!("the kernel is asked for wake-ups within {us} us")
+            }
+            (Err(error), _) => {
+                format!("idle CPUs sleep as they will, and waking them is measured too: {error:#}")
+            }
+            _ => "idle CPUs sleep as they will, and waking them is measured too".to_owned(),
+        });
     if !bench.has_tidegate() {
         let path = bench.options.tidegate.display();
         let note = format!("{path} does not exist: the peers are measured alone");
@@ -78,7 +80,7 @@ fn measure(bench: &Bench, report: &mut Report) -> Result<()> {
             Scenario::File => scenarios::file(bench, report)?,
             Scenario::Nbd => scenarios::nbd(bench, report)?,
             Scenario::Filters => scenarios::filters(bench, report)?,
-            Scenario::Control => control::run(bench, report)?,
+            Scenario::Control => scenarios::control(bench, report)?,
             Scenario::Vms => fleet::vms(bench, report)?,
             Scenario::Disks => fleet::disks(bench, report)?,
             Scenario::Dashboard => dashboard::run(bench, report)?,

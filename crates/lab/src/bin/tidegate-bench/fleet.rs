@@ -7,13 +7,12 @@ use std::path::PathBuf;
 
 use anyhow::{Context, Result};
 use tidegate_lab::host::{Host, HostOptions};
-use tidegate_lab::measure::{self, Figures};
-use tidegate_lab::statistics;
+use tidegate_lab::{interleaved, statistics};
 use tidegate_testing::peers::{self, Store};
 
-use crate::bench::{Bench, missing};
+use crate::bench::{Bench, TIDEGATE};
 use crate::compare::{Blocks, Variant};
-use crate::report::{Check, Report, Rule};
+use crate::report::{CPU, Check, Report, Rule};
 
 const OURS: &str = "tidegate";
 const DAEMON: &str = "qemu-storage-daemon";
@@ -35,56 +34,33 @@ pub(crate) fn start(bench: &Bench, count: usize, more: &str) -> Result<(Host, Ve
         cpu: Some(bench.setup.server_cpu),
         own_group: false,
     })?;
-    host.run(&["datastore", "add", "void", "--kind", "null"])?;
+    host.run(&["datastore", "add", "empty", "--kind", "null"])?;
     let names = (0..count).map(|index| format!("bench{index}"));
-    let sockets = names.map(|name| host.create_disk(&name, "void", &[]));
+    let sockets = names.map(|name| host.create_disk(&name, "empty", &[]));
     let sockets = sockets
         .collect::<Result<_>>()
         .context("the daemon's disks")?;
     Ok((host, sockets))
 }
 
-fn ours<'a>(name: impl Into<String>, count: usize, depth: u16) -> Variant<'a> {
-    Variant::trial(name, move |bench: &Bench| {
-        let (host, sockets) = start(bench, count, "")?;
-        let figures = measure::guests(&bench.setup, host.server(), &sockets, depth)?;
-        host.stop()?;
-        Ok(figures)
-    })
-}
-
-fn daemon<'a>(name: impl Into<String>, count: usize, depth: u16) -> Variant<'a> {
-    Variant::trial(name, move |bench: &Bench| {
-        let sockets: Vec<PathBuf> = (0..count)
-            .map(|index| bench.path(&format!("v{index}.sock")))
-            .collect();
-        let launch = peers::storage_daemon(&Store::Null, &sockets, bench.setup.server_cpu);
-        measure::vhost(&bench.setup, &launch, depth)
-    })
-}
-
-fn variants<'a>(
-    bench: &Bench,
-    report: &mut Report,
-    counts: &[usize],
-    what: &str,
-    depth: u16,
-) -> Vec<Variant<'a>> {
-    let with_daemon = !missing(report, &[DAEMON]);
-    let mut variants = Vec::new();
-    for &count in counts {
-        if bench.has_tidegate() {
-            variants.push(ours(format!("{OURS}, {count} {what}"), count, depth));
-        }
-        if with_daemon {
-            variants.push(daemon(format!("{DAEMON}, {count} {what}"), count, depth));
-        }
-    }
-    variants
-}
-
-fn cpu(figures: &Figures) -> f64 {
-    figures.cpu_percent_per_kiops
+fn variants(counts: &[usize], what: &str) -> Vec<Variant> {
+    let both = counts.iter().flat_map(|&count| {
+        let ours = Variant::started(
+            format!("{OURS}, {count} {what}"),
+            &[TIDEGATE],
+            move |bench| {
+                let (host, sockets) = start(bench, count, "")?;
+                Ok((host.into_server(), sockets))
+            },
+        );
+        let name = format!("{DAEMON}, {count} {what}");
+        let daemon = Variant::server(name, &[DAEMON], move |bench, dir| {
+            let sockets = interleaved::sockets(dir, count);
+            peers::storage_daemon(&Store::Null, &sockets, bench.setup.server_cpu)
+        });
+        [ours, daemon]
+    });
+    both.collect()
 }
 
 /// One and four guests: what a request costs, and whether all get the same.
@@ -92,37 +68,23 @@ fn cpu(figures: &Figures) -> f64 {
 /// # Errors
 /// A trial fails.
 pub(crate) fn vms(bench: &Bench, report: &mut Report) -> Result<()> {
-    const SCENARIO: &str = "VMs";
-    const CASE: &str = "QD 32 each";
-    let variants = variants(bench, report, &[1, 4], "VMs", 32);
-    bench.compare(report, (SCENARIO, CASE), &variants, Blocks::of_trials(1))?;
+    const OF: (&str, &str) = ("VMs", "QD 32 each");
+    bench.compare(
+        report,
+        OF,
+        variants(&[1, 4], "VMs"),
+        &Blocks::of_trials(1, 32),
+    )?;
     let four = format!("{OURS}, 4 VMs");
-    let cost = report.ratio(SCENARIO, CASE, &four, &format!("{OURS}, 1 VMs"), cpu);
     // "No worse" is judged with the bench's own resolution, which is a few percent.
-    report.judge(
-        SCENARIO,
-        CASE,
-        "4 VMs: CPU per I/O by 1 VM's",
-        Rule::AtMost(1.03),
-        cost,
-    );
-    let series = report.find(SCENARIO, CASE, &four);
+    let one = format!("{OURS}, 1 VMs");
+    report.check(OF, &four, &one, CPU, Rule::AtMost(1.03));
+    let series = report.find(OF.0, OF.1, &four);
     let fair = series.and_then(|series| series.spread(|figures| figures.unfairness));
     let tail = series.and_then(|series| series.spread(|figures| figures.p999_us / figures.p50_us));
-    report.judge(
-        SCENARIO,
-        CASE,
-        "4 VMs: IOPS of the fastest by the slowest's",
-        Rule::AtMost(1.05),
-        fair,
-    );
-    report.judge(
-        SCENARIO,
-        CASE,
-        "4 VMs: p99.9 by p50",
-        Rule::AtMost(5.0),
-        tail,
-    );
+    let claim = "4 VMs: IOPS of the fastest by the slowest's";
+    report.judge(OF, claim, Rule::AtMost(1.05), fair);
+    report.judge(OF, "4 VMs: p99.9 by p50", Rule::AtMost(5.0), tail);
     Ok(())
 }
 
@@ -131,28 +93,25 @@ pub(crate) fn vms(bench: &Bench, report: &mut Report) -> Result<()> {
 /// # Errors
 /// A trial fails.
 pub(crate) fn disks(bench: &Bench, report: &mut Report) -> Result<()> {
-    const SCENARIO: &str = "disks";
-    const CASE: &str = "QD 8 each";
-    let variants = variants(bench, report, &COUNTS, "disks", 8);
-    bench.compare(report, (SCENARIO, CASE), &variants, Blocks::of_trials(1))?;
-    let one = format!("{OURS}, 1 disks");
+    const OF: (&str, &str) = ("disks", "QD 8 each");
+    bench.compare(
+        report,
+        OF,
+        variants(&COUNTS, "disks"),
+        &Blocks::of_trials(1, 8),
+    )?;
+    let name = |count| format!("{OURS}, {count} disks");
     for count in &COUNTS[1..] {
-        let ratio = report.ratio(SCENARIO, CASE, &format!("{OURS}, {count} disks"), &one, cpu);
-        let claim = format!("{count} disks on one I/O thread: CPU per I/O by 1 disk's");
-        report.judge(SCENARIO, CASE, claim, Rule::AtMost(1.10), ratio);
+        report.check(OF, &name(*count), &name(1), CPU, Rule::AtMost(1.10));
     }
-    let per_disk = if bench.has_tidegate() {
-        Some(idle_memory(bench)?)
-    } else {
-        None
-    };
-    let spread = per_disk.and_then(|bytes| statistics::spread(&[bytes / IDLE_DISK]));
-    report.checks.push(Check::new(
-        "64 idle disks: MiB of memory each",
-        Rule::AtMost(1.0),
-        spread,
-        1,
-    ));
+    let per_disk = bench.has_tidegate().then(|| idle_memory(bench));
+    let spread = per_disk
+        .transpose()?
+        .and_then(|bytes| statistics::spread(&[bytes / IDLE_DISK]));
+    let claim = "64 idle disks: MiB of memory each";
+    report
+        .checks
+        .push(Check::new(claim, Rule::AtMost(1.0), spread, 1));
     Ok(())
 }
 

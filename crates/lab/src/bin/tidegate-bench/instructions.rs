@@ -9,8 +9,8 @@ use crate::bench::{Bench, missing};
 use crate::report::{Check, Report, Rule};
 use crate::scenarios::STACKS;
 
-/// How often each is counted, in turn: how many requests a turn finds is chance, and what a turn costs is shared by them.
-const ROUNDS: usize = 5;
+/// How often each is counted, alternating: how many requests a loop of the I/O thread finds is chance, and they share its cost.
+const BLOCKS: usize = 5;
 /// What each of [`STACKS`] may add. A filter is called twice for all requests that are carried out together; `stats` looks at each that ends.
 /// These guard what was reached, beside the percentages that are wanted.
 const MOST_ADDED: [f64; 3] = [15.0, 20.0, 45.0];
@@ -30,8 +30,8 @@ pub(crate) fn run(bench: &Bench, report: &mut Report) -> Result<()> {
 fn stacks(bench: &Bench, report: &mut Report) -> Result<()> {
     let mut plain = Vec::new();
     let mut with = vec![Vec::new(); STACKS.len()];
-    if bench.has_tidegate() && !missing(report, &["valgrind"]) {
-        for _ in 0..ROUNDS {
+    if bench.has_tidegate() && !missing(bench, report, &["valgrind"]) {
+        for _ in 0..BLOCKS {
             plain.push(ours(bench, &[])?);
             for (counts, (_, filters, _)) in with.iter_mut().zip(STACKS) {
                 counts.push(ours(bench, filters)?);
@@ -57,11 +57,11 @@ fn stacks(bench: &Bench, report: &mut Report) -> Result<()> {
         let claim = format!("instructions per request, {name} by no filter's");
         report
             .checks
-            .push(Check::new(claim, Rule::AtMost(bound), ratio, ROUNDS));
+            .push(Check::new(claim, Rule::AtMost(bound), ratio, BLOCKS));
         let claim = format!("instructions per request that {name} adds");
         report
             .checks
-            .push(Check::new(claim, Rule::AtMost(most), added, ROUNDS));
+            .push(Check::new(claim, Rule::AtMost(most), added, BLOCKS));
     }
     Ok(())
 }
@@ -70,7 +70,7 @@ fn stacks(bench: &Bench, report: &mut Report) -> Result<()> {
 fn control(bench: &Bench, report: &mut Report) -> Result<()> {
     let mut ratio = None;
     if let Some(program) = &bench.options.bare
-        && !missing(report, &["valgrind"])
+        && !missing(bench, report, &["valgrind"])
     {
         let mut counts = [0.0; 2];
         for (controlled, count) in [false, true].into_iter().zip(&mut counts) {

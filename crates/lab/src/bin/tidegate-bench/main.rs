@@ -16,7 +16,6 @@ use tidegate_testing::{peers, server};
 mod bare;
 mod bench;
 mod compare;
-mod control;
 mod dashboard;
 mod data_path;
 mod engine;

@@ -1,8 +1,8 @@
 //! The report of the bench: figures, target ratios, a table and JSON.
 //!
 //! # Always true
-//! - A check without enough quiet rounds is neither passed nor forgiven: it is void, and void does not pass. Enough are
-//!   half of those wanted and no fewer than three; all, where fewer than three are wanted.
+//! - A check without enough quiet blocks is discarded, and a discarded check does not pass. Enough are half of those wanted
+//!   and no fewer than three; all, where fewer than three are wanted.
 
 use std::fmt;
 
@@ -13,24 +13,54 @@ use tidegate_lab::machine::Rejected;
 use tidegate_lab::measure::Figures;
 use tidegate_lab::statistics::{self, Spread};
 
-/// One contestant's quiet trials of one case, in the order of the rounds.
-#[derive(Clone, Debug, Serialize)]
+/// A figure that is checked.
+#[derive(Clone, Copy)]
+pub(crate) struct Figure {
+    /// What it is called.
+    pub(crate) name: &'static str,
+    /// It, of a trial.
+    pub(crate) of: fn(&Figures) -> f64,
+}
+
+/// Requests a second.
+pub(crate) const IOPS: Figure = Figure {
+    name: "IOPS",
+    of: |figures| figures.iops,
+};
+/// The server's CPU time.
+pub(crate) const CPU: Figure = Figure {
+    name: "CPU per I/O",
+    of: |figures| figures.cpu_percent_per_kiops,
+};
+
+/// One variant's quiet trials of one case, in the order of the blocks.
+#[derive(Clone, Debug, Default, Serialize)]
 pub(crate) struct Series {
     /// `vhost null`, `NBD null` ...
     pub(crate) scenario: String,
     /// `QD 32` ...
     pub(crate) case: String,
-    /// Who was measured.
-    pub(crate) contestant: String,
-    /// One per quiet round.
+    /// What was measured.
+    #[serde(rename = "contestant")]
+    pub(crate) variant: String,
+    /// One per quiet block.
     pub(crate) trials: Vec<Figures>,
     /// So many were wanted.
     pub(crate) wanted: usize,
-    /// Trials of this contestant that were thrown away.
+    /// Trials of this variant that were rejected.
     pub(crate) rejected: Rejected,
 }
 
 impl Series {
+    /// An empty one of a case.
+    pub(crate) fn of(scenario: &str, case: &str) -> Series {
+        Series {
+            scenario: scenario.into(),
+            case: case.into(),
+            ..Series::default()
+        }
+    }
+
     /// One figure of every trial.
     #[must_use]
     pub(crate) fn each(&self, figure: fn(&Figures) -> f64) -> Vec<f64> {
@@ -81,7 +111,8 @@ pub(crate) enum Verdict {
     /// It does not.
     Fail,
     /// Nothing was measured, for want of a program or of quiet.
-    Void,
+    #[serde(rename = "void")]
+    Discarded,
 }
 
 /// A ratio with the rule it must keep.
@@ -91,16 +122,16 @@ pub(crate) struct Check {
     pub(crate) claim: String,
     /// The bound.
     pub(crate) rule: Rule,
-    /// The ratio, round by round.
+    /// The ratio, block by block.
     pub(crate) ratio: Option<Spread>,
     /// How it came out.
     pub(crate) verdict: Verdict,
-    /// Why it is void, where too few rounds were quiet.
+    /// Why it is discarded, where too few blocks were quiet.
     pub(crate) why: Option<String>,
 }
 
 impl Check {
-    /// Judges a ratio that was to be taken of so many rounds.
+    /// Judges a ratio that was to be taken of so many blocks.
     #[must_use]
     pub(crate) fn new(
         claim: impl Into<String>,
@@ -110,8 +141,8 @@ impl Check {
     ) -> Self {
         let few = ratio.filter(|spread| !statistics::enough(spread.count, wanted));
         let verdict = match ratio {
-            None => Verdict::Void,
-            Some(_) if few.is_some() => Verdict::Void,
+            None => Verdict::Discarded,
+            Some(_) if few.is_some() => Verdict::Discarded,
             Some(spread) if rule.holds(spread.median) => Verdict::Pass,
             Some(_) => Verdict::Fail,
         };
@@ -146,38 +177,58 @@ pub(crate) struct Report {
 }
 
 impl Report {
-    /// The series of a contestant in a case.
+    /// The series of a variant in a case.
     #[must_use]
-    pub(crate) fn find(&self, scenario: &str, case: &str, contestant: &str) -> Option<&Series> {
-        self.series.iter().find(|series| {
+    pub(crate) fn find(&self, scenario: &str, case: &str, variant: &str) -> Option<&Series> {
+        let of = (scenario, case, variant);
+        let key = |series: &Series| {
             (
-                series.scenario.as_str(),
-                series.case.as_str(),
-                series.contestant.as_str(),
-            ) == (scenario, case, contestant)
-        })
+                series.scenario == of.0,
+                series.case == of.1,
+                series.variant == of.2,
+            )
+        };
+        self.series
+            .iter()
+            .find(|series| key(series) == (true, true, true))
     }
 
-    /// The round-by-round ratio of a figure between two contestants of one case.
+    /// The block-by-block ratio of a figure between two variants of one case.
     #[must_use]
     pub(crate) fn ratio(
         &self,
-        scenario: &str,
-        case: &str,
+        (scenario, case): (&str, &str),
         ours: &str,
         theirs: &str,
-        figure: fn(&Figures) -> f64,
+        figure: Figure,
     ) -> Option<Spread> {
-        let ours = self.find(scenario, case, ours)?.each(figure);
-        let theirs = self.find(scenario, case, theirs)?.each(figure);
+        let ours = self.find(scenario, case, ours)?.each(figure.of);
+        let theirs = self.find(scenario, case, theirs)?.each(figure.of);
         statistics::ratio(&ours, &theirs)
     }
 
-    /// Judges a ratio that was taken of a case's rounds.
+    /// Checks a figure of one variant by another's.
+    pub(crate) fn check(
+        &mut self,
+        of: (&str, &str),
+        ours: &str,
+        theirs: &str,
+        figure: Figure,
+        rule: Rule,
+    ) {
+        let ratio = self.ratio(of, ours, theirs, figure);
+        let (scenario, case) = of;
+        let claim = format!(
+            "{scenario} {case}: {ours}: {} by that of {theirs}",
+            figure.name
+        );
+        self.judge(of, claim, rule, ratio);
+    }
+
+    /// Judges a ratio that was taken of a case's blocks.
     pub(crate) fn judge(
         &mut self,
-        scenario: &str,
-        case: &str,
+        (scenario, case): (&str, &str),
         claim: impl Into<String>,
         rule: Rule,
         ratio: Option<Spread>,
@@ -191,7 +242,7 @@ impl Report {
         self.checks.push(Check::new(claim, rule, ratio, wanted));
     }
 
-    /// Whether every check passed; one that is void did not.
+    /// Whether every check passed; one that was discarded did not.
     #[must_use]
     pub(crate) fn passed(&self) -> bool {
         self.checks
@@ -199,7 +250,7 @@ impl Report {
             .all(|check| check.verdict == Verdict::Pass)
     }
 
-    /// Trials thrown away.
+    /// Trials that were rejected.
     #[must_use]
     pub(crate) fn rejected(&self) -> Rejected {
         let each = self.series.iter().map(|series| series.rejected);
@@ -213,19 +264,8 @@ impl Report {
     #[must_use]
     pub(crate) fn table(&self) -> String {
         let head = [
-            "scenario",
-            "case",
-            "contestant",
-            "IOPS",
-            "min..max",
-            "p50 us",
-            "p99 us",
-            "p99.9 us",
-            "%/k",
-            "client %",
-            "apart ns",
-            "trials",
-            "rejected",
+            "scenario", "case", "variant", "IOPS", "min..max", "p50 us", "p99 us", "p99.9 us",
+            "%/k", "client %", "apart ns", "trials", "rejected",
         ];
         let mut rows = vec![head.map(String::from).to_vec()];
         rows.extend(self.series.iter().map(row));
@@ -244,7 +284,7 @@ impl Report {
             let verdict = match check.verdict {
                 Verdict::Pass => "pass",
                 Verdict::Fail => "FAIL",
-                Verdict::Void => "void",
+                Verdict::Discarded => "discarded",
             };
             let show = |figure: fn(Spread) -> String| check.ratio.map_or("-".into(), figure);
             rows.push(vec![
@@ -272,7 +312,7 @@ fn row(series: &Series) -> Vec<String> {
     vec![
         series.scenario.clone(),
         series.case.clone(),
-        series.contestant.clone(),
+        series.variant.clone(),
         iops.map_or_else(|| "-".into(), |spread| kilo(spread.median)),
         iops.map_or_else(
             || "-".into(),
@@ -336,22 +376,23 @@ fn align(rows: &[Vec<String>], left: usize) -> String {
 mod tests {
     use super::*;
 
-    fn report() -> Report {
-        let series = |contestant: &str, iops: [f64; 3]| Series {
-            scenario: "vhost null".into(),
-            case: "QD 32".into(),
-            contestant: contestant.into(),
+    const OF: (&str, &str) = ("vhost null", "QD 32");
+
+    fn report(wanted: usize) -> Report {
+        let series = |variant: &str, iops: [f64; 3]| Series {
+            variant: variant.into(),
             trials: iops
                 .map(|iops| Figures {
                     iops,
                     ..Figures::default()
                 })
                 .to_vec(),
-            wanted: 3,
+            wanted,
             rejected: Rejected {
                 steal: 1,
                 ..Rejected::default()
             },
+            ..Series::of(OF.0, OF.1)
         };
         Report {
             series: vec![
@@ -363,50 +404,26 @@ mod tests {
     }
 
     #[test]
-    fn a_check_passes_by_its_median() {
-        let report = report();
-        let ratio = report.ratio("vhost null", "QD 32", "ours", "theirs", |figures| {
-            figures.iops
-        });
-        assert_eq!(
-            Check::new("faster", Rule::AtLeast(1.8), ratio, 3).verdict,
-            Verdict::Pass
-        );
-        assert_eq!(
-            Check::new("faster", Rule::AtLeast(2.1), ratio, 3).verdict,
-            Verdict::Fail
-        );
-        assert_eq!(
-            Check::new("cheaper", Rule::AtMost(2.0), ratio, 3).verdict,
-            Verdict::Pass
-        );
-    }
-
-    #[test]
-    fn what_was_not_measured_does_not_pass() {
-        let mut report = report();
-        let ratio = report.ratio("vhost null", "QD 32", "ours", "nobody", |figures| {
-            figures.iops
-        });
-        report
-            .checks
-            .push(Check::new("faster", Rule::AtLeast(1.0), ratio, 3));
-        assert_eq!(report.checks[0].verdict, Verdict::Void);
-        assert!(!report.passed());
-    }
-
-    #[test]
-    fn one_quiet_round_of_many_is_void_and_says_so() {
-        let mut report = report();
-        for series in &mut report.series {
-            series.wanted = 7;
+    fn a_check_passes_by_its_median_and_not_where_nothing_was_measured() {
+        for (theirs, rule, verdict) in [
+            ("theirs", Rule::AtLeast(1.8), Verdict::Pass),
+            ("theirs", Rule::AtLeast(2.1), Verdict::Fail),
+            ("theirs", Rule::AtMost(2.0), Verdict::Pass),
+            ("nobody", Rule::AtLeast(1.0), Verdict::Discarded),
+        ] {
+            let mut report = report(3);
+            report.check(OF, "ours", theirs, IOPS, rule);
+            assert_eq!(report.checks[0].verdict, verdict);
+            assert_eq!(report.passed(), verdict == Verdict::Pass);
         }
-        let iops = |figures: &Figures| figures.iops;
-        let ratio = report.ratio("vhost null", "QD 32", "ours", "theirs", iops);
-        report.judge("vhost null", "QD 32", "faster", Rule::AtLeast(1.8), ratio);
-        assert_eq!(report.checks[0].verdict, Verdict::Void);
-        assert!(!report.passed());
-        let says = "faster (3 quiet blocks of 7 wanted: 4 are the least to judge by)";
+    }
+
+    #[test]
+    fn one_quiet_block_of_many_is_discarded_with_the_reason() {
+        let mut report = report(7);
+        report.check(OF, "ours", "theirs", IOPS, Rule::AtLeast(1.8));
+        assert_eq!(report.checks[0].verdict, Verdict::Discarded);
+        let says = "(3 quiet blocks of 7 wanted: 4 are the least to judge by)";
         assert!(report.verdicts().contains(says), "{}", report.verdicts());
         let one = statistics::spread(&[2.0]);
         let check = Check::new("faster", Rule::AtLeast(1.8), one, 1);
@@ -415,7 +432,7 @@ mod tests {
 
     #[test]
     fn columns_line_up() {
-        let table = report().table();
+        let table = report(3).table();
         let lines: Vec<&str> = table.lines().collect();
         assert_eq!(lines.len(), 3);
         assert_eq!(
@@ -426,13 +443,12 @@ mod tests {
 
     #[test]
     fn the_json_names_units_and_verdicts() {
-        let mut report = report();
-        report
-            .checks
-            .push(Check::new("faster", Rule::AtLeast(1.5), None, 3));
+        let mut report = report(3);
+        report.check(OF, "ours", "nobody", IOPS, Rule::AtLeast(1.5));
         let json = serde_json::to_value(&report).expect("plain data");
         assert_eq!(json["checks"][0]["verdict"], "void");
         assert_eq!(json["checks"][0]["rule"]["at_least"], 1.5);
+        assert_eq!(json["series"][0]["contestant"], "ours");
         assert_eq!(json["series"][0]["trials"][1]["iops"], 4e6);
         assert_eq!(json["series"][0]["rejected"]["steal"], 1);
         assert_eq!(report.rejected().steal, 2);
