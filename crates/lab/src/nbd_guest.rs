@@ -25,7 +25,7 @@ use nix::sys::time::TimeSpec;
 use tidegate_core::request::Op;
 use tidegate_core::units::{Span, Time};
 use tidegate_engine::nbd::wire::{RequestHeader, command};
-use tidegate_sim::guest::{Guest, Want};
+use tidegate_sim::guest::{Action, Guest};
 use tidegate_sim::scenario::Disk;
 use tidegate_testing::nbd::async_connection::{Answer, AsyncConnection};
 
@@ -66,7 +66,7 @@ pub(crate) struct NbdGuest {
     connection: AsyncConnection<Piece>,
     clock: Instant,
     flags: CommandFlags,
-    wants: Vec<Want>,
+    wants: Vec<Action>,
     /// When an actor wants to be woken.
     alarms: BinaryHeap<Reverse<(Time, u32, u32)>>,
     /// Pieces that are not encoded yet.
@@ -176,11 +176,11 @@ impl NbdGuest {
         }
         for want in self.wants.drain(..) {
             let (actor, op, offset, len) = match want {
-                Want::Wake { actor, epoch, at } => {
+                Action::Wake { actor, epoch, at } => {
                     self.alarms.push(Reverse((at, actor, epoch)));
                     continue;
                 }
-                Want::Io {
+                Action::Io {
                     actor,
                     op,
                     offset,

@@ -257,7 +257,7 @@ mod tests {
             len: if op == Op::Flush { 0 } else { 4_096 },
             latency: Span::from_millis(latency_ms),
             failed: false,
-            beside: 0,
+            outstanding: 0,
         }
     }
 

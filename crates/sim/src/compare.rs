@@ -1,11 +1,11 @@
 //! The comparison of our policy with PARDA and with no control, over many seeds.
 //!
-//! `tidegate-sim --side-by-side` runs [`table`] and writes what it gives into `docs/io-control-compared.md`. Each row is
-//! a figure that a scenario expects something of under our control; here it is computed under each policy, as it is and
-//! not divided by anything.
+//! `tidegate-sim --side-by-side` runs [`table`] and writes the result into `docs/io-control-compared.md`. Each row is a
+//! figure for which a scenario sets an expectation under our control. Here it is computed under each policy, and not
+//! divided by a reference.
 //!
 //! # Always true
-//! - A row names a scenario, a phase and a figure that are there, or there is no table.
+//! - If a row's scenario, phase or figure does not exist, there is no table.
 
 use crate::judge::Stretch;
 use crate::policy::Policy;
@@ -15,18 +15,18 @@ use std::collections::BTreeMap;
 use std::fmt::Write;
 use tidegate_core::units::Span;
 
-/// A figure that is compared.
+/// A row of the comparison.
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
-    /// What it says, for people.
+    /// Its text.
     pub says: &'static str,
-    /// In which scenario: a file of `scenarios/`, without its ending.
+    /// Its scenario: a file of `scenarios/`, without its extension.
     pub scenario: &'static str,
-    /// Which figure.
+    /// Its figure.
     pub what: Measure,
-    /// In which phase, where there are several.
+    /// Its phase, if there are several.
     pub phase: Option<&'static str>,
-    /// Digits after the point.
+    /// Number of decimals.
     pub digits: usize,
 }
 
@@ -48,7 +48,7 @@ const fn row(
 
 const CHANGES: &str = "row-09-start-idle-resume";
 
-/// What is compared, in the order of the table.
+/// The rows in the order of the table.
 pub const ROWS: &[Row] = &[
     row(
         "time until shares are met after a cold start, s",
@@ -72,49 +72,49 @@ pub const ROWS: &[Row] = &[
         1,
     ),
     row(
-        "the same after shares were changed, s",
+        "the same after a change of shares, s",
         CHANGES,
         Measure::Settles,
         Some("shares"),
         1,
     ),
     row(
-        "the disk that becomes active again: its first second, % of its part",
+        "the disk that becomes active again: its first second, % of its fair share",
         CHANGES,
         Measure::Resumed,
         Some("resume"),
         0,
     ),
     row(
-        "time until latency is within 1.3 times the threshold after the array's speed has halved, s",
+        "time until latency is within 1.3 times the threshold after the array's speed is halved, s",
         "row-10-capacity-halves",
         Measure::DeviceLatencySettles,
         Some("half"),
         1,
     ),
     row(
-        "worst deviation of a disk from its part by shares over 10 s, %",
+        "worst deviation of a disk from its fair share over 10 s, %",
         "row-02-share-error",
         Measure::ShareError,
         None,
         2,
     ),
     row(
-        "deviation of latency from the threshold, % (ours aims 7 below it)",
+        "deviation of latency from the threshold, % (our target is 7 below it)",
         "row-02-share-error",
         Measure::DeviceLatencyError,
         None,
         1,
     ),
     row(
-        "throughput, four hosts, I/Os a second",
+        "throughput, four hosts, I/Os per second",
         "row-02-share-error",
         Measure::Iops,
         None,
         0,
     ),
     row(
-        "a disk with a reservation of 800 among heavy disks, mean units a second",
+        "a disk with a reservation of 800 among heavy disks, mean units per second",
         "row-04-reservation",
         Measure::Units,
         None,
@@ -135,14 +135,14 @@ pub const ROWS: &[Row] = &[
         1,
     ),
     row(
-        "throughput beside them, I/Os a second",
+        "throughput of the other disks, I/Os per second",
         "row-17-tail",
         Measure::Iops,
         None,
         0,
     ),
     row(
-        "four shops: part of the large one of all I/Os, % (40 by shares)",
+        "four shops: the large one's fraction of all I/Os, % (40 by shares)",
         "sioc-1",
         Measure::Share,
         None,
@@ -156,7 +156,7 @@ pub const ROWS: &[Row] = &[
         0,
     ),
     row(
-        "four shops: throughput, I/Os a second",
+        "four shops: throughput, I/Os per second",
         "sioc-1",
         Measure::Iops,
         None,
@@ -171,13 +171,14 @@ pub const ROWS: &[Row] = &[
     ),
 ];
 
-/// PARDA has no automatic threshold: where the scenario has one, it is told about where ours ends.
-const TOLD: Span = Span::from_micros(4_500);
+/// PARDA's threshold where the scenario has an automatic one, because PARDA has none. Ours converges to about this
+/// value.
+const PARDA_THRESHOLD: Span = Span::from_micros(4_500);
 
 const ORDER: [Policy; 3] = [Policy::None, Policy::Parda, Policy::Ours];
 
 impl Row {
-    /// The expectation of its scenario that it is about.
+    /// The scenario's expectation for this row.
     fn expect<'a>(&self, scenario: &'a Scenario) -> Result<&'a Expect, ScenarioError> {
         let fits = |expect: &&Expect| {
             let phase = &scenario.phases[expect.phase].name;
@@ -188,7 +189,7 @@ impl Row {
         match scenario.expects.iter().find(fits) {
             Some(expect) => Ok(expect),
             None => wrong(format!(
-                "scenario `{}` expects nothing of `{}` as the comparison says",
+                "scenario `{}` has no expectation for `{}` that matches the comparison",
                 self.scenario,
                 self.what.word()
             )),
@@ -199,15 +200,15 @@ impl Row {
 fn variant(scenario: &Scenario, policy: Policy) -> Variant {
     let found = policy == Policy::Parda && scenario.datastore.threshold == Threshold::Auto;
     Variant {
-        threshold: found.then_some(Threshold::Fixed(TOLD)),
+        threshold: found.then_some(Threshold::Fixed(PARDA_THRESHOLD)),
         ..Variant::of(policy)
     }
 }
 
-/// The table over the seeds 1 to `seeds`, from scenarios by their names.
+/// The table over the seeds 1 to `seeds`. The scenarios are given by name.
 ///
 /// # Errors
-/// When a scenario is not there, or has not what is compared.
+/// When a scenario or its figure does not exist.
 pub fn table(scenarios: &BTreeMap<&str, Scenario>, seeds: u64) -> Result<String, ScenarioError> {
     check(scenarios)?;
     let mut values: Vec<[Vec<f64>; 3]> = vec![Default::default(); ROWS.len()];
@@ -247,10 +248,10 @@ pub fn table(scenarios: &BTreeMap<&str, Scenario>, seeds: u64) -> Result<String,
     Ok(table)
 }
 
-/// Whether every row finds what it compares.
+/// Checks that every row's scenario and figure exist.
 ///
 /// # Errors
-/// What is not there.
+/// The first missing one.
 pub fn check(scenarios: &BTreeMap<&str, Scenario>) -> Result<(), ScenarioError> {
     for row in ROWS {
         match scenarios.get(row.scenario) {
@@ -261,7 +262,7 @@ pub fn check(scenarios: &BTreeMap<&str, Scenario>) -> Result<(), ScenarioError> 
     Ok(())
 }
 
-/// Median, and from least to most where they differ.
+/// The median, with the range if the values differ.
 fn cell(row: &Row, values: &[f64], phase: Span) -> String {
     let mut sorted = values.to_vec();
     sorted.sort_unstable_by(f64::total_cmp);
@@ -290,7 +291,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_cell_is_the_median_with_its_spread_and_says_never() {
+    fn a_cell_is_the_median_with_its_range_or_never() {
         let row = &ROWS[0];
         let phase = Span::from_secs(20);
         assert_eq!(cell(row, &[0.7, 0.5, 0.6], phase), "0.6 (0.5 to 0.7)");

@@ -1,11 +1,11 @@
-//! The trait of a host's I/O control in the simulator; one file for each policy.
+//! The trait of a host's I/O control in the simulator, with one file for each policy.
 //!
-//! The world calls it where an I/O thread and a host's governor would be called, and performs what it asks for. One
-//! file for each policy: `ours.rs` drives the scheduler and the governor of the core exactly as the engine does,
-//! `parda.rs` is the published law it is compared with, `none.rs` the host that controls nothing.
+//! The world calls it where the engine would call an I/O thread's scheduler and a host's governor, and executes its
+//! requests. `ours.rs` drives the core's scheduler and governor exactly as the engine does. `parda.rs` is the published
+//! control law, as a baseline. `none.rs` is a host without control.
 //!
 //! # Always true
-//! - An I/O that was offered and not started comes out of `pick` once.
+//! - `pick` returns each I/O that was offered and not started exactly once.
 
 mod none;
 mod ours;
@@ -17,7 +17,7 @@ use tidegate_core::iocontrol::Cost;
 use tidegate_core::request::{IoId, Op};
 use tidegate_core::units::{Span, Time};
 
-/// A host's control under this policy. `incarnation` tells one start of its daemon from another.
+/// Creates a host's control under this policy. `incarnation` distinguishes the starts of its daemon.
 pub(crate) fn control(
     policy: Policy,
     now: Time,
@@ -35,8 +35,8 @@ pub(crate) fn control(
 
 /// An I/O that has passed its disk's filters.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Asked {
-    /// The disk's place in the scenario.
+pub(crate) struct Offered {
+    /// The disk's index in the scenario.
     pub(crate) disk: usize,
     pub(crate) io: IoId,
     pub(crate) op: Op,
@@ -44,7 +44,7 @@ pub(crate) struct Asked {
     pub(crate) len: u64,
 }
 
-/// An I/O that the datastore has ended.
+/// An I/O that the datastore has completed.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Ended {
     pub(crate) disk: usize,
@@ -54,65 +54,65 @@ pub(crate) struct Ended {
     pub(crate) cost: Cost,
 }
 
-/// What control answers when asked for the next I/O of a thread.
+/// The result of [`Control::pick`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Next {
-    /// This one; then ask again.
+    /// Start this I/O, then call `pick` again.
     Start(IoId, Cost),
-    /// None here; it is that thread's turn.
+    /// No I/O here. That thread should be called next.
     Thread(usize),
-    /// None.
+    /// No I/O.
     Nothing,
 }
 
-/// What control asks the world to do with the coordination file.
+/// An I/O on the coordination file that control requests.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Errand {
-    /// Read it whole.
+pub(crate) enum SlotIo {
+    /// Read all slots.
     Read,
     /// Write the host's own slot.
     Write(Vec<u8>),
 }
 
-/// What a read of the coordination file gave: the slots that have something in them.
+/// The result of a read of the coordination file: the non-empty slots.
 pub(crate) type Slots = Result<Vec<(u16, Vec<u8>)>, ()>;
 
-/// How things stand, to be drawn and judged.
+/// The state of control, for charts and checks.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Standing {
-    /// What it may have in flight, in reference I/Os; `None` for no bound.
+pub(crate) struct ControlState {
+    /// The window in reference I/Os; `None` for no window.
     pub(crate) window: Option<f64>,
-    /// The latency it believes the datastore has.
+    /// The measured latency of the datastore.
     pub(crate) latency: Span,
-    /// The latency it holds it to.
+    /// The congestion threshold.
     pub(crate) threshold: Span,
     pub(crate) engaged: bool,
 }
 
 /// A host's control of one datastore.
 pub(crate) trait Control {
-    /// Takes an I/O: what it costs if it may go now, or nothing if it waits.
-    fn offer(&mut self, now: Time, asked: &Asked) -> Option<Cost>;
-    /// The next of a thread's I/Os that may go.
+    /// Offers an I/O. Returns its cost if it may start now. Otherwise it waits.
+    fn offer(&mut self, now: Time, offered: &Offered) -> Option<Cost>;
+    /// Picks the next I/O of a thread.
     fn pick(&mut self, now: Time, thread: usize) -> Next;
-    /// An I/O of this host has ended.
+    /// An I/O of this host has completed.
     fn finished(&mut self, now: Time, ended: &Ended);
-    /// When a thread wants to be asked again, though nothing ended.
+    /// The time at which a thread must call `pick` again without a completion.
     fn deadline(&self, thread: usize) -> Option<Time>;
-    /// When it wants [`Control::wake`].
-    fn alarm(&self) -> Time;
-    /// A moment of its own has come.
-    fn wake(&mut self, now: Time, out: &mut Vec<Errand>);
-    /// An [`Errand::Read`] has ended.
-    fn heard(&mut self, now: Time, slots: &Slots, out: &mut Vec<Errand>);
-    /// An [`Errand::Write`] has ended.
-    fn published(&mut self, now: Time, fine: bool);
+    /// The time of the next [`Control::wake`].
+    fn wake_at(&self) -> Time;
+    /// The time of [`Control::wake_at`] has come.
+    fn wake(&mut self, now: Time, out: &mut Vec<SlotIo>);
+    /// A [`SlotIo::Read`] has completed.
+    fn slots_read(&mut self, now: Time, slots: &Slots, out: &mut Vec<SlotIo>);
+    /// A [`SlotIo::Write`] has completed.
+    fn slot_written(&mut self, now: Time, fine: bool);
     /// A disk has new settings.
     fn change(&mut self, now: Time, disk: usize, settings: &Settings);
-    /// How things stand.
-    fn standing(&self) -> Standing;
-    /// What it has to say of what happened since it was asked last.
-    fn told(&mut self) -> Vec<String> {
+    /// The state of control.
+    fn state(&self) -> ControlState;
+    /// The events since the last call.
+    fn take_events(&mut self) -> Vec<String> {
         Vec::new()
     }
 }

@@ -1,16 +1,16 @@
 //! Guests' workloads: closed loops, access specifications, and open loops.
 //!
-//! The world tells a guest that it may begin, that it woke, and that an I/O was answered; the guest appends what it
-//! wants: I/Os, and to be woken. It knows neither host nor datastore.
+//! The world reports starts, timers and completions to a guest. The guest appends its actions: I/Os, and timers. It
+//! knows neither host nor datastore.
 //!
 //! # Always true
-//! - A guest that was stopped wants nothing more, though answers may still come.
+//! - A stopped guest issues nothing more, though completions may still arrive.
 //! - An actor (a user, or one of the outstanding I/Os) does one thing at a time.
 //!
 //! # Picture: a shop's user
 //! ```text
 //!   think ──> read ──> read ... ──> log write ──> flush ──> order done ──> think
-//!                                      └─ pages to be written, which nobody waits for
+//!                                      └─ background page writes
 //! ```
 
 use crate::numbers::{index, small};
@@ -21,53 +21,53 @@ use tidegate_core::request::Op;
 use tidegate_core::units::{Span, Time};
 use tidegate_model::Random;
 
-mod tape;
+mod replay;
 
-use tape::Tape;
+use replay::Replay;
 
-/// What a guest wants of the world.
+/// An action of a guest.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Want {
+pub enum Action {
     /// An I/O.
     Io {
-        /// To whom its answer goes; nobody waits for it otherwise.
+        /// The actor that waits for it; none for a background I/O.
         actor: Option<u32>,
-        /// What it does.
+        /// The operation.
         op: Op,
-        /// Where, in bytes.
+        /// First byte.
         offset: u64,
-        /// How much, in bytes.
+        /// Number of bytes.
         len: u64,
     },
-    /// To be woken.
+    /// A timer.
     Wake {
-        /// Who.
+        /// Its actor.
         actor: u32,
-        /// To be given back.
+        /// Returned when it expires.
         epoch: u32,
-        /// When.
+        /// When it expires.
         at: Time,
     },
 }
 
-/// A guest and its disk's content, as far as places go.
+/// A guest, and the layout of its disk.
 pub struct Guest {
     workload: Workload,
     size: u64,
     random: Random,
     active: bool,
     actors: Vec<Actor>,
-    /// Where the log, or a sequential stream, goes on.
+    /// The next offset of the log, or of a sequential stream.
     next: u64,
-    /// Writes since the last flush, of an access specification that has some.
+    /// Writes since the last flush, for an access specification with flushes.
     unflushed: u32,
-    /// I/Os that nobody waits for, under way.
-    loose: u32,
-    /// At the disk, and what waits in the guest because that is as deep as its queue is.
+    /// Background I/Os in flight.
+    background: u32,
+    /// I/Os at the disk, and those that wait in the guest because its queue is full.
     at_disk: u32,
-    inside: VecDeque<Want>,
-    /// A trace that is played back; nobody acts then.
-    tape: Option<Tape>,
+    queued: VecDeque<Action>,
+    /// The replay of a trace. It has no actors.
+    replay: Option<Replay>,
 }
 
 #[derive(Clone, Copy, Debug, Default)]
@@ -76,7 +76,7 @@ struct Actor {
     step: u32,
     /// When its order began.
     begun: Time,
-    /// Wakings of an earlier one are stale.
+    /// Timers of an earlier epoch are ignored.
     epoch: u32,
 }
 
@@ -88,13 +88,13 @@ enum Doing {
     Waiting,
 }
 
-/// More loose I/Os than this are not asked for: a guest's queues are not endless either.
-const LOOSE_MOST: u32 = 4_096;
-/// The log has this part of the disk, at its end.
+/// The most background I/Os: a guest's queues are finite.
+const MOST_BACKGROUND: u32 = 4_096;
+/// The log is this fraction of the disk, at its end.
 const LOG_PART: u64 = 32;
 
 impl Guest {
-    /// A guest at rest, of which the chances begin at `seed`.
+    /// A stopped guest whose random numbers start at `seed`.
     pub fn new(disk: &Disk, seed: u64) -> Guest {
         let actors = match disk.workload {
             Workload::Shop { users, .. } => users,
@@ -102,8 +102,8 @@ impl Guest {
             Workload::Open { .. } => 1,
             Workload::Trace { .. } => 0,
         };
-        let tape = match &disk.workload {
-            Workload::Trace { trace, pace } => Some(Tape::new(Arc::clone(trace), *pace)),
+        let replay = match &disk.workload {
+            Workload::Trace { trace, pace } => Some(Replay::new(Arc::clone(trace), *pace)),
             Workload::Shop { .. } | Workload::Access { .. } | Workload::Open { .. } => None,
         };
         Guest {
@@ -114,40 +114,40 @@ impl Guest {
             actors: vec![Actor::default(); actors as usize],
             next: 0,
             unflushed: 0,
-            loose: 0,
+            background: 0,
             at_disk: 0,
-            inside: VecDeque::new(),
-            tape,
+            queued: VecDeque::new(),
+            replay,
         }
     }
 
-    /// Keeps back what is more than the guest's queue is deep.
-    fn bound(&mut self, from: usize, out: &mut Vec<Want>) {
+    /// Holds back I/Os beyond the depth of the guest's queue.
+    fn bound(&mut self, from: usize, out: &mut Vec<Action>) {
         let Workload::Shop { depth, .. } = self.workload else {
             return;
         };
-        for want in out.drain(from..).collect::<Vec<_>>() {
-            match want {
-                Want::Io { .. } => self.inside.push_back(want),
-                Want::Wake { .. } => out.push(want),
+        for action in out.drain(from..).collect::<Vec<_>>() {
+            match action {
+                Action::Io { .. } => self.queued.push_back(action),
+                Action::Wake { .. } => out.push(action),
             }
         }
         while self.at_disk < depth
-            && let Some(want) = self.inside.pop_front()
+            && let Some(action) = self.queued.pop_front()
         {
             self.at_disk += 1;
-            out.push(want);
+            out.push(action);
         }
     }
 
-    /// Begins, or goes on after a rest.
-    pub fn start(&mut self, now: Time, out: &mut Vec<Want>) {
+    /// Starts, or continues after a stop.
+    pub fn start(&mut self, now: Time, out: &mut Vec<Action>) {
         if self.active {
             return;
         }
         self.active = true;
-        if let Some(tape) = &mut self.tape {
-            return tape.start(now, out);
+        if let Some(replay) = &mut self.replay {
+            return replay.start(now, out);
         }
         for actor in 0..self.actors.len() {
             if self.actors[actor].doing == Doing::Nothing {
@@ -156,7 +156,7 @@ impl Guest {
         }
     }
 
-    /// Asks for nothing more.
+    /// Issues nothing more.
     pub fn stop(&mut self) {
         self.active = false;
         for actor in &mut self.actors {
@@ -167,31 +167,31 @@ impl Guest {
         }
     }
 
-    /// Loses everything that is under way: its host is gone.
+    /// Loses everything in flight: its host is dead.
     pub(crate) fn lose(&mut self) {
         self.stop();
         for actor in &mut self.actors {
             actor.doing = Doing::Nothing;
             actor.epoch += 1;
         }
-        self.loose = 0;
+        self.background = 0;
         self.at_disk = 0;
-        self.inside.clear();
-        if let Some(tape) = &mut self.tape {
-            tape.lose();
+        self.queued.clear();
+        if let Some(replay) = &mut self.replay {
+            replay.lose();
         }
     }
 
-    /// Whether it may want something more.
+    /// Whether it may issue more.
     pub fn is_active(&self) -> bool {
         self.active
     }
 
-    /// The time has come for which an actor asked.
-    pub fn woke(&mut self, now: Time, actor: u32, epoch: u32, out: &mut Vec<Want>) {
-        if let Some(tape) = &mut self.tape {
+    /// A timer of an actor has expired.
+    pub fn woke(&mut self, now: Time, actor: u32, epoch: u32, out: &mut Vec<Action>) {
+        if let Some(replay) = &mut self.replay {
             if self.active {
-                tape.woke(now, epoch, out);
+                replay.woke(now, epoch, out);
             }
             return;
         }
@@ -207,36 +207,41 @@ impl Guest {
                 self.shop_step(place, out);
                 self.bound(from, out);
             }
-            Workload::Access { io, .. } => self.ask(Some(actor), io, out),
+            Workload::Access { io, .. } => self.issue(Some(actor), io, out),
             Workload::Open { io, .. } => {
-                if self.loose < LOOSE_MOST {
-                    self.loose += 1;
-                    self.ask(None, io, out);
+                if self.background < MOST_BACKGROUND {
+                    self.background += 1;
+                    self.issue(None, io, out);
                 }
                 self.begin(now, place, out);
             }
-            // Its tape was woken.
+            // The replay has its own timer.
             Workload::Trace { .. } => {}
         }
     }
 
-    /// An I/O was answered. Gives the time an order took, if that ended one.
-    pub fn answered(&mut self, now: Time, actor: Option<u32>, out: &mut Vec<Want>) -> Option<Span> {
+    /// An I/O has completed. Returns the time of an order, if this completed one.
+    pub fn answered(
+        &mut self,
+        now: Time,
+        actor: Option<u32>,
+        out: &mut Vec<Action>,
+    ) -> Option<Span> {
         let from = out.len();
         self.at_disk = self.at_disk.saturating_sub(1);
-        let order = self.goes_on(now, actor, out);
+        let order = self.advance(now, actor, out);
         self.bound(from, out);
         order
     }
 
-    fn goes_on(&mut self, now: Time, actor: Option<u32>, out: &mut Vec<Want>) -> Option<Span> {
-        if let Some(tape) = &mut self.tape {
-            tape.answered(now, self.active, out);
-            self.active &= !tape.is_over();
+    fn advance(&mut self, now: Time, actor: Option<u32>, out: &mut Vec<Action>) -> Option<Span> {
+        if let Some(replay) = &mut self.replay {
+            replay.answered(now, self.active, out);
+            self.active &= !replay.is_over();
             return None;
         }
         let Some(actor) = actor else {
-            self.loose = self.loose.saturating_sub(1);
+            self.background = self.background.saturating_sub(1);
             return None;
         };
         let place = actor as usize;
@@ -248,7 +253,7 @@ impl Guest {
         match self.workload {
             Workload::Shop { reads, .. } => {
                 self.actors[place].step += 1;
-                // Reads, then the log and its flush.
+                // Reads come first, then the log and its flush.
                 if self.actors[place].step < reads + 2 {
                     if self.active {
                         self.shop_step(place, out);
@@ -265,8 +270,8 @@ impl Guest {
         order
     }
 
-    /// From doing nothing to the next thing.
-    fn begin(&mut self, now: Time, place: usize, out: &mut Vec<Want>) {
+    /// An idle actor takes its next step.
+    fn begin(&mut self, now: Time, place: usize, out: &mut Vec<Action>) {
         let pause = match self.workload {
             Workload::Shop { think, .. } => self.random.exponential(think.as_nanos()),
             Workload::Access { think, .. } if think == Span::ZERO => 0,
@@ -283,14 +288,14 @@ impl Guest {
         if pause == 0 {
             return self.woke(now, number, epoch, out);
         }
-        out.push(Want::Wake {
+        out.push(Action::Wake {
             actor: number,
             epoch,
             at: now + Span::from_nanos(pause),
         });
     }
 
-    fn shop_step(&mut self, place: usize, out: &mut Vec<Want>) {
+    fn shop_step(&mut self, place: usize, out: &mut Vec<Action>) {
         let Workload::Shop {
             reads,
             writes,
@@ -305,7 +310,7 @@ impl Guest {
         self.actors[place].doing = Doing::Waiting;
         if step < reads {
             let offset = self.table_place(size);
-            return out.push(Want::Io {
+            return out.push(Action::Io {
                 actor,
                 op: Op::Read,
                 offset,
@@ -313,7 +318,7 @@ impl Guest {
             });
         }
         if step > reads {
-            return out.push(Want::Io {
+            return out.push(Action::Io {
                 actor,
                 op: Op::Flush,
                 offset: 0,
@@ -321,10 +326,10 @@ impl Guest {
             });
         }
         for _ in 0..writes {
-            if self.loose < LOOSE_MOST {
-                self.loose += 1;
+            if self.background < MOST_BACKGROUND {
+                self.background += 1;
                 let offset = self.table_place(size);
-                out.push(Want::Io {
+                out.push(Action::Io {
                     actor: None,
                     op: Op::Write,
                     offset,
@@ -334,7 +339,7 @@ impl Guest {
         }
         let log = self.size / LOG_PART;
         self.next = (self.next + size) % (log - size);
-        out.push(Want::Io {
+        out.push(Action::Io {
             actor,
             op: Op::Write,
             offset: self.size - log + self.next / size * size,
@@ -342,14 +347,14 @@ impl Guest {
         });
     }
 
-    /// One I/O of an access specification.
-    fn ask(&mut self, actor: Option<u32>, io: Io, out: &mut Vec<Want>) {
+    /// Issues one I/O of an access specification.
+    fn issue(&mut self, actor: Option<u32>, io: Io, out: &mut Vec<Action>) {
         if let Some(actor) = actor {
             self.actors[actor as usize].doing = Doing::Waiting;
         }
         if io.flush_every > 0 && self.unflushed >= io.flush_every {
             self.unflushed = 0;
-            return out.push(Want::Io {
+            return out.push(Action::Io {
                 actor,
                 op: Op::Flush,
                 offset: 0,
@@ -365,7 +370,7 @@ impl Guest {
         self.next = place;
         let read = self.random.below(100) < u64::from(io.reads);
         self.unflushed += u32::from(!read && io.flush_every > 0);
-        out.push(Want::Io {
+        out.push(Action::Io {
             actor,
             op: if read { Op::Read } else { Op::Write },
             offset: place * io.size,
@@ -373,17 +378,18 @@ impl Guest {
         });
     }
 
-    /// A place in the tables: a few extents are wanted far more often than the rest.
+    /// An offset in the tables. A few extents are used far more often than the rest.
     fn table_place(&mut self, size: u64) -> u64 {
         let tables = self.size - self.size / LOG_PART;
         let extent = tables / EXTENTS;
         let rank = self.zipf();
-        // Hot extents do not lie side by side: ranks are spread by an odd factor, which is one to one.
+        // Hot extents are not adjacent: an odd factor spreads the ranks, one to one.
         let place = rank.wrapping_mul(619).wrapping_add(251) % EXTENTS;
         place * extent + self.random.below(extent / size) * size
     }
 
-    /// A rank below [`EXTENTS`] with probability as 1/(rank + 1), by the inverse of the harmonic numbers.
+    /// A rank below [`EXTENTS`], with probability in proportion to 1/(rank + 1), by the inverse of the harmonic
+    /// numbers.
     fn zipf(&mut self) -> u64 {
         let draw = self.random.below(HARMONIC[index(EXTENTS) - 1]);
         let rank = HARMONIC.partition_point(|&sum| sum <= draw);
@@ -391,7 +397,7 @@ impl Guest {
     }
 }
 
-/// Into so many extents a shop's tables fall.
+/// Number of extents of a shop's tables.
 const EXTENTS: u64 = 1_024;
 
 /// Sums of 1/n, times 2^32.
@@ -420,34 +426,34 @@ mod tests {
     }
 
     #[test]
-    fn an_access_specification_keeps_its_outstanding_ios() {
+    fn an_access_specification_maintains_its_outstanding_ios() {
         let mut guest = guest("{ kind = 'access', outstanding = 4 }");
         let mut out = Vec::new();
         guest.start(Time::ZERO, &mut out);
         assert_eq!(out.len(), 4);
         out.clear();
         assert_eq!(guest.answered(Time::ZERO, Some(2), &mut out), None);
-        assert!(matches!(out[..], [Want::Io { actor: Some(2), .. }]));
+        assert!(matches!(out[..], [Action::Io { actor: Some(2), .. }]));
         guest.stop();
         out.clear();
         guest.answered(Time::ZERO, Some(1), &mut out);
         assert_eq!(out, []);
         guest.start(Time::ZERO, &mut out);
-        assert!(matches!(out[..], [Want::Io { actor: Some(1), .. }]));
+        assert!(matches!(out[..], [Action::Io { actor: Some(1), .. }]));
     }
 
     #[test]
-    fn a_log_is_appended_and_made_durable_every_so_often() {
+    fn a_log_is_appended_and_flushed_periodically() {
         let words = "{ kind = 'access', outstanding = 1, size = '4KiB', reads = 0, random = 0, flush-every = 2 }";
         let mut guest = guest(words);
         let (mut out, mut ops, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
         guest.start(Time::ZERO, &mut out);
         for _ in 0..6 {
-            let Some(Want::Io {
+            let Some(Action::Io {
                 actor, op, offset, ..
             }) = out.pop()
             else {
-                panic!("it keeps one outstanding");
+                panic!("one I/O is outstanding");
             };
             ops.push(op);
             if op == Op::Write {
@@ -461,12 +467,12 @@ mod tests {
     }
 
     #[test]
-    fn an_order_is_its_reads_the_log_and_a_flush() {
+    fn an_order_is_reads_a_log_write_and_a_flush() {
         let mut guest =
             guest("{ kind = 'shop', users = 1, think = '10ms', reads = 2, writes = 1 }");
         let mut out = Vec::new();
         guest.start(Time::ZERO, &mut out);
-        let Want::Wake { actor, epoch, at } = out[0] else {
+        let Action::Wake { actor, epoch, at } = out[0] else {
             panic!("a user thinks first, not {:?}", out[0]);
         };
         out.clear();
@@ -475,8 +481,8 @@ mod tests {
         let mut ops = Vec::new();
         while took.is_none() {
             let mut next = Vec::new();
-            for want in out.drain(..) {
-                if let Want::Io { actor, op, .. } = want {
+            for action in out.drain(..) {
+                if let Action::Io { actor, op, .. } = action {
                     ops.push(op);
                     took = took.or(guest.answered(at + Span::from_millis(7), actor, &mut next));
                 }
@@ -488,14 +494,14 @@ mod tests {
     }
 
     #[test]
-    fn a_few_extents_are_wanted_far_more_often_than_the_rest() {
+    fn a_few_extents_are_used_far_more_often_than_the_rest() {
         let mut guest = guest("{ kind = 'shop', users = 1 }");
         let mut hot = 0;
         for _ in 0..10_000 {
             assert!(guest.table_place(8_192) < guest.size);
             hot += u32::from(guest.zipf() < 32);
         }
-        // Harmonic numbers: 4.06 of 7.51.
+        // By harmonic numbers: 4.06 of 7.51.
         assert!((5_000..5_800).contains(&hot), "{hot}");
     }
 }

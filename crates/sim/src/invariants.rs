@@ -1,13 +1,13 @@
 //! The invariants of a run, checked from outside the core.
 //!
-//! The world tells it what starts, ends and waits. A breach is kept with its moment and says what should have been.
+//! The world reports starts, completions and waiting I/Os. A breach is recorded with its time and a description.
 //!
 //! # Always true, or it is a breach
-//! - Over any interval a limited disk, or a group's disks on a host together, starts at most `limit * interval + burst` units and one request; the same of
-//!   bytes, and of the peak over any interval and 10 ms.
+//! - Over any interval, a limited disk starts at most `limit * interval + burst` units and one request. The same holds
+//!   for bytes, and for the peak over any interval and 10 ms. The same holds for a group's disks on a host together.
 //! - While control is engaged, nothing starts on a host whose window is full, unless nothing is in flight.
-//! - A deadline moves when its moment has come.
-//! - What waits is started, and what is started is answered, once the world is whole again.
+//! - A deadline moves once it has been reached.
+//! - Once all faults are repaired, every waiting I/O is started and every started I/O is completed.
 
 use crate::numbers::float;
 use crate::scenario::{Ceiling, Group, Settings};
@@ -15,33 +15,33 @@ use std::collections::BTreeMap;
 use tidegate_core::iocontrol::Cost;
 use tidegate_core::units::{Span, Time};
 
-/// Something that must not be.
+/// A violated invariant.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Breach {
-    /// When it was seen.
+    /// When it was detected.
     pub at: Time,
-    /// What, and what should have been.
+    /// What happened, and what should have happened.
     pub what: String,
 }
 
-/// More of them tell nothing new.
+/// The most breaches that are recorded.
 const MOST: usize = 20;
-/// So often may one thread be woken in one moment.
-const PATIENCE: u32 = 10_000;
-/// The idle credit that a disk may have when it comes back, in reference I/Os.
+/// The most wake-ups of one thread at the same time.
+const MOST_WAKEUPS: u32 = 10_000;
+/// The idle credit of a disk that becomes active again, in reference I/Os.
 const CREDIT: u64 = 16;
-/// How far I/O threads may run apart, in reference I/Os of a disk with 1,000 shares.
-const APART: u64 = 8;
-/// So long after engaging, a host's window is what it was told.
+/// The most that I/O threads may diverge, in reference I/Os of a disk with 1,000 shares.
+const DIVERGENCE: u64 = 8;
+/// The time after engaging until a host's window has reached its target.
 const SETTLED: Span = Span::from_secs(1);
-/// Nanoseconds of a second.
+/// Nanoseconds per second.
 const SECOND: u128 = 1_000_000_000;
 
-/// The watchman.
+/// The state of all checks.
 pub(crate) struct Invariants {
     breaches: Vec<Breach>,
     limits: Vec<Limits>,
-    /// By host and group.
+    /// Indexed by host and group.
     groups: BTreeMap<(usize, usize), Limits>,
     lags: Vec<Lags>,
     woken: (Time, usize, u32),
@@ -54,31 +54,31 @@ struct Limits {
     bytes: [Option<Bucket>; 2],
 }
 
-/// Leaks at a rate; each start pours in.
+/// A leaky bucket: it drains at a rate, and each start adds to it.
 #[derive(Clone, Copy)]
 struct Bucket {
     rate: u128,
-    /// Times a second's nanoseconds, as is the level.
+    /// In units times nanoseconds per second, like the level.
     holds: u128,
     level: u128,
     at: Time,
 }
 
-/// A host's disks, pair by pair.
+/// The fairness check of a host's disks, in pairs.
 struct Lags {
     disks: Vec<usize>,
     threads: u64,
-    /// Cost that each was served, and its greatest request.
+    /// Cost served to each disk, and each disk's largest request.
     served: Vec<u64>,
     greatest: Vec<u64>,
     shares: Vec<u64>,
     waiting: Vec<u64>,
-    /// Of each pair: the least and the greatest difference since both are backlogged.
+    /// For each pair: the least and the greatest difference since both are backlogged.
     pairs: Vec<Option<(f64, f64)>>,
     most_in_flight: u64,
-    /// Since when control is engaged.
+    /// When control engaged.
     engaged: Option<Time>,
-    /// The widest gap over what it may be.
+    /// The widest gap, relative to its bound.
     worst: f64,
 }
 
@@ -88,7 +88,7 @@ impl Invariants {
         hosts: impl Iterator<Item = (Vec<usize>, usize)>,
     ) -> Invariants {
         let lags = hosts.map(|(disks, threads)| {
-            // Who is held by a limit, or lifted by a reservation, is not to keep up with anybody.
+            // Disks with a limit or a reservation do not follow their shares.
             let free = |&disk: &usize| {
                 let of = &settings[disk];
                 of.limit.is_none()
@@ -136,7 +136,7 @@ impl Invariants {
         self.breaches
     }
 
-    /// A disk's settings are new.
+    /// A disk has new settings.
     pub(crate) fn changed(&mut self, disk: usize, settings: &Settings) {
         self.limits[disk] = Limits::of(settings);
         for lags in &mut self.lags {
@@ -147,11 +147,11 @@ impl Invariants {
         }
     }
 
-    /// An I/O that limits hold for starts.
+    /// A limited I/O starts.
     pub(crate) fn limited(&mut self, now: Time, disk: usize, name: &str, units: u64, bytes: u64) {
         let limits = &mut self.limits[disk];
-        let units_over = pour(&mut limits.units, now, units);
-        let bytes_over = pour(&mut limits.bytes, now, bytes);
+        let units_over = add(&mut limits.units, now, units);
+        let bytes_over = add(&mut limits.bytes, now, bytes);
         for (over, what) in [(units_over, "units"), (bytes_over, "bytes")] {
             if let Some(over) = over {
                 self.breach(
@@ -162,12 +162,12 @@ impl Invariants {
         }
     }
 
-    /// A host's daemon starts: its groups have their bursts again.
+    /// A host's daemon starts: the bursts of its groups are full again.
     pub(crate) fn began(&mut self, host: usize) {
         self.groups.retain(|(of, _), _| *of != host);
     }
 
-    /// An I/O of a disk of a group starts, for which limits hold.
+    /// A limited I/O of a disk in a group starts.
     pub(crate) fn grouped(
         &mut self,
         now: Time,
@@ -180,8 +180,8 @@ impl Invariants {
             .groups
             .entry((host, group))
             .or_insert_with(|| Limits::new(plan.limit, plan.bandwidth));
-        let units_over = pour(&mut limits.units, now, units);
-        let bytes_over = pour(&mut limits.bytes, now, bytes);
+        let units_over = add(&mut limits.units, now, units);
+        let bytes_over = add(&mut limits.bytes, now, bytes);
         for (over, what) in [(units_over, "units"), (bytes_over, "bytes")] {
             if let Some(over) = over {
                 let name = &plan.name;
@@ -202,10 +202,10 @@ impl Invariants {
         before: u64,
         window: f64,
     ) {
-        // Threads count what is in flight in lots of eight I/Os.
+        // Threads count I/Os in flight in batches of eight.
         let threads = self.lags[host].threads;
         let slack = if threads > 1 {
-            threads * APART * Cost::REFERENCE.0
+            threads * DIVERGENCE * Cost::REFERENCE.0
         } else {
             0
         };
@@ -222,20 +222,20 @@ impl Invariants {
     /// A thread was woken at its deadline.
     pub(crate) fn woken(&mut self, now: Time, host: usize) {
         self.woken = match self.woken {
-            (at, who, times) if at == now && who == host => (at, who, times + 1),
+            (at, of, times) if at == now && of == host => (at, of, times + 1),
             _ => (now, host, 1),
         };
-        if self.woken.2 == PATIENCE {
-            self.breach(now, "a deadline does not move when its moment has come");
+        if self.woken.2 == MOST_WAKEUPS {
+            self.breach(now, "a deadline does not move once it has been reached");
         }
     }
 
-    /// Whether a thread goes round without end.
+    /// Whether a thread loops without progress.
     pub(crate) fn is_hung(&self) -> bool {
-        self.woken.2 >= PATIENCE
+        self.woken.2 >= MOST_WAKEUPS
     }
 
-    /// A disk of a host has so many I/Os waiting now.
+    /// A disk of a host has this many waiting I/Os.
     pub(crate) fn waits(&mut self, host: usize, disk: usize, waiting: u64) {
         let lags = &mut self.lags[host];
         if let Some(place) = lags.disks.iter().position(|&other| other == disk) {
@@ -246,7 +246,7 @@ impl Invariants {
         }
     }
 
-    /// A disk was served while its host's control was engaged or not.
+    /// An I/O of a disk is served while its host's control is engaged or not.
     pub(crate) fn served(
         &mut self,
         now: Time,
@@ -266,7 +266,7 @@ impl Invariants {
             lags.engaged = None;
             return lags.pairs.fill(None);
         }
-        // What was let in before is still there for a while, and would make the bound wide.
+        // I/Os from before engaging stay for a while and would widen the bound.
         let since = *lags.engaged.get_or_insert(now);
         if now.since(since) < SETTLED {
             lags.most_in_flight = 0;
@@ -276,7 +276,7 @@ impl Invariants {
         lags.widen(place);
     }
 
-    /// The widest gap between two backlogged disks of these hosts, over what it may be.
+    /// The widest gap between two backlogged disks of a host, relative to its bound.
     pub(crate) fn lag(&self) -> f64 {
         self.lags.iter().map(|lags| lags.worst).fold(0.0, f64::max)
     }
@@ -312,14 +312,14 @@ fn buckets(ceiling: Option<Ceiling>) -> [Option<Bucket>; 2] {
     ]
 }
 
-/// Pours into each; tells by how much one was over before.
-fn pour(buckets: &mut [Option<Bucket>; 2], now: Time, amount: u64) -> Option<f64> {
+/// Adds to each bucket. Returns by how much one was over its limit before.
+fn add(buckets: &mut [Option<Bucket>; 2], now: Time, amount: u64) -> Option<f64> {
     let mut over = None;
     for bucket in buckets.iter_mut().flatten() {
         let leaked = bucket.rate * u128::from(now.since(bucket.at).as_nanos());
         bucket.level = bucket.level.saturating_sub(leaked);
         bucket.at = now;
-        // A nanosecond's leak is rounding.
+        // One nanosecond's drain is rounding.
         if bucket.level > bucket.holds + bucket.rate {
             let parts = u64::try_from((bucket.level - bucket.holds) / (SECOND / 1_000));
             over = Some(float(parts.unwrap_or(u64::MAX)) / 1_000.0);
@@ -357,7 +357,7 @@ impl Lags {
             let credit = float(CREDIT * Cost::REFERENCE.0) / float(fewest);
             let apart = match self.threads {
                 1 => 0.0,
-                _ => 2.0 * float(APART * Cost::REFERENCE.0) / 1_000.0,
+                _ => 2.0 * float(DIVERGENCE * Cost::REFERENCE.0) / 1_000.0,
             };
             let bound = depth * (request(low) + request(high)) + credit + apart;
             self.worst = self.worst.max((most - least) / bound);
@@ -386,7 +386,7 @@ mod tests {
     }
 
     #[test]
-    fn a_limit_that_is_kept_exactly_is_no_breach_and_one_unit_more_is() {
+    fn a_limit_may_be_used_exactly_and_one_unit_more_is_a_breach() {
         let mut safety = limited(Ceiling {
             sustained: 100,
             peak: 0,
@@ -402,7 +402,7 @@ mod tests {
     }
 
     #[test]
-    fn a_peak_is_watched_beside_the_burst() {
+    fn a_peak_is_checked_in_addition_to_the_burst() {
         let mut safety = limited(Ceiling {
             sustained: 100,
             peak: 200,

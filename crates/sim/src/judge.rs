@@ -1,12 +1,11 @@
-//! The verdict on a run: it compares results with the scenario's expectations.
+//! The verdict on a run: it compares the results with the scenario's expectations.
 //!
-//! [`judge`] makes the runs that a scenario's expectations need (each way once), computes the figures in `measure.rs`
-//! and holds them against their marks. A mark that is missed is told with both numbers; nothing is rounded in its
-//! favour.
+//! [`judge`] makes the runs that a scenario's expectations need (each variant once), computes the figures in
+//! `measure.rs` and compares them with their bounds. A missed bound is reported with both numbers. Nothing is rounded.
 //!
 //! # Always true
-//! - A run with a breach passes no judgement, whatever its figures.
-//! - What did not happen is within no mark: a figure of nothing is no number.
+//! - A run with a breach never passes, whatever its figures.
+//! - A figure without data is NaN, which is within no bound.
 
 mod measure;
 
@@ -20,35 +19,35 @@ use std::fmt;
 
 pub use measure::Stretch;
 
-/// What an expectation came to.
+/// The result of an expectation.
 #[derive(Clone, Debug)]
 pub struct Judgement {
-    /// The expectation's place in the scenario.
+    /// The expectation's index in the scenario.
     pub expect: usize,
     /// The figure.
     pub value: f64,
-    /// Whether it is within its marks.
+    /// Whether it is within its bounds.
     pub holds: bool,
 }
 
-/// All that came out of a scenario with one seed.
+/// The results of a scenario with one seed.
 #[derive(Clone, Debug)]
 pub struct Verdict {
-    /// With which seed.
+    /// The seed.
     pub seed: u64,
     /// One for each expectation.
     pub judgements: Vec<Judgement>,
-    /// What must not be, and was, in runs under our control.
+    /// The breaches in runs under our control.
     pub breaches: Vec<Breach>,
-    /// Of the scenario's own run.
+    /// The fingerprint of the scenario's own run.
     pub fingerprint: u64,
-    /// The runs that were made.
+    /// All runs.
     pub runs: BTreeMap<Variant, Run>,
 }
 
 impl Verdict {
-    /// Whether nothing was breached and every expectation that must hold with every seed does. What was cut too short
-    /// for its figure is not judged.
+    /// Whether there is no breach and every expectation that must hold with every seed does. A run that is too short
+    /// for a figure is not judged by it.
     pub fn holds(&self, scenario: &Scenario) -> bool {
         let must = |judged: &Judgement| {
             let expect = &scenario.expects[judged.expect];
@@ -58,10 +57,10 @@ impl Verdict {
     }
 }
 
-/// Runs a scenario in every way that its expectations speak of, and judges it.
+/// Runs a scenario in every variant that its expectations need, and judges it.
 ///
 /// # Errors
-/// When a run cannot be made.
+/// When a run is impossible.
 pub fn judge(scenario: &Scenario, seed: u64) -> Result<Verdict, ScenarioError> {
     let mut runs = BTreeMap::new();
     let own = Variant::of(Policy::Ours);
@@ -73,7 +72,7 @@ pub fn judge(scenario: &Scenario, seed: u64) -> Result<Verdict, ScenarioError> {
     Ok(Verdict {
         seed,
         judgements,
-        // The baselines keep no promises.
+        // The baselines may violate the invariants.
         breaches: runs
             .iter()
             .filter(|(variant, _)| variant.policy == Policy::Ours)
@@ -84,7 +83,7 @@ pub fn judge(scenario: &Scenario, seed: u64) -> Result<Verdict, ScenarioError> {
     })
 }
 
-/// The ways in which a scenario is to be run for its expectations to be judged; as it is, under our control, among them.
+/// The variants that a scenario's expectations need, including the scenario itself under our control.
 pub fn needed(scenario: &Scenario) -> BTreeSet<Variant> {
     let needed = scenario.expects.iter().flat_map(|expect| {
         let other = expect.against.as_ref().map(|against| against.run.clone());
@@ -94,7 +93,7 @@ pub fn needed(scenario: &Scenario) -> BTreeSet<Variant> {
     needed.flatten().chain([own]).collect()
 }
 
-/// Holds every expectation against runs, whoever made them. One of which a run is missing does not hold.
+/// Compares every expectation with runs from any source. An expectation fails if its run is missing.
 pub fn judgements(scenario: &Scenario, runs: &BTreeMap<Variant, Run>) -> Vec<Judgement> {
     let judge = |(place, expect): (usize, &Expect)| {
         let value = value(scenario, expect, &expect.run, runs);
@@ -108,8 +107,8 @@ pub fn judgements(scenario: &Scenario, runs: &BTreeMap<Variant, Run>) -> Vec<Jud
     scenario.expects.iter().enumerate().map(judge).collect()
 }
 
-/// Why there is too little of a run to judge an expectation by, where it was made too short: a phase that is over before
-/// things are to have settled, or has not one whole window of those that the figure looks at.
+/// Why a run is too short to judge an expectation: its phase ends before the settling time, or is shorter than the
+/// windows that the figure needs.
 pub fn too_short(scenario: &Scenario, expect: &Expect) -> Option<String> {
     let other = expect.against.as_ref().map(|against| against.phase);
     [Some(expect.phase), other]
@@ -122,9 +121,7 @@ fn short_of(scenario: &Scenario, expect: &Expect, phase: usize) -> Option<String
     let phase = &scenario.phases[phase];
     let settled = phase.begins + expect.skip;
     if settled >= phase.ends {
-        return Some(
-            "the phase is over before things are to have settled: run it longer".to_owned(),
-        );
+        return Some("the phase ends before the settling time: run it longer".to_owned());
     }
     let (from, needs) = match expect.what {
         Measure::Settles | Measure::DeviceLatencySettles => (phase.begins, measure::STAYS),
@@ -149,10 +146,10 @@ fn short_of(scenario: &Scenario, expect: &Expect, phase: usize) -> Option<String
     })
 }
 
-/// An expectation's figure under each policy, side by side; what it is divided by stays the same.
+/// An expectation's figure under each policy. The reference that it is divided by stays the same.
 ///
 /// # Errors
-/// When a run cannot be made.
+/// When a run is impossible.
 pub fn side_by_side(
     scenario: &Scenario,
     seed: u64,
@@ -177,7 +174,7 @@ pub fn side_by_side(
     Ok(rows)
 }
 
-/// The figure of an expectation in a run; no number if a run is missing, which holds against no mark.
+/// The figure of an expectation in a run. NaN if a run is missing.
 fn value(
     scenario: &Scenario,
     expect: &Expect,
@@ -208,14 +205,14 @@ fn value(
         disks: &against.disks,
         hosts: &against.hosts,
     };
-    // Against nothing there is no figure, and none that holds.
+    // Without a reference there is no figure.
     match there.measure(expect) {
         0.0 => f64::NAN,
         other => value / other,
     }
 }
 
-/// An expectation in words: what, of whom, when, and the mark.
+/// An expectation as text: figure, disks, phase and bounds.
 pub fn words(scenario: &Scenario, expect: &Expect) -> impl fmt::Display {
     let mut says = expect.what.word().to_owned();
     if expect.disks.len() < scenario.disks.len() {
@@ -258,7 +255,7 @@ pub fn words(scenario: &Scenario, expect: &Expect) -> impl fmt::Display {
 mod tests {
     use super::*;
 
-    /// Two disks, of which the second asks for nothing.
+    /// Two disks, of which the second issues no I/O.
     const SILENT: &str = r#"
         name = "silent"
         title = "A disk that does nothing"
@@ -290,7 +287,7 @@ mod tests {
     }
 
     #[test]
-    fn of_a_disk_that_did_nothing_no_mark_is_met() {
+    fn a_disk_without_io_is_within_no_bound() {
         for what in [
             "latency",
             "latency-percentile",
@@ -303,13 +300,13 @@ mod tests {
             let judged = &verdict.judgements[0];
             assert!(judged.value.is_nan() && !judged.holds, "{what}: {judged:?}");
         }
-        // That it did nothing is a figure of what it did.
+        // The number of I/Os is a valid figure for it.
         let judged = judge(&silent("iops"), 1).unwrap().judgements;
         assert_eq!((judged[0].value, judged[0].holds), (0.0, true));
     }
 
     #[test]
-    fn what_was_cut_shorter_than_its_windows_says_so() {
+    fn a_phase_shorter_than_its_windows_is_reported() {
         let whole = silent("isolation");
         assert_eq!(too_short(&whole, &whole.expects[0]), None);
         let short = whole.scaled(25);

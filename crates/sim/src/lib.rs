@@ -1,11 +1,13 @@
 //! The simulator: hosts, guests and a shared datastore in virtual time, with faults and invariants.
 //!
-//! It drives the very decision machines that the engine drives, with an array of the model's, and needs no machine: a
-//! minute of twelve hosts is a few seconds, the same every time. Read it from the outside in: [`scenario`] (what is to
-//! happen and what is to come out), [`world`] (lets it happen), `guest.rs` (what guests ask for), [`control`] (what stands
-//! between them and the datastore: ours, or one to compare with), `slots.rs` (the coordination file), `safety.rs` (what
-//! must hold at every moment), [`results`] (what came out), [`judge`] (whether that is what was expected), [`compare`] (the same under other policies), [`swarm`] (many
-//! seeds), [`seeds`] (past failures, kept with their story), [`trace`] (a recorded disk's I/O, for a guest that asks for it again).
+//! It drives the same decision code as the engine, with an array of the model crate, and needs no hardware. A minute of
+//! twelve hosts takes a few seconds and is reproducible.
+//!
+//! Reading order: [`scenario`] (the events and expectations), [`world`] (the simulation), `guest.rs` (the workloads),
+//! [`control`] (ours, or a baseline), `slots.rs` (the coordination file), `invariants.rs` (what must hold at all
+//! times), [`results`] (the figures per bin), [`judge`] (the comparison with the expectations), [`compare`] (the
+//! comparison of policies), [`swarm`] (many seeds), [`seeds`] (past failures with their explanation), [`trace`] (a
+//! disk's recorded I/O, for replay).
 //!
 //! # Example
 //! ```

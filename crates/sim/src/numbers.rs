@@ -1,6 +1,6 @@
-//! Conversions between whole numbers and fractions.
+//! Conversions between integers and fractions.
 //!
-//! Decisions never pass through here; only words of a scenario that are fractions, and what is reported.
+//! Decisions never use them; only scenario values that are fractions, and reports.
 
 use tidegate_core::units::Span;
 
@@ -14,10 +14,10 @@ pub(crate) fn count(n: usize) -> f64 {
     n as f64
 }
 
-/// The nearest whole number, zero for what is below it or no number.
+/// The nearest integer; zero for negative values and NaN.
 #[expect(
     clippy::cast_possible_truncation,
-    reason = "`as` saturates, and sends what is no number to zero: just what is wanted"
+    reason = "`as` saturates and converts NaN to zero, as intended"
 )]
 pub(crate) fn whole(x: f64) -> u64 {
     x.round() as u64
@@ -28,12 +28,12 @@ pub(crate) fn index(n: u64) -> usize {
     usize::try_from(n).expect("what is in memory can be indexed")
 }
 
-/// A place in a table as a small number.
+/// An index of a table as a small number.
 pub(crate) fn small(n: usize) -> u32 {
     u32::try_from(n).expect("a scenario has far fewer than 2^32 of anything")
 }
 
-/// A part of a whole; zero of nothing.
+/// A fraction; zero of nothing.
 pub(crate) fn part(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { 0.0 }
 }

@@ -15,7 +15,7 @@ impl Policy {
     /// All of them.
     pub const ALL: [Policy; 3] = [Policy::Ours, Policy::Parda, Policy::None];
 
-    /// Its word in scenarios and tables.
+    /// Its name in scenarios and tables.
     pub const fn word(self) -> &'static str {
         match self {
             Policy::Ours => "ours",
@@ -24,7 +24,7 @@ impl Policy {
         }
     }
 
-    /// The policy of this word.
+    /// The policy of this name.
     pub fn named(word: &str) -> Option<Policy> {
         Policy::ALL.into_iter().find(|policy| policy.word() == word)
     }

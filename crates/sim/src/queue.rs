@@ -1,16 +1,16 @@
 //! The event queue: the simulator's only clock.
 //!
-//! The world puts moments in and takes the earliest out. Of one moment, what was put in first comes out first, so
-//! that a run is the same every time.
+//! The world inserts events and removes the earliest. Events of equal time are removed in order of insertion, so that a
+//! run is reproducible.
 //!
 //! # Always true
-//! - Nothing comes out before something earlier that is inside.
+//! - No event is removed before an earlier one.
 
 use std::cmp::Ordering;
 use std::collections::BinaryHeap;
 use tidegate_core::units::Time;
 
-/// Things to come.
+/// Future events.
 pub(crate) struct Queue<E> {
     heap: BinaryHeap<Entry<E>>,
     sequence: u64,
@@ -39,7 +39,7 @@ impl<E> Queue<E> {
         self.sequence += 1;
     }
 
-    /// When the next thing happens.
+    /// The time of the next event.
     pub(crate) fn next(&self) -> Option<Time> {
         self.heap.peek().map(|entry| entry.at)
     }
@@ -49,7 +49,7 @@ impl<E> Queue<E> {
     }
 }
 
-// Reversed: the heap gives out its greatest.
+// Reversed: the heap returns its greatest.
 impl<E> Ord for Entry<E> {
     fn cmp(&self, other: &Entry<E>) -> Ordering {
         (other.at, other.sequence).cmp(&(self.at, self.sequence))
@@ -75,7 +75,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_earliest_comes_first_and_of_one_moment_the_first_put_in() {
+    fn the_earliest_event_comes_first_and_ties_are_in_order_of_insertion() {
         let mut queue = Queue::new();
         for (at, what) in [(5, 'c'), (1, 'a'), (5, 'd'), (3, 'b')] {
             queue.put(Time::from_nanos(at), what);

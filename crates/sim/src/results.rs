@@ -1,10 +1,10 @@
 //! The results of a run: what each disk, host and the datastore did in every tenth of a second.
 //!
-//! The world fills a [`Results`] in; `judge.rs` computes the figures that scenarios expect something of, and reports
+//! The world fills a [`Results`] in. `judge.rs` computes the figures that scenarios have expectations for, and reports
 //! draw the rest.
 //!
 //! # Units
-//! Latencies are kept in microseconds, in the order in which I/Os ended; a bin knows where its own begin.
+//! Latencies are stored in microseconds, in the order of completion. A bin stores the index of its first one.
 
 pub use crate::numbers::BIN;
 use crate::numbers::{float, index, small};
@@ -17,91 +17,91 @@ use tidegate_model::spec::MemberSpec;
 /// A run's figures.
 #[derive(Clone, Debug)]
 pub struct Results {
-    /// By disk.
+    /// One per disk.
     pub disks: Vec<DiskSeries>,
-    /// By host.
+    /// One per host.
     pub hosts: Vec<HostSeries>,
-    /// Of the datastore.
+    /// The datastore's.
     pub datastore: DatastoreSeries,
-    /// What governors had to say, and when.
-    pub told: Vec<(Time, String)>,
+    /// The governors' events with their times.
+    pub events: Vec<(Time, String)>,
 }
 
-/// A disk's.
+/// A disk's results.
 #[derive(Clone, Debug, Default)]
 pub struct DiskSeries {
-    /// Bin by bin.
+    /// One per bin.
     pub bins: Vec<DiskBin>,
-    /// Of all I/Os that ended, how long they took, for the guest.
+    /// Latencies of all completed I/Os, as the guest sees them.
     pub latencies_us: Vec<u32>,
-    /// How long each waited for its turn.
+    /// The time that each waited in the scheduler.
     pub waits_us: Vec<u32>,
-    /// Of a shop's orders.
+    /// The times of a shop's orders.
     pub orders_us: Vec<u32>,
 }
 
 /// What one disk did in a bin.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DiskBin {
-    /// I/Os that ended, flushes left out.
+    /// Completed I/Os without flushes.
     pub ios: u64,
     /// Their bytes.
     pub bytes: u64,
-    /// What they were charged.
+    /// Their charged cost.
     pub cost: u64,
-    /// What the array worked for them, where that can be said.
+    /// The array's working time for them, where it is known.
     pub device_ns: u64,
-    /// Units that started, as limits count.
+    /// Units started, as limits count.
     pub units: u64,
-    /// Where this bin's latencies begin.
+    /// Index of this bin's first latency.
     pub latencies_from: u32,
-    /// Where this bin's orders begin.
+    /// Index of this bin's first order.
     pub orders_from: u32,
 }
 
-/// A host's.
+/// A host's results.
 #[derive(Clone, Debug, Default)]
 pub struct HostSeries {
-    /// Bin by bin.
+    /// One per bin.
     pub bins: Vec<HostBin>,
 }
 
-/// How a host stood at the end of a bin.
+/// A host's state at the end of a bin.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct HostBin {
-    /// What it might have in flight, in reference I/Os; the published most where nothing bounds it.
+    /// Its window in reference I/Os; without control, the published upper bound.
     pub window: f64,
-    /// What it had.
+    /// Its I/O in flight.
     pub in_flight: u64,
-    /// The latency it believed in, in microseconds.
+    /// Its measured latency, in microseconds.
     pub latency_us: u64,
-    /// The latency it held the datastore to, in microseconds.
+    /// Its congestion threshold, in microseconds.
     pub threshold_us: u64,
     /// Whether control was engaged.
     pub engaged: bool,
 }
 
-/// The datastore's.
+/// The datastore's results.
 #[derive(Clone, Debug, Default)]
 pub struct DatastoreSeries {
-    /// Bin by bin.
+    /// One per bin.
     pub bins: Vec<DatastoreBin>,
 }
 
 /// What the datastore did in a bin.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DatastoreBin {
-    /// Guests' I/Os that ended there, flushes left out.
+    /// Guests' completed I/Os without flushes.
     pub ios: u64,
-    /// The sum of the times they were there.
+    /// The sum of their latencies in the datastore.
     pub latency_ns: u64,
-    /// What was there at the end of the bin.
+    /// Outstanding I/Os at the end of the bin.
     pub outstanding: u64,
     /// I/Os on the coordination file.
     pub coordination: u64,
 }
 
-/// An I/O that ended, as the recorder wants to know it.
+/// A completed I/O for the recorder.
 pub(crate) struct Record {
     pub(crate) disk: usize,
     pub(crate) op: Op,
@@ -118,7 +118,7 @@ impl Results {
             disks: vec![DiskSeries::default(); scenario.disks.len()],
             hosts: vec![HostSeries::default(); scenario.hosts.len()],
             datastore: DatastoreSeries::default(),
-            told: Vec::new(),
+            events: Vec::new(),
         };
         results.open();
         results
@@ -135,7 +135,7 @@ impl Results {
         self.datastore.bins.push(DatastoreBin::default());
     }
 
-    /// Ends a bin, and begins the next.
+    /// Ends a bin and begins the next.
     pub(crate) fn sample(&mut self, outstanding: usize, hosts: impl Iterator<Item = HostBin>) {
         for (series, bin) in self.hosts.iter_mut().zip(hosts) {
             series.bins.push(bin);
@@ -186,7 +186,7 @@ impl Results {
     }
 }
 
-/// Fills in what came out of a run that the simulator did not make: the same scenario with real hosts.
+/// Collects the results of a run outside the simulator: the same scenario with real hosts.
 #[derive(Clone, Debug)]
 pub struct Recorder {
     results: Results,
@@ -194,25 +194,25 @@ pub struct Recorder {
     costs: CostModel,
 }
 
-/// An I/O that ended, as a guest saw it.
+/// A completed I/O as a guest saw it.
 #[derive(Clone, Copy, Debug)]
 pub struct Seen {
-    /// Of which disk.
+    /// Its disk.
     pub disk: usize,
-    /// What it did.
+    /// Its operation.
     pub op: Op,
-    /// Where, in bytes.
+    /// First byte.
     pub offset: u64,
-    /// How much, in bytes.
+    /// Number of bytes.
     pub len: u64,
-    /// When the guest asked.
+    /// When the guest issued it.
     pub arrived: Time,
-    /// When it had the answer.
+    /// When the guest got its completion.
     pub ended: Time,
 }
 
 impl Recorder {
-    /// Nothing has happened yet. `kind`: what the hosts were told of the datastore, by which they reckon costs.
+    /// Empty results. `kind` is the datastore's configured kind, which the cost model uses.
     pub fn new(scenario: &Scenario, kind: Kind) -> Recorder {
         Recorder {
             results: Results::new(scenario),
@@ -225,7 +225,7 @@ impl Recorder {
         }
     }
 
-    /// An I/O ended. Within a bin the order does not matter; bins end by [`Recorder::bin`].
+    /// Records a completed I/O. Within a bin the order does not matter. [`Recorder::bin`] ends a bin.
     pub fn ended(&mut self, seen: &Seen) {
         let unmanaged = self.scenario.disks[seen.disk].unmanaged;
         if seen.op != Op::Flush {
@@ -237,7 +237,7 @@ impl Recorder {
             disk: seen.disk,
             op: seen.op,
             len: seen.len,
-            // Where the last I/O of a stream ended is not known here: every place counts as a random one.
+            // The end of a stream's last I/O is not known here: every offset counts as random.
             cost: self.costs.cost(seen.op, seen.len, false),
             arrived: seen.arrived,
             issued: seen.arrived,
@@ -247,12 +247,12 @@ impl Recorder {
         self.results.ended(seen.ended, &record, &member);
     }
 
-    /// An order of a shop's was served.
+    /// Records a completed order of a shop.
     pub fn ordered(&mut self, disk: usize, took: Span) {
         self.results.ordered(disk, took);
     }
 
-    /// Ends a bin, with how the array and each host stand at its end.
+    /// Ends a bin, with the state of the array and of each host.
     pub fn bin(&mut self, array: DatastoreBin, hosts: &[HostBin]) {
         if let Some(bin) = self.results.datastore.bins.last_mut() {
             *bin = array;
@@ -261,35 +261,35 @@ impl Recorder {
         self.results.sample(outstanding, hosts.iter().copied());
     }
 
-    /// A governor had something to say.
-    pub fn told(&mut self, at: Time, says: String) {
-        self.results.told.push((at, says));
+    /// Records a governor's event.
+    pub fn event(&mut self, at: Time, says: String) {
+        self.results.events.push((at, says));
     }
 
-    /// What came out.
+    /// The results.
     pub fn results(self) -> Results {
         self.results
     }
 }
 
 impl DiskSeries {
-    /// The bins between two moments.
+    /// The bins between two times.
     pub fn between(&self, from: Time, to: Time) -> &[DiskBin] {
         let (from, to) = bins(from, to, self.bins.len());
         &self.bins[from..to]
     }
 
-    /// Latencies of the I/Os that ended between two moments, in the order in which they did.
+    /// Latencies of the I/Os completed between two times, in order of completion.
     pub fn latencies(&self, from: Time, to: Time) -> &[u32] {
         self.stretch(from, to, &self.latencies_us, |bin| bin.latencies_from)
     }
 
-    /// How long the same I/Os waited.
+    /// The waiting times of the same I/Os.
     pub fn waits(&self, from: Time, to: Time) -> &[u32] {
         self.stretch(from, to, &self.waits_us, |bin| bin.latencies_from)
     }
 
-    /// How long the orders took that ended between two moments.
+    /// The times of the orders completed between two times.
     pub fn orders(&self, from: Time, to: Time) -> &[u32] {
         self.stretch(from, to, &self.orders_us, |bin| bin.orders_from)
     }
@@ -307,7 +307,7 @@ impl DiskSeries {
     }
 }
 
-/// Which bins lie between two moments.
+/// The range of bins between two times.
 pub(crate) fn bins(from: Time, to: Time, len: usize) -> (usize, usize) {
     let bin = |at: Time| index(at.as_nanos() / BIN.as_nanos()).min(len);
     (bin(from), bin(to).max(bin(from)))
@@ -317,8 +317,8 @@ fn micros(span: Span) -> u32 {
     u32::try_from(span.as_micros()).unwrap_or(u32::MAX)
 }
 
-/// How long an array of servers works for an I/O. A turning disk's time depends on where its arm is, so there this is
-/// the time of the bytes alone.
+/// The working time of an array's servers for an I/O. A rotating disk's time depends on its arm's position, so for it
+/// this is the transfer time only.
 fn work(member: &MemberSpec, op: Op, len: u64) -> u64 {
     let (base, rate, pages) = match member {
         MemberSpec::Disk(disk) => (0, disk.bytes_per_second, 1),

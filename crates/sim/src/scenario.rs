@@ -1,21 +1,21 @@
 //! Scenarios: hosts, disks, workloads, an array, phases, faults and expectations. One format for the simulator and the
 //! real engine.
 //!
-//! [`Scenario::read`] takes a file in two steps: `raw.rs` holds what may be written, and here it becomes a checked
-//! plan: names are looked up, copies are made, percentages are percentages. After that nothing is a word any more.
+//! [`Scenario::read`] reads a file in two steps. `raw.rs` defines the file's syntax. This module makes a checked plan
+//! of it: names are resolved, copies are made, and ranges are checked.
 //!
 //! # Always true
 //! - Every index (of a host, a group, a disk, a phase) lies within the scenario's own lists.
-//! - Phases follow each other without a gap from the beginning to the end.
+//! - Phases cover the run without gaps.
 
+mod datastore;
 pub(crate) mod expect;
 mod plan;
+pub(crate) mod quantities;
 mod raw;
-mod store;
-pub(crate) mod words;
 
+pub use datastore::{Control, Kind, Threshold};
 pub use expect::{Against, Expect, Measure, Variant};
-pub use store::{Control, Kind, Threshold};
 
 use self::raw::RawScenario;
 use crate::numbers::BIN;
@@ -28,98 +28,98 @@ use tidegate_model::ArraySpec;
 /// A checked scenario.
 #[derive(Clone, Debug)]
 pub struct Scenario {
-    /// What it is called, as its file is.
+    /// Its name, equal to its file's name.
     pub name: String,
-    /// What it shows, in a line.
+    /// What it shows, in one line.
     pub title: String,
-    /// Where it is from.
+    /// Its source.
     pub source: String,
-    /// What is congested.
+    /// The datastore.
     pub datastore: Datastore,
-    /// Who shares it.
+    /// The hosts that share it.
     pub hosts: Vec<Host>,
-    /// Groups of disks that have limits together.
+    /// Groups of disks with common limits.
     pub groups: Vec<Group>,
     /// The disks, those of a host in order.
     pub disks: Vec<Disk>,
-    /// What happens, one after the other.
+    /// The phases, in order.
     pub phases: Vec<Phase>,
-    /// What goes wrong.
+    /// The faults.
     pub faults: Vec<Fault>,
-    /// What is to come out.
+    /// The expectations.
     pub expects: Vec<Expect>,
 }
 
-/// A datastore and how it is controlled.
+/// A datastore and its I/O control.
 #[derive(Clone, Debug)]
 pub struct Datastore {
-    /// What serves it.
+    /// The array behind it.
     pub array: ArraySpec,
     /// The latency at which control engages.
     pub threshold: Threshold,
     /// Whether control acts.
     pub control: Control,
-    /// What it was said to be.
+    /// Its configured kind.
     pub kind: Kind,
     /// Bytes that count as one I/O for limits and reservations.
     pub io_unit: u32,
-    /// Whether control learns what requests cost.
+    /// Whether control learns the cost of requests.
     pub learn: bool,
-    /// Where the hosts' coordination file lies; if nobody said so, on the array.
+    /// The location of the hosts' coordination file. By default it is on the array.
     pub coordination: Option<Coordination>,
 }
 
-/// Where the hosts' coordination file lies.
+/// The location of the hosts' coordination file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Coordination {
-    /// On the array, whose time it takes, like any other file of the datastore.
+    /// On the array. Its I/O uses the array's time, like any other file of the datastore.
     Array,
-    /// In a directory on something else: `tidegate datastore set --coordination`.
+    /// In a directory on other storage: `tidegate datastore set --coordination`.
     Apart,
 }
 
 /// A host.
 #[derive(Clone, Debug)]
 pub struct Host {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// How many I/O threads it has.
+    /// Its number of I/O threads.
     pub threads: usize,
     /// When its daemon starts.
     pub joins: Time,
 }
 
-/// A group of disks. Its limits hold on each host, over all disks of the group there.
+/// A group of disks. Its limits apply on each host to the sum of the group's disks there.
 #[derive(Clone, Debug)]
 pub struct Group {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// IOPS ceiling of all its disks.
     pub limit: Option<Ceiling>,
-    /// Ceiling in bytes a second.
+    /// Bandwidth ceiling in bytes per second.
     pub bandwidth: Option<Ceiling>,
 }
 
 /// A disk, its settings and its guest.
 #[derive(Clone, Debug)]
 pub struct Disk {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// The host that serves it.
     pub host: usize,
     /// The I/O thread of that host.
     pub thread: usize,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
-    /// What it is set to.
+    /// Its settings.
     pub policy: Settings,
-    /// Past all control.
+    /// Whether it bypasses control.
     pub unmanaged: bool,
-    /// What its guest does.
+    /// Its guest's workload.
     pub workload: Workload,
 }
 
-/// What a disk is set to.
+/// A disk's settings.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Settings {
     /// Relative weight.
@@ -128,153 +128,153 @@ pub struct Settings {
     pub reservation: u32,
     /// IOPS ceiling.
     pub limit: Option<Ceiling>,
-    /// Ceiling in bytes a second.
+    /// Bandwidth ceiling in bytes per second.
     pub bandwidth: Option<Ceiling>,
-    /// The latency that it is to have.
+    /// Target latency.
     pub latency_target: Option<Span>,
-    /// The place of its group, if it has one.
+    /// The index of its group, if it has one.
     pub group: Option<usize>,
 }
 
-/// A rate that may be exceeded up to a peak until a burst is spent.
+/// A rate that may be exceeded up to a peak until a burst is used up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ceiling {
-    /// Each second, for ever.
+    /// Per second, permanently.
     pub sustained: u64,
-    /// Each second, while there is burst left; zero for no ceiling of its own.
+    /// Per second, while there is burst left; zero for no separate ceiling.
     pub peak: u64,
-    /// How much may be had beyond `sustained`.
+    /// The amount beyond `sustained`.
     pub burst: u64,
 }
 
-/// What a guest does.
+/// A guest's workload.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Workload {
-    /// A shop's database: each user thinks, then has an order served: reads one after the other, pages written behind
-    /// its back, and the log, sequential and flushed.
+    /// A shop's database. Each user thinks, then places an order: reads one after the other, background page writes,
+    /// and a sequential write to the log with a flush.
     Shop {
-        /// How many.
+        /// Number of users.
         users: u32,
-        /// How long they think, on average (exponential).
+        /// Mean think time (exponential).
         think: Span,
-        /// Reads of an order, with locality.
+        /// Reads per order, with locality.
         reads: u32,
-        /// Pages that an order leaves to be written.
+        /// Background page writes per order.
         writes: u32,
-        /// Bytes of each.
+        /// Bytes per I/O.
         size: u64,
-        /// How many I/Os the guest keeps at its disk at most; the rest waits inside.
+        /// The most I/Os at the disk. The rest waits in the guest.
         depth: u32,
     },
-    /// Keeps so many outstanding.
+    /// A constant number of outstanding I/Os.
     Access {
-        /// How many.
+        /// The number.
         outstanding: u32,
-        /// Of which kind.
+        /// Their type.
         io: Io,
         /// A pause after each.
         think: Span,
     },
-    /// Asks at random moments, whatever becomes of what it asked before.
+    /// I/Os at random times, independent of completions.
     Open {
-        /// A second, on average.
+        /// Mean rate per second.
         rate: u32,
-        /// Of which kind.
+        /// Their type.
         io: Io,
     },
-    /// Asks for what a disk was asked for once. Stopped and started it goes on; at its end it stops, and when started
-    /// after that it begins again.
+    /// Replays a disk's recorded I/O. When stopped and started it continues. At its end it stops, and a start after
+    /// that begins again.
     Trace {
-        /// What that was.
+        /// The recording.
         trace: Arc<Trace>,
-        /// When each I/O is asked for.
+        /// When each I/O is issued.
         pace: Pace,
     },
 }
 
-/// When a traced I/O is asked for again.
+/// When a recorded I/O is issued again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pace {
-    /// At its time, whatever becomes of those before.
+    /// At its recorded time, independent of completions.
     Recorded {
-        /// How fast the time passes, in percent.
+        /// The speed of time, in percent.
         speed: u32,
     },
-    /// Once no more are outstanding than were when it arrived.
+    /// When no more I/Os are outstanding than at its recorded arrival.
     Outstanding,
 }
 
-/// The I/Os of an access specification.
+/// The type of an access specification's I/Os.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Io {
     /// Bytes.
     pub size: u64,
-    /// How many of 100 are reads.
+    /// Percentage of reads.
     pub reads: u32,
-    /// How many of 100 are at random places.
+    /// Percentage at random offsets.
     pub random: u32,
-    /// A flush after so many writes; 0 for never.
+    /// Number of writes between flushes; 0 for no flushes.
     pub flush_every: u32,
 }
 
-/// A stretch of the run.
+/// A phase of the run.
 #[derive(Clone, Debug)]
 pub struct Phase {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// When it begins.
     pub begins: Time,
     /// When it ends.
     pub ends: Time,
-    /// Whether each disk's guest asks for anything.
+    /// Whether each disk's guest is active.
     pub active: Vec<bool>,
-    /// How fast the array works, in thousandths.
+    /// The array's speed, in thousandths.
     pub speed: u32,
-    /// New settings, as of its beginning.
+    /// New settings from its beginning on.
     pub set: Vec<(usize, Settings)>,
 }
 
-/// Something that goes wrong.
+/// A fault.
 #[derive(Clone, Debug)]
 pub struct Fault {
-    /// What.
+    /// Its kind.
     pub kind: FaultKind,
-    /// Whom it befalls.
+    /// The affected hosts.
     pub hosts: Vec<usize>,
     /// When it begins.
     pub begins: Time,
     /// When it ends; [`Time::NEVER`] if it does not.
     pub ends: Time,
-    /// How often, of 1,000 times.
+    /// Its probability, in thousandths.
     pub chance: u32,
-    /// How much later, or how far.
+    /// The delay, or the clock's jump.
     pub by: Span,
 }
 
-/// What can go wrong.
+/// The kinds of faults.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum FaultKind {
-    /// The host is gone, with its guests.
+    /// The host is dead, with its guests.
     Dead,
     /// Its writes to the coordination file fail.
     Mute,
     /// Its reads of the coordination file fail.
     Deaf,
-    /// Its daemon does nothing; its guests wait.
+    /// Its daemon is paused; its guests wait.
     Paused,
-    /// What it writes to the coordination file is read half old, half new.
+    /// Its writes to the coordination file are torn: readers see half of the old slot and half of the new.
     Torn,
-    /// What it writes to the coordination file is seen later.
+    /// Its writes to the coordination file become visible later.
     Delayed,
     /// Its wall clock jumps.
     Clock,
-    /// The array answers nothing.
+    /// The array completes nothing.
     Stalled,
-    /// Its I/O threads have one processor, in turns of `by`.
+    /// Its I/O threads share one CPU, in time slices of `by`.
     Starved,
 }
 
-/// Why a file is no scenario.
+/// Why a file is not a scenario.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ScenarioError(String);
 
@@ -286,7 +286,7 @@ impl fmt::Display for ScenarioError {
 
 impl std::error::Error for ScenarioError {}
 
-/// Shorthand for an error that says what is wrong and what would be right.
+/// Shorthand for an error with its correction.
 pub(crate) fn wrong<T>(says: impl Into<String>) -> Result<T, ScenarioError> {
     Err(ScenarioError(says.into()))
 }
@@ -299,21 +299,21 @@ impl Scenario {
         plan::plan(raw).or_else(|error| wrong(format!("scenario `{name}`: {error}")))
     }
 
-    /// Whether a file is meant to be a scenario. Contests lie beside them, which the lab alone can make: they are of real
-    /// servers.
+    /// Whether a file is meant to be a scenario. A/B tests of real servers are in the same directory, and only the lab
+    /// can run them.
     pub fn is_meant(text: &str) -> bool {
         let table: Result<toml::Table, _> = toml::from_str(text);
         table.map_or(true, |table| !table.contains_key("contest"))
     }
 
-    /// How long it runs.
+    /// The end of the run.
     pub fn ends(&self) -> Time {
         self.phases.last().map_or(Time::ZERO, |phase| phase.ends)
     }
 
-    /// The same with every phase, fault and joining at `percent` of its time: a quick look at a long scenario. The
-    /// guests' own times stay as they are. What is measured begins and ends with a bin: half a bin more or less would
-    /// be three in a thousand of a short run.
+    /// The same scenario with all phases, faults and joins at `percent` of their time, for a quick run. The guests' own
+    /// times are unchanged. Phases begin and end with a bin, because half a bin would distort the figures of a short
+    /// run.
     #[must_use]
     pub fn scaled(mut self, percent: u64) -> Scenario {
         let scale = |at: Time| match at {
@@ -340,7 +340,7 @@ impl Scenario {
     }
 }
 
-/// The places of those whose names fit any of `patterns`, in order; `*` stands for anything.
+/// The indices of the items whose names match any of `patterns`, in order. `*` matches any text.
 pub(crate) fn named<'a>(
     patterns: &[String],
     names: impl Iterator<Item = &'a String>,
@@ -401,7 +401,7 @@ mod tests {
     "#;
 
     #[test]
-    fn copies_of_hosts_and_disks_are_made_and_named() {
+    fn copies_of_hosts_and_disks_get_numbered_names() {
         let scenario = Scenario::read(SMALL).unwrap();
         let names: Vec<_> = scenario
             .disks
@@ -415,13 +415,13 @@ mod tests {
     }
 
     #[test]
-    fn a_half_is_half_as_long() {
+    fn a_scenario_scaled_by_half_has_half_the_length() {
         let scenario = Scenario::read(SMALL).unwrap().scaled(50);
         assert_eq!(scenario.ends(), Time::from_nanos(5_000_000_000));
     }
 
     #[test]
-    fn what_is_left_of_a_scenario_begins_and_ends_with_a_bin() {
+    fn phases_of_a_scaled_scenario_begin_and_end_with_a_bin() {
         let expect = "[[expect]]\nwhat = \"iops\"\nat-least = 1\nsource = \"none\"\n";
         let text = format!("{SMALL}\n{expect}");
         let scenario = Scenario::read(&text).unwrap().scaled(67);
@@ -436,14 +436,14 @@ mod tests {
     }
 
     #[test]
-    fn a_contest_is_not_meant_to_be_a_scenario() {
+    fn an_ab_test_is_not_meant_to_be_a_scenario() {
         assert!(Scenario::is_meant(SMALL));
         assert!(Scenario::is_meant("neither ["));
         assert!(!Scenario::is_meant("name = \"x\"\n[contest]\nrounds = 3"));
     }
 
     #[test]
-    fn what_is_wrong_is_said_with_what_would_be_right() {
+    fn an_error_contains_its_correction() {
         for (from, to, says) in [
             ("\"25ms\"", "\"25\"", "`25`"),
             ("shares = [500, 1000]", "shares = 7", "must be 100 to 10000"),
@@ -454,7 +454,7 @@ mod tests {
             ),
             ("outstanding = 8", "outstanding = 8, speed = 3", "speed"),
             ("\"fifo\"", "\"tape\"", "no storage model is called 'tape'"),
-            ("lasts = \"10s\"", "", "say how long it takes"),
+            ("lasts = \"10s\"", "", "give the run's length"),
             ("\"access\"", "\"axcess\"", "axcess"),
         ] {
             let error = Scenario::read(&SMALL.replace(from, to)).expect_err(says);
@@ -463,7 +463,7 @@ mod tests {
     }
 
     #[test]
-    fn a_star_stands_for_anything() {
+    fn a_star_matches_any_text() {
         for (pattern, name, fit) in [
             ("vm*", "vm1", true),
             ("*.d1", "h2.d1", true),

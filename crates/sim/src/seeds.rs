@@ -1,7 +1,7 @@
 //! Past failures: scenarios with seeds that once failed, and the reason.
 //!
-//! They lie in `seeds/*.toml` of this crate and are run by its tests for ever. A file is added with the mend of what
-//! it shows, never before: what fails today is a failing scenario, not a past failure.
+//! They are in `seeds/*.toml` of this crate, and its tests run them. A file is added together with the fix, never
+//! before it: a failure without a fix is a failing scenario.
 //!
 //! # Picture
 //! ```text
@@ -14,16 +14,16 @@
 use crate::scenario::{Measure, ScenarioError, wrong};
 use serde::Deserialize;
 
-/// A failure of the past.
+/// A past failure.
 #[derive(Clone, Debug)]
 pub struct PastFailure {
-    /// In which scenario.
+    /// The scenario.
     pub scenario: String,
-    /// With which seed.
+    /// The seed.
     pub seed: u64,
     /// What happened.
     pub story: String,
-    /// What must hold now.
+    /// The figures that must hold now.
     pub expect: Vec<Measure>,
 }
 
@@ -38,22 +38,20 @@ struct Raw {
 }
 
 impl PastFailure {
-    /// Reads one from a file's text.
+    /// Parses a file's text.
     ///
     /// # Errors
-    /// When it is none.
+    /// When it is invalid.
     pub fn read(text: &str) -> Result<PastFailure, ScenarioError> {
         let raw: Raw = toml::from_str(text).or_else(|error| wrong(error.to_string()))?;
         if raw.story.trim().is_empty() {
-            return wrong("a past failure has a story: what was seen, why, and what was done");
+            return wrong("a past failure needs a story: the symptom, the cause and the fix");
         }
         let expect = raw.expect.iter().map(|word| {
             let mut all = Measure::ALL.iter();
             match all.find(|what| what.word() == word) {
                 Some(what) => Ok(*what),
-                None => wrong(format!(
-                    "`{word}` is no figure that scenarios expect something of"
-                )),
+                None => wrong(format!("`{word}` is not a figure of scenarios")),
             }
         });
         Ok(PastFailure {

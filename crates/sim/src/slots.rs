@@ -1,15 +1,15 @@
 //! The slot file in the simulator, with faults between write and read.
 //!
-//! The world writes when a host's write has reached the array, and reads when a read has. Faults are told with each
-//! write: seen later, or torn in the middle.
+//! The world writes a slot when a host's write has reached the array, and reads when a read has. A write may be delayed
+//! or torn.
 //!
 //! # Always true
-//! - A reader sees, of each slot, something that was written whole, unless it was told to be torn.
+//! - For each slot, a reader sees a completely written version, unless the write was torn.
 
 use std::collections::VecDeque;
 use tidegate_core::units::Time;
 
-/// Slot 0 holds what is common to all; hosts come after it.
+/// Slot 0 is the common one. The hosts' slots follow.
 const FIRST: usize = 1;
 
 /// The file.
@@ -22,7 +22,7 @@ struct Slot {
     seen: Vec<u8>,
     before: Vec<u8>,
     torn: bool,
-    /// Written, and not seen before that moment.
+    /// Writes that are not visible before their time.
     coming: VecDeque<(Time, Vec<u8>, bool)>,
 }
 
@@ -33,17 +33,17 @@ impl SlotFile {
         }
     }
 
-    /// The bytes that a read of all slots in use takes.
+    /// Bytes of a read of all slots in use.
     pub(crate) fn read_len(&self) -> u64 {
         4_096 * self.slots.len() as u64
     }
 
-    /// A host's slot was written; it can be seen from `at` on.
+    /// Writes a host's slot. It is visible from `at` on.
     pub(crate) fn write(&mut self, host: usize, at: Time, bytes: Vec<u8>, torn: bool) {
         self.slots[FIRST + host].coming.push_back((at, bytes, torn));
     }
 
-    /// What all slots hold that have been written.
+    /// The contents of all written slots.
     pub(crate) fn read(&mut self, now: Time) -> Vec<(u16, Vec<u8>)> {
         let mut read = Vec::new();
         for (place, slot) in (0_u16..).zip(&mut self.slots) {
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_delayed_is_seen_later_and_what_is_torn_is_half_old() {
+    fn a_delayed_write_is_seen_later_and_a_torn_one_is_half_old() {
         let mut file = SlotFile::new(2);
         let at = |ms: u64| Time::from_nanos(ms * 1_000_000);
         file.write(0, at(0), vec![1; 4], false);

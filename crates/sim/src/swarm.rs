@@ -1,30 +1,30 @@
-//! The swarm: scenarios with many seeds.
+//! Runs scenarios with many seeds and counts the results.
 //!
 //! # Always true
-//! - A seed is run once for each scenario; with the same seeds the same comes out.
+//! - Each seed is run once per scenario. The same seeds give the same results.
 
 use crate::judge::{Verdict, judge};
 use crate::scenario::{Scenario, ScenarioError};
 
-/// What a scenario came to over many seeds.
+/// The results of a scenario over many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
     /// Seeds run.
     pub seeds: u64,
-    /// For each expectation: with how many seeds it held, and the values.
+    /// For each expectation: its results.
     pub expects: Vec<Expected>,
-    /// Seeds with a breach, and the first of each.
+    /// Seeds with a breach, and the first breach of each.
     pub breached: Vec<(u64, String)>,
 }
 
 /// An expectation over many seeds.
 #[derive(Clone, Debug, Default)]
 pub struct Expected {
-    /// With so many it held.
-    pub held: u64,
+    /// The number of seeds with which it passed.
+    pub passed: u64,
     /// The values, by seed.
     pub values: Vec<f64>,
-    /// The first seed with which it did not hold.
+    /// The first seed with which it failed.
     pub first_miss: Option<u64>,
 }
 
@@ -32,7 +32,7 @@ impl Tally {
     /// Runs one more seed.
     ///
     /// # Errors
-    /// When a run cannot be made.
+    /// When a run is impossible.
     pub fn add(&mut self, scenario: &Scenario, seed: u64) -> Result<(), ScenarioError> {
         let verdict = judge(scenario, seed)?;
         self.count(&verdict);
@@ -47,7 +47,7 @@ impl Tally {
             let expected = &mut self.expects[judged.expect];
             expected.values.push(judged.value);
             match judged.holds {
-                true => expected.held += 1,
+                true => expected.passed += 1,
                 false => expected.first_miss = expected.first_miss.or(Some(verdict.seed)),
             }
         }
@@ -57,14 +57,14 @@ impl Tally {
         }
     }
 
-    /// Whether no seed had a breach, and each expectation held with as many as it must.
+    /// Whether no seed had a breach and each expectation passed with enough seeds.
     pub fn holds(&self, scenario: &Scenario) -> bool {
         let wanted = scenario
             .expects
             .iter()
             .map(|expect| u64::from(expect.of_seeds));
         let enough =
-            |(expected, wanted): (&Expected, u64)| expected.held * 100 >= wanted * self.seeds;
+            |(expected, wanted): (&Expected, u64)| expected.passed * 100 >= wanted * self.seeds;
         self.breached.is_empty() && self.expects.iter().zip(wanted).all(enough)
     }
 }

@@ -1,12 +1,12 @@
 //! The reader of trace files.
 //!
-//! The `trace` filter writes such files block by block; here they become one list in the order of arrival, which a guest
-//! of a [scenario](crate::scenario) asks for again and the lab sends to a real disk. What lies where in the file is
-//! [`tidegate_core::filter::trace::format`]'s affair.
+//! The `trace` filter writes such files in blocks. This module makes one list of them, in order of arrival. A guest of
+//! a [scenario](crate::scenario) or the lab replays the list. [`tidegate_core::filter::trace::format`] defines the
+//! file's layout.
 //!
 //! # Always true
-//! - A list holds whole traces only: what is cut off, damaged or of another kind is refused, with its place.
-//! - I/Os stand in the order in which they arrived; the first one arrived at zero.
+//! - A list contains complete traces only. A truncated, damaged or foreign file is rejected with the position.
+//! - I/Os are in order of arrival. The first one arrived at zero.
 //!
 //! # Units
 //! Nanoseconds since the first arrival; bytes.
@@ -24,12 +24,12 @@ use tidegate_core::filter::trace::format::{
 use tidegate_core::request::{Flags, Op};
 use tidegate_core::units::{Span, Time};
 
-/// What was asked of a disk.
+/// A disk's recorded I/O.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trace {
-    /// Which disk it was.
+    /// The disk.
     pub disk: TracedDisk,
-    /// What was asked, in the order in which it arrived.
+    /// The I/Os, in order of arrival.
     pub ios: Vec<TracedIo>,
     /// I/Os that were not recorded.
     pub lost: u64,
@@ -38,34 +38,34 @@ pub struct Trace {
 /// One I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TracedIo {
-    /// When it arrived, after the first one.
+    /// Its arrival, relative to the first one.
     pub at: Span,
-    /// What it does.
+    /// The operation.
     pub op: Op,
-    /// How.
+    /// Its flags.
     pub flags: Flags,
-    /// Where, in bytes.
+    /// First byte.
     pub offset: u64,
-    /// How much, in bytes.
+    /// Number of bytes.
     pub len: u64,
-    /// How long it took.
+    /// Its latency.
     pub latency: Span,
-    /// It ended with an error.
+    /// Whether it failed.
     pub failed: bool,
-    /// How many others were outstanding when it arrived.
-    pub beside: u32,
+    /// Number of other I/Os outstanding at its arrival.
+    pub outstanding: u32,
 }
 
-/// Why a file is no trace that can be used.
+/// Why a file is not a usable trace.
 #[derive(Debug)]
 pub enum ReadError {
-    /// It cannot be read.
+    /// Reading fails.
     Unreadable(std::io::Error),
-    /// It is no trace, or not a whole one.
+    /// Not a trace, or an incomplete one.
     Broken(TraceError),
-    /// It is a whole trace, of nothing.
+    /// A trace without I/O.
     Empty,
-    /// It is of several disks.
+    /// A trace of several disks.
     SeveralDisks,
 }
 
@@ -74,8 +74,8 @@ impl fmt::Display for ReadError {
         match self {
             ReadError::Unreadable(_) => f.write_str("it cannot be read"),
             ReadError::Broken(error) => error.fmt(f),
-            ReadError::Empty => f.write_str("it holds no I/O"),
-            ReadError::SeveralDisks => f.write_str("it holds the I/O of several disks"),
+            ReadError::Empty => f.write_str("it has no I/O"),
+            ReadError::SeveralDisks => f.write_str("it has the I/O of several disks"),
         }
     }
 }
@@ -89,26 +89,26 @@ impl std::error::Error for ReadError {
     }
 }
 
-/// A file that was gone through, whole or not.
+/// The result of scanning a file, complete or not.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Scan {
     /// The disk of its first block.
     pub disk: Option<TracedDisk>,
     /// I/Os that were not recorded.
     pub lost: u64,
-    /// It has blocks of other disks too, which were passed over.
+    /// Whether it has blocks of other disks. They are skipped.
     pub others: bool,
-    /// Bytes up to the end of the last whole block.
+    /// Bytes up to the end of the last complete block.
     pub whole: u64,
-    /// Why it does not go on there, if it does not.
+    /// Why the scan ended there, if not at the file's end.
     pub broken: Option<TraceError>,
 }
 
 impl Scan {
-    /// Goes through it as far as it can be understood; `each` is told of the records of whole blocks, in their order there.
+    /// Scans the file up to its first error. `each` is called with the records of complete blocks, in file order.
     ///
     /// # Errors
-    /// It cannot be read at all.
+    /// Reading fails.
     pub fn of(from: &mut impl Read, each: &mut dyn FnMut(&Record)) -> std::io::Result<Scan> {
         let mut scan = Scan::default();
         let mut block = Vec::new();
@@ -130,13 +130,13 @@ impl Scan {
                 scan.others = true;
                 continue;
             }
-            // A filter that was put in anew counts from nothing.
+            // A filter that was inserted again counts from zero.
             scan.lost += match header.dropped.checked_sub(dropped) {
                 Some(more) => more,
                 None => header.dropped,
             };
             dropped = header.dropped;
-            // The clock of another boot began at another moment: all are told by the first one's.
+            // After a reboot, the clock starts again. All times are converted to the first block's clock.
             let later = apart(header.disk.unix_origin, ours.unix_origin);
             for record in &block {
                 each(&Record {
@@ -148,7 +148,7 @@ impl Scan {
     }
 }
 
-/// Reads a block that begins at this byte; none where the file ends.
+/// Reads a block at this position; none at the end of the file.
 fn read_block(
     from: &mut impl Read,
     begins: usize,
@@ -187,10 +187,10 @@ fn read_block(
     Ok(Ok(Some(header)))
 }
 
-/// Clocks that are so far apart are of two boots; less is the wall clock's being set right.
+/// Clocks that differ by more than this are of two boots. A smaller difference is an adjustment of the wall clock.
 const BOOTS: i128 = 5_000_000_000;
 
-/// By how much the later clock's zero is after the earlier one's; nothing where one is not known or they are the same.
+/// The difference between the zeros of two clocks; zero if one is unknown or they are equal.
 fn apart(later: u64, earlier: u64) -> i128 {
     let apart = i128::from(later) - i128::from(earlier);
     match later == 0 || earlier == 0 || apart.abs() < BOOTS {
@@ -203,7 +203,7 @@ fn moved(at: Time, by: i128) -> Time {
     Time::from_nanos(u64::try_from(i128::from(at.as_nanos()) + by).unwrap_or(0))
 }
 
-/// Reads until the bytes are full or there are no more. How many there were.
+/// Fills `bytes` or reads to the end. Returns the number of bytes read.
 fn fill(from: &mut impl Read, bytes: &mut [u8]) -> std::io::Result<usize> {
     let mut got = 0;
     while got < bytes.len() {
@@ -218,16 +218,16 @@ fn fill(from: &mut impl Read, bytes: &mut [u8]) -> std::io::Result<usize> {
 }
 
 impl Trace {
-    /// Reads a trace's file.
+    /// Reads a trace file.
     ///
     /// # Errors
-    /// It cannot be read, is no trace or not a whole one, or is of several disks or of nothing.
+    /// When reading fails, or the file is not a complete trace of one disk with I/O.
     pub fn open(path: &Path) -> Result<Trace, ReadError> {
         let file = File::open(path).map_err(ReadError::Unreadable)?;
         Trace::read(&mut BufReader::with_capacity(1 << 20, file))
     }
 
-    /// The same from bytes that come from anywhere.
+    /// The same from any reader.
     ///
     /// # Errors
     /// As [`Trace::open`].
@@ -242,7 +242,7 @@ impl Trace {
                 len: record.len,
                 latency: record.latency,
                 failed: record.outcome.is_err(),
-                beside: 0,
+                outstanding: 0,
             });
         });
         let scan = scan.map_err(ReadError::Unreadable)?;
@@ -252,7 +252,7 @@ impl Trace {
         if scan.others {
             return Err(ReadError::SeveralDisks);
         }
-        // I/Os of one moment stay in the order in which they ended.
+        // The sort is stable: I/Os with equal times stay in order of completion.
         ios.sort_by_key(|io| io.at);
         let (Some(disk), Some(first)) = (scan.disk, ios.first()) else {
             return Err(ReadError::Empty);
@@ -266,19 +266,19 @@ impl Trace {
             ios,
             lost: scan.lost,
         };
-        trace.stand_beside();
+        trace.count_outstanding();
         Ok(trace)
     }
 
-    /// Some of its I/Os only, as far from each other as they were.
+    /// Only some of its I/Os, with the same intervals.
     #[must_use]
-    pub fn only(&self, keep: impl Fn(&TracedIo) -> bool) -> Trace {
-        let kept = || self.ios.iter().filter(|io| keep(io));
-        let begins = kept().next().map_or(Span::ZERO, |first| first.at);
+    pub fn only(&self, wanted: impl Fn(&TracedIo) -> bool) -> Trace {
+        let selected = || self.ios.iter().filter(|io| wanted(io));
+        let begins = selected().next().map_or(Span::ZERO, |first| first.at);
         let earlier = |at: Span| Span::from_nanos(at.as_nanos() - begins.as_nanos());
         let mut trace = Trace {
             disk: self.disk,
-            ios: kept()
+            ios: selected()
                 .map(|io| TracedIo {
                     at: earlier(io.at),
                     ..*io
@@ -286,35 +286,35 @@ impl Trace {
                 .collect(),
             lost: self.lost,
         };
-        trace.stand_beside();
+        trace.count_outstanding();
         trace
     }
 
-    /// The same with what an array of the model's can be asked for, and nothing that was refused when it was recorded.
+    /// Only the operations that an array model supports, without failed ones.
     #[must_use]
     pub fn modelled(&self) -> Trace {
         self.only(|io| !io.failed && matches!(io.op, Op::Read | Op::Write | Op::Flush))
     }
 
-    /// Tells each I/O how many others were outstanding when it arrived.
-    fn stand_beside(&mut self) {
+    /// Computes the number of other I/Os outstanding at each arrival.
+    fn count_outstanding(&mut self) {
         let mut ends = BinaryHeap::new();
         for io in &mut self.ios {
             while ends.peek().is_some_and(|Reverse(end)| *end <= io.at) {
                 ends.pop();
             }
-            io.beside = u32::try_from(ends.len()).unwrap_or(u32::MAX);
+            io.outstanding = u32::try_from(ends.len()).unwrap_or(u32::MAX);
             ends.push(Reverse(io.at + io.latency));
         }
     }
 
-    /// From the first arrival to the last end.
+    /// From the first arrival to the last completion.
     pub fn lasts(&self) -> Span {
         let ends = self.ios.iter().map(|io| io.at + io.latency);
         ends.max().unwrap_or(Span::ZERO)
     }
 
-    /// The end of the furthest byte that is asked for.
+    /// The end of the last byte that is accessed.
     pub fn reaches(&self) -> u64 {
         let ends = self.ios.iter().map(|io| io.offset.saturating_add(io.len));
         ends.max().unwrap_or(0)
@@ -358,11 +358,14 @@ mod tests {
     }
 
     #[test]
-    fn ios_stand_as_they_arrived_and_know_how_many_were_beside_them() {
+    fn ios_are_in_order_of_arrival_with_the_number_outstanding() {
         let first = block(1, 0, &[(1_100, 50, Op::Write), (1_000, 500, Op::Read)]);
         let second = block(1, 3, &[(1_200, 10, Op::Flush), (1_210, 900, Op::Read)]);
         let trace = read(&[first, second].concat()).expect("a trace");
-        let seen = trace.ios.iter().map(|io| (io.at.as_nanos(), io.beside));
+        let seen = trace
+            .ios
+            .iter()
+            .map(|io| (io.at.as_nanos(), io.outstanding));
         assert_eq!(
             seen.collect::<Vec<_>>(),
             [(0, 0), (100, 1), (200, 1), (210, 1)]
@@ -370,13 +373,13 @@ mod tests {
         assert_eq!((trace.lost, trace.reaches()), (3, 1_210 + 512));
         assert_eq!(trace.lasts(), Span::from_nanos(1_110));
         let reads = trace.only(|io| io.op == Op::Read);
-        assert_eq!(reads.ios.iter().map(|io| io.beside).max(), Some(1));
+        assert_eq!(reads.ios.iter().map(|io| io.outstanding).max(), Some(1));
         let flush = trace.only(|io| io.op == Op::Flush);
-        assert_eq!((flush.ios[0].at, flush.ios[0].beside), (Span::ZERO, 0));
+        assert_eq!((flush.ios[0].at, flush.ios[0].outstanding), (Span::ZERO, 0));
     }
 
     #[test]
-    fn what_is_no_whole_trace_of_one_disk_is_refused_by_what_it_is() {
+    fn a_file_that_is_not_a_complete_trace_of_one_disk_is_rejected_with_the_reason() {
         let good = block(1, 0, &[(5, 5, Op::Read), (6, 5, Op::Read)]);
         let says = |bytes: &[u8]| read(bytes).expect_err("no trace").to_string();
         assert!(says(b"").contains("no I/O"));
@@ -392,7 +395,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_whole_of_a_broken_file_is_known() {
+    fn the_complete_part_of_a_broken_file_is_reported() {
         let first = block(1, 0, &[(5, 5, Op::Read)]);
         let bytes = [first.clone(), first[..70].to_vec()].concat();
         let mut records = 0;

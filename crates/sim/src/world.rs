@@ -1,30 +1,30 @@
 //! The simulated world: it moves I/Os through hosts, control and array, and applies the scenario's events.
 //!
-//! [`run`] is the whole of it. It takes whatever comes first, the array's next completion or the queue's next moment,
-//! until the scenario has ended; then it mends everything that was broken, demands that every disk is served, stops the
-//! guests, and demands that everything is answered.
+//! [`run`] executes a scenario. It processes the earliest event, the array's next completion or the queue's next event,
+//! until the scenario ends. Then it repairs all faults, checks that every disk is served, stops the guests, and checks
+//! that every I/O is completed.
 //!
 //! # Always true
-//! - One scenario, variant and seed: one fingerprint. There is no other source of chance, and no clock. Hosts have no
-//!   wall clock to look at, so one that jumps is a fault that cannot reach anything.
-//! - The simulator never looks into control's accounts to judge it; it counts for itself.
+//! - The same scenario, variant and seed give the same fingerprint. There is no other source of randomness, and no
+//!   clock. Hosts have no wall clock, so a clock jump has no effect.
+//! - The simulator does not use control's own counters to judge it. It counts separately.
 //!
 //! # Picture
 //! ```text
-//!   guest ──ask──> host (paused? holds it) ──offer──> control ──start──> array
+//!   guest ──issue─> host (paused? defers) ──offer──> control ──start──> array
 //!     ^                                        pick ──┘  ^                 │
-//!     └──────────── answered ─────────── finished ───────┘ <── completion ─┘
+//!     └──────────── completed ────────── finished ───────┘ <── completion ─┘
 //! ```
 
-mod course;
-mod errands;
 mod fault;
 mod host;
 mod io_path;
+mod schedule;
+mod slot_io;
 
 use self::host::Host;
-use crate::control::Errand;
-use crate::guest::{Guest, Want};
+use crate::control::SlotIo;
+use crate::guest::{Action, Guest};
 use crate::invariants::{Breach, Invariants};
 use crate::queue::Queue;
 use crate::results::{BIN, Results};
@@ -37,74 +37,74 @@ use tidegate_core::slab::Slab;
 use tidegate_core::units::{Span, Time};
 use tidegate_model::{Array, Random};
 
-/// What came out of a run.
+/// The results of a run.
 #[derive(Clone, Debug)]
 pub struct Run {
-    /// In which way the scenario was run.
+    /// The variant of the scenario.
     pub variant: Variant,
-    /// With which seed.
+    /// The seed.
     pub seed: u64,
-    /// Of everything that happened, in order.
+    /// A hash of all events, in order.
     pub fingerprint: u64,
     /// The figures.
     pub results: Results,
-    /// The widest gap between two backlogged disks of a host, over what it may be.
+    /// The widest gap between two backlogged disks of a host, relative to its bound.
     pub lag: f64,
-    /// What must not be, and was.
+    /// The violated invariants.
     pub breaches: Vec<Breach>,
-    /// I/Os started, by which the run's own speed is told.
+    /// Number of started I/Os, to compute the simulator's own speed.
     pub started: u64,
 }
 
-/// After the scenario everything is whole again for so long, in which every disk must be served.
-const HEALED: Span = Span::from_secs(5);
-/// Then guests stop; by so much later everything must be answered.
+/// The time after the scenario with all faults repaired, in which every disk must be served.
+const REPAIRED: Span = Span::from_secs(5);
+/// The time after the guests' stop in which every I/O must complete.
 const DRAINED: Span = Span::from_secs(30);
-/// So often may threads wake each other without starting anything: far more than there are threads.
+/// The most mutual wake-ups of threads without starting an I/O: far more than there are threads.
 const CIRCLES: u32 = 1_000;
-/// Numbers of I/Os on the coordination file have this bit.
-const ERRAND: u64 = 1 << 63;
+/// This bit marks the ids of I/Os on the coordination file.
+const SLOT_IO: u64 = 1 << 63;
 
 /// Runs a scenario once.
 ///
 /// # Errors
-/// When the array cannot be modelled.
+/// When the array's model is invalid.
 pub fn run(scenario: &Scenario, variant: &Variant, seed: u64) -> Result<Run, ScenarioError> {
     let mut scenario = scenario.clone();
     if let Some(threshold) = variant.threshold {
         scenario.datastore.threshold = threshold;
     }
     let mut world = World::new(&scenario, variant, seed)?;
-    world.live();
-    Ok(world.over(variant, seed))
+    world.run_events();
+    Ok(world.finish(variant, seed))
 }
 
-/// What happens at a moment.
+/// An event of the simulation.
 #[derive(Clone, Copy, Debug)]
-enum Happens {
+enum Event {
     /// A guest's actor wakes.
     Wake { disk: usize, actor: u32, epoch: u32 },
     /// An I/O thread's deadline.
     Thread { host: usize, thread: usize },
-    /// A host's control has a moment of its own.
+    /// The time of a host's [`Control::wake_at`](crate::control::Control::wake_at) has come.
     Alarm { host: usize },
-    /// An I/O on a coordination file apart from the array ends.
-    Errand(u64),
+    /// An I/O on a coordination file that is not on the array has completed.
+    SlotIo(u64),
     /// A phase begins.
     Phase(usize),
     /// A host's daemon starts.
     Joins { host: usize },
     /// A fault begins or ends.
     Fault { fault: usize, begins: bool },
-    /// The next thread of a starved host has the processor.
-    Turn { host: usize, fault: usize },
+    /// The next thread of a starved host gets the CPU.
+    TimeSlice { host: usize, fault: usize },
     /// A bin ends.
     Sample,
-    /// The scenario is over: everything is mended.
-    Heal,
+    /// The scenario ends: all faults are repaired.
+    Repair,
     /// Guests stop.
     Stop,
-    /// Nothing may be left.
+    /// No I/O may be left.
     End,
 }
 
@@ -125,15 +125,15 @@ struct Io {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
-    /// In the guest's queue: its daemon does nothing.
-    Held,
+    /// In the guest's queue: its host's daemon is paused.
+    Deferred,
     /// Offered to control.
     Waiting,
-    /// At the array.
+    /// In the array.
     Started,
-    /// Back from it, unnoticed.
+    /// Completed by the array, and not yet noticed by the host.
     Back,
-    /// Its host is gone.
+    /// Its host is dead.
     Lost,
 }
 
@@ -141,31 +141,31 @@ struct World<'a> {
     scenario: &'a Scenario,
     variant: &'a Variant,
     now: Time,
-    queue: Queue<Happens>,
+    queue: Queue<Event>,
     array: Array,
     file: SlotFile,
     hosts: Vec<Host>,
     guests: Vec<Guest>,
     settings: Vec<Settings>,
-    /// Whether each disk takes part.
+    /// Whether each disk is part of the run.
     present: Vec<bool>,
     phase: usize,
-    /// Faults that hold now.
+    /// Active faults.
     faults: Vec<&'a Fault>,
     ios: Slab<Io>,
     waiting: Vec<u64>,
-    /// What was asked of the coordination file, and by whose start.
-    errands: BTreeMap<u64, (usize, u64, Errand)>,
-    errand: u64,
+    /// Pending I/Os on the coordination file, each with its host and the daemon's incarnation.
+    slot_ios: BTreeMap<u64, (usize, u64, SlotIo)>,
+    slot_io: u64,
     random: Random,
     results: Results,
     invariants: Invariants,
     fingerprint: u64,
     started: u64,
-    /// I/Os of each disk that ended since everything was mended; none while it is not.
-    healed: Option<Vec<u64>>,
+    /// Completed I/Os of each disk since the repair; none before it.
+    repaired: Option<Vec<u64>>,
     over: bool,
-    wants: Vec<Want>,
+    actions: Vec<Action>,
 }
 
 impl<'a> World<'a> {
@@ -208,40 +208,40 @@ impl<'a> World<'a> {
             faults: Vec::new(),
             ios: Slab::with_capacity(1_024),
             waiting: vec![0; scenario.disks.len()],
-            errands: BTreeMap::new(),
-            errand: 0,
+            slot_ios: BTreeMap::new(),
+            slot_io: 0,
             random,
             results: Results::new(scenario),
             invariants: Invariants::new(&settings, (0..scenario.hosts.len()).map(of_host)),
             settings,
             fingerprint: 0xcbf2_9ce4_8422_2325,
             started: 0,
-            healed: None,
+            repaired: None,
             over: false,
-            wants: Vec::new(),
+            actions: Vec::new(),
             scenario,
         };
         for host in 0..scenario.hosts.len() {
             let made = world.make_host(host, 1);
             world.hosts.push(made);
         }
-        world.lay_out();
+        world.schedule_events();
         Ok(world)
     }
 
-    /// Puts into the queue what the scenario says will happen.
-    fn lay_out(&mut self) {
+    /// Inserts the scenario's events into the queue.
+    fn schedule_events(&mut self) {
         for (host, plan) in self.scenario.hosts.iter().enumerate() {
-            self.queue.put(plan.joins, Happens::Joins { host });
+            self.queue.put(plan.joins, Event::Joins { host });
         }
         for (phase, plan) in self.scenario.phases.iter().enumerate() {
-            self.queue.put(plan.begins, Happens::Phase(phase));
+            self.queue.put(plan.begins, Event::Phase(phase));
         }
         let ends = self.scenario.ends();
         for (fault, plan) in self.scenario.faults.iter().enumerate() {
             self.queue.put(
                 plan.begins,
-                Happens::Fault {
+                Event::Fault {
                     fault,
                     begins: true,
                 },
@@ -249,20 +249,20 @@ impl<'a> World<'a> {
             if plan.ends < ends {
                 self.queue.put(
                     plan.ends,
-                    Happens::Fault {
+                    Event::Fault {
                         fault,
                         begins: false,
                     },
                 );
             }
         }
-        self.queue.put(Time::ZERO + BIN, Happens::Sample);
-        self.queue.put(ends, Happens::Heal);
-        self.queue.put(ends + HEALED, Happens::Stop);
-        self.queue.put(ends + HEALED + DRAINED, Happens::End);
+        self.queue.put(Time::ZERO + BIN, Event::Sample);
+        self.queue.put(ends, Event::Repair);
+        self.queue.put(ends + REPAIRED, Event::Stop);
+        self.queue.put(ends + REPAIRED + DRAINED, Event::End);
     }
 
-    fn live(&mut self) {
+    fn run_events(&mut self) {
         while !self.over {
             let queued = self.queue.next().unwrap_or(Time::NEVER);
             let array = self
@@ -276,13 +276,13 @@ impl<'a> World<'a> {
                 }
             } else if let Some((at, what)) = self.queue.take() {
                 self.now = at;
-                self.happen(what);
+                self.handle(what);
             }
             if self.invariants.is_hung() {
                 return;
             }
-            // Everything is answered and nobody asks: no need to wait for the end.
-            if self.healed.is_some()
+            // If every I/O is completed and no guest is active, the run ends early.
+            if self.repaired.is_some()
                 && self.ios.is_empty()
                 && self.guests.iter().all(|guest| !guest.is_active())
             {
@@ -292,7 +292,7 @@ impl<'a> World<'a> {
         }
     }
 
-    fn over(self, variant: &Variant, seed: u64) -> Run {
+    fn finish(self, variant: &Variant, seed: u64) -> Run {
         Run {
             variant: variant.clone(),
             seed,
@@ -304,62 +304,62 @@ impl<'a> World<'a> {
         }
     }
 
-    fn happen(&mut self, what: Happens) {
+    fn handle(&mut self, what: Event) {
         match what {
-            Happens::Wake { disk, actor, epoch } => {
-                let mut wants = std::mem::take(&mut self.wants);
-                self.guests[disk].woke(self.now, actor, epoch, &mut wants);
-                self.grant(disk, wants);
+            Event::Wake { disk, actor, epoch } => {
+                let mut actions = std::mem::take(&mut self.actions);
+                self.guests[disk].woke(self.now, actor, epoch, &mut actions);
+                self.execute(disk, actions);
             }
-            Happens::Thread { host, thread } => self.thread_wakes(host, thread),
-            Happens::Alarm { host } => self.alarm(host),
-            Happens::Errand(id) => self.completed(id),
-            Happens::Phase(phase) => self.begin_phase(phase),
-            Happens::Joins { host } => self.join(host),
-            Happens::Fault { fault, begins } => self.fault(fault, begins),
-            Happens::Turn { host, fault } => self.turn(host, fault),
-            Happens::Sample => self.sample(),
-            Happens::Heal => self.heal(),
-            Happens::Stop => {
+            Event::Thread { host, thread } => self.thread_wakes(host, thread),
+            Event::Alarm { host } => self.alarm(host),
+            Event::SlotIo(id) => self.completed(id),
+            Event::Phase(phase) => self.begin_phase(phase),
+            Event::Joins { host } => self.join(host),
+            Event::Fault { fault, begins } => self.fault(fault, begins),
+            Event::TimeSlice { host, fault } => self.next_slice(host, fault),
+            Event::Sample => self.sample(),
+            Event::Repair => self.repair(),
+            Event::Stop => {
                 for guest in &mut self.guests {
                     guest.stop();
                 }
             }
-            Happens::End => {
+            Event::End => {
                 self.over = true;
                 self.check_progress();
                 let left = self.ios.len();
                 if left > 0 {
                     let says =
-                        format!("{left} I/Os are not answered {DRAINED} after guests stopped");
+                        format!("{left} I/Os are not completed {DRAINED} after guests stopped");
                     self.invariants.breach(self.now, says);
                 }
             }
         }
     }
 
-    /// Mixes what happened into the fingerprint (FNV-1a over whole words).
-    fn mark(&mut self, what: u64, who: u64) {
-        for word in [self.now.as_nanos(), what, who] {
+    /// Mixes an event into the fingerprint (FNV-1a over whole words).
+    fn mark(&mut self, what: u64, subject: u64) {
+        for word in [self.now.as_nanos(), what, subject] {
             self.fingerprint = (self.fingerprint ^ word).wrapping_mul(0x0000_0100_0000_01b3);
         }
     }
 
-    /// Does what a guest wants; the list goes back empty.
-    fn grant(&mut self, disk: usize, mut wants: Vec<Want>) {
-        for want in wants.drain(..) {
-            match want {
-                Want::Wake { actor, epoch, at } => {
-                    self.queue.put(at, Happens::Wake { disk, actor, epoch });
+    /// Executes a guest's actions. The list is reused.
+    fn execute(&mut self, disk: usize, mut actions: Vec<Action>) {
+        for action in actions.drain(..) {
+            match action {
+                Action::Wake { actor, epoch, at } => {
+                    self.queue.put(at, Event::Wake { disk, actor, epoch });
                 }
-                Want::Io {
+                Action::Io {
                     actor,
                     op,
                     offset,
                     len,
-                } => self.ask(disk, actor, op, offset, len),
+                } => self.issue(disk, actor, op, offset, len),
             }
         }
-        self.wants = wants;
+        self.actions = actions;
     }
 }

@@ -1,6 +1,6 @@
-//! The short set: the simulator's scenarios with a few seeds; the swarm runs many more.
+//! Runs the short set of the simulator's scenarios with a few seeds. The swarm runs many more.
 //!
-//! `cargo xtask sim --scenario NAME --seed N` repeats any of these and says more.
+//! `cargo xtask sim --scenario NAME --seed N` repeats any of these with more output.
 
 use std::path::{Path, PathBuf};
 use tidegate_sim::compare::{ROWS, check};
@@ -10,7 +10,7 @@ use tidegate_sim::seeds::PastFailure;
 use tidegate_sim::world::run;
 use tidegate_sim::{Policy, Scenario, Variant};
 
-/// Quick ones, at least one for each thing that can go wrong.
+/// Quick scenarios, at least one for each kind of fault.
 const SHORT: &[&str] = &[
     "external-load",
     "row-01-local-fairness",
@@ -56,7 +56,7 @@ fn scenario(name: &str) -> Scenario {
 fn files(dir: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(dir).unwrap_or_else(|e| panic!("{}: {e}", dir.display()));
     let mut paths: Vec<_> = entries
-        .map(|entry| entry.expect("a folder that was opened can be read").path())
+        .map(|entry| entry.expect("a readable directory").path())
         .collect();
     paths.retain(|path| path.extension().is_some_and(|end| end == "toml"));
     paths.sort();
@@ -64,7 +64,7 @@ fn files(dir: &Path) -> Vec<PathBuf> {
 }
 
 #[test]
-fn every_scenario_can_be_read_is_called_as_its_file_and_is_long_enough_to_be_judged() {
+fn every_scenario_is_valid_named_like_its_file_and_long_enough_to_be_judged() {
     let mut paths = files(&scenarios());
     paths.retain(|path| Scenario::is_meant(&std::fs::read_to_string(path).unwrap()));
     assert!(paths.len() > SHORT.len());
@@ -81,7 +81,7 @@ fn every_scenario_can_be_read_is_called_as_its_file_and_is_long_enough_to_be_jud
 }
 
 #[test]
-fn what_is_compared_is_there_and_the_page_says_how_it_was_made() {
+fn every_compared_figure_exists_and_the_page_names_its_command() {
     let names = ROWS.iter().map(|row| row.scenario);
     let scenarios = names.map(|name| (name, scenario(name))).collect();
     check(&scenarios).unwrap();
@@ -92,17 +92,17 @@ fn what_is_compared_is_there_and_the_page_says_how_it_was_made() {
         let begins = format!("| {} | `{}` |", row.says, row.scenario);
         assert!(
             page.contains(&begins),
-            "{begins} is missing: make the page anew"
+            "{begins} is missing: generate the page again"
         );
     }
 }
 
-/// What guests got done, how often hosts wrote or read, and how many of each other they saw.
+/// Guests' completed I/Os, the hosts' I/Os on the coordination file, and the number of hosts that they saw.
 fn done(text: &str) -> (u64, u64, usize) {
     let scenario = Scenario::read(text).expect("a scenario").scaled(10);
-    let run = run(&scenario, &Variant::of(Policy::Ours), 1).expect("it is run");
+    let run = run(&scenario, &Variant::of(Policy::Ours), 1).expect("a run");
     let bins = &run.results.datastore.bins;
-    let seen = run.results.told.iter();
+    let seen = run.results.events.iter();
     (
         bins.iter().map(|bin| bin.ios).sum(),
         bins.iter().map(|bin| bin.coordination).sum(),
@@ -111,15 +111,11 @@ fn done(text: &str) -> (u64, u64, usize) {
 }
 
 #[test]
-fn hosts_that_meet_apart_from_the_array_take_none_of_its_time() {
+fn a_coordination_file_on_other_storage_uses_no_array_time() {
     let text = std::fs::read_to_string(scenarios().join("sioc-1.toml")).unwrap();
     let with = |words: &str| text.replace("[datastore]", &format!("[datastore]\n{words}"));
     let (ios, words, seen) = done(&with("coordination = \"array\""));
-    assert_eq!(
-        (ios, words, seen),
-        done(&text),
-        "the array is what is meant"
-    );
+    assert_eq!((ios, words, seen), done(&text), "the array is the default");
     let (ios_apart, words_apart, seen_apart) = done(&with("coordination = \"apart\""));
     assert_eq!(seen_apart, seen);
     assert!(
@@ -138,7 +134,7 @@ fn hosts_that_meet_apart_from_the_array_take_none_of_its_time() {
 }
 
 #[test]
-fn what_the_short_set_promises_holds() {
+fn the_short_set_meets_its_expectations() {
     let mut missed = Vec::new();
     for name in SHORT {
         let scenario = scenario(name);
@@ -163,7 +159,7 @@ fn what_the_short_set_promises_holds() {
 }
 
 #[test]
-fn a_seed_run_twice_has_one_fingerprint_and_another_seed_another() {
+fn equal_seeds_have_equal_fingerprints_and_other_seeds_others() {
     for name in ["row-11-torn-slots", "row-19-clock", "row-21-threads-04"] {
         let scenario = scenario(name).scaled(30);
         for policy in Policy::ALL {
@@ -196,7 +192,7 @@ fn a_wall_clock_that_jumps_changes_nothing() {
 }
 
 #[test]
-fn without_control_shares_mean_nothing() {
+fn without_control_shares_have_no_effect() {
     let mut scenario = scenario("row-02-share-error");
     for expect in &mut scenario.expects {
         expect.run = Variant::of(Policy::None);
@@ -204,17 +200,17 @@ fn without_control_shares_mean_nothing() {
     let verdict = judge(&scenario, 1).unwrap();
     assert!(
         !verdict.holds(&scenario),
-        "the marks tell control from none"
+        "the bounds distinguish control from none"
     );
 }
 
 #[test]
-fn what_was_wrong_once_is_not_wrong_again() {
+fn past_failures_stay_fixed() {
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("seeds");
     let paths = files(&dir);
     assert!(
         !paths.is_empty(),
-        "past failures are kept in {}",
+        "past failures are stored in {}",
         dir.display()
     );
     for path in paths {
@@ -225,9 +221,9 @@ fn what_was_wrong_once_is_not_wrong_again() {
         assert_eq!(verdict.breaches, [], "{}", path.display());
         for judged in &verdict.judgements {
             let expect = &scenario.expects[judged.expect];
-            let kept = past.expect.contains(&expect.what);
+            let required = past.expect.contains(&expect.what);
             assert!(
-                judged.holds || !kept,
+                judged.holds || !required,
                 "{}: {:.3}, {}",
                 path.display(),
                 judged.value,

@@ -220,7 +220,7 @@ impl StoredRun {
                     what: breach.what.clone(),
                 })
                 .collect(),
-            told: (results.told.iter())
+            told: (results.events.iter())
                 .map(|(at, says)| StoredMessage {
                     at_ns: at.as_nanos(),
                     says: says.clone(),
@@ -287,7 +287,7 @@ impl StoredRun {
                 datastore: DatastoreSeries {
                     bins: bins.context("the datastore's columns do not fit")?,
                 },
-                told: (self.told.iter())
+                events: (self.told.iter())
                     .map(|told| (Time::from_nanos(told.at_ns), told.says.clone()))
                     .collect(),
             },

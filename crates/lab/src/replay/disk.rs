@@ -224,7 +224,7 @@ mod tests {
             len,
             latency: Span::from_millis(1),
             failed: false,
-            beside: 0,
+            outstanding: 0,
         });
         let trace = Trace {
             disk: TracedDisk::default(),

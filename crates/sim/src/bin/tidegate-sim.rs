@@ -1,6 +1,6 @@
-//! `tidegate-sim`: runs scenarios in virtual time and says what came out.
+//! `tidegate-sim`: runs scenarios in virtual time and prints the results.
 //!
-//! `cargo xtask sim` builds and calls it. Exit code 1 when something does not hold.
+//! `cargo xtask sim` builds and runs it. The exit code is 1 when an expectation or invariant fails.
 
 #![forbid(unsafe_code)]
 
@@ -20,10 +20,13 @@ tidegate-sim [--scenarios DIR] [--scenario NAME] [--seed N] [--scale PERCENT]
              [--trace FROM TO]
 tidegate-sim --side-by-side [--seeds COUNT]
 
-Without --scenario: all in DIR (scenarios/). --scale: phases at PERCENT of their length. --swarm: seeds from N on for
-that long, or COUNT of them. --side-by-side: with a --scenario each of its figures under each policy; without, the
-comparison in docs/io-control-compared.md is written anew (20 seeds unless said). --told: what governors had to say. --trace:
-how hosts stood in every tenth of a second, from a second on to another.
+Without --scenario: all scenarios in DIR (scenarios/).
+--scale: run phases at PERCENT of their length.
+--swarm: run seeds from N on for that long, or COUNT of them.
+--side-by-side: with --scenario, print each of its figures under each policy. Otherwise write the comparison in
+  docs/io-control-compared.md again (default: 20 seeds).
+--told: print the governors' events.
+--trace: print the hosts' state in every tenth of a second, from second FROM to second TO.
 ";
 
 struct Options {
@@ -34,12 +37,12 @@ struct Options {
     swarm: Option<Duration>,
     seeds: u64,
     side_by_side: bool,
-    told: bool,
+    events: bool,
     trace: Option<(u64, u64)>,
 }
 
 fn main() -> ExitCode {
-    match options(std::env::args().skip(1)).and_then(|options| go(&options)) {
+    match options(std::env::args().skip(1)).and_then(|options| dispatch(&options)) {
         Ok(true) => ExitCode::SUCCESS,
         Ok(false) => ExitCode::FAILURE,
         Err(error) => {
@@ -58,7 +61,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         swarm: None,
         seeds: u64::MAX,
         side_by_side: false,
-        told: false,
+        events: false,
         trace: None,
     };
     while let Some(flag) = args.next() {
@@ -68,7 +71,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         };
         let number = |word: String| {
             let number: Result<u64, _> = word.parse();
-            number.map_err(|_| format!("`{word}` is no number\n\n{USAGE}"))
+            number.map_err(|_| format!("`{word}` is not a number\n\n{USAGE}"))
         };
         match flag.as_str() {
             "--scenarios" => options.dir = PathBuf::from(word()?),
@@ -78,7 +81,7 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
             "--swarm" => options.swarm = Some(Duration::from_secs(60 * number(word()?)?)),
             "--seeds" => options.seeds = number(word()?)?,
             "--side-by-side" => options.side_by_side = true,
-            "--told" => options.told = true,
+            "--told" => options.events = true,
             "--trace" => {
                 let (from, to) = (number(word()?)?, number(word()?)?);
                 options.trace = Some((from, to));
@@ -87,19 +90,19 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
                 println!("{USAGE}");
                 std::process::exit(0);
             }
-            _ => return Err(format!("`{flag}` is no option\n\n{USAGE}")),
+            _ => return Err(format!("`{flag}` is not an option\n\n{USAGE}")),
         }
     }
     Ok(options)
 }
 
-fn go(options: &Options) -> Result<bool, String> {
+fn dispatch(options: &Options) -> Result<bool, String> {
     if options.side_by_side && options.scenario.is_none() {
         return write_comparison(options);
     }
     let mut scenarios = Vec::new();
     for path in files(&options.dir, options.scenario.as_deref())? {
-        let scenario = read(&path)?;
+        let scenario = read_scenario(&path)?;
         scenarios.push(match options.scale {
             100 => scenario,
             percent => scenario.scaled(percent),
@@ -115,13 +118,13 @@ fn go(options: &Options) -> Result<bool, String> {
     }
 }
 
-fn read(path: &Path) -> Result<Scenario, String> {
+fn read_scenario(path: &Path) -> Result<Scenario, String> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| format!("{} cannot be read: {error}", path.display()))?;
     Scenario::read(&text).map_err(|error| format!("{}: {error}", path.display()))
 }
 
-/// Where the comparison stands, and its words around the table.
+/// The file with the comparison table and the text around it.
 const COMPARED: &str = "docs/io-control-compared.md";
 
 fn write_comparison(options: &Options) -> Result<bool, String> {
@@ -133,7 +136,7 @@ fn write_comparison(options: &Options) -> Result<bool, String> {
     let mut scenarios = BTreeMap::new();
     for row in ROWS {
         let path = options.dir.join(format!("{}.toml", row.scenario));
-        scenarios.insert(row.scenario, read(&path)?);
+        scenarios.insert(row.scenario, read_scenario(&path)?);
     }
     let table = table(&scenarios, seeds).map_err(|error| error.to_string())?;
     let page = format!(
@@ -161,7 +164,7 @@ fn files(dir: &Path, name: Option<&str>) -> Result<Vec<PathBuf>, String> {
     let mut paths: Vec<PathBuf> = paths
         .filter(|path| path.extension().is_some_and(|end| end == "toml"))
         .collect();
-    // What cannot be read is a scenario until it is found to be none, and told of.
+    // An unreadable file counts as a scenario here, so that its error is reported.
     let meant = |path: &PathBuf| {
         let text = std::fs::read_to_string(path);
         text.map_or(true, |text| Scenario::is_meant(&text))
@@ -195,9 +198,9 @@ fn once(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
                 (false, 100) => "MISSED",
                 (false, _) => "missed",
             };
-            let why = short.map_or(String::new(), |why| format!(" ({why})"));
+            let reason = short.map_or(String::new(), |reason| format!(" ({reason})"));
             println!(
-                "  {mark} {:>10.3}  {}{why}",
+                "  {mark} {:>10.3}  {}{reason}",
                 judged.value,
                 words(scenario, expect)
             );
@@ -205,14 +208,14 @@ fn once(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
         for breach in &verdict.breaches {
             println!("  BREACH at {:?}: {}", breach.at, breach.what);
         }
-        if options.told {
+        if options.events {
             for run in verdict
                 .runs
                 .values()
                 .filter(|run| run.variant.policy == Policy::Ours)
             {
-                for (at, says) in &run.results.told {
-                    println!("  told at {:.1} s: {says}", at.as_nanos() as f64 / 1e9);
+                for (at, says) in &run.results.events {
+                    println!("  event at {:.1} s: {says}", at.as_nanos() as f64 / 1e9);
                 }
             }
         }
@@ -224,7 +227,7 @@ fn once(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
     Ok(all)
 }
 
-/// Windows with what is in flight of them, the latency that hosts believe in and the threshold, and what was done.
+/// Prints each host's window, I/O in flight, measured latency and threshold, and each disk's I/Os, per bin.
 fn trace(scenario: &Scenario, verdict: &Verdict, from: u64, to: u64) {
     let own = |run: &&Run| run.variant == Variant::of(Policy::Ours);
     let Some(run) = verdict.runs.values().find(own) else {
@@ -295,8 +298,8 @@ fn swarm(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
                 Some(seed) => format!("; first missed with seed {seed}"),
             };
             println!(
-                "  held {:>4} of {}  least {least:.3} middle {middle:.3} most {most:.3}  {}{miss}",
-                expected.held,
+                "  passed {:>4} of {}  least {least:.3} middle {middle:.3} most {most:.3}  {}{miss}",
+                expected.passed,
                 tally.seeds,
                 words(scenario, expect)
             );

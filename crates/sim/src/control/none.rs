@@ -1,17 +1,16 @@
 //! The policy `none`: one queue for all disks of a host, at the usual queue depth.
 //!
 //! # Always true
-//! - First come, first served.
+//! - I/Os are served in order of arrival.
 
-use super::{Asked, Control, Ended, Errand, Next, Slots, Standing};
+use super::{Control, ControlState, Ended, Next, Offered, SlotIo, Slots};
 use crate::scenario::{Scenario, Settings};
 use std::collections::VecDeque;
 use tidegate_core::iocontrol::{Cost, CostModel};
 use tidegate_core::request::IoId;
 use tidegate_core::units::Time;
 
-/// What a host keeps in flight at most when nothing throttles it: the largest window there is (the published upper
-/// bound of a host's queue).
+/// The most I/Os in flight of a host without control: the widest window (the published upper bound of a host's queue).
 const DEEPEST: usize = 256;
 
 /// See the module.
@@ -34,13 +33,13 @@ impl NoControl {
 }
 
 impl Control for NoControl {
-    fn offer(&mut self, _now: Time, asked: &Asked) -> Option<Cost> {
-        let cost = self.costs.cost(asked.op, asked.len, false);
+    fn offer(&mut self, _now: Time, offered: &Offered) -> Option<Cost> {
+        let cost = self.costs.cost(offered.op, offered.len, false);
         if self.in_flight < DEEPEST {
             self.in_flight += 1;
             return Some(cost);
         }
-        self.waiting.push_back((asked.disk, asked.io, cost));
+        self.waiting.push_back((offered.disk, offered.io, cost));
         None
     }
 
@@ -67,19 +66,19 @@ impl Control for NoControl {
         None
     }
 
-    fn alarm(&self) -> Time {
+    fn wake_at(&self) -> Time {
         Time::NEVER
     }
 
-    fn wake(&mut self, _now: Time, _out: &mut Vec<Errand>) {}
+    fn wake(&mut self, _now: Time, _out: &mut Vec<SlotIo>) {}
 
-    fn heard(&mut self, _now: Time, _slots: &Slots, _out: &mut Vec<Errand>) {}
+    fn slots_read(&mut self, _now: Time, _slots: &Slots, _out: &mut Vec<SlotIo>) {}
 
-    fn published(&mut self, _now: Time, _fine: bool) {}
+    fn slot_written(&mut self, _now: Time, _fine: bool) {}
 
     fn change(&mut self, _now: Time, _disk: usize, _settings: &Settings) {}
 
-    fn standing(&self) -> Standing {
-        Standing::default()
+    fn state(&self) -> ControlState {
+        ControlState::default()
     }
 }

@@ -1,14 +1,14 @@
 //! The policy `ours`: the core's scheduler and governor, driven as the engine drives them.
 //!
-//! A scheduler for each I/O thread, one governor: what the schedulers counted goes to the governor every 50 ms; at the
-//! governor's deadline the coordination file is read, the governor ticks, the schedulers are steered and the host's slot
-//! is written.
+//! There is a scheduler for each I/O thread and one governor. The governor gets the schedulers' counters every 50 ms.
+//! At the governor's deadline the coordination file is read, the governor ticks, the schedulers get new settings and
+//! the host's slot is written.
 //!
 //! # Always true
-//! - One read and one write of the coordination file are under way at most.
-//! - A read that does not come back within [`PATIENCE`] counts as failed, and the governor ticks without it.
+//! - At most one read and one write of the coordination file are pending.
+//! - A read that takes longer than [`READ_TIMEOUT`] counts as failed, and the governor ticks without it.
 
-use super::{Asked, Control, Ended, Errand, Next, Slots, Standing};
+use super::{Control, ControlState, Ended, Next, Offered, SlotIo, Slots};
 use crate::numbers::{float, small};
 use crate::scenario::{self, Ceiling, Scenario, Settings};
 use tidegate_core::governor::{self, Governor, ReadFailed};
@@ -20,11 +20,11 @@ use tidegate_core::iocontrol::{
 use tidegate_core::request::DiskId;
 use tidegate_core::units::{Span, Time};
 
-/// How often the governor sees what the schedulers counted: the local latency check.
+/// How often the governor gets the schedulers' counters: the local latency check.
 const CHECK: Span = Span::from_millis(50);
-/// How long a read of the coordination file may take before the governor goes on without.
-const PATIENCE: Span = Span::from_secs(1);
-/// The widest window: as the published upper bound of a host's queue.
+/// How long the governor waits for a read of the coordination file.
+const READ_TIMEOUT: Span = Span::from_secs(1);
+/// The widest window, equal to the published upper bound of a host's queue.
 const WIDEST: u32 = 256;
 
 /// See the module.
@@ -34,15 +34,15 @@ pub(super) struct Ours {
     threads: Vec<usize>,
     orders: Orders,
     check: Time,
-    /// Since when a read is under way, and whether it was given up.
+    /// When the pending read began, and whether it timed out.
     reading: Option<Time>,
     given_up: bool,
     writing: bool,
-    standing: Standing,
-    told: Vec<String>,
+    state: ControlState,
+    events: Vec<String>,
 }
 
-/// What requests are taken to cost before anything is known.
+/// The cost model before any measurement.
 pub(super) fn costs(kind: scenario::Kind) -> CostModel {
     governor_kind(kind).costs()
 }
@@ -103,7 +103,7 @@ impl Ours {
             window_most: WIDEST,
             learn: datastore.learn,
         });
-        // Slots are claimed before anything else; slot 0 is common to all.
+        // Slots are claimed in advance. Slot 0 is the common one.
         governor.sits_at(u16::try_from(host + 1).expect("a file has 255 slots for hosts"));
         let orders = Orders::idle(costs(datastore.kind));
         for scheduler in &mut schedulers {
@@ -118,10 +118,10 @@ impl Ours {
             reading: None,
             given_up: false,
             writing: false,
-            standing: Standing::default(),
-            told: Vec::new(),
+            state: ControlState::default(),
+            events: Vec::new(),
         };
-        ours.stand();
+        ours.store_state();
         ours
     }
 
@@ -134,10 +134,10 @@ impl Ours {
         self.governor.observe(now, &usage, &bins);
     }
 
-    /// Notes how things stand: between ticks nothing of it changes.
-    fn stand(&mut self) {
+    /// Stores the state of control, which changes only at ticks.
+    fn store_state(&mut self) {
         let report = self.governor.report();
-        self.standing = Standing {
+        self.state = ControlState {
             window: Some(float(self.orders.window) / 256.0),
             latency: report.latency,
             threshold: report.threshold,
@@ -145,13 +145,13 @@ impl Ours {
         };
     }
 
-    fn tick(&mut self, now: Time, out: &mut Vec<Errand>) {
+    fn tick(&mut self, now: Time, out: &mut Vec<SlotIo>) {
         let tick = self.governor.tick(now);
         for event in tick.events {
-            self.told.push(format!("{event:?}"));
+            self.events.push(format!("{event:?}"));
         }
         self.orders = tick.orders;
-        self.stand();
+        self.store_state();
         for scheduler in &mut self.schedulers {
             scheduler.steer(now, &self.orders);
         }
@@ -159,16 +159,23 @@ impl Ours {
             && !self.writing
         {
             self.writing = true;
-            out.push(Errand::Write(slot.to_vec()));
+            out.push(SlotIo::Write(slot.to_vec()));
         }
     }
 }
 
 impl Control for Ours {
-    fn offer(&mut self, now: Time, asked: &Asked) -> Option<Cost> {
-        let scheduler = &mut self.schedulers[self.threads[asked.disk]];
-        let disk = id(asked.disk);
-        match scheduler.offer(now, disk, asked.io, asked.op, asked.offset, asked.len) {
+    fn offer(&mut self, now: Time, offered: &Offered) -> Option<Cost> {
+        let scheduler = &mut self.schedulers[self.threads[offered.disk]];
+        let disk = id(offered.disk);
+        match scheduler.offer(
+            now,
+            disk,
+            offered.io,
+            offered.op,
+            offered.offset,
+            offered.len,
+        ) {
             Offer::Start(cost) => Some(cost),
             Offer::Wait => None,
         }
@@ -197,15 +204,15 @@ impl Control for Ours {
         self.schedulers[thread].deadline()
     }
 
-    fn alarm(&self) -> Time {
+    fn wake_at(&self) -> Time {
         match self.reading {
             None => self.check.min(self.governor.deadline()),
-            Some(since) if !self.given_up => self.check.min(since + PATIENCE),
+            Some(since) if !self.given_up => self.check.min(since + READ_TIMEOUT),
             Some(_) => self.check.min(self.governor.deadline()),
         }
     }
 
-    fn wake(&mut self, now: Time, out: &mut Vec<Errand>) {
+    fn wake(&mut self, now: Time, out: &mut Vec<SlotIo>) {
         if now >= self.check {
             self.check = now + CHECK;
             self.observe(now);
@@ -214,9 +221,9 @@ impl Control for Ours {
             None if now >= self.governor.deadline() => {
                 self.reading = Some(now);
                 self.given_up = false;
-                out.push(Errand::Read);
+                out.push(SlotIo::Read);
             }
-            Some(since) if !self.given_up && now >= since + PATIENCE => {
+            Some(since) if !self.given_up && now >= since + READ_TIMEOUT => {
                 self.given_up = true;
                 self.governor.heard(now, Err(ReadFailed));
                 self.tick(now, out);
@@ -229,21 +236,21 @@ impl Control for Ours {
         }
     }
 
-    fn heard(&mut self, now: Time, slots: &Slots, out: &mut Vec<Errand>) {
+    fn slots_read(&mut self, now: Time, slots: &Slots, out: &mut Vec<SlotIo>) {
         self.reading = None;
         let slots = slots.as_ref().map(|slots| {
             let slots = slots.iter().map(|(slot, bytes)| (*slot, bytes.as_slice()));
             slots.collect::<Vec<_>>()
         });
         let read = slots.as_deref().map_err(|()| ReadFailed);
-        // What is decided rests on what was counted until now.
+        // The decision uses all counters up to now.
         self.observe(now);
         self.check = now + CHECK;
         self.governor.heard(now, read);
         self.tick(now, out);
     }
 
-    fn published(&mut self, now: Time, fine: bool) {
+    fn slot_written(&mut self, now: Time, fine: bool) {
         self.writing = false;
         self.governor.published(now, fine);
     }
@@ -251,16 +258,16 @@ impl Control for Ours {
     fn change(&mut self, now: Time, disk: usize, settings: &Settings) {
         let scheduler = &mut self.schedulers[self.threads[disk]];
         scheduler.change(now, id(disk), &policy(settings));
-        // So that the others learn of it at once, and not at the next check.
+        // The check runs at once, so that the others learn of the change.
         self.check = now;
     }
 
-    fn standing(&self) -> Standing {
-        self.standing
+    fn state(&self) -> ControlState {
+        self.state
     }
 
-    fn told(&mut self) -> Vec<String> {
-        std::mem::take(&mut self.told)
+    fn take_events(&mut self) -> Vec<String> {
+        std::mem::take(&mut self.events)
     }
 }
 

@@ -1,15 +1,14 @@
-//! The policy `parda`, as published: each host sets its window by the mean latency every four seconds.
+//! The policy `parda`, as published: each host sets its window from the mean latency every four seconds.
 //!
-//! A baseline to compare with. Each host writes its mean latency and its number of I/Os into the coordination file,
-//! reads everybody's, and moves its window; on the host, SFQ(D) shares the window among the disks by requests.
-//! No reservations, no limits.
+//! It is the baseline of the comparison. Each host writes its mean latency and its number of I/Os into the coordination
+//! file, reads the slots of all hosts, and adjusts its window. On the host, SFQ(D) divides the window among the disks
+//! by requests. There are no reservations and no limits.
 //!
 //! # Source
 //! Gulati, Ahmad, Waldspurger: "PARDA: Proportional Allocation of Resources for Distributed Storage Access", FAST 2009.
-//! The scale of beta (its sum over all hosts is 16) and the constants below are those its experiments are said to
-//! have used.
+//! The scale of beta (its sum over all hosts is 16) and the constants below are those reported for its experiments.
 
-use super::{Asked, Control, Ended, Errand, Next, Slots, Standing};
+use super::{Control, ControlState, Ended, Next, Offered, SlotIo, Slots};
 use crate::numbers::{count, float, part, whole};
 use crate::scenario::{Kind, Scenario, Settings, Threshold};
 use std::collections::VecDeque;
@@ -19,16 +18,16 @@ use tidegate_core::units::{Span, Time};
 
 const EVERY: Span = Span::from_secs(4);
 const GAMMA: f64 = 0.8;
-/// The weight of the latency so far.
+/// The weight of the previous latency.
 const ALPHA: f64 = 0.2;
 const LEAST: f64 = 4.0;
 const MOST_ROTATIONAL: f64 = 64.0;
 const MOST_FLASH: f64 = 256.0;
 /// The sum of all hosts' betas.
 const BETAS: f64 = 16.0;
-/// The threshold where the scenario leaves it to be found: what the product it became used.
+/// The threshold where the scenario's is automatic. It is the default of the product based on PARDA.
 const THRESHOLD: Span = Span::from_millis(30);
-/// A host that was silent for so many reads is gone.
+/// A host that was silent for this many reads counts as gone.
 const SILENT: u32 = 3;
 
 /// See the module.
@@ -44,29 +43,29 @@ pub(super) struct Parda {
     threshold: f64,
     /// Smoothed, in nanoseconds.
     latency: f64,
-    /// Of this host since the last tick.
+    /// This host's, since the last tick.
     sum_ns: f64,
     ended: f64,
     next: Time,
     sequence: u64,
-    /// Of each slot: the last sequence number, and how many reads it stood still.
+    /// For each slot: the last sequence number, and the number of reads without a change.
     seen: Vec<(u64, u32)>,
 }
 
 /// A disk of this host.
 struct Flow {
     shares: u64,
-    /// Of another host, or controlled by nobody.
+    /// On another host, or not under control.
     foreign: bool,
     waiting: VecDeque<(IoId, Cost)>,
     finish: u64,
     in_flight: u64,
-    /// The integral of what it has pending, sampled at offers: whether it fills its part.
+    /// The integral of its pending I/Os, sampled at offers. It shows whether the disk uses its share.
     pending: f64,
     samples: f64,
 }
 
-/// Virtual time that a request takes a disk of one share.
+/// Virtual time of a request of a disk with one share.
 const TICK: u64 = 1 << 24;
 
 impl Parda {
@@ -123,7 +122,7 @@ impl Parda {
         self.in_flight += 1;
     }
 
-    /// The host's beta: the shares of its disks, each as far as it fills its part of the window.
+    /// The host's beta: the sum of its disks' shares, each reduced to the used part of its window.
     fn beta(&mut self) -> f64 {
         let own = self.flows.iter().filter(|flow| !flow.foreign);
         let active: u64 = own
@@ -140,8 +139,8 @@ impl Parda {
         beta * self.beta_per_share
     }
 
-    /// The mean latency over hosts that are there, weighted by their I/Os.
-    fn everybody(&mut self, slots: &[(u16, Vec<u8>)]) -> Option<f64> {
+    /// The mean latency of the live hosts, weighted by their I/Os.
+    fn mean_latency(&mut self, slots: &[(u16, Vec<u8>)]) -> Option<f64> {
         let (mut sum, mut ios) = (0.0, 0.0);
         for (slot, bytes) in slots {
             let Some((sequence, mean, ended)) = decode(bytes) else {
@@ -166,21 +165,21 @@ impl Parda {
 }
 
 impl Control for Parda {
-    fn offer(&mut self, _now: Time, asked: &Asked) -> Option<Cost> {
-        let cost = self.costs.cost(asked.op, asked.len, false);
-        let flow = &mut self.flows[asked.disk];
+    fn offer(&mut self, _now: Time, offered: &Offered) -> Option<Cost> {
+        let cost = self.costs.cost(offered.op, offered.len, false);
+        let flow = &mut self.flows[offered.disk];
         flow.pending += count(flow.waiting.len() + 1) + float(flow.in_flight);
         flow.samples += 1.0;
         if self.flows.iter().all(|flow| flow.waiting.is_empty()) && self.fits() {
-            self.start(asked.disk);
+            self.start(offered.disk);
             return Some(cost);
         }
         let virtual_time = self.virtual_time;
-        let flow = &mut self.flows[asked.disk];
+        let flow = &mut self.flows[offered.disk];
         if flow.waiting.is_empty() {
             flow.finish = flow.finish.max(virtual_time);
         }
-        flow.waiting.push_back((asked.io, cost));
+        flow.waiting.push_back((offered.io, cost));
         None
     }
 
@@ -220,21 +219,25 @@ impl Control for Parda {
         None
     }
 
-    fn alarm(&self) -> Time {
+    fn wake_at(&self) -> Time {
         self.next
     }
 
-    fn wake(&mut self, now: Time, out: &mut Vec<Errand>) {
+    fn wake(&mut self, now: Time, out: &mut Vec<SlotIo>) {
         self.next = now + EVERY;
         self.sequence += 1;
         let mean = part(self.sum_ns, self.ended);
-        out.push(Errand::Write(encode(self.sequence, mean, self.ended)));
+        out.push(SlotIo::Write(encode(self.sequence, mean, self.ended)));
         (self.sum_ns, self.ended) = (0.0, 0.0);
-        out.push(Errand::Read);
+        out.push(SlotIo::Read);
     }
 
-    fn heard(&mut self, _now: Time, slots: &Slots, _out: &mut Vec<Errand>) {
-        let Some(latency) = slots.as_ref().ok().and_then(|slots| self.everybody(slots)) else {
+    fn slots_read(&mut self, _now: Time, slots: &Slots, _out: &mut Vec<SlotIo>) {
+        let Some(latency) = slots
+            .as_ref()
+            .ok()
+            .and_then(|slots| self.mean_latency(slots))
+        else {
             return;
         };
         self.latency = match self.latency {
@@ -247,14 +250,14 @@ impl Control for Parda {
         self.window = next.clamp(LEAST, self.most);
     }
 
-    fn published(&mut self, _now: Time, _fine: bool) {}
+    fn slot_written(&mut self, _now: Time, _fine: bool) {}
 
     fn change(&mut self, _now: Time, disk: usize, settings: &Settings) {
         self.flows[disk].shares = u64::from(settings.shares);
     }
 
-    fn standing(&self) -> Standing {
-        Standing {
+    fn state(&self) -> ControlState {
+        ControlState {
             window: Some(self.window),
             latency: Span::from_nanos(whole(self.latency)),
             threshold: Span::from_nanos(whole(self.threshold)),

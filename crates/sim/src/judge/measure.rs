@@ -1,10 +1,10 @@
-//! The figures of a run that scenarios set expectations for.
+//! The figures of a run for which scenarios set expectations.
 //!
 //! # Always true
-//! - Of nothing there is no figure: no number, which is within no mark.
+//! - A figure without data is NaN, which is within no bound.
 //!
 //! # Units
-//! As each figure of [`Measure`] says: percent, seconds, milliseconds, or a rate a second.
+//! Each figure of [`Measure`] names its unit: percent, seconds, milliseconds, or a rate per second.
 
 use crate::numbers::{count, float, index, whole};
 use crate::results::{BIN, DiskBin, bins};
@@ -12,12 +12,12 @@ use crate::scenario::{Expect, Measure, Scenario};
 use crate::world::Run;
 use tidegate_core::units::{Span, Time};
 
-/// A phase of a run, and whom to look at in it.
+/// A phase of a run, with the disks and hosts to measure.
 #[derive(Clone, Copy)]
 pub struct Stretch<'a> {
-    /// What was run.
+    /// The scenario of the run.
     pub scenario: &'a Scenario,
-    /// What came out.
+    /// The results.
     pub run: &'a Run,
     /// The phase.
     pub phase: usize,
@@ -27,11 +27,12 @@ pub struct Stretch<'a> {
     pub hosts: &'a [usize],
 }
 
-/// So many windows in a row count as staying: with windows of half a second, one tick of the slowest policy.
+/// The number of consecutive windows that count as settled. With windows of half a second it is one tick of the slowest
+/// policy.
 pub(super) const STAYS: u64 = 8;
 
 impl Stretch<'_> {
-    /// The figure that an expectation speaks of.
+    /// The figure of an expectation.
     pub fn measure(&self, expect: &Expect) -> f64 {
         let phase = &self.scenario.phases[self.phase];
         let (from, to) = (phase.begins + expect.skip, phase.ends);
@@ -120,8 +121,8 @@ impl Stretch<'_> {
                 });
                 percentile(above.collect(), 90.0)
             }
-            Measure::HostsLost => self.told(from, to, "HostLost"),
-            Measure::External => self.told(from, to, "ExternalLoad { on: true }"),
+            Measure::HostsLost => self.count_events(from, to, "HostLost"),
+            Measure::External => self.count_events(from, to, "ExternalLoad { on: true }"),
             Measure::Outstanding => {
                 let each = self.datastore(from, to).iter();
                 mean(&each.map(|bin| float(bin.outstanding)).collect::<Vec<_>>())
@@ -129,17 +130,17 @@ impl Stretch<'_> {
         }
     }
 
-    /// The first window of the phase, if it is whole.
+    /// The first window of the phase, if it is complete.
     fn first(&self, window: Span) -> Option<(Time, Time)> {
         let phase = &self.scenario.phases[self.phase];
         windows(phase.begins, phase.ends, window).next()
     }
 
-    /// How often governors spoke of something.
-    fn told(&self, from: Time, to: Time, of: &str) -> f64 {
-        let told = self.run.results.told.iter();
-        let told = told.filter(|(at, says)| (from..to).contains(at) && says.contains(of));
-        count(told.count())
+    /// Number of governor events that contain `of`.
+    fn count_events(&self, from: Time, to: Time, of: &str) -> f64 {
+        let events = self.run.results.events.iter();
+        let events = events.filter(|(at, says)| (from..to).contains(at) && says.contains(of));
+        count(events.count())
     }
 
     fn sum(&self, from: Time, to: Time, what: impl Fn(&DiskBin) -> u64) -> f64 {
@@ -173,14 +174,14 @@ impl Stretch<'_> {
         self.scenario.phases[self.phase].active[disk]
     }
 
-    /// What each disk was charged for each of its shares.
+    /// Each disk's cost per share.
     fn per_share(&self, from: Time, to: Time) -> Vec<f64> {
         let active = self.disks.iter().filter(|&&disk| self.is_active(disk));
         let cost = |&disk: &usize| self.of(disk, from, to, |bin| bin.cost) / self.shares(disk);
         active.map(cost).collect()
     }
 
-    /// How far each is from its part, in percent.
+    /// Each disk's deviation from its fair share, in percent.
     fn share_errors(&self, from: Time, to: Time) -> Vec<f64> {
         let active = self.disks.iter().filter(|&&disk| self.is_active(disk));
         let all: f64 = active.clone().map(|&disk| self.shares(disk)).sum();
@@ -196,7 +197,7 @@ impl Stretch<'_> {
         .collect()
     }
 
-    /// What the disks had of what their shares give them among all that ask.
+    /// The disks' cost relative to their fair share among all active disks.
     fn resumed(&self, from: Time, to: Time) -> f64 {
         let all = (0..self.scenario.disks.len()).filter(|&disk| self.is_active(disk));
         let shares: f64 = all.clone().map(|disk| self.shares(disk)).sum();
@@ -207,7 +208,7 @@ impl Stretch<'_> {
         part(self.sum(from, to, |bin| bin.cost), cost * part(own, shares)) * 100.0
     }
 
-    /// From when on `good` holds of some windows in a row; the whole phase if it never does.
+    /// When `good` first holds for several consecutive windows; the whole phase if it never does.
     fn settles(&self, window: Span, good: impl Fn(Time, Time) -> bool) -> f64 {
         let phase = &self.scenario.phases[self.phase];
         let mut at = phase.begins;
@@ -266,7 +267,7 @@ impl Stretch<'_> {
     }
 }
 
-/// Whole windows, one after the other.
+/// Consecutive whole windows.
 fn windows(from: Time, to: Time, window: Span) -> impl Iterator<Item = (Time, Time)> {
     std::iter::successors(Some(from), move |at| Some(*at + window))
         .map(move |at| (at, at + window))
@@ -277,27 +278,27 @@ fn secs(span: Span) -> f64 {
     float(span.as_nanos()) / 1e9
 }
 
-/// A part of a whole; no number of nothing.
+/// A fraction; NaN of nothing.
 fn part(part: f64, whole: f64) -> f64 {
     if whole > 0.0 { part / whole } else { f64::NAN }
 }
 
-/// The mean; no number of none.
+/// The mean; NaN of nothing.
 fn mean(all: &[f64]) -> f64 {
     part(all.iter().sum(), count(all.len()))
 }
 
-/// The greatest; no number of none.
+/// The greatest; NaN of nothing.
 fn most(all: impl IntoIterator<Item = f64>) -> f64 {
     all.into_iter().reduce(f64::max).unwrap_or(f64::NAN)
 }
 
-/// The least; no number of none.
+/// The least; NaN of nothing.
 fn least(all: impl IntoIterator<Item = f64>) -> f64 {
     all.into_iter().reduce(f64::min).unwrap_or(f64::NAN)
 }
 
-/// The value that `percent` of all are not above; no number of none.
+/// The percentile by nearest rank; NaN of nothing.
 fn percentile(mut all: Vec<f64>, percent: f64) -> f64 {
     all.sort_unstable_by(f64::total_cmp);
     let rank = whole((count(all.len()) * percent / 100.0).ceil()).saturating_sub(1);
@@ -319,7 +320,7 @@ mod tests {
     }
 
     #[test]
-    fn of_nothing_there_is_no_figure() {
+    fn a_figure_without_data_is_nan() {
         for figure in [
             percentile(Vec::new(), 50.0),
             mean(&[]),

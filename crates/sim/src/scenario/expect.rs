@@ -1,61 +1,61 @@
 //! The expectations of a scenario: figure, disks, phase, reference and bound.
 //!
-//! `judge.rs` computes the figures; here they have their names and are checked.
+//! `judge.rs` computes the figures. This module names them and checks expectations.
 
+use super::datastore::threshold;
 use super::raw::{RawAgainst, RawExpect};
-use super::store::threshold;
 use super::{Scenario, ScenarioError, Threshold, named, within, wrong};
 use crate::policy::Policy;
 use tidegate_core::units::Span;
 
-/// A figure and its mark.
+/// A figure and its bounds.
 #[derive(Clone, Debug)]
 pub struct Expect {
-    /// Which figure.
+    /// The figure.
     pub what: Measure,
-    /// Of which disks.
+    /// The disks.
     pub disks: Vec<usize>,
-    /// Of which hosts.
+    /// The hosts.
     pub hosts: Vec<usize>,
-    /// In which phase.
+    /// The phase.
     pub phase: usize,
-    /// Left out at its beginning.
+    /// The time left out at its beginning.
     pub skip: Span,
-    /// The length of the windows that it looks at.
+    /// The length of the figure's windows.
     pub window: Span,
-    /// How far off still counts as there, in percent.
+    /// The tolerance in percent.
     pub within: f64,
-    /// Which percentile, where it is one.
+    /// The percentile, if it is one.
     pub percentile: f64,
-    /// What it is measured against, where that is a number: a rate, a latency in milliseconds.
+    /// The reference value, if it has one: a rate, a latency in milliseconds.
     pub of: f64,
-    /// In which run.
+    /// The run.
     pub run: Variant,
-    /// Divided by the same figure elsewhere.
+    /// The figure that it is divided by.
     pub against: Option<Against>,
-    /// The least it may be.
+    /// The lower bound.
     pub at_least: Option<f64>,
-    /// The most it may be.
+    /// The upper bound.
     pub at_most: Option<f64>,
-    /// In how many of 100 seeds it holds.
+    /// The number of seeds out of 100 that must be within the bounds.
     pub of_seeds: u32,
-    /// Where the mark is from.
+    /// The source of the bounds.
     pub source: String,
 }
 
-/// A scenario may be run in several ways; figures are compared between them.
+/// A variant of a run of a scenario. Figures are compared between variants.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Variant {
-    /// Under which control.
+    /// The policy.
     pub policy: Policy,
-    /// With another threshold.
+    /// Another threshold.
     pub threshold: Option<Threshold>,
-    /// With only these disks.
+    /// Only these disks.
     pub alone: Option<Vec<usize>>,
 }
 
 impl Variant {
-    /// The scenario as it is, under a policy.
+    /// The scenario unchanged, under a policy.
     pub const fn of(policy: Policy) -> Variant {
         Variant {
             policy,
@@ -65,22 +65,22 @@ impl Variant {
     }
 }
 
-/// Where the figure is found that another is divided by.
+/// The reference figure of a ratio.
 #[derive(Clone, Debug)]
 pub struct Against {
-    /// In which run.
+    /// The run.
     pub run: Variant,
-    /// In which phase.
+    /// The phase.
     pub phase: usize,
-    /// Of which disks.
+    /// The disks.
     pub disks: Vec<usize>,
-    /// Of which hosts.
+    /// The hosts.
     pub hosts: Vec<usize>,
 }
 
 macro_rules! measures {
     ($($(#[doc = $says:literal])+ $name:ident = $word:literal),+ $(,)?) => {
-        /// The figures that a scenario may expect something of.
+        /// The figures of expectations.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
         pub enum Measure { $($(#[doc = $says])+ $name),+ }
 
@@ -88,7 +88,7 @@ macro_rules! measures {
             /// All of them.
             pub const ALL: &'static [Measure] = &[$(Measure::$name),+];
 
-            /// Its word in a scenario.
+            /// Its name in a scenario.
             pub const fn word(self) -> &'static str {
                 match self { $(Measure::$name => $word),+ }
             }
@@ -97,27 +97,27 @@ macro_rules! measures {
 }
 
 measures! {
-    /// I/Os a second, all the disks together.
+    /// I/Os per second of all the disks together.
     Iops = "iops",
-    /// Bytes a second, in MB.
+    /// MB per second.
     Bandwidth = "bandwidth",
-    /// What part of all I/Os the disks have, in percent.
+    /// The disks' fraction of all I/Os, in percent.
     Share = "share",
-    /// What part of the array's working time the disks have, in percent.
+    /// The disks' fraction of the array's working time, in percent.
     DeviceShare = "device-share",
-    /// How far any disk's cost is from its shares' part of all of theirs, in percent.
+    /// The largest deviation of a disk's cost from its fair share, in percent.
     ShareError = "share-error",
-    /// The same over each window, 99th percentile of windows and disks.
+    /// The same per window: 99th percentile of windows and disks.
     ShareErrorWindows = "share-error-windows",
-    /// Least cost for its shares divided by the most.
+    /// The least cost per share divided by the greatest.
     Evenness = "evenness",
-    /// Units a second, as limits and reservations count.
+    /// Units per second, as counted for limits and reservations.
     Units = "units",
-    /// The same in the window that had least.
+    /// The same in the worst window.
     UnitsLeast = "units-least",
     /// Units in the first window of the phase.
     UnitsFirst = "units-first",
-    /// How far units a second are from `of`, in percent.
+    /// The deviation of units per second from `of`, in percent.
     UnitsError = "units-error",
     /// Guests' mean latency, in ms.
     Latency = "latency",
@@ -125,37 +125,37 @@ measures! {
     LatencyPercentile = "latency-percentile",
     /// The datastore's mean latency, in ms.
     DeviceLatency = "device-latency",
-    /// How far it is from `of`, in percent.
+    /// Its deviation from `of`, in percent.
     DeviceLatencyError = "device-latency-error",
-    /// Seconds until it stays at or below `of`, for eight windows.
+    /// Seconds until it stays at or below `of` for eight windows.
     DeviceLatencySettles = "device-latency-settles",
-    /// Seconds until every disk's cost stays within `within` percent of its shares' part, for eight windows.
+    /// Seconds until every disk's cost stays within `within` percent of its fair share for eight windows.
     Settles = "settles",
-    /// A window's I/Os, the fewest, in percent of the mean.
+    /// The fewest I/Os of a window, in percent of the mean.
     Dip = "dip",
-    /// What the disks have in the first window, in percent of their shares' part.
+    /// The disks' cost in the first window, in percent of their fair share.
     Resumed = "resumed",
     /// The hosts' mean window, in reference I/Os.
     Window = "window",
-    /// The longest that any I/O of the disks waited for its turn, in seconds.
+    /// The longest time that an I/O of the disks waited in the scheduler, in seconds.
     LongestWait = "longest-wait",
-    /// The widest gap between two backlogged disks, divided by what it may be.
+    /// The widest gap between two backlogged disks, relative to its bound.
     Lag = "lag",
-    /// I/Os on the coordination file, in percent of all.
+    /// I/Os on the coordination file, in percent of all I/Os.
     Coordination = "coordination",
-    /// Orders a second.
+    /// Orders per second.
     Orders = "orders",
-    /// Mean time that an order takes, in ms.
+    /// Mean time of an order, in ms.
     OrderTime = "order-time",
-    /// What the 1st percentile of seconds has of `of` I/Os, in percent.
+    /// The 1st percentile of I/Os per second, in percent of `of`.
     Isolation = "isolation",
-    /// How much the mean latency of seconds is above `of` ms, 90th percentile, in percent.
+    /// How much the mean latency per second exceeds `of` ms, 90th percentile, in percent.
     LatencyImpact = "latency-impact",
-    /// How often any host said that another was lost.
+    /// Number of events in which a host reported another host as lost.
     HostsLost = "hosts-lost",
-    /// How often any host said that there is load that no host causes.
+    /// Number of events in which a host reported load from outside the hosts.
     External = "external",
-    /// I/Os at the datastore, on average.
+    /// Mean number of I/Os at the datastore.
     Outstanding = "outstanding",
 }
 
@@ -166,10 +166,10 @@ pub(super) fn expect(
 ) -> Result<Expect, ScenarioError> {
     let Some(&what) = Measure::ALL.iter().find(|what| what.word() == raw.what) else {
         let words: Vec<_> = Measure::ALL.iter().map(|what| what.word()).collect();
-        return wrong(format!("no such figure; there are {}", words.join(", ")));
+        return wrong(format!("no such figure; use one of {}", words.join(", ")));
     };
     if raw.at_least.is_none() && raw.at_most.is_none() {
-        return wrong("say `at-least`, `at-most` or both");
+        return wrong("give `at-least`, `at-most` or both");
     }
     let phase = phase(raw.phase.as_deref(), scenario)?;
     let every = vec!["*".to_owned()];
@@ -204,7 +204,7 @@ pub(super) fn expect(
             | Measure::LatencyImpact
     );
     if needs_of && raw.of.is_none_or(|of| of <= 0.0) {
-        return wrong("say `of` what");
+        return wrong("give the reference value `of`");
     }
     let against = raw.against.as_ref();
     let against = against.map(|raw| self::against(raw, &run, phase, &disks, &hosts, scenario));
@@ -285,7 +285,7 @@ fn phase(name: Option<&str>, scenario: &Scenario) -> Result<usize, ScenarioError
     let phases = &scenario.phases;
     match name {
         None if phases.len() == 1 => Ok(0),
-        None => wrong("there are several phases: say which"),
+        None => wrong("there are several phases: name one"),
         Some(name) => match phases.iter().position(|phase| phase.name == name) {
             Some(place) => Ok(place),
             None => wrong(format!("no phase is called `{name}`")),

@@ -1,15 +1,15 @@
 //! The checked plan of a scenario: names are resolved, copies made, ranges checked.
 //!
-//! [`super::Scenario::read`] calls it once the file could be read at all.
+//! [`super::Scenario::read`] calls it with the parsed file.
 
+use super::quantities::{self, Length};
 use super::raw::{
     RawBandwidth, RawDisk, RawFault, RawGroup, RawLimit, RawPhase, RawScenario, RawShares,
     RawWorkload,
 };
-use super::words::{self, Length};
 use super::{
     Ceiling, Disk, Fault, FaultKind, Group, Host, Io, Pace, Phase, Scenario, ScenarioError,
-    Settings, Workload, expect, named, store, within, wrong,
+    Settings, Workload, datastore, expect, named, within, wrong,
 };
 use crate::numbers::whole;
 use crate::trace::Trace;
@@ -17,13 +17,13 @@ use std::path::Path;
 use std::sync::Arc;
 use tidegate_core::units::{Span, Time};
 
-/// A guest may ask for this much at a time: what front ends let through.
+/// The largest I/O of a guest: the limit of the front ends.
 const LARGEST_IO: u64 = 32 << 20;
-/// Room for a 50 GB database and its log.
+/// The size of a 50 GB database with its log.
 const DISK_SIZE: u64 = 64 << 30;
 
 pub(super) fn plan(raw: RawScenario) -> Result<Scenario, ScenarioError> {
-    let datastore = store::datastore(&raw.datastore)?;
+    let datastore = datastore::datastore(&raw.datastore)?;
     let mut hosts = Vec::new();
     // (name in the file, hosts made of it)
     let mut groups: Vec<(String, Vec<usize>)> = Vec::new();
@@ -104,11 +104,11 @@ fn disk(
     if before.iter().any(|disk| disk.name == name) {
         return wrong(format!("two disks are called `{name}`"));
     }
-    let beside = before.iter().filter(|disk| disk.host == host).count();
+    let on_host = before.iter().filter(|disk| disk.host == host).count();
     let threads = hosts[host].threads;
     let thread = raw
         .thread
-        .map_or(beside % threads, |thread| thread as usize);
+        .map_or(on_host % threads, |thread| thread as usize);
     if thread >= threads {
         return wrong(format!(
             "disk `{name}` is on I/O thread {thread}, but its host has {threads}, counted from 0"
@@ -159,7 +159,7 @@ fn group(raw: &RawGroup) -> Result<Group, ScenarioError> {
     })
 }
 
-/// The place of a disk's group.
+/// The index of a disk's group.
 fn member(disk: &RawDisk, groups: &[Group]) -> Result<Option<usize>, ScenarioError> {
     let Some(name) = &disk.group else {
         return Ok(None);
@@ -183,7 +183,7 @@ fn bandwidth(raw: &RawBandwidth) -> Ceiling {
     }
 }
 
-fn shares(raw: Option<&RawShares>, turn: usize) -> Result<u32, ScenarioError> {
+fn shares(raw: Option<&RawShares>, position: usize) -> Result<u32, ScenarioError> {
     let shares = match raw {
         None => 1_000,
         Some(RawShares::Number(shares)) => *shares,
@@ -200,7 +200,7 @@ fn shares(raw: Option<&RawShares>, turn: usize) -> Result<u32, ScenarioError> {
         Some(RawShares::Turns(list)) if list.is_empty() => {
             return wrong("a list of shares is empty");
         }
-        Some(RawShares::Turns(list)) => list[turn % list.len()],
+        Some(RawShares::Turns(list)) => list[position % list.len()],
     };
     within("shares", shares, 100, 10_000)
 }
@@ -211,7 +211,7 @@ fn ceiling(raw: Option<&RawLimit>) -> Result<Option<Ceiling>, ScenarioError> {
         RawLimit::Sustained(sustained) => Ceiling {
             sustained,
             peak: 0,
-            // What timers, batches and turns hold up: as the daemon makes of a bare number.
+            // As the daemon does for a plain number: it covers the jitter of timers and batches.
             burst: (sustained / 10).max(1),
         },
         RawLimit::Burst(ref raw) => Ceiling {
@@ -228,7 +228,7 @@ fn ceiling(raw: Option<&RawLimit>) -> Result<Option<Ceiling>, ScenarioError> {
 }
 
 fn workload(raw: &RawWorkload) -> Result<Workload, ScenarioError> {
-    let io = |size: Option<words::Size>, reads: Option<u32>, random: Option<u32>| {
+    let io = |size: Option<quantities::Size>, reads: Option<u32>, random: Option<u32>| {
         let size = size.map_or(8 << 10, |size| size.0);
         if !(512..=LARGEST_IO).contains(&size) {
             return wrong("an I/O has 512B to 32MiB");
@@ -251,11 +251,11 @@ fn workload(raw: &RawWorkload) -> Result<Workload, ScenarioError> {
         } => Workload::Shop {
             users: within("users", users, 1, 100_000)?,
             think: think.map_or(Span::from_millis(500), |length| length.0),
-            // DVD Store as measured: a third reads, two thirds writes.
+            // As measured for DVD Store: one third reads, two thirds writes.
             reads: reads.unwrap_or(2),
             writes: writes.unwrap_or(3),
             size: io(size, None, None)?.size,
-            // What a guest's driver keeps in a queue by default.
+            // The default queue depth of a guest's driver.
             depth: within("depth", depth.unwrap_or(32), 1, 65_536)?,
         },
         RawWorkload::Access {
@@ -292,7 +292,7 @@ fn workload(raw: &RawWorkload) -> Result<Workload, ScenarioError> {
             let trace = trace.modelled();
             if trace.ios.is_empty() {
                 return wrong(format!(
-                    "trace {file}: it holds no read, write or flush that succeeded"
+                    "trace {file}: it has no successful read, write or flush"
                 ));
             }
             let speed = speed.map(|speed| whole(speed * 100.0));
@@ -333,7 +333,7 @@ fn phases(raw: &RawScenario, disks: &[Disk]) -> Result<Vec<Phase>, ScenarioError
             }];
             &only
         }
-        _ => return wrong("say how long it takes: `lasts` for all of it, or [[phase]]s, not both"),
+        _ => return wrong("give the run's length: either `lasts` or [[phase]]s"),
     };
     let mut settings: Vec<Settings> = disks.iter().map(|disk| disk.policy.clone()).collect();
     let mut phases: Vec<Phase> = Vec::new();
@@ -385,11 +385,11 @@ fn fault(raw: &RawFault, hosts: &[Host]) -> Result<Fault, ScenarioError> {
         }
     };
     if matches!(kind, FaultKind::Paused | FaultKind::Stalled) && raw.lasts.is_none() {
-        return wrong(format!("a fault `{}` says how long it `lasts`", raw.kind));
+        return wrong(format!("a fault `{}` needs `lasts`", raw.kind));
     }
     let by = raw.by.map_or(Span::ZERO, |length| length.0);
     if matches!(kind, FaultKind::Delayed | FaultKind::Starved) && by == Span::ZERO {
-        return wrong(format!("a fault `{}` says `by` how much", raw.kind));
+        return wrong(format!("a fault `{}` needs `by`", raw.kind));
     }
     let hosts = match &raw.host {
         None => (0..hosts.len()).collect(),

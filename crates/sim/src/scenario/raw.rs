@@ -1,9 +1,9 @@
 //! The format of a scenario file, before it is checked.
 //!
-//! [`super::Scenario::read`] makes a checked scenario of it. What a file may say is what stands here; a word that is not
-//! here is refused with its line.
+//! [`super::Scenario::read`] makes a checked scenario of it. These types define the format. An unknown key is an error
+//! with its line.
 
-use super::words::{Length, Size};
+use super::quantities::{Length, Size};
 use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
@@ -15,9 +15,9 @@ pub(crate) struct RawScenario {
     pub(crate) title: String,
     #[serde(default)]
     pub(crate) source: String,
-    /// How long it runs, where there are no phases.
+    /// The length of the run, if there are no phases.
     pub(crate) lasts: Option<Length>,
-    /// Left out of figures at the beginning of each phase, unless an expectation says otherwise.
+    /// Left out of figures at the beginning of each phase, unless an expectation overrides it.
     pub(crate) settling: Option<Length>,
     pub(crate) datastore: RawDatastore,
     #[serde(default)]
@@ -34,7 +34,7 @@ pub(crate) struct RawScenario {
     pub(crate) expect: Vec<RawExpect>,
 }
 
-/// What is congested.
+/// The datastore.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawDatastore {
@@ -43,11 +43,11 @@ pub(crate) struct RawDatastore {
     pub(crate) threshold: Option<String>,
     /// `on`, `observe` or `off`.
     pub(crate) control: Option<String>,
-    /// `flash`, `rotational` or `unknown`; what the operator said, or nobody.
+    /// `flash`, `rotational` or `unknown`: the operator's setting, if any.
     pub(crate) kind: Option<String>,
     pub(crate) io_unit: Option<Size>,
     pub(crate) coordination: Option<String>,
-    /// Whether control learns what requests cost; as in the daemon it does not, if not said.
+    /// Whether control learns the cost of requests. Default: false, as in the daemon.
     pub(crate) learn: Option<bool>,
 }
 
@@ -58,31 +58,31 @@ pub(crate) enum RawArray {
     Table(RawArrayTable),
 }
 
-/// An array in figures.
+/// The parameters of an array.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawArrayTable {
-    /// Begin with the array of this name.
+    /// Start with the array of this name.
     pub(crate) like: Option<String>,
-    /// Of 1,000 reads, how many its cache answers.
+    /// Reads out of 1,000 that its cache serves.
     pub(crate) read_hits: Option<u32>,
-    /// How much of each member is used: the arm moves within it.
+    /// The used capacity of each member. The arm moves within it.
     pub(crate) member_size: Option<Size>,
     /// The size of its write-back cache.
     pub(crate) cache: Option<Size>,
-    /// Or: so many servers with one queue...
+    /// Alternatively, this many servers with one queue...
     pub(crate) servers: Option<u32>,
-    /// ... each of which needs so long for a read ...
+    /// ... each with this service time for a read ...
     pub(crate) read: Option<Length>,
-    /// ... or a write (as for a read, if not said) ...
+    /// ... and this one for a write (default: as for a read) ...
     pub(crate) write: Option<Length>,
-    /// ... and moves bytes at so much a second.
+    /// ... plus the transfer time at this many bytes per second.
     pub(crate) rate: Option<Size>,
     /// `fixed` or `exponential` service times.
     pub(crate) service: Option<String>,
 }
 
-/// A host, or several alike.
+/// A host, or several equal ones.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawHost {
@@ -95,7 +95,7 @@ pub(crate) struct RawHost {
     pub(crate) joins: Option<Length>,
 }
 
-/// Disks that have limits together.
+/// Disks with common limits.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawGroup {
@@ -104,7 +104,7 @@ pub(crate) struct RawGroup {
     pub(crate) bandwidth: Option<RawBandwidth>,
 }
 
-/// A disk, or several alike on each host of a name.
+/// A disk, or several equal ones on each host of a name.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawDisk {
@@ -119,15 +119,15 @@ pub(crate) struct RawDisk {
     pub(crate) limit: Option<RawLimit>,
     pub(crate) bandwidth: Option<RawBandwidth>,
     pub(crate) latency_target: Option<Length>,
-    /// The group that it belongs to.
+    /// Its group.
     pub(crate) group: Option<String>,
-    /// Its I/Os go past all control: somebody else's.
+    /// Whether its I/Os bypass control: external load.
     #[serde(default)]
     pub(crate) unmanaged: bool,
     pub(crate) workload: RawWorkload,
 }
 
-/// Shares: a number, a name, or a list that is gone through in turn.
+/// Shares: a number, a name, or a list that is used cyclically.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(untagged)]
 pub(crate) enum RawShares {
@@ -143,7 +143,7 @@ pub(crate) enum RawLimit {
     Burst(RawBurst),
 }
 
-/// A limit that may be exceeded for a while.
+/// A limit that may be exceeded for some time.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RawBurst {
@@ -152,7 +152,7 @@ pub(crate) struct RawBurst {
     pub(crate) burst: u64,
 }
 
-/// A bandwidth limit, in bytes a second.
+/// A bandwidth limit, in bytes per second.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct RawBandwidth {
@@ -161,11 +161,11 @@ pub(crate) struct RawBandwidth {
     pub(crate) burst: Option<Size>,
 }
 
-/// What a guest does.
+/// A guest's workload.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields, tag = "kind", rename_all = "kebab-case")]
 pub(crate) enum RawWorkload {
-    /// A shop's database: users who think, then place an order.
+    /// A shop's database: users think, then place an order.
     #[serde(rename_all = "kebab-case")]
     Shop {
         users: u32,
@@ -175,7 +175,7 @@ pub(crate) enum RawWorkload {
         size: Option<Size>,
         depth: Option<u32>,
     },
-    /// So many outstanding at any time.
+    /// A constant number of outstanding I/Os.
     #[serde(rename_all = "kebab-case")]
     Access {
         outstanding: u32,
@@ -183,10 +183,10 @@ pub(crate) enum RawWorkload {
         reads: Option<u32>,
         random: Option<u32>,
         think: Option<Length>,
-        /// Makes what was written durable after so many writes; never, if not said.
+        /// The number of writes between flushes. Default: no flushes.
         flush_every: Option<u32>,
     },
-    /// So many a second, whatever happens to those before.
+    /// A constant rate, independent of completions.
     #[serde(rename_all = "kebab-case")]
     Open {
         rate: u32,
@@ -194,30 +194,30 @@ pub(crate) enum RawWorkload {
         reads: Option<u32>,
         random: Option<u32>,
     },
-    /// What a disk was asked for once, from the file of a `trace` filter.
+    /// A disk's recorded I/O, from the file of a `trace` filter.
     #[serde(rename_all = "kebab-case")]
     Trace {
-        /// Where from; relative to where the program runs.
+        /// The file, relative to the working directory.
         file: String,
-        /// `recorded` (the times, if not said) or `outstanding`.
+        /// `recorded` (the default) or `outstanding`.
         pace: Option<String>,
-        /// How fast recorded times pass; as they did, if not said.
+        /// The speed of recorded times. Default: 1.
         speed: Option<f64>,
     },
 }
 
-/// A stretch of the run in which nothing is changed.
+/// A phase of the run with constant settings.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawPhase {
     pub(crate) name: String,
     pub(crate) lasts: Length,
-    /// Disks that ask for nothing meanwhile.
+    /// Disks that are inactive in it.
     #[serde(default)]
     pub(crate) idle: Vec<String>,
-    /// How fast the array works, in thousandths.
+    /// The array's speed, in thousandths.
     pub(crate) speed: Option<u32>,
-    /// What is set anew at its beginning, and stays so.
+    /// New settings from its beginning on. They stay in effect.
     #[serde(default)]
     pub(crate) set: Vec<RawSet>,
 }
@@ -232,23 +232,23 @@ pub(crate) struct RawSet {
     pub(crate) limit: Option<RawLimit>,
 }
 
-/// Something that goes wrong.
+/// A fault.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawFault {
     pub(crate) kind: String,
-    /// Whom it befalls; every host, if not said.
+    /// The affected hosts. Default: every host.
     pub(crate) host: Option<String>,
     pub(crate) at: Length,
-    /// Until the end, if not said.
+    /// Default: until the end.
     pub(crate) lasts: Option<Length>,
-    /// How often, of 1,000 times; always, if not said.
+    /// The probability in thousandths. Default: always.
     pub(crate) chance: Option<u32>,
-    /// How much later, or how far the clock jumps.
+    /// The delay, or the clock's jump.
     pub(crate) by: Option<Length>,
 }
 
-/// What is to come out.
+/// An expectation.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawExpect {
@@ -267,26 +267,26 @@ pub(crate) struct RawExpect {
     pub(crate) against: Option<RawAgainst>,
     pub(crate) at_least: Option<f64>,
     pub(crate) at_most: Option<f64>,
-    /// In so many of 100 seeds.
+    /// The number of seeds out of 100 that must be within the bounds.
     pub(crate) of_seeds: Option<u32>,
     pub(crate) source: String,
 }
 
-/// The other run, or stretch, that a figure is divided by.
+/// The reference of a ratio.
 #[derive(Debug, Deserialize)]
 #[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub(crate) struct RawAgainst {
     pub(crate) policy: Option<String>,
     pub(crate) phase: Option<String>,
     pub(crate) threshold: Option<String>,
-    /// Only these disks are there.
+    /// Run only these disks.
     pub(crate) alone: Option<Vec<String>>,
-    /// Divided by what these have.
+    /// Divide by the figure of these disks.
     pub(crate) disks: Option<Vec<String>>,
     pub(crate) hosts: Option<Vec<String>>,
 }
 
-// By hand, because an untagged enum says only that nothing fits, and not what is wrong with what nearly does.
+// Written by hand, because the error of an untagged enum does not name the faulty key.
 impl<'de> Deserialize<'de> for RawArray {
     fn deserialize<D: Deserializer<'de>>(from: D) -> Result<RawArray, D::Error> {
         match toml::Value::deserialize(from)? {

@@ -1,11 +1,11 @@
 //! Faults of the world, and their repair.
 //!
-//! Faults of a stretch of time are looked up when they could show: a write of a mute host fails, a read of a deaf one.
+//! A lasting fault is checked at each operation that it affects: a write of a mute host fails, a read of a deaf one.
 //!
 //! # Always true
-//! - Chance is drawn only while a fault holds, so a scenario without faults does not depend on their code.
+//! - Random numbers are drawn only while a fault is active, so a scenario without faults does not depend on this code.
 
-use super::{Happens, World};
+use super::{Event, World};
 use crate::scenario::{Fault, FaultKind};
 use tidegate_core::units::{Span, Time};
 
@@ -26,9 +26,9 @@ impl World<'_> {
                     let until = plan.ends.as_nanos();
                     self.array.stall(self.now.as_nanos(), until);
                 }
-                (FaultKind::Starved, true) => self.turn(host, fault),
+                (FaultKind::Starved, true) => self.next_slice(host, fault),
                 (FaultKind::Starved, false) => self.give_cpu(host),
-                // A stall ends by itself; a clock that jumps is seen by nobody; the rest is looked up.
+                // A stall ends by itself. A clock jump has no effect. The other faults are checked when needed.
                 (
                     FaultKind::Stalled
                     | FaultKind::Clock
@@ -42,7 +42,7 @@ impl World<'_> {
         }
     }
 
-    /// Whether an I/O thread has a processor now.
+    /// Whether an I/O thread has a CPU now.
     pub(super) fn has_cpu(&self, host: usize, thread: usize) -> bool {
         let mut faults = self.faults.iter();
         let starved =
@@ -50,14 +50,14 @@ impl World<'_> {
         let Some(fault) = faults.find(starved) else {
             return true;
         };
-        // One thread alone has it half of the time.
-        let turns = self.hosts[host].armed.len().max(2);
-        let turn = self.now.as_nanos() / fault.by.as_nanos();
-        turn % turns as u64 == thread as u64
+        // A single thread has it half of the time.
+        let slices = self.hosts[host].armed.len().max(2);
+        let slice = self.now.as_nanos() / fault.by.as_nanos();
+        slice % slices as u64 == thread as u64
     }
 
-    /// The next of a starved host's threads has the processor.
-    pub(super) fn turn(&mut self, host: usize, fault: usize) {
+    /// The next of a starved host's threads gets the CPU.
+    pub(super) fn next_slice(&mut self, host: usize, fault: usize) {
         let plan = &self.scenario.faults[fault];
         if !self.faults.iter().any(|other| std::ptr::eq(*other, plan)) {
             return;
@@ -65,44 +65,44 @@ impl World<'_> {
         let by = plan.by.as_nanos();
         let next = (self.now.as_nanos() / by + 1) * by;
         self.queue
-            .put(Time::from_nanos(next), Happens::Turn { host, fault });
+            .put(Time::from_nanos(next), Event::TimeSlice { host, fault });
         self.give_cpu(host);
     }
 
-    /// Threads that have a processor take notice of what happened while they had none.
+    /// Threads that have a CPU process the events of the time without one.
     pub(super) fn give_cpu(&mut self, host: usize) {
         for thread in 0..self.hosts[host].armed.len() {
             if !self.has_cpu(host, thread) {
                 continue;
             }
-            for held in std::mem::take(&mut self.hosts[host].asleep[thread]) {
-                self.held_no_more(host, held);
+            for deferred in std::mem::take(&mut self.hosts[host].asleep[thread]) {
+                self.resume(host, deferred);
             }
             self.pump(host, thread);
         }
         self.arm(host);
     }
 
-    /// The fault of this kind that befalls a host now, if one does.
-    fn befalls(&mut self, kind: FaultKind, host: usize) -> Option<&Fault> {
+    /// The active fault of this kind on a host, if any.
+    fn active_fault(&mut self, kind: FaultKind, host: usize) -> Option<&Fault> {
         let mut faults = self.faults.iter();
         let fault = faults.find(|fault| fault.kind == kind && fault.hosts.contains(&host))?;
         self.random.chance(fault.chance).then_some(*fault)
     }
 
-    pub(super) fn befalls_deaf(&mut self, host: usize) -> bool {
-        self.befalls(FaultKind::Deaf, host).is_some()
+    pub(super) fn is_deaf(&mut self, host: usize) -> bool {
+        self.active_fault(FaultKind::Deaf, host).is_some()
     }
 
-    /// A host's write of its slot has reached the array; whether it went well.
+    /// Applies a host's write of its slot that has reached the array. Returns whether it succeeded.
     pub(super) fn write_slot(&mut self, host: usize, bytes: Vec<u8>) -> bool {
-        if self.befalls(FaultKind::Mute, host).is_some() {
+        if self.active_fault(FaultKind::Mute, host).is_some() {
             return false;
         }
         let late = self
-            .befalls(FaultKind::Delayed, host)
+            .active_fault(FaultKind::Delayed, host)
             .map_or(Span::ZERO, |fault| fault.by);
-        let torn = self.befalls(FaultKind::Torn, host).is_some();
+        let torn = self.active_fault(FaultKind::Torn, host).is_some();
         self.file.write(host, self.now + late, bytes, torn);
         true
     }

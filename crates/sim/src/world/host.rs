@@ -1,11 +1,11 @@
-//! A simulated host: its control, its threads' wake-ups, and I/Os that wait while its daemon is stopped.
+//! A simulated host: its control, its threads' timers, and the events deferred while its daemon is paused.
 //!
 //! # Always true
-//! - A paused host decides nothing; what happens to it meanwhile is kept in order.
-//! - An earlier deadline replaces a later one; a moment that was replaced is ignored when it comes.
+//! - A paused host decides nothing. Its events are deferred in order.
+//! - An earlier deadline replaces a later one. A replaced timer is ignored when it expires.
 
-use super::{Happens, Stage, World};
-use crate::control::{self, Control, Errand};
+use super::{Event, Stage, World};
+use crate::control::{self, Control, SlotIo};
 use tidegate_core::request::IoId;
 use tidegate_core::units::Time;
 
@@ -14,34 +14,34 @@ pub(super) struct Host {
     pub(super) control: Box<dyn Control>,
     pub(super) up: bool,
     pub(super) paused: bool,
-    pub(super) held: Vec<Held>,
-    /// What waits for each thread while that has no processor.
-    pub(super) asleep: Vec<Vec<Held>>,
-    /// When each thread is to be woken.
+    pub(super) deferred: Vec<Deferred>,
+    /// Events of each thread while it has no CPU.
+    pub(super) asleep: Vec<Vec<Deferred>>,
+    /// Each thread's timer.
     pub(super) armed: Vec<Option<Time>>,
-    /// When its control is.
+    /// Its control's timer.
     pub(super) alarm: Option<Time>,
-    /// Starts of its daemon.
+    /// Number of starts of its daemon.
     pub(super) incarnation: u64,
     pub(super) in_flight_cost: u64,
     pub(super) in_flight: u64,
 }
 
-/// What happened to a paused host.
-pub(super) enum Held {
-    /// A guest asked.
-    Asked(IoId),
-    /// An I/O came back.
+/// An event of a paused host.
+pub(super) enum Deferred {
+    /// A guest issued an I/O.
+    Issued(IoId),
+    /// An I/O has completed.
     Back(IoId),
-    /// So did one on the coordination file.
-    Errand(Errand),
-    /// Its control had a moment of its own.
+    /// An I/O on the coordination file has completed.
+    SlotIo(SlotIo),
+    /// Its control's timer has expired.
     Alarm,
 }
 
 impl World<'_> {
     pub(super) fn make_host(&mut self, host: usize, incarnation: u64) -> Host {
-        // A start of a daemon is told from others by a random number.
+        // A random number distinguishes the starts of a daemon.
         let number = self.random.draw() | 1;
         let policy = self.variant.policy;
         let threads = self.scenario.hosts[host].threads;
@@ -56,7 +56,7 @@ impl World<'_> {
             ),
             up: false,
             paused: false,
-            held: Vec::new(),
+            deferred: Vec::new(),
             asleep: (0..threads).map(|_| Vec::new()).collect(),
             armed: vec![None; threads],
             alarm: None,
@@ -75,16 +75,16 @@ impl World<'_> {
         for disk in 0..self.guests.len() {
             if self.scenario.disks[disk].host == host {
                 self.invariants.changed(disk, &self.settings[disk]);
-                self.move_guest(disk);
+                self.update_guest(disk);
             }
         }
         self.arm(host);
     }
 
-    /// A host is gone, with its guests and all that they asked for.
+    /// A host dies, with its guests and all their I/Os.
     pub(super) fn die(&mut self, host: usize) {
         self.hosts[host].up = false;
-        self.hosts[host].held.clear();
+        self.hosts[host].deferred.clear();
         self.hosts[host].asleep.iter_mut().for_each(Vec::clear);
         let own = |disk: usize| {
             let disk = &self.scenario.disks[disk];
@@ -115,13 +115,13 @@ impl World<'_> {
         self.hosts[host].paused = true;
     }
 
-    /// A paused host goes on: it takes notice of what happened meanwhile, in order.
+    /// A paused host continues: it processes the deferred events in order.
     pub(super) fn unpause(&mut self, host: usize) {
         if !std::mem::take(&mut self.hosts[host].paused) {
             return;
         }
-        for held in std::mem::take(&mut self.hosts[host].held) {
-            self.held_no_more(host, held);
+        for deferred in std::mem::take(&mut self.hosts[host].deferred) {
+            self.resume(host, deferred);
         }
         for thread in 0..self.hosts[host].armed.len() {
             self.pump(host, thread);
@@ -129,12 +129,12 @@ impl World<'_> {
         self.arm(host);
     }
 
-    pub(super) fn held_no_more(&mut self, host: usize, held: Held) {
-        match held {
-            Held::Asked(io) => self.offer(io),
-            Held::Back(io) => self.finished(io),
-            Held::Errand(errand) => self.errand_noticed(host, errand),
-            Held::Alarm => self.alarm(host),
+    pub(super) fn resume(&mut self, host: usize, deferred: Deferred) {
+        match deferred {
+            Deferred::Issued(io) => self.offer(io),
+            Deferred::Back(io) => self.finished(io),
+            Deferred::SlotIo(slot_io) => self.slot_io_noticed(host, slot_io),
+            Deferred::Alarm => self.alarm(host),
         }
     }
 
@@ -149,10 +149,10 @@ impl World<'_> {
         self.arm(host);
     }
 
-    /// Puts into the queue when a host's threads and its control want to be woken.
+    /// Sets the timers of a host's threads and its control.
     pub(super) fn arm(&mut self, host: usize) {
         for thread in 0..self.hosts[host].armed.len() {
-            // Its turn comes by itself.
+            // A thread without a CPU gets one by itself.
             let has_cpu = self.has_cpu(host, thread);
             let state = &mut self.hosts[host];
             if !state.up {
@@ -169,17 +169,17 @@ impl World<'_> {
                 && at < Time::NEVER
             {
                 state.armed[thread] = Some(at);
-                self.queue.put(at, Happens::Thread { host, thread });
+                self.queue.put(at, Event::Thread { host, thread });
             }
         }
         let state = &mut self.hosts[host];
         if !state.up {
             return;
         }
-        let at = state.control.alarm().max(self.now);
+        let at = state.control.wake_at().max(self.now);
         if at < Time::NEVER && state.alarm.is_none_or(|armed| at < armed) {
             state.alarm = Some(at);
-            self.queue.put(at, Happens::Alarm { host });
+            self.queue.put(at, Event::Alarm { host });
         }
     }
 }

@@ -1,12 +1,11 @@
 //! The path of an I/O: from the guest through its host's control to the array, and back.
 //!
 //! # Always true
-//! - An I/O is asked for, offered, started, ended and answered in this order, each once; whatever else happens is a
-//!   breach.
+//! - An I/O is issued, offered, started, ended and completed in this order, each once. Anything else is a breach.
 
-use super::host::Held;
-use super::{CIRCLES, ERRAND, Io, Stage, World};
-use crate::control::{Asked, Ended, Next};
+use super::host::Deferred;
+use super::{CIRCLES, Io, SLOT_IO, Stage, World};
+use crate::control::{Ended, Next, Offered};
 use crate::results::Record;
 use crate::scenario::Control as Mode;
 use std::collections::VecDeque;
@@ -15,7 +14,7 @@ use tidegate_core::request::{IoId, Op};
 use tidegate_model::{IoKind, ModelIo};
 
 impl World<'_> {
-    pub(super) fn ask(&mut self, disk: usize, actor: Option<u32>, op: Op, offset: u64, len: u64) {
+    pub(super) fn issue(&mut self, disk: usize, actor: Option<u32>, op: Op, offset: u64, len: u64) {
         let now = self.now;
         let io = self.ios.insert_with(|id| Io {
             id,
@@ -27,7 +26,7 @@ impl World<'_> {
             arrived: now,
             issued: now,
             cost: Cost(0),
-            stage: Stage::Held,
+            stage: Stage::Deferred,
         });
         let plan = &self.scenario.disks[disk];
         if plan.unmanaged {
@@ -35,10 +34,10 @@ impl World<'_> {
         }
         let host = &mut self.hosts[plan.host];
         if host.paused {
-            return host.held.push(Held::Asked(io));
+            return host.deferred.push(Deferred::Issued(io));
         }
         if !self.has_cpu(plan.host, plan.thread) {
-            return self.hosts[plan.host].asleep[plan.thread].push(Held::Asked(io));
+            return self.hosts[plan.host].asleep[plan.thread].push(Deferred::Issued(io));
         }
         self.offer(io);
     }
@@ -48,18 +47,18 @@ impl World<'_> {
             return;
         };
         io.stage = Stage::Waiting;
-        let asked = Asked {
+        let offered = Offered {
             disk: io.disk,
             io: id,
             op: io.op,
             offset: io.offset,
             len: io.len,
         };
-        let (host, thread) = self.home(asked.disk);
-        match self.hosts[host].control.offer(self.now, &asked) {
+        let (host, thread) = self.home(offered.disk);
+        match self.hosts[host].control.offer(self.now, &offered) {
             Some(cost) => self.start(id, cost),
             None => {
-                self.waits(asked.disk, 1);
+                self.waits(offered.disk, 1);
                 // As an I/O thread does before it sleeps.
                 self.pump(host, thread);
             }
@@ -68,14 +67,14 @@ impl World<'_> {
     }
 
     pub(super) fn answer(&mut self, disk: usize, actor: Option<u32>) {
-        let mut wants = std::mem::take(&mut self.wants);
-        let order = self.guests[disk].answered(self.now, actor, &mut wants);
+        let mut actions = std::mem::take(&mut self.actions);
+        let order = self.guests[disk].answered(self.now, actor, &mut actions);
         if let Some(took) = order
-            && self.healed.is_none()
+            && self.repaired.is_none()
         {
             self.results.ordered(disk, took);
         }
-        self.grant(disk, wants);
+        self.execute(disk, actions);
     }
 
     pub(super) fn home(&self, disk: usize) -> (usize, usize) {
@@ -90,10 +89,10 @@ impl World<'_> {
         self.invariants.waits(host, disk, self.waiting[disk]);
     }
 
-    /// Asks a thread's scheduler until it has nothing, and then those threads that it says are to be woken.
+    /// Calls a thread's scheduler until it returns nothing, and then the threads that it names.
     pub(super) fn pump(&mut self, host: usize, thread: usize) {
         let mut awake = VecDeque::from([thread]);
-        // Threads that wake each other in turn and start nothing would be a circle without an end.
+        // Threads that only wake each other would loop forever.
         let mut idle = 0;
         while let Some(thread) = awake.pop_front() {
             if !self.has_cpu(host, thread) {
@@ -106,7 +105,7 @@ impl World<'_> {
                         let disk = match self.ios.get(io) {
                             Some(found) if found.stage == Stage::Waiting => found.disk,
                             _ => {
-                                let says = "an I/O is picked that does not wait";
+                                let says = "a picked I/O was not waiting";
                                 return self.invariants.breach(self.now, says);
                             }
                         };
@@ -119,7 +118,7 @@ impl World<'_> {
                         break;
                     }
                     Next::Thread(_) => {
-                        let says = "I/O threads wake each other and none starts anything";
+                        let says = "I/O threads wake each other without starting an I/O";
                         return self.invariants.breach(self.now, says);
                     }
                     Next::Nothing => break,
@@ -132,7 +131,7 @@ impl World<'_> {
         let Some(io) = self.ios.get_mut(id) else {
             return self
                 .invariants
-                .breach(self.now, "an I/O is started that is none");
+                .breach(self.now, "an unknown I/O is started");
         };
         (io.stage, io.issued, io.cost) = (Stage::Started, self.now, cost);
         let (disk, op, len) = (io.disk, io.op, io.len);
@@ -142,7 +141,7 @@ impl World<'_> {
             Op::Read | Op::Discard | Op::Extents | Op::Prefetch => IoKind::Read,
         };
         let plan = &self.scenario.disks[disk];
-        // Each disk has a range of its own.
+        // Each disk has a separate range.
         let offset = plan.size * disk as u64 + io.offset;
         self.watch_start(disk, op, len, cost);
         self.array.submit(
@@ -167,12 +166,12 @@ impl World<'_> {
             Op::Flush => 0,
             _ => policy::units(len, self.scenario.datastore.io_unit),
         };
-        if self.healed.is_none() {
+        if self.repaired.is_none() {
             self.results.started(disk, units);
         }
         let ours = self.variant.policy == crate::policy::Policy::Ours;
-        let held = op != Op::Flush;
-        if ours && held && self.scenario.datastore.control == Mode::On {
+        let limited = op != Op::Flush;
+        if ours && limited && self.scenario.datastore.control == Mode::On {
             self.invariants
                 .limited(self.now, disk, &plan.name, units, len);
             if let Some(group) = self.settings[disk].group {
@@ -182,10 +181,10 @@ impl World<'_> {
             }
         }
         let host = &mut self.hosts[plan.host];
-        let standing = host.control.standing();
+        let standing = host.control.state();
         if let Some(window) = standing.window
             && ours
-            && held
+            && limited
             && standing.engaged
             && self.scenario.datastore.control == Mode::On
         {
@@ -202,15 +201,15 @@ impl World<'_> {
             .served(now, home, disk, cost, in_flight, standing.engaged);
     }
 
-    /// The array has done something, or what coordination lies on apart from it.
+    /// The array, or the separate storage of the coordination file, has completed an I/O.
     pub(super) fn completed(&mut self, number: u64) {
         self.mark(2, number);
-        if number & ERRAND != 0 {
-            return self.errand_done(number);
+        if number & SLOT_IO != 0 {
+            return self.slot_io_completed(number);
         }
         let id = IoId::from_bits(number);
         let Some(io) = self.ios.get_mut(id) else {
-            return self.invariants.breach(self.now, "an I/O ends that is none");
+            return self.invariants.breach(self.now, "an unknown I/O ends");
         };
         if io.stage == Stage::Lost {
             self.ios.remove(id);
@@ -219,24 +218,26 @@ impl World<'_> {
         if io.stage != Stage::Started {
             return self
                 .invariants
-                .breach(self.now, "an I/O ends that was not started");
+                .breach(self.now, "an I/O ends without a start");
         }
         io.stage = Stage::Back;
         let plan = &self.scenario.disks[io.disk];
         let host = &mut self.hosts[plan.host];
         if host.paused && !plan.unmanaged {
-            return host.held.push(Held::Back(id));
+            return host.deferred.push(Deferred::Back(id));
         }
         if !plan.unmanaged && !self.has_cpu(plan.host, plan.thread) {
-            return self.hosts[plan.host].asleep[plan.thread].push(Held::Back(id));
+            return self.hosts[plan.host].asleep[plan.thread].push(Deferred::Back(id));
         }
         self.finished(id);
     }
 
-    /// A host notices that one of its I/Os has ended.
+    /// A host notices that one of its I/Os has completed.
     pub(super) fn finished(&mut self, id: IoId) {
         let Some(io) = self.ios.remove(id) else {
-            return self.invariants.breach(self.now, "an I/O is answered twice");
+            return self
+                .invariants
+                .breach(self.now, "an I/O is completed twice");
         };
         let plan = &self.scenario.disks[io.disk];
         let (host, thread) = (plan.host, plan.thread);
@@ -262,8 +263,8 @@ impl World<'_> {
             issued: io.issued,
             unmanaged: plan.unmanaged,
         };
-        match &mut self.healed {
-            Some(healed) => healed[io.disk] += 1,
+        match &mut self.repaired {
+            Some(repaired) => repaired[io.disk] += 1,
             None => {
                 let member = &self.scenario.datastore.array.member;
                 self.results.ended(self.now, &record, member);

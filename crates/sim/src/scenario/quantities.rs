@@ -1,6 +1,6 @@
 //! Quantities with units in scenario files: `12ms`, `8KiB`.
 //!
-//! Serde calls them while it reads a file, so that what is wrong is told with its line.
+//! Serde calls them while it parses a file, so that an error has its line.
 
 use crate::numbers::whole;
 use serde::de::{Deserialize, Deserializer, Error};
@@ -35,16 +35,16 @@ impl Length {
         scaled(word, &LENGTHS)
             .map(|ns| Length(Span::from_nanos(ns)))
             .ok_or_else(|| {
-                format!("`{word}` is no length of time: write `500us`, `12ms`, `4s` or `5min`")
+                format!("`{word}` is not a length of time: write `500us`, `12ms`, `4s` or `5min`")
             })
     }
 }
 
 impl Size {
     pub(crate) fn parse(word: &str) -> Result<Size, String> {
-        scaled(word, &SIZES)
-            .map(Size)
-            .ok_or_else(|| format!("`{word}` is no size: write `512B`, `8KiB`, `64MiB` or `50GiB`"))
+        scaled(word, &SIZES).map(Size).ok_or_else(|| {
+            format!("`{word}` is not a size: write `512B`, `8KiB`, `64MiB` or `50GiB`")
+        })
     }
 }
 
@@ -74,7 +74,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn lengths_and_sizes_are_read_with_their_units() {
+    fn lengths_and_sizes_are_parsed_with_their_units() {
         assert_eq!(Length::parse("12ms"), Ok(Length(Span::from_millis(12))));
         assert_eq!(Length::parse("1.5 s"), Ok(Length(Span::from_millis(1_500))));
         assert_eq!(Length::parse("2min"), Ok(Length(Span::from_secs(120))));
@@ -83,9 +83,9 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_length_says_what_one_looks_like() {
+    fn an_invalid_length_is_rejected_with_an_example() {
         for word in ["12", "ms", "-1s", "twelve s", "1e300s", "NaNs"] {
-            let says = Length::parse(word).expect_err("no length");
+            let says = Length::parse(word).expect_err("an invalid length");
             assert!(says.contains(word) && says.contains("12ms"), "{says}");
         }
         assert!(Size::parse("8kb").is_err());

@@ -1,19 +1,19 @@
 //! The datastore of a scenario: its array and its control.
 //!
-//! An array has a name of the model's, or is put together from figures: a named one with some of its figures changed,
-//! or servers with one queue, which is the array that papers calculate with.
+//! An array is a named model, a named model with some changed parameters, or servers with one queue (the array of
+//! queueing theory).
 
+use super::quantities::Length;
 use super::raw::{RawArray, RawArrayTable, RawDatastore};
-use super::words::Length;
 use super::{Coordination, Datastore, ScenarioError, within, wrong};
 use tidegate_core::units::Span;
 use tidegate_model::ArraySpec;
 use tidegate_model::spec::{CacheSpec, Cost, MemberSpec, SsdSpec, Variation};
 
-/// When control engages.
+/// The congestion threshold.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Threshold {
-    /// Found at the knee of the curve.
+    /// Determined at the knee of the latency curve.
     Auto,
     /// This latency.
     Fixed(Span),
@@ -21,25 +21,25 @@ pub enum Threshold {
     Off,
 }
 
-/// Whether control acts.
+/// The mode of control.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Control {
-    /// It does.
+    /// It acts.
     On,
     /// It only computes.
     Observe,
-    /// Not even that.
+    /// It is off.
     Off,
 }
 
-/// What a datastore was said to be.
+/// A datastore's configured kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// Flash.
     Flash,
-    /// Turning disks.
+    /// Rotating disks.
     Rotational,
-    /// Nobody said.
+    /// Not configured.
     Unknown,
 }
 
@@ -98,7 +98,7 @@ fn array(raw: &RawArrayTable) -> Result<ArraySpec, ScenarioError> {
     let mut spec = match (&raw.like, raw.servers) {
         (Some(name), None) => array_named(name)?,
         (None, Some(servers)) => ArraySpec::single(MemberSpec::Ssd(queue(raw, servers)?)),
-        _ => return wrong("an array is `like` a named one, or has `servers`"),
+        _ => return wrong("an array needs `like` or `servers`"),
     };
     if let Some(size) = raw.cache {
         spec.cache = Some(CacheSpec::of_size(size.0));
@@ -119,12 +119,12 @@ fn array(raw: &RawArrayTable) -> Result<ArraySpec, ScenarioError> {
     Ok(spec)
 }
 
-/// Servers with one queue before them.
+/// Servers with one queue in front of them.
 fn queue(raw: &RawArrayTable, servers: u32) -> Result<SsdSpec, ScenarioError> {
     let Some(read) = raw.read else {
-        return wrong("`servers` say how long a `read` takes them");
+        return wrong("`servers` need the service time of a `read`");
     };
-    // An I/O is one piece unless it is larger than this, and bytes cost nothing unless a rate is said.
+    // An I/O is one piece up to this size, and bytes have no cost unless a rate is given.
     let (whole, no_cost) = (1 << 20, 1 << 50);
     let cost = |length: Length| Cost {
         base: length.0.as_nanos(),

@@ -1,9 +1,9 @@
 //! The scheduled events of a scenario: phases, bins, repairs.
 //!
 //! # Always true
-//! - Once everything is mended nothing goes wrong any more, and every disk that takes part asks.
+//! - After the repair there are no faults, and every disk in the run is active.
 
-use super::{HEALED, Happens, World};
+use super::{Event, REPAIRED, World};
 use crate::results::{BIN, HostBin};
 
 impl World<'_> {
@@ -19,29 +19,29 @@ impl World<'_> {
             self.arm(host);
         }
         for disk in 0..self.guests.len() {
-            self.move_guest(disk);
+            self.update_guest(disk);
         }
     }
 
-    /// Lets a guest do what its phase, host and part in the run say.
-    pub(super) fn move_guest(&mut self, disk: usize) {
+    /// Starts or stops a guest according to the phase, its host and the run.
+    pub(super) fn update_guest(&mut self, disk: usize) {
         let host = self.scenario.disks[disk].host;
-        let active = self.scenario.phases[self.phase].active[disk] || self.healed.is_some();
+        let active = self.scenario.phases[self.phase].active[disk] || self.repaired.is_some();
         if active && self.present[disk] && self.hosts[host].up {
-            let mut wants = std::mem::take(&mut self.wants);
-            self.guests[disk].start(self.now, &mut wants);
-            self.grant(disk, wants);
+            let mut actions = std::mem::take(&mut self.actions);
+            self.guests[disk].start(self.now, &mut actions);
+            self.execute(disk, actions);
         } else {
             self.guests[disk].stop();
         }
     }
 
     pub(super) fn sample(&mut self) {
-        if self.healed.is_some() {
+        if self.repaired.is_some() {
             return;
         }
         let hosts = self.hosts.iter().map(|host| {
-            let standing = host.control.standing();
+            let standing = host.control.state();
             HostBin {
                 window: standing.window.unwrap_or(256.0),
                 in_flight: host.in_flight,
@@ -52,20 +52,20 @@ impl World<'_> {
         });
         self.results.sample(self.array.outstanding(), hosts);
         for (place, host) in self.hosts.iter_mut().enumerate() {
-            for says in host.control.told() {
+            for says in host.control.take_events() {
                 let says = format!("{}: {says}", self.scenario.hosts[place].name);
-                self.results.told.push((self.now, says));
+                self.results.events.push((self.now, says));
             }
         }
-        self.queue.put(self.now + BIN, Happens::Sample);
+        self.queue.put(self.now + BIN, Event::Sample);
     }
 
-    /// Everything that was broken is mended, and everybody asks.
-    pub(super) fn heal(&mut self) {
+    /// Repairs all faults and starts all guests.
+    pub(super) fn repair(&mut self) {
         self.faults.clear();
         self.array.resume(self.now.as_nanos());
         self.array.set_speed(self.now.as_nanos(), 1_000);
-        self.healed = Some(vec![0; self.guests.len()]);
+        self.repaired = Some(vec![0; self.guests.len()]);
         for host in 0..self.hosts.len() {
             if !self.hosts[host].up {
                 self.join(host);
@@ -74,21 +74,20 @@ impl World<'_> {
             self.give_cpu(host);
         }
         for disk in 0..self.guests.len() {
-            self.move_guest(disk);
+            self.update_guest(disk);
         }
     }
 
-    /// Once everything was mended, every disk must have been served.
+    /// After the repair, every disk must have been served.
     pub(super) fn check_progress(&mut self) {
-        let healed = self.healed.take().unwrap_or_default();
-        for (disk, ended) in healed.iter().enumerate() {
+        let repaired = self.repaired.take().unwrap_or_default();
+        for (disk, ended) in repaired.iter().enumerate() {
             if *ended == 0 && self.present[disk] {
                 let name = &self.scenario.disks[disk].name;
-                let says =
-                    format!("disk {name} was not served within {HEALED} of everything being whole");
+                let says = format!("disk {name} was not served within {REPAIRED} of the repair");
                 self.invariants.breach(self.now, says);
             }
         }
-        self.healed = Some(healed);
+        self.repaired = Some(repaired);
     }
 }
