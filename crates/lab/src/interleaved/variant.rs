@@ -30,7 +30,7 @@ enum Work {
     /// Guests of a server.
     Guests(GuestDriver, Vec<Source>, Server),
     /// An NBD client of a server.
-    Nbd(Connection, Source, Server),
+    Nbd(Box<Connection>, Source, Server),
     /// fio. It has no latencies: its own include the times in which it was stopped.
     Fio(fio::Running),
 }
@@ -81,6 +81,7 @@ impl Started {
         load: &Load,
     ) -> Result<Self> {
         let connection = Connection::open(socket, export, load.depth, load.block, None)?;
+        let connection = Box::new(connection);
         let source = Source::new(Load {
             length: connection.export().size,
             ..load.clone()
