@@ -140,8 +140,7 @@ const END_TO_END_AT_ONCE: &str = "--test-threads=3";
 /// The test target that plays scenarios in real time: minutes, and little work.
 const SCENARIOS: &str = "scenarios";
 
-/// So many of them at once. Five are done sooner where each holds; on a machine that is slow to wake threads three of them
-/// were late and had to be played again, each alone.
+/// So many of them at once: each needs some tenths of a core.
 const SCENARIOS_AT_ONCE: &str = "--test-threads=3";
 
 /// Those that are played unless all are asked for: shares over hosts, limits, and latency at the threshold. The simulator

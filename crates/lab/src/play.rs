@@ -32,6 +32,7 @@ use crate::array::Did;
 use hosts::{Extras, Hosts};
 use player::{Played, Player};
 
+pub mod by_window;
 pub(crate) mod hosts;
 mod player;
 pub mod watch;
@@ -101,77 +102,12 @@ pub fn play(
     })
 }
 
-/// What each expectation of a scenario came to, a line each, and whether all that could be judged hold. What is to hold
-/// in some of a hundred runs only is reported, and no run of one's own fails by it, as in the simulator.
-#[must_use]
-pub fn judged(
-    scenario: &Scenario,
-    performances: &BTreeMap<Variant, Performance>,
-) -> (String, bool) {
-    let runs = performances.iter();
-    let runs: BTreeMap<_, _> = runs
-        .map(|(variant, performance)| (variant.clone(), performance.run.clone()))
-        .collect();
-    let mut all = true;
-    let mut text = String::new();
-    for judged in judge::judgements(scenario, &runs) {
-        let expect = &scenario.expects[judged.expect];
-        let against = expect.against.as_ref().map(|against| &against.run);
-        let there = |variant: &Variant| runs.contains_key(variant);
-        let could = there(&expect.run)
-            && against.is_none_or(there)
-            && judge::too_short(scenario, expect).is_none();
-        let verdict = match (could, judged.holds, expect.of_seeds) {
-            (false, ..) => "----",
-            (true, true, _) => "pass",
-            (true, false, 100) => "FAIL",
-            (true, false, _) => "miss",
-        };
-        all &= verdict != "FAIL";
-        text += &format!(
-            "{verdict}  {:>9.3}  {}\n",
-            judged.value,
-            judge::words(scenario, expect)
-        );
-    }
-    for (variant, performance) in performances {
-        let says = words(scenario, variant);
-        if performance.errors > 0 {
-            all = false;
-            text += &format!(
-                "FAIL  {:>9}  I/Os ended with an error: {says}\n",
-                performance.errors
-            );
-        }
-        for breach in &performance.run.breaches {
-            all = false;
-            let at = breach.at.since(Time::ZERO);
-            text += &format!("FAIL  at {at}  {}: {says}\n", breach.what);
-        }
-        text += &format!("      {says}: {}\n", how_late(&performance.array));
-    }
-    (text, all)
-}
-
 /// An answer of the array that comes so late was kept by a machine that stood still: where two cores are fully busy with
 /// other work it is 16 ms at most, where a hypervisor takes them away 40 to 200 ms.
 const STOOD_STILL: Span = Span::from_millis(25);
 
 /// The same for answers on average: 0.17 ms on busy cores, 0.3 to 2.6 ms without them.
 const LATE: Span = Span::from_micros(250);
-
-/// Whether the machine stood still meanwhile, so that what does not hold says nothing of I/O control. A daemon that gets
-/// no processor for a tenth of a second serves nobody then, whatever its disks' shares.
-#[must_use]
-pub fn was_disturbed(performances: &BTreeMap<Variant, Performance>) -> bool {
-    let mut performances = performances.values();
-    performances.any(|performance| stood_still(&performance.array))
-}
-
-fn stood_still(array: &Did) -> bool {
-    let (mean, most) = lateness(array);
-    is_still(mean, most)
-}
 
 /// Whether a machine stood still on which answers were so late, on average and at most.
 pub(crate) fn is_still(mean: Span, most: Span) -> bool {
@@ -182,15 +118,6 @@ pub(crate) fn is_still(mean: Span, most: Span) -> bool {
 pub(crate) fn lateness(array: &Did) -> (Span, Span) {
     let mean = array.late_ns / array.ios.max(1);
     (Span::from_nanos(mean), Span::from_nanos(array.latest_ns))
-}
-
-/// How much of what was seen was the machine's doing.
-fn how_late(array: &Did) -> String {
-    let (mean, most) = lateness(array);
-    format!(
-        "{} I/Os, which the array answered {mean} late on average, {most} at most",
-        array.ios
-    )
 }
 
 /// A variant in words.
@@ -430,6 +357,10 @@ mod tests {
 
     #[test]
     fn a_machine_that_stood_still_for_a_moment_or_was_slow_all_the_time_disturbs() {
+        let stood_still = |array: &Did| {
+            let (mean, most) = lateness(array);
+            is_still(mean, most)
+        };
         assert!(!stood_still(&array(170, 16)));
         assert!(stood_still(&array(170, 41)));
         assert!(stood_still(&array(313, 16)));

@@ -63,7 +63,7 @@ pub fn spread(values: &[f64]) -> Option<Spread> {
     })
 }
 
-fn median(sorted: &[f64]) -> f64 {
+pub(crate) fn median(sorted: &[f64]) -> f64 {
     let half = sorted.len() / 2;
     if sorted.len() % 2 == 1 {
         sorted[half]
