@@ -14,6 +14,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("busybox-static", "the guest's user space"),
     ("chromium", "a browser for the dashboard"),
     ("chromium-driver", "drives the browser"),
+    ("diffutils", "cmp, in the guest"),
     ("dpkg", "unpacks the guest's kernel"),
     (
         "e2fsprogs",

@@ -9,7 +9,7 @@ use crate::support::program::Program;
 fn a_running_guest_sees_that_its_disk_has_grown_and_can_use_the_new_part() {
     let place = Place::new();
     let daemon = Daemon::start(&place);
-    daemon.run(&["disk", "create", "system", "--size", "64M", "--attach"]);
+    daemon.run(&["disk", "create", "system", "--size", "32M", "--attach"]);
     let socket = daemon.vhost_user("system");
     let mut guest = Guest::boot(
         &place,
@@ -20,20 +20,20 @@ fn a_running_guest_sees_that_its_disk_has_grown_and_can_use_the_new_part() {
     );
     assert_eq!(
         guest.run("cat /sys/block/vda/size"),
-        (64 * MIB / 512).to_string()
+        (32 * MIB / 512).to_string()
     );
 
-    daemon.run(&["disk", "resize", "system", "128M"]);
+    daemon.run(&["disk", "resize", "system", "64M"]);
     guest.eventually(&format!(
         "[ $(cat /sys/block/vda/size) = {} ]",
-        128 * MIB / 512
+        64 * MIB / 512
     ));
     guest.run("mkfs.ext4 -q /dev/vda && mount /dev/vda /mnt");
-    guest.run("dd if=/dev/urandom of=/mnt/noise bs=1M count=90 2>/dev/null && sync && umount /mnt");
+    guest.run("dd if=/dev/urandom of=/mnt/noise bs=1M count=45 2>/dev/null && sync && umount /mnt");
     guest.run("e2fsck -fn /dev/vda");
     assert_eq!(guest.complaints(), "");
     let size = Program::new("nbdinfo")
         .args(["--size", &daemon.nbd_uri("system")])
         .run();
-    assert_eq!(size.trim(), (128 * MIB).to_string());
+    assert_eq!(size.trim(), (64 * MIB).to_string());
 }

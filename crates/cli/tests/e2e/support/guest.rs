@@ -22,6 +22,9 @@ use super::transcript::Transcript;
 /// Prints the guest's memory in KiB.
 const MEMORY: &str = "awk '/MemTotal/ {print $2}' /proc/meminfo";
 
+/// How long [`Guest::eventually`] waits between two attempts.
+const BETWEEN_ATTEMPTS: Duration = Duration::from_millis(50);
+
 /// What a guest is made of.
 pub(crate) struct Hardware<'a> {
     /// The socket of each vhost-user-blk server; the first is `/dev/vda`.
@@ -188,6 +191,8 @@ impl Guest {
                 Instant::now() < deadline,
                 "in the guest, `{command}` never succeeded"
             );
+            // To ask is work for an emulated processor: what is waited for needs it.
+            self.shell.said.pause(BETWEEN_ATTEMPTS);
         }
     }
 

@@ -1,4 +1,4 @@
-//! The guest's root: that of the lab ([`tidegate_testing::initramfs`]), with e2fsprogs and fio, and a shell that tests talk to.
+//! The guest's root: that of the lab ([`tidegate_testing::initramfs`]) with e2fsprogs, fio and cmp, and a shell that tests talk to.
 //!
 //! The kernel is unpacked by `cargo xtask test` beside the tests' build. The archive is built once for a run.
 //!
@@ -62,7 +62,7 @@ pub(crate) fn boot() -> &'static Boot {
 fn pack(kernel: &Kernel) -> Vec<u8> {
     let mut root = Root::new(kernel, &find("busybox"), INIT)
         .unwrap_or_else(|error| panic!("the guest's root cannot be packed: {error:#}"));
-    for tool in ["mkfs.ext4", "e2fsck", "fio"] {
+    for tool in ["mkfs.ext4", "e2fsck", "fio", "cmp"] {
         root.program(&find(tool))
             .unwrap_or_else(|error| panic!("{tool} cannot be packed: {error:#}"));
     }

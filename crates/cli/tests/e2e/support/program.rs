@@ -15,6 +15,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("busybox", "busybox-static"),
     ("chromedriver", "chromium-driver"),
     ("chromium", "chromium"),
+    ("cmp", "diffutils"),
     ("e2fsck", "e2fsprogs"),
     ("fio", "fio"),
     ("initdb", "postgresql"),
