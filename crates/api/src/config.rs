@@ -14,17 +14,17 @@ use serde::{Deserialize, Serialize};
 
 use crate::units::Span;
 
-/// The version of the format that this program reads.
+/// The format version that this program reads.
 pub const VERSION: u32 = 1;
 
 /// The whole file. Relative paths start at the root directory.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct Config {
-    /// The format's version: 1.
+    /// The format version: 1.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub version: Option<u32>,
-    /// This host's name.
+    /// How this host appears to other hosts.
     pub host: HostConfig,
     /// I/O threads.
     pub io: IoConfig,
@@ -38,12 +38,12 @@ pub struct Config {
     pub log: LogConfig,
 }
 
-/// How this host presents itself to the hosts that share its datastores.
+/// What this host reports about itself to hosts that share its datastores.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct HostConfig {
-    /// This host's name in reports, events and errors on all hosts; up to 64 printable ASCII characters. Names are for
-    /// people: hosts identify each other by random identities. Default: the machine's host name.
+    /// The host's name in reports, events and errors, here and on other hosts; up to 64 printable ASCII characters. The name
+    /// is for people only: hosts identify each other by random identities. Default: the machine's host name.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub name: Option<String>,
 }
@@ -52,14 +52,14 @@ pub struct HostConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct IoConfig {
-    /// Number of I/O threads. Default: half the CPUs, at least 1 and at most 4.
+    /// The number of I/O threads. Default: half the CPUs, at least 1 and at most 4.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub threads: Option<u16>,
-    /// The longest time that an idle I/O thread polls before it sleeps. The thread learns whether this time or a
-    /// quarter of it is better. `0` sleeps at once. Default: `200us`.
+    /// The longest time that an idle I/O thread polls before it sleeps. The thread learns whether this time or a quarter of
+    /// it is better. `0` sleeps at once. Default: `200us`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub poll: Option<Span>,
-    /// CPUs to pin the I/O threads to, one each, in order. Default: not pinned.
+    /// The CPUs of the I/O threads, one for each thread, in order. Default: threads are not pinned.
     pub cpus: Vec<u32>,
 }
 
@@ -67,7 +67,7 @@ pub struct IoConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct ApiConfig {
-    /// Its Unix socket. Default: `run/tidegate.sock`.
+    /// The Unix socket. Default: `run/tidegate.sock`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub socket: Option<PathBuf>,
     /// The socket's permissions, in octal, as text. Default: `"0660"`.
@@ -79,13 +79,13 @@ pub struct ApiConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct NbdConfig {
-    /// Its Unix sockets. Default: `["run/nbd.sock"]`. `[]` disables them.
+    /// The Unix sockets. Default: `["run/nbd.sock"]`. `[]` means none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub sockets: Option<Vec<PathBuf>>,
-    /// TCP addresses to listen on in addition. Default: none.
+    /// TCP addresses of the NBD server. Default: none.
     pub tcp: Vec<NbdTcp>,
-    /// The most simultaneous clients on Unix sockets. TCP has a separate limit of the same size. One disk, one process
-    /// or one address may use at most half of either limit. Default: 1024.
+    /// The connection limit. TCP and Unix-socket clients have separate limits of this size. One disk, one process or one
+    /// address can use at most half of a limit. Default: 1024.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_connections: Option<u32>,
 }
@@ -94,19 +94,19 @@ pub struct NbdConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct DashboardConfig {
-    /// Address and port, or `off`. Default: `127.0.0.1:8433`, or any free port there if that one is taken. An address
-    /// that other machines can reach needs `token_file` and `tls`.
+    /// The address and port, or `off`. Default: `127.0.0.1:8433`, or another free port of `127.0.0.1` if that one is in use.
+    /// An address that others can reach needs `token_file` and `tls`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub listen: Option<String>,
-    /// A file with the token that browsers log in with: 16 characters or more, not readable by other users. Default: no
-    /// login on loopback.
+    /// A file with the token for logging in from a browser. The token has 16 characters or more, and other users must not be
+    /// able to read the file. Default: no login on loopback.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub token_file: Option<PathBuf>,
-    /// A file with a token for Prometheus, of the same form. A client that sends it (`Authorization: Bearer`) can read
-    /// `/metrics` and nothing else. Default: with `token_file`, `/metrics` needs a login.
+    /// A file of the same form with a token for Prometheus. A client that sends it (`Authorization: Bearer`) can read
+    /// `/metrics` and nothing else. Default: if `token_file` is set, `/metrics` needs a login.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub metrics_token_file: Option<PathBuf>,
-    /// Certificates, to serve HTTPS. Default: HTTP.
+    /// The certificates for HTTPS. Default: HTTP.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsConfig>,
 }
@@ -115,25 +115,25 @@ pub struct DashboardConfig {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct NbdTcp {
-    /// Address and port: `"0.0.0.0:10809"`, `"[::1]:10809"`.
+    /// The address and port: `"0.0.0.0:10809"`, `"[::1]:10809"`.
     pub listen: String,
-    /// Certificates. Clients that do not speak TLS are rejected.
+    /// The certificates for TLS. Clients without TLS are refused.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tls: Option<TlsConfig>,
-    /// Serve without TLS. Only on loopback.
+    /// Whether to serve without TLS. Allowed on loopback only.
     #[serde(default)]
     pub plaintext: bool,
 }
 
-/// Certificates of a TLS listener, PEM files.
+/// Certificates of a TLS listener, as PEM files.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct TlsConfig {
-    /// The server's certificate, then any intermediate certificates.
+    /// The server's certificate, followed by intermediate certificates (PEM).
     pub certificate: PathBuf,
-    /// The server's private key.
+    /// The server's private key (PEM).
     pub key: PathBuf,
-    /// Certificate authorities of accepted clients. Default: any client is accepted.
+    /// The certificate authorities (PEM) that must have issued a client's certificate. Default: clients need no certificate.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub client_ca: Option<PathBuf>,
 }
@@ -142,11 +142,10 @@ pub struct TlsConfig {
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]
 pub struct LogConfig {
-    /// What is logged, in the syntax of `RUST_LOG`: `info`, `tidegate_daemon=debug`. Default: `info`. The variable
-    /// `RUST_LOG` takes precedence.
+    /// The log filter, in the syntax of `RUST_LOG`: `info`, `tidegate_daemon=debug`. `RUST_LOG` overrides it. Default: `info`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub filter: Option<String>,
-    /// The log's format. Default: `journald` under systemd, else `text`.
+    /// The form of the log. Default: `journald` under systemd, else `text`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub format: Option<LogFormat>,
 }

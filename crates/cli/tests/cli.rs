@@ -476,17 +476,18 @@ fn a_datastore_under_control_shows_why_the_hosts_and_who_gets_what() {
     assert_eq!(run.status, 0, "{run:?}");
     // What holds now was set on another host.
     for line in [
-        "I/O control:     observe",
-        "threshold:       12ms",
-        "I/O unit:        16KiB",
-        "engaged:         yes: the datastore's latency is 12.00 ms",
-        "window:          20 of 40 for all hosts, of which 36 are in flight",
-        "was seen to do:  3300 a second, its most",
-        "reservations:    50% of each is met",
-        "note:            load that no host of ours causes",
-        "hosts meet in:   /srv/shared/.tidegate, slot 3",
+        "I/O control:      observe",
+        "threshold:        12ms",
+        "I/O unit:         16KiB",
+        "engaged:          yes: the datastore's latency is 12.00 ms",
+        "window:           20 for this host, 40 for all hosts; 36 in flight on all hosts",
+        "throughput:       3000 a second on all hosts",
+        "highest seen:     3300 a second: the datastore's maximum",
+        "reservations:     50% of each is met",
+        "note:             something other than these hosts loads the datastore",
+        "slot file:        /srv/shared/.tidegate/hosts.v1, slot 3",
         "abababab  here, engaged",
-        "db1   abababab  2000    500          5000   32      20      1500      700   reservation not met",
+        "db1   abababab  2000    500          5000   32      20      1500      700         reservation not met",
         "web1  cdcdcdcd  2000    500          5000   32      20      1500      -",
     ] {
         assert!(run.out.contains(line), "no '{line}' in\n{}", run.out);

@@ -46,8 +46,9 @@ pub fn config_reference() -> String {
     let schema = serde_json::to_value(Config::schema()).expect("a schema is plain data");
     let mut text = String::from(
         "# Configuration\n\n\
-         `tidegate.toml` in the root directory (for the system's root also `/etc/tidegate/tidegate.toml`). Every key may\n\
-         be left out, and the whole file too. Unknown keys are errors. Relative paths begin at the root directory.\n",
+         `tidegate.toml` is the daemon's configuration file. It is in the root directory; for the system's root it may also be\n\
+         `/etc/tidegate/tidegate.toml`. Every key is optional, and so is the file. Unknown keys are errors. Relative paths begin\n\
+         at the root directory.\n",
     );
     section(&mut text, &schema, &schema, "");
     text

@@ -12,7 +12,7 @@ use crate::{figures, table};
 /// Digits of an identity that tell hosts apart at a glance; JSON has them all.
 const DIGITS: usize = 8;
 
-/// What was set, as lines of a thing.
+/// The settings, as labelled lines.
 pub(super) fn settings(
     set: &IoControl,
     now: Option<&DatastoreControl>,
@@ -37,7 +37,7 @@ pub(super) fn settings(
     pairs
 }
 
-/// What holds now, as lines of a thing.
+/// The present state, as labelled lines.
 pub(super) fn state(now: &DatastoreControl) -> Vec<(&'static str, String)> {
     let engaged = format!("{}: {}", figures::yes_no(now.engaged), now.why);
     let mut pairs = vec![
@@ -47,31 +47,40 @@ pub(super) fn state(now: &DatastoreControl) -> Vec<(&'static str, String)> {
         (
             "window",
             format!(
-                "{} of {} for all hosts, of which {} are in flight",
+                "{} for this host, {} for all hosts; {} in flight on all hosts",
                 amount(now.window),
                 amount(now.window_all),
                 amount(now.in_flight)
             ),
         ),
-        ("does", format!("{} a second", amount(now.cost_per_s))),
+        (
+            "throughput",
+            format!("{} a second on all hosts", amount(now.cost_per_s)),
+        ),
     ];
     if now.peak_cost_per_s > 0.0 {
         let most = if now.saturated {
-            "its most"
+            "the datastore's maximum"
         } else {
-            "the most that was asked of it"
+            "the highest load so far"
         };
         let peak = amount(now.peak_cost_per_s);
-        pairs.push(("was seen to do", format!("{peak} a second, {most}")));
+        pairs.push(("highest seen", format!("{peak} a second: {most}")));
     }
     if now.reservations_met < 0.995 {
         let met = figures::percent(now.reservations_met);
         pairs.push(("reservations", format!("{met} of each is met")));
     }
     let remarks = [
-        (now.external_load, "load that no host of ours causes"),
-        (now.alone, "the other hosts cannot be heard"),
-        (now.mute, "the other hosts cannot hear this one"),
+        (
+            now.external_load,
+            "something other than these hosts loads the datastore",
+        ),
+        (
+            now.alone,
+            "this host cannot read the slots of the other hosts",
+        ),
+        (now.mute, "this host cannot write its slot"),
     ];
     for (_, remark) in remarks.into_iter().filter(|(so, _)| *so) {
         pairs.push(("note", remark.to_owned()));
@@ -83,10 +92,10 @@ pub(super) fn state(now: &DatastoreControl) -> Vec<(&'static str, String)> {
         .slot
         .map_or_else(|| "no slot".to_owned(), |slot| format!("slot {slot}"));
     pairs.push((
-        "hosts meet in",
+        "slot file",
         match &now.directory {
-            Some(directory) => format!("{}/.tidegate, {slot}", directory.display()),
-            None => "nowhere: this host decides by itself".to_owned(),
+            Some(directory) => format!("{}/.tidegate/hosts.v1, {slot}", directory.display()),
+            None => "none: this host decides by itself".to_owned(),
         },
     ));
     pairs
@@ -113,7 +122,7 @@ pub(super) fn tables(now: &DatastoreControl) -> String {
         "DEMAND",
         "WINDOW",
         "ENTITLED",
-        "GETS",
+        "THROUGHPUT",
         "NOTE",
     ];
     format!("\n{hosts}\n{}", table::columns(&head, &disks))
@@ -170,7 +179,7 @@ fn disk(disk: &DiskControl, hosts: &[HostControl]) -> Vec<String> {
     ]
 }
 
-/// What people call a host, and as much of its identity as tells apart those of one name.
+/// A host's name and the first digits of its identity, because names need not be unique.
 fn called(host: &HostControl) -> String {
     match &host.name {
         Some(name) => format!("{name} ({})", short(&host.host)),

@@ -422,7 +422,7 @@ fn hosts_that_share_a_directory_see_each_other_and_each_others_disks() {
         assert_eq!(shown["control"]["hosts"][0]["here"], true, "{shown}");
         let table = daemon.run(&["datastore", "show", "shared"]);
         assert!(
-            table.contains("SHARES") && table.contains("hosts meet in"),
+            table.contains("SHARES") && table.contains("slot file"),
             "{table}"
         );
     }
