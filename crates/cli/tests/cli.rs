@@ -406,7 +406,7 @@ fn an_explanation_says_what_limits_a_disk_and_where_its_time_went() {
     for line in [
         "limited by:   its limit of 500 units a second: it began 500 a second",
         "to change it: a higher limit: tidegate disk set web1 --limit N (or unlimited)",
-        "note:         it runs on its burst",
+        "note:            it runs on its burst",
         "waiting for its turn (its limit)  31.5ms  98%",
         "1: 10% busy, 20% polling, 70% asleep",
     ] {
@@ -476,16 +476,16 @@ fn a_datastore_under_control_shows_why_the_hosts_and_who_gets_what() {
     assert_eq!(run.status, 0, "{run:?}");
     // What holds now was set on another host.
     for line in [
-        "I/O control:      observe",
-        "threshold:        12ms",
-        "I/O unit:         16KiB",
-        "engaged:          yes: the datastore's latency is 12.00 ms",
-        "window:           20 for this host, 40 for all hosts; 36 in flight on all hosts",
-        "throughput:       3000 a second on all hosts",
-        "highest seen:     3300 a second: the datastore's maximum",
-        "reservations:     50% of each is met",
-        "note:             something other than these hosts loads the datastore",
-        "slot file:        /srv/shared/.tidegate/hosts.v1, slot 3",
+        "I/O control:     observe",
+        "threshold:       12ms",
+        "I/O unit:        16KiB",
+        "engaged:         yes: the datastore's latency is 12.00 ms",
+        "window:          20 for this host, 40 for all hosts; 36 in flight on all hosts",
+        "throughput:      3000 a second on all hosts",
+        "highest seen:    3300 a second: the datastore's maximum",
+        "reservations:    50% of each is met",
+        "note:            something other than these hosts loads the datastore",
+        "slot file:       /srv/shared/.tidegate/hosts.v1, slot 3",
         "abababab  here, engaged",
         "db1   abababab  2000    500          5000   32      20      1500      700         reservation not met",
         "web1  cdcdcdcd  2000    500          5000   32      20      1500      -",
