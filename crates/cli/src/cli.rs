@@ -19,7 +19,8 @@ use crate::{
 /// Tidegate serves virtual disks from datastores to virtual machines and NBD clients
 ///
 /// One daemon on each host (`tidegate serve`) serves disks to QEMU, libvirt and Cloud Hypervisor over vhost-user-blk,
-/// and to everything else over NBD, through a stack of filters. All other verbs talk to that daemon, or need none.
+/// and to other clients over NBD. Each I/O passes a stack of filters. The other verbs are clients of that daemon, or work
+/// without one.
 #[derive(Debug, Parser)]
 #[command(
     name = "tidegate",
@@ -40,25 +41,29 @@ pub(crate) struct Cli {
 
 const AFTER: &str = "\
 First steps:
-  tidegate serve &                               a daemon with a first disk, disk0
-  tidegate status --wait 20s                     it serves
-  tidegate disk snippet disk0 --for qemu         how QEMU reaches it
-  tidegate disk create web1 --size 10G --attach  another disk
-  tidegate top                                   what they do
+    tidegate serve &                               start a daemon with a first disk, disk0
+  tidegate status --wait 20s                     wait until it serves
+  tidegate disk snippet disk0 --for qemu         print how QEMU uses the disk
+  tidegate disk create web1 --size 10G --attach  create another disk
+  tidegate top                                   watch the disks
 
-Sizes are written 4096, 512MiB, 10G (powers of 1024) or 10GB (powers of 1000); rates 200MiB/s;
-times 25ms, 20s; shares low, normal, high or a number; no limit is `unlimited`.
+Values:
+  sizes   4096, 512MiB, 10G (powers of 1024), 10GB (powers of 1000)
+  rates   200MiB/s
+  times   25ms, 20s
+  shares  low, normal, high or a number
+  limits  2000iops, 200MiB/s, or `unlimited`
 
-Answers go to standard output, everything else to standard error. Keys of `-o json` are those of
-the REST interface, which `curl --unix-socket SOCKET http://localhost/openapi.json` describes.
+Answers go to standard output, everything else to standard error. `-o json` prints the answers of the
+REST interface, which `curl --unix-socket SOCKET http://localhost/openapi.json` describes.
 
 Exit status:
-  0  it is done
-  1  it failed; the message says why
-  2  it was asked for in a way that makes no sense; nothing was tried
+  0  success
+  1  failure; the message says why
+  2  the command line is wrong; nothing was tried
   3  the daemon cannot be reached
 
-Never renamed: a verb or flag that was released stays.";
+Released verbs and flags are never renamed.";
 
 /// Flags of every verb.
 #[derive(Debug, Args)]
@@ -70,11 +75,11 @@ pub(crate) struct Globals {
     #[arg(long, global = true, value_name = "DIR", env = "TIDEGATE_ROOT", hide_env_values = true, value_hint = ValueHint::DirPath)]
     root: Option<PathBuf>,
 
-    /// The daemon's REST socket; default: as the root's configuration says, else run/tidegate.sock below the root
+    /// The daemon's REST socket; default: the one in the root's configuration, else run/tidegate.sock below the root
     #[arg(long, global = true, value_name = "PATH", value_hint = ValueHint::FilePath)]
     socket: Option<PathBuf>,
 
-    /// The form of answers
+    /// The form of the output
     #[arg(
         short,
         long,
@@ -85,11 +90,11 @@ pub(crate) struct Globals {
     )]
     output: Format,
 
-    /// Say nothing but errors and answers
+    /// Print only answers and errors
     #[arg(short, long, global = true)]
     quiet: bool,
 
-    /// No colours; so does the variable NO_COLOR
+    /// Print no colours; the variable NO_COLOR has the same effect
     #[arg(long, global = true)]
     no_color: bool,
 }

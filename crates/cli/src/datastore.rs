@@ -18,7 +18,7 @@ use crate::{complete, figures, table};
 mod control;
 mod set;
 
-/// Say where disks live
+/// Add, change and remove datastores, the places for disks
 #[derive(Debug, Subcommand)]
 pub(crate) enum Datastore {
     Add(Add),
@@ -43,7 +43,7 @@ impl Datastore {
 
 /// Add a datastore
 ///
-/// A directory's disks are found again: those that lie there already are listed at once.
+/// Disks that are already in the directory are listed at once.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -55,14 +55,14 @@ Examples:
 Kinds:
   dir       a directory on any file system, local or shared: --path, --io
   nbd       an NBD server; each disk is one of its exports: --uri
-  memory    the daemon's memory; what is written is gone when the disk is detached
-  null      nothing: writes vanish, reads are zeroes; for measuring
-  emulated  a modelled array of disks or SSDs in real time, its bytes in memory: --model")]
+    memory    the daemon's memory; data is lost when the disk is detached
+  null      no storage: writes vanish, reads are zeroes; for measuring
+  emulated  a modelled array of disks or SSDs in real time, its data in memory: --model")]
 pub(crate) struct Add {
-    /// Its name, unique on this host
+    /// The datastore's name, unique on this host
     name: Name,
 
-    /// What it is
+    /// The kind of datastore
     #[arg(long, value_enum, default_value = "dir")]
     kind: Kind,
 
@@ -72,7 +72,7 @@ pub(crate) struct Add {
 
     /// How images are opened (kind dir)
     ///
-    /// direct passes the page cache by, or fails; buffered goes through it; auto is direct where the file system can.
+    /// direct bypasses the page cache, or fails; buffered uses it; auto is direct if the file system supports it.
     #[arg(long, value_enum)]
     io: Option<Io>,
 
@@ -201,8 +201,9 @@ impl List {
 
 /// Show one datastore
 ///
-/// While a disk of it is attached on this host: whether control is engaged and why, the hosts that share it, and what
-/// each disk asks for, may get and gets. Windows, demands and costs count I/Os of 4 KiB read at random.
+/// If a disk of the datastore is attached on this host, this also shows whether I/O control is engaged and why, the hosts
+/// that share the datastore, and each disk's demand, entitlement and throughput. Windows, demands and costs count random reads
+/// of 4 KiB.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -220,9 +221,9 @@ impl Show {
     }
 }
 
-/// Forget a datastore; what lies on it stays
+/// Remove a datastore from this host; its disks stay on it
 ///
-/// None of its disks may be attached. Adding it again brings them back.
+/// None of its disks may be attached. If you add the datastore again, its disks are there again.
 #[derive(Debug, Args)]
 #[command(
     visible_aliases = ["rm", "delete"],
@@ -296,7 +297,7 @@ impl Shown for Answer {
         ];
         if let DatastoreSettings::Dir { io, .. } = &self.settings {
             let io = match io {
-                IoMode::Auto => "auto: direct where the file system can",
+                IoMode::Auto => "auto: direct if the file system supports it",
                 IoMode::Direct => "direct",
                 IoMode::Buffered => "buffered",
             };

@@ -12,7 +12,7 @@ use crate::daemon;
 use crate::failure::Failure;
 use crate::session::Session;
 
-/// Print a shell's completions, which know the names of disks and datastores
+/// Print completions for a shell, including names of disks and datastores
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

@@ -14,9 +14,9 @@ use crate::table;
 /// Nothing may happen for days; the daemon says every 15 seconds that it is still there.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Show what happens on datastores: congestion, promises not kept, other hosts
+/// Show events of datastores: congestion, unmet reservations, other hosts
 ///
-/// Without --follow, what the daemon keeps: the latest thousand since its start.
+/// Without --follow, this shows the stored events: the latest thousand since the daemon's start.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -24,7 +24,7 @@ Examples:
   tidegate events --follow
   tidegate events --follow -o json | jq -r 'select(.event == \"burst-low\") | .disk'")]
 pub(crate) struct Events {
-    /// Go on until interrupted; as JSON, one line each
+    /// Continue until interrupted; as JSON, one line for each event
     #[arg(short, long)]
     follow: bool,
 }

@@ -12,10 +12,10 @@ use crate::output::{Detail, Shown};
 use crate::session::Session;
 use crate::{complete, figures, table};
 
-/// Say why a disk is as fast as it is
+/// Explain what limits a disk
 ///
-/// Where the time of its I/Os went, what limits it (its limit, its shares, its group, the datastore, a filter, the I/O
-/// thread, or the guest itself), and what would change that.
+/// The answer names the limiting factor: the disk's limit, its shares, its group, the datastore, a filter, the I/O thread, or
+/// the guest itself. It shows where I/Os spent their time, and what would change that.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -27,7 +27,7 @@ pub(crate) struct Explain {
     #[arg(add = complete::disks())]
     disk: Name,
 
-    /// By what it did in this time, from 1s to 5min
+    /// The time span to explain, from 1s to 5min
     #[arg(long, value_name = "TIME", default_value = "30s", value_parser = last)]
     last: Span,
 }
@@ -69,7 +69,7 @@ impl Shown for Explanation {
         ];
         pairs.extend(self.notes.iter().map(|note| ("note", note.clone())));
         pairs.push((
-            "did",
+            "load",
             format!(
                 "{} I/Os a second, {} MB/s, {:.1} outstanding, {} each; over {:.0}s",
                 figures::count(load.iops),
@@ -82,7 +82,7 @@ impl Shown for Explanation {
         pairs.push((
             "I/O thread",
             format!(
-                "{}: {} busy, {} polling, {} asleep",
+                "{}: {} busy, {} polling, {} sleeping",
                 thread.thread,
                 figures::percent(thread.busy_ratio),
                 figures::percent(thread.polling_ratio),
@@ -118,7 +118,7 @@ impl Shown for Explanation {
 fn label(part: &Part) -> String {
     let reason = match part.reason {
         None => "",
-        Some(HoldReason::Shares) => " (others' by their shares)",
+        Some(HoldReason::Shares) => " (other disks' shares)",
         Some(HoldReason::Window) => " (the window was full)",
         Some(HoldReason::Limit) => " (its limit)",
         Some(HoldReason::GroupLimit) => " (its group's limit)",
@@ -127,7 +127,7 @@ fn label(part: &Part) -> String {
     let name = match part.part {
         PartName::Queue => "guest's queue",
         PartName::Filters => "filters",
-        PartName::Turn => "waiting for its turn",
+        PartName::Turn => "waiting in the scheduler",
         PartName::Datastore => "datastore",
     };
     format!("{name}{reason}")
@@ -136,7 +136,7 @@ fn label(part: &Part) -> String {
 fn of_control(control: &Control) -> String {
     let mode = match control.mode {
         IoControlMode::On => "on",
-        IoControlMode::Observe => "observes",
+        IoControlMode::Observe => "observe",
         IoControlMode::Off => "off",
     };
     let threshold = match control.threshold_us {

@@ -40,7 +40,7 @@ impl Failure {
             io::ErrorKind::StorageFull => "free some space on its file system (see `df`)",
             io::ErrorKind::AlreadyExists => "choose another name, or move away what is there",
             io::ErrorKind::InvalidInput => "give a path, such as ./disk.img",
-            _ => "see what the reason names, and try again",
+            _ => "correct the named cause, and try again",
         };
         let problem = Problem::new(ProblemCode::Internal, what).because(error);
         Failure::Failed(problem.remedy(remedy))

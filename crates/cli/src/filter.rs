@@ -58,7 +58,7 @@ Examples:
   tidegate filter add web1 null
   tidegate filter add web1 trace:path=/var/tmp/web1.trace --at 1
 
-A filter is NAME or NAME:key=value,...; docs/filters tells which there are.")]
+A filter is NAME or NAME:key=value,...; docs/filters describes each filter.")]
 pub(crate) struct Add {
     /// The disk
     #[arg(add = complete::disks())]
@@ -67,7 +67,7 @@ pub(crate) struct Add {
     /// The filter, as NAME or NAME:key=value,...
     filter: String,
 
-    /// Its place, counted from the top, which is 1; default: the bottom, next to the datastore
+    /// The filter's place; 1 is the top; default: the bottom, next to the datastore
     #[arg(long, value_name = "PLACE")]
     at: Option<usize>,
 }
@@ -101,7 +101,7 @@ pub(crate) struct Move {
     /// The filter: its name, its whole text, or its place from the top
     filter: String,
 
-    /// Its new place, counted from the top, which is 1
+    /// The filter's new place; 1 is the top
     #[arg(long, value_name = "PLACE")]
     to: usize,
 }

@@ -13,8 +13,8 @@ use crate::{complete, figures, table};
 
 /// Limit several disks together
 ///
-/// A group's limits hold over all of its disks on this host together, whichever datastores they lie on. Another host
-/// has its own limits for its disks of the group. Put a disk into a group with `tidegate disk set DISK --group NAME`.
+/// A group's limits apply to all its disks on this host together, on any datastores. Each host has its own limits for its
+/// disks of the group. `tidegate disk set DISK --group NAME` puts a disk into a group.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Group {
     Set(Set),
@@ -35,9 +35,9 @@ impl Group {
     }
 }
 
-/// Set what a group's disks may do together on this host
+/// Set the limits of a group on this host
 ///
-/// It holds at once. A group that is not there is made.
+/// The limits take effect at once. A group that does not exist is created.
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("changes").required(true).multiple(true).args(["limit", "limit_bandwidth"]),
@@ -52,11 +52,11 @@ pub(crate) struct Set {
     #[arg(add = complete::groups())]
     name: Name,
 
-    /// IOPS ceiling of all its disks on this host together; `unlimited` takes it away
+    /// IOPS ceiling of all its disks on this host together; `unlimited` removes it
     #[arg(long, value_name = "IOPS", allow_negative_numbers = true)]
     limit: Option<Limit<Iops>>,
 
-    /// Bandwidth ceiling of all its disks on this host together; `unlimited` takes it away
+    /// Bandwidth ceiling of all its disks on this host together; `unlimited` removes it
     #[arg(
         long,
         visible_alias = "limit-bw",
@@ -105,9 +105,9 @@ pub(crate) struct Show {
     name: Name,
 }
 
-/// Forget a group
+/// Remove a group
 ///
-/// None of its disks may be attached: they would lose their common limit.
+/// None of its disks may be attached, because they would lose their common limit.
 #[derive(Debug, Args)]
 #[command(
     visible_aliases = ["rm", "delete"],

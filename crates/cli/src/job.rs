@@ -21,7 +21,7 @@ const PAUSE: Duration = Duration::from_millis(100);
 /// How often a line is printed where there is no bar: a log is to be read, not filled.
 const LINES: Duration = Duration::from_secs(5);
 
-/// Follow long work: imports and exports
+/// Watch and cancel jobs: imports and exports
 #[derive(Debug, Subcommand)]
 pub(crate) enum Job {
     List(List),
@@ -54,7 +54,7 @@ impl Job {
     }
 }
 
-/// List the daemon's jobs, those that are over too
+/// List the daemon's jobs, including those that have ended
 #[derive(Debug, Args)]
 #[command(visible_alias = "ls", after_help = "Example:\n  tidegate job list")]
 pub(crate) struct List {}
@@ -67,7 +67,7 @@ pub(crate) struct Show {
     id: u64,
 }
 
-/// Follow a job until it is over
+/// Watch a job until it ends
 ///
 /// Exit status 1 if it failed or was cancelled.
 #[derive(Debug, Args)]
@@ -77,7 +77,7 @@ pub(crate) struct Watch {
     id: u64,
 }
 
-/// Stop a job; what it had made is removed
+/// Stop a job and remove what it has written
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  tidegate job cancel 3")]
 pub(crate) struct Cancel {
@@ -109,13 +109,13 @@ fn outcome(job: Answer) -> Result<Answer, Failure> {
             Err(Failure::Failed(job.problem.unwrap_or_else(|| {
                 Problem::new(ProblemCode::Internal, format!("cannot {}", job.what))
                     .because("the daemon does not say why")
-                    .remedy("look into its log (journalctl -u tidegate), and report it")
+                    .remedy("see its log (journalctl -u tidegate), and report the fault")
             })))
         }
         JobState::Cancelled => Err(Failure::Failed(
             Problem::new(ProblemCode::Invalid, format!("cannot {}", job.what))
                 .because("it was cancelled")
-                .remedy("give the order again if it is still wanted"),
+                .remedy("repeat the command if you still need it"),
         )),
     }
 }
@@ -134,7 +134,7 @@ impl Progress {
         }
         let id = job.id;
         console.say(&format!(
-            "{} (interrupting leaves it running: tidegate job watch {id}, job cancel {id})",
+            "{} (it continues after an interruption: tidegate job watch {id}, job cancel {id})",
             job.what
         ));
         if !std::io::stderr().is_terminal() {

@@ -27,14 +27,15 @@ mod whatif;
 use progress::Progress;
 use shown::{ExperimentList, FindingsList};
 
-/// Run the published experiments, and see what comes out
+/// Run published experiments, record and replay I/O, and predict effects of policies
 ///
-/// An experiment is a scenario: hosts, disks, guests, a modelled array, and what is to come out, each expectation with
-/// where it is from. It is run on real daemons (of this program, one for each host, in real time) or in virtual time (the
-/// same schedulers and governors in the simulator), judged, and reported with charts. Or it is a contest: the same work
-/// for several contestants in turn, on real servers; what they do and what it costs.
+/// An experiment is a scenario or a contest.
 ///
-/// What disks of one's own do can be recorded and replayed, and simulated under another policy.
+/// A scenario describes hosts, disks, guests, a modelled array and expectations with their sources. It runs on real daemons
+/// (this program, one for each host, in real time) or in virtual time (the same schedulers and governors in the simulator).
+/// The lab judges the runs and reports them with charts.
+///
+/// A contest is an A/B comparison on real servers: several contestants do the same work in turn.
 #[derive(Debug, Subcommand)]
 pub(crate) enum Lab {
     Demo(demo::Demo),
@@ -78,31 +79,31 @@ Examples:
   tidegate lab list --published -o name"
 )]
 pub(crate) struct List {
-    /// Only those of published papers
+    /// List only experiments of published papers
     #[arg(long)]
     published: bool,
 }
 
-/// Show an experiment: who shares what, what happens, what is expected
+/// Show an experiment: its hosts, disks, phases and expectations
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   tidegate lab show sioc-3
   tidegate lab show ./my-scenario.toml -o json")]
 pub(crate) struct Show {
-    /// Its name, or a scenario file
+    /// The experiment's name, or a scenario file
     experiment: String,
 }
 
 /// Run an experiment, judge it, and write a report
 ///
-/// It is run once in every way that its checks compare: with I/O control, without, a disk alone. Each run is kept as soon
-/// as it has ended; interrupted (Ctrl-C), the same command with the same --out goes on where it was.
+/// The experiment is run once for each setting that its checks compare: with I/O control, without it, with a disk alone.
+/// Each run is stored when it has ended. After an interruption (Ctrl-C), the same command with the same --out resumes.
 ///
-/// A contest goes in rounds, in each of which every contestant has a trial. At less than half its length it has fewer
-/// points; the report names those that are left out.
+/// A contest has blocks. In each block every contestant has one trial. At less than half its length a contest has fewer
+/// points, and the report names the omitted ones.
 ///
-/// Exit status 1 if a check does not hold, or a run could not be made.
+/// The exit status is 1 if a check fails or a run could not be made.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -111,37 +112,38 @@ Examples:
   tidegate lab run sioc-1 --on engine,sim --repeat 5 --out results/sioc-1
   tidegate lab run ./my-scenario.toml --on sim -o json | jq '.checks[] | select(.verdict == \"fail\")'")]
 pub(crate) struct Run {
-    /// Its name, or a scenario file
+    /// The experiment's name, or a scenario file
     experiment: String,
 
     #[command(flatten)]
     how: How,
 
-    /// Where chances begin; each further repeat's begin one further on
+    /// The seed of the first run; each repeat uses the next number
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
 
-    /// Make a run again during which other programs or machines had more of a processor than this
+    /// Repeat a run if other programs or machines used more of a processor than this
     ///
-    /// Twice at most. In percent of one processor. Without it every run counts, and the report says how busy the
-    /// machine was; trials of a contest count up to 5 percent.
+    /// In percent of one processor. A run is repeated twice at most. Without this flag every run counts, and the report says
+    /// how busy the machine was. Trials of a contest count up to 5 percent.
     #[arg(long, value_name = "PERCENT")]
     max_noise: Option<f64>,
 }
 
 /// Run a suite of experiments into one report
 ///
-/// `published`: all experiments of published papers that are built, on real daemons and in the simulator; contests on
-/// real servers only. No run of a scenario is shorter than 20 s. Interrupted (Ctrl-C), the same command with the same --out goes on where it was.
+/// `published` contains all experiments of published papers. Scenarios run on real daemons and in the simulator, contests on
+/// real servers only. Each run of a scenario takes at least 20 s. After an interruption (Ctrl-C), the same command with the
+/// same --out resumes.
 ///
-/// Exit status 1 if a check does not hold, or a run could not be made.
+/// The exit status is 1 if a check fails or a run could not be made.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   tidegate lab suite published --scale 0.1
   tidegate lab suite published --repeat 3 --out results/published")]
 pub(crate) struct Suite {
-    /// Which
+    /// The suite
     #[arg(value_enum)]
     suite: Which,
 
@@ -152,28 +154,28 @@ pub(crate) struct Suite {
 /// How experiments are run.
 #[derive(Debug, Args)]
 struct How {
-    /// Where to run it; both, separated by a comma, are also compared with each other
+    /// Where to run; if both are given, separated by a comma, they are also compared
     ///
-    /// Default: engine; of a suite: both.
+    /// Default: engine; for a suite: both.
     #[arg(long, value_enum, value_delimiter = ',', value_name = "PLACE")]
     on: Vec<Place>,
 
-    /// How often, in every way; with repeats the median is judged
+    /// The number of runs for each setting; the median is judged
     #[arg(long, value_name = "N", default_value_t = 1, value_parser = clap::value_parser!(u32).range(1..=99))]
     repeat: u32,
 
-    /// The length of its phases, as a part of the published: 0.01 to 1
+    /// The length of the phases, as a part of the published length: 0.01 to 1
     #[arg(long, value_name = "PART", default_value = "1", value_parser = percent)]
     scale: u64,
 
-    /// Where results go; default: a new directory under ./tidegate-lab
+    /// The directory for results; default: a new directory under ./tidegate-lab
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     out: Option<PathBuf>,
 }
 
-/// Judge kept results and write their report anew
+/// Judge stored results again and write their report
 ///
-/// Exit status 1 if a check does not hold, or a run is not there.
+/// The exit status is 1 if a check fails or a run is missing.
 #[derive(Debug, Args)]
 #[command(after_help = "Example:\n  tidegate lab report results/sioc-1")]
 pub(crate) struct Report {
@@ -184,18 +186,18 @@ pub(crate) struct Report {
 
 /// Compare two results directories: two versions, two machines, two settings
 ///
-/// Exit status 1 if a check that held in the first does not in the second: it fails, could not be judged or is missing.
+/// The exit status is 1 if a check passed in the first directory and fails, is missing or not judged in the second.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
   tidegate lab compare results/before results/after
   tidegate lab compare results/before results/after -o wide")]
 pub(crate) struct Compare {
-    /// The first
+    /// The first directory
     #[arg(value_hint = ValueHint::DirPath)]
     before: PathBuf,
 
-    /// The second
+    /// The second directory
     #[arg(value_hint = ValueHint::DirPath)]
     after: PathBuf,
 }
@@ -374,7 +376,7 @@ impl Compare {
         if lost.is_empty() {
             return Ok(());
         }
-        let what = format!("{} checks hold no more", lost.len());
+        let what = format!("{} checks no longer pass", lost.len());
         let problem = lost
             .iter()
             .fold(Problem::new(ProblemCode::Invalid, what), Problem::because);
@@ -484,9 +486,9 @@ fn outcome(out: &Path, end: End, written: &page::Written) -> Problem {
             ProblemCode::Stopping,
             "interrupted before all runs were made",
         )
-        .because(format!("{there} runs are kept in {}", out.display()))
+        .because(format!("{there} runs are stored in {}", out.display()))
         .remedy(format!(
-            "the same command with --out {} goes on from there",
+            "the same command with --out {} resumes",
             out.display()
         ));
     }
@@ -507,7 +509,7 @@ fn outcome(out: &Path, end: End, written: &page::Written) -> Problem {
             .filter(|check| check.verdict == Verdict::Fail);
         for check in failed {
             problem = problem.because(format!(
-                "{}, {}: {} is {}, to be {}",
+                "{}, {}: {} is {}, expected {}",
                 findings.experiment.name,
                 place(check.on),
                 check.what,
@@ -521,7 +523,7 @@ fn outcome(out: &Path, end: End, written: &page::Written) -> Problem {
         }
         if findings.missing > 0 {
             let (name, missing) = (&findings.experiment.name, findings.missing);
-            problem = problem.because(format!("{name}: {missing} runs are not there (yet)"));
+            problem = problem.because(format!("{name}: {missing} runs are missing"));
         }
     }
     for name in &written.unbegun {

@@ -14,7 +14,7 @@ use crate::failure::Failure;
 pub(crate) struct Consent {
     /// Do it without asking
     ///
-    /// Needed where there is no terminal to ask on.
+    /// Required if there is no terminal.
     #[arg(short, long)]
     yes: bool,
 }

@@ -14,9 +14,9 @@ use crate::session::Session;
 
 /// Serve disks: the daemon, in the foreground
 ///
-/// The first run makes the root directory, a datastore `local` in it and an attached disk `disk0` of 1 GiB, and prints
-/// how QEMU, libvirt, qemu-img, nbdinfo and fio reach it. SIGTERM and SIGINT stop it cleanly. Under systemd it tells
-/// when it is ready (Type=notify).
+/// The first run creates the root directory, a datastore `local` in it and an attached disk `disk0` of 1 GiB. It prints
+/// how QEMU, libvirt, qemu-img, nbdinfo and fio use the disk. SIGTERM and SIGINT stop the daemon in order. Under systemd
+/// the daemon reports when it is ready (Type=notify).
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -26,17 +26,17 @@ Examples:
   TIDEGATE_ROOT=/tmp/try tidegate status --wait 20s
 
 Files below the root:
-  tidegate.toml       configuration; it need not exist (checked by `tidegate check-config`)
-  state/              what is remembered: datastores, disks, which are attached
+    tidegate.toml       the configuration, optional; `tidegate check-config` checks it
+  state/              datastores, disks of some kinds, and which disks are attached
   run/tidegate.sock   the REST interface
   run/nbd.sock        NBD
   run/disks/          vhost-user sockets, one for each attached disk")]
 pub(crate) struct Serve {
-    /// The configuration file; default: the root's, if it is there
+    /// The configuration file; default: the root's, if there is one
     #[arg(long, value_name = "FILE", value_hint = ValueHint::FilePath)]
     config: Option<PathBuf>,
 
-    /// How many I/O threads; default: as configured
+    /// The number of I/O threads; default: as configured
     #[arg(long, value_name = "N")]
     threads: Option<u16>,
 
@@ -48,15 +48,15 @@ pub(crate) struct Serve {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "NBD over TCP")]
 struct Tcp {
-    /// Serve NBD on this address and port too, such as 0.0.0.0:10809: with --tls-certificate, or with --plaintext
+    /// Serve NBD on this address and port too, such as 0.0.0.0:10809; needs --tls-certificate or --plaintext
     #[arg(long, value_name = "ADDRESS")]
     nbd_tcp: Option<String>,
 
-    /// Without TLS; only on a loopback address
+    /// Serve without TLS; only on a loopback address
     #[arg(long, requires = "nbd_tcp", conflicts_with = "tls_certificate")]
     plaintext: bool,
 
-    /// The server's certificate, a PEM file
+    /// The server's certificate, followed by intermediate certificates; a PEM file
     #[arg(long, value_name = "FILE", requires_all = ["nbd_tcp", "tls_key"], value_hint = ValueHint::FilePath)]
     tls_certificate: Option<PathBuf>,
 
@@ -64,7 +64,7 @@ struct Tcp {
     #[arg(long, value_name = "FILE", requires = "tls_certificate", value_hint = ValueHint::FilePath)]
     tls_key: Option<PathBuf>,
 
-    /// The authorities whose clients are let in, a PEM file; default: any client is
+    /// The authorities that must have issued a client's certificate, a PEM file; default: clients need no certificate
     #[arg(long, value_name = "FILE", requires = "tls_certificate", value_hint = ValueHint::FilePath)]
     tls_client_ca: Option<PathBuf>,
 }
@@ -106,7 +106,7 @@ impl Tcp {
             _ if self.plaintext => None,
             _ => {
                 return Err(Failure::usage(
-                    format!("NBD on {listen} would be open to whoever can reach it"),
+                    format!("NBD on {listen} would be open to every client that can reach it"),
                     "add --tls-certificate FILE --tls-key FILE, or on a loopback address --plaintext",
                 ));
             }
@@ -121,9 +121,9 @@ impl Tcp {
 
 /// Serve one disk without a daemon, a root or any state
 ///
-/// For scripts, test suites and packagers. Listening sockets may be inherited (LISTEN_FDS): one that is named vhost-user
-/// (LISTEN_FDNAMES) is for a virtual machine, others are for NBD clients. With --single a connected socket is
-/// inherited as standard input, as nbdkit and inetd have it.
+/// For scripts, test suites and packagers. Listening sockets can be inherited (LISTEN_FDS). The one named vhost-user
+/// (LISTEN_FDNAMES) is for a virtual machine, the others are for NBD clients. With --single, standard input is a connected
+/// socket, as with nbdkit and inetd.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -135,30 +135,30 @@ Examples:
   nbdinfo [ tidegate serve-one disk.img ]   # LISTEN_FDS
   nbdsh -c \"h.connect_command(['tidegate', 'serve-one', 'disk.img', '--single'])\"")]
 pub(crate) struct ServeOne {
-    /// What to serve: a file or block device, null:SIZE, memory:SIZE,
+    /// The disk's source: a file or block device, null:SIZE, memory:SIZE,
     /// emulated:MODEL,size=SIZE, nbd://... or nbd+unix://...
     #[arg(value_name = "SOURCE", value_hint = ValueHint::FilePath)]
     source: String,
 
-    /// raw: serve a file as it is, whatever its first bytes say; default: a file of another format is refused
+    /// raw: serve a file byte for byte; default: a file that begins like another format is refused
     ///
-    /// Say raw for a raw image that a guest could have written: its first bytes may pretend to be another format.
+    /// Use raw for a raw image that a guest could have written. Its first bytes may look like another format.
     #[arg(long)]
     format: Option<ImageFormat>,
 
-    /// Listen here for a virtual machine (vhost-user-blk)
+    /// The socket for a virtual machine (vhost-user-blk)
     #[arg(long, value_name = "SOCKET", value_hint = ValueHint::FilePath)]
     vhost_user: Option<PathBuf>,
 
-    /// Listen here for NBD clients
+    /// The socket for NBD clients
     #[arg(long, value_name = "SOCKET", value_hint = ValueHint::FilePath)]
     nbd: Option<PathBuf>,
 
-    /// Serve one NBD client on standard input, a connected socket, and end when it leaves (as nbdkit -s)
+    /// Serve one NBD client on standard input, a connected socket, and end when it leaves (like nbdkit -s)
     #[arg(short, long, conflicts_with_all = ["nbd", "vhost_user"])]
     single: bool,
 
-    /// A filter of its stack, top first; may be given several times; default: none
+    /// A filter of the disk's stack, top first; can be given several times; default: none
     #[arg(short, long = "filter", value_name = "FILTER")]
     filters: Vec<String>,
 
@@ -184,7 +184,7 @@ pub(crate) struct ServeOne {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "TLS")]
 struct OneTls {
-    /// The server's certificate, a PEM file: NBD clients must speak TLS
+    /// The server's certificate, a PEM file; NBD clients must then use TLS
     #[arg(long, value_name = "FILE", requires = "tls_key", value_hint = ValueHint::FilePath)]
     tls_certificate: Option<PathBuf>,
 
@@ -192,7 +192,7 @@ struct OneTls {
     #[arg(long, value_name = "FILE", requires = "tls_certificate", value_hint = ValueHint::FilePath)]
     tls_key: Option<PathBuf>,
 
-    /// The authorities whose clients are let in, a PEM file; default: any client is
+    /// The authorities that must have issued a client's certificate, a PEM file; default: clients need no certificate
     #[arg(long, value_name = "FILE", requires = "tls_certificate", value_hint = ValueHint::FilePath)]
     tls_client_ca: Option<PathBuf>,
 }
@@ -201,7 +201,7 @@ struct OneTls {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "The disk")]
 struct Device {
-    /// Its name, which is also its NBD export name (besides the empty one); default: disk
+    /// The disk's name, also its NBD export name (as is the empty name); default: disk
     #[arg(long)]
     name: Option<Name>,
 
@@ -209,11 +209,11 @@ struct Device {
     #[arg(long, value_name = "TEXT")]
     serial: Option<String>,
 
-    /// How many queues a vhost-user guest may use; default: 16
+    /// The number of queues that a vhost-user guest can use; default: 16
     #[arg(long, value_name = "N")]
     queues: Option<u16>,
 
-    /// Data segments of one request that a vhost-user guest may use, 1 to 126; default: 126
+    /// The number of data segments in one request of a vhost-user guest, 1 to 126; default: 126
     #[arg(long, value_name = "N")]
     seg_max: Option<u16>,
 

@@ -15,10 +15,10 @@ use crate::output::{Detail, Shown, names};
 use crate::session::Session;
 use crate::{complete, figures, table};
 
-/// Show what disks have done
+/// Show the I/O statistics of disks
 ///
-/// Once, figures cover the time since each disk was attached; with --watch each covers the time since the one before.
-/// Latency is split into stages: in the queue (from the guest's notice to the stack), in the filters, in the
+/// Without --watch, figures cover the time since each disk was attached. With --watch, each sample covers the time since the
+/// sample before. Latency is split into stages: in the queue (from the guest's kick to the stack), in the filters, in the
 /// datastore.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -28,15 +28,15 @@ Examples:
   tidegate stats web1 --watch --interval 5s
   tidegate stats --watch -o json | jq '.disks[] | {name, p99: .all.latency.total.p99_us}'")]
 pub(crate) struct Stats {
-    /// One disk, in detail; default: all that are attached
+    /// One disk, in detail; default: all attached disks
     #[arg(add = complete::disks())]
     disk: Option<Name>,
 
-    /// Go on until interrupted; as JSON, one line each time
+    /// Continue until interrupted; as JSON, one line for each sample
     #[arg(short, long)]
     watch: bool,
 
-    /// How often, from 100ms to 60s
+    /// The time between samples, from 100ms to 60s
     #[arg(long, value_name = "TIME", default_value = "1s", requires = "watch", value_parser = interval)]
     interval: Span,
 }
@@ -96,7 +96,7 @@ fn of_disk(sample: Sample, name: &Name) -> Result<DiskStats, Failure> {
         .ok_or_else(|| {
             Failure::Failed(
                 Problem::new(ProblemCode::NotFound, format!("cannot watch disk {name}"))
-                    .because("it is not attached, so nothing happens on it")
+                    .because("it is not attached, so it has no I/O")
                     .remedy(format!("attach it: tidegate disk attach {name}")),
             )
         })
@@ -171,7 +171,7 @@ impl Shown for DiskStats {
                 .as_secs(),
         );
         let mut text = format!(
-            "disk {} on {}, I/O thread {}: {} outstanding now, {:.1} in the mean; figures cover {over}\n\n",
+            "disk {} on {}, I/O thread {}: {} outstanding now, {:.1} on average; figures cover {over}\n\n",
             self.name, self.datastore, self.thread, self.outstanding, self.outstanding_mean
         );
         if !self.measured {

@@ -17,9 +17,9 @@ use crate::{figures, table};
 /// How long between two looks while waiting: a person does not notice it, a CPU hardly.
 const PAUSE: Duration = Duration::from_millis(50);
 
-/// Show how the daemon is, or wait until it serves
+/// Show the daemon's state, or wait until it serves
 ///
-/// Exit status 3 if the daemon cannot be reached; with --wait also 1 if it can be but does not serve in time.
+/// The exit status is 3 if the daemon cannot be reached. With --wait it is 1 if the daemon does not serve in time.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -27,7 +27,7 @@ Examples:
   tidegate serve & tidegate status --wait 20s && tidegate disk list
   tidegate status -o json | jq -r .api_socket")]
 pub(crate) struct Status {
-    /// Wait until the daemon serves, at most so long
+    /// Wait until the daemon serves, at most for this time
     #[arg(long, value_name = "TIME")]
     wait: Option<Span>,
 }

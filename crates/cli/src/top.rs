@@ -30,8 +30,9 @@ const LOOK: Duration = Duration::from_millis(50);
 
 /// Watch disks and I/O threads live
 ///
-/// Keys: o and O choose the column to sort by, r reverses, d shows disks, t threads, Enter a disk's stages, s sets the
-/// interval, p pauses, h helps, q ends. With -b it prints instead: CSV, or one JSON object a line with -o json.
+/// Keys: o and O choose the column to sort by, r reverses the order, d shows disks, t shows threads, Enter shows a disk's
+/// stages, s sets the interval, p pauses, h shows help, q quits. With -b the command prints samples instead: CSV, or one JSON
+/// object a line with -o json.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -46,23 +47,23 @@ Latency is split as esxtop splits it:
   FAVG  in the disk's filters
   DAVG  in the datastore")]
 pub(crate) struct Top {
-    /// Print samples instead of showing a screen
+    /// Print samples, without a screen
     #[arg(short, long)]
     batch: bool,
 
-    /// Stop after so many samples; default with --batch: never
+    /// The number of samples; default: until interrupted
     #[arg(short = 'n', long, value_name = "N", requires = "batch")]
     count: Option<u64>,
 
-    /// Time between two samples: seconds, or 500ms, 5s and so on
+    /// The time between two samples: a number of seconds, or a time such as 500ms
     #[arg(short, long, value_name = "TIME", default_value = "1s", value_parser = delay)]
     delay: Span,
 
-    /// What to show first, or to print as CSV
+    /// The rows to show first, or to print as CSV
     #[arg(long, value_enum, default_value = "disks")]
     view: View,
 
-    /// The column to sort by, as its head has it in any case
+    /// The column to sort by: its head, in upper or lower case
     #[arg(long, value_name = "COLUMN")]
     sort: Option<String>,
 }

@@ -406,13 +406,13 @@ fn an_explanation_says_what_limits_a_disk_and_where_its_time_went() {
     for line in [
         "limited by:   its limit of 500 units a second: it began 500 a second",
         "to change it: a higher limit: tidegate disk set web1 --limit N (or unlimited)",
-        "note:            it runs on its burst",
-        "waiting for its turn (its limit)  31.5ms  98%",
-        "1: 10% busy, 20% polling, 70% asleep",
+        "note:         it runs on its burst",
+        "waiting in the scheduler (its limit)  31.5ms  98%",
+        "1: 10% busy, 20% polling, 70% sleeping",
     ] {
         assert!(run.out.contains(line), "no '{line}' in\n{}", run.out);
     }
-    assert!(!run.out.contains("by their shares"), "{}", run.out);
+    assert!(!run.out.contains("other disks' shares"), "{}", run.out);
     let json = stage.run(&["explain", "web1", "--last", "5s", "-o", "json"]);
     let shown: Value = serde_json::from_str(&json.out).unwrap();
     assert_eq!(shown["cause"], "limit");

@@ -1,4 +1,4 @@
-// Which page is shown, the keyboard, and how the connection is.
+// Chooses the page, handles the keyboard, and shows the state of the connection.
 
 import { live, ask } from "./live.js";
 import { h, say } from "./draw.js";
@@ -71,9 +71,9 @@ function tellState() {
   document.body.classList.toggle("stale", live.state === "lost" || (live.state === "connecting" && live.beat !== null));
   document.body.classList.toggle("out", live.state === "login");
   if (live.state === "lost") {
-    const last = live.beat ? ` What is shown is of ${clock(live.beat.at)}.` : "";
+        const last = live.beat ? `This page shows data of ${clock(live.beat.at)}. ` : "";
     banner.replaceChildren(h("p", {}, h("b", {}, "The daemon does not answer. "),
-      `${last} Disks are served, or not, by it alone: this page only looks. Trying again…`));
+      `${last}It may still serve its disks. Trying again…`));
     banner.hidden = false;
   } else if (live.state === "login") {
     banner.replaceChildren(login());
@@ -102,7 +102,7 @@ function login() {
     }
   } },
   h("label", { for: "token" }, "Token"), token, h("button", { class: "main" }, "Log in"),
-  h("p", { class: "muted" }, "It is in the file that dashboard.token_file names in the daemon's configuration."), wrong);
+  h("p", { class: "muted" }, "The token is in the file that the daemon's configuration names as dashboard.token_file."), wrong);
 }
 
 function up() {

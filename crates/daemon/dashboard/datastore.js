@@ -1,4 +1,4 @@
-// A datastore: how slow it is against its threshold, and who gets what of it.
+// The datastore page: latency and threshold, throughput by disk, hosts and their windows.
 
 import { ask, live } from "./live.js";
 import { Course, h, s, say, watchWidth } from "./draw.js";
@@ -8,7 +8,7 @@ import { bandwidth, count, exactly, hostName, object, percent, rate, span, time 
 /** Names and sentences are asked for anew after so long, and no sooner than after so long where they are behind. */
 const RENEW_MS = 10000;
 const LEARN_MS = 1000;
-const UNUSED = "None of its disks is attached on this host, so nothing is known of it here.";
+const UNUSED = "None of its disks is attached on this host, so this host has no measurements.";
 
 export class DatastorePage {
   constructor(main, name) {
@@ -18,39 +18,39 @@ export class DatastorePage {
     this.learned = 0;
     this.badge = h("span", { class: "badge" });
     this.why = h("p", { class: "lead" });
-    this.tiles = [tile("latency", "latency"), tile("threshold", "threshold"), tile("in flight, of the window", "window"), tile("this host's part", "part"), tile("gets through", "cost"), tile("reservations met", "met")];
+    this.tiles = [tile("latency", "latency"), tile("threshold", "threshold"), tile("in flight / window, all hosts", "window"), tile("in flight / window, this host", "part"), tile("throughput, 4 KiB reads", "cost"), tile("reservations met", "met")];
     this.latency = new Course({
-      title: "Latency against the threshold", format: time, least: 100,
-      series: [{ name: "latency, as of a 4 KiB I/O", mark: "m-datastore" }, { name: "threshold", mark: "m-threshold" }],
+            title: "Latency and threshold", format: time, least: 100,
+      series: [{ name: "latency of a 4 KiB I/O", mark: "m-datastore" }, { name: "threshold", mark: "m-threshold" }],
       band: (point) => point.engaged,
     });
     this.window = new Course({
-      title: "In flight, and the window of all hosts", format: count, least: 4,
-      series: [{ name: "in flight, in 4 KiB reads", mark: "m-datastore" }, { name: "window", mark: "m-limit" }, { name: "this host's part", mark: "m-turn" }],
+            title: "I/O in flight and windows", format: count, least: 4,
+      series: [{ name: "in flight, in 4 KiB reads", mark: "m-datastore" }, { name: "window of all hosts", mark: "m-limit" }, { name: "window of this host", mark: "m-turn" }],
     });
     this.board = h("div", { class: "board", role: "list" });
     this.scale = h("p", { class: "muted" });
     this.legend = h("ul", { class: "legend" }, [
-      [[s("rect", { y: 3, width: 26, height: 8, class: "got" })], "what it gets"],
-      [[s("rect", { y: 3, width: 26, height: 8, class: "got shared" })], "held by its shares"],
-      [[s("rect", { y: 3, width: 26, height: 8, class: "got limited" })], "held by a limit"],
-      [[s("rect", { y: 0.5, x: 0.5, width: 25, height: 13, class: "part-of" })], "its part by shares and reservation"],
-      [[s("rect", { y: 0.5, x: 0.5, width: 25, height: 13, class: "part-told", fill: "url(#p-told)" })], "the same, on another host"],
-      [[s("path", { d: "M13 0V14", class: "reservation" }), s("path", { d: "M13 4l6 3l-6 3z", class: "reservation-flag" })], "reservation: no less"],
-      [[s("rect", { x: 13, width: 13, height: 14, fill: "url(#p-beyond)" }), s("path", { d: "M13 0V14", class: "limit" })], "limit: no more"],
+      [[s("rect", { y: 3, width: 26, height: 8, class: "got" })], "throughput"],
+      [[s("rect", { y: 3, width: 26, height: 8, class: "got shared" })], "limited by its shares"],
+      [[s("rect", { y: 3, width: 26, height: 8, class: "got limited" })], "limited by a limit"],
+      [[s("rect", { y: 0.5, x: 0.5, width: 25, height: 13, class: "part-of" })], "entitled by shares and reservation"],
+      [[s("rect", { y: 0.5, x: 0.5, width: 25, height: 13, class: "part-told", fill: "url(#p-told)" })], "entitled, on another host"],
+      [[s("path", { d: "M13 0V14", class: "reservation" }), s("path", { d: "M13 4l6 3l-6 3z", class: "reservation-flag" })], "reservation: the minimum"],
+      [[s("rect", { x: 13, width: 13, height: 14, fill: "url(#p-beyond)" }), s("path", { d: "M13 0V14", class: "limit" })], "limit: the maximum"],
     ].map(([marks, text]) => h("li", {}, s("svg", { width: 26, height: 14, "aria-hidden": "true" }, marks), text)));
     this.hostBody = h("tbody", {});
     // What is known only while it is in use.
     this.measured = [
       h("dl", { class: "tiles" }, this.tiles.map((one) => one.node)),
-      h("section", { "aria-labelledby": "h-who", class: "card" }, h("h2", { id: "h-who" }, "Who gets what"),
+      h("section", { "aria-labelledby": "h-who", class: "card" }, h("h2", { id: "h-who" }, "Share of throughput by disk"),
         this.scale, this.legend, this.board),
       h("div", { class: "two" },
         h("section", { class: "card" }, this.latency.node, h("p", { class: "muted" }, "shaded: congested")),
         h("section", { class: "card" }, this.window.node)),
       h("section", { "aria-labelledby": "h-hosts", class: "card" }, h("h2", { id: "h-hosts" }, "Hosts and their windows"),
         h("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "Hosts, the table" }, h("table", { class: "list" }, h("thead", {}, h("tr", {},
-          ["host", "window", "in flight", "latency", "gets through", "disks", "heard"].map((text, nth) => h("th", { scope: "col", class: nth ? "num" : null }, text)))), this.hostBody)))];
+          ["host", "window", "in flight", "latency", "throughput", "disks", "last seen"].map((text, nth) => h("th", { scope: "col", class: nth ? "num" : null }, text)))), this.hostBody)))];
     main.append(h("div", { class: "title" }, h("h1", {}, `Datastore ${name}`), this.badge), this.why, ...this.measured);
     this.observer = watchWidth(this.board, (width) => { this.width = width; if (this.last) this.#board(this.last); });
     this.#learn();
@@ -161,15 +161,15 @@ export class DatastorePage {
     this.#hosts(this.last.store);
   }
 
-  /** Why its shares hold, or do not, by what is true for more than a moment; the daemon's own words where anything is odd. */
+    /** Why shares are applied or not, in a sentence that does not change every moment. In unusual states, the daemon's own sentence. */
   #because(store) {
     const { control } = this.known;
     const { mode, engaged, latency_us: latency, threshold_us: at } = store;
     const odd = mode !== "on" || at == null || !latency || store.alone || store.mute || store.trouble;
     if (odd || (!engaged && latency > at)) return sentence(control.why);
-    const threshold = `the threshold of ${time(at)} (${control.congestion_threshold === "auto" ? "found while serving" : "as it was set"})`;
-    return engaged ? `Its latency rose above ${threshold}: shares and reservations hold.`
-      : `Its latency is below ${threshold}: nobody is held back but by limits.`;
+    const threshold = `the threshold of ${time(at)} (${control.congestion_threshold === "auto" ? "automatic" : "fixed"})`;
+    return engaged ? `Latency rose above ${threshold}: shares and reservations are applied.`
+      : `Latency is below ${threshold}: only limits delay I/O.`;
   }
 
   #hosts(store) {
@@ -211,8 +211,8 @@ export class DatastorePage {
     const most = Math.max(1, ...all.map((one) => Math.max(one.got ?? 0, one.part ?? 0, one.reservation)));
     const near = Math.max(most, ...all.map((one) => (one.limit && one.limit < most * 1.6 ? one.limit : 0)));
     const top = near * 1.04;
-    say(this.scale, all.length === 0 ? "" : `Units of ${this.known.control ? count(this.known.control.io_unit_bytes / 1024) : 32} KiB a second; the whole width is ${rate(top)}. `
-      + (store.engaged ? "Congested: each gets its part, and what others leave." : "Not congested: everybody gets what they ask for, up to their limits."));
+        say(this.scale, all.length === 0 ? "" : `Units of ${this.known.control ? count(this.known.control.io_unit_bytes / 1024) : 32} KiB a second; the full width is ${rate(top)}. `
+      + (store.engaged ? "Congested: each disk gets its entitlement, and unused parts of others." : "Not congested: each disk gets what it asks for, up to its limit."));
     const there_now = new Set();
     all.forEach((one) => {
       there_now.add(one.key);
@@ -264,16 +264,16 @@ export class DatastorePage {
     if (one.reservation > 0) due.push(`no less than ${count(one.reservation)}`);
     if (one.limit != null) due.push(`no more than ${count(one.limit)}`);
     say(row.where, one.on ? `on ${one.on} · ${due[0]}` : due[0]);
-    say(row.gets, one.got == null ? (one.part == null ? "" : `${rate(one.part)} due`) : rate(one.got));
+        say(row.gets, one.got == null ? (one.part == null ? "" : `entitled to ${rate(one.part)}`) : rate(one.got));
     say(row.words, words(one, store));
-    row.svg.setAttribute("aria-label", `${one.name}: ${one.got == null ? "on another host" : `gets ${rate(one.got)}`}${one.part ? `, its part is ${rate(one.part)}` : ""}, ${due.join(", ")}`);
+    row.svg.setAttribute("aria-label", `${one.name}: ${one.got == null ? "on another host" : `throughput ${rate(one.got)}`}${one.part ? `, entitled to ${rate(one.part)}` : ""}, ${due.join(", ")}`);
     row.node.dataset.state = look;
   }
 }
 
 const level = (row) => ({ at: row.at, v: [row.latency_us || null, row.threshold_us], engaged: row.engaged });
 
-/** What there is to see at once: below what it was promised, held by its shares, by a limit, or free. */
+/** The colour of a disk's bar: below its reservation, limited by its shares, limited by a limit, or free. */
 function state({ disk, got, reservation }) {
   if (!disk) return "free";
   if (disk.unmet && got < reservation) return "unmet";
@@ -283,15 +283,15 @@ function state({ disk, got, reservation }) {
 
 function words(one, store) {
   const { disk, part } = one;
-  if (!disk) return one.asks ? "what it gets is known there" : "asks for nothing";
+    if (!disk) return one.asks ? "throughput known on that host only" : "idle";
   const waits = turn(disk.did);
   const by = {
     limit: `at its limit of ${count(disk.limit)}`, bandwidth: `at its limit of ${bandwidth(disk.bandwidth ?? 0)}`, "group-limit": "at its group's limit",
-    shares: (part ? `of ${count(part)} due; ` : "") + (waits ? `waits ${time(waits)} for its turn` : "waits for its turn"), idle: "idle", stuck: "nothing ends!", lease: "waits for its lease!", guest: "asks for no more",
-    "io-thread": "the I/O thread is full", filters: "waits in its filters", datastore: "waits for the datastore", nothing: "not held back", unmeasured: "not measured",
+        shares: (part ? `entitled to ${count(part)}; ` : "") + (waits ? `waits ${time(waits)} because of shares` : "waits because of shares"), idle: "idle", stuck: "no I/O completes!", lease: "waits for its lease!", guest: "asks for no more",
+    "io-thread": "the I/O thread is busy", filters: "waits in its filters", datastore: "waits for the datastore", nothing: "not delayed", unmeasured: "not measured",
   };
   if (state(one) === "unmet") return `⚠ below its reservation of ${count(one.reservation)}`;
-  return by[disk.cause] + (store.engaged && part && disk.cause !== "shares" && disk.cause !== "idle" ? ` (${count(part)} due)` : "");
+  return by[disk.cause] + (store.engaged && part && disk.cause !== "shares" && disk.cause !== "idle" ? ` (entitled to ${count(part)})` : "");
 }
 
 /** As a sentence that stands alone. */

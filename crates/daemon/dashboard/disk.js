@@ -1,4 +1,4 @@
-// A disk: why it is as fast as it is, where its I/Os' time goes, its filters, and its policy.
+// The disk page: what limits the disk, where its I/Os spend their time, its filters, and its policy.
 
 import { ask, live } from "./live.js";
 import { Course, h, Heat, s, say, bar, watchWidth } from "./draw.js";
@@ -9,11 +9,11 @@ import { bandwidth, bytes, CAUSES, count, exactly, hostName, object, percent, ra
 
 const STAGES = [
   { name: "datastore", fill: "var(--datastore)" },
-  { name: "waiting for its turn", fill: "url(#p-turn)" },
+    { name: "waiting in the scheduler", fill: "url(#p-turn)" },
   { name: "filters", fill: "url(#p-filters)" },
   { name: "guest's queue", fill: "url(#p-queue)" },
 ];
-const REASONS = { shares: "others' turn", window: "the window is full", limit: "its limit", "group-limit": "its group's limit", bandwidth: "its bandwidth limit" };
+const REASONS = { shares: "other disks' shares", window: "the window is full", limit: "its limit", "group-limit": "its group's limit", bandwidth: "its bandwidth limit" };
 
 const stages = (did) => [did.datastore_us, turn(did), did.filters_us, did.queue_us];
 
@@ -27,10 +27,10 @@ export class DiskPage {
     this.notes = h("ul", { class: "notes" });
     this.partBar = s("svg", { class: "usage none", height: 22, role: "img", "aria-label": "no I/O" });
     this.partList = h("ul", { class: "legend" });
-    this.tiles = [tile("I/Os", "iops"), tile("throughput", "bandwidth"), tile("latency", "latency"), tile("median", "median"), tile("99 %", "p99"), tile("outstanding", "outstanding"), tile("errors so far", "errors")];
-    this.stages = new Course({ title: "Where an I/O's time goes, in the mean", series: STAGES, format: time, least: 100, stack: true });
-    this.speed = new Course({ title: "I/Os a second", format: rate, least: 10, series: [{ name: "I/Os", mark: "m-datastore" }, { name: "units", mark: "m-turn" }, { name: "limit", mark: "m-limit" }, { name: "its part", mark: "m-threshold" }] });
-    this.heat = new Heat("How long I/Os take", time);
+    this.tiles = [tile("I/Os", "iops"), tile("throughput", "bandwidth"), tile("latency", "latency"), tile("median", "median"), tile("99 %", "p99"), tile("outstanding", "outstanding"), tile("errors since attached", "errors")];
+    this.stages = new Course({ title: "Mean latency by stage", series: STAGES, format: time, least: 100, stack: true });
+    this.speed = new Course({ title: "I/Os a second", format: rate, least: 10, series: [{ name: "I/Os", mark: "m-datastore" }, { name: "units", mark: "m-turn" }, { name: "limit", mark: "m-limit" }, { name: "entitled", mark: "m-threshold" }] });
+    this.heat = new Heat("Latency distribution", time);
     this.ops = h("tbody", {});
     this.filters = h("ol", { class: "filters" });
     this.facts = h("dl", { class: "facts" });
@@ -86,22 +86,22 @@ export class DiskPage {
     this.form.show(disk, this.elsewhere);
     this.#measure(disk.attached && this.seen !== false);
     this.where.replaceChildren("on datastore ", h("a", { href: `#/datastore/${encodeURIComponent(disk.datastore)}` }, disk.datastore),
-      `, ${bytes(disk.size_bytes)}${disk.attached ? `, I/O thread ${disk.thread}, ${disk.io}` : ""}${this.elsewhere ? "" : " · "}${this.elsewhere ? "" : disk.clients.length ? disk.clients.map((client) => `${client.kind} ${client.peer} for ${span(client.connected_s)}`).join("; ") : "nobody is connected"}`);
+      `, ${bytes(disk.size_bytes)}${disk.attached ? `, I/O thread ${disk.thread}, ${disk.io}` : ""}${this.elsewhere ? "" : " · "}${this.elsewhere ? "" : disk.clients.length ? disk.clients.map((client) => `${client.kind} ${client.peer} for ${span(client.connected_s)}`).join("; ") : "no client is connected"}`);
     if (!disk.attached) this.#seek(disk);
     if (this.elsewhere) {
       say(this.badge, `on ${this.elsewhere.on}`);
       delete this.badge.dataset.look;
-      say(this.because, `Host ${this.elsewhere.on} serves it: what it does is told there. Its policy can be changed here too, and holds there within a second.`);
+            say(this.because, `Host ${this.elsewhere.on} serves it, so only that host has its measurements. You can change its policy here too. The change takes effect there within a second.`);
       say(this.remedy, "");
     } else if (!disk.attached) {
       say(this.badge, disk.problem ? "⚠ not attached" : "not attached");
-      say(this.because, disk.problem ? sentence([disk.problem.what, ...(disk.problem.why || [])].join(": ")) : "It is not attached, so nobody can use it.");
+      say(this.because, disk.problem ? sentence([disk.problem.what, ...(disk.problem.why || [])].join(": ")) : "It is not attached, so guests and clients cannot use it.");
       say(this.remedy, disk.problem?.remedy || `tidegate disk attach ${this.name}`);
     }
     const filters = disk.filters.map((filter) => h("li", {}, h("code", {}, filter)));
     this.filters.replaceChildren(...(filters.length ? filters : [h("li", { class: "muted" }, "none")]));
     const facts = {
-      "what a guest is told": `${disk.cache}, blocks of ${disk.block_size_bytes} bytes${disk.read_only ? ", read-only" : ""}`,
+            "seen by a guest": `${disk.cache}, blocks of ${disk.block_size_bytes} bytes${disk.read_only ? ", read-only" : ""}`,
       serial: disk.serial, queues: String(disk.queues), NBD: disk.nbd_uri, "vhost-user": disk.vhost_user_socket,
     };
     this.facts.replaceChildren(...Object.entries(facts).filter(([, text]) => text)
@@ -201,13 +201,13 @@ export class DiskPage {
     const [sign, words] = CAUSES[disk.cause];
     const free = ["idle", "nothing", "guest"].includes(disk.cause);
     if (this.described?.problem) {
-      say(this.badge, "⚠ its image is harmed");
+            say(this.badge, "⚠ its image has a problem");
       this.badge.dataset.look = "bad";
     } else if (free) {
-      say(this.badge, disk.cause === "idle" ? "· idle" : `${sign} not held back`);
+      say(this.badge, disk.cause === "idle" ? "· idle" : `${sign} not delayed`);
       this.badge.dataset.look = "good";
     } else {
-      say(this.badge, `${sign} held by ${words}`);
+            say(this.badge, `${sign} limited by ${words}`);
       this.badge.dataset.look = ["stuck", "lease"].includes(disk.cause) || disk.unmet ? "bad" : "warn";
     }
   }

@@ -1,4 +1,4 @@
-// What happens on datastores, as it happens.
+// The events page: events of datastores, live.
 
 import { live } from "./live.js";
 import { h } from "./draw.js";
@@ -19,16 +19,16 @@ export class EventsPage {
   constructor(main) {
     this.list = new List({
       label: "Events", key: (event) => event.number, href: (event) => (event.disk ? diskHref(event.disk) : event.datastore ? `#/datastore/${encodeURIComponent(event.datastore)}` : "#/"),
-      sorted: "when", empty: "Nothing has happened yet since the daemon began.",
+      sorted: "when", empty: "No events since the daemon started.",
       columns: [
         { name: "when", text: (event) => clock(event.at_ms), by: (event) => event.number, num: false },
         { name: "datastore", text: (event) => event.datastore ?? "", wide: true },
         { name: "event", text: (event) => event.event, wide: true },
-        { name: "in words", text: (event) => (grave(event) ? "⚠ " : "") + event.text, sign: (event) => (grave(event) ? "stuck" : "") },
+                { name: "description", text: (event) => (grave(event) ? "⚠ " : "") + event.text, sign: (event) => (grave(event) ? "stuck" : "") },
       ],
     });
     this.list.node.classList.add("events");
-    main.append(h("h1", {}, "Events"), h("p", { class: "muted" }, "The daemon keeps the latest 1024, newest first here. The same: tidegate events --follow."),
+    main.append(h("h1", {}, "Events"), h("p", { class: "muted" }, "The latest 1024 events, newest first. On the command line: tidegate events --follow."),
       h("section", { "aria-label": "Events" }, this.list.node));
     this.list.update(live.events);
   }

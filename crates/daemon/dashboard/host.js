@@ -1,4 +1,4 @@
-// The host: its I/O threads and who lives on them, its datastores, its disks.
+// The host page: I/O threads with their disks, datastores, and all attached disks.
 
 import { ask } from "./live.js";
 import { bar, h, s, say, watchWidth, REACH_MS } from "./draw.js";
@@ -23,7 +23,7 @@ export class HostPage {
     this.stores = new Map();
     this.title = h("p", { class: "muted" });
     this.problems = h("div", {});
-    this.tiles = [tile("I/Os", "iops"), tile("throughput", "bandwidth"), tile("outstanding", "outstanding"), tile("attached disks", "attached"), tile("held back", "held")];
+    this.tiles = [tile("I/Os", "iops"), tile("throughput", "bandwidth"), tile("outstanding", "outstanding"), tile("attached disks", "attached"), tile("delayed disks", "held")];
     this.threadBox = h("div", { class: "cards" });
     this.storeBox = h("div", { class: "cards" });
     const number = (name, by, text, wide) => ({ name, by, text: (disk) => text(by(disk)), num: true, wide });
@@ -73,7 +73,7 @@ export class HostPage {
     const sum = (of) => disks.reduce((all, disk) => all + of(disk), 0);
     const held = disks.filter((disk) => ["limit", "bandwidth", "group-limit", "shares"].includes(disk.cause)).length;
     [rate(sum((disk) => disk.did.iops)), bandwidth(sum((disk) => disk.did.bytes)), count(sum((disk) => disk.did.outstanding)),
-      String(disks.length), held ? `${held} of ${disks.length}` : "nobody",
+      String(disks.length), held ? `${held} of ${disks.length}` : "none",
     ].forEach((text, nth) => say(this.tiles[nth].value, text));
     for (const thread of threads) this.#thread(at, thread, disks.filter((disk) => disk.thread === thread.thread));
     const names = new Set(datastores.map((one) => one.name));
@@ -82,7 +82,7 @@ export class HostPage {
       if (!names.has(name)) { card.node.remove(); this.stores.delete(name); }
     }
     if (names.size === 0) {
-      if (!this.storeBox.textContent) this.storeBox.append(h("p", { class: "muted" }, "None is in use: no disk is attached."));
+      if (!this.storeBox.textContent) this.storeBox.append(h("p", { class: "muted" }, "No datastore is in use: no disk is attached."));
     } else if (this.storeBox.firstElementChild?.tagName === "P") this.storeBox.firstElementChild.remove();
     this.list.update(disks);
   }
@@ -97,12 +97,12 @@ export class HostPage {
     const asleep = Math.max(0, 1 - thread.busy - thread.spinning);
     card.parts = [
       { fill: "var(--busy)", part: thread.busy, name: `busy ${percent(thread.busy)}` },
-      { fill: "url(#p-spin)", part: thread.spinning, name: `looking for work ${percent(thread.spinning)}` },
+      { fill: "url(#p-spin)", part: thread.spinning, name: `polling ${percent(thread.spinning)}` },
     ];
-    const words = `busy ${percent(thread.busy)}, spinning ${percent(thread.spinning)}, asleep ${percent(asleep)}`;
+        const words = `busy ${percent(thread.busy)}, polling ${percent(thread.spinning)}, sleeping ${percent(asleep)}`;
     say(card.busy, `${percent(thread.busy)} busy`);
     card.node.classList.toggle("full", thread.busy >= 0.9);
-    say(card.words, `${thread.busy >= 0.9 ? "⚠ no time left · " : ""}spinning ${percent(thread.spinning)} · asleep ${percent(asleep)} · ${rate(disks.reduce((all, disk) => all + disk.did.iops, 0))}`);
+    say(card.words, `${thread.busy >= 0.9 ? "⚠ fully busy · " : ""}polling ${percent(thread.spinning)} · sleeping ${percent(asleep)} · ${rate(disks.reduce((all, disk) => all + disk.did.iops, 0))}`);
     card.bar.setAttribute("aria-label", `I/O thread ${thread.thread}: ${words}`);
     card.past.push([at, thread.busy]);
     while (card.past[0][0] < at - REACH_MS) card.past.shift();
@@ -115,7 +115,7 @@ export class HostPage {
       card.chips.replaceChildren(...shown.map((disk) => h("li", {}, h("a", { href: diskHref(disk.name) }, disk.name, " ", h("span", { class: "muted" })))));
       const rest = busiest.length - shown.length;
       if (rest > 0) card.chips.append(h("li", {}, h("button", { type: "button", class: "quiet", onclick: () => { card.all = true; card.key = null; } }, `and ${rest} more`)));
-      if (busiest.length === 0) card.chips.append(h("li", { class: "muted" }, "no disk lives here"));
+      if (busiest.length === 0) card.chips.append(h("li", { class: "muted" }, "no disks"));
     }
     shown.forEach((disk, nth) => say(card.chips.children[nth].querySelector("span"), count(disk.did.iops)));
   }
@@ -160,9 +160,9 @@ export class HostPage {
 /** Whether a datastore is congested, as a badge. */
 export function stateOf(store, badge) {
   const [word, look] = store.mode === "off" ? ["○ control is off", "plain"]
-    : store.trouble || store.alone || store.mute ? ["⚠ hosts do not hear each other", "bad"]
+        : store.trouble || store.alone || store.mute ? ["⚠ hosts cannot coordinate", "bad"]
       : !store.engaged ? ["✓ not congested", "good"]
-        : store.mode === "observe" ? ["● congested, observed only", "warn"] : ["● congested: shares hold", "warn"];
+        : store.mode === "observe" ? ["● congested, observed only", "warn"] : ["● congested: shares are applied", "warn"];
   say(badge, word);
   badge.dataset.look = look;
 }

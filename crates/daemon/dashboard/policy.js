@@ -1,4 +1,4 @@
-// A disk's policy, and the form that changes it: it says what will happen before it does it.
+// The form for a disk's policy. It predicts the effect of a change before it is applied.
 
 import { ask, live } from "./live.js";
 import { h, say } from "./draw.js";
@@ -9,13 +9,13 @@ const NAMED = { 500: "low", 1000: "normal", 2000: "high" };
 
 const FIELDS = [
   { id: "shares", name: "Shares", hint: "500 is low, 1000 normal, 2000 high", min: 1, max: 1000000, required: true },
-  { id: "reservation_iops", name: "Reservation", unit: "units/s", hint: "no less than this while it asks for it; empty: none", min: 0, zero: true },
-  { id: "limit_iops", name: "Limit", unit: "units/s", hint: "no more than this, always; empty: none", min: 1 },
-  { id: "burst_iops", name: "Burst", unit: "units/s", hint: "more than the limit for a while; empty: none", min: 1 },
+  { id: "reservation_iops", name: "Reservation", unit: "units/s", hint: "the minimum while the disk asks for it; empty: none", min: 0, zero: true },
+  { id: "limit_iops", name: "Limit", unit: "units/s", hint: "the maximum, always; empty: none", min: 1 },
+  { id: "burst_iops", name: "Burst", unit: "units/s", hint: "the maximum for a short time; empty: none", min: 1 },
   { id: "burst_seconds", name: "Burst lasts", unit: "s", hint: "30 if empty", min: 1, max: 86400 },
   { id: "limit_bytes_per_s", name: "Bandwidth limit", unit: "MiB/s", hint: "empty: none", min: 0.001, by: MIB, step: "any" },
   { id: "latency_target_us", name: "Latency target", unit: "ms", hint: "empty: none", min: 0.001, by: 1000, step: "any" },
-  { id: "group", name: "Group", hint: "whose limits hold over all its disks; empty: none", text: true },
+  { id: "group", name: "Group", hint: "its limits apply to all its disks together; empty: none", text: true },
 ];
 
 /** What a policy says of a field; none is null, and of reservations 0. */
@@ -36,9 +36,9 @@ export class PolicyForm {
     this.done = h("p", { class: "done", role: "status" });
     this.bad = h("p", { class: "bad", role: "alert" });
     this.loose = h("input", { type: "checkbox", id: "loose", onchange: () => this.#preview() });
-    this.looseBox = h("p", { hidden: true }, this.loose, h("label", { for: "loose" }, " Reserve all the same, as far as it goes: all reservations shrink while they cannot be met"));
+    this.looseBox = h("p", { hidden: true }, this.loose, h("label", { for: "loose" }, " Set it as best effort: while not all reservations can be met, all are reduced"));
     this.apply = h("button", { class: "main", disabled: true }, "Apply");
-    this.reset = h("button", { type: "button", onclick: () => this.#reset() }, "As it is");
+    this.reset = h("button", { type: "button", onclick: () => this.#reset() }, "Reset");
     this.undo = h("button", { type: "button", hidden: true, onclick: () => this.#undo() }, "Undo");
     const fields = FIELDS.map((field) => {
       const id = `f-${field.id}`;
@@ -49,7 +49,7 @@ export class PolicyForm {
       return h("div", { class: "field" }, h("label", { for: id }, field.name), h("span", {}, input, field.unit ? h("span", { class: "unit" }, field.unit) : null),
         h("small", { id: `${id}-hint` }, field.hint));
     });
-    this.lock = h("p", { class: "warning", hidden: true }, "This connection may only look: the browser runs as another user than the daemon. Use tidegate disk set, or give the dashboard a token.");
+    this.lock = h("p", { class: "warning", hidden: true }, "This connection is read-only, because the browser runs as another user than the daemon. Use tidegate disk set, or give the dashboard a token.");
     this.form = h("form", { onsubmit: (event) => { event.preventDefault(); this.#apply(); } },
       h("div", { class: "fields" }, fields), this.outcome, this.looseBox, this.bad,
       h("div", { class: "buttons" }, this.apply, this.reset, this.undo), this.done);
@@ -117,7 +117,7 @@ export class PolicyForm {
     const some = changes && Object.keys(changes).length > 0;
     this.apply.disabled = !some || live.hello?.may === "look";
     this.reset.disabled = !this.touched;
-    if (!wanted) say(this.outcome, "One of the fields holds no number that makes sense there.");
+    if (!wanted) say(this.outcome, "One of the fields has no valid number.");
     else if (!some) say(this.outcome, this.#asItIs());
     else say(this.outcome, this.#whatWillHappen(wanted, changes));
   }
@@ -141,7 +141,7 @@ export class PolicyForm {
   #portion(shares) {
     const { part, others } = this.#parts(shares);
     const called = NAMED[shares] ? `${exactly(shares)} shares (${NAMED[shares]})` : `${exactly(shares)} shares`;
-    return others ? `${called}, ${percent(part)} of a congested datastore ${this.datastore} beside the ${others} other disk${others === 1 ? "" : "s"} that ask${others === 1 ? "s" : ""} now` : `${called}; no other disk asks for anything now`;
+    return others ? `${called}: ${percent(part)} of datastore ${this.datastore} while it is congested, beside ${others} other disk${others === 1 ? "" : "s"} with I/O now` : `${called}; no other disk has I/O now`;
   }
 
   #whatWillHappen(wanted, changes) {
@@ -149,40 +149,40 @@ export class PolicyForm {
     if ("shares" in changes) {
       const [before, after] = [this.#parts(this.policy.shares), this.#parts(wanted.shares)];
       told.push(after.others
-        ? `its part of datastore ${this.datastore} ${after.engaged ? "goes" : "will, whenever that is congested, go"} from ${percent(before.part)} to ${percent(after.part)} (${exactly(wanted.shares)} shares instead of ${exactly(this.policy.shares)}), and the ${after.others === 1 ? "other disk" : `${after.others} other disks`} that ask${after.others === 1 ? "s" : ""} now get${after.others === 1 ? "s" : ""} ${after.part > before.part ? "less" : "more"}`
-        : `it has ${exactly(wanted.shares)} shares instead of ${exactly(this.policy.shares)}, which no other disk feels now`);
+                ? `its part of datastore ${this.datastore} ${after.engaged ? "goes" : "goes, while that is congested,"} from ${percent(before.part)} to ${percent(after.part)} (${exactly(wanted.shares)} shares instead of ${exactly(this.policy.shares)}), and the ${after.others === 1 ? "other disk" : `${after.others} other disks`} with I/O now get${after.others === 1 ? "s" : ""} ${after.part > before.part ? "less" : "more"}`
+        : `it has ${exactly(wanted.shares)} shares instead of ${exactly(this.policy.shares)}, without an effect on other disks now`);
     }
     if ("reservation_iops" in changes) {
-      told.push(wanted.reservation_iops === 0 ? "nothing is reserved for it any more"
-        : `it gets at least ${exactly(wanted.reservation_iops)} units a second whenever it asks for them, before any shares count; ${this.#asFarAsItGoes ? "if that cannot be promised, it is met as far as it goes, and all reservations shrink" : "if that cannot be promised, nothing changes"}`);
+            told.push(wanted.reservation_iops === 0 ? "it has no reservation any more"
+        : `it gets at least ${exactly(wanted.reservation_iops)} units a second while it asks for them, before shares count; ${this.#asFarAsItGoes ? "if that cannot be guaranteed, it is met as far as possible, and all reservations are reduced" : "if that cannot be guaranteed, nothing changes"}`);
     }
     if ("limit_iops" in changes) {
       const now = this.disks.find((one) => one.name === this.name)?.did.units;
-      told.push(wanted.limit_iops == null ? `it has no limit of I/Os any more${this.#lostBurst(changes)}`
+      told.push(wanted.limit_iops == null ? `it has no limit any more${this.#lostBurst(changes)}`
         : `it gets at most ${exactly(wanted.limit_iops)} units a second at any time${now > wanted.limit_iops ? ` (it does ${count(now)} now, so its guest will wait)` : ""}`);
     }
     if ("burst_iops" in changes || "burst_seconds" in changes) {
       told.push(wanted.burst_iops == null ? "there are no bursts beyond its limit"
-        : `after a rest it may do ${exactly(wanted.burst_iops)} units a second for ${wanted.burst_seconds ?? 30} s`);
+                : `after a pause it can do ${exactly(wanted.burst_iops)} units a second for ${wanted.burst_seconds ?? 30} s`);
     }
     if ("limit_bytes_per_s" in changes) {
-      told.push(wanted.limit_bytes_per_s == null ? "its bandwidth has no limit any more" : `it gets at most ${bytes(wanted.limit_bytes_per_s)} a second`);
+      told.push(wanted.limit_bytes_per_s == null ? "it has no bandwidth limit any more" : `it gets at most ${bytes(wanted.limit_bytes_per_s)} a second`);
     }
     if ("latency_target_us" in changes) {
-      told.push(wanted.latency_target_us == null ? "it has no latency target any more" : `while the datastore is congested its I/Os may go first to stay under ${time(wanted.latency_target_us)}, without getting more`);
+      told.push(wanted.latency_target_us == null ? "it has no latency target any more" : `while the datastore is congested, its I/Os may go first to stay below ${time(wanted.latency_target_us)}, without more throughput`);
     }
     if ("group" in changes) {
-      told.push(wanted.group == null ? "no group's limits hold for it any more" : `the limits of group ${wanted.group} hold for it too`);
+            told.push(wanted.group == null ? "it is in no group any more" : `the limits of group ${wanted.group} apply to it too`);
     }
     const list = told.length > 1 ? `${told.slice(0, -1).join("; ")}; and ${told.at(-1)}` : told[0];
-    return `If you apply this, ${list}. It takes effect ${this.attached ? "at once; no I/O is lost and no guest notices more than the speed" : "when the disk is attached"}.`;
+    return `If you apply this, ${list}. It takes effect ${this.attached ? "at once; no I/O fails or is lost" : "when the disk is attached"}.`;
   }
 
   /** What goes with a limit that goes: the daemon keeps no burst beyond nothing. */
   #lostBurst(changes) {
     const { burst_iops: burst, burst_seconds: lasts } = this.policy;
     if (burst == null || "burst_iops" in changes) return "";
-    return `, and its burst of ${exactly(burst)} units a second for ${lasts ?? 30} s goes with it`;
+    return `, and its burst of ${exactly(burst)} units a second for ${lasts ?? 30} s is removed too`;
   }
 
   #reset() {
@@ -237,7 +237,7 @@ export class PolicyForm {
       const now = await this.#order(this.before.changes);
       this.undo.hidden = true;
       const same = Object.keys(difference(now, this.before.policy)).length === 0;
-      say(this.done, same ? "✓ As before." : "✓ Undone. What somebody else has changed meanwhile stays.");
+      say(this.done, same ? "✓ As before." : "✓ Undone. Changes by others meanwhile stay.");
       this.apply.focus();
     } catch (problem) {
       this.#tellRefusal(problem);

@@ -75,7 +75,7 @@ export class List {
   }
 
   #nothing() {
-    return h("tr", {}, h("td", { colspan: this.columns.length, class: "muted" }, this.search ? "Nothing is called so." : this.empty));
+    return h("tr", {}, h("td", { colspan: this.columns.length, class: "muted" }, this.search ? "No match." : this.empty));
   }
 
   #line(row) {

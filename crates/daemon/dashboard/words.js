@@ -1,4 +1,4 @@
-// Numbers with their units, and the daemon's words as people read them.
+// Formats numbers with units, and gives the short texts for causes and hosts.
 
 // Narrow, and no line ends there.
 const THIN = "\u202f";
@@ -43,7 +43,7 @@ export function bytes(number) {
 /** Bytes a second. */
 export const bandwidth = (number) => bytes(number) + "/s";
 
-/** A time that was told in microseconds. */
+/** A time in microseconds. */
 export function time(us) {
   if (us == null || Number.isNaN(us)) return "–";
   if (us === 0) return "0";
@@ -81,7 +81,7 @@ export const CAUSES = {
   unmeasured: ["?", "not measured"],
   idle: ["·", "idle"],
   lease: ["‼", "its lease"],
-  stuck: ["‼", "nothing ends"],
+    stuck: ["‼", "I/O that does not complete"],
   limit: ["⊤", "its limit"],
   bandwidth: ["⊤", "its bandwidth limit"],
   "group-limit": ["⊤", "its group's limit"],

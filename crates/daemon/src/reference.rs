@@ -16,10 +16,10 @@ pub fn openapi_json() -> String {
 pub fn metrics_reference() -> String {
     let mut text = String::from(
         "# Metrics\n\n\
-         Scrape them from `/metrics` on the daemon's socket. Names follow Prometheus' rules: base units, `_total` on\n\
-         counters. `op` of histograms is `read`, `write`, `flush` or `other`; `stage` is where the time was spent:\n\
-         `queue`, `filters`, `datastore`, or `total`.\n\n\
-         | metric | sort | labels | meaning |\n|---|---|---|---|\n",
+         The daemon exports these metrics at `/metrics` on its REST socket. Names follow Prometheus' rules: base units, and\n\
+         `_total` on counters. Histograms have the labels `op` (`read`, `write`, `flush` or `other`) and `stage` (`queue`,\n\
+         `filters`, `datastore` or `total`).\n\n\
+         | metric | type | labels | meaning |\n|---|---|---|---|\n",
     );
     for family in metrics::FAMILIES {
         let labels = if family.labels.is_empty() {

@@ -13,10 +13,10 @@ use crate::complete;
 use crate::failure::Failure;
 use crate::session::Session;
 
-/// Change how a datastore is controlled
+/// Change the I/O control of a datastore
 ///
-/// What is set holds from now on, on every host that has disks of the datastore attached and shares its directory; the
-/// other hosts take it up when they attach one.
+/// The change takes effect at once on every host that shares the datastore's directory and has disks of it attached. Other
+/// hosts apply it when they attach a disk.
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("changes").required(true).multiple(true).args([
@@ -28,33 +28,35 @@ Examples:
   tidegate datastore set shared --io-control observe
   tidegate datastore set far --coordination /mnt/shared/far
 
-With --io-control on, limits always hold, and shares and reservations while the datastore is congested;
-observe computes and shows everything and holds nobody back, by limits neither; off leaves limits only."
+Modes of --io-control:
+  on       limits always apply; shares and reservations apply while the datastore is congested
+  observe  computes and shows everything, but delays no I/O, not even for limits
+  off      only limits apply"
 )]
 pub(crate) struct Set {
     /// The datastore
     #[arg(add = complete::datastores())]
     name: Name,
 
-    /// How far I/O control goes; on unless set otherwise
+    /// The mode of I/O control; on unless set otherwise
     #[arg(long, value_enum, value_name = "MODE")]
     io_control: Option<Mode>,
 
     /// The latency at which the datastore counts as congested: auto, a time from 200us to 100ms, or off
     ///
-    /// auto is found while serving: the least latency that brings nine tenths of what the datastore can do.
+    /// auto is learnt while serving: the lowest latency at which the datastore reaches nine tenths of its maximum.
     #[arg(long, value_name = "LATENCY")]
     congestion_threshold: Option<CongestionThreshold>,
 
-    /// Bytes of a request that count as one I/O of limits and reservations, 4KiB to 128KiB; 32KiB unless set otherwise
+    /// The part of a request that limits and reservations count as one I/O, 4KiB to 128KiB; 32KiB unless set otherwise
     #[arg(long, value_name = "SIZE")]
     io_unit: Option<Size>,
 
-    /// A directory where hosts that share the datastore find each other (kinds other than dir)
+    /// A directory through which hosts that share the datastore coordinate (kinds other than dir)
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath, conflicts_with = "no_coordination")]
     coordination: Option<PathBuf>,
 
-    /// This host decides by itself
+    /// Do not coordinate with other hosts
     #[arg(long)]
     no_coordination: bool,
 }

@@ -16,9 +16,10 @@ use crate::session::Session;
 
 /// Attach a disk: guests and NBD clients can reach it
 ///
-/// It is attached again whenever the daemon starts, until it is detached. A disk that another host has open is refused.
-/// One whose host has died is taken over, where the datastore keeps a host that was taken for dead from writing; where
-/// nothing does, that is asked about (--force-takeover).
+/// The daemon attaches the disk again at each start, until it is detached. A disk that another host has open is refused.
+///
+/// If that host is dead, the disk is taken over, provided that the datastore stops writes of that host. If the datastore
+/// cannot stop them, the takeover needs --force-takeover.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -32,24 +33,25 @@ pub(crate) struct Attach {
     #[arg(add = complete::disks())]
     name: Name,
 
-    /// Take it over from a host that has fallen silent, although nothing at the datastore keeps that host from writing
+    /// Take the disk over from a silent host, although the datastore cannot stop that host's writes
     ///
-    /// Only once that host is powered off or cut off from the datastore: two hosts that write to one disk destroy it. A
-    /// host that is seen alive keeps its disk all the same.
+    /// Power that host off or disconnect it from the datastore first: two hosts that write to one disk destroy it. If that
+    /// host is seen alive, the takeover is still refused.
     #[arg(long)]
     force_takeover: bool,
 
-    /// Let it use the block device and write the trace files that its descriptor names
+    /// Accept the block device and the trace files that the disk's descriptor names
     ///
-    /// Whoever can write to the datastore can name any path there. What was named on this host, when the disk was created
-    /// or set, needs no consent; look at `tidegate disk show` before you give it for anything else. With paths, only those
-    /// are accepted: if the descriptor names another one by then, the disk is not attached. Without, all that it names now
+    /// Every user with write access to the datastore can name any path in the descriptor. Paths that were named on this host,
+    /// when the disk was created or changed, are accepted already. For other paths, check `tidegate disk show` first. With
+    /// PATH, only the given paths are accepted, and the disk is not attached if the descriptor names another one. Without
+    /// PATH, all paths that it names now are accepted
     #[arg(long, value_name = "PATH", num_args = 0..=1, require_equals = true, action = ArgAction::Append)]
     accept_paths: Option<Vec<PathBuf>>,
 
-    /// Let nobody write to it, whatever its settings say, until it is detached
+    /// Attach the disk read-only, whatever its settings are, until it is detached
     ///
-    /// For a disk whose file system can only be read, as after an error: what is on it can be copied.
+    /// Use it if the datastore's file system can only be read, as after an error, to copy the disk's data.
     #[arg(long)]
     read_only: bool,
 
@@ -99,13 +101,13 @@ impl Attach {
     }
 }
 
-/// Detach a disk: nobody reaches it any more
+/// Detach a disk: guests and NBD clients can no longer reach it
 ///
-/// It is refused while guests or clients are connected, unless --disconnect says what becomes of them. A disk in the
-/// daemon's memory (datastores of kind memory and emulated) loses its data: that is asked about first.
+/// The command is refused while guests or clients are connected, unless --disconnect is given. A disk in the daemon's memory
+/// (datastores of kind memory and emulated) loses its data, so the command asks first.
 ///
-/// It fails after 10 seconds if I/O in flight does not end, as on a datastore that does not answer. The disk is then still
-/// being detached, and cannot be attached until that has ended. The same command waits for it again.
+/// The command fails after 10 seconds if I/O in flight does not end, as on a datastore that does not answer. The disk is then
+/// still being detached, and cannot be attached until that has ended. The same command waits for it again.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -117,7 +119,7 @@ pub(crate) struct Detach {
     #[arg(add = complete::disks())]
     name: Name,
 
-    /// Disconnect guests and clients, if there are any
+    /// Disconnect connected guests and clients
     #[arg(long)]
     disconnect: bool,
 

@@ -16,7 +16,7 @@ use crate::{complete, figures};
 
 /// Create a disk
 ///
-/// Nobody reaches it until it is attached: `--attach`, or `tidegate disk attach NAME` later.
+/// Guests and clients can use the disk when it is attached: `--attach`, or `tidegate disk attach NAME` later.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -27,26 +27,26 @@ Examples:
 
 A filter is NAME or NAME:key=value,...; the first one is the top, the guest's end.")]
 pub(crate) struct Create {
-    /// Its name, unique on this host; also its NBD export name
+    /// The disk's name, unique on this host; also its NBD export name
     name: Name,
 
-    /// How large a guest sees it; may be left out with --device, or where the upstream's export tells
+    /// The disk's size; optional with --device and with an upstream's export
     #[arg(long)]
     size: Option<Size>,
 
-    /// Where it lies; default: the only datastore there is, or `local`
+    /// The disk's datastore; default: the only datastore, or `local`
     #[arg(short, long, value_name = "NAME", add = complete::datastores())]
     datastore: Option<Name>,
 
-    /// A filter of its stack, top first; may be given several times; default: stats
+    /// A filter of the disk's stack, top first; can be given several times; default: stats
     #[arg(short, long = "filter", value_name = "FILTER")]
     filters: Vec<String>,
 
-    /// An empty stack
+    /// Use no filters
     #[arg(long, conflicts_with = "filters")]
     no_filters: bool,
 
-    /// Take all its space now
+    /// Allocate all its space now
     #[arg(long)]
     thick: bool,
 
@@ -54,11 +54,11 @@ pub(crate) struct Create {
     #[arg(long)]
     attach: bool,
 
-    /// Bytes of the blocks that a guest is told: 512 or 4096
+    /// The block size that a guest sees: 512 or 4096 bytes
     #[arg(long, value_name = "SIZE")]
     block_size: Option<Size>,
 
-    /// What a guest is told about its writes: write-back (it flushes) or write-through (each is durable)
+    /// The cache mode that a guest sees: write-back (the guest flushes) or write-through (each write is durable)
     #[arg(long, value_name = "MODE")]
     cache: Option<CacheMode>,
 
@@ -70,21 +70,21 @@ pub(crate) struct Create {
     #[arg(long, value_name = "TEXT")]
     serial: Option<String>,
 
-    /// How many queues a vhost-user guest may use; default: 16
+    /// The number of queues that a vhost-user guest can use; default: 16
     #[arg(long, value_name = "N")]
     queues: Option<u16>,
 
-    /// Data segments of one request that a vhost-user guest may use, 1 to 126; default: 126
+    /// The number of data segments in one request of a vhost-user guest, 1 to 126; default: 126
     ///
-    /// A guest with rings of N descriptors and without indirect ones needs N - 2 or less: see docs/front-ends.md.
+    /// A guest with rings of N descriptors and without indirect descriptors needs N - 2 or less: see docs/front-ends.md.
     #[arg(long, value_name = "N")]
     seg_max: Option<u16>,
 
-    /// A block device that is to be its image; what is on it stays
+    /// A block device as the disk's image; its data stays
     #[arg(long, value_name = "PATH", value_hint = ValueHint::AnyPath)]
     device: Option<PathBuf>,
 
-    /// The upstream's export name, on a datastore of kind nbd, if it is not the disk's name
+    /// The upstream's export (datastores of kind nbd); default: the disk's name
     #[arg(long, value_name = "EXPORT")]
     export: Option<String>,
 

@@ -14,7 +14,7 @@ use crate::{complete, figures};
 
 /// Delete a disk and its data
 ///
-/// It must be detached. A block device given with --device keeps its contents: only the disk that was made of it goes.
+/// The disk must be detached. If its image is a block device (--device), the data on the device stays.
 #[derive(Debug, Args)]
 #[command(
     visible_alias = "rm",
@@ -54,19 +54,15 @@ impl Delete {
         let client = session.client()?;
         // Asked first, so that the question can say what is lost and an unknown name is told at once.
         let disk = client.look(routes::DISK, &[name])?;
-        must_be_detached(
-            &disk,
-            "delete",
-            "its guests would lose their data under their feet",
-        )?;
+        must_be_detached(&disk, "delete", "its guests would lose their data")?;
         let size = figures::bytes(disk.size_bytes);
         let loss = match &disk.device {
             Some(device) => format!(
-                "disk {name} will be gone (not what is on {})",
+                "disk {name} will be deleted (the data on {} stays)",
                 device.display()
             ),
             None => format!(
-                "disk {name} of {size} on {} and all its data will be gone",
+                "disk {name} of {size} on {} and all its data will be deleted",
                 disk.datastore
             ),
         };

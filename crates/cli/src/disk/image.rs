@@ -18,16 +18,16 @@ use crate::job;
 use crate::prompt::Consent;
 use crate::session::Session;
 
-/// Make a disk of an image file or a block device
+/// Create a disk from an image file or a block device
 ///
-/// Formats are recognised by the file's first bytes: raw, qcow2, and vmdk, vdi, vhdx and vhd where they are one file. What
-/// is known to be something else (encrypted, compressed, another format) is refused, with the command that converts it.
+/// The format is detected by the file's first bytes: raw, qcow2, and vmdk, vdi, vhdx and vhd in a single file. Other known
+/// files (encrypted, compressed, another format) are refused, with the command that converts them.
 ///
-/// With `-` the image comes from standard input. It is first written to a temporary file, since formats are not read from
-/// beginning to end: that takes room for the whole image. An input that ends early looks like a smaller raw image.
+/// With `-` the image comes from standard input. It is first written to a temporary file, which needs space for the whole
+/// image. An input that ends too early looks like a smaller raw image.
 ///
-/// Holes stay holes. If it fails or is cancelled, nothing remains. Interrupting this command does not stop the work:
-/// `tidegate job list` shows it, `tidegate job cancel` stops it.
+/// Holes are preserved. If the import fails or is cancelled, nothing remains. Interrupting this command does not stop the
+/// import: `tidegate job list` shows it, `tidegate job cancel` stops it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -37,24 +37,24 @@ Examples:
   zstdcat web2.img.zst | tidegate disk import - web2 --spool-dir /srv/tmp
   tidegate disk import /srv/big.qcow2 big1 --attach --no-wait && tidegate job list")]
 pub(crate) struct Import {
-    /// The image file or block device, which the daemon must be able to read; `-` is standard input, `./-` a file
+    /// The image file or block device, readable for the daemon; `-` is standard input, `./-` is a file
     #[arg(value_hint = ValueHint::FilePath)]
     file: PathBuf,
 
     /// The new disk's name
     name: Name,
 
-    /// raw, qcow2, vmdk, vdi, vhdx or vpc (also called vhd); default: as the file's first bytes say
+    /// raw, qcow2, vmdk, vdi, vhdx or vpc (also called vhd); default: detected by the file's first bytes
     ///
-    /// Say raw for a raw image that a stranger could have written: its first bytes may pretend to be another format.
+    /// Use raw for a raw image that a stranger could have written. Its first bytes may look like another format.
     #[arg(long)]
     format: Option<ImageFormat>,
 
-    /// Where it is to lie; default: the only datastore there is, or `local`
+    /// The disk's datastore; default: the only datastore, or `local`
     #[arg(short, long, value_name = "NAME", add = complete::datastores())]
     datastore: Option<Name>,
 
-    /// A block device that becomes the disk's image; what is on it is lost
+    /// A block device that becomes the disk's image; its data is lost
     #[arg(long, value_name = "PATH", value_hint = ValueHint::FilePath)]
     device: Option<PathBuf>,
 
@@ -65,9 +65,9 @@ pub(crate) struct Import {
     #[arg(long)]
     attach: bool,
 
-    /// Where standard input is kept until the job is over; default: $TMPDIR, or /var/tmp
+    /// The directory for the temporary file of standard input; default: $TMPDIR, or /var/tmp
     ///
-    /// It needs room for the whole image. The file is removed at the end, also when this command is interrupted.
+    /// It needs space for the whole image. The file is removed at the end, also if this command is interrupted.
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     spool_dir: Option<PathBuf>,
 
@@ -86,7 +86,7 @@ impl Import {
                 must_be_device(device)?;
                 let device = device.display();
                 self.consent
-                    .obtain(&format!("all that is on {device} will be lost"))?;
+                    .obtain(&format!("all data on {device} will be lost"))?;
                 Existing::Replace
             }
             None => Existing::Keep,
@@ -107,7 +107,7 @@ impl Import {
             if self.spool_dir.is_some() {
                 return Err(Failure::usage(
                     "--spool-dir is for standard input, and the image is a file",
-                    "leave --spool-dir out, or write `-` for the image",
+                    "omit --spool-dir, or write `-` for the image",
                 ));
             }
             if is_own_descriptor(&self.file) {
@@ -120,8 +120,8 @@ impl Import {
         }
         if self.no_wait {
             return Err(Failure::usage(
-                "--no-wait cannot be used with `-`: the image lies in a temporary file, which this command removes at the end",
-                "leave --no-wait out; or write the image to a file and import that",
+                "--no-wait cannot be used with `-`: the image is in a temporary file, which this command removes at the end",
+                "omit --no-wait; or write the image to a file and import that",
             ));
         }
         if std::io::stdin().is_terminal() {
@@ -171,7 +171,7 @@ impl Import {
 
 /// Write a disk to an image file or a block device
 ///
-/// The disk must be detached. Holes stay holes. Interrupting this command does not stop the work: `tidegate job list`
+/// The disk must be detached. Holes are preserved. Interrupting this command does not stop the export: `tidegate job list`
 /// shows it, `tidegate job cancel` stops it.
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -188,13 +188,13 @@ pub(crate) struct Export {
     #[arg(value_hint = ValueHint::FilePath)]
     file: PathBuf,
 
-    /// raw or qcow2; default: as the file's name ends
+    /// raw or qcow2; default: by the end of the file's name
     ///
-    /// A name that ends as another format's does, or a compressed file's, is refused. Only raw goes to a block device.
+    /// A name that ends like that of another format or a compressed file is refused. A block device can only be raw.
     #[arg(long)]
     format: Option<ImageFormat>,
 
-    /// If the file is there already, replace it when the new one is complete; overwrite the block device
+    /// Replace an existing file when the new one is complete, or overwrite the block device
     #[arg(long)]
     replace: bool,
 

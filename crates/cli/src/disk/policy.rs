@@ -22,21 +22,21 @@ pub(super) struct PolicyFlags {
     #[arg(long)]
     shares: Option<Shares>,
 
-    /// IOPS floor, such as 500iops; refused where the datastore cannot keep it beside all others
+    /// IOPS floor, such as 500iops; refused if the datastore cannot guarantee all reservations together
     #[arg(long, value_name = "IOPS")]
     reservation: Option<Iops>,
 
-    /// Take a reservation that cannot be promised: it is met as far as it goes
+    /// Accept a reservation that cannot be guaranteed: it is met as far as possible
     #[arg(long)]
     best_effort: bool,
 
-    /// IOPS ceiling, such as 2000iops; `unlimited` takes it away
+    /// IOPS ceiling, such as 2000iops; `unlimited` removes it
     #[arg(long, value_name = "IOPS", allow_negative_numbers = true)]
     limit: Option<Limit<Iops>>,
 
-    /// IOPS ceiling while a burst lasts, above --limit; `none` takes it away
+    /// IOPS ceiling while a burst lasts, above --limit; `none` removes it
     ///
-    /// What a disk does not use of its limit it may use later, up to --burst-seconds at this rate.
+    /// A disk can use the unused part of its limit later, for up to --burst-seconds at this rate.
     #[arg(long, value_name = "IOPS")]
     burst_iops: Option<OrNone<Iops>>,
 
@@ -44,7 +44,7 @@ pub(super) struct PolicyFlags {
     #[arg(long, value_name = "SECONDS")]
     burst_seconds: Option<u32>,
 
-    /// Bandwidth ceiling, such as 200MiB/s; `unlimited` takes it away
+    /// Bandwidth ceiling, such as 200MiB/s; `unlimited` removes it
     #[arg(
         long,
         visible_alias = "limit-bw",
@@ -53,13 +53,14 @@ pub(super) struct PolicyFlags {
     )]
     limit_bandwidth: Option<Limit<Rate>>,
 
-    /// A latency that its I/Os should keep, such as 5ms; `none` takes it away
+    /// A latency that the disk should stay below, such as 5ms; `none` removes it
     ///
-    /// It may go before others for it, but gets no more than its shares.
+    /// The disk's I/Os may start before those of other disks, but the disk gets no more than its shares.
     #[arg(long, value_name = "TIME")]
     latency_target: Option<OrNone<Span>>,
 
-    /// Its group, whose limits hold over all the group's disks on a host; `none` takes it out (see `tidegate group`)
+    /// The disk's group, with limits for all its disks on a host together; `none` removes the disk from it (see `tidegate
+    /// group`)
     #[arg(long, value_name = "NAME", add = complete::groups())]
     group: Option<OrNone<Name>>,
 }

@@ -16,8 +16,8 @@ use crate::{complete, figures};
 
 /// Change a disk's size
 ///
-/// A guest that is connected sees the new size at once, if its virtual machine's software can. Shrinking cuts the
-/// disk's end off, and asks first: shrink the file system in it before.
+/// A connected guest sees the new size at once, if its VMM supports that. Shrinking removes the disk's end, so the command
+/// asks first. Shrink the file system in the disk before.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -28,7 +28,7 @@ pub(crate) struct Resize {
     #[arg(add = complete::disks())]
     name: Name,
 
-    /// Its new size
+    /// The new size
     size: Size,
 
     #[command(flatten)]
@@ -61,8 +61,9 @@ impl Resize {
             Some(lost) => {
                 must_be_possible(&disk, size_bytes)?;
                 let lost = figures::bytes(lost);
-                self.consent
-                    .obtain(&format!("disk {name} will lose what is in its last {lost}"))?;
+                self.consent.obtain(&format!(
+                    "disk {name} will lose the data in its last {lost}"
+                ))?;
                 ResizeData::MayCutOff
             }
         };

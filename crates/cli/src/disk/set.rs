@@ -38,15 +38,15 @@ pub(crate) struct Set {
     #[arg(add = complete::disks())]
     name: Name,
 
-    /// A filter of the new stack, top first; may be given several times
+    /// A filter of the new stack, top first; can be given several times
     #[arg(short, long = "filter", value_name = "FILTER")]
     filters: Vec<String>,
 
-    /// An empty stack
+    /// Remove all filters
     #[arg(long, conflicts_with = "filters")]
     no_filters: bool,
 
-    /// What a guest is told about its writes: write-back or write-through
+    /// The cache mode that a guest sees: write-back or write-through
     #[arg(long, value_name = "MODE")]
     cache: Option<CacheMode>,
 
@@ -54,21 +54,21 @@ pub(crate) struct Set {
     #[arg(long, conflicts_with = "read_write")]
     read_only: bool,
 
-    /// Take writes again
+    /// Accept writes again
     #[arg(long)]
     read_write: bool,
 
-    /// The serial number that a guest sees; empty: made from its uuid
+    /// The serial number that a guest sees; empty: made from the disk's uuid
     #[arg(long, value_name = "TEXT")]
     serial: Option<String>,
 
-    /// How many queues a vhost-user guest may use
+    /// The number of queues that a vhost-user guest can use
     #[arg(long, value_name = "N")]
     queues: Option<u16>,
 
-    /// Data segments of one request that a vhost-user guest may use, 1 to 126
+    /// The number of data segments in one request of a vhost-user guest, 1 to 126
     ///
-    /// A guest with rings of N descriptors and without indirect ones needs N - 2 or less: see docs/front-ends.md.
+    /// A guest with rings of N descriptors and without indirect descriptors needs N - 2 or less: see docs/front-ends.md.
     #[arg(long, value_name = "N")]
     seg_max: Option<u16>,
 

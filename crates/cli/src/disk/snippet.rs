@@ -12,7 +12,7 @@ use crate::failure::Failure;
 use crate::output::{Detail, Shown};
 use crate::session::Session;
 
-/// Print what makes a program use a disk
+/// Print the configuration with which a program uses a disk
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:

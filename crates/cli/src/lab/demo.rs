@@ -24,15 +24,16 @@ use crate::output::{Console, Detail, Format, Shown};
 use crate::session::Session;
 use crate::{figures, table};
 
-/// Watch two hosts share a congested array, and change who gets what
+/// Watch two hosts share a congested array, and change the shares of their disks
 ///
-/// Two daemons of this program with roots in a temporary directory, four virtual machines that always have reads waiting,
-/// and behind both hosts one emulated array that does some 670 I/Os a second, which leaves the machine nearly idle. It
-/// prints the addresses of the two dashboards, and shows each second what every disk gets beside what is due to it by its
-/// shares. Change them, by the command line that it prints or in a dashboard's form: the effect is seen at once, and a few
-/// seconds later it is said in a sentence.
+/// The demonstration starts two daemons with roots in a temporary directory, four virtual machines that always have reads
+/// outstanding, and one emulated array for both hosts. The array does some 670 I/Os a second and needs little CPU.
 ///
-/// Ctrl-C ends it, and so does an error: the daemons are stopped and the directory is removed.
+/// It prints the addresses of the two dashboards. Once a second it shows each disk's throughput beside its part by shares.
+/// Change the shares with the command that it prints, or in a dashboard's form. The effect is visible at once, and a few
+/// seconds later a sentence reports it.
+///
+/// Ctrl-C or an error ends it: the daemons are stopped and the directory is removed.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -41,7 +42,7 @@ Examples:
   tidegate lab demo --act --for 30s
   tidegate lab demo --for 20s -o json | jq 'select(.kind == \"second\") | .disks[].got_ratio'")]
 pub(crate) struct Demo {
-    /// End by itself after this time: 30s, 5min
+    /// End after this time: 30s, 5min
     #[arg(long = "for", value_name = "TIME", value_parser = lasts)]
     lasts: Option<Span>,
 
@@ -49,7 +50,7 @@ pub(crate) struct Demo {
     #[arg(long)]
     open: bool,
 
-    /// Raise vm4 to 4000 shares by itself after five seconds
+    /// Raise vm4 to 4000 shares after five seconds
     #[arg(long)]
     act: bool,
 }
@@ -289,7 +290,7 @@ fn welcome(demo: &demo::Demo) -> String {
             let _ = writeln!(text, "  {tidegate} {words}");
         }
     }
-    text += "\nCtrl-C ends it and leaves nothing.\n\n";
+    text += "\nCtrl-C ends the demonstration and removes its files.\n\n";
     text
 }
 
@@ -297,7 +298,7 @@ fn welcome(demo: &demo::Demo) -> String {
 fn line(second: &Second) -> String {
     let disks = second.disks.iter().map(|row| {
         let got = percent(row.got_ratio);
-        format!("{} {got} of {} due", row.disk, percent(row.due_ratio))
+        format!("{} {got} (due {})", row.disk, percent(row.due_ratio))
     });
     let disks: Vec<String> = disks.collect();
     let mut text = format!("{}: {}\n", state(second), disks.join(", "));
@@ -310,7 +311,7 @@ fn line(second: &Second) -> String {
 
 fn state(second: &Second) -> String {
     let held = if second.engaged {
-        "congested, shares hold"
+        "congested, shares are applied"
     } else {
         "not congested yet"
     };
@@ -342,7 +343,7 @@ fn standing(second: &Second, said: Option<&str>, width: usize) -> String {
         ]
     });
     let head = [
-        "DISK", "HOST", "SHARES", "DUE", "GETS", "IOPS", "LATENCY", "",
+        "DISK", "HOST", "SHARES", "DUE", "GOT", "IOPS", "LATENCY", "",
     ];
     let mut text = format!(
         "{}\n\n{}",
@@ -461,7 +462,7 @@ mod tests {
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines[0],
-            "12 s: 600 I/Os a second, latency 59.8ms at a threshold of 60ms, congested, shares hold"
+            "12 s: 600 I/Os a second, latency 59.8ms at a threshold of 60ms, congested, shares are applied"
         );
         assert_eq!(
             lines[3],
@@ -482,7 +483,7 @@ mod tests {
         let text = line(&second(Some("vm1, shares 1 -> 2.")));
         let lines: Vec<&str> = text.lines().collect();
         assert!(
-            lines[0].ends_with("shares hold: vm1 15 % of 20 % due, vm2 85 % of 80 % due"),
+            lines[0].ends_with("shares are applied: vm1 15 % (due 20 %), vm2 85 % (due 80 %)"),
             "{}",
             lines[0]
         );

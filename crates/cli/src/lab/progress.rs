@@ -54,7 +54,7 @@ impl Progress {
     pub(super) fn of(&mut self, name: &str, out: &Path) {
         self.name = name.to_owned();
         self.say(&format!(
-            "{name}: results go to {} (interrupting keeps what is there)",
+            "{name}: results go to {} (an interruption loses no finished run)",
             out.display()
         ));
     }

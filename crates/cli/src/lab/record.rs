@@ -41,13 +41,13 @@ const LAST: Duration = Duration::from_secs(30);
 
 /// Record a disk's I/O into a file
 ///
-/// What is asked of an attached disk, when, and how long it takes; never the data. A `trace` filter is put on top of the
-/// disk's stack for so long, also while it is busy, and taken away again; Ctrl-C ends it early. An I/O costs some fifty
-/// instructions and 40 bytes.
+/// The recording contains each I/O's operation, range, arrival, latency and outcome, and never its data. The command adds a
+/// `trace` filter on top of the disk's stack, also while the disk is busy, and removes it at the end. Ctrl-C ends the recording
+/// early. Each I/O costs some fifty instructions and 40 bytes.
 ///
-/// The file is yours: the daemon, which may be another user, writes to a hidden directory beside it, and the file gets its
-/// name when it is whole. The daemon must be able to write there: under systemd it may write anywhere but below /usr,
-/// /boot and /etc, and to network file systems as far as these let the superuser.
+/// You own the file. The daemon, which may be another user, writes to a hidden directory beside it. The file gets its name
+/// when it is complete. The daemon must be able to write there. Under systemd it cannot write below /usr, /boot and /etc, or
+/// to network file systems that refuse the superuser.
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Examples:
@@ -62,19 +62,19 @@ pub(crate) struct Record {
     #[arg(add = complete::disks())]
     disk: Name,
 
-    /// The file that is to be
+    /// The file to create
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     file: PathBuf,
 
-    /// For how long
+    /// The length of the recording
     #[arg(long = "for", value_name = "TIME", default_value = "30s")]
     time: Span,
 
-    /// End it when the file has this size; 1GiB is 27 million I/Os
+    /// End when the file has this size; 1GiB is 27 million I/Os
     #[arg(long, value_name = "SIZE", default_value = "1GiB")]
     size_limit: Size,
 
-    /// Replace the file if it is there
+    /// Replace an existing file
     #[arg(long)]
     force: bool,
 }
@@ -114,10 +114,10 @@ impl Ended {
     fn words(self) -> &'static str {
         match self {
             Ended::Time => "its time was over",
-            Ended::Size => "the file has the size that it may have",
+            Ended::Size => "the file reached its size limit",
             Ended::Interrupted => "it was interrupted",
             Ended::Detached => "the disk was detached",
-            Ended::FilterRemoved => "somebody took the filter away",
+            Ended::FilterRemoved => "the filter was removed",
         }
     }
 }
@@ -173,15 +173,15 @@ impl Record {
         if there.is_dir() {
             return Err(Failure::usage(
                 format!("{} is a directory", file.display()),
-                "name the file that is to be",
+                "name the file to create",
             ));
         }
         if self.force {
             return Ok(());
         }
         let problem = Problem::new(ProblemCode::Exists, what)
-            .because(format!("the file {} is there already", file.display()))
-            .remedy("choose another file, or say --force to replace it");
+            .because(format!("the file {} exists already", file.display()))
+            .remedy("choose another file, or use --force to replace it");
         Err(Failure::Failed(problem))
     }
 
@@ -262,7 +262,7 @@ impl Record {
 fn can_record(disk: &Disk, what: &str) -> Result<(), Failure> {
     if !disk.attached {
         let problem = Problem::new(ProblemCode::Invalid, what)
-            .because("it is not attached: nobody can ask it for anything")
+            .because("it is not attached, so it has no I/O")
             .remedy(format!("attach it: tidegate disk attach {}", disk.name));
         return Err(Failure::Failed(problem));
     }
@@ -367,7 +367,7 @@ fn take_off(client: &Client, disk: &Name, filter: &str, landing: &Landing) -> Re
         problem = problem.because(reason);
     }
     Err(Failure::Failed(problem.remedy(format!(
-        "take it away: tidegate filter remove {disk} trace; what was recorded is then {}",
+        "remove it: tidegate filter remove {disk} trace; the recording is then {}",
         landing.file().display()
     ))))
 }

@@ -27,14 +27,14 @@ use crate::{complete, figures, table};
 
 /// Replay a recorded disk's I/O
 ///
-/// What a `trace` filter has recorded (see `tidegate lab record`) is asked for again: of an attached disk, through its NBD
-/// socket as any client, or of a modelled array in virtual time. Each I/O at its time, or with --closed as soon as no more
-/// are outstanding than were when it arrived. What comes of it stands beside what was recorded, of the same I/Os.
+/// The command sends the I/O of a recording (see `tidegate lab record`) again: to an attached disk, as an NBD client, or to a
+/// modelled array in virtual time. It sends each I/O at its recorded time. With --closed it sends an I/O when as few are
+/// outstanding as at its arrival in the recording. It then compares the replay with the recording, for the same I/Os.
 ///
-/// Without --writes only reads, flushes and prefetches are asked for. With it what is on the disk is lost: a trace holds no
-/// data, so others are written.
+/// Without --writes, only reads, flushes and prefetches are sent. With --writes the data on the disk is lost, because a trace
+/// contains no data.
 ///
-/// Exit status 1 if an I/O ended with an error, or it was interrupted.
+/// The exit status is 1 if an I/O failed or the replay was interrupted.
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("place").required(true).args(["disk", "on", "scenario"]),
@@ -48,23 +48,23 @@ Examples:
   tidegate lab run ./web1.toml --on sim"
 )]
 pub(crate) struct Replay {
-    /// The file of a recording
+    /// The recording
     #[arg(value_name = "TRACE", value_hint = ValueHint::FilePath)]
     file: PathBuf,
 
-    /// Ask this attached disk
+    /// Replay on this attached disk
     #[arg(long, value_name = "DISK", add = complete::disks())]
     disk: Option<Name>,
 
-    /// Ask a modelled array, in virtual time
+    /// Replay on a modelled array, in virtual time
     #[arg(long, value_enum, value_name = "PLACE")]
     on: Option<Place>,
 
-    /// Ask nobody: print the scenario that --on sim runs
+    /// Do not replay; print the scenario that --on sim runs
     #[arg(long)]
     scenario: bool,
 
-    /// Which array: [raidL-Nx]MEMBER[+cache], such as ssd, nvme, 7k, raid5-8x10k+cache
+    /// The array: [raidL-Nx]MEMBER[+cache], such as ssd, nvme, 7k, raid5-8x10k+cache
     #[arg(
         long,
         value_name = "NAME",
@@ -73,15 +73,15 @@ pub(crate) struct Replay {
     )]
     array: String,
 
-    /// How fast recorded times pass: 2 is twice as fast
+    /// The speed of the recorded times: 2 is twice as fast
     #[arg(long, value_name = "FACTOR", default_value = "1", value_parser = speed)]
     speed: u32,
 
-    /// Ask as soon as no more are outstanding than were in the recording, whatever the time
+    /// Ignore the recorded times, and have as many I/Os outstanding as the recording
     #[arg(long, conflicts_with = "speed")]
     closed: bool,
 
-    /// Ask for writes, zeroes and discards too: what is on the disk is lost
+    /// Replay writes, zeroes and discards too; the data on the disk is lost
     #[arg(long, requires = "disk")]
     writes: bool,
 
@@ -210,10 +210,10 @@ impl Replay {
             return refused(
                 ProblemCode::Busy,
                 format!(
-                    "somebody else is connected to it, and would lose its data: {}",
+                    "another client is connected to it, and would lose its data: {}",
                     other.peer
                 ),
-                "take a disk that nobody uses".to_owned(),
+                "use a disk without clients".to_owned(),
             );
         }
         let status = client.look(routes::STATUS, &[])?;
@@ -233,7 +233,7 @@ impl Replay {
             .map_err(|error| failed(&what, &error))?;
         if target.changes() > 0 {
             self.consent.obtain(&format!(
-                "{} I/Os of the trace change disk {name}: what is on it will be lost",
+                "{} I/Os of the trace change disk {name}: its data will be lost",
                 target.changes()
             ))?;
         }
@@ -270,7 +270,7 @@ pub(super) fn did(figures: &Figures) -> [(&'static str, String); 3] {
         (
             "latency",
             format!(
-                "{} in the mean, {} half, {} 99 %",
+                "mean {}, p50 {}, p99 {}",
                 figures::micros(figures.latency_mean_us),
                 figures::micros(figures.latency_p50_us),
                 figures::micros(figures.latency_p99_us)
@@ -323,16 +323,16 @@ impl Shown for Answer {
             (None, None) => figures::dash(),
         };
         let how = match self.speed_percent {
-            None => "with as many outstanding as there were".to_owned(),
+            None => "with as many outstanding as in the recording".to_owned(),
             Some(100) => "at the recorded times".to_owned(),
             Some(percent) => format!("at {percent} % of the recorded speed"),
         };
         let mut pairs = vec![("replayed on", format!("{on}, {how}"))];
         let counts = [
-            ("writes left out", left_out.writes),
-            ("had failed", left_out.failed),
-            ("cannot be asked", left_out.impossible),
-            ("flushes, not told of", self.replayed.uncounted),
+            ("skipped writes", left_out.writes),
+            ("skipped failures", left_out.failed),
+            ("skipped others", left_out.impossible),
+            ("uncounted flushes", self.replayed.uncounted),
             ("never recorded", self.replayed.lost),
             ("errors", self.replayed.errors),
         ];
@@ -340,9 +340,9 @@ impl Shown for Answer {
         pairs.extend(told.map(|(what, count)| (what, count.to_string())));
         if self.replayed.late_max_us > 0.0 {
             pairs.push((
-                "asked late by",
+                "sent late by",
                 format!(
-                    "{} in the mean, {} at most",
+                    "{} on average, {} at most",
                     figures::micros(self.replayed.late_mean_us),
                     figures::micros(self.replayed.late_max_us)
                 ),

@@ -31,14 +31,15 @@ use crate::output::{Detail, Shown};
 use crate::session::Session;
 use crate::{complete, figures, table};
 
-/// Simulate a datastore's last minutes under another policy
+/// Predict the effect of a policy on a datastore
 ///
-/// What its disks did, by the daemon's own accounts, becomes guests before a modelled array in the simulator, with the very
-/// schedulers and governors that hosts run. It is simulated as it is and with what is --set; both stand beside what was
-/// measured. How far the first is from that says what the second is worth, and is said. Nothing is changed.
+/// The command models the datastore's last minutes from the daemon's samples: guests and an array in the simulator, with the
+/// schedulers and governors that hosts run. It simulates them without and with the changes of --set, and shows both beside the
+/// measurement. If the simulation without changes is close to the measurement, the prediction is good; the command says how
+/// close it is. Nothing is changed.
 ///
-/// What is not known is taken for granted, and told: above all, that guests keep as much outstanding as they do now. With
-/// --from, guests and array are those of an experiment that `tidegate lab run` has made.
+/// The command lists its assumptions. The most important one: guests keep as much I/O outstanding as they do now. With
+/// --from, guests and array come from an experiment of `tidegate lab run`.
 #[derive(Debug, Args)]
 #[command(
     group = ArgGroup::new("past").required(true).args(["datastore", "from"]),
@@ -50,26 +51,26 @@ Examples:
   tidegate lab what-if --from results/sioc-3 --phase all --set vm1.shares=4000
   tidegate lab what-if fast --set vm4.shares=high -o json | jq '.disks[] | {disk, iops_change_percent}'
 
-Of a disk one can set shares, reservation, limit and limit-bandwidth, in the words of `tidegate disk set`."
+Settings of a disk are shares, reservation, limit and limit-bandwidth, with the values of `tidegate disk set`."
 )]
 pub(crate) struct WhatIf {
     /// The datastore
     #[arg(value_parser = datastore, add = complete::datastores())]
     datastore: Option<Name>,
 
-    /// What is to be otherwise: DISK.shares=N, DISK.reservation=N, DISK.limit=N, DISK.limit-bandwidth=RATE, threshold=TIME
+    /// A change: DISK.shares=N, DISK.reservation=N, DISK.limit=N, DISK.limit-bandwidth=RATE, threshold=TIME
     #[arg(long, value_name = "WHAT=VALUE", required = true)]
     set: Vec<Set>,
 
-    /// By what its disks did in this time, from 5s to 5min
+    /// The time span of the samples, from 5s to 5min
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = enough, conflicts_with = "from")]
     last: units::Span,
 
-    /// The results of an experiment instead, as `tidegate lab run` has left them
+    /// Use the results of an experiment instead, from `tidegate lab run`
     #[arg(long, value_name = "DIR", value_hint = ValueHint::DirPath)]
     from: Option<PathBuf>,
 
-    /// Which phase of the experiment; default: its last
+    /// The phase of the experiment; default: its last
     #[arg(long, value_name = "NAME", requires = "from")]
     phase: Option<String>,
 }
@@ -164,7 +165,7 @@ fn or_results(name: &Name, failure: Failure) -> Failure {
         return failure;
     }
     Failure::usage(
-        format!("{name} is a directory of results here, and no datastore to go by"),
+        format!("{name} is a directory of results here, and not a datastore"),
         format!("write --from {name}"),
     )
 }
@@ -174,19 +175,19 @@ impl WhatIf {
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let (case, what) = match (&self.from, &self.datastore) {
             (Some(dir), _) => {
-                let what = format!("cannot go by the results in {}", dir.display());
+                let what = format!("cannot use the results in {}", dir.display());
                 let case = whatif::store::case(dir, self.phase.as_deref());
                 (case.map_err(|error| failed(&what, &error))?, what)
             }
             (None, Some(name)) => {
-                let what = format!("cannot say what would become of datastore {name}");
+                let what = format!("cannot predict datastore {name}");
                 let case = self.of_datastore(session, name, &what);
                 (case.map_err(|failure| or_results(name, failure))?, what)
             }
             (None, None) => {
                 return Err(Failure::usage(
-                    "nothing is named to go by",
-                    "name a datastore, or --from DIR",
+                    "neither a datastore nor results are given",
+                    "name a datastore, or use --from DIR",
                 ));
             }
         };
@@ -199,7 +200,7 @@ impl WhatIf {
         }
         let mut course = Course::new(&session.console)?;
         let predicted = whatif::predict(&case, &changes, &mut || {
-            course.goes(0, 1, "simulating it twice, as it is and as it would be");
+            course.goes(0, 1, "simulating twice, without and with the changes");
             match course.interrupted() {
                 true => bail!("interrupted"),
                 false => Ok(()),
@@ -216,10 +217,8 @@ impl WhatIf {
         let datastore = client.look(routes::DATASTORE, &[name.as_str()])?;
         let Some(control) = datastore.control else {
             let problem = Problem::new(ProblemCode::Invalid, what)
-                .because(
-                    "no disk of it is attached on this host: the daemon watches it from then on",
-                )
-                .remedy("ask on a host that serves disks of it, while they work");
+                .because("no disk of it is attached on this host, so the daemon has no samples")
+                .remedy("run it on a host that serves disks of the datastore, while they have I/O");
             return Err(Failure::Failed(problem));
         };
         let disks = client.look(routes::DISKS, &[])?.disks.into_iter();
@@ -412,8 +411,8 @@ impl Shown for Prediction {
         text += "\n";
         text += &table::columns(&head, &rows);
         text += "\nNow: measured. As is, changed: simulated.\n";
-        text += &format!("Worth: {}.\n", self.agreement.says);
-        text += "Taken for granted:\n";
+        text += &format!("Match: {}.\n", self.agreement.says);
+        text += "Assumptions:\n";
         for note in &self.notes {
             text += &format!("- {note}\n");
         }

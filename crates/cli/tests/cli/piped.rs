@@ -115,7 +115,7 @@ fn an_import_that_is_interrupted_while_it_reads_leaves_no_file() {
 fn what_cannot_be_piped_is_refused_with_what_can() {
     let stage = Stage::playing(|_| panic!("nothing may be ordered"));
     for (words, says) in [
-        (&["-", "web1", "--no-wait"][..], "leave --no-wait out"),
+        (&["-", "web1", "--no-wait"][..], "omit --no-wait"),
         (&["x.img", "web1", "--spool-dir", "/tmp"], "write `-`"),
         (&["/dev/stdin", "web1"], "disk import - NAME"),
         (&["/dev/fd/63", "web1"], "disk import - NAME"),

@@ -175,7 +175,7 @@ fn each_page_loads_under_load_and_shows_what_rest_tells() {
     );
     browser.until(
         "congestion",
-        "document.querySelector('.title .badge').textContent.includes('shares hold')",
+        "document.querySelector('.title .badge').textContent.includes('shares are applied')",
     );
     let shown = ask(&daemon, "/v1/datastores/array");
     assert_eq!(shown["control"]["threshold_us"], 12_000.0);

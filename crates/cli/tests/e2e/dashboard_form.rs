@@ -50,7 +50,7 @@ fn what_goes_with_a_limit_is_said_and_comes_back_with_it() {
     );
     browser.fill("#f-limit_iops", "");
     let said = outcome(&browser);
-    let words = "its burst of 300 units a second for 5 s goes with it";
+    let words = "its burst of 300 units a second for 5 s is removed too";
     assert!(said.contains(words), "no '{words}' in: {said}");
     browser.click(APPLY);
     has_done(&browser, "Applied");
@@ -68,7 +68,7 @@ fn what_goes_with_a_limit_is_said_and_comes_back_with_it() {
     has_done(&browser, "Applied");
     daemon.run(&["disk", "set", "web1", "--shares", "700"]);
     browser.click(UNDO);
-    has_done(&browser, "Undone. What somebody else has changed");
+    has_done(&browser, "Undone. Changes by others");
     let now = policy(&daemon, "web1");
     assert_eq!(
         (&now["limit_iops"], &now["shares"]),
@@ -117,8 +117,8 @@ fn the_form_says_what_becomes_of_a_reservation_that_is_wanted_all_the_same() {
         "document.getElementById('f-shares').value === '1000'",
     );
     browser.fill("#f-reservation_iops", "1000000");
-    let strict = "if that cannot be promised, nothing changes";
-    let loose = "if that cannot be promised, it is met as far as it goes";
+    let strict = "if that cannot be guaranteed, nothing changes";
+    let loose = "if that cannot be guaranteed, it is met as far as possible";
     assert!(outcome(&browser).contains(strict), "{}", outcome(&browser));
     browser.click(APPLY);
     browser.until(

@@ -179,12 +179,12 @@ fn compare(browser: &Browser, demo: &Demo, host: &Host) {
     );
     browser.until(
         "congestion",
-        "document.querySelector('.title .badge').textContent.includes('shares hold')
+                "document.querySelector('.title .badge').textContent.includes('shares are applied')
         && document.querySelectorAll('.board [class=part-of], .board [class=part-told]').length === 4",
     );
     browser.until(
         "why",
-        "document.querySelector('.lead').textContent.includes('shares and reservations hold')",
+                "document.querySelector('.lead').textContent.includes('shares and reservations are applied')",
     );
     assert_eq!(browser.text("[data-figure=threshold]"), "60.0\u{202f}ms");
     // Numbers change all the time: at some moment they are what is told at that moment.
@@ -227,7 +227,7 @@ fn differences(browser: &Browser, demo: &Demo, host: &Host) -> Differences {
                 who.contains(&format!("on {on} ")),
                 "{disk} is on {on}: {who}"
             );
-            assert!(what.contains("due"), "{disk}: {what}");
+            assert!(what.contains("entitled"), "{disk}: {what}");
         }
     }
     let lines = browser.look(

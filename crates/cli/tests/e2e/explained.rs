@@ -52,7 +52,7 @@ fn a_disk_at_its_limit_says_that_its_limit_holds_it() {
     for words in [
         "its limit of 200 units a second",
         "tidegate disk set web1 --limit",
-        "waiting for its turn (its limit)",
+        "waiting in the scheduler (its limit)",
     ] {
         assert!(table.contains(words), "no '{words}' in:\n{table}");
     }

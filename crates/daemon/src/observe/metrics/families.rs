@@ -43,15 +43,15 @@ macro_rules! families {
 
 families! {
     BUILD_INFO: Gauge "tidegate_build_info" ["version"]
-        "Always 1; its label tells the daemon's version.";
+                "Always 1; its label is the daemon's version.";
     UPTIME: Gauge "tidegate_uptime_seconds" [""]
-        "How long the daemon has been running.";
+                "Time since the daemon started.";
     PROBLEMS: Gauge "tidegate_problems" [""]
         "Disks that should be attached and are not.";
     NBD_REFUSED: Counter "tidegate_nbd_refused_total" [""]
-        "NBD clients that broke the protocol, gave up, asked for what is not there, or found no room, before they had a disk.";
+                "NBD clients that ended without a disk: they broke the protocol, gave up, named an unknown export, or exceeded a limit.";
     LOG_LOST: Counter "tidegate_log_lines_lost_total" [""]
-        "Lines of the log that were lost because nobody read it.";
+                "Log lines that were lost because the reader was too slow.";
     CERTIFICATE_LEFT: Gauge "tidegate_tls_certificate_left_days" ["listener, file"]
         "Days until the certificate that a TLS listener shows expires; negative once it has.";
     DATASTORE_UP: Gauge "tidegate_datastore_up" ["datastore, kind"]
@@ -63,17 +63,17 @@ families! {
     DATASTORE_FREE: Gauge "tidegate_datastore_free_bytes" ["datastore, kind"]
         "Space that is free there.";
     DATASTORE_ENGAGED: Gauge "tidegate_datastore_control_engaged" ["datastore"]
-        "1 while the datastore is congested and shares hold, 0 while it is not.";
+                "1 while the datastore is congested and shares are applied, 0 while it is not.";
     DATASTORE_THRESHOLD: Gauge "tidegate_datastore_congestion_threshold_seconds" ["datastore"]
-        "The latency from which on the datastore counts as congested; absent if there is none.";
+                "The latency above which the datastore counts as congested; absent if there is none.";
     DATASTORE_LATENCY: Gauge "tidegate_datastore_latency_seconds" ["datastore"]
-        "The datastore's latency as all hosts together see it, normalised to 4 KiB.";
+                "The datastore's mean latency on all hosts, normalised to 4 KiB.";
     DATASTORE_WINDOW: Gauge "tidegate_datastore_window_ios" ["datastore"]
         "How much this host may have in flight to the datastore, in random reads of 4 KiB.";
     DATASTORE_HOSTS: Gauge "tidegate_datastore_hosts" ["datastore"]
-        "Hosts that use the datastore and are heard, this one included.";
+                "Hosts that use the datastore and are alive, including this one.";
     DATASTORE_TROUBLE: Gauge "tidegate_datastore_control_trouble" ["datastore"]
-        "1 while the file through which hosts find each other cannot be used, 0 while it can or there is none.";
+                "1 while the slot file cannot be used, 0 while it can or there is none.";
     DISK_SIZE: Gauge "tidegate_disk_size_bytes" ["disk, datastore"]
         "Bytes that a guest sees.";
     DISK_ALLOCATED: Gauge "tidegate_disk_allocated_bytes" ["disk, datastore"]
@@ -89,25 +89,25 @@ families! {
     DISK_ENTITLEMENT: Gauge "tidegate_disk_entitlement_iops" ["disk, datastore"]
         "Units a second that the disk's part of the datastore brings; absent while the datastore is not congested.";
     DISK_COST: Counter "tidegate_disk_cost_total" ["disk, datastore"]
-        "What the disk used of its datastore, in random reads of 4 KiB: what shares divide.";
+                "The cost of the disk's I/Os, in random reads of 4 KiB. Shares divide this cost.";
     DISK_UNITS: Counter "tidegate_disk_units_total" ["disk, datastore"]
-        "Units that the disk began: what reservations and limits count.";
+                "Units that the disk began. Reservations and limits count these units.";
     DISK_HELD: Counter "tidegate_disk_held_seconds_total" ["disk, datastore, reason"]
-        "Time in which I/Os waited for their turn, summed over the I/Os: for others' (`shares`), for room in the host's window (`window`), for a limit of the disk (`limit`, `bandwidth`) or of its group (`group-limit`).";
+                "Time that I/Os waited in the scheduler, summed over the I/Os. Reasons: other disks' shares (`shares`), a full window of the host (`window`), a limit of the disk (`limit`, `bandwidth`) or of its group (`group-limit`).";
     DISK_BURST: Gauge "tidegate_disk_burst_left_units" ["disk, datastore"]
         "Units that are left of the disk's burst.";
     DISK_CLIENTS: Gauge "tidegate_disk_clients" ["disk, datastore, kind"]
         "Guests and clients that are connected.";
     DISK_PROBLEMS: Gauge "tidegate_disk_problems" ["disk, datastore"]
-        "1 while something is wrong with the attached disk that `tidegate disk show` tells of, such as flushes that fail or another host that has it; 0 while nothing is.";
+                "1 while the attached disk has a problem that `tidegate disk show` reports, such as failing flushes or a lost lease; else 0.";
     DISK_NONSENSE: Counter "tidegate_disk_nonsense_requests_total" ["disk, datastore"]
-        "Requests of guests (vhost-user) that made no sense, each answered with an error.";
+                "Invalid requests of guests (vhost-user), each answered with an error.";
     DISK_BROKEN: Counter "tidegate_disk_broken_queues_total" ["disk, datastore"]
-        "Queues of guests (vhost-user) that were stopped because their rings made no sense.";
+                "Queues of guests (vhost-user) that were stopped because their rings were invalid.";
     UPSTREAM_LOST: Counter "tidegate_disk_upstream_losses_total" ["disk, datastore, cause"]
-        "Connections to the disk's upstream that were lost: it broke the protocol (`violation`), was silent for too long (`silence`), or they ended (`end`).";
+                "Lost connections to the disk's upstream. Causes: the upstream broke the protocol (`violation`), was silent for too long (`silence`), or closed the connection (`end`).";
     UPSTREAM_ATTEMPTS: Counter "tidegate_disk_upstream_attempts_total" ["disk, datastore, outcome"]
-        "Attempts to connect to the disk's upstream again: it let us in (`returned`) or not (`refused`).";
+                "Attempts to connect to the disk's upstream again, successful (`returned`) or not (`refused`).";
     DISK_OPS: Counter "tidegate_disk_ops_total" ["disk, datastore, op"]
         "I/Os that were answered, errors included.";
     DISK_BYTES: Counter "tidegate_disk_bytes_total" ["disk, datastore, op"]
@@ -117,19 +117,19 @@ families! {
     DISK_INFLIGHT: Gauge "tidegate_disk_inflight" ["disk, datastore"]
         "I/Os that guests and clients have outstanding.";
     DISK_DURATION: Histogram "tidegate_disk_io_duration_seconds" ["disk, datastore, op, stage"]
-        "How long I/Os took, by the stage where the time was spent.";
+                "Latency of I/Os, by stage.";
     THREAD_BUSY: Counter "tidegate_iothread_busy_seconds_total" ["thread"]
         "Time that the I/O thread spent on requests.";
     THREAD_POLLING: Counter "tidegate_iothread_polling_seconds_total" ["thread"]
-        "Time that the I/O thread looked for requests and found none.";
+                "Time that the I/O thread polled and found no requests.";
     THREAD_AGE: Counter "tidegate_iothread_seconds_total" ["thread"]
-        "Time that the I/O thread has lived: the rates of the others over this one's are shares.";
+                "Age of the I/O thread: divide the other times by it to get ratios.";
     THREAD_TURNS: Counter "tidegate_iothread_turns_total" ["thread"]
-        "How often the I/O thread looked for work.";
+                "Turns of the I/O thread's loop.";
     THREAD_WAKEUPS: Counter "tidegate_iothread_wakeups_total" ["thread"]
-        "How often the I/O thread slept and was woken.";
+                "Wake-ups of the I/O thread from sleep.";
     THREAD_STRAYS: Counter "tidegate_iothread_stray_completions_total" ["thread"]
-        "Completions that matched no I/O. Anything but zero is a fault of ours: report it.";
+                "Completions that matched no I/O. Any value above zero is a bug: report it.";
 }
 
 #[cfg(test)]
