@@ -1,26 +1,25 @@
 //! An array of disks or SSDs: it takes I/Os and completes them in virtual time.
 //!
-//! The simulator and the engine's `emulated` datastore call it; it splits an I/O over members (`stripe.rs`),
-//! puts writes into its cache (`cache.rs`) and lets members work (`disk.rs`, `ssd.rs`). It does not
-//! know what the bytes are, and it never refuses an I/O: an offset past its end wraps round, so a small model can
-//! stand behind a large disk.
+//! The simulator and the engine's `emulated` datastore call it. It splits an I/O over members (`stripe.rs`), puts
+//! writes into its cache (`cache.rs`) and runs the members (`disk.rs`, `ssd.rs`). It does not store data, and it never
+//! rejects an I/O: an offset past its end wraps around, so a small model can back a large disk.
 //!
 //! # Always true
-//! - Every I/O submitted completes exactly once, never before it was submitted, at a moment told beforehand by
+//! - Every submitted I/O completes exactly once, never before its submission, at a time announced by
 //!   [`Array::next_completion`].
-//! - Same specification, seed and calls: same answers. Ties go by the order in which things began.
-//! - A member does not rest while it has work.
-//! - Each step costs O(log n) in the I/Os that are in flight, times the members an I/O touches.
+//! - The same specification, seed and calls give the same results. Ties are in order of start.
+//! - A member is never idle while it has work.
+//! - Each step costs O(log n) in the number of I/Os in flight, times the members that an I/O touches.
 //!
 //! # Picture
 //! ```text
 //! submit ─┬─> cache full? wait ─> in the cache ────────────────────┐
 //!         └─> first parts on members ─> parts that follow ─────────┴─> link ─> completed ─> pop_completed
-//!              destage: the same, with nobody waiting
+//!              destage: the same, in the background
 //! ```
 //!
 //! # Units
-//! The face speaks the driver's nanoseconds, the inside work nanoseconds (`clock.rs`); bytes.
+//! The interface uses the driver's nanoseconds, the internals nanoseconds of work time (`clock.rs`). Sizes are bytes.
 
 use alloc::collections::{BinaryHeap, VecDeque};
 use alloc::vec::Vec;
@@ -35,33 +34,33 @@ use crate::spec::{ArraySpec, CacheSpec, MemberSpec, SpecError};
 use crate::ssd::{Job, Ssd, Started, transfer};
 use crate::stripe::{Part, Stripe};
 
-/// An I/O as the model sees it.
+/// An I/O without its data.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ModelIo {
-    /// The driver's name for it; comes back untouched.
+    /// The driver's id for it, returned unchanged.
     pub id: u64,
-    /// What it does.
+    /// The operation.
     pub kind: IoKind,
-    /// Where, in bytes.
+    /// First byte.
     pub offset: u64,
-    /// How much, in bytes.
+    /// Number of bytes.
     pub len: u64,
 }
 
-/// An I/O that is done.
+/// A completed I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Completion {
-    /// What it was called.
+    /// The id of the I/O.
     pub id: u64,
-    /// When it was done: at or before the `now` at which it was asked for.
+    /// Its completion time, at or before the `now` of the call.
     pub at: u64,
 }
 
-/// A longer I/O costs as much as one of this length: far above what front ends let through (32 MiB), and few enough
-/// chunks to list.
+/// A longer I/O costs as much as one of this length. It is far above the limit of the front ends (32 MiB), and splits
+/// into few enough chunks.
 const LONGEST: u64 = 256 << 20;
 
-/// An array at work.
+/// The state of an array.
 #[derive(Clone, Debug)]
 pub struct Array {
     spec: ArraySpec,
@@ -69,26 +68,26 @@ pub struct Array {
     stripe: Stripe,
     random: Random,
     clock: Clock,
-    /// The latest moment that the driver told.
+    /// The latest time passed by the driver.
     now: u64,
     members: Vec<Member>,
-    /// Pieces of work that each member has, waiting or begun.
+    /// Pieces of work on each member, queued or running.
     load: Vec<u32>,
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// What will happen: when (work time), in which order, what.
+    /// Future events: work time, sequence number, event.
     events: BinaryHeap<Reverse<(u64, u64, Event)>>,
     sequence: u64,
     link_free: u64,
     dirty: Dirty,
-    /// Bytes on their way from the cache to members.
+    /// Bytes being written from the cache to members.
     destaging: u64,
     destages: u32,
-    /// Writes that wait for room in the cache.
+    /// Writes that wait for space in the cache.
     no_room: VecDeque<u32>,
     completed: VecDeque<Completion>,
     outstanding: usize,
-    /// Emptied after each use; kept for its room.
+    /// Emptied after each use, to reuse the allocation.
     parts: Vec<Part>,
 }
 
@@ -98,29 +97,29 @@ enum Member {
     Ssd(Ssd),
 }
 
-/// One I/O, of the driver or a write back, while it is inside.
+/// An I/O of the driver, or a destage, in progress.
 #[derive(Clone, Debug)]
 struct Slot {
     io: ModelIo,
     destage: bool,
-    /// Pieces on members that are still to be done.
+    /// Unfinished pieces on members.
     pending: u32,
-    /// What may begin when they are.
+    /// The parts that start when they are finished.
     then: Vec<Part>,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 enum Event {
-    /// A member has done a piece of work for a slot.
+    /// A member has finished a piece of work of a slot.
     Worked { member: u32, slot: u32 },
-    /// An answer leaves the cache, towards the link.
+    /// A completion leaves the cache, towards the link.
     Cached { slot: u32 },
-    /// An answer reaches the host.
+    /// A completion reaches the host.
     Delivered { slot: u32 },
 }
 
 impl Array {
-    /// An idle array as specified.
+    /// An idle array with this specification.
     pub fn new(spec: &ArraySpec, seed: u64) -> Result<Array, SpecError> {
         spec.validate()?;
         let member = || match &spec.member {
@@ -155,10 +154,10 @@ impl Array {
         })
     }
 
-    /// Takes an I/O. A `now` before one that was told earlier counts as that one.
+    /// Submits an I/O. Time never goes back: an earlier `now` counts as the latest one.
     pub fn submit(&mut self, now: u64, mut io: ModelIo) {
         self.advance(now);
-        // The answer's bytes are the driver's affair; here a length of nothing still costs an access.
+        // An I/O of zero bytes costs one access.
         io.len = io.len.clamp(1, self.capacity.min(LONGEST));
         io.offset = (io.offset % self.capacity).min(self.capacity - io.len);
         self.outstanding += 1;
@@ -167,28 +166,28 @@ impl Array {
         match (self.spec.cache.clone(), io.kind) {
             (None, _) => self.begin(now, slot),
             (Some(cache), IoKind::Read) => {
-                let held = self.dirty.covers(io.offset, io.offset + io.len);
-                if held || self.random.chance(cache.read_hits_permille) {
+                let cached = self.dirty.covers(io.offset, io.offset + io.len);
+                if cached || self.random.chance(cache.read_hits_permille) {
                     self.after(now, cache.hit, Event::Cached { slot });
                 } else {
                     self.begin(now, slot);
                 }
             }
-            // Larger than the cache: straight through.
+            // Larger than the cache: it bypasses the cache.
             (Some(cache), IoKind::Write) if io.len > cache.size => self.begin(now, slot),
             (Some(cache), IoKind::Write) => {
                 self.no_room.push_back(slot);
                 self.fill(now, &cache);
             }
-            // What the cache holds is durable.
+            // The cache's contents are durable.
             (Some(cache), IoKind::Flush) => self.after(now, cache.hit, Event::Cached { slot }),
         }
     }
 
-    /// When to ask again: no I/O completes before this moment. `None` while nothing is under way.
+    /// The time of the next call: no I/O completes earlier. `None` if nothing is in flight.
     ///
-    /// Something may happen inside at that moment without an I/O being done (RAID 5 has read and now writes); then
-    /// [`Array::pop_completed`] has nothing and this tells a later moment.
+    /// There may be an internal event at that time without a completion (RAID 5 has read and now writes). Then
+    /// [`Array::pop_completed`] returns nothing, and this returns a later time.
     pub fn next_completion(&self) -> Option<u64> {
         match self.completed.front() {
             Some(done) => Some(done.at),
@@ -199,19 +198,19 @@ impl Array {
         }
     }
 
-    /// The next I/O that is done at `now`, in the order in which they were.
+    /// The next completed I/O at `now`, in order of completion.
     pub fn pop_completed(&mut self, now: u64) -> Option<Completion> {
         self.advance(now);
         self.completed.pop_front()
     }
 
-    /// From `now` on it works at `permille` thousandths of its specified speed, also on what it has begun.
+    /// From `now` on the array works at `permille` thousandths of its specified speed, also on I/Os in progress.
     pub fn set_speed(&mut self, now: u64, permille: u32) {
         self.advance(now);
         self.clock.set_speed(self.now, permille);
     }
 
-    /// Nothing gets done from `now` until `until`; `u64::MAX` means until [`Array::resume`].
+    /// The array makes no progress from `now` until `until`; `u64::MAX` means until [`Array::resume`].
     pub fn stall(&mut self, now: u64, until: u64) {
         self.advance(now);
         self.clock.stall(self.now, until);
@@ -223,22 +222,22 @@ impl Array {
         self.clock.resume(self.now);
     }
 
-    /// I/Os submitted and not yet done.
+    /// Submitted I/Os that are not completed.
     pub fn outstanding(&self) -> usize {
         self.outstanding
     }
 
-    /// Bytes in the cache that members do not have yet.
+    /// Dirty bytes in the cache.
     pub fn dirty_bytes(&self) -> u64 {
         self.dirty.bytes() + self.destaging
     }
 
-    /// Bytes of data that it takes.
+    /// Data capacity in bytes.
     pub fn capacity(&self) -> u64 {
         self.capacity
     }
 
-    /// Lets everything happen that happens until `now`.
+    /// Processes all events until `now`.
     fn advance(&mut self, now: u64) {
         self.now = self.now.max(now);
         let work = self.clock.work_at(self.now);
@@ -248,7 +247,7 @@ impl Array {
         {
             match event {
                 Event::Worked { member, slot } => self.worked(at, member, slot),
-                Event::Cached { slot } => self.answer(at, slot),
+                Event::Cached { slot } => self.send_completion(at, slot),
                 Event::Delivered { slot } => self.deliver(at, slot),
             }
         }
@@ -268,15 +267,15 @@ impl Array {
         }
         if !waiting.then.is_empty() {
             core::mem::swap(&mut self.parts, &mut waiting.then);
-            self.give_parts(now, slot);
+            self.submit_parts(now, slot);
         } else if waiting.destage {
             self.destaged(now, slot);
         } else {
-            self.answer(now, slot);
+            self.send_completion(now, slot);
         }
     }
 
-    /// Gives an I/O's first parts to members.
+    /// Submits an I/O's first parts to members.
     fn begin(&mut self, now: u64, slot: u32) {
         let Slot { io, then, .. } = &mut self.slots[slot as usize];
         self.stripe.split(
@@ -287,10 +286,10 @@ impl Array {
             &mut self.parts,
             then,
         );
-        self.give_parts(now, slot);
+        self.submit_parts(now, slot);
     }
 
-    fn give_parts(&mut self, now: u64, slot: u32) {
+    fn submit_parts(&mut self, now: u64, slot: u32) {
         for part in &self.parts {
             let Part {
                 member,
@@ -311,7 +310,7 @@ impl Array {
             self.load[member as usize] += pieces;
             self.slots[slot as usize].pending += pieces;
         }
-        // All are given before any begins, so that none can end alone and take the I/O for done.
+        // All parts are submitted before any starts. Otherwise one could finish alone and complete the I/O.
         let mut parts = core::mem::take(&mut self.parts);
         for part in parts.drain(..) {
             self.run(now, part.member);
@@ -319,7 +318,7 @@ impl Array {
         self.parts = parts;
     }
 
-    /// Lets a member begin whatever it can.
+    /// Starts as much work as a member can take.
     fn run(&mut self, now: u64, member: u32) {
         loop {
             let started = match &mut self.members[member as usize] {
@@ -333,7 +332,7 @@ impl Array {
         }
     }
 
-    /// Lets waiting writes into the cache while there is room, and writes back what is too much.
+    /// Admits waiting writes into the cache while there is space, and destages dirty bytes above the limit.
     fn fill(&mut self, now: u64, cache: &CacheSpec) {
         while let Some(&slot) = self.no_room.front() {
             let ModelIo { offset, len, .. } = self.slots[slot as usize].io;
@@ -370,14 +369,15 @@ impl Array {
         }
     }
 
-    /// Sends an answer over the link, behind those before it.
-    fn answer(&mut self, now: u64, slot: u32) {
-        let mut leaves = now;
+    /// Sends a completion over the link, after the earlier ones.
+    fn send_completion(&mut self, now: u64, slot: u32) {
+        let mut sent_at = now;
         if let Some(rate) = self.spec.link.bytes_per_second {
-            leaves = leaves.max(self.link_free) + transfer(self.slots[slot as usize].io.len, rate);
-            self.link_free = leaves;
+            sent_at =
+                sent_at.max(self.link_free) + transfer(self.slots[slot as usize].io.len, rate);
+            self.link_free = sent_at;
         }
-        let at = leaves + self.spec.link.latency;
+        let at = sent_at + self.spec.link.latency;
         if at > now {
             self.after(at, 0, Event::Delivered { slot });
         } else {

@@ -1,7 +1,7 @@
 //! The dirty ranges of an array's write-back cache, merged and ordered by address.
 //!
-//! [`crate::array`] puts writes in and takes ranges out to write them back. Neighbours grow together, so small
-//! sequential writes leave as whole rows, which is what spares RAID 5 its reads; an overwrite costs nothing more.
+//! [`crate::array`] inserts writes and removes ranges to destage them. Adjacent ranges are merged, so that small
+//! sequential writes are destaged as whole rows, for which RAID 5 needs no reads. An overwrite costs nothing.
 //!
 //! # Always true
 //! - Ranges neither overlap nor touch.
@@ -15,7 +15,7 @@ pub(crate) struct Dirty {
     /// Start -> end.
     ranges: BTreeMap<u64, u64>,
     bytes: u64,
-    /// Where writing back goes on; it sweeps upwards, then begins again.
+    /// The position of the next destage. It moves upwards and wraps around.
     cursor: u64,
 }
 
@@ -44,7 +44,7 @@ impl Dirty {
         self.bytes += end - start;
     }
 
-    /// Takes out the next range to write back, not beyond the end of its row.
+    /// Removes the next range to destage. It ends within its row.
     pub(crate) fn take(&mut self, row: u64) -> Option<(u64, u64)> {
         let next = self.ranges.range(self.cursor..).next();
         let (&start, &range_end) = next.or_else(|| self.ranges.first_key_value())?;
@@ -64,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn neighbours_and_overwrites_become_one_range() {
+    fn adjacent_and_overwritten_ranges_are_merged() {
         let mut dirty = Dirty::default();
         dirty.insert(0, 4);
         dirty.insert(8, 12);
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn ranges_leave_a_row_at_a_time_sweeping_upwards() {
+    fn ranges_are_destaged_upwards_one_row_at_a_time() {
         let mut dirty = Dirty::default();
         dirty.insert(5, 25);
         dirty.insert(40, 41);

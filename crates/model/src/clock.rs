@@ -1,25 +1,25 @@
 //! The clock of a model: it maps the driver's time to work time, for slow-down, speed-up and stalls.
 //!
-//! Members know only work time. It runs as fast as the driver's time at full speed, half as fast when capacity
-//! halves, and stands still during a stall. So a change touches the I/O in service too, costs nothing per I/O, and no
-//! member knows of it.
+//! Members use only work time. At full speed it runs like the driver's time, at half capacity half as fast, and during
+//! a stall it stops. So a change of speed affects the I/O in service too and costs nothing per I/O, and the members
+//! need no code for it.
 //!
 //! # Always true
 //! - Work time never goes back.
-//! - `work_at(real_at(w)) >= w`, and no earlier moment has that property.
+//! - `work_at(real_at(w)) >= w`, and this holds for no earlier time.
 
-/// A piecewise linear map from the driver's time to work time; only its last piece is kept.
+/// A piecewise linear map from the driver's time to work time. Only its last piece is stored.
 #[derive(Clone, Debug)]
 pub(crate) struct Clock {
-    /// Where the present piece begins; in the future during a stall.
+    /// Start of the current piece; in the future during a stall.
     since: u64,
-    /// Work time there.
+    /// Work time at the start.
     worked: u64,
     /// Work nanoseconds per 1,000 of the driver's; never zero.
     permille: u32,
 }
 
-/// Later than anything that happens.
+/// Later than any event.
 pub(crate) const NEVER: u64 = u64::MAX;
 
 impl Clock {
@@ -38,7 +38,7 @@ impl Clock {
             .saturating_add(u64::try_from(done).unwrap_or(NEVER))
     }
 
-    /// The first moment at which `work` is reached.
+    /// The first time at which `work` is reached.
     pub(crate) fn real_at(&self, work: u64) -> u64 {
         let left = u128::from(work.saturating_sub(self.worked));
         let takes = (left * 1_000).div_ceil(u128::from(self.permille));
@@ -52,7 +52,7 @@ impl Clock {
         self.permille = permille.max(1);
     }
 
-    /// Stands still from `now` until `until`, or longer if it was told so before.
+    /// Stops from `now` until `until`, or longer if an earlier stall lasts longer.
     pub(crate) fn stall(&mut self, now: u64, until: u64) {
         self.worked = self.work_at(now);
         self.since = self.since.max(now).max(until);
@@ -69,7 +69,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn half_the_speed_takes_twice_the_time_from_then_on() {
+    fn half_the_speed_takes_twice_the_time_from_the_change_on() {
         let mut clock = Clock::new();
         assert_eq!(clock.real_at(1_000), 1_000);
         clock.set_speed(400, 500);
@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_is_worked_during_a_stall_and_it_can_be_ended() {
+    fn a_stall_stops_work_and_can_be_ended_early() {
         let mut clock = Clock::new();
         clock.stall(100, 500);
         assert_eq!(clock.work_at(499), 100);
@@ -95,7 +95,7 @@ mod tests {
     }
 
     #[test]
-    fn the_first_moment_is_the_first_at_every_speed() {
+    fn real_at_returns_the_first_time_at_every_speed() {
         for permille in [1, 3, 333, 999, 1_000, 1_001, 7_777] {
             let mut clock = Clock::new();
             clock.set_speed(17, permille);

@@ -1,16 +1,16 @@
 //! A rotating disk: seeks, rotation, and a queue that it may reorder.
 //!
-//! [`crate::array`] gives it jobs and asks it to start one; it says how long that one takes. Of the waiting jobs the
-//! oldest `queue_depth` are candidates. Among them the arm goes on upwards and, past the last, begins again at the
-//! lowest (C-LOOK), as drives with native command queueing roughly do. So throughput grows with the queue.
+//! [`crate::array`] submits jobs and starts them one by one. Starting one returns its service time. The oldest
+//! `queue_depth` waiting jobs are candidates. The arm serves them upwards and continues at the lowest after the last
+//! (C-LOOK), similar to drives with native command queueing. So throughput grows with the queue.
 //!
 //! # Always true
-//! - The arm does not rest while a job waits.
-//! - A job is passed over at most [`PATIENCE`] times the queue depth: a stream cannot starve the others.
-//! - With a queue depth of 1, first come is first served.
+//! - The arm is never idle while a job waits.
+//! - A job is overtaken at most [`MOST_OVERTAKEN`] times the queue depth: a stream cannot starve the others.
+//! - With a queue depth of 1, jobs are served in order of arrival.
 //!
 //! # Units
-//! Nanoseconds of work time; bytes. A head's position is the byte after the last one it passed.
+//! Nanoseconds of work time; bytes. The head's position is the byte after the last accessed one.
 
 use alloc::collections::{BTreeMap, VecDeque};
 
@@ -19,21 +19,21 @@ use crate::random::Random;
 use crate::spec::DiskSpec;
 use crate::ssd::{Job, Started, transfer};
 
-/// After this many times the queue depth, the oldest candidate goes first. Four full sweeps: far beyond what C-LOOK
-/// makes anybody wait on random work, so it shows only where a sequential stream would hold the arm for ever.
-const PATIENCE: u64 = 4;
+/// After this many times the queue depth, the oldest candidate is served first. It equals four full sweeps, far more
+/// than C-LOOK needs for random work. So it matters only where a sequential stream would occupy the arm forever.
+const MOST_OVERTAKEN: u64 = 4;
 
-/// A disk at work.
+/// The state of a disk.
 #[derive(Clone, Debug)]
 pub(crate) struct Disk {
     spec: DiskSpec,
-    /// Came when the candidates were full.
+    /// Jobs that arrived when the candidates were full.
     beyond: VecDeque<Job>,
-    /// The candidates by position, and of one position the older first.
+    /// The candidates by position, then by age.
     by_offset: BTreeMap<(u64, u64), Job>,
-    /// The same by age: sequence number -> offset.
+    /// The candidates by age: sequence number -> offset.
     by_age: BTreeMap<u64, u64>,
-    /// Numbers candidates as they become such.
+    /// Sequence number of the next candidate.
     sequence: u64,
     head: u64,
     busy: bool,
@@ -52,14 +52,14 @@ impl Disk {
         }
     }
 
-    /// Takes a job. It is one piece: the arm does it in one go.
+    /// Submits a job. A job is one piece: the arm serves it in one operation.
     pub(crate) fn submit(&mut self, job: Job) -> u32 {
         self.beyond.push_back(job);
         self.admit();
         1
     }
 
-    /// Begins the next job, if the arm is free.
+    /// Starts the next job, if the arm is free.
     pub(crate) fn start(&mut self, random: &mut Random) -> Option<Started> {
         if self.busy {
             return None;
@@ -72,9 +72,9 @@ impl Disk {
         })
     }
 
-    /// The job is done; the arm is free.
+    /// The job has finished. The arm is free.
     pub(crate) fn finish(&mut self) {
-        assert!(self.busy, "a job ends only after it began");
+        assert!(self.busy, "a job must start before it finishes");
         self.busy = false;
     }
 
@@ -91,8 +91,8 @@ impl Disk {
 
     fn choose(&mut self) -> Option<Job> {
         let (&oldest, &offset) = self.by_age.first_key_value()?;
-        let patience = PATIENCE * u64::from(self.spec.queue_depth);
-        let key = if self.sequence - oldest > patience {
+        let most = MOST_OVERTAKEN * u64::from(self.spec.queue_depth);
+        let key = if self.sequence - oldest > most {
             (offset, oldest)
         } else {
             let ahead = self.by_offset.range((self.head, 0)..).next();
@@ -112,7 +112,7 @@ impl Disk {
         let distance = job.offset.abs_diff(self.head);
         self.head = job.offset + job.len;
         if distance == 0 {
-            // Goes on where it was: the head is there, or the drive's read-ahead has it.
+            // Sequential: the head is there, or the drive's read-ahead has the data.
             return transfer;
         }
         self.seek(distance) + random.below(self.spec.rotation) + transfer
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn going_on_where_the_head_is_costs_only_the_transfer() {
+    fn a_sequential_access_costs_only_the_transfer() {
         let (mut disk, mut random) = (disk(32), Random::new(1));
         disk.head = 4_096;
         disk.submit(read(0, 4_096));

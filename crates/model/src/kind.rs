@@ -1,12 +1,12 @@
-//! The kinds of I/O that the model knows.
+//! The kinds of I/O of the model.
 
-/// What an I/O does.
+/// The kind of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum IoKind {
     /// Reads.
     Read,
     /// Writes.
     Write,
-    /// Makes durable what was written; offset and length mean nothing.
+    /// Makes completed writes durable. Offset and length are ignored.
     Flush,
 }

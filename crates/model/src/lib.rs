@@ -1,12 +1,12 @@
 //! Models of disks, SSDs and arrays in virtual time, without data.
 //!
-//! The simulator drives an [`Array`] with its own clock, and the engine's `emulated` datastore drives the very same
-//! value with the monotonic one. Nothing here sleeps, asks for the time or draws from anything but its own seed, so
-//! the same specification, seed and calls give the same answers on every machine. Whoever drives it keeps the bytes.
+//! The simulator drives an [`Array`] with its own clock. The engine's `emulated` datastore drives the same type with
+//! the monotonic clock. This crate never sleeps, never reads a clock, and uses only its own seeded random numbers. So
+//! the same specification, seed and calls give the same results on every machine. The caller stores the data.
 //!
-//! Read it from the outside in: [`spec`] (what may be modelled, and the names for it), [`mod@array`] (the public face,
-//! and how an I/O becomes work for members), `stripe.rs` (RAID layouts), `cache.rs` (the write-back cache), `disk.rs`
-//! and `ssd.rs` (members), `clock.rs` (changing speed and stalls), [`random`].
+//! Reading order: [`spec`] (the models and their names), [`mod@array`] (the interface, and how an I/O becomes work for
+//! members), `stripe.rs` (RAID layouts), `cache.rs` (the write-back cache), `disk.rs` and `ssd.rs` (members),
+//! `clock.rs` (changes of speed and stalls), [`random`].
 //!
 //! # Example
 //! ```

@@ -1,8 +1,8 @@
 //! A seeded random number generator: the model's only source of randomness.
 //!
-//! The generator is SplitMix64: eight bytes of state, equidistributed, a few nanoseconds a draw, and any seed is a
-//! good seed, zero included. It is not for secrets. Everything is integer arithmetic, so a seed means the same on
-//! every machine and compiler.
+//! The generator is SplitMix64. It has eight bytes of state, is equidistributed, takes a few nanoseconds per draw, and
+//! accepts any seed including zero. It is not cryptographically secure. It uses integer arithmetic only, so a seed
+//! gives the same numbers on every machine and with every compiler.
 //!
 //! # Source
 //! Steele, Lea, Flood: "Fast splittable pseudorandom number generators", OOPSLA 2014 (the 64-bit finaliser variant
@@ -21,7 +21,7 @@ const FRACTION: u32 = 16;
 const LN_2: u64 = 45_426;
 
 impl Random {
-    /// The stream that belongs to `seed`.
+    /// The stream of `seed`.
     pub const fn new(seed: u64) -> Random {
         Random { state: seed }
     }
@@ -91,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn the_published_first_value_of_seed_zero_comes_out() {
+    fn seed_zero_starts_with_the_published_value() {
         assert_eq!(Random::new(0).draw(), 0xe220_a839_7b1d_cdaf);
     }
 
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn exponential_draws_have_the_mean_and_spread_they_should() {
+    fn exponential_draws_have_the_right_mean_and_variance() {
         let mut random = Random::new(1);
         let (n, mean) = (200_000_u64, 1_000_000_u64);
         let (mut sum, mut above, mut squares) = (0_u64, 0_u64, 0_u128);

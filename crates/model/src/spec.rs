@@ -1,11 +1,11 @@
 //! Specifications of disks, SSDs and arrays, with names for the usual ones.
 //!
-//! Scenarios and the `emulated` datastore carry an [`ArraySpec`] or its name; [`crate::Array::new`] checks it.
+//! Scenarios and the `emulated` datastore use an [`ArraySpec`] or its name. [`crate::Array::new`] checks it.
 //!
 //! # Names
-//! `[raidL-Nx]MEMBER[+cache]`, for instance `ssd`, `raid5-8x10k`, `raid10-4xssd`, `raid5-8x10k+cache`. Levels are
-//! 0, 1, 5 and 10. Members are in [`MEMBERS`]. `+cache` is a 1 GiB battery-backed write-back cache,
-//! which an 8 Gbit/s link then bounds.
+//! `[raidL-Nx]MEMBER[+cache]`, for instance `ssd`, `raid5-8x10k`, `raid10-4xssd`, `raid5-8x10k+cache`. Levels are 0, 1,
+//! 5 and 10. Members are in [`MEMBERS`]. `+cache` is a 1 GiB battery-backed write-back cache, limited by an 8 Gbit/s
+//! link.
 //!
 //! # Units
 //! Times are nanoseconds, sizes bytes, rates bytes per second.
@@ -15,20 +15,20 @@ use core::fmt;
 
 use crate::stripe::Level;
 
-/// An array: like members, how they are put together, and what stands before them.
+/// An array: equal members, their RAID layout, and a cache and a link in front of them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ArraySpec {
-    /// How many members.
+    /// Number of members.
     pub members: u32,
-    /// What each of them is.
+    /// The type of each.
     pub member: MemberSpec,
-    /// How data is spread over them.
+    /// The RAID level.
     pub level: Level,
-    /// Bytes on one member before the next one's turn.
+    /// Bytes on one member before the next member's chunk.
     pub chunk: u64,
-    /// A write-back cache before the members.
+    /// A write-back cache in front of the members.
     pub cache: Option<CacheSpec>,
-    /// The way to the array and back.
+    /// The link to the array.
     pub link: LinkSpec,
 }
 
@@ -37,102 +37,102 @@ pub struct ArraySpec {
 pub enum MemberSpec {
     /// A rotating disk.
     Disk(DiskSpec),
-    /// Flash, or anything else that has channels and no arm.
+    /// Flash, or anything else with channels and without an arm.
     Ssd(SsdSpec),
 }
 
 /// A rotating disk with one arm.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DiskSpec {
-    /// Its size.
+    /// Its size in bytes.
     pub capacity: u64,
     /// A seek to the next track.
     pub seek_least: u64,
-    /// A seek from one end to the other. Between, a seek grows with the square root of the distance.
+    /// A seek from one end to the other. Seek time grows with the square root of the distance.
     pub seek_most: u64,
-    /// One turn. A random I/O waits for a random part of it.
+    /// One rotation. A random I/O waits for a random part of it.
     pub rotation: u64,
-    /// How fast it reads and writes where the head is.
+    /// The sequential transfer rate.
     pub bytes_per_second: u64,
-    /// How many waiting I/Os it may put into a better order (native command queueing); 1 means first come, first served.
+    /// The number of queued I/Os that it may reorder (native command queueing); 1 means no reordering.
     pub queue_depth: u32,
-    /// Makes what it has accepted durable.
+    /// Time of a flush.
     pub flush: u64,
 }
 
 /// An SSD: one queue, several channels. Each channel works on one page at a time; the first free one takes the oldest page.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SsdSpec {
-    /// Its size.
+    /// Its size in bytes.
     pub capacity: u64,
-    /// How many pages it works on at a time.
+    /// Number of pages in parallel.
     pub channels: u32,
-    /// The most that one channel does at a time; a longer I/O is spread over several.
+    /// The most bytes of one channel at a time. A longer I/O is split over several channels.
     pub page: u64,
-    /// What a page costs to read.
+    /// Cost of reading a page.
     pub read: Cost,
-    /// What a page costs to write.
+    /// Cost of writing a page.
     pub write: Cost,
-    /// Makes what it has accepted durable.
+    /// Time of a flush.
     pub flush: u64,
-    /// How service times vary about what they cost.
+    /// The distribution of service times.
     pub variation: Variation,
 }
 
-/// What a channel needs for a page or a part of one.
+/// A channel's service time for a page or a part of one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cost {
-    /// However small it is.
+    /// The fixed part.
     pub base: u64,
-    /// And at this rate for its bytes.
+    /// The rate of the part in proportion to the bytes.
     pub bytes_per_second: u64,
 }
 
-/// How service times vary.
+/// The distribution of service times.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Variation {
-    /// Every time the same.
+    /// Constant.
     Fixed,
-    /// Exponentially distributed with the cost as its mean.
+    /// Exponential, with the cost as its mean.
     Exponential,
 }
 
-/// A battery-backed write-back cache: a write is done once it is in there.
+/// A battery-backed write-back cache. A write completes when it is in the cache.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct CacheSpec {
-    /// How many bytes it holds. When they are all dirty, writes wait for room.
+    /// Size in bytes. When all of it is dirty, writes wait for space.
     pub size: u64,
-    /// What a write into it, or a read of what it holds, takes.
+    /// Time of a write into it, or of a read from it.
     pub hit: u64,
-    /// Writing back begins above this many dirty bytes.
+    /// Destaging starts above this many dirty bytes.
     pub destage_above: u64,
-    /// How many writes back are under way at a time.
+    /// The most destages in parallel.
     pub destage_depth: u32,
-    /// Of 1,000 reads, how many find their data there though nobody wrote it lately.
+    /// Reads out of 1,000 that hit data other than recent writes.
     pub read_hits_permille: u32,
 }
 
-/// The way between host and array.
+/// The link between host and array.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LinkSpec {
     /// Added to every I/O: controller, wire, protocol.
     pub latency: u64,
-    /// What goes through it, one I/O after the other; `None` where it is never the bound.
+    /// Its bandwidth, shared by I/Os one after the other; `None` for unlimited.
     pub bytes_per_second: Option<u64>,
 }
 
-/// Why a specification cannot be modelled.
+/// Why a specification is invalid.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SpecError {
-    /// The name follows no rule that we know.
+    /// The name is malformed.
     Name(String),
-    /// A number makes no sense.
+    /// A number is out of range.
     Value {
-        /// Which one.
+        /// Its field.
         field: &'static str,
-        /// What was asked for.
+        /// Its value.
         value: u64,
-        /// What it has to be.
+        /// The valid range.
         must_be: &'static str,
     },
 }
@@ -156,7 +156,7 @@ impl fmt::Display for SpecError {
             } => {
                 write!(
                     f,
-                    "a storage model with {field} = {value} makes no sense: it must be {must_be}"
+                    "a storage model with {field} = {value} is invalid: it must be {must_be}"
                 )
             }
         }
@@ -165,7 +165,7 @@ impl fmt::Display for SpecError {
 
 impl core::error::Error for SpecError {}
 
-/// The members that have names.
+/// The named members.
 pub const MEMBERS: [(&str, &str); 6] = [
     ("7k", "4 TB disk, 7,200 rpm"),
     ("10k", "600 GB disk, 10,000 rpm"),
@@ -182,14 +182,14 @@ const MIB: u64 = 1 << 20;
 const GB: u64 = 1_000_000_000;
 const MB: u64 = 1_000_000;
 
-/// No service time may exceed this: sums over a long queue must stay far from the end of a `u64`.
+/// The longest service time. Sums over a long queue must be far below the end of a `u64`.
 const LONGEST: u64 = 100 * 1_000 * MS;
 
 impl MemberSpec {
     /// The member of this name.
     pub fn named(name: &str) -> Option<MemberSpec> {
-        // Seek times, rates and rotation as data sheets of such drives give them; flash costs chosen so that
-        // channels / base gives the random rate and channels x page / base the sequential one.
+        // Seek times, rates and rotation are from data sheets of such drives. Flash costs are chosen so that channels /
+        // base is the random rate and channels x page / base the sequential rate.
         let disk = |gb, seek_most, rotation, rate| {
             MemberSpec::Disk(DiskSpec {
                 capacity: gb * GB,
@@ -224,7 +224,7 @@ impl MemberSpec {
             "15k" => disk(300, 7 * MS, 4 * MS, 220),
             "ssd" => ssd(960, 8, 85 * US, 110 * US),
             "nvme" => ssd(1_920, 40, 78 * US, 120 * US),
-            // The server of PARDA's published experiments, as our own simulations of it assume.
+            // The server of PARDA's published experiments, as in our own simulations of it.
             "fifo" => MemberSpec::Ssd(SsdSpec {
                 capacity: 1_000 * GB,
                 channels: 1,
@@ -254,7 +254,7 @@ impl MemberSpec {
 }
 
 impl CacheSpec {
-    /// A battery-backed cache of this size with usual manners: starts writing back when an eighth is dirty.
+    /// A battery-backed cache of this size with usual parameters. Destaging starts when an eighth is dirty.
     pub const fn of_size(size: u64) -> CacheSpec {
         CacheSpec {
             size,
@@ -267,7 +267,7 @@ impl CacheSpec {
 }
 
 impl ArraySpec {
-    /// A single member, alone.
+    /// A single member.
     pub const fn single(member: MemberSpec) -> ArraySpec {
         ArraySpec {
             members: 1,
@@ -282,7 +282,7 @@ impl ArraySpec {
         }
     }
 
-    /// The array of this name; see the module's page.
+    /// The array of this name. See the module's documentation.
     pub fn named(name: &str) -> Result<ArraySpec, SpecError> {
         let unknown = || SpecError::Name(name.to_string());
         let (base, cache) = match name.strip_suffix("+cache") {
@@ -315,13 +315,13 @@ impl ArraySpec {
         Ok(spec)
     }
 
-    /// How many bytes of data it takes, parity and copies left out.
+    /// Data capacity in bytes, without parity and copies.
     pub fn capacity(&self) -> u64 {
         let rows = self.member.capacity() / self.chunk.max(1);
         rows * self.chunk * u64::from(self.level.data_members(self.members))
     }
 
-    /// Whether every number makes sense.
+    /// Checks the range of every number.
     pub fn validate(&self) -> Result<(), SpecError> {
         let members = u64::from(self.members);
         match self.level {
@@ -408,14 +408,14 @@ impl CacheSpec {
             "1 ns to 100 s, in nanoseconds",
         )?;
         within(
-            "dirty bytes kept",
+            "dirty bytes before destaging",
             self.destage_above,
             0,
             self.size - 1,
             "below the cache's size",
         )?;
         within(
-            "writes back",
+            "destages",
             u64::from(self.destage_depth),
             1,
             65_536,
@@ -488,7 +488,7 @@ mod tests {
     }
 
     #[test]
-    fn a_name_that_makes_no_sense_says_what_would() {
+    fn an_invalid_name_is_rejected_with_the_valid_ones() {
         for name in [
             "",
             "floppy",
@@ -507,7 +507,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_that_would_divide_by_zero_or_overflow_are_refused() {
+    fn numbers_that_would_divide_by_zero_or_overflow_are_rejected() {
         let base = ArraySpec::named("raid5-8x10k+cache").unwrap();
         let broken = |change: fn(&mut ArraySpec)| {
             let mut spec = base.clone();

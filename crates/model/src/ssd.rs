@@ -1,11 +1,11 @@
 //! An SSD: one queue, several channels, different costs of reads and writes.
 //!
-//! [`crate::array`] gives it jobs and asks it to start pages; it says when each page is done. A long job is cut into
-//! pages, which run on as many channels as are free. It keeps no clock and no list of what is running.
+//! [`crate::array`] submits jobs and starts their pages. Starting one returns its service time. A long job is split
+//! into pages, which run on all free channels. The SSD has no clock and no list of running pages.
 //!
 //! # Always true
-//! - No channel is idle while a page waits (the array starts pages until [`Ssd::start`] refuses).
-//! - Pages start in the order in which they came; on one channel they also end in it.
+//! - No channel is idle while a page waits (the array starts pages until [`Ssd::start`] returns nothing).
+//! - Pages start in order of arrival. On one channel they also finish in this order.
 //! - `busy <= channels`.
 //!
 //! # Units
@@ -17,25 +17,25 @@ use crate::kind::IoKind;
 use crate::random::Random;
 use crate::spec::{Cost, SsdSpec, Variation};
 
-/// Work for one member, as the array hands it down.
+/// Work for one member.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Job {
-    /// The array's slot that waits for it.
+    /// The array's slot of the I/O.
     pub(crate) slot: u32,
     pub(crate) kind: IoKind,
-    /// Where on the member.
+    /// Offset on the member.
     pub(crate) offset: u64,
     pub(crate) len: u64,
 }
 
-/// Something a member began: which slot it is for, and how long it takes.
+/// Work that a member has started: its slot and service time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Started {
     pub(crate) slot: u32,
     pub(crate) takes: u64,
 }
 
-/// An SSD at work.
+/// The state of an SSD.
 #[derive(Clone, Debug)]
 pub(crate) struct Ssd {
     spec: SsdSpec,
@@ -52,7 +52,7 @@ impl Ssd {
         }
     }
 
-    /// Takes a job and says into how many pages it falls.
+    /// Submits a job and returns its number of pages.
     pub(crate) fn submit(&mut self, job: Job) -> u32 {
         self.waiting.push_back(job);
         match job.kind {
@@ -63,7 +63,7 @@ impl Ssd {
         }
     }
 
-    /// Begins the oldest waiting page, if a channel is free.
+    /// Starts the oldest waiting page, if a channel is free.
     pub(crate) fn start(&mut self, random: &mut Random) -> Option<Started> {
         if self.busy == self.spec.channels {
             return None;
@@ -91,12 +91,12 @@ impl Ssd {
         Some(started)
     }
 
-    /// A page is done; its channel is free.
+    /// A page has finished. Its channel is free.
     pub(crate) fn finish(&mut self) {
         self.busy = self
             .busy
             .checked_sub(1)
-            .expect("a page ends only after it began");
+            .expect("a page must start before it finishes");
     }
 }
 
@@ -104,7 +104,7 @@ fn service(cost: Cost, bytes: u64) -> u64 {
     cost.base + transfer(bytes, cost.bytes_per_second)
 }
 
-/// How long `bytes` take at a rate, rounded up.
+/// The time of `bytes` at a rate, rounded up.
 pub(crate) fn transfer(bytes: u64, bytes_per_second: u64) -> u64 {
     let ns = (u128::from(bytes) * 1_000_000_000).div_ceil(u128::from(bytes_per_second));
     u64::try_from(ns).unwrap_or(u64::MAX >> 1)
@@ -132,7 +132,7 @@ mod tests {
     }
 
     #[test]
-    fn a_long_read_takes_every_channel_and_a_short_one_waits_its_turn() {
+    fn a_long_read_uses_every_channel_and_a_short_one_waits() {
         let (mut ssd, mut random) = (ssd(4), Random::new(1));
         assert_eq!(ssd.submit(job(1, IoKind::Read, 5 * 16_384)), 5);
         assert_eq!(ssd.submit(job(2, IoKind::Read, 4_096)), 1);
@@ -157,7 +157,7 @@ mod tests {
     }
 
     #[test]
-    fn a_transfer_takes_its_bytes_at_its_rate() {
+    fn transfer_time_is_bytes_divided_by_rate() {
         assert_eq!(transfer(1_000_000, 1_000_000_000), 1_000_000);
         assert_eq!(transfer(1, 3_000_000_000), 1);
         assert_eq!(transfer(0, 1_000), 0);

@@ -1,7 +1,7 @@
-//! The striping of an array: where bytes lie, and the reads and parity writes of a write.
+//! The striping of an array: the location of data, and the reads and parity writes of a write.
 //!
-//! [`crate::array`] asks it for the parts of an I/O: those to begin with, and those that may begin only when the
-//! first are done (RAID 5 reads before it writes, unless it writes a whole row).
+//! [`crate::array`] gets the parts of an I/O from it: those that start first, and those that start when the first are
+//! finished (RAID 5 reads before it writes, except for a whole row).
 //!
 //! # Picture
 //! RAID 5, left-symmetric, four members; `P` moves, and a row's data begins right after it:
@@ -18,12 +18,12 @@ use alloc::vec::Vec;
 
 use crate::kind::IoKind;
 
-/// How data is spread over members.
+/// RAID levels.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// Striped, no redundancy; also the level of a single member.
     Raid0,
-    /// Every member holds everything.
+    /// Every member has all data.
     Raid1,
     /// Striped, with one member's worth of rotating parity.
     Raid5,
@@ -32,7 +32,7 @@ pub enum Level {
 }
 
 impl Level {
-    /// The level whose number this is.
+    /// The level of this number.
     pub fn named(number: &str) -> Option<Level> {
         Some(match number {
             "0" => Level::Raid0,
@@ -43,7 +43,7 @@ impl Level {
         })
     }
 
-    /// How many of `members` hold data of their own.
+    /// Number of members' worth of data among `members`.
     pub const fn data_members(self, members: u32) -> u32 {
         match self {
             Level::Raid0 => members,
@@ -53,7 +53,7 @@ impl Level {
         }
     }
 
-    /// How many like copies of a chunk there are.
+    /// Number of copies of a chunk.
     const fn copies(self, members: u32) -> u32 {
         match self {
             Level::Raid0 | Level::Raid5 => 1,
@@ -63,7 +63,7 @@ impl Level {
     }
 }
 
-/// What one member has to do for an I/O.
+/// One member's part of an I/O.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Part {
     pub(crate) member: u32,
@@ -86,9 +86,9 @@ impl Stripe {
         self.chunk * u64::from(self.level.data_members(self.members))
     }
 
-    /// Appends the parts of an I/O: those to begin with to `first`, those that follow them to `then`.
+    /// Appends the parts of an I/O: those that start first to `first`, those that follow to `then`.
     ///
-    /// `load` is how much each member has to do; a read of mirrored data goes to the least busy copy.
+    /// `load` is the work of each member. A read of mirrored data uses the least busy copy.
     pub(crate) fn split(
         &self,
         kind: IoKind,
@@ -160,7 +160,7 @@ impl Stripe {
         }
     }
 
-    /// Bytes `from..to` of a row's data and its parity, by whichever way needs the fewer reads.
+    /// Bytes `from..to` of a row's data and its parity, with as few reads as possible.
     fn write_with_parity(
         &self,
         row: u64,
@@ -177,7 +177,7 @@ impl Stripe {
             touched += 1;
             whole += u32::from(len == self.chunk);
         }
-        // Two or more touched chunks seldom share a range narrower than the chunk: take all of it.
+        // Two or more chunks seldom share a range narrower than the chunk: the whole chunk is taken.
         let (start, len) = match touched {
             1 => (from % self.chunk, to - from),
             _ => (0, self.chunk),
@@ -203,16 +203,16 @@ impl Stripe {
             ..part
         };
         if touched < data - whole {
-            // Old data and old parity give the new parity.
+            // Read-modify-write: old data and old parity give the new parity.
             first.extend(writes.clone().chain([parity]).map(as_read));
         } else {
-            // The chunks not wholly overwritten give it.
-            let kept = |&chunk: &u32| {
+            // Reconstruct-write: the chunks that are not wholly overwritten give the new parity.
+            let remains = |&chunk: &u32| {
                 !self
                     .chunks(from, to)
                     .any(|(d, _, len)| d == chunk && len == self.chunk)
             };
-            first.extend((0..data).filter(kept).map(|chunk| Part {
+            first.extend((0..data).filter(remains).map(|chunk| Part {
                 member: self.member(row, chunk),
                 kind: IoKind::Read,
                 offset: base + start,
@@ -222,7 +222,7 @@ impl Stripe {
         then.extend(writes.chain([parity]));
     }
 
-    /// The chunks that bytes `from..to` of a row touch: which, where in it, how much.
+    /// The chunks that bytes `from..to` of a row touch: index, offset in it, length.
     fn chunks(&self, from: u64, to: u64) -> impl Iterator<Item = (u32, u64, u64)> + Clone {
         let chunk = self.chunk;
         (from / chunk..to.div_ceil(chunk)).map(move |data| {
@@ -232,7 +232,7 @@ impl Stripe {
         })
     }
 
-    /// Which member holds a row's `data`-th chunk; of copies, the first.
+    /// The member with a row's `data`-th chunk. Of copies, the first.
     fn member(&self, row: u64, data: u32) -> u32 {
         match self.level {
             Level::Raid0 => data,
@@ -243,8 +243,8 @@ impl Stripe {
     }
 
     fn parity_member(&self, row: u64) -> u32 {
-        let turn = row % u64::from(self.members);
-        self.members - 1 - u32::try_from(turn).expect("a remainder of a u32")
+        let position = row % u64::from(self.members);
+        self.members - 1 - u32::try_from(position).expect("a remainder of a u32")
     }
 }
 

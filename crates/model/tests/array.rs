@@ -9,7 +9,7 @@ use tidegate_model::{Array, ArraySpec, Completion, IoKind, ModelIo, Random};
 const MS: u64 = 1_000_000;
 const SECOND: u64 = 1_000 * MS;
 
-/// One thing a driver does.
+/// An action of a driver.
 #[derive(Clone, Debug)]
 enum Act {
     Submit(IoKind, u64, u64),
@@ -61,7 +61,7 @@ fn specs() -> impl Strategy<Value = ArraySpec> {
     })
 }
 
-/// Carries out `acts`, then lets the array finish; returns what completed. Checks the contract on the way.
+/// Executes `acts`, then waits for the array to finish. Returns the completions and checks the contract.
 fn drive(spec: &ArraySpec, seed: u64, acts: &[Act]) -> Vec<Completion> {
     let mut array = Array::new(spec, seed).expect("a valid array");
     let (mut now, mut done, mut submitted) = (0, Vec::new(), BTreeMap::new());
@@ -106,14 +106,14 @@ fn drive(spec: &ArraySpec, seed: u64, acts: &[Act]) -> Vec<Completion> {
     for Completion { id, at } in &done {
         assert!(
             submitted[id] <= *at,
-            "I/O {id} was done before it was asked"
+            "I/O {id} completed before its submission"
         );
     }
     assert!(done.is_sorted_by_key(|done| done.at));
     done
 }
 
-/// How many are done and not yet popped. A clone answers, so the array itself is not moved on.
+/// The number of completions that are not popped. It uses a clone, so the array is unchanged.
 fn ready(array: &Array, now: u64) -> usize {
     let mut copy = array.clone();
     let before = copy.outstanding();
@@ -125,12 +125,12 @@ fn ready(array: &Array, now: u64) -> usize {
     count - (before - copy.outstanding())
 }
 
-/// Goes from event to event, as the simulator does.
+/// Advances from event to event, like the simulator.
 fn pass(array: &mut Array, from: u64, until: u64, done: &mut Vec<Completion>) {
     let mut now = from;
     while let Some(at) = array.next_completion().filter(|&at| at <= until) {
         if at > now {
-            // A moment earlier there is nothing: what is told is never late.
+            // Just before it there is no completion: the announced time is never late.
             assert_eq!(array.clone().pop_completed(at - 1), None);
         }
         now = now.max(at);
@@ -149,21 +149,21 @@ proptest! {
     #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
-    fn every_io_completes_exactly_once_when_it_was_told(
+    fn every_io_completes_exactly_once_at_the_announced_time(
         spec in specs(), seed: u64, acts in prop::collection::vec(act(), 0..40),
     ) {
         drive(&spec, seed, &acts);
     }
 
     #[test]
-    fn the_same_seed_and_calls_give_the_same_answers(
+    fn the_same_seed_and_calls_give_the_same_results(
         spec in specs(), seed: u64, acts in prop::collection::vec(act(), 0..40),
     ) {
         prop_assert_eq!(drive(&spec, seed, &acts), drive(&spec, seed, &acts));
     }
 
     #[test]
-    fn how_often_it_is_asked_changes_nothing(
+    fn the_number_of_calls_does_not_change_the_results(
         spec in specs(), seed: u64,
         ios in prop::collection::vec((0..90_000_000_u64, 1..300_000_u64), 1..40),
     ) {
@@ -191,12 +191,12 @@ proptest! {
         pass(&mut array, 0, u64::MAX, &mut done);
         let rounds = count.div_ceil(u64::from(channels));
         let service = done[0].at;
-        prop_assert_eq!(done.last().expect("some are done").at, rounds * service, "no channel rested");
-        prop_assert!(done.is_sorted_by_key(|done| done.id), "first come, first served");
+        prop_assert_eq!(done.last().expect("some are done").at, rounds * service, "no channel was idle");
+        prop_assert!(done.is_sorted_by_key(|done| done.id), "in order of arrival");
     }
 }
 
-/// A plain server with some channels, whose transfer time does not matter.
+/// A server with some channels and a negligible transfer time.
 fn station(channels: u32, base: u64, variation: Variation) -> SsdSpec {
     let cost = Cost {
         base,
@@ -222,7 +222,7 @@ fn read(id: u64, offset: u64) -> ModelIo {
     }
 }
 
-/// Keeps `depth` random I/Os in flight for `span`; returns I/Os a second and their mean latency.
+/// Runs `depth` random I/Os at a time for `span`. Returns I/Os per second and their mean latency.
 fn closed_loop(
     array: &mut Array,
     from: u64,
@@ -329,9 +329,9 @@ fn an_exponential_server_queues_as_theory_says() {
 }
 
 #[test]
-fn a_raid_5_of_eight_disks_does_what_such_a_lun_does() {
-    // Published: some 1,600 I/Os a second at some 40 outstanding, mixed, on a part of the disks (shorter seeks than
-    // here, all over them). A write costs four accesses.
+fn a_raid_5_of_eight_disks_performs_like_a_published_lun() {
+    // Published: about 1,600 I/Os per second with about 40 outstanding, mixed, on a part of the disks (so with shorter
+    // seeks than here). A write costs four accesses.
     let reads = iops("raid5-8x10k", 40, IoKind::Read, 8_192);
     let writes = iops("raid5-8x10k", 40, IoKind::Write, 8_192);
     assert!((1_000..2_200).contains(&reads), "{reads}");
@@ -341,7 +341,7 @@ fn a_raid_5_of_eight_disks_does_what_such_a_lun_does() {
 }
 
 #[test]
-fn queueing_lets_a_disk_find_a_better_order() {
+fn a_deeper_queue_lets_a_disk_reorder() {
     let (one, many) = (
         iops("10k", 1, IoKind::Read, 4_096),
         iops("10k", 32, IoKind::Read, 4_096),
@@ -385,7 +385,7 @@ fn an_ssd_reads_faster_than_it_writes_and_far_faster_than_a_disk() {
 }
 
 #[test]
-fn a_cache_answers_writes_at_once_until_it_is_full_and_then_at_the_members_rate() {
+fn a_cache_completes_writes_at_once_until_it_is_full_and_then_at_the_members_rate() {
     let mut spec = ArraySpec::named("raid5-8x10k+cache").unwrap();
     let cache = spec.cache.as_mut().unwrap();
     (cache.size, cache.destage_above) = (64 << 20, 8 << 20);
@@ -426,7 +426,7 @@ fn a_cache_turns_small_sequential_writes_into_whole_rows() {
 }
 
 #[test]
-fn what_was_just_written_is_read_from_the_cache() {
+fn recent_writes_are_read_from_the_cache() {
     let mut array = Array::new(&ArraySpec::named("raid5-8x10k+cache").unwrap(), 2).unwrap();
     array.submit(
         0,
@@ -462,7 +462,7 @@ fn halving_capacity_halves_throughput_at_once_and_doubling_restores_it() {
 }
 
 #[test]
-fn a_stall_holds_what_is_in_flight_and_only_for_its_time() {
+fn a_stall_delays_ios_in_flight_by_its_length() {
     let mut array = Array::new(&ArraySpec::named("ssd").unwrap(), 1).unwrap();
     array.submit(0, read(1, 0));
     let undisturbed = array.next_completion().unwrap();
