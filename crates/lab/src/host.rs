@@ -78,7 +78,7 @@ impl Host {
             match host.get("/v1/status") {
                 Ok(status) => break status,
                 Err(late) if Instant::now() > deadline => {
-                    return Err(late.context(host.server.last_words()));
+                    return Err(late.context(host.server.log_tail()));
                 }
                 Err(_) => host.check_alive()?,
             }
@@ -196,7 +196,7 @@ impl Host {
             Some(status) => bail!(
                 "the daemon of {} has ended, {status}: {}",
                 self.name,
-                self.server.last_words()
+                self.server.log_tail()
             ),
         }
     }

@@ -156,7 +156,7 @@ impl Slices {
     pub fn figures(&self, server: Option<&Server>, noise: Noise) -> Result<Figures> {
         let all = Tally::sum(&self.tallies);
         if all.errors > 0 {
-            let server = server.map_or(String::new(), Server::last_words);
+            let server = server.map_or(String::new(), Server::log_tail);
             bail!("{server} answered {} requests with an error", all.errors);
         }
         if all.completed == 0 {

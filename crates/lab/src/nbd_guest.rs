@@ -217,7 +217,7 @@ impl NbdGuest {
             while self.connection.unsent() < AHEAD
                 && let Some(piece) = self.waiting.pop_front()
             {
-                let (cookie, out) = self.connection.ask(piece);
+                let (cookie, out) = self.connection.request(piece);
                 piece.encode(cookie, out);
             }
             let ready = self.connection.unsent();
@@ -247,7 +247,7 @@ impl NbdGuest {
             Op::Read => piece.len,
             _ => 0,
         };
-        while let Some(Answer { asked, ok }) = self.connection.answer(data)? {
+        while let Some(Answer { note: asked, ok }) = self.connection.answer(data)? {
             let now = self.now();
             self.heard = now;
             let Some((io, left)) = self.outstanding.get_mut(&asked.io) else {

@@ -1,36 +1,36 @@
-//! Dips in throughput: how many requests are lost while something disturbs a server.
+//! Dips in throughput: the number of requests lost while something disturbs a server.
 //!
-//! A shared machine's speed changes by a seventh and more from second to second. A loss of a thousandth of a second does not
-//! show in a comparison of seconds, but it is a dip in the curve. The time around it is its baseline.
+//! A shared machine's speed varies by a seventh and more from second to second. A loss of a millisecond's requests does
+//! not show in a comparison of seconds, but it is a dip in the curve. The time around it is its baseline.
 //!
 //! # Units
-//! Requests, of which a rate may make parts.
+//! Requests, possibly fractions, because rates are interpolated.
 
 use std::time::{Duration, Instant};
 
-/// The baseline window before and after a dip. A machine keeps its speed for hundreds of milliseconds.
+/// The baseline window before and after a dip. A machine's speed is stable for hundreds of milliseconds.
 const BASELINE: Duration = Duration::from_millis(100);
 
-/// Points of a sum that only grows, one after the other.
+/// Samples of a cumulative count, in order of time.
 #[derive(Clone, Debug, Default)]
 pub struct Curve {
     points: Vec<(Instant, u64)>,
 }
 
 impl Curve {
-    /// Until `at` so many were answered in all.
+    /// Adds a sample: `answered` requests completed until `at`.
     pub fn add(&mut self, at: Instant, answered: u64) {
         self.points.push((at, answered));
     }
 
-    /// When its window opened and closed; none if it has no length.
+    /// The first and the last sample's time; none if they are equal.
     #[must_use]
     pub fn ends(&self) -> Option<(Instant, Instant)> {
         let (first, last) = (self.points.first()?.0, self.points.last()?.0);
         (first < last).then_some((first, last))
     }
 
-    /// How many were answered until `at`, between two points in proportion.
+    /// The number of requests completed until `at`, interpolated linearly.
     fn until(&self, at: Instant) -> f64 {
         let next = self.points.partition_point(|(when, _)| *when < at);
         match (
@@ -47,8 +47,8 @@ impl Curve {
         }
     }
 
-    /// How many fewer were answered in these spans than as many as just before and after them: where spans meet or are
-    /// nearer to each other than a baseline window is wide, they are one. What lies outside the window is left out.
+    /// The number of requests lost in these spans, compared with the rate just before and after them. Spans are merged
+    /// if they meet or are nearer to each other than a baseline window. Time outside the curve is ignored.
     #[must_use]
     pub fn lost(&self, spans: &[(Instant, Instant)]) -> f64 {
         let Some((open, close)) = self.ends() else {
@@ -59,19 +59,19 @@ impl Curve {
             .map(|(from, to)| {
                 let left = from.checked_sub(BASELINE).map_or(open, |at| at.max(open));
                 let right = (to + BASELINE).min(close);
-                let beside = from.duration_since(left) + right.duration_since(to);
-                if beside.is_zero() {
-                    // Nothing tells how fast it would have been.
+                let baseline = from.duration_since(left) + right.duration_since(to);
+                if baseline.is_zero() {
+                    // There is no baseline.
                     return 0.0;
                 }
                 let answered = |from, to| self.until(to) - self.until(from);
-                let rate = (answered(left, from) + answered(to, right)) / beside.as_secs_f64();
+                let rate = (answered(left, from) + answered(to, right)) / baseline.as_secs_f64();
                 rate * to.duration_since(from).as_secs_f64() - answered(from, to)
             })
             .sum()
     }
 
-    /// How many were answered in its window.
+    /// The number of requests completed in its window.
     #[must_use]
     pub fn answered(&self) -> f64 {
         match (self.points.first(), self.points.last()) {
@@ -81,7 +81,7 @@ impl Curve {
     }
 }
 
-/// Spans in order, within a window, none nearer to the next than a baseline window.
+/// Spans in order, cut to a window, and merged if nearer to each other than a baseline window.
 fn merged(spans: &[(Instant, Instant)], open: Instant, close: Instant) -> Vec<(Instant, Instant)> {
     let mut sorted: Vec<_> = spans
         .iter()
@@ -112,7 +112,7 @@ mod tests {
         Duration::from_millis(ms)
     }
 
-    /// A second with a point each 5 ms; in each of them `rate` tells how many were answered per millisecond.
+    /// One second with a sample each 5 ms. `rate` returns the number of requests per millisecond.
     fn drawn(begin: Instant, rate: impl Fn(u64) -> u64) -> Curve {
         let mut curve = Curve::default();
         let mut sum = 0;
@@ -125,9 +125,9 @@ mod tests {
     }
 
     #[test]
-    fn a_dip_is_as_deep_as_what_was_lost_in_it_however_wide_one_looks() {
+    fn a_dips_loss_does_not_depend_on_the_width_of_its_span() {
         let begin = Instant::now();
-        // 20 ms at half the speed: 10 ms' worth of a thousand each.
+        // 20 ms at half the speed lose the requests of 10 ms, a thousand each.
         let curve = drawn(
             begin,
             |at| if (500..520).contains(&at) { 500 } else { 1000 },
@@ -142,7 +142,7 @@ mod tests {
     }
 
     #[test]
-    fn a_machine_that_gets_slower_during_a_dip_is_none() {
+    fn a_lasting_slowdown_is_not_a_dip() {
         let begin = Instant::now();
         let curve = drawn(begin, |at| if at < 500 { 1400 } else { 1000 });
         let lost = curve.lost(&[(begin + ms(450), begin + ms(550))]);
@@ -150,7 +150,7 @@ mod tests {
     }
 
     #[test]
-    fn spans_that_meet_are_one_and_those_outside_are_none() {
+    fn adjacent_spans_are_merged_and_spans_outside_are_ignored() {
         let begin = Instant::now();
         let curve = drawn(begin, |at| if (500..600).contains(&at) { 0 } else { 1000 });
         let at = |from, to| (begin + ms(from), begin + ms(to));

@@ -1,18 +1,17 @@
 //! An initramfs for QEMU guests: busybox, virtio kernel modules, and an init script.
 //!
-//! A Debian kernel is left as it is: what is measured and tested is what people run. The archive is built here, so that
-//! neither a packer nor anything in a guest has to be installed. Contests and the end-to-end tests boot from it; what
-//! their guests then do is their own.
+//! The Debian kernel is used unchanged, so that tests and measurements run what users run. The archive is built here,
+//! so that no packer and nothing in a guest must be installed. A/B tests and the end-to-end tests boot from it.
 //!
 //! # Always true
-//! - A name is in an archive once, and behind its directories.
+//! - A name occurs once in an archive, after its directories.
 //!
 //! # Picture
 //! ```text
-//! /init           mounts, loads the modules, then its owner's lines
-//! /bin/busybox    all of its commands beside it, once it runs
-//! /usr/bin        programs, their libraries where the host has them
-//! /modules        those that the kernel has not built in; `order` names them in the order of their needs
+//! /init           mounts, loads the modules, then the caller's lines
+//! /bin/busybox    links to all of its commands, made at boot
+//! /usr/bin        programs; their libraries are at the host's paths
+//! /modules        modules that are not built in; `order` lists them in order of dependency
 //! ```
 //!
 //! # Source
@@ -25,7 +24,7 @@ use std::process::Command;
 
 use anyhow::{Context, Result, bail};
 
-/// Modules between a Debian kernel and virtio's disks and ports, in the order of their needs.
+/// Modules between a Debian kernel and virtio disks and ports, in order of dependency.
 const MODULES: &[&str] = &[
     "virtio_ring",
     "virtio",
@@ -36,7 +35,7 @@ const MODULES: &[&str] = &[
     "virtio_console",
 ];
 
-/// What every guest does first.
+/// The first commands of every guest.
 const INIT: &str = r"#!/bin/busybox sh
 /bin/busybox --install -s /bin
 mount -t proc proc /proc
@@ -45,16 +44,16 @@ mount -t devtmpfs dev /dev
 for module in $(cat /modules/order); do insmod /modules/$module; done
 ";
 
-/// A kernel and where its modules lie.
+/// A kernel and its modules.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Kernel {
-    /// The kernel, as its package ships it.
+    /// The kernel image from its package.
     pub image: PathBuf,
     modules: PathBuf,
 }
 
 impl Kernel {
-    /// The newest in a place with `boot/` and `lib/modules/` that can be read.
+    /// The newest readable kernel in a directory with `boot/` and `lib/modules/`.
     #[must_use]
     pub fn newest_in(place: &Path) -> Option<Kernel> {
         let entries = fs::read_dir(place.join("boot")).ok()?.flatten();
@@ -70,14 +69,14 @@ impl Kernel {
     }
 }
 
-/// A guest's root in the making.
+/// A builder of a guest's root file system.
 #[derive(Debug)]
 pub struct Root {
     archive: Archive,
 }
 
 impl Root {
-    /// For a guest of that kernel. `init`: lines of shell that it runs once its modules are loaded.
+    /// Starts the root of a guest with that kernel. `init` is shell code that runs once the modules are loaded.
     ///
     /// # Errors
     /// busybox or a module cannot be read.
@@ -113,15 +112,15 @@ impl Root {
         Ok(())
     }
 
-    /// Puts a file there.
+    /// Adds a file.
     pub fn file(&mut self, name: &str, content: &[u8]) {
         self.archive.file(Path::new(name), content);
     }
 
-    /// Puts a program of the host's into `/usr/bin`, with the libraries that it is linked with.
+    /// Adds a program of the host to `/usr/bin`, with its shared libraries.
     ///
     /// # Errors
-    /// It or one of them cannot be read.
+    /// The program or one of its libraries cannot be read.
     pub fn program(&mut self, source: &Path) -> Result<()> {
         let name = source.file_name().context("a program has a name")?;
         self.archive
@@ -135,14 +134,14 @@ impl Root {
         Ok(())
     }
 
-    /// The archive.
+    /// Returns the archive.
     #[must_use]
     pub fn finish(self) -> Vec<u8> {
         self.archive.finish()
     }
 }
 
-/// The libraries that a program is linked with, and the loader.
+/// A program's shared libraries, and the loader.
 fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     let output = Command::new("ldd")
         .arg(program)
@@ -155,7 +154,7 @@ fn libraries(program: &Path) -> Result<Vec<PathBuf>> {
     Ok(words.map(PathBuf::from).collect())
 }
 
-/// A file whose name begins so, compressed or not.
+/// A file whose name starts with `name`, compressed or not.
 fn search(dir: &Path, name: &str) -> Option<PathBuf> {
     let entries = fs::read_dir(dir).ok()?.flatten();
     for path in entries.map(|entry| entry.path()) {
@@ -173,7 +172,7 @@ fn search(dir: &Path, name: &str) -> Option<PathBuf> {
     None
 }
 
-/// A "newc" cpio archive in the making.
+/// A builder of a "newc" cpio archive.
 #[derive(Debug, Default)]
 struct Archive {
     bytes: Vec<u8>,
@@ -257,12 +256,12 @@ mod tests {
     }
 
     #[test]
-    fn what_the_kernel_has_built_in_is_left_out_and_the_rest_is_loaded_in_order() {
+    fn built_in_modules_are_left_out_and_the_others_are_loaded_in_order() {
         let place = tempfile::tempdir().expect("a scratch directory");
         let write = |name: &str, content: &str| {
             let path = place.path().join(name);
-            fs::create_dir_all(path.parent().expect("a directory")).expect("it is made");
-            fs::write(path, content).expect("it is written");
+            fs::create_dir_all(path.parent().expect("a directory")).expect("a new directory");
+            fs::write(path, content).expect("a new file");
         };
         for version in ["6.12", "6.13"] {
             write(&format!("boot/vmlinuz-{version}"), "a kernel");

@@ -1,7 +1,7 @@
 //! A client's load: the pattern of its requests, and their verification.
 //!
-//! One [`Source`] per queue or connection makes requests and judges their answers; the clients only carry them. It
-//! knows nothing of rings or sockets.
+//! One [`Source`] per queue or connection generates requests and verifies their results. The clients only transport
+//! them. A source knows nothing of rings or sockets.
 //!
 //! # Always true
 //! - With verification no two requests in flight touch the same block.
@@ -13,32 +13,32 @@ use crate::stamp::{self, Ledger, Mismatch, mix};
 /// The order in which blocks are visited.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Pattern {
-    /// Anywhere, uniformly.
+    /// Uniformly random.
     Random,
-    /// One after another, from the start again at the end.
+    /// One after another, starting again at the end.
     Sequential,
 }
 
-/// What to ask for.
+/// A load.
 #[derive(Clone, Debug)]
 pub struct Load {
     /// The order of blocks.
     pub pattern: Pattern,
-    /// How many requests of a hundred are reads.
+    /// Percentage of reads.
     pub read_percent: u8,
     /// Bytes per request; a multiple of 512.
     pub block: u32,
-    /// Requests kept in flight per queue.
+    /// Requests in flight per queue.
     pub depth: u16,
-    /// Where in the disk: first byte.
+    /// First byte of the region on the disk.
     pub start: u64,
-    /// Where in the disk: how many bytes.
+    /// Length of the region in bytes.
     pub length: u64,
-    /// A flush after so many writes; 0 for never.
+    /// Number of writes between flushes; 0 for no flushes.
     pub flush_every: u32,
-    /// Writes are stamped, reads are checked.
+    /// Whether writes are stamped and reads are checked.
     pub verify: bool,
-    /// The same seed asks for the same requests.
+    /// The seed. The same seed gives the same requests.
     pub seed: u64,
 }
 
@@ -59,7 +59,7 @@ impl Load {
         }
     }
 
-    /// Stamped writes and checked reads in equal number, with flushes: the correctness tests' usual load.
+    /// An equal number of stamped writes and checked reads, with flushes: the usual load of correctness tests.
     #[must_use]
     pub fn verified(depth: u16, length: u64) -> Self {
         Self {
@@ -78,24 +78,24 @@ impl Load {
 /// The kind of a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
-    /// Data comes.
+    /// Read data.
     Read,
-    /// Data goes.
+    /// Write data.
     Write,
-    /// What was written stays.
+    /// Make completed writes durable.
     Flush,
 }
 
 /// One request.
 #[derive(Clone, Copy, Debug)]
 pub struct Operation {
-    /// What is asked.
+    /// Its kind.
     pub kind: Kind,
-    /// Where, in bytes.
+    /// First byte on the disk.
     pub offset: u64,
-    /// How much, in bytes.
+    /// Number of bytes.
     pub length: u32,
-    /// For a verified write its number; for a verified read the number it must find (0: anything).
+    /// The number of a verified write, or the expected number of a verified read (0: any).
     pub sequence: u64,
 }
 
@@ -109,7 +109,7 @@ impl Operation {
     };
 }
 
-/// Makes requests and judges answers.
+/// Generates requests and verifies results.
 #[derive(Clone, Debug)]
 pub struct Source {
     load: Load,
@@ -122,7 +122,7 @@ pub struct Source {
 }
 
 impl Source {
-    /// A fresh source: nothing of the region is known.
+    /// A new source, which has written nothing yet.
     #[must_use]
     pub fn new(load: Load) -> Self {
         let blocks = load.blocks();
@@ -143,33 +143,33 @@ impl Source {
         }
     }
 
-    /// The load it was made from.
+    /// Its load.
     #[must_use]
     pub fn load(&self) -> &Load {
         &self.load
     }
 
-    /// What is known of the region, when it verifies.
+    /// The record of written blocks, if it verifies.
     #[must_use]
     pub fn ledger(&self) -> Option<&Ledger> {
         self.ledger.as_ref()
     }
 
-    /// From now on: reads every written block once, in order, then has no more to ask.
+    /// From now on, reads every written block once, in order, and then ends.
     pub fn start_sweep(&mut self) {
         self.sweep = true;
         self.cursor = 0;
     }
 
-    /// From now on: the load again, after a sweep.
+    /// Continues the load after a sweep.
     pub fn end_sweep(&mut self) {
         self.sweep = false;
         self.cursor = 0;
     }
 
-    /// The next request; none when a sweep is over, or (verifying) when every block is in flight.
+    /// The next request. None when a sweep has ended, or when every block of a verified region is in flight.
     #[inline]
-    pub fn ask(&mut self) -> Option<Operation> {
+    pub fn next_operation(&mut self) -> Option<Operation> {
         if self.ledger.is_some() {
             return if self.sweep {
                 self.next_swept()
@@ -189,7 +189,7 @@ impl Source {
         if self.flush_is_due() {
             return Some(Operation::FLUSH);
         }
-        // A few throws find a free block unless nearly all are in flight; then the caller waits for answers.
+        // A few tries find a free block unless almost all are in flight. Then the caller waits for completions.
         for _ in 0..64 {
             let block = self.pick();
             let index = index_of(block);
@@ -216,7 +216,7 @@ impl Source {
             if let Some(sequence) = ledger.expected(index_of(block)) {
                 assert!(
                     ledger.take(index_of(block)),
-                    "a sweep starts when nothing is in flight"
+                    "a sweep must start with nothing in flight"
                 );
                 return Some(self.operation(Kind::Read, block, sequence));
             }
@@ -224,15 +224,15 @@ impl Source {
         None
     }
 
-    /// Fills a write's data. Without verification whatever lies in the buffer is as good as anything.
+    /// Fills in a write's data. Without verification the buffer is left as it is.
     pub fn fill(&self, operation: &Operation, data: &mut [u8]) {
         stamp::fill(data, operation.offset, operation.sequence);
     }
 
-    /// Takes back an answered request of a verifying source; `data` is what a read brought.
+    /// Processes a completed request of a verifying source. `data` is a read's data.
     ///
     /// # Errors
-    /// The data is not what was written there.
+    /// The data differs from what was written there.
     pub fn answered(
         &mut self,
         operation: &Operation,
@@ -257,7 +257,7 @@ impl Source {
         Ok(())
     }
 
-    /// Whether answers must be given back to [`Source::answered`].
+    /// Whether completions must be passed to [`Source::answered`].
     #[must_use]
     pub fn verifies(&self) -> bool {
         self.ledger.is_some()
@@ -300,7 +300,7 @@ impl Source {
     #[inline]
     fn pick_kind(&mut self) -> Kind {
         let share = self.load.read_percent;
-        // A load of one kind throws no dice.
+        // A load of one kind needs no random number.
         if share == 100 || (share > 0 && below(self.random(), 100) < u64::from(share)) {
             Kind::Read
         } else {
@@ -315,15 +315,15 @@ impl Source {
     }
 }
 
-/// Scales a random word to `0..limit` without dividing.
+/// Scales a random word to `0..limit` without a division.
 #[inline]
 fn below(word: u64, limit: u64) -> u64 {
     let scaled = (u128::from(word) * u128::from(limit)) >> 64;
-    u64::try_from(scaled).expect("the upper half of a product of two words is a word")
+    u64::try_from(scaled).expect("the upper half of the product has 64 bits")
 }
 
 fn index_of(block: u64) -> usize {
-    usize::try_from(block).expect("the ledger holds every block of the region")
+    usize::try_from(block).expect("the ledger has every block of the region")
 }
 
 #[cfg(test)]
@@ -337,7 +337,7 @@ mod tests {
         let mut source = Source::new(load);
         let mut seen = [false; 16];
         for _ in 0..1000 {
-            let operation = source.ask().expect("an endless load");
+            let operation = source.next_operation().expect("an endless load");
             let block = (operation.offset - (1 << 20)) / 4096;
             seen[usize::try_from(block).expect("small")] = true;
         }
@@ -350,56 +350,59 @@ mod tests {
         load.pattern = Pattern::Sequential;
         let mut source = Source::new(load);
         let offsets: Vec<u64> = (0..4)
-            .map(|_| source.ask().expect("endless").offset)
+            .map(|_| source.next_operation().expect("endless").offset)
             .collect();
         assert_eq!(offsets, [0, 4096, 8192, 0]);
     }
 
     #[test]
-    fn a_verified_block_is_asked_for_once_at_a_time() {
+    fn a_verified_block_has_one_request_at_a_time() {
         let mut source = Source::new(Load::verified(4, 2 * 4096));
-        let one = source.ask().expect("a free block");
-        let two = source.ask().expect("the other free block");
+        let one = source.next_operation().expect("a free block");
+        let two = source.next_operation().expect("the other free block");
         assert_ne!(one.offset, two.offset);
-        assert!(source.ask().is_none());
+        assert!(source.next_operation().is_none());
         source
             .answered(&one, false, &[])
-            .expect("a failed request proves nothing");
-        assert_eq!(source.ask().expect("free again").offset, one.offset);
+            .expect("a failed request is not verified");
+        assert_eq!(
+            source.next_operation().expect("free again").offset,
+            one.offset
+        );
     }
 
     #[test]
-    fn flushes_come_after_so_many_writes() {
+    fn flushes_follow_a_fixed_number_of_writes() {
         let mut load = Load::random_reads(1, 1 << 20);
         (load.read_percent, load.flush_every) = (0, 3);
         let mut source = Source::new(load);
         let kinds: Vec<Kind> = (0..8)
-            .map(|_| source.ask().expect("endless").kind)
+            .map(|_| source.next_operation().expect("endless").kind)
             .collect();
         assert_eq!(kinds.iter().filter(|kind| **kind == Kind::Flush).count(), 2);
         assert_eq!((kinds[3], kinds[7]), (Kind::Flush, Kind::Flush));
     }
 
     #[test]
-    fn a_sweep_reads_what_was_written_and_nothing_else() {
+    fn a_sweep_reads_exactly_the_written_blocks() {
         let mut load = Load::verified(1, 8 * 4096);
         (load.read_percent, load.flush_every) = (0, 0);
         let mut source = Source::new(load);
-        let write = source.ask().expect("a write");
+        let write = source.next_operation().expect("a write");
         source
             .answered(&write, true, &[])
-            .expect("writes bring no data");
+            .expect("a write has no data to verify");
         source.start_sweep();
-        let read = source.ask().expect("the one block written");
+        let read = source.next_operation().expect("the one block written");
         assert_eq!((read.offset, read.sequence), (write.offset, write.sequence));
-        assert!(source.ask().is_none());
+        assert!(source.next_operation().is_none());
         let mut data = vec![0; 4096];
         source.fill(&write, &mut data);
         source
             .answered(&read, true, &data)
             .expect("the stamp that was written");
         source.start_sweep();
-        let read = source.ask().expect("the block again");
+        let read = source.next_operation().expect("the block again");
         data[9] ^= 1;
         source
             .answered(&read, true, &data)

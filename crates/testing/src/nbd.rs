@@ -1,11 +1,11 @@
 //! A batching NBD client over a Unix socket: many requests per write, many replies per read.
 //!
-//! One connection, one thread. It speaks as little as a load needs: fixed newstyle, EXPORT_NAME, simple replies; the
-//! product's own NBD code is what is measured, so none of it is used here.
+//! One connection, one thread. It uses only the protocol features that a load needs: fixed newstyle, EXPORT_NAME,
+//! simple replies. It shares no code with the product's NBD implementation, which it measures.
 //!
 //! # Always true
-//! - It never blocks in a write while replies are due: a server that waits for us to read would wait for ever.
-//! - A reply's handle names a request in flight; anything else is the server's fault and an error.
+//! - It never blocks in a write while replies are pending. A server that waits for us to read would block forever.
+//! - A reply's handle names a request in flight. Any other reply is an error of the server.
 //! # Source
 //! doc/proto.md of the NetworkBlockDevice project.
 
@@ -26,7 +26,7 @@ use crate::load::{Kind, Operation, Source};
 use crate::tally::{Edge, SILENCE, Tally, Until};
 use wire::Export;
 
-/// Replies are read in pieces of at most so much: half of a usual second-level cache.
+/// Replies are read in pieces of at most this size: half of a usual second-level cache.
 const BULK: usize = 512 << 10;
 
 /// A connection with its requests in flight.
@@ -51,15 +51,15 @@ struct Run<'a> {
     probe: &'a mut dyn FnMut(Edge),
     opened: Option<u64>,
     closed: Option<u64>,
-    asked: u64,
+    issued: u64,
 }
 
 impl Connection {
-    /// Connects to export `name` and prepares for `depth` requests of `block` bytes. With `reconnect` a lost server is
-    /// waited for so long, and what it left unanswered is asked again.
+    /// Connects to export `name` and prepares for `depth` requests of `block` bytes. With `reconnect`, a lost server is
+    /// awaited for this long, and requests in flight are sent again.
     ///
     /// # Errors
-    /// The server cannot be reached or refuses the export.
+    /// The server is unreachable or rejects the export.
     pub fn open(
         socket: &Path,
         name: &str,
@@ -84,16 +84,16 @@ impl Connection {
         })
     }
 
-    /// What the server says of the export.
+    /// The server's description of the export.
     #[must_use]
     pub fn export(&self) -> Export {
         self.export
     }
 
-    /// Runs `source`; as [`crate::vhost::GuestDriver::run`] does.
+    /// Runs `source`, like [`crate::vhost::GuestDriver::run`].
     ///
     /// # Errors
-    /// The server breaks the protocol, goes away for good, or is silent.
+    /// The server breaks the protocol, does not return, or is silent.
     pub fn run(
         &mut self,
         source: &mut Source,
@@ -107,11 +107,11 @@ impl Connection {
             probe,
             opened: None,
             closed: None,
-            asked: 0,
+            issued: 0,
         };
         loop {
-            let now = run.turn_clock(&mut tally);
-            self.ask(source, &mut run, now);
+            let now = run.advance_clock(&mut tally);
+            self.issue(source, &mut run, now);
             if self.free.len() == self.requests.len() {
                 break;
             }
@@ -125,15 +125,15 @@ impl Connection {
         Ok(tally)
     }
 
-    fn ask(&mut self, source: &mut Source, run: &mut Run<'_>, now: u64) {
+    fn issue(&mut self, source: &mut Source, run: &mut Run<'_>, now: u64) {
         while !run.is_over() && !self.free.is_empty() {
-            let Some(operation) = source.ask() else {
+            let Some(operation) = source.next_operation() else {
                 break;
             };
             let slot = self.free.pop().expect("a free slot was seen");
             self.requests[usize::from(slot)] = Some((operation, now));
             self.encode(slot, &operation, source);
-            run.asked += 1;
+            run.issued += 1;
         }
     }
 
@@ -149,7 +149,7 @@ impl Connection {
         }
     }
 
-    /// Sends what waits and reads what has come; sleeps only when there is neither.
+    /// Sends and receives what is possible without blocking. Sleeps only if both are impossible.
     fn exchange(&mut self) -> Result<()> {
         let fd = self.stream.as_raw_fd();
         if self.sent < self.outgoing.len() {
@@ -168,7 +168,7 @@ impl Connection {
             }
         }
         let blocked = !self.outgoing.is_empty();
-        // All is sent: the read itself may sleep. Otherwise sleep until either direction moves.
+        // If everything is sent, the read itself may sleep. Otherwise poll for both directions.
         let flags = if blocked {
             MsgFlags::MSG_DONTWAIT
         } else {
@@ -178,7 +178,7 @@ impl Connection {
             Ok(0) => bail!("{} closed the connection", self.socket.display()),
             Ok(count) => self.filled += count,
             Err(Errno::EAGAIN) if blocked => self.wait_for_either()?,
-            Err(Errno::EAGAIN) => bail!("the server answered nothing for {SILENCE:?}"),
+            Err(Errno::EAGAIN) => bail!("the server has sent no reply for {SILENCE:?}"),
             Err(Errno::EINTR) => {}
             Err(error) => return Err(error).context("cannot receive"),
         }
@@ -192,13 +192,13 @@ impl Connection {
         )];
         let timeout = PollTimeout::try_from(SILENCE).context("a timeout of seconds")?;
         match poll(&mut fds, timeout) {
-            Ok(0) => bail!("the server neither read nor answered for {SILENCE:?}"),
+            Ok(0) => bail!("the server has neither read nor replied for {SILENCE:?}"),
             Ok(_) | Err(Errno::EINTR) => Ok(()),
             Err(error) => Err(error).context("cannot wait for the socket"),
         }
     }
 
-    /// Takes every whole reply out of what was read.
+    /// Processes every complete reply in the input.
     fn answer(&mut self, source: &mut Source, run: &mut Run<'_>, tally: &mut Tally) -> Result<()> {
         let mut at = 0;
         let now = run.now();
@@ -209,7 +209,7 @@ impl Connection {
                 .and_then(|slot| self.requests.get(slot));
             let Some(Some((operation, started))) = request.copied() else {
                 bail!(
-                    "the server answered request {}, which is not in flight",
+                    "the server replied to request {}, which is not in flight",
                     reply.handle
                 );
             };
@@ -245,7 +245,7 @@ impl Connection {
         Ok(())
     }
 
-    /// Finds the server again and asks for everything that it left unanswered.
+    /// Reconnects and sends every request in flight again.
     fn recover(&mut self, error: &anyhow::Error, tally: &mut Tally) -> Result<()> {
         let Some(patience) = self.reconnect else {
             bail!("{error:#}")
@@ -259,7 +259,7 @@ impl Connection {
                         error.context(format!("the server did not return within {patience:?}"))
                     );
                 }
-                // Whether a process has come back can only be asked again, not waited for.
+                // There is no event for a returned process: poll for it.
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
         };
@@ -297,12 +297,12 @@ impl Run<'_> {
     fn is_over(&self) -> bool {
         match self.until {
             Until::Time(..) => self.closed.is_some(),
-            Until::Count(count) => self.asked >= count,
+            Until::Count(count) => self.issued >= count,
             Until::Exhausted => false,
         }
     }
 
-    fn turn_clock(&mut self, tally: &mut Tally) -> u64 {
+    fn advance_clock(&mut self, tally: &mut Tally) -> u64 {
         let now = self.now();
         let (warm, span) = match self.until {
             Until::Time(warm, span) => (warm, span),

@@ -8,30 +8,30 @@ use std::path::{Path, PathBuf};
 use crate::server::Launch;
 use crate::vhost::Wait;
 
-/// The size of disks that hold nothing.
+/// The size of null disks.
 pub const NULL_SIZE: u64 = 1 << 30;
 
-/// What lies behind a disk.
+/// The storage of a disk.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Store {
-    /// Nothing: reads are answered at once.
+    /// None: reads complete at once.
     Null,
-    /// Memory of the server.
+    /// The server's memory.
     Memory,
-    /// A file, by O_DIRECT where the peer can.
+    /// A file, with O_DIRECT where the peer supports it.
     File(PathBuf),
 }
 
-/// How a Tidegate is started.
+/// Options of a Tidegate server.
 #[derive(Clone, Debug)]
 pub struct Tidegate {
     /// The binary.
     pub program: PathBuf,
-    /// What lies behind its disk.
+    /// The storage of its disk.
     pub store: Store,
-    /// Filters, top first.
+    /// Filters, guest side first.
     pub filters: Vec<String>,
-    /// How long its I/O thread polls before it sleeps; `None` for what it does unasked.
+    /// How long its I/O thread polls before it sleeps; `None` for the default.
     pub poll_us: Option<u32>,
 }
 
@@ -88,7 +88,7 @@ pub fn tidegate(
         .flatten()
         .map(Path::to_owned)
         .collect();
-    // It pins its I/O thread itself; the rest of it belongs on the same core, to be counted there.
+    // It pins its I/O thread itself. Its other threads must use the same core, so that their CPU time is counted there.
     launch(name, &options.program, arguments, &sockets, cpu)
 }
 
@@ -106,7 +106,7 @@ fn qemu_node(store: &Store, name: &str) -> String {
     }
 }
 
-/// qemu-storage-daemon with one vhost-user-blk export per socket, all on its one thread.
+/// qemu-storage-daemon with one vhost-user-blk export per socket, all on its single thread.
 #[must_use]
 pub fn storage_daemon(store: &Store, sockets: &[PathBuf], cpu: usize) -> Launch {
     let mut arguments = Vec::new();
@@ -191,7 +191,8 @@ pub fn qemu_nbd(store: &Store, socket: &Path, cpu: usize) -> Launch {
     )
 }
 
-/// The engine alone: `tidegate-bench engine` with a disk for each socket, under I/O control that never engages or without.
+/// The engine alone: `tidegate-bench engine` with a disk for each socket, with I/O control that never engages or
+/// without.
 #[must_use]
 pub fn engine(program: &Path, sockets: &[PathBuf], controlled: bool, cpu: usize) -> Launch {
     let mut arguments = words(["engine"]);
@@ -220,7 +221,7 @@ pub fn bare(program: &Path, socket: &Path, wait: Wait, cpu: usize) -> Launch {
     launch(name, program, arguments, &[socket.into()], cpu)
 }
 
-/// Whether a program is there to be run.
+/// Whether a program is installed.
 #[must_use]
 pub fn installed(program: &str) -> bool {
     let path = std::env::var_os("PATH").unwrap_or_default();

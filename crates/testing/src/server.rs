@@ -1,9 +1,9 @@
-//! A server process: started, pinned, measured and stopped.
+//! A server process that is started, pinned, measured and stopped.
 //!
-//! [`crate::peers`] makes the command lines. Each trial starts a server of its own.
+//! [`crate::peers`] makes the command lines. Each trial starts a new server.
 //!
 //! # Always true
-//! - A started server ends with its value, also when a trial fails.
+//! - A started server is killed when its value is dropped, also when a trial fails.
 
 use std::ffi::OsString;
 use std::fs::File;
@@ -20,8 +20,8 @@ use nix::sys::time::{TimeVal, TimeValLike};
 use nix::time::clock_getcpuclockid;
 use nix::unistd::Pid;
 
-/// How long a server may take until it listens, or until it ends.
-const PATIENCE: Duration = Duration::from_secs(20);
+/// How long a server may take to start listening, or to exit.
+const TIMEOUT: Duration = Duration::from_secs(20);
 
 /// How to start a server.
 #[derive(Clone, Debug)]
@@ -34,13 +34,13 @@ pub struct Launch {
     pub arguments: Vec<OsString>,
     /// Sockets on which it listens once it is ready.
     pub sockets: Vec<PathBuf>,
-    /// The one CPU on which it runs; none for anywhere.
+    /// The CPU on which it runs; none for any.
     pub cpu: Option<usize>,
-    /// Whether it gets a process group of its own: a terminal's signals do not reach it.
+    /// Whether it gets a separate process group, so that a terminal's signals do not reach it.
     pub own_group: bool,
 }
 
-/// Variables by which a service manager talks to this program. Servers must not see them.
+/// Variables that a service manager passes to this program. Servers must not see them.
 const SERVICE_VARIABLES: [&str; 5] = [
     "NOTIFY_SOCKET",
     "WATCHDOG_USEC",
@@ -58,13 +58,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// Starts it and waits until it listens. What it says goes to a log in `scratch`.
+    /// Starts it and waits until it listens. Its output is written to a log in `scratch`.
     ///
     /// # Errors
-    /// The program is missing, ends at once, or does not listen in time; its last words are in the error.
+    /// The program is missing, exits at once, or does not listen in time. The error has the end of its log.
     pub fn start(launch: &Launch, scratch: &Path) -> Result<Self> {
         for socket in &launch.sockets {
-            // A socket left by an earlier trial would be taken for this server's.
+            // Removes a socket of an earlier trial, which would look like this server's.
             let _absent = std::fs::remove_file(socket);
         }
         let log = scratch.join("server.log");
@@ -104,16 +104,16 @@ impl Server {
     }
 
     fn wait_until_it_listens(&mut self, sockets: &[PathBuf]) -> Result<()> {
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while !listening(sockets)? {
             if let Some(status) = self.ended()? {
-                bail!("{} ended with {status}: {}", self.name, self.last_words());
+                bail!("{} ended with {status}: {}", self.name, self.log_tail());
             }
             if Instant::now() > deadline {
                 bail!(
-                    "{} does not listen after {PATIENCE:?}: {}",
+                    "{} does not listen after {TIMEOUT:?}: {}",
                     self.name,
-                    self.last_words()
+                    self.log_tail()
                 );
             }
             std::thread::sleep(Duration::from_millis(5));
@@ -121,31 +121,31 @@ impl Server {
         Ok(())
     }
 
-    /// What it wrote to its log.
+    /// The end of its log.
     #[must_use]
-    pub fn last_words(&self) -> String {
+    pub fn log_tail(&self) -> String {
         std::fs::read_to_string(&self.log)
             .unwrap_or_default()
             .trim()
             .to_owned()
     }
 
-    /// Its exit status, if it has ended.
+    /// Its exit status, if it has exited.
     ///
     /// # Errors
-    /// The system does not tell.
+    /// The status is unavailable.
     pub fn ended(&mut self) -> Result<Option<ExitStatus>> {
         let status = self.child.try_wait();
-        status.with_context(|| format!("cannot ask for the state of {}", self.name))
+        status.with_context(|| format!("cannot get the state of {}", self.name))
     }
 
-    /// Asks it to end.
+    /// Sends SIGTERM.
     pub fn terminate(&self) {
-        // It may have ended by itself.
+        // It may have exited already.
         let _gone = kill(self.as_pid(), Signal::SIGTERM);
     }
 
-    /// Its process number.
+    /// Its process id.
     #[must_use]
     pub fn pid(&self) -> u32 {
         self.child.id()
@@ -157,13 +157,13 @@ impl Server {
         )
     }
 
-    /// CPU time of all its threads, those that ended included.
+    /// CPU time of all its threads, including finished ones.
     ///
     /// # Errors
-    /// The server is gone.
+    /// The server has exited.
     pub fn cpu_time(&self) -> Result<Duration> {
         let clock = clock_getcpuclockid(self.as_pid())
-            .with_context(|| format!("{} is gone: {}", self.name, self.last_words()))?;
+            .with_context(|| format!("{} is gone: {}", self.name, self.log_tail()))?;
         Ok(Duration::from(
             clock.now().context("cannot read the server's CPU clock")?,
         ))
@@ -172,29 +172,29 @@ impl Server {
     /// Resident memory in bytes.
     ///
     /// # Errors
-    /// The server is gone.
+    /// The server has exited.
     pub fn resident(&self) -> Result<u64> {
         let path = format!("/proc/{}/status", self.child.id());
         let text = std::fs::read_to_string(&path).with_context(|| format!("cannot read {path}"))?;
-        resident_of(&text).with_context(|| format!("{path} tells no VmRSS"))
+        resident_of(&text).with_context(|| format!("{path} has no VmRSS"))
     }
 
-    /// Asks it to end and waits; kills it when it will not.
+    /// Sends SIGTERM and waits. Kills it after a timeout.
     ///
     /// # Errors
-    /// It cannot be signalled or waited for.
+    /// Signalling or waiting fails.
     pub fn stop(mut self) -> Result<()> {
         if self.ended()?.is_some() {
             return Ok(());
         }
         self.terminate();
-        let deadline = Instant::now() + PATIENCE;
+        let deadline = Instant::now() + TIMEOUT;
         while self.ended()?.is_none() {
             if Instant::now() > deadline {
                 bail!(
-                    "{} does not end on SIGTERM: {}",
+                    "{} does not exit on SIGTERM: {}",
                     self.name,
-                    self.last_words()
+                    self.log_tail()
                 );
             }
             std::thread::sleep(Duration::from_millis(2));
@@ -202,10 +202,10 @@ impl Server {
         Ok(())
     }
 
-    /// Kills it as a crash would, and waits until it is gone.
+    /// Kills it with SIGKILL, like a crash, and waits for its exit.
     ///
     /// # Errors
-    /// It cannot be killed.
+    /// Killing fails.
     pub fn crash(mut self) -> Result<()> {
         self.child
             .kill()
@@ -217,16 +217,16 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        // Gone already, usually.
+        // Usually it has exited already.
         let _gone = self.child.kill();
         let _reaped = self.child.wait();
     }
 }
 
-/// Pins the calling thread, and threads that it starts, to one CPU.
+/// Pins the calling thread, and the threads that it starts, to one CPU.
 ///
 /// # Errors
-/// There is no such CPU, or this process may not use it.
+/// The CPU does not exist, or this process may not use it.
 pub fn pin(cpu: usize) -> Result<()> {
     let mut set = CpuSet::new();
     set.set(cpu)
@@ -245,7 +245,7 @@ pub fn own_cpu_time() -> Result<Duration> {
     ))
 }
 
-/// CPU time of all programs that this process has started and seen the end of.
+/// CPU time of all child processes that have exited and were waited for.
 ///
 /// # Errors
 /// Never on Linux.
@@ -259,7 +259,7 @@ pub fn ended_cpu_time() -> Result<Duration> {
     Ok(span(usage.user_time()) + span(usage.system_time()))
 }
 
-/// Whether all sockets are listened on, without connecting: some servers take one client only.
+/// Whether all sockets have a listener. It does not connect, because some servers accept only one client.
 fn listening(sockets: &[PathBuf]) -> Result<bool> {
     let table = std::fs::read_to_string("/proc/net/unix").context("cannot read /proc/net/unix")?;
     Ok(sockets.iter().all(|socket| listens(&table, socket)))
@@ -285,7 +285,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_socket_counts_once_it_is_listened_on() {
+    fn a_socket_is_ready_once_it_has_a_listener() {
         let dir = tempfile::tempdir().expect("a scratch directory");
         let path = dir.path().join("s");
         let sockets = [path.clone()];
@@ -304,7 +304,7 @@ mod tests {
     }
 
     #[test]
-    fn a_server_that_ends_at_once_is_an_error_with_its_last_words() {
+    fn a_server_that_exits_at_once_is_an_error_with_its_output() {
         let dir = tempfile::tempdir().expect("a scratch directory");
         let launch = Launch {
             name: "loser".into(),
@@ -314,7 +314,7 @@ mod tests {
             cpu: None,
             own_group: false,
         };
-        let error = Server::start(&launch, dir.path()).expect_err("it ends");
+        let error = Server::start(&launch, dir.path()).expect_err("it exits");
         assert!(error.to_string().contains("no luck"), "{error}");
     }
 }

@@ -1,11 +1,11 @@
-//! Content of verified writes, and the record of every block that was written.
+//! Contents of verified writes, and the record of every written block.
 //!
-//! A stamp names the place and the write that it belongs to, in every 512 bytes, so that a block that is stale,
-//! misplaced, torn or foreign is counted apart. The [`Ledger`] survives a client's run, a server's crash and a
-//! reconnection: what was acknowledged before must be there after.
+//! A stamp contains the offset and the number of its write, in every 512 bytes. So stale, misplaced, torn and foreign
+//! blocks are distinguished. The [`Ledger`] survives a client's run, a server's crash and a reconnection: acknowledged
+//! writes must still be there.
 //!
 //! # Always true
-//! - A block has at most one request in flight, so its content is never a matter of chance.
+//! - A block has at most one request in flight, so its contents are deterministic.
 //! # Units
 //! - Offsets and lengths in bytes; a sequence number per write, from 1.
 
@@ -14,14 +14,14 @@ use std::fmt;
 const CHUNK: usize = 512;
 const MAGIC: u64 = 0x7464_6774_5354_4D50;
 
-/// A block that is not what was written there.
+/// A block with wrong contents.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mismatch {
-    /// Where in the disk, in bytes.
+    /// First byte on the disk.
     pub offset: u64,
-    /// The write that should be found.
+    /// The number of the expected write.
     pub expected: u64,
-    /// What was found instead, in words.
+    /// A description of the contents found.
     pub found: String,
 }
 
@@ -37,7 +37,7 @@ impl fmt::Display for Mismatch {
 
 impl std::error::Error for Mismatch {}
 
-/// Fills `data`, which goes to `offset`, with the stamp of write `sequence`.
+/// Fills `data` at `offset` with the stamp of write `sequence`.
 pub fn fill(data: &mut [u8], offset: u64, sequence: u64) {
     let mut place = offset;
     for chunk in data.chunks_mut(CHUNK) {
@@ -58,10 +58,10 @@ pub fn fill(data: &mut [u8], offset: u64, sequence: u64) {
     }
 }
 
-/// Whether `data`, read at `offset`, is exactly what write `sequence` left there.
+/// Checks that `data`, read at `offset`, is exactly the stamp of write `sequence`.
 ///
 /// # Errors
-/// The first 512 bytes that differ, described.
+/// A description of the first 512 bytes that differ.
 pub fn check(data: &[u8], offset: u64, sequence: u64) -> Result<(), Mismatch> {
     let mut expected = [0; CHUNK];
     let mut place = offset;
@@ -99,7 +99,7 @@ fn describe(chunk: &[u8], place: u64) -> String {
     }
 }
 
-/// Which write each block of a region must show.
+/// The expected write of each block of a region.
 #[derive(Clone, Debug, Default)]
 pub struct Ledger {
     written: Vec<u64>,
@@ -108,7 +108,7 @@ pub struct Ledger {
 }
 
 impl Ledger {
-    /// Knows nothing yet about `blocks` blocks.
+    /// A ledger of `blocks` blocks without writes.
     #[must_use]
     pub fn new(blocks: usize) -> Self {
         Self {
@@ -118,34 +118,34 @@ impl Ledger {
         }
     }
 
-    /// Takes a block for one request; false while another request has it.
+    /// Reserves a block for one request. Returns false if another request has it.
     pub fn take(&mut self, block: usize) -> bool {
         !std::mem::replace(&mut self.busy[block], true)
     }
 
-    /// The number for the next write.
+    /// The number of the next write.
     pub fn next_sequence(&mut self) -> u64 {
         self.last += 1;
         self.last
     }
 
-    /// The write that `block` must show; none while it was never written.
+    /// The write expected in `block`; none if it was never written.
     #[must_use]
     pub fn expected(&self, block: usize) -> Option<u64> {
         (self.written[block] != 0).then_some(self.written[block])
     }
 
-    /// Write `sequence` of `block` was acknowledged.
+    /// Records that write `sequence` of `block` was acknowledged.
     pub fn acknowledge(&mut self, block: usize, sequence: u64) {
         self.written[block] = sequence;
     }
 
-    /// The request that took `block` is over.
+    /// Releases a reserved block.
     pub fn release(&mut self, block: usize) {
         self.busy[block] = false;
     }
 
-    /// How many blocks were written.
+    /// Number of written blocks.
     #[must_use]
     pub fn written(&self) -> usize {
         self.written
@@ -154,20 +154,20 @@ impl Ledger {
             .count()
     }
 
-    /// How many blocks there are.
+    /// Number of blocks.
     #[must_use]
     pub fn len(&self) -> usize {
         self.written.len()
     }
 
-    /// Whether there are none.
+    /// Whether there are no blocks.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.written.is_empty()
     }
 }
 
-/// The finaliser of splitmix64: every bit of the input reaches every bit of the output.
+/// The finaliser of splitmix64: every bit of the input affects every bit of the output.
 #[must_use]
 pub fn mix(mut value: u64) -> u64 {
     value = (value ^ (value >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -191,13 +191,13 @@ mod tests {
     }
 
     #[test]
-    fn a_stale_block_is_named() {
+    fn a_stale_block_is_identified() {
         let error = check(&stamped(8192, 6), 8192, 7).expect_err("stale");
         assert!(error.found.contains("write 6"), "{error}");
     }
 
     #[test]
-    fn a_misplaced_block_is_named() {
+    fn a_misplaced_block_is_identified() {
         let error = check(&stamped(4096, 7), 8192, 7).expect_err("misplaced");
         assert!(error.found.contains("of offset 4096"), "{error}");
     }
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_and_foreign_bytes_are_told_apart() {
+    fn zeroes_and_foreign_bytes_are_distinguished() {
         assert_eq!(check(&[0; 512], 0, 1).expect_err("zeroes").found, "zeroes");
         assert_eq!(
             check(&[9; 512], 0, 1).expect_err("foreign").found,
@@ -222,7 +222,7 @@ mod tests {
     }
 
     #[test]
-    fn a_block_is_lent_once() {
+    fn a_block_is_reserved_once() {
         let mut ledger = Ledger::new(2);
         assert!(ledger.take(1));
         assert!(!ledger.take(1));

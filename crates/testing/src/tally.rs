@@ -1,6 +1,6 @@
 //! Counts and latencies of one queue or connection in a measured window.
 //!
-//! Filled by the clients, merged and turned into figures by the bench.
+//! The clients fill it. The bench merges tallies and computes figures.
 //!
 //! # Units
 //! - Latencies in nanoseconds inside, microseconds in [`Tally::percentile_us`].
@@ -11,18 +11,18 @@ use hdrhistogram::Histogram;
 
 use crate::stamp::Mismatch;
 
-/// When a run ends.
+/// The condition that ends a run.
 #[derive(Clone, Copy, Debug)]
 pub enum Until {
-    /// Warms up for the first span, then measures for the second.
+    /// Warms up for the first duration, then measures for the second.
     Time(Duration, Duration),
-    /// Ends after so many requests in all queues together; everything is measured.
+    /// Ends after this many requests of all queues. Everything is measured.
     Count(u64),
-    /// Ends when no source has anything more to ask.
+    /// Ends when no source has any more requests.
     Exhausted,
 }
 
-/// The two moments at which a measured window opens and closes, reported to the caller on the client's thread.
+/// The start and the end of a measured window, reported to the caller on the client's thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Edge {
     /// The window opens now.
@@ -31,7 +31,7 @@ pub enum Edge {
     Close,
 }
 
-/// How often a client stops expecting an answer: a server that is silent for so long is a failure, not a slow disk.
+/// How long a client waits for a reply. A server that is silent for longer has failed.
 pub const SILENCE: Duration = Duration::from_secs(10);
 
 /// Latencies in nanoseconds with two significant digits, up to 18 minutes.
@@ -46,19 +46,19 @@ impl Default for Latencies {
 }
 
 impl Latencies {
-    /// Counts one.
+    /// Records one latency.
     #[inline]
     pub fn record(&mut self, nanos: u64) {
         self.0.saturating_record(nanos);
     }
 
-    /// How many were counted.
+    /// Number of recorded latencies.
     #[must_use]
     pub fn len(&self) -> u64 {
         self.0.len()
     }
 
-    /// Whether nothing was counted.
+    /// Whether nothing is recorded.
     #[must_use]
     pub fn is_empty(&self) -> bool {
         self.0.is_empty()
@@ -73,24 +73,24 @@ impl Latencies {
 /// Counts and latencies of one window.
 #[derive(Clone, Debug, Default)]
 pub struct Tally {
-    /// Requests answered without an error.
+    /// Successful requests.
     pub completed: u64,
-    /// Requests answered with an error.
+    /// Failed requests.
     pub errors: u64,
-    /// Blocks that did not hold what was written there, the first few.
+    /// The first few blocks with wrong contents.
     pub mismatches: Vec<Mismatch>,
-    /// How many blocks did not hold what was written there.
+    /// Number of blocks with wrong contents.
     pub mismatched: u64,
-    /// Times the server was lost and found again.
+    /// Number of reconnections to the server.
     pub reconnections: u64,
-    /// How long requests took, in nanoseconds.
+    /// Latencies in nanoseconds.
     pub latency: Latencies,
     /// The window's length.
     pub elapsed: Duration,
 }
 
 impl Tally {
-    /// Counts a block that is not what was written.
+    /// Counts a block with wrong contents.
     pub fn mismatch(&mut self, mismatch: Mismatch) {
         self.mismatched += 1;
         if self.mismatches.len() < 8 {
@@ -115,13 +115,13 @@ impl Tally {
         self.latency.0.value_at_percentile(percent) as f64 / 1000.0
     }
 
-    /// Forgets counts and latencies at the start of a window; what was found wrong stays.
+    /// Resets counts and latencies at the start of a window. Wrong blocks stay counted.
     pub fn reopen(&mut self) {
         self.completed = 0;
         self.latency.0.clear();
     }
 
-    /// Adds a window of the same queue that came after this one.
+    /// Adds a later window of the same queue.
     pub fn follow(&mut self, next: &Self) {
         let elapsed = self.elapsed + next.elapsed;
         *self = Self::sum(&[std::mem::take(self), next.clone()]);
@@ -165,7 +165,7 @@ mod tests {
     }
 
     #[test]
-    fn windows_that_follow_each_other_are_one_long_one() {
+    fn consecutive_windows_add_up_to_one() {
         let mut all = Tally::default();
         for completed in [100, 300] {
             all.follow(&Tally {
@@ -179,7 +179,7 @@ mod tests {
     }
 
     #[test]
-    fn reopening_keeps_what_was_found_wrong() {
+    fn reopening_retains_wrong_blocks() {
         let mut tally = Tally {
             completed: 5,
             errors: 1,

@@ -1,7 +1,7 @@
 //! A vhost-user-blk client: guests without virtual machines that load or verify a server.
 //!
-//! [`Vm`] negotiates and shares memory, [`GuestDriver`] drives the rings of one or many guests from one thread. Used by the
-//! bench, and by the crash tests for its verification and reconnection.
+//! [`Vm`] negotiates and shares memory. [`GuestDriver`] drives the rings of one or many guests from one thread. The
+//! bench uses it, and the crash tests use its verification and reconnection.
 //!
 //! ```no_run
 //! use tidegate_testing::load::{Load, Source};

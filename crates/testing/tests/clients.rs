@@ -1,7 +1,6 @@
-//! Both clients against the servers of others: what they write is there, and what is not there they notice.
+//! Tests both clients with other servers: written data is read back, and corrupted data is detected.
 //!
-//! Short and functional; the speed of the same clients is `tidegate-bench`'s business. Needs qemu-storage-daemon and
-//! nbdkit.
+//! The tests are short and functional. `tidegate-bench` measures speed. They need qemu-storage-daemon and nbdkit.
 
 use std::fs::OpenOptions;
 use std::os::unix::fs::FileExt;
@@ -17,7 +16,7 @@ use tidegate_testing::vhost::{GuestDriver, Vm, VmOptions, Wait};
 
 const SIZE: u64 = 8 << 20;
 
-/// A scratch directory with an empty image, and a server of it that may run on any CPU.
+/// A scratch directory with an empty image, for a server that may run on any CPU.
 struct Scene {
     dir: tempfile::TempDir,
 }
@@ -42,7 +41,7 @@ impl Scene {
 
     fn start(&self, mut launch: Launch) -> Server {
         launch.cpu = None;
-        // The scratch directory may lie where O_DIRECT is not to be had.
+        // The scratch directory's file system may not support O_DIRECT.
         for argument in &mut launch.arguments {
             *argument = argument
                 .to_string_lossy()
@@ -70,7 +69,7 @@ impl Scene {
         ))
     }
 
-    /// Flips a bit of the image behind the server's back, in a block that was written.
+    /// Flips a bit of a written block in the image, without the server.
     fn corrupt(&self) {
         let image = OpenOptions::new()
             .read(true)
@@ -114,14 +113,14 @@ fn sweep(driver: &mut GuestDriver, sources: &mut [Source]) -> (u64, u64) {
     sources.iter_mut().for_each(Source::start_sweep);
     let tallies = driver
         .run(sources, Until::Exhausted, &mut |_| {})
-        .expect("a sound server");
+        .expect("a correct server");
     (
         tallies.iter().map(|tally| tally.completed).sum(),
         tallies.iter().map(|tally| tally.mismatched).sum(),
     )
 }
 
-/// Writes and checks by every way of waiting and describing; then corrupts the image and expects to notice.
+/// Writes and verifies. Then corrupts the image and expects the client to detect it.
 fn written_is_read_back(wait: Wait, change: impl Fn(&mut VmOptions)) {
     let scene = Scene::new();
     let server = scene.vhost_server();
@@ -131,7 +130,7 @@ fn written_is_read_back(wait: Wait, change: impl Fn(&mut VmOptions)) {
     let mut driver = GuestDriver::new(vec![vm], wait);
     let tallies = driver
         .run(&mut sources, Until::Count(5000), &mut |_| {})
-        .expect("a sound server");
+        .expect("a correct server");
     for tally in &tallies {
         assert_eq!(
             (tally.errors, tally.mismatched),
@@ -144,10 +143,7 @@ fn written_is_read_back(wait: Wait, change: impl Fn(&mut VmOptions)) {
         .iter()
         .map(|source| source.ledger().expect("it verifies").written())
         .sum();
-    assert!(
-        written > 1000,
-        "{written} blocks are too few to prove anything"
-    );
+    assert!(written > 1000, "{written} blocks are too few for the test");
     assert_eq!(sweep(&mut driver, &mut sources), (written as u64, 0));
     scene.corrupt();
     assert_eq!(
@@ -156,7 +152,7 @@ fn written_is_read_back(wait: Wait, change: impl Fn(&mut VmOptions)) {
         "one bit of one block was flipped"
     );
     drop(driver);
-    server.stop().expect("it ends on SIGTERM");
+    server.stop().expect("it exits on SIGTERM");
 }
 
 #[test]
@@ -187,14 +183,14 @@ fn a_window_opens_and_closes_once() {
         .run(&mut sources, Until::Time(warm, span), &mut |edge| {
             edges.push(edge)
         })
-        .expect("a sound server");
+        .expect("a correct server");
     assert_eq!(edges, [Edge::Open, Edge::Close]);
     assert!(tallies[0].elapsed >= span && tallies[0].completed > 0);
     assert_eq!(tallies[0].latency.len(), tallies[0].completed);
 }
 
 #[test]
-fn too_many_queues_are_refused_with_advice() {
+fn too_many_queues_are_rejected_with_advice() {
     let scene = Scene::new();
     let _server = scene.vhost_server();
     let options = VmOptions {
@@ -230,7 +226,7 @@ fn a_guest_whose_server_dies_without_an_inflight_region_fails_at_once() {
 }
 
 #[test]
-fn a_guest_that_must_survive_crashes_refuses_a_server_without_an_inflight_region() {
+fn a_guest_with_reconnection_rejects_a_server_without_an_inflight_region() {
     let scene = Scene::new();
     let _server = scene.vhost_server();
     let reconnect = Some(Duration::from_secs(1));
@@ -238,7 +234,7 @@ fn a_guest_that_must_survive_crashes_refuses_a_server_without_an_inflight_region
         reconnect,
         ..VmOptions::new(&scene.socket(), 4)
     };
-    let error = Vm::connect(options).expect_err("qemu-storage-daemon keeps no in-flight region");
+    let error = Vm::connect(options).expect_err("qemu-storage-daemon has no in-flight region");
     assert!(error.to_string().contains("in-flight region"), "{error:#}");
 }
 
@@ -255,7 +251,7 @@ fn an_nbd_client_reads_back_what_it_wrote() {
     let mut source = Source::new(Load::verified(32, SIZE));
     let tally = connection
         .run(&mut source, Until::Count(5000), &mut |_| {})
-        .expect("a sound server");
+        .expect("a correct server");
     assert_eq!(
         (tally.completed, tally.errors, tally.mismatched),
         (5000, 0, 0),
@@ -267,21 +263,21 @@ fn an_nbd_client_reads_back_what_it_wrote() {
     let written = source.ledger().expect("it verifies").written() as u64;
     let tally = connection
         .run(&mut source, Until::Exhausted, &mut |_| {})
-        .expect("a sound server");
+        .expect("a correct server");
     assert_eq!((tally.completed, tally.mismatched), (written, 0));
 
     scene.corrupt();
     source.start_sweep();
     let tally = connection
         .run(&mut source, Until::Exhausted, &mut |_| {})
-        .expect("a sound server");
+        .expect("a correct server");
     assert_eq!(tally.mismatched, 1, "one bit of one block was flipped");
     drop(connection);
-    server.stop().expect("it ends on SIGTERM");
+    server.stop().expect("it exits on SIGTERM");
 }
 
 #[test]
-fn large_nbd_writes_and_reads_in_flight_together_do_not_block_each_other() {
+fn large_nbd_writes_and_reads_in_flight_together_do_not_deadlock() {
     let scene = Scene::new();
     let _server = scene.nbd_server();
     let block = 256 << 10;
@@ -294,12 +290,12 @@ fn large_nbd_writes_and_reads_in_flight_together_do_not_block_each_other() {
     };
     let tally = connection
         .run(&mut Source::new(load), Until::Count(1000), &mut |_| {})
-        .expect("neither side waits for the other for ever");
+        .expect("no deadlock");
     assert_eq!((tally.errors, tally.mismatched), (0, 0));
 }
 
 #[test]
-fn an_nbd_client_finds_its_server_again_and_asks_again() {
+fn an_nbd_client_reconnects_and_sends_its_requests_again() {
     let scene = Scene::new();
     let mut server = Some(scene.nbd_server());
     let patience = Some(Duration::from_secs(20));
@@ -318,7 +314,7 @@ fn an_nbd_client_finds_its_server_again_and_asks_again() {
                 server = Some(scene.nbd_server());
             }
         })
-        .expect("the server came back");
+        .expect("the server has returned");
     assert_eq!(
         (tally.reconnections, tally.errors, tally.mismatched),
         (1, 0, 0),
@@ -328,15 +324,15 @@ fn an_nbd_client_finds_its_server_again_and_asks_again() {
     source.start_sweep();
     let tally = connection
         .run(&mut source, Until::Exhausted, &mut |_| {})
-        .expect("a sound server");
+        .expect("a correct server");
     assert_eq!(tally.mismatched, 0);
 }
 
 #[test]
-fn an_export_that_is_not_offered_is_named_in_the_error() {
+fn a_missing_export_is_named_in_the_error() {
     let scene = Scene::new();
     let _server = scene.start(peers::storage_daemon_nbd(&Store::Null, &scene.socket(), 0));
-    let error = Connection::open(&scene.socket(), "nobody", 1, 4096, None)
+    let error = Connection::open(&scene.socket(), "missing", 1, 4096, None)
         .expect_err("there is no such export");
-    assert!(error.to_string().contains("'nobody'"), "{error:#}");
+    assert!(error.to_string().contains("'missing'"), "{error:#}");
 }

@@ -1,12 +1,12 @@
-//! A non-blocking NBD connection: it sends and receives what the socket takes and has.
+//! A non-blocking NBD connection for event loops.
 //!
-//! For event loops: the lab's guests in real time, and its replays. The caller decides what to request, what an answer
-//! means, and how long to sleep.
+//! The lab's real-time guests and its replays use it. The caller decides what to request, how to handle a reply, and
+//! how long to sleep.
 //!
 //! # Always true
 //! - It never blocks.
-//! - An answer belongs to a request that waits for one; anything else is an error.
-//! - A handle is used again only once its answer was taken.
+//! - A reply belongs to a pending request. Any other reply is an error.
+//! - A handle is reused only once its reply was taken.
 //!
 //! # Source
 //! doc/proto.md of the NetworkBlockDevice project: simple replies.
@@ -20,10 +20,10 @@ use nix::poll::{PollFd, PollFlags};
 
 use super::wire;
 
-/// Bytes read before answers are looked at.
+/// The most bytes read before replies are processed.
 const BULK: usize = 256 << 10;
 
-/// A connection and what was asked of it, each request with its owner's note.
+/// A connection and its pending requests, each with the caller's note.
 #[derive(Debug)]
 pub struct AsyncConnection<T> {
     stream: UnixStream,
@@ -31,22 +31,22 @@ pub struct AsyncConnection<T> {
     sent: usize,
     incoming: Vec<u8>,
     taken: usize,
-    /// By handle.
-    asked: Vec<Option<T>>,
+    /// Indexed by handle.
+    pending: Vec<Option<T>>,
     free: Vec<usize>,
 }
 
-/// An answer to a request.
+/// A reply to a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Answer<T> {
-    /// What was noted with the request.
-    pub asked: T,
-    /// Whether it was done.
+    /// The request's note.
+    pub note: T,
+    /// Whether it succeeded.
     pub ok: bool,
 }
 
 impl<T: Copy> AsyncConnection<T> {
-    /// Over a connection whose handshake is done.
+    /// Wraps a connection whose handshake is complete.
     pub fn new(stream: UnixStream) -> Result<AsyncConnection<T>> {
         stream
             .set_nonblocking(true)
@@ -57,42 +57,42 @@ impl<T: Copy> AsyncConnection<T> {
             sent: 0,
             incoming: Vec::new(),
             taken: 0,
-            asked: Vec::new(),
+            pending: Vec::new(),
             free: Vec::new(),
         })
     }
 
-    /// Notes a request. Under which handle, and where its bytes are to be appended.
-    pub fn ask(&mut self, note: T) -> (u64, &mut Vec<u8>) {
-        let slot = self.free.pop().unwrap_or(self.asked.len());
-        if slot == self.asked.len() {
-            self.asked.push(None);
+    /// Adds a request. Returns its handle, and the buffer to append its message to.
+    pub fn request(&mut self, note: T) -> (u64, &mut Vec<u8>) {
+        let slot = self.free.pop().unwrap_or(self.pending.len());
+        if slot == self.pending.len() {
+            self.pending.push(None);
         }
-        self.asked[slot] = Some(note);
+        self.pending[slot] = Some(note);
         (slot as u64, &mut self.outgoing)
     }
 
-    /// Requests that wait for an answer.
+    /// Number of pending requests.
     pub fn outstanding(&self) -> usize {
-        self.asked.len() - self.free.len()
+        self.pending.len() - self.free.len()
     }
 
-    /// Bytes that wait to be sent.
+    /// Number of unsent bytes.
     pub fn unsent(&self) -> usize {
         self.outgoing.len() - self.sent
     }
 
-    /// Sends what the server takes.
+    /// Sends as much as the socket accepts.
     pub fn send(&mut self) -> Result<()> {
         while self.unsent() > 0 {
             match self.stream.write(&self.outgoing[self.sent..]) {
                 Ok(count) => self.sent += count,
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error).context("the server takes no requests"),
+                Err(error) => return Err(error).context("cannot send requests to the server"),
             }
         }
-        // What was sent goes when it is more than what was not.
+        // The buffer is compacted when more than half of it is sent.
         if self.sent > self.outgoing.len() / 2 {
             self.outgoing.drain(..self.sent);
             self.sent = 0;
@@ -100,7 +100,7 @@ impl<T: Copy> AsyncConnection<T> {
         Ok(())
     }
 
-    /// For `poll`: when there is something to do here.
+    /// The events to poll for.
     pub fn interest(&self) -> PollFd<'_> {
         let mut events = PollFlags::POLLIN;
         if self.unsent() > 0 {
@@ -109,7 +109,7 @@ impl<T: Copy> AsyncConnection<T> {
         PollFd::new(self.stream.as_fd(), events)
     }
 
-    /// Reads what there is, within bounds.
+    /// Reads available data, up to a limit.
     pub fn receive(&mut self) -> Result<()> {
         self.incoming.drain(..self.taken);
         self.taken = 0;
@@ -117,39 +117,39 @@ impl<T: Copy> AsyncConnection<T> {
         let mut read = 0;
         while read < BULK {
             match self.stream.read(&mut piece) {
-                Ok(0) => bail!("the server hung up"),
+                Ok(0) => bail!("the server closed the connection"),
                 Ok(count) => {
                     self.incoming.extend_from_slice(&piece[..count]);
                     read += count;
                 }
                 Err(error) if error.kind() == ErrorKind::WouldBlock => break,
                 Err(error) if error.kind() == ErrorKind::Interrupted => {}
-                Err(error) => return Err(error).context("the server gives no answers"),
+                Err(error) => return Err(error).context("cannot receive replies from the server"),
             }
         }
         Ok(())
     }
 
-    /// Takes the next answer that was read whole. `data`: how many bytes follow the head of one that is good.
+    /// Takes the next complete reply. `data` returns the length of a successful request's data.
     pub fn answer(&mut self, data: impl FnOnce(&T) -> u64) -> Result<Option<Answer<T>>> {
         let Some(reply) = wire::reply(&self.incoming[self.taken..])? else {
             return Ok(None);
         };
         let slot = usize::try_from(reply.handle).unwrap_or(usize::MAX);
-        let Some(&Some(asked)) = self.asked.get(slot) else {
-            bail!("the server answered what nobody had asked");
+        let Some(&Some(note)) = self.pending.get(slot) else {
+            bail!("the server replied to a request that is not pending");
         };
         let ok = reply.error == 0;
-        let data = if ok { data(&asked) } else { 0 };
+        let data = if ok { data(&note) } else { 0 };
         let end =
             (self.taken + wire::REPLY).saturating_add(usize::try_from(data).unwrap_or(usize::MAX));
         if self.incoming.len() < end {
             return Ok(None);
         }
         self.taken = end;
-        self.asked[slot] = None;
+        self.pending[slot] = None;
         self.free.push(slot);
-        Ok(Some(Answer { asked, ok }))
+        Ok(Some(Answer { note, ok }))
     }
 }
 
@@ -159,8 +159,8 @@ mod tests {
     use nix::poll::{PollTimeout, poll};
 
     fn pair() -> (AsyncConnection<char>, UnixStream) {
-        let (near, far) = UnixStream::pair().expect("two ends");
-        (AsyncConnection::new(near).expect("it is prepared"), far)
+        let (ours, theirs) = UnixStream::pair().expect("two ends");
+        (AsyncConnection::new(ours).expect("a connection"), theirs)
     }
 
     fn reply(handle: u64, error: u32, data: &[u8]) -> Vec<u8> {
@@ -171,27 +171,32 @@ mod tests {
         bytes
     }
 
-    fn answers(line: &mut AsyncConnection<char>) -> Vec<(char, bool)> {
-        line.receive().expect("the other end is there");
-        let next = |line: &mut AsyncConnection<char>| line.answer(|_| 4).expect("it was asked");
-        let answers = std::iter::from_fn(|| next(line).map(|answer| (answer.asked, answer.ok)));
+    fn answers(connection: &mut AsyncConnection<char>) -> Vec<(char, bool)> {
+        connection.receive().expect("an open connection");
+        let next = |connection: &mut AsyncConnection<char>| {
+            connection
+                .answer(|_| 4)
+                .expect("a reply to a pending request")
+        };
+        let answers =
+            std::iter::from_fn(|| next(connection).map(|answer| (answer.note, answer.ok)));
         answers.collect()
     }
 
     #[test]
-    fn answers_come_in_any_order_and_pieces_and_only_good_ones_have_data() {
-        let (mut line, mut far) = pair();
-        let handles = ['a', 'b', 'c'].map(|note| line.ask(note).0);
-        assert_eq!((handles, line.outstanding()), ([0, 1, 2], 3));
-        assert_eq!(answers(&mut line), []);
+    fn replies_may_arrive_in_any_order_and_in_pieces_and_only_successful_ones_have_data() {
+        let (mut connection, mut theirs) = pair();
+        let handles = ['a', 'b', 'c'].map(|note| connection.request(note).0);
+        assert_eq!((handles, connection.outstanding()), ([0, 1, 2], 3));
+        assert_eq!(answers(&mut connection), []);
         let mut bytes = reply(1, 5, b"");
         bytes.extend(reply(2, 0, b"data"));
         bytes.extend(reply(0, 0, b"data"));
         for piece in bytes.chunks(bytes.len() - 1) {
-            far.write_all(piece).expect("it is taken");
+            theirs.write_all(piece).expect("an open connection");
             let all = piece.len() == 1;
             assert_eq!(
-                answers(&mut line),
+                answers(&mut connection),
                 if all {
                     vec![('a', true)]
                 } else {
@@ -199,48 +204,51 @@ mod tests {
                 }
             );
         }
-        assert_eq!(line.outstanding(), 0);
-        let again = line.ask('d').0;
-        assert!(
-            handles.contains(&again),
-            "a handle that is free is used again"
-        );
+        assert_eq!(connection.outstanding(), 0);
+        let again = connection.request('d').0;
+        assert!(handles.contains(&again), "a free handle is reused");
     }
 
     #[test]
-    fn an_answer_that_nobody_waits_for_is_an_error_and_so_is_one_who_hangs_up() {
-        let (mut line, mut far) = pair();
-        line.ask('a');
-        far.write_all(&reply(0, 0, b"data")).expect("it is taken");
-        far.write_all(&reply(0, 0, b"data")).expect("it is taken");
-        line.receive().expect("it is there");
-        line.answer(|_| 4).expect("it was asked");
-        let twice = line.answer(|_| 4).expect_err("it was answered");
-        assert!(twice.to_string().contains("nobody had asked"), "{twice}");
-        drop(far);
-        line.receive().expect_err("nobody is there");
+    fn an_unexpected_reply_and_a_closed_connection_are_errors() {
+        let (mut connection, mut theirs) = pair();
+        connection.request('a');
+        theirs
+            .write_all(&reply(0, 0, b"data"))
+            .expect("an open connection");
+        theirs
+            .write_all(&reply(0, 0, b"data"))
+            .expect("an open connection");
+        connection.receive().expect("an open connection");
+        connection
+            .answer(|_| 4)
+            .expect("a reply to a pending request");
+        let twice = connection.answer(|_| 4).expect_err("an unexpected reply");
+        assert!(twice.to_string().contains("not pending"), "{twice}");
+        drop(theirs);
+        connection.receive().expect_err("a closed connection");
     }
 
     #[test]
-    fn what_the_server_does_not_take_yet_waits_and_goes_when_it_does() {
-        let (mut line, mut far) = pair();
+    fn unsent_bytes_are_sent_once_the_socket_accepts_them() {
+        let (mut connection, mut theirs) = pair();
         let bytes: Vec<u8> = (0..4_u32 << 20).map(|at| at.to_le_bytes()[1]).collect();
-        line.ask('a').1.extend(&bytes);
-        line.send().expect("the other end is there");
-        let waits = line.unsent();
+        connection.request('a').1.extend(&bytes);
+        connection.send().expect("an open connection");
+        let waits = connection.unsent();
         assert!(0 < waits && waits < bytes.len(), "{waits}");
         let mut heard: Vec<u8> = Vec::new();
         let mut piece = vec![0; 1 << 20];
         while heard.len() < bytes.len() {
-            let count = far.read(&mut piece).expect("more was sent");
+            let count = theirs.read(&mut piece).expect("more data");
             heard.extend(&piece[..count]);
-            line.send().expect("the other end is there");
+            connection.send().expect("an open connection");
         }
-        assert!(heard == bytes && line.unsent() == 0);
+        assert!(heard == bytes && connection.unsent() == 0);
         assert_eq!(
-            poll(&mut [line.interest()], PollTimeout::ZERO),
+            poll(&mut [connection.interest()], PollTimeout::ZERO),
             Ok(0),
-            "there is nothing to do"
+            "no events are needed"
         );
     }
 }

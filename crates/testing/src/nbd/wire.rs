@@ -1,6 +1,6 @@
-//! NBD messages of the lab: newstyle handshake, requests, simple replies.
+//! NBD messages of the test client: newstyle handshake, requests, simple replies.
 //!
-//! Bytes only; [`super::Connection`] decides what to send.
+//! It only encodes and decodes. [`super::Connection`] decides what to send.
 //!
 //! # Source
 //! doc/proto.md of the NetworkBlockDevice project.
@@ -24,36 +24,37 @@ const FIXED_NEWSTYLE: u16 = 1;
 const NO_ZEROES: u16 = 2;
 const OPTION_EXPORT_NAME: u32 = 1;
 
-/// What the server says of an export.
+/// The server's description of an export.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Export {
     /// Size in bytes.
     pub size: u64,
-    /// Transmission flags as they came.
+    /// Transmission flags as received.
     pub flags: u16,
 }
 
 impl Export {
-    /// Whether writes are refused.
+    /// Whether writes are rejected.
     #[must_use]
     pub fn read_only(&self) -> bool {
         self.flags & 2 != 0
     }
 }
 
-/// A simple reply's head.
+/// A simple reply's header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Reply {
     /// 0, or an error number.
     pub error: u32,
-    /// What the request said.
+    /// The request's handle.
     pub handle: u64,
 }
 
-/// Connects to `socket` and asks for export `name`.
+/// Connects to `socket` and requests export `name`.
 ///
 /// # Errors
-/// Nobody listens, or it is no newstyle server, or it has no such export (it then closes the connection).
+/// There is no listener, the server is not newstyle, or the export does not exist (the server then closes the
+/// connection).
 pub fn connect(socket: &Path, name: &str) -> Result<(UnixStream, Export)> {
     let mut stream = UnixStream::connect(socket)
         .with_context(|| format!("cannot connect to {}", socket.display()))?;
@@ -76,7 +77,7 @@ fn handshake(stream: &mut (impl Read + Write), name: &str) -> Result<Export> {
     hello.extend(OPTION_EXPORT_NAME.to_be_bytes());
     hello.extend(
         u32::try_from(name.len())
-            .context("a name of sensible length")?
+            .context("a name of at most 4 GiB")?
             .to_be_bytes(),
     );
     hello.extend(name.as_bytes());
@@ -105,7 +106,7 @@ fn take64(stream: &mut impl Read) -> Result<u64> {
     Ok(u64::from_be_bytes(take(stream)?))
 }
 
-/// Appends a request's 28 bytes; a write's data is the caller's to append.
+/// Appends a request's 28 bytes. The caller appends a write's data.
 pub fn request(out: &mut Vec<u8>, operation: &Operation, handle: u64) {
     let command: u16 = match operation.kind {
         Kind::Read => 0,
@@ -163,7 +164,7 @@ mod tests {
     #[test]
     fn a_reply_needs_sixteen_bytes_and_its_magic() {
         let mut bytes = vec![0x67, 0x44, 0x66, 0x98, 0, 0, 0, 5, 0, 0, 0, 0, 0, 0, 0];
-        assert_eq!(reply(&bytes).expect("incomplete is no error"), None);
+        assert_eq!(reply(&bytes).expect("an incomplete reply"), None);
         bytes.push(9);
         assert_eq!(
             reply(&bytes).expect("whole"),

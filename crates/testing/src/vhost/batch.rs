@@ -1,7 +1,7 @@
-//! A batch of requests over a guest's queues: all are in flight together, and it ends with the last answer.
+//! A batch of requests over a guest's queues. All are in flight together, and the batch ends with the last completion.
 //!
-//! For tests that say themselves what is in flight; [`super::guest_driver`] is for load. A server that dies meanwhile is waited
-//! for, as [`super::VmOptions::reconnect`] says.
+//! It is for tests that choose the requests in flight themselves; [`super::guest_driver`] is for load. If the server
+//! dies meanwhile, the batch waits for it as [`super::VmOptions::reconnect`] says.
 
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
@@ -16,13 +16,13 @@ use crate::tally::SILENCE;
 /// One request of a batch.
 #[derive(Clone, Debug)]
 pub struct Sent {
-    /// The queue that it takes.
+    /// Its queue.
     pub queue: usize,
-    /// What it asks for.
+    /// Its operation.
     pub operation: Operation,
-    /// A write's bytes; a read's, once it is answered.
+    /// A write's data, or a read's data after completion.
     pub bytes: Vec<u8>,
-    /// The status that it was answered with: 0 is well.
+    /// Its status: 0 is success.
     pub status: u8,
 }
 
@@ -30,7 +30,7 @@ impl Vm {
     /// Sends all requests, runs `meanwhile`, and waits for the answers.
     ///
     /// # Errors
-    /// A queue has fewer slots than the batch has requests for it, or the server breaks the protocol, goes away for good
+    /// A queue has fewer slots than the batch has requests for it, or the server breaks the protocol, does not return
     /// or is silent.
     pub fn exchange(&mut self, batch: &mut [Sent], meanwhile: impl FnOnce()) -> Result<()> {
         let mut waiting = HashMap::new();
@@ -63,13 +63,13 @@ impl Vm {
                 self.reconnect()?;
             }
             if begin.elapsed() > 2 * SILENCE {
-                bail!("the server did not answer {} requests", waiting.len());
+                bail!("the server did not complete {} requests", waiting.len());
             }
         }
         Ok(())
     }
 
-    /// Takes what was answered.
+    /// Processes completed requests.
     fn take(
         &mut self,
         batch: &mut [Sent],
@@ -78,7 +78,7 @@ impl Vm {
         for (number, queue) in self.queues.iter_mut().enumerate() {
             while let Some(slot) = queue.ring.pop()? {
                 let index = waiting.remove(&(number, slot));
-                let sent = &mut batch[index.context("a request was answered twice")?];
+                let sent = &mut batch[index.context("a request was completed twice")?];
                 sent.status = queue.ring.status(slot);
                 if sent.operation.kind == Kind::Read {
                     let length = usize::try_from(sent.operation.length);
@@ -91,7 +91,7 @@ impl Vm {
         Ok(())
     }
 
-    /// Whether the server is gone; looks for a moment.
+    /// Whether the server has closed the connection. Waits briefly.
     fn has_hung_up(&self) -> Result<bool> {
         const MOMENT: Duration = Duration::from_millis(1);
         let epoll = Epoll::new().context("cannot create an epoll")?;
@@ -102,7 +102,7 @@ impl Vm {
                 EpollEvent::new(EventSet::READ_HANG_UP, 0),
             )
             .context("cannot watch a socket")?;
-        let moment = i32::try_from(MOMENT.as_millis()).context("a moment is short")?;
+        let moment = i32::try_from(MOMENT.as_millis()).context("a short timeout")?;
         let mut event = [EpollEvent::default()];
         let hung_up = epoll.wait(moment, &mut event);
         Ok(hung_up.context("cannot wait for a socket")? > 0)

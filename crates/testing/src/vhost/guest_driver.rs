@@ -1,13 +1,12 @@
 //! Drives the queues of many guests from one thread. It sleeps on their interrupts, or polls.
 //!
-//! One thread for all guests, since on one core a scheduler's time slices (milliseconds) would otherwise drown the
-//! server's own fairness (microseconds).
+//! There is one thread for all guests. With several threads on one core, the OS scheduler's time slices (milliseconds)
+//! would hide the server's own fairness (microseconds).
 //!
 //! # Always true
-//! - A turn visits every queue once, takes what was answered, and asks as many new requests: no queue waits for
-//!   another to run dry. Who is first in a turn, and so is looked at once more before the thread sleeps, is random: a
-//!   server may go round in some order, and two orders as regular keep in step.
-//! - Nobody sleeps while an answer lies in a used ring: interrupts are asked for before the last look.
+//! - A round visits every queue once, processes its completions, and issues as many new requests. The order of a round
+//!   is random, because a fixed order could synchronise with the server's own order.
+//! - The thread never sleeps while a completion is in a used ring: interrupts are enabled before the last check.
 
 use std::time::{Duration, Instant};
 
@@ -19,33 +18,33 @@ use crate::dips::Curve;
 use crate::load::{Kind, Source};
 use crate::tally::{Edge, SILENCE, Tally, Until};
 
-/// How a client waits for answers.
+/// How a client waits for completions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Wait {
-    /// Asleep until the server interrupts, as a guest does.
+    /// Sleeps until the server interrupts, like a guest.
     Sleep,
-    /// Looking at the ring all the time.
+    /// Polls the ring.
     Poll,
 }
 
-/// Marks the event of a guest's socket, as opposed to a queue's interrupt.
+/// Marks events of a guest's socket, as opposed to a queue's interrupt.
 const SOCKET: u64 = 1 << 32;
-/// A poller looks at clock and sockets only so often: a look at an empty ring takes nanoseconds.
+/// A poller checks the clock and sockets only once in so many loops: a check of an empty ring takes nanoseconds.
 const SPINS: u32 = 4096;
-/// How long a server may still take to call a guest that it has answered, in milliseconds: longer than any turn of its.
+/// How long a server may take to interrupt a guest after a completion, in milliseconds: longer than its loop iteration.
 const GRACE_MS: i32 = 100;
 
-/// Guests and the thread's clock.
+/// The guests and their thread's state.
 #[derive(Debug)]
 pub struct GuestDriver {
     vms: Vec<Vm>,
     wait: Wait,
-    /// How often a point of the curve is taken, if it is drawn at all.
+    /// The interval between samples of the curve, if it is recorded.
     step: Option<Duration>,
     curve: Curve,
 }
 
-/// One run's progress.
+/// The progress of one run.
 struct Run<'a> {
     epoll: Epoll,
     clock: Instant,
@@ -53,17 +52,17 @@ struct Run<'a> {
     probe: &'a mut dyn FnMut(Edge),
     opened: Option<u64>,
     closed: Option<u64>,
-    /// When the curve's next point is due: never, if none is drawn.
+    /// When the curve's next sample is due: never, if it is not recorded.
     due: u64,
     step: u64,
     curve: Curve,
-    asked: u64,
+    issued: u64,
     heard: u64,
     scratch: Vec<u8>,
 }
 
 impl GuestDriver {
-    /// Takes guests to drive.
+    /// Creates a driver of these guests.
     #[must_use]
     pub fn new(vms: Vec<Vm>, wait: Wait) -> Self {
         Self {
@@ -74,12 +73,12 @@ impl GuestDriver {
         }
     }
 
-    /// Draws how many requests were answered, with a point each `step`, in every window from now on.
-    pub fn draw(&mut self, step: Duration) {
+    /// Records the number of completed requests every `step`, in every window from now on.
+    pub fn record_curve(&mut self, step: Duration) {
         self.step = Some(step);
     }
 
-    /// What was drawn of the last window.
+    /// The curve of the last window.
     #[must_use]
     pub fn curve(&self) -> &Curve {
         &self.curve
@@ -96,7 +95,7 @@ impl GuestDriver {
         &mut self.vms
     }
 
-    /// How many queues all guests have together: the number of sources and tallies.
+    /// Number of queues of all guests together. It equals the number of sources and tallies.
     #[must_use]
     pub fn queues(&self) -> usize {
         self.vms.iter().map(|vm| vm.queues.len()).sum()
@@ -106,7 +105,7 @@ impl GuestDriver {
     /// when the measured window opens and when it closes. Nothing is in flight afterwards.
     ///
     /// # Errors
-    /// The server breaks the protocol, goes away for good, or is silent.
+    /// The server breaks the protocol, does not return, or is silent.
     pub fn run(
         &mut self,
         sources: &mut [Source],
@@ -130,7 +129,7 @@ impl GuestDriver {
             due: u64::MAX,
             step: self.step.map_or(u64::MAX, nanos),
             curve: Curve::default(),
-            asked: 0,
+            issued: 0,
             heard: 0,
             scratch: vec![0; usize::try_from(longest).context("a block fits memory")?],
         };
@@ -144,7 +143,7 @@ impl GuestDriver {
         Ok(tallies)
     }
 
-    /// Where each guest's queues begin among those of all.
+    /// The index of each guest's first queue.
     fn firsts(&self) -> Vec<usize> {
         let counts = self.vms.iter().map(|vm| vm.queues.len());
         counts
@@ -202,7 +201,7 @@ impl GuestDriver {
         }
     }
 
-    /// Sleeps until an interrupt (a poller only looks at its sockets), and minds servers that went away.
+    /// Sleeps until an interrupt (a poller only checks its sockets), and handles lost servers.
     fn sleep(&mut self, run: &mut Run<'_>, tallies: &mut [Tally]) -> Result<()> {
         if self.wait == Wait::Sleep {
             let mut answered = false;
@@ -230,21 +229,21 @@ impl GuestDriver {
         let now = run.now();
         run.advance_clock(now, tallies);
         if Duration::from_nanos(now.saturating_sub(run.heard)) > SILENCE {
-            bail!("the server answered nothing for {SILENCE:?}");
+            bail!("the server has completed nothing for {SILENCE:?}");
         }
         Ok(())
     }
 
-    /// A wait has ended by itself: whoever was answered meanwhile, and wanted an interrupt, gets it within [`GRACE_MS`].
+    /// After a timeout: a guest with completions and interrupts enabled must get its interrupt within [`GRACE_MS`].
     fn check_interrupts(&self, run: &Run<'_>) -> Result<()> {
         let mut queues = self.vms.iter().flat_map(|vm| &vm.queues);
         if !queues.any(|queue| queue.in_flight() > 0 && queue.ring.has_answers()) {
             return Ok(());
         }
         let mut event = [EpollEvent::default()];
-        let told = run.epoll.wait(GRACE_MS, &mut event);
-        if told.context("cannot wait for interrupts")? == 0 {
-            bail!("the server answered a guest that sleeps, and did not call it");
+        let interrupts = run.epoll.wait(GRACE_MS, &mut event);
+        if interrupts.context("cannot wait for interrupts")? == 0 {
+            bail!("the server completed a sleeping guest's request without an interrupt");
         }
         Ok(())
     }
@@ -265,7 +264,7 @@ impl Run<'_> {
         for (index, vm) in vms.iter().enumerate() {
             self.watch_socket(vm, index)?;
             for queue in &vm.queues {
-                // Edge-triggered, the counter need never be read: one system call less per interrupt.
+                // Edge-triggered: the counter need not be read, which saves a system call per interrupt.
                 let event = EpollEvent::new(EventSet::IN | EventSet::EDGE_TRIGGERED, index as u64);
                 let fd = std::os::fd::AsRawFd::as_raw_fd(&queue.call);
                 self.epoll
@@ -288,7 +287,7 @@ impl Run<'_> {
         u64::try_from(self.clock.elapsed().as_nanos()).unwrap_or(u64::MAX)
     }
 
-    /// Takes what one queue has answered and asks as much again.
+    /// Processes one queue's completions and issues as many new requests.
     #[inline]
     fn visit(
         &mut self,
@@ -298,7 +297,7 @@ impl Run<'_> {
         tally: &mut Tally,
     ) -> Result<bool> {
         let mut now = None;
-        // What returns after the window closed is drained, not measured.
+        // Requests completed after the window are drained, not measured.
         let counted = self.closed.is_none();
         while let Some(slot) = queue.ring.pop()? {
             let now = *now.get_or_insert_with(|| self.now());
@@ -325,7 +324,7 @@ impl Run<'_> {
             queue.free.push(slot);
         }
         if !queue.free.is_empty() && !self.is_over() {
-            self.ask(memory, queue, source, &mut now)?;
+            self.issue(memory, queue, source, &mut now)?;
         }
         Ok(now.is_some())
     }
@@ -333,13 +332,13 @@ impl Run<'_> {
     fn is_over(&self) -> bool {
         match self.until {
             Until::Time(..) => self.closed.is_some(),
-            Until::Count(count) => self.asked >= count,
+            Until::Count(count) => self.issued >= count,
             Until::Exhausted => false,
         }
     }
 
     #[inline]
-    fn ask(
+    fn issue(
         &mut self,
         memory: &super::memory::Memory,
         queue: &mut Queue,
@@ -348,7 +347,11 @@ impl Run<'_> {
     ) -> Result<()> {
         let mut pushed = false;
         while let Some(slot) = queue.free.pop() {
-            let operation = if self.is_over() { None } else { source.ask() };
+            let operation = if self.is_over() {
+                None
+            } else {
+                source.next_operation()
+            };
             let Some(operation) = operation else {
                 queue.free.push(slot);
                 break;
@@ -368,7 +371,7 @@ impl Run<'_> {
             let started = *now.get_or_insert_with(|| self.now());
             queue.requests[usize::from(slot)] = (operation, started);
             queue.ring.push(slot);
-            self.asked += 1;
+            self.issued += 1;
             pushed = true;
         }
         if pushed && queue.ring.publish() {
@@ -377,7 +380,7 @@ impl Run<'_> {
         Ok(())
     }
 
-    /// Opens and closes the window when their time has come.
+    /// Opens and closes the window when it is time.
     fn advance_clock(&mut self, now: u64, tallies: &mut [Tally]) {
         let Until::Time(warm, span) = self.until else {
             if self.opened.is_none() {
@@ -403,7 +406,7 @@ impl Run<'_> {
             tally.reopen();
         }
         (self.probe)(Edge::Open);
-        // The probe takes its time, which is nobody's I/O.
+        // The probe's own time is excluded.
         let opened = self.now().max(now);
         self.opened = Some(opened);
         if self.step < u64::MAX {
@@ -411,7 +414,7 @@ impl Run<'_> {
         }
     }
 
-    /// Takes one more point of the curve.
+    /// Records one more sample of the curve.
     #[cold]
     fn point(&mut self, now: u64, tallies: &[Tally]) {
         let answered = tallies.iter().map(|tally| tally.completed).sum();

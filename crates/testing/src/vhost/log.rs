@@ -1,7 +1,7 @@
-//! The dirty log of a live migration, and the check of its completeness.
+//! The dirty log of a live migration, and a check of its completeness.
 //!
-//! Who moves a running guest copies its memory while the server writes there, and copies again what the server has
-//! noted in this log. [`Vm::start_logging`] asks for one as QEMU does: in the midst of things, while the rings run.
+//! Migration copies a running guest's memory while the server writes to it. It then copies the pages again that the
+//! server has marked in this log. [`Vm::start_logging`] enables a log while the rings run, like QEMU.
 //!
 //! # Units
 //! - Pages of 4096 bytes, numbered from the start of the guest's memory.
@@ -24,7 +24,7 @@ const PAGE: usize = 4096;
 /// VHOST_F_LOG_ALL.
 const LOG_ALL: u64 = 1 << 26;
 
-/// A bit for each page of the guest's addresses.
+/// One bit for each page of the guest's address space.
 #[derive(Debug)]
 pub struct DirtyLog {
     bits: Memory,
@@ -38,10 +38,10 @@ impl DirtyLog {
         Ok(Self { bits, pages })
     }
 
-    /// The pages that are noted.
+    /// The marked pages.
     ///
     /// # Errors
-    /// Never, where addresses have 64 bits.
+    /// Never, on hosts with 64-bit addresses.
     pub fn pages(&self) -> Result<BTreeSet<usize>> {
         let first = first_page()?;
         let noted = |page: &usize| {
@@ -52,20 +52,20 @@ impl DirtyLog {
     }
 }
 
-/// The number of the memory's first page among all of the guest's addresses.
+/// The number of the memory's first page in the guest's address space.
 fn first_page() -> Result<usize> {
     usize::try_from(GUEST_BASE / PAGE as u64).context("addresses have 64 bits")
 }
 
 impl Vm {
-    /// Has the server note what it writes from now on in a fresh log, whether or not it does so already in another.
+    /// Makes the server mark its writes in a new log from now on, whether or not it has another log already.
     ///
     /// # Errors
-    /// The server keeps no log, or refuses a message.
+    /// The server supports no log, or rejects a message.
     pub fn start_logging(&mut self) -> Result<DirtyLog> {
         let link = &mut self.link;
         if !link.protocol.contains(VhostUserProtocolFeatures::LOG_SHMFD) {
-            bail!("the server takes no log: its guests cannot be moved while they run");
+            bail!("the server supports no dirty log: its guests cannot be migrated live");
         }
         let length = self.memory.table_entry()?.memory_size;
         let length = usize::try_from(length).context("the memory is mapped")?;
@@ -92,10 +92,10 @@ impl Vm {
         Ok(log)
     }
 
-    /// Stops the rings, as one does before the last look at the log.
+    /// Stops the rings, as before the last check of the log.
     ///
     /// # Errors
-    /// The server refuses a message.
+    /// The server rejects a message.
     pub fn stop(&mut self) -> Result<()> {
         for index in 0..self.queues.len() {
             let frontend = &self.link.frontend;
@@ -104,7 +104,7 @@ impl Vm {
         Ok(())
     }
 
-    /// The pages to which a server writes that answers requests in all slots: with buffers if they are reads.
+    /// The pages that a server writes when it completes requests in all slots, including the buffers of reads.
     #[must_use]
     pub fn pages_to_note(&self, reads: bool) -> BTreeSet<usize> {
         let mut pages = BTreeSet::new();

@@ -1,7 +1,7 @@
 //! A guest's memory, shared with the server by a memfd.
 //!
-//! Rings and buffers are laid out in it by [`super::ring`] and [`super::vm`]; everything is reached through atomics and
-//! volatile slices, since the server writes to it at any moment.
+//! [`super::ring`] and [`super::vm`] lay out rings and buffers in it. All accesses are atomic or volatile, because the
+//! server may write at any time.
 //!
 //! # Units
 //! - Offsets in bytes from the start of the memory; guest addresses are [`GUEST_BASE`] higher.
@@ -14,22 +14,22 @@ use nix::sys::memfd::{MFdFlags, memfd_create};
 use vhost::VhostUserMemoryRegionInfo;
 use vm_memory::{FileOffset, GuestAddress, GuestRegionMmap, VolatileMemory};
 
-/// Where the guest sees its memory begin: neither 0 nor where we map it, so that a server which confuses guest
-/// addresses, offsets and our own addresses fails at once.
+/// The guest address of the memory. It is neither 0 nor the address of our mapping, so that a server that confuses
+/// guest addresses, offsets and our addresses fails at once.
 pub const GUEST_BASE: u64 = 0x1000_0000;
 const PAGE: usize = 4096;
 
-/// Shared memory. Every access is checked against its length; a wrong offset is a fault of ours and panics.
+/// Shared memory. Every access is bounds-checked. A wrong offset is a bug of the client and panics.
 #[derive(Debug)]
 pub struct Memory {
     region: GuestRegionMmap<()>,
 }
 
 impl Memory {
-    /// Maps `length` fresh zero bytes.
+    /// Maps `length` zero bytes.
     ///
     /// # Errors
-    /// The kernel gives no memfd or no mapping.
+    /// Creating or mapping a memfd fails.
     pub fn new(length: usize) -> Result<Self> {
         let length = length.next_multiple_of(PAGE);
         let fd = memfd_create("guest", MFdFlags::MFD_CLOEXEC).context("cannot create a memfd")?;
@@ -45,22 +45,22 @@ impl Memory {
         Ok(Self { region })
     }
 
-    /// The entry of the memory table that tells a server about it.
+    /// The entry for the server's memory table.
     ///
     /// # Errors
-    /// Never, while the memory lies in a file.
+    /// Never, because the memory is a file.
     pub fn table_entry(&self) -> Result<VhostUserMemoryRegionInfo> {
         VhostUserMemoryRegionInfo::from_guest_region(&self.region)
             .context("guest memory without a file")
     }
 
-    /// Our own address of `offset`: the server gets ring addresses in these.
+    /// Our address of `offset`. Ring addresses are sent to the server in this form.
     #[must_use]
     pub fn own_address(&self, offset: usize) -> u64 {
         self.region.as_ptr() as u64 + offset as u64
     }
 
-    /// The guest's address of `offset`: the server gets buffers in these.
+    /// The guest's address of `offset`. Buffer addresses are sent to the server in this form.
     #[must_use]
     pub fn guest_address(&self, offset: usize) -> u64 {
         GUEST_BASE + offset as u64

@@ -1,11 +1,11 @@
 //! The driver's side of one split virtqueue, with its request headers and buffers.
 //!
-//! [`super::guest_driver`] fills slots, publishes them and takes them back. A slot is a place for one request: its
-//! header, status byte, buffer and descriptors never move, so that a request costs two words of header and one ring
-//! entry; descriptors are rewritten only when a slot changes its kind.
+//! [`super::guest_driver`] fills slots, publishes them and takes them back. A slot has space for one request. Its
+//! header, status byte, buffer and descriptors never move, so a request writes only two words of header and one ring
+//! entry. Descriptors are rewritten only when a slot's kind of request changes.
 //!
 //! # Always true
-//! - A slot is in flight from `push` until `pop`; a head that is not in flight is the server's fault and an error.
+//! - A slot is in flight from `push` until `pop`. A head that is not in flight is an error of the server.
 //! # Picture
 //! ```text
 //! descriptors | available ring | used ring | slots: header, status, indirect table | buffers
@@ -32,10 +32,10 @@ const STATUS: usize = 16;
 const TABLE: usize = 64;
 const PAGE: usize = 4096;
 
-/// How a ring is made.
+/// The shape of a ring.
 #[derive(Clone, Copy, Debug)]
 pub struct Shape {
-    /// Requests that fit.
+    /// Number of requests.
     pub slots: u16,
     /// Bytes of buffer per request.
     pub buffer: u32,
@@ -58,7 +58,7 @@ impl Shape {
             .max(4)
     }
 
-    /// Bytes of memory that the ring, its slots and buffers take.
+    /// Bytes of memory of the ring with its slots and buffers.
     #[must_use]
     pub fn length(self) -> usize {
         Layout::of(self, 0).end
@@ -133,13 +133,13 @@ impl Ring {
         }
     }
 
-    /// How it was made.
+    /// Its shape.
     #[must_use]
     pub fn shape(&self) -> Shape {
         self.shape
     }
 
-    /// Our addresses of descriptor table, available ring and used ring, as the server gets them.
+    /// Our addresses of descriptor table, available ring and used ring, as sent to the server.
     #[must_use]
     pub fn addresses(&self) -> (u64, u64, u64) {
         let own = |offset| self.memory.own_address(offset);
@@ -150,13 +150,13 @@ impl Ring {
         )
     }
 
-    /// Whether there are answers that [`Ring::pop`] would find.
+    /// Whether there are completions for [`Ring::pop`].
     #[must_use]
     pub fn has_answers(&self) -> bool {
         self.base() != self.last_used
     }
 
-    /// Where a server that starts anew should begin: what it finished last, as QEMU tells it.
+    /// The base for a restarted server: the used index, like QEMU's.
     #[must_use]
     pub fn base(&self) -> u16 {
         self.memory
@@ -164,7 +164,7 @@ impl Ring {
             .load(Ordering::Acquire)
     }
 
-    /// Writes a request's header and, where the slot served another kind before, its descriptors.
+    /// Writes a request's header. Writes the descriptors if the slot's previous request was of another kind.
     #[inline]
     pub fn prepare(&mut self, slot: u16, kind: Kind, sector: u64, length: u32) {
         let index = usize::from(slot);
@@ -217,26 +217,26 @@ impl Ring {
         self.memory.u64(at + 8).store(rest, Ordering::Relaxed);
     }
 
-    /// Where the used ring lies in the memory.
+    /// The used ring's range in the memory.
     #[must_use]
     pub fn used(&self) -> Range<usize> {
         let length = 6 + 8 * usize::from(self.shape.size());
         self.layout.used..self.layout.used + length
     }
 
-    /// Where a slot's status lies in the memory.
+    /// The offset of a slot's status byte.
     #[must_use]
     pub fn status_byte(&self, slot: u16) -> usize {
         self.layout.slots + usize::from(slot) * SLOT + STATUS
     }
 
-    /// Where a slot's buffer lies in the memory.
+    /// The offset of a slot's buffer.
     #[must_use]
     pub fn buffer(&self, slot: u16) -> usize {
         self.layout.buffers + usize::from(slot) * self.layout.buffer
     }
 
-    /// The status that the server gave a slot's request: 0 is success.
+    /// The status of a slot's request: 0 is success.
     #[inline]
     #[must_use]
     pub fn status(&self, slot: u16) -> u8 {
@@ -245,7 +245,7 @@ impl Ring {
             .load(Ordering::Relaxed)
     }
 
-    /// Puts a prepared slot into the available ring; the server sees it after `publish`.
+    /// Puts a prepared slot into the available ring. The server sees it after `publish`.
     #[inline]
     pub fn push(&mut self, slot: u16) {
         let head = slot * self.shape.descriptors_per_slot();
@@ -255,7 +255,7 @@ impl Ring {
         self.next = self.next.wrapping_add(1);
     }
 
-    /// Shows the server what was pushed; whether it must be kicked.
+    /// Publishes the pushed slots. Returns whether the server must be kicked.
     #[inline]
     pub fn publish(&mut self) -> bool {
         let (new, old) = (self.next, self.published);
@@ -263,7 +263,7 @@ impl Ring {
         self.memory
             .u16(self.layout.available + 2)
             .store(new, Ordering::Release);
-        // The server's wish to be kicked is read after it can see the new index.
+        // The server's notification setting is read after the new index is visible to it.
         fence(Ordering::SeqCst);
         if self.shape.event_idx {
             let event = self.layout.used + 4 + 8 * (usize::from(self.mask) + 1);
@@ -274,7 +274,7 @@ impl Ring {
         }
     }
 
-    /// Takes back one answered slot.
+    /// Takes back one completed slot.
     ///
     /// # Errors
     /// The server returned a request that is not in flight.
@@ -296,7 +296,7 @@ impl Ring {
         match u16::try_from(slot) {
             Ok(slot) if self.take(slot, head) => Ok(Some(slot)),
             _ => bail!(
-                "the server returned request {head}, which is not in flight: it was answered twice or never asked"
+                "the server returned request {head}, which is not in flight: it was completed twice or never issued"
             ),
         }
     }
@@ -310,7 +310,8 @@ impl Ring {
                 .is_some_and(std::mem::take)
     }
 
-    /// Asks for an interrupt at the next answer; true when one is there already, so that nobody need wait.
+    /// Enables an interrupt for the next completion. Returns true if there is one already, so that the caller must not
+    /// wait.
     pub fn arm(&mut self) -> bool {
         if self.shape.event_idx {
             let event = self.layout.available + 4 + 2 * (usize::from(self.mask) + 1);
@@ -318,7 +319,7 @@ impl Ring {
                 .u16(event)
                 .store(self.last_used, Ordering::Relaxed);
         }
-        // The used index is read after the server can see the wish for an interrupt.
+        // The used index is read after the enabled interrupt is visible to the server.
         fence(Ordering::SeqCst);
         self.memory
             .u16(self.layout.used + 2)
@@ -342,7 +343,7 @@ mod tests {
         Ring::new(memory, shape, 0)
     }
 
-    /// Answers the `index`-th request as a server would.
+    /// Completes the `index`-th request like a server.
     fn answer(ring: &Ring, index: u16, head: u32) {
         let entry = ring.layout.used + 4 + 8 * usize::from(index & ring.mask);
         ring.memory.u32(entry).store(head, Ordering::Relaxed);
@@ -383,24 +384,24 @@ mod tests {
     }
 
     #[test]
-    fn an_answered_slot_comes_back_once() {
+    fn a_completed_slot_is_returned_once() {
         let mut ring = ring(false);
         ring.prepare(2, Kind::Read, 0, 4096);
         ring.push(2);
         assert!(
             ring.publish(),
-            "a server at rest wants a kick for the first request"
+            "an idle server wants a kick for the first request"
         );
         assert_eq!(ring.pop().expect("no fault"), None);
         answer(&ring, 0, 6);
-        assert!(ring.arm(), "an answer is there already");
+        assert!(ring.arm(), "there is a completion already");
         assert_eq!(ring.pop().expect("no fault"), Some(2));
         answer(&ring, 1, 6);
-        ring.pop().expect_err("answered twice");
+        ring.pop().expect_err("completed twice");
     }
 
     #[test]
-    fn a_head_that_was_never_asked_is_an_error() {
+    fn a_head_that_was_never_issued_is_an_error() {
         let mut ring = ring(false);
         ring.push(0);
         answer(&ring, 0, 1);

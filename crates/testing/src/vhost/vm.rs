@@ -1,7 +1,8 @@
 //! A guest without a virtual machine: the front end of one vhost-user-blk device.
 //!
-//! Negotiates, shares its memory, hands over its rings; [`super::guest_driver`] then drives the rings. Can connect again
-//! after the server died, with the same memory, rings and in-flight region, as QEMU's `reconnect` does.
+//! It negotiates, shares its memory, and passes its rings to the server. [`super::guest_driver`] then drives the rings.
+//! It can reconnect after the server has died, with the same memory, rings and in-flight region, like QEMU's
+//! `reconnect`.
 //!
 //! # Source
 //! The vhost-user protocol of QEMU's documentation; virtio 1.2, 5.2.4 for the configuration space.
@@ -26,7 +27,7 @@ use super::memory::Memory;
 use super::ring::{Ring, Shape};
 use crate::load::Operation;
 
-/// Virtio and virtio-blk feature bits this client understands.
+/// The virtio and virtio-blk feature bits that this client supports.
 mod feature {
     pub(super) const SEG_MAX: u64 = 1 << 2;
     pub(super) const READ_ONLY: u64 = 1 << 5;
@@ -39,29 +40,29 @@ mod feature {
     pub(super) const VERSION_1: u64 = 1 << 32;
 }
 
-/// What the guest asks of its device.
+/// Options of a guest.
 #[derive(Clone, Debug)]
 pub struct VmOptions {
     /// The server's socket.
     pub socket: PathBuf,
-    /// How many queues to use.
+    /// Number of queues.
     pub queues: u16,
     /// Requests per queue.
     pub depth: u16,
     /// The largest request, in bytes.
     pub block: u32,
-    /// Use indirect descriptors where the server offers them, as Linux guests do.
+    /// Whether to use indirect descriptors if the server offers them, like Linux guests.
     pub indirect: bool,
-    /// Use event indices where the server offers them.
+    /// Whether to use event indices if the server offers them.
     pub event_idx: bool,
-    /// Tell the memory by slots rather than by table, where the server offers it.
+    /// Whether to send the memory by slots rather than by table, if the server offers it.
     pub memory_slots: bool,
-    /// Share an in-flight region and, when the server goes away, wait for its return for so long.
+    /// Whether to share an in-flight region, and how long to wait for a lost server.
     pub reconnect: Option<Duration>,
 }
 
 impl VmOptions {
-    /// One queue of `depth` requests of 4 KiB, with what a Linux guest would negotiate.
+    /// One queue of `depth` requests of 4 KiB, with the features that a Linux guest negotiates.
     #[must_use]
     pub fn new(socket: &Path, depth: u16) -> Self {
         Self {
@@ -77,18 +78,18 @@ impl VmOptions {
     }
 }
 
-/// What the device says of itself.
+/// The device's configuration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct DiskConfig {
     /// Size in bytes.
     pub size: u64,
     /// The logical block, in bytes.
     pub block_size: u32,
-    /// How many queues the device has.
+    /// Number of queues of the device.
     pub queues: u16,
-    /// Whether writes are refused.
+    /// Whether writes are rejected.
     pub read_only: bool,
-    /// Whether flushes are understood.
+    /// Whether flushes are supported.
     pub flush: bool,
 }
 
@@ -99,7 +100,7 @@ pub(super) struct Queue {
     pub(super) kick: EventFd,
     pub(super) call: EventFd,
     pub(super) free: Vec<u16>,
-    /// By slot: the request and when it was asked, in nanoseconds of the driver's clock.
+    /// Indexed by slot: the request and its issue time, in nanoseconds of the driver's clock.
     pub(super) requests: Vec<(Operation, u64)>,
 }
 
@@ -129,7 +130,7 @@ impl std::fmt::Debug for Vm {
 /// A negotiated connection.
 pub(super) struct Link {
     pub(super) frontend: Frontend,
-    /// The same socket once more, to notice when the server hangs up.
+    /// A duplicate of the socket, to detect when the server closes it.
     watched: UnixStream,
     pub(super) features: u64,
     pub(super) protocol: VhostUserProtocolFeatures,
@@ -140,12 +141,12 @@ impl Vm {
     /// Connects, negotiates and starts every queue.
     ///
     /// # Errors
-    /// The server cannot be reached, lacks a feature that is needed, or refuses a message.
+    /// The server is unreachable, lacks a required feature, or rejects a message.
     pub fn connect(options: VmOptions) -> Result<Self> {
         let link = Link::open(&options)?;
         if link.config.queues < options.queues {
             bail!(
-                "{} has {} queues, {} are asked for: start the server with more",
+                "{} has {} queues, but {} are requested: start the server with more",
                 options.socket.display(),
                 link.config.queues,
                 options.queues
@@ -172,27 +173,27 @@ impl Vm {
         Ok(vm)
     }
 
-    /// What the device says of itself.
+    /// The device's configuration.
     #[must_use]
     pub fn config(&self) -> DiskConfig {
         self.link.config
     }
 
-    /// How the guest was made.
+    /// The guest's options.
     #[must_use]
     pub fn options(&self) -> &VmOptions {
         &self.options
     }
 
-    /// The socket's number, to watch for the server's end.
+    /// The socket's descriptor, to detect when the server closes it.
     pub(super) fn watched(&self) -> RawFd {
         self.link.watched.as_raw_fd()
     }
 
-    /// Connects again with the same memory, rings and in-flight region, as soon as the server listens again.
+    /// Reconnects with the same memory, rings and in-flight region, as soon as the server listens again.
     ///
     /// # Errors
-    /// Reconnection was not asked for, the server offers no in-flight region, or it does not return in time.
+    /// Reconnection is disabled, the server offers no in-flight region, or it does not return in time.
     pub fn reconnect(&mut self) -> Result<()> {
         let Some(patience) = self.options.reconnect else {
             bail!("{} closed the connection", self.options.socket.display());
@@ -201,7 +202,7 @@ impl Vm {
         loop {
             let attempt = Link::open(&self.options).and_then(|link| {
                 if link.features != self.link.features {
-                    bail!("the server came back with other features: its rings cannot go on");
+                    bail!("the server has different features after reconnecting: the rings cannot continue");
                 }
                 self.link = link;
                 self.start()
@@ -213,7 +214,7 @@ impl Vm {
                         error.context(format!("the server did not return within {patience:?}"))
                     );
                 }
-                // Whether a process has come back can only be asked again, not waited for.
+                // There is no event for a returned process: poll for it.
                 Err(_) => std::thread::sleep(Duration::from_millis(10)),
             }
         }
@@ -258,7 +259,7 @@ impl Vm {
                 .context("SET_VRING_ENABLE")?;
         }
         for queue in &self.queues {
-            // What was published while no server listened waits for a kick that nobody else would give.
+            // Requests published while no server was listening have had no kick yet.
             queue.kick.write(1).context("cannot kick")?;
         }
         Ok(())
@@ -303,7 +304,7 @@ impl Queue {
         })
     }
 
-    /// Where the ring lies, as a server gets it; writes to the used ring are logged as if it began at `log`.
+    /// The ring's addresses as sent to a server. Writes to the used ring are logged as if it started at `log`.
     pub(super) fn addresses(&self, log: Option<u64>) -> VringConfigData {
         let size = self.ring.shape().size();
         let (desc_table_addr, avail_ring_addr, used_ring_addr) = self.ring.addresses();
@@ -324,7 +325,7 @@ impl Link {
         let socket = &options.socket;
         let stream = UnixStream::connect(socket)
             .with_context(|| format!("cannot connect to {}", socket.display()))?;
-        // A server that says nothing would otherwise keep the client for ever.
+        // Without a timeout, a silent server would block the client forever.
         stream
             .set_read_timeout(Some(crate::tally::SILENCE))
             .context("cannot set a timeout")?;
@@ -345,7 +346,7 @@ impl Link {
         let protocol = offered & wanted_protocol(options);
         if !protocol.contains(VhostUserProtocolFeatures::CONFIG) {
             bail!(
-                "{} does not tell its disk's size (protocol feature CONFIG)",
+                "{} does not report its disk's size (protocol feature CONFIG)",
                 socket.display()
             );
         }

@@ -246,7 +246,7 @@ impl Watched {
             ..measure::Ask::random_reads(depth)
         };
         let (mut driver, mut sources) = measure::driver(&self.sockets[..used], &ask)?;
-        driver.draw(STEP);
+        driver.record_curve(STEP);
         let mut unwatched = Curve::default();
         let warm = Until::Time(Duration::ZERO, bench.setup.warm);
         let _unmeasured = driver.run(&mut sources, warm, &mut |_| ())?;
