@@ -1,6 +1,6 @@
 //! The devices through which guests and clients reach their disks.
 //!
-//! [`ring`] and [`nbd`] live on I/O threads: they turn what arrives into requests and answers into what leaves.
+//! [`ring`] and [`nbd`] run on I/O threads: they turn incoming data into requests and completions into replies.
 //! The vhost-user protocol itself is in `vhost.rs`, off the data path.
 
 use crate::device::ring::Reply;
@@ -13,9 +13,9 @@ pub(crate) mod ring;
 pub(crate) mod shunned;
 pub(crate) mod thread_cx;
 
-/// Who waits for a request's end.
+/// The destination of a request's completion.
 pub(crate) enum ReplyTo {
-    /// Nobody: the buffer belongs to no request.
+    /// None: the buffer belongs to no request.
     Nobody,
     /// A guest's queue.
     Ring { queue: u32, reply: Reply },

@@ -97,7 +97,7 @@ pub(crate) struct Place {
 pub(crate) type Reply = Sender<Result<()>>;
 
 /// What is left to do on the engine's side when a disk is gone.
-pub(crate) type Farewell = Box<dyn FnOnce() + Send>;
+pub(crate) type OnDetached = Box<dyn FnOnce() + Send>;
 
 /// See the module.
 pub(crate) struct IoThread {

@@ -1,57 +1,58 @@
-//! Interrupt moderation: it decides when a guest is interrupted, at once or a moment later.
+//! Interrupt moderation: it decides when a guest is called after a completion, at once or up to 3 us later.
 //!
-//! A guest that has just asked for more is awake, falling asleep, or asleep. Awake it finds its answers by itself.
-//! Calling it is cheap before it has let go of its CPU, cheap again once that CPU idles and looks for work, and dearest
-//! in between and when the CPU has been put to sleep. An I/O thread looks for more work anyway before it rests, and may
-//! choose the moment; no rule is right for all guests, kernels and idle states: throughput at small depths differs by a
-//! factor of two either way. So it is learnt, for each queue alone: most of the time its calls come in the way in which
-//! it had most requests answered, and now and then in one of the others, to see.
+//! A guest that has just submitted requests is awake, falling asleep, or asleep. If it is awake it finds completions
+//! without a call. A call is cheap before the guest gives up its CPU, and cheap again once that CPU idles and polls. It
+//! is most expensive in between, and when the CPU is in a deep idle state.
 //!
-//! What is shown is never held back, and no call by more than [`LATEST`] and what the thread does meanwhile; before the
-//! thread sleeps it calls all.
+//! An I/O thread polls for more work before it sleeps, so it may choose the moment of the call. No rule is right for
+//! all guests, kernels and idle states: throughput at small depths differs by a factor of two. So each queue learns its
+//! own. It uses the moment with the highest request rate, and now and then tries another.
+//!
+//! Completions are published at once. A call is delayed by at most [`LATEST`] and the current work of the thread.
+//! Before the thread sleeps it sends all pending calls.
 //!
 //! # Units
 //! - Rates are requests per second.
 //! # Source
-//! Measured; see `docs/decisions/0016`. Calls that wait for more to tell of are interrupt coalescing, as in vIC (I. Ahmad
-//! et al., USENIX ATC 2011), which holds them back by counts; here it is by a time that no guest notices.
+//! Measured; see `docs/decisions/0016`. vIC (I. Ahmad et al., USENIX ATC 2011) also coalesces interrupts. It delays
+//! them by count; this delays them by a time too short for a guest to notice.
 
 use tidegate_core::units::{Span, Time};
 
-/// How long a call waits: a guest that asks for more, looks once and goes to sleep has done so by then.
+/// A short delay. By then a guest that submits, polls once and goes to sleep has done so.
 const LATER: Span = Span::from_micros(1);
-/// How long it waits at most: where guest and thread are far apart, or changing to the idle task takes long, a CPU is idle
-/// only by then.
+/// The longest delay. By then a CPU idles even where guest and thread are far apart, or the switch to the idle task is
+/// slow.
 const LATEST: Span = Span::from_micros(3);
 
-/// How long one way is followed before its rate is read: some hundred requests of a busy guest.
+/// How long one moment is used before its rate is read: some hundred requests of a busy guest.
 const WINDOW: Span = Span::from_millis(1);
-/// A window with so long a silence in it says nothing: the guest did something else.
+/// A window with a pause of this length is discarded: the guest's load has changed.
 const SILENCE: Span = Span::from_millis(5);
-/// Requests without which a window says nothing.
+/// A window with fewer requests is extended.
 const ENOUGH: u32 = 32;
-/// One window in so many is for another way than the best.
+/// One window in this many tries another moment than the best.
 const TRY_ONE_IN: u32 = 32;
-/// Weight of the newest window in a way's rate: 1/4. The others are seldom tried, and should be believed soon.
+/// Divisor of the newest window's weight in a rate: 1/4. It is large because the other moments are seldom tried.
 const NEWEST: u64 = 4;
-/// Another way is better when it has this many sixteenths of the best one's rate: less is chance.
+/// Another moment replaces the best if its rate is at least 17/16 of the best rate. Smaller differences may be noise.
 const BETTER_SIXTEENTHS: u64 = 17;
 
-/// When a guest is called, once it was shown answers.
+/// When a guest is called after completions were published.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Moment {
-    /// At once.
+    /// Immediately.
     AtOnce,
-    /// When more requests were found, or [`LATER`].
+    /// When more requests were found, or after [`LATER`].
     AfterMore,
-    /// [`LATER`].
+    /// After [`LATER`].
     Later,
-    /// [`LATEST`].
+    /// After [`LATEST`].
     Latest,
 }
 
 impl Moment {
-    /// How long a call may wait for it.
+    /// The longest delay of a call.
     pub(crate) fn wait(self) -> Span {
         match self {
             Moment::AtOnce => Span::ZERO,
@@ -61,7 +62,7 @@ impl Moment {
     }
 }
 
-const WAYS: [Moment; 4] = [
+const MOMENTS: [Moment; 4] = [
     Moment::AtOnce,
     Moment::AfterMore,
     Moment::Later,
@@ -71,24 +72,24 @@ const WAYS: [Moment; 4] = [
 /// See the module.
 #[derive(Debug)]
 pub(crate) struct InterruptModeration {
-    /// By place in [`WAYS`]; zero: never tried.
-    rates: [u64; WAYS.len()],
+    /// Request rate by index in [`MOMENTS`]; zero: never tried.
+    rates: [u64; MOMENTS.len()],
     best: usize,
-    /// The one in use: the best, or another to see.
+    /// Index of the moment in use: the best, or one that is tried.
     used: usize,
     /// Windows so far.
     windows: u32,
     began: Time,
-    /// When there were requests last.
+    /// When requests last arrived.
     last: Time,
     requests: u32,
 }
 
 impl InterruptModeration {
-    /// Knows nothing yet: calls at once.
+    /// Has no rates yet: calls at once.
     pub(crate) fn new() -> InterruptModeration {
         InterruptModeration {
-            rates: [0; WAYS.len()],
+            rates: [0; MOMENTS.len()],
             best: 0,
             used: 0,
             windows: 0,
@@ -98,18 +99,18 @@ impl InterruptModeration {
         }
     }
 
-    /// When the guest is to be called.
+    /// When to call the guest.
     pub(crate) fn moment(&self) -> Moment {
-        WAYS[self.used]
+        MOMENTS[self.used]
     }
 
-    /// The guest has made so many requests.
+    /// Counts requests that the guest has made.
     #[inline]
     pub(crate) fn note(&mut self, requests: u32, now: Time) {
         let silence = now.since(self.last);
         self.last = now;
         if silence >= SILENCE {
-            // However it was called: the window is given up, and another way is tried another time.
+            // A pause says nothing about the moment: discard the window, and try another moment later.
             self.used = self.best;
             self.began = now;
             self.requests = 0;
@@ -129,7 +130,7 @@ impl InterruptModeration {
             0 => rate,
             known => (known * (NEWEST - 1) + rate) / NEWEST,
         };
-        let most = (0..WAYS.len()).max_by_key(|&way| self.rates[way]);
+        let most = (0..MOMENTS.len()).max_by_key(|&moment| self.rates[moment]);
         if let Some(most) = most
             && self.rates[most] * 16 > self.rates[self.best] * BETTER_SIXTEENTHS
         {
@@ -139,8 +140,8 @@ impl InterruptModeration {
         self.used = self.best;
         if self.windows.is_multiple_of(TRY_ONE_IN) {
             let tries = (self.windows / TRY_ONE_IN) as usize;
-            let others = WAYS.len() - 1;
-            self.used = (self.best + 1 + tries % others) % WAYS.len();
+            let others = MOMENTS.len() - 1;
+            self.used = (self.best + 1 + tries % others) % MOMENTS.len();
         }
         self.began = now;
         self.requests = 0;
@@ -151,14 +152,14 @@ impl InterruptModeration {
 mod tests {
     use super::*;
 
-    /// Lets a guest that has `rates` requests a second in these ways run for so long; how much of it in each way.
+    /// Runs a guest whose request rate depends on the moment; returns the end time and the share of time spent in each.
     fn run(
         calls: &mut InterruptModeration,
         from: Time,
         long: Span,
-        rates: [u64; WAYS.len()],
-    ) -> (Time, [f64; WAYS.len()]) {
-        let mut spent = [0; WAYS.len()];
+        rates: [u64; MOMENTS.len()],
+    ) -> (Time, [f64; MOMENTS.len()]) {
+        let mut spent = [0; MOMENTS.len()];
         let mut now = from;
         while now.since(from) < long {
             let gap = Span::from_nanos(8_000_000_000 / rates[calls.used]);
@@ -171,26 +172,26 @@ mod tests {
     }
 
     #[test]
-    fn the_way_in_which_a_guest_gets_most_is_found_and_kept_but_for_one_window_in_32() {
-        for best in 0..WAYS.len() {
+    fn the_best_moment_is_found_and_used_in_31_of_32_windows() {
+        for best in 0..MOMENTS.len() {
             let mut rates = [500_000, 520_000, 510_000, 505_000];
             rates[best] = 900_000;
             let mut calls = InterruptModeration::new();
             let (now, _) = run(&mut calls, Time::ZERO, Span::from_millis(200), rates);
             let (_, spent) = run(&mut calls, now, Span::from_secs(1), rates);
             assert!(spent[best] > 0.95, "{best}: {spent:?}");
-            for (way, spent) in spent.into_iter().enumerate() {
-                assert!(spent > 0.01, "{way} is tried now and then: {spent}");
+            for (moment, spent) in spent.into_iter().enumerate() {
+                assert!(spent > 0.01, "{moment} is tried at times: {spent}");
             }
         }
     }
 
     #[test]
-    fn when_another_way_becomes_the_best_it_is_noticed() {
+    fn a_change_of_the_best_moment_is_noticed() {
         let mut calls = InterruptModeration::new();
         let mut now = Time::ZERO;
         for best in [2, 1, 0, 3, 2, 0, 1, 3] {
-            let mut rates = [700_000; WAYS.len()];
+            let mut rates = [700_000; MOMENTS.len()];
             rates[best] = 1_000_000;
             (now, _) = run(&mut calls, now, Span::from_millis(300), rates);
             let spent;
@@ -200,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn a_difference_that_may_be_chance_changes_nothing() {
+    fn a_small_difference_changes_nothing() {
         let mut calls = InterruptModeration::new();
         let (_, spent) = run(
             &mut calls,
@@ -212,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_asks_for_less_is_not_taken_for_a_way_that_is_worse() {
+    fn a_lower_load_does_not_change_the_best_moment() {
         let mut calls = InterruptModeration::new();
         let fast = [900_000, 500_000, 500_000, 400_000];
         let (now, _) = run(&mut calls, Time::ZERO, Span::from_millis(300), fast);
@@ -223,7 +224,7 @@ mod tests {
     }
 
     #[test]
-    fn a_guest_that_pauses_is_not_taken_for_a_way_that_is_worse() {
+    fn a_pause_does_not_change_the_best_moment() {
         let rates = [900_000, 800_000, 800_000, 800_000];
         let mut calls = InterruptModeration::new();
         let (mut now, _) = run(&mut calls, Time::ZERO, Span::from_millis(300), rates);
@@ -233,7 +234,7 @@ mod tests {
             (now, spent) = run(&mut calls, now, Span::from_millis(30), rates);
             best += spent[0];
             all += spent.iter().sum::<f64>();
-            // The first requests after it come into the window that was open.
+            // The first requests after the pause fall into the open window.
             now = now + Span::from_millis(60);
             calls.note(8, now);
         }

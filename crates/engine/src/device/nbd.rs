@@ -1,17 +1,20 @@
 //! One NBD client on its disk's I/O thread.
 //!
-//! First and last stop of an NBD client's I/O, after the handshake (which runs elsewhere). Requests are decoded from one
-//! large receive, many at a time; replies are gathered and sent in one system call, payloads straight from their buffers.
+//! An NBD client's I/O starts and ends here, after the handshake (which runs elsewhere). Requests are decoded from one
+//! large receive, many at a time. Replies are collected and sent in one system call; payloads are sent straight from
+//! their buffers.
 //!
 //! # Always true
-//! - at most one receive and one send are under way, so the streams stay in order
+//! - at most one receive and one send are in flight, so the streams stay in order
 //! - a client that does not read its replies holds at most [`MOST_REQUESTS`] requests and about [`MOST_BYTES`] of
-//!   buffers: then nothing more is received from it
-//! - all clients of a thread together hold no more than [`nbd_budget`](super::nbd_budget) says, and those of one disk no
-//!   more than its part
-//! - once the client is gone, what it asked for and has not started is dropped ([`ThreadCx::abandon`]); a client that has said
-//!   goodbye is gone when its end is closed for both ways, any other when it sends no more
-//! - once it is closed from our side no request of it reaches the shard, whatever has arrived: its disk may be gone
+//!   buffers: beyond that nothing more is received from it
+//! - all clients of a thread together hold at most the budget of [`nbd_budget`](super::nbd_budget), and those of one
+//!   disk at most its part
+//! - once the client is gone, its requests that have not started are dropped ([`ThreadCx::abandon`])
+//! - a client that sent a disconnect is gone when both directions of its socket are closed; any other, when it sends no
+//!   more
+//! - once the daemon closes the connection, none of its requests reaches the shard, not even received ones: its disk
+//!   may be gone
 //! - the connection is dropped when nothing of it is in flight: no request, no receive, no send
 //!
 //! # Picture
@@ -40,16 +43,15 @@ use tidegate_front::nbd::wire::REQUEST_BYTES;
 const INPUT: usize = 256 << 10;
 /// Requests of one client between their arrival and the sending of their replies.
 const MOST_REQUESTS: usize = 512;
-/// Bytes of buffers that one client may hold before nothing more is taken from it (one request always is).
+/// Bytes of buffers that one client may hold before no more requests are accepted (one request always is).
 const MOST_BYTES: usize = 64 << 20;
-/// Bytes that the socket should take at once: the replies of a queue of 128 that reads 4 KiB blocks, with what the kernel
-/// adds to each.
+/// Bytes that the socket should accept at once: the replies to 128 reads of 4 KiB, with the kernel's overhead for each.
 const SEND_BUFFER: i32 = 1 << 20;
-/// Room for the heads of all replies of a message.
+/// Room for the headers of all replies of a message.
 const HEADS: usize = MOST_REQUESTS * Head::MAX;
-/// Extents that one answer tells: the client asks again for the rest.
+/// Extents in one reply: the client repeats the request for the rest.
 const MOST_EXTENTS: usize = 2048;
-/// More than the head of a reply that tells extents.
+/// More than the header of a reply with extents.
 const EXTENTS_HEAD: usize = 64;
 
 /// See the module.
@@ -58,42 +60,42 @@ pub(crate) struct Connection {
     disk: DiskId,
     session: Session,
     input: u32,
-    /// Received bytes in `input` that are not decoded yet: from, to.
+    /// Range of received bytes in `input` that are not decoded yet: from, to.
     fill: (usize, usize),
-    /// The buffer that a receive under way fills.
+    /// The buffer that the receive in flight fills.
     receiving: Option<u32>,
     payload: Option<Payload>,
     sending: Outgoing,
     next: Outgoing,
-    sent_off: bool,
+    send_in_flight: bool,
     /// Requests in the shard.
     in_flight: usize,
     /// Bytes in buffers of requests and replies.
     held: usize,
-    /// No more is received: the client has said goodbye, or is gone.
+    /// No more is received: the client has sent a disconnect, or is gone.
     closing: bool,
-    /// The client has said goodbye: what it asked for before is carried out while its end is open.
-    polite: bool,
-    /// It sends no more, as the kernel says; what it sent before may not have been received.
+    /// The client has sent a disconnect: its earlier requests are carried out while its end is open.
+    disconnect_received: bool,
+    /// The kernel reports that the client sends no more; earlier data may not have been received yet.
     hung_up: bool,
-    /// Whether its end was closed: what of its requests has not started was dropped.
+    /// Whether its end was closed: its requests that had not started were dropped.
     abandoned: bool,
     watch: Watch,
-    /// Nothing more is taken from it, also of what has arrived: its disk may be gone.
+    /// No more requests are accepted, not even received ones: its disk may be gone.
     dismissed: bool,
-    /// Its next request waits for memory that others hold.
-    short: bool,
+    /// Its next request waits for memory that other connections hold.
+    waits_for_memory: bool,
     /// Nothing can be sent any more.
     dead: bool,
     noted: bool,
-    /// Dropped with the connection: so whoever let the client in knows that it has gone.
+    /// Dropped with the connection, to report its end to the code that accepted the client.
     presence: Option<Box<dyn Send>>,
 }
 
-/// A write whose payload is still arriving.
+/// A write whose payload is not complete yet.
 #[derive(Clone, Copy)]
 struct Payload {
-    /// What it belongs to; `None` when it is to be thrown away, before this refusal is sent.
+    /// The request. With a refusal, the payload is discarded and then the refusal is sent.
     asked: ClientRequest,
     refused: Option<Fault>,
     buffer: Option<u32>,
@@ -101,7 +103,7 @@ struct Payload {
 }
 
 impl Connection {
-    /// Takes over a socket after the handshake; `early` are bytes that came with its end.
+    /// Takes over a socket after the handshake; `early` are bytes that were received with its last message.
     pub(crate) fn new(
         socket: OwnedFd,
         disk: DiskId,
@@ -129,23 +131,23 @@ impl Connection {
             payload: None,
             sending: Outgoing::new(buffers)?,
             next: Outgoing::new(buffers)?,
-            sent_off: false,
+            send_in_flight: false,
             in_flight: 0,
             held: 0,
             closing: false,
-            polite: false,
+            disconnect_received: false,
             hung_up: false,
             abandoned: false,
             watch: Watch::Off,
             dismissed: false,
-            short: false,
+            waits_for_memory: false,
             dead: false,
             noted: false,
             presence: None,
         })
     }
 
-    /// Holds this until the connection's end.
+    /// Owns `presence` until the connection is dropped.
     pub(crate) fn with_presence(mut self, presence: Box<dyn Send>) -> Connection {
         self.presence = Some(presence);
         self
@@ -155,27 +157,27 @@ impl Connection {
         self.disk
     }
 
-    /// The disk has another size.
+    /// The disk's size has changed.
     pub(crate) fn resized(&mut self, size: u64) {
         self.session.resized(size);
     }
 
-    /// Takes no more from the client; what is in flight is answered.
+    /// Accepts no more requests; those in flight are answered.
     pub(crate) fn close(&mut self) {
         self.closing = true;
         self.dismissed = true;
-        // Ends a receive that waits for a client with nothing to say, and a send that waits for one that does not read.
+        // Ends a receive that waits for an idle client, and a send that waits for a client that does not read.
         crate::sys::os::shut_down(&self.socket, self.dead);
     }
 
-    /// Sends the client away at once: its disk goes. What it was not told has not happened for it, and a client that
-    /// never reads cannot hold the disk.
+    /// Disconnects the client at once, because its disk is being detached. Requests without a reply have not happened
+    /// for the client. A client that never reads cannot delay the detach.
     pub(crate) fn dismiss(&mut self) {
         self.dead = true;
         self.close();
     }
 
-    /// A receive or send has ended, or the other end has gone.
+    /// A receive or send has completed, or the other end was closed.
     pub(crate) fn completed(&mut self, cx: &mut ThreadCx, completion: Completion) {
         match completion.tag.kind {
             tag::RECEIVE => self.received(cx, completion.result),
@@ -185,7 +187,7 @@ impl Connection {
     }
 
     fn received(&mut self, cx: &mut ThreadCx, result: i32) {
-        let target = self.receiving.take().expect("one receive was under way");
+        let target = self.receiving.take().expect("one receive was in flight");
         cx.buffers.returned(target);
         match usize::try_from(result) {
             Ok(0) => self.closing = true,
@@ -206,7 +208,7 @@ impl Connection {
     }
 
     fn sent(&mut self, cx: &mut ThreadCx, result: i32) {
-        self.sent_off = false;
+        self.send_in_flight = false;
         match usize::try_from(result) {
             Ok(bytes) => self.sending.message.sent(bytes),
             Err(_) if matches!(-result, libc::EINTR | libc::EAGAIN) => {}
@@ -217,25 +219,25 @@ impl Connection {
         }
         if self.dead || self.sending.message.is_empty() {
             let bytes = self.sending.clear(&mut cx.buffers);
-            self.let_go(cx, bytes);
+            self.release_bytes(cx, bytes);
         }
     }
 
-    /// Decodes what has arrived, then keeps a receive and a send going. Call after anything has changed.
-    /// Returns whether the connection is at its end and can be dropped.
-    pub(crate) fn go(&mut self, me: u32, cx: &mut ThreadCx) -> bool {
+    /// Decodes received bytes, then starts a receive and a send if none is in flight. Call after any change.
+    /// Returns whether the connection has ended and can be dropped.
+    pub(crate) fn advance(&mut self, me: u32, cx: &mut ThreadCx) -> bool {
         self.noted = false;
         self.decode(me, cx);
         self.drop_if_gone(me, cx);
         self.send(me, cx);
         self.receive(me, cx);
-        let quiet = self.in_flight == 0 && self.receiving.is_none() && !self.sent_off;
+        let quiet = self.in_flight == 0 && self.receiving.is_none() && !self.send_in_flight;
         let over = quiet && self.closing && (self.dead || self.next.is_empty());
-        self.has_ceased_to_watch(me, cx, over) && over
+        self.stop_watching(me, cx, over) && over
     }
 
-    /// What the bytes at a position of the input are.
-    // Inline: it is on the way of every request, and its answer is large.
+    /// Decodes the header at a position of the input.
+    // Inline: it runs for every request, and its result is large.
     #[inline(always)]
     fn peek(&self, cx: &ThreadCx, at: usize) -> Step {
         if self.fill.1 - at < REQUEST_BYTES {
@@ -246,7 +248,7 @@ impl Connection {
             .decode(&head.expect("the input is one piece of memory"))
     }
 
-    /// Gives its memory back; only when [`Connection::go`] said that it is at its end.
+    /// Releases its memory; only after [`Connection::advance`] returned true.
     pub(crate) fn free(mut self, cx: &mut ThreadCx) {
         let buffers = &mut cx.buffers;
         cx.budget.give_back(self.disk, self.held);
@@ -260,10 +262,10 @@ impl Connection {
         }
     }
 
-    /// Whether the client must wait before more is taken from it: it has as much under way as one client may.
+    /// Whether the client must wait: it has as many requests or bytes in flight as one client may.
     fn must_wait(&self) -> bool {
-        let under_way = self.in_flight + self.next.replies + self.sending.replies;
-        under_way >= MOST_REQUESTS || self.held >= MOST_BYTES
+        let in_progress = self.in_flight + self.next.replies + self.sending.replies;
+        in_progress >= MOST_REQUESTS || self.held >= MOST_BYTES
     }
 
     fn decode(&mut self, me: u32, cx: &mut ThreadCx) {
@@ -274,7 +276,7 @@ impl Connection {
                 }
                 continue;
             }
-            self.short = false;
+            self.waits_for_memory = false;
             if self.closing && self.fill.0 == self.fill.1 || self.must_wait() {
                 return;
             }
@@ -282,8 +284,8 @@ impl Connection {
                 Step::Need(_) => return,
                 Step::Request(asked) => {
                     let takes = Buffers::block_of(room(&asked));
-                    if !cx.budget.lets_on(me, self.disk, takes) {
-                        self.short = true;
+                    if !cx.budget.admits(me, self.disk, takes) {
+                        self.waits_for_memory = true;
                         return;
                     }
                     self.begin(me, cx, asked, None);
@@ -292,7 +294,7 @@ impl Connection {
                 Step::Disconnect => {
                     self.fill = (0, 0);
                     self.closing = true;
-                    self.polite = true;
+                    self.disconnect_received = true;
                     return;
                 }
                 Step::Violation(_) => {
@@ -336,7 +338,7 @@ impl Connection {
         match self.claim(cx, room) {
             Some(buffer) => {
                 if asked.op == Op::Extents {
-                    // A zero length ends a list that the datastore leaves short.
+                    // A zero length ends a list that the datastore does not fill.
                     cx.buffers.clear(Data { buffer, start: 0 }, room);
                 }
                 self.submit(me, cx, asked, buffer);
@@ -380,8 +382,8 @@ impl Connection {
         Some(buffer)
     }
 
-    /// So many bytes of buffers are held no more.
-    fn let_go(&mut self, cx: &mut ThreadCx, bytes: usize) {
+    /// Releases this many bytes of buffers from the budget.
+    fn release_bytes(&mut self, cx: &mut ThreadCx, bytes: usize) {
         self.held -= bytes;
         cx.budget.give_back(self.disk, bytes);
     }
@@ -393,7 +395,7 @@ impl Connection {
         }
     }
 
-    /// Moves received bytes to the payload they belong to; true once it is whole and its request is on its way.
+    /// Moves received bytes to their payload; true once it is complete and its request was submitted.
     fn finish_payload(&mut self, me: u32, cx: &mut ThreadCx) -> bool {
         let Some(mut payload) = self.payload else {
             return true;
@@ -419,13 +421,14 @@ impl Connection {
         true
     }
 
-    /// Keeps one receive going, unless the client must wait: then its end is watched. What it sent before its end went is
-    /// received all the same, as far as there is room, to know how it went.
+    /// Starts a receive unless one is in flight or the client must wait. While it waits, the kernel watches for its
+    /// disconnection. After a hang-up the rest is still received, as far as there is room, to see whether it ends with
+    /// a disconnect.
     fn receive(&mut self, me: u32, cx: &mut ThreadCx) {
         if self.receiving.is_some() {
             return;
         }
-        let waits = self.payload.is_none() && (self.short || self.must_wait());
+        let waits = self.payload.is_none() && (self.waits_for_memory || self.must_wait());
         if self.closing || waits && !(self.hung_up && self.fill.1 < INPUT) {
             return self.watch_other_end(me, cx);
         }
@@ -444,7 +447,7 @@ impl Connection {
                 ..
             }) = self.payload
             {
-                // The rest of a large payload goes where it belongs, without a copy.
+                // The rest of a large payload is received into its own buffer, without a copy.
                 let start = u32::try_from(got).expect("a payload is far below 4 GiB");
                 let left = asked.payload as usize - got;
                 cx.ring
@@ -463,7 +466,7 @@ impl Connection {
         }
     }
 
-    /// Moves the beginning of a message to the front of the input.
+    /// Moves the start of an incomplete message to the front of the input.
     fn make_room(&mut self, cx: &mut ThreadCx) {
         let len = self.fill.1 - self.fill.0;
         let mut rest = [0; 32];
@@ -474,14 +477,14 @@ impl Connection {
         }
     }
 
-    /// Keeps one send going.
+    /// Starts a send unless one is in flight.
     fn send(&mut self, me: u32, cx: &mut ThreadCx) {
-        if self.sent_off {
+        if self.send_in_flight {
             return;
         }
         if self.dead {
             let bytes = self.next.clear(&mut cx.buffers);
-            return self.let_go(cx, bytes);
+            return self.release_bytes(cx, bytes);
         }
         if self.sending.message.is_empty() {
             if self.next.is_empty() {
@@ -497,10 +500,11 @@ impl Connection {
         };
         cx.ring
             .send(self.socket.as_raw_fd(), &self.sending.message, tag);
-        self.sent_off = true;
+        self.send_in_flight = true;
     }
 
-    /// A request has ended. Returns whether the thread should call [`Connection::go`], being the first to ask.
+    /// A request has completed. Returns whether the thread should call [`Connection::advance`]: only the first
+    /// completion does.
     pub(crate) fn answer(
         &mut self,
         cx: &mut ThreadCx,
@@ -525,7 +529,7 @@ impl Connection {
                 self.next.push_head(buffers, &head);
                 let bytes = buffers.block(buffer);
                 buffers.release(buffer);
-                self.let_go(cx, bytes);
+                self.release_bytes(cx, bytes);
             }
         }
         !std::mem::replace(&mut self.noted, true)
@@ -544,7 +548,7 @@ impl Connection {
         }
         let mut reply = Vec::with_capacity(EXTENTS_HEAD + 8 * extents.len());
         self.session.extents(asked, extents, &mut reply);
-        // The list in memory was longer than what it is on the wire, so its buffer has room for the reply.
+        // The list in memory is longer than its wire format, so its buffer has room for the reply.
         buffers.put(Data { buffer, start: 0 }, &reply);
         self.next.message.push(buffers, buffer, 0, reply.len());
         self.next.buffers.push(buffer);
@@ -552,7 +556,7 @@ impl Connection {
     }
 }
 
-/// Bytes of a request's buffer.
+/// Size of a request's buffer in bytes.
 fn room(asked: &ClientRequest) -> usize {
     match asked.op {
         Op::Write => asked.payload as usize,

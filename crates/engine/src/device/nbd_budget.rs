@@ -1,15 +1,15 @@
-//! The memory budget of an I/O thread's NBD clients: how much of our own memory they may hold with their requests.
+//! The memory budget of an I/O thread's NBD clients: how much of the daemon's memory their requests may hold.
 //!
-//! Each client also has a bound of its own (`MOST_BYTES` in `nbd.rs`). The budget is for many clients, for clients that
-//! never read their replies, and for clients of a disk with a limit. It counts whole blocks of memory, as they are taken
-//! from the system.
+//! Each client also has a limit of its own (`MOST_BYTES` in `nbd.rs`). The budget protects against many clients,
+//! clients that never read their replies, and clients of a disk with a limit. It counts whole blocks of memory, as they
+//! are allocated.
 //!
 //! # Always true
-//! - all clients of a thread together hold at most [`MOST`], whatever they ask for
-//! - the clients of one disk never hold more than what is left for the other disks, less [`RESERVE`]
-//! - a disk of which nothing is held may take half of what is left: the largest request of a client always fits while fewer
-//!   than four other disks hold a large one of the reserve
-//! - a client that waits for memory is asked again after some was given back; it is in the list once
+//! - all clients of a thread together hold at most [`MOST`]
+//! - the clients of one disk hold at most as much as remains for the other disks, less [`RESERVE`]
+//! - a disk that holds nothing may take half of the rest. So the largest request always fits while fewer than four
+//!   other disks hold a large one of the reserve
+//! - a connection that waits for memory is retried after some was released; it is in the list once
 //!
 //! # Picture
 //! ```text
@@ -20,12 +20,13 @@
 use std::collections::VecDeque;
 use tidegate_core::request::DiskId;
 
-/// Bytes that all clients of a thread may hold. A thousand requests of 512 KiB; a host of many guests can spare it on each
-/// of its few I/O threads.
+/// Bytes that all clients of a thread may hold: a thousand requests of 512 KiB. A host of many guests can spare that on
+/// each of its few I/O threads.
 pub(crate) const MOST: usize = 512 << 20;
-/// Bytes of them that are left to disks of which nothing is held: four of the largest requests.
+/// Bytes of [`MOST`] for disks that hold nothing: four of the largest requests.
 const RESERVE: usize = 128 << 20;
-/// Bytes up to which no disk need be asked how much it holds: twice as many, whoever holds them, leave the reserve untouched.
+/// Up to this many bytes in total, every request fits whatever its disk holds: twice as many still leave the reserve
+/// free.
 const PLENTY: usize = (MOST - RESERVE) / 2;
 
 /// See the module.
@@ -35,12 +36,12 @@ pub(crate) struct Budget {
     /// By disk.
     disks: Vec<usize>,
     waiting: VecDeque<u32>,
-    /// Whether any was given back since those that wait were asked.
+    /// Whether memory was released since the waiting connections were last retried.
     freed: bool,
 }
 
 impl Budget {
-    /// A client of this disk holds so many more bytes.
+    /// A client of this disk holds this many more bytes.
     pub(crate) fn take(&mut self, disk: DiskId, bytes: usize) {
         self.held += bytes;
         let place = disk.0 as usize;
@@ -50,7 +51,7 @@ impl Budget {
         self.disks[place] += bytes;
     }
 
-    /// A client of this disk holds so many less.
+    /// A client of this disk released this many bytes.
     pub(crate) fn give_back(&mut self, disk: DiskId, bytes: usize) {
         self.held -= bytes;
         if let Some(held) = self.disks.get_mut(disk.0 as usize) {
@@ -59,15 +60,15 @@ impl Budget {
         self.freed = true;
     }
 
-    /// Whether a connection of this disk may begin a request that takes so many bytes. If not, [`Budget::wake`] says when to
-    /// ask again.
+    /// Whether a connection of this disk may start a request of this size. If not, it waits until [`Budget::wake`]
+    /// returns it.
     #[inline]
-    pub(crate) fn lets_on(&mut self, connection: u32, disk: DiskId, bytes: usize) -> bool {
-        self.held + bytes <= PLENTY || self.lets_on_by_disk(connection, disk, bytes)
+    pub(crate) fn admits(&mut self, connection: u32, disk: DiskId, bytes: usize) -> bool {
+        self.held + bytes <= PLENTY || self.admits_by_disk(connection, disk, bytes)
     }
 
     #[cold]
-    fn lets_on_by_disk(&mut self, connection: u32, disk: DiskId, bytes: usize) -> bool {
+    fn admits_by_disk(&mut self, connection: u32, disk: DiskId, bytes: usize) -> bool {
         let fits = self.fits(disk, bytes);
         if !fits && !self.waiting.contains(&connection) {
             self.waiting.push_back(connection);
@@ -83,8 +84,8 @@ impl Budget {
         }
     }
 
-    /// Adds to `ready_connections` those that wait, if memory was given back since they were asked: the one that has waited longest
-    /// comes last, where the next is taken from. Returns whether there were any.
+    /// Moves the waiting connections to `ready_connections` if memory was released since the last retry. The longest
+    /// waiting comes last, where the next is taken from. Returns whether there were any.
     pub(crate) fn wake(&mut self, ready_connections: &mut Vec<u32>) -> bool {
         let any = std::mem::take(&mut self.freed) && !self.waiting.is_empty();
         if any {
@@ -102,7 +103,7 @@ mod tests {
     const ONE: DiskId = DiskId(0);
     const OTHER: DiskId = DiskId(7);
 
-    /// Takes requests of this size for a disk until no more are let on; returns how many.
+    /// Claims requests of this size for a disk until one does not fit; returns how many.
     fn fill(budget: &mut Budget, disk: DiskId, bytes: usize) -> usize {
         let mut count = 0;
         while budget.fits(disk, bytes) {
@@ -113,41 +114,38 @@ mod tests {
     }
 
     #[test]
-    fn a_client_that_waits_for_memory_is_asked_again_once_some_was_given_back() {
+    fn a_connection_that_waits_for_memory_is_retried_after_a_release() {
         let mut budget = Budget::default();
         let mut ready_connections = Vec::new();
         let count = fill(&mut budget, ONE, LARGEST);
         for connection in [1, 2, 1] {
-            assert!(!budget.lets_on(connection, ONE, LARGEST));
+            assert!(!budget.admits(connection, ONE, LARGEST));
         }
-        assert!(
-            !budget.wake(&mut ready_connections),
-            "nothing was given back"
-        );
+        assert!(!budget.wake(&mut ready_connections), "nothing was released");
         budget.give_back(ONE, LARGEST);
         assert!(budget.wake(&mut ready_connections));
         assert_eq!(ready_connections, [2, 1], "the first is taken first");
         assert!(!budget.wake(&mut ready_connections));
         assert_eq!(fill(&mut budget, ONE, LARGEST), 1);
         (0..count).for_each(|_| budget.give_back(ONE, LARGEST));
-        assert!(!budget.wake(&mut ready_connections), "nobody waits");
+        assert!(!budget.wake(&mut ready_connections), "no connection waits");
     }
 
     #[test]
-    fn the_clients_of_one_disk_leave_as_much_to_others_however_many_they_are() {
+    fn the_clients_of_one_disk_leave_half_to_the_others() {
         let mut budget = Budget::default();
         let own = fill(&mut budget, ONE, LARGEST);
         assert!(own * LARGEST <= MOST / 2, "{own}");
-        assert!(budget.lets_on(1, OTHER, LARGEST));
+        assert!(budget.admits(1, OTHER, LARGEST));
         budget.take(OTHER, LARGEST);
         assert!(
-            budget.lets_on(1, OTHER, LARGEST),
+            budget.admits(1, OTHER, LARGEST),
             "and more than one request"
         );
     }
 
     #[test]
-    fn no_requests_of_any_disks_pass_the_bound_and_small_ones_still_fit() {
+    fn requests_never_exceed_the_budget_and_small_ones_still_fit() {
         let mut budget = Budget::default();
         for disk in 0..500 {
             fill(&mut budget, DiskId(disk), LARGEST);
@@ -160,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_where_plenty_is_left_fits_by_the_rule_of_its_disk_too() {
+    fn a_request_that_passes_the_fast_check_passes_the_check_of_its_disk() {
         for own in [0, 4096, PLENTY - LARGEST] {
             let mut budget = Budget::default();
             budget.take(ONE, own);
@@ -173,10 +171,10 @@ mod tests {
     }
 
     #[test]
-    fn the_largest_request_of_a_disk_that_holds_nothing_fits_where_others_hold_all_they_may() {
+    fn the_largest_request_of_an_idle_disk_fits_when_other_disks_hold_their_maximum() {
         let mut budget = Budget::default();
         for disk in 0..500 {
-            // They all had a small one under way before, so none takes of the reserve.
+            // Each has a small request in flight already, so none uses the reserve.
             budget.take(DiskId(disk), 4096);
         }
         for disk in 0..500 {

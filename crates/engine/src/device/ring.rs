@@ -1,15 +1,16 @@
 //! One queue of a vhost-user-blk device on its I/O thread.
 //!
-//! First and last stop of a guest's I/O. The protocol thread ([`crate::vhost`]) attaches and stops it by orders; the ring
-//! itself is walked by `tidegate-front`, over the guest's memory.
+//! A guest's I/O starts and ends here. The protocol thread ([`crate::vhost`]) attaches and stops the queue by orders.
+//! `tidegate-front` parses the ring in the guest's memory.
 //!
 //! # Always true
-//! - the queue is dropped only when nothing of it is in flight, and all that a predecessor left in flight was taken again:
-//!   the position that it tells lies behind both (a broken ring, or one whose disk goes, takes nothing again)
-//! - a guest is told write-through (no write-back cache) means that each of its writes is durable before it is answered
-//! - a ring that makes no sense stops here, is counted and told through the error descriptor; nobody else notices
-//! - however long its chains are, following them takes a bounded part of a turn ([`effort`]), and what is in flight a bounded
-//!   amount of memory (`MOST_ROOM`)
+//! - the queue is dropped only when nothing of it is in flight, and all requests that a predecessor left in flight were
+//!   taken again. The position that it reports lies behind both (a broken ring, or one whose disk is detached, takes
+//!   nothing again)
+//! - if a guest sees a write-through device, each of its writes is durable before it is answered
+//! - a malformed ring is stopped here, counted, and reported through its error descriptor; other queues do not notice
+//! - parsing chains takes a bounded part of a turn ([`effort`]), and requests in flight a bounded amount of memory
+//!   (`MOST_ROOM`)
 
 use super::ReplyTo;
 use super::interrupt_moderation::{InterruptModeration, Moment};
@@ -41,12 +42,13 @@ pub(crate) mod malformed;
 pub(crate) use facts::DeviceFacts;
 use malformed::Malformed;
 
-/// Room for pieces that requests of one queue may take in flight before no more are taken, those of up to [`SHORT_LIST`]
-/// not counted. A queue has at most 1024 entries in QEMU, and its requests 126 pieces and a header, for which there is room
-/// for 128: no such guest waits. It is 2 MiB, and as much again where a datastore takes requests in parts; the largest
-/// ring could have 512 MiB with requests of as many pieces as are let in.
+/// Limit of list entries that requests of one queue may take in flight; lists of up to [`SHORT_LIST`] are not counted.
+/// Beyond it no more requests are taken. A queue has at most 1024 entries in QEMU, and its requests 126 pieces and a
+/// header. There is room for 128, so no such guest waits. The lists take 2 MiB, and as much again where a datastore
+/// splits requests. Without the limit the largest ring could take 512 MiB.
 const MOST_ROOM: usize = 1024 * 128;
-/// The same for all queues of a device together: a device may have 64. From then on a queue has one such request at a time.
+/// The same for all queues of a device together, of which there may be 64. Beyond it each queue has one such request at
+/// a time.
 const MOST_ROOM_OF_DEVICE: usize = 4 * MOST_ROOM;
 
 /// How to answer a chain.
@@ -62,7 +64,7 @@ pub(crate) struct Reply {
 /// See the module.
 pub(crate) struct RingDevice {
     disk: DiskId,
-    /// Its number on its device, as the guest counts.
+    /// Its index on its device, as the guest counts.
     number: u16,
     queue: Queue<Mapping>,
     memory: Rc<Mapping>,
@@ -71,25 +73,25 @@ pub(crate) struct RingDevice {
     kick: EventFd,
     call: Option<EventFd>,
     error: Option<EventFd>,
-    /// How far the guest had come when a visit left requests behind, and when that was.
+    /// The available index when a fetch left requests behind, and the time of that fetch.
     seen: Option<(u16, Time)>,
-    /// Heads that a predecessor left in flight, to be taken first.
+    /// Heads that a predecessor left in flight; they are taken first.
     left_behind: VecDeque<u16>,
-    /// Whether the thread looks at it each turn.
+    /// Whether the thread polls it each turn.
     pub(crate) active: bool,
     /// Whether its kicks are watched.
     pub(crate) last_request: Time,
-    /// Whom to tell where a successor goes on, once nothing is in flight: set when the queue is to stop.
+    /// Receives the position for a successor once nothing is in flight; set when the queue is to stop.
     stopping: Option<Sender<u16>>,
-    /// Its rings make no sense, or its kicks cannot be heard.
+    /// Its rings are malformed, or its kick descriptor cannot be watched.
     broken: bool,
     halted: bool,
     marked_dirty: bool,
     calls: InterruptModeration,
-    /// Whether the thread knows that its guest was shown something and not called for it.
+    /// Whether completions were published and the call is pending.
     pub(crate) interrupt_pending: bool,
     scratch: Vec<Segment>,
-    /// What the long lists of its requests in flight have room for.
+    /// Room that the long lists of its requests in flight take.
     room: usize,
 }
 
@@ -150,22 +152,22 @@ impl RingDevice {
         self.disk
     }
 
-    /// Takes nothing more: its disk goes.
+    /// Takes no more requests: its disk is being detached.
     pub(crate) fn halt(&mut self) {
         self.halted = true;
     }
 
-    /// The kick descriptor cannot be watched: the guest could never wake us.
+    /// The kick descriptor cannot be watched: the guest could not wake the thread.
     pub(crate) fn cannot_be_kicked(&mut self, errno: i32) {
         self.fail(Malformed::Kick(errno), os::now());
     }
 
-    /// Begins to watch the guest's kicks.
+    /// Starts to watch the guest's kicks.
     pub(crate) fn watch_kicks(&self, index: u32, ring: &mut Ring) {
         ring.watch(self.kick.as_raw_fd(), kick_tag(index));
     }
 
-    /// Stops watching them.
+    /// Stops watching the guest's kicks.
     pub(crate) fn ignore_kicks(&self, index: u32, ring: &mut Ring) {
         ring.cancel(
             kick_tag(index),
@@ -177,14 +179,14 @@ impl RingDevice {
         );
     }
 
-    /// From now on the thread looks by itself.
+    /// From now on the thread polls the queue; the guest need not kick.
     pub(crate) fn wake(&mut self) {
         self.active = true;
         self.queue.silence_kicks(&self.memory);
     }
 
-    /// From now on the guest kicks. True when something came meanwhile, or waits to be taken again. Also while there is no
-    /// room for it: no kick would come when there is, so the thread stays awake until then.
+    /// From now on the guest kicks. Returns whether a request arrived meanwhile, or waits to be taken again. This
+    /// includes requests for which there is no room: no kick would come for them, so the thread stays awake.
     pub(crate) fn want_kicks(&mut self) -> bool {
         let came = self.queue.want_kicks(&self.memory);
         (came || !self.left_behind.is_empty()) && self.due(1) > 0
@@ -195,7 +197,7 @@ impl RingDevice {
         self.allowance(1) > 0 && self.queue.has_work()
     }
 
-    /// Whether a request waits to be taken; what is needed of it first is called for.
+    /// Whether a request waits to be taken; if so, prefetches what is needed first.
     pub(crate) fn sees_work(&self) -> bool {
         let works = self.has_work();
         if works {
@@ -204,13 +206,13 @@ impl RingDevice {
         works
     }
 
-    /// Whether nothing of it is in flight: taken by this process, or left by another and to be taken again.
+    /// Whether nothing of it is in flight: neither taken by this process, nor left by another and to be taken again.
     pub(crate) fn is_drained(&self) -> bool {
-        let owes = !self.left_behind.is_empty() && !self.broken && !self.halted;
-        self.queue.in_flight() == 0 && !owes
+        let pending = !self.left_behind.is_empty() && !self.broken && !self.halted;
+        self.queue.in_flight() == 0 && !pending
     }
 
-    /// Takes nothing new; `reply` hears the position once what is in flight has ended.
+    /// Takes no new requests; `reply` receives the position once nothing is in flight.
     pub(crate) fn stop(&mut self, reply: Sender<u16>) {
         self.stopping = Some(reply);
     }
@@ -220,28 +222,28 @@ impl RingDevice {
         self.stopping.is_some()
     }
 
-    /// Shows the guest what it was not shown yet, and tells who stopped it where a successor goes on.
-    pub(crate) fn farewell(mut self) {
+    /// Publishes the last completions, and reports the position for a successor.
+    pub(crate) fn finish(mut self) {
         self.publish();
         self.call_if_wanted();
         if let Some(reply) = self.stopping {
-            // The front end may have gone meanwhile.
+            // The front end may be gone.
             let _ = reply.send(self.queue.position());
         }
     }
 
-    /// The guest's interrupt has another descriptor. It may have missed one: signal.
+    /// The guest's call descriptor was replaced. A call may have been lost: repeat it.
     pub(crate) fn set_call(&mut self, call: Option<EventFd>) {
         self.call = call;
         self.call_guest();
     }
 
-    /// Takes up to `most` requests and hands them to the shard; returns how many. Fewer where they are long: the others wait
-    /// for the thread's next turn, which comes at once, as this one has had work.
+    /// Takes up to `most` requests and submits them to the shard; returns how many. It takes fewer if they are long.
+    /// The others wait for the thread's next turn, which follows at once, because this one had work.
     pub(crate) fn fetch(&mut self, index: u32, cx: &mut ThreadCx, most: usize) -> usize {
         let most = self.allowance(most);
         if most > 0 && self.memory.is_spoilt() {
-            // What is found there may be nothing.
+            // The memory that was read may be missing pages.
             self.fail(Malformed::Memory, cx.now);
             self.note_if_drained(index, cx);
             return 0;
@@ -281,10 +283,10 @@ impl RingDevice {
         count
     }
 
-    /// When the next request was first seen waiting: now, or at the last visit if it was left behind then.
+    /// When the next request was first seen: now, or at the last fetch if that left it behind.
     fn arrival(&mut self, now: Time) -> Time {
         match self.seen {
-            // Positions advance one by one, so the mark is met exactly.
+            // Positions advance one by one, so the recorded index is always met exactly.
             Some((until, _)) if until == self.queue.position() => {
                 self.seen = None;
                 now
@@ -306,7 +308,7 @@ impl RingDevice {
 
     /// How many of `most` requests may be taken now.
     fn allowance(&self, most: usize) -> usize {
-        // Never full with nothing in flight: there is always an answer after which more may be taken.
+        // Never blocked with nothing in flight: a completion always makes room.
         if self.room > 0 && self.is_out_of_room() {
             0
         } else {
@@ -314,14 +316,14 @@ impl RingDevice {
         }
     }
 
-    /// Whether the lists of its requests in flight, or of its device's, take as much memory as they may.
+    /// Whether the lists in flight of this queue, or of its device, take as much memory as they may.
     fn is_out_of_room(&self) -> bool {
         let of_device = self.facts.room.load(Ordering::Relaxed);
         self.room >= MOST_ROOM || of_device >= MOST_ROOM_OF_DEVICE
     }
 
-    /// How many of `most` requests may be taken by and by: of a queue that is to stop, what a predecessor left behind and no
-    /// more.
+    /// How many of `most` requests may be taken if there is room. A queue that is to stop takes only those of a
+    /// predecessor.
     fn due(&self, most: usize) -> usize {
         if self.broken || self.halted {
             0
@@ -332,21 +334,21 @@ impl RingDevice {
         }
     }
 
-    /// A queue that is to stop may have nothing left to wait for, though no answer came: it has broken, or its disk goes.
+    /// A stopping queue may be drained without a completion: it has broken, or its disk is detached.
     fn note_if_drained(&self, index: u32, cx: &mut ThreadCx) {
         if self.is_stopping() && self.is_drained() {
             cx.note_dirty(index);
         }
     }
 
-    /// Counts a request that makes no sense.
+    /// Counts a malformed request.
     #[cold]
     #[inline(never)]
     fn note_malformed(&self, why: ChainError, now: Time) {
         self.facts.note(self.number, Malformed::Request(why), now);
     }
 
-    /// Stops this queue: its rings make no sense.
+    /// Stops this queue: its rings are malformed.
     #[cold]
     #[inline(never)]
     fn stop_broken(&mut self, index: u32, cx: &mut ThreadCx, broken: RingError) {
@@ -354,7 +356,8 @@ impl RingDevice {
         self.note_if_drained(index, cx);
     }
 
-    /// Stops this queue: what its rings say cannot be acted on, or its front end has cut its memory, or had none left for it.
+    /// Stops this queue: its rings are invalid, its memory was truncated, its kicks cannot be watched, or its front end
+    /// blocked the thread.
     #[cold]
     fn fail(&mut self, what: Malformed, now: Time) {
         self.facts.note(self.number, what, now);
@@ -367,7 +370,7 @@ impl RingDevice {
         }
     }
 
-    /// Its front end had this thread wait: the guest is called no more, and what is not called for need not be taken.
+    /// Its front end blocked this thread: the guest is not called again, so its requests are not taken any more.
     #[cold]
     fn shun(&mut self) {
         self.standing.shun(&self.facts.offences);
@@ -418,7 +421,7 @@ impl RingDevice {
                 let unmap = if unmap { Flags::MAY_UNMAP } else { Flags::NONE };
                 (Op::WriteZeroes, self.durability().with(unmap), offset, len)
             }
-            Kind::GetId { len } => return self.tell_id(index, cx, head, &status, len),
+            Kind::GetId { len } => return self.answer_id(index, cx, head, &status, len),
             Kind::Unknown => {
                 status.put_u8(STATUS_UNSUPP);
                 self.memory.mark_segment(&status);
@@ -461,7 +464,7 @@ impl RingDevice {
         );
     }
 
-    /// Claims a buffer for the pieces at hand, and counts the room for them if they are many.
+    /// Claims a buffer for the current pieces, and counts their room if they are many.
     #[cold]
     fn claim_roomy(&mut self, buffers: &mut Buffers) -> u32 {
         let buffer = buffers.claim_guest_roomy(&self.memory, &mut self.scratch);
@@ -473,7 +476,7 @@ impl RingDevice {
         buffer
     }
 
-    /// One that was in flight, with whatever list, is not any more.
+    /// A request is no longer in flight: returns the room of its list.
     #[cold]
     fn give_room_back(&mut self, buffers: &Buffers, buffer: u32) {
         let room = buffers.room(buffer);
@@ -483,7 +486,7 @@ impl RingDevice {
         }
     }
 
-    /// A guest that was told of no write-back cache sends no flush: its writes must be durable as they are.
+    /// A guest without a write-back cache sends no flush: its writes must be durable on completion.
     fn durability(&self) -> Flags {
         if self.facts.write_back.load(Ordering::Relaxed) {
             Flags::NONE
@@ -492,13 +495,13 @@ impl RingDevice {
         }
     }
 
-    fn tell_id(&mut self, index: u32, cx: &mut ThreadCx, head: u16, status: &Segment, len: u64) {
+    fn answer_id(&mut self, index: u32, cx: &mut ThreadCx, head: u16, status: &Segment, len: u64) {
         let mut id = [0; ID_BYTES];
         let serial = self.facts.serial.as_bytes();
         let used = serial.len().min(ID_BYTES);
         id[..used].copy_from_slice(&serial[..used]);
         let room = usize::try_from(len).unwrap_or(usize::MAX).min(ID_BYTES);
-        // Whatever room the guest has, no more of it is written, and marked in a log.
+        // Write, and mark in the log, only as much of the guest's buffer as the name needs.
         Segment::cut(&mut self.scratch, room);
         let buffer = cx.buffers.claim_guest(&self.memory, &mut self.scratch);
         cx.buffers.put(Data { buffer, start: 0 }, &id[..room]);
@@ -509,7 +512,7 @@ impl RingDevice {
         self.complete_now(index, cx, head, u32::try_from(room).unwrap_or(0) + 1);
     }
 
-    /// A request has ended.
+    /// A request has completed.
     pub(crate) fn answer(
         &mut self,
         buffers: &mut Buffers,
@@ -539,33 +542,33 @@ impl RingDevice {
         }
     }
 
-    /// Whether it has something to publish and was not noted for that yet.
+    /// Whether it has completions to publish and was not noted for that yet.
     pub(crate) fn is_dirty_first(&mut self) -> bool {
         let first = !self.marked_dirty && self.queue.is_dirty();
         self.marked_dirty |= first;
         first
     }
 
-    /// Shows the guest what was answered.
+    /// Makes completions visible to the guest.
     pub(crate) fn publish(&mut self) {
         self.marked_dirty = false;
         self.queue.publish(&self.memory);
     }
 
-    /// When to call the guest for what it was shown.
+    /// When to call the guest for published completions.
     pub(crate) fn moment(&self) -> Moment {
         self.calls.moment()
     }
 
-    /// Who served this ring before may have died between showing its guest an answer and calling it. A call for nothing does
-    /// no harm.
+    /// The previous server of this ring may have died between publishing a completion and calling the guest. A spurious
+    /// call is harmless.
     pub(crate) fn call_for_predecessor(&mut self) {
         if self.queue.was_used() {
             self.call_guest();
         }
     }
 
-    /// Calls the guest, if it still wants to be for what it was shown.
+    /// Calls the guest, if it wants a call for the published completions.
     pub(crate) fn call_if_wanted(&mut self) {
         if self.queue.wants_call() {
             self.call_guest();

@@ -1,6 +1,7 @@
-//! The part of an I/O thread that its devices use: they claim buffers, submit requests, and note what they have to do.
+//! The part of an I/O thread that its devices use: they claim buffers, submit requests, and note pending work.
 //!
-//! The thread owns one. It also takes from here what the shard wants done, and hands the answers to the devices.
+//! Each I/O thread owns one. The thread also takes the shard's effects from here, and passes completions to the
+//! devices.
 
 use super::ReplyTo;
 use super::nbd_budget::Budget;
@@ -11,27 +12,27 @@ use tidegate_core::request::{DiskId, Request, Token};
 use tidegate_core::shard::{Event, Shard};
 use tidegate_core::units::Time;
 
-/// I/Os that the shard holds before it first allocates.
+/// I/Os that the shard has room for before it allocates.
 pub(crate) const IN_FLIGHT: usize = 1024;
 
-/// What a device uses of its thread to hand requests over.
+/// The part of a thread through which a device submits requests.
 pub(crate) struct ThreadCx {
     pub(crate) now: Time,
     pub(crate) ring: Ring,
     pub(crate) buffers: Buffers,
     pub(crate) shard: Shard,
     pub(crate) effects: Vec<Effect>,
-    /// By buffer: who waits for the request that it belongs to.
+    /// By buffer: the destination of its request's completion.
     pub(crate) waiting: Vec<ReplyTo>,
-    /// Queues with answers that their guests do not see yet.
+    /// Queues with completions that are not published yet.
     pub(crate) dirty: Vec<u32>,
-    /// Connections that have something to send or decode.
+    /// Connections that have data to send or decode.
     pub(crate) ready_connections: Vec<u32>,
-    /// What all connections together hold.
+    /// The memory that all connections together hold.
     pub(crate) budget: Budget,
-    /// Whether an answer was the last that happened, rather than a request: its guest may ask again.
+    /// Whether the last event was a completion, not a request: its guest may submit again soon.
     pub(crate) answered_last: bool,
-    /// Requests handed to the shard, ever.
+    /// Requests submitted to the shard, ever.
     pub(crate) submitted: u64,
 }
 
@@ -52,9 +53,9 @@ impl ThreadCx {
         }
     }
 
-    /// Hands a request to the shard, which carries it on with the turn's others. `request.data.buffer` names a claimed
-    /// buffer, which comes back with the answer.
-    // Inline, so that the request is built where the shard takes it, and not in memory first.
+    /// Submits a request to the shard, which processes it with the others of this turn. `request.data.buffer` names a
+    /// claimed buffer, which the completion returns.
+    // Inline, so that the request is built directly in the shard's queue.
     #[inline(always)]
     pub(crate) fn submit(&mut self, disk: DiskId, request: Request, reply: ReplyTo) {
         let buffer = request.data.buffer;
@@ -73,13 +74,14 @@ impl ThreadCx {
         self.shard.gather(self.now, event, &mut self.effects);
     }
 
-    /// The client of a connection is gone: nobody waits for what of it has not started. Each is answered all the same, for
+    /// The client of a connection is gone: drops its requests that have not started. Each still completes, to return
     /// its buffer.
     #[cold]
     pub(crate) fn abandon(&mut self, disk: DiskId, connection: u32) {
-        let of_it = |reply: &ReplyTo| matches!(reply, ReplyTo::Nbd { connection: of, .. } if *of == connection);
+        let is_of_client = |reply: &ReplyTo| matches!(reply, ReplyTo::Nbd { connection: of, .. } if *of == connection);
         let waiting = (0..).zip(&self.waiting);
-        let tokens = waiting.filter_map(|(buffer, reply)| of_it(reply).then_some(Token(buffer)));
+        let tokens =
+            waiting.filter_map(|(buffer, reply)| is_of_client(reply).then_some(Token(buffer)));
         let event = Event::Abandon {
             disk,
             tokens: tokens.collect(),
@@ -92,17 +94,17 @@ impl ThreadCx {
         self.shard.handle(self.now, event, &mut self.effects);
     }
 
-    /// Has the shard carry on what was handed to it.
+    /// Lets the shard process the submitted requests.
     pub(crate) fn flow(&mut self) {
         self.shard.flow(self.now, &mut self.effects);
     }
 
-    /// This queue has answers to show.
+    /// This queue has completions to publish.
     pub(crate) fn note_dirty(&mut self, queue: u32) {
         self.dirty.push(queue);
     }
 
-    /// This connection has something to do.
+    /// This connection has work to do.
     pub(crate) fn note_ready_connection(&mut self, connection: u32) {
         self.ready_connections.push(connection);
     }

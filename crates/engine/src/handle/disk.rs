@@ -264,11 +264,11 @@ impl Disk {
             Arc::clone(&self.core.numbers),
             self.core.device.id,
         );
-        let farewell = Box::new(move || {
+        let on_detached = Box::new(move || {
             load.fetch_sub(1, Ordering::Relaxed);
             guard(&numbers)[id.0 as usize] = false;
         });
-        let what = What::Detach { farewell };
+        let what = What::Detach { on_detached };
         let (reply, answer) = channel();
         let change = Change {
             disk: id,

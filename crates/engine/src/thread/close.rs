@@ -6,7 +6,7 @@
 //! # Always true
 //! - image, then lease, are given up before the detach is answered: the disk may be opened again at once
 
-use super::{Farewell, Reply};
+use super::{OnDetached, Reply};
 use crate::blocking::Task;
 use crate::datastore::Image;
 use crate::lease::Lease;
@@ -20,7 +20,7 @@ pub(super) struct Close {
 struct Parts {
     image: Box<dyn Image + Send>,
     lease: Option<Lease>,
-    farewell: Farewell,
+    on_detached: OnDetached,
     reply: Reply,
 }
 
@@ -28,13 +28,13 @@ impl Close {
     pub(super) fn new(
         image: Box<dyn Image + Send>,
         lease: Option<Lease>,
-        farewell: Farewell,
+        on_detached: OnDetached,
         reply: Reply,
     ) -> Close {
         let parts = Parts {
             image,
             lease,
-            farewell,
+            on_detached,
             reply,
         };
         Close { parts: Some(parts) }
@@ -46,7 +46,7 @@ impl Task for Close {
         if let Some(parts) = self.parts.take() {
             drop(parts.image);
             drop(parts.lease);
-            (parts.farewell)();
+            (parts.on_detached)();
             let _ = parts.reply.send(Ok(()));
         }
     }

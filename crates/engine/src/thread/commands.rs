@@ -5,8 +5,8 @@
 
 use super::close::Close;
 use super::side_write::SideWrite;
-pub(crate) use super::{Farewell, Reply};
 use super::{IoThread, Place};
+pub(crate) use super::{OnDetached, Reply};
 use crate::blocking::Done;
 use crate::control::{Govern, UnderControl};
 use crate::datastore::Image;
@@ -89,8 +89,8 @@ pub(crate) enum What {
     Size(u64),
     /// What it may and shall get of its datastore.
     Policy(Box<Policy>),
-    /// It goes. Answered when nothing of it is left; `farewell` is done then, also when nobody waits any more.
-    Detach { farewell: Farewell },
+    /// It goes. Answered when nothing of it is left; `on_detached` is done then, also when nobody waits any more.
+    Detach { on_detached: OnDetached },
 }
 
 impl What {
@@ -137,7 +137,7 @@ pub(crate) struct NbdConnection {
 /// A disk that is leaving.
 pub(crate) struct Detaching {
     reply: Reply,
-    farewell: Farewell,
+    on_detached: OnDetached,
     /// The shard has let go of it; its image closes.
     detached: bool,
 }
@@ -247,14 +247,14 @@ impl IoThread {
                 let _ = reply.send(Ok(()));
                 return;
             }
-            What::Detach { farewell } => {
+            What::Detach { on_detached } => {
                 if let Some(waiting) = place.changing.take() {
                     let text = "the disk is being detached: its filters do not change any more";
                     let _ = waiting.send(Err(Error::new(Kind::Gone, text)));
                 }
                 place.detaching = Some(Detaching {
                     reply,
-                    farewell,
+                    on_detached,
                     detached: false,
                 });
                 self.send_clients_away(disk);
@@ -333,7 +333,7 @@ impl IoThread {
             }) = self.disks[disk.0 as usize].take()
         {
             self.note_timed();
-            let close = Close::new(image, lease, detaching.farewell, detaching.reply);
+            let close = Close::new(image, lease, detaching.on_detached, detaching.reply);
             self.blocking.send_alone(disk, Box::new(close));
         }
     }
@@ -396,7 +396,7 @@ impl IoThread {
             let disk = queue.disk();
             self.active.retain(|&active| active != index);
             if let Some(queue) = self.queues[index as usize].take() {
-                queue.farewell();
+                queue.finish();
             }
             self.close_if_detaching(disk);
         }
@@ -453,7 +453,7 @@ impl IoThread {
         let Some(connection) = self.connections[index as usize].as_mut() else {
             return;
         };
-        if connection.go(index, &mut self.cx)
+        if connection.advance(index, &mut self.cx)
             && let Some(connection) = self.connections[index as usize].take()
         {
             let disk = connection.disk();

@@ -58,7 +58,7 @@ impl Protocol {
             Err(error) => return Err(Error::ReqHandlerError(error)),
         }
         // Also for one that had the turn before: two that are connected could take turns at it.
-        self.facts.offences.let_pass();
+        self.facts.offences.wait_out_pause();
         if !std::mem::replace(&mut self.had_turn, true) && self.cache_choice.is_none() {
             self.cache_choice = self.disk.front_ends.cache_choice();
             if let (Some(region), Some(choice)) = (&self.inflight, self.cache_choice) {

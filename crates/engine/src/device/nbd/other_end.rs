@@ -1,13 +1,14 @@
 //! Detection of a disconnected NBD client, and the end of its requests.
 //!
-//! A receive that is under way reports the end of a client. While none is, because the client must wait or has said goodbye,
-//! the kernel is asked to say when the other end of the socket goes: the client's requests may wait for a limit for
-//! minutes, with their memory and the client's seat.
+//! A receive in flight reports the disconnection of a client. There is none while the client must wait or after it sent
+//! a disconnect. Then the kernel is asked to report when the other end of the socket is closed. Otherwise requests that
+//! wait for a limit could occupy memory and a connection for minutes after their client is gone.
 //!
 //! # Always true
-//! - once a client is gone, what it asked for and has not started is dropped, and nothing more is taken from it
-//! - a client that said goodbye is gone when its end is closed for both ways; any other, when it sends no more
-//! - the connection is not at its end while the kernel watches its socket
+//! - once a client is gone, its requests that have not started are dropped, and no more are accepted
+//! - a client that sent a disconnect is gone when both directions of its socket are closed; any other, when it sends no
+//!   more
+//! - the connection does not end while the kernel watches its socket
 
 use super::{Connection, Payload};
 use crate::device::thread_cx::ThreadCx;
@@ -17,19 +18,19 @@ use std::os::fd::AsRawFd;
 use tidegate_front::nbd::session::Step;
 use tidegate_front::nbd::wire::REQUEST_BYTES;
 
-/// Whether the kernel is asked to say when the other end of the socket goes. It is while nothing is received from it.
+/// Whether the kernel watches for the closing of the other end. It does so only while no receive is in flight.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Watch {
     Off,
     On,
-    /// It is called off, and that has not completed.
+    /// The watch was cancelled, and the cancellation has not completed.
     Ending,
-    /// The kernel cannot.
+    /// The kernel does not support it.
     Never,
 }
 
 impl Connection {
-    /// The kernel says that the other end has gone, or that it watches no more.
+    /// The kernel reports that the other end was closed, or that the watch ended.
     pub(super) fn watched(&mut self, result: i32) {
         let ended = std::mem::replace(&mut self.watch, Watch::Off) == Watch::Ending;
         match i16::try_from(result) {
@@ -43,7 +44,7 @@ impl Connection {
         }
     }
 
-    /// Drops what has not started once nobody waits for it any more.
+    /// Drops requests that have not started once the client is gone.
     pub(super) fn drop_if_gone(&mut self, me: u32, cx: &mut ThreadCx) {
         if !self.closing || self.abandoned || !self.is_gone(cx) {
             return;
@@ -55,19 +56,19 @@ impl Connection {
         }
     }
 
-    /// Whether nobody waits any more for what has not started. A client that sends no more and did not say goodbye is
-    /// gone, although it could still read.
+    /// Whether the client is gone. A client that sends no more and sent no disconnect is gone, although it could still
+    /// read.
     fn is_gone(&mut self, cx: &ThreadCx) -> bool {
-        if !self.polite && !self.dead {
-            self.polite = self.leaves_politely(cx);
+        if !self.disconnect_received && !self.dead {
+            self.disconnect_received = self.ends_with_disconnect(cx);
         }
-        self.dead || !self.polite
+        self.dead || !self.disconnect_received
     }
 
-    /// Whether what has arrived and is not decoded yet ends with a goodbye.
+    /// Whether the received bytes that are not decoded yet end with a disconnect.
     #[cold]
     #[inline(never)]
-    fn leaves_politely(&self, cx: &ThreadCx) -> bool {
+    fn ends_with_disconnect(&self, cx: &ThreadCx) -> bool {
         let rest = |payload: Payload| payload.asked.payload as usize - payload.got;
         let mut at = self.fill.0 + self.payload.map_or(0, rest);
         while at < self.fill.1 {
@@ -82,10 +83,10 @@ impl Connection {
         false
     }
 
-    /// Has the kernel say when the other end goes, while nothing is received and requests of it are under way, or the next
-    /// waits for memory.
+    /// Asks the kernel to report when the other end is closed. Only while no receive is in flight, and requests are in
+    /// flight or the next waits for memory.
     pub(super) fn watch_other_end(&mut self, me: u32, cx: &mut ThreadCx) {
-        let waits = self.in_flight > 0 || self.short;
+        let waits = self.in_flight > 0 || self.waits_for_memory;
         if self.watch != Watch::Off || self.dead || !waits {
             return;
         }
@@ -95,15 +96,15 @@ impl Connection {
         self.watch = Watch::On;
     }
 
-    /// Whether the kernel does not watch its socket. It ceases to if the connection is `over` otherwise.
-    pub(super) fn has_ceased_to_watch(&mut self, me: u32, cx: &mut ThreadCx, over: bool) -> bool {
+    /// Whether the kernel does not watch the socket. Cancels the watch if the connection is `over` otherwise.
+    pub(super) fn stop_watching(&mut self, me: u32, cx: &mut ThreadCx, over: bool) -> bool {
         if self.watch == Watch::On && over {
-            let nobody = Tag {
+            let no_owner = Tag {
                 kind: tag::NOTHING,
                 owner: 0,
                 slot: 0,
             };
-            cx.ring.cancel(hang_up_tag(me), nobody);
+            cx.ring.cancel(hang_up_tag(me), no_owner);
             self.watch = Watch::Ending;
         }
         matches!(self.watch, Watch::Off | Watch::Never)

@@ -1,21 +1,21 @@
 //! The outgoing replies of one NBD client, sent in one system call.
 //!
-//! A [`super::Connection`] has two: one gathers while the other is with the kernel.
+//! A [`super::Connection`] has two: one collects replies while the kernel sends the other.
 //!
 //! # Always true
-//! - the buffers of a message live until it is sent, or never will be
+//! - the buffers of a message live until it was sent, or was given up
 
 use super::{HEADS, Head};
 use crate::sys::buffers::Buffers;
 use crate::sys::message::Message;
 use tidegate_core::request::Data;
 
-/// Replies on their way out.
+/// Replies to send.
 pub(super) struct Outgoing {
     pub(super) message: Message,
     pub(super) heads: u32,
     used: usize,
-    /// Buffers to release once it is sent.
+    /// Buffers to release after the send.
     pub(super) buffers: Vec<u32>,
     pub(super) replies: usize,
 }
@@ -34,7 +34,7 @@ impl Outgoing {
 
     pub(super) fn push_head(&mut self, buffers: &mut Buffers, head: &Head) {
         let bytes = head.as_bytes();
-        let start = u32::try_from(self.used).expect("the heads of a message are few");
+        let start = u32::try_from(self.used).expect("the headers of a message are few");
         buffers.put(
             Data {
                 buffer: self.heads,
@@ -52,16 +52,16 @@ impl Outgoing {
         self.replies == 0
     }
 
-    /// Everything is out, or never will be; returns the bytes that its buffers held.
+    /// Everything was sent, or was given up. Releases the buffers; returns their size in bytes.
     pub(super) fn clear(&mut self, buffers: &mut Buffers) -> usize {
-        let mut held = 0;
+        let mut bytes = 0;
         for buffer in self.buffers.drain(..) {
-            held += buffers.block(buffer);
+            bytes += buffers.block(buffer);
             buffers.release(buffer);
         }
         self.message.clear();
         self.used = 0;
         self.replies = 0;
-        held
+        bytes
     }
 }

@@ -1,30 +1,31 @@
-//! A bound on the descriptors that all queues of a device may follow in one turn of the I/O thread.
+//! A bound on the descriptors that all queues of a device may parse in one turn of the I/O thread.
 //!
-//! The caps on requests do not bound that: most requests are three descriptors long, and a chain may have 1024 of them, in
-//! memory of many regions through which each is looked for. Whether it then makes sense or not, its guest has had the time.
-//! When the turn's steps are spent, what is left waits in its ring for the next turn.
+//! Limits on requests do not bound that. Most requests are three descriptors long, but a chain may have 1024. Each
+//! descriptor's address is looked up among the memory regions, which may be many. Malformed chains take as long as
+//! valid ones. When the turn's steps are used up, the remaining requests wait in the ring for the next turn.
 //!
 //! # Always true
-//! - a queue is refused only after a chain of its device was taken in the same turn: the thread has had work, and comes again
+//! - a queue has to wait only after a chain of its device was taken in the same turn: the thread had work, and takes
+//!   another turn
 //!
 //! # Units
-//! Steps: descriptors read, and pieces found where memory is cut ([`tidegate_front::vhost::queue::Queue::walked`]).
+//! Steps: descriptors read, and pieces split where memory regions end
+//! ([`tidegate_front::vhost::queue::Queue::walked`]).
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate_core::units::Time;
 
-/// Steps after which no queue of the device begins another chain in this turn. A step is two looks for an address: 10 ns in
-/// the memory of an honest guest, 0.6 us where it has 509 regions (measured: 0.29 us for a look through all of them), which
-/// is more than a front end may share by now. The last chain may go over by some 3500 (it is followed, followed once more
-/// for its status, and may be cut into pieces), so a device, however many queues it has, keeps others waiting for 3 ms at
-/// most. Eight requests of 126 pieces, the most that is announced, are 4 MiB where pieces are pages: a turn that is worth
-/// its while.
+/// Steps after which no queue of the device starts another chain in this turn. A step is two address lookups. It takes
+/// 10 ns in a usual memory layout, and 0.6 us with 509 regions (measured: 0.29 us per lookup), more than a front end
+/// may share now. The last chain may exceed the limit by some 3500 steps: it is parsed, parsed again for its status,
+/// and may be split. So a device delays others by at most 3 ms, however many queues it has. Eight requests of 126
+/// pieces, the largest announced, are 4 MiB with pages as pieces.
 const PER_TURN: u64 = 1024;
 
-/// See the module. Read and written by the device's I/O thread alone, though others hold what it is part of.
+/// See the module. Only the device's I/O thread reads and writes it, although other threads share the struct around it.
 #[derive(Debug, Default)]
 pub(super) struct Effort {
-    /// When the turn began that the steps were spent in.
+    /// The start of the turn in which the steps were spent.
     turn: AtomicU64,
     spent: AtomicU64,
 }
@@ -40,7 +41,7 @@ impl Effort {
         }
     }
 
-    /// It has taken so many.
+    /// The device has taken this many steps.
     #[cold]
     pub(super) fn spend(&self, turn: Time, steps: u64) {
         let before = PER_TURN - self.left(turn);
@@ -54,7 +55,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_spent_in_a_turn_is_missing_in_that_turn_alone() {
+    fn steps_spent_in_a_turn_count_for_that_turn_only() {
         let effort = Effort::default();
         let [first, second] = [1, 2].map(Time::from_nanos);
         assert_eq!(effort.left(first), PER_TURN);

@@ -1,6 +1,6 @@
 //! State that the queues of a vhost-user-blk device share with its protocol thread.
 //!
-//! Queues count here what their guests get wrong, and note the last of it; handles read both.
+//! Queues count malformed requests and rings here, and record the last few; handles read both.
 
 use super::effort::Effort;
 use super::malformed::{LogLimit, Malformed, Recent, RingFault};
@@ -13,31 +13,31 @@ use tidegate_core::units::Time;
 pub(crate) struct DeviceFacts {
     /// The disk's name, for logs.
     name: String,
-    /// What GET_ID answers.
+    /// The answer to GET_ID.
     pub(crate) serial: String,
     /// Whether the guest knows of a write-back cache and flushes it.
     pub(crate) write_back: AtomicBool,
-    /// Whether nobody knows if the guest chose to have no such cache: it is taken to have none until it flushes.
+    /// Whether the guest's cache mode is unknown: it is treated as write-through until it flushes.
     pub(crate) in_doubt: AtomicBool,
     /// Malformed requests.
     pub(crate) nonsense: AtomicU64,
-    /// Queues that were stopped because their rings made no sense.
+    /// Queues that were stopped because their rings were malformed.
     pub(crate) broken: AtomicU64,
-    /// The last of both.
+    /// The last faults of both sorts.
     recent: Recent,
-    /// Requests and queues have each a limit of their own, so that a flood of the first does not hide the second.
+    /// Requests and queues have separate log limits, so that a flood of requests does not hide a stopped queue.
     requests_logged: LogLimit,
     queues_logged: LogLimit,
-    /// Front ends that had an I/O thread wait.
+    /// Front ends that blocked an I/O thread.
     pub(crate) offences: Offences,
-    /// What following its guest's chains has taken of this turn.
+    /// Steps that parsing its guest's chains has taken in this turn.
     pub(super) effort: Effort,
-    /// What the long lists of all its requests in flight have room for. Its I/O thread alone counts it.
+    /// Room that the long lists of all its requests in flight take. Only its I/O thread counts it.
     pub(super) room: AtomicUsize,
 }
 
 impl DeviceFacts {
-    /// Of a device that nobody has used yet.
+    /// For a device that no guest has used yet.
     pub(crate) fn new(name: String, serial: String, write_back: bool) -> DeviceFacts {
         DeviceFacts {
             name,
@@ -55,7 +55,7 @@ impl DeviceFacts {
         }
     }
 
-    /// The guest has flushed: it knows of its cache.
+    /// The guest has flushed: it knows of the write-back cache.
     pub(crate) fn flushed(&self) {
         if self.in_doubt.load(Ordering::Relaxed) && self.in_doubt.swap(false, Ordering::Relaxed) {
             self.write_back.store(true, Ordering::Relaxed);
@@ -67,7 +67,7 @@ impl DeviceFacts {
         self.recent.newest_first()
     }
 
-    /// Counts and notes what is wrong with a queue, and logs it unless that was done a moment ago.
+    /// Counts and records a fault of a queue, and logs it unless one of its sort was logged less than a minute ago.
     #[cold]
     pub(super) fn note(&self, queue: u16, what: Malformed, now: Time) {
         let fault = RingFault {

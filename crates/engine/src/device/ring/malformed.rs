@@ -1,7 +1,7 @@
 //! Malformed requests of guests: counted, described, and the last few stored.
 //!
 //! # Always true
-//! - An I/O thread never waits for whoever reads the list: it then leaves the fault out, which is still counted.
+//! - an I/O thread never waits for a reader of the list: it skips the record instead, and still counts the fault
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -9,9 +9,9 @@ use std::sync::{Mutex, PoisonError, TryLockError};
 use tidegate_core::units::{Span, Time};
 use tidegate_front::vhost::queue::{ChainError, RingError};
 
-/// How many faults of a device are remembered: enough to see whether they are all alike.
+/// How many faults of a device are stored: enough to see whether they are all alike.
 const MOST: usize = 8;
-/// Of faults of one sort one is logged in so long: a guest can make as many as it likes.
+/// Minimum time between log lines for faults of one sort: a guest can cause any number.
 const LOGS_APART: Span = Span::from_secs(60);
 
 /// What was wrong.
@@ -21,11 +21,11 @@ pub(crate) enum Malformed {
     Request(ChainError),
     /// The ring itself.
     Ring(RingError),
-    /// Pages are missing of the memory that the front end shares.
+    /// Pages are missing in the memory that the front end shares.
     Memory,
-    /// Its kick descriptor cannot be watched; the system's error number.
+    /// Its kick descriptor cannot be watched; the OS error number.
     Kick(i32),
-    /// A descriptor of the front end had the I/O thread wait.
+    /// A descriptor of the front end blocked the I/O thread.
     Call,
 }
 
@@ -62,7 +62,7 @@ impl RingFault {
         self.what.to_string()
     }
 
-    /// Whether it stopped the queue; else it was one request's, which was answered with an error.
+    /// Whether it stopped the queue. Otherwise it was one request, which was answered with an error.
     pub fn stops_queue(&self) -> bool {
         !matches!(self.what, Malformed::Request(_))
     }
@@ -75,7 +75,7 @@ pub(super) struct Recent(Mutex<Ring>);
 #[derive(Debug)]
 struct Ring {
     faults: [Option<RingFault>; MOST],
-    /// Where the next one goes.
+    /// Index of the next entry to write.
     next: usize,
 }
 
@@ -87,7 +87,7 @@ impl Default for Recent {
 }
 
 impl Recent {
-    /// Notes one, in the place of the oldest.
+    /// Records one in place of the oldest.
     pub(super) fn push(&self, fault: RingFault) {
         let mut ring = match self.0.try_lock() {
             Ok(ring) => ring,
@@ -99,7 +99,7 @@ impl Recent {
         ring.next = (at + 1) % MOST;
     }
 
-    /// All that are remembered.
+    /// All stored faults.
     pub(super) fn newest_first(&self) -> Vec<RingFault> {
         let ring = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         let (newer, older) = ring.faults.split_at(ring.next);
@@ -108,7 +108,7 @@ impl Recent {
     }
 }
 
-/// When something was logged last. Read and written by one I/O thread.
+/// When something was last logged. Read and written by one I/O thread.
 #[derive(Debug)]
 pub(super) struct LogLimit {
     /// In nanoseconds, or [`NEVER`].
@@ -126,7 +126,7 @@ impl Default for LogLimit {
 }
 
 impl LogLimit {
-    /// Whether it may be logged once more; it is then noted that it was.
+    /// Whether another log line is allowed; if so, records it as logged now.
     pub(super) fn allows(&self, now: Time) -> bool {
         let last = self.last.load(Ordering::Relaxed);
         let allows = last == NEVER || now.since(Time::from_nanos(last)) >= LOGS_APART;
@@ -165,9 +165,9 @@ mod tests {
     }
 
     #[test]
-    fn an_io_thread_does_not_wait_for_whoever_reads() {
+    fn an_io_thread_does_not_wait_for_a_reader() {
         let recent = Recent::default();
-        let reads = recent.0.lock().expect("nobody panicked");
+        let reads = recent.0.lock().expect("no thread panicked");
         recent.push(fault(1));
         drop(reads);
         assert!(recent.newest_first().is_empty());

@@ -1,6 +1,6 @@
 //! A queue on a real I/O thread: commands at awkward moments of a restart.
 //!
-//! The orders of a test are left in the inbox while the thread is held up, so that it finds them all in one turn.
+//! Orders of a test are put in the inbox while the thread is batches, so that it finds them all in one turn.
 
 use super::*;
 use crate::datastore::{Image, ImageCx, Job, Progress, null};
@@ -50,14 +50,14 @@ const CONFIG: QueueConfig = QueueConfig {
 const DISK: DiskId = DiskId(0);
 const OTHER: DiskId = DiskId(1);
 
-/// What outlives a daemon: the guest's memory, and the front end's account of what is in flight.
+/// What survives a daemon: the guest's memory, and the in-flight region of the front end.
 struct Guest {
     memory: Mapping,
     account: Arc<Mmap>,
 }
 
 impl Guest {
-    /// With memory, and nothing in it.
+    /// With empty memory.
     fn new() -> Guest {
         let file = os::memory_file(c"guest", 0x1_0000).expect("memory");
         let region = Region::map(&file, 0, 0, 0, 0x1_0000).expect("a mapping");
@@ -68,7 +68,7 @@ impl Guest {
         Guest { memory, account }
     }
 
-    /// With [`CHAINS`] flushes made available.
+    /// With [`CHAINS`] flushes available.
     fn with_flushes() -> Guest {
         let guest = Guest::new();
         guest.area(HEADER, 16).store_u64(0, FLUSH);
@@ -90,12 +90,12 @@ impl Guest {
         guest
     }
 
-    /// The same, all taken by a daemon that died.
+    /// The duplicate, with all chains taken by a daemon that died.
     fn with_a_dead_daemon() -> Guest {
         Guest::with_flushes().left_behind()
     }
 
-    /// With all that it made available taken by a daemon that died.
+    /// With all available chains taken by a daemon that died.
     fn left_behind(self) -> Guest {
         let (mut dead, left) = self.queue();
         assert!(left.is_empty());
@@ -107,7 +107,7 @@ impl Guest {
         self
     }
 
-    /// With `count` reads made available, each in an indirect table of [`LONGEST`], of which the last links to `end`.
+    /// With `count` reads available, each in an indirect table of [`LONGEST`], whose last entry links to `end`.
     fn with_long_chains(count: u16, end: Option<u16>) -> Guest {
         let guest = Guest::new();
         guest.area(HEADER, 16).store_u64(0, READ);
@@ -130,7 +130,7 @@ impl Guest {
         guest
     }
 
-    /// What a daemon attaches of one that nobody has served yet.
+    /// The parts that a daemon attaches for a guest that was never served.
     fn fresh(&self, facts: &Arc<DeviceFacts>) -> Parts {
         Parts {
             disk: DISK,
@@ -150,7 +150,7 @@ impl Guest {
         self.memory.area(at, len).expect("inside")
     }
 
-    /// A new daemon's queue, and the heads that it finds left behind.
+    /// A new daemon's queue, and the heads that it finds in flight.
     fn queue(&self) -> (Queue<Mapping>, Vec<u16>) {
         let mut queue = Queue::new(&self.memory, CONFIG).expect("sound rings");
         let len = region_len(SIZE);
@@ -205,12 +205,12 @@ impl Daemon {
         Daemon::with(null::open(1 << 20).image)
     }
 
-    /// With this image behind the disk.
+    /// With this image for the disk.
     fn with(image: Box<dyn Image + Send>) -> Daemon {
         Daemon::that_polls(Span::ZERO, image)
     }
 
-    /// With this image behind the disk, on a thread that looks for work for so long at most before it sleeps.
+    /// With this image for the disk, on a thread that polls at most this long before it sleeps.
     fn that_polls(poll: Span, image: Box<dyn Image + Send>) -> Daemon {
         let config = ThreadConfig {
             poll,
@@ -235,7 +235,7 @@ impl Daemon {
                 control: None,
                 reply,
             })));
-            heard(&answer).expect("the disk attaches");
+            received(&answer).expect("the disk attaches");
         }
         daemon
     }
@@ -244,7 +244,7 @@ impl Daemon {
         self.inbox.send_always(order);
     }
 
-    /// Leaves `orders`, all of which the thread finds at once.
+    /// Sends `orders` such that the thread finds all of them in one turn.
     fn order_at_once(&self, orders: impl FnOnce()) {
         let (entered, inside) = channel();
         let (open, gate) = channel::<()>();
@@ -252,19 +252,19 @@ impl Daemon {
             let _ = entered.send(());
             let _ = gate.recv();
         })));
-        heard(&inside);
+        received(&inside);
         orders();
         drop(open);
     }
 
     fn stop(self) {
         self.order(Command::Stop);
-        self.thread.join().expect("it ends well");
+        self.thread.join().expect("it ends without a panic");
     }
 }
 
-fn detach(disk: DiskId, farewell: Box<dyn FnOnce() + Send>, reply: Reply) -> Command {
-    let what = What::Detach { farewell };
+fn detach(disk: DiskId, on_detached: Box<dyn FnOnce() + Send>, reply: Reply) -> Command {
+    let what = What::Detach { on_detached };
     Command::Change(Box::new(Change { disk, what, reply }))
 }
 
@@ -277,19 +277,19 @@ fn attach_queue(guest: &Guest) -> (Command, Receiver<u32>) {
     )
 }
 
-/// Stops the first queue; the position comes back.
+/// Stops the first queue; its position is returned.
 fn stop_queue() -> (Command, Receiver<u16>) {
     let (reply, position) = channel();
     let (queue, what) = (0, QueueChange::Stop(reply));
     (Command::StopQueue(StopQueue { queue, what }), position)
 }
 
-fn heard<T>(answer: &Receiver<T>) -> T {
+fn received<T>(answer: &Receiver<T>) -> T {
     answer.recv_timeout(PATIENCE).expect("the thread answers")
 }
 
 #[test]
-fn a_queue_that_stops_as_it_starts_has_answered_all_that_a_dead_daemon_left_behind() {
+fn a_queue_stopped_at_its_start_first_answers_all_that_a_dead_daemon_left_behind() {
     let guest = Guest::with_a_dead_daemon();
     let daemon = Daemon::start();
     let (attach, number) = attach_queue(&guest);
@@ -298,24 +298,20 @@ fn a_queue_that_stops_as_it_starts_has_answered_all_that_a_dead_daemon_left_behi
         daemon.order(attach);
         daemon.order(stop);
     });
-    assert_eq!(heard(&number), 0);
-    assert_eq!(heard(&position), CHAINS);
-    assert_eq!(
-        guest.used(),
-        CHAINS,
-        "the position lies behind no lost chain"
-    );
-    assert!(guest.queue().1.is_empty(), "nothing is left to a successor");
+    assert_eq!(received(&number), 0);
+    assert_eq!(received(&position), CHAINS);
+    assert_eq!(guest.used(), CHAINS, "no chain before the position is lost");
+    assert!(guest.queue().1.is_empty(), "nothing is left in flight");
     daemon.stop();
 }
 
 #[test]
-fn a_queue_that_stops_takes_nothing_new() {
+fn a_stopping_queue_takes_no_new_requests() {
     let guest = Guest::with_a_dead_daemon();
     let daemon = Daemon::start();
     let (attach, _number) = attach_queue(&guest);
     let (stop, position) = stop_queue();
-    // One chain more, which is its successor's.
+    // One more chain, for the successor.
     let avail = guest.area(AVAIL, 4 + 2 * usize::from(SIZE));
     avail.store_u16(4 + 2 * usize::from(CHAINS), 2 * CHAINS);
     avail.store_u16(2, CHAINS + 1);
@@ -323,38 +319,42 @@ fn a_queue_that_stops_takes_nothing_new() {
         daemon.order(attach);
         daemon.order(stop);
     });
-    assert_eq!(heard(&position), CHAINS);
+    assert_eq!(received(&position), CHAINS);
     assert_eq!(guest.used(), CHAINS);
     daemon.stop();
 }
 
 #[test]
-fn a_queue_whose_disk_goes_leaves_the_rest_to_a_successor_and_holds_nobody_up() {
+fn a_detach_leaves_untaken_requests_to_a_successor_and_does_not_wait_for_them() {
     for stop_first in [true, false] {
         let guest = Guest::with_a_dead_daemon();
         let daemon = Daemon::start();
         let (attach, _number) = attach_queue(&guest);
         let (stop, position) = stop_queue();
         let (reply, detached) = channel();
-        let go = detach(DISK, Box::new(|| {}), reply);
+        let detach = detach(DISK, Box::new(|| {}), reply);
         daemon.order_at_once(|| {
             daemon.order(attach);
-            let [first, second] = if stop_first { [stop, go] } else { [go, stop] };
+            let [first, second] = if stop_first {
+                [stop, detach]
+            } else {
+                [detach, stop]
+            };
             daemon.order(first);
             daemon.order(second);
         });
-        assert_eq!(heard(&position), CHAINS);
-        heard(&detached).expect("the disk goes");
+        assert_eq!(received(&position), CHAINS);
+        received(&detached).expect("the disk detaches");
         assert_eq!(guest.used(), 0);
         assert_eq!(guest.queue().1.len(), usize::from(CHAINS));
         daemon.stop();
     }
 }
 
-/// What a new daemon attaches of a guest of which all was answered, to call it by this.
+/// The parts of a guest whose requests are all answered, with this call descriptor.
 fn answered(guest: &Guest, used: u16, call: EventFd) -> Parts {
     let old = guest.parts();
-    // Nobody took or left anything: all that was asked was answered.
+    // Nothing is in flight: every available request was answered.
     guest.area(AVAIL, 4).store_u16(2, used);
     guest.area(USED, 4).store_u16(2, used);
     let config = QueueConfig {
@@ -369,68 +369,67 @@ fn answered(guest: &Guest, used: u16, call: EventFd) -> Parts {
     }
 }
 
-/// Another descriptor of the same counter.
-fn same(counter: &EventFd) -> EventFd {
+/// Another descriptor of the duplicate counter.
+fn duplicate(counter: &EventFd) -> EventFd {
     EventFd::from_file(counter.to_file().expect("another descriptor"))
 }
 
 #[test]
-fn a_guest_that_a_dead_daemon_answered_and_may_not_have_called_is_called() {
+fn a_guest_whose_daemon_died_before_the_call_is_called() {
     for used in [0, 5] {
         let guest = Guest::with_a_dead_daemon();
         let call = EventFd::new().expect("a descriptor");
-        let parts = answered(&guest, used, same(&call));
+        let parts = answered(&guest, used, duplicate(&call));
         let daemon = Daemon::start();
         let (reply, number) = channel();
         daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
-        heard(&number);
+        received(&number);
         assert_eq!(call.drain(), u64::from(used > 0), "{used} were used");
         daemon.stop();
     }
 }
 
 #[test]
-fn a_front_end_that_has_a_thread_wait_where_it_calls_holds_it_up_once_and_its_guest_is_called_no_more()
- {
+fn a_blocking_call_descriptor_delays_the_thread_once_and_is_not_used_again() {
     let full = || EventFd::blocking_and_full().expect("a descriptor");
     let daemon = Daemon::start();
     let attach = |parts| {
         let (reply, number) = channel();
         daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
-        heard(&number)
+        received(&number)
     };
-    let (guest, wound_up) = (Guest::with_a_dead_daemon(), full());
-    let parts = answered(&guest, 5, same(&wound_up));
+    let (guest, full_call) = (Guest::with_a_dead_daemon(), full());
+    let parts = answered(&guest, 5, duplicate(&full_call));
     let (facts, standing) = (Arc::clone(&parts.facts), parts.standing.clone());
     let queue = attach(parts);
     assert!(standing.is_shunned());
     assert_eq!(facts.broken.load(Ordering::Relaxed), 1);
-    assert_eq!(wound_up.drain(), u64::MAX - 1, "nothing could be added");
+    assert_eq!(full_call.drain(), u64::MAX - 1, "nothing could be added");
 
-    // Neither by another descriptor nor by another queue of its, though both would let us.
+    // The guest is called neither through a new descriptor nor by another queue, although both would work.
     let call = EventFd::new().expect("a descriptor");
     daemon.order(Command::StopQueue(StopQueue {
         queue,
-        what: QueueChange::Call(Some(same(&call))),
+        what: QueueChange::Call(Some(duplicate(&call))),
     }));
     let (second, other) = (Guest::with_a_dead_daemon(), EventFd::new());
     let other = other.expect("a descriptor");
     attach(Parts {
         standing,
-        ..answered(&second, 5, same(&other))
+        ..answered(&second, 5, duplicate(&other))
     });
     assert_eq!((call.drain(), other.drain()), (0, 0));
 
-    // Another front end's guest is.
+    // The guest of another front end is called.
     let (third, call) = (Guest::with_a_dead_daemon(), EventFd::new());
     let call = call.expect("a descriptor");
-    attach(answered(&third, 5, same(&call)));
+    attach(answered(&third, 5, duplicate(&call)));
     assert_eq!(call.drain(), 1);
     daemon.stop();
 }
 
 #[test]
-fn of_the_room_for_a_disks_name_no_more_is_written_and_marked_in_a_log_than_the_name_takes() {
+fn get_id_writes_and_marks_only_the_length_of_the_name() {
     const GET_ID: u64 = 8;
     const ROOM: u64 = 0x8000;
     const PAGES: u64 = 4;
@@ -457,7 +456,7 @@ fn of_the_room_for_a_disks_name_no_more_is_written_and_marked_in_a_log_than_the_
     let daemon = Daemon::start();
     let (reply, number) = channel();
     daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
-    heard(&number);
+    received(&number);
     let deadline = std::time::Instant::now() + PATIENCE;
     while guest.used() <= CHAINS {
         assert!(std::time::Instant::now() < deadline, "it is not answered");
@@ -467,24 +466,21 @@ fn of_the_room_for_a_disks_name_no_more_is_written_and_marked_in_a_log_than_the_
     assert_eq!(guest.area(ROOM, 64).load_u64(24), u64::MAX);
     let mut pages = [0; 2];
     std::os::unix::fs::FileExt::read_exact_at(&file, &mut pages, 0).expect("the log");
-    assert_eq!(
-        pages[1], 1,
-        "of the room's pages only the first was written"
-    );
+    assert_eq!(pages[1], 1, "only the first page of the buffer was written");
 }
 
 #[test]
-fn that_rings_make_no_sense_is_told_once_a_minute_however_often_a_guest_starts_them() {
+fn malformed_rings_are_logged_once_a_minute() {
     let limit = malformed::LogLimit::default();
-    let told = (0..600_u64).filter(|tenth| {
+    let reported = (0..600_u64).filter(|tenth| {
         let now = Time::ZERO + Span::from_millis(100 * tenth);
         limit.allows(now)
     });
-    assert_eq!(told.count(), 1);
+    assert_eq!(reported.count(), 1);
     assert!(limit.allows(Time::ZERO + Span::from_secs(60)));
 }
 
-/// Attaches a queue of this number over a guest's ring, whose faults are noted in `facts`.
+/// Attaches a queue with this index over a guest's ring; its faults are recorded in `facts`.
 fn attach_numbered(daemon: &Daemon, guest: &Guest, number: u16, facts: &Arc<DeviceFacts>) {
     let (reply, attached) = channel();
     let parts = Parts {
@@ -492,14 +488,14 @@ fn attach_numbered(daemon: &Daemon, guest: &Guest, number: u16, facts: &Arc<Devi
         ..guest.fresh(facts)
     };
     daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
-    heard(&attached);
+    received(&attached);
 }
 
 #[test]
-fn what_was_wrong_with_the_last_requests_is_remembered_with_their_queue_and_time() {
+fn the_last_faults_are_stored_with_queue_and_time() {
     let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
     let short = Guest::new();
-    // One chain of one descriptor that has room for no header.
+    // One chain of one descriptor, too short for a header.
     describe(&short.area(0, 16), 0, STATUS, 1 | 2 << 32);
     short.area(AVAIL, 4).store_u16(2, 1);
     let jumps = Guest::new();
@@ -514,14 +510,14 @@ fn what_was_wrong_with_the_last_requests_is_remembered_with_their_queue_and_time
     });
     daemon.stop();
     let faults = facts.faults();
-    let told: Vec<_> = faults
+    let reported: Vec<_> = faults
         .iter()
         .map(|fault| (fault.queue, fault.stops_queue(), fault.what()))
         .collect();
     let jump = "the available index 512 is further ahead of 0 than the ring is long";
     let header = "the request has no header, or no byte for its status";
     assert_eq!(
-        told,
+        reported,
         [(5, true, jump.to_owned()), (3, false, header.to_owned())]
     );
     assert!(begun <= faults[1].at && faults[1].at <= faults[0].at);
@@ -531,34 +527,37 @@ fn what_was_wrong_with_the_last_requests_is_remembered_with_their_queue_and_time
 fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = std::time::Instant::now() + PATIENCE;
     while !so() {
-        assert!(std::time::Instant::now() < deadline, "in vain: {what}");
+        assert!(
+            std::time::Instant::now() < deadline,
+            "timed out waiting until {what}"
+        );
         std::thread::yield_now();
     }
 }
 
-/// Ends each job at once, and notes how many answers others had by then.
-struct Witness {
+/// Completes each job at once, and reports how many completions the other guests had by then.
+struct CountingImage {
     others: Vec<GuestArea>,
-    tell: Sender<u16>,
+    report: Sender<u16>,
 }
 
-impl Image for Witness {
+impl Image for CountingImage {
     fn start(&mut self, _lane: &mut ImageCx<'_>, _job: Job) -> Progress {
         let used = self.others.iter().map(|used| used.load_u16(2)).sum();
-        self.tell.send(used).expect("the test waits");
+        self.report.send(used).expect("the test waits");
         Progress::Done(Ok(()))
     }
 }
 
 #[test]
-fn chains_that_take_long_to_follow_are_answered_one_a_turn_and_others_between_them() {
-    /// Requests that are taken of a queue in one turn.
+fn long_chains_are_answered_one_per_turn_and_others_between_them() {
+    /// Requests that are taken from a queue in one turn.
     const PER_TURN: u16 = 32;
     let endless = [(); 3].map(|()| Guest::with_long_chains(CHAINS, Some(1)));
     let other = Guest::with_flushes();
-    let (tell, answered) = channel();
+    let (report, answered) = channel();
     let others = endless.iter().map(|guest| guest.area(USED, 4)).collect();
-    let daemon = Daemon::with(Box::new(Witness { others, tell }));
+    let daemon = Daemon::with(Box::new(CountingImage { others, report }));
     let [bad, good] =
         [(); 2].map(|()| Arc::new(DeviceFacts::new(String::new(), String::new(), true)));
     let (attach, numbers): (Vec<Command>, Vec<Receiver<u32>>) = endless
@@ -573,11 +572,11 @@ fn chains_that_take_long_to_follow_are_answered_one_a_turn_and_others_between_th
         .unzip();
     daemon.order_at_once(|| attach.into_iter().for_each(|order| daemon.order(order)));
     for number in &numbers {
-        heard(number);
+        received(number);
     }
     for request in 0..CHAINS {
         let turns = request / PER_TURN + 1;
-        let before = heard(&answered);
+        let before = received(&answered);
         assert!(before <= turns, "{before} in {turns} turns");
     }
     eventually("all are answered", || {
@@ -588,29 +587,29 @@ fn chains_that_take_long_to_follow_are_answered_one_a_turn_and_others_between_th
     daemon.stop();
 }
 
-/// Ends what it was given all at once, when nothing more has come for a while; tells how much that was.
-struct Hoard {
+/// Completes all its jobs batch once no more arrive for a while, and reports how many they were.
+struct BatchingImage {
     jobs: Vec<Job>,
-    patience: Span,
+    quiet_time: Span,
     due: Option<Time>,
-    tell: Sender<usize>,
+    report: Sender<usize>,
 }
 
-impl Hoard {
-    fn new(patience: Span, tell: Sender<usize>) -> Box<Hoard> {
-        Box::new(Hoard {
+impl BatchingImage {
+    fn new(quiet_time: Span, report: Sender<usize>) -> Box<BatchingImage> {
+        Box::new(BatchingImage {
             jobs: Vec::new(),
-            patience,
+            quiet_time,
             due: None,
-            tell,
+            report,
         })
     }
 }
 
-impl Image for Hoard {
+impl Image for BatchingImage {
     fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress {
         self.jobs.push(job);
-        self.due = Some(cx.now + self.patience);
+        self.due = Some(cx.now + self.quiet_time);
         Progress::Pending
     }
 
@@ -620,51 +619,51 @@ impl Image for Hoard {
 
     fn tick(&mut self, cx: &mut ImageCx<'_>) {
         self.due = None;
-        self.tell.send(self.jobs.len()).expect("the test waits");
+        self.report.send(self.jobs.len()).expect("the test waits");
         for job in self.jobs.drain(..) {
             cx.finish(job.io, Ok(()));
         }
     }
 }
 
-/// Requests of [`LONGEST`] descriptors, and room for as many pieces: more than may be in flight at once.
+/// Requests of [`LONGEST`] descriptors, each with as many pieces: more than may be in flight at once.
 const MANY: u16 = 200;
 
-/// A daemon that serves a guest of [`MANY`] such requests, as `serve` orders, and has had its disk do all of them: never more
-/// at once than there is room for.
-fn hoards(serve: impl FnOnce(&Daemon)) -> Daemon {
-    let (tell, held) = channel();
-    let daemon = Daemon::with(Hoard::new(Span::from_millis(20), tell));
+/// A daemon that has completed [`MANY`] such requests, attached by `serve`. Checks that those in flight never exceed
+/// the limit.
+fn serve_in_batches(serve: impl FnOnce(&Daemon)) -> Daemon {
+    let (report, batches) = channel();
+    let daemon = Daemon::with(BatchingImage::new(Span::from_millis(20), report));
     serve(&daemon);
     let mut all = 0;
     while all < usize::from(MANY) {
-        let together = heard(&held);
-        let room = together * usize::from(LONGEST);
-        assert!(room <= MOST_ROOM, "{together} in flight");
-        all += together;
+        let batch = received(&batches);
+        let room = batch * usize::from(LONGEST);
+        assert!(room <= MOST_ROOM, "{batch} in flight");
+        all += batch;
     }
     daemon
 }
 
 #[test]
-fn requests_of_many_pieces_wait_while_those_in_flight_take_much_memory() {
+fn requests_with_many_pieces_wait_while_those_in_flight_use_the_memory_limit() {
     let guest = Guest::with_long_chains(MANY, None);
     let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
     let (reply, number) = channel();
     let parts = guest.fresh(&facts);
-    let daemon = hoards(|daemon| {
+    let daemon = serve_in_batches(|daemon| {
         daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
-        heard(&number);
+        received(&number);
     });
     eventually("all are answered", || guest.used() == MANY);
     daemon.stop();
 }
 
 #[test]
-fn the_requests_of_all_queues_of_a_device_wait_while_those_in_flight_take_much_memory() {
+fn requests_of_all_queues_of_a_device_wait_while_those_in_flight_use_the_memory_limit() {
     const QUEUES: usize = 8;
-    let (tell, held) = channel();
-    let daemon = Daemon::with(Hoard::new(Span::from_millis(100), tell));
+    let (report, batches) = channel();
+    let daemon = Daemon::with(BatchingImage::new(Span::from_millis(100), report));
     let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
     let guests = [(); QUEUES].map(|()| Guest::with_long_chains(MANY, None));
     let (attach, numbers): (Vec<Command>, Vec<Receiver<u32>>) = guests
@@ -677,15 +676,15 @@ fn the_requests_of_all_queues_of_a_device_wait_while_those_in_flight_take_much_m
         .unzip();
     daemon.order_at_once(|| attach.into_iter().for_each(|order| daemon.order(order)));
     for number in &numbers {
-        heard(number);
+        received(number);
     }
     let (mut all, mut most) = (0, 0);
     while all < QUEUES * usize::from(MANY) {
-        let together = heard(&held);
-        most = most.max(together);
-        all += together;
+        let batch = received(&batches);
+        most = most.max(batch);
+        all += batch;
     }
-    // A queue that has none in flight has one taken all the same.
+    // A queue with nothing in flight has one request taken regardless.
     let room = (most - QUEUES) * usize::from(LONGEST);
     assert!(room <= MOST_ROOM_OF_DEVICE, "{most} in flight");
     assert!(most * usize::from(LONGEST) > MOST_ROOM, "{most} in flight");
@@ -697,31 +696,30 @@ fn the_requests_of_all_queues_of_a_device_wait_while_those_in_flight_take_much_m
 }
 
 #[test]
-fn what_a_dead_daemon_left_behind_is_answered_though_there_is_no_room_for_all_and_the_queue_stops()
-{
+fn a_stopping_queue_answers_all_that_a_dead_daemon_left_behind_within_the_memory_limit() {
     let guest = Guest::with_long_chains(MANY, None).left_behind();
     let (attach, _number) = attach_queue(&guest);
     let (stop, position) = stop_queue();
-    let daemon = hoards(|daemon| {
+    let daemon = serve_in_batches(|daemon| {
         daemon.order_at_once(|| {
             daemon.order(attach);
             daemon.order(stop);
         });
     });
-    assert_eq!(heard(&position), MANY);
+    assert_eq!(received(&position), MANY);
     assert_eq!(guest.used(), MANY);
     daemon.stop();
 }
 
 #[test]
-fn a_guest_is_asked_for_no_kick_by_a_thread_that_its_datastore_has_woken() {
-    /// The thread looks for work for a quarter of it at first: long enough for a guest that is held up.
+fn a_thread_woken_by_its_datastore_polls_without_kicks() {
+    /// At first the thread polls for a quarter of it: long enough even if the guest is delayed.
     const POLL: Span = Span::from_millis(200);
     for event_idx in [false, true] {
         let guest = Guest::with_flushes();
         let avail = guest.area(AVAIL, 4 + 2 * usize::from(SIZE));
         avail.store_u16(2, 0);
-        let wishes = guest.area(USED, 4 + 8 * usize::from(SIZE) + 2);
+        let notifications = guest.area(USED, 4 + 8 * usize::from(SIZE) + 2);
         let kick = EventFd::new().expect("a descriptor");
         let config = QueueConfig {
             event_idx,
@@ -730,21 +728,21 @@ fn a_guest_is_asked_for_no_kick_by_a_thread_that_its_datastore_has_woken() {
         let facts = Arc::new(DeviceFacts::new(String::new(), String::new(), true));
         let parts = Parts {
             queue: Queue::new(&guest.memory, config).expect("sound rings"),
-            kick: same(&kick),
+            kick: duplicate(&kick),
             ..guest.fresh(&facts)
         };
-        // Slower than anything that the thread would spin for: it sleeps until the disk answers.
-        let (tell, _held) = channel();
-        let daemon = Daemon::that_polls(POLL, Hoard::new(Span::from_millis(250), tell));
+        // Slower than any polling: the thread sleeps until the disk answers.
+        let (report, _held) = channel();
+        let daemon = Daemon::that_polls(POLL, BatchingImage::new(Span::from_millis(250), report));
         let (reply, number) = channel();
         daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
-        heard(&number);
+        received(&number);
 
         let wants_kick = |request| match event_idx {
-            true => wishes.load_u16(4 + 8 * usize::from(SIZE)) == request,
-            false => wishes.load_u16(0) & 1 == 0,
+            true => notifications.load_u16(4 + 8 * usize::from(SIZE)) == request,
+            false => notifications.load_u16(0) & 1 == 0,
         };
-        let ask = |request: u16| {
+        let submit = |request: u16| {
             let place = usize::from(request % SIZE);
             avail.store_u16(4 + 2 * place, 2 * (request % CHAINS));
             avail.store_u16(2, request + 1);
@@ -753,14 +751,14 @@ fn a_guest_is_asked_for_no_kick_by_a_thread_that_its_datastore_has_woken() {
                 kick.signal();
             }
         };
-        // It learns that the disk is slow and the guest quick; and each of us may be held up by others.
+        // The thread learns that the disk is slow and the guest quick. Both threads of the test may be delayed.
         let begin = std::time::Instant::now();
-        let spared = (0..u16::MAX).find(|&request| {
+        let found = (0..u16::MAX).find(|&request| {
             assert!(
                 begin.elapsed() < PATIENCE,
-                "asleep before an answer, and looking after it"
+                "the thread never sleeps before an answer and polls after it"
             );
-            ask(request);
+            submit(request);
             let mut was_asked = false;
             eventually("an answer", || {
                 was_asked = wants_kick(request + 1);
@@ -772,8 +770,8 @@ fn a_guest_is_asked_for_no_kick_by_a_thread_that_its_datastore_has_woken() {
             }
             was_asked && !wants_kick(request + 1)
         });
-        let request = spared.expect("patience ends first") + 1;
-        ask(request);
+        let request = found.expect("the deadline comes first") + 1;
+        submit(request);
         eventually("a request is seen without a kick", || {
             guest.used() > request
         });
@@ -782,7 +780,7 @@ fn a_guest_is_asked_for_no_kick_by_a_thread_that_its_datastore_has_woken() {
 }
 
 #[test]
-fn a_queue_takes_nothing_once_a_page_is_missing_of_its_memory() {
+fn a_queue_stops_when_a_page_of_its_memory_is_missing() {
     const CUT: u64 = 0x10_0000;
     let mut guest = Guest::with_a_dead_daemon();
     let file = os::memory_file(c"cut", 4096).expect("memory");
@@ -799,9 +797,13 @@ fn a_queue_takes_nothing_once_a_page_is_missing_of_its_memory() {
         daemon.order(Command::AttachQueue(Box::new(AttachQueue { parts, reply })));
         daemon.order(stop);
     });
-    heard(&number);
-    heard(&position);
+    received(&number);
+    received(&position);
     assert_eq!(facts.broken.load(Ordering::Relaxed), 1);
-    assert_eq!(guest.used(), 0, "it was to take a hundred again");
+    assert_eq!(
+        guest.used(),
+        0,
+        "none of the hundred chains was taken again"
+    );
     daemon.stop();
 }

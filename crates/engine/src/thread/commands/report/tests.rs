@@ -144,8 +144,8 @@ fn a_disk_that_goes_while_the_others_are_told_of_is_left_out() {
     assert!(thread.turn() && thread.turn());
     for disk in [DiskId(0), DiskId(4)] {
         let (reply, _) = channel();
-        let farewell = Box::new(|| {});
-        let what = What::Detach { farewell };
+        let on_detached = Box::new(|| {});
+        let what = What::Detach { on_detached };
         let change = Change { disk, what, reply };
         thread.inbox.send_always(Command::Change(Box::new(change)));
     }
@@ -202,7 +202,7 @@ fn a_close_that_takes_long_holds_up_no_other_disk_and_the_detach_waits_for_it() 
     thread.handle(Command::Change(Box::new(Change {
         disk: DiskId(1),
         what: What::Detach {
-            farewell: Box::new(|| {}),
+            on_detached: Box::new(|| {}),
         },
         reply,
     })));
