@@ -1,11 +1,11 @@
 //! Datastores: the trait `Image`, and one file for each kind.
 //!
-//! An `Image` is one open disk image. The control side opens it (which may block), an I/O thread owns it from then
-//! on and gives it each I/O that leaves a disk's stack. The image performs it on the thread's ring and reports
-//! the end, at once or through `ImageCx::finish`.
+//! An `Image` is one open disk image. The control side opens it (which may block). Then an I/O thread owns it, and
+//! passes it each I/O that leaves a disk's stack. The image performs the I/O on the thread's ring and reports its end,
+//! at once or through `ImageCx::finish`.
 //!
 //! # Always true
-//! - each job is ended exactly once: by `Progress::Done`, or by one `ImageCx::finish` after `Progress::Pending`
+//! - each job ends exactly once: by `Progress::Done`, or by one `ImageCx::finish` after `Progress::Pending`
 //! - an image never blocks its thread
 
 use self::condition::Condition;
@@ -39,14 +39,14 @@ pub(crate) struct Job {
 }
 
 impl Job {
-    /// Whether it lies within an image of so many bytes.
+    /// Whether it lies within an image of this many bytes.
     pub(crate) fn is_within(&self, size: u64) -> bool {
         let end = self.offset.checked_add(self.len);
         end.is_some_and(|end| end <= size)
     }
 }
 
-/// How far a job got at once.
+/// Whether a job ended at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     Done(Outcome),
@@ -55,21 +55,21 @@ pub(crate) enum Progress {
 
 /// One open disk image, owned by one I/O thread.
 pub(crate) trait Image {
-    /// Performs a job, or begins to.
+    /// Performs a job, or starts it.
     fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress;
 
-    /// An operation of this image's has ended on the ring.
+    /// An operation of this image has completed on the ring.
     fn completed(&mut self, _cx: &mut ImageCx<'_>, _completion: Completion) {}
 
-    /// A task that it sent to the blocking worker has run. It may be one of an image that had this disk's number before.
+    /// A task of this image has run in the blocking worker. It may belong to an earlier image with this disk's number.
     fn blocking_done(&mut self, _cx: &mut ImageCx<'_>, _task: Done) {}
 
-    /// Whether [`Image::deadline`] is ever anything but `None`: most images are never asked.
+    /// Whether [`Image::deadline`] ever returns a time. Most images have none and are not asked.
     fn timed(&self) -> bool {
         true
     }
 
-    /// When it wants [`Image::tick`].
+    /// When it needs [`Image::tick`].
     fn deadline(&self) -> Option<Time> {
         None
     }
@@ -77,19 +77,20 @@ pub(crate) trait Image {
     /// Its deadline has passed.
     fn tick(&mut self, _cx: &mut ImageCx<'_>) {}
 
-    /// The disk has this size from now on, in bytes.
+    /// The disk's size has changed to this many bytes.
     fn resized(&mut self, _size: u64) {}
 
-    /// It stands behind this gate: new jobs pass it before they come here; what goes on with a job under way must look.
+    /// Gives the image its lease's fence. New jobs pass the fence before they arrive here. The image checks it before
+    /// it continues a job.
     fn fence(&mut self, _fence: &Arc<Fence>) {}
 
-    /// Begins to close; true once nothing of it is on the ring (asked again after each completion).
+    /// Starts to close; true once nothing of it is on the ring (called again after each completion).
     fn close(&mut self, _cx: &mut ImageCx<'_>) -> bool {
         true
     }
 }
 
-/// What an image may use of its I/O thread while it works.
+/// The part of its I/O thread that an image uses.
 pub(crate) struct ImageCx<'a> {
     pub(crate) now: Time,
     pub(crate) disk: DiskId,
@@ -105,7 +106,7 @@ impl ImageCx<'_> {
         self.finished.push((self.disk, io, outcome));
     }
 
-    /// The tag for an operation of this image's, which comes back in [`Image::completed`].
+    /// The tag for an operation of this image; its completion arrives in [`Image::completed`].
     pub(crate) fn tag(&self, slot: u32) -> Tag {
         Tag {
             kind: crate::tag::IMAGE,
@@ -115,27 +116,27 @@ impl ImageCx<'_> {
     }
 }
 
-/// What the outside should know about an image that was opened.
+/// Public properties of an opened image.
 #[derive(Clone, Debug)]
 pub struct ImageInfo {
-    /// Bytes, as it is now.
+    /// Current size in bytes.
     pub size: u64,
-    /// Smallest I/O that is not read, changed and written back, in bytes.
+    /// Smallest I/O that needs no read-modify-write, in bytes.
     pub block_size: u32,
-    /// Whether the system's page cache lies between.
+    /// Whether it uses the system's page cache.
     pub buffered: bool,
-    /// Something the operator should know about how it was opened, as a sentence.
+    /// A remark for the operator about how it was opened, as a sentence.
     pub remark: Option<String>,
 }
 
-/// An image that is open and not yet attached.
+/// An image that is open but not attached.
 pub struct OpenedImage {
     pub(crate) image: Box<dyn Image + Send>,
-    /// What is known of it.
+    /// Its properties.
     pub info: ImageInfo,
-    /// What befalls it from now on.
+    /// Damage to the image since it was opened.
     pub(crate) condition: Arc<Condition>,
-    /// Dropped after it.
+    /// Dropped after the image.
     pub(crate) lease: Option<Lease>,
 }
 
@@ -149,12 +150,13 @@ impl OpenedImage {
         }
     }
 
-    /// The same, which notes there what befalls it.
-    fn noting(self, condition: Arc<Condition>) -> OpenedImage {
+    /// Records damage in `condition`.
+    fn with_condition(self, condition: Arc<Condition>) -> OpenedImage {
         OpenedImage { condition, ..self }
     }
 
-    /// Under a lease, which goes back when the image is closed. Nothing is written past the lease's time.
+    /// Ties the image to a lease, which is released when the image is closed. Nothing is written after the lease's
+    /// time.
     #[must_use]
     pub fn under(mut self, lease: Lease) -> OpenedImage {
         if let Some(fence) = lease.fence() {
@@ -165,7 +167,7 @@ impl OpenedImage {
     }
 }
 
-/// What an error number of the kernel means to a guest.
+/// The fault that a guest sees for an error number of the kernel.
 pub(crate) fn fault(errno: i32) -> Fault {
     match errno {
         libc::ENOSPC | libc::EDQUOT | libc::EFBIG => Fault::NoSpace,
@@ -176,7 +178,7 @@ pub(crate) fn fault(errno: i32) -> Fault {
     }
 }
 
-/// A whole number of bytes as memory counts them. Lengths were bounded by the front ends.
+/// Converts a length to `usize`. The front ends have bounded it.
 pub(crate) fn bytes(len: u64) -> usize {
     usize::try_from(len).expect("lengths fit the memory of a 64-bit host")
 }
@@ -187,8 +189,8 @@ mod tests {
 
     const SIZE: u64 = 1 << 20;
 
-    /// Asks an image for one block.
-    fn ask(image: &mut dyn Image, op: Op, offset: u64) -> Progress {
+    /// Submits one block to an image.
+    fn submit(image: &mut dyn Image, op: Op, offset: u64) -> Progress {
         let (mut ring, mut buffers) = (Ring::new().expect("a ring"), Buffers::new());
         let buffer = buffers.claim_pool(4096).expect("memory");
         let job = Job {
@@ -211,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn what_lies_beyond_an_images_memory_is_refused_though_the_disk_was_made_larger() {
+    fn jobs_beyond_an_images_memory_are_refused_after_the_disk_grew() {
         let spec = "nvme,size=1M".parse().expect("a spec");
         let images = [memory::open(SIZE), emulated::open(&spec)];
         for opened in images {
@@ -220,9 +222,13 @@ mod tests {
             for op in [Op::Read, Op::Write, Op::WriteZeroes, Op::Discard] {
                 for beyond in [SIZE - 512, SIZE, u64::MAX - 512] {
                     let refused = Progress::Done(Err(Fault::Invalid));
-                    assert_eq!(ask(&mut *image, op, beyond), refused, "{op:?} at {beyond}");
+                    assert_eq!(
+                        submit(&mut *image, op, beyond),
+                        refused,
+                        "{op:?} at {beyond}"
+                    );
                 }
-                let last = ask(&mut *image, op, SIZE - 4096);
+                let last = submit(&mut *image, op, SIZE - 4096);
                 assert!(matches!(last, Progress::Done(Ok(())) | Progress::Pending));
             }
         }

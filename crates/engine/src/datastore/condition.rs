@@ -1,17 +1,17 @@
 //! The condition of an image since it was opened: failed flushes, truncation.
 //!
-//! Each is noticed, logged and acted on where it happens; here it is only noted, for whoever asks how the disk is.
+//! Each is detected, logged and handled where it happens. This records it for status reports.
 
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What only attaching a disk anew ends; the worse, the later.
+/// Damage that lasts until the disk is attached again, in order of severity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Harm {
-    /// What was written may be lost, so that no flush succeeds any more.
+    /// Written data may be lost, so flushes fail.
     FlushesFail,
-    /// Its file was cut: what is left can be read, and nothing is written.
+    /// Its file was truncated: the rest can be read, and nothing is written.
     Cut,
-    /// Its file was cut while it was written: nothing of it is read or written.
+    /// Its file was truncated during a write: nothing is read or written.
     Torn,
 }
 
@@ -19,19 +19,19 @@ impl Harm {
     const ALL: [Harm; 3] = [Harm::FlushesFail, Harm::Cut, Harm::Torn];
 }
 
-/// How an image is, shared between its I/O thread and whoever asks.
+/// The state of an image, shared between its I/O thread and readers.
 #[derive(Debug, Default)]
 pub(crate) struct Condition(AtomicU8);
 
 impl Condition {
-    /// The worst that has befallen it, if anything has.
+    /// The worst damage so far, if any.
     pub(crate) fn harm(&self) -> Option<Harm> {
         let noted = self.0.load(Ordering::Relaxed);
         let place = usize::from(noted).checked_sub(1)?;
         Harm::ALL.get(place).copied()
     }
 
-    /// This has befallen it.
+    /// Records damage.
     pub(crate) fn note(&self, harm: Harm) {
         self.0.fetch_max(harm as u8 + 1, Ordering::Relaxed);
     }
@@ -42,7 +42,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_worst_is_told_whatever_comes_after_it() {
+    fn the_worst_damage_is_reported() {
         let condition = Condition::default();
         assert_eq!(condition.harm(), None);
         for (harm, told) in [

@@ -1,23 +1,23 @@
 //! Disk images in files or on block devices, by direct I/O where possible, else through the page cache.
 //!
-//! An image is used in one of the two ways, whole: bytes that are in the page cache for one request and written directly for
-//! another are lost, or make the kernel fail the next flush. Where it is used directly, whole units of aligned memory are
-//! given to the kernel as they are. All else goes by way of a buffer of ours (`bounce.rs`), and what would change part of a
-//! unit has its range exclusively meanwhile, so that no request's bytes are undone by another's.
+//! An image uses direct I/O or the page cache, never both. Bytes that one request caches and another writes directly
+//! are lost, or make the next flush fail. With direct I/O, whole units of aligned memory are passed to the kernel
+//! unchanged. All other requests use a bounce buffer (`bounce.rs`). A request that changes part of a unit locks its
+//! range exclusively, so that no request overwrites another's bytes.
 //!
 //! # Always true
-//! - an image is never both cached and written directly (`grain.rs` says where direct I/O is possible)
-//! - after any requests that overlap and are in flight together each sector holds what one of them wrote
-//! - a file is used only under an exclusive lock (shared, for a read-only disk) of each of its two descriptions, which the
-//!   kernel keeps until the last operation of ours has ended, even when the daemon is killed
-//! - a request that asks for durability completes after RWF_DSYNC or fdatasync, never before; once an fdatasync has
-//!   failed none succeeds (`syncs.rs`)
-//! - what is used is what the path named when both locks were there: not a file that was replaced while one was waited for
-//! - a read that meets the end of the file is an error, not zeroes, and so is a question for holes that does; once the
-//!   image was cut behind our back nothing is written to it, and nothing that was is acknowledged (`reach.rs`)
+//! - an image is never both cached and written directly (`grain.rs` decides where direct I/O is possible)
+//! - after overlapping requests in flight together each sector holds what one of them wrote
+//! - a file is used only under an exclusive lock (shared, for a read-only disk) of each of its two descriptions. The
+//!   kernel holds the lock until the last operation has ended, even when the daemon is killed
+//! - a durable request completes after RWF_DSYNC or fdatasync, never before; once an fdatasync has failed none succeeds
+//!   (`syncs.rs`)
+//! - the opened file is the one at the path when both locks were acquired, not a file that was replaced meanwhile
+//! - a read beyond the end of the file is an error, not zeroes, and so is a query for holes there
+//! - once a truncation is detected nothing is written, and no write in flight is acknowledged (`reach.rs`)
 //!
 //! # Source
-//! open(2) on O_DIRECT and its alignment; fallocate(2); why not both ways at once: `docs/decisions/`, 0002.
+//! open(2) on O_DIRECT and its alignment; fallocate(2); why never both at once: `docs/decisions/`, 0002.
 
 use super::condition::Condition;
 use super::{Image, ImageCx, ImageInfo, Job, OpenedImage, Progress, bytes, fault};
@@ -36,7 +36,7 @@ use std::os::fd::{AsRawFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::time::Duration;
-use syncs::{Syncs, Turn};
+use syncs::{SyncState, Syncs};
 use tidegate_core::range_lock::{Mode, RangeLock, Wanted};
 use tidegate_core::request::{Data, DiskId, Extent, Fault, Flags, IoId, Op};
 use zero::Method;
@@ -50,7 +50,7 @@ mod reach;
 mod syncs;
 mod zero;
 
-/// The unit of direct I/O where the system does not tell: no device has a larger one.
+/// The unit of direct I/O if the system does not report it: no device has a larger one.
 const PAGE: usize = 4096;
 
 /// How long to wait for a lock that a dying predecessor still holds for its last operations.
@@ -59,15 +59,15 @@ const LOCK_PATIENCE: Duration = Duration::from_secs(20);
 /// Bytes of one extent in a buffer.
 const EXTENT_BYTES: u32 = 16;
 
-/// Who named the path of an image, and so what may be there.
+/// The source of an image's path, which decides what may be there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Place {
-    /// Somebody who may name anything: a file or a block device, by links too.
+    /// A trusted source: a file or a block device, also through links.
     #[default]
     Anywhere,
-    /// It is a name in a directory that strangers may write to: a file, and no link to one.
+    /// A name in a directory that others may write to: a file, and no link to one.
     Shared,
-    /// A descriptor that strangers may write: a block device, by links too.
+    /// A descriptor that others may write: a block device, also through links.
     Device,
 }
 
@@ -78,7 +78,7 @@ pub struct Options {
     pub read_only: bool,
     /// Use the page cache for everything.
     pub buffered: bool,
-    /// How long to wait while another holds the image; 20 s by default.
+    /// How long to wait for another holder's lock; 20 s by default.
     pub patience: Duration,
     /// What may be at the path.
     pub place: Place,
@@ -95,15 +95,15 @@ impl Default for Options {
     }
 }
 
-/// Opens the image at `path`, a file or a block device, and locks it. Blocks while another holds it, for as long as
-/// [`Options::patience`] says.
+/// Opens the image at `path`, a file or a block device, and locks it. Blocks up to [`Options::patience`] for another
+/// holder's lock.
 ///
 /// # Errors
 /// When it cannot be opened, is not what [`Options::place`] allows, or is in use by another daemon.
 pub fn open(path: &Path, options: Options) -> Result<OpenedImage> {
     let condition = Arc::<Condition>::default();
     let (image, info) = open_dir(path, options, &condition)?;
-    Ok(OpenedImage::new(Box::new(image), info).noting(condition))
+    Ok(OpenedImage::new(Box::new(image), info).with_condition(condition))
 }
 
 fn open_dir(path: &Path, options: Options, condition: &Arc<Condition>) -> Result<(Dir, ImageInfo)> {
@@ -144,7 +144,7 @@ fn open_dir(path: &Path, options: Options, condition: &Arc<Condition>) -> Result
         syncs: Syncs::new(Arc::clone(condition)),
         zero_range: true,
         punch_hole: true,
-        parted: options.read_only,
+        final_sync_begun: options.read_only,
         fence: None,
     };
     Ok((image, info))
@@ -152,7 +152,7 @@ fn open_dir(path: &Path, options: Options, condition: &Arc<Condition>) -> Result
 
 struct Dir {
     reach: Reach,
-    /// For all but the bytes; for these, too, where there is no direct I/O.
+    /// For everything but the data; for the data as well, without direct I/O.
     buffered: Arc<OwnedFd>,
     direct: Option<OwnedFd>,
     grain: Grain,
@@ -160,31 +160,31 @@ struct Dir {
     free: Vec<u32>,
     locks: RangeLock,
     bounces: Bounces,
-    /// Jobs that waited for their range or for a buffer, and need not any more.
+    /// Jobs that waited for their range or for a buffer and may start now.
     ready: VecDeque<u32>,
     smoothing: BatchSmoothing,
     syncs: Syncs,
-    /// Cleared when the file system turns out not to know it.
+    /// Cleared when the file system does not support it.
     zero_range: bool,
     punch_hole: bool,
-    /// The last sync is under way or done.
-    parted: bool,
+    /// The last sync has been submitted.
+    final_sync_begun: bool,
     fence: Option<Arc<Fence>>,
 }
 
-/// A job under way.
+/// A job in progress.
 #[derive(Clone, Copy)]
 struct Pending {
     job: Job,
     /// Bytes done so far.
     done: u64,
     step: Step,
-    /// How it makes zeroes or gives space back.
+    /// How it writes zeroes or frees space.
     method: Method,
-    /// It waits for its range or for a buffer: nothing of it is with the kernel.
+    /// It waits for its range or for a buffer: none of it is in the kernel.
     waits: bool,
-    /// Some of it is in the page cache only, and is to be durable when it ends.
-    owes_sync: bool,
+    /// Some of it is only in the page cache, and must be synced before it ends.
+    needs_sync: bool,
 }
 
 impl Pending {
@@ -195,7 +195,7 @@ impl Pending {
             step,
             method,
             waits: false,
-            owes_sync: false,
+            needs_sync: false,
         }
     }
 }
@@ -204,17 +204,17 @@ impl Pending {
 enum Step {
     /// Its bytes, from or into its own memory.
     Move,
-    /// The same, or part of a unit that is to be zeroed, by way of a buffer of ours.
+    /// Its bytes, or part of a unit to zero, through a bounce buffer.
     Bounce,
     /// The file system makes a hole or zeroes.
     Allocate,
-    /// Zeroes, from the buffer that all share.
+    /// Zeroes, from the shared buffer.
     WriteZeroes,
     Sync,
-    /// The job thread looks for holes.
-    Ask,
+    /// The blocking worker looks for holes.
+    FindExtents,
     /// The last sync before the image is closed.
-    Part,
+    FinalSync,
 }
 
 impl Image for Dir {
@@ -247,7 +247,7 @@ impl Image for Dir {
             return Progress::Done(Ok(()));
         }
         let slot = self.note(Pending::new(job, step, method));
-        if job.op.modifies() && !self.takes_range(slot, &job) {
+        if job.op.modifies() && !self.try_acquire_range(slot, &job) {
             return Progress::Pending;
         }
         self.begin(cx, slot);
@@ -266,7 +266,7 @@ impl Image for Dir {
             }
             Step::Bounce => self.window_returned(cx, slot),
             Step::WriteZeroes => zero::returned(cx),
-            Step::Part => {
+            Step::FinalSync => {
                 if completion.result < 0 {
                     tracing::warn!(
                         disk = cx.disk.0,
@@ -288,21 +288,21 @@ impl Image for Dir {
             Ok(moved) => self.advanced(cx, slot, moved),
             Err(_) => self.failed(cx, slot, -completion.result),
         }
-        while let Some(held) = self.smoothing.freed() {
-            if self.may_go_at_last(held) {
-                self.go(cx, held);
+        while let Some(held) = self.smoothing.next_held() {
+            if self.may_start_after_wait(held) {
+                self.submit(cx, held);
             } else {
                 self.smoothing.answered();
                 self.end(cx, held, Err(Fault::Io));
             }
         }
         while let Some(slot) = self.ready.pop_front() {
-            self.begin_at_last(cx, slot);
+            self.begin_after_wait(cx, slot);
         }
     }
 
     fn resized(&mut self, size: u64) {
-        self.reach.moved(size);
+        self.reach.resized(size);
     }
 
     fn fence(&mut self, fence: &Arc<Fence>) {
@@ -313,7 +313,7 @@ impl Image for Dir {
         let Ok(query) = task.downcast::<ExtentQuery>() else {
             return;
         };
-        // A hole that a cut has made is no zeroes: who asks would copy it as such.
+        // A hole that a truncation made is not zeroes: a client would copy it as such.
         if query.ends_early {
             self.notice_cut(cx.disk);
         }
@@ -334,30 +334,30 @@ impl Image for Dir {
 
     fn close(&mut self, cx: &mut ImageCx<'_>) -> bool {
         let quiet = self.free.len() == self.pending.len();
-        if quiet && !self.parted {
-            // What the guest never flushed was never promised; an orderly goodbye keeps it all the same.
-            self.parted = true;
+        if quiet && !self.final_sync_begun {
+            // Unflushed writes were never promised to be durable; an orderly close syncs them nevertheless.
+            self.final_sync_begun = true;
             let flush = Job {
-                io: NOBODY,
+                io: NO_IO,
                 op: Op::Flush,
                 flags: Flags::NONE,
                 offset: 0,
                 len: 0,
                 data: Data::NONE,
             };
-            let slot = self.note(Pending::new(flush, Step::Part, Method::Punch));
-            self.go(cx, slot);
+            let slot = self.note(Pending::new(flush, Step::FinalSync, Method::Punch));
+            self.submit(cx, slot);
             return false;
         }
         quiet
     }
 }
 
-/// The name of an operation that no guest waits for.
-const NOBODY: IoId = IoId::from_bits(u64::MAX);
+/// The id of an operation that belongs to no I/O.
+const NO_IO: IoId = IoId::from_bits(u64::MAX);
 
 impl Dir {
-    /// The file for an image's bytes.
+    /// The file for an image's data.
     fn data_fd(&self) -> &OwnedFd {
         self.direct.as_ref().unwrap_or(&self.buffered)
     }
@@ -368,7 +368,7 @@ impl Dir {
             .expect("a job that is worked on is pending")
     }
 
-    /// Whether the file may be written: not once it was cut.
+    /// Whether the file may be written: not after a truncation.
     fn may_write(&mut self, disk: DiskId, job: &Job) -> bool {
         let may = self.reach.admits(job.offset + job.len);
         if !may {
@@ -377,15 +377,15 @@ impl Dir {
         may
     }
 
-    /// Whether an operation that has ended was spoilt by the cut that now shows.
+    /// Whether a truncation, now detected, has spoilt a completed operation.
     #[cold]
     fn is_spoilt(&mut self, disk: DiskId, slot: u32) -> bool {
         self.notice_cut(disk);
         let pending = self.pending[slot as usize].as_ref();
-        pending.is_some_and(|pending| !self.reach.believes(pending.job.op))
+        pending.is_some_and(|pending| !self.reach.is_valid(pending.job.op))
     }
 
-    /// The file ends before the disk does, or has done so.
+    /// The file is shorter than the disk, or was.
     #[cold]
     fn notice_cut(&mut self, disk: DiskId) {
         let pending = (0..).zip(&self.pending);
@@ -399,9 +399,9 @@ impl Dir {
         self.reach.notice(disk, writing);
     }
 
-    /// Whether a job that changes the image may start now. Otherwise it waits for others that overlap it.
+    /// Whether a job that changes the image may start now. Otherwise it waits for overlapping jobs.
     #[inline]
-    fn takes_range(&mut self, slot: u32, job: &Job) -> bool {
+    fn try_acquire_range(&mut self, slot: u32, job: &Job) -> bool {
         let whole = self.grain.is_whole(job.offset, job.len);
         if whole && self.locks.is_idle() {
             return true;
@@ -411,7 +411,7 @@ impl Dir {
 
     #[cold]
     fn acquire(&mut self, slot: u32, job: &Job, whole: bool) -> bool {
-        // Of a discard the parts of units are left alone.
+        // A discard does not change partial units.
         let alone = !whole && job.op != Op::Discard;
         if self.locks.is_idle() {
             if !alone {
@@ -446,33 +446,33 @@ impl Dir {
     fn begin(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let step = self.pending(slot).step;
         match step {
-            Step::Move if self.smoothing.starts(slot) => self.go(cx, slot),
+            Step::Move if self.smoothing.starts(slot) => self.submit(cx, slot),
             Step::Move => {}
             Step::Sync => self.sync(cx, slot),
-            _ => self.go_otherwise(cx, slot),
+            _ => self.submit_other(cx, slot),
         }
     }
 
-    /// The same for a job that waited, unless nothing may be written any more.
+    /// Starts a job that has waited, unless writing was forbidden meanwhile.
     #[cold]
-    fn begin_at_last(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
+    fn begin_after_wait(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         self.pending(slot).waits = false;
-        if !self.may_go_at_last(slot) {
+        if !self.may_start_after_wait(slot) {
             return self.end(cx, slot, Err(Fault::Io));
         }
         self.begin(cx, slot);
     }
 
-    /// The next operation of a job that does not simply move its bytes.
-    fn go_otherwise(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
+    /// Submits the next operation of a job that needs more than one read or write.
+    fn submit_other(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         match self.pending(slot).job.op {
-            Op::Read | Op::Write => self.go_bounced(cx, slot),
-            _ => self.go_zero(cx, slot),
+            Op::Read | Op::Write => self.next_window(cx, slot),
+            _ => self.next_zero(cx, slot),
         }
     }
 
-    /// Submits the operation that a job's own bytes are for, or a sync.
-    fn go(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
+    /// Submits a job's own read or write, or a sync.
+    fn submit(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let Pending {
             job, done, step, ..
         } = *self.pending(slot);
@@ -493,8 +493,8 @@ impl Dir {
         }
     }
 
-    /// How a write of a job goes to the file. Through the page cache the file is synced afterwards: RWF_DSYNC there would
-    /// take an error upon itself that a flush is to hear of.
+    /// The durability of a job's write. With the page cache the file is synced afterwards: RWF_DSYNC would consume an
+    /// error that a flush must report.
     fn durability(&mut self, slot: u32) -> Durability {
         let cached = self.direct.is_none();
         let pending = self.pending(slot);
@@ -502,48 +502,48 @@ impl Dir {
             return Durability::Cached;
         }
         if cached {
-            pending.owes_sync = true;
+            pending.needs_sync = true;
             return Durability::Cached;
         }
         Durability::Durable
     }
 
-    /// A job wants the file to be synced, now or with others.
+    /// A job needs a sync, its own or a shared one.
     fn sync(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
-        match self.syncs.ask(slot) {
-            Turn::Starts => self.go(cx, slot),
-            Turn::Waits => {}
-            Turn::Refused => self.end(cx, slot, Err(Fault::Io)),
+        match self.syncs.request(slot) {
+            SyncState::Starts => self.submit(cx, slot),
+            SyncState::Waits => {}
+            SyncState::Refused => self.end(cx, slot, Err(Fault::Io)),
         }
     }
 
-    /// The sync that the job of `slot` carried has ended, for all that it was for.
+    /// The sync submitted for `slot` has completed, for all jobs that share it.
     fn synced(&mut self, cx: &mut ImageCx<'_>, slot: u32, result: i32) {
         if matches!(-result, libc::EINTR | libc::EAGAIN) {
-            return self.go(cx, slot);
+            return self.submit(cx, slot);
         }
         let mut outcome = Ok(());
         if result < 0 {
             self.syncs.fail(cx.disk, -result);
             outcome = Err(fault(-result));
         }
-        while let Some(rider) = self.syncs.rider() {
-            let spoilt = !self.reach.is_whole() && self.is_spoilt(cx.disk, rider);
-            self.end(cx, rider, if spoilt { Err(Fault::Io) } else { outcome });
+        while let Some(job) = self.syncs.take_finished() {
+            let spoilt = !self.reach.is_whole() && self.is_spoilt(cx.disk, job);
+            self.end(cx, job, if spoilt { Err(Fault::Io) } else { outcome });
         }
         if let Some(slot_io) = self.syncs.next() {
-            self.go(cx, slot_io);
+            self.submit(cx, slot_io);
         }
     }
 
-    /// Whether a job that was held back may start: not if something may not be written any more.
-    fn may_go_at_last(&mut self, slot: u32) -> bool {
+    /// Whether a delayed job may start: not if writing is forbidden now.
+    fn may_start_after_wait(&mut self, slot: u32) -> bool {
         let modifies = self.pending(slot).job.op.modifies();
-        !(modifies && !self.reach.is_whole() || self.is_barred(slot))
+        !(modifies && !self.reach.is_whole() || self.is_fenced_off(slot))
     }
 
-    /// Whether nothing more of a job may be done, since the disk's lease is over.
-    fn is_barred(&mut self, slot: u32) -> bool {
+    /// Whether a job must stop because the disk's lease has ended.
+    fn is_fenced_off(&mut self, slot: u32) -> bool {
         let over = |fence: &Arc<Fence>| !fence.is_open();
         self.fence.as_ref().is_some_and(over) && {
             let pending = self.pending(slot);
@@ -551,13 +551,13 @@ impl Dir {
         }
     }
 
-    /// An operation went well, as far as `moved` bytes.
+    /// An operation succeeded with `moved` bytes.
     #[inline(always)]
     fn advanced(&mut self, cx: &mut ImageCx<'_>, slot: u32, moved: u64) {
         let grain = self.grain;
         let pending = self.pending(slot);
         match pending.step {
-            Step::Sync | Step::Ask | Step::Part => return self.end(cx, slot, Ok(())),
+            Step::Sync | Step::FindExtents | Step::FinalSync => return self.end(cx, slot, Ok(())),
             Step::Bounce => return self.bounced(cx, slot, moved),
             Step::Allocate => pending.done += zero::allocated(&grain, pending),
             Step::Move | Step::WriteZeroes => match grain.done_whole(moved) {
@@ -571,30 +571,30 @@ impl Dir {
         self.advance(cx, slot);
     }
 
-    /// Goes on with a job of which a part was done, or ends it.
+    /// Continues a partly completed job, or ends it.
     #[inline(always)]
     fn advance(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let Pending {
             job,
             done,
-            owes_sync,
+            needs_sync,
             ..
         } = *self.pending(slot);
         if done < job.len {
-            return self.go_on(cx, slot);
+            return self.resume(cx, slot);
         }
         let zeroed = matches!(job.op, Op::WriteZeroes | Op::Discard);
-        if owes_sync || zeroed && job.flags.has(Flags::FUA) {
+        if needs_sync || zeroed && job.flags.has(Flags::FUA) {
             self.pending(slot).step = Step::Sync;
             return self.sync(cx, slot);
         }
         self.end(cx, slot, Ok(()));
     }
 
-    /// Submits what is left of a job of which an operation has ended.
+    /// Submits the rest of a job of which one operation has completed.
     #[cold]
-    fn go_on(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
-        if self.is_barred(slot) {
+    fn resume(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
+        if self.is_fenced_off(slot) {
             return self.end(cx, slot, Err(Fault::Io));
         }
         let Pending { job, done, .. } = *self.pending(slot);
@@ -602,27 +602,27 @@ impl Dir {
             let step = bounce::step(self, cx, &job, done);
             self.pending(slot).step = step;
             if step == Step::Move {
-                self.smoothing.starts_again();
-                return self.go(cx, slot);
+                self.smoothing.restarted();
+                return self.submit(cx, slot);
             }
         }
-        self.go_otherwise(cx, slot);
+        self.submit_other(cx, slot);
     }
 
-    /// An operation failed: try what else does the same, or tell.
+    /// An operation failed: tries an alternative, or ends the job.
     #[cold]
     fn failed(&mut self, cx: &mut ImageCx<'_>, slot: u32, errno: i32) {
         let again = matches!(errno, libc::EINTR | libc::EAGAIN);
         match self.pending(slot).step {
-            Step::Bounce if again => self.go_on_with_window(cx, slot),
-            Step::Move | Step::WriteZeroes | Step::Allocate if again => self.go_on(cx, slot),
+            Step::Bounce if again => self.resume_window(cx, slot),
+            Step::Move | Step::WriteZeroes | Step::Allocate if again => self.resume(cx, slot),
             Step::Allocate => self.not_allocated(cx, slot, errno),
             _ => self.end(cx, slot, Err(fault(errno))),
         }
     }
 
     fn ask_extents(&mut self, cx: &mut ImageCx<'_>, job: Job) {
-        let slot = self.note(Pending::new(job, Step::Ask, Method::Punch));
+        let slot = self.note(Pending::new(job, Step::FindExtents, Method::Punch));
         let query = ExtentQuery {
             slot,
             file: Arc::clone(&self.buffered),
@@ -636,7 +636,7 @@ impl Dir {
         cx.blocking.send(cx.disk, Box::new(query));
     }
 
-    /// Gives a job a place.
+    /// Stores a job in a free slot.
     fn note(&mut self, pending: Pending) -> u32 {
         let slot = self.free.pop().unwrap_or_else(|| {
             self.pending.push(None);
@@ -658,7 +658,7 @@ impl Dir {
         cx.finish(pending.job.io, outcome);
     }
 
-    /// A job has ended while others hold or await ranges: those that waited for it may start.
+    /// A job has ended while others hold or wait for ranges: those that waited for it may start.
     #[cold]
     fn release_range(&mut self, slot: u32) {
         let mut started = Vec::new();

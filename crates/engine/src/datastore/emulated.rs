@@ -1,14 +1,15 @@
 //! The `emulated` datastore: bytes in memory, latencies of a modelled array.
 //!
-//! The array of `tidegate-model`, which the simulator drives in virtual time, is driven here with the thread's clock:
-//! for trying out how a host behaves on storage that one does not have. A job's bytes move when the model says
-//! that it is done.
+//! It drives the array of `tidegate-model`, which the simulator runs in virtual time, with the thread's clock. It shows
+//! how a host behaves on storage that is not at hand. A job's bytes are copied when the model reports it complete.
 //!
 //! # Always true
-//! - a job ends at the moment that the model gives, or with the first turn of its thread after it, and later where the bytes
-//!   of those that end are many: they end in the model's order, each sees all of another or nothing
-//! - what is not within the memory is refused, whatever size the disk has been given since
-//! - the deadline is the model's next completion, known without looking at the jobs; it has passed while bytes move
+//! - a job ends at the model's completion time, or in the thread's first turn after it; later if many bytes have to be
+//!   copied
+//! - jobs end in the model's order; each sees all of another or nothing
+//! - a request beyond the memory is refused, even if the disk has grown since
+//! - the deadline is the model's next completion, known without a scan of the jobs; it is in the past while bytes are
+//!   copied
 //!
 //! # Units
 //! The model counts nanoseconds since the clock's origin, and bytes; it wraps offsets beyond its capacity.
@@ -22,19 +23,19 @@ use tidegate_core::request::{Extent, ExtentKind, Fault, Flags, Op};
 use tidegate_core::units::Time;
 use tidegate_model::{Array, ArraySpec, IoKind, ModelIo};
 
-/// What a change of the map alone (a discard) costs: one sector's write.
+/// Cost of a mapping change (a discard): one sector's write.
 const MAP_CHANGE: u64 = 512;
-/// The least size, so that there is something to serve.
+/// The smallest size of a disk.
 const SMALLEST: u64 = 512;
 
-/// Which array, how large a disk on it, and which chances.
+/// Which array, the size of the disk on it, and the random seed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Spec {
     /// The model's name for it, as in `raid5-8x10k+cache`.
     pub array: String,
     /// Bytes of the disk.
     pub size: u64,
-    /// Where the model's chances begin; the same seed and I/O give the same times.
+    /// Seed of the model's random numbers; equal seeds and I/O give equal times.
     pub seed: u64,
 }
 
@@ -69,7 +70,7 @@ impl FromStr for Spec {
     }
 }
 
-/// Reads `10G`, `512MiB`, `4096`: binary multiples, as sizes of disks are.
+/// Reads `10G`, `512MiB`, `4096`: binary multiples, like all disk sizes.
 fn size_of(text: &str) -> Result<u64> {
     let digits = text.trim_end_matches(|c: char| c.is_ascii_alphabetic());
     let unit = match &text[digits.len()..] {
@@ -142,10 +143,10 @@ struct Emulated {
     memory: Memory,
     size: u64,
     array: Array,
-    /// By the model's name for them: jobs inside the array.
+    /// Jobs inside the array, by the model's id.
     jobs: Vec<Option<Job>>,
     free: Vec<usize>,
-    /// The one that is done in the array, and of which the bytes move.
+    /// A job that is complete in the array, and whose bytes are being copied.
     moving: Option<ChunkedCopy>,
 }
 
@@ -194,12 +195,12 @@ impl Image for Emulated {
     }
 
     fn tick(&mut self, cx: &mut ImageCx<'_>) {
-        let mut turn_has = PORTION;
+        let mut left_in_turn = PORTION;
         loop {
             let Some(mut copy) = self.moving.take().or_else(|| self.next_done(cx.now)) else {
                 return;
             };
-            if !copy.go_on(&mut self.memory, cx.buffers, &mut turn_has) {
+            if !copy.copy_some(&mut self.memory, cx.buffers, &mut left_in_turn) {
                 self.moving = Some(copy);
                 return;
             }
@@ -209,7 +210,7 @@ impl Image for Emulated {
 }
 
 impl Emulated {
-    /// The next job that is done in the array.
+    /// The next job that is complete in the array.
     fn next_done(&mut self, now: Time) -> Option<ChunkedCopy> {
         let done = self.array.pop_completed(now.as_nanos())?;
         let place = bytes(done.id);
@@ -240,7 +241,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wrong_with_a_spec_is_told() {
+    fn invalid_specs_are_explained() {
         for text in [
             "ssd",
             "ssd,size=x",
@@ -251,13 +252,13 @@ mod tests {
             let error = text.parse::<Spec>().expect_err(text);
             assert_eq!(error.kind(), Kind::Invalid, "{text}");
         }
-        let nobody: Spec = "raid7-3xtape,size=1G"
+        let unknown: Spec = "raid7-3xtape,size=1G"
             .parse()
             .expect("names are judged when it is opened");
-        assert_eq!(open(&nobody).err().map(|e| e.kind()), Some(Kind::Invalid));
+        assert_eq!(open(&unknown).err().map(|e| e.kind()), Some(Kind::Invalid));
     }
     #[test]
-    fn the_bytes_of_what_is_done_move_in_portions_in_the_models_order() {
+    fn completed_jobs_are_copied_in_portions_in_the_models_order() {
         let mut bench = Bench::new();
         let spec = "nvme,size=4M".parse().expect("a spec");
         let mut image = open(&spec).expect("memory").image;

@@ -1,11 +1,12 @@
-//! The layer around the image of a leased disk: it lets nothing through while the lease's gate is shut.
+//! The layer around the image of a leased disk: it passes nothing while the lease's gate is shut.
 //!
-//! What comes meanwhile waits here, in order. Once the lease is lost, what waited is handed on or fails.
+//! Jobs and completions that arrive meanwhile wait here, in order. Once the lease is lost, they are passed on or fail.
 //!
 //! # Always true
-//! - while the gate is shut nothing reaches the image: not new jobs, not ends upon which it would go on with a job
-//! - once the lease is lost, jobs that modify fail, and those under way go no further
-//! - jobs and ends keep their order
+//! - while the gate is shut nothing reaches the image: neither new jobs, nor completions after which it would continue
+//!   a job
+//! - once the lease is lost, new jobs that modify fail, and those in progress stop
+//! - jobs and completions stay in order
 
 use super::{Image, ImageCx, Job, Progress};
 use crate::blocking::Done;
@@ -16,22 +17,22 @@ use std::sync::Arc;
 use tidegate_core::request::Fault;
 use tidegate_core::units::{Span, Time};
 
-/// How often a shut gate is looked at: regaining a lease takes seconds.
-const LOOK: Span = Span::from_millis(20);
+/// How often a shut gate is checked: regaining a lease takes seconds.
+const RECHECK: Span = Span::from_millis(20);
 
 /// An image behind a gate.
 pub(super) struct Fenced {
     image: Box<dyn Image + Send>,
     fence: Arc<Fence>,
-    late: VecDeque<Late>,
-    /// When the gate is looked at again, if something waits.
-    look: Time,
-    /// It closes: there is no job any more that could modify.
+    deferred: VecDeque<Deferred>,
+    /// When the gate is checked again, if something waits.
+    recheck_at: Time,
+    /// It is closing: no job that modifies is left.
     closing: bool,
 }
 
-/// What came while the gate was shut.
-enum Late {
+/// What arrived while the gate was shut.
+enum Deferred {
     Job(Job),
     Completed(Completion),
     BlockingDone(Done),
@@ -44,22 +45,22 @@ impl Fenced {
         Fenced {
             image,
             fence: Arc::clone(fence),
-            late: VecDeque::new(),
-            look: Time::ZERO,
+            deferred: VecDeque::new(),
+            recheck_at: Time::ZERO,
             closing: false,
         }
     }
 
-    /// How the gate stands for what comes now, if that need not wait.
+    /// The state of the gate for a new arrival, unless that must wait.
     fn passable(&mut self, cx: &mut ImageCx<'_>) -> Option<Gate> {
-        if !self.late.is_empty() {
-            self.hand_on(cx);
+        if !self.deferred.is_empty() {
+            self.pass_deferred(cx);
         }
         let gate = self.gate();
-        if self.late.is_empty() && gate != Gate::Shut {
+        if self.deferred.is_empty() && gate != Gate::Shut {
             return Some(gate);
         }
-        self.look = cx.now + LOOK;
+        self.recheck_at = cx.now + RECHECK;
         None
     }
 
@@ -70,25 +71,25 @@ impl Fenced {
         }
     }
 
-    /// Hands on what has waited, as far as the gate lets it.
-    fn hand_on(&mut self, cx: &mut ImageCx<'_>) {
+    /// Passes on what has waited, as far as the gate allows.
+    fn pass_deferred(&mut self, cx: &mut ImageCx<'_>) {
         loop {
             let gate = self.gate();
             if gate == Gate::Shut {
                 break;
             }
-            match self.late.pop_front() {
-                Some(Late::Job(job)) => {
+            match self.deferred.pop_front() {
+                Some(Deferred::Job(job)) => {
                     if let Progress::Done(outcome) = self.pass(cx, job, gate) {
                         cx.finish(job.io, outcome);
                     }
                 }
-                Some(Late::Completed(completion)) => self.image.completed(cx, completion),
-                Some(Late::BlockingDone(task)) => self.image.blocking_done(cx, task),
+                Some(Deferred::Completed(completion)) => self.image.completed(cx, completion),
+                Some(Deferred::BlockingDone(task)) => self.image.blocking_done(cx, task),
                 None => break,
             }
         }
-        self.look = cx.now + LOOK;
+        self.recheck_at = cx.now + RECHECK;
     }
 
     fn pass(&mut self, cx: &mut ImageCx<'_>, job: Job, gate: Gate) -> Progress {
@@ -104,7 +105,7 @@ impl Image for Fenced {
         match self.passable(cx) {
             Some(gate) => self.pass(cx, job, gate),
             None => {
-                self.late.push_back(Late::Job(job));
+                self.deferred.push_back(Deferred::Job(job));
                 Progress::Pending
             }
         }
@@ -113,26 +114,26 @@ impl Image for Fenced {
     fn completed(&mut self, cx: &mut ImageCx<'_>, completion: Completion) {
         match self.passable(cx) {
             Some(_) => self.image.completed(cx, completion),
-            None => self.late.push_back(Late::Completed(completion)),
+            None => self.deferred.push_back(Deferred::Completed(completion)),
         }
     }
 
     fn blocking_done(&mut self, cx: &mut ImageCx<'_>, task: Done) {
         match self.passable(cx) {
             Some(_) => self.image.blocking_done(cx, task),
-            None => self.late.push_back(Late::BlockingDone(task)),
+            None => self.deferred.push_back(Deferred::BlockingDone(task)),
         }
     }
 
     fn deadline(&self) -> Option<Time> {
-        let look = (!self.late.is_empty()).then_some(self.look);
+        let recheck_at = (!self.deferred.is_empty()).then_some(self.recheck_at);
         let own = self.image.timed().then(|| self.image.deadline()).flatten();
-        look.into_iter().chain(own).min()
+        recheck_at.into_iter().chain(own).min()
     }
 
     fn tick(&mut self, cx: &mut ImageCx<'_>) {
-        if !self.late.is_empty() && self.look <= cx.now {
-            self.hand_on(cx);
+        if !self.deferred.is_empty() && self.recheck_at <= cx.now {
+            self.pass_deferred(cx);
         }
         if self.image.timed() && self.image.deadline().is_some_and(|at| at <= cx.now) {
             self.image.tick(cx);
@@ -145,7 +146,7 @@ impl Image for Fenced {
 
     fn close(&mut self, cx: &mut ImageCx<'_>) -> bool {
         self.closing = true;
-        self.hand_on(cx);
+        self.pass_deferred(cx);
         self.image.close(cx)
     }
 }
@@ -156,7 +157,7 @@ mod tests {
     use crate::datastore::memory::bench::Bench;
     use std::sync::atomic::{AtomicBool, Ordering};
 
-    /// Notes whether a task came back to it.
+    /// Records whether a task has come back to it.
     struct Waiting(Arc<AtomicBool>);
 
     impl Image for Waiting {
@@ -170,7 +171,7 @@ mod tests {
     }
 
     #[test]
-    fn a_task_that_comes_back_waits_at_a_shut_gate_until_the_image_closes() {
+    fn a_finished_task_waits_at_a_shut_gate_until_the_image_closes() {
         let came = Arc::new(AtomicBool::new(false));
         // Never opened.
         let fence = Arc::new(Fence::default());
@@ -178,7 +179,7 @@ mod tests {
         let mut bench = Bench::new();
         bench.with(|cx| image.blocking_done(cx, Box::new(())));
         assert!(!came.load(Ordering::Relaxed));
-        assert!(image.deadline().is_some(), "the gate is looked at again");
+        assert!(image.deadline().is_some(), "the gate is checked again");
         assert!(bench.with(|cx| image.close(cx)));
         assert!(came.load(Ordering::Relaxed));
     }

@@ -1,10 +1,11 @@
-//! The `memory` datastore: bytes in the daemon's memory. For scratch disks, tests and measuring.
+//! The `memory` datastore: bytes in the daemon's memory. For scratch disks, tests and measurements.
 //!
-//! Memory is taken when first written and given back by discards, so a large disk costs what it holds.
+//! Memory is allocated by the first write and freed by discards, so a large disk costs only what it contains.
 //!
 //! # Always true
-//! - what is not within the memory is refused, whatever size the disk has been given since
-//! - jobs end in the order in which they came, and none begins before the last has ended: each sees all of another or nothing
+//! - a request beyond the memory is refused, even if the disk has grown since
+//! - jobs end in the order of their arrival, and none starts before the last has ended: each sees all of another or
+//!   nothing
 
 use self::chunked_copy::{ChunkedCopy, PORTION};
 use super::{Image, ImageCx, ImageInfo, Job, OpenedImage, Progress, bytes};
@@ -22,7 +23,7 @@ pub(super) mod chunked_copy;
 struct InMemory {
     memory: Memory,
     size: u64,
-    /// The first is under way. Empty but where one takes longer than a turn may.
+    /// The first one is being copied. Empty unless a job takes more than a turn.
     waiting: VecDeque<ChunkedCopy>,
 }
 
@@ -66,17 +67,17 @@ impl Image for InMemory {
                 copy.finish_at_once(&mut self.memory, cx.buffers);
                 return Progress::Done(Ok(()));
             }
-            go_on_next_turn(cx);
+            continue_next_turn(cx);
         }
         self.waiting.push_back(copy);
         Progress::Pending
     }
 
     fn completed(&mut self, cx: &mut ImageCx<'_>, _completion: Completion) {
-        let mut turn_has = PORTION;
+        let mut left_in_turn = PORTION;
         while let Some(copy) = self.waiting.front_mut() {
-            if !copy.go_on(&mut self.memory, cx.buffers, &mut turn_has) {
-                return go_on_next_turn(cx);
+            if !copy.copy_some(&mut self.memory, cx.buffers, &mut left_in_turn) {
+                return continue_next_turn(cx);
             }
             cx.finish(copy.io(), Ok(()));
             self.waiting.pop_front();
@@ -84,10 +85,10 @@ impl Image for InMemory {
     }
 }
 
-/// Has the ring call [`Image::completed`] in the thread's next turn: what does not exist is cancelled, and that there is none
-/// comes back as any other operation's end does. So an image that nothing waits in is not looked at, unlike one that has
-/// deadlines.
-fn go_on_next_turn(cx: &mut ImageCx<'_>) {
+/// Has the ring call [`Image::completed`] in the thread's next turn. It cancels an operation that does not exist; the
+/// failed cancellation completes like any operation. So the thread never polls an image with nothing to do, unlike one
+/// with deadlines.
+fn continue_next_turn(cx: &mut ImageCx<'_>) {
     let nothing = Tag {
         kind: tag::NOTHING,
         owner: cx.disk.0,
@@ -106,7 +107,7 @@ mod tests {
     const MIB: usize = 1 << 20;
 
     #[test]
-    fn what_is_long_takes_several_turns_and_ends_before_what_came_after_it() {
+    fn a_long_job_takes_several_turns_and_ends_before_later_ones() {
         let mut bench = Bench::new();
         let mut image = open(4 << 20).expect("memory").image;
         let image = &mut *image;
@@ -127,13 +128,17 @@ mod tests {
         while bench.turn(image) {
             turns.push(bench.ended());
         }
-        // The first takes a little more than four, as a portion ends where a page does, and the second goes on from there.
+        // The first takes a little more than four, as a portion ends at a page boundary, and the second starts in the
+        // rest.
         let ends: Vec<(usize, u64)> = (1..)
             .zip(&turns)
             .flat_map(|(turn, ended)| ended.iter().map(move |&io| (turn, io)))
             .collect();
         assert_eq!(ends, [(5, 1), (9, 2), (9, 3), (9, 4)]);
-        assert!(bench.is_full_of(1, found), "what came later is not in it");
+        assert!(
+            bench.is_full_of(1, found),
+            "it has no data of the later write"
+        );
         assert!(bench.with(|cx| image.close(cx)));
 
         assert_eq!(bench.start(image, 5, Op::Read, 0, other), at_once);
@@ -142,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn as_much_as_a_turn_may_move_is_moved_at_once() {
+    fn a_job_of_one_portion_completes_at_once() {
         let mut bench = Bench::new();
         let mut image = open(4 << 20).expect("memory").image;
         let portion = bytes(PORTION);

@@ -1,20 +1,20 @@
 //! The `nbd` datastore: images on another NBD server, with pipelining and replay after a lost connection.
 //!
-//! The image is on its disk's I/O thread, with one connection (`connection.rs`) on the thread's ring. What it owes is
-//! `work.rs`; finding the server again is a job (`connect.rs`). Writes that the server had answered and not made
-//! durable when the connection ended may be lost, for nobody can tell a server that lived on from one that died
-//! (`unflushed.rs`). A server that lives on while only the connection breaks must have ended or dropped what came over
-//! the old one before it takes a new one; else an old write of its may undo a newer one. Nothing in the protocol lets a
-//! client make sure.
+//! The image runs on its disk's I/O thread, with one connection (`connection.rs`) on the thread's ring. `work.rs`
+//! stores the open requests; a blocking task reconnects (`connect.rs`). Acknowledged writes that were not durable when
+//! the connection ended may be lost: a client cannot know whether the server process survived (`unflushed.rs`).
+//!
+//! If only the connection breaks, the server must finish or drop the old connection's requests before it accepts a new
+//! one. Otherwise an old write may overwrite a newer one. The protocol has no means to ensure that.
 //!
 //! # Always true
-//! - a flush that succeeds, and a write that was to be durable at once, have made durable what they promise, whatever
-//!   the server lost meanwhile: where writes may be lost every flush fails, for as long as the image is open
-//! - a request waits at most the patience of [`Options`] for a server that is away or silent; from then on requests
-//!   fail at once, until the server is back
-//! - a server that breaks the protocol is left, counted, and tried again no more often than the pauses say
-//! - jobs end only while the kernel holds none of their bytes
-//! - who closes it has had what was written made durable, or the log says that it may be lost
+//! - a flush that succeeds, and a durable write that succeeds, have made durable what they promise. Once writes may be
+//!   lost, every flush fails for as long as the image is open
+//! - a request waits for an absent or silent server at most as long as [`Options`] allow; from then on requests fail at
+//!   once, until the server is back
+//! - a server that violates the protocol is disconnected and counted; reconnects observe the pauses
+//! - jobs end only when the kernel uses none of their memory
+//! - a close first makes all writes durable, or the log reports that they may be lost
 //!
 //! # Picture
 //! ```text
@@ -48,30 +48,30 @@ use tidegate_core::units::{Span, Time};
 use tidegate_front::nbd::wire::Abilities;
 use work::{Offer, Plan, Work};
 
-/// The first pause before a server is tried again, and the longest: doubled each time that nothing came of it.
+/// The first pause before a reconnect, and the longest. The pause doubles after each failed attempt.
 const FIRST_PAUSE: Span = Span::from_millis(100);
 const LONGEST_PAUSE: Span = Span::from_secs(5);
-/// How long a goodbye may take.
-const GOODBYE: Span = Span::from_secs(1);
+/// How long a disconnect may take.
+const DISCONNECT_TIMEOUT: Span = Span::from_secs(1);
 
-/// Images get numbers, so that a late answer to one is not taken for another's.
+/// Each image gets a number, so that a late reconnect is not taken for another image's.
 static SERIAL: AtomicU64 = AtomicU64::new(0);
 
 /// How to use a server.
 #[derive(Clone, Debug)]
 pub struct Options {
-    /// How long requests wait for a server that is away or silent before they fail.
+    /// How long requests wait for an absent or silent server before they fail.
     pub patience: Duration,
-    /// How long connecting and negotiating may take, each time.
+    /// How long each connect and negotiation may take.
     pub connect: Duration,
-    /// The block size that the disk will show; a server that takes only larger requests is refused.
+    /// The block size that the disk will show; a server with a larger minimum block size is rejected.
     pub block_size: u32,
-    /// What is counted; keep a clone to read it.
+    /// Event counters; clone to read them.
     pub counts: Arc<Counts>,
 }
 
 impl Default for Options {
-    /// 30 s, which guests survive with their usual timeouts; 5 s; 512 bytes.
+    /// 30 s, which guests tolerate with their usual timeouts; 5 s; 512 bytes.
     fn default() -> Options {
         Options {
             patience: Duration::from_secs(30),
@@ -85,15 +85,15 @@ impl Default for Options {
 /// What happened to the connection of an image.
 #[derive(Debug, Default)]
 pub struct Counts {
-    /// Connections that ended though they were wanted.
+    /// Connections that ended unintentionally.
     pub lost: AtomicU64,
-    /// Those of them that ended because the server broke the protocol.
+    /// Of these, how many ended because the server violated the protocol.
     pub violations: AtomicU64,
-    /// Those of them that ended because the server was silent for too long.
+    /// Of these, how many ended because the server was silent for too long.
     pub silent: AtomicU64,
-    /// Attempts to come back that came to nothing.
+    /// Failed reconnects.
     pub refused: AtomicU64,
-    /// Attempts that succeeded.
+    /// Successful reconnects.
     pub returned: AtomicU64,
 }
 
@@ -128,7 +128,7 @@ pub fn open(uri: &str, options: &Options) -> Result<OpenedImage> {
         Some(format!("{} is exported read-only: writes fail", target.uri))
     } else if !can(Abilities::FLUSH) {
         Some(format!(
-            "{} knows no flush: what is durable is up to it",
+            "{} does not support flush: it decides itself what is durable",
             target.uri
         ))
     } else {
@@ -142,25 +142,25 @@ pub fn open(uri: &str, options: &Options) -> Result<OpenedImage> {
     };
     let condition = Arc::<Condition>::default();
     let image = Upstream::new(target, connected, options, &condition);
-    Ok(OpenedImage::new(Box::new(image), info).noting(condition))
+    Ok(OpenedImage::new(Box::new(image), info).with_condition(condition))
 }
 
 fn span(duration: Duration) -> Span {
     Span::from_nanos(u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX))
 }
 
-/// How far an image is on its way out.
+/// Progress of closing an image.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Stage {
     Open,
-    /// The last flush is under way; how it ended is looked for where it was begun.
+    /// The last flush is in flight; `has_flushed` checks its outcome.
     Flushing,
-    /// Up to then it says goodbye.
+    /// It disconnects, at most until this time.
     Disconnecting(Time),
 }
 
-/// The name of the last flush, for which no guest waits.
-const NOBODY: IoId = IoId::from_bits(u64::MAX);
+/// The id of the last flush, which belongs to no I/O.
+const NO_IO: IoId = IoId::from_bits(u64::MAX);
 
 struct Upstream {
     target: Arc<Target>,
@@ -169,17 +169,17 @@ struct Upstream {
     offer: Offer,
     patience: Span,
     counts: Arc<Counts>,
-    /// The connection with which it was opened, until its thread has it.
+    /// The connection that opened the image, until its I/O thread uses it.
     first: Option<Connected>,
     connection: Option<Connection>,
     connecting: bool,
     retry_at: Option<Time>,
     pause: Span,
-    /// Since when no connection has answered anything, though one should.
+    /// Since when requests have waited without a reply on any connection.
     lost_since: Option<Time>,
-    /// Since when the server owes an answer and nothing has come of it: its silence.
+    /// Start of the server's silence: since when a reply is due and nothing was received.
     silent_since: Time,
-    /// Requests fail at once.
+    /// Whether requests fail at once.
     failing: bool,
     stage: Stage,
     work: Work,
@@ -191,7 +191,7 @@ impl Image for Upstream {
         self.first_connection(cx);
         let (op, flush, zeroes) = match Plan::of(&self.offer, &job) {
             Plan::Done(outcome) => return Progress::Done(outcome),
-            Plan::TellData => {
+            Plan::AllData => {
                 let all = Extent {
                     len: job.len,
                     kind: ExtentKind::Data,
@@ -199,14 +199,14 @@ impl Image for Upstream {
                 cx.buffers.put(job.data, &all.encode());
                 return Progress::Done(Ok(()));
             }
-            Plan::Ask { op, flush } => (op, flush, None),
+            Plan::Send { op, flush } => (op, flush, None),
             Plan::SendZeroes { flush } => match cx.buffers.zeroes() {
                 Ok(buffer) => (Op::Write, flush, Some(buffer)),
                 Err(_) => return Progress::Done(Err(Fault::Io)),
             },
         };
-        let in_vain = job.op == Op::Flush && self.work.is_gone();
-        if self.failing || self.is_lost() || in_vain {
+        let cannot_succeed = job.op == Op::Flush && self.work.may_have_lost_writes();
+        if self.failing || self.is_lost() || cannot_succeed {
             return Progress::Done(Err(Fault::Io));
         }
         self.begin(cx, job, op, flush, zeroes);
@@ -223,10 +223,10 @@ impl Image for Upstream {
             self.silent_since = cx.now;
         }
         if self.is_lost() {
-            // Requests that were cut from one job wait to be sent: they must not be.
+            // Queued requests of a job in progress must not be sent any more.
             self.give_up(cx);
         }
-        self.go(cx);
+        self.advance(cx);
     }
 
     fn blocking_done(&mut self, cx: &mut ImageCx<'_>, task: Done) {
@@ -237,7 +237,7 @@ impl Image for Upstream {
             return;
         }
         self.connecting = false;
-        let result = connect.result.expect("a task that comes back was run");
+        let result = connect.result.expect("a finished task has a result");
         match result.and_then(|connected| self.accept(cx, connected)) {
             Ok(()) => {
                 count(&self.counts.returned);
@@ -247,11 +247,11 @@ impl Image for Upstream {
                 }
                 self.failing = false;
                 self.silent_since = cx.now;
-                self.go(cx);
+                self.advance(cx);
             }
             Err(error) => {
                 count(&self.counts.refused);
-                tracing::debug!(%error, "an NBD server is still away");
+                tracing::debug!(%error, "an NBD server is still unreachable");
                 self.retry(cx.now);
             }
         }
@@ -261,7 +261,7 @@ impl Image for Upstream {
         let retry = self
             .retry_at
             .filter(|_| self.connection.is_none() && !self.connecting);
-        let patience = self.patience_ends();
+        let patience = self.times_out_at();
         let goodbye = match self.stage {
             Stage::Disconnecting(until) => Some(until),
             Stage::Open | Stage::Flushing => None,
@@ -273,13 +273,13 @@ impl Image for Upstream {
         if let Stage::Disconnecting(until) = self.stage
             && until <= cx.now
         {
-            // The loss ends what is under way, and with it the closing.
+            // The connection's end completes its operations, and then the close.
             self.stage = Stage::Disconnecting(Time::NEVER);
             if let Some(connection) = &mut self.connection {
-                connection.lose(Loss::Dismissed);
+                connection.abort(Loss::GivenUp);
             }
         }
-        if self.patience_ends().is_some_and(|at| at <= cx.now) {
+        if self.times_out_at().is_some_and(|at| at <= cx.now) {
             self.give_up(cx);
         }
         let due = self.retry_at.is_some_and(|at| at <= cx.now);
@@ -303,18 +303,18 @@ impl Image for Upstream {
         self.first = None;
         self.retry_at = None;
         if self.stage == Stage::Open && self.may_flush() {
-            self.flush_last(cx);
+            self.begin_last_flush(cx);
         }
         if self.stage == Stage::Flushing && !self.has_flushed() {
             return false;
         }
         if !matches!(self.stage, Stage::Disconnecting(_)) {
-            self.stage = Stage::Disconnecting(cx.now + GOODBYE);
+            self.stage = Stage::Disconnecting(cx.now + DISCONNECT_TIMEOUT);
             if let Some(connection) = &mut self.connection {
-                connection.part(cx);
+                connection.disconnect(cx);
             }
         }
-        self.drop_quiet_connection(cx);
+        self.drop_idle_connection(cx);
         if self.connection.is_some() {
             return false;
         }
@@ -349,14 +349,13 @@ impl Upstream {
         }
     }
 
-    /// Whether the disk's lease is lost: then nothing is sent any more, for what is sent again after a loss of the
-    /// connection would be sent late.
+    /// Whether the disk's lease is lost. Then nothing more is sent: a replay after a reconnect would write too late.
     fn is_lost(&self) -> bool {
         let lost = |fence: &Arc<Fence>| fence.lost().is_some();
         self.fence.as_ref().is_some_and(lost)
     }
 
-    /// Takes the connection into use with which the image was opened.
+    /// Starts to use the connection that opened the image.
     fn first_connection(&mut self, cx: &mut ImageCx<'_>) {
         if let Some(connected) = self.first.take()
             && let Err(error) = self.accept(cx, connected)
@@ -366,11 +365,11 @@ impl Upstream {
         }
     }
 
-    /// Takes a new connection into use, if the server is still as able as it was.
+    /// Starts to use a new connection, if the server still offers as much as before.
     fn accept(&mut self, cx: &mut ImageCx<'_>, connected: Connected) -> Result<()> {
         if !Offer::of(&connected.agreed).covers(&self.offer) {
             let text = format!(
-                "the NBD server {} came back smaller or less able than it was: restore it",
+                "the NBD server {} now offers a smaller export or fewer features than before: restore it",
                 self.target.uri
             );
             return Err(Error::new(Kind::Invalid, text));
@@ -381,30 +380,30 @@ impl Upstream {
         Ok(())
     }
 
-    /// Begins a job that the server has to do.
+    /// Starts a job that the server must perform.
     fn begin(&mut self, cx: &mut ImageCx<'_>, job: Job, op: Op, flush: bool, zeroes: Option<u32>) {
         if self.work.is_empty() {
             self.silent_since = cx.now;
         }
         self.work.begin(&self.offer, job, op, flush, zeroes);
-        self.go(cx);
+        self.advance(cx);
     }
 
-    /// Whether a last flush would make anything durable, and can be sent. A connection that is lost has taken what was not
-    /// durable with it, as far as anybody knows, and the log says so.
+    /// Whether a last flush is needed and possible. After a lost connection it is not: unflushed writes may be lost,
+    /// and the log has reported it.
     fn may_flush(&self) -> bool {
         let is_up = self
             .connection
             .as_ref()
             .is_some_and(|connection| connection.loss().is_none());
-        is_up && self.work.owes_flush() && !self.is_lost()
+        is_up && self.work.needs_flush() && !self.is_lost()
     }
 
-    /// What the guest never flushed was never promised; an orderly goodbye keeps it all the same. And who attaches the
-    /// disk next, and counts from nothing, can tell a guest truly that a flush has made all durable.
-    fn flush_last(&mut self, cx: &mut ImageCx<'_>) {
+    /// Unflushed writes were never promised to be durable; an orderly close makes them durable nevertheless. The next
+    /// attach starts with no unflushed writes, so its flushes must not depend on earlier ones.
+    fn begin_last_flush(&mut self, cx: &mut ImageCx<'_>) {
         let flush = Job {
-            io: NOBODY,
+            io: NO_IO,
             op: Op::Flush,
             flags: Flags::NONE,
             offset: 0,
@@ -415,7 +414,7 @@ impl Upstream {
         self.begin(cx, flush, Op::Flush, true, None);
     }
 
-    /// Whether the last flush has ended, as the server's answer or the end of the patience with it ends any.
+    /// Whether the last flush has ended, by the server's reply or by timeout.
     fn has_flushed(&mut self) -> bool {
         let Some((_, outcome)) = self.work.ended.pop() else {
             return false;
@@ -423,15 +422,15 @@ impl Upstream {
         if outcome.is_err() {
             tracing::warn!(
                 server = %self.target.uri,
-                "the last flush of a disk that goes failed: what was written to it and not flushed before may be lost; \
-                 look after the NBD server, and have the guest check its file systems"
+                "the last flush of a detached disk failed: its unflushed writes may be lost; \
+                 check the NBD server, and have the guest check its file systems"
             );
         }
         true
     }
 
-    /// When the patience of whoever waits is at its end.
-    fn patience_ends(&self) -> Option<Time> {
+    /// When requests time out because the server is absent or silent.
+    fn times_out_at(&self) -> Option<Time> {
         if self.failing || self.work.is_empty() {
             return None;
         }
@@ -440,21 +439,21 @@ impl Upstream {
         Some(since + self.patience)
     }
 
-    /// Does what can be done, and tells what has ended. Call after anything has changed.
-    fn go(&mut self, cx: &mut ImageCx<'_>) {
+    /// Advances the connection, and reports jobs that have ended. Call after any change.
+    fn advance(&mut self, cx: &mut ImageCx<'_>) {
         if let Some(connection) = &mut self.connection
-            && connection.go(cx, &self.offer, &mut self.work) > 0
+            && connection.advance(cx, &self.offer, &mut self.work) > 0
         {
-            // It answers: what was, is over.
+            // The server replies again.
             self.lost_since = None;
             self.pause = FIRST_PAUSE;
         }
-        self.drop_quiet_connection(cx);
-        self.tell(cx);
+        self.drop_idle_connection(cx);
+        self.report_ended(cx);
     }
 
-    /// Tells of the jobs that have ended.
-    fn tell(&mut self, cx: &mut ImageCx<'_>) {
+    /// Reports the jobs that have ended.
+    fn report_ended(&mut self, cx: &mut ImageCx<'_>) {
         if self.stage == Stage::Flushing {
             return;
         }
@@ -463,11 +462,11 @@ impl Upstream {
         }
     }
 
-    /// Lets a connection go that is lost, once the kernel holds nothing of it.
-    fn drop_quiet_connection(&mut self, cx: &mut ImageCx<'_>) {
+    /// Drops a lost connection once the kernel uses none of its memory.
+    fn drop_idle_connection(&mut self, cx: &mut ImageCx<'_>) {
         let Some(connection) = self
             .connection
-            .take_if(|connection| connection.loss().is_some() && connection.is_quiet())
+            .take_if(|connection| connection.loss().is_some() && connection.is_idle())
         else {
             return;
         };
@@ -478,23 +477,23 @@ impl Upstream {
         }
         count(&self.counts.lost);
         match loss {
-            Some(Loss::Lied) => count(&self.counts.violations),
-            Some(Loss::Dismissed) => count(&self.counts.silent),
-            Some(Loss::Gone | Loss::Leaving) | None => {}
+            Some(Loss::Violation) => count(&self.counts.violations),
+            Some(Loss::GivenUp) => count(&self.counts.silent),
+            Some(Loss::Gone | Loss::ShuttingDown) | None => {}
         }
         tracing::warn!(server = %self.target.uri, why = ?loss, "the connection to an NBD server is lost; trying again");
-        if self.work.line_lost() {
+        if self.work.connection_lost() {
             tracing::warn!(
                 server = %self.target.uri,
-                "writes that the NBD server had answered and was not yet asked to make durable may be lost with the \
-                 connection: from now on flushes of this disk fail, so that its guest learns of it; detach the disk, \
+                "writes that the NBD server had acknowledged but not flushed may be lost with the \
+                 connection: from now on flushes of this disk fail, to inform the guest; detach the disk, \
                  attach it again, and have the guest check its file systems"
             );
         }
         if self.failing {
             self.work.fail_all(Fault::Io);
         } else {
-            self.work.again(&self.offer);
+            self.work.replay(&self.offer);
         }
         self.lost_since.get_or_insert(cx.now);
         self.retry(cx.now);
@@ -505,16 +504,16 @@ impl Upstream {
         self.pause = (self.pause + self.pause).min(LONGEST_PAUSE);
     }
 
-    /// Nobody is to wait any longer.
+    /// The timeout has expired: fails all requests.
     fn give_up(&mut self, cx: &mut ImageCx<'_>) {
         self.failing = true;
         if let Some(connection) = &mut self.connection {
-            connection.lose(Loss::Dismissed);
+            connection.abort(Loss::GivenUp);
         } else {
             self.work.fail_all(Fault::Io);
         }
-        self.drop_quiet_connection(cx);
-        self.tell(cx);
+        self.drop_idle_connection(cx);
+        self.report_ended(cx);
     }
 }
 

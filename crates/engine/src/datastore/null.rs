@@ -1,6 +1,6 @@
 //! The `null` datastore: it completes every I/O at once, for measurements.
 //!
-//! Guests' buffers are left as they are; memory of our own is cleared, lest a client reads what another wrote.
+//! Guests' buffers are left unchanged. Pool memory is cleared, so that a client cannot read another client's data.
 
 use super::{Image, ImageCx, ImageInfo, Job, OpenedImage, Progress, bytes};
 use tidegate_core::request::{Extent, ExtentKind, Op};

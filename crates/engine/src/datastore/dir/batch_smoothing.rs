@@ -1,14 +1,15 @@
 //! Batch smoothing: it holds back a few I/Os of a batch, so that a disk stays busy between batches.
 //!
-//! Some disks answer a whole batch at once: those of virtual machines, of which the other side takes what has come, works
-//! it off and tells of it in one interrupt. Guests that then ask for as much again do so in one batch too, and from there
-//! on everything goes round in step: while answers travel to the guests and requests travel back, the disk has nothing
-//! to do, each time. Where that is seen to happen, a few requests are held back from each batch and handed over at the
-//! first answer; the disk works on those while the guests turn round.
+//! Some disks complete a whole batch at once. A virtual machine's host, for example, takes all requests that have
+//! arrived, performs them, and reports them in one interrupt. Guests then submit their next requests as one batch too.
+//! From then on all proceed in lockstep: the disk idles while completions travel to the guests and requests travel
+//! back. When this is detected, a few requests of each batch are held back, and submitted at the first completion. The
+//! disk works on those while the guests submit the next batch.
 //!
 //! # Always true
-//! - only a disk with other operations under way has one held back, and the first answer of any of them frees it: nothing
-//!   waits for longer than the operations of the same disk that were started before it
+//! - a request is held back only while other operations of the disk are in flight, and the first completion releases
+//!   it. So nothing waits longer than operations that started before it
+//! - a disk whose completions do not arrive in whole batches has nothing held back
 //! - a disk whose answers do not come in whole batches has nothing held back
 //!
 //! # Picture
@@ -19,23 +20,23 @@
 
 use std::collections::VecDeque;
 
-/// Operations under way for one that is held back.
+/// Operations in flight for each one that is held back.
 const SHARE: u32 = 7;
-/// Most that are held back: what a disk does in the time of a few wake-ups.
+/// Most operations held back: what a disk does in the time of a few wake-ups.
 const MOST: usize = 8;
-/// Weight of the newest batch among those looked back on: 1/8.
+/// Divisor of the newest batch's weight in the average: 1/8.
 const NEWEST: u32 = 8;
 const ALL: u32 = 256;
-/// A batch counts as answered whole when at most one in so many was still under way as the next request came.
+/// A batch counts as whole if at most one in this many was in flight when the next request arrived.
 const WHOLE: u32 = 4;
 
 /// See the module.
 pub(super) struct BatchSmoothing {
-    under_way: u32,
+    in_flight: u32,
     held: VecDeque<u32>,
-    /// The batch that is being answered, if answers came last.
+    /// The batch whose completions are arriving, if a completion was the last event.
     batch: Option<Batch>,
-    /// How many batches of late were answered whole, of [`ALL`].
+    /// Moving average of batches completed whole, out of [`ALL`].
     whole: u32,
 }
 
@@ -47,35 +48,35 @@ struct Batch {
 impl BatchSmoothing {
     pub(super) fn new() -> BatchSmoothing {
         BatchSmoothing {
-            under_way: 0,
+            in_flight: 0,
             held: VecDeque::new(),
             batch: None,
             whole: 0,
         }
     }
 
-    /// A request came, to be known by `slot`. Whether its operation is to be started now; otherwise it is held.
+    /// A request arrived in `slot`. Returns whether to start its operation now; otherwise it is held back.
     pub(super) fn starts(&mut self, slot: u32) -> bool {
         if let Some(Batch { size, left }) = self.batch.take() {
             let whole = if left * WHOLE <= size { ALL } else { 0 };
             self.whole = (self.whole * (NEWEST - 1) + whole) / NEWEST;
         }
-        let few = u32::try_from(self.held.len()).is_ok_and(|held| held < self.under_way / SHARE);
+        let few = u32::try_from(self.held.len()).is_ok_and(|held| held < self.in_flight / SHARE);
         if self.whole >= ALL / 2 && few && self.held.len() < MOST {
             self.held.push_back(slot);
             return false;
         }
-        self.under_way += 1;
+        self.in_flight += 1;
         true
     }
 
-    /// An operation was answered. One that has more to do starts again by [`BatchSmoothing::starts_again`].
+    /// An operation completed. One with more to do starts released through [`BatchSmoothing::restarted`].
     pub(super) fn answered(&mut self) {
-        let size = self.under_way;
-        self.under_way -= 1;
+        let size = self.in_flight;
+        self.in_flight -= 1;
         match &mut self.batch {
             Some(batch) => batch.left = batch.left.saturating_sub(1),
-            // Few operations that go round say nothing of batches, and none of them would be held.
+            // A few operations in a cycle say nothing about batches, and none of them would be held back.
             None if size <= SHARE => {}
             None => {
                 let left = size - 1;
@@ -84,9 +85,9 @@ impl BatchSmoothing {
         }
     }
 
-    /// A part of a request that is under way starts.
-    pub(super) fn starts_again(&mut self) {
-        self.under_way += 1;
+    /// The next part of a request starts.
+    pub(super) fn restarted(&mut self) {
+        self.in_flight += 1;
     }
 
     /// Whether the operation of `slot` is held back.
@@ -94,10 +95,10 @@ impl BatchSmoothing {
         self.held.contains(&slot)
     }
 
-    /// The next held operation to start, once an answer has come.
-    pub(super) fn freed(&mut self) -> Option<u32> {
+    /// The next held operation to start, after a completion.
+    pub(super) fn next_held(&mut self) -> Option<u32> {
         let slot = self.held.pop_front()?;
-        self.under_way += 1;
+        self.in_flight += 1;
         Some(slot)
     }
 }
@@ -106,28 +107,31 @@ impl BatchSmoothing {
 mod tests {
     use super::*;
 
-    /// One batch in step: `depth` requests, then all answers. Returns how many were held.
-    fn round(smoothing: &mut BatchSmoothing, depth: u32, freed: u32) -> u32 {
+    /// One batch in lockstep: `depth` requests, then all completions. Returns how many were held back.
+    fn round(smoothing: &mut BatchSmoothing, depth: u32, next_held: u32) -> u32 {
         let held = (0..depth).filter(|&slot| !smoothing.starts(slot)).count();
         let held = u32::try_from(held).expect("a small number");
-        let mut again = 0;
-        for _ in 0..depth - held + freed {
+        let mut released = 0;
+        for _ in 0..depth - held + next_held {
             smoothing.answered();
-            while smoothing.freed().is_some() {
-                again += 1;
+            while smoothing.next_held().is_some() {
+                released += 1;
             }
         }
-        assert_eq!(again, held, "the first answer frees what was held");
+        assert_eq!(
+            released, held,
+            "the first completion releases the held ones"
+        );
         held
     }
 
     #[test]
-    fn a_disk_that_answers_whole_batches_has_a_few_held_back() {
+    fn a_disk_that_completes_whole_batches_has_a_few_held_back() {
         let mut smoothing = BatchSmoothing::new();
         let mut held = 0;
         for _ in 0..4 {
             held = round(&mut smoothing, 32, held);
-            assert_eq!(held, 0, "not before it has been seen often enough");
+            assert_eq!(held, 0, "not before enough batches were seen");
         }
         for _ in 0..10 {
             held = round(&mut smoothing, 32, held);
@@ -136,7 +140,7 @@ mod tests {
     }
 
     #[test]
-    fn a_disk_that_answers_one_by_one_has_nothing_held_back() {
+    fn a_disk_that_completes_one_by_one_has_nothing_held_back() {
         let mut smoothing = BatchSmoothing::new();
         for slot in 0..32 {
             assert!(smoothing.starts(slot));
@@ -148,7 +152,7 @@ mod tests {
     }
 
     #[test]
-    fn it_stops_when_batches_end() {
+    fn smoothing_stops_when_batches_end() {
         let mut smoothing = BatchSmoothing::new();
         let mut held = 0;
         for _ in 0..20 {
@@ -157,16 +161,16 @@ mod tests {
         assert_eq!(held, 4);
         for slot in 0..3 * u32::from(u8::MAX) {
             smoothing.answered();
-            while smoothing.freed().is_some() {}
+            while smoothing.next_held().is_some() {}
             if smoothing.starts(slot) {
                 continue;
             }
-            assert!(slot < 20, "still held back after {slot} single answers");
+            assert!(slot < 20, "still held back after {slot} single completions");
         }
     }
 
     #[test]
-    fn a_batch_that_is_answered_nearly_whole_is_one() {
+    fn a_batch_that_completes_nearly_whole_counts_as_whole() {
         let mut smoothing = BatchSmoothing::new();
         let mut slots = 0..;
         let mut start = |smoothing: &mut BatchSmoothing| {
@@ -179,7 +183,7 @@ mod tests {
         for _ in 0..20 {
             for _ in 0..28 {
                 smoothing.answered();
-                while smoothing.freed().is_some() {}
+                while smoothing.next_held().is_some() {}
             }
             held = (0..28).filter(|_| !start(&mut smoothing)).count();
         }
@@ -187,7 +191,7 @@ mod tests {
     }
 
     #[test]
-    fn few_operations_are_never_held_and_teach_nothing() {
+    fn a_few_operations_are_never_held_and_not_counted() {
         let mut smoothing = BatchSmoothing::new();
         for _ in 0..100 {
             assert_eq!(round(&mut smoothing, SHARE, 0), 0);
@@ -196,7 +200,7 @@ mod tests {
     }
 
     #[test]
-    fn nothing_stays_held_when_the_guests_go() {
+    fn held_operations_are_released_when_guests_stop() {
         let mut smoothing = BatchSmoothing::new();
         let mut held = 0;
         for _ in 0..20 {
@@ -204,9 +208,9 @@ mod tests {
         }
         for _ in 0..held {
             smoothing.answered();
-            while smoothing.freed().is_some() {}
+            while smoothing.next_held().is_some() {}
         }
-        assert_eq!(smoothing.under_way, 0);
+        assert_eq!(smoothing.in_flight, 0);
         assert!(smoothing.held.is_empty());
     }
 }

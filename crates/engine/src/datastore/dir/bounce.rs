@@ -1,13 +1,13 @@
-//! Bounce buffers for what direct I/O cannot take: parts of units, and unaligned memory.
+//! Bounce buffers for requests that direct I/O cannot take: partial units, and unaligned memory.
 //!
-//! The units around the request are read into a buffer of our own, changed there, and written back; a read is copied out of
-//! it. A long request is worked off in windows, one after the other. A request that changes part of a unit has its range
-//! exclusively (`tidegate_core::range_lock`): no other request changes the unit's other bytes between the read and the
-//! write, so none is undone.
+//! The units around the request are read into a bounce buffer, changed there, and written back; a read is copied out of
+//! it. A long request is processed in windows, one after the other. A request that changes part of a unit locks its
+//! range exclusively (`tidegate_core::range_lock`). So no other request changes the unit's other bytes between the read
+//! and the write.
 //!
 //! # Always true
-//! - a window is written only while the request holds its range, and after it was read if others have bytes in it
-//! - the buffers of one image come to [`BUDGET`] at most; a request that finds no room waits in line, holding no buffer
+//! - a window is written only while the request holds its range, and after it was read if it contains other bytes
+//! - the buffers of one image take at most [`BUDGET`]; a request without room waits in a queue and holds no buffer
 //!
 //! # Picture
 //! ```text
@@ -24,34 +24,34 @@ use std::collections::VecDeque;
 use std::os::fd::AsRawFd;
 use tidegate_core::request::{Data, Fault, Flags, Op};
 
-/// Longest window: as much as is copied in some microseconds.
+/// Longest window: it is copied in some microseconds.
 pub(super) const WINDOW: u64 = 64 << 10;
 /// Bytes of memory for all windows of an image: 32 requests of 4 KiB that straddle two units, or four long ones.
 const BUDGET: usize = 256 << 10;
 
-/// The window of a request, by the request's slot.
+/// The window of each request, by slot.
 #[derive(Default)]
 pub(super) struct Bounces {
     held: Vec<Option<Window>>,
-    /// Bytes of those that are held.
+    /// Bytes that the windows take.
     used: usize,
-    /// Requests that found no room, first to go first, and where their units begin and end.
+    /// Requests that wait for room, in order, and the start and end of their units.
     waiting: VecDeque<(u32, (u64, u64))>,
 }
 
 #[derive(Clone, Copy)]
 struct Window {
-    /// None while there is only room for it.
+    /// None while only its room is reserved.
     buffer: Option<u32>,
-    /// Where on the image its units begin and end.
+    /// Start and end of its units on the image.
     units: (u64, u64),
-    /// Bytes that the operation under way has moved.
+    /// Bytes that the current operation has moved.
     moved: u64,
-    /// It is being written, rather than read.
+    /// Whether it is being written, not read.
     writes: bool,
 }
 
-/// How many bytes of memory a window of these units takes.
+/// Bytes of memory for a window of these units.
 fn room((start, end): (u64, u64)) -> usize {
     Buffers::block_of(bytes(end - start))
 }
@@ -63,7 +63,7 @@ impl Window {
 }
 
 impl Bounces {
-    /// Has room for a window of a request, or puts it in line. One that waited has had its room since.
+    /// Reserves room for a window, or queues the request. A request from the queue has its room already.
     fn admit(&mut self, slot: u32, units: (u64, u64)) -> bool {
         if self.held.get(slot as usize).is_some_and(Option::is_some) {
             return true;
@@ -101,7 +101,7 @@ impl Bounces {
             .expect("a bounced request has a window")
     }
 
-    /// The window of a request is not needed any more. Appends those that have room now to `ready`. Returns its buffer.
+    /// Frees the window of a request and returns its buffer. Appends the requests that have room now to `ready`.
     fn drop_window(&mut self, slot: u32, ready: &mut VecDeque<u32>) -> Option<u32> {
         let window = self.held.get_mut(slot as usize)?.take()?;
         self.used -= room(window.units);
@@ -117,13 +117,13 @@ impl Bounces {
 }
 
 impl Dir {
-    /// Begins the next window of a request.
-    pub(super) fn go_bounced(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
+    /// Starts the next window of a request.
+    pub(super) fn next_window(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let pending = self.pending(slot);
         let (job, done) = (pending.job, pending.done);
         let (offset, left) = (job.offset + done, job.len - done);
         let (start, end) = self.grain.around(offset, left);
-        // Of a range that is to be zeroed only this unit has to be changed by hand.
+        // Only this unit of a range to zero needs a read-modify-write.
         let most = if job.op == Op::WriteZeroes {
             self.grain.unit
         } else {
@@ -137,18 +137,18 @@ impl Dir {
         let Ok(buffer) = cx.buffers.claim_pool(bytes(units.1 - units.0)) else {
             return self.end(cx, slot, Err(Fault::Io));
         };
-        // Whether it has bytes that are not the request's.
-        let foreign = offset > units.0 || offset + left < units.1;
+        // Whether it contains bytes outside the request.
+        let has_other_bytes = offset > units.0 || offset + left < units.1;
         let window = self.bounces.window(slot);
         window.buffer = Some(buffer);
-        window.writes = job.op.modifies() && !foreign;
+        window.writes = job.op.modifies() && !has_other_bytes;
         if window.writes {
             self.fill_window(cx, slot);
         }
         self.move_window(cx, slot);
     }
 
-    /// Puts the request's bytes into its window.
+    /// Copies the request's data into its window.
     fn fill_window(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let (inside, from, len) = self.request_in_window(slot);
         match self.pending(slot).job.op {
@@ -157,7 +157,7 @@ impl Dir {
         }
     }
 
-    /// Where a request's next bytes are: in its window, in its own memory, and how many the window has of them.
+    /// The next part of a request: its place in the window, its place in the request's memory, and its length.
     fn request_in_window(&mut self, slot: u32) -> (Data, Data, u64) {
         let pending = self.pending(slot);
         let (job, done) = (pending.job, pending.done);
@@ -172,7 +172,7 @@ impl Dir {
         (inside, job.data.skip(small(done)), len)
     }
 
-    /// Reads or writes what is left of the window.
+    /// Reads or writes the rest of the window.
     fn move_window(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let window = *self.bounces.window(slot);
         let Window {
@@ -198,20 +198,20 @@ impl Dir {
         }
     }
 
-    /// The kernel has its hands off a request's window.
+    /// The kernel no longer uses a request's window.
     pub(super) fn window_returned(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let buffer = self.bounces.window(slot).buffer();
         cx.buffers.returned(buffer);
     }
 
-    /// An operation on a window went well, as far as `moved` bytes.
+    /// An operation on a window succeeded with `moved` bytes.
     pub(super) fn bounced(&mut self, cx: &mut ImageCx<'_>, slot: u32, moved: u64) {
         let memory = self.grain.memory as u64;
         let grain = self.grain;
         let window = self.bounces.window(slot);
         let all = window.units.1 - window.units.0;
         let before = window.moved;
-        // What is left then begins in memory where direct I/O can.
+        // Round down, so that the rest starts in aligned memory.
         window.moved = match before + moved {
             sum if sum >= all => all,
             sum => grain.done_whole(sum) & !(memory - 1),
@@ -223,14 +223,14 @@ impl Dir {
         let whole = window.moved == all;
         let wrote = window.writes;
         if !whole {
-            return self.go_on_with_window(cx, slot);
+            return self.resume_window(cx, slot);
         }
         let op = self.pending(slot).job.op;
         if op.modifies() && !wrote {
             let window = self.bounces.window(slot);
             (window.writes, window.moved) = (true, 0);
             self.fill_window(cx, slot);
-            return self.go_on_with_window(cx, slot);
+            return self.resume_window(cx, slot);
         }
         let (inside, out, len) = self.request_in_window(slot);
         if op == Op::Read {
@@ -241,15 +241,15 @@ impl Dir {
         self.advance(cx, slot);
     }
 
-    /// Goes on with a window unless the disk's lease is over.
-    pub(super) fn go_on_with_window(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
-        if self.is_barred(slot) {
+    /// Continues with a window unless the disk's lease has ended.
+    pub(super) fn resume_window(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
+        if self.is_fenced_off(slot) {
             return self.end(cx, slot, Err(Fault::Io));
         }
         self.move_window(cx, slot);
     }
 
-    /// Gives a request's window back, if it has one.
+    /// Frees a request's window, if it has one.
     pub(super) fn release_window(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         if let Some(buffer) = self.bounces.drop_window(slot, &mut self.ready) {
             cx.buffers.release(buffer);
@@ -257,7 +257,7 @@ impl Dir {
     }
 }
 
-/// Whether what is left of a job after `done` bytes is given to the kernel from the job's own memory, or by way of a window.
+/// Whether the rest of a job after `done` bytes uses the job's own memory or a window.
 #[inline]
 pub(super) fn step(dir: &Dir, cx: &ImageCx<'_>, job: &Job, done: u64) -> Step {
     let (offset, left) = (job.offset + done, job.len - done);

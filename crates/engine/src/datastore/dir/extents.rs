@@ -1,4 +1,4 @@
-//! Finds out which parts of an image hold data and which are holes: a task for the blocking worker.
+//! Queries which parts of an image hold data and which are holes: a task for the blocking worker.
 
 use crate::blocking::Task;
 use crate::datastore::fault;
@@ -8,16 +8,16 @@ use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::Arc;
 use tidegate_core::request::{Extent, ExtentKind, Outcome};
 
-/// A question for the extents of a file.
+/// A query for the extents of a file.
 pub(super) struct ExtentQuery {
-    /// The job that asks, by its number in the image.
+    /// The slot of the job that waits for it.
     pub(super) slot: u32,
     /// The file to look at, shared with the image.
     pub(super) file: Arc<OwnedFd>,
     /// The range, in bytes.
     pub(super) offset: u64,
     pub(super) len: u64,
-    /// At most so many extents.
+    /// Most extents to return.
     pub(super) most: usize,
     /// The answer.
     pub(super) extents: Vec<Extent>,
@@ -61,13 +61,14 @@ impl ExtentQuery {
             });
             at = next;
         }
-        // The range behind the end of a file was reported as a hole. This is checked last: the file may be cut meanwhile.
+        // The range beyond the end of a file was reported as a hole. Check this last: the file may be truncated
+        // meanwhile.
         self.ends_early = self.len > 0 && !has_byte(fd, end - 1)?;
         Ok(())
     }
 }
 
-/// Whether a file or a block device has this byte, as far as it can tell: seeking at or behind its end fails.
+/// Whether a file or a block device has this byte, as far as it can tell: seeking at or beyond its end fails.
 fn has_byte(fd: RawFd, at: u64) -> io::Result<bool> {
     match seek_hole(fd, at) {
         Ok(found) => Ok(found.is_some()),

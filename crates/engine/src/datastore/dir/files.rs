@@ -1,13 +1,13 @@
 //! Opens the files of an image and locks each.
 //!
 //! # Always true
-//! - an open file description is used only under a lock of a byte of its own, which the kernel keeps until the last
-//!   operation on it has ended
-//! - when both locks are there, both descriptions are of what the path names
-//! - a block device is opened by the one node that the system has of it, where locks meet; whoever writes to it has it for
-//!   itself (`O_EXCL`), so that it is neither mounted nor a part of another device
-//! - what strangers may have put at the path is looked at before it is opened, and again once it is: nothing but a file or a
-//!   block device is read. Below a datastore's directory no link is followed ([`crate::beneath`])
+//! - an open file description is used only under a lock of one byte of its own. The kernel holds the lock until the
+//!   last operation on the description has ended
+//! - when both locks are acquired, both descriptions are of the file at the path
+//! - a block device is opened through its one node in the system, so that all locks meet. A writer opens it exclusively
+//!   (`O_EXCL`), so that it is neither mounted nor part of another device
+//! - an untrusted path is checked before it is opened, and again afterwards: only a file or a block device is read.
+//!   Below a datastore's directory no link is followed ([`crate::beneath`])
 //!
 //! # Source
 //! open(2) on O_DIRECT and O_EXCL; fcntl(2) on open file description locks.
@@ -23,7 +23,7 @@ use std::os::unix::fs::{FileTypeExt, MetadataExt, OpenOptionsExt};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Between two tries for a lock that is held.
+/// Time between two attempts to take a lock.
 const LOCK_RETRY: Duration = Duration::from_millis(20);
 
 /// The files of an image, locked.
@@ -35,8 +35,8 @@ pub(super) struct Files {
     pub(super) direct: Option<(File, DirectAlignment)>,
 }
 
-/// Opens and locks the image that is at `path` once it is locked: while a lock is waited for, whoever has it may put
-/// another file there, or remove this one.
+/// Opens and locks the image at `path`. The path is checked again once it is locked: while this waits for a lock, its
+/// holder may replace or remove the file.
 pub(super) fn open_both(path: &Path, options: Options) -> Result<Files> {
     let deadline = Instant::now() + options.patience;
     loop {
@@ -62,20 +62,20 @@ fn open_once(path: &Path, options: Options, deadline: Instant) -> Result<Files> 
     let unopened = |e: std::io::Error| {
         let text = format!("cannot open the image {shown}");
         match (e.kind(), options.place) {
-            // Of what peers may have put there, no number of the system tells.
+            // Errors of the path check come with no OS error number.
             (std::io::ErrorKind::InvalidInput, Place::Shared) if e.raw_os_error().is_none() => {
                 Error::new(Kind::Invalid, format!("{text}: {e}"))
             }
             _ => Error::io(text, e),
         }
     };
-    // What lies in a datastore is looked at as it is opened.
+    // An image in a datastore is checked when it is opened.
     let mut node = None;
     if options.place != Place::Shared {
-        let there = fs::metadata(path).map_err(unopened)?;
-        admit(there.file_type(), options.place, path)?;
-        if there.file_type().is_block_device() {
-            node = devices::node_of(there.rdev());
+        let found = fs::metadata(path).map_err(unopened)?;
+        admit(found.file_type(), options.place, path)?;
+        if found.file_type().is_block_device() {
+            node = devices::node_of(found.rdev());
         }
     }
     let path = node.as_deref().unwrap_or(path);
@@ -86,7 +86,7 @@ fn open_once(path: &Path, options: Options, deadline: Instant) -> Result<Files> 
         .file_type();
     admit(kind, options.place, path)?;
     lock(&buffered, 0, options, deadline, path)?;
-    // Asked for under the lock: whoever had it before may have changed it.
+    // Read under the lock: the previous holder may have changed it.
     let size = size_of(&buffered, kind)
         .map_err(|e| Error::io(format!("cannot ask {shown} for its size"), e))?;
     let direct = open_direct(path, options, deadline)?;
@@ -98,26 +98,26 @@ fn open_once(path: &Path, options: Options, deadline: Instant) -> Result<Files> 
     })
 }
 
-/// Fails unless such a thing may be an image.
+/// Fails unless a file of this kind may be an image.
 fn admit(kind: FileType, place: Place, path: &Path) -> Result<()> {
-    let (may, else_it_is) = match place {
+    let (may, problem) = match place {
         Place::Anywhere => (
             kind.is_file() || kind.is_block_device(),
             "neither a file nor a block device",
         ),
         Place::Shared => (
             kind.is_file(),
-            "no file, and a link to one is not followed there",
+            "not a file, and links are not followed found",
         ),
         Place::Device => (
             kind.is_block_device(),
-            "no block device, and a disk's descriptor may name nothing else",
+            "not a block device, and a disk's descriptor may name nothing else",
         ),
     };
     if may {
         return Ok(());
     }
-    let text = format!("{} is {else_it_is}", path.display());
+    let text = format!("{} is {problem}", path.display());
     Err(Error::new(Kind::Invalid, text))
 }
 
@@ -128,19 +128,19 @@ fn size_of(file: &File, kind: FileType) -> std::io::Result<u64> {
     Ok(file.metadata()?.len())
 }
 
-/// Whether a path names the very file that is open, or the same device.
+/// Whether a path names the file that is open, or the same device.
 fn is_at(file: &File, path: &Path, place: Place) -> bool {
-    let there = match place {
+    let found = match place {
         Place::Shared => in_datastore(path)
             .and_then(|(folder, name)| folder.look(name))
-            .map(|there| beneath::identity(&there)),
-        Place::Anywhere | Place::Device => fs::metadata(path).map(|there| identity(&there)),
+            .map(|found| beneath::identity(&found)),
+        Place::Anywhere | Place::Device => fs::metadata(path).map(|found| identity(&found)),
     };
     let open = file.metadata().map(|open| identity(&open));
-    matches!((open, there), (Ok(open), Ok(there)) if open == there)
+    matches!((open, found), (Ok(open), Ok(found)) if open == found)
 }
 
-/// What a file is known by, whatever its name. A block device has many nodes, and one number.
+/// The identity of a file, whatever its name. A block device has many nodes, and one number.
 fn identity(of: &fs::Metadata) -> (u64, u64) {
     match of.file_type().is_block_device() {
         true => (u64::MAX, of.rdev()),
@@ -148,8 +148,8 @@ fn identity(of: &fs::Metadata) -> (u64, u64) {
     }
 }
 
-/// The datastore's directory, which an administrator named, and an image in a disk's directory there, which strangers may
-/// have made.
+/// The datastore's directory, named by an administrator, and the path of an image below it, which others may have
+/// created.
 fn in_datastore(image: &Path) -> std::io::Result<(Folder, PathBuf)> {
     let disk = image.parent().filter(|disk| *disk != Path::new(""));
     let (Some(datastore), Some(disk), Some(name)) = (
@@ -162,7 +162,8 @@ fn in_datastore(image: &Path) -> std::io::Result<(Folder, PathBuf)> {
     Ok((Folder::named(datastore)?, Path::new(disk).join(name)))
 }
 
-/// The image at `path`. A block device that is written to is open for us alone, as soon as nobody else has it so.
+/// The image at `path`. A block device for writing is opened exclusively, once no other program has it open
+/// exclusively.
 fn open_alone(path: &Path, options: Options, deadline: Instant) -> Result<std::io::Result<File>> {
     let device = match options.read_only || options.place == Place::Shared {
         true => None,
@@ -187,7 +188,7 @@ fn open_alone(path: &Path, options: Options, deadline: Instant) -> Result<std::i
                     None => Ok(Ok(file)),
                 };
             }
-            // A daemon that was killed has it until its last operation has ended.
+            // The kernel holds it for a killed daemon until its last operation has ended.
             Err(error) if device.is_some() && error.raw_os_error() == Some(libc::EBUSY) => {
                 if Instant::now() >= deadline {
                     return Err(taken(path));
@@ -199,7 +200,7 @@ fn open_alone(path: &Path, options: Options, deadline: Instant) -> Result<std::i
     }
 }
 
-/// The image at `path`, with these flags besides.
+/// The image at `path`, opened with these additional flags.
 fn open_as(path: &Path, options: Options, flags: i32) -> std::io::Result<File> {
     if options.place == Place::Shared {
         let (folder, name) = in_datastore(path)?;
@@ -220,7 +221,7 @@ fn open_as(path: &Path, options: Options, flags: i32) -> std::io::Result<File> {
         .open(path)
 }
 
-/// The image once more, for direct I/O, locked; none where that is not wanted or not known.
+/// The image once more, for direct I/O, locked; none if direct I/O is not wanted or not supported.
 fn open_direct(
     path: &Path,
     options: Options,
@@ -241,7 +242,7 @@ fn open_direct(
     };
     lock(&file, 1, options, deadline, path)?;
     let alignment = os::direct_alignment(&file).unwrap_or_else(|| {
-        // A file tells no unit before Linux 6.1; a device does.
+        // A file reports no unit before Linux 6.1; a device does.
         let unit = os::logical_block_size(&file).unwrap_or(PAGE);
         DirectAlignment {
             memory: unit,
@@ -251,7 +252,7 @@ fn open_direct(
     Ok(Some((file, alignment)))
 }
 
-/// Locks `byte` of the file for whoever has it open here, as soon as nobody else holds it.
+/// Locks `byte` of the file, and waits while another daemon holds it.
 fn lock(file: &File, byte: u8, options: Options, deadline: Instant, path: &Path) -> Result<()> {
     loop {
         match os::lock(file, byte, !options.read_only) {
@@ -278,7 +279,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// A directory with an image of so many bytes.
+    /// A directory with an image of this many bytes.
     fn image(bytes: u64) -> (tempfile::TempDir, PathBuf) {
         let folder = tempfile::tempdir().expect("a directory");
         let path = folder.path().join("image");
@@ -291,7 +292,7 @@ mod tests {
         file.set_len(bytes).expect("a sparse file");
     }
 
-    /// How many descriptors of this process are of what the path names.
+    /// Number of descriptors of this process for the file at the path.
     fn openings(path: &Path) -> usize {
         let all = fs::read_dir("/proc/self/fd").expect("the process's descriptors");
         let links = all.filter_map(|fd| fs::read_link(fd.ok()?.path()).ok());
@@ -299,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn who_waits_for_a_lock_gets_the_image_that_is_there_when_it_has_it() {
+    fn after_waiting_for_the_lock_the_current_file_is_opened() {
         let (folder, path) = image(8192);
         let options = Options::default();
         let held = open_both(&path, options).expect("it opens");
@@ -309,7 +310,7 @@ mod tests {
             move || open_both(&path, options).map(|files| files.size)
         });
         while openings(&path) == before {
-            assert!(!waiter.is_finished(), "it has to wait");
+            assert!(!waiter.is_finished(), "it must wait for the lock");
             std::thread::yield_now();
         }
         let other = folder.path().join("other");
@@ -317,11 +318,11 @@ mod tests {
         fs::rename(&other, &path).expect("renamed");
         drop(held);
         let size = waiter.join().expect("it ends").expect("it opens");
-        assert_eq!(size, 4096, "it is not the file that was removed");
+        assert_eq!(size, 4096, "the replaced file was opened");
     }
 
     #[test]
-    fn who_waits_for_a_lock_finds_out_that_the_image_was_deleted() {
+    fn after_waiting_for_the_lock_a_deleted_image_is_not_found() {
         let (_folder, path) = image(8192);
         let options = Options::default();
         let held = open_both(&path, options).expect("it opens");
@@ -331,7 +332,7 @@ mod tests {
             move || open_both(&path, options).err().map(|e| e.kind())
         });
         while openings(&path) == before {
-            assert!(!waiter.is_finished(), "it has to wait");
+            assert!(!waiter.is_finished(), "it must wait for the lock");
             std::thread::yield_now();
         }
         fs::remove_file(&path).expect("removed");
@@ -340,7 +341,7 @@ mod tests {
     }
 
     #[test]
-    fn in_a_strangers_directory_only_a_file_is_an_image_and_no_link_to_one() {
+    fn in_a_shared_directory_only_a_file_is_an_image_and_no_link() {
         let (folder, path) = image(4096);
         let link = folder.path().join("link");
         symlink(&path, &link).expect("a link");

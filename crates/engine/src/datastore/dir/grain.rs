@@ -1,11 +1,11 @@
 //! The alignment rules of direct I/O, and how requests are split to fit them.
 //!
-//! Direct I/O takes whole units of the device (512 bytes on most), from aligned memory. Space is given back, or zeroed by
-//! the file system, in whole blocks of its own: the rest of a block it would clear in the page cache, beside our direct
-//! I/O. What is left over at the ends of a request is written by the image itself (`zero.rs`).
+//! Direct I/O needs whole units of the device (512 bytes on most) and aligned memory. The file system frees and zeroes
+//! whole blocks; the rest of a block it would clear in the page cache, next to direct I/O. So the image itself writes
+//! the ends of such a request (`zero.rs`).
 //!
 //! # Always true
-//! - an image that is read and written directly is never read or written through the page cache, in no byte of it
+//! - an image that uses direct I/O never uses the page cache, for no byte
 //!
 //! # Units
 //! Bytes. All of them are powers of two.
@@ -22,39 +22,39 @@ use tidegate_core::request::Data;
 /// See the module.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Grain {
-    /// Offsets and lengths of direct I/O are multiples of this; 1 where the page cache takes anything.
+    /// Offsets and lengths of direct I/O are multiples of this; 1 with the page cache.
     pub(super) unit: u64,
-    /// Memory of direct I/O begins and ends at multiples of this.
+    /// Memory for direct I/O starts and ends at multiples of this.
     pub(super) memory: usize,
-    /// Holes and zeroed ranges begin and end at multiples of this.
+    /// Holes and zeroed ranges start and end at multiples of this.
     pub(super) block: u64,
 }
 
-/// The next thing to do about a range that is to be zeroed or given back.
+/// The next step for a range to zero or discard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Piece {
-    /// So many bytes, by the file system.
+    /// This many bytes, by the file system.
     Blocks(u64),
-    /// So many bytes, by writing zeroes.
+    /// This many bytes, by writing zeroes.
     Zeroes(u64),
-    /// So many bytes of one unit, which has others.
+    /// This many bytes of one unit, which has others too.
     Edge(u64),
 }
 
 impl Grain {
-    /// Of an image that is used through the page cache.
+    /// For an image that uses the page cache.
     pub(super) const CACHED: Grain = Grain {
         unit: 1,
         memory: 1,
         block: 1,
     };
 
-    /// Of direct I/O on these files; or why there is none.
+    /// For direct I/O on these files; or the reason why there is none.
     pub(super) fn of(files: &Files) -> Result<Grain, &'static str> {
         let Some((file, alignment)) = &files.direct else {
             return Err("its file system has no direct I/O");
         };
-        // The node of a device lies on a file system in memory, too.
+        // A device's node also lies on a file system in memory.
         if files.kind.is_file() && os::is_memory(file) {
             return Err("its file system keeps files in memory");
         }
@@ -64,13 +64,13 @@ impl Grain {
         let unit = alignment.offset as u64;
         let memory = alignment.memory.max(1);
         if !unit.is_power_of_two() || !memory.is_power_of_two() {
-            return Err("its direct I/O has units that are no powers of two");
+            return Err("its unit of direct I/O is not a power of two");
         }
         if unit > WINDOW {
-            return Err("its direct I/O has units of more than 64 KiB");
+            return Err("its unit of direct I/O is larger than 64 KiB");
         }
         if !files.size.is_multiple_of(unit) {
-            return Err("its length is no multiple of the unit of direct I/O there");
+            return Err("its length is not a multiple of the unit of direct I/O");
         }
         let block = if files.kind.is_file() {
             os::hole_unit(file).max(unit)
@@ -90,25 +90,25 @@ impl Grain {
         (offset | len) & (self.unit - 1) == 0
     }
 
-    /// Whether an operation can be given to the kernel as it is.
+    /// Whether an operation can be passed to the kernel unchanged.
     #[inline]
     pub(super) fn fits(&self, buffers: &Buffers, data: Data, offset: u64, len: u64) -> bool {
         self.is_whole(offset, len)
             && (self.memory == 1 || buffers.is_memory_aligned(data, self.memory))
     }
 
-    /// How many of the bytes that the kernel says it has moved are in units that it has done whole.
+    /// How many of the moved bytes are in units that are complete.
     pub(super) fn done_whole(&self, moved: u64) -> u64 {
         moved & !(self.unit - 1)
     }
 
-    /// The units that hold `len` bytes from `offset` on: where they begin and end.
+    /// Start and end of the units that contain `len` bytes from `offset` on.
     pub(super) fn around(&self, offset: u64, len: u64) -> (u64, u64) {
         let last = self.unit - 1;
         (offset & !last, (offset + len + last) & !last)
     }
 
-    /// The first piece of a range that is to be zeroed, by the file system if `blocks`, and else by writing zeroes.
+    /// The first piece of a range to zero: by the file system if `blocks`, otherwise by writing zeroes.
     pub(super) fn piece(&self, offset: u64, len: u64, blocks: bool) -> Piece {
         let mut here = len;
         if blocks {
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_file_system_gets_whole_blocks_and_the_rest_is_written() {
+    fn the_file_system_zeroes_whole_blocks_and_the_rest_is_written() {
         use Piece::{Blocks, Edge, Zeroes};
         assert_eq!(pieces(GRAIN, 0, 8192, true), [Blocks(8192)]);
         let ragged = [
@@ -173,7 +173,7 @@ mod tests {
     }
 
     #[test]
-    fn units_around_a_range_hold_it() {
+    fn units_around_a_range_contain_it() {
         assert_eq!(GRAIN.around(0, 512), (0, 512));
         assert_eq!(GRAIN.around(511, 2), (0, 1024));
         assert_eq!(GRAIN.around(512, 1), (512, 1024));

@@ -1,14 +1,14 @@
 //! Truncation of an image's file: detection, and which results are still valid.
 //!
-//! A disk's file is as long as the disk from its creation on, so no write of ours makes it longer. If somebody cuts it,
-//! one does: the file is long again, and what lay between is a hole that reads as zeroes. So before each write, and
-//! before each answer, the image asks here; that costs the load of a word ([`TruncationGuard`]), and for what touches the
-//! file's last page the length besides.
+//! A disk's file has its full length from its creation on, so no write extends it. If another program truncates the
+//! file, a write does extend it: the file is long again, and the range between is a hole that reads as zeroes. So the
+//! image checks the guard before each write and before each completion. That costs one load ([`TruncationGuard`]), and
+//! a length query for requests in the file's last page.
 //!
 //! # Always true
-//! - once a cut is noticed it stays noticed, and nothing more is written
-//! - what was written after a cut, being under way then, is not acknowledged; and as nobody knows where it has put a
-//!   hole, nothing is read any more
+//! - a detected truncation stays detected, and nothing more is written
+//! - a write that was in flight during a truncation is not acknowledged. It may have left a hole anywhere, so nothing
+//!   is read any more
 //!
 //! # Picture
 //! ```text
@@ -29,9 +29,9 @@ use tidegate_core::request::{DiskId, Op};
 /// See the module.
 pub(super) struct Reach {
     file: Arc<OwnedFd>,
-    /// None where nothing is written, where nothing can be cut, and where files cannot be mapped: there a cut is noticed
-    /// only by the reads that meet it.
-    wire: Option<TruncationGuard>,
+    /// None if nothing is written, the file cannot be truncated, or it cannot be mapped. Then only failing reads detect
+    /// a truncation.
+    guard: Option<TruncationGuard>,
     found: Found,
     condition: Arc<Condition>,
 }
@@ -39,7 +39,7 @@ pub(super) struct Reach {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Found {
     Whole,
-    /// As it was noticed, the file ended there.
+    /// The file's end when the truncation was detected.
     Cut {
         end: u64,
     },
@@ -47,42 +47,42 @@ enum Found {
 }
 
 impl Reach {
-    /// Of a file that has `end` bytes, if it can be cut and is written here.
+    /// For a file of `end` bytes, if it can be truncated and is written here.
     pub(super) fn new(file: &Arc<OwnedFd>, end: Option<u64>, condition: Arc<Condition>) -> Reach {
         Reach {
             file: Arc::clone(file),
-            wire: end.and_then(|end| armed(file, end)),
+            guard: end.and_then(|end| armed(file, end)),
             found: Found::Whole,
             condition,
         }
     }
 
-    /// The disk ends there from now on; its file is as long.
-    pub(super) fn moved(&mut self, end: u64) {
-        // A wire that has fallen is not put up again.
-        if self.wire.is_some() && self.is_whole() {
-            self.wire = armed(&self.file, end);
+    /// The disk was resized to `end`; its file has the same length.
+    pub(super) fn resized(&mut self, end: u64) {
+        // A guard that has fired is not armed again.
+        if self.guard.is_some() && self.is_whole() {
+            self.guard = armed(&self.file, end);
         }
     }
 
-    /// Whether nothing speaks for a cut.
+    /// Whether no truncation was detected.
     #[inline]
     pub(super) fn is_whole(&self) -> bool {
-        self.found == Found::Whole && self.wire.as_ref().is_none_or(TruncationGuard::is_intact)
+        self.found == Found::Whole && self.guard.as_ref().is_none_or(TruncationGuard::is_intact)
     }
 
-    /// Whether something may be written up to `end`, as far as is known.
+    /// Whether a write up to `end` is allowed, as far as is known.
     #[inline]
     pub(super) fn admits(&self, end: u64) -> bool {
         self.is_whole()
             && self
-                .wire
+                .guard
                 .as_ref()
-                .is_none_or(|wire| reaches(wire, end, &self.file))
+                .is_none_or(|guard| reaches(guard, end, &self.file))
     }
 
-    /// Whether what an operation has done can be believed, now that there was a cut.
-    pub(super) fn believes(&self, op: Op) -> bool {
+    /// Whether the result of an operation is valid after a truncation.
+    pub(super) fn is_valid(&self, op: Op) -> bool {
         match self.found {
             Found::Whole => true,
             Found::Cut { .. } => !op.modifies(),
@@ -90,44 +90,43 @@ impl Reach {
         }
     }
 
-    /// The file was cut, and may have grown since that was noticed. `writing`: something that changes it is under way,
-    /// and may have made it long again.
+    /// The file was truncated, and may have grown since. `writing`: an operation in flight may have extended it again.
     #[cold]
     pub(super) fn notice(&mut self, disk: DiskId, writing: bool) {
         let end = os::length_now(&self.file).unwrap_or(0);
         let grown = match self.found {
-            Found::Whole => self.wire.as_ref().is_some_and(|wire| wire.end() <= end),
+            Found::Whole => self.guard.as_ref().is_some_and(|guard| guard.end() <= end),
             Found::Cut { end: before } if before < end => true,
             Found::Cut { .. } | Found::Torn => return,
         };
         let left = if writing || grown {
             self.found = Found::Torn;
             self.condition.note(Harm::Torn);
-            "and may have holes where data was: nothing is read from it either"
+            "and it may have holes in place of data: nothing is read from it either"
         } else {
             self.found = Found::Cut { end };
             self.condition.note(Harm::Cut);
-            "what is left of it can be read"
+            "the rest of it can be read"
         };
         tracing::error!(
             disk = disk.0,
             end,
-            "an image was cut behind our back: no more is written to it, {left}; detach the disk, restore the image, attach it again"
+            "an image was truncated by another program: nothing more is written to it, {left}; detach the disk, restore the image, attach it again"
         );
     }
 }
 
-/// Whether the file, of which the wire stands, reaches as far. Only within its last page it might not.
+/// Whether the guarded file reaches `end`. Only for ends within its last page is it in question.
 #[inline]
-fn reaches(wire: &TruncationGuard, end: u64, file: &OwnedFd) -> bool {
-    end <= wire.start() || os::length_now(file).is_ok_and(|len| len >= wire.end())
+fn reaches(guard: &TruncationGuard, end: u64, file: &OwnedFd) -> bool {
+    end <= guard.start() || os::length_now(file).is_ok_and(|len| len >= guard.end())
 }
 
 fn armed(file: &OwnedFd, end: u64) -> Option<TruncationGuard> {
     let armed = TruncationGuard::arm(file, end);
     armed
         .inspect_err(|error| {
-            tracing::info!(%error, "an image cannot be mapped: if it is cut behind our back, only reads will notice");
+            tracing::info!(%error, "an image cannot be mapped: only reads will detect a truncation by another program");
         })
         .ok()
 }

@@ -1,13 +1,13 @@
 //! The syncs of an image: one at a time for all requests before it, and none succeeds after a failure.
 //!
-//! The kernel tells of an error in writing back once for each open file, and forgets the pages that it was for: the next
-//! fdatasync succeeds, though what it is asked for is lost. So whoever asks while one is under way waits for the next,
-//! all that one is for have its outcome, and after a failure the image makes nothing durable any more: its guest is
-//! told each time, until the disk is attached anew and its file system has been looked at.
+//! The kernel reports a write-back error once for each open file, and forgets the failed pages. The next fdatasync
+//! succeeds, although the data is lost. So a request that arrives during a sync waits for the next one, and all
+//! requests of a sync share its outcome. After a failure the image makes nothing durable any more: every flush fails
+//! until the disk is attached again and its file system has been checked.
 //!
 //! # Always true
-//! - one sync is under way at most, and it began after everything was written that it is for
-//! - after one has failed no later one succeeds
+//! - at most one sync is in flight, and it started after all writes that it covers
+//! - after a failed sync no later one succeeds
 //!
 //! # Source
 //! fsync(2), "Errors"; J. Corbet, "PostgreSQL's fsync() surprise" (LWN, 2018).
@@ -16,79 +16,80 @@ use crate::datastore::condition::{Condition, Harm};
 use std::sync::Arc;
 use tidegate_core::request::DiskId;
 
-/// See the module. Jobs are known by their slots.
+/// See the module. Jobs are identified by their slots.
 pub(super) struct Syncs {
-    /// Those whom the sync under way is for; the first one carries it.
-    riding: Vec<u32>,
-    /// Those who came meanwhile.
+    /// The jobs that the sync in flight covers; it was submitted for the first one.
+    current: Vec<u32>,
+    /// The jobs that arrived during that sync.
     waiting: Vec<u32>,
     failed: bool,
     condition: Arc<Condition>,
 }
 
-/// What becomes of one who asks.
+/// What a job must do for its sync.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
-    /// It carries a sync, to be started now.
+pub(super) enum SyncState {
+    /// Submit a sync now.
     Starts,
-    /// It waits for the next.
+    /// Wait for the next sync.
     Waits,
-    /// Nothing is made durable any more.
+    /// Fail: nothing is made durable any more.
     Refused,
 }
 
 impl Syncs {
-    /// Of an image that none was made of yet.
+    /// For an image that was never synced.
     pub(super) fn new(condition: Arc<Condition>) -> Syncs {
         Syncs {
-            riding: Vec::new(),
+            current: Vec::new(),
             waiting: Vec::new(),
             failed: false,
             condition,
         }
     }
 
-    /// The job of `slot` wants to be durable what was written until now.
-    pub(super) fn ask(&mut self, slot: u32) -> Turn {
+    /// The job of `slot` needs all earlier writes to be durable.
+    pub(super) fn request(&mut self, slot: u32) -> SyncState {
         if self.failed {
-            return Turn::Refused;
+            return SyncState::Refused;
         }
-        if !self.riding.is_empty() {
+        if !self.current.is_empty() {
             self.waiting.push(slot);
-            return Turn::Waits;
+            return SyncState::Waits;
         }
-        self.riding.push(slot);
-        Turn::Starts
+        self.current.push(slot);
+        SyncState::Starts
     }
 
-    /// The sync under way has failed: from now on all do. Those who waited for the next hear of this one, too.
+    /// The sync in flight failed: all later ones fail. The waiting jobs fail with it.
     #[cold]
     pub(super) fn fail(&mut self, disk: DiskId, errno: i32) {
         self.failed = true;
         self.condition.note(Harm::FlushesFail);
-        self.riding.append(&mut self.waiting);
+        self.current.append(&mut self.waiting);
         tracing::error!(
             disk = disk.0,
             errno,
-            "an image could not be made durable, and what was written to it since the last flush may be lost: flushes fail \
+            "an image could not be synced, and writes since the last flush may be lost: flushes fail \
              from now on; look after the datastore, detach the disk, check its file system, attach it again"
         );
     }
 
-    /// The next of those whom the sync that has ended was for.
-    pub(super) fn rider(&mut self) -> Option<u32> {
-        self.riding.pop()
+    /// Takes the next job of the sync that has completed.
+    pub(super) fn take_finished(&mut self) -> Option<u32> {
+        self.current.pop()
     }
 
-    /// Once none rides any more: those who waited ride now, and one of them carries the sync.
+    /// After all jobs of a sync were taken: starts the next sync for the waiting jobs. Returns the job to submit it
+    /// for.
     pub(super) fn next(&mut self) -> Option<u32> {
-        std::mem::swap(&mut self.riding, &mut self.waiting);
-        self.riding.first().copied()
+        std::mem::swap(&mut self.current, &mut self.waiting);
+        self.current.first().copied()
     }
 
-    /// How many wait for another's sync.
+    /// How many jobs wait for another job's sync.
     #[cfg(test)]
     pub(super) fn idle(&self) -> usize {
-        self.waiting.len() + self.riding.len().saturating_sub(1)
+        self.waiting.len() + self.current.len().saturating_sub(1)
     }
 }

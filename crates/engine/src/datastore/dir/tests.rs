@@ -1,4 +1,4 @@
-//! The image alone: a test delivers the completions of its ring in any order.
+//! Tests of the image alone: a test delivers the completions of its ring in any order.
 
 use super::*;
 use crate::blocking::BlockingWorker;
@@ -15,17 +15,17 @@ const SIZE: u64 = 1 << 20;
 const HALF: u64 = SIZE / 2;
 const BLOCK: u64 = 4096;
 
-/// An image full of ones, and the place of an I/O thread.
+/// An image full of ones, with the parts of an I/O thread that it needs.
 struct Rig {
     image: Dir,
     condition: Arc<Condition>,
-    /// The same file, for whoever is not us.
+    /// The same file, opened by another program.
     file: File,
     ring: Ring,
     buffers: Buffers,
     blocking: BlockingWorker,
     finished: Vec<(DiskId, IoId, Outcome)>,
-    asked: u64,
+    submitted: u64,
     _place: TempDir,
 }
 
@@ -42,7 +42,7 @@ impl Rig {
         })
     }
 
-    /// On a device of which the smallest direct I/O is 4 KiB.
+    /// On a device whose smallest direct I/O is 4 KiB.
     fn coarse() -> Rig {
         let mut rig = Rig::new();
         assert!(rig.image.direct.is_some(), "these tests need direct I/O");
@@ -69,7 +69,7 @@ impl Rig {
             buffers: Buffers::new(),
             blocking: BlockingWorker::start("test", |_, _| ()).expect("a thread"),
             finished: Vec::new(),
-            asked: 0,
+            submitted: 0,
             _place: place,
         }
     }
@@ -86,22 +86,22 @@ impl Rig {
         act(&mut self.image, &mut cx)
     }
 
-    /// Asks for a block; returns the name of the I/O.
-    fn ask(&mut self, op: Op, offset: u64) -> IoId {
-        self.ask_for(op, Flags::NONE, offset, BLOCK)
+    /// Submits one block; returns the I/O's id.
+    fn submit(&mut self, op: Op, offset: u64) -> IoId {
+        self.submit_range(op, Flags::NONE, offset, BLOCK)
     }
 
-    fn ask_for(&mut self, op: Op, flags: Flags, offset: u64, len: u64) -> IoId {
-        self.ask_with(op, flags, offset, len, 2)
+    fn submit_range(&mut self, op: Op, flags: Flags, offset: u64, len: u64) -> IoId {
+        self.submit_data(op, flags, offset, len, 2)
     }
 
-    /// The same, with bytes of this value.
-    fn ask_with(&mut self, op: Op, flags: Flags, offset: u64, len: u64, value: u8) -> IoId {
+    /// Submits a request with data of this value.
+    fn submit_data(&mut self, op: Op, flags: Flags, offset: u64, len: u64, value: u8) -> IoId {
         let buffer = self.buffers.claim_pool(bytes(len)).expect("memory");
         let data = Data { buffer, start: 0 };
         self.buffers.put(data, &vec![value; bytes(len)]);
-        let io = IoId::from_bits(self.asked);
-        self.asked += 1;
+        let io = IoId::from_bits(self.submitted);
+        self.submitted += 1;
         let job = Job {
             io,
             op,
@@ -123,15 +123,15 @@ impl Rig {
             .count()
     }
 
-    /// Waits for all operations that are under way.
+    /// Waits for all operations in flight.
     fn completions(&mut self) -> Vec<Completion> {
         let on_ring = |p: &&Pending| !p.waits;
         let pending = self.image.pending.iter().flatten().filter(on_ring).count();
-        let under_way = pending - self.held() - self.image.syncs.idle();
+        let in_flight = pending - self.held() - self.image.syncs.idle();
         let mut completions = Vec::new();
-        while completions.len() < under_way {
+        while completions.len() < in_flight {
             self.ring.wait(None);
-            self.ring.reap(under_way, &mut completions);
+            self.ring.reap(in_flight, &mut completions);
         }
         completions
     }
@@ -142,7 +142,7 @@ impl Rig {
         }
     }
 
-    /// Has everything end.
+    /// Completes everything.
     fn finish(&mut self) {
         while self.image.pending.iter().any(Option::is_some) {
             let completions = self.completions();
@@ -150,19 +150,19 @@ impl Rig {
         }
     }
 
-    /// Teaches the image that its disk answers whole batches, and has it hold back a write to the last block but one.
+    /// Teaches the image that its disk completes whole batches, and has it hold back a write to the last block but one.
     fn hold_a_write(&mut self) -> IoId {
         for _ in 0..20 {
             for block in 0..32 {
-                self.ask(Op::Read, block * BLOCK);
+                self.submit(Op::Read, block * BLOCK);
             }
             self.finish();
         }
         for block in 0..7 {
-            self.ask(Op::Read, block * BLOCK);
+            self.submit(Op::Read, block * BLOCK);
         }
-        let write = self.ask(Op::Write, SIZE - 2 * BLOCK);
-        assert_eq!(self.held(), 1, "the eighth of a batch is held back");
+        let write = self.submit(Op::Write, SIZE - 2 * BLOCK);
+        assert_eq!(self.held(), 1, "one in eight is held back");
         write
     }
 
@@ -171,7 +171,7 @@ impl Rig {
         finished.map(|(_, _, outcome)| *outcome)
     }
 
-    /// The value of each sector of the file's first blocks; every byte of a sector has the same.
+    /// The value of each sector of the file's first blocks; all bytes of a sector are equal.
     fn sectors(&self) -> [u8; 16] {
         let mut bytes = [0; 16 * 512];
         let read = self.file.read_exact_at(&mut bytes, 0);
@@ -189,26 +189,26 @@ impl Rig {
 }
 
 #[test]
-fn a_write_held_back_is_refused_when_the_image_was_cut_meanwhile() {
+fn a_held_back_write_fails_after_a_truncation() {
     let mut rig = Rig::new();
     let write = rig.hold_a_write();
-    let read = IoId::from_bits(rig.asked - 2);
+    let read = IoId::from_bits(rig.submitted - 2);
     rig.file.set_len(HALF).expect("cut");
     let completions = rig.completions();
     assert_eq!(rig.outcome(write), None);
     rig.deliver(completions);
     assert_eq!(rig.outcome(write), Some(Err(Fault::Io)));
-    assert_eq!(rig.outcome(read), Some(Ok(())), "what is left can be read");
+    assert_eq!(rig.outcome(read), Some(Ok(())), "the rest can be read");
     rig.finish();
-    assert_eq!(rig.len(), HALF, "nothing made the image long again");
-    assert_eq!(rig.finished.len() as u64, rig.asked);
+    assert_eq!(rig.len(), HALF, "nothing extended the image again");
+    assert_eq!(rig.finished.len() as u64, rig.submitted);
 }
 
 #[test]
-fn a_write_held_back_is_refused_when_the_lease_was_lost_meanwhile() {
+fn a_held_back_write_fails_after_the_lease_was_lost() {
     let mut rig = Rig::new();
     let write = rig.hold_a_write();
-    // A gate that nobody has opened.
+    // A gate that was never opened.
     rig.image.fence(&Arc::new(Fence::default()));
     let completions = rig.completions();
     assert_eq!(rig.outcome(write), None);
@@ -219,11 +219,11 @@ fn a_write_held_back_is_refused_when_the_lease_was_lost_meanwhile() {
     let read = rig.file.read_exact_at(&mut bytes, SIZE - 2 * BLOCK);
     read.expect("the image is whole");
     assert_eq!(bytes, [1; 4096], "nothing was written");
-    assert_eq!(rig.finished.len() as u64, rig.asked);
+    assert_eq!(rig.finished.len() as u64, rig.submitted);
 }
 
 #[test]
-fn a_write_held_back_goes_on_when_nothing_is_amiss() {
+fn a_write_held_back_is_performed_after_the_first_completion() {
     let mut rig = Rig::new();
     let write = rig.hold_a_write();
     rig.finish();
@@ -235,31 +235,31 @@ fn a_write_held_back_goes_on_when_nothing_is_amiss() {
 }
 
 #[test]
-fn a_write_under_way_as_the_image_is_cut_is_not_acknowledged_and_nothing_is_read_any_more() {
+fn a_write_in_flight_during_a_truncation_is_not_acknowledged_and_nothing_is_read_afterwards() {
     let mut rig = Rig::new();
     // The first operation of a turn is submitted at once, the second is not yet.
-    let first = rig.ask(Op::Read, 0);
-    let write = rig.ask(Op::Write, SIZE - 2 * BLOCK);
+    let first = rig.submit(Op::Read, 0);
+    let write = rig.submit(Op::Write, SIZE - 2 * BLOCK);
     rig.file.set_len(HALF).expect("cut");
     rig.finish();
     assert_eq!(
         rig.len(),
         SIZE - BLOCK,
-        "the write made the image long again"
+        "the write extended the image again"
     );
     assert_eq!(rig.outcome(write), Some(Err(Fault::Io)));
-    let hole = rig.ask(Op::Read, HALF);
+    let hole = rig.submit(Op::Read, HALF);
     rig.finish();
     assert_eq!(
         rig.outcome(hole),
         Some(Err(Fault::Io)),
-        "no zeroes for data"
+        "no zeroes in place of data"
     );
-    // The one that ended first may have been delivered before anything showed.
+    // The one that completed first may have been delivered before the truncation was visible.
     assert!(rig.outcome(first).is_some());
 }
 
-/// The same operations, as the kernel answers them when nothing reaches the disk any more.
+/// The same operations, as the kernel completes them when the disk is unreachable.
 fn broken(completions: Vec<Completion>) -> impl Iterator<Item = Completion> {
     let broken = |completion| Completion {
         result: -libc::EIO,
@@ -269,22 +269,22 @@ fn broken(completions: Vec<Completion>) -> impl Iterator<Item = Completion> {
 }
 
 #[test]
-fn after_a_failed_sync_none_succeeds_for_whoever_asked_before_meanwhile_or_later() {
+fn after_a_failed_sync_no_earlier_or_later_flush_succeeds() {
     let mut rig = Rig::cached();
-    let first = rig.ask(Op::Flush, 0);
+    let first = rig.submit(Op::Flush, 0);
     let completions = rig.completions();
-    let meanwhile = rig.ask(Op::Flush, 0);
+    let meanwhile = rig.submit(Op::Flush, 0);
     rig.deliver(broken(completions));
     assert_eq!(rig.outcome(first), Some(Err(Fault::Io)));
     assert_eq!(
         rig.outcome(meanwhile),
         Some(Err(Fault::Io)),
-        "the kernel has forgotten the error, and would answer this one with success"
+        "the kernel has forgotten the error, and would complete this sync with success"
     );
-    let later = rig.ask(Op::Flush, 0);
-    let durable = rig.ask_for(Op::Write, Flags::FUA, 512, 512);
-    let zeroes = rig.ask_for(Op::WriteZeroes, Flags::FUA, 0, BLOCK);
-    let (read, write) = (rig.ask(Op::Read, 0), rig.ask(Op::Write, 0));
+    let later = rig.submit(Op::Flush, 0);
+    let durable = rig.submit_range(Op::Write, Flags::FUA, 512, 512);
+    let zeroes = rig.submit_range(Op::WriteZeroes, Flags::FUA, 0, BLOCK);
+    let (read, write) = (rig.submit(Op::Read, 0), rig.submit(Op::Write, 0));
     rig.finish();
     for io in [later, durable, zeroes] {
         assert_eq!(rig.outcome(io), Some(Err(Fault::Io)));
@@ -295,14 +295,14 @@ fn after_a_failed_sync_none_succeeds_for_whoever_asked_before_meanwhile_or_later
 }
 
 #[test]
-fn a_durable_direct_write_is_answered_by_itself_and_so_is_one_of_part_of_a_unit() {
+fn durable_direct_writes_need_no_sync_of_whole_or_partial_units() {
     let mut rig = Rig::coarse();
-    let sync = rig.ask(Op::Flush, 0);
+    let sync = rig.submit(Op::Flush, 0);
     let completions = rig.completions();
     rig.deliver(broken(completions));
     assert_eq!(rig.outcome(sync), Some(Err(Fault::Io)));
-    let whole = rig.ask_for(Op::Write, Flags::FUA, BLOCK, BLOCK);
-    let part = rig.ask_for(Op::Write, Flags::FUA, 512, 512);
+    let whole = rig.submit_range(Op::Write, Flags::FUA, BLOCK, BLOCK);
+    let part = rig.submit_range(Op::Write, Flags::FUA, 512, 512);
     rig.finish();
     for io in [whole, part] {
         assert_eq!(rig.outcome(io), Some(Ok(())), "it reached the device");
@@ -310,18 +310,18 @@ fn a_durable_direct_write_is_answered_by_itself_and_so_is_one_of_part_of_a_unit(
 }
 
 #[test]
-fn whoever_asks_during_a_sync_shares_the_next_one() {
+fn flushes_during_a_sync_share_the_next_one() {
     let mut rig = Rig::new();
-    let first = rig.ask(Op::Flush, 0);
+    let first = rig.submit(Op::Flush, 0);
     let completions = rig.completions();
     assert_eq!(completions.len(), 1);
-    let others = [(); 3].map(|()| rig.ask(Op::Flush, 0));
+    let others = [(); 3].map(|()| rig.submit(Op::Flush, 0));
     rig.deliver(completions);
     assert_eq!(rig.outcome(first), Some(Ok(())));
     assert_eq!(
         others.map(|io| rig.outcome(io)),
         [None; 3],
-        "it began before"
+        "that sync started before"
     );
     let next = rig.completions();
     assert_eq!(next.len(), 1, "one is enough for all");
@@ -330,9 +330,9 @@ fn whoever_asks_during_a_sync_shares_the_next_one() {
 }
 
 #[test]
-fn a_durable_write_through_the_page_cache_is_answered_after_a_sync_of_its_own() {
+fn a_durable_cached_write_completes_after_its_own_sync() {
     let mut rig = Rig::cached();
-    let write = rig.ask_for(Op::Write, Flags::FUA, 512, 512);
+    let write = rig.submit_range(Op::Write, Flags::FUA, 512, 512);
     let written = rig.completions();
     rig.deliver(written);
     assert_eq!(rig.outcome(write), None, "it is in the page cache");
@@ -340,8 +340,12 @@ fn a_durable_write_through_the_page_cache_is_answered_after_a_sync_of_its_own() 
     let synced = rig.completions();
     rig.deliver(broken(synced));
     assert_eq!(rig.outcome(write), Some(Err(Fault::Io)));
-    let flush = rig.ask(Op::Flush, 0);
-    assert_eq!(rig.outcome(flush), Some(Err(Fault::Io)), "nor is the rest");
+    let flush = rig.submit(Op::Flush, 0);
+    assert_eq!(
+        rig.outcome(flush),
+        Some(Err(Fault::Io)),
+        "the flush fails as well"
+    );
     assert_eq!(rig.condition.harm(), Some(Harm::FlushesFail));
 }
 

@@ -1,12 +1,12 @@
 //! Write-zeroes and discard: by the file system where it can, else by writing zeroes.
 //!
-//! The file system is asked for whole blocks only. What is left at the ends of the range is written, from a buffer of
-//! zeroes that all share, and the parts of units at its very ends by way of a window (`bounce.rs`). A discard leaves the
-//! ends alone: nothing is promised of what a discarded range holds.
+//! The file system frees or zeroes whole blocks only. The ends of the range are written from a shared buffer of zeroes,
+//! and partial units at its very ends through a window (`bounce.rs`). A discard does not change its ends: the contents
+//! of a discarded range are undefined.
 //!
 //! # Always true
-//! - however long the range, a request has one operation under way, and no memory of its own
-//! - a request that is to be quick or not at all ([`Flags::FAST_ONLY`]) writes zeroes at the range's ends only
+//! - however long the range, a request has one operation in flight, and no memory of its own
+//! - a request that must be fast or fail ([`Flags::FAST_ONLY`]) writes zeroes at the range's ends only
 //!
 //! # Source
 //! fallocate(2), FALLOC_FL_PUNCH_HOLE and FALLOC_FL_ZERO_RANGE.
@@ -24,12 +24,12 @@ use tidegate_core::request::{Data, Fault, Flags, Op, Outcome};
 pub(super) enum Method {
     Punch,
     ZeroRange,
-    /// We do.
+    /// The image writes zeroes.
     Write,
 }
 
 impl Dir {
-    /// How a job is done, or how it ends at once.
+    /// How to perform a job, or the outcome if it ends at once.
     pub(super) fn method(&self, job: &Job) -> Result<Method, Outcome> {
         let space = job.op == Op::Discard || job.flags.has(Flags::MAY_UNMAP);
         match job.op {
@@ -41,8 +41,8 @@ impl Dir {
         }
     }
 
-    /// Begins with what is next of a range.
-    pub(super) fn go_zero(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
+    /// Starts the next piece of a range.
+    pub(super) fn next_zero(&mut self, cx: &mut ImageCx<'_>, slot: u32) {
         let grain = self.grain;
         loop {
             let pending = self.pending(slot);
@@ -64,7 +64,7 @@ impl Dir {
                 }
                 Piece::Edge(_) => {
                     pending.step = Step::Bounce;
-                    return self.go_bounced(cx, slot);
+                    return self.next_window(cx, slot);
                 }
             }
         }
@@ -86,7 +86,7 @@ impl Dir {
         let pending = self.pending(slot);
         let offset = pending.job.offset + pending.done;
         let Ok(buffer) = cx.buffers.zeroes() else {
-            // Nothing is with the kernel, so nothing has to come back.
+            // Nothing was submitted, so no completion will arrive.
             return self.end(cx, slot, Err(Fault::Io));
         };
         let (fd, tag) = (self.data_fd().as_raw_fd(), cx.tag(slot));
@@ -97,13 +97,13 @@ impl Dir {
             .write(fd, cx.buffers, data, len, offset, cached, tag);
     }
 
-    /// The file system did not make a hole or zeroes: if it cannot, something else does.
+    /// The file system did not make a hole or zeroes: if it does not support that, use the next method.
     pub(super) fn not_allocated(&mut self, cx: &mut ImageCx<'_>, slot: u32, errno: i32) {
         let known = !matches!(errno, libc::EOPNOTSUPP | libc::ENOSYS | libc::EINVAL);
-        if known || self.is_barred(slot) {
+        if known || self.is_fenced_off(slot) {
             return self.end(cx, slot, Err(fault(errno)));
         }
-        // Of one range only it may be too much to ask.
+        // EINVAL may concern this range only.
         let ever = errno == libc::EINVAL;
         let pending = self.pending(slot);
         let Pending { job, method, .. } = *pending;
@@ -124,11 +124,11 @@ impl Dir {
                 }
             }
         }
-        self.go_zero(cx, slot);
+        self.next_zero(cx, slot);
     }
 }
 
-/// What is next of a job's range.
+/// The next piece of a job's range.
 fn next(grain: &Grain, pending: &Pending) -> Piece {
     let Pending {
         job, done, method, ..
@@ -136,7 +136,7 @@ fn next(grain: &Grain, pending: &Pending) -> Piece {
     grain.piece(job.offset + done, job.len - done, method != Method::Write)
 }
 
-/// How many bytes the file system was asked for last.
+/// Number of bytes in the last request to the file system.
 pub(super) fn allocated(grain: &Grain, pending: &Pending) -> u64 {
     match next(grain, pending) {
         Piece::Blocks(len) => len,
@@ -144,9 +144,9 @@ pub(super) fn allocated(grain: &Grain, pending: &Pending) -> u64 {
     }
 }
 
-/// The kernel has written from the buffer of zeroes.
+/// The kernel no longer uses the buffer of zeroes.
 pub(super) fn returned(cx: &mut ImageCx<'_>) {
     let buffer = cx.buffers.zeroes();
     cx.buffers
-        .returned(buffer.expect("it is there once it was written from"));
+        .returned(buffer.expect("the buffer exists after it was written from"));
 }

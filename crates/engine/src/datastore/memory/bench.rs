@@ -7,7 +7,7 @@ use crate::sys::ring::Ring;
 use tidegate_core::request::{Data, DiskId, Flags, IoId, Op, Outcome};
 use tidegate_core::units::Time;
 
-/// A thread without one: its tests take the turns.
+/// The parts of an I/O thread without a thread: its tests run the turns.
 pub(in crate::datastore) struct Bench {
     pub(in crate::datastore) now: Time,
     ring: Ring,
@@ -27,7 +27,7 @@ impl Bench {
         }
     }
 
-    /// Whatever an image is asked to do.
+    /// Calls the image with a context.
     pub(in crate::datastore) fn with<T>(&mut self, act: impl FnOnce(&mut ImageCx<'_>) -> T) -> T {
         act(&mut ImageCx {
             now: self.now,
@@ -54,7 +54,7 @@ impl Bench {
         all.iter().all(|&one| one == byte)
     }
 
-    /// Has `image` begin the job number `io` on all of a buffer.
+    /// Starts job `io` of `image` on all of a buffer.
     pub(in crate::datastore) fn start(
         &mut self,
         image: &mut dyn Image,
@@ -85,7 +85,7 @@ impl Bench {
         !completions.is_empty()
     }
 
-    /// Which jobs have ended since this was asked last.
+    /// The jobs that have ended since the last call.
     pub(in crate::datastore) fn ended(&mut self) -> Vec<u64> {
         let ended = self.finished.drain(..);
         ended

@@ -1,38 +1,37 @@
 //! A copy between a request's buffer and a disk's memory, in bounded chunks.
 //!
-//! The images of [`super`] and of [`super::super::emulated`] have their thread move the bytes itself. The longest request that
-//! a guest can ask for takes it 12 ms, seven times that where the memory is touched for the first time, and it has other
-//! guests.
+//! The images of [`super`] and of [`super::super::emulated`] copy the bytes on their I/O thread. The longest request of
+//! a guest takes 12 ms, and seven times that in memory that was never touched. The thread has other guests to serve.
 //!
 //! # Always true
-//! - a job has ended when all of its bytes have moved: nobody is told of one that has moved in part
+//! - a job ends only when all of its bytes were copied
 //!
 //! # Units
-//! What a turn has left is in bytes copied.
+//! The rest of a turn's portion is in bytes copied.
 
 use crate::datastore::{Job, bytes};
 use crate::sys::buffers::Buffers;
 use crate::sys::memory::{Memory, PAGE};
 use tidegate_core::request::{Data, Extent, ExtentKind, IoId, Op};
 
-/// What one image moves in one turn, and what is moved at once when it is asked for: as much as the kernel is let copy while
-/// it is submitted (`sys/ring.rs`). 30 us, or some 300 us of memory that is touched for the first time.
+/// What one image copies in one turn, and the largest job that is copied at once. It equals what the kernel may copy
+/// during submission (`sys/ring.rs`): 30 us, or some 300 us in memory that was never touched.
 pub(crate) const PORTION: u64 = 256 << 10;
-/// Bytes that are made zero in place of one that is copied: their pages are given back, of which 4 MiB took half a
-/// millisecond, and 3 us where there were none.
+/// Bytes cleared at the cost of one byte copied. Clearing frees pages: half a millisecond for 4 MiB of them, and 3 us
+/// where there were none.
 const CLEARED_FOR_COPIED: u64 = 8;
-/// The least that a job counts for: it has to be answered, too.
+/// The minimum cost of a job: it must also be completed.
 const LEAST: u64 = 512;
 
 /// See the module.
 pub(crate) struct ChunkedCopy {
     job: Job,
-    /// Bytes that have moved.
+    /// Bytes copied so far.
     done: u64,
 }
 
 impl ChunkedCopy {
-    /// Of which nothing has moved.
+    /// A copy with nothing copied yet.
     pub(crate) fn new(job: Job) -> ChunkedCopy {
         ChunkedCopy { job, done: 0 }
     }
@@ -41,43 +40,43 @@ impl ChunkedCopy {
         self.job.io
     }
 
-    /// Whether it may be moved at once.
+    /// Whether it may be copied at once.
     pub(crate) fn is_short(&self) -> bool {
         self.len() <= PORTION * self.weight()
     }
 
-    /// Moves all of it.
+    /// Copies all of it.
     pub(crate) fn finish_at_once(&self, memory: &mut Memory, buffers: &mut Buffers) {
-        self.move_part(memory, buffers, self.len());
+        self.copy_part(memory, buffers, self.len());
     }
 
-    /// Moves as much of it as may be moved in this turn yet. Returns whether that was the last of it.
-    pub(crate) fn go_on(
+    /// Copies as much as this turn still allows. Returns whether it is complete.
+    pub(crate) fn copy_some(
         &mut self,
         memory: &mut Memory,
         buffers: &mut Buffers,
-        turn_has: &mut u64,
+        left_in_turn: &mut u64,
     ) -> bool {
-        if *turn_has == 0 {
+        if *left_in_turn == 0 {
             return false;
         }
         let left = self.len() - self.done;
-        let mut now = left.min(*turn_has * self.weight());
+        let mut now = left.min(*left_in_turn * self.weight());
         if now < left {
-            // A page of which two parts are cleared apart is not given back.
+            // A page that is cleared in two parts is not freed.
             let at = self.job.offset + self.done;
             let end = (at + now) / PAGE as u64 * PAGE as u64;
             now = end.saturating_sub(at);
-            *turn_has = 0;
+            *left_in_turn = 0;
         } else {
-            *turn_has = turn_has.saturating_sub((now / self.weight()).max(LEAST));
+            *left_in_turn = left_in_turn.saturating_sub((now / self.weight()).max(LEAST));
         }
-        self.move_part(memory, buffers, now);
+        self.copy_part(memory, buffers, now);
         self.done += now;
         now == left
     }
 
-    /// Bytes of it that move.
+    /// Number of bytes to copy.
     fn len(&self) -> u64 {
         match self.job.op {
             Op::Read | Op::Write | Op::WriteZeroes | Op::Discard => self.job.len,
@@ -92,7 +91,7 @@ impl ChunkedCopy {
         }
     }
 
-    fn move_part(&self, memory: &mut Memory, buffers: &mut Buffers, len: u64) {
+    fn copy_part(&self, memory: &mut Memory, buffers: &mut Buffers, len: u64) {
         let job = &self.job;
         let (at, len) = (bytes(job.offset + self.done), bytes(len));
         match job.op {
@@ -110,7 +109,7 @@ impl ChunkedCopy {
         }
     }
 
-    /// Where in its buffer it goes on.
+    /// The rest of its buffer.
     fn data(&self) -> Data {
         let done = u32::try_from(self.done).expect("a buffer has less than 4 GiB");
         Data {
@@ -126,7 +125,7 @@ mod tests {
     use tidegate_core::request::Flags;
 
     #[test]
-    fn a_job_moves_so_much_in_a_turn_up_to_the_end_of_a_page() {
+    fn a_job_copies_one_portion_per_turn_up_to_a_page_boundary() {
         const LEN: usize = 5 << 20;
         let mut memory = Memory::new(2 * LEN).expect("memory");
         let mut buffers = Buffers::new();
@@ -146,7 +145,7 @@ mod tests {
                 data: Data { buffer, start: 0 },
             });
             let mut before = 0;
-            while !copy.go_on(&mut memory, &mut buffers, &mut PORTION.clone()) {
+            while !copy.copy_some(&mut memory, &mut buffers, &mut PORTION.clone()) {
                 let moved = copy.done - before;
                 assert!(0 < moved && moved <= most, "{op:?}: {moved}");
                 assert!((512 + copy.done).is_multiple_of(PAGE as u64), "{op:?}");

@@ -1,6 +1,7 @@
 //! Connects to an NBD server and negotiates, on the blocking worker.
 //!
-//! The thread that opens the image connects first. After a loss the blocking worker does, on a thread of its own ([`Connect`]).
+//! The first connect runs on the thread that opens the image. A reconnect runs on a thread of the blocking worker
+//! ([`Connect`]).
 //!
 //! # Always true
 //! - the negotiation ends by its deadline, however slowly the server speaks
@@ -18,7 +19,7 @@ use std::time::{Duration, Instant};
 use tidegate_front::nbd::client::handshake::{Handshake, Negotiated, Preferences, Step};
 use tidegate_front::nbd::client::uri::{Endpoint, Uri};
 
-/// A server's export, and how long to wait for it.
+/// A server's export, and the timeout of a connect.
 #[derive(Debug)]
 pub(super) struct Target {
     pub(super) uri: Uri,
@@ -26,23 +27,23 @@ pub(super) struct Target {
     pub(super) patience: Duration,
 }
 
-/// A connection whose negotiation is done.
+/// A connection after its negotiation.
 pub(super) struct Connected {
     pub(super) socket: OwnedFd,
     pub(super) agreed: Negotiated,
 }
 
-/// The task of connecting again.
+/// The reconnect task.
 pub(super) struct Connect {
-    /// Which image wants it: a disk's number may have another owner when the answer comes.
+    /// The image that requested it. The disk's number may belong to another image when the task ends.
     pub(super) serial: u64,
     pub(super) target: Arc<Target>,
-    /// The answer.
+    /// The result.
     pub(super) result: Option<Result<Connected>>,
 }
 
 impl Task for Connect {
-    /// May block for as long as the target says.
+    /// May block for as long as the target allows.
     fn run(&mut self) {
         self.result = Some(self.target.connect());
     }
@@ -69,7 +70,7 @@ impl Target {
         }
         .map_err(|e| Error::io(format!("cannot reach the NBD server {}", self.uri), e))?;
         let agreed = self.negotiate(&mut stream, deadline)?;
-        // The I/O thread's ring waits for bytes itself.
+        // From here on the I/O thread's ring waits for data.
         stream
             .patience(None)
             .map_err(|e| Error::io("cannot prepare an NBD connection", e))?;
@@ -79,14 +80,14 @@ impl Target {
         })
     }
 
-    /// The same for callers that must not wait longer: connecting to a Unix socket has no deadline of its own.
+    /// Connects with a strict timeout: connecting to a Unix socket has none of its own.
     pub(super) fn connect_in_time(self: &Arc<Self>) -> Result<Connected> {
         let (answer, done) = channel();
         let target = Arc::clone(self);
         std::thread::Builder::new()
             .name("nbd-connect".into())
             .spawn(move || {
-                // Who asked may have lost patience.
+                // The caller may have timed out.
                 let _ = answer.send(target.connect());
             })
             .map_err(|e| Error::io("cannot start a thread to reach an NBD server", e))?;
@@ -133,20 +134,21 @@ impl Target {
             stream
                 .patience(Some(left))
                 .and_then(|()| stream.write_all(&out))
-                .map_err(|e| self.broken(e))?;
+                .map_err(|e| self.failed(e))?;
             match step {
                 Step::Need(_) => {
                     let mut bytes = [0; 4096];
                     match stream.read(&mut bytes) {
-                        Ok(0) => return Err(self.broken(io::ErrorKind::UnexpectedEof.into())),
+                        Ok(0) => return Err(self.failed(io::ErrorKind::UnexpectedEof.into())),
                         Ok(got) => input.extend_from_slice(&bytes[..got]),
                         Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
-                        Err(error) => return Err(self.broken(error)),
+                        Err(error) => return Err(self.failed(error)),
                     }
                 }
                 Step::Finished(agreed) if input.is_empty() => return Ok(agreed),
                 Step::Finished(_) => {
-                    let text = format!("the NBD server {} answers what was not asked", self.uri);
+                    let text =
+                        format!("the NBD server {} sent a reply without a request", self.uri);
                     return Err(Error::new(Kind::Io, text));
                 }
                 Step::StartTls => {
@@ -164,7 +166,7 @@ impl Target {
         }
     }
 
-    fn broken(&self, error: io::Error) -> Error {
+    fn failed(&self, error: io::Error) -> Error {
         match error.kind() {
             io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => self.too_slow(),
             _ => {
@@ -219,7 +221,7 @@ impl From<Stream> for OwnedFd {
     }
 }
 
-/// Reads a URI, or takes a path for a Unix socket's default export.
+/// Parses a URI, or a path of a Unix socket with the default export.
 pub(super) fn uri_of(text: &str) -> Result<Uri> {
     if text.starts_with('/') {
         return Ok(Uri {

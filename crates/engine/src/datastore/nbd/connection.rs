@@ -1,15 +1,15 @@
 //! One connection to an NBD server on the I/O thread's ring: requests out, replies in.
 //!
-//! The image moves it on after anything has changed; it takes requests from the [`Work`] and gives it the answers.
-//! Payloads of writes go out straight from their buffers; large ones of reads come straight into theirs.
+//! The image advances it after any change. It takes requests from the [`Work`] and passes the replies back. Write
+//! payloads are sent straight from their buffers; large read payloads are received straight into theirs.
 //!
 //! # Always true
-//! - at most one send and one receive are under way, and the connection is dropped only when neither is
-//! - bytes of a request that the kernel may still read belong to a part that is `aboard`, which does not end
-//! - after a lie nothing more is believed: the connection is broken
+//! - at most one send and one receive are in flight, and the connection is dropped only when neither is
+//! - a request whose memory the kernel may still read is `in_message`, and does not end
+//! - after an invalid reply the connection is aborted, and nothing more is read from it
 
 use super::connect::Connected;
-use super::work::{Lie, Offer, Work};
+use super::work::{InvalidReply, Offer, Work};
 use crate::datastore::{ImageCx, bytes};
 use crate::sys::buffers::Buffers;
 use crate::sys::message::Message;
@@ -23,33 +23,33 @@ use tidegate_front::nbd::wire::{EXTENT_BYTES, REQUEST_BYTES};
 pub(super) const RECEIVE: u32 = 0;
 pub(super) const SEND: u32 = 1;
 
-/// Bytes received at once: as our own server's side.
+/// Bytes received at once: the same as in our server.
 const INPUT: usize = 256 << 10;
-/// Requests in one message; bounds its head's memory.
+/// Requests in one message; bounds the memory for its headers.
 const MOST_PARTS: usize = 256;
-/// Bytes of payload after which a message is full (the last may be larger): a few milliseconds of a fast network.
+/// Payload bytes after which a message is full (the last may exceed it): a few milliseconds of a fast network.
 const MOST_BYTES: usize = 4 << 20;
-/// Payloads with this much missing come straight into their buffer; smaller ones with what follows them.
+/// Payloads with this much missing are received straight into their buffer; smaller ones through the input.
 const LARGE: usize = 32 << 10;
-/// What a reply's head needs in almost every case.
+/// Enough for almost every reply header.
 const HEAD: usize = 64;
-/// Bytes are moved from the input in pieces that stay in the processor's cache.
+/// The input is copied in pieces that fit the processor's cache.
 const PIECE: usize = 4096;
 
 /// Why a connection ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Loss {
-    /// The server hung up, or the network failed.
+    /// The server closed it, or the network failed.
     Gone,
-    /// It says that it is shutting down.
-    Leaving,
-    /// It broke the protocol.
-    Lied,
-    /// We have had enough of it.
-    Dismissed,
+    /// The server reports that it is shutting down.
+    ShuttingDown,
+    /// The server violated the protocol.
+    Violation,
+    /// The image gave it up.
+    GivenUp,
 }
 
-/// What is left of a reply whose head is understood.
+/// The rest of a reply whose header was decoded.
 #[derive(Clone, Copy)]
 struct Body {
     cookie: u64,
@@ -60,7 +60,7 @@ struct Body {
 
 #[derive(Clone, Copy)]
 enum BodyKind {
-    /// Into the buffer, from here on.
+    /// Into the buffer, from this position.
     Data(Data),
     Extents,
 }
@@ -72,19 +72,19 @@ pub(super) struct Connection {
     message: Message,
     heads: u32,
     input: u32,
-    /// Received and not understood: from, to.
+    /// Range of received bytes that are not decoded yet: from, to.
     fill: (usize, usize),
     body: Option<Body>,
     sending: bool,
-    /// Requests taken on that have no answer yet, and how many the message took on.
+    /// Requests taken that have no reply yet, and how many the current message contains.
     unanswered: usize,
     carried: usize,
-    /// Requests whose bytes are in the message.
-    aboard: Vec<u32>,
-    /// The buffer that a receive under way fills.
+    /// Requests whose data is in the current message.
+    in_message: Vec<u32>,
+    /// The buffer that the receive in flight fills.
     receiving: Option<u32>,
     loss: Option<Loss>,
-    /// The last thing sent says goodbye.
+    /// The last message contains the disconnect.
     disconnecting: bool,
 }
 
@@ -109,7 +109,7 @@ impl Connection {
             sending: false,
             unanswered: 0,
             carried: 0,
-            aboard: Vec::new(),
+            in_message: Vec::new(),
             receiving: None,
             loss: None,
             disconnecting: false,
@@ -121,29 +121,29 @@ impl Connection {
         self.loss
     }
 
-    /// Whether the kernel holds nothing of it.
-    pub(super) fn is_quiet(&self) -> bool {
+    /// Whether no operation of it is in flight.
+    pub(super) fn is_idle(&self) -> bool {
         !self.sending && self.receiving.is_none()
     }
 
-    /// Gives its memory back; only when it is quiet.
+    /// Releases its memory; only when it is idle.
     pub(super) fn free(self, buffers: &mut Buffers) {
         buffers.release(self.heads);
         buffers.release(self.input);
     }
 
-    /// Ends it: the kernel gives up what it holds of it.
-    pub(super) fn lose(&mut self, why: Loss) {
+    /// Ends it: shuts the socket down, so that its operations complete.
+    pub(super) fn abort(&mut self, why: Loss) {
         if self.loss.is_none() {
             self.loss = Some(why);
             os::shut_down(&self.socket, true);
         }
     }
 
-    /// Says goodbye if nothing is under way; else, or when that cannot be said, just goes.
-    pub(super) fn part(&mut self, cx: &mut ImageCx<'_>) {
+    /// Disconnects in order if nothing is in flight; otherwise closes at once.
+    pub(super) fn disconnect(&mut self, cx: &mut ImageCx<'_>) {
         if self.sending || self.disconnecting || self.loss.is_some() {
-            return self.lose(Loss::Dismissed);
+            return self.abort(Loss::GivenUp);
         }
         self.disconnecting = true;
         self.message.clear();
@@ -151,9 +151,9 @@ impl Connection {
         self.submit(cx);
     }
 
-    /// An operation of it has ended. Returns whether the server's silence begins anew: bytes have come, or went out
-    /// while no earlier message waited for an answer. What goes out behind one that waits says nothing, for the kernel
-    /// takes it for a server that is dead.
+    /// An operation of it has completed. Returns whether the server's silence ends: data was received, or was sent
+    /// while no earlier request waited for a reply. Data sent behind a waiting request proves nothing, because the
+    /// kernel also buffers it for a dead server.
     pub(super) fn completed(
         &mut self,
         cx: &mut ImageCx<'_>,
@@ -163,14 +163,14 @@ impl Connection {
         work: &mut Work,
     ) -> bool {
         let moved = usize::try_from(result);
-        let mut tells = moved.is_ok_and(|bytes| bytes > 0);
+        let mut ends_silence = moved.is_ok_and(|bytes| bytes > 0);
         if slot == SEND {
-            tells &= self.unanswered <= self.carried;
+            ends_silence &= self.unanswered <= self.carried;
             self.sent(moved, -result, offer, work);
         } else {
             self.received(cx, moved, -result);
         }
-        tells
+        ends_silence
     }
 
     fn sent(
@@ -184,15 +184,15 @@ impl Connection {
         match moved {
             Ok(bytes) => self.message.sent(bytes),
             Err(_) if matches!(errno, libc::EINTR | libc::EAGAIN) => {}
-            Err(_) => self.lose(Loss::Gone),
+            Err(_) => self.abort(Loss::Gone),
         }
         if self.loss.is_some() || self.message.is_empty() {
             self.message.clear();
-            for part in self.aboard.drain(..) {
-                work.landed(offer, part);
+            for part in self.in_message.drain(..) {
+                work.message_sent(offer, part);
             }
             if self.disconnecting {
-                self.lose(Loss::Dismissed);
+                self.abort(Loss::GivenUp);
             }
         }
     }
@@ -203,14 +203,14 @@ impl Connection {
         moved: Result<usize, std::num::TryFromIntError>,
         errno: i32,
     ) {
-        let buffer = self.receiving.take().expect("one receive was under way");
+        let buffer = self.receiving.take().expect("one receive was in flight");
         cx.buffers.returned(buffer);
         match moved {
-            Ok(0) => self.lose(Loss::Gone),
+            Ok(0) => self.abort(Loss::Gone),
             Ok(bytes) if buffer == self.input => self.fill.1 += bytes,
             Ok(bytes) => self.advance_body(bytes),
             Err(_) if matches!(errno, libc::EINTR | libc::EAGAIN) => {}
-            Err(_) => self.lose(Loss::Gone),
+            Err(_) => self.abort(Loss::Gone),
         }
     }
 
@@ -222,13 +222,14 @@ impl Connection {
         }
     }
 
-    /// Understands what has come and keeps a send and a receive going. Returns how many replies were understood.
-    pub(super) fn go(&mut self, cx: &mut ImageCx<'_>, offer: &Offer, work: &mut Work) -> u32 {
+    /// Decodes received data, then starts a send and a receive if none is in flight. Returns how many replies were
+    /// decoded.
+    pub(super) fn advance(&mut self, cx: &mut ImageCx<'_>, offer: &Offer, work: &mut Work) -> u32 {
         let mut replies = 0;
         if self.loss.is_none()
-            && let Err(loss) = self.understand(cx, offer, work, &mut replies)
+            && let Err(loss) = self.decode(cx, offer, work, &mut replies)
         {
-            self.lose(loss);
+            self.abort(loss);
         }
         self.unanswered -= replies as usize;
         if self.loss.is_none() {
@@ -238,7 +239,7 @@ impl Connection {
         replies
     }
 
-    fn understand(
+    fn decode(
         &mut self,
         cx: &mut ImageCx<'_>,
         offer: &Offer,
@@ -255,7 +256,7 @@ impl Connection {
                 self.body = None;
                 if body.last {
                     work.answered(offer, body.cookie)
-                        .map_err(|Lie| Loss::Lied)?;
+                        .map_err(|InvalidReply| Loss::Violation)?;
                     *replies += 1;
                 }
                 continue;
@@ -276,27 +277,32 @@ impl Connection {
             match part.what {
                 What::Nothing => {}
                 What::Data { offset, len } => {
-                    let data = work.cover(cookie, offset, len).map_err(|Lie| Loss::Lied)?;
+                    let data = work
+                        .cover(cookie, offset, len)
+                        .map_err(|InvalidReply| Loss::Violation)?;
                     self.body = body(bytes(len.into()), BodyKind::Data(data));
                 }
                 What::Zeroes { offset, len } => {
-                    let data = work.cover(cookie, offset, len).map_err(|Lie| Loss::Lied)?;
+                    let data = work
+                        .cover(cookie, offset, len)
+                        .map_err(|InvalidReply| Loss::Violation)?;
                     cx.buffers.clear(data, bytes(len.into()));
                 }
                 What::Extents { bytes: len } => {
                     self.body = body(bytes(len.into()), BodyKind::Extents)
                 }
-                What::Failed(Fault::Gone) => return Err(Loss::Leaving),
+                What::Failed(Fault::Gone) => return Err(Loss::ShuttingDown),
                 What::Failed(fault) => work.fail(cookie, fault),
             }
             if self.body.is_none() && last {
-                work.answered(offer, cookie).map_err(|Lie| Loss::Lied)?;
+                work.answered(offer, cookie)
+                    .map_err(|InvalidReply| Loss::Violation)?;
                 *replies += 1;
             }
         }
     }
 
-    /// The next reply's head, if it has come whole.
+    /// The next reply's header, if it was received completely.
     fn head(&mut self, cx: &mut ImageCx<'_>, work: &Work) -> Result<Option<Part>, Loss> {
         let have = self.fill.1 - self.fill.0;
         if have == 0 {
@@ -311,20 +317,20 @@ impl Connection {
                 Step::Part(part) => return Ok(Some(part)),
                 Step::Violation(violation) => {
                     tracing::debug!(%violation, "an NBD server broke the protocol");
-                    return Err(Loss::Lied);
+                    return Err(Loss::Violation);
                 }
                 Step::Need(more) if more <= have && more > head.len() => {
-                    // An error with its words.
+                    // An error with its message.
                     long.resize(more, 0);
                     head = &mut long;
                 }
                 Step::Need(more) if more < INPUT => return Ok(None),
-                Step::Need(_) => return Err(Loss::Lied),
+                Step::Need(_) => return Err(Loss::Violation),
             }
         }
     }
 
-    /// Moves what the input has of a payload to where it belongs.
+    /// Moves received payload to its buffer.
     fn take_body(&mut self, cx: &mut ImageCx<'_>, work: &mut Work) -> Result<(), Loss> {
         while let Some(Body {
             cookie, left, kind, ..
@@ -341,10 +347,10 @@ impl Connection {
                 BodyKind::Extents if here >= EXTENT_BYTES => {
                     let mut piece = [0; EXTENT_BYTES];
                     cx.buffers.get(self.at(self.fill.0), &mut piece);
-                    let extent = requests::extents(&piece).next().ok_or(Loss::Lied)?;
+                    let extent = requests::extents(&piece).next().ok_or(Loss::Violation)?;
                     let list = work.data_of(cookie);
                     let room = cx.buffers.len(list.buffer) - list.start as usize;
-                    if let Some((data, extent)) = work.tell(cookie, extent, room) {
+                    if let Some((data, extent)) = work.place_extent(cookie, extent, room) {
                         cx.buffers.put(data, &extent.encode());
                     }
                     self.take(EXTENT_BYTES);
@@ -382,8 +388,8 @@ impl Connection {
                 heads += 1;
                 if part.sent.op == Op::Write {
                     let len = bytes(part.sent.len.into());
-                    part.aboard = true;
-                    self.aboard.push(at);
+                    part.in_message = true;
+                    self.in_message.push(at);
                     self.message
                         .push(cx.buffers, part.data.buffer, part.data.start as usize, len);
                     payload += len;
@@ -401,7 +407,7 @@ impl Connection {
         let start = index * REQUEST_BYTES;
         let data = Data {
             buffer: self.heads,
-            start: u32::try_from(start).expect("the heads of a message are few"),
+            start: u32::try_from(start).expect("the headers of a message are few"),
         };
         cx.buffers.put(data, head);
         self.message
@@ -430,7 +436,7 @@ impl Connection {
             }) = self.body
                 && left >= LARGE
             {
-                // A plain read, for it takes lists: guests' memory comes in pieces.
+                // A plain read, because it supports vectors: guest memory is scattered.
                 cx.ring.read(fd, cx.buffers, data, left, 0, tag);
                 self.receiving = Some(data.buffer);
                 return;
@@ -444,7 +450,7 @@ impl Connection {
         self.receiving = Some(self.input);
     }
 
-    /// Moves the beginning of a reply to the front of the input: it is short, else it would have been understood.
+    /// Moves the start of a reply to the front of the input. It is short, otherwise it would have been decoded.
     fn make_room(&mut self, cx: &mut ImageCx<'_>) {
         let mut rest = vec![0; self.fill.1 - self.fill.0];
         cx.buffers.get(self.at(self.fill.0), &mut rest);

@@ -1,7 +1,7 @@
 //! The coverage of a read: chunks may arrive in any order, each byte exactly once.
 //!
-//! The buffer of a read may hold bytes of another disk until it is filled. A server that sends some bytes twice and
-//! calls the read done would hand those to the guest: this is what notices.
+//! Until it is filled, a read's buffer may contain another disk's data. A server that sends some bytes twice and
+//! reports the read complete would leak them to the guest. This check detects that.
 //!
 //! # Always true
 //! - ranges are sorted, do not touch and do not overlap
@@ -14,7 +14,7 @@ pub(super) struct Coverage {
 }
 
 impl Coverage {
-    /// `len` bytes from `from` on come. False when one of them came before.
+    /// Adds `len` received bytes from `from` on. False if one of them was received before.
     pub(super) fn add(&mut self, from: u32, len: u32) -> bool {
         let Some(to) = from.checked_add(len) else {
             return false;
@@ -37,7 +37,7 @@ impl Coverage {
         true
     }
 
-    /// Whether the first `len` bytes have come.
+    /// Whether the first `len` bytes were received.
     pub(super) fn is_whole(&self, len: u32) -> bool {
         self.ranges == [(0, len)]
     }
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_read_is_whole_when_its_pieces_came_in_any_order() {
+    fn a_read_is_complete_after_its_chunks_in_any_order() {
         let mut coverage = Coverage::default();
         for (from, len) in [(8, 4), (0, 4), (12, 4)] {
             assert!(coverage.add(from, len));
@@ -60,7 +60,7 @@ mod tests {
     }
 
     #[test]
-    fn a_byte_comes_once() {
+    fn a_byte_received_twice_is_rejected() {
         let mut coverage = Coverage::default();
         assert!(coverage.add(4, 4));
         for (from, len) in [(4, 4), (0, 5), (7, 1), (5, 1), (0, 100), (u32::MAX, 2)] {

@@ -1,4 +1,4 @@
-//! The image alone with an emulated server, on a ring whose completions the test delivers.
+//! Tests of the image alone with an emulated server; the test delivers the completions of the ring.
 
 use super::*;
 use crate::blocking::BlockingWorker;
@@ -16,7 +16,7 @@ use tidegate_front::nbd::wire::REQUEST_BYTES;
 
 const BLOCK: u64 = 4096;
 const FLUSH: u16 = 3;
-/// A test that waits for what never comes fails after so long.
+/// Deadline of a test that waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// An image, and the server's end of its connection.
@@ -29,7 +29,7 @@ struct Rig {
     buffers: Buffers,
     blocking: BlockingWorker,
     finished: Vec<(DiskId, IoId, Outcome)>,
-    asked: u64,
+    submitted: u64,
 }
 
 impl Rig {
@@ -62,7 +62,7 @@ impl Rig {
             buffers: Buffers::new(),
             blocking: BlockingWorker::start("test", |_, _| ()).expect("a thread"),
             finished: Vec::new(),
-            asked: 0,
+            submitted: 0,
         }
     }
 
@@ -78,10 +78,10 @@ impl Rig {
         act(&mut self.image, &mut cx)
     }
 
-    fn ask(&mut self, op: Op, len: u64) -> IoId {
+    fn submit(&mut self, op: Op, len: u64) -> IoId {
         let buffer = self.buffers.claim_pool(bytes(len)).expect("memory");
-        let io = IoId::from_bits(self.asked);
-        self.asked += 1;
+        let io = IoId::from_bits(self.submitted);
+        self.submitted += 1;
         let job = Job {
             io,
             op,
@@ -95,12 +95,12 @@ impl Rig {
         io
     }
 
-    /// Waits until an operation has ended, and delivers it and those that have too.
+    /// Waits until an operation completes, and delivers all completions.
     fn step(&mut self) {
         let mut completions = Vec::new();
         let deadline = Instant::now() + PATIENCE;
         while completions.is_empty() {
-            assert!(Instant::now() < deadline, "nothing is under way");
+            assert!(Instant::now() < deadline, "nothing is in flight");
             self.ring.wait(Some(Span::from_secs(1)));
             self.ring.reap(2, &mut completions);
         }
@@ -117,8 +117,8 @@ impl Rig {
         self.image.deadline()
     }
 
-    /// The server takes a request with so many bytes behind it; returns its kind and its cookie.
-    fn takes(&mut self, payload: u64) -> (u16, [u8; 8]) {
+    /// The server reads a request with this many payload bytes; returns its type and its cookie.
+    fn read_request(&mut self, payload: u64) -> (u16, [u8; 8]) {
         let mut request = vec![0; REQUEST_BYTES + bytes(payload)];
         self.server.read_exact(&mut request).expect("a request");
         let kind = [request[6], request[7]];
@@ -126,9 +126,9 @@ impl Rig {
         (u16::from_be_bytes(kind), cookie)
     }
 
-    fn answers(&mut self, cookie: [u8; 8]) {
+    fn reply(&mut self, cookie: [u8; 8]) {
         let reply = [&0x6744_6698_u32.to_be_bytes(), &[0; 4][..], &cookie].concat();
-        self.server.write_all(&reply).expect("it is taken");
+        self.server.write_all(&reply).expect("the reply is sent");
     }
 
     fn outcome(&self, io: IoId) -> Option<Outcome> {
@@ -140,7 +140,7 @@ impl Rig {
         self.act(|image, cx| image.close(cx))
     }
 
-    /// Ends what is under way, however it stands, and closes the image.
+    /// Ends what is in flight, and closes the image.
     fn end(mut self) {
         self.act(|image, cx| image.give_up(cx));
         while self.image.connection.is_some() {
@@ -155,17 +155,21 @@ fn seconds(seconds: u64) -> Option<Time> {
 }
 
 #[test]
-fn requests_that_keep_coming_do_not_hide_that_the_server_is_silent() {
+fn new_requests_do_not_extend_a_silent_servers_timeout() {
     let mut rig = Rig::new();
     rig.at(100);
-    let first = rig.ask(Op::Read, BLOCK);
+    let first = rig.submit(Op::Read, BLOCK);
     rig.step();
     assert_eq!(rig.deadline(), seconds(130));
     for at in [110, 129] {
         rig.at(at);
-        rig.ask(Op::Read, BLOCK);
+        rig.submit(Op::Read, BLOCK);
         rig.step();
-        assert_eq!(rig.deadline(), seconds(130), "they were sent, and no more");
+        assert_eq!(
+            rig.deadline(),
+            seconds(130),
+            "a sent request does not end the silence"
+        );
     }
     rig.at(130);
     rig.act(|image, cx| image.tick(cx));
@@ -177,43 +181,43 @@ fn requests_that_keep_coming_do_not_hide_that_the_server_is_silent() {
 }
 
 #[test]
-fn an_answer_to_any_request_ends_the_servers_silence() {
+fn a_reply_to_any_request_ends_the_servers_silence() {
     let mut rig = Rig::new();
     rig.at(100);
-    let first = rig.ask(Op::Write, BLOCK);
+    let first = rig.submit(Op::Write, BLOCK);
     rig.step();
     rig.at(120);
-    let second = rig.ask(Op::Write, BLOCK);
+    let second = rig.submit(Op::Write, BLOCK);
     rig.step();
-    let (_, cookie) = rig.takes(BLOCK);
-    rig.answers(cookie);
+    let (_, cookie) = rig.read_request(BLOCK);
+    rig.reply(cookie);
     rig.step();
     assert_eq!(rig.outcome(first), Some(Ok(())));
     assert_eq!(rig.deadline(), seconds(150));
-    let (_, cookie) = rig.takes(BLOCK);
-    rig.answers(cookie);
+    let (_, cookie) = rig.read_request(BLOCK);
+    rig.reply(cookie);
     rig.step();
     assert_eq!(rig.outcome(second), Some(Ok(())));
-    assert_eq!(rig.deadline(), None, "nobody waits");
+    assert_eq!(rig.deadline(), None, "no request waits");
     rig.at(200);
-    rig.ask(Op::Write, BLOCK);
+    rig.submit(Op::Write, BLOCK);
     rig.step();
     assert_eq!(rig.deadline(), seconds(230));
     rig.end();
 }
 
 #[test]
-fn a_large_write_that_moves_is_no_silence() {
+fn progress_of_a_large_write_extends_the_timeout() {
     const LARGE: u64 = 4 << 20;
     let mut rig = Rig::new();
     rig.at(100);
-    // What was answered before it does not count.
-    rig.ask(Op::Write, BLOCK);
+    // Replies before the write do not count.
+    rig.submit(Op::Write, BLOCK);
     rig.step();
-    let (_, cookie) = rig.takes(BLOCK);
-    rig.answers(cookie);
+    let (_, cookie) = rig.read_request(BLOCK);
+    rig.reply(cookie);
     rig.step();
-    let write = rig.ask(Op::Write, LARGE);
+    let write = rig.submit(Op::Write, LARGE);
     rig.step();
     rig.server.set_nonblocking(true).expect("a socket");
     let mut left = REQUEST_BYTES + bytes(LARGE);
@@ -224,37 +228,37 @@ fn a_large_write_that_moves_is_no_silence() {
             left -= got;
             continue;
         }
-        // All that was sent is taken, so more of it can go.
+        // All sent data was read, so more can be sent.
         now += 20;
         rig.at(now);
         rig.step();
         assert_eq!(rig.deadline(), seconds(now + 30));
     }
-    assert!(now > 100, "the kernel takes it in more than one go");
+    assert!(now > 100, "the kernel sends it in more than one piece");
     assert_eq!(rig.outcome(write), None);
     rig.end();
 }
 
 #[test]
-fn a_last_flush_ends_by_the_servers_answer_or_with_the_patience() {
+fn the_last_flush_ends_by_a_reply_or_by_timeout() {
     for answered in [true, false] {
         let mut rig = Rig::new();
         rig.at(100);
-        let write = rig.ask(Op::Write, BLOCK);
+        let write = rig.submit(Op::Write, BLOCK);
         rig.step();
-        let (_, cookie) = rig.takes(BLOCK);
-        rig.answers(cookie);
+        let (_, cookie) = rig.read_request(BLOCK);
+        rig.reply(cookie);
         rig.step();
         assert_eq!(rig.outcome(write), Some(Ok(())));
         rig.at(200);
         assert!(!rig.close());
         rig.step();
-        let (kind, cookie) = rig.takes(0);
+        let (kind, cookie) = rig.read_request(0);
         assert_eq!(kind, FLUSH);
-        assert!(!rig.close(), "it has no answer");
+        assert!(!rig.close(), "the flush has no reply");
         assert_eq!(rig.deadline(), seconds(230));
         if answered {
-            rig.answers(cookie);
+            rig.reply(cookie);
         } else {
             rig.at(230);
             rig.act(|image, cx| image.tick(cx));
@@ -264,8 +268,8 @@ fn a_last_flush_ends_by_the_servers_answer_or_with_the_patience() {
             rig.step();
             closed = rig.close();
         }
-        let told = (!answered).then_some(Harm::FlushesFail);
-        assert_eq!(rig.condition.harm(), told);
-        assert_eq!(rig.finished.len(), 1, "no guest hears of it");
+        let expected = (!answered).then_some(Harm::FlushesFail);
+        assert_eq!(rig.condition.harm(), expected);
+        assert_eq!(rig.finished.len(), 1, "the last flush belongs to no guest");
     }
 }

@@ -1,12 +1,12 @@
 //! Unflushed writes: whether a server that was lost may have lost acknowledged writes.
 //!
-//! A server that comes back does not say whether it is the same process with its cache, or another without. So a connection's
-//! loss counts as a crash: what was answered on it before it, and is not known to be durable, may be gone. No flush may
-//! claim otherwise later on; the guest has to learn of it, for its file system believes what it wrote before.
+//! After a reconnect the server may be the same process with its cache, or a new one without. So a lost connection
+//! counts as a crash: writes acknowledged on it, and not known to be durable, may be lost. No later flush may claim
+//! otherwise. The guest must learn of it, because its file system relies on those writes.
 //!
 //! # Always true
-//! - a flush makes durable what had been answered before it was sent, and nothing else
-//! - once something may be gone, that stays so
+//! - a flush makes durable what was acknowledged before it was sent, and nothing else
+//! - once writes may be lost, that state is permanent
 //!
 //! # Source
 //! The NBD protocol document, on `NBD_CMD_FLUSH`; `docs/decisions/0020-an-upstream-that-comes-back.md`.
@@ -17,11 +17,11 @@ use std::sync::Arc;
 /// See the module.
 #[derive(Debug, Default)]
 pub(super) struct Unflushed {
-    /// Writes that were told to have succeeded and need not be durable yet, ever.
+    /// Acknowledged writes that need not be durable yet; a running total.
     written: u64,
     /// How many of them, from the first, are durable.
     durable: u64,
-    gone: bool,
+    writes_lost: bool,
     condition: Arc<Condition>,
 }
 
@@ -30,7 +30,7 @@ pub(super) struct Unflushed {
 pub(super) struct Mark(u64);
 
 impl Unflushed {
-    /// Of an image that nothing was written to yet.
+    /// For an image without writes.
     pub(super) fn new(condition: Arc<Condition>) -> Unflushed {
         Unflushed {
             condition,
@@ -38,7 +38,7 @@ impl Unflushed {
         }
     }
 
-    /// A write succeeds that the server need not keep yet.
+    /// A write was acknowledged that is not durable yet.
     pub(super) fn wrote(&mut self) {
         self.written += 1;
     }
@@ -48,30 +48,30 @@ impl Unflushed {
         Mark(self.written)
     }
 
-    /// The flush that was sent then has succeeded.
+    /// The flush sent at `mark` has succeeded.
     pub(super) fn flushed(&mut self, mark: Mark) {
         self.durable = self.durable.max(mark.0);
     }
 
-    /// The connection is lost, or a flush has failed, of which a server may tell only once. Returns whether this is the first
-    /// time that something may be gone with it.
+    /// The connection is lost, or a flush has failed: a server may report such an error only once. Returns whether
+    /// writes may be lost for the first time.
     pub(super) fn lost(&mut self) -> bool {
-        let first = !self.gone && self.is_owed();
+        let first = !self.writes_lost && self.has_unflushed();
         if first {
-            self.gone = true;
+            self.writes_lost = true;
             self.condition.note(Harm::FlushesFail);
         }
         first
     }
 
-    /// Whether anything is written that is not known to be durable.
-    pub(super) fn is_owed(&self) -> bool {
+    /// Whether there are writes that are not known to be durable.
+    pub(super) fn has_unflushed(&self) -> bool {
         self.written > self.durable
     }
 
-    /// Whether writes may be gone, so that no flush can promise anything.
-    pub(super) fn is_gone(&self) -> bool {
-        self.gone
+    /// Whether writes may be lost, so that every flush must fail.
+    pub(super) fn may_have_lost_writes(&self) -> bool {
+        self.writes_lost
     }
 }
 
@@ -80,14 +80,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_flush_covers_what_was_answered_before_it_was_sent_only() {
+    fn a_flush_covers_only_writes_acknowledged_before_it_was_sent() {
         let mut unflushed = Unflushed::default();
-        assert!(!unflushed.is_owed(), "nothing is written");
+        assert!(!unflushed.has_unflushed(), "nothing is written");
         unflushed.wrote();
-        assert!(unflushed.is_owed());
+        assert!(unflushed.has_unflushed());
         let mark = unflushed.mark();
         unflushed.flushed(mark);
-        assert!(!unflushed.is_owed());
+        assert!(!unflushed.has_unflushed());
         assert!(!unflushed.lost(), "all of it is durable");
         unflushed.wrote();
         let early = unflushed.mark();
@@ -98,14 +98,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_gone_stays_so_and_is_told_once() {
+    fn lost_writes_are_permanent_and_reported_once() {
         let mut unflushed = Unflushed::default();
         unflushed.wrote();
-        assert!(!unflushed.is_gone(), "the server is there and has it");
+        assert!(
+            !unflushed.may_have_lost_writes(),
+            "the server is there and has it"
+        );
         assert!(unflushed.lost());
         unflushed.flushed(unflushed.mark());
         unflushed.wrote();
         assert!(!unflushed.lost());
-        assert!(unflushed.is_gone());
+        assert!(unflushed.may_have_lost_writes());
     }
 }

@@ -1,15 +1,15 @@
 //! The requests of an NBD image: jobs are split into requests, and replies are put together.
 //!
-//! The image gives it jobs; the connection ([`super::connection`]) takes requests from its queue and tells what was answered.
-//! After a loss every job that has not ended begins anew, in the old order: the server may have lost the requests that
-//! it had answered already, and a job's flush must come after all of its writes on the same connection.
+//! The image adds jobs. The connection ([`super::connection`]) takes requests from its queue and reports the replies.
+//! After a lost connection every unfinished job starts replay, in the old order. The server may have lost requests that
+//! it already acknowledged, and a job's flush must follow all of its writes on the same connection.
 //!
 //! # Always true
-//! - a job ends once, and only when none of its requests is queued, sent or in a message under way
-//! - a job that ended well was answered whole on one connection
-//! - once writes may be gone with a connection no flush succeeds ([`Unflushed`])
-//! - a request's cookie is never used again while the image lives (2^32 requests later its number is, for another)
-//! - at most [`AT_A_TIME`] requests of one job are out
+//! - a job ends once, and only when none of its requests is queued, sent or in a message being sent
+//! - a job that succeeded was acknowledged completely on one connection
+//! - once writes may be lost with a connection no flush succeeds ([`Unflushed`])
+//! - a request's cookie is not reused while the image is open (its number is, after 2^32 requests, with another slot)
+//! - at most [`AT_A_TIME`] requests of one job are in flight
 
 use super::coverage::Coverage;
 use super::unflushed::{Mark, Unflushed};
@@ -22,15 +22,15 @@ use tidegate_front::nbd::client::handshake::Negotiated;
 use tidegate_front::nbd::client::requests::Sent;
 use tidegate_front::nbd::wire::{Abilities, PAYLOAD_MAX};
 
-/// Requests of one job that are out at a time: enough to keep a server with small requests busy.
+/// Requests of one job in flight: enough to keep a server with small requests busy.
 const AT_A_TIME: u32 = 16;
-/// The longest request without payload; the protocol allows 4 GiB, of which not every server makes one operation.
+/// The longest request without payload. The protocol allows 4 GiB, but some servers fail at that.
 const LONGEST: u64 = 1 << 30;
-/// Zeroes are sent from a buffer of this size where the server cannot make them itself.
+/// Zeroes are sent from a buffer of this size if the server does not support write-zeroes.
 const ZEROES: u32 = 1 << 20;
 const _: () = assert!(ZEROES as usize <= crate::sys::buffers::ZEROES);
 
-/// What the server can do, as the first negotiation said; later ones must offer as much.
+/// What the server supports, by the first negotiation; later ones must offer as much.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Offer {
     pub(super) abilities: Abilities,
@@ -51,12 +51,12 @@ impl Offer {
         }
     }
 
-    /// Whether this is as good as `other` was.
+    /// Whether this is at least as good as `other`.
     pub(super) fn covers(&self, other: &Offer) -> bool {
         let wanted = other.abilities.without(Abilities::READ_ONLY);
         let may_write =
             other.abilities.has(Abilities::READ_ONLY) || !self.abilities.has(Abilities::READ_ONLY);
-        // Flags that say nothing about what we ask may differ.
+        // Flags for features that are not used may differ.
         let known = [
             Abilities::FLUSH,
             Abilities::FUA,
@@ -65,18 +65,18 @@ impl Offer {
             Abilities::CACHE,
             Abilities::FAST_ZERO,
         ];
-        let as_able = known
+        let has_features = known
             .into_iter()
             .all(|one| !wanted.has(one) || self.abilities.has(one));
         may_write
-            && as_able
+            && has_features
             && self.minimum <= other.minimum
             && self.payload >= other.payload
             && (self.extents || !other.extents)
             && self.size >= other.size
     }
 
-    /// Those of a job's flags that the server knows. What it lacks is made up for otherwise ([`Plan`]).
+    /// The job's flags that the server supports. [`Plan`] emulates the others.
     fn flags(&self, wanted: Flags) -> Flags {
         let known = [
             (Flags::FUA, self.abilities.has(Abilities::FUA)),
@@ -89,14 +89,14 @@ impl Offer {
             .fold(Flags::NONE, |all, (flag, _)| all.with(flag))
     }
 
-    /// Whether the server may forget a job that it has answered until it is asked to flush. A discard does not count: it
-    /// promises nothing about what is read afterwards. Of a server that knows no flush nothing was ever promised.
+    /// Whether the server may lose an acknowledged job until the next flush. A discard does not count: it promises
+    /// nothing about later reads. A server without flush never promised anything.
     fn may_forget(&self, job: &Job) -> bool {
         let writes = matches!(job.op, Op::Write | Op::WriteZeroes);
         writes && !job.flags.has(Flags::FUA) && self.abilities.has(Abilities::FLUSH)
     }
 
-    /// The longest request of this kind, a multiple of the server's blocks.
+    /// The longest request of this type, a multiple of the server's blocks.
     fn longest(&self, op: Op, zeroes: bool) -> u64 {
         let most = match op {
             Op::Write if zeroes => u64::from(self.payload.min(ZEROES)),
@@ -108,21 +108,21 @@ impl Offer {
     }
 }
 
-/// How a job is carried out, or how it ends at once.
+/// How to perform a job, or its outcome if it ends at once.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Plan {
-    /// By requests of this kind; a flush behind them when `flush` says so.
-    Ask { op: Op, flush: bool },
+    /// By requests of this type; followed by a flush if `flush`.
+    Send { op: Op, flush: bool },
     /// By writing zeroes from a buffer.
     SendZeroes { flush: bool },
-    /// All of it is data, as far as one can know.
-    TellData,
+    /// Report all of it as data, for lack of better knowledge.
+    AllData,
     /// At once.
     Done(Outcome),
 }
 
 impl Plan {
-    /// For a job, of a server that offers this.
+    /// The plan for a job on a server with this offer.
     pub(super) fn of(offer: &Offer, job: &Job) -> Plan {
         let can = |ability| offer.abilities.has(ability);
         let minimum = u64::from(offer.minimum);
@@ -139,23 +139,23 @@ impl Plan {
         let flush = job.flags.has(Flags::FUA) && !can(Abilities::FUA) && can(Abilities::FLUSH);
         let fast = job.flags.has(Flags::FAST_ONLY);
         match job.op {
-            Op::Read => Plan::Ask {
+            Op::Read => Plan::Send {
                 op: Op::Read,
                 flush: false,
             },
-            Op::Write => Plan::Ask {
+            Op::Write => Plan::Send {
                 op: Op::Write,
                 flush,
             },
-            Op::Flush if can(Abilities::FLUSH) => Plan::Ask {
+            Op::Flush if can(Abilities::FLUSH) => Plan::Send {
                 op: Op::Flush,
                 flush: true,
             },
-            Op::Discard if can(Abilities::TRIM) => Plan::Ask {
+            Op::Discard if can(Abilities::TRIM) => Plan::Send {
                 op: Op::Discard,
                 flush,
             },
-            Op::Prefetch if can(Abilities::CACHE) => Plan::Ask {
+            Op::Prefetch if can(Abilities::CACHE) => Plan::Send {
                 op: Op::Prefetch,
                 flush: false,
             },
@@ -163,36 +163,36 @@ impl Plan {
             Op::WriteZeroes if fast && !can(Abilities::FAST_ZERO) => {
                 Plan::Done(Err(Fault::Unsupported))
             }
-            Op::WriteZeroes if can(Abilities::WRITE_ZEROES) => Plan::Ask {
+            Op::WriteZeroes if can(Abilities::WRITE_ZEROES) => Plan::Send {
                 op: Op::WriteZeroes,
                 flush,
             },
             Op::WriteZeroes => Plan::SendZeroes { flush },
-            Op::Extents if offer.extents => Plan::Ask {
+            Op::Extents if offer.extents => Plan::Send {
                 op: Op::Extents,
                 flush: false,
             },
-            Op::Extents => Plan::TellData,
+            Op::Extents => Plan::AllData,
         }
     }
 }
 
-/// A job under way.
-struct Doing {
+/// A job in progress.
+struct ActiveJob {
     job: Job,
     op: Op,
-    /// Which one it is of all that ever came.
+    /// Its number among all jobs ever.
     number: u64,
-    /// Where its bytes are, and whether each request begins there anew.
+    /// Its data, and whether each request starts at the buffer's start.
     data: Data,
     zeroes: bool,
-    /// Whether a flush belongs behind it, and whether that was queued.
+    /// Whether a flush must follow it, and whether that was queued.
     flush: bool,
     flushing: bool,
-    /// Whether the server may forget it, once answered, until a flush.
+    /// Whether the server may lose it, once acknowledged, until a flush.
     forgettable: bool,
-    /// Bytes for which requests were made, and requests without an end.
-    given: u64,
+    /// Bytes for which requests were queued, and requests that have not ended.
+    requested: u64,
     open: u32,
     outcome: Outcome,
 }
@@ -202,17 +202,17 @@ pub(super) struct Part {
     job: u32,
     pub(super) cookie: u64,
     pub(super) sent: Sent,
-    /// Where its bytes are; none for most kinds.
+    /// The request's data; none for most types.
     pub(super) data: Data,
-    /// How far it is.
+    /// Its progress.
     stage: Stage,
-    /// Its bytes are in a message that the kernel has: it may not end.
-    pub(super) aboard: bool,
+    /// Its data is in a message that the kernel is sending: it must not end.
+    pub(super) in_message: bool,
     fault: Option<Fault>,
     coverage: Coverage,
-    /// Extents told so far: how many, and up to which byte.
-    told: (u32, u64),
-    /// What a flush makes durable.
+    /// Extents received so far: how many, and up to which byte.
+    extents_received: (u32, u64),
+    /// The writes that a flush makes durable.
     mark: Mark,
 }
 
@@ -220,30 +220,30 @@ pub(super) struct Part {
 enum Stage {
     Queued,
     Sent,
-    /// Answered while aboard.
+    /// Replied to while in a message.
     Answered,
 }
 
 /// See the module.
 pub(super) struct Work {
-    jobs: Vec<Option<Doing>>,
+    jobs: Vec<Option<ActiveJob>>,
     free_jobs: Vec<u32>,
     parts: Vec<Option<Part>>,
     free_parts: Vec<u32>,
-    /// Not sent yet, first to go first.
+    /// Not sent yet, in order.
     queue: VecDeque<u32>,
     /// The next cookie's upper half.
     sequence: u32,
-    /// Jobs that ever came.
+    /// All jobs ever.
     begun: u64,
     unflushed: Unflushed,
-    /// Ended, to be told.
+    /// Ended, to be reported.
     pub(super) ended: Vec<(IoId, Outcome)>,
 }
 
-/// The server's answer cannot be true.
+/// The server's reply is invalid.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Lie;
+pub(super) struct InvalidReply;
 
 impl Work {
     pub(super) fn new(condition: Arc<Condition>) -> Work {
@@ -264,7 +264,7 @@ impl Work {
         self.jobs.len() == self.free_jobs.len()
     }
 
-    /// Takes a job; its first requests are queued. `zeroes` is the buffer of zeroes when the requests send from there.
+    /// Adds a job and queues its first requests. `zeroes` is the buffer of zeroes if the requests send from it.
     pub(super) fn begin(
         &mut self,
         offer: &Offer,
@@ -273,7 +273,7 @@ impl Work {
         flush: bool,
         zeroes: Option<u32>,
     ) {
-        let doing = Doing {
+        let active = ActiveJob {
             job,
             op,
             number: self.begun,
@@ -282,77 +282,77 @@ impl Work {
             flush,
             flushing: false,
             forgettable: offer.may_forget(&job),
-            given: 0,
+            requested: 0,
             open: 0,
             outcome: Ok(()),
         };
         self.begun += 1;
         let at = self.free_jobs.pop().unwrap_or_else(|| {
             self.jobs.push(None);
-            u32::try_from(self.jobs.len() - 1).expect("fewer than 2^32 jobs are under way")
+            u32::try_from(self.jobs.len() - 1).expect("fewer than 2^32 jobs are in progress")
         });
-        self.jobs[at as usize] = Some(doing);
-        self.begin_anew(offer, at);
+        self.jobs[at as usize] = Some(active);
+        self.restart(offer, at);
     }
 
-    /// Queues a job's first requests; none of it is queued or sent.
-    fn begin_anew(&mut self, offer: &Offer, at: u32) {
-        let doing = self.jobs[at as usize]
+    /// Queues a job's first requests; none of them is queued or sent.
+    fn restart(&mut self, offer: &Offer, at: u32) {
+        let active = self.jobs[at as usize]
             .as_mut()
-            .expect("a job that begins is under way");
-        doing.given = if doing.op == Op::Flush {
-            doing.job.len
+            .expect("a job that starts is in progress");
+        active.requested = if active.op == Op::Flush {
+            active.job.len
         } else {
             0
         };
-        doing.open = 0;
-        doing.flushing = false;
-        self.feed(offer, at);
+        active.open = 0;
+        active.flushing = false;
+        self.queue_requests(offer, at);
     }
 
-    /// Makes a job's next requests; ends it when there is nothing more to ask.
-    fn feed(&mut self, offer: &Offer, at: u32) {
+    /// Queues a job's next requests; ends it when none are left.
+    fn queue_requests(&mut self, offer: &Offer, at: u32) {
         loop {
-            let doing = self.jobs[at as usize]
+            let active = self.jobs[at as usize]
                 .as_mut()
-                .expect("a job that is fed is under way");
-            let left = doing.job.len - doing.given;
-            if doing.outcome.is_err() || left == 0 {
+                .expect("the job is in progress");
+            let left = active.job.len - active.requested;
+            if active.outcome.is_err() || left == 0 {
                 break;
             }
-            if doing.open == AT_A_TIME {
+            if active.open == AT_A_TIME {
                 return;
             }
-            let len = left.min(offer.longest(doing.op, doing.zeroes));
-            let given = u32::try_from(doing.given).unwrap_or(u32::MAX);
-            let data = match doing.op {
-                Op::Read | Op::Write if !doing.zeroes => doing.data.skip(given),
-                _ => doing.data,
+            let len = left.min(offer.longest(active.op, active.zeroes));
+            let requested = u32::try_from(active.requested).unwrap_or(u32::MAX);
+            let data = match active.op {
+                Op::Read | Op::Write if !active.zeroes => active.data.skip(requested),
+                _ => active.data,
             };
             let sent = Sent {
-                op: doing.op,
-                flags: offer.flags(doing.job.flags),
-                offset: doing.job.offset + doing.given,
+                op: active.op,
+                flags: offer.flags(active.job.flags),
+                offset: active.job.offset + active.requested,
                 len: u32::try_from(len).expect("requests are shorter than 4 GiB"),
             };
-            // One request tells extents, of as much as it may: who asked goes on where the answer ends.
-            doing.given = if doing.op == Op::Extents {
-                doing.job.len
+            // One request queries extents, for the largest allowed range: the client continues where the reply ends.
+            active.requested = if active.op == Op::Extents {
+                active.job.len
             } else {
-                doing.given + len
+                active.requested + len
             };
-            doing.open += 1;
+            active.open += 1;
             self.queue(at, sent, data);
         }
-        let doing = self.jobs[at as usize]
+        let active = self.jobs[at as usize]
             .as_mut()
-            .expect("a job that is fed is under way");
-        if doing.open > 0 {
+            .expect("the job is in progress");
+        if active.open > 0 {
             return;
         }
-        if doing.flush && !doing.flushing && doing.outcome.is_ok() {
-            doing.flushing = true;
-            doing.open = 1;
+        if active.flush && !active.flushing && active.outcome.is_ok() {
+            active.flushing = true;
+            active.open = 1;
             let sent = Sent {
                 op: Op::Flush,
                 flags: Flags::NONE,
@@ -367,7 +367,7 @@ impl Work {
     fn queue(&mut self, job: u32, sent: Sent, data: Data) {
         let at = self.free_parts.pop().unwrap_or_else(|| {
             self.parts.push(None);
-            u32::try_from(self.parts.len() - 1).expect("fewer than 2^32 requests are out")
+            u32::try_from(self.parts.len() - 1).expect("fewer than 2^32 requests are in flight")
         });
         let cookie = u64::from(self.sequence) << 32 | u64::from(at);
         self.sequence = self.sequence.wrapping_add(1);
@@ -377,22 +377,22 @@ impl Work {
             sent,
             data,
             stage: Stage::Queued,
-            aboard: false,
+            in_message: false,
             fault: None,
             coverage: Coverage::default(),
-            told: (0, 0),
+            extents_received: (0, 0),
             mark: Mark::default(),
         });
         self.queue.push_back(at);
     }
 
     fn end(&mut self, at: u32) {
-        let doing = self.jobs[at as usize].take().expect("a job ends once");
+        let active = self.jobs[at as usize].take().expect("a job ends once");
         self.free_jobs.push(at);
-        if doing.forgettable && doing.outcome.is_ok() {
+        if active.forgettable && active.outcome.is_ok() {
             self.unflushed.wrote();
         }
-        self.ended.push((doing.job.io, doing.outcome));
+        self.ended.push((active.job.io, active.outcome));
     }
 
     /// The next request to send, which counts as sent from now on.
@@ -400,13 +400,13 @@ impl Work {
         let at = self.queue.pop_front()?;
         let part = self.parts[at as usize]
             .as_mut()
-            .expect("what is queued exists");
+            .expect("a queued request exists");
         part.stage = Stage::Sent;
         part.mark = self.unflushed.mark();
         Some((at, part))
     }
 
-    /// What a cookie asked, if it waits for an answer.
+    /// The request with this cookie, if it waits for a reply.
     pub(super) fn sent(&self, cookie: u64) -> Option<Sent> {
         self.waiting(cookie).map(|part| part.sent)
     }
@@ -419,28 +419,34 @@ impl Work {
     fn part(&mut self, cookie: u64) -> &mut Part {
         self.parts[place(cookie)]
             .as_mut()
-            .expect("a part that is spoken of waits")
+            .expect("the request is in flight")
     }
 
-    /// `len` bytes of a read at `offset` of the disk come; where they belong.
-    pub(super) fn cover(&mut self, cookie: u64, offset: u64, len: u32) -> Result<Data, Lie> {
+    /// `len` bytes of a read at disk offset `offset` arrive; returns where to put them.
+    pub(super) fn cover(
+        &mut self,
+        cookie: u64,
+        offset: u64,
+        len: u32,
+    ) -> Result<Data, InvalidReply> {
         let part = self.part(cookie);
-        let from = u32::try_from(offset - part.sent.offset).map_err(|_| Lie)?;
+        let from = u32::try_from(offset - part.sent.offset).map_err(|_| InvalidReply)?;
         if !part.coverage.add(from, len) {
-            return Err(Lie);
+            return Err(InvalidReply);
         }
         Ok(part.data.skip(from))
     }
 
-    /// An extent of the answer to a request for them: the place for it, cut to what was asked, if there is one.
-    pub(super) fn tell(
+    /// An extent of a reply arrives. Returns the place for it and the extent, cut to the requested range, if there is
+    /// room.
+    pub(super) fn place_extent(
         &mut self,
         cookie: u64,
         extent: Extent,
         room: usize,
     ) -> Option<(Data, Extent)> {
         let part = self.part(cookie);
-        let (count, reach) = part.told;
+        let (count, reach) = part.extents_received;
         let left = u64::from(part.sent.len).saturating_sub(reach);
         let at = count as usize * Extent::SIZE;
         if left == 0 || at + Extent::SIZE > room {
@@ -450,35 +456,35 @@ impl Work {
             len: extent.len.min(left),
             kind: extent.kind,
         };
-        part.told = (count + 1, reach + cut.len);
+        part.extents_received = (count + 1, reach + cut.len);
         let at = u32::try_from(at).expect("a list of extents is short");
         Some((part.data.skip(at), cut))
     }
 
-    /// The buffer and start of a request's bytes.
+    /// The buffer and start of a request's data.
     pub(super) fn data_of(&mut self, cookie: u64) -> Data {
         self.part(cookie).data
     }
 
-    /// The request has failed, whatever else comes.
+    /// The request has failed, even if more of its reply follows.
     pub(super) fn fail(&mut self, cookie: u64, fault: Fault) {
         self.part(cookie).fault.get_or_insert(fault);
     }
 
-    /// Nothing more will be said to this request.
-    pub(super) fn answered(&mut self, offer: &Offer, cookie: u64) -> Result<(), Lie> {
+    /// The reply to this request is complete.
+    pub(super) fn answered(&mut self, offer: &Offer, cookie: u64) -> Result<(), InvalidReply> {
         let part = self.part(cookie);
         if part.fault.is_none() {
             let whole = match part.sent.op {
                 Op::Read => part.coverage.is_whole(part.sent.len),
-                Op::Extents => part.told.0 > 0,
+                Op::Extents => part.extents_received.0 > 0,
                 _ => true,
             };
             if !whole {
-                return Err(Lie);
+                return Err(InvalidReply);
             }
         }
-        if part.aboard {
+        if part.in_message {
             part.stage = Stage::Answered;
         } else {
             self.close(offer, cookie);
@@ -486,12 +492,12 @@ impl Work {
         Ok(())
     }
 
-    /// The message with this request's bytes is out of the kernel's hands.
-    pub(super) fn landed(&mut self, offer: &Offer, at: u32) {
+    /// The kernel has sent the message with this request's data.
+    pub(super) fn message_sent(&mut self, offer: &Offer, at: u32) {
         let Some(part) = self.parts[at as usize].as_mut() else {
             return;
         };
-        part.aboard = false;
+        part.in_message = false;
         if part.stage == Stage::Answered {
             let cookie = part.cookie;
             self.close(offer, cookie);
@@ -503,18 +509,18 @@ impl Work {
         let part = self.parts[at].take().expect("a request is closed once");
         self.free_parts
             .push(u32::try_from(at).expect("parts are counted in 32 bits"));
-        let doing = self.jobs[part.job as usize]
+        let active = self.jobs[part.job as usize]
             .as_mut()
             .expect("a job outlives its requests");
-        doing.open -= 1;
+        active.open -= 1;
         let flush = part.sent.op == Op::Flush;
         match part.fault {
             Some(fault) => {
-                doing.outcome = doing.outcome.and(Err(fault));
+                active.outcome = active.outcome.and(Err(fault));
                 if flush && self.unflushed.lost() {
                     tracing::warn!(
-                        "an NBD server could not make durable what it had answered, which may be lost: from now on flushes \
-                         of the disk fail; look after the server, detach the disk, attach it again, and have the guest \
+                        "an NBD server could not flush acknowledged writes, which may be lost: from now on flushes \
+                         of the disk fail; check the server, detach the disk, attach it replay, and have the guest \
                          check its file systems"
                     );
                 }
@@ -522,44 +528,44 @@ impl Work {
             None if flush => self.unflushed.flushed(part.mark),
             None => {}
         }
-        if doing.op == Op::Flush && self.unflushed.is_gone() {
-            doing.outcome = doing.outcome.and(Err(Fault::Io));
+        if active.op == Op::Flush && self.unflushed.may_have_lost_writes() {
+            active.outcome = active.outcome.and(Err(Fault::Io));
         }
-        self.feed(offer, part.job);
+        self.queue_requests(offer, part.job);
     }
 
-    /// The connection is lost. Returns whether this is the first time that the server may have lost writes with it.
-    pub(super) fn line_lost(&mut self) -> bool {
+    /// The connection is lost. Returns whether writes may be lost for the first time.
+    pub(super) fn connection_lost(&mut self) -> bool {
         self.unflushed.lost()
     }
 
-    /// Whether the server has answered writes that it need not keep until it is asked to flush.
-    pub(super) fn owes_flush(&self) -> bool {
-        self.unflushed.is_owed()
+    /// Whether there are acknowledged writes that are not flushed.
+    pub(super) fn needs_flush(&self) -> bool {
+        self.unflushed.has_unflushed()
     }
 
-    /// Whether the server may have lost writes that no flush can bring back.
-    pub(super) fn is_gone(&self) -> bool {
-        self.unflushed.is_gone()
+    /// Whether writes may be lost that no flush can restore.
+    pub(super) fn may_have_lost_writes(&self) -> bool {
+        self.unflushed.may_have_lost_writes()
     }
 
-    /// The connection is lost and quiet: what has not ended begins anew, in its old order. A flush that cannot keep its
-    /// promise any more fails; one behind a write of its own can, since that goes again.
-    pub(super) fn again(&mut self, offer: &Offer) {
+    /// The connection is lost and idle: restarts unfinished jobs in their old order. A flush fails if writes may be
+    /// lost. A flush that follows a job's own write may still succeed, because the write is sent replay.
+    pub(super) fn replay(&mut self, offer: &Offer) {
         self.drop_parts();
         let places = (0_u32..).zip(&self.jobs);
         let mut order: Vec<(u64, u32)> = places
-            .filter_map(|(at, doing)| Some((doing.as_ref()?.number, at)))
+            .filter_map(|(at, active)| Some((active.as_ref()?.number, at)))
             .collect();
         order.sort_unstable();
         for (_, at) in order {
-            if let Some(doing) = &mut self.jobs[at as usize]
-                && doing.op == Op::Flush
-                && self.unflushed.is_gone()
+            if let Some(active) = &mut self.jobs[at as usize]
+                && active.op == Op::Flush
+                && self.unflushed.may_have_lost_writes()
             {
-                doing.outcome = Err(Fault::Io);
+                active.outcome = Err(Fault::Io);
             }
-            self.begin_anew(offer, at);
+            self.restart(offer, at);
         }
     }
 
@@ -572,19 +578,19 @@ impl Work {
         }
     }
 
-    /// Ends every job so. Only while no connection uses their bytes.
+    /// Fails every job. Only while no connection uses their memory.
     pub(super) fn fail_all(&mut self, fault: Fault) {
         self.drop_parts();
         for at in 0..u32::try_from(self.jobs.len()).expect("jobs are counted in 32 bits") {
-            if let Some(doing) = &mut self.jobs[at as usize] {
-                doing.outcome = Err(fault);
+            if let Some(active) = &mut self.jobs[at as usize] {
+                active.outcome = Err(fault);
                 self.end(at);
             }
         }
     }
 }
 
-/// A cookie's lower half.
+/// A cookie's lower half: the request's slot.
 fn place(cookie: u64) -> usize {
     bytes(cookie & u64::from(u32::MAX))
 }

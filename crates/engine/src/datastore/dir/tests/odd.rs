@@ -1,10 +1,10 @@
-//! Devices with odd alignments, and images that are short of buffers.
+//! Tests of devices with odd alignments, and of images short of buffers.
 
 use super::*;
 
 const NONE: Flags = Flags::NONE;
 
-/// On a device that wants memory aligned more coarsely than its units.
+/// On a device whose memory alignment is coarser than its units.
 fn odd() -> Rig {
     let mut rig = Rig::new();
     rig.image.grain = Grain {
@@ -16,27 +16,27 @@ fn odd() -> Rig {
 }
 
 #[test]
-fn units_smaller_than_the_alignment_of_memory_are_read_written_and_zeroed() {
+fn units_smaller_than_the_memory_alignment_are_read_written_and_zeroed() {
     for zero_range in [true, false] {
         let mut rig = odd();
         rig.image.zero_range = zero_range;
-        let asked = [
-            rig.ask_with(Op::Write, NONE, 512, 512, 3),
-            rig.ask_with(Op::Write, NONE, BLOCK, BLOCK + 512, 4),
-            rig.ask_with(Op::Read, NONE, 512, 1024, 4),
-            rig.ask_with(Op::WriteZeroes, NONE, 3 * 512, 3 * 512, 0),
+        let submitted = [
+            rig.submit_data(Op::Write, NONE, 512, 512, 3),
+            rig.submit_data(Op::Write, NONE, BLOCK, BLOCK + 512, 4),
+            rig.submit_data(Op::Read, NONE, 512, 1024, 4),
+            rig.submit_data(Op::WriteZeroes, NONE, 3 * 512, 3 * 512, 0),
         ];
         rig.finish();
-        for io in asked {
+        for io in submitted {
             assert_eq!(rig.outcome(io), Some(Ok(())), "{io:?}");
         }
-        assert_eq!(rig.condition.harm(), None, "it was not cut");
+        assert_eq!(rig.condition.harm(), None, "it was not truncated");
         let sectors = rig.sectors();
         assert_eq!(sectors, [1, 3, 1, 0, 0, 0, 1, 1, 4, 4, 4, 4, 4, 4, 4, 4]);
     }
 }
 
-/// As the kernel answers what it has moved a part of.
+/// The completions of the kernel after it moved only a part.
 fn short(completions: Vec<Completion>, moved: i32) -> Vec<Completion> {
     let short = |completion| Completion {
         result: moved,
@@ -46,11 +46,11 @@ fn short(completions: Vec<Completion>, moved: i32) -> Vec<Completion> {
 }
 
 #[test]
-fn what_the_kernel_moved_in_part_goes_on_where_memory_is_aligned_and_ends_where_nothing_is_done() {
+fn a_short_transfer_continues_at_aligned_memory_and_fails_without_progress() {
     for (moved, outcome) in [(4096 + 512, Ok(())), (512, Err(Fault::Io))] {
         let mut rig = odd();
-        // Into memory that does not end aligned, so by way of a buffer.
-        let read = rig.ask_with(Op::Read, NONE, 0, 2 * BLOCK + 512, 0);
+        // The memory's end is not aligned, so the read uses a bounce buffer.
+        let read = rig.submit_data(Op::Read, NONE, 0, 2 * BLOCK + 512, 0);
         let completions = rig.completions();
         rig.deliver(short(completions, moved));
         rig.finish();
@@ -59,18 +59,18 @@ fn what_the_kernel_moved_in_part_goes_on_where_memory_is_aligned_and_ends_where_
 }
 
 #[test]
-fn a_long_request_gets_its_buffer_however_many_short_ones_keep_coming() {
+fn a_long_request_gets_its_buffer_despite_many_short_ones() {
     let mut rig = Rig::coarse();
-    let small = |rig: &mut Rig| rig.ask_with(Op::Read, NONE, 512, 512, 0);
+    let small = |rig: &mut Rig| rig.submit_data(Op::Read, NONE, 512, 512, 0);
     for _ in 0..100 {
         small(&mut rig);
     }
-    let long = rig.ask_with(Op::Read, NONE, 512, 60 << 10, 0);
+    let long = rig.submit_data(Op::Read, NONE, 512, 60 << 10, 0);
     for _ in 0..1000 {
         if rig.outcome(long).is_some() {
             return;
         }
-        // One ends, and another comes.
+        // One completes, and another is submitted.
         let mut one = Vec::new();
         while one.is_empty() {
             rig.ring.wait(None);
@@ -79,24 +79,24 @@ fn a_long_request_gets_its_buffer_however_many_short_ones_keep_coming() {
         rig.deliver(one);
         small(&mut rig);
     }
-    panic!("a thousand requests that came later went ahead of it");
+    panic!("a thousand later requests overtook it");
 }
 
 #[test]
-fn the_buffers_of_an_image_take_no_more_memory_than_they_may() {
+fn the_bounce_buffers_of_an_image_stay_within_their_budget() {
     let mut rig = odd();
-    let asked = 2000;
-    for at in 0..asked {
-        rig.ask_with(Op::Read, NONE, at % 1024 * 512, 512, 0);
+    let submitted = 2000;
+    for at in 0..submitted {
+        rig.submit_data(Op::Read, NONE, at % 1024 * 512, 512, 0);
     }
-    let windows = rig.buffers.claimed() - usize::try_from(asked).expect("few");
+    let windows = rig.buffers.claimed() - usize::try_from(submitted).expect("few");
     let held = windows * Buffers::block_of(512);
     assert!(held <= 256 << 10, "{held}");
     rig.finish();
 }
 
 #[test]
-fn a_device_with_units_larger_than_a_buffer_is_used_through_the_page_cache() {
+fn a_device_with_large_units_uses_the_page_cache() {
     let folder = TempDir::with_prefix("tidegate-dir-").expect("a directory");
     let path = folder.path().join("image");
     let file = File::create(&path).expect("an image");

@@ -1,8 +1,8 @@
-//! Overlapping requests, some smaller than the unit of direct I/O: no sector loses data.
+//! Tests of overlapping requests, some smaller than the unit of direct I/O: no sector loses data.
 
 use super::*;
 
-/// Two blocks: what each of their sixteen sectors holds.
+/// The expected values of the sixteen sectors of two blocks.
 fn sectors(parts: &[(u8, usize)]) -> [u8; 16] {
     let mut all = parts
         .iter()
@@ -15,12 +15,12 @@ fn sectors(parts: &[(u8, usize)]) -> [u8; 16] {
 const NONE: Flags = Flags::NONE;
 
 #[test]
-fn a_whole_write_waits_while_part_of_one_of_its_units_is_changed() {
+fn a_whole_write_waits_for_a_partial_write_of_one_of_its_units() {
     let mut rig = Rig::coarse();
-    let small = rig.ask_with(Op::Write, NONE, 3584, 512, 3);
-    // It has read the unit, and is to write it back with the old bytes around its own.
+    let small = rig.submit_data(Op::Write, NONE, 3584, 512, 3);
+    // It has read the unit, and will write it back with the old bytes around its own.
     let read = rig.completions();
-    let whole = rig.ask_with(Op::Write, NONE, 0, 2 * BLOCK, 5);
+    let whole = rig.submit_data(Op::Write, NONE, 0, 2 * BLOCK, 5);
     assert!(rig.image.pending.iter().flatten().any(|p| p.waits));
     rig.deliver(read);
     rig.finish();
@@ -32,24 +32,24 @@ fn a_whole_write_waits_while_part_of_one_of_its_units_is_changed() {
 }
 
 #[test]
-fn part_of_a_unit_is_read_only_when_a_whole_write_of_it_has_ended() {
+fn a_partial_write_waits_for_a_whole_write_of_its_unit() {
     let mut rig = Rig::coarse();
-    rig.ask_with(Op::Write, NONE, 0, 2 * BLOCK, 5);
-    rig.ask_with(Op::Write, NONE, 3584, 512, 3);
+    rig.submit_data(Op::Write, NONE, 0, 2 * BLOCK, 5);
+    rig.submit_data(Op::Write, NONE, 3584, 512, 3);
     rig.finish();
     assert_eq!(rig.sectors(), sectors(&[(5, 7), (3, 1), (5, 8)]));
 }
 
 #[test]
-fn neighbours_in_one_unit_change_it_one_after_the_other() {
+fn partial_writes_of_one_unit_are_serialized() {
     let mut rig = Rig::coarse();
     for sector in 0..8 {
         let value = 10 + u8::try_from(sector).expect("small");
-        rig.ask_with(Op::Write, NONE, sector * 512, 512, value);
+        rig.submit_data(Op::Write, NONE, sector * 512, 512, value);
     }
-    let under_way = rig.completions();
-    assert_eq!(under_way.len(), 1, "the others wait");
-    rig.deliver(under_way);
+    let in_flight = rig.completions();
+    assert_eq!(in_flight.len(), 1, "the others wait");
+    rig.deliver(in_flight);
     rig.finish();
     let sectors = rig.sectors();
     assert_eq!(sectors[..8], [10, 11, 12, 13, 14, 15, 16, 17]);
@@ -57,15 +57,15 @@ fn neighbours_in_one_unit_change_it_one_after_the_other() {
 }
 
 #[test]
-fn zeroes_and_holes_wait_for_part_of_a_unit_and_it_waits_for_them() {
+fn zeroes_and_holes_are_serialized_with_a_partial_write() {
     for op in [Op::WriteZeroes, Op::Discard] {
         for flags in [NONE, Flags::MAY_UNMAP] {
             let mut rig = Rig::coarse();
-            rig.ask_with(Op::Write, NONE, 512, 512, 3);
+            rig.submit_data(Op::Write, NONE, 512, 512, 3);
             let read = rig.completions();
-            rig.ask_with(op, flags, 0, BLOCK, 0);
+            rig.submit_data(op, flags, 0, BLOCK, 0);
             rig.deliver(read);
-            rig.ask_with(Op::Write, NONE, 1024, 512, 4);
+            rig.submit_data(Op::Write, NONE, 1024, 512, 4);
             rig.finish();
             let wanted = sectors(&[(0, 2), (4, 1), (0, 5), (1, 8)]);
             assert_eq!(rig.sectors(), wanted, "{op:?} {flags:?}");
@@ -74,12 +74,12 @@ fn zeroes_and_holes_wait_for_part_of_a_unit_and_it_waits_for_them() {
 }
 
 #[test]
-fn of_a_ragged_range_the_ends_are_zeroed_by_hand_and_nothing_beside_them() {
+fn the_ends_of_an_unaligned_range_are_zeroed_and_nothing_else() {
     for zero_range in [true, false] {
         for flags in [NONE, Flags::MAY_UNMAP, Flags::FUA] {
             let mut rig = Rig::coarse();
             rig.image.zero_range = zero_range;
-            let zeroes = rig.ask_with(Op::WriteZeroes, flags, 512, 14 * 512, 0);
+            let zeroes = rig.submit_data(Op::WriteZeroes, flags, 512, 14 * 512, 0);
             rig.finish();
             assert_eq!(rig.outcome(zeroes), Some(Ok(())));
             let wanted = sectors(&[(1, 1), (0, 14), (1, 1)]);
@@ -90,10 +90,10 @@ fn of_a_ragged_range_the_ends_are_zeroed_by_hand_and_nothing_beside_them() {
 }
 
 #[test]
-fn a_discard_leaves_the_parts_of_units_at_its_ends_alone() {
+fn a_discard_does_not_change_partial_units() {
     let mut rig = Rig::coarse();
-    let ragged = rig.ask_with(Op::Discard, NONE, 512, 2 * BLOCK, 0);
-    let nothing = rig.ask_with(Op::Discard, NONE, 512, 512, 0);
+    let ragged = rig.submit_data(Op::Discard, NONE, 512, 2 * BLOCK, 0);
+    let nothing = rig.submit_data(Op::Discard, NONE, 512, 512, 0);
     rig.finish();
     assert_eq!(rig.sectors(), sectors(&[(1, 8), (0, 8)]));
     for io in [ragged, nothing] {
@@ -102,12 +102,12 @@ fn a_discard_leaves_the_parts_of_units_at_its_ends_alone() {
 }
 
 #[test]
-fn zeroes_take_no_memory_of_their_own_however_many_are_asked_for() {
+fn any_number_of_zero_requests_shares_one_buffer() {
     let mut rig = Rig::coarse();
     rig.image.zero_range = false;
     let before = rig.buffers.zeroes().expect("memory");
     for _ in 0..8 {
-        rig.ask_with(Op::WriteZeroes, NONE, 0, SIZE, 0);
+        rig.submit_data(Op::WriteZeroes, NONE, 0, SIZE, 0);
     }
     let claimed_by_the_test = 8;
     assert_eq!(rig.buffers.zeroes().expect("memory"), before);
@@ -117,15 +117,15 @@ fn zeroes_take_no_memory_of_their_own_however_many_are_asked_for() {
 }
 
 #[test]
-fn who_finds_no_room_for_a_buffer_waits_and_all_are_done() {
+fn requests_without_room_for_a_buffer_wait_and_all_complete() {
     let mut rig = Rig::coarse();
     let long = 100 << 10;
-    let asked: Vec<IoId> = (0..8)
-        .map(|at| rig.ask_with(Op::Write, NONE, 512 + at * (long + BLOCK), long, 7))
+    let submitted: Vec<IoId> = (0..8)
+        .map(|at| rig.submit_data(Op::Write, NONE, 512 + at * (long + BLOCK), long, 7))
         .collect();
     assert!(rig.image.pending.iter().flatten().any(|p| p.waits));
     rig.finish();
-    for io in asked {
+    for io in submitted {
         assert_eq!(rig.outcome(io), Some(Ok(())));
     }
     for at in 0..8 {
@@ -141,16 +141,16 @@ fn who_finds_no_room_for_a_buffer_waits_and_all_are_done() {
 }
 
 #[test]
-fn who_waits_for_a_range_is_refused_when_the_image_was_cut_or_the_lease_was_lost_meanwhile() {
+fn a_write_that_waits_for_its_range_fails_after_a_truncation_or_a_lost_lease() {
     for cut in [true, false] {
         let mut rig = Rig::coarse();
-        let small = rig.ask_with(Op::Write, NONE, 512, 512, 3);
+        let small = rig.submit_data(Op::Write, NONE, 512, 512, 3);
         let read = rig.completions();
-        let waits = rig.ask_with(Op::Write, NONE, 0, BLOCK, 5);
+        let waits = rig.submit_data(Op::Write, NONE, 0, BLOCK, 5);
         if cut {
             rig.file.set_len(HALF).expect("cut");
         } else {
-            // A gate that nobody has opened.
+            // A gate that was never opened.
             rig.image.fence(&Arc::new(Fence::default()));
         }
         rig.deliver(read);
@@ -163,7 +163,7 @@ fn who_waits_for_a_range_is_refused_when_the_image_was_cut_or_the_lease_was_lost
 }
 
 #[test]
-fn bytes_that_are_not_aligned_in_memory_are_read_and_written_whole() {
+fn unaligned_memory_is_read_and_written_correctly() {
     let mut rig = Rig::coarse();
     let buffer = rig.buffers.claim_pool(3 * 4096).expect("memory");
     let data = Data { buffer, start: 100 };
@@ -198,14 +198,14 @@ fn bytes_that_are_not_aligned_in_memory_are_read_and_written_whole() {
     assert_eq!(read, [9; 4096]);
 }
 
-/// An image whose length is no multiple of the unit cannot be written directly to its end: it is not written directly at all.
+/// An image whose length is not a multiple of the unit cannot use direct I/O at its end, so it uses none at all.
 #[test]
-fn an_image_with_a_ragged_end_is_used_through_the_page_cache() {
+fn an_image_of_unaligned_length_uses_the_page_cache() {
     let folder = TempDir::with_prefix("tidegate-dir-").expect("a directory");
     let path = folder.path().join("image");
     std::fs::write(&path, [1; 1000]).expect("an image");
     let opened = open(&path, Options::default()).expect("it opens");
     assert!(opened.info.buffered);
     let remark = opened.info.remark.expect("it says why");
-    assert!(remark.contains("no multiple of the unit"), "{remark}");
+    assert!(remark.contains("not a multiple of the unit"), "{remark}");
 }

@@ -38,7 +38,7 @@ fn cookies(work: &mut Work) -> Vec<(u64, u64, u32)> {
 }
 
 #[test]
-fn a_large_write_is_cut_to_what_the_server_takes_and_ends_once() {
+fn a_large_write_is_split_to_the_servers_maximum_and_ends_once() {
     let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Write, 4096, 20_480), Op::Write, false, None);
     let parts = cookies(&mut work);
@@ -56,7 +56,7 @@ fn a_large_write_is_cut_to_what_the_server_takes_and_ends_once() {
 }
 
 #[test]
-fn a_server_without_fua_gets_a_flush_behind_the_write() {
+fn a_durable_write_without_fua_is_followed_by_a_flush() {
     let offer = Offer {
         abilities: Abilities::FLUSH,
         ..ALL
@@ -67,7 +67,7 @@ fn a_server_without_fua_gets_a_flush_behind_the_write() {
     };
     assert_eq!(
         Plan::of(&offer, &durable),
-        Plan::Ask {
+        Plan::Send {
             op: Op::Write,
             flush: true
         }
@@ -78,7 +78,7 @@ fn a_server_without_fua_gets_a_flush_behind_the_write() {
     assert_eq!(
         part.sent.flags,
         Flags::NONE,
-        "the server would refuse the flag"
+        "the server would reject the flag"
     );
     let cookie = part.cookie;
     work.answered(&offer, cookie).expect("a plain answer");
@@ -90,7 +90,7 @@ fn a_server_without_fua_gets_a_flush_behind_the_write() {
 }
 
 #[test]
-fn what_the_server_cannot_do_is_done_without() {
+fn missing_server_features_are_emulated_or_refused() {
     let nothing = Offer {
         abilities: Abilities::HAS_FLAGS,
         extents: false,
@@ -108,7 +108,7 @@ fn what_the_server_cannot_do_is_done_without() {
             Plan::SendZeroes { flush: false },
         ),
         (fast, Plan::Done(Err(Fault::Unsupported))),
-        (job(Op::Extents, 0, 512), Plan::TellData),
+        (job(Op::Extents, 0, 512), Plan::AllData),
         (job(Op::Read, 1, 512), Plan::Done(Err(Fault::Invalid))),
     ] {
         assert_eq!(Plan::of(&nothing, &job), plan, "{job:?}");
@@ -116,7 +116,7 @@ fn what_the_server_cannot_do_is_done_without() {
 }
 
 #[test]
-fn after_a_loss_what_has_no_answer_goes_again_in_its_order() {
+fn unfinished_requests_are_replayed_in_order_after_a_loss() {
     let mut work = Work::new(Arc::default());
     work.sequence = u32::MAX - 1;
     for at in 0..5 {
@@ -125,7 +125,7 @@ fn after_a_loss_what_has_no_answer_goes_again_in_its_order() {
     let first = cookies(&mut work);
     work.answered(&ALL, first[1].0).expect("a plain answer");
     work.begin(&ALL, job(Op::Write, 5 * 512, 512), Op::Write, false, None);
-    work.again(&ALL);
+    work.replay(&ALL);
     assert!(
         work.sent(first[0].0).is_none(),
         "nothing was sent on the new connection yet"
@@ -134,15 +134,15 @@ fn after_a_loss_what_has_no_answer_goes_again_in_its_order() {
     assert_eq!(offsets, [0, 2, 3, 4, 5]);
 }
 
-/// Answers all that is queued, until nothing more comes.
+/// Replies to all queued requests, until no more are queued.
 fn answer_all(work: &mut Work, offer: &Offer) -> Vec<Op> {
-    let mut asked = Vec::new();
+    let mut ops = Vec::new();
     while let Some((_, part)) = work.next() {
         let cookie = part.cookie;
-        asked.push(part.sent.op);
+        ops.push(part.sent.op);
         work.answered(offer, cookie).expect("a plain answer");
     }
-    asked
+    ops
 }
 
 const NO_FUA: Offer = Offer {
@@ -151,7 +151,7 @@ const NO_FUA: Offer = Offer {
 };
 
 #[test]
-fn a_write_whose_flush_has_no_answer_goes_again_whole_before_the_flush() {
+fn a_write_whose_flush_has_no_reply_is_replayed_before_the_flush() {
     let mut work = Work::new(Arc::default());
     let durable = Job {
         flags: Flags::FUA,
@@ -163,8 +163,8 @@ fn a_write_whose_flush_has_no_answer_goes_again_whole_before_the_flush() {
     }
     let (_, flush) = work.next().expect("the flush is queued");
     assert_eq!(flush.sent.op, Op::Flush);
-    assert!(!work.line_lost(), "nobody was told that it is written");
-    work.again(&NO_FUA);
+    assert!(!work.connection_lost(), "the write was never acknowledged");
+    work.replay(&NO_FUA);
     assert_eq!(
         answer_all(&mut work, &NO_FUA),
         [Op::Write, Op::Write, Op::Flush]
@@ -173,19 +173,19 @@ fn a_write_whose_flush_has_no_answer_goes_again_whole_before_the_flush() {
 }
 
 #[test]
-fn a_write_that_was_answered_in_part_goes_again_whole() {
+fn a_partly_acknowledged_write_is_replayed_completely() {
     let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Write, 0, 3 * 8192), Op::Write, false, None);
     let parts = cookies(&mut work);
     work.answered(&ALL, parts[0].0).expect("a plain answer");
-    assert!(!work.line_lost(), "nobody was told that it is written");
-    work.again(&ALL);
+    assert!(!work.connection_lost(), "the write was never acknowledged");
+    work.replay(&ALL);
     let offsets: Vec<u64> = cookies(&mut work).iter().map(|part| part.1).collect();
     assert_eq!(offsets, [0, 8192, 2 * 8192]);
 }
 
 #[test]
-fn a_flush_without_an_answer_fails_where_writes_may_be_gone_and_goes_again_where_none_are() {
+fn an_unanswered_flush_fails_if_writes_may_be_lost_and_is_replayed_otherwise() {
     for written in [false, true] {
         let mut work = Work::new(Arc::default());
         if written {
@@ -195,18 +195,18 @@ fn a_flush_without_an_answer_fails_where_writes_may_be_gone_and_goes_again_where
         }
         work.begin(&ALL, job(Op::Flush, 0, 0), Op::Flush, true, None);
         assert_eq!(cookies(&mut work).len(), 1);
-        assert_eq!(work.line_lost(), written);
-        work.again(&ALL);
+        assert_eq!(work.connection_lost(), written);
+        work.replay(&ALL);
         let again = answer_all(&mut work, &ALL);
         assert_eq!(again.is_empty(), written);
         let outcome = if written { Err(Fault::Io) } else { Ok(()) };
         assert_eq!(work.ended, [(IoId::from_bits(1), outcome)]);
-        assert_eq!(work.is_gone(), written);
+        assert_eq!(work.may_have_lost_writes(), written);
     }
 }
 
 #[test]
-fn only_a_write_that_the_server_may_forget_makes_a_loss_matter() {
+fn only_a_loss_with_unflushed_writes_counts() {
     let no_flush = Offer {
         abilities: Abilities::HAS_FLAGS,
         ..ALL
@@ -231,16 +231,16 @@ fn only_a_write_that_the_server_may_forget_makes_a_loss_matter() {
         work.begin(&offer, job, job.op, flush, None);
         while let Some((_, part)) = work.next() {
             let cookie = part.cookie;
-            part.told = (1, 512);
+            part.extents_received = (1, 512);
             work.answered(&offer, cookie).expect("a plain answer");
         }
         assert_eq!(work.ended.len(), 1);
-        assert_eq!(work.line_lost(), matters, "{job:?}");
+        assert_eq!(work.connection_lost(), matters, "{job:?}");
     }
 }
 
 #[test]
-fn a_flush_that_fails_takes_those_with_it_that_come_after_where_writes_may_be_gone() {
+fn after_a_failed_flush_later_ones_fail_if_writes_may_be_lost() {
     for written in [false, true] {
         let mut work = Work::new(Arc::default());
         if written {
@@ -256,7 +256,7 @@ fn a_flush_that_fails_takes_those_with_it_that_come_after_where_writes_may_be_go
         for (cookie, ..) in sent {
             work.answered(&ALL, cookie).expect("a plain answer");
         }
-        assert_eq!(work.is_gone(), written);
+        assert_eq!(work.may_have_lost_writes(), written);
         let second = if written { Err(Fault::Io) } else { Ok(()) };
         let outcomes: Vec<_> = work.ended.iter().map(|(_, outcome)| *outcome).collect();
         assert_eq!(outcomes, [Err(Fault::Io), second]);
@@ -264,20 +264,20 @@ fn a_flush_that_fails_takes_those_with_it_that_come_after_where_writes_may_be_go
 }
 
 #[test]
-fn a_flush_that_was_sent_before_a_write_was_answered_does_not_cover_it() {
+fn a_flush_sent_before_a_writes_reply_does_not_cover_it() {
     let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Write, 0, 512), Op::Write, false, None);
     work.begin(&ALL, job(Op::Flush, 0, 0), Op::Flush, true, None);
-    // Both are out before either is answered.
+    // Both are sent before either is replied to.
     for (cookie, ..) in cookies(&mut work) {
         work.answered(&ALL, cookie).expect("a plain answer");
     }
     assert_eq!(work.ended.len(), 2);
-    assert!(work.line_lost());
+    assert!(work.connection_lost());
 }
 
 #[test]
-fn a_read_that_is_called_done_without_all_its_bytes_is_a_lie() {
+fn a_read_reported_complete_without_all_its_bytes_is_invalid() {
     let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Read, 4096, 1024), Op::Read, false, None);
     let (cookie, ..) = cookies(&mut work)[0];
@@ -288,29 +288,26 @@ fn a_read_that_is_called_done_without_all_its_bytes_is_a_lie() {
             start: 512
         })
     );
-    assert_eq!(work.cover(cookie, 4608, 512), Err(Lie));
-    assert_eq!(work.answered(&ALL, cookie), Err(Lie));
+    assert_eq!(work.cover(cookie, 4608, 512), Err(InvalidReply));
+    assert_eq!(work.answered(&ALL, cookie), Err(InvalidReply));
 }
 
 #[test]
-fn an_answer_that_comes_before_its_bytes_have_left_waits_for_them() {
+fn a_reply_that_arrives_during_the_send_waits_for_its_end() {
     let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Write, 0, 512), Op::Write, false, None);
     let (at, part) = work.next().expect("a request is queued");
-    part.aboard = true;
+    part.in_message = true;
     let cookie = part.cookie;
     work.answered(&ALL, cookie).expect("a plain answer");
     assert!(work.ended.is_empty(), "the kernel still reads its buffer");
-    assert!(
-        work.sent(cookie).is_none(),
-        "a second answer is one to nothing"
-    );
-    work.landed(&ALL, at);
+    assert!(work.sent(cookie).is_none(), "a second reply has no request");
+    work.message_sent(&ALL, at);
     assert_eq!(work.ended.len(), 1);
 }
 
 #[test]
-fn a_job_that_failed_asks_no_more() {
+fn a_failed_job_sends_no_more_requests() {
     let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Write, 0, 40 * 8192), Op::Write, false, None);
     let parts = cookies(&mut work);
@@ -319,7 +316,7 @@ fn a_job_that_failed_asks_no_more() {
     for (cookie, ..) in &parts {
         work.answered(&ALL, *cookie).expect("a plain answer");
     }
-    // Those that were answered before the failure each let one more out.
+    // Each reply before the failure queued one more request.
     let late = cookies(&mut work);
     assert_eq!(late.len(), 3);
     for (cookie, ..) in late {
@@ -329,7 +326,7 @@ fn a_job_that_failed_asks_no_more() {
 }
 
 #[test]
-fn extents_are_cut_to_what_was_asked_and_to_their_room() {
+fn extents_are_cut_to_the_request_and_to_their_room() {
     let mut work = Work::new(Arc::default());
     work.begin(&ALL, job(Op::Extents, 0, 8192), Op::Extents, false, None);
     let (cookie, ..) = cookies(&mut work)[0];
@@ -337,19 +334,21 @@ fn extents_are_cut_to_what_was_asked_and_to_their_room() {
     let extent = |len| Extent { len, kind };
     assert_eq!(
         work.answered(&ALL, cookie),
-        Err(Lie),
-        "an answer without an extent"
+        Err(InvalidReply),
+        "a reply without an extent"
     );
-    let told = work.tell(cookie, extent(4096), 48).expect("room");
-    assert_eq!((told.0.start, told.1.len), (0, 4096));
-    let told = work.tell(cookie, extent(1 << 40), 48).expect("room");
-    assert_eq!((told.0.start, told.1.len), (16, 4096));
-    assert!(work.tell(cookie, extent(1), 48).is_none());
-    work.answered(&ALL, cookie).expect("it told some");
+    let placed = work.place_extent(cookie, extent(4096), 48).expect("room");
+    assert_eq!((placed.0.start, placed.1.len), (0, 4096));
+    let placed = work
+        .place_extent(cookie, extent(1 << 40), 48)
+        .expect("room");
+    assert_eq!((placed.0.start, placed.1.len), (16, 4096));
+    assert!(work.place_extent(cookie, extent(1), 48).is_none());
+    work.answered(&ALL, cookie).expect("it has some");
 }
 
 #[test]
-fn a_server_must_come_back_as_able_as_it_was() {
+fn a_reconnected_server_must_offer_as_much_as_before() {
     assert!(ALL.covers(&ALL));
     for worse in [
         Offer {
