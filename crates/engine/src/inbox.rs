@@ -1,10 +1,10 @@
-//! The inbox of an I/O thread: a bounded queue of messages from other threads, and an eventfd that is signalled only while
-//! the thread sleeps.
+//! The inbox of an I/O thread: a bounded queue of messages from other threads. Its eventfd is signalled only while the
+//! thread sleeps.
 //!
 //! # Always true
-//! - a message that `send` accepted is seen: either the thread finds `mail` set before it sleeps, or the eventfd wakes it
-//! - a full queue refuses, visibly
-//! - a thread that is busy costs its senders no system call, and an empty inbox costs the thread one load
+//! - an accepted message is seen: either the thread finds `pending` set before it sleeps, or the eventfd wakes it
+//! - a full queue refuses messages with an error
+//! - sending to a busy thread costs no system call, and an empty inbox costs the thread one load
 
 use crate::sys::eventfd::EventFd;
 use std::collections::VecDeque;
@@ -12,16 +12,16 @@ use std::os::fd::{AsRawFd, RawFd};
 use std::sync::atomic::{AtomicBool, Ordering, fence};
 use std::sync::{Mutex, PoisonError};
 
-/// More messages than any burst of administration makes.
+/// More messages than any burst of administrative commands.
 const ROOM: usize = 4096;
 
-/// Too many messages are waiting, or the thread has ended.
+/// The queue is full, or the thread has ended.
 pub(crate) struct Refused;
 
-/// See the module; `M` is what a message says.
+/// See the module; `M` is the type of a message.
 pub(crate) struct Inbox<M> {
     queue: Mutex<VecDeque<M>>,
-    mail: AtomicBool,
+    pending: AtomicBool,
     asleep: AtomicBool,
     wakeup_fd: EventFd,
 }
@@ -30,13 +30,13 @@ impl<M> Inbox<M> {
     pub(crate) fn new() -> std::io::Result<Inbox<M>> {
         Ok(Inbox {
             queue: Mutex::new(VecDeque::new()),
-            mail: AtomicBool::new(false),
+            pending: AtomicBool::new(false),
             asleep: AtomicBool::new(false),
             wakeup_fd: EventFd::new()?,
         })
     }
 
-    /// Leaves a message.
+    /// Sends a message.
     pub(crate) fn send(&self, message: M) -> Result<(), Refused> {
         if self.queue.lock().map_err(|_| Refused)?.len() >= ROOM {
             return Err(Refused);
@@ -45,13 +45,13 @@ impl<M> Inbox<M> {
         Ok(())
     }
 
-    /// Leaves a message that must not be refused: the answer to one, or the end of something. Each is one of a bounded
-    /// number by its nature.
+    /// Sends a message that must not be refused: a reply, or the end of something. Their number is bounded by their
+    /// nature.
     pub(crate) fn send_always(&self, message: M) {
         {
             let mut queue = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
             queue.push_back(message);
-            self.mail.store(true, Ordering::Release);
+            self.pending.store(true, Ordering::Release);
         }
         fence(Ordering::SeqCst);
         if self.asleep.swap(false, Ordering::SeqCst) {
@@ -64,30 +64,30 @@ impl<M> Inbox<M> {
         self.wakeup_fd.as_raw_fd()
     }
 
-    /// Whether there may be messages, or something is left of those of before.
-    pub(crate) fn has_mail(&self) -> bool {
-        self.mail.load(Ordering::Acquire)
+    /// Whether there may be messages, or unfinished work of earlier ones.
+    pub(crate) fn has_messages(&self) -> bool {
+        self.pending.load(Ordering::Acquire)
     }
 
-    /// The thread has something left to do that earlier messages brought: it is to look here again in its next turn, and
-    /// not to sleep before. For that thread only, which is the one that forgets it in [`Inbox::take`].
-    pub(crate) fn look_again(&self) {
-        self.mail.store(true, Ordering::Relaxed);
+    /// Notes unfinished work of earlier messages, so that the thread checks the inbox in its next turn before it
+    /// sleeps. Only for that thread, which clears the note in [`Inbox::take`].
+    pub(crate) fn note_pending(&self) {
+        self.pending.store(true, Ordering::Relaxed);
     }
 
     /// Takes all messages into `out`.
     pub(crate) fn take(&self, out: &mut VecDeque<M>) {
         if let Ok(mut queue) = self.queue.lock() {
-            self.mail.store(false, Ordering::Relaxed);
+            self.pending.store(false, Ordering::Relaxed);
             out.append(&mut queue);
         }
     }
 
-    /// The thread is about to sleep. False when a message came meanwhile: it must not.
-    pub(crate) fn doze(&self) -> bool {
+    /// The thread is about to sleep. Returns false if a message arrived meanwhile: it must not sleep.
+    pub(crate) fn prepare_sleep(&self) -> bool {
         self.asleep.store(true, Ordering::SeqCst);
         fence(Ordering::SeqCst);
-        if self.has_mail() {
+        if self.has_messages() {
             self.asleep.store(false, Ordering::SeqCst);
             return false;
         }
@@ -100,7 +100,7 @@ impl<M> Inbox<M> {
     }
 
     /// The eventfd was signalled.
-    pub(crate) fn silence(&self) {
+    pub(crate) fn drain_wakeup(&self) {
         self.wakeup_fd.drain();
     }
 }

@@ -1,7 +1,7 @@
-//! The kinds of operations on an I/O thread's ring: by them a completion finds its owner.
+//! The kinds of operations on an I/O thread's ring: they lead a completion to its owner.
 
-/// The inbox's wakeup_fd.
-pub(crate) const BELL: u8 = 1;
+/// The inbox's eventfd.
+pub(crate) const WAKEUP: u8 = 1;
 /// A guest's kick; the owner is a queue.
 pub(crate) const KICK: u8 = 2;
 /// An image's operation; the owner is a disk.
@@ -12,5 +12,5 @@ pub(crate) const RECEIVE: u8 = 4;
 pub(crate) const SEND: u8 = 5;
 /// A cancellation; its completion is ignored.
 pub(crate) const NOTHING: u8 = 6;
-/// The other end of an NBD client's socket has gone; the owner is a connection.
+/// The other end of an NBD client's socket was closed; the owner is a connection.
 pub(crate) const HANG_UP: u8 = 7;

@@ -1,13 +1,13 @@
 //! One I/O thread: it collects requests and completions, calls the shard, and performs the effects.
 //!
-//! A turn has a fixed order: orders from other threads, completions of the ring, requests of the active queues, what the
-//! shard wants done about them, used entries shown to guests, and one system call that submits it all. With nothing
-//! to do it spins briefly where that pays, then sleeps until something happens ([`idle`]).
+//! A turn has a fixed order: commands from other threads, completions of the ring, requests of the active queues, the
+//! shard's effects, used entries published to guests. One system call then submits everything. Without work the thread
+//! spins briefly where that pays, then sleeps until an event ([`idle`]).
 //!
 //! # Always true
-//! - everything here belongs to this thread alone: no lock is taken and nothing allocated for a request in steady state
+//! - the state here belongs to this thread alone: in steady state a request takes no lock and allocates nothing
 //! - an idle thread sleeps without a timer: no wake-ups
-//! - a panic aborts the process: the kernel may still be writing into our buffers, and a wrong byte is worse than a restart
+//! - a panic aborts the process: the kernel may still write into its buffers, and wrong data is worse than a restart
 //!
 //! # Picture
 //! ```text
@@ -18,7 +18,7 @@
 //! ```
 
 use crate::blocking::BlockingWorker;
-use crate::control::{Control, Word};
+use crate::control::{Control, GovernorMessage};
 use crate::datastore::{Image, ImageCx};
 use crate::device::nbd::Connection;
 use crate::device::ring::RingDevice;
@@ -28,7 +28,7 @@ use crate::lease::Lease;
 use crate::sys::os;
 use crate::sys::ring::{Completion, Ring, Tag};
 use crate::tag;
-use commands::{Command, Detaching, Inbox, Question};
+use commands::{Command, Detaching, Inbox, Query};
 use idle::{Idle, Wait};
 use pending_interrupts::PendingInterrupts;
 use refusals::{no_ring, no_such_cpu};
@@ -55,48 +55,48 @@ mod side_write;
 mod sleep;
 pub(crate) mod tally;
 
-/// Completions taken in one turn, so that one queue's flood does not hold up the others' requests.
+/// Completions taken in one turn, so that one queue's flood does not delay the others' requests.
 const COMPLETIONS_PER_TURN: usize = 256;
-/// Requests taken from one queue in one turn: a deep queue waits for the shallow ones.
+/// Requests taken from one queue in one turn, so that a deep queue does not delay shallow ones.
 const REQUESTS_PER_QUEUE: usize = 32;
-/// How many of them are carried out and answered before more are taken: a guest that is shown its answers by and by asks
-/// again meanwhile, instead of falling asleep until it has them all.
+/// How many of them are performed and answered before more are taken. A guest that sees completions early submits
+/// again, instead of sleeping until all are done.
 const REQUESTS_AT_ONCE: usize = 16;
-/// The same, after a wait: a sleeping guest already wakes to the first answers, and a disk already works, while the others
-/// are carried out.
+/// The same, after a wait. A sleeping guest wakes at the first completions, and a disk starts to work, while the others
+/// are performed.
 const FIRST_REQUESTS: usize = 4;
-/// Turns between looks for queues that have gone quiet.
+/// Turns between checks for queues that have become idle.
 const TURNS_PER_SWEEP: u32 = 64;
-/// A queue without requests for this long is no longer looked at each turn; its guest kicks for the next one.
+/// A queue without requests for this long is no longer polled; its guest kicks for the next request.
 const QUIET: Span = Span::from_millis(1);
 
-/// How an I/O thread is to behave.
+/// The configuration of an I/O thread.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ThreadConfig {
     /// How long it may spin before it sleeps; zero: never.
     pub(crate) poll: Span,
-    /// Spin whenever idle, rather than only when requests come fast enough for it to pay.
+    /// Whether to spin whenever idle, not only when requests arrive fast enough.
     pub(crate) always_poll: bool,
-    /// The CPU to stay on.
+    /// The CPU to pin it to.
     pub(crate) cpu: Option<usize>,
 }
 
-/// A disk that lives here.
-pub(crate) struct Place {
+/// A disk on this thread.
+pub(crate) struct AttachedDisk {
     image: Box<dyn Image + Send>,
     sides: Vec<(FilterKey, Arc<OwnedFd>)>,
     detaching: Option<Detaching>,
     changing: Option<commands::Reply>,
-    /// Its datastore's control, which lives for as long as the disk is here, and what the disk is called there.
+    /// Its datastore's control, which lives as long as the disk is here, and the disk's key in it.
     control: Option<(Control, DiskKey)>,
-    /// Goes back when the disk goes, after its image.
+    /// Released after the image when the disk is detached.
     lease: Option<Lease>,
 }
 
-/// Where an order's answer goes.
+/// The channel for a command's result.
 pub(crate) type Reply = Sender<Result<()>>;
 
-/// What is left to do on the engine's side when a disk is gone.
+/// The engine's cleanup after a disk is detached.
 pub(crate) type OnDetached = Box<dyn FnOnce() + Send>;
 
 /// See the module.
@@ -104,43 +104,43 @@ pub(crate) struct IoThread {
     name: String,
     /// The inboxes of all I/O threads of the engine.
     threads: Arc<[Arc<Inbox>]>,
-    /// Which of them this one is: also the number of its schedulers.
+    /// Its index among them, and among its schedulers.
     number: usize,
     /// Its own inbox.
     inbox: Arc<Inbox>,
     blocking: BlockingWorker,
     cx: ThreadCx,
-    disks: Vec<Option<Place>>,
+    disks: Vec<Option<AttachedDisk>>,
     /// Disks whose images have deadlines.
     timed: Vec<DiskId>,
     queues: Vec<Option<RingDevice>>,
-    /// Queues that are looked at each turn.
+    /// Queues that are polled each turn.
     active: Vec<u32>,
-    /// Queues whose guests were shown something and not called yet.
+    /// Queues with published completions whose guests were not called yet.
     pending_interrupts: PendingInterrupts,
     connections: Vec<Option<Connection>>,
-    /// What the governor of each control is sent, by number of control.
-    governed: Vec<Option<Sender<Word>>>,
-    /// Those whose governors believe that nothing goes on here.
-    resting: Vec<ControlId>,
-    /// Ends that images reported and the shard has not heard of.
+    /// Channels to the governors, by control.
+    governors: Vec<Option<Sender<GovernorMessage>>>,
+    /// Controls whose governors assume that nothing happens here.
+    idle_controls: Vec<ControlId>,
+    /// Completions reported by images that the shard has not processed.
     finished: Vec<(DiskId, IoId, Outcome)>,
     performing: Vec<Effect>,
     completions: Vec<Completion>,
-    messages: VecDeque<Command>,
-    /// What somebody wants to know, and was not told yet.
-    questions: VecDeque<Question>,
+    commands: VecDeque<Command>,
+    /// Queries for statistics that are not answered yet.
+    queries: VecDeque<Query>,
     idle: Idle,
-    /// Set while there is nothing to do.
+    /// Set while there is no work.
     wait: Option<Wait>,
     tally: Tally,
     turns: u32,
-    first: First,
+    rotation: Rotation,
     stopping: bool,
 }
 
 impl IoThread {
-    /// Starts the thread whose inbox is at `number` of `threads`; returns once its ring works.
+    /// Starts the thread whose inbox is `threads[number]`; returns once its ring works.
     pub(crate) fn start(
         threads: Arc<[Arc<Inbox>]>,
         number: usize,
@@ -148,18 +148,19 @@ impl IoThread {
     ) -> Result<std::thread::JoinHandle<()>> {
         let failed = |error| Error::io("cannot start an I/O thread", error);
         let name = format!("tidegate-io{number}");
-        let (ready, made) = std::sync::mpsc::channel();
+        let (ready, started) = std::sync::mpsc::channel();
         let handle = std::thread::Builder::new()
             .name(name.clone())
             .spawn(move || {
-                // The guard turns a panic anywhere below into an abort, after the panic's message was printed.
+                // The guard turns a panic into an abort, after the panic's message was printed.
                 let guard = AbortOnPanic;
                 match IoThread::new(name, threads, number, config) {
                     Ok(mut thread) => {
                         let _ = ready.send(Ok(()));
                         thread.run();
                         if thread.cx.buffers.is_lent() {
-                            // A stuck datastore still has our memory: it stays where it is until the process ends.
+                            // The kernel still uses buffers of a stuck datastore: the memory stays allocated until the
+                            // process ends.
                             std::mem::forget(thread);
                         }
                     }
@@ -170,7 +171,7 @@ impl IoThread {
                 drop(guard);
             })
             .map_err(failed)?;
-        match made.recv() {
+        match started.recv() {
             Ok(Ok(())) => Ok(handle),
             Ok(Err(error)) => Err(error),
             Err(_) => {
@@ -188,7 +189,7 @@ impl IoThread {
     ) -> Result<IoThread> {
         let inbox = Arc::clone(&threads[number]);
         let own = Arc::clone(&inbox);
-        let give_back = move |disk, task| own.send_always(Command::BlockingDone(disk, task));
+        let return_task = move |disk, task| own.send_always(Command::BlockingDone(disk, task));
         if let Some(cpu) = config.cpu {
             os::pin_to(cpu).map_err(|_| no_such_cpu(cpu))?;
         }
@@ -196,14 +197,14 @@ impl IoThread {
         ring.watch(
             inbox.wakeup_fd(),
             Tag {
-                kind: tag::BELL,
+                kind: tag::WAKEUP,
                 owner: 0,
                 slot: 0,
             },
         );
         let now = os::now();
         Ok(IoThread {
-            blocking: BlockingWorker::start(&name, give_back)
+            blocking: BlockingWorker::start(&name, return_task)
                 .map_err(|e| Error::io("cannot start an I/O thread", e))?,
             name,
             threads,
@@ -216,18 +217,18 @@ impl IoThread {
             active: Vec::new(),
             pending_interrupts: PendingInterrupts::new(),
             connections: Vec::new(),
-            governed: Vec::new(),
-            resting: Vec::new(),
+            governors: Vec::new(),
+            idle_controls: Vec::new(),
             finished: Vec::with_capacity(IN_FLIGHT),
             performing: Vec::with_capacity(2 * IN_FLIGHT),
             completions: Vec::with_capacity(COMPLETIONS_PER_TURN),
-            messages: VecDeque::new(),
-            questions: VecDeque::new(),
+            commands: VecDeque::new(),
+            queries: VecDeque::new(),
             idle: Idle::new(config.poll, config.always_poll),
             wait: None,
             tally: Tally::new(now),
             turns: 0,
-            first: First(1),
+            rotation: Rotation(1),
             stopping: false,
         })
     }
@@ -242,21 +243,21 @@ impl IoThread {
             }
         }
         self.call_all();
-        // Who waits for an answer hears that none comes, also where the rest of this thread stays.
-        self.questions.clear();
+        // Dropping the queries ends the wait of their senders, even if the rest of the thread is leaked.
+        self.queries.clear();
     }
 
     /// One turn. Returns whether there was anything to do.
     fn turn(&mut self) -> bool {
         self.call_due(self.cx.now);
         let mut worked = false;
-        if self.inbox.has_mail() {
-            worked |= self.read_mail();
+        if self.inbox.has_messages() {
+            worked |= self.read_commands();
         }
         worked |= self.reap();
         worked |= self.deadlines();
         worked |= self.requests();
-        if !self.resting.is_empty() {
+        if !self.idle_controls.is_empty() {
             self.wake_governors();
         }
         self.cx.ring.submit();
@@ -268,7 +269,7 @@ impl IoThread {
         worked
     }
 
-    /// Takes what every queue may bring in one turn and carries it out, a piece at a time. Returns whether anything came.
+    /// Takes and performs the requests of one turn, a piece at a time. Returns whether there were any.
     fn requests(&mut self) -> bool {
         let mut any = false;
         let mut left = REQUESTS_PER_QUEUE;
@@ -287,7 +288,7 @@ impl IoThread {
             if !more || left == 0 {
                 return any;
             }
-            // The turn may be long yet, with many queues.
+            // The rest of the turn may be long with many queues.
             if !self.pending_interrupts.is_empty() {
                 self.call_due(os::now());
             }
@@ -295,7 +296,7 @@ impl IoThread {
         }
     }
 
-    /// Carries out and publishes, until neither leaves anything to do: the thread may sleep after that.
+    /// Performs effects and publishes completions until nothing is left. After that the thread may sleep.
     fn run_effects(&mut self) {
         loop {
             self.publish();
@@ -307,21 +308,21 @@ impl IoThread {
         }
     }
 
-    fn read_mail(&mut self) -> bool {
-        let mut messages = std::mem::take(&mut self.messages);
-        self.inbox.take(&mut messages);
-        let any = !messages.is_empty() || !self.questions.is_empty();
-        for order in messages.drain(..) {
+    fn read_commands(&mut self) -> bool {
+        let mut commands = std::mem::take(&mut self.commands);
+        self.inbox.take(&mut commands);
+        let any = !commands.is_empty() || !self.queries.is_empty();
+        for order in commands.drain(..) {
             self.handle(order);
         }
-        self.messages = messages;
-        if !self.questions.is_empty() && self.tell() {
-            self.inbox.look_again();
+        self.commands = commands;
+        if !self.queries.is_empty() && self.answer_queries() {
+            self.inbox.note_pending();
         }
         any
     }
 
-    /// Takes completions off the ring and hands each to its owner.
+    /// Takes completions off the ring and passes each to its owner.
     fn reap(&mut self) -> bool {
         let mut completions = std::mem::take(&mut self.completions);
         self.cx.ring.reap(COMPLETIONS_PER_TURN, &mut completions);
@@ -336,8 +337,8 @@ impl IoThread {
     fn completed(&mut self, completion: Completion) {
         let Tag { kind, owner, .. } = completion.tag;
         match kind {
-            tag::BELL => {
-                self.inbox.silence();
+            tag::WAKEUP => {
+                self.inbox.drain_wakeup();
                 if !completion.more {
                     self.cx.ring.watch(self.inbox.wakeup_fd(), completion.tag);
                 }
@@ -352,7 +353,7 @@ impl IoThread {
         }
     }
 
-    /// A guest has kicked: its queue is looked at from now on.
+    /// A guest has kicked: its queue is polled from now on.
     fn kicked(&mut self, index: u32, completion: Completion) {
         let Some(queue) = self.queues.get_mut(index as usize).and_then(Option::as_mut) else {
             return;
@@ -375,7 +376,7 @@ impl IoThread {
     /// Takes up to `most` requests from every active queue. Returns whether one of them may have more.
     fn fetch(&mut self, most: usize, worked: &mut bool) -> bool {
         let mut more = false;
-        for at in self.first.and_on(self.active.len()) {
+        for at in self.rotation.next_order(self.active.len()) {
             let index = self.active[at];
             let Some(queue) = &mut self.queues[index as usize] else {
                 continue;
@@ -387,7 +388,7 @@ impl IoThread {
         more
     }
 
-    /// Lets the shard and the images act whose time has come.
+    /// Handles the deadlines of the shard and of images.
     fn deadlines(&mut self) -> bool {
         let now = self.cx.now;
         let mut any = false;
@@ -397,7 +398,7 @@ impl IoThread {
         }
         for at in 0..self.timed.len() {
             let id = self.timed[at];
-            let due = |disk: &Place| disk.image.deadline().is_some_and(|at| at <= now);
+            let due = |disk: &AttachedDisk| disk.image.deadline().is_some_and(|at| at <= now);
             if self.disks[id.0 as usize].as_ref().is_some_and(due) {
                 self.with_image(id, |image, cx| image.tick(cx));
                 any = true;
@@ -406,7 +407,7 @@ impl IoThread {
         any
     }
 
-    /// The earliest moment at which something must be done unasked.
+    /// The earliest deadline of the shard and the images.
     fn next_deadline(&self) -> Option<Time> {
         let shard = self.cx.shard.deadline().map(|(at, _)| at);
         let timed = self
@@ -417,7 +418,8 @@ impl IoThread {
         shard.into_iter().chain(images).min()
     }
 
-    /// Runs `act` on a disk's image, then tells the shard of the I/Os that it ended; they go on with the turn's others.
+    /// Runs `act` on a disk's image, then reports the completed I/Os to the shard, which processes them with the others
+    /// of the turn.
     fn with_image(&mut self, id: DiskId, act: impl FnOnce(&mut dyn Image, &mut ImageCx<'_>)) {
         let Some(place) = self.disks.get_mut(id.0 as usize).and_then(Option::as_mut) else {
             return;
@@ -445,22 +447,22 @@ impl IoThread {
     }
 }
 
-/// Draws who is looked at first, so that none is ahead of the others because of its place. By lot: guests, too, go round in
-/// some order, and with turns that go round as regularly the same ones would always be found first.
-struct First(u32);
+/// A random rotation of the queues, so that none is always polled first. It is random because guests also submit at
+/// regular intervals: a regular rotation could meet the same ones first each time.
+struct Rotation(u32);
 
-impl First {
-    /// In which order `count` are looked at: one by one, from whom the lot falls on.
+impl Rotation {
+    /// The indices below `count`, from a random one on.
     #[inline]
-    fn and_on(&mut self, count: usize) -> impl Iterator<Item = usize> + use<> {
-        // Knuth's and Lewis' quick generator (Numerical Recipes, 7.1), of which the upper bits are good.
+    fn next_order(&mut self, count: usize) -> impl Iterator<Item = usize> + use<> {
+        // Knuth's and Lewis' quick generator (Numerical Recipes, 7.1), whose upper bits are good.
         self.0 = self.0.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let first = ((self.0 >> 16) as usize * count) >> 16;
         (first..count).chain(0..first)
     }
 }
 
-/// Aborts the process when it is dropped by a panic's unwinding.
+/// Aborts the process when it is dropped during a panic.
 struct AbortOnPanic;
 
 impl Drop for AbortOnPanic {
@@ -473,17 +475,17 @@ impl Drop for AbortOnPanic {
 
 #[cfg(test)]
 mod tests {
-    use super::First;
+    use super::Rotation;
 
     #[test]
-    fn everybody_is_looked_at_once_and_as_often_first_as_others() {
+    fn each_queue_is_polled_once_and_equally_often_first() {
         const TURNS: u32 = 70_000;
         for count in 1..=7 {
-            let mut first = First(1);
+            let mut rotation = Rotation(1);
             let mut firsts = vec![0_u32; count];
-            // Also by those who come round as often as there are of them, and one time in two.
+            // Also in every second turn, as with guests that submit at regular intervals.
             for turn in 0..2 * TURNS {
-                let order: Vec<usize> = first.and_on(count).collect();
+                let order: Vec<usize> = rotation.next_order(count).collect();
                 let mut all = order.clone();
                 all.sort_unstable();
                 assert!(all.into_iter().eq(0..count), "{order:?}");
@@ -493,10 +495,10 @@ mod tests {
             for times in firsts {
                 assert!(
                     times.abs_diff(fair) < fair / 20,
-                    "{times} of {TURNS}, {count} of them"
+                    "{times} of {TURNS}, {count} queues"
                 );
             }
         }
-        assert_eq!(First(1).and_on(0).count(), 0);
+        assert_eq!(Rotation(1).next_order(0).count(), 0);
     }
 }

@@ -1,37 +1,38 @@
 //! Adaptive polling: it learns by trial how long an I/O thread polls before it sleeps.
 //!
-//! A thread that sleeps costs each request that wakes it, and each guest whose CPU idles meanwhile, a wake-up: 5 us where
-//! idle CPUs wait at hand, 25 to 75 us where they are put to sleep. Where wake-ups are that dear, a thread that looks a
-//! little longer is there when the guest has woken up, and so the next wake-up is saved, and the one after it. But a guest
-//! whose requests come so far apart by themselves gains nothing from a thread that looks for them all that time. Neither
-//! can be told from how long the waits are, so it is tried: now and then the thread looks for the other time, and what
-//! comes of it is weighed by requests per second times requests per second of CPU time.
+//! A thread that sleeps costs each request a wake-up, and often wakes the guest's CPU too: 5 us with shallow C-states,
+//! 25 to 75 us with deep ones. Where wake-ups are that expensive, a thread that polls a little longer saves them: it is
+//! awake for the guest's next request, and for those after it. A guest with long pauses between requests gains nothing
+//! from that.
+//!
+//! The lengths of the waits do not show which case it is. So the thread tries: now and then it polls for the other
+//! time, and compares the scores. The score is requests per second times requests per CPU second.
 //!
 //! # Units
-//! - A score is requests per second times requests per CPU second, with a constant that does not matter.
+//! - A score is requests per second times requests per CPU second, times a constant.
 //! # Source
-//! Energy times delay as what is to be least: R. Gonzalez, M. Horowitz, "Energy dissipation in general purpose
+//! Energy times delay as the quantity to minimize: R. Gonzalez, M. Horowitz, "Energy dissipation in general purpose
 //! microprocessors" (1996). Measured; see `docs/decisions/0017`.
 
 use tidegate_core::units::{Span, Time};
 
-/// The shorter time is this part of the longest.
+/// The shorter polling time is this fraction of the longest.
 const SHORTER: u64 = 4;
-/// How long one time is followed before it is weighed.
+/// How long one time is used before it is scored.
 const PERIOD: Span = Span::from_millis(10);
-/// Requests without which a period says nothing: it goes on.
+/// A period with fewer requests is extended.
 const ENOUGH: u64 = 50;
-/// Requests after which a period begins: what comes after a silence, or a change, is not like the rest.
+/// Requests before a period starts: those just after a pause or a change are not typical.
 const SETTLED: u64 = 16;
-/// A period with a longer wait in it says nothing: the guest did something else.
+/// A period with a longer wait in it is discarded: the guest's load has changed.
 const SILENCE: Span = Span::from_millis(5);
-/// Periods between looks at the other time: at first, and at most, when it was worse again and again.
+/// Periods until the other time is score_trial again: at first, and at most, after repeated failures.
 const FIRST_GAP: u32 = 4;
 const LONGEST_GAP: u32 = 64;
-/// Weight of the newest period in the score of the time in use: 1/4.
+/// Divisor of the newest period's weight in the score: 1/4.
 const NEWEST: u64 = 4;
-/// By the other time, what its score must be in sixteenths of that of the one in use. Others may want the CPU that a
-/// patient thread looks for work on: it must bring more than it costs.
+/// Sixteenths of the current score that the other time must exceed, for the shorter and the longest. Others may need
+/// the CPU that a polling thread uses: a longer time must gain more than it costs.
 const BETTER_SIXTEENTHS: [u64; 2] = [13, 22];
 
 /// See the module.
@@ -39,29 +40,29 @@ pub(crate) struct AdaptivePoll {
     /// The shorter time, and the longest.
     windows: [Span; 2],
     best: usize,
-    /// The one in use: the best, or the other to see.
+    /// Index of the time in use: the best, or the other one as a trial.
     used: usize,
-    /// Of the best.
+    /// The score of the best.
     score: u64,
-    /// Periods until the other is tried, and from that on until the next time.
+    /// Periods until the other is score_trial, and the gap after the next trial.
     left: u32,
     gap: u32,
-    /// Requests that the thread has had in its life, when it last rested.
+    /// Requests that the thread has handled in its life, at its last idle moment.
     requests: u64,
     period: Period,
 }
 
-/// What is being weighed.
+/// The state of the current measurement.
 #[derive(Clone, Copy)]
 enum Period {
-    /// Nothing yet: it begins when requests have come to so many.
+    /// Not started: it starts at this number of requests.
     Settling { until: u64 },
-    /// What has come to pass since these moments, of which the second is on the thread's CPU clock.
+    /// Started at this time, CPU time and number of requests.
     Began { at: Time, cpu: Time, requests: u64 },
 }
 
 impl AdaptivePoll {
-    /// Knows nothing yet: looks for a quarter of `longest`, which is never exceeded.
+    /// Starts with a quarter of `longest`, which is never exceeded.
     pub(crate) fn new(longest: Span) -> AdaptivePoll {
         AdaptivePoll {
             windows: [Span::from_nanos(longest.as_nanos() / SHORTER), longest],
@@ -75,21 +76,21 @@ impl AdaptivePoll {
         }
     }
 
-    /// How long to look for work at most.
+    /// How long to poll at most.
     pub(crate) fn window(&self) -> Span {
         self.windows[self.used]
     }
 
-    /// Work came after a wait.
+    /// Work arrived after a wait.
     #[inline]
     pub(crate) fn waited(&mut self, wait: Span) {
         if wait > SILENCE {
-            self.begin_anew();
+            self.restart();
         }
     }
 
-    /// There is nothing to do at `now`, after so many requests in the thread's life: if the period is over, it is weighed.
-    /// `cpu` reads the thread's CPU clock, which takes long and is asked for once a period.
+    /// There is no work at `now`, after this many requests in the thread's life. If the period is over, it is scored.
+    /// `cpu` reads the thread's CPU clock; that is slow, so it is called once a period.
     #[inline]
     pub(crate) fn before_sleep(&mut self, now: Time, requests: u64, cpu: impl FnOnce() -> Time) {
         self.requests = requests;
@@ -112,7 +113,7 @@ impl AdaptivePoll {
         };
     }
 
-    fn begin_anew(&mut self) {
+    fn restart(&mut self) {
         let until = self.requests + SETTLED;
         self.period = Period::Settling { until };
     }
@@ -129,24 +130,24 @@ impl AdaptivePoll {
         };
         let used = self.used;
         let requests = self.requests - requests;
-        self.weigh(score(requests, now.since(at), cpu.since(before)));
+        self.apply(score(requests, now.since(at), cpu.since(before)));
         if self.used == used {
             self.begin(now, cpu);
         } else {
-            self.begin_anew();
+            self.restart();
         }
     }
 
-    fn weigh(&mut self, score: u64) {
+    fn apply(&mut self, score: u64) {
         if self.used == self.best {
-            self.went_on(score);
+            self.score_best(score);
         } else {
-            self.tried(score);
+            self.score_trial(score);
         }
     }
 
-    /// So it is with the other time.
-    fn tried(&mut self, score: u64) {
+    /// Handles the score of the other time.
+    fn score_trial(&mut self, score: u64) {
         if score * 16 > self.score * BETTER_SIXTEENTHS[self.used] {
             self.best = self.used;
             self.score = score;
@@ -158,8 +159,8 @@ impl AdaptivePoll {
         self.used = self.best;
     }
 
-    /// So it is with the best.
-    fn went_on(&mut self, score: u64) {
+    /// Handles the score of the best.
+    fn score_best(&mut self, score: u64) {
         self.score = match self.score {
             0 => score,
             known => (known * (NEWEST - 1) + score) / NEWEST,
@@ -171,7 +172,7 @@ impl AdaptivePoll {
     }
 }
 
-/// What so many requests in so long, for so much of a CPU, are worth.
+/// The score of this many requests in this time, for this much CPU time.
 fn score(requests: u64, long: Span, cpu: Span) -> u64 {
     let price = u128::from(long.as_nanos().max(1)) * u128::from(cpu.as_nanos().max(1));
     let score = u128::from(requests).pow(2) * 1_000_000_000_000_000_000 / price;
@@ -184,14 +185,14 @@ mod tests {
 
     const LONGEST: Span = Span::from_micros(200);
 
-    /// A guest of whom each request takes `time` and costs `cpu` microseconds while the thread looks for work for that long.
+    /// A guest each of whose requests takes `time` and costs `cpu` microseconds, depending on the polling time.
     struct Guest {
         adaptive_poll: AdaptivePoll,
         now: Time,
         cpu: Time,
         requests: u64,
         /// How often the CPU clock was read.
-        looks: u32,
+        clock_reads: u32,
     }
 
     impl Guest {
@@ -201,86 +202,86 @@ mod tests {
                 now: Time::ZERO,
                 cpu: Time::ZERO,
                 requests: 0,
-                looks: 0,
+                clock_reads: 0,
             }
         }
 
-        fn asks(&mut self, time: u64, cpu: u64) {
+        fn submits(&mut self, time: u64, cpu: u64) {
             self.now = self.now + Span::from_micros(time);
             self.cpu = self.cpu + Span::from_micros(cpu);
             self.adaptive_poll.waited(Span::from_micros(time));
             self.requests += 1;
-            let (spent, looks) = (self.cpu, &mut self.looks);
+            let (spent, clock_reads) = (self.cpu, &mut self.clock_reads);
             self.adaptive_poll
                 .before_sleep(self.now, self.requests, || {
-                    *looks += 1;
+                    *clock_reads += 1;
                     spent
                 });
         }
 
-        /// Which part of `millis` the thread was patient in.
+        /// The share of `millis` in which the thread polled for the longest time.
         fn runs(&mut self, millis: u64, each: [(u64, u64); 2]) -> f64 {
-            let (from, mut patient) = (self.now, Span::ZERO);
+            let (from, mut share) = (self.now, Span::ZERO);
             while self.now.since(from) < Span::from_millis(millis) {
                 let before = self.now;
                 let used = self.adaptive_poll.used;
-                self.asks(each[used].0, each[used].1);
+                self.submits(each[used].0, each[used].1);
                 if used == 1 {
-                    patient = patient + self.now.since(before);
+                    share = share + self.now.since(before);
                 }
             }
-            patient.as_nanos() as f64 / self.now.since(from).as_nanos() as f64
+            share.as_nanos() as f64 / self.now.since(from).as_nanos() as f64
         }
     }
 
     #[test]
-    fn a_thread_whose_guest_would_fall_asleep_meanwhile_is_patient() {
+    fn polling_is_long_where_it_saves_wakeups() {
         let mut guest = Guest::new();
-        // As measured where idle CPUs sleep: it costs less, too.
+        // As measured with deep C-states: it also costs less CPU.
         guest.runs(200, [(100, 42), (28, 28)]);
-        let patient = guest.runs(10_000, [(100, 42), (28, 28)]);
-        assert!(patient > 0.95, "{patient}");
+        let share = guest.runs(10_000, [(100, 42), (28, 28)]);
+        assert!(share > 0.95, "{share}");
     }
 
     #[test]
-    fn a_guest_that_asks_no_sooner_for_it_is_not_waited_for() {
+    fn polling_is_short_where_it_gains_nothing() {
         let mut guest = Guest::new();
         guest.runs(1000, [(125, 40), (125, 125)]);
-        let patient = guest.runs(10_000, [(125, 40), (125, 125)]);
-        assert!(patient < 0.03, "{patient}");
-        assert!(patient > 0.0, "it is looked at now and then");
+        let share = guest.runs(10_000, [(125, 40), (125, 125)]);
+        assert!(share < 0.03, "{share}");
+        assert!(share > 0.0, "the longest time is score_trial at times");
     }
 
     #[test]
-    fn when_that_changes_it_is_noticed() {
+    fn a_change_of_load_changes_the_polling_time() {
         let mut guest = Guest::new();
         let (dear, cheap) = ([(100, 42), (28, 28)], [(125, 40), (125, 125)]);
         for _ in 0..3 {
             guest.runs(1000, dear);
-            let patient = guest.runs(2000, dear);
-            assert!(patient > 0.9, "{patient}");
+            let share = guest.runs(2000, dear);
+            assert!(share > 0.9, "{share}");
             guest.runs(1000, cheap);
-            let patient = guest.runs(2000, cheap);
-            assert!(patient < 0.1, "{patient}");
+            let share = guest.runs(2000, cheap);
+            assert!(share < 0.1, "{share}");
         }
     }
 
     #[test]
-    fn what_makes_no_difference_changes_nothing() {
+    fn without_a_difference_polling_stays_short() {
         let mut guest = Guest::new();
-        let patient = guest.runs(10_000, [(10, 10), (10, 10)]);
-        assert!(patient < 0.03, "{patient}");
+        let share = guest.runs(10_000, [(10, 10), (10, 10)]);
+        assert!(share < 0.03, "{share}");
     }
 
     #[test]
-    fn one_who_asks_seldom_is_never_weighed_and_costs_no_look_at_a_clock() {
+    fn rare_requests_are_never_scored_and_read_no_clock() {
         let mut guest = Guest::new();
         guest.runs(100_000, [(6000, 40); 2]);
-        assert_eq!((guest.looks, guest.adaptive_poll.used), (0, 0));
+        assert_eq!((guest.clock_reads, guest.adaptive_poll.used), (0, 0));
     }
 
     #[test]
-    fn it_never_looks_longer_than_it_may() {
+    fn polling_never_exceeds_the_longest_time() {
         for longest in [0, 3, 50, 20_000] {
             let adaptive_poll = AdaptivePoll::new(Span::from_micros(longest));
             let most = adaptive_poll.windows.into_iter().max();

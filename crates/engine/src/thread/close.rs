@@ -1,10 +1,11 @@
-//! The close of a detached disk's image: a task for the blocking worker, since the last close of a file may take minutes.
+//! The close of a detached disk's image: a task for the blocking worker, since the last close of a file may take
+//! minutes.
 //!
-//! The kernel frees the space of a removed file in the call that closes it, and discards that space on the device. An I/O
-//! thread that waited for it would hold up all its disks.
+//! The kernel frees the space of a removed file in the call that closes it, and discards that space on the device. On
+//! an I/O thread this would delay all its disks.
 //!
 //! # Always true
-//! - image, then lease, are given up before the detach is answered: the disk may be opened again at once
+//! - the image, then the lease, are released before the detach is answered: the disk may be opened again at once
 
 use super::{OnDetached, Reply};
 use crate::blocking::Task;
@@ -12,7 +13,7 @@ use crate::datastore::Image;
 use crate::lease::Lease;
 use std::io;
 
-/// What is left of a detached disk.
+/// The rest of a detached disk.
 pub(super) struct Close {
     parts: Option<Parts>,
 }
@@ -51,7 +52,7 @@ impl Task for Close {
         }
     }
 
-    /// No thread could be started: the image is closed here and now.
+    /// No thread could be started: closes the image on this thread.
     fn fail(&mut self, _error: io::Error) {
         self.run();
     }

@@ -1,11 +1,11 @@
 //! The commands that other threads send to an I/O thread, and their execution.
 //!
-//! The handles of [`crate::handle`] and the vhost-user protocol threads send [`Command`]s; each that can take a while carries
-//! a channel for its answer. Nothing here is on a request's way.
+//! The handles of [`crate::handle`] and the vhost-user protocol threads send [`Command`]s. Each that can take a while
+//! has a channel for its result. Nothing here is on the I/O path.
 
 use super::close::Close;
 use super::side_write::SideWrite;
-use super::{IoThread, Place};
+use super::{AttachedDisk, IoThread};
 pub(crate) use super::{OnDetached, Reply};
 use crate::blocking::Done;
 use crate::control::{Govern, UnderControl};
@@ -28,7 +28,7 @@ use tidegate_core::shard::{Controlled, Event};
 use tidegate_core::stack::{Place as FilterPlace, Stack};
 use tidegate_front::nbd::session::Session;
 
-pub(crate) use report::Question;
+pub(crate) use report::Query;
 pub use report::{DiskPulse, DiskReading, ThreadPulse, ThreadReport};
 
 mod control;
@@ -44,21 +44,21 @@ pub(crate) enum Command {
     AttachQueue(Box<AttachQueue>),
     StopQueue(StopQueue),
     Nbd(Box<NbdConnection>),
-    /// A question about the thread or its disks.
-    Ask(Question),
+    /// A query for statistics of the thread or its disks.
+    Query(Query),
     /// A task of a disk has run on the blocking worker.
     BlockingDone(DiskId, Done),
-    /// About a datastore's control.
+    /// For a datastore's control.
     Govern(ControlId, Box<Govern>),
     /// A datastore's window has room for this thread.
     Woken(ControlId),
     Stop,
-    /// Runs this on the thread: so a test holds it.
+    /// Runs a closure on the thread, for tests.
     #[cfg(test)]
     Run(Box<dyn FnOnce() + Send>),
 }
 
-/// A disk comes to this thread.
+/// Attaches a disk to this thread.
 pub(crate) struct Attach {
     pub(crate) disk: DiskId,
     pub(crate) size: u64,
@@ -71,7 +71,7 @@ pub(crate) struct Attach {
     pub(crate) reply: Reply,
 }
 
-/// Something about a disk changes.
+/// Changes a disk.
 pub(crate) struct Change {
     pub(crate) disk: DiskId,
     pub(crate) what: What,
@@ -80,23 +80,24 @@ pub(crate) struct Change {
 
 /// What changes.
 pub(crate) enum What {
-    /// Its filters, top first; and the side files of those that have one.
+    /// Its filters, top first; and their side files.
     Filters {
         places: Vec<FilterPlace>,
         sides: Vec<(FilterKey, Arc<OwnedFd>)>,
     },
     /// Its size, in bytes.
     Size(u64),
-    /// What it may and shall get of its datastore.
+    /// Its share of the datastore: shares, reservation and limits.
     Policy(Box<Policy>),
-    /// It goes. Answered when nothing of it is left; `on_detached` is done then, also when nobody waits any more.
+    /// Detaches the disk. Answered when nothing of it is left; `on_detached` is called then, even if the caller has
+    /// timed out.
     Detach { on_detached: OnDetached },
 }
 
 impl What {
-    /// Whether it need not wait until a change of filters has taken place, which I/O in flight may hold up for long: what
-    /// lets that I/O go faster, and what makes an end of everything.
-    fn goes_beside_a_change(&self) -> bool {
+    /// Whether it may run during a change of filters, which I/O in flight can delay for long. True for changes that
+    /// speed up that I/O, and for a detach.
+    fn may_run_during_change(&self) -> bool {
         match self {
             What::Filters { .. } | What::Size(_) => false,
             What::Policy(_) | What::Detach { .. } => true,
@@ -104,13 +105,13 @@ impl What {
     }
 }
 
-/// A guest's queue comes; the answer is its number here.
+/// Attaches a guest's queue; the answer is its index here.
 pub(crate) struct AttachQueue {
     pub(crate) parts: Parts,
     pub(crate) reply: Sender<u32>,
 }
 
-/// Something about a guest's queue changes.
+/// Changes a guest's queue.
 pub(crate) struct StopQueue {
     pub(crate) queue: u32,
     pub(crate) what: QueueChange,
@@ -118,27 +119,27 @@ pub(crate) struct StopQueue {
 
 /// What changes.
 pub(crate) enum QueueChange {
-    /// It stops; the answer, once nothing of it is in flight, is the position at which a successor goes on.
+    /// Stops it; the answer, once nothing of it is in flight, is the position for a successor.
     Stop(Sender<u16>),
-    /// Its guest is called through another descriptor.
+    /// Replaces the descriptor through which its guest is called.
     Call(Option<EventFd>),
 }
 
-/// An NBD client comes, its handshake done.
+/// Adds an NBD client whose handshake is done.
 pub(crate) struct NbdConnection {
     pub(crate) disk: DiskId,
     pub(crate) socket: OwnedFd,
     pub(crate) session: Session,
     pub(crate) early: Vec<u8>,
-    /// Dropped when the client has gone.
+    /// Dropped when the client is gone.
     pub(crate) presence: Box<dyn Send>,
 }
 
-/// A disk that is leaving.
+/// A disk that is being detached.
 pub(crate) struct Detaching {
     reply: Reply,
     on_detached: OnDetached,
-    /// The shard has let go of it; its image closes.
+    /// The shard has released it; its image is closing.
     detached: bool,
 }
 
@@ -150,7 +151,7 @@ impl IoThread {
             Command::AttachQueue(attach) => self.attach_queue(*attach),
             Command::StopQueue(stop) => self.change_queue(stop),
             Command::Nbd(connection) => self.attach_connection(*connection),
-            Command::Ask(question) => self.questions.push_back(question),
+            Command::Query(question) => self.queries.push_back(question),
             Command::BlockingDone(disk, task) => self.blocking_done(disk, task),
             Command::Govern(control, govern) => self.govern(control, *govern),
             Command::Woken(control) => self.cx.handle(Event::Woken { control }),
@@ -176,7 +177,7 @@ impl IoThread {
         if self.disks.len() <= at {
             self.disks.resize_with(at + 1, || None);
         }
-        self.disks[at] = Some(Place {
+        self.disks[at] = Some(AttachedDisk {
             image,
             sides,
             detaching: None,
@@ -214,7 +215,7 @@ impl IoThread {
             )));
             return;
         };
-        let must_wait = place.changing.is_some() && !what.goes_beside_a_change();
+        let must_wait = place.changing.is_some() && !what.may_run_during_change();
         if place.detaching.is_some() || must_wait {
             let text = "the disk is being changed already; try again when that is done";
             let _ = reply.send(Err(Error::new(Kind::Busy, text)));
@@ -222,7 +223,7 @@ impl IoThread {
         }
         let event = match what {
             What::Filters { places, sides } => {
-                // Files of filters that go stay until their last bytes are written: they travel with the job.
+                // Side files of removed filters stay open until their last write: the write owns them as well.
                 place.sides.extend(sides);
                 place.changing = Some(reply);
                 Event::Rearrange { disk, places }
@@ -257,8 +258,8 @@ impl IoThread {
                     on_detached,
                     detached: false,
                 });
-                self.send_clients_away(disk);
-                // Its guests' queues take nothing more; their protocol threads stop them.
+                self.dismiss_clients(disk);
+                // Its guests' queues take no more requests; their protocol threads stop them.
                 for queue in self
                     .queues
                     .iter_mut()
@@ -273,7 +274,7 @@ impl IoThread {
         self.cx.handle(event);
     }
 
-    fn send_clients_away(&mut self, disk: DiskId) {
+    fn dismiss_clients(&mut self, disk: DiskId) {
         for (index, connection) in (0u32..).zip(&mut self.connections) {
             if let Some(connection) = connection.as_mut().filter(|c| c.disk() == disk) {
                 connection.dismiss();
@@ -282,8 +283,8 @@ impl IoThread {
         }
     }
 
-    /// The shard has put the new filters in place.
-    pub(super) fn rearranged(&mut self, disk: DiskId) {
+    /// The shard has installed the new filters.
+    pub(super) fn filters_changed(&mut self, disk: DiskId) {
         let Some(place) = self.disks[disk.0 as usize].as_mut() else {
             return;
         };
@@ -297,7 +298,7 @@ impl IoThread {
         }
     }
 
-    /// The shard has let go of a disk.
+    /// The shard has released a disk.
     pub(super) fn detached(&mut self, disk: DiskId, spent: Option<Box<Spent>>) {
         if let Some(place) = self.disks[disk.0 as usize].as_mut() {
             if let Some(detaching) = &mut place.detaching {
@@ -310,13 +311,13 @@ impl IoThread {
         self.close_if_detaching(disk);
     }
 
-    /// Drops a disk that is leaving, once nothing of it is on the ring.
+    /// Drops a detached disk, once nothing of it is on the ring.
     pub(super) fn close_if_detaching(&mut self, disk: DiskId) {
-        let detaching = self.place(disk).and_then(|place| place.detaching.as_ref());
+        let detaching = self.attached_disk(disk).and_then(|place| place.detaching.as_ref());
         if !detaching.is_some_and(|detaching| detaching.detached) {
             return;
         }
-        // Its number must not name another disk while anything here still uses it.
+        // Its number must not be reused while anything here refers to it.
         let named = self.queues.iter().flatten().any(|q| q.disk() == disk)
             || self.connections.iter().flatten().any(|c| c.disk() == disk);
         if named {
@@ -325,7 +326,7 @@ impl IoThread {
         let mut closed = false;
         self.with_image(disk, |image, cx| closed = image.close(cx));
         if closed
-            && let Some(Place {
+            && let Some(AttachedDisk {
                 image,
                 lease,
                 detaching: Some(detaching),
@@ -338,36 +339,36 @@ impl IoThread {
         }
     }
 
-    fn place(&self, disk: DiskId) -> Option<&Place> {
+    fn attached_disk(&self, disk: DiskId) -> Option<&AttachedDisk> {
         self.disks.get(disk.0 as usize).and_then(Option::as_ref)
     }
 
     /// Whether the disk is attached and not being detached.
     fn accepts_clients_of(&self, disk: DiskId) -> bool {
-        self.place(disk)
+        self.attached_disk(disk)
             .is_some_and(|place| place.detaching.is_none())
     }
 
     fn attach_queue(&mut self, attach: AttachQueue) {
         if !self.accepts_clients_of(attach.parts.disk) {
-            // The disk went meanwhile: dropping the reply tells the protocol thread.
+            // The disk was detached meanwhile: dropping the reply informs the protocol thread.
             return;
         }
         let index = vacant(&mut self.queues);
         let mut queue = RingDevice::new(attach.parts);
         queue.watch_kicks(index, &mut self.cx.ring);
-        // The guest may have kicked before we watched: look once.
+        // The guest may have kicked before the watch began: poll once.
         queue.wake();
         queue.call_for_predecessor();
         queue.last_request = self.cx.now;
         self.queues[index as usize] = Some(queue);
         self.active.push(index);
         if attach.reply.send(index).is_err() {
-            // The front end went away meanwhile: end the queue as if it had been stopped.
-            let (nobody, _) = std::sync::mpsc::channel();
+            // The front end is gone: end the queue as if it was stopped.
+            let (reply, _) = std::sync::mpsc::channel();
             self.change_queue(StopQueue {
                 queue: index,
-                what: QueueChange::Stop(nobody),
+                what: QueueChange::Stop(reply),
             });
         }
     }
@@ -387,7 +388,7 @@ impl IoThread {
         }
     }
 
-    /// Drops a queue that is to stop, once nothing of it is in flight.
+    /// Drops a stopping queue, once nothing of it is in flight.
     pub(super) fn remove_queue_if_drained(&mut self, index: u32) {
         let Some(queue) = self.queues[index as usize].as_mut() else {
             return;
@@ -402,7 +403,7 @@ impl IoThread {
         }
     }
 
-    /// Remembers which disks' images have deadlines, so that nobody asks the others.
+    /// Lists the disks whose images have deadlines, so that only these are asked.
     pub(super) fn note_timed(&mut self) {
         self.timed.clear();
         for (at, place) in (0u32..).zip(&self.disks) {
@@ -421,7 +422,7 @@ impl IoThread {
             presence,
         } = order;
         if !self.accepts_clients_of(disk) {
-            // The disk went meanwhile: dropping the socket tells the client.
+            // The disk was detached meanwhile: dropping the socket informs the client.
             return;
         }
         let connection = match Connection::new(socket, disk, session, &early, &mut self.cx.buffers)
@@ -448,8 +449,8 @@ impl IoThread {
         }
     }
 
-    /// Lets a connection do what it can; drops it at its end.
-    pub(super) fn move_connection(&mut self, index: u32) {
+    /// Advances a connection; drops it at its end.
+    pub(super) fn advance_connection(&mut self, index: u32) {
         let Some(connection) = self.connections[index as usize].as_mut() else {
             return;
         };
@@ -465,7 +466,7 @@ impl IoThread {
     fn blocking_done(&mut self, disk: DiskId, task: Done) {
         match task.downcast::<SideWrite>() {
             Ok(write) => self.cx.handle(write.into_event(disk)),
-            // Its number may name another disk by now.
+            // Its number may belong to another disk by now.
             Err(task) if task.is::<Close>() => {}
             Err(task) => {
                 self.with_image(disk, |image, cx| image.blocking_done(cx, task));
@@ -475,12 +476,12 @@ impl IoThread {
     }
 }
 
-/// The index of a vacant place, which is added if there is none.
-fn vacant<T>(places: &mut Vec<Option<T>>) -> u32 {
-    let at = places.iter().position(Option::is_none);
+/// The index of a vacant slot; adds one if there is none.
+fn vacant<T>(slots: &mut Vec<Option<T>>) -> u32 {
+    let at = slots.iter().position(Option::is_none);
     let at = at.unwrap_or_else(|| {
-        places.push(None);
-        places.len() - 1
+        slots.push(None);
+        slots.len() - 1
     });
     u32::try_from(at).expect("queues and connections are numbered in 24 bits")
 }

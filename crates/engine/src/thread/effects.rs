@@ -1,8 +1,8 @@
 //! Performs the shard's effects: it starts I/Os, answers requests, and writes side files.
 //!
-//! One loop takes the effects in order; what they bring about at once (an image that answers on the spot, a
-//! filter that asks for more) makes new ones, until there are none. Then the answers become visible to guests: at a
-//! turn's end, and between the pieces of one.
+//! One loop takes the effects in order. Some cause new ones at once (an image that completes immediately, a filter that
+//! submits more); the loop runs until there are none. Then completions become visible to guests: at the end of a turn,
+//! and between the pieces of one.
 
 use super::IoThread;
 use super::side_write::SideWrite;
@@ -15,13 +15,13 @@ use tidegate_core::request::{DiskId, Outcome, Token};
 use tidegate_core::shard::Event;
 
 impl IoThread {
-    /// Carries out what the shard wants, until it wants no more.
+    /// Performs the shard's effects until there are none.
     pub(super) fn perform_effects(&mut self) {
         while !self.cx.effects.is_empty() {
             std::mem::swap(&mut self.performing, &mut self.cx.effects);
             let mut performing = std::mem::take(&mut self.performing);
             for effect in performing.drain(..) {
-                self.carry_out(effect);
+                self.perform(effect);
             }
             self.performing = performing;
             self.report_finished();
@@ -29,7 +29,7 @@ impl IoThread {
         }
     }
 
-    fn carry_out(&mut self, effect: Effect) {
+    fn perform(&mut self, effect: Effect) {
         match effect {
             Effect::Start {
                 disk,
@@ -58,7 +58,7 @@ impl IoThread {
                 filter,
                 buffer,
             } => self.side_write(disk, filter, buffer),
-            Effect::Rearranged { disk } => self.rearranged(disk),
+            Effect::Rearranged { disk } => self.filters_changed(disk),
             Effect::Detached { disk, spent } => self.detached(disk, spent),
             Effect::Wake { control, thread } => self.wake_peer(control, thread),
         }
@@ -88,7 +88,7 @@ impl IoThread {
         }
     }
 
-    /// Tells a request's front end how it ended.
+    /// Reports a request's outcome to its device.
     pub(super) fn answer(&mut self, token: Token, outcome: Outcome) {
         let buffer = u32::try_from(token.0).expect("a token is a buffer's number");
         self.cx.answered_last = true;
@@ -111,17 +111,17 @@ impl IoThread {
                     self.cx.ready_connections.push(connection);
                 }
             }
-            ReplyTo::Nobody => panic!("every request has somebody who waits for it, once"),
+            ReplyTo::Nobody => panic!("every request has a destination, once"),
         }
     }
 
-    /// Shows guests and clients what was answered since the last time.
+    /// Publishes completions to guests and clients.
     pub(super) fn publish(&mut self) {
         while let Some(index) = self.cx.dirty.pop() {
             if let Some(queue) = &mut self.queues[index as usize] {
                 queue.publish();
                 if !queue.active && self.idle.should_spin(true) {
-                    // Its guest need not kick: we shall be looking when it asks again.
+                    // The guest need not kick: the thread polls the queue.
                     queue.wake();
                     self.active.push(index);
                 }
@@ -131,7 +131,7 @@ impl IoThread {
         }
         loop {
             while let Some(index) = self.cx.ready_connections.pop() {
-                self.move_connection(index);
+                self.advance_connection(index);
             }
             if !self.cx.budget.wake(&mut self.cx.ready_connections) {
                 return;

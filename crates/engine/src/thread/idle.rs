@@ -1,20 +1,19 @@
 //! The decision to poll or to sleep, for guests and datastore apart.
 //!
-//! Waking a sleeper costs the sender a system call and us several microseconds; spinning costs a CPU that a guest might
-//! use. As with renting and buying skis, spinning for about the price of a wake-up is never worse than twice the best
-//! choice, and it pays only while work comes closer together than that.
+//! A wake-up costs the sender a system call and the thread several microseconds. Spinning costs CPU time that a guest
+//! might use. This is the ski rental problem: spinning for about the cost of a wake-up is never worse than twice the
+//! optimum. It pays only while work arrives at shorter intervals.
 //!
-//! A guest that was just answered and a datastore that was just asked are waited for in turn, and take their time each in
-//! its own way: whether spinning pays is learnt for each of the two alone. What the price of a wake-up is, all in all, is
-//! found by trying ([`AdaptivePoll`]).
+//! A thread waits for guests after completions and for datastores after submissions. Each has its own delays, so each
+//! average is learnt separately. The effective cost of a wake-up is found by trial ([`AdaptivePoll`]).
 //!
 //! # Source
-//! Ski rental; QEMU's adaptive polling, of which the average over gaps is taken.
+//! Ski rental; QEMU's adaptive polling, which also averages the gaps.
 
 use super::adaptive_poll::AdaptivePoll;
 use tidegate_core::units::{Span, Time};
 
-/// Weight of the newest wait in the average: 1/8, as QEMU's poll weight and TCP's round-trip time.
+/// Divisor of the newest wait's weight in the average: 1/8, as QEMU's poll weight and TCP's round-trip time.
 const NEWEST: u64 = 8;
 
 /// See the module.
@@ -28,9 +27,10 @@ pub(crate) struct Idle {
 /// A wait for more work.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wait {
-    /// When there was nothing to do any more.
+    /// When the work ended.
     pub(crate) since: Time,
-    /// Guests were answered last: their next requests are what may come. Otherwise it is datastores' turn.
+    /// Whether completions came last, so that guests are expected to submit. Otherwise datastores are expected to
+    /// complete.
     pub(crate) for_guests: bool,
 }
 
@@ -47,13 +47,13 @@ impl Idle {
         }
     }
 
-    /// There is nothing to do at `now`, after so many requests in the thread's life; `cpu` reads its CPU clock.
+    /// There is no work at `now`, after this many requests in the thread's life; `cpu` reads its CPU clock.
     #[inline]
     pub(crate) fn before_sleep(&mut self, now: Time, requests: u64, cpu: impl FnOnce() -> Time) {
         self.adaptive_poll.before_sleep(now, requests, cpu);
     }
 
-    /// Work came at `now` after such a wait.
+    /// Work arrived at `now` after this wait.
     pub(crate) fn worked(&mut self, wait: Wait, now: Time) {
         let waits = if wait.for_guests {
             &mut self.guests
@@ -65,7 +65,7 @@ impl Idle {
         self.adaptive_poll.waited(long);
     }
 
-    /// Whether the next work is likely to come while we spin.
+    /// Whether the next work is likely to arrive while spinning.
     pub(crate) fn should_spin(&self, for_guests: bool) -> bool {
         let waits = if for_guests {
             &self.guests
@@ -82,7 +82,7 @@ impl Idle {
     }
 }
 
-/// How long waits of one kind are on average.
+/// The average length of waits of one kind.
 #[derive(Clone, Copy)]
 struct Waits {
     mean_ns: u64,
@@ -96,7 +96,7 @@ impl Waits {
     }
 
     fn note(&mut self, wait: Span, window: Span) {
-        // One long silence says no more than "longer than the window"; without the cap it would take many waits to forget.
+        // Cap a wait: beyond the window its length does not matter, and the average recovers sooner.
         let wait = wait.as_nanos().min(4 * window.as_nanos());
         self.mean_ns = (self.mean_ns * (NEWEST - 1) + wait) / NEWEST;
     }
@@ -110,7 +110,7 @@ impl Waits {
 mod tests {
     use super::*;
 
-    /// Of which 20 us are spun for at first.
+    /// The thread spins for 20 us of it at first.
     const LONGEST: Span = Span::from_micros(80);
 
     fn wait(idle: &mut Idle, for_guests: bool, micros: u64) {
@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn it_spins_while_requests_come_fast_and_stops_when_they_do_not() {
+    fn it_spins_only_while_requests_arrive_fast() {
         let mut idle = Idle::new(LONGEST, false);
         for _ in 0..50 {
             wait(&mut idle, true, 5);
@@ -133,7 +133,7 @@ mod tests {
     }
 
     #[test]
-    fn one_long_silence_is_soon_forgotten() {
+    fn one_long_pause_has_a_short_effect() {
         let mut idle = Idle::new(LONGEST, false);
         wait(&mut idle, true, 3_000_000);
         for _ in 0..10 {
@@ -143,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn quick_guests_make_nobody_spin_for_a_slow_datastore() {
+    fn quick_guests_cause_no_spinning_for_a_slow_datastore() {
         let mut idle = Idle::new(LONGEST, false);
         for _ in 0..50 {
             wait(&mut idle, true, 5);
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_of_nothing_never_spins() {
+    fn a_zero_window_never_spins() {
         let idle = Idle::new(Span::ZERO, true);
         assert!(!idle.should_spin(true));
         assert!(!idle.should_spin(false));

@@ -1,7 +1,7 @@
-//! Interrupts that are due: guests that have new answers and were not interrupted yet.
+//! Pending interrupts: guests with published completions that were not called yet.
 //!
 //! # Always true
-//! - an I/O thread owes no guest a call when it goes to sleep or ends
+//! - no call is pending when an I/O thread goes to sleep or ends
 
 use super::IoThread;
 use crate::device::interrupt_moderation::Moment;
@@ -11,7 +11,7 @@ use tidegate_core::units::{Span, Time};
 /// See the module.
 pub(crate) struct PendingInterrupts {
     queues: Vec<u32>,
-    /// The first time that was read after the first of them was shown its answers.
+    /// The first clock reading after the oldest pending call's completions were published.
     since: Option<Time>,
 }
 
@@ -23,7 +23,7 @@ impl PendingInterrupts {
         }
     }
 
-    /// Calls a guest that was shown answers, or remembers to.
+    /// Calls a guest with published completions, or queues the call.
     pub(crate) fn call(&mut self, index: u32, queue: &mut RingDevice) {
         if queue.moment() == Moment::AtOnce {
             return queue.call_if_wanted();
@@ -37,7 +37,7 @@ impl PendingInterrupts {
         }
     }
 
-    /// How long there has been a guest that waits, at `now`.
+    /// How long a call has been pending at `now`.
     fn waited(&mut self, now: Time) -> Span {
         now.since(*self.since.get_or_insert(now))
     }
@@ -48,7 +48,7 @@ impl PendingInterrupts {
 }
 
 impl IoThread {
-    /// Calls those whose time has come at `now`.
+    /// Sends the calls that are due at `now`.
     #[inline]
     pub(super) fn call_due(&mut self, now: Time) {
         if self.pending_interrupts.is_empty() {
@@ -56,26 +56,26 @@ impl IoThread {
         }
         let waited = self.pending_interrupts.waited(now);
         if waited >= Moment::Later.wait() {
-            self.call_those(|queue| queue.moment().wait() <= waited);
+            self.call_matching(|queue| queue.moment().wait() <= waited);
         }
     }
 
-    /// Calls all of them.
+    /// Sends all pending calls.
     pub(super) fn call_all(&mut self) {
-        self.call_those(|_| true);
+        self.call_matching(|_| true);
     }
 
-    /// More requests were found: calls those that waited for that.
+    /// More requests were found: sends the calls that waited for that.
     pub(super) fn call_after_more(&mut self) {
         if !self.pending_interrupts.is_empty() {
-            self.call_those(|queue| queue.moment() == Moment::AfterMore);
+            self.call_matching(|queue| queue.moment() == Moment::AfterMore);
         }
     }
 
-    fn call_those(&mut self, which: impl Fn(&RingDevice) -> bool) {
+    fn call_matching(&mut self, which: impl Fn(&RingDevice) -> bool) {
         let queues = &mut self.queues;
         self.pending_interrupts.queues.retain(|&index| {
-            // It may have gone meanwhile, and called its guest then.
+            // The queue may be gone; it then called its guest itself.
             let Some(queue) = &mut queues[index as usize] else {
                 return false;
             };

@@ -1,16 +1,16 @@
 //! Errors of an I/O thread's start: a CPU that does not exist, a ring that the kernel refuses.
 //!
-//! The daemon adds what to do: it knows the limits of its process, and where a CPU was named.
+//! The daemon adds the remedy: it knows the limits of its process, and where a CPU was configured.
 
 use crate::error::{Error, Kind};
 use crate::sys::os;
 use crate::sys::ring::LOCKED;
 use std::io;
 
-/// Bytes of locked memory (RLIMIT_MEMLOCK) that an I/O thread's ring takes where the kernel counts it.
+/// Bytes of locked memory (RLIMIT_MEMLOCK) that an I/O thread's ring needs where the kernel counts them.
 pub const RING_LOCKED: u64 = LOCKED;
 
-/// The thread cannot stay on this CPU.
+/// The thread cannot be pinned to this CPU.
 pub(super) fn no_such_cpu(cpu: usize) -> Error {
     let text = format!(
         "cannot pin an I/O thread to CPU {cpu}: this process may use {}",
@@ -19,17 +19,17 @@ pub(super) fn no_such_cpu(cpu: usize) -> Error {
     Error::new(Kind::Invalid, text)
 }
 
-/// The thread has no ring.
+/// The thread's ring cannot be created.
 pub(super) fn no_ring(error: io::Error) -> Error {
     let what = "cannot make an I/O thread's io_uring";
     match error.raw_os_error() {
-        // A flag that it does not know, or no such call at all.
+        // An unknown flag, or no such system call.
         Some(libc::EINVAL | libc::ENOSYS) => Error::caused(Kind::Unsupported, what, error),
         _ => Error::io(what, error),
     }
 }
 
-/// CPUs as people write them: `CPUs 0-3, 8`.
+/// Formats a list of CPUs: `CPUs 0-3, 8`.
 fn list(cpus: &[usize]) -> String {
     let ranges: Vec<String> = cpus
         .chunk_by(|a, b| a + 1 == *b)
@@ -49,13 +49,13 @@ mod tests {
     use tidegate_core::units::Span;
 
     #[test]
-    fn cpus_are_listed_in_runs() {
+    fn cpus_are_listed_as_ranges() {
         assert_eq!(list(&[0]), "CPU 0");
         assert_eq!(list(&[0, 1, 2, 3, 8, 10, 11]), "CPUs 0-3, 8, 10-11");
     }
 
     #[test]
-    fn a_cpu_that_does_not_exist_is_named_beside_those_that_do() {
+    fn an_error_about_a_missing_cpu_names_it_and_the_existing_ones() {
         let last = *os::usable_cpus().last().expect("this test runs somewhere");
         for missing in [last + 1, 1023, 5000] {
             let settings = Settings {
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_kernel_without_our_ring_is_told_from_one_that_forbids_it() {
+    fn an_unsupported_ring_and_a_forbidden_ring_are_different_errors() {
         let kind = |number| no_ring(io::Error::from_raw_os_error(number)).kind();
         assert_eq!(kind(libc::EINVAL), Kind::Unsupported);
         assert_eq!(kind(libc::ENOSYS), Kind::Unsupported);

@@ -10,7 +10,7 @@ use tidegate_core::filter::FilterKey;
 use tidegate_core::request::{DiskId, Outcome};
 use tidegate_core::shard::Event;
 
-/// Bytes to append, and how that ended.
+/// Bytes to append, and the outcome.
 pub(super) struct SideWrite {
     pub(super) file: Arc<OwnedFd>,
     pub(super) filter: FilterKey,
@@ -23,7 +23,7 @@ impl SideWrite {
         File::from(self.file.try_clone()?).write_all(&self.buffer)
     }
 
-    /// What the shard is told when it has run.
+    /// The event for the shard after it has run.
     pub(super) fn into_event(self, disk: DiskId) -> Event {
         Event::SideWritten {
             disk,

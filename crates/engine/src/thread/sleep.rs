@@ -1,7 +1,7 @@
 //! The idle part of a turn: it polls fewer queues, spins, and sleeps.
 //!
-//! Before it sleeps it asks every guest for a kick and looks a last time: a request that came meanwhile is seen here, a
-//! later one wakes it.
+//! Before it sleeps it enables every guest's kicks and polls once more. A request that arrived meanwhile is found then;
+//! a later one wakes the thread.
 
 use super::{IoThread, QUIET};
 use crate::device::ring::RingDevice;
@@ -9,11 +9,11 @@ use crate::sys::os;
 use crate::thread::idle::Wait;
 use tidegate_core::units::Time;
 
-/// A spinning thread reads the clock once in so many looks: it takes longer than a look.
-const LOOKS_PER_CLOCK: u32 = 4;
+/// A spinning thread reads the clock once in this many polls: reading it takes longer than a poll.
+const POLLS_PER_CLOCK: u32 = 4;
 
 impl IoThread {
-    /// Stops looking at queues that have had nothing for a while.
+    /// Stops polling queues that have been idle for a while.
     pub(super) fn sweep(&mut self) {
         let now = self.cx.now;
         let queues = &mut self.queues;
@@ -34,14 +34,14 @@ impl IoThread {
         });
     }
 
-    /// There was work: if it came after a wait, that wait's length is remembered.
+    /// There is work: if it follows a wait, records the length of the wait.
     pub(super) fn note_wait_over(&mut self) {
         if let Some(wait) = self.wait.take() {
             self.idle.worked(wait, self.cx.now);
         }
     }
 
-    /// Nothing to do: spin while that pays, then sleep.
+    /// There is no work: spins while that pays, then sleeps.
     pub(super) fn sleep(&mut self) {
         let begin = self.cx.now;
         self.idle
@@ -55,7 +55,7 @@ impl IoThread {
             return;
         }
         self.call_all();
-        // Guests and other threads must be able to wake us before we look a last time.
+        // Guests and other threads must be able to wake the thread before it polls a last time.
         let mut work = false;
         for &index in &self.active {
             if let Some(queue) = &mut self.queues[index as usize] {
@@ -78,7 +78,7 @@ impl IoThread {
         }
         let before = os::now();
         self.cx.now = before;
-        if !self.inbox.doze() {
+        if !self.inbox.prepare_sleep() {
             return;
         }
         let timeout = self.next_deadline().map(|at| at.since(before));
@@ -89,22 +89,22 @@ impl IoThread {
         self.tally.slept(before, after);
     }
 
-    /// Looks for work for as long as spinning pays; true when there is some.
+    /// Polls for as long as spinning pays; true if it found work.
     fn spin(&mut self, begin: Time) -> bool {
         let deadline = self.next_deadline().unwrap_or(Time::NEVER);
         let until = (begin + self.idle.window()).min(deadline);
         let mut now = begin;
-        let mut looks = 0;
+        let mut polls = 0;
         let found = loop {
-            if self.is_anything_there() {
+            if self.has_work() {
                 break true;
             }
-            looks += 1;
-            if looks < LOOKS_PER_CLOCK {
+            polls += 1;
+            if polls < POLLS_PER_CLOCK {
                 std::hint::spin_loop();
                 continue;
             }
-            looks = 0;
+            polls = 0;
             now = os::now();
             self.call_due(now);
             if now >= until {
@@ -116,12 +116,14 @@ impl IoThread {
         found
     }
 
-    /// A request, a completion or a letter.
-    fn is_anything_there(&mut self) -> bool {
+    /// Whether there is a request, a completion or a message.
+    fn has_work(&mut self) -> bool {
         let sees_work = |&index: &u32| {
             let queue = self.queues[index as usize].as_ref();
             queue.is_some_and(RingDevice::sees_work)
         };
-        self.active.iter().any(sees_work) || self.cx.ring.has_completions() || self.inbox.has_mail()
+        self.active.iter().any(sees_work)
+            || self.cx.ring.has_completions()
+            || self.inbox.has_messages()
     }
 }

@@ -31,7 +31,7 @@ impl Tally {
         }
     }
 
-    /// A turn began at `now`; what passed since the last one was work.
+    /// A turn ends at `now`; the time since the last mark was spent working.
     pub(crate) fn turn(&mut self, now: Time, worked: bool) {
         self.busy = self.busy + now.since(self.mark);
         self.mark = now;
@@ -39,14 +39,14 @@ impl Tally {
         self.empty_turns += u64::from(!worked);
     }
 
-    /// It looked for work from `from` to `to`.
+    /// The thread polled from `from` to `to`.
     pub(crate) fn spun(&mut self, from: Time, to: Time) {
         self.busy = self.busy + from.since(self.mark);
         self.spinning = self.spinning + to.since(from);
         self.mark = to;
     }
 
-    /// It slept from `from` to `to`.
+    /// The thread slept from `from` to `to`.
     pub(crate) fn slept(&mut self, from: Time, to: Time) {
         self.busy = self.busy + from.since(self.mark);
         self.sleeping = self.sleeping + to.since(from);

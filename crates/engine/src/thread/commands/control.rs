@@ -1,7 +1,7 @@
 //! An I/O thread's messages to and from governors and other I/O threads.
 
 use super::{Command, Inbox};
-use crate::control::{Govern, GovernedThread, Word};
+use crate::control::{Govern, GovernedThread, GovernorMessage};
 use crate::thread::IoThread;
 use tidegate_core::effect::ControlId;
 use tidegate_core::shard::Event;
@@ -13,21 +13,24 @@ impl GovernedThread for Inbox {
 }
 
 impl IoThread {
-    /// Carries out what a control sent.
+    /// Performs a message of a governor.
     pub(super) fn govern(&mut self, control: ControlId, govern: Govern) {
         let at = control.0 as usize;
         match govern {
-            Govern::Begin { scheduler, words } => {
-                if self.governed.len() <= at {
-                    self.governed.resize_with(at + 1, || None);
+            Govern::Begin {
+                scheduler,
+                messages,
+            } => {
+                if self.governors.len() <= at {
+                    self.governors.resize_with(at + 1, || None);
                 }
-                self.governed[at] = Some(words);
-                self.resting.push(control);
+                self.governors[at] = Some(messages);
+                self.idle_controls.push(control);
                 self.cx.handle(Event::Control { control, scheduler });
             }
             Govern::End => {
-                self.governed[at] = None;
-                self.resting.retain(|resting| *resting != control);
+                self.governors[at] = None;
+                self.idle_controls.retain(|idle| *idle != control);
                 self.cx.handle(Event::Release { control });
             }
             Govern::Steer(orders) => self.cx.handle(Event::Steer { control, orders }),
@@ -35,10 +38,10 @@ impl IoThread {
         }
     }
 
-    /// Tells a governor what its datastore's disks used here.
+    /// Reports to a governor what its datastore's disks have used here.
     fn count(&mut self, control: ControlId) {
-        let Some(words) = self
-            .governed
+        let Some(messages) = self
+            .governors
             .get(control.0 as usize)
             .and_then(Option::as_ref)
         else {
@@ -47,41 +50,41 @@ impl IoThread {
         let (mut usage, mut bins) = (Vec::new(), Vec::new());
         self.cx.shard.usage(control, self.cx.now, &mut usage);
         self.cx.shard.bins(control, &mut bins);
-        let rests = !usage.iter().any(|usage| usage.active);
-        if rests && !self.resting.contains(&control) {
-            self.resting.push(control);
+        let idle = !usage.iter().any(|usage| usage.active);
+        if idle && !self.idle_controls.contains(&control) {
+            self.idle_controls.push(control);
         }
-        // A governor that has ended wants no counts.
-        let _ = words.send(Word::Counted {
+        // The governor may have ended.
+        let _ = messages.send(GovernorMessage::Counted {
             thread: self.number,
             usage,
             bins,
         });
     }
 
-    /// Tells governors that believe a datastore to be idle that it is not.
+    /// Notifies governors that assume an idle datastore of its activity.
     pub(in crate::thread) fn wake_governors(&mut self) {
-        let (governed, shard) = (&self.governed, &self.cx.shard);
-        self.resting.retain(|control| {
+        let (governors, shard) = (&self.governors, &self.cx.shard);
+        self.idle_controls.retain(|control| {
             let active = shard.is_active(*control);
-            if active && let Some(Some(words)) = governed.get(control.0 as usize) {
-                let _ = words.send(Word::Active);
+            if active && let Some(Some(messages)) = governors.get(control.0 as usize) {
+                let _ = messages.send(GovernorMessage::Active);
             }
             !active
         });
     }
 
-    /// Tells every governor that something has changed here.
+    /// Notifies every governor of a change here.
     pub(super) fn wake_all_governors(&self) {
-        for words in self.governed.iter().flatten() {
-            let _ = words.send(Word::Active);
+        for messages in self.governors.iter().flatten() {
+            let _ = messages.send(GovernorMessage::Active);
         }
     }
 
-    /// It is another thread's turn at a datastore.
+    /// Wakes another thread that waits for room in a datastore's window.
     pub(in crate::thread) fn wake_peer(&self, control: ControlId, thread: usize) {
         if let Some(inbox) = self.threads.get(thread) {
-            // One word for each time that a thread goes to sleep in want of room: bounded.
+            // One message for each time that a thread waits for room: bounded.
             inbox.send_always(Command::Woken(control));
         }
     }

@@ -1,16 +1,16 @@
 //! The reports of an I/O thread: statistics of thread and disks, a bounded part in each turn.
 //!
-//! A copy of one disk's histograms is 60 kB, and takes longer than an I/O of a fast datastore. So a turn spends on those
-//! who ask no more than one such copy takes, however many ask and however many disks are here; the rest comes in the next
-//! turns, between which guests are served. Those who ask wait in a row, and who is not done goes to its end.
+//! A copy of one disk's histograms is 60 kB, and takes longer than an I/O on a fast datastore. So a turn spends at most
+//! the time of one such copy on queries, however many queries and disks there are. The rest follows in the next turns,
+//! between which guests are served. Queries wait in a queue, and an unfinished one goes to the end.
 //!
 //! # Always true
-//! - a disk is told of as it was at one moment, which is told with it; different disks may be told of at different moments
+//! - a disk's report is a consistent snapshot with its time; different disks may have different times
 //! - a turn copies the histograms of one disk at most
-//! - nobody who asks costs a turn anything in which nothing is told: the inbox says that there is something to tell
+//! - a query costs nothing in turns that do not work on it: the inbox notes the pending work
 //!
 //! # Units
-//! What is told is weighed in places of disks that are looked at: some 0.2 us, mostly to fetch them from memory.
+//! Work is counted in disk slots visited: some 0.2 us, mostly for cache misses.
 
 use crate::sys::os;
 use crate::thread::IoThread;
@@ -21,31 +21,31 @@ use tidegate_core::request::DiskId;
 use tidegate_core::shard::DiskReport;
 use tidegate_core::units::{Span, Time};
 
-/// What a turn tells at most, but that it does not break off within a disk: about 50 us.
-const TURN: usize = 256;
-/// The histograms of a `stats` filter: 61,440 bytes in 16 pieces are found room for and copied, in some 50 us.
-const HISTOGRAMS: usize = TURN;
-/// The sums of one: 25 cache lines here and there.
+/// The most work of a turn, which is not interrupted within a disk: about 50 us.
+const TURN_BUDGET: usize = 256;
+/// Cost of the histograms of a `stats` filter: 61,440 bytes in 16 pieces are allocated and copied, in some 50 us.
+const HISTOGRAMS: usize = TURN_BUDGET;
+/// Cost of its sums: 25 scattered cache lines.
 const SUMS: usize = 8;
-/// The place of a disk, a queue or a connection, whether or not there is one.
+/// Cost of the slot of a disk, a queue or a connection, used or not.
 const PLACE: usize = 1;
 
-/// What an I/O thread tells of itself.
+/// Statistics of an I/O thread.
 #[derive(Clone, Debug)]
 pub struct ThreadReport {
     /// Its name.
     pub name: String,
     /// How long it has lived.
     pub age: Span,
-    /// How much of that it worked.
+    /// Time spent working.
     pub busy: Span,
-    /// How much it looked for work in vain.
+    /// Time spent polling without finding work.
     pub spinning: Span,
-    /// How much it slept.
+    /// Time spent asleep.
     pub sleeping: Span,
-    /// Turns, and those among them that found nothing.
+    /// Turns, including empty ones.
     pub turns: u64,
-    /// Turns that found nothing.
+    /// Turns that found no work.
     pub empty_turns: u64,
     /// Times it was woken.
     pub wakes: u64,
@@ -55,8 +55,7 @@ pub struct ThreadReport {
     pub in_flight: usize,
     /// Completions that matched no I/O: must be zero.
     pub strays: u64,
-    /// Its disks, each as it was a little later than what is told of the thread. One that came or went meanwhile may be
-    /// missing.
+    /// Its disks, each at a slightly later time. A disk that was attached or detached meanwhile may be missing.
     pub disks: Vec<DiskReading>,
     /// Guests' queues on it.
     pub queues: usize,
@@ -64,67 +63,67 @@ pub struct ThreadReport {
     pub connections: usize,
 }
 
-/// What an I/O thread tells of one disk.
+/// Statistics of one disk.
 #[derive(Clone, Debug)]
 pub struct DiskReading {
-    /// Which one.
+    /// The disk.
     pub disk: DiskId,
     /// When it was read.
     pub now: Time,
-    /// What the shard knows of it.
+    /// The shard's statistics of it.
     pub report: DiskReport,
 }
 
-/// The sums of what an I/O thread and its disks have done: small enough to be asked for every second.
+/// The sums of an I/O thread and its disks: small enough to be queried every second.
 #[derive(Clone, Debug)]
 pub struct ThreadPulse {
     /// How long the thread has lived.
     pub age: Span,
-    /// How much of that it worked.
+    /// Time spent working.
     pub busy: Span,
-    /// How much it looked for work in vain.
+    /// Time spent polling without finding work.
     pub spinning: Span,
-    /// Its disks, each as it was a little later than the thread. One that came or went meanwhile may be missing.
+    /// Its disks, each at a slightly later time. A disk that was attached or detached meanwhile may be missing.
     pub disks: Vec<DiskPulse>,
 }
 
 /// The sums of one disk.
 #[derive(Clone, Copy, Debug)]
 pub struct DiskPulse {
-    /// Which one.
+    /// The disk.
     pub disk: DiskId,
     /// When it was read.
     pub now: Time,
-    /// Those of its topmost filter that measures, if it has one.
+    /// Those of its topmost filter that measures, if there is one.
     pub sums: Option<Pulse>,
 }
 
-/// What somebody asks, and how much of it was told.
-pub(crate) enum Question {
-    /// All of the thread and its disks.
+/// A query, and its progress.
+pub(crate) enum Query {
+    /// Everything about the thread and its disks.
     Report(Box<Survey<ThreadReport>>),
-    /// All of one disk.
+    /// Everything about one disk.
     Disk(DiskId, Sender<Option<DiskReading>>),
     /// The sums only.
     Pulse(Box<Survey<ThreadPulse>>),
 }
 
-impl Question {
-    pub(crate) fn report(reply: Sender<ThreadReport>) -> Question {
-        Question::Report(Box::new(Survey::new(reply)))
+impl Query {
+    pub(crate) fn report(reply: Sender<ThreadReport>) -> Query {
+        Query::Report(Box::new(Survey::new(reply)))
     }
 
-    pub(crate) fn pulse(reply: Sender<ThreadPulse>) -> Question {
-        Question::Pulse(Box::new(Survey::new(reply)))
+    pub(crate) fn pulse(reply: Sender<ThreadPulse>) -> Query {
+        Query::Pulse(Box::new(Survey::new(reply)))
     }
 }
 
-/// A look at all disks, one after the other.
+/// A query over all disks, one after the other.
 pub(crate) struct Survey<T> {
     reply: Sender<T>,
-    /// The thread, and the disks that were looked at. Nothing before the first turn.
-    told: Option<T>,
-    /// The number of the disk that comes next.
+    /// The report so far. None before the first turn.
+    partial: Option<T>,
+    /// The number of the next disk.
     next: u32,
 }
 
@@ -132,80 +131,81 @@ impl<T> Survey<T> {
     fn new(reply: Sender<T>) -> Survey<T> {
         Survey {
             reply,
-            told: None,
+            partial: None,
             next: 0,
         }
     }
 
-    /// Goes on to the end, or until nothing is `left` to spend; whether it is done. Each disk is read by `read`, which
-    /// tells what it weighed.
-    fn go_on(
+    /// Continues until the end, or until nothing of `left` remains; returns whether it is done. `read` reads one disk
+    /// and returns its cost.
+    fn advance(
         &mut self,
         disks: usize,
         left: &mut usize,
         begin: impl FnOnce(&mut usize) -> T,
         read: impl Fn(&mut T, DiskId) -> usize,
     ) -> bool {
-        let told = self.told.get_or_insert_with(|| begin(left));
+        let partial = self.partial.get_or_insert_with(|| begin(left));
         while (self.next as usize) < disks {
             if *left == 0 {
                 return false;
             }
-            let weight = read(told, DiskId(self.next));
-            *left = left.saturating_sub(weight);
+            let cost = read(partial, DiskId(self.next));
+            *left = left.saturating_sub(cost);
             self.next += 1;
         }
-        if let Some(told) = self.told.take() {
-            // Who asked may have gone meanwhile.
-            let _ = self.reply.send(told);
+        if let Some(partial) = self.partial.take() {
+            // The caller may be gone.
+            let _ = self.reply.send(partial);
         }
         true
     }
 }
 
 impl IoThread {
-    /// Tells those who asked as much as a turn may; true when there is more to tell.
-    pub(in crate::thread) fn tell(&mut self) -> bool {
-        let mut left = TURN;
+    /// Answers queries as far as one turn allows; true if there is more to answer.
+    pub(in crate::thread) fn answer_queries(&mut self) -> bool {
+        let mut left = TURN_BUDGET;
         while left > 0
-            && let Some(mut question) = self.questions.pop_front()
+            && let Some(mut query) = self.queries.pop_front()
         {
-            if !self.answer_some(&mut question, &mut left) {
-                self.questions.push_back(question);
+            if !self.continue_query(&mut query, &mut left) {
+                self.queries.push_back(query);
             }
         }
-        !self.questions.is_empty()
+        !self.queries.is_empty()
     }
 
-    /// Goes on with an answer; whether it is whole.
-    fn answer_some(&self, question: &mut Question, left: &mut usize) -> bool {
+    /// Continues with a query; returns whether it is answered.
+    fn continue_query(&self, query: &mut Query, left: &mut usize) -> bool {
         let now = os::now();
         let disks = self.disks.len();
-        match question {
-            Question::Report(survey) => survey.go_on(
+        match query {
+            Query::Report(survey) => survey.advance(
                 disks,
                 left,
                 |left| self.report(now, left),
-                |told, disk| {
-                    let (reading, weight) = self.reading(now, disk);
-                    told.disks.extend(reading);
-                    weight
+                |partial, disk| {
+                    let (reading, cost) = self.reading(now, disk);
+                    partial.disks.extend(reading);
+                    cost
                 },
             ),
-            Question::Disk(disk, reply) => {
-                let (reading, weight) = self.reading(now, *disk);
-                *left = left.saturating_sub(weight);
+            Query::Disk(disk, reply) => {
+                let (reading, cost) = self.reading(now, *disk);
+                *left = left.saturating_sub(cost);
                 let _ = reply.send(reading);
                 true
             }
-            Question::Pulse(survey) => survey.go_on(
+            Query::Pulse(survey) => survey.advance(
                 disks,
                 left,
                 |_| self.pulse(now),
-                |told, disk| {
+                |partial, disk| {
                     let sums = self.cx.shard.pulse(disk);
                     let measured = sums.is_some_and(|sums| sums.is_some());
-                    told.disks
+                    partial
+                        .disks
                         .extend(sums.map(|sums| DiskPulse { disk, now, sums }));
                     if measured { SUMS } else { PLACE }
                 },
@@ -213,18 +213,18 @@ impl IoThread {
         }
     }
 
-    /// A disk, if there is one of that number, and what it weighs.
+    /// The report of a disk, if it exists, and its cost.
     fn reading(&self, now: Time, disk: DiskId) -> (Option<DiskReading>, usize) {
         let Some(report) = self.cx.shard.report(disk) else {
             return (None, PLACE);
         };
         let filters = report.filters.iter();
-        let weights = filters.map(|(_, _, report)| match report {
+        let costs = filters.map(|(_, _, report)| match report {
             FilterReport::Stats(_) => HISTOGRAMS,
             FilterReport::Nothing | FilterReport::Fault(_) | FilterReport::Trace(_) => 0,
         });
-        let weight = PLACE + weights.sum::<usize>();
-        (Some(DiskReading { disk, now, report }), weight)
+        let cost = PLACE + costs.sum::<usize>();
+        (Some(DiskReading { disk, now, report }), cost)
     }
 
     /// The thread, without its disks.

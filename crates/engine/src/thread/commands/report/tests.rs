@@ -1,4 +1,4 @@
-//! Reports of an I/O thread whose turns the test drives.
+//! Tests of an I/O thread's reports; the test runs the turns.
 
 use super::*;
 use crate::datastore::null;
@@ -16,7 +16,7 @@ const CONFIG: ThreadConfig = ThreadConfig {
     cpu: None,
 };
 
-/// With so many disks, each with such filters.
+/// A thread with this many disks, each with these filters.
 fn thread(disks: u32, filters: &[FilterSpec]) -> IoThread {
     let inbox = Arc::new(Inbox::new().expect("a descriptor"));
     let mut thread =
@@ -44,28 +44,34 @@ fn attach(disk: DiskId, filters: &[FilterSpec]) -> Command {
     }))
 }
 
-fn ask<T>(thread: &IoThread, question: impl FnOnce(Sender<T>) -> Question) -> Receiver<T> {
+fn query<T>(thread: &IoThread, make: impl FnOnce(Sender<T>) -> Query) -> Receiver<T> {
     let (reply, answer) = channel();
-    thread.inbox.send_always(Command::Ask(question(reply)));
+    thread.inbox.send_always(Command::Query(make(reply)));
     answer
 }
 
-/// The answer, and in which turn from here it comes.
+/// The answer, and the number of turns until it arrived.
 fn turns_until<T>(thread: &mut IoThread, answer: &Receiver<T>) -> (T, usize) {
     for turn in 1..=1_000 {
-        assert!(thread.turn(), "it does not rest before all is told");
-        if let Ok(told) = answer.try_recv() {
-            return (told, turn);
+        assert!(
+            thread.turn(),
+            "the thread has work until the answer is complete"
+        );
+        if let Ok(report) = answer.try_recv() {
+            return (report, turn);
         }
     }
-    panic!("a thousand turns told nothing");
+    panic!("no answer in a thousand turns");
 }
 
-/// How many disks' histograms were copied for those who still wait.
+/// How many disks' histograms were copied for unfinished queries.
 fn copied(thread: &IoThread) -> usize {
-    let surveys = thread.questions.iter().map(|question| match question {
-        Question::Report(survey) => survey.told.as_ref().map_or(0, |told| told.disks.len()),
-        Question::Disk(..) | Question::Pulse(_) => 0,
+    let surveys = thread.queries.iter().map(|query| match query {
+        Query::Report(survey) => survey
+            .partial
+            .as_ref()
+            .map_or(0, |report| report.disks.len()),
+        Query::Disk(..) | Query::Pulse(_) => 0,
     });
     surveys.sum()
 }
@@ -77,32 +83,32 @@ fn numbers(disks: impl IntoIterator<Item = DiskId>) -> Vec<u32> {
 #[test]
 fn a_turn_copies_the_histograms_of_one_disk() {
     let mut thread = thread(40, &[FilterSpec::Null, FilterSpec::Stats]);
-    let answer = ask(&thread, Question::report);
+    let answer = query(&thread, Query::report);
     for turn in 1..40 {
         assert!(thread.turn());
         assert_eq!(copied(&thread), turn);
         assert!(answer.try_recv().is_err());
     }
     let (report, turn) = turns_until(&mut thread, &answer);
-    assert_eq!(turn, 1, "what is left needs no turn of its own");
-    let told = report.disks.iter().map(|reading| reading.disk);
-    assert_eq!(numbers(told), Vec::from_iter(0..40));
+    assert_eq!(turn, 1, "the rest needs no turn of its own");
+    let disks = report.disks.iter().map(|reading| reading.disk);
+    assert_eq!(numbers(disks), Vec::from_iter(0..40));
     assert!(report.disks.is_sorted_by_key(|reading| reading.now));
     for DiskReading { report, .. } in &report.disks {
         assert!(matches!(report.filters[1].2, FilterReport::Stats(_)));
     }
-    assert!(!thread.turn(), "all is told: it may rest");
+    assert!(!thread.turn(), "no work is left");
 }
 
 #[test]
-fn a_turn_tells_no_more_because_more_ask_and_each_has_a_part_of_it() {
+fn several_queries_share_the_work_of_a_turn() {
     const DISKS: usize = 10;
     let mut thread = thread(10, &[FilterSpec::Stats]);
-    let surveys = [(); 3].map(|()| ask(&thread, Question::report));
-    let one = ask(&thread, |reply| Question::Disk(DiskId(7), reply));
+    let surveys = [(); 3].map(|()| query(&thread, Query::report));
+    let one = query(&thread, |reply| Query::Disk(DiskId(7), reply));
     let (reading, turn) = turns_until(&mut thread, &one);
     assert_eq!(reading.map(|reading| reading.disk), Some(DiskId(7)));
-    assert_eq!(turn, 4, "three came before it, and each had its turn");
+    assert_eq!(turn, 4, "three queries came first, and each took a turn");
     assert_eq!(copied(&thread), 3);
     let (_, turn) = turns_until(&mut thread, &surveys[0]);
     assert_eq!(turn, 3 * (DISKS - 1) - 2);
@@ -113,34 +119,34 @@ fn a_turn_tells_no_more_because_more_ask_and_each_has_a_part_of_it() {
 }
 
 #[test]
-fn sums_of_some_thirty_disks_are_told_in_a_turn() {
+fn a_turn_reads_the_sums_of_some_thirty_disks() {
     let mut thread = thread(100, &[FilterSpec::Stats]);
-    let answer = ask(&thread, Question::pulse);
+    let answer = query(&thread, Query::pulse);
     let (pulse, turn) = turns_until(&mut thread, &answer);
     assert_eq!(turn, 100_usize.div_ceil(32));
-    let told = pulse.disks.iter().map(|disk| disk.disk);
-    assert_eq!(numbers(told), Vec::from_iter(0..100));
+    let disks = pulse.disks.iter().map(|disk| disk.disk);
+    assert_eq!(numbers(disks), Vec::from_iter(0..100));
     assert!(pulse.disks.iter().all(|disk| disk.sums.is_some()));
 }
 
 #[test]
-fn disks_that_nobody_measures_are_told_of_at_once() {
+fn disks_without_measurements_are_reported_at_once() {
     let mut thread = thread(200, &[FilterSpec::Null]);
     let answers = (
-        ask(&thread, Question::report),
-        ask(&thread, |reply| Question::Disk(DiskId(0), reply)),
-        ask(&thread, |reply| Question::Disk(DiskId(200), reply)),
+        query(&thread, Query::report),
+        query(&thread, |reply| Query::Disk(DiskId(0), reply)),
+        query(&thread, |reply| Query::Disk(DiskId(200), reply)),
     );
     assert!(thread.turn());
-    assert_eq!(answers.0.try_recv().expect("told").disks.len(), 200);
-    assert!(answers.1.try_recv().expect("told").is_some());
-    assert!(answers.2.try_recv().expect("told").is_none());
+    assert_eq!(answers.0.try_recv().expect("answered").disks.len(), 200);
+    assert!(answers.1.try_recv().expect("answered").is_some());
+    assert!(answers.2.try_recv().expect("answered").is_none());
 }
 
 #[test]
-fn a_disk_that_goes_while_the_others_are_told_of_is_left_out() {
+fn a_disk_detached_during_a_report_is_left_out() {
     let mut thread = thread(6, &[FilterSpec::Stats]);
-    let answer = ask(&thread, Question::report);
+    let answer = query(&thread, Query::report);
     assert!(thread.turn() && thread.turn());
     for disk in [DiskId(0), DiskId(4)] {
         let (reply, _) = channel();
@@ -150,27 +156,27 @@ fn a_disk_that_goes_while_the_others_are_told_of_is_left_out() {
         thread.inbox.send_always(Command::Change(Box::new(change)));
     }
     let (report, _) = turns_until(&mut thread, &answer);
-    let told = report.disks.iter().map(|reading| reading.disk);
+    let disks = report.disks.iter().map(|reading| reading.disk);
     assert_eq!(
-        numbers(told),
+        numbers(disks),
         [0, 1, 2, 3, 5],
-        "the first was told of before"
+        "the first was read before it was detached"
     );
 }
 
 #[test]
-fn who_asks_a_thread_that_stops_hears_that_no_answer_comes() {
+fn a_query_to_a_stopping_thread_is_disconnected() {
     let mut thread = thread(3, &[FilterSpec::Stats]);
-    let answer = ask(&thread, Question::report);
+    let answer = query(&thread, Query::report);
     assert!(thread.turn());
     assert_eq!(answer.try_recv().err(), Some(TryRecvError::Empty));
     thread.inbox.send_always(Command::Stop);
     thread.run();
-    // The thread itself is here still, as it is where a datastore keeps some of its memory.
+    // The thread object still exists, as it does when the kernel uses its buffers.
     assert_eq!(answer.try_recv().err(), Some(TryRecvError::Disconnected));
 }
 
-/// An image whose close takes until the test lets it.
+/// An image whose close waits for the test.
 struct SlowToClose(Receiver<()>);
 
 impl crate::datastore::Image for SlowToClose {
@@ -179,7 +185,7 @@ impl crate::datastore::Image for SlowToClose {
         _cx: &mut crate::datastore::ImageCx<'_>,
         _job: crate::datastore::Job,
     ) -> crate::datastore::Progress {
-        unreachable!("nobody asks it for anything")
+        unreachable!("it gets no jobs")
     }
 }
 
@@ -190,7 +196,7 @@ impl Drop for SlowToClose {
 }
 
 #[test]
-fn a_close_that_takes_long_holds_up_no_other_disk_and_the_detach_waits_for_it() {
+fn a_long_close_delays_no_other_disk_and_the_detach_waits_for_it() {
     let mut thread = thread(1, &[FilterSpec::Null]);
     let (close, closing) = channel();
     let Command::Attach(mut slow) = attach(DiskId(1), &[]) else {
@@ -206,10 +212,10 @@ fn a_close_that_takes_long_holds_up_no_other_disk_and_the_detach_waits_for_it() 
         },
         reply,
     })));
-    // On this very thread: it would wait for ever.
-    let answer = ask(&thread, Question::report);
-    let (told, _) = turns_until(&mut thread, &answer);
-    assert_eq!(told.disks.len(), 1);
+    // On the I/O thread this would block forever.
+    let answer = query(&thread, Query::report);
+    let (report, _) = turns_until(&mut thread, &answer);
+    assert_eq!(report.disks.len(), 1);
     assert!(matches!(detached.try_recv(), Err(TryRecvError::Empty)));
     close.send(()).expect("it is being closed");
     assert!(detached.recv().expect("an answer").is_ok());
