@@ -1,6 +1,6 @@
 //! One disk's block in `.tidegate/leases`: uncached reads, durable writes.
 //!
-//! The file is opened anew each time: one that was moved away with its directory is not the one that others see.
+//! The file is opened for each access: if its directory was moved away, other hosts see a different file.
 
 use crate::beneath::Folder;
 use crate::sys::aligned::Aligned;
@@ -11,12 +11,12 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use tidegate_core::governor::slot::SLOT;
 
-/// How a block is written.
+/// How a block is accessed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Manner {
-    /// Past the page cache, and durably: another host relies on it.
+pub(super) enum AccessMode {
+    /// Uncached and durable: other hosts rely on it.
     Shared,
-    /// As the kernel likes: only this machine reads it, and nobody relies on it.
+    /// As the kernel likes: only this machine reads it, and nothing relies on it.
     Notice,
 }
 
@@ -27,16 +27,16 @@ const FOLDER: &str = ".tidegate/leases";
 pub(super) struct Block {
     directory: PathBuf,
     name: String,
-    /// For people.
+    /// For messages.
     path: PathBuf,
     page: Aligned,
 }
 
 impl Block {
-    /// That of a disk, in the directory of a datastore. Touches nothing yet.
+    /// The block of a disk, in the directory of a datastore. Accesses nothing yet.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// If there is no memory.
     pub(super) fn new(directory: &Path, disk: [u8; 16]) -> io::Result<Block> {
         let name: String = disk.iter().map(|byte| format!("{byte:02x}")).collect();
         Ok(Block {
@@ -47,45 +47,45 @@ impl Block {
         })
     }
 
-    /// Where it is.
+    /// Its path.
     pub(super) fn path(&self) -> &Path {
         &self.path
     }
 
-    /// Makes the directory that it is in.
+    /// Creates its directory.
     ///
     /// # Errors
-    /// When it is not there and cannot be made.
+    /// If it does not exist and cannot be created.
     pub(super) fn prepare(&self) -> io::Result<()> {
-        let (meeting, leases) = FOLDER.split_once('/').expect("one directory in another");
-        let meeting = Folder::named(&self.directory)?.make_folder(meeting, 0o755)?;
-        meeting.make_folder(leases, 0o755).map(drop)
+        let (parent, leases) = FOLDER.split_once('/').expect("one directory in another");
+        let parent = Folder::named(&self.directory)?.make_folder(parent, 0o755)?;
+        parent.make_folder(leases, 0o755).map(drop)
     }
 
     fn folder(&self) -> io::Result<Folder> {
         Folder::named(&self.directory)?.folder(FOLDER)
     }
 
-    /// What it holds; zeroes where nobody ever was.
+    /// Its content; zeroes if it was never written.
     ///
     /// # Errors
-    /// When it cannot be read, or the directory is not there: then nothing is known.
-    pub(super) fn read(&mut self, manner: Manner) -> io::Result<&[u8]> {
+    /// If it cannot be read, or the directory does not exist: then nothing is known.
+    pub(super) fn read(&mut self, mode: AccessMode) -> io::Result<&[u8]> {
         let folder = self.folder()?;
         let page = self.page.bytes();
         page.fill(0);
-        let file = match open(&folder, &self.name, manner, Access::Read) {
+        let file = match open(&folder, &self.name, mode, Access::Read) {
             Ok(file) => file,
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(page),
             Err(error) => return Err(error),
         };
-        // A file that ends early was being made when something failed: what is missing is zeroes.
+        // A short file is left over from a failed creation: the rest counts as zeroes.
         let mut got = 0;
         while got < SLOT {
             match file.read_at(&mut page[got..], got as u64) {
                 Ok(more) if more > 0 && got + more == SLOT => break,
-                // Direct I/O does not go on from within a block: what it stops at is the file's end.
-                Ok(more) if more == 0 || manner == Manner::Shared => break,
+                // Direct I/O cannot continue within a block: a short read ends at the end of the file.
+                Ok(more) if more == 0 || mode == AccessMode::Shared => break,
                 Ok(more) => got += more,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
                 Err(error) => return Err(error),
@@ -97,19 +97,19 @@ impl Block {
     /// Writes it.
     ///
     /// # Errors
-    /// When it cannot be written; it may be written all the same, or be yet.
-    pub(super) fn write(&mut self, manner: Manner, bytes: &[u8; SLOT]) -> io::Result<()> {
+    /// If it cannot be written; it may have been written nevertheless, or may be later.
+    pub(super) fn write(&mut self, mode: AccessMode, bytes: &[u8; SLOT]) -> io::Result<()> {
         let folder = self.folder()?;
         let page = self.page.bytes();
         page.copy_from_slice(bytes);
-        match open(&folder, &self.name, manner, Access::Write) {
+        match open(&folder, &self.name, mode, Access::Write) {
             Ok(file) => file.write_all_at(page, 0),
             Err(error) if error.kind() == io::ErrorKind::NotFound => {
-                let file = open(&folder, &self.name, manner, Access::Create)?;
+                let file = open(&folder, &self.name, mode, Access::Create)?;
                 file.write_all_at(page, 0)?;
-                match manner {
-                    Manner::Shared => folder.sync(),
-                    Manner::Notice => Ok(()),
+                match mode {
+                    AccessMode::Shared => folder.sync(),
+                    AccessMode::Notice => Ok(()),
                 }
             }
             Err(error) => Err(error),
@@ -124,17 +124,17 @@ enum Access {
     Create,
 }
 
-fn open(folder: &Folder, name: &str, manner: Manner, access: Access) -> io::Result<File> {
+fn open(folder: &Folder, name: &str, mode: AccessMode, access: Access) -> io::Result<File> {
     let flags = match access {
         Access::Read => OFlags::RDONLY,
         Access::Write => OFlags::RDWR,
         Access::Create => OFlags::RDWR | OFlags::CREATE,
     };
     let open = |more: OFlags| folder.open(name, flags | more, 0o644);
-    let opened = match manner {
-        Manner::Notice => open(OFlags::empty()),
-        Manner::Shared => match open(OFlags::DIRECT | OFlags::DSYNC) {
-            // Not where something else than a file is in the way: that has no number.
+    let opened = match mode {
+        AccessMode::Notice => open(OFlags::empty()),
+        AccessMode::Shared => match open(OFlags::DIRECT | OFlags::DSYNC) {
+            // Not if something other than a file has the name: that error has no number.
             Err(error) if error.raw_os_error() == Some(libc::EINVAL) => open(OFlags::DSYNC),
             other => other,
         },
@@ -152,7 +152,7 @@ mod tests {
     use std::os::unix::fs::symlink;
 
     #[test]
-    fn no_link_to_a_lease_or_on_its_way_is_followed_and_a_fifo_does_not_hang() {
+    fn no_link_in_the_path_of_a_lease_is_followed_and_a_fifo_does_not_block() {
         for name in [".tidegate", ".tidegate/leases"] {
             let (dir, outside) = (tempdir(), tempdir());
             let link = dir.path().join(name);
@@ -160,22 +160,25 @@ mod tests {
             symlink(outside.path(), &link).expect("a link");
             let mut block = Block::new(dir.path(), [7; 16]).expect("memory");
             assert!(block.prepare().is_err());
-            assert!(block.write(Manner::Notice, &[1; SLOT]).is_err());
-            assert!(block.read(Manner::Notice).is_err());
+            assert!(block.write(AccessMode::Notice, &[1; SLOT]).is_err());
+            assert!(block.read(AccessMode::Notice).is_err());
             assert_eq!(fs::read_dir(outside.path()).expect("there").count(), 0);
         }
         let dir = tempdir();
         let mut block = Block::new(dir.path(), [7; 16]).expect("memory");
         block.prepare().expect("made");
         symlink(dir.path().join("new"), block.path()).expect("a link");
-        assert!(block.write(Manner::Shared, &[1; SLOT]).is_err());
+        assert!(block.write(AccessMode::Shared, &[1; SLOT]).is_err());
         assert!(!dir.path().join("new").exists());
         fs::remove_file(block.path()).expect("removed");
         let made = std::process::Command::new("mkfifo")
             .arg(block.path())
             .status();
         assert!(made.expect("it runs").success());
-        let said = block.read(Manner::Shared).expect_err("no file").to_string();
+        let said = block
+            .read(AccessMode::Shared)
+            .expect_err("no file")
+            .to_string();
         assert!(said.contains("remove it"), "{said}");
     }
 

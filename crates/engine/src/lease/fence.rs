@@ -1,7 +1,7 @@
 //! The fence of a leased disk: it stops I/O when the lease has run out.
 //!
-//! The renewer moves the moment. The I/O thread reads the clock and compares, for each operation. It takes no lock and asks
-//! nobody. The layer around an image that looks at the gate is `datastore/fenced.rs`.
+//! The renewer sets the time until which I/O may start. For each operation the I/O thread reads the clock and compares;
+//! it takes no lock. `datastore/fenced.rs` is the layer around an image that checks the fence.
 //!
 //! # Picture
 //! ```text
@@ -16,15 +16,15 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
 use tidegate_core::units::Time;
 
-/// Up to when operations may begin.
+/// The time until which operations may start.
 #[derive(Debug, Default)]
 pub(crate) struct Fence {
-    /// Nanoseconds of the clock that counts a suspended machine's time too.
+    /// Nanoseconds of the clock that includes a machine's suspend time.
     before: AtomicU64,
     lost: OnceLock<String>,
 }
 
-/// How a gate stands.
+/// The state of a fence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gate {
     Open,
@@ -33,15 +33,15 @@ pub(crate) enum Gate {
 }
 
 impl Fence {
-    /// Operations may begin before then.
+    /// Operations may start before `end`.
     pub(super) fn open_before(&self, end: Time) {
         self.before.store(end.as_nanos(), Ordering::Release);
     }
 
-    /// None may begin any more, for this reason.
+    /// Operations may not start any more, for this reason.
     pub(super) fn lose(&self, why: String) {
         self.before.store(0, Ordering::Release);
-        // Who lost it before knows why.
+        // The first reason stays.
         let _ = self.lost.set(why);
     }
 
@@ -50,7 +50,7 @@ impl Fence {
         self.lost.get().map(String::as_str)
     }
 
-    /// How it stands now, by a clock read for it: the time of an I/O thread's turn may be as old as a pause.
+    /// Its state now, by reading the clock: the time of an I/O thread's turn may be old after a pause.
     pub(crate) fn gate(&self) -> Gate {
         if os::boottime().as_nanos() < self.before.load(Ordering::Acquire) {
             Gate::Open
@@ -61,7 +61,7 @@ impl Fence {
         }
     }
 
-    /// Whether a job that modifies may go on.
+    /// Whether a job that modifies may continue.
     pub(crate) fn is_open(&self) -> bool {
         self.gate() == Gate::Open
     }
@@ -73,7 +73,7 @@ mod tests {
     use tidegate_core::units::Span;
 
     #[test]
-    fn a_gate_is_shut_until_it_is_opened_and_when_its_time_is_over() {
+    fn a_fence_is_shut_before_it_is_opened_and_after_its_time() {
         let fence = Fence::default();
         assert_eq!(fence.gate(), Gate::Shut);
         fence.open_before(os::boottime() + Span::from_secs(3600));
@@ -83,7 +83,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_lost_stays_lost_and_keeps_its_first_reason() {
+    fn a_lost_fence_stays_lost_with_its_first_reason() {
         let fence = Fence::default();
         fence.open_before(Time::NEVER);
         fence.lose("first".into());

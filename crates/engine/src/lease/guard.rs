@@ -1,40 +1,42 @@
 //! The guard of a shared file system: it keeps a host that was declared dead from writing.
 //!
-//! A take-over needs somebody at the datastore who turns the old host away. Whether there is one, the mount table tells
-//! ([`Guard::of`]); what is not known to have one has none.
+//! A take-over is safe if the datastore rejects the old host's writes. The mount table shows whether it does
+//! ([`Guard::of`]); an unknown file system has no guard.
 
 use crate::mounts;
 use std::fs;
 use std::os::unix::fs::FileTypeExt;
 use std::path::Path;
 
-/// File systems of one machine: everybody who can open a file there asks this kernel for its lock. An overlay is none: its
-/// locks are its own, and whoever opens the same file in the layer below, or through another overlay, does not meet them.
+/// Local file systems: every process that can open a file there uses this kernel's locks. An overlay is not one of
+/// them: its locks are its own. A process that opens the file in the layer below, or through another overlay, does not
+/// meet them.
 const LOCAL: [&str; 15] = [
     "bcachefs", "btrfs", "erofs", "exfat", "ext2", "ext3", "ext4", "f2fs", "jfs", "nilfs2",
     "ramfs", "tmpfs", "vfat", "xfs", "zfs",
 ];
 
-/// What keeps others, and an old self, from writing to a disk.
+/// What prevents other hosts, and an old process, from writing to a disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Guard {
-    /// The lock of this machine's kernel: nobody else can reach the image. It stays until the last operation of a dead
-    /// daemon has ended.
+    /// The lock of this machine's kernel: no other machine can reach the image. It lasts until the last operation of a
+    /// dead daemon has ended.
     Kernel,
-    /// The lock of the file server: it turns away the writes of a client whose lock it gave to another.
+    /// The lock of the file server: it rejects the writes of a client whose lock it gave to another.
     Server,
-    /// Nothing but the lease, by which a host stops of its own accord.
+    /// Only the lease, by which a host stops itself.
     Lease,
 }
 
 impl Guard {
-    /// That of an image in a datastore's directory.
+    /// The guard of an image in a datastore's directory.
     pub fn of(directory: &Path, image: &Path) -> Guard {
         let mounts = fs::read_to_string("/proc/self/mountinfo").unwrap_or_default();
         let real = |path: &Path| fs::canonicalize(path).unwrap_or_else(|_| path.into());
         let around = classify(&mounts, &real(directory), lost_locks_stay_lost());
         if around == Guard::Kernel {
-            // Whoever attaches disks of this directory runs on this machine, and meets the lock of a device here too.
+            // Every daemon that attaches disks of this directory runs on this machine, and also sees the lock of a
+            // device here.
             return Guard::Kernel;
         }
         let is_device = fs::metadata(image).is_ok_and(|meta| meta.file_type().is_block_device());
@@ -45,13 +47,13 @@ impl Guard {
     }
 }
 
-/// Whether this machine's NFS client fails I/O under a lock that the server took away, rather than taking it again.
+/// Whether this machine's NFS client fails I/O under a lock that the server revoked, rather than locking again.
 fn lost_locks_stay_lost() -> bool {
     let setting = fs::read_to_string("/sys/module/nfs/parameters/recover_lost_locks");
     setting.is_ok_and(|setting| setting.trim() == "N")
 }
 
-/// By the mount table, as `/proc/self/mountinfo` has it.
+/// Classifies by the mount table, in the format of `/proc/self/mountinfo`.
 fn classify(mounts: &str, path: &Path, lost_locks_stay_lost: bool) -> Guard {
     let Some(mount) = mounts::find(mounts, path) else {
         return Guard::Lease;
@@ -88,17 +90,17 @@ mod tests {
     fn a_local_file_system_is_guarded_by_its_kernel() {
         assert_eq!(guard("/tmp/x"), Guard::Kernel);
         assert_eq!(guard("/srv/disks"), Guard::Kernel);
-        // A name that only begins alike is not below it.
+        // A directory whose name has the same prefix is not below it.
         assert_eq!(guard("/srv/cifs2"), Guard::Kernel);
     }
 
     #[test]
-    fn an_overlay_has_no_guard_but_the_lease() {
+    fn an_overlay_is_guarded_by_the_lease_only() {
         assert_eq!(guard("/layers/a/image"), Guard::Lease);
     }
 
     #[test]
-    fn nfs_counts_from_version_4_on_with_locks_at_the_server_that_stay_lost() {
+    fn nfs_is_guarded_by_its_server_from_version_4_with_server_locks() {
         assert_eq!(guard("/srv/shared disks/a/image"), Guard::Server);
         assert_eq!(guard("/srv/old/a"), Guard::Lease);
         assert_eq!(guard("/srv/mine/a"), Guard::Lease);
@@ -107,7 +109,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_known_has_no_guard_but_the_lease() {
+    fn an_unknown_file_system_is_guarded_by_the_lease_only() {
         assert_eq!(guard("/srv/cifs/a"), Guard::Lease);
         assert_eq!(guard("/srv/glue/a"), Guard::Lease);
         assert_eq!(classify("", Path::new("/srv"), true), Guard::Lease);
@@ -118,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_mounts_on_one_place_the_last_one_counts() {
+    fn of_two_mounts_on_one_directory_the_last_counts() {
         let both = "1 0 8:1 / /srv rw - ext4 x rw\n2 1 0:5 / /srv rw - cifs x rw\n";
         assert_eq!(classify(both, Path::new("/srv/a"), true), Guard::Lease);
     }

@@ -1,14 +1,14 @@
-//! The lease renewer: the thread that keeps the leases of one directory.
+//! The lease renewer: the thread that renews the leases of one directory.
 //!
-//! Takes words from the daemon's threads and from disks that go, carries out what the core's rules say for each lease,
-//! and moves the gates. It sleeps until the next renewal; without leases that are renewed, until a word comes.
+//! It receives commands from the daemon's threads and from detached disks, performs the core's rules for each lease,
+//! and extends the fences. It sleeps until the next renewal; without renewed leases, until a command arrives.
 //!
 //! # Always true
-//! - a gate is opened no further than [`lease::Lease::write_before`] says
-//! - each who asks is answered once
-//! - a lease that ran out is regained or lost for good by itself; both are told to the log
+//! - a fence is opened no longer than [`lease::Lease::write_before`] allows
+//! - each request is answered once
+//! - a lease that expired is either regained or lost for good, without outside help; both are logged
 
-use super::block::{Block, Manner};
+use super::block::{AccessMode, Block};
 use super::fence::Fence;
 use super::{Guard, Holder, Refused, Settings, Takeover, unreadable};
 use crate::error::{Error, Kind};
@@ -23,37 +23,37 @@ use tidegate_core::governor::lease::{
 use tidegate_core::governor::slot::Unreadable;
 use tidegate_core::units::{Span, Time};
 
-/// Of a lease, what is left for a write that is under way to land.
-const LANDING: u64 = 5;
-/// How long a claim on what nobody has is waited for where no lock keeps others from doing the same: much longer than
-/// two I/Os take on a datastore that works. Of a lease; half a second of ten.
-const BRIEF: u64 = 20;
-/// Leases after which an attempt that came to nothing is given up: looking and claiming take two and a quarter.
-const PATIENCE: u64 = 4;
+/// A write in flight must complete within this fraction of a lease.
+const WRITE_TIME: u64 = 5;
+/// How long a claim on a free lease is observed if no lock excludes others, as a fraction of a lease: half a second of
+/// ten. That is much longer than two I/Os take on a working datastore.
+const CLAIM_WAIT: u64 = 20;
+/// An unsuccessful attempt is given up after this many leases: reading and claiming take two and a quarter.
+const TIMEOUT: u64 = 4;
 
-/// What the tender is told.
-pub(super) enum Word {
-    /// Somebody wants a disk.
-    Take(Box<Ask>),
-    /// A lease goes back.
-    Give(u64),
-    /// Who has a disk?
-    Who([u8; 16], Sender<Option<Holder>>),
-    /// It ends; the sender is dropped then.
+/// A command to the renewer.
+pub(super) enum Command {
+    /// Take a disk's lease.
+    Take(Box<LeaseRequest>),
+    /// Release a lease.
+    Release(u64),
+    /// Report the holder of a disk.
+    Holder([u8; 16], Sender<Option<Holder>>),
+    /// End; the sender is dropped then.
     End(Sender<()>),
 }
 
-/// A wish for a disk's lease.
-pub(super) struct Ask {
+/// A request for a disk's lease.
+pub(super) struct LeaseRequest {
     pub(super) disk: [u8; 16],
     pub(super) name: String,
     pub(super) guard: Guard,
     pub(super) takeover: Takeover,
-    pub(super) reply: Sender<Result<Given, Refused>>,
+    pub(super) reply: Sender<Result<Granted, Refused>>,
 }
 
-/// A lease that was given.
-pub(super) struct Given {
+/// A granted lease.
+pub(super) struct Granted {
     pub(super) key: u64,
     pub(super) fence: Option<Arc<Fence>>,
 }
@@ -66,19 +66,19 @@ struct Renewer {
     leases: Vec<Entry>,
 }
 
-/// A lease that is held, or about to be.
+/// A lease that is held or requested.
 struct Entry {
     key: u64,
     disk: [u8; 16],
     name: String,
     block: Block,
-    kept: Kept,
+    protection: Protection,
 }
 
-enum Kept {
-    /// By a lock; the block only tells who has it. The record that we wrote, if that went well.
+enum Protection {
+    /// By a lock; the block only names the holder. Contains the record if it was written.
     Notice(Option<Record>),
-    /// By renewing it.
+    /// By renewing the lease.
     Renewed(Box<Renewed>),
 }
 
@@ -86,29 +86,29 @@ struct Renewed {
     lease: Lease,
     guard: Guard,
     fence: Arc<Fence>,
-    /// Who waits for it, and until when.
-    asks: Option<(Sender<Result<Given, Refused>>, Time)>,
-    /// What was read last.
+    /// Where to send the result, and until when to try.
+    waiting: Option<(Sender<Result<Granted, Refused>>, Time)>,
+    /// The record read last.
     seen: Option<Record>,
-    /// The last failure, until something works again.
+    /// The last failure, until an operation succeeds.
     trouble: Option<io::Error>,
-    /// Its time ran out, and it is not back yet.
+    /// It has expired and was not regained yet.
     lapsed: bool,
 }
 
 /// Starts the thread.
 ///
 /// # Errors
-/// When there is none to be had.
-pub(super) fn start(settings: Settings) -> io::Result<Sender<Word>> {
-    let (words, heard) = channel();
+/// If it cannot be started.
+pub(super) fn start(settings: Settings) -> io::Result<Sender<Command>> {
+    let (commands, received) = channel();
     let me = lease::Holder {
         host: settings.host,
         boot: boot(),
         incarnation: settings.incarnation,
         lock: settings.lock,
     };
-    let mut tender = Renewer {
+    let mut renewer = Renewer {
         me,
         name: Name::new(&settings.host_name),
         next: 0,
@@ -116,12 +116,12 @@ pub(super) fn start(settings: Settings) -> io::Result<Sender<Word>> {
         settings,
     };
     std::thread::Builder::new()
-        .name(format!("leases-{}", tender.settings.name))
-        .spawn(move || tender.run(&heard))?;
-    Ok(words)
+        .name(format!("leases-{}", renewer.settings.name))
+        .spawn(move || renewer.run(&received))?;
+    Ok(commands)
 }
 
-/// This start of the machine; zeroes where the system does not tell.
+/// The identity of this boot; zeroes if the system does not report it.
 fn boot() -> [u8; 16] {
     let text = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default();
     let digits: String = text.chars().filter(char::is_ascii_hexdigit).collect();
@@ -129,41 +129,41 @@ fn boot() -> [u8; 16] {
 }
 
 impl Renewer {
-    fn run(&mut self, words: &Receiver<Word>) {
+    fn run(&mut self, commands: &Receiver<Command>) {
         loop {
-            let wake = self.tend();
-            let word = match wake {
-                None => words.recv().map_err(|_| RecvTimeoutError::Disconnected),
+            let wake = self.renew();
+            let command = match wake {
+                None => commands.recv().map_err(|_| RecvTimeoutError::Disconnected),
                 Some(at) => {
                     let wait = at.since(os::boottime()).as_nanos();
-                    words.recv_timeout(Duration::from_nanos(wait))
+                    commands.recv_timeout(Duration::from_nanos(wait))
                 }
             };
-            match word {
-                Ok(Word::Take(ask)) => self.take(*ask),
-                Ok(Word::Give(key)) => self.give(key),
-                Ok(Word::Who(disk, reply)) => {
-                    // Who asked may have gone.
-                    let _ = reply.send(self.who(disk));
+            match command {
+                Ok(Command::Take(request)) => self.take(*request),
+                Ok(Command::Release(key)) => self.release(key),
+                Ok(Command::Holder(disk, reply)) => {
+                    // The caller may be gone.
+                    let _ = reply.send(self.holder_of(disk));
                 }
-                Ok(Word::End(done)) => return drop(done),
+                Ok(Command::End(done)) => return drop(done),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return,
             }
         }
     }
 
-    /// Does what is due; when something is again.
-    fn tend(&mut self) -> Option<Time> {
+    /// Performs the renewals that are due; returns when the next is.
+    fn renew(&mut self) -> Option<Time> {
         let mut wake = None;
         let mut ended = Vec::new();
         for entry in &mut self.leases {
-            let Kept::Renewed(renewed) = &mut entry.kept else {
+            let Protection::Renewed(renewed) = &mut entry.protection else {
                 continue;
             };
-            let (at, goes_on) = renewed.tend(&mut entry.block, entry.key, &entry.name);
+            let (at, continues) = renewed.renew(&mut entry.block, entry.key, &entry.name);
             wake = wake.into_iter().chain(at).min();
-            if !goes_on {
+            if !continues {
                 ended.push(entry.key);
             }
         }
@@ -171,113 +171,115 @@ impl Renewer {
         wake
     }
 
-    fn take(&mut self, ask: Ask) {
-        let reply = ask.reply.clone();
-        if let Err(refused) = self.begin(ask) {
-            // Who asked may have gone.
+    fn take(&mut self, request: LeaseRequest) {
+        let reply = request.reply.clone();
+        if let Err(refused) = self.begin(request) {
+            // The caller may be gone.
             let _ = reply.send(Err(refused));
         }
     }
 
-    fn begin(&mut self, ask: Ask) -> Result<(), Refused> {
+    fn begin(&mut self, request: LeaseRequest) -> Result<(), Refused> {
         let trouble = |what: &str, e| {
-            let text = format!("cannot {what} the lease of disk {}", ask.name);
+            let text = format!("cannot {what} the lease of disk {}", request.name);
             Refused::Trouble(Error::io(text, e))
         };
-        let made = Block::new(&self.settings.directory, ask.disk);
-        let mut block = made.map_err(|e| trouble("have memory for", e))?;
+        let created = Block::new(&self.settings.directory, request.disk);
+        let mut block = created.map_err(|e| trouble("allocate", e))?;
         let prepared = block.prepare();
-        let (key, mut guard) = (self.next, ask.guard);
+        let (key, mut guard) = (self.next, request.guard);
         self.next += 1;
         if guard == Guard::Kernel {
-            let found = read(&mut block, Manner::Notice);
-            // A daemon that renews reaches this directory by another way: it does not ask this kernel for its lock.
+            let found = read(&mut block, AccessMode::Notice);
+            // A daemon that renews uses another path to this directory: it does not see this kernel's lock.
             let renewed = |found: &Record| self.may_live(found) && found.lease > Span::ZERO;
             if found.as_ref().is_some_and(renewed) {
                 guard = Guard::Lease;
             } else {
-                let noted = prepared.and_then(|()| self.note(&mut block, ask.disk, found.as_ref()));
-                if let Err(error) = &noted {
-                    tracing::debug!(disk = %ask.name, %error, "it cannot be noted who has a disk; its lock guards it all the same");
+                let recorded =
+                    prepared.and_then(|()| self.note(&mut block, request.disk, found.as_ref()));
+                if let Err(error) = &recorded {
+                    tracing::debug!(disk = %request.name, %error, "the holder of a disk cannot be recorded; its lock guards it nevertheless");
                 }
-                let kept = Kept::Notice(noted.ok());
+                let protection = Protection::Notice(recorded.ok());
                 let fence = None;
-                self.keep(key, &ask, block, kept);
-                // If who asked has gone, the lock will go too, and the notice is overwritten.
-                let _ = ask.reply.send(Ok(Given { key, fence }));
+                self.add(key, &request, block, protection);
+                // If the caller is gone, the lock will be released too, and the notice overwritten.
+                let _ = request.reply.send(Ok(Granted { key, fence }));
                 return Ok(());
             }
         }
         prepared.map_err(|e| trouble("make", e))?;
-        let twice =
-            |entry: &Entry| entry.disk == ask.disk && matches!(entry.kept, Kept::Renewed(_));
+        let twice = |entry: &Entry| {
+            entry.disk == request.disk && matches!(entry.protection, Protection::Renewed(_))
+        };
         if self.leases.iter().any(twice) {
             let text = format!(
                 "disk {} is open on this host already, or another with the same uuid",
-                ask.name
+                request.name
             );
             return Err(Refused::Trouble(Error::new(Kind::Busy, text)));
         }
-        let found = read(&mut block, Manner::Shared);
+        let found = read(&mut block, AccessMode::Shared);
         if let Some(found) = found
             && guard == Guard::Lease
             && found.lease == Span::ZERO
             && self.may_live(&found)
         {
-            return Err(Refused::Unseen(who(&found), block.path().into()));
+            return Err(Refused::Unseen(holder_of(&found), block.path().into()));
         }
-        let kept = Kept::Renewed(Box::new(self.renewed(guard, &ask)));
-        self.keep(key, &ask, block, kept);
+        let protection = Protection::Renewed(Box::new(self.renewed(guard, &request)));
+        self.add(key, &request, block, protection);
         Ok(())
     }
 
-    /// Whether the daemon that a record names may still have the disk. Our own host's name proves nothing: a copy of this
-    /// root has it as well.
+    /// Whether the daemon in a record may still have the disk. Our own host's name proves nothing: a copy of this root
+    /// has it too.
     fn may_live(&self, found: &Record) -> bool {
         !found.free && !self.me.replaces(&found.holder)
     }
 
-    fn renewed(&self, guard: Guard, ask: &Ask) -> Renewed {
+    fn renewed(&self, guard: Guard, request: &LeaseRequest) -> Renewed {
         let nanos = u64::try_from(self.settings.lease.as_nanos()).unwrap_or(u64::MAX);
         let part = |of: u64| Span::from_nanos(nanos / of);
         let terms = Terms {
             lease: part(1),
-            landing: part(LANDING),
+            landing: part(WRITE_TIME),
             contest: match guard {
                 Guard::Kernel | Guard::Server => Contest::Nobody,
-                Guard::Lease => Contest::Brief(part(BRIEF)),
+                Guard::Lease => Contest::Brief(part(CLAIM_WAIT)),
             },
         };
-        let intent = match (guard, ask.takeover) {
+        let intent = match (guard, request.takeover) {
             (Guard::Lease, Takeover::Guarded) => Intent::OnlyFree,
             _ => Intent::TakeOver,
         };
         let now = os::boottime();
-        let mut lease = Lease::new(ask.disk, self.me, self.name, terms);
+        let mut lease = Lease::new(request.disk, self.me, self.name, terms);
         lease.want(now, intent);
-        let patience = Span::from_nanos(nanos.saturating_mul(PATIENCE));
+        let timeout = Span::from_nanos(nanos.saturating_mul(TIMEOUT));
         Renewed {
             lease,
             guard,
             fence: Arc::default(),
-            asks: Some((ask.reply.clone(), now + patience)),
+            waiting: Some((request.reply.clone(), now + timeout)),
             seen: None,
             trouble: None,
             lapsed: false,
         }
     }
 
-    fn keep(&mut self, key: u64, ask: &Ask, block: Block, kept: Kept) {
+    fn add(&mut self, key: u64, request: &LeaseRequest, block: Block, protection: Protection) {
         self.leases.push(Entry {
             key,
-            disk: ask.disk,
-            name: ask.name.clone(),
+            disk: request.disk,
+            name: request.name.clone(),
             block,
-            kept,
+            protection,
         });
     }
 
-    /// Notes that we have a disk, by a lock.
+    /// Records that this host has a disk by a lock.
     fn note(
         &self,
         block: &mut Block,
@@ -292,39 +294,39 @@ impl Renewer {
             lease: Span::ZERO,
             free: false,
         };
-        block.write(Manner::Notice, &record.encode())?;
+        block.write(AccessMode::Notice, &record.encode())?;
         Ok(record)
     }
 
-    fn give(&mut self, key: u64) {
+    fn release(&mut self, key: u64) {
         let Some(at) = self.leases.iter().position(|entry| entry.key == key) else {
             return;
         };
         let mut entry = self.leases.swap_remove(at);
-        match entry.kept {
-            Kept::Notice(None) => {}
-            Kept::Notice(Some(ours)) => {
-                // The lock has gone already: a successor may have noted itself.
-                if read(&mut entry.block, Manner::Notice) == Some(ours) {
+        match entry.protection {
+            Protection::Notice(None) => {}
+            Protection::Notice(Some(ours)) => {
+                // The lock is released already: a successor may have written its record.
+                if read(&mut entry.block, AccessMode::Notice) == Some(ours) {
                     let free = Record { free: true, ..ours };
-                    // Unwritten, it names a host that has gone: whoever has the lock does not care.
-                    let _ = entry.block.write(Manner::Notice, &free.encode());
+                    // If that fails, it names a host that is gone: the holder of the lock does not care.
+                    let _ = entry.block.write(AccessMode::Notice, &free.encode());
                 }
             }
-            Kept::Renewed(mut renewed) => renewed.release(&mut entry.block, &entry.name),
+            Protection::Renewed(mut renewed) => renewed.release(&mut entry.block, &entry.name),
         }
     }
 
-    fn who(&self, disk: [u8; 16]) -> Option<Holder> {
+    fn holder_of(&self, disk: [u8; 16]) -> Option<Holder> {
         let mut block = Block::new(&self.settings.directory, disk).ok()?;
-        let found = read(&mut block, Manner::Shared)?;
-        (!found.free).then(|| who(&found))
+        let found = read(&mut block, AccessMode::Shared)?;
+        (!found.free).then(|| holder_of(&found))
     }
 }
 
 impl Renewed {
-    /// Does what is due. When something is again, and whether it goes on at all.
-    fn tend(&mut self, block: &mut Block, key: u64, name: &str) -> (Option<Time>, bool) {
+    /// Performs what is due. Returns when the next step is due, and whether to continue.
+    fn renew(&mut self, block: &mut Block, key: u64, name: &str) -> (Option<Time>, bool) {
         let wake = loop {
             let now = os::boottime();
             match self.lease.next(now) {
@@ -333,14 +335,14 @@ impl Renewed {
                 Act::At(at) => break Some(at),
                 Act::Rest => break None,
             }
-            if !self.judge(block, key, name) {
+            if !self.update(block, key, name) {
                 return (None, false);
             }
         };
-        if !self.judge(block, key, name) {
+        if !self.update(block, key, name) {
             return (None, false);
         }
-        // A lease that was lost a moment ago may be looked at again at once.
+        // A lease that was just lost may be read again at once.
         let wake = match self.lease.standing(os::boottime()) {
             Standing::Trying(_) if wake.is_none() => Some(os::boottime()),
             _ => wake,
@@ -349,7 +351,7 @@ impl Renewed {
     }
 
     fn read(&mut self, block: &mut Block) {
-        let read = block.read(Manner::Shared);
+        let read = block.read(AccessMode::Shared);
         let now = os::boottime();
         match read {
             Ok(bytes) => {
@@ -365,40 +367,40 @@ impl Renewed {
     }
 
     fn write(&mut self, block: &mut Block, bytes: &[u8; tidegate_core::governor::slot::SLOT]) {
-        let written = block.write(Manner::Shared, bytes);
+        let written = block.write(AccessMode::Shared, bytes);
         self.lease.was_written(os::boottime(), written.is_ok());
         self.trouble = written.err();
     }
 
-    /// Moves the gate, and tells whom it concerns. False when it has come to its end before it was ours.
-    fn judge(&mut self, block: &Block, key: u64, name: &str) -> bool {
+    /// Opens the fence, and reports to the caller. False if the attempt ended without a lease.
+    fn update(&mut self, block: &Block, key: u64, name: &str) -> bool {
         let now = os::boottime();
         let standing = self.lease.standing(now);
         if let (Standing::Held(_), Some(end)) = (standing, self.lease.write_before()) {
             self.fence.open_before(end);
             if std::mem::take(&mut self.lapsed) {
-                tracing::warn!(disk = name, "its lease is back: what waited goes on");
+                tracing::warn!(disk = name, "its lease was regained: pending I/O continues");
             }
         }
-        match self.asks.take() {
+        match self.waiting.take() {
             Some((reply, until)) => match self.answer(standing, block, name, now >= until) {
-                None => self.asks = Some((reply, until)),
+                None => self.waiting = Some((reply, until)),
                 Some(Ok(())) => {
                     let fence = Some(Arc::clone(&self.fence));
-                    // If who asked has gone, nobody would ever give it back.
-                    return reply.send(Ok(Given { key, fence })).is_ok();
+                    // If the caller is gone, the lease would never be released.
+                    return reply.send(Ok(Granted { key, fence })).is_ok();
                 }
                 Some(Err(refused)) => {
                     let _ = reply.send(Err(refused));
                     return false;
                 }
             },
-            None => self.hold(standing, name, now),
+            None => self.watch(standing, name, now),
         }
         true
     }
 
-    /// What is to be said to who asks, once that is known.
+    /// The reply to the caller, once it is known.
     fn answer(
         &mut self,
         standing: Standing,
@@ -406,7 +408,7 @@ impl Renewed {
         name: &str,
         late: bool,
     ) -> Option<Result<(), Refused>> {
-        let other = || self.seen.as_ref().map_or_else(nobody, who);
+        let other = || self.seen.as_ref().map_or_else(unknown_holder, holder_of);
         let failed = |what: String, e: Option<io::Error>| {
             Refused::Trouble(match e {
                 Some(e) => Error::io(what, e),
@@ -420,7 +422,7 @@ impl Renewed {
             Standing::Refused { live: false, .. } => Some(Err(Refused::Silent(other()))),
             Standing::Unreadable(why) => {
                 let text = format!(
-                    "the lease of disk {name} cannot be understood, {}: look at {file}, and remove it once \
+                    "the lease of disk {name} is not valid, {}: look at {file}, and remove it once \
                      no host has the disk open",
                     unreadable(why)
                 );
@@ -432,14 +434,14 @@ impl Renewed {
             }
             Standing::Rest | Standing::Trying(_) | Standing::Lost(_) => {
                 let what = format!("cannot use the lease of disk {name} in {file}");
-                let given_up = late || self.trouble.is_some();
-                given_up.then(|| Err(failed(what, self.trouble.take())))
+                let gives_up = late || self.trouble.is_some();
+                gives_up.then(|| Err(failed(what, self.trouble.take())))
             }
         }
     }
 
-    /// Watches over a lease that somebody relies on.
-    fn hold(&mut self, standing: Standing, name: &str, now: Time) {
+    /// Watches a lease that a disk relies on.
+    fn watch(&mut self, standing: Standing, name: &str, now: Time) {
         let by = match standing {
             Standing::Lost(None) => {
                 let why = self.trouble.as_ref().map(io::Error::to_string);
@@ -447,19 +449,19 @@ impl Renewed {
                     tracing::warn!(
                         disk = name,
                         why,
-                        "its lease was not renewed in time: I/O waits until it is clear that no other host has taken the disk"
+                        "its lease was not renewed in time: I/O waits until it is known that no other host has taken the disk"
                     );
                 }
                 if self.lease.regain(now) {
                     return;
                 }
-                // Still held by the rules' word, only its time is over: the next step ends it.
+                // The rules still count it as held, but its time is over: the next step ends it.
                 if self.lease.write_before().is_some() {
                     return;
                 }
                 None
             }
-            Standing::Lost(Some(_)) => self.seen.as_ref().map(who),
+            Standing::Lost(Some(_)) => self.seen.as_ref().map(holder_of),
             Standing::Unreadable(_) => None,
             _ => return,
         };
@@ -477,26 +479,26 @@ impl Renewed {
         self.fence.lose(why);
     }
 
-    /// Gives it back: its disk has gone.
+    /// Releases it: its disk was detached.
     fn release(&mut self, block: &mut Block, name: &str) {
         self.fence.lose("its disk was detached".into());
         self.lease.release();
         if let Act::Write(bytes) = self.lease.next(os::boottime()) {
             self.write(block, &bytes);
             if let Some(error) = &self.trouble {
-                tracing::warn!(disk = name, %error, guard = ?self.guard, "its lease could not be given back: other hosts will see it end");
+                tracing::warn!(disk = name, %error, guard = ?self.guard, "its lease could not be released: other hosts will see it expire");
             }
         }
     }
 }
 
-/// A record as it was found, if it is one.
-fn read(block: &mut Block, manner: Manner) -> Option<Record> {
-    let bytes = block.read(manner).ok()?;
+/// The record in a block, if it is valid.
+fn read(block: &mut Block, mode: AccessMode) -> Option<Record> {
+    let bytes = block.read(mode).ok()?;
     Record::decode(bytes).ok()
 }
 
-fn who(record: &Record) -> Holder {
+fn holder_of(record: &Record) -> Holder {
     let name: String = record.name.chars().collect();
     let host = record.holder.host;
     let hex = || host.iter().map(|byte| format!("{byte:02x}")).collect();
@@ -506,7 +508,7 @@ fn who(record: &Record) -> Holder {
     }
 }
 
-fn nobody() -> Holder {
+fn unknown_holder() -> Holder {
     Holder {
         name: "unknown".into(),
         host: [0; 16],
