@@ -1,13 +1,13 @@
 //! Opens files beneath a directory without following links, since others may write there.
 //!
-//! Every host that shares a datastore can write to it. So each path below the datastore's directory is resolved by the
-//! kernel with openat2: a path with a link in it is refused, and no path leads out of the directory. Slots, leases, disks'
-//! directories, descriptors and images are opened here. It does not know what the files hold.
+//! Every host that shares a datastore can write to it. So the kernel resolves each path below the datastore's directory
+//! with openat2: a path with a link in it is refused, and no path leads out of the directory. Slots, leases, disks'
+//! directories, descriptors and images are opened here. The contents of the files do not matter here.
 //!
 //! # Always true
-//! - the directory itself is opened as it was named, by links too; below it no link is followed
-//! - nothing but a plain file is opened: a FIFO cannot hang the caller, a device is not touched
-//! - a read has a bound
+//! - the directory itself is opened by its given path, also through links; below it no link is followed
+//! - only a regular file is opened: a FIFO cannot block the caller, and a device is not touched
+//! - a read is bounded
 //!
 //! # Source
 //! openat2(2), RESOLVE_BENEATH and RESOLVE_NO_SYMLINKS.
@@ -24,10 +24,10 @@ use std::path::{Path, PathBuf};
 pub struct Folder(OwnedFd);
 
 impl Folder {
-    /// The directory at a path that an administrator named. Links in the path are followed.
+    /// The directory at a path from an administrator. Links in the path are followed.
     ///
     /// # Errors
-    /// When there is none.
+    /// If there is none.
     pub fn named(path: &Path) -> io::Result<Folder> {
         let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
         Ok(Folder(fs::openat(CWD, path, flags, Mode::empty())?))
@@ -36,17 +36,17 @@ impl Folder {
     /// A directory below this one.
     ///
     /// # Errors
-    /// When there is none, or a link is on the way.
+    /// If there is none, or a link is in the path.
     pub fn folder(&self, path: impl AsRef<Path>) -> io::Result<Folder> {
         let flags = OFlags::PATH | OFlags::DIRECTORY;
         self.resolve(path.as_ref(), flags, Mode::empty())
             .map(Folder)
     }
 
-    /// The directory of that name in this one, made if it is missing.
+    /// The directory with this name in this one, created if it is missing.
     ///
     /// # Errors
-    /// When it cannot be made, or something else is there.
+    /// If it cannot be created, or something else has that name.
     pub fn make_folder(&self, name: &str, mode: u32) -> io::Result<Folder> {
         match fs::mkdirat(&self.0, name, Mode::from_raw_mode(mode)) {
             Ok(()) | Err(Errno::EXIST) => self.folder(name),
@@ -54,10 +54,10 @@ impl Folder {
         }
     }
 
-    /// Makes a directory of that name in this one.
+    /// Creates a directory in this one.
     ///
     /// # Errors
-    /// When it cannot be made, or something of that name is there.
+    /// If it cannot be created, or something has that name.
     pub fn new_folder(&self, name: impl AsRef<Path>, mode: u32) -> io::Result<()> {
         Ok(fs::mkdirat(
             &self.0,
@@ -66,13 +66,13 @@ impl Folder {
         )?)
     }
 
-    /// Opens a plain file. `mode`: that of a file that is made, with [`OFlags::CREATE`].
+    /// Opens a regular file. `mode` applies to a file that is created, with [`OFlags::CREATE`].
     ///
     /// # Errors
-    /// When it cannot be opened, is no plain file, or a link is on the way.
+    /// If it cannot be opened, is not a regular file, or a link is in the path.
     pub fn open(&self, path: impl AsRef<Path>, flags: OFlags, mode: u32) -> io::Result<File> {
         let path = path.as_ref();
-        // Looked at first: opening a device may already do something. A file that is to be new is none.
+        // Checked first, because opening a device may have effects. A new file is no device.
         if !flags.contains(OFlags::EXCL) {
             match self.look(path) {
                 Ok(stat) => must_be_plain(&stat)?,
@@ -87,21 +87,21 @@ impl Folder {
             false => Mode::empty(),
         };
         let file = File::from(self.resolve(path, flags | OFlags::NONBLOCK, mode)?);
-        // Others may have put something else there since.
+        // Another host may have replaced the file since.
         must_be_plain(&fs::fstat(&file)?)?;
         if !flags.contains(OFlags::NONBLOCK) {
-            // The kernel's ring would answer EAGAIN where it ought to wait.
+            // The kernel's ring would return EAGAIN where it ought to wait.
             let now = fs::fcntl_getfl(&file)?;
             fs::fcntl_setfl(&file, now - OFlags::NONBLOCK)?;
         }
         Ok(file)
     }
 
-    /// A plain file that is there, not opened to be read or written: whatever becomes of its name, `/proc/self/fd` leads to
-    /// it and to nothing else.
+    /// A handle to an existing regular file, not opened for reading or writing. Even if the file is renamed,
+    /// `/proc/self/fd` leads to it and to nothing else.
     ///
     /// # Errors
-    /// When there is none, something else is there, or a link is on the way.
+    /// If there is none, something else has that name, or a link is in the path.
     pub fn pin(&self, path: impl AsRef<Path>) -> io::Result<OwnedFd> {
         let pinned = self.resolve(path.as_ref(), OFlags::PATH, Mode::empty());
         let pinned = pinned.map_err(|error| match error.kind() {
@@ -112,10 +112,10 @@ impl Folder {
         Ok(pinned)
     }
 
-    /// The content of a plain file: at most `most` bytes, and one more where the file has more.
+    /// The content of a regular file: at most `most` bytes, and one more if the file is longer.
     ///
     /// # Errors
-    /// As [`Folder::open`], and when it cannot be read.
+    /// As for [`Folder::open`], and if it cannot be read.
     pub fn read(&self, path: impl AsRef<Path>, most: usize) -> io::Result<Vec<u8>> {
         let file = self.open(path, OFlags::RDONLY, 0)?;
         let bound = u64::try_from(most).unwrap_or(u64::MAX).saturating_add(1);
@@ -124,10 +124,10 @@ impl Folder {
         Ok(bytes)
     }
 
-    /// What is at a path, whatever it is. A link is not followed, and is no error at the path's end.
+    /// The status of anything at a path. A link at the end of the path is not followed, and is no error.
     ///
     /// # Errors
-    /// When there is nothing, or a link is on the way.
+    /// If there is nothing, or a link is in the path.
     pub fn look(&self, path: impl AsRef<Path>) -> io::Result<Stat> {
         let path = path.as_ref();
         let (parent, name) = match (path.parent(), path.file_name()) {
@@ -137,42 +137,42 @@ impl Folder {
         Ok(fs::statat(&parent.0, name, AtFlags::SYMLINK_NOFOLLOW)?)
     }
 
-    /// Removes a file, or a link, of that name in this directory.
+    /// Removes a file, or a link, from this directory.
     ///
     /// # Errors
-    /// When it cannot be removed.
+    /// If it cannot be removed.
     pub fn remove_file(&self, name: impl AsRef<Path>) -> io::Result<()> {
         Ok(fs::unlinkat(&self.0, name.as_ref(), AtFlags::empty())?)
     }
 
-    /// Gives a file or directory of this directory another name in it, in the place of what has that name.
+    /// Renames a file or directory within this directory, and replaces an existing one.
     ///
     /// # Errors
-    /// When it cannot be renamed.
+    /// If it cannot be renamed.
     pub fn rename(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         Ok(fs::renameat(&self.0, from.as_ref(), &self.0, to.as_ref())?)
     }
 
-    /// The same, unless something has that name. Of several hosts that do so at once, one succeeds.
+    /// Renames without replacing. If several hosts do so at once, one succeeds.
     ///
     /// # Errors
-    /// When something has it, or the file cannot be renamed.
+    /// If something has the new name, or the file cannot be renamed.
     pub fn rename_new(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         let (from, to) = (from.as_ref(), to.as_ref());
         match fs::renameat_with(&self.0, from, &self.0, to, RenameFlags::NOREPLACE) {
-            // Some file systems cannot promise that, NFS among them.
+            // Some file systems do not support that, NFS among them.
             Err(Errno::INVAL | Errno::NOSYS | Errno::OPNOTSUPP) => self.rename_by_link(from, to),
             renamed => Ok(renamed?),
         }
     }
 
-    /// The same where a rename always replaces. A link never does, whichever host makes it.
+    /// Renames without replacing on a file system whose rename always replaces. A link never replaces, on any host.
     fn rename_by_link(&self, from: &Path, to: &Path) -> io::Result<()> {
         match fs::linkat(&self.0, from, &self.0, to, AtFlags::empty()) {
             Ok(()) => {}
-            // A file server may have done it, and have been asked again since its answer was lost.
+            // An NFS server may have made the link and lost its reply, so that the client repeated the request.
             Err(Errno::EXIST) if self.is_same(from, to) => {}
-            // There are no links on this file system, so no other host shares it.
+            // This file system has no links, so no other host shares it.
             Err(Errno::PERM | Errno::NOSYS | Errno::OPNOTSUPP) => {
                 return match self.look(to) {
                     Ok(_) => Err(io::ErrorKind::AlreadyExists.into()),
@@ -182,7 +182,7 @@ impl Folder {
             }
             Err(error) => return Err(error.into()),
         }
-        // The file has its name. A second one that stays does no harm.
+        // The file has its new name. A leftover old name does no harm.
         let _ = self.remove_file(from);
         Ok(())
     }
@@ -194,27 +194,27 @@ impl Folder {
         }
     }
 
-    /// Gives a file of this directory a second name in it.
+    /// Creates a second name for a file in this directory.
     ///
     /// # Errors
-    /// When something has that name, or the file system cannot do it.
+    /// If something has that name, or the file system does not support it.
     pub fn link(&self, from: impl AsRef<Path>, to: impl AsRef<Path>) -> io::Result<()> {
         let (from, to) = (from.as_ref(), to.as_ref());
         Ok(fs::linkat(&self.0, from, &self.0, to, AtFlags::empty())?)
     }
 
-    /// Makes durable which names this directory holds.
+    /// Makes the names in this directory durable.
     ///
     /// # Errors
-    /// When the file system cannot.
+    /// If the file system does not support it.
     pub fn sync(&self) -> io::Result<()> {
         let flags = OFlags::RDONLY | OFlags::DIRECTORY;
         let folder = self.resolve(Path::new("."), flags, Mode::empty())?;
         Ok(fs::fsync(folder)?)
     }
 
-    /// A path to this very directory for as long as it is open, whatever becomes of its name: for calls of the standard
-    /// library, with one name added.
+    /// A path to this directory while it is open, even if it is renamed: for calls of the standard library, with one
+    /// name appended.
     pub fn path(&self) -> PathBuf {
         format!("/proc/self/fd/{}", self.0.as_fd().as_raw_fd()).into()
     }
@@ -226,7 +226,7 @@ impl Folder {
             Ok(file) => Ok(file),
             Err(Errno::LOOP) => Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
-                "a link is in the way, and links are not followed there",
+                "the path contains a link, and links are not followed there",
             )),
             Err(Errno::XDEV) => Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
@@ -237,12 +237,12 @@ impl Folder {
     }
 }
 
-/// Whether that is a plain file.
+/// Whether it is a regular file.
 pub fn is_plain(stat: &Stat) -> bool {
     FileType::from_raw_mode(stat.st_mode).is_file()
 }
 
-/// By what a file or directory is known while it exists: its file system's device and its inode.
+/// The identity of a file or directory while it exists: its file system's device and its inode.
 pub fn identity(stat: &Stat) -> (u64, u64) {
     (stat.st_dev, stat.st_ino)
 }
@@ -267,7 +267,7 @@ mod tests {
     use std::io::Write;
     use std::os::unix::fs::symlink;
 
-    /// A datastore `store` beside `outside`, in which there is `secret`.
+    /// A datastore `store` next to a directory `outside` that contains `secret`.
     fn place() -> (tempfile::TempDir, Folder) {
         let place = tempfile::tempdir().expect("a directory");
         let at = |name: &str| place.path().join(name);
@@ -280,7 +280,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_anywhere_on_the_way_is_refused_and_nothing_is_made_behind_it() {
+    fn a_link_anywhere_in_a_path_is_refused_and_nothing_is_created_through_it() {
         let (place, folder) = place();
         let at = |name: &str| place.path().join(name);
         symlink(at("outside"), at("store/away")).expect("a link");
@@ -336,7 +336,7 @@ mod tests {
     }
 
     #[test]
-    fn the_named_directory_may_be_a_link_and_its_files_are_opened_to_wait() {
+    fn the_named_directory_may_be_a_link_and_its_files_are_opened_blocking() {
         let (place, _) = place();
         let link = place.path().join("link");
         symlink("store", &link).expect("a link");
@@ -351,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn no_more_is_read_than_was_allowed_and_one_byte() {
+    fn a_read_returns_at_most_the_limit_and_one_byte() {
         let (place, folder) = place();
         let big = File::create(place.path().join("store/big")).expect("made");
         big.set_len(4 << 30).expect("a sparse file");
@@ -359,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_looked_at_is_not_followed() {
+    fn a_stat_follows_no_link() {
         let (place, folder) = place();
         symlink("disk/image", place.path().join("store/link")).expect("a link");
         assert!(!is_plain(&folder.look("link").expect("it is there")));
@@ -370,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn of_two_files_that_get_one_name_at_once_one_has_it_where_a_rename_replaces() {
+    fn of_two_concurrent_renames_to_one_name_one_succeeds() {
         let (_place, folder) = place();
         let write = |name: &str| {
             let flags = OFlags::WRONLY | OFlags::CREATE | OFlags::EXCL;
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn a_link_that_was_made_before_its_answer_was_lost_is_no_refusal() {
+    fn a_repeated_link_whose_reply_was_lost_is_no_error() {
         let (_place, folder) = place();
         folder.link("disk/image", "draft").expect("linked");
         folder.link("draft", "mark").expect("linked");

@@ -1,19 +1,20 @@
 //! I/O control of one datastore: a governor thread, and a scheduler on each I/O thread.
 //!
-//! [`Engine::control`](crate::Engine::control) makes one; disks are attached with it. The governor's thread
-//! (`rounds`) gathers what the schedulers counted, ticks the core's governor, sends its orders, and has the slots on
-//! the datastore read and written (`slot_io`, `slots`). No request passes here, and no I/O thread ever waits for it.
+//! [`Engine::control`](crate::Engine::control) creates one; disks are attached with it. The governor's thread
+//! (`governor_thread`) collects the schedulers' counts, ticks the core's governor, sends its orders, and has the slots
+//! on the datastore read and written (`slot_io`, `slots`). No request passes through here, and no I/O thread ever waits
+//! for it.
 //!
 //! # Always true
-//! - nothing that the datastore does to the slot file reaches a disk: it only changes what the governor knows
+//! - a fault of the slot file never affects a disk: it only changes what the governor knows
 //! - the schedulers leave the I/O threads after the last disk and the last handle
-//! - nobody uses a datastore: its governor looks every few seconds, and its I/O threads sleep all the while
+//! - while a datastore is unused, its governor runs every few seconds, and its I/O threads sleep
 //!
 //! # Picture
 //! ```text
-//!   I/O thread ── counts ──> rounds ── orders ──> I/O threads
+//!   I/O thread ── counts ──> governor ── orders ──> I/O threads
 //!                              │  ^
-//!                         jobs v  │ words
+//!                         jobs v  │ messages
 //!                            slot_io <──> .tidegate/hosts.v1
 //! ```
 
@@ -41,35 +42,35 @@ mod slots;
 
 pub(crate) use accounts::Accounts;
 
-/// Events that are kept while nobody asks for them; older ones are counted and dropped.
+/// Events stored until they are taken; older ones are counted and dropped.
 const EVENTS: usize = 256;
 
-/// How a datastore is to be controlled.
+/// The settings of a datastore's control.
 #[derive(Clone, Debug)]
 pub struct Settings {
     /// The datastore's name, for logs and threads.
     pub name: String,
-    /// Where its slot file is to be; none where hosts share no directory: this host then decides by itself.
+    /// Directory for its slot file; none if hosts share no directory: this host then decides by itself.
     pub directory: Option<PathBuf>,
-    /// What people call this host, as the others are told.
+    /// The display name of this host, for other hosts.
     pub host_name: String,
-    /// What the governor is told.
+    /// The governor's settings.
     pub governor: governor::Settings,
 }
 
-/// What is to change of what holds for a whole datastore; nothing: as it is.
+/// A change of settings that hold for a whole datastore; `None` leaves a setting unchanged.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Change {
-    /// How far control goes.
+    /// How much control does.
     pub mode: Option<Mode>,
-    /// Where it engages.
+    /// The congestion threshold.
     pub threshold: Option<Threshold>,
     /// Bytes of a request that count as one unit of limits and reservations: 4 KiB to 128 KiB.
     pub io_unit: Option<u32>,
 }
 
 impl Change {
-    /// This change, and then `later`.
+    /// This change followed by `later`.
     fn and(self, later: Change) -> Change {
         Change {
             mode: later.mode.or(self.mode),
@@ -78,8 +79,8 @@ impl Change {
         }
     }
 
-    /// What holds for all after this change to `there`; `ours`: how everything stands here with it. Of a generation above
-    /// both, unless they are the same but for this change.
+    /// The common settings after this change to `there`; `ours` are the settings here including it. The generation is
+    /// above both, unless they are equal but for this change.
     fn into_common(self, there: Common, ours: &Common) -> Common {
         let mut common = there;
         if self.mode.is_some() {
@@ -100,18 +101,18 @@ impl Change {
     }
 }
 
-/// How a disk is to be controlled.
+/// A disk's place under control.
 #[derive(Clone, Debug)]
 pub struct UnderControl {
     /// Its datastore's control.
     pub control: Control,
-    /// The disk, as every host names it.
+    /// The disk's key on every host.
     pub key: DiskKey,
-    /// What it may and shall get.
+    /// Its shares, reservation and limits.
     pub policy: Policy,
 }
 
-/// The control of one datastore. Clones name the same; it ends with the last of them and its last disk.
+/// The control of one datastore. Clones share it; it ends with the last of them and its last disk.
 #[derive(Clone)]
 pub struct Control {
     core: Arc<ControlCore>,
@@ -120,26 +121,26 @@ pub struct Control {
 struct ControlCore {
     id: ControlId,
     name: String,
-    words: Sender<Word>,
+    messages: Sender<GovernorMessage>,
     notes: Arc<Notes>,
     threads: Threads,
     numbers: Arc<Mutex<Vec<bool>>>,
     accounts: Arc<Accounts>,
 }
 
-/// What happened on a datastore.
+/// Events on a datastore.
 #[derive(Clone, Debug, Default)]
 pub struct Events {
-    /// When, on the monotonic clock, and what.
+    /// Time, on the monotonic clock, and event.
     pub told: VecDeque<(Time, Event)>,
-    /// How many were dropped because nobody asked in time.
+    /// How many were dropped because they were not taken in time.
     pub lost: u64,
 }
 
-/// One thing that happened on a datastore.
+/// An event on a datastore.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The governor noticed or decided something.
+    /// The governor detected or decided something.
     Governor(GovernorEvent),
     /// The slot file cannot be used.
     Trouble(Trouble),
@@ -150,64 +151,64 @@ pub enum Event {
 /// Why the slot file cannot be used.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Trouble {
-    /// As a sentence for people.
+    /// A sentence for people.
     pub what: String,
 }
 
-/// What is known of a datastore's control.
+/// The state of a datastore's control.
 #[derive(Clone, Debug)]
 pub struct Report {
-    /// What the governor knows.
+    /// The governor's state.
     pub governor: governor::Report,
     /// This host's slot, once it has one.
     pub slot: Option<u16>,
-    /// Why the slot file cannot be used, if so.
+    /// Why the slot file cannot be used, if it cannot.
     pub trouble: Option<Trouble>,
-    /// What each disk of this host has used since it came.
+    /// The usage of each disk of this host since its attach.
     pub disks: Vec<Used>,
 }
 
-/// What a disk has used of its datastore since it came.
+/// The usage of a disk on its datastore since its attach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Used {
-    /// Which disk.
+    /// The disk's number on this host.
     pub disk: DiskId,
-    /// The same, across hosts.
+    /// The disk's key across hosts.
     pub key: DiskKey,
-    /// I/Os that ended.
+    /// Completed I/Os.
     pub ios: u64,
-    /// Units that started.
+    /// Units of started I/Os.
     pub units: u64,
-    /// Cost of what started.
+    /// Cost of started I/Os.
     pub cost: u64,
-    /// Bytes of what started.
+    /// Bytes of started I/Os.
     pub bytes: u64,
-    /// Sum of the normalised latencies of what ended, in nanoseconds.
+    /// Sum of the normalised latencies of completed I/Os, in nanoseconds.
     pub latency_ns: u64,
-    /// How long I/Os waited, summed over the I/Os, by [`Hold`](tidegate_core::iocontrol::Hold).
+    /// Time that I/Os waited, summed over I/Os, by [`Hold`](tidegate_core::iocontrol::Hold).
     pub held_ns: [u64; 5],
     /// Units left of its burst.
     pub burst_left: u64,
 }
 
-/// What is said to a governor's thread. Each kind is one of a bounded number: an answer to a question, a thread's word
-/// that it is busy again, or the question of somebody who waits for the answer.
-pub(crate) enum Word {
-    /// An I/O thread has counted.
+/// A message to a governor's thread. The number of pending ones is bounded: a reply, a thread's notice that it is
+/// active again, or a query whose sender waits.
+pub(crate) enum GovernorMessage {
+    /// The counts of an I/O thread.
     Counted {
         thread: usize,
         usage: Vec<Usage>,
         bins: Vec<Bin>,
     },
-    /// An I/O thread that had nothing to count has something again, or a policy has changed.
+    /// An idle I/O thread is active again, or a policy has changed.
     Active,
-    /// The slots; nothing when they could not be read.
+    /// The slots; `None` if they could not be read.
     Read(Option<Vec<slots::Slot>>),
-    /// Whether our slot was written.
+    /// Whether this host's slot was written.
     Wrote(bool),
-    /// A slot is ours.
-    Sits(u16),
-    /// The slot file's trouble begins or ends.
+    /// This host has claimed a slot.
+    ClaimedSlot(u16),
+    /// A fault of the slot file begins or ends.
     Trouble(Option<Trouble>),
     Set(Change, Sender<()>),
     Admit {
@@ -218,36 +219,36 @@ pub(crate) enum Word {
     Report {
         reply: Sender<Box<Report>>,
     },
-    /// It ends; the sender is dropped once the others know.
+    /// Ends it; the sender is dropped once the other hosts know.
     Stop(Option<Sender<()>>),
 }
 
-/// An I/O thread, as a datastore's control sends to it.
+/// An I/O thread, as seen by a datastore's control.
 pub(crate) trait GovernedThread: Send + Sync {
-    /// Has the thread carry this out for a control in its next turn. Never waits and is never refused.
+    /// Has the thread handle this for a control in its next turn. Never blocks and is never refused.
     fn govern(&self, control: ControlId, govern: Govern);
 }
 
-/// The I/O threads of an engine, by their numbers.
+/// The I/O threads of an engine, by number.
 type Threads = Arc<[Arc<dyn GovernedThread>]>;
 
-/// What a control sends to an I/O thread.
+/// A message from a control to an I/O thread.
 pub(crate) enum Govern {
-    /// It begins.
+    /// Control begins.
     Begin {
         scheduler: Box<Scheduler>,
-        words: Sender<Word>,
+        messages: Sender<GovernorMessage>,
     },
-    /// It ends: no disk of it is left.
+    /// Control ends: no disk of it is left.
     End,
-    /// Count, and tell with [`Word::Counted`].
+    /// Send the counts with [`GovernorMessage::Counted`].
     Count,
-    /// The governor's orders.
+    /// Apply the governor's orders.
     Steer(Orders),
 }
 
 impl Control {
-    /// Begins to control a datastore.
+    /// Starts to control a datastore.
     pub(crate) fn begin(
         id: ControlId,
         settings: Settings,
@@ -256,11 +257,11 @@ impl Control {
         numbers: Arc<Mutex<Vec<bool>>>,
         accounts: Arc<Accounts>,
     ) -> Result<Control> {
-        let (words, heard) = channel();
+        let (messages, received) = channel();
         let core = Arc::new(ControlCore {
             id,
             name: settings.name.clone(),
-            words: words.clone(),
+            messages: messages.clone(),
             notes: Arc::default(),
             threads: Arc::clone(&threads),
             numbers,
@@ -274,7 +275,7 @@ impl Control {
                     shared.clone(),
                     settings.governor.io_unit,
                 )),
-                words: words.clone(),
+                messages: messages.clone(),
             };
             thread.govern(id, begin);
         }
@@ -289,20 +290,22 @@ impl Control {
             None => None,
             Some(directory) => {
                 let host = settings.governor.host;
-                let slot_io = slot_io::start(&settings.name, directory, host, words);
+                let slot_io = slot_io::start(&settings.name, directory, host, messages);
                 Some(slot_io.map_err(failed)?)
             }
         };
         let mut governor = Governor::new(settings.governor);
         governor.call(Name::new(&settings.host_name));
-        let rounds = governor_thread::GovernorThread::new(
+        let governor_thread = governor_thread::GovernorThread::new(
             id,
             governor,
             threads,
             slot_io,
             Arc::clone(&core.notes),
         );
-        rounds.start(&settings.name, heard).map_err(failed)?;
+        governor_thread
+            .start(&settings.name, received)
+            .map_err(failed)?;
         Ok(Control { core })
     }
 
@@ -316,14 +319,14 @@ impl Control {
         Arc::ptr_eq(&self.core.accounts, accounts)
     }
 
-    /// What disks that are away had used of their limits.
+    /// Used-up limits of detached disks.
     pub(crate) fn accounts(&self) -> &Accounts {
         &self.core.accounts
     }
 
-    /// What the engine keeps of it.
-    pub(crate) fn reins(&self) -> Reins {
-        Reins(Arc::downgrade(&self.core))
+    /// The engine's weak reference to it.
+    pub(crate) fn downgrade(&self) -> WeakControl {
+        WeakControl(Arc::downgrade(&self.core))
     }
 
     /// The datastore's name.
@@ -331,11 +334,11 @@ impl Control {
         &self.core.name
     }
 
-    /// Sets how far control goes and where it engages, for all hosts that share the datastore: they take it up with
-    /// their next look at the slots.
+    /// Sets the mode and the congestion threshold, for all hosts that share the datastore. They apply it after their
+    /// next read of the slots.
     ///
     /// # Errors
-    /// When the control has ended.
+    /// If the control has ended.
     pub fn set(&self, mode: Mode, threshold: Threshold) -> Result<()> {
         self.change(Change {
             mode: Some(mode),
@@ -344,42 +347,41 @@ impl Control {
         })
     }
 
-    /// Sets some of what holds for all hosts that share the datastore; the rest stays as it was set last, on whichever
-    /// host. Hence it waits until the slots were read once, or cannot be.
+    /// Changes settings for all hosts that share the datastore. The others stay as any host set them last. So this
+    /// waits until the slots were read once, or cannot be.
     ///
     /// # Errors
-    /// When the control has ended.
+    /// If the control has ended.
     pub fn change(&self, change: Change) -> Result<()> {
-        self.ask(|reply| Word::Set(change, reply))
+        self.query(|reply| GovernorMessage::Set(change, reply))
     }
 
-    /// Whether a reservation can be promised beside all others. `key`: the disk, if it is known; its old reservation does
-    /// not count then.
+    /// Whether a reservation can be guaranteed in addition to all others. If `key` names an existing disk, its old
+    /// reservation does not count.
     ///
     /// # Errors
-    /// When the control has ended.
+    /// If the control has ended.
     pub fn admit(&self, key: Option<DiskKey>, policy: &Policy) -> Result<Admission> {
         let policy = Box::new(policy.clone());
-        self.ask(|reply| Word::Admit { key, policy, reply })
+        self.query(|reply| GovernorMessage::Admit { key, policy, reply })
     }
 
-    /// What is known.
+    /// The state of the control.
     ///
     /// # Errors
-    /// When the control has ended.
+    /// If the control has ended.
     pub fn report(&self) -> Result<Report> {
-        self.ask(|reply| Word::Report { reply })
+        self.query(|reply| GovernorMessage::Report { reply })
             .map(|report| *report)
     }
 
-    /// Takes out what happened since the last call, oldest first. What happened stays until it is taken, also when the
+    /// Takes the events since the last call, oldest first. Events are stored until they are taken, even after the
     /// governor has ended.
     pub fn events(&self) -> Events {
         std::mem::take(&mut *self.core.notes.events())
     }
 
-    /// Wakes `waker` from now on whenever there is something to be taken with [`Control::events`], and when somebody
-    /// uses the datastore again after nobody did.
+    /// From now on wakes `waker` for each new event of [`Control::events`], and when an unused datastore is used again.
     pub fn wake_on_events(&self, waker: Waker) {
         let notes = &self.core.notes;
         *notes.reader() = Some(waker);
@@ -388,28 +390,33 @@ impl Control {
         }
     }
 
-    /// Has the disks counted now: one has come, or one has gone. The governor of a datastore that nobody uses does not
-    /// ask for them by itself.
+    /// Collects the disks' counts now, after an attach or a detach. The governor of an unused datastore does not do so
+    /// by itself.
     pub fn recount(&self) {
-        // One that has ended counts no more.
-        let _ = self.core.words.send(Word::Active);
+        // A governor that has ended counts no more.
+        let _ = self.core.messages.send(GovernorMessage::Active);
     }
 
-    /// Tells the other hosts that this one leaves: they divide its part at once, instead of after its lease. The governor
-    /// ends; disks that are still attached are held by their limits only.
+    /// Tells the other hosts that this one leaves: they redistribute its part at once, instead of after its lease. The
+    /// governor ends; limits continue to hold for disks that are still attached.
     ///
     /// # Errors
-    /// When the datastore does not take the word within `patience`: the others then see the lease end.
+    /// If the datastore does not accept it within `patience`: the others then see the lease expire.
     pub fn leave(&self, patience: Duration) -> Result<()> {
         let (done, ended) = channel::<()>();
-        if self.core.words.send(Word::Stop(Some(done))).is_err() {
+        if self
+            .core
+            .messages
+            .send(GovernorMessage::Stop(Some(done)))
+            .is_err()
+        {
             return Ok(());
         }
-        // Dropped when all is done.
+        // Dropped when everything is done.
         match ended.recv_timeout(patience) {
             Err(std::sync::mpsc::RecvTimeoutError::Timeout) => {
                 let text = format!(
-                    "datastore {} did not take the word that this host leaves within {patience:?}: the other \
+                    "datastore {} did not store the notice that this host leaves within {patience:?}: the other \
                      hosts will notice by themselves",
                     self.core.name
                 );
@@ -419,30 +426,33 @@ impl Control {
         }
     }
 
-    fn ask<T>(&self, word: impl FnOnce(Sender<T>) -> Word) -> Result<T> {
+    fn query<T>(&self, message: impl FnOnce(Sender<T>) -> GovernorMessage) -> Result<T> {
         let (reply, answer): (Sender<T>, Receiver<T>) = channel();
         let gone = || {
             let text = format!("the I/O control of datastore {} has ended", self.core.name);
             Error::new(Kind::Gone, text)
         };
-        self.core.words.send(word(reply)).map_err(|_| gone())?;
+        self.core
+            .messages
+            .send(message(reply))
+            .map_err(|_| gone())?;
         answer.recv().map_err(|_| gone())
     }
 }
 
-/// An engine's hold on a control that is not its own.
-pub(crate) struct Reins(Weak<ControlCore>);
+/// An engine's weak reference to a control.
+pub(crate) struct WeakControl(Weak<ControlCore>);
 
-impl Reins {
+impl WeakControl {
     /// Whether it has ended.
-    pub(crate) fn is_slack(&self) -> bool {
+    pub(crate) fn is_ended(&self) -> bool {
         self.0.strong_count() == 0
     }
 
-    /// Ends its governor: the I/O threads stop.
+    /// Ends its governor, because the I/O threads stop.
     pub(crate) fn stop(&self) {
         if let Some(core) = self.0.upgrade() {
-            let _ = core.words.send(Word::Stop(None));
+            let _ = core.messages.send(GovernorMessage::Stop(None));
         }
     }
 }
@@ -454,9 +464,9 @@ impl std::fmt::Debug for Control {
 }
 
 impl Drop for ControlCore {
-    // May run on an I/O thread, with its last disk: nothing here waits.
+    // May run on an I/O thread, with its last disk: it must not block.
     fn drop(&mut self) {
-        let _ = self.words.send(Word::Stop(None));
+        let _ = self.messages.send(GovernorMessage::Stop(None));
         for thread in self.threads.iter() {
             thread.govern(self.id, Govern::End);
         }
@@ -465,11 +475,11 @@ impl Drop for ControlCore {
     }
 }
 
-/// Where a governor's thread notes what happened, for whoever takes it out.
+/// The events of a governor's thread, until they are taken.
 #[derive(Default)]
 struct Notes {
     events: Mutex<Events>,
-    /// Whom to wake.
+    /// The waker of the reader.
     reader: Mutex<Option<Waker>>,
 }
 

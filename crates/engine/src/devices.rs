@@ -1,6 +1,6 @@
-//! Block devices: their node, and which of them share bytes, as sysfs shows it.
+//! Block devices: their nodes, and which of them share bytes, by sysfs.
 //!
-//! Opening an image asks for the node, since a lock belongs to a node and not to a device; the daemon asks whether two
+//! Opening an image uses the node, since a lock belongs to a node and not to a device. The daemon checks whether two
 //! disks would write to the same bytes.
 //!
 //! # Picture
@@ -18,31 +18,31 @@ use std::path::{Path, PathBuf};
 /// More layers of devices than any machine has.
 const DEEPEST: usize = 16;
 
-/// The number of the block device at a path, through links; `None` where there is none.
+/// The number of the block device at a path, through links; `None` if found is none.
 pub fn number_of(path: &Path) -> Option<u64> {
-    let there = fs::metadata(path).ok()?;
-    there.file_type().is_block_device().then(|| there.rdev())
+    let found = fs::metadata(path).ok()?;
+    found.file_type().is_block_device().then(|| found.rdev())
 }
 
-/// The node that the system has of a device, if it is there.
+/// The system's node of a device, if it exists.
 pub fn node_of(number: u64) -> Option<PathBuf> {
     let node = Sysfs::of_system().node_of(number)?;
     (number_of(&node) == Some(number)).then_some(node)
 }
 
-/// Whether what is written to one device may change what is read of the other.
+/// Whether a write to one device may change data of the other.
 pub fn share_bytes(one: u64, other: u64) -> bool {
     one == other || Sysfs::of_system().share_bytes(one, other)
 }
 
-/// Another way to a device that somebody has for himself, if there is one.
+/// Another path to the same device that is opened exclusively, if found is one.
 pub(crate) fn taken_twin_of(number: u64) -> Option<PathBuf> {
     let twins = Sysfs::of_system().twins_of(number).into_iter();
     let mut nodes = twins.filter_map(node_of);
     nodes.find(|node| is_taken(node))
 }
 
-/// Whether somebody has a device for himself: it is mounted, a part of another device, or open with `O_EXCL`.
+/// Whether a device is opened exclusively: it is mounted, part of another device, or open with `O_EXCL`.
 fn is_taken(node: &Path) -> bool {
     let open = |flags| -> std::io::Result<File> {
         let mut options = OpenOptions::new();
@@ -54,7 +54,7 @@ fn is_taken(node: &Path) -> bool {
     open(libc::O_EXCL).is_err_and(|error| error.raw_os_error() == Some(libc::EBUSY))
 }
 
-/// The system's devices, as they are shown below a directory.
+/// The system's devices, as shown below a directory.
 struct Sysfs {
     root: PathBuf,
 }
@@ -73,8 +73,8 @@ impl Sysfs {
     }
 
     fn node_of(&self, number: u64) -> Option<PathBuf> {
-        let told = fs::read_to_string(self.folder_of(number)?.join("uevent")).ok()?;
-        let name = told
+        let text = fs::read_to_string(self.folder_of(number)?.join("uevent")).ok()?;
+        let name = text
             .lines()
             .find_map(|line| line.strip_prefix("DEVNAME="))?;
         Some(Path::new("/dev").join(name))
@@ -88,14 +88,14 @@ impl Sysfs {
             || !names(&other).is_disjoint(&below(&one, DEEPEST))
     }
 
-    /// The other ways to a device.
+    /// The other paths to a device.
     fn twins_of(&self, number: u64) -> Vec<u64> {
         let Some(folder) = self.folder_of(number) else {
             return Vec::new();
         };
         let ours = names(&folder);
         if ours.len() < 2 {
-            // No identity but its number.
+            // It has no identity but its number.
             return Vec::new();
         }
         let all = fs::read_dir(self.root.join("dev/block"))
@@ -107,7 +107,7 @@ impl Sysfs {
     }
 }
 
-/// What a device is known by: its number, and its identity where that is the maker's.
+/// The names of a device: its number, and its hardware identity if it has one.
 fn names(folder: &Path) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
     names.extend(read(&folder.join("dev")));
@@ -120,7 +120,7 @@ fn names(folder: &Path) -> BTreeSet<String> {
     names
 }
 
-/// The names of a device and of all that it is a part of, or made of.
+/// The names of a device and of everything that it is part of or made of.
 fn below(folder: &Path, deepest: usize) -> BTreeSet<String> {
     let mut all = names(folder);
     if deepest == 0 {
@@ -137,24 +137,24 @@ fn below(folder: &Path, deepest: usize) -> BTreeSet<String> {
     all
 }
 
-/// A whole device's identity. One of a vendor's own making (`t10.`) may be that of many.
+/// A whole device's identity. A vendor-specific one (`t10.`) may be shared by many.
 fn identity(folder: &Path) -> Option<String> {
-    let told = read(&folder.join("wwid")).or_else(|| read(&folder.join("device/wwid")))?;
+    let text = read(&folder.join("wwid")).or_else(|| read(&folder.join("device/wwid")))?;
     let sure = ["naa.", "eui.", "uuid.", "nvme."];
     sure.iter()
-        .any(|kind| told.starts_with(kind))
-        .then_some(told)
+        .any(|kind| text.starts_with(kind))
+        .then_some(text)
 }
 
 fn number_in(folder: &Path) -> Option<u64> {
-    let told = read(&folder.join("dev"))?;
-    let (major, minor) = told.split_once(':')?;
+    let text = read(&folder.join("dev"))?;
+    let (major, minor) = text.split_once(':')?;
     Some(libc::makedev(major.parse().ok()?, minor.parse().ok()?))
 }
 
 fn read(path: &Path) -> Option<String> {
-    let told = fs::read_to_string(path).ok()?.trim().to_owned();
-    (!told.is_empty()).then_some(told)
+    let text = fs::read_to_string(path).ok()?.trim().to_owned();
+    (!text.is_empty()).then_some(text)
 }
 
 #[cfg(test)]
@@ -162,7 +162,8 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
 
-    /// Two ways (`sda`, `sdb`) to one device with two partitions; `dm-0` on the first one's first; `sdc` by itself.
+    /// Two paths (`sda`, `sdb`) to one device with two partitions; `dm-0` on the first partition of `sda`; `sdc` by
+    /// itself.
     fn machine() -> (tempfile::TempDir, Sysfs) {
         let place = tempfile::tempdir().expect("a directory");
         let sysfs = Sysfs {
@@ -212,7 +213,7 @@ mod tests {
     const DM0: u64 = libc::makedev(253, 0);
 
     #[test]
-    fn partitions_mappings_and_other_ways_share_bytes_with_what_they_are_of() {
+    fn partitions_mappings_and_other_paths_share_bytes_with_their_device() {
         let (_place, sysfs) = machine();
         for (one, other) in [
             (SDA, SDA1),
@@ -239,7 +240,7 @@ mod tests {
     }
 
     #[test]
-    fn other_ways_to_a_device_are_known_by_its_identity_only() {
+    fn other_paths_to_a_device_are_found_by_its_identity_only() {
         let (_place, sysfs) = machine();
         assert_eq!(sysfs.twins_of(SDA), [SDB]);
         assert_eq!(sysfs.twins_of(SDB1), [SDA1]);

@@ -3,29 +3,29 @@
 use crate::control::UnderControl;
 use tidegate_core::filter::FilterSpec;
 
-/// A disk as its front ends are to show it.
+/// A disk as its front ends show it.
 #[derive(Clone, Debug)]
 pub struct DiskSpec {
     /// Its name, for logs.
     pub name: String,
-    /// Bytes.
+    /// Size in bytes.
     pub size: u64,
     /// Logical block size shown to guests, in bytes: 512 or 4096.
     pub block_size: u32,
     /// Refuse writes.
     pub read_only: bool,
-    /// Offer guests a write-back cache that they flush; else each write is durable before it is answered.
+    /// Offer guests a write-back cache that they flush; otherwise each write is durable before it is answered.
     pub write_back: bool,
-    /// What GET_ID answers; at most 20 bytes are shown.
+    /// The answer to GET_ID; at most 20 bytes are shown.
     pub serial: String,
-    /// Its identity, noted in traces.
+    /// Its identity, recorded in traces.
     pub uuid: [u8; 16],
-    /// Most queues of a vhost-user front end.
+    /// Maximum number of queues of a vhost-user front end.
     pub queues: u16,
-    /// Data segments of one request that a vhost-user guest is told it may use.
+    /// Maximum number of data segments in one request, announced to a vhost-user guest.
     pub seg_max: u16,
     /// Its filters, top first.
     pub filters: Vec<FilterSpec>,
-    /// The control of its datastore, and what it may get there; none: no I/O of it ever waits for its turn.
+    /// The control of its datastore, and its policy there; without one its I/O is never scheduled.
     pub control: Option<UnderControl>,
 }

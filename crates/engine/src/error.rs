@@ -3,24 +3,24 @@
 use std::fmt;
 use std::io;
 
-/// What kind of trouble it is, for callers that must act on it.
+/// The kind of an error, for callers that must act on it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// There is no such file, disk or server.
     NotFound,
-    /// Somebody else holds it.
+    /// It is in use by another.
     Busy,
-    /// It exists and must not.
+    /// It exists already.
     Exists,
-    /// The caller asked for something that makes no sense.
+    /// The request makes no sense.
     Invalid,
-    /// The system does not let us.
+    /// The system denies it.
     Denied,
-    /// The kernel or the datastore cannot do it.
+    /// The kernel or the datastore does not support it.
     Unsupported,
     /// It took too long.
     TimedOut,
-    /// The engine is stopping, or the disk has gone.
+    /// The engine is stopping, or the disk is detached.
     Gone,
     /// The system or the datastore failed.
     Io,
@@ -34,11 +34,11 @@ pub struct Error {
     source: Option<io::Error>,
 }
 
-/// What most of the engine returns.
+/// The result type of most of the engine.
 pub type Result<T> = std::result::Result<T, Error>;
 
 impl Error {
-    /// `what` says what failed and what to do about it, as a sentence without a full stop.
+    /// `what` states the failure and the remedy, as a sentence without a full stop.
     pub fn new(kind: Kind, what: impl Into<String>) -> Error {
         Error {
             kind,
@@ -47,7 +47,7 @@ impl Error {
         }
     }
 
-    /// The same, caused by what the system said, which alone does not tell the kind.
+    /// An error with the OS error that caused it, whose kind does not follow from that.
     pub(crate) fn caused(kind: Kind, what: impl Into<String>, source: io::Error) -> Error {
         Error {
             kind,
@@ -56,7 +56,7 @@ impl Error {
         }
     }
 
-    /// The same, caused by what the system said; the kind follows from that.
+    /// An error with the OS error that caused it; the kind follows from that.
     pub fn io(what: impl Into<String>, source: io::Error) -> Error {
         let kind = match source.kind() {
             io::ErrorKind::NotFound => Kind::NotFound,
@@ -71,7 +71,7 @@ impl Error {
         Error::caused(kind, what, source)
     }
 
-    /// What kind of trouble it is.
+    /// The kind of the error.
     pub fn kind(&self) -> Kind {
         self.kind
     }

@@ -1,19 +1,19 @@
 //! The engine's interface to the daemon: I/O threads, and a handle for each attached disk.
 //!
-//! Everything here runs on the caller's thread and may block for as long as the I/O thread (or a datastore that must
-//! drain) takes to answer. No request passes through.
+//! All calls run on the caller's thread. They may block until the I/O thread answers, which may wait for a datastore to
+//! drain. No request passes through here.
 //!
 //! # Always true
 //! - a disk lives on one I/O thread, its home, from attach to detach
-//! - rings of one front end at a time run on a disk; those of the next start when everything of the last has ended
+//! - the rings of one front end at a time run on a disk; those of the next start when everything of the last has ended
 
-use crate::control::{self, Accounts, Control, GovernedThread, Reins};
+use crate::control::{self, Accounts, Control, GovernedThread, WeakControl};
 use crate::datastore::OpenedImage;
 use crate::datastore::condition::Condition;
 use crate::disk_spec::DiskSpec;
 use crate::error::{Error, Kind, Result};
 use crate::sys::os;
-use crate::thread::commands::{Attach, Command, Inbox, Question, ThreadPulse, ThreadReport};
+use crate::thread::commands::{Attach, Command, Inbox, Query, ThreadPulse, ThreadReport};
 use crate::thread::{IoThread, ThreadConfig};
 use crate::vhost::VhostDevice;
 use std::io;
@@ -35,21 +35,21 @@ use tidegate_core::units::Span;
 mod disk;
 mod side_file;
 
-/// Disks on one engine: their numbers must fit a tag.
+/// Maximum number of disks: their numbers must fit a tag.
 const MOST_DISKS: usize = 1 << 20;
-/// Groups of disks on one engine: far more than a host has customers, and 100 bytes each.
+/// Maximum number of groups: far more than a host needs, at 100 bytes each.
 const MOST_GROUPS: usize = 4096;
 
-/// How the I/O threads are to be.
+/// The configuration of the I/O threads.
 #[derive(Clone, Debug)]
 pub struct Settings {
-    /// How many; at least one.
+    /// How many threads; at least one.
     pub threads: usize,
-    /// How long an idle thread may look for work before it sleeps; zero: not at all.
+    /// How long an idle thread may poll before it sleeps; zero: not at all.
     pub poll: Span,
-    /// Look for work that long whenever idle, rather than only when requests come fast enough for it to pay.
+    /// Poll that long whenever idle, not only when requests arrive fast enough.
     pub always_poll: bool,
-    /// CPUs to stay on, one a thread, in turn; empty: wherever the system puts them.
+    /// CPUs to pin them to, one per thread, round robin; empty: unpinned.
     pub cpus: Vec<usize>,
 }
 
@@ -60,9 +60,9 @@ pub struct Engine {
     disks: Arc<Mutex<Vec<bool>>>,
     /// Numbers of controls in use.
     controls: Arc<Mutex<Vec<bool>>>,
-    reins: Mutex<Vec<Reins>>,
+    weak_controls: Mutex<Vec<WeakControl>>,
     groups: GroupsHandle,
-    /// What disks that are away had used of their limits.
+    /// Used-up limits of detached disks.
     accounts: Arc<Accounts>,
 }
 
@@ -78,15 +78,15 @@ pub struct Disk {
     pub(crate) core: Arc<DiskCore>,
 }
 
-/// Answers that I/O threads were asked for: whoever waits for them need not hold the engine meanwhile.
+/// Pending answers of I/O threads: waiting for them does not need the engine.
 #[must_use]
 pub struct Answers<T>(Vec<Receiver<T>>);
 
 impl<T> Answers<T> {
-    /// Waits for all of them; one for each I/O thread, in their order.
+    /// Waits for all of them; returns one for each I/O thread, in order.
     ///
     /// # Errors
-    /// When one has ended.
+    /// If a thread has ended.
     pub fn wait(self) -> Result<Vec<T>> {
         self.0.iter().map(answer).collect()
     }
@@ -94,9 +94,9 @@ impl<T> Answers<T> {
 
 /// What the handles of a disk share.
 pub(crate) struct DiskCore {
-    /// What front ends see of it.
+    /// The disk as front ends see it.
     pub(crate) device: Arc<VhostDevice>,
-    /// Which I/O thread serves it.
+    /// The I/O thread that serves it.
     thread: usize,
     condition: Arc<Condition>,
     controlled: bool,
@@ -113,16 +113,16 @@ struct Filters {
 /// Counts of a disk's vhost-user device.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct DeviceReport {
-    /// Chains that made no sense, each answered with an error.
+    /// Malformed chains, each answered with an error.
     pub nonsense: u64,
-    /// Queues stopped because their rings made no sense.
+    /// Queues stopped because of malformed rings.
     pub broken_queues: u64,
     /// Whether a front end is connected.
     pub connected: bool,
 }
 
 fn guard<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A panic elsewhere while one of these is held leaves plain values that are still true.
+    // The data behind these locks is valid even if a holder panicked.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -130,7 +130,7 @@ impl Engine {
     /// Starts the I/O threads.
     ///
     /// # Errors
-    /// When the kernel has no io_uring of the needed age or forbids it, or a CPU does not exist.
+    /// If the kernel is too old for the needed io_uring or denies it, or a CPU does not exist.
     pub fn start(settings: &Settings) -> Result<Engine> {
         if settings.threads == 0 {
             return Err(Error::new(
@@ -161,23 +161,26 @@ impl Engine {
             threads,
             disks: Arc::default(),
             controls: Arc::default(),
-            reins: Mutex::default(),
+            weak_controls: Mutex::default(),
             groups: Groups::new(MOST_GROUPS),
             accounts: Arc::default(),
         })
     }
 
-    /// Attaches a disk to the I/O thread that has the fewest.
+    /// Attaches a disk to the I/O thread with the fewest.
     ///
     /// # Errors
-    /// When the disk's settings make no sense together with its image, or a filter's file cannot be opened.
+    /// If the disk's settings do not fit its image, or a filter's file cannot be opened.
     pub fn attach(&self, mut spec: DiskSpec, mut opened: OpenedImage) -> Result<Disk> {
         check(&spec, &opened)?;
         let control = spec.control.take().map(Box::new);
         if let Some(under) = &control
             && !under.control.belongs_to(&self.accounts)
         {
-            let text = format!("disk {}: its control is another engine's", spec.name);
+            let text = format!(
+                "disk {}: its I/O control belongs to another engine",
+                spec.name
+            );
             return Err(Error::new(Kind::Invalid, text));
         }
         let keys = (0..).map(FilterKey);
@@ -231,10 +234,10 @@ impl Engine {
         Ok(Disk { core })
     }
 
-    /// Begins to control a datastore: its disks are then attached with the handle.
+    /// Starts to control a datastore: its disks are then attached with the returned handle.
     ///
     /// # Errors
-    /// When the threads of it cannot be started. A slot file that cannot be used is not an error: see
+    /// If its threads cannot be started. A slot file that cannot be used is not an error: see
     /// [`control::Report::trouble`].
     pub fn control(&self, settings: control::Settings) -> Result<Control> {
         let id = ControlId(take_number(&self.controls, MOST_DISKS, "datastores")?);
@@ -250,16 +253,16 @@ impl Engine {
             numbers,
             accounts,
         )?;
-        let mut reins = guard(&self.reins);
-        reins.retain(|reins| !reins.is_slack());
-        reins.push(control.reins());
+        let mut weak_controls = guard(&self.weak_controls);
+        weak_controls.retain(|control| !control.is_ended());
+        weak_controls.push(control.downgrade());
         Ok(control)
     }
 
     /// Sets the limits of a group of disks, on all datastores of this host together.
     ///
     /// # Errors
-    /// When they make no sense, or the number is none of a group.
+    /// If the policy is invalid, or the group does not exist.
     pub fn set_group(&self, group: GroupId, policy: &GroupPolicy) -> Result<()> {
         check_group(group)?;
         policy
@@ -269,53 +272,54 @@ impl Engine {
         Ok(())
     }
 
-    /// A disk number that is not in use.
+    /// Allocates a disk number.
     fn number(&self) -> Result<DiskId> {
         take_number(&self.disks, MOST_DISKS, "disks").map(DiskId)
     }
 
-    /// What each I/O thread tells of itself and its disks.
+    /// Statistics of each I/O thread and its disks.
     ///
     /// # Errors
-    /// When one does not answer.
+    /// If a thread does not answer.
     pub fn threads(&self) -> Result<Vec<ThreadReport>> {
         self.ask_threads()?.wait()
     }
 
-    /// Asks for that. A thread takes a turn for each disk that has a `stats` filter: guests come between.
+    /// Requests those statistics. A thread takes one turn for each disk with a `stats` filter, and serves guests
+    /// between them.
     ///
     /// # Errors
-    /// When one does not take the question.
+    /// If a thread does not accept the query.
     pub fn ask_threads(&self) -> Result<Answers<ThreadReport>> {
-        self.ask(Question::report)
+        self.ask(Query::report)
     }
 
-    /// Asks for the sums of what each I/O thread and its disks have done.
+    /// Requests the sums of each I/O thread and its disks.
     ///
     /// # Errors
-    /// When one does not take the question.
+    /// If a thread does not accept the query.
     pub fn ask_pulses(&self) -> Result<Answers<ThreadPulse>> {
-        self.ask(Question::pulse)
+        self.ask(Query::pulse)
     }
 
-    fn ask<T>(&self, question: impl Fn(Sender<T>) -> Question) -> Result<Answers<T>> {
+    fn ask<T>(&self, query: impl Fn(Sender<T>) -> Query) -> Result<Answers<T>> {
         let threads = self.threads.iter();
-        let asked = threads.map(|thread| ask(&thread.inbox, &question));
-        asked.collect::<Result<_>>().map(Answers)
+        let sent = threads.map(|thread| ask(&thread.inbox, &query));
+        sent.collect::<Result<_>>().map(Answers)
     }
 
-    /// Ends the I/O threads. Disks still attached are dropped as they are: detach them before.
+    /// Ends the I/O threads. Disks that are still attached are dropped: detach them before.
     pub fn stop(mut self) {
         self.end();
     }
 
     fn end(&mut self) {
-        for reins in guard(&self.reins).drain(..) {
-            reins.stop();
+        for weak_controls in guard(&self.weak_controls).drain(..) {
+            weak_controls.stop();
         }
         for thread in &mut self.threads {
             if let Some(join) = thread.join.take() {
-                // A thread that refuses orders has stopped already.
+                // A thread that refuses commands has stopped already.
                 thread.inbox.send_always(Command::Stop);
                 let _ = join.join();
             }
@@ -329,7 +333,7 @@ impl Drop for Engine {
     }
 }
 
-/// The lowest number that is not in use; it is from now on.
+/// Allocates the lowest free number.
 fn take_number(numbers: &Mutex<Vec<bool>>, most: usize, of: &str) -> Result<u32> {
     let mut numbers = guard(numbers);
     let at = numbers.iter().position(|used| !used).unwrap_or_else(|| {
@@ -346,22 +350,27 @@ fn take_number(numbers: &Mutex<Vec<bool>>, most: usize, of: &str) -> Result<u32>
     Ok(u32::try_from(at).expect("checked against the limit"))
 }
 
-/// Asks an I/O thread something.
-fn ask<T>(inbox: &Inbox, question: impl FnOnce(Sender<T>) -> Question) -> Result<Receiver<T>> {
+/// Sends a query to an I/O thread.
+fn ask<T>(inbox: &Inbox, query: impl FnOnce(Sender<T>) -> Query) -> Result<Receiver<T>> {
     let (reply, answer) = channel();
-    let asked = inbox.send(Command::Ask(question(reply)));
-    asked.map_err(|_| Error::new(Kind::Gone, "an I/O thread does not take orders any more"))?;
+    let sent = inbox.send(Command::Query(query(reply)));
+    sent.map_err(|_| {
+        Error::new(
+            Kind::Gone,
+            "an I/O thread does not accept commands any more",
+        )
+    })?;
     Ok(answer)
 }
 
-/// Waits for what it answers.
+/// Waits for its answer.
 fn answer<T>(answer: &Receiver<T>) -> Result<T> {
     answer
         .recv()
         .map_err(|_| Error::new(Kind::Gone, "an I/O thread has ended"))
 }
 
-/// Refuses what cannot work, before anything is attached.
+/// Rejects an invalid combination before anything is attached.
 fn check(spec: &DiskSpec, opened: &OpenedImage) -> Result<()> {
     if spec.size > opened.info.size {
         let text = format!(
@@ -389,7 +398,7 @@ fn check(spec: &DiskSpec, opened: &OpenedImage) -> Result<()> {
     check_filters(&spec.filters)
 }
 
-/// Refuses a policy whose values lie out of range or contradict each other.
+/// Rejects a policy whose values are out of range or contradict each other.
 fn check_policy(policy: &Policy) -> Result<()> {
     if let Some(group) = policy.group {
         check_group(group)?;
@@ -420,7 +429,7 @@ fn check_filters(filters: &[FilterSpec]) -> Result<()> {
     Ok(())
 }
 
-/// Tells a filter whose I/O it will see, where it notes that.
+/// Adds to a trace filter the identity of its disk.
 fn introduce(filter: &FilterSpec, disk: &DiskSpec) -> FilterSpec {
     let mut filter = filter.clone();
     if let FilterSpec::Trace(trace) = &mut filter {
@@ -433,8 +442,8 @@ fn introduce(filter: &FilterSpec, disk: &DiskSpec) -> FilterSpec {
     filter
 }
 
-/// What the wall clock said at the monotonic clock's zero, in nanoseconds since 1970; asked once, so that it stays
-/// the same for all disks.
+/// The wall clock time at the zero of the monotonic clock, in nanoseconds since 1970; read once, so that it is equal
+/// for all disks.
 fn unix_origin() -> u64 {
     static ORIGIN: OnceLock<u64> = OnceLock::new();
     *ORIGIN.get_or_init(|| {
@@ -446,7 +455,7 @@ fn unix_origin() -> u64 {
     })
 }
 
-/// Waits for an I/O thread's answer.
+/// Waits for a command's result.
 fn wait(answer: &Receiver<Result<()>>, patience: Option<Duration>) -> Result<()> {
     match patience {
         None => answer

@@ -1,7 +1,7 @@
 //! The engine: I/O threads on io_uring, buffers, datastores and devices; it performs what the core decides.
 //!
-//! The daemon starts an [`Engine`], opens images with [`datastore`], and attaches them as [`Disk`]s; the handles take
-//! commands from there. Disks of one datastore may be under its [`control`]. Inside, a request passes from a device (a ring
+//! The daemon starts an [`Engine`], opens images with [`datastore`], and attaches them as [`Disk`]s; it sends commands
+//! through their handles. Disks of one datastore may be under its [`control`]. A request passes from a device (a ring
 //! or a connection) through `thread.rs` (one turn) and the core's shard to [`datastore`], and back.
 //!
 //! Each module uses only modules below it (`ARCHITECTURE.md`).
@@ -37,5 +37,5 @@ pub use lease::{Lease, Leases};
 pub use thread::commands::{DiskPulse, DiskReading, ThreadPulse, ThreadReport};
 pub use thread::refusals::RING_LOCKED;
 
-/// The NBD protocol, for those who do the handshake before they hand a client over.
+/// The NBD protocol, for code that performs the handshake before it passes a client to the engine.
 pub use tidegate_front::nbd;

@@ -1,6 +1,6 @@
 //! The mount table of this process: the file system of a path.
 //!
-//! Leases ask it what guards an image, the daemon which file system a datastore is on.
+//! Leases use it to find an image's guard, and the daemon to find a datastore's file system.
 //!
 //! # Source
 //! proc(5), `/proc/self/mountinfo`; `FS_IOC_GETFSUUID` of `linux/fs.h`.
@@ -23,14 +23,14 @@ pub struct Mount {
     pub options: String,
 }
 
-/// The mount that a path is on, by the mount table of this process.
+/// The mount of a path, by the mount table of this process.
 pub fn mount_of(path: &Path) -> Option<Mount> {
     let table = fs::read_to_string("/proc/self/mountinfo").ok()?;
     let real = fs::canonicalize(path).unwrap_or_else(|_| path.into());
     find(&table, &real)
 }
 
-/// The mount in this table that a path without links is on. Of mounts on one place the last is seen.
+/// The mount in this table of a path without links. Of several mounts on one directory the last is visible.
 pub(crate) fn find(table: &str, path: &Path) -> Option<Mount> {
     let mounts = table.lines().filter_map(Mount::read);
     mounts
@@ -38,7 +38,7 @@ pub(crate) fn find(table: &str, path: &Path) -> Option<Mount> {
         .max_by_key(|mount| mount.place.components().count())
 }
 
-/// The identity of the file system that an open directory is on, where the kernel or udev knows one.
+/// The UUID of the file system of an open directory, if the kernel or udev knows it.
 pub fn file_system_uuid(directory: &File) -> Option<String> {
     if let Some(bytes) = os::file_system_uuid(directory) {
         return Some(dashed(&bytes));
@@ -46,11 +46,12 @@ pub fn file_system_uuid(directory: &File) -> Option<String> {
     let device = directory.metadata().ok()?.dev();
     let known = fs::read_dir("/dev/disk/by-uuid").ok()?;
     let mut known = known.filter_map(Result::ok);
-    let is_it = |entry: &fs::DirEntry| fs::metadata(entry.path()).is_ok_and(|m| m.rdev() == device);
-    known.find(is_it)?.file_name().into_string().ok()
+    let matches =
+        |entry: &fs::DirEntry| fs::metadata(entry.path()).is_ok_and(|m| m.rdev() == device);
+    known.find(matches)?.file_name().into_string().ok()
 }
 
-/// Sixteen bytes as a UUID is written; any other number of them in one piece.
+/// Formats sixteen bytes as a UUID; any other number of bytes as plain hex.
 fn dashed(bytes: &[u8]) -> String {
     let mut text = String::new();
     for (at, byte) in bytes.iter().enumerate() {
@@ -63,7 +64,7 @@ fn dashed(bytes: &[u8]) -> String {
 }
 
 impl Mount {
-    /// From a line of mountinfo.
+    /// Parses a line of mountinfo.
     fn read(line: &str) -> Option<Mount> {
         let (mount, system) = line.split_once(" - ")?;
         let mut system = system.split(' ');
@@ -76,7 +77,7 @@ impl Mount {
     }
 }
 
-/// A text of the mount table, in which blanks and such are written in octal.
+/// Decodes a text of the mount table, in which blanks are written in octal.
 fn plain(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
@@ -100,10 +101,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_line_tells_place_type_source_and_options() {
+    fn a_line_gives_directory_type_source_and_options() {
         let line =
             "23 22 0:50 / /srv/shared\\040disks rw shared:2 master:1 - nfs4 filer:/x rw,vers=4.2\n";
-        let mount = find(line, Path::new("/srv/shared disks/a")).expect("it is there");
+        let mount = find(line, Path::new("/srv/shared disks/a")).expect("the mount is found");
         assert_eq!(mount.place, Path::new("/srv/shared disks"));
         assert_eq!((&*mount.kind, &*mount.source), ("nfs4", "filer:/x"));
         assert_eq!(mount.options, "rw,vers=4.2");
@@ -111,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_uuid_is_written_as_everywhere() {
+    fn a_uuid_has_the_usual_format() {
         let bytes: Vec<u8> = (0..16).collect();
         assert_eq!(dashed(&bytes), "00010203-0405-0607-0809-0a0b0c0d0e0f");
         assert_eq!(dashed(&[0xab, 0xcd]), "abcd");

@@ -1,11 +1,12 @@
 //! The accounts of detached disks: what they had used of their limits, for when they are attached again.
 //!
-//! One for all datastores of an engine: a control ends with its last disk, and what that had used is used still. An I/O
-//! thread writes here when a disk goes, and looks when one comes, on whichever thread it was before.
+//! There is one for all datastores of an engine: a control ends with its last disk, but that disk's usage still counts.
+//! An I/O thread writes here when a disk is detached, and reads when one is attached, on whichever thread it was
+//! before.
 //!
 //! # Always true
-//! - what a disk had used is kept for as long as its limits take to make up for it, and no longer
-//! - of more than [`MOST`] disks those that have least to make up for are let off
+//! - a disk's usage is stored until its limits have replenished, and no longer
+//! - beyond [`MOST`] disks, those that are replenished first are dropped
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -22,7 +23,7 @@ pub(crate) struct Accounts {
 }
 
 impl Accounts {
-    /// The disk has gone.
+    /// Stores the usage of a detached disk.
     pub(crate) fn note(&self, now: Time, disk: DiskKey, spent: Box<Spent>) {
         let mut away = self.away();
         away.insert(disk, spent);
@@ -35,7 +36,7 @@ impl Accounts {
         }
     }
 
-    /// The disk comes: what it had used when it went, if it was here.
+    /// Takes the usage that a disk had when it was detached, if it is stored.
     pub(crate) fn take(&self, disk: DiskKey) -> Option<Box<Spent>> {
         self.away().remove(&disk)
     }
@@ -53,7 +54,7 @@ mod tests {
     use tidegate_core::request::{DiskId, IoId, Op};
     use tidegate_core::units::Span;
 
-    /// What a disk has used that does this many I/Os at once, of one a second.
+    /// The usage of a disk that does this many I/Os at once, with a limit of one a second.
     fn spent(ios: u64) -> Box<Spent> {
         let limit = Limit {
             sustained: 1,
@@ -77,7 +78,7 @@ mod tests {
     }
 
     #[test]
-    fn what_was_used_is_kept_until_it_is_made_up_for_and_told_once() {
+    fn usage_is_stored_until_it_is_replenished_and_taken_once() {
         let accounts = Accounts::default();
         accounts.note(at(0), DiskKey(1), spent(10));
         accounts.note(at(5), DiskKey(2), spent(20));
@@ -90,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_disks_those_are_let_off_that_have_least_to_make_up_for() {
+    fn beyond_the_maximum_the_disks_replenished_first_are_dropped() {
         let accounts = Accounts::default();
         accounts.note(at(0), DiskKey(u64::MAX), spent(2));
         let much = spent(3);

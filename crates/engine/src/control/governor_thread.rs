@@ -1,19 +1,21 @@
 //! The thread of one governor: it collects usage, reads slots, ticks the governor, and sends orders.
 //!
-//! It sleeps exactly until something is due or said. While a datastore is in use, what the schedulers counted is gathered
-//! every 50 ms. A round begins at the governor's deadline: counts are gathered and slots read; when both are there, the
-//! governor ticks. Where nobody here uses the datastore, and nothing moves, rounds come at half that pace, which keeps our
-//! slot alive, and no I/O thread is asked: that nothing was used is known without them, until one says otherwise.
+//! It sleeps until its next deadline or message. While a datastore is in use, the schedulers' counts are collected
+//! every 50 ms. A round begins at the governor's deadline: counts are collected and slots read; when both have arrived,
+//! the governor ticks.
+//!
+//! If this host does not use the datastore, and nothing changes, rounds run at half that pace, which is enough to renew
+//! its slot. No I/O thread is requested then: nothing was used until one reports activity.
 //!
 //! # Always true
-//! - neither an I/O thread nor a datastore that hangs holds this thread up: after [`TIMEOUT`] it goes on without
-//! - however it ends, no window is left behind
-//! - one read and one write of slots are under way at most
+//! - a hanging datastore or I/O thread does not block this thread: after [`TIMEOUT`] it continues without
+//! - however it ends, it leaves no window behind
+//! - at most one read and one write of slots are in flight
 //! - the governor sees the counts of all threads together, once
-//! - at rest a datastore costs its host two jobs of the slot_io in [`REST`], and this thread what goes with them
+//! - an unused datastore costs its host two slot jobs in [`REST`], and the work of this thread for them
 
-use super::slot_io::{Job, Seat};
-use super::{Change, Event, Govern, Notes, Report, Threads, Trouble, Used, Word};
+use super::slot_io::{Job, SlotClaim};
+use super::{Change, Event, Govern, GovernorMessage, Notes, Report, Threads, Trouble, Used};
 use crate::sys::os;
 use std::io;
 use std::sync::Arc;
@@ -33,7 +35,7 @@ const TIMEOUT: Span = Span::from_secs(1);
 /// The time between two rounds while no disk here has I/O. A host that is not engaged writes every four seconds and
 /// is suspect after twelve of silence, so one round may be lost.
 const REST: Span = Span::from_secs(8);
-/// For so long after a report, rounds come at the governor's pace, so that the next report is up to date. Origin:
+/// After a report, rounds run at the governor's pace for this long, so that the next report is up to date. Origin:
 /// chosen; no measurement.
 const ASKED: Span = Span::from_secs(10);
 
@@ -44,23 +46,23 @@ pub(super) struct GovernorThread {
     threads: Threads,
     slot_io: Option<Sender<Job>>,
     notes: Arc<Notes>,
-    /// When counts are to be gathered next.
+    /// When counts are to be collected next.
     check: Time,
-    /// Since when they are being gathered, and the threads that have not told yet.
+    /// When the current collection began, and the threads that have not answered.
     counting: Option<Time>,
-    awaited: Vec<bool>,
+    unanswered: Vec<bool>,
     usage: Vec<Usage>,
     bins: Vec<Bin>,
-    /// What all threads told last, and when.
-    told: (Vec<Usage>, Time),
-    /// They were not asked since they really told.
-    unasked: bool,
-    /// Something has come, gone or changed since then.
+    /// The last counts of all threads, and their time.
+    last_counts: (Vec<Usage>, Time),
+    /// The last counts are assumed to be zero, not collected.
+    assumed_idle: bool,
+    /// Something was attached, detached or changed since then.
     changed: bool,
-    /// When the governor last ticked, and when somebody last asked what it knows.
+    /// When the governor last ticked, and when its state was last requested.
     ticked: Time,
-    asked: Option<Time>,
-    /// Whether each thread had anything to tell the last time.
+    requested: Option<Time>,
+    /// Whether each thread was active at its last count.
     active: Vec<bool>,
     round: Option<Round>,
     reading: bool,
@@ -70,15 +72,15 @@ pub(super) struct GovernorThread {
     trouble: Option<Trouble>,
     used: Vec<Used>,
     /// Whether the slots were read once, or could not be.
-    looked: bool,
-    /// Changes that were asked for before that.
+    slots_read: bool,
+    /// Changes requested before that.
     changes: Vec<(Change, Sender<()>)>,
 }
 
-/// A round that has begun.
+/// A round in progress.
 struct Round {
     since: Time,
-    /// The slots, or that they cannot be read; nothing while they are being read.
+    /// The slots, or that they cannot be read; `None` while they are being read.
     read: Option<Result<Vec<super::slots::Slot>, ReadFailed>>,
 }
 
@@ -99,14 +101,14 @@ impl GovernorThread {
             notes,
             check: Time::NEVER,
             counting: None,
-            awaited: vec![false; count],
+            unanswered: vec![false; count],
             usage: Vec::new(),
             bins: Vec::new(),
-            told: (Vec::new(), Time::ZERO),
-            unasked: false,
+            last_counts: (Vec::new(), Time::ZERO),
+            assumed_idle: false,
             changed: true,
             ticked: Time::ZERO,
-            asked: None,
+            requested: None,
             active: vec![false; count],
             round: None,
             reading: false,
@@ -115,35 +117,39 @@ impl GovernorThread {
             slot: None,
             trouble: None,
             used: Vec::new(),
-            looked: false,
+            slots_read: false,
             changes: Vec::new(),
         }
     }
 
     /// Starts the thread.
-    pub(super) fn start(mut self, name: &str, words: Receiver<Word>) -> io::Result<()> {
+    pub(super) fn start(
+        mut self,
+        name: &str,
+        messages: Receiver<GovernorMessage>,
+    ) -> io::Result<()> {
         std::thread::Builder::new()
             .name(format!("govern-{name}"))
-            .spawn(move || self.run(&words))
+            .spawn(move || self.run(&messages))
             .map(drop)
     }
 
-    fn run(&mut self, words: &Receiver<Word>) {
+    fn run(&mut self, messages: &Receiver<GovernorMessage>) {
         loop {
             let now = os::now();
-            self.act(now);
-            let rest = Duration::from_nanos(self.syscall_timeout().since(os::now()).as_nanos());
-            match words.recv_timeout(rest) {
-                Ok(Word::Stop(done)) => return self.stop(done),
-                Ok(word) => self.take(os::now(), word),
+            self.perform(now);
+            let wait = Duration::from_nanos(self.next_wakeup().since(os::now()).as_nanos());
+            match messages.recv_timeout(wait) {
+                Ok(GovernorMessage::Stop(done)) => return self.stop(done),
+                Ok(message) => self.handle(os::now(), message),
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => return self.stop(None),
             }
         }
     }
 
-    /// Does what is due.
-    fn act(&mut self, now: Time) {
+    /// Performs what is due.
+    fn perform(&mut self, now: Time) {
         if self.round.is_none() && now >= self.due(now) {
             self.begin(now);
         }
@@ -170,8 +176,8 @@ impl GovernorThread {
         }
     }
 
-    /// When something is due though nobody says anything.
-    fn syscall_timeout(&self) -> Time {
+    /// When the thread must wake without a message.
+    fn next_wakeup(&self) -> Time {
         let mut at = match &self.round {
             None => self.due(os::now()),
             Some(round) if round.read.is_none() => round.since + TIMEOUT,
@@ -184,71 +190,78 @@ impl GovernorThread {
         at
     }
 
-    /// When the next round is to begin.
+    /// When the next round begins.
     fn due(&self, now: Time) -> Time {
         let deadline = self.governor.deadline();
-        let asked = self.asked.is_some_and(|asked| now.since(asked) < ASKED);
-        if self.asleep() && self.governor.rests() && !asked && self.looked {
+        let requested = self
+            .requested
+            .is_some_and(|requested| now.since(requested) < ASKED);
+        if self.unused() && self.governor.rests() && !requested && self.slots_read {
             return deadline.max(self.ticked + REST);
         }
         deadline
     }
 
-    /// Whether nobody uses the datastore here, and all threads have said so.
-    fn asleep(&self) -> bool {
-        let awake = |awake: &[bool]| awake.contains(&true);
+    /// Whether this host does not use the datastore, as reported by all threads.
+    fn unused(&self) -> bool {
+        let active = |active: &[bool]| active.contains(&true);
         !self.changed
-            && !awake(&self.active)
-            && !awake(&self.awaited)
+            && !active(&self.active)
+            && !active(&self.unanswered)
             && self.check == Time::NEVER
-            && !self.told.0.is_empty()
+            && !self.last_counts.0.is_empty()
     }
 
-    /// A round begins.
+    /// Begins a round.
     fn begin(&mut self, now: Time) {
         if self.counting.is_none() {
             self.count(now);
         }
         let read = match &self.slot_io {
             None => Some(Ok(Vec::new())),
-            // The last read has not come back: it is of no use to ask again.
+            // The last read has not returned: another one is useless.
             Some(_) if self.reading => Some(Err(ReadFailed)),
             Some(slot_io) => {
-                let seat = if self.off() { Seat::None } else { Seat::Own };
-                self.reading = slot_io.send(Job::Read(seat)).is_ok();
+                let claim = if self.is_off() {
+                    SlotClaim::None
+                } else {
+                    SlotClaim::Own
+                };
+                self.reading = slot_io.send(Job::Read(claim)).is_ok();
                 (!self.reading).then_some(Err(ReadFailed))
             }
         };
         self.round = Some(Round { since: now, read });
     }
 
-    /// Asks every I/O thread for what it counted, unless all are known to have nothing to tell.
+    /// Requests the counts of every I/O thread, unless all are known to be idle.
     fn count(&mut self, now: Time) {
-        if self.asleep() {
-            let span = now.since(self.told.1);
-            let nothing = self.told.0.iter().map(|usage| usage.idle_for(span));
+        if self.unused() {
+            let span = now.since(self.last_counts.1);
+            let counts = self.last_counts.0.iter();
+            let nothing = counts.map(|usage| usage.idle_for(span));
             self.usage = nothing.collect();
             self.counted(now);
-            self.unasked = true;
+            self.assumed_idle = true;
             return;
         }
         self.counting = Some(now);
         self.check = Time::NEVER;
         self.changed = false;
-        for (thread, awaited) in self.threads.iter().zip(&mut self.awaited) {
-            // One that has not answered the last time will answer that.
-            if !std::mem::replace(awaited, true) {
+        for (thread, unanswered) in self.threads.iter().zip(&mut self.unanswered) {
+            // A thread that has not answered the last request still will.
+            if !std::mem::replace(unanswered, true) {
                 thread.govern(self.id, Govern::Count);
             }
         }
     }
 
-    /// All threads have told, or have had their time.
+    /// All threads have answered, or the timeout has expired.
     fn counted(&mut self, now: Time) {
         self.counting = None;
-        if std::mem::take(&mut self.unasked) {
-            // Threads count from when they were last asked; of most of that it was told that nothing happened.
-            let passed = now.since(self.told.1);
+        if std::mem::take(&mut self.assumed_idle) {
+            // Threads count from the last request. Most of that time was already reported as idle.
+            let passed = now.since(self.last_counts.1);
             for usage in &mut self.usage {
                 usage.span = usage.span.min(passed);
             }
@@ -260,43 +273,43 @@ impl GovernorThread {
             add(&mut self.used, usage);
         }
         let here = |used: &Used| self.usage.iter().any(|usage| usage.disk == used.disk);
-        if self.awaited.contains(&true) {
-            // Of those who have not told nothing is known.
+        if self.unanswered.contains(&true) {
+            // The usage of threads that have not answered is unknown.
             self.changed = true;
         } else {
             self.used.retain(here);
         }
-        self.told = (std::mem::take(&mut self.usage), now);
+        self.last_counts = (std::mem::take(&mut self.usage), now);
         self.bins.clear();
         if self.active.contains(&true) {
             self.check = now + CHECK;
         }
     }
 
-    fn take(&mut self, now: Time, word: Word) {
-        match word {
-            Word::Counted {
+    fn handle(&mut self, now: Time, message: GovernorMessage) {
+        match message {
+            GovernorMessage::Counted {
                 thread,
                 usage,
                 bins,
             } => {
-                let slept = !self.active.contains(&true);
+                let was_idle = !self.active.contains(&true);
                 self.active[thread] = usage.iter().any(|usage| usage.active);
-                self.awaited[thread] = false;
+                self.unanswered[thread] = false;
                 self.usage.extend(usage);
                 self.bins.extend(bins);
-                if self.counting.is_some() && !self.awaited.contains(&true) {
+                if self.counting.is_some() && !self.unanswered.contains(&true) {
                     self.counted(now);
                 }
-                if slept && self.active[thread] {
+                if was_idle && self.active[thread] {
                     self.notes.ring();
                 }
             }
-            Word::Active => {
+            GovernorMessage::Active => {
                 self.changed = true;
                 self.check = self.check.min(now);
             }
-            Word::Read(read) => {
+            GovernorMessage::Read(read) => {
                 self.reading = false;
                 if let Some(round) = &mut self.round
                     && round.read.is_none()
@@ -304,33 +317,33 @@ impl GovernorThread {
                     round.read = Some(read.ok_or(ReadFailed));
                 }
             }
-            Word::Wrote(fine) => {
+            GovernorMessage::Wrote(fine) => {
                 self.writing = None;
                 self.governor.published(now, fine);
             }
-            Word::Sits(slot) => {
+            GovernorMessage::ClaimedSlot(slot) => {
                 self.slot = Some(slot);
                 self.governor.sits_at(slot);
             }
-            Word::Trouble(trouble) => {
-                self.tell(match &trouble {
+            GovernorMessage::Trouble(trouble) => {
+                self.report_event(match &trouble {
                     Some(trouble) => Event::Trouble(trouble.clone()),
                     None => Event::TroubleOver,
                 });
                 self.trouble = trouble;
             }
-            // Who asked may have gone meanwhile.
-            Word::Set(change, reply) => {
+            // The caller may be gone.
+            GovernorMessage::Set(change, reply) => {
                 self.changes.push((change, reply));
-                if self.looked || self.slot_io.is_none() {
+                if self.slots_read || self.slot_io.is_none() {
                     self.change(now);
                 }
             }
-            Word::Admit { key, policy, reply } => {
+            GovernorMessage::Admit { key, policy, reply } => {
                 let _ = reply.send(self.governor.admit(key, &policy));
             }
-            Word::Report { reply } => {
-                self.asked = Some(now);
+            GovernorMessage::Report { reply } => {
+                self.requested = Some(now);
                 let _ = reply.send(Box::new(Report {
                     governor: self.governor.report(),
                     slot: self.slot,
@@ -338,11 +351,11 @@ impl GovernorThread {
                     disks: self.used.clone(),
                 }));
             }
-            Word::Stop(_) => unreachable!("the loop ends with it"),
+            GovernorMessage::Stop(_) => unreachable!("the loop ends with it"),
         }
     }
 
-    /// The governor decides.
+    /// Ticks the governor.
     fn tick(&mut self, now: Time, round: Round) {
         let read = round.read.unwrap_or(Err(ReadFailed));
         let slots = read.as_ref().map(|slots| {
@@ -351,12 +364,12 @@ impl GovernorThread {
         });
         self.governor
             .heard(now, slots.as_deref().map_err(|_| ReadFailed));
-        self.looked = true;
+        self.slots_read = true;
         self.change(now);
         let tick = self.governor.tick(now);
         self.ticked = now;
         self.note(tick.events);
-        self.rest();
+        self.release_slot();
         self.steer(tick.orders);
         if let Some(slot) = tick.publish {
             self.publish(now, slot);
@@ -367,7 +380,7 @@ impl GovernorThread {
         );
     }
 
-    /// Acts on what the governor noticed, and tells of it.
+    /// Acts on the governor's events, and reports them.
     fn note(&mut self, noticed: Vec<GovernorEvent>) {
         for event in noticed {
             if event == GovernorEvent::Displaced
@@ -376,15 +389,15 @@ impl GovernorThread {
                 self.slot = None;
                 let _ = slot_io.send(Job::Move(self.governor.host()));
             }
-            self.tell(Event::Governor(event));
+            self.report_event(Event::Governor(event));
         }
     }
 
-    /// Sends the orders to the threads that they concern.
+    /// Sends the orders to the threads concerned.
     fn steer(&mut self, orders: Orders) {
         let same = self.orders.as_ref() == Some(&orders);
         for (thread, active) in self.threads.iter().zip(&self.active) {
-            // A thread that works hears the same orders again: with them threads tell each other of their shares.
+            // An active thread receives equal orders again: they trigger the exchange of shares between threads.
             if !same || *active {
                 let steer = Govern::Steer(orders.clone());
                 thread.govern(self.id, steer);
@@ -394,8 +407,8 @@ impl GovernorThread {
     }
 
     fn publish(&mut self, now: Time, slot: [u8; SLOT]) {
-        let Some(slot_io) = self.slot_io.as_ref().filter(|_| !self.off()) else {
-            // There is nobody to hear it, so everybody has.
+        let Some(slot_io) = self.slot_io.as_ref().filter(|_| !self.is_off()) else {
+            // Without a slot nothing has to be written, so it counts as published.
             return self.governor.published(now, true);
         };
         match self.writing {
@@ -408,7 +421,7 @@ impl GovernorThread {
         }
     }
 
-    /// Makes the changes that were asked for.
+    /// Applies the requested changes.
     fn change(&mut self, now: Time) {
         for (change, reply) in std::mem::take(&mut self.changes) {
             let common = self.governor.common();
@@ -419,19 +432,19 @@ impl GovernorThread {
             if let Some(slot_io) = &self.slot_io {
                 let _ = slot_io.send(Job::Common(change, self.governor.common()));
             }
-            // Who asked may have gone meanwhile.
+            // The caller may be gone.
             let _ = reply.send(());
         }
     }
 
-    /// Whether control is off: then this host takes no slot, and only looks whether somebody sets it on again.
-    fn off(&self) -> bool {
+    /// Whether control is off: then this host takes no slot, and only checks whether a host turns it on again.
+    fn is_off(&self) -> bool {
         self.governor.common().mode() == Mode::Off
     }
 
-    /// Gives the slot back once control is off.
-    fn rest(&mut self) {
-        if self.off()
+    /// Releases the slot once control is off.
+    fn release_slot(&mut self) {
+        if self.is_off()
             && self.slot.take().is_some()
             && let Some(slot_io) = &self.slot_io
         {
@@ -439,11 +452,11 @@ impl GovernorThread {
         }
     }
 
-    fn tell(&self, event: Event) {
+    fn report_event(&self, event: Event) {
         self.notes.add(event);
     }
 
-    /// The others may have our part. The slot_io may hang; nobody waits for it here.
+    /// The other hosts may take our part. The slot thread may hang; nothing waits for it here.
     fn stop(&mut self, done: Option<Sender<()>>) {
         if let Some(slot_io) = &self.slot_io {
             let _ = slot_io.send(Job::Leave(Box::new(self.governor.leave()), done));
@@ -452,7 +465,7 @@ impl GovernorThread {
 }
 
 impl Drop for GovernorThread {
-    /// Without a governor no window is right: it opens, however this thread ends. Limits go on to hold.
+    /// Without a governor no window is valid: windows open, however this thread ends. Limits continue to hold.
     fn drop(&mut self) {
         if let Some(orders) = self.orders.take() {
             let open = Orders {
@@ -467,7 +480,7 @@ impl Drop for GovernorThread {
     }
 }
 
-/// Adds what a disk used to what it has used.
+/// Adds a count to a disk's total usage.
 fn add(all: &mut Vec<Used>, usage: &Usage) {
     let place = all
         .iter()

@@ -1,21 +1,21 @@
 //! The slot file in a datastore's directory, through which hosts exchange their state.
 //!
-//! `.tidegate/hosts.v1` holds 256 slots of 4 KiB, `.tidegate/owners/K` says which host sits in slot K. The slot_io
-//! ([`super::slot_io`]) reads and writes here, and may hang with the datastore; what the bytes mean is the governor's
-//! business. What goes wrong is told as an error, and tried anew at the next call.
+//! `.tidegate/hosts.v1` contains 256 slots of 4 KiB; `.tidegate/owners/K` names the host that owns slot K. The slot
+//! thread ([`super::slot_io`]) reads and writes here, and may hang with the datastore. The governor interprets the
+//! contents. Failures are returned as errors; the next call tries again.
 //!
-//! What is open is what stands at its path: a file or directory that was moved away is not used any more, and where
-//! another file system has come in the place of the datastore, as when it is unmounted, nothing is made there.
+//! The open file is always the one at its path. A file or directory that was moved away is not used any more. If
+//! another file system appears in file_id of the datastore, as after an unmount, nothing is created current.
 //!
 //! # Always true
 //! - a host writes its own slot and slot 0, nothing else
-//! - slot 0 is changed under a lock, where the file system has locks: no change is lost to another at the same moment
-//! - two hosts that claim at one moment do not get the same slot: one of them makes the owner's file
-//! - a slot is taken from its owner only after nothing has moved in it for a lease of our own time
+//! - slot 0 is changed under a lock, if the file system has locks: no concurrent change is lost
+//! - two hosts that claim at the same time do not get the same slot: only one of them creates the owner's file
+//! - a slot is taken from its owner only after it has not changed for a lease, by this host's clock
 //!
 //! # Picture
 //! ```text
-//!   hosts.v1   | 0 common | 1 host | 2 host | 3 nobody | ...          owners/   1 2
+//!   hosts.v1   | 0 common | 1 host | 2 host | 3 empty  | ...          owners/   1 2
 //!              one read of all in use; beyond 32, their heads, and then those that moved
 //! ```
 
@@ -34,89 +34,89 @@ use tidegate_core::governor::peers::lease;
 use tidegate_core::governor::slot::{Common, Record, SLOT, SLOTS, Unreadable};
 use tidegate_core::units::{Span, Time};
 
-/// Up to which slot everything is read at once: more costs more bytes than asking for each head.
+/// Up to this slot the file is read as a whole: beyond it, reading each head transfers fewer bytes.
 const WHOLE: u16 = 32;
-/// How many slots beyond those in use are read each time: newcomers take the lowest that is free.
+/// How many slots beyond those in use are read each time: new hosts claim the lowest free slot.
 const AHEAD: u16 = 8;
-/// Of a slot's head, what direct I/O reads least everywhere that slots can be read in parts.
+/// The part of a slot that is read as its head: the smallest unit of direct I/O wherever parts can be read.
 const HEAD: usize = 512;
-/// Where hosts meet, below the datastore's directory, and what is there.
-const MEETING: &str = ".tidegate";
+/// The directory of the slot file, below the datastore's directory, and its contents.
+const FOLDER: &str = ".tidegate";
 const FILE: &str = "hosts.v1";
 const OWNERS: &str = "owners";
-/// What says which datastore it is, and more bytes than it has.
+/// The file that identifies the datastore, and more bytes than it has.
 const MARK: &str = "datastore-id";
 const MARK_MOST: usize = 64;
-/// More than an owner's file has; no more of it is read.
+/// More bytes than an owner's file has; no more are read.
 const OWNER_MOST: usize = 64;
 /// The time between two reads of the whole file: a new host may take any slot, and must be seen within eight seconds.
 /// At rest, and at a pace of four seconds, each read is of the whole file.
-const SWEEP: Span = Span::from_secs(4);
-/// How long nothing must have moved in a slot that holds no record before its owner counts as gone: a host that has
-/// just claimed it writes within a tick, 4 s at most.
+const FULL_READ: Span = Span::from_secs(4);
+/// How long a slot without a record must not change before its owner counts as gone. A host that has just claimed it
+/// writes within a tick, 4 s at most.
 const UNWRITTEN: Span = Span::from_secs(60);
 
-/// What makes no sense and has not moved for so long is not somebody's half-written word.
+/// An invalid record that has not changed for this long is not just half written.
 const SETTLED: Span = Span::from_secs(2);
-/// How long another may be at slot 0: a read and a write, of a datastore that works.
-const TURN: Duration = Duration::from_secs(2);
-/// How often it is looked whether the other has done.
-const TURN_LOOK: Duration = Duration::from_millis(5);
+/// Timeout for the lock of slot 0: another host needs a read and a write on a working datastore.
+const LOCK_TIMEOUT: Duration = Duration::from_secs(2);
+/// How often the lock of slot 0 is tried.
+const LOCK_RETRY: Duration = Duration::from_millis(5);
 
-/// A slot as it was read.
+/// A slot's number and content.
 pub(crate) type Slot = (u16, Vec<u8>);
 
 /// See the module.
 pub(crate) struct SlotFile {
-    /// The datastore's directory, and which one that is, once it was used.
+    /// The datastore's directory, and its identity after the first use.
     directory: PathBuf,
-    home: Option<Place>,
-    /// What its mark said then, if it had one.
+    home: Option<FileId>,
+    /// The content of its mark then, if it had one.
     mark: Option<Vec<u8>>,
     /// The slot file that was open last.
-    last: Option<Place>,
+    last: Option<FileId>,
     host: [u8; 16],
     file: Option<Open>,
-    /// The slot that is ours.
+    /// This host's slot.
     own: Option<u16>,
-    /// The highest that held anything.
+    /// The highest slot with any content.
     top: u16,
-    /// When all slots were read last.
-    swept: Option<Time>,
-    /// What each slot's head said, and since when.
+    /// When all slots were last read.
+    full_read_at: Option<Time>,
+    /// The last head of each slot, and since when it is unchanged.
     heads: BTreeMap<u16, Head>,
-    /// Since when slot 0 makes no sense.
+    /// Since when slot 0 is invalid.
     foreign: Option<Time>,
     page: Aligned,
     all: Aligned,
 }
 
-/// A file or directory, whatever its name.
-type Place = (u64, u64);
+/// The identity of a file or directory, whatever its name.
+type FileId = (u64, u64);
 
 struct Open {
     file: File,
-    place: Place,
+    file_id: FileId,
     writable: bool,
-    /// Whether heads can be read without the rest.
+    /// Whether heads can be read alone.
     heads: bool,
 }
 
 struct Head {
-    /// Host, incarnation, sequence; nothing where there is no record.
-    who: Option<([u8; 16], u64, u64)>,
+    /// Host, incarnation, sequence; `None` without a record.
+    writer: Option<([u8; 16], u64, u64)>,
     since: Time,
-    /// Whether it holds a record, or nothing.
+    /// Whether it contains a valid record, or nothing.
     sound: bool,
     /// How long its owner may be silent.
     lease: Span,
 }
 
 impl SlotFile {
-    /// That of the datastore at `directory`, for this host. Touches nothing yet.
+    /// The slot file of the datastore at `directory`, for this host. Accesses nothing yet.
     ///
     /// # Errors
-    /// When there is no memory.
+    /// If current is no memory.
     pub(crate) fn new(directory: &Path, host: [u8; 16]) -> io::Result<SlotFile> {
         Ok(SlotFile {
             directory: directory.into(),
@@ -127,7 +127,7 @@ impl SlotFile {
             file: None,
             own: None,
             top: SLOTS - 1,
-            swept: None,
+            full_read_at: None,
             heads: BTreeMap::new(),
             foreign: None,
             page: Aligned::new(SLOT)?,
@@ -135,13 +135,13 @@ impl SlotFile {
         })
     }
 
-    /// The slot that is ours.
+    /// This host's slot.
     pub(crate) fn own(&self) -> Option<u16> {
         self.own
     }
 
-    /// This host goes by another name from now on. What it had under the old one is whoever's that has it as well; false:
-    /// it is the old one.
+    /// Changes this host's identity. Its old slot belongs to the other host with that identity. Returns false if the
+    /// identity is the same.
     pub(crate) fn rename(&mut self, host: [u8; 16]) -> bool {
         let is_new = self.host != host;
         if is_new {
@@ -151,15 +151,17 @@ impl SlotFile {
         is_new
     }
 
-    /// Reads all slots in use, or, where there are many, slot 0 and those that moved.
+    /// Reads all slots in use, or, if current are many, slot 0 and those that changed.
     ///
     /// # Errors
-    /// When there is no file and none can be made, or it cannot be read.
+    /// If current is no file and none can be created, or it cannot be read.
     pub(crate) fn read(&mut self, now: Time) -> io::Result<Vec<Slot>> {
         self.open()?;
         let heads = self.file.as_ref().is_some_and(|open| open.heads) && !self.heads.is_empty();
-        let sweeps = self.swept.is_none_or(|swept| now.since(swept) >= SWEEP);
-        let last = match sweeps {
+        let full_read = self
+            .full_read_at
+            .is_none_or(|full_read_at| now.since(full_read_at) >= FULL_READ);
+        let last = match full_read {
             true => SLOTS - 1,
             false => (self.top + AHEAD).min(SLOTS - 1),
         };
@@ -168,11 +170,11 @@ impl SlotFile {
         } else {
             self.read_moved(last)
         };
-        if sweeps && read.is_ok() {
-            self.swept = Some(now);
+        if full_read && read.is_ok() {
+            self.full_read_at = Some(now);
         }
         if read.is_err() {
-            // A file that went away with its server is not the one that comes back.
+            // A file whose server was lost is not the one that returns.
             self.file = None;
         }
         let read = read?;
@@ -180,12 +182,12 @@ impl SlotFile {
         Ok(read)
     }
 
-    /// Writes our slot.
+    /// Writes this host's slot.
     ///
     /// # Errors
-    /// When we have none, or it cannot be written.
+    /// If this host has no slot, or it cannot be written.
     pub(crate) fn write(&mut self, bytes: &[u8; SLOT]) -> io::Result<()> {
-        // Which is ours is known of the file that is there now.
+        // Our slot is known only for the current file.
         self.open_to_write()?;
         match self.own {
             Some(slot) => self.write_at(slot, bytes),
@@ -193,35 +195,35 @@ impl SlotFile {
         }
     }
 
-    /// Changes slot 0, which holds what is common to all: `change` says what is to stand there after what does. Nothing:
-    /// it stays. What was written.
+    /// Changes slot 0, which contains the common settings. `change` maps the current settings to new ones; `None`
+    /// leaves them. Returns what was written.
     ///
     /// # Errors
-    /// When it cannot be read or written, is of a newer version, or another host is at it all the time.
+    /// If it cannot be read or written, is of a newer version, or another host keeps it locked.
     pub(crate) fn change_common(
         &mut self,
         change: impl FnOnce(Option<Common>) -> Option<Common>,
     ) -> io::Result<Option<Common>> {
         self.open()?;
-        let _turn = self.turn()?;
+        let _lock = self.lock_common()?;
         let (_, bytes) = self.read_one(0)?;
-        let there = match Common::decode(&bytes) {
-            // What is not believed is written over.
-            Ok(there) => Some(there).filter(Common::is_plausible),
+        let current = match Common::decode(&bytes) {
+            // Implausible settings are overwritten.
+            Ok(current) => Some(current).filter(Common::is_plausible),
             Err(Unreadable::Newer(version)) => {
                 let text = format!("slot 0 is of version {version}: a newer program must set it");
                 return Err(io::Error::other(text));
             }
             Err(_) => None,
         };
-        let common = change(there);
+        let common = change(current);
         if let Some(common) = common {
             self.write_at(0, &common.encode())?;
         }
         Ok(common)
     }
 
-    /// Slots that make no sense, and do not move.
+    /// Slots that are invalid and do not change.
     pub(crate) fn foreign(&self, now: Time) -> Vec<u16> {
         let (own, top) = (self.own, self.heads.keys().last().map_or(0, |slot| *slot));
         (0..=top)
@@ -229,7 +231,7 @@ impl SlotFile {
             .collect()
     }
 
-    /// Whether a slot makes no sense, and does not move.
+    /// Whether a slot is invalid and does not change.
     pub(crate) fn is_foreign(&self, slot: u16, now: Time) -> bool {
         let since = match (slot, self.heads.get(&slot)) {
             (0, _) => self.foreign,
@@ -238,10 +240,10 @@ impl SlotFile {
         since.is_some_and(|since| now.since(since) > SETTLED)
     }
 
-    /// Gives our slot back.
+    /// Releases this host's slot.
     pub(crate) fn leave(&mut self) {
         if let Some(slot) = self.own.take() {
-            // If it cannot be removed, this host takes the slot again when it comes back.
+            // If it cannot be removed, this host claims the slot again when it returns.
             let _ = self
                 .owners()
                 .and_then(|owners| owners.remove_file(slot.to_string()));
@@ -260,7 +262,7 @@ impl SlotFile {
         written
     }
 
-    /// As [`SlotFile::open`], to be written: what could only be read a moment ago may be writable now.
+    /// As [`SlotFile::open`], for writing: a file that was read-only may be writable now.
     fn open_to_write(&mut self) -> io::Result<()> {
         let writable = |file: &Option<Open>| file.as_ref().is_some_and(|open| open.writable);
         self.open()?;
@@ -274,13 +276,13 @@ impl SlotFile {
         }
     }
 
-    /// Makes sure that what is open is the file at its path.
+    /// Makes sure that the open file is the one at its path.
     ///
     /// # Errors
-    /// When there is none and none can be made.
+    /// If current is none and none can be created.
     pub(crate) fn open(&mut self) -> io::Result<()> {
         if let Some(open) = &self.file
-            && self.there().is_ok_and(|there| there == open.place)
+            && self.current().is_ok_and(|current| current == open.file_id)
         {
             return Ok(());
         }
@@ -291,7 +293,7 @@ impl SlotFile {
         })?;
         let home = (home.dev(), home.ino());
         let is_home = self.home.is_none_or(|known| known == home);
-        if !is_home && self.there().is_err() {
+        if !is_home && self.current().is_err() {
             let text = format!(
                 "{} is another directory than before, without a .tidegate/hosts.v1: is the datastore mounted?",
                 self.directory.display()
@@ -299,7 +301,7 @@ impl SlotFile {
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
         let mark = self.mark();
-        // A mount point may have a slot file of its own below: of another datastore, or from before it was one.
+        // A mount point may contain a slot file itself: of another datastore, or from before the mount.
         if !is_home && self.mark.is_some() && mark != self.mark {
             let text = format!(
                 "{} is another directory than before, and its .tidegate/datastore-id is another one: is the datastore mounted?",
@@ -308,9 +310,9 @@ impl SlotFile {
             return Err(io::Error::new(io::ErrorKind::NotFound, text));
         }
         let file = open(&self.directory).map_err(|error| match error.raw_os_error() {
-            // Something that is not ours is in the way.
+            // Something else has the name of the file.
             None => {
-                let path = self.directory.join(MEETING).join(FILE);
+                let path = self.directory.join(FOLDER).join(FILE);
                 io::Error::new(
                     error.kind(),
                     format!("{}: {error}: remove it", path.display()),
@@ -318,18 +320,18 @@ impl SlotFile {
             }
             Some(_) => error,
         })?;
-        let is_another = self.last.replace(file.place) != Some(file.place);
+        let is_another = self.last.replace(file.file_id) != Some(file.file_id);
         self.file = Some(file);
         self.home = Some(home);
         self.mark = mark.or(self.mark.take());
         if !is_another {
             return Ok(());
         }
-        // Nothing that was known of another file's slots holds, and whether one of these is ours its owners know.
+        // What was known of another file's slots is void; the owners' files tell which slot is ours.
         self.heads.clear();
         self.foreign = None;
         self.top = SLOTS - 1;
-        self.swept = None;
+        self.full_read_at = None;
         let (ours, owners) = (owner_text(self.host), self.owners());
         let is_ours = |slot: &u16| {
             let owners = owners.as_ref().ok();
@@ -339,30 +341,30 @@ impl SlotFile {
         Ok(())
     }
 
-    fn meeting(&self) -> io::Result<Folder> {
-        Folder::named(&self.directory)?.folder(MEETING)
+    fn folder(&self) -> io::Result<Folder> {
+        Folder::named(&self.directory)?.folder(FOLDER)
     }
 
-    /// What the directory is marked with, if it is; white space around it does not count.
+    /// The content of the directory's mark, if current is one, without surrounding white space.
     fn mark(&self) -> Option<Vec<u8>> {
-        let mark = self.meeting().ok()?.read(MARK, MARK_MOST).ok()?;
+        let mark = self.folder().ok()?.read(MARK, MARK_MOST).ok()?;
         let mark = mark.trim_ascii();
         (!mark.is_empty()).then(|| mark.to_vec())
     }
 
     fn owners(&self) -> io::Result<Folder> {
-        self.meeting()?.folder(OWNERS)
+        self.folder()?.folder(OWNERS)
     }
 
-    /// Which file stands at the slot file's path.
-    fn there(&self) -> io::Result<Place> {
-        Ok(beneath::identity(&self.meeting()?.look(FILE)?))
+    /// The identity of the file at the slot file's path.
+    fn current(&self) -> io::Result<FileId> {
+        Ok(beneath::identity(&self.folder()?.look(FILE)?))
     }
 
-    /// The right to change slot 0, until dropped. A file system without locks gives it to everybody.
-    fn turn(&self) -> io::Result<Option<File>> {
+    /// The right to change slot 0, until dropped. A file system without locks grants it to all.
+    fn lock_common(&self) -> io::Result<Option<File>> {
         let flags = OFlags::RDWR | OFlags::CREATE;
-        let file = self.meeting()?.open("common.lock", flags, 0o644)?;
+        let file = self.folder()?.open("common.lock", flags, 0o644)?;
         let begun = Instant::now();
         loop {
             match os::lock(&file, 0, true) {
@@ -370,11 +372,11 @@ impl SlotFile {
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(_) => return Ok(None),
             }
-            if begun.elapsed() > TURN {
+            if begun.elapsed() > LOCK_TIMEOUT {
                 let text = "another host is changing slot 0 all the time";
                 return Err(io::Error::new(io::ErrorKind::TimedOut, text));
             }
-            std::thread::sleep(TURN_LOOK);
+            std::thread::sleep(LOCK_RETRY);
         }
     }
 
@@ -384,7 +386,7 @@ impl SlotFile {
         let open = self.file.as_ref().ok_or(io::ErrorKind::NotFound)?;
         let bytes = &mut self.all.bytes()[..len];
         let got = read_at(&open.file, bytes, 0)?;
-        // What the file does not reach to holds nothing.
+        // Beyond the end of the file slots are empty.
         bytes[got..].fill(0);
         let slots = (0..slots).zip(bytes.chunks_exact(SLOT));
         Ok(slots.map(|(slot, bytes)| (slot, bytes.to_vec())).collect())
@@ -398,7 +400,7 @@ impl SlotFile {
             let got = read_at(&open.file, &mut page[..HEAD], at(slot))?;
             page[got..].fill(0);
             let moved = match self.heads.get(&slot) {
-                Some(head) => Record::peek(page) != head.who,
+                Some(head) => Record::peek(page) != head.writer,
                 None => true,
             };
             if moved {
@@ -416,7 +418,7 @@ impl SlotFile {
         Ok((slot, page.to_vec()))
     }
 
-    /// Remembers which slots have moved, which make sense, and how many are in use.
+    /// Records which slots have changed, which are valid, and how many are in use.
     fn note(&mut self, now: Time, read: &[Slot]) {
         for (slot, bytes) in read {
             if *slot == 0 {
@@ -424,9 +426,9 @@ impl SlotFile {
                 self.foreign = (!sound).then(|| self.foreign.unwrap_or(now));
                 continue;
             }
-            let who = Record::peek(bytes);
-            let known = self.heads.get(slot).filter(|head| head.who == who);
-            if known.is_some_and(|head| head.sound && who.is_some()) {
+            let writer = Record::peek(bytes);
+            let known = self.heads.get(slot).filter(|head| head.writer == writer);
+            if known.is_some_and(|head| head.sound && writer.is_some()) {
                 continue;
             }
             let record = Record::decode(bytes);
@@ -439,35 +441,35 @@ impl SlotFile {
                 .filter(|head| head.sound == sound)
                 .map_or(now, |head| head.since);
             let head = Head {
-                who,
+                writer,
                 since,
                 sound,
                 lease,
             };
             self.heads.insert(*slot, head);
         }
-        let used = self.heads.iter().filter(|(_, head)| head.who.is_some());
+        let used = self.heads.iter().filter(|(_, head)| head.writer.is_some());
         let highest = used.map(|(slot, _)| *slot).max().unwrap_or(0);
         self.top = highest.max(self.own.unwrap_or(0));
     }
 
-    /// Takes a slot for this host, another than `avoid`: one that it had before, else the lowest that is free, else one
+    /// Claims a slot for this host, other than `excluded`: its previous one, otherwise the lowest free one, otherwise one
     /// whose owner is gone.
     ///
     /// # Errors
-    /// When the owners' files cannot be made, the slot cannot be written, or every slot has an owner who lives.
-    pub(crate) fn claim(&mut self, now: Time, avoid: Option<u16>) -> io::Result<u16> {
+    /// If the owners' files cannot be created, the slot cannot be written, or every slot has a live owner.
+    pub(crate) fn claim(&mut self, now: Time, excluded: Option<u16>) -> io::Result<u16> {
         self.open_to_write()?;
-        let places = || (1..SLOTS).filter(|slot| Some(*slot) != avoid);
+        let places = || (1..SLOTS).filter(|slot| Some(*slot) != excluded);
         let ours = owner_text(self.host);
         let owners = self.owners()?;
         let before = places().find(|slot| owner(&owners, *slot) == ours.as_bytes());
         if let Some(slot) = before {
-            return self.sit(slot);
+            return self.use_slot(slot);
         }
         for slot in places() {
             if make_owner(&owners, slot, &ours)? {
-                return self.sit(slot);
+                return self.use_slot(slot);
             }
         }
         let gone = |slot: &u16| {
@@ -477,29 +479,29 @@ impl SlotFile {
         let stale: Vec<u16> = places().filter(gone).collect();
         for slot in stale {
             if take_over(&owners, slot, &ours)? {
-                return self.sit(slot);
+                return self.use_slot(slot);
             }
         }
         let text = "all 255 slots have an owner; remove those of hosts that are gone from .tidegate/owners";
         Err(io::Error::other(text))
     }
 
-    /// A slot is ours. What stands in it was said by somebody who has gone, and is not to be taken for one who sits there.
-    fn sit(&mut self, slot: u16) -> io::Result<u16> {
+    /// Takes a claimed slot into use. Its content is from an earlier owner and must not count as this host's record.
+    fn use_slot(&mut self, slot: u16) -> io::Result<u16> {
         self.write_at(slot, &[0; SLOT])?;
         self.own = Some(slot);
         Ok(slot)
     }
 }
 
-/// What the owner's file of a slot says; nothing where there is none.
+/// The content of a slot's owner file; empty if current is none.
 fn owner(owners: &Folder, slot: u16) -> Vec<u8> {
     owners
         .read(slot.to_string(), OWNER_MOST)
         .unwrap_or_default()
 }
 
-/// Makes the owner's file of a slot; false when it has one.
+/// Creates the owner file of a slot; false if it exists.
 fn make_owner(owners: &Folder, slot: u16, ours: &str) -> io::Result<bool> {
     let (name, flags) = (slot.to_string(), OFlags::WRONLY | OFlags::CREATE);
     match owners.open(&name, flags | OFlags::EXCL, 0o644) {
@@ -517,26 +519,27 @@ fn make_owner(owners: &Folder, slot: u16, ours: &str) -> io::Result<bool> {
     }
 }
 
-/// Takes a slot from an owner who is gone; false when another was faster. Who moves the old file away has won.
+/// Takes a slot from an owner that is gone; false if another host was faster. The host that moves the old file away
+/// wins.
 fn take_over(owners: &Folder, slot: u16, ours: &str) -> io::Result<bool> {
     let old = slot.to_string();
-    let aside = format!("{old}.gone-{}", ours.trim_end());
+    let moved = format!("{old}.gone-{}", ours.trim_end());
     let read = |name: &str| owners.read(name, OWNER_MOST).unwrap_or_default();
     let before = read(&old);
-    match owners.rename(&old, &aside) {
+    match owners.rename(&old, &moved) {
         Ok(()) => {}
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
             return make_owner(owners, slot, ours);
         }
         Err(error) => return Err(error),
     }
-    if read(&aside) != before {
-        // It was a new owner's: back with it, unless yet another has come.
-        let _ = owners.link(&aside, &old);
-        owners.remove_file(&aside)?;
+    if read(&moved) != before {
+        // The file belonged to a new owner: restore it, unless yet another one exists.
+        let _ = owners.link(&moved, &old);
+        owners.remove_file(&moved)?;
         return Ok(false);
     }
-    owners.remove_file(&aside)?;
+    owners.remove_file(&moved)?;
     make_owner(owners, slot, ours)
 }
 
@@ -544,31 +547,32 @@ fn at(slot: u16) -> u64 {
     u64::from(slot) * SLOT as u64
 }
 
-/// What an owner's file says.
+/// The content of an owner's file.
 fn owner_text(host: [u8; 16]) -> String {
     let hex = host.iter().map(|byte| format!("{byte:02x}"));
     hex.chain(["\n".into()]).collect()
 }
 
-/// Whether a slot holds what it should, or nothing.
+/// Whether a slot contains a valid record, or nothing.
 fn is_sound(read: Result<(), Unreadable>) -> bool {
     matches!(read, Ok(()) | Err(Unreadable::Empty))
 }
 
-/// Opens the slot file of a datastore, and makes it where that is possible. One that can only be read lets us at least hear.
+/// Opens the slot file of a datastore, and creates it if possible. A read-only file still allows reading the other
+/// hosts.
 fn open(directory: &Path) -> io::Result<Open> {
-    // Not the datastore's directory: that is there, or the datastore is not.
+    // Not the datastore's directory itself: if it is missing, the datastore is.
     let home = Folder::named(directory)?;
     let made = home
-        .make_folder(MEETING, 0o755)
-        .and_then(|meeting| meeting.make_folder(OWNERS, 0o755).map(|_| meeting));
-    // On a file system of this machine alone, nobody's cache is another's, and no word need outlive the machine.
-    let meeting = directory.join(MEETING);
-    let local = Guard::of(&meeting, &meeting.join(FILE)) == Guard::Kernel;
+        .make_folder(FOLDER, 0o755)
+        .and_then(|folder| folder.make_folder(OWNERS, 0o755).map(|_| folder));
+    // On a local file system all processes share the cache, and no record must survive the machine.
+    let folder = directory.join(FOLDER);
+    let local = Guard::of(&folder, &folder.join(FILE)) == Guard::Kernel;
     let (file, direct, writable) = match made.and_then(|folder| open_as(&folder, true, local)) {
         Ok((file, direct)) => (file, direct, true),
         Err(error) => {
-            let read = home.folder(MEETING);
+            let read = home.folder(FOLDER);
             match read.and_then(|folder| open_as(&folder, false, local)) {
                 Ok((file, direct)) => (file, direct, false),
                 Err(_) => return Err(error),
@@ -584,15 +588,15 @@ fn open(directory: &Path) -> io::Result<Open> {
     let heads = !direct || alignment <= HEAD;
     Ok(Open {
         file,
-        place: (meta.dev(), meta.ino()),
+        file_id: (meta.dev(), meta.ino()),
         writable,
         heads,
     })
 }
 
-/// Opens it past the page cache where that works, so that another host's writes do not hide behind ours, and each write
-/// durable; but as the kernel likes where nobody but this machine reads it.
-fn open_as(meeting: &Folder, writable: bool, local: bool) -> io::Result<(File, bool)> {
+/// Opens it uncached if possible, so that other hosts' writes are visible, and with durable writes. A file that only
+/// this machine reads is opened with the kernel's defaults.
+fn open_as(folder: &Folder, writable: bool, local: bool) -> io::Result<(File, bool)> {
     let access = match writable {
         true => OFlags::RDWR | OFlags::CREATE,
         false => OFlags::RDONLY,
@@ -602,7 +606,7 @@ fn open_as(meeting: &Folder, writable: bool, local: bool) -> io::Result<(File, b
     } else {
         OFlags::DSYNC
     };
-    let open = |more: OFlags| meeting.open(FILE, access | shared | more, 0o644);
+    let open = |more: OFlags| folder.open(FILE, access | shared | more, 0o644);
     if local {
         return Ok((open(OFlags::empty())?, false));
     }
@@ -615,7 +619,7 @@ fn open_as(meeting: &Folder, writable: bool, local: bool) -> io::Result<(File, b
     }
 }
 
-/// Fills the buffer as far as the file reaches.
+/// Fills the buffer up to the end of the file.
 fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
     let mut got = 0;
     while got < bytes.len() {
@@ -625,7 +629,7 @@ fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
-        // A read that ended within a block met the file's end: direct I/O does not go on from there.
+        // A read that ended within a block met the end of the file: direct I/O cannot continue from current.
         if !got.is_multiple_of(HEAD) {
             break;
         }

@@ -1,6 +1,6 @@
 //! The handle of an attached disk.
 //!
-//! Orders to its I/O thread, most of which are waited for; and the clients that come to it.
+//! It sends commands to the disk's I/O thread, and waits for the result of most; it also adds clients.
 
 use super::{
     DeviceReport, Disk, DiskCore, Filters, answer, ask, check_filters, check_policy, guard,
@@ -9,7 +9,7 @@ use super::{
 use crate::datastore::condition::Harm;
 use crate::device::ring::malformed::RingFault;
 use crate::error::{Error, Kind, Result};
-use crate::thread::commands::{Change, Command, DiskReading, NbdConnection, Question, What};
+use crate::thread::commands::{Change, Command, DiskReading, NbdConnection, Query, What};
 use crate::vhost;
 use crate::vhost::front_ends::Refusal;
 use std::os::fd::OwnedFd;
@@ -33,7 +33,7 @@ impl DiskCore {
         sent.map_err(|_| {
             Error::new(
                 Kind::Busy,
-                "the disk's I/O thread has too many orders waiting; try again",
+                "the disk's I/O thread has too many pending commands; try again",
             )
         })
     }
@@ -55,17 +55,17 @@ impl Disk {
         &self.core.device.spec.name
     }
 
-    /// Its number, as [`ThreadReport::disks`](crate::ThreadReport::disks) tells it.
+    /// Its number, as in [`ThreadReport::disks`](crate::ThreadReport::disks).
     pub fn id(&self) -> DiskId {
         self.core.device.id
     }
 
-    /// The I/O thread that serves it, by its place among [`Engine::threads`](crate::Engine::threads).
+    /// The index of its I/O thread in [`Engine::threads`](crate::Engine::threads).
     pub fn thread(&self) -> usize {
         self.core.thread
     }
 
-    /// Bytes.
+    /// Size in bytes.
     pub fn size(&self) -> u64 {
         self.core.device.size()
     }
@@ -79,12 +79,12 @@ impl Disk {
             .collect()
     }
 
-    /// Gives it these filters, top first, without losing an I/O: requests wait until none is between the old ones. A
-    /// filter that was there with the same settings stays as it is, with what it knows.
+    /// Replaces its filters, top first, without losing an I/O: new requests wait until none is in the old filters. A
+    /// filter whose settings do not change stays as it is, with its state.
     ///
     /// # Errors
-    /// Too many filters, a file that cannot be opened, or I/O that does not end within `patience`: the change is
-    /// then still under way, and takes place when it does.
+    /// If there are too many filters, a file cannot be opened, or I/O does not end within `patience`. In the last case
+    /// the change is still pending, and takes place later.
     pub fn restack(&self, filters: &[FilterSpec], patience: Duration) -> Result<()> {
         check_filters(filters)?;
         let mut current = guard(&self.core.filters);
@@ -117,29 +117,28 @@ impl Disk {
         changed
     }
 
-    /// Gives it another size, in bytes; its image must be as large already. Guests are told.
+    /// Sets its size in bytes; its image must be as large already. Guests are notified.
     ///
     /// # Errors
-    /// When its I/O thread is gone.
+    /// If its I/O thread is gone.
     pub fn resize(&self, size: u64) -> Result<()> {
         self.core.change(What::Size(size), None)?;
         self.core.device.set_size(size);
         for error in self.core.device.front_ends.config_changed() {
-            tracing::warn!(disk = %self.core.device.spec.name, %error, "the front end could not be told of the new size");
+            tracing::warn!(disk = %self.core.device.spec.name, %error, "the front end could not be notified of the new size");
         }
         Ok(())
     }
 
-    /// What it may and shall get of its datastore from now on. No I/O is lost or let through for it; what waits is judged
-    /// anew.
+    /// Sets its policy. Pending I/O is neither lost nor released; the scheduler judges it again.
     ///
     /// # Errors
-    /// When the policy makes no sense, the disk is not under control, or it is being changed or gone.
+    /// If the policy is invalid, the disk is not under control, is being changed, or is detached.
     pub fn set_policy(&self, policy: &Policy) -> Result<()> {
         check_policy(policy)?;
         if !self.core.controlled {
             let text = format!(
-                "disk {} is on a datastore without I/O control: no policy holds there",
+                "disk {} is on a datastore without I/O control: a policy has no effect there",
                 self.core.device.spec.name
             );
             return Err(Error::new(Kind::Unsupported, text));
@@ -148,30 +147,30 @@ impl Disk {
             .change(What::Policy(Box::new(policy.clone())), None)
     }
 
-    /// What its shard knows of it.
+    /// Statistics of the disk.
     ///
     /// # Errors
-    /// When it is gone.
+    /// If it is detached.
     pub fn report(&self) -> Result<DiskReport> {
         Ok(self.read()?.report)
     }
 
-    /// The same, and when it was so.
+    /// Statistics of the disk, with their time.
     ///
     /// # Errors
-    /// When it is gone.
+    /// If it is detached.
     pub fn read(&self) -> Result<DiskReading> {
         let id = self.core.device.id;
-        let asked = ask(&self.core.device.inbox, |reply| Question::Disk(id, reply))?;
-        answer(&asked)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
+        let pending = ask(&self.core.device.inbox, |reply| Query::Disk(id, reply))?;
+        answer(&pending)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
     }
 
-    /// The worst that has befallen its image since it was opened, if anything has.
+    /// The worst damage to its image since it was opened, if any.
     pub fn harm(&self) -> Option<Harm> {
         self.core.condition.harm()
     }
 
-    /// What its vhost-user device counts.
+    /// Counters of its vhost-user device.
     pub fn device_report(&self) -> DeviceReport {
         DeviceReport {
             nonsense: self.core.device.facts.nonsense.load(Ordering::Relaxed),
@@ -180,15 +179,15 @@ impl Disk {
         }
     }
 
-    /// The last faults that were found in its rings, newest first.
+    /// The last faults of its rings, newest first.
     pub fn ring_faults(&self) -> Vec<RingFault> {
         self.core.device.facts.faults()
     }
 
-    /// Hands an NBD client over whose handshake is done. `early` are bytes that came with the handshake's end.
+    /// Passes an NBD client whose handshake is done. `early` are bytes that were received with its last message.
     ///
     /// # Errors
-    /// When the disk is gone.
+    /// If the disk is detached.
     pub fn serve_nbd(
         &self,
         socket: OwnedFd,
@@ -198,10 +197,10 @@ impl Disk {
         self.serve_nbd_present(socket, negotiated, early, Box::new(()))
     }
 
-    /// The same; `presence` is dropped when the client has gone, so that whoever let it in can keep count.
+    /// As [`Disk::serve_nbd`]; `presence` is dropped when the client is gone, so that the caller can count clients.
     ///
     /// # Errors
-    /// When the disk is gone.
+    /// If the disk is detached.
     pub fn serve_nbd_present(
         &self,
         socket: OwnedFd,
@@ -219,16 +218,16 @@ impl Disk {
         })))
     }
 
-    /// Speaks vhost-user with a front end until it goes away and everything that it had in flight has ended. Blocks;
-    /// call it on a thread of its own.
+    /// Speaks vhost-user with a front end until it disconnects and everything of it in flight has ended. Blocks; call
+    /// it on a thread of its own.
     ///
     /// # Errors
-    /// When as many front ends are connected as may be (a second waits for the first to stop, as in a live
-    /// migration), or the disk is gone.
+    /// If the maximum number of front ends is connected (a second one waits for the first to stop, as in a live
+    /// migration), or the disk is detached.
     pub fn serve_vhost(&self, stream: UnixStream) -> Result<()> {
         let own = stream
             .try_clone()
-            .map_err(|e| Error::io("cannot take on a vhost-user connection", e))?;
+            .map_err(|e| Error::io("cannot set up a vhost-user connection", e))?;
         let front_end = self.core.device.front_ends.enter(own).map_err(|why| match why {
             Refusal::Closed => Error::new(Kind::Gone, "the disk is not attached any more"),
             Refusal::Full => Error::new(
@@ -241,18 +240,18 @@ impl Disk {
         Ok(())
     }
 
-    /// Takes it away: clients are sent off, what is in flight ends, the image is made durable and closed.
+    /// Detaches it: disconnects clients, waits for I/O in flight, then makes the image durable and closes it.
     ///
     /// # Errors
-    /// When its I/O does not end within `patience`: it then goes when it does.
+    /// If its I/O does not end within `patience`: it is detached later, when the I/O ends.
     pub fn detach(&self, patience: Duration) -> Result<()> {
         wait(&self.begin_detach(), Some(patience))
     }
 
-    /// The same, and waits for as long as it takes: when this returns, nothing of the disk is left on its I/O thread.
+    /// Detaches it and waits without a limit: on return nothing of the disk is left on its I/O thread.
     ///
     /// # Errors
-    /// When the disk is gone, or is being detached already.
+    /// If the disk is detached, or is being detached already.
     pub fn detach_fully(&self) -> Result<()> {
         wait(&self.begin_detach(), None)
     }
@@ -275,7 +274,7 @@ impl Disk {
             what,
             reply,
         };
-        // Not refused when many orders wait: the disk would stay on its thread, and nobody would know of it any more.
+        // Sent even if many commands wait: otherwise the disk would stay on its thread without a handle.
         self.core
             .device
             .inbox

@@ -1,12 +1,12 @@
-//! Opens the files that filters append to, by paths that API callers name.
+//! Opens the files that filters append to, by paths from API callers.
 //!
-//! [`attach`](super::Engine::attach) and `restack` call it before a filter begins. The I/O thread's blocking append to what
-//! it returns.
+//! [`attach`](super::Engine::attach) and `restack` call it before a filter starts. The blocking worker of the I/O
+//! thread appends to the opened file.
 //!
 //! # Always true
-//! - Bytes are appended only to a file that this program made (a valid trace header at its head), or that is new.
-//! - Links are not followed in the last component, and nothing but a plain file is opened.
-//! - A new file begins with a header, so that it is known again however soon the daemon ends.
+//! - data is appended only to a file of this program (with a valid trace header), or to a new file
+//! - a link as the last component is not followed, and only a regular file is opened
+//! - a new file starts with a header, so that it is recognized even if the daemon ends early
 
 use crate::error::{Error, Result};
 use std::fs::{self, File, OpenOptions};
@@ -19,7 +19,7 @@ use tidegate_core::filter::FilterKey;
 use tidegate_core::filter::FilterSpec;
 use tidegate_core::filter::trace::format::{HEADER, Header, TraceFault, TracedDisk};
 
-/// What a new file may be read by: a trace holds no data of the guest's.
+/// Permissions of a new file: a trace contains no data of the guest.
 const MODE: u32 = 0o644;
 
 /// Opens the files that these filters append to.
@@ -37,29 +37,29 @@ pub(super) fn open_all(
     Ok(sides)
 }
 
-/// A file to append a disk's trace to.
+/// Opens a file to append a disk's trace to.
 fn open(path: &Path, disk: TracedDisk) -> io::Result<File> {
     match fs::symlink_metadata(path) {
-        // Opening a device does things of its own: a watchdog starts, a tape winds.
-        Ok(there) if !there.is_file() => return Err(refusal("it is no plain file")),
+        // Opening a device may have effects: a watchdog starts, a tape rewinds.
+        Ok(found) if !found.is_file() => return Err(refusal("it is not a regular file")),
         Ok(_) => {}
         Err(error) if error.kind() == ErrorKind::NotFound => return make(path, disk),
         Err(error) => return Err(error),
     }
     let file = options().open(path)?;
-    // The directory may be everybody's, and the file another one by now.
+    // Others may write to the directory, and may have replaced the file.
     if !file.metadata()?.is_file() {
-        return Err(refusal("it is no plain file"));
+        return Err(refusal("it is not a regular file"));
     }
     adopt(&file, disk)?;
     Ok(file)
 }
 
-/// A new file, with the header of a block without records.
+/// Creates a file with the header of a block without records.
 fn make(path: &Path, disk: TracedDisk) -> io::Result<File> {
     let file = options().create_new(true).mode(MODE).open(path)?;
     if let Err(error) = begin(&file, disk) {
-        // Without its header nobody would know it again; it holds nothing.
+        // Without its header it would not be recognized; it contains nothing.
         let _gone = fs::remove_file(path);
         return Err(error);
     }
@@ -73,12 +73,12 @@ fn adopt(file: &File, disk: TracedDisk) -> io::Result<()> {
     match file.read_exact_at(&mut head, 0) {
         Ok(()) => {}
         Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
-            return Err(refusal("it is no trace"));
+            return Err(refusal("it is not a trace"));
         }
         Err(error) => return Err(error),
     }
     match Header::decode(&head) {
-        // Made by somebody who could not know the disk, for us to go on with.
+        // A blank trace, made before its disk was known.
         Ok(blank) if blank.disk == TracedDisk::default() && length == HEADER as u64 => {
             file.set_len(0)?;
             begin(file, disk)
@@ -87,7 +87,7 @@ fn adopt(file: &File, disk: TracedDisk) -> io::Result<()> {
         Err(TraceFault::Version(version)) => Err(refusal(&format!(
             "it is a trace of version {version}, which this program does not write"
         ))),
-        Err(_) => Err(refusal("it is no trace")),
+        Err(_) => Err(refusal("it is not a trace")),
     }
 }
 
@@ -100,7 +100,7 @@ fn begin(mut file: &File, disk: TracedDisk) -> io::Result<()> {
     file.write_all(&header.encode())
 }
 
-/// To append and to look at the head. A link is not followed, and a pipe not waited for.
+/// Options to append and to read the header. A link is not followed, and a pipe does not block.
 fn options() -> OpenOptions {
     let mut options = OpenOptions::new();
     options
@@ -111,7 +111,8 @@ fn options() -> OpenOptions {
 }
 
 fn refusal(why: &str) -> io::Error {
-    let text = format!("{why}: name a file that is not there yet, or one that a trace filter made");
+    let text =
+        format!("{why}: name a file that does not exist yet, or one that a trace filter made");
     io::Error::new(ErrorKind::InvalidInput, text)
 }
 
@@ -136,13 +137,13 @@ mod tests {
     }
 
     #[test]
-    fn a_trace_goes_to_a_plain_file_and_through_no_link_or_pipe() {
+    fn a_trace_is_written_to_a_regular_file_and_not_through_a_link_or_pipe() {
         let folder = tempfile::tempdir().expect("a directory");
         let at = |name: &str| folder.path().join(name);
         let open = |path: &Path| open(path, DISK);
         open(&at("trace")).expect("it is made");
-        open(&at("trace")).expect("it is gone on with");
-        assert_eq!(fs::read(at("trace")).expect("it is there"), header(DISK));
+        open(&at("trace")).expect("it is appended to");
+        assert_eq!(fs::read(at("trace")).expect("it is found"), header(DISK));
         symlink(at("elsewhere"), at("link")).expect("a link");
         symlink(at("trace"), at("link-to-trace")).expect("a link");
         assert!(open(&at("link")).is_err());
@@ -152,18 +153,18 @@ mod tests {
             .arg(at("pipe"))
             .status();
         assert!(made.expect("mkfifo runs").success());
-        assert!(open(&at("pipe")).is_err(), "it has no reader");
+        assert!(open(&at("pipe")).is_err(), "the pipe has no reader");
         let reader = OpenOptions::new()
             .read(true)
             .custom_flags(libc::O_NONBLOCK)
             .open(at("pipe"));
-        assert!(open(&at("pipe")).is_err(), "it has one");
+        assert!(open(&at("pipe")).is_err(), "the pipe has a reader");
         drop(reader);
         assert!(open(Path::new("/dev/null")).is_err());
     }
 
     #[test]
-    fn a_file_that_is_no_trace_is_refused_and_left_as_it_is() {
+    fn a_file_that_is_not_a_trace_is_refused_and_not_changed() {
         let folder = tempfile::tempdir().expect("a directory");
         let path = folder.path().join("file");
         let mut newer = header(DISK);
@@ -181,13 +182,13 @@ mod tests {
         for content in contents {
             fs::write(&path, content).expect("it can be written");
             let refused = open(&path, DISK).expect_err("it is refused").to_string();
-            assert!(refused.contains("not there yet"), "{refused}");
-            assert_eq!(fs::read(&path).expect("it is there"), content);
+            assert!(refused.contains("does not exist yet"), "{refused}");
+            assert_eq!(fs::read(&path).expect("it is found"), content);
         }
     }
 
     #[test]
-    fn a_trace_is_appended_to_and_a_blank_one_gets_its_disk() {
+    fn a_trace_is_extended_and_a_blank_one_gets_its_disk() {
         let folder = tempfile::tempdir().expect("a directory");
         let path = folder.path().join("trace");
         fs::write(&path, header(TracedDisk::default())).expect("it can be written");
@@ -199,6 +200,6 @@ mod tests {
         };
         open(&path, other).expect("it is a trace");
         let expected = [&header(DISK)[..], b"more"].concat();
-        assert_eq!(fs::read(&path).expect("it is there"), expected);
+        assert_eq!(fs::read(&path).expect("it is found"), expected);
     }
 }

@@ -1,4 +1,4 @@
-//! The slot file of two hosts: claims, take-over, foreign bytes, a directory without write permission.
+//! Tests of the slot file with two hosts: claims, take-over, foreign bytes, a directory without write permission.
 
 use super::*;
 use std::os::unix::fs::symlink;
@@ -22,7 +22,7 @@ fn at_ms(ms: u64) -> Time {
     Time::ZERO + Span::from_millis(ms)
 }
 
-fn said(read: &[Slot], slot: u16) -> Option<u64> {
+fn sequence_in(read: &[Slot], slot: u16) -> Option<u64> {
     let (_, bytes) = read.iter().find(|(number, _)| *number == slot)?;
     Record::decode(bytes).ok().map(|record| record.sequence)
 }
@@ -32,7 +32,7 @@ fn tempdir() -> tempfile::TempDir {
 }
 
 #[test]
-fn hosts_take_slots_of_their_own_and_hear_each_other() {
+fn hosts_claim_different_slots_and_read_each_other() {
     let dir = tempdir();
     let (mut a, mut b) = (file(dir.path(), 1), file(dir.path(), 2));
     assert_eq!(a.claim(Time::ZERO, None).expect("a slot"), 1);
@@ -40,18 +40,21 @@ fn hosts_take_slots_of_their_own_and_hear_each_other() {
     a.write(&record(1, 7)).expect("written");
     b.write(&record(2, 9)).expect("written");
     let read = a.read(at_ms(1)).expect("read");
-    assert_eq!((said(&read, 1), said(&read, 2)), (Some(7), Some(9)));
-    // A restart finds its slot again; a host that left has none.
-    let mut again = file(dir.path(), 2);
-    assert_eq!(again.claim(Time::ZERO, None).expect("a slot"), 2);
-    again.leave();
+    assert_eq!(
+        (sequence_in(&read, 1), sequence_in(&read, 2)),
+        (Some(7), Some(9))
+    );
+    // A restarted host finds its slot restarted; a host that left has none.
+    let mut restarted = file(dir.path(), 2);
+    assert_eq!(restarted.claim(Time::ZERO, None).expect("a slot"), 2);
+    restarted.leave();
     assert!(!dir.path().join(".tidegate/owners/2").exists());
-    let len = fs::metadata(dir.path().join(".tidegate/hosts.v1")).expect("it is there");
+    let len = fs::metadata(dir.path().join(".tidegate/hosts.v1")).expect("it is store");
     assert_eq!(len.len(), 256 * 4096);
 }
 
 #[test]
-fn a_newcomer_is_heard_though_few_slots_are_read() {
+fn a_new_host_is_seen_although_few_slots_are_read() {
     let dir = tempdir();
     let mut a = file(dir.path(), 1);
     a.claim(Time::ZERO, None).expect("a slot");
@@ -62,13 +65,13 @@ fn a_newcomer_is_heard_though_few_slots_are_read() {
         let mut other = file(dir.path(), host);
         let slot = other.claim(Time::ZERO, None).expect("a slot");
         other.write(&record(host, 5)).expect("written");
-        assert_eq!(said(&a.read(at_ms(3)).expect("read"), slot), Some(5));
+        assert_eq!(sequence_in(&a.read(at_ms(3)).expect("read"), slot), Some(5));
     }
 }
 
 #[test]
 fn a_host_in_any_slot_is_seen_within_eight_seconds_at_every_pace() {
-    // Slot 31 alone, and slot 200 where so many hosts are there that only heads are read.
+    // Slot 31 alone, and slot 200 with so many hosts that only heads are read.
     for (hosts, alone) in [(1, 31), (40, 200)] {
         for pace in [100, 4_000, 8_000] {
             let dir = tempdir();
@@ -79,16 +82,16 @@ fn a_host_in_any_slot_is_seen_within_eight_seconds_at_every_pace() {
             }
             let reader = &mut files[0];
             reader.read(at_ms(1)).expect("read");
-            let there = File::options()
+            let store = File::options()
                 .write(true)
                 .open(dir.path().join(".tidegate/hosts.v1"));
-            let there = there.expect("it is there");
-            there
+            let store = store.expect("it is store");
+            store
                 .write_all_at(&record(99, 7), at(alone))
                 .expect("written");
             let seen = (1..=8_000 / pace).find(|round| {
                 let read = reader.read(at_ms(1 + round * pace)).expect("read");
-                said(&read, alone) == Some(7)
+                sequence_in(&read, alone) == Some(7)
             });
             assert!(seen.is_some(), "slot {alone}, a read each {pace} ms");
         }
@@ -96,7 +99,7 @@ fn a_host_in_any_slot_is_seen_within_eight_seconds_at_every_pace() {
 }
 
 #[test]
-fn of_many_hosts_only_those_that_moved_are_read_whole() {
+fn of_many_hosts_only_changed_slots_are_read_whole() {
     let dir = tempdir();
     let mut files: Vec<SlotFile> = (1..=40).map(|host| file(dir.path(), host)).collect();
     for (host, file) in (1..).zip(&mut files) {
@@ -105,10 +108,10 @@ fn of_many_hosts_only_those_that_moved_are_read_whole() {
     }
     let mut reader = files.remove(0);
     assert!(reader.read(at_ms(1)).expect("read").len() > 40);
-    // The file system may not let heads be read alone; then everything is read, which is right too.
+    // The file system may not support reading heads alone; then everything is read, which is also correct.
     files[10].write(&record(12, 2)).expect("written");
     let read = reader.read(at_ms(2)).expect("read");
-    assert_eq!(said(&read, 12), Some(2));
+    assert_eq!(sequence_in(&read, 12), Some(2));
     if reader.file.as_ref().is_some_and(|open| open.heads) {
         let slots: Vec<u16> = read.iter().map(|(slot, _)| *slot).collect();
         assert_eq!(slots, [0, 12]);
@@ -143,11 +146,11 @@ fn a_displaced_host_takes_another_slot() {
     assert_eq!(a.claim(Time::ZERO, None).expect("a slot"), 1);
     assert_eq!(a.claim(Time::ZERO, Some(1)).expect("a slot"), 2);
     a.write(&record(1, 3)).expect("written");
-    assert_eq!(said(&a.read(at_ms(1)).expect("read"), 2), Some(3));
+    assert_eq!(sequence_in(&a.read(at_ms(1)).expect("read"), 2), Some(3));
 }
 
 #[test]
-fn a_host_that_takes_another_name_leaves_its_slot_to_who_has_the_old_one() {
+fn a_host_with_a_new_identity_leaves_its_slot_to_the_old_identity() {
     let dir = tempdir();
     let (mut one, mut copy) = (file(dir.path(), 1), file(dir.path(), 1));
     assert_eq!(one.claim(Time::ZERO, None).expect("a slot"), 1);
@@ -165,7 +168,10 @@ fn a_host_that_takes_another_name_leaves_its_slot_to_who_has_the_old_one() {
     one.write(&record(1, 5)).expect("written");
     copy.write(&record(3, 6)).expect("written");
     let read = one.read(at_ms(1)).expect("read");
-    assert_eq!((said(&read, 1), said(&read, 2)), (Some(5), Some(6)));
+    assert_eq!(
+        (sequence_in(&read, 1), sequence_in(&read, 2)),
+        (Some(5), Some(6))
+    );
 }
 
 #[test]
@@ -176,18 +182,21 @@ fn short_and_foreign_files_are_errors_or_empty_slots() {
     fs::write(folder.join("hosts.v1"), [0x5a; 5_000]).expect("written");
     let mut a = file(dir.path(), 1);
     let read = a.read(at_ms(1)).expect("read");
-    assert!(read.iter().all(|(slot, _)| said(&read, *slot).is_none()));
+    assert!(
+        read.iter()
+            .all(|(slot, _)| sequence_in(&read, *slot).is_none())
+    );
     fs::remove_file(folder.join("hosts.v1")).expect("removed");
     fs::create_dir(folder.join("hosts.v1")).expect("made");
     let mut b = file(dir.path(), 2);
     assert!(b.read(at_ms(1)).is_err() && b.claim(at_ms(1), None).is_err());
-    // It is there again: so are we.
+    // The file exists restarted, and so does our claim.
     fs::remove_dir(folder.join("hosts.v1")).expect("removed");
     assert!(b.claim(at_ms(2), None).is_ok() && b.write(&record(2, 1)).is_ok());
 }
 
 #[test]
-fn a_fifo_a_huge_file_or_a_link_in_an_owners_place_neither_hangs_nor_costs_memory() {
+fn a_fifo_a_huge_file_or_a_link_as_owner_file_neither_blocks_nor_costs_memory() {
     let dir = tempdir();
     let owners = dir.path().join(".tidegate/owners");
     fs::create_dir_all(&owners).expect("made");
@@ -207,7 +216,7 @@ fn a_fifo_a_huge_file_or_a_link_in_an_owners_place_neither_hangs_nor_costs_memor
 }
 
 #[test]
-fn no_link_in_the_meeting_place_leads_a_host_to_write_outside_the_datastore() {
+fn no_link_leads_a_host_to_write_outside_the_datastore() {
     for name in [
         ".tidegate",
         ".tidegate/owners",
@@ -217,7 +226,7 @@ fn no_link_in_the_meeting_place_leads_a_host_to_write_outside_the_datastore() {
         let (dir, outside) = (tempdir(), tempdir());
         let link = dir.path().join(name);
         fs::create_dir_all(link.parent().expect("a parent")).expect("made");
-        // To a directory that is there, and to a file that is not.
+        // To an existing directory, or to a missing file.
         let is_folder = name == ".tidegate" || name.ends_with("owners");
         let target = match is_folder {
             true => outside.path().into(),
@@ -229,13 +238,13 @@ fn no_link_in_the_meeting_place_leads_a_host_to_write_outside_the_datastore() {
         assert!(changed.is_err(), "{name}");
         let claimed = a.claim(Time::ZERO, None);
         assert_eq!(claimed.is_ok(), name.ends_with("common.lock"), "{name}");
-        let made = fs::read_dir(outside.path()).expect("it is there").count();
+        let made = fs::read_dir(outside.path()).expect("it is store").count();
         assert_eq!(made, 0, "{name}");
     }
 }
 
 #[test]
-fn what_an_owner_of_before_has_left_in_a_slot_is_not_taken_for_somebody_in_it() {
+fn an_earlier_owners_record_does_not_count_as_a_host() {
     let dir = tempdir();
     let mut a = file(dir.path(), 1);
     a.claim(Time::ZERO, None).expect("a slot");
@@ -243,95 +252,98 @@ fn what_an_owner_of_before_has_left_in_a_slot_is_not_taken_for_somebody_in_it() 
     a.leave();
     let mut b = file(dir.path(), 2);
     assert_eq!(b.claim(Time::ZERO, None).expect("a slot"), 1);
-    assert_eq!(said(&b.read(at_ms(1)).expect("read"), 1), None);
-    // Nor what an earlier run of this host has left.
+    assert_eq!(sequence_in(&b.read(at_ms(1)).expect("read"), 1), None);
+    // Nor is what an earlier run of this host left.
     b.write(&record(2, 8)).expect("written");
-    let mut again = file(dir.path(), 2);
-    assert_eq!(again.claim(Time::ZERO, None).expect("a slot"), 1);
-    assert_eq!(said(&again.read(at_ms(1)).expect("read"), 1), None);
+    let mut restarted = file(dir.path(), 2);
+    assert_eq!(restarted.claim(Time::ZERO, None).expect("a slot"), 1);
+    assert_eq!(
+        sequence_in(&restarted.read(at_ms(1)).expect("read"), 1),
+        None
+    );
 }
 
 #[test]
-fn a_file_that_was_moved_away_is_not_written_to_any_more() {
+fn a_file_that_was_moved_away_is_not_written() {
     let dir = tempdir();
     let (mut a, mut b) = (file(dir.path(), 1), file(dir.path(), 2));
     a.claim(Time::ZERO, None).expect("a slot");
     b.claim(Time::ZERO, None).expect("a slot");
     let (folder, aside) = (dir.path().join(".tidegate"), dir.path().join("aside"));
     fs::rename(&folder, &aside).expect("moved");
-    // The datastore is where it was: both make the file anew, and neither has a slot in it yet.
+    // The datastore is unchanged: both create the file restarted, and neither has a slot in it yet.
     assert!(b.write(&record(2, 1)).is_err() && b.own().is_none());
     assert_eq!(b.claim(at_ms(1), None).expect("a slot"), 1);
     b.write(&record(2, 2)).expect("written");
     let read = a.read(at_ms(2)).expect("read");
-    assert_eq!(said(&read, 1), Some(2));
+    assert_eq!(sequence_in(&read, 1), Some(2));
     assert_eq!(a.own(), None);
-    let old = fs::read(aside.join("hosts.v1")).expect("it is there");
+    let old = fs::read(aside.join("hosts.v1")).expect("it is store");
     assert!(old.iter().all(|byte| *byte == 0));
 }
 
 #[test]
-fn in_the_place_of_a_datastore_that_went_nothing_is_made() {
+fn nothing_is_created_in_place_of_an_unmounted_datastore() {
     let dir = tempdir();
-    let (there, away) = (dir.path().join("there"), dir.path().join("away"));
-    fs::create_dir(&there).expect("made");
-    let mut a = file(&there, 1);
+    let (store, away) = (dir.path().join("store"), dir.path().join("away"));
+    fs::create_dir(&store).expect("made");
+    let mut a = file(&store, 1);
     a.claim(Time::ZERO, None).expect("a slot");
     a.write(&record(1, 1)).expect("written");
-    fs::rename(&there, &away).expect("moved");
+    fs::rename(&store, &away).expect("moved");
     assert!(a.read(at_ms(1)).is_err());
-    // The empty directory below a mount, once that has gone.
-    fs::create_dir(&there).expect("made");
-    let error = a.read(at_ms(2)).expect_err("nobody is there");
+    // The empty directory below a mount, after an unmount.
+    fs::create_dir(&store).expect("made");
+    let error = a.read(at_ms(2)).expect_err("the datastore is gone");
     assert!(
         error.to_string().contains("is the datastore mounted"),
         "{error}"
     );
     assert!(a.write(&record(1, 2)).is_err() && a.claim(at_ms(2), None).is_err());
-    assert_eq!(fs::read_dir(&there).expect("a directory").count(), 0);
-    fs::remove_dir(&there).expect("removed");
-    fs::rename(&away, &there).expect("moved back");
-    assert_eq!(said(&a.read(at_ms(3)).expect("read"), 1), Some(1));
+    assert_eq!(fs::read_dir(&store).expect("a directory").count(), 0);
+    fs::remove_dir(&store).expect("removed");
+    fs::rename(&away, &store).expect("moved back");
+    assert_eq!(sequence_in(&a.read(at_ms(3)).expect("read"), 1), Some(1));
     assert_eq!(a.own(), Some(1));
     a.write(&record(1, 2)).expect("written");
 }
 
 #[test]
-fn the_slot_file_of_a_directory_with_another_mark_is_not_taken() {
+fn the_slot_file_of_a_directory_with_another_mark_is_not_used() {
     let dir = tempdir();
-    let (there, away) = (dir.path().join("there"), dir.path().join("away"));
+    let (store, away) = (dir.path().join("store"), dir.path().join("away"));
     let mark = |text: &str| {
-        let meeting = there.join(MEETING);
-        fs::create_dir_all(&meeting).expect("a directory");
-        fs::write(meeting.join(MARK), text).expect("a mark");
+        let folder = store.join(FOLDER);
+        fs::create_dir_all(&folder).expect("a directory");
+        fs::write(folder.join(MARK), text).expect("a mark");
     };
     mark("one");
-    let mut a = file(&there, 1);
+    let mut a = file(&store, 1);
     a.claim(Time::ZERO, None).expect("a slot");
     a.write(&record(1, 1)).expect("written");
-    fs::rename(&there, &away).expect("moved away");
-    // What lies below its mount point: somebody has met there before.
+    fs::rename(&store, &away).expect("moved away");
+    // The directory below its mount point, with a slot file of its own.
     for below in [None, Some("two")] {
-        fs::create_dir(&there).expect("a directory");
-        file(&there, 2).claim(Time::ZERO, None).expect("a slot");
+        fs::create_dir(&store).expect("a directory");
+        file(&store, 2).claim(Time::ZERO, None).expect("a slot");
         if let Some(text) = below {
             mark(text);
         }
-        let error = a.read(at_ms(1)).expect_err("it is another one");
+        let error = a.read(at_ms(1)).expect_err("it is another datastore");
         assert!(
             error.to_string().contains("is the datastore mounted"),
             "{error}"
         );
         assert!(a.write(&record(1, 2)).is_err() && a.claim(at_ms(2), None).is_err());
-        fs::remove_dir_all(&there).expect("removed");
+        fs::remove_dir_all(&store).expect("removed");
     }
-    fs::rename(&away, &there).expect("moved back");
-    assert_eq!(said(&a.read(at_ms(3)).expect("read"), 1), Some(1));
+    fs::rename(&away, &store).expect("moved back");
+    assert_eq!(sequence_in(&a.read(at_ms(3)).expect("read"), 1), Some(1));
     a.write(&record(1, 2)).expect("written");
 }
 
 #[test]
-fn what_makes_no_sense_is_told_apart_from_a_word_half_written() {
+fn foreign_bytes_are_distinguished_from_a_half_written_record() {
     let dir = tempdir();
     let mut a = file(dir.path(), 1);
     a.claim(Time::ZERO, None).expect("a slot");
@@ -351,7 +363,7 @@ fn what_makes_no_sense_is_told_apart_from_a_word_half_written() {
         put(3, &torn(round));
         a.read(at_ms(round * 1_500)).expect("read");
     }
-    // Slot 3 is torn anew each time: somebody writes it.
+    // Slot 3 is torn at each write: a host is writing it.
     assert_eq!(a.foreign(at_ms(4_500)), [2]);
     put(0, b"nothing of ours either");
     a.read(at_ms(6_000)).expect("read");
@@ -365,7 +377,7 @@ fn what_makes_no_sense_is_told_apart_from_a_word_half_written() {
 }
 
 #[test]
-fn of_changes_of_slot_0_at_one_moment_none_is_lost() {
+fn no_concurrent_change_of_slot_0_is_lost() {
     const EACH: u64 = 200;
     let dir = tempdir();
     std::thread::scope(|scope| {
@@ -373,12 +385,12 @@ fn of_changes_of_slot_0_at_one_moment_none_is_lost() {
             let mut file = file(dir.path(), host);
             scope.spawn(move || {
                 for _ in 0..EACH {
-                    let more = |there: Option<Common>| {
-                        let there = there.unwrap_or_default();
-                        let generation = there.generation + 1;
+                    let more = |store: Option<Common>| {
+                        let store = store.unwrap_or_default();
+                        let generation = store.generation + 1;
                         Some(Common {
                             generation,
-                            ..there
+                            ..store
                         })
                     };
                     file.change_common(more).expect("it is changed");
@@ -387,15 +399,15 @@ fn of_changes_of_slot_0_at_one_moment_none_is_lost() {
         }
     });
     let mut file = file(dir.path(), 4);
-    file.change_common(|there| {
-        assert_eq!(there.map(|there| there.generation), Some(3 * EACH));
+    file.change_common(|store| {
+        assert_eq!(store.map(|store| store.generation), Some(3 * EACH));
         None
     })
     .expect("read");
 }
 
 #[test]
-fn a_generation_that_cannot_be_is_written_over_by_the_next_change() {
+fn an_implausible_generation_is_overwritten_by_the_next_change() {
     let dir = tempdir();
     let mut a = file(dir.path(), 1);
     let with = |generation| Common {
@@ -403,11 +415,11 @@ fn a_generation_that_cannot_be_is_written_over_by_the_next_change() {
         ..Common::default()
     };
     a.change_common(|_| Some(with(u64::MAX))).expect("written");
-    a.change_common(|there| {
-        assert_eq!(there, None, "it is not believed");
+    a.change_common(|store| {
+        assert_eq!(store, None, "it is not plausible");
         Some(with(3))
     })
     .expect("written");
-    let (_, there) = a.read_one(0).expect("read");
-    assert_eq!(Common::decode(&there).map(|there| there.generation), Ok(3));
+    let (_, store) = a.read_one(0).expect("read");
+    assert_eq!(Common::decode(&store).map(|store| store.generation), Ok(3));
 }
