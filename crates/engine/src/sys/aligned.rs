@@ -3,7 +3,8 @@
 use super::guest::Mmap;
 use std::io;
 
-/// Zeroes until written. Nobody else maps it, and no operation of the kernel's outlives the call that began it.
+/// Page-aligned private memory, initially zeroes. It has no other user, and no kernel operation on it outlives the call
+/// that started it.
 pub(crate) struct Aligned {
     map: Mmap,
 }
@@ -12,14 +13,14 @@ impl Aligned {
     /// `len` bytes.
     ///
     /// # Errors
-    /// What mmap says.
+    /// If mmap fails.
     pub(crate) fn new(len: usize) -> io::Result<Aligned> {
         Ok(Aligned {
             map: Mmap::anonymous(len)?,
         })
     }
 
-    /// All of it.
+    /// All of its bytes.
     pub(crate) fn bytes(&mut self) -> &mut [u8] {
         // SAFETY: the mapping is private memory of `len` bytes, zero or written before, borrowed through `&mut self`.
         unsafe { std::slice::from_raw_parts_mut(self.map.base(), self.map.len()) }

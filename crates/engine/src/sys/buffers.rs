@@ -1,14 +1,14 @@
-//! The bytes of requests in flight: scatter lists over guest memory, or memory of our own.
+//! The memory of requests in flight: scatter lists over guest memory, or pool memory.
 //!
-//! A front end claims a slot for each request; its number is the `buffer` of the request's `Data` and travels
-//! through the shard. Datastores reach the bytes through it, and the front end releases it with the answer.
+//! A front end claims a slot for each request. The slot's number is the `buffer` of the request's `Data` and travels
+//! through the shard. Datastores access the memory through it, and the front end releases it with the completion.
 //!
 //! # Always true
-//! - a slot's segments stay valid while it is claimed: guest memory is kept mapped by the slot, pool memory is owned by it
-//! - a slot is released only when the kernel holds none of its bytes (`in_kernel == 0`, asserted)
-//! - in steady state nothing is allocated: lists and pool blocks are used again
-//! - the bytes of the slot of zeroes ([`Buffers::zeroes`]) are never written
-//! - a free slot's lists have room for [`SHORT_LIST`] segments at most; of longer ones a few are kept, for whoever needs one
+//! - a slot's segments are valid while it is claimed: the slot keeps guest memory mapped, and owns pool memory
+//! - a slot is released only when the kernel uses none of its memory (`in_kernel == 0`, asserted)
+//! - in steady state nothing is allocated: lists and pool blocks are reused
+//! - the slot of zeroes ([`Buffers::zeroes`]) is never written
+//! - a free slot's lists have room for at most [`SHORT_LIST`] segments; some longer lists are cached for reuse
 //!
 //! # Units
 //! Positions and lengths are bytes inside the slot.
@@ -17,33 +17,33 @@ use super::guest::{Mapping, Mmap, Segment, gather};
 use std::rc::Rc;
 use tidegate_core::request::Data;
 
-/// Pool blocks come in powers of two from this, so that one fits the next request of about its size.
+/// Pool blocks are powers of two from this size, so that a block fits the next request of similar size.
 const SMALLEST_BLOCK: usize = 4096;
-/// Blocks above this are given back to the system rather than kept.
-const LARGEST_KEPT: usize = 1 << 20;
-/// Room for this many segments stays with a slot, for ever: there may once have been a million of them. Most requests have
-/// one piece, and 64 KiB in scattered pages have these.
+/// Larger blocks are returned to the system instead of cached.
+const LARGEST_CACHED: usize = 1 << 20;
+/// A slot keeps room for this many segments permanently; there may once have been a million slots. Most requests have
+/// one piece; 64 KiB in scattered pages have 16.
 pub(crate) const SHORT_LIST: usize = 16;
-/// Longer lists are kept with room for so many segments: a request of a driver has 126, and its header comes before them.
-const LONGEST_KEPT: usize = 128;
-/// How many of them: as many as a driver has requests in flight on a queue, which is 2 MiB on each I/O thread.
-const LONG_KEPT: usize = 1024;
-/// Free blocks kept per size: as many as come to this many bytes, and no fewer than so many. Four NBD clients that each
-/// keep 512 requests of 4 KiB under way find their blocks again. A block that is not kept costs its next request two
-/// system calls and a fault: with 64 kept, a read at queue depth 128 took five times the CPU of one at 64.
-const KEPT_BYTES: usize = 8 << 20;
-const KEPT_LEAST: usize = 64;
-/// Bytes in the slot of zeroes. Its pages are the kernel's one page of zeroes: it takes no memory.
+/// Cached long lists have room for this many segments: a driver's request has 126, and a header.
+const LONGEST_CACHED: usize = 128;
+/// How many long lists are cached: as many as a driver has requests in flight on a queue, 2 MiB on each I/O thread.
+const LONG_LISTS: usize = 1024;
+/// Free blocks cached per size: this many bytes, but at least this many blocks. Four NBD clients with 512 requests of 4
+/// KiB in flight each can reuse their blocks. A block that is not cached costs its next request two system calls and a
+/// page fault. With 64 cached blocks, a read at queue depth 128 took five times the CPU of one at depth 64.
+const CACHED_BYTES: usize = 8 << 20;
+const CACHED_LEAST: usize = 64;
+/// Size of the slot of zeroes. Its pages are the kernel's shared zero page: it takes no memory.
 pub(crate) const ZEROES: usize = 1 << 20;
 
 /// See the module.
 pub(crate) struct Buffers {
     slots: Vec<Slot>,
     free: Vec<u32>,
-    /// Long lists that nobody uses, empty.
+    /// Unused long lists, empty.
     long: Vec<Vec<Segment>>,
     pool: Pool,
-    /// The slot of zeroes, once somebody has wanted it.
+    /// The slot of zeroes, after its first use.
     zeroes: Option<u32>,
 }
 
@@ -51,15 +51,15 @@ pub(crate) struct Buffers {
 struct Slot {
     segments: Vec<Segment>,
     len: usize,
-    keep: Keep,
-    /// Lists that the kernel reads for a part of the slot; kept until that operation's end.
+    owner: Owner,
+    /// The list that the kernel reads for a part of the slot; unchanged until that operation's end.
     part: Vec<Segment>,
     in_kernel: u32,
 }
 
 /// What keeps a slot's segments valid.
 #[derive(Default)]
-enum Keep {
+enum Owner {
     #[default]
     Vacant,
     Guest(#[expect(dead_code, reason = "held for its drop")] Rc<Mapping>),
@@ -78,18 +78,18 @@ impl Buffers {
         }
     }
 
-    /// A slot over guest memory. The list is taken from `segments`, which gets an empty one with room instead.
+    /// Claims a slot over guest memory. Takes the list from `segments`, and leaves an empty one with room.
     pub(crate) fn claim_guest(&mut self, memory: &Rc<Mapping>, segments: &mut Vec<Segment>) -> u32 {
         let index = self.vacant();
         let slot = &mut self.slots[index as usize];
         slot.len = segments.iter().map(Segment::len).sum();
         std::mem::swap(&mut slot.segments, segments);
-        slot.keep = Keep::Guest(Rc::clone(memory));
+        slot.owner = Owner::Guest(Rc::clone(memory));
         index
     }
 
-    /// The same where `segments` has room for many. It keeps that for the next that are many; where these are, the slot takes
-    /// it, and `segments` gets as much again if some was kept.
+    /// As [`Buffers::claim_guest`], but `segments` may have room for many. If the list is short, `segments` keeps that
+    /// room. If it is long, the slot takes it, and `segments` gets a cached list if there is one.
     #[cold]
     pub(crate) fn claim_guest_roomy(
         &mut self,
@@ -101,26 +101,26 @@ impl Buffers {
             let slot = &mut self.slots[index as usize];
             slot.len = segments.iter().map(Segment::len).sum();
             slot.segments.append(segments);
-            slot.keep = Keep::Guest(Rc::clone(memory));
+            slot.owner = Owner::Guest(Rc::clone(memory));
             return index;
         }
         let index = self.claim_guest(memory, segments);
         if let Some(long) = self.long.pop() {
-            // The short one is the slot's again when it is released.
+            // The slot gets its short list back when it is released.
             self.slots[index as usize].part = std::mem::replace(segments, long);
         }
         index
     }
 
-    /// How many segments the list of a slot over guest memory has room for: the memory that it takes while it is claimed.
+    /// How many segments the list of a slot over guest memory has room for: the memory that it takes while claimed.
     pub(crate) fn room(&self, index: u32) -> usize {
         self.slots[index as usize].segments.capacity()
     }
 
-    /// A slot of `len` bytes of our own, page-aligned. What is in them is not defined.
+    /// Claims a slot of `len` bytes of pool memory, page-aligned. Its content is undefined.
     ///
     /// # Errors
-    /// When the system has no memory.
+    /// If the system has no memory.
     pub(crate) fn claim_pool(&mut self, len: usize) -> std::io::Result<u32> {
         let block = self.pool.take(len)?;
         let index = self.vacant();
@@ -130,26 +130,26 @@ impl Buffers {
         if len > 0 {
             slot.segments.push(Segment::new(block.base(), len));
         }
-        slot.keep = Keep::Pool(block);
+        slot.owner = Owner::Pool(block);
         Ok(index)
     }
 
-    /// The slot of [`ZEROES`] bytes, all zero, that everybody shares: to be written from, never into, and never released.
+    /// The shared slot of [`ZEROES`] bytes, all zero: it is only read, and never released.
     ///
     /// # Errors
-    /// When the system has no room to map it.
+    /// If the system has no address space for it.
     pub(crate) fn zeroes(&mut self) -> std::io::Result<u32> {
         if let Some(index) = self.zeroes {
             return Ok(index);
         }
-        // Fresh, as blocks of the pool hold what they held last.
+        // A fresh mapping, because pool blocks contain old data.
         let block = Mmap::anonymous(ZEROES)?;
         let index = self.vacant();
         let slot = &mut self.slots[index as usize];
         slot.len = ZEROES;
         slot.segments.clear();
         slot.segments.push(Segment::new(block.base(), ZEROES));
-        slot.keep = Keep::Pool(block);
+        slot.owner = Owner::Pool(block);
         self.zeroes = Some(index);
         Ok(index)
     }
@@ -161,32 +161,32 @@ impl Buffers {
         })
     }
 
-    /// Gives a slot back.
+    /// Releases a slot.
     ///
     /// # Panics
-    /// While the kernel still holds its bytes, or when it is not claimed.
+    /// If the kernel still uses its memory, or it is not claimed.
     pub(crate) fn release(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         assert_eq!(
             slot.in_kernel, 0,
             "a buffer is released only when the kernel is done with it"
         );
-        match std::mem::take(&mut slot.keep) {
-            Keep::Vacant => panic!("a buffer is released once"),
-            Keep::Guest(_) => {}
-            Keep::Pool(block) => self.pool.put(block),
+        match std::mem::take(&mut slot.owner) {
+            Owner::Vacant => panic!("a buffer is released once"),
+            Owner::Guest(_) => {}
+            Owner::Pool(block) => self.pool.put(block),
         }
         slot.segments.clear();
         // The list of a part is no longer than that of the whole.
         if slot.segments.capacity() > SHORT_LIST {
-            self.put_aside(index);
+            self.cache_long_list(index);
         }
         self.free.push(index);
     }
 
-    /// Takes the long list of a slot away, which has a short one from now on.
+    /// Removes the long list of a slot, which keeps a short one.
     #[cold]
-    fn put_aside(&mut self, index: u32) {
+    fn cache_long_list(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         let mut short = std::mem::take(&mut slot.part);
         if short.capacity() > SHORT_LIST {
@@ -194,13 +194,13 @@ impl Buffers {
         }
         short.clear();
         let mut long = std::mem::replace(&mut slot.segments, short);
-        if self.long.len() < LONG_KEPT {
-            long.shrink_to(LONGEST_KEPT);
+        if self.long.len() < LONG_LISTS {
+            long.shrink_to(LONGEST_CACHED);
             self.long.push(long);
         }
     }
 
-    /// Whether the kernel holds any of it.
+    /// Whether the kernel uses the memory of any slot.
     pub(crate) fn is_lent(&self) -> bool {
         self.slots.iter().any(|slot| slot.in_kernel > 0)
     }
@@ -216,22 +216,22 @@ impl Buffers {
         self.slots[index as usize].len
     }
 
-    /// Bytes that a slot of our own memory takes: its whole block.
+    /// Bytes of memory that a pool slot takes: its whole block.
     pub(crate) fn block(&self, index: u32) -> usize {
-        match &self.slots[index as usize].keep {
-            Keep::Pool(block) => block.len(),
-            Keep::Vacant | Keep::Guest(_) => 0,
+        match &self.slots[index as usize].owner {
+            Owner::Pool(block) => block.len(),
+            Owner::Vacant | Owner::Guest(_) => 0,
         }
     }
 
-    /// Bytes that a slot of so many of our own takes.
+    /// Bytes of memory that a pool slot of this length takes.
     pub(crate) fn block_of(len: usize) -> usize {
         len.max(SMALLEST_BLOCK).next_power_of_two()
     }
 
-    /// Whether the slot's memory is our own, so that stale bytes in it might be another disk's.
+    /// Whether it is pool memory, so that stale bytes in it may be another disk's.
     pub(crate) fn is_pool(&self, index: u32) -> bool {
-        matches!(self.slots[index as usize].keep, Keep::Pool(_))
+        matches!(self.slots[index as usize].owner, Owner::Pool(_))
     }
 
     /// The segments of a slot.
@@ -239,7 +239,7 @@ impl Buffers {
         &self.slots[index as usize].segments
     }
 
-    /// Whether every piece from `data` on begins and ends in memory at multiples of `alignment`, as direct I/O demands.
+    /// Whether every piece from `data` on starts and ends at multiples of `alignment`, as direct I/O requires.
     pub(crate) fn is_memory_aligned(&self, data: Data, alignment: usize) -> bool {
         (data.start as usize).is_multiple_of(alignment)
             && self
@@ -248,11 +248,12 @@ impl Buffers {
                 .all(|s| s.is_aligned(alignment) && s.len().is_multiple_of(alignment))
     }
 
-    /// The scatter list of `len` bytes from `data`, for the kernel: valid until [`Buffers::returned`].
+    /// Lends the scatter list of `len` bytes from `data` to the kernel: valid until [`Buffers::returned`].
     ///
     /// # Panics
-    /// When the range is not inside the slot, or when a part of this slot, which is in several pieces, is lent already: one
-    /// list at a time. Of a slot in one piece any number of parts may be lent: the kernel is given the piece, not a list.
+    /// If the range is not inside the slot, or a part of this slot is lent already and has several pieces: only one
+    /// list at a time. Any number of parts of a slot in one piece may be lent, because the kernel gets the piece, not a
+    /// list.
     pub(super) fn lend(&mut self, data: Data, len: usize) -> &[Segment] {
         let slot = &mut self.slots[data.buffer as usize];
         let start = data.start as usize;
@@ -275,10 +276,10 @@ impl Buffers {
         &slot.part
     }
 
-    /// The kernel is done with one operation on the slot.
+    /// The kernel has completed one operation on the slot.
     ///
     /// # Panics
-    /// When it had none.
+    /// If there was none.
     pub(crate) fn returned(&mut self, index: u32) {
         let slot = &mut self.slots[index as usize];
         slot.in_kernel = slot
@@ -309,7 +310,7 @@ impl Buffers {
         }
     }
 
-    /// The `N` bytes of a slot from `data` on; `None` if its first piece does not hold them all.
+    /// The `N` bytes of a slot from `data` on; `None` if its first piece does not contain them all.
     #[inline(always)]
     pub(crate) fn get_array<const N: usize>(&self, data: Data) -> Option<[u8; N]> {
         let piece = self.segments(data.buffer).first()?;
@@ -324,10 +325,10 @@ impl Buffers {
         Some(bytes)
     }
 
-    /// Copies `len` bytes from one slot to another, whatever pieces either is in; as much as both have.
+    /// Copies `len` bytes from one slot to another, in any pieces; as many as both have.
     ///
     /// # Panics
-    /// When both are the same slot.
+    /// If both are the same slot.
     pub(crate) fn transfer(&mut self, from: Data, to: Data, len: usize) {
         assert_ne!(
             from.buffer, to.buffer,
@@ -340,7 +341,7 @@ impl Buffers {
             while let (Some(piece), Some(room)) = (source, target) {
                 let take = piece.len().min(room.len());
                 // SAFETY: both pieces are valid memory of at least `take` bytes (module invariant). They are of different
-                // slots; where a guest's memory overlaps itself, its bytes are the guest's own trouble, hence `copy`.
+                // slots; where a guest's memory overlaps itself, its bytes are the guest's responsibility, hence `copy`.
                 unsafe {
                     std::ptr::copy(
                         piece.0.iov_base.cast::<u8>(),
@@ -356,10 +357,10 @@ impl Buffers {
         }
     }
 
-    /// Copies `len` bytes from one slot of our own memory to another.
+    /// Copies `len` bytes from one pool slot to another.
     ///
     /// # Panics
-    /// When either is not one piece that long, or both are the same.
+    /// If either is not one piece of that length, or both are the same.
     pub(crate) fn copy(&mut self, from: Data, to: Data, len: usize) {
         let source = one_piece(self.segments(from.buffer), from.start as usize, len);
         let target = one_piece(self.segments(to.buffer), to.start as usize, len);
@@ -392,7 +393,7 @@ impl Default for Buffers {
     }
 }
 
-/// The pieces of `segments` that make up `len` bytes from `start`; fewer when they end before.
+/// The pieces of `segments` that make up `len` bytes from `start`; fewer if they end before.
 pub(super) fn pieces(
     segments: &[Segment],
     start: usize,
@@ -415,16 +416,16 @@ pub(super) fn pieces(
     })
 }
 
-/// The one piece that `len` bytes from `start` are.
+/// The single piece of `len` bytes from `start`.
 fn one_piece(segments: &[Segment], start: usize, len: usize) -> Segment {
     let piece = pieces(segments, start, len)
         .next()
         .expect("the range lies within the buffer");
-    assert_eq!(piece.len(), len, "our own memory is in one piece");
+    assert_eq!(piece.len(), len, "pool memory is in one piece");
     piece
 }
 
-/// Free blocks of our own, by size.
+/// Free pool blocks, by size.
 #[derive(Default)]
 struct Pool {
     sizes: [Vec<Mmap>; 9],
@@ -443,8 +444,8 @@ impl Pool {
     }
 
     fn put(&mut self, block: Mmap) {
-        if block.len() <= LARGEST_KEPT {
-            let most = (KEPT_BYTES / block.len()).max(KEPT_LEAST);
+        if block.len() <= LARGEST_CACHED {
+            let most = (CACHED_BYTES / block.len()).max(CACHED_LEAST);
             let free = &mut self.sizes[Pool::class(block.len())];
             if free.len() < most {
                 free.push(block);
@@ -479,7 +480,7 @@ mod tests {
     }
 
     #[test]
-    fn a_part_that_is_lent_has_the_right_pieces() {
+    fn a_lent_part_has_the_right_pieces() {
         let mut buffers = Buffers::new();
         let slot = buffers.claim_pool(8192).expect("memory");
         assert_eq!(buffers.lend(data(slot, 512), 1024)[0].len(), 1024);
@@ -514,7 +515,7 @@ mod tests {
     }
 
     #[test]
-    fn zeroes_are_one_slot_of_which_many_parts_may_be_lent() {
+    fn many_parts_of_the_slot_of_zeroes_may_be_lent() {
         let mut buffers = Buffers::new();
         let zeroes = buffers.zeroes().expect("memory");
         assert_eq!(buffers.zeroes().expect("memory"), zeroes);
@@ -530,64 +531,64 @@ mod tests {
     }
 
     #[test]
-    fn the_blocks_of_a_deep_queue_are_used_again() {
-        /// What one NBD client may keep under way.
+    fn the_blocks_of_a_deep_queue_are_reused() {
+        /// What one NBD client may have in flight.
         const DEPTH: usize = 512;
         let mut buffers = Buffers::new();
         let mut claim_all = || {
             let slots = (0..DEPTH).map(|_| buffers.claim_pool(4096).expect("memory"));
             let slots: Vec<u32> = slots.collect();
-            let places = slots
+            let addresses = slots
                 .iter()
                 .map(|&slot| buffers.segments(slot)[0].0.iov_base);
-            let mut places: Vec<_> = places.collect();
-            places.sort_unstable();
+            let mut addresses: Vec<_> = addresses.collect();
+            addresses.sort_unstable();
             slots.iter().for_each(|&slot| buffers.release(slot));
-            (places, buffers.pool.sizes[0].len())
+            (addresses, buffers.pool.sizes[0].len())
         };
         let first = claim_all();
-        assert_eq!(first.1, DEPTH, "all are kept");
+        assert_eq!(first.1, DEPTH, "all blocks are reused");
         assert_eq!(claim_all(), first);
     }
 
-    /// A list of so many pieces, all of them empty.
+    /// A list of this many empty pieces.
     fn list(pieces: usize) -> Vec<Segment> {
         vec![Segment::new(std::ptr::null_mut(), 0); pieces]
     }
 
     #[test]
-    fn what_long_lists_took_is_given_back_but_for_a_few_that_are_used_again() {
+    fn long_lists_are_freed_except_for_a_few_that_are_reused() {
         let mut buffers = Buffers::new();
         let memory = Rc::new(Mapping::empty());
         let slots = (0..3000).map(|_| buffers.claim_guest(&memory, &mut list(1024)));
         let slots: Vec<u32> = slots.collect();
         for &slot in &slots {
             assert_eq!(buffers.room(slot), 1024);
-            // As a datastore does that was told of less than all.
+            // As a datastore does for a partial request.
             buffers.slots[slot as usize].part = list(1000);
         }
         slots.iter().for_each(|&slot| buffers.release(slot));
         let lists = buffers.slots.iter().flat_map(|s| [&s.segments, &s.part]);
         assert!(lists.into_iter().all(|l| l.capacity() <= SHORT_LIST));
-        assert_eq!(buffers.long.len(), LONG_KEPT);
-        assert!(buffers.long.iter().all(|l| l.capacity() <= LONGEST_KEPT));
+        assert_eq!(buffers.long.len(), LONG_LISTS);
+        assert!(buffers.long.iter().all(|l| l.capacity() <= LONGEST_CACHED));
 
-        let kept = buffers.long.last().map(Vec::as_ptr);
+        let cached = buffers.long.last().map(Vec::as_ptr);
         let mut next = list(100);
         let slot = buffers.claim_guest_roomy(&memory, &mut next);
-        assert_eq!(kept, Some(next.as_ptr()));
+        assert_eq!(cached, Some(next.as_ptr()));
         buffers.release(slot);
-        assert_eq!(buffers.long.len(), LONG_KEPT);
+        assert_eq!(buffers.long.len(), LONG_LISTS);
     }
 
     #[test]
-    fn requests_with_long_lists_and_short_ones_allocate_nothing_in_the_end() {
+    fn in_steady_state_long_and_short_lists_allocate_nothing() {
         let mut buffers = Buffers::new();
         let memory = Rc::new(Mapping::empty());
         let mut scratch = Vec::with_capacity(SHORT_LIST);
-        let mut places = Vec::new();
+        let mut addresses = Vec::new();
         let mut new_in_a_round = || {
-            let before = places.len();
+            let before = addresses.len();
             for pieces in [1, 100, 16, 17, 1] {
                 scratch.clear();
                 for piece in list(pieces) {
@@ -600,13 +601,13 @@ mod tests {
                 let list = buffers.segments(slot);
                 assert_eq!(list.len(), pieces);
                 assert!(pieces > SHORT_LIST || buffers.room(slot) <= SHORT_LIST);
-                let place = list.as_ptr();
-                if !places.contains(&place) {
-                    places.push(place);
+                let address = list.as_ptr();
+                if !addresses.contains(&address) {
+                    addresses.push(address);
                 }
                 buffers.release(slot);
             }
-            places.len() - before
+            addresses.len() - before
         };
         for _ in 0..4 {
             new_in_a_round();
@@ -616,7 +617,7 @@ mod tests {
 
     #[test]
     #[should_panic(expected = "the kernel is done with it")]
-    fn a_buffer_that_the_kernel_holds_is_not_released() {
+    fn a_buffer_in_the_kernel_is_not_released() {
         let mut buffers = Buffers::new();
         let slot = buffers.claim_pool(4096).expect("memory");
         buffers.lend(data(slot, 0), 4096);

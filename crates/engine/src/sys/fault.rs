@@ -1,54 +1,53 @@
 //! The SIGBUS handler: it survives the truncation of a mapped file.
 //!
-//! Touching a page behind the end of a file is a SIGBUS, which would end the daemon and every other guest's I/O with it. The
-//! handler here puts a page of zeroes in place when the address lies in a mapping that another process may cut, a huge one
-//! where pages are huge (of those there may be none left, which is a SIGBUS, too): that front end's guest reads nonsense
-//! from then on, which the ring walker refuses, and nobody else notices. A fault anywhere else ends the process as it
-//! would have.
+//! An access beyond the end of a mapped file raises SIGBUS, which would end the daemon and the I/O of all guests. So
+//! does a huge page if none is free. If the address lies in a mapping of a file that another process may truncate, this
+//! handler maps a page of zeroes there. That front end's guest then reads invalid data, which the ring parser rejects;
+//! others do not notice. Any other SIGBUS ends the process as usual.
 //!
-//! A page that is missing says nothing of those behind it: there may only have been no memory for it, and what the guest has
-//! there must not reach its disk as zeroes. So pages are replaced one by one at first. But each splits its mapping, the
-//! kernel bounds the pieces of a process, and a hostile front end has as many pages missing as it likes. Of a mapping of
-//! which many are missing, therefore, and of any once many are missing in all, the page and whatever lies behind it are
-//! replaced as one piece: memory like that is lost to its guest in any case. No ring is started over memory of which a page
-//! is missing ([`super::guest::Mapping::is_spoilt`]).
+//! A missing page says nothing about those behind it: there may only have been no memory for it, and the guest's other
+//! data must not reach its disk as zeroes. So pages are first replaced one by one. But each replacement splits the
+//! mapping, the kernel limits the mappings of a process, and a hostile front end can have any number of pages missing.
+//! So beyond a limit per mapping and in total, a page and everything behind it are replaced as one piece. Such memory
+//! is lost to its guest anyway. No ring starts over memory with a missing page ([`super::guest::Mapping::is_spoilt`]).
 //!
 //! # Always true
-//! - the handler only loads and stores atomics, compares, and calls mmap: all that a signal handler may
-//! - a range stands in the table before its mapping is used, and until just before it is unmapped
-//! - guarded mappings and what is put in place in them are fewer pieces than the kernel allows by default
-//!   (`vm.max_map_count`, 65,530): each is one, or two where its end was replaced, and a page by itself makes two more
+//! - the handler only loads and stores atomics, compares, and calls mmap: all of that is allowed in a signal handler
+//! - a range is in the table before its mapping is used, and until just before it is unmapped
+//! - guarded mappings and their replaced pages are fewer than the kernel's default limit of mappings
+//!   (`vm.max_map_count`, 65,530). Each mapping counts as one, or two if its end was replaced; each single page adds
+//!   two
 
 use std::sync::Once;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-/// Mappings at one time; beyond that new ones are refused. A front end has some ten at most, or 64 and a few more if it is
-/// hostile or its guest has much memory plugged in, and an image has one: room for 500 disks as they are and for the two
-/// front ends, each at its worst, of eighty others; in half the pieces that the kernel allows.
+/// Maximum number of guarded mappings; beyond it new ones are refused. A usual front end has at most ten. A hostile
+/// one, or one with much hot-plugged memory, has 64 and a few more; an image has one. This is enough for 500 usual
+/// disks, plus two front ends at their worst for each of eighty others. It uses half of the kernel's limit.
 const MOST: usize = 16_384;
-/// Pages of one mapping that are replaced one by one: more than an honest front end, whose host has run out of memory for
-/// a while, has us touch before its virtual machine has touched one itself and ended.
-const ALONE: usize = 64;
-/// The same, of all mappings: a quarter of the pieces that the kernel allows. A last quarter is left to all else.
-const ALONE_IN_ALL: usize = 8192;
+/// Pages of one mapping that are replaced one by one. An honest front end on a host without free memory loses fewer
+/// before its virtual machine touches a missing page itself and ends.
+const SINGLE: usize = 64;
+/// The same for all mappings together: a quarter of the kernel's limit. The last quarter is left for other mappings.
+const SINGLE_IN_ALL: usize = 8192;
 /// Bytes of an ordinary page.
 pub(super) const PAGE: usize = 4096;
 
 static STARTS: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
 static ENDS: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
-/// Bytes of a page there.
+/// Page size of each mapping, in bytes.
 static PAGES: [AtomicUsize; MOST] = [const { AtomicUsize::new(PAGE) }; MOST];
-/// How many pages were replaced there one by one.
+/// How many pages of each were replaced one by one.
 static PATCHES: [AtomicUsize; MOST] = [const { AtomicUsize::new(0) }; MOST];
 /// The sum of these.
 static PATCHES_IN_ALL: AtomicUsize = AtomicUsize::new(0);
 static INSTALL: Once = Once::new();
 
-/// Guards a mapping with pages of `page` bytes from now on. Its place in the table, if there was room for it.
+/// Guards a mapping with pages of `page` bytes. Returns its index in the table, if there was room.
 pub(super) fn guard(start: usize, len: usize, page: usize) -> Option<usize> {
     INSTALL.call_once(install);
     for place in 0..MOST {
-        // Claim the place with an end that makes its range empty, then fill it in.
+        // Claim the entry with an empty range, then fill it in.
         if STARTS[place]
             .compare_exchange(0, start, Ordering::AcqRel, Ordering::Relaxed)
             .is_ok()
@@ -61,7 +60,7 @@ pub(super) fn guard(start: usize, len: usize, page: usize) -> Option<usize> {
     None
 }
 
-/// Guards the mapping at `place` no longer.
+/// Stops guarding the mapping at `place`.
 pub(super) fn release(place: usize) {
     ENDS[place].store(0, Ordering::Release);
     let patches = PATCHES[place].swap(0, Ordering::Relaxed);
@@ -69,12 +68,12 @@ pub(super) fn release(place: usize) {
     STARTS[place].store(0, Ordering::Release);
 }
 
-/// Whether a page of the mapping at `place` was missing when it was touched, and zeroes are there instead.
+/// Whether a page of the mapping at `place` was missing on access, and was replaced by zeroes.
 pub(super) fn is_patched(place: usize) -> bool {
     PATCHES[place].load(Ordering::Acquire) > 0
 }
 
-/// Whether that is so of any mapping.
+/// Whether that applies to any mapping.
 pub(super) fn is_any_patched() -> bool {
     PATCHES_IN_ALL.load(Ordering::Acquire) > 0
 }
@@ -111,28 +110,28 @@ extern "C" fn on_bus_error(
     {
         return;
     }
-    // Not ours: let the default action end the process when the instruction faults again.
+    // Not a guarded address: let the default action end the process when the instruction faults again.
     // SAFETY: restoring the default disposition is async-signal-safe.
     unsafe { libc::signal(signal, libc::SIG_DFL) };
 }
 
-/// Puts zeroes where the address lies in the mapping at `place`: the page, or all from there on if too many were replaced
-/// one by one. Where the system does not give that much, or splits no mapping further, whichever it does.
+/// Maps zeroes at the address in the mapping at `place`: one page, or everything from there on beyond the limit. If the
+/// system refuses one, tries the other.
 fn patch(place: usize, address: usize) -> bool {
     let page = PAGES[place].load(Ordering::Relaxed);
     let start = address - address % page;
     let rest = ENDS[place].load(Ordering::Acquire) - start;
-    let alone = may_patch_alone(place);
-    let [first, second] = if alone { [page, rest] } else { [rest, page] };
+    let single = may_patch_single(place);
+    let [first, second] = if single { [page, rest] } else { [rest, page] };
     zeroes(start, first) || zeroes(start, second)
 }
 
-/// Whether one page more is replaced by itself; counted, if so.
-fn may_patch_alone(place: usize) -> bool {
-    // Threads that come at the same time may count a few more than there should be.
+/// Whether one more page may be replaced alone; counts it if so.
+fn may_patch_single(place: usize) -> bool {
+    // Concurrent threads may exceed the limit by a few.
     let own = PATCHES[place].load(Ordering::Relaxed);
-    let may = own < ALONE && PATCHES_IN_ALL.load(Ordering::Relaxed) < ALONE_IN_ALL;
-    // The first one is counted in any case: it tells that the mapping is patched.
+    let may = own < SINGLE && PATCHES_IN_ALL.load(Ordering::Relaxed) < SINGLE_IN_ALL;
+    // The first one always counts: it marks the mapping as patched.
     if may || own == 0 {
         PATCHES_IN_ALL.fetch_add(1, Ordering::Release);
         PATCHES[place].fetch_add(1, Ordering::Release);
@@ -140,11 +139,11 @@ fn may_patch_alone(place: usize) -> bool {
     may
 }
 
-/// Puts `len` bytes of zeroes at `start`, backed by memory only once they are written.
+/// Maps `len` bytes of zeroes at `start`, backed by memory only once they are written.
 fn zeroes(start: usize, len: usize) -> bool {
     let prot = libc::PROT_READ | libc::PROT_WRITE;
     let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE | libc::MAP_FIXED;
-    // SAFETY: the range lies in a mapping of ours that nobody holds a Rust reference into.
+    // SAFETY: the range lies in a guarded mapping without Rust references into it.
     let at = unsafe { libc::mmap(start as *mut libc::c_void, len, prot, flags, -1, 0) };
     at != libc::MAP_FAILED
 }
@@ -159,7 +158,7 @@ mod tests {
     use tidegate_front::vhost::Area;
 
     #[test]
-    fn memory_that_is_cut_behind_our_back_reads_as_zeroes_instead_of_ending_us() {
+    fn truncated_memory_reads_as_zeroes_and_the_process_survives() {
         let file = os::memory_file(c"cut", 8192).expect("memory");
         let map = Arc::new(Mmap::file(&file, 0, 8192).expect("a mapping"));
         let area = GuestArea::of_map(&map, 0, 8192).expect("inside");
@@ -172,14 +171,14 @@ mod tests {
         assert_eq!(area.load_u16(0), 9);
     }
 
-    /// The tests here use up what pages are replaced one by one, of all mappings.
-    static TURN: Mutex<()> = Mutex::new(());
+    /// These tests share the limit for all mappings.
+    static LOCK: Mutex<()> = Mutex::new(());
 
-    fn turn() -> MutexGuard<'static, ()> {
-        TURN.lock().unwrap_or_else(PoisonError::into_inner)
+    fn lock() -> MutexGuard<'static, ()> {
+        LOCK.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Of how many pieces a mapping is, as the kernel tells.
+    /// The number of pieces of a mapping in the kernel's table.
     fn pieces(maps: &[Arc<Mmap>]) -> usize {
         let inside = |at: usize| {
             maps.iter()
@@ -194,8 +193,8 @@ mod tests {
     }
 
     #[test]
-    fn memory_of_which_ever_more_is_missing_comes_to_no_more_pieces() {
-        let _turn = turn();
+    fn more_missing_pages_of_a_mapping_do_not_split_it_further() {
+        let _lock = lock();
         const LEN: usize = 256 << 20;
         const STRIDE: usize = LEN / 10_000 / PAGE * PAGE;
         let file = os::memory_file(c"cut", LEN as u64).expect("memory");
@@ -209,19 +208,19 @@ mod tests {
             area.store_u16(at, 9);
             assert_eq!(area.load_u16(at), 9);
         };
-        // Also from behind, where what was put in place lies behind what is missing next.
+        // Also backwards, where replaced pages lie behind the next missing one.
         (0..5000).for_each(touch);
         (5000..10_000).rev().for_each(touch);
         let pieces = pieces(&[Arc::clone(&map)]);
-        assert!(pieces <= 2 * ALONE + 2, "{pieces}");
-        assert_eq!(area.load_u16(0), 7, "what was not cut is still there");
+        assert!(pieces <= 2 * SINGLE + 2, "{pieces}");
+        assert_eq!(area.load_u16(0), 7, "the rest of the file is still there");
     }
 
     #[test]
-    fn mappings_of_which_all_miss_pages_come_to_fewer_pieces_than_the_kernel_allows() {
-        let _turn = turn();
-        const MAPPINGS: usize = 2 * ALONE_IN_ALL / ALONE;
-        const LEN: usize = 4 * ALONE * PAGE;
+    fn many_mappings_with_missing_pages_stay_below_the_kernels_limit() {
+        let _lock = lock();
+        const MAPPINGS: usize = 2 * SINGLE_IN_ALL / SINGLE;
+        const LEN: usize = 4 * SINGLE * PAGE;
         let file = os::memory_file(c"cut", LEN as u64).expect("memory");
         let map = |_| Arc::new(Mmap::file(&file, 0, LEN).expect("a mapping"));
         let maps: Vec<Arc<Mmap>> = (0..MAPPINGS).map(map).collect();
@@ -234,18 +233,18 @@ mod tests {
             assert!(map.is_patched());
         }
         let pieces = pieces(&maps);
-        let most = 2 * (ALONE_IN_ALL + MAPPINGS);
+        let most = 2 * (SINGLE_IN_ALL + MAPPINGS);
         assert!(pieces <= most, "{pieces}");
-        // Each had at least one, and all are told to be patched; those that go give back what they took.
-        assert!(PATCHES_IN_ALL.load(Ordering::Relaxed) >= ALONE_IN_ALL);
+        // Each had at least one, and each reports it; a dropped mapping releases its count.
+        assert!(PATCHES_IN_ALL.load(Ordering::Relaxed) >= SINGLE_IN_ALL);
         drop(maps);
         let left = PATCHES_IN_ALL.load(Ordering::Relaxed);
-        assert!(left < ALONE_IN_ALL / 2, "{left}");
+        assert!(left < SINGLE_IN_ALL / 2, "{left}");
     }
 
     #[test]
-    fn one_page_that_is_missing_takes_nothing_of_those_behind_it() {
-        let _turn = turn();
+    fn a_missing_page_does_not_affect_those_behind_it() {
+        let _lock = lock();
         let file = os::memory_file(c"cut", 3 * PAGE as u64).expect("memory");
         let map = Arc::new(Mmap::file(&file, 0, 3 * PAGE).expect("a mapping"));
         let area = GuestArea::of_map(&map, 0, 3 * PAGE).expect("inside");
@@ -260,15 +259,15 @@ mod tests {
     }
 
     #[test]
-    fn huge_pages_that_there_are_none_of_read_as_zeroes_instead_of_ending_us() {
-        // Of two megabytes, of which a machine keeps none unless it is told to.
+    fn missing_huge_pages_read_as_zeroes_and_the_process_survives() {
+        // Huge pages of two megabytes, of which a machine has none by default.
         const HUGE: usize = 2 << 20;
         let flags = libc::MFD_CLOEXEC | libc::MFD_HUGETLB | libc::MFD_HUGE_2MB;
         let Ok(file) = os::memory_of(c"huge", flags, 2 * HUGE as u64) else {
             return;
         };
         let map = Arc::new(Mmap::file(&file, 0, HUGE + 1).expect("a mapping"));
-        assert_eq!(map.len(), 2 * HUGE, "the last page wholly");
+        assert_eq!(map.len(), 2 * HUGE, "the last page is whole");
         let area = GuestArea::of_map(&map, 0, 2 * HUGE).expect("inside");
         file.set_len(0).expect("cut");
         assert_eq!(area.load_u16(HUGE + 4098), 0);
@@ -279,7 +278,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_is_no_memory_is_not_mapped_for_a_guest() {
+    fn a_file_that_is_not_memory_is_not_mapped_for_a_guest() {
         let file = std::fs::File::open("/proc/self/status").expect("a file");
         let error = Mmap::file(&file, 0, 4096).err().expect("refused");
         assert!(error.to_string().contains("memfd"), "{error}");

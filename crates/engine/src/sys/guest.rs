@@ -1,15 +1,15 @@
 //! A guest's memory, mapped from the files that its front end sent.
 //!
-//! The vhost-user device builds a [`Mapping`] from the regions of the protocol and gives it to the I/O thread; the
-//! queue walker of `tidegate-front` sees it as [`GuestMemory`].
+//! The vhost-user device builds a [`Mapping`] from the protocol's regions and passes it to the I/O thread. The ring
+//! parser of `tidegate-front` uses it as [`GuestMemory`].
 //!
 //! # Always true
-//! - a [`Segment`] or [`GuestArea`] lies wholly within one region
+//! - a [`Segment`] or [`GuestArea`] lies completely within one region
 //! - regions do not overlap in guest addresses (checked when a mapping is made)
-//! - a front end's regions come to [`MOST_MEMORY`] at most, and any other file of its to [`MOST_OF_A_FILE`]
+//! - a front end's regions take at most [`MOST_MEMORY`], and any other file of it at most [`MOST_OF_A_FILE`]
 
 use super::{fault, os};
-use area::{Keep, load_pair};
+use area::{Owner, load_pair};
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -22,21 +22,21 @@ pub(crate) use area::GuestArea;
 
 mod area;
 
-/// Pages of the dirty log, as vhost fixes them.
+/// Page size of the dirty log, by the vhost protocol.
 const LOG_PAGE: u64 = 4096;
 
-/// Bytes of memory that one front end may have mapped: as much as the largest guests have, and a 32nd of our address
-/// space, which all share. A file with nothing in it costs its maker nothing, however long it is.
+/// Bytes of memory that one front end may have mapped: enough for the largest guests, and a 32nd of the address space,
+/// which all share. A sparse file costs its creator nothing, however long it is.
 const MOST_MEMORY: u64 = 4 << 40;
-/// The same of a file that is not memory: a log of 8 GiB is of 256 TiB of a guest's addresses, and an account of what is in
-/// flight is smaller.
+/// The same for other files. A log of 8 GiB covers 256 TiB of guest addresses; an in-flight region is smaller.
 const MOST_OF_A_FILE: u64 = 8 << 30;
 
 /// A shared mapping of a file, unmapped when dropped.
 pub(crate) struct Mmap {
     base: NonNull<u8>,
     len: usize,
-    /// Its place among those that others may cut, so that touching them may fault ([`super::fault`]).
+    /// Its index among the guarded mappings: a truncation of the file by another process makes an access fault
+    /// ([`super::fault`]).
     guarded: Option<usize>,
 }
 
@@ -46,18 +46,17 @@ unsafe impl Send for Mmap {}
 unsafe impl Sync for Mmap {}
 
 impl Mmap {
-    /// Maps `len` bytes of `file`, which is memory ([`os::memory_page`]), from `offset`, readable and writable, shared.
-    /// Where pages are huge, the last one wholly.
+    /// Maps `len` bytes of `file`, which must be memory ([`os::memory_page`]), from `offset`, readable, writable and
+    /// shared. With huge pages the last page is mapped completely.
     ///
     /// # Errors
-    /// When it is no memory, or more than [`MOST_OF_A_FILE`], when as many files are mapped as can be guarded, or what mmap
-    /// says.
+    /// If it is not memory, is more than [`MOST_OF_A_FILE`], too many files are mapped already, or mmap fails.
     pub(crate) fn file(file: &File, offset: u64, len: usize) -> io::Result<Mmap> {
         check_size(len as u64, MOST_OF_A_FILE)?;
         Mmap::shared(file, offset, len)
     }
 
-    /// The same, however many bytes it is.
+    /// Maps a file as above, without a limit on its size.
     fn shared(file: &File, offset: u64, len: usize) -> io::Result<Mmap> {
         let page = os::memory_page(file)?;
         let len = match page {
@@ -68,26 +67,26 @@ impl Mmap {
         let flags = libc::MAP_SHARED | libc::MAP_NORESERVE;
         let map = Mmap::new(len, flags, file.as_raw_fd(), offset, page)?;
         if !map.is_guarded() {
-            let what = "as many files are mapped already, for all front ends together, as can be guarded against being \
-                        cut: detach disks that are not in use, or plug less memory into their guests";
+            let what = "the maximum number of files is mapped already, for all front ends together: \
+                        detach disks that are not in use, or plug less memory into their guests";
             return Err(io::Error::new(io::ErrorKind::OutOfMemory, what));
         }
         Ok(map)
     }
 
-    /// A copy of `len` bytes of `file` from `offset`, which the file does not see the changes of.
+    /// A private copy of `len` bytes of `file` from `offset`; writes do not reach the file.
     ///
     /// # Errors
-    /// What mmap says.
+    /// If mmap fails.
     pub(crate) fn private(file: &OwnedFd, offset: u64, len: usize) -> io::Result<Mmap> {
         let flags = libc::MAP_PRIVATE;
         Mmap::new(len, flags, file.as_raw_fd(), offset, fault::PAGE)
     }
 
-    /// `len` bytes of private zeroes, page-aligned, backed by memory only once touched.
+    /// `len` bytes of private zeroes, page-aligned, backed by memory only on access.
     ///
     /// # Errors
-    /// What mmap says.
+    /// If mmap fails.
     pub(crate) fn anonymous(len: usize) -> io::Result<Mmap> {
         let flags = libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE;
         Mmap::new(len, flags, -1, 0, fault::PAGE)
@@ -109,17 +108,17 @@ impl Mmap {
         Ok(Mmap { base, len, guarded })
     }
 
-    /// Whether touching it is survived when others cut its file.
+    /// Whether an access survives a truncation of its file by another process.
     pub(crate) fn is_guarded(&self) -> bool {
         self.guarded.is_some()
     }
 
-    /// Whether a page of it was missing when it was touched, and zeroes are there instead.
+    /// Whether a page of it was missing on access, and was replaced by zeroes.
     pub(crate) fn is_patched(&self) -> bool {
         self.guarded.is_some_and(fault::is_patched)
     }
 
-    /// Where it begins.
+    /// Its start address.
     pub(crate) fn base(&self) -> *mut u8 {
         self.base.as_ptr()
     }
@@ -129,10 +128,10 @@ impl Mmap {
         self.len
     }
 
-    /// Gives the whole pages of a range back to the system; they read as zeroes afterwards.
+    /// Returns the whole pages of a range to the system; they read as zeroes afterwards.
     ///
     /// # Panics
-    /// When the range is not inside.
+    /// If the range is not inside.
     pub(crate) fn discard(&self, start: usize, len: usize) {
         assert!(
             start.checked_add(len).is_some_and(|end| end <= self.len),
@@ -147,21 +146,21 @@ impl Mmap {
 
 impl Drop for Mmap {
     fn drop(&mut self) {
-        if let Some(place) = self.guarded {
-            fault::release(place);
+        if let Some(address) = self.guarded {
+            fault::release(address);
         }
         // SAFETY: base and len are those of a mapping that this value owns; the module's invariants keep users away.
         unsafe { libc::munmap(self.base.as_ptr().cast(), self.len) };
     }
 }
 
-/// Refuses more bytes than a front end may have mapped.
+/// Rejects more bytes than a front end may have mapped.
 fn check_size(bytes: u64, most: u64) -> io::Result<()> {
     if bytes <= most {
         return Ok(());
     }
     let what = format!(
-        "a front end shares {bytes} bytes where {most} are the most that are mapped of one, so that others find room: \
+        "a front end shares {bytes} bytes, but at most {most} are mapped for one front end, to leave room for others: \
          give its guest less memory"
     );
     Err(io::Error::new(io::ErrorKind::OutOfMemory, what))
@@ -172,13 +171,13 @@ fn memory_size(bytes: u64) -> usize {
     usize::try_from(bytes).expect("addresses have 64 bits on every machine that this runs on")
 }
 
-/// One stretch of guest memory.
+/// One contiguous range of guest memory.
 pub(crate) struct Region {
     /// First guest address.
     pub(crate) guest: u64,
     /// Address of the same byte in the front end's process, which ring addresses refer to.
     pub(crate) user: u64,
-    /// Bytes.
+    /// Length in bytes.
     pub(crate) len: u64,
     map: Mmap,
     /// Position of the region's first byte in the mapping.
@@ -186,10 +185,10 @@ pub(crate) struct Region {
 }
 
 impl Region {
-    /// Maps a region of the vhost-user protocol: `len` bytes that begin `offset` bytes into `file`.
+    /// Maps a region of the vhost-user protocol: `len` bytes from `offset` of `file`.
     ///
     /// # Errors
-    /// An address range that wraps, more than one front end may have mapped, or what mmap says.
+    /// If the address range wraps, exceeds what one front end may have mapped, or mmap fails.
     pub(crate) fn map(
         file: &File,
         guest: u64,
@@ -205,7 +204,7 @@ impl Region {
             ));
         }
         if (guest ^ offset) & (LOG_PAGE - 1) != 0 {
-            // Then what is aligned for the guest is not aligned here, and rings could not be accessed atomically.
+            // Otherwise guest-aligned addresses are not aligned here, and rings could not be accessed atomically.
             let what = "a memory region's offset in its file is not congruent to its guest address";
             return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
         }
@@ -218,7 +217,7 @@ impl Region {
             .checked_add(skip)
             .ok_or(io::ErrorKind::InvalidInput)?;
         if file.metadata()?.len() < page_start + map_len as u64 {
-            // Touching pages behind the end of a file would be a SIGBUS.
+            // Accessing pages beyond the end of a file would raise SIGBUS.
             return Err(io::Error::new(
                 io::ErrorKind::InvalidInput,
                 "a memory region is longer than its file",
@@ -233,10 +232,10 @@ impl Region {
         })
     }
 
-    fn place(&self) -> Place {
+    fn address(&self) -> RegionAddress {
         // SAFETY: skip + len bytes are mapped.
         let host = unsafe { self.map.base().add(self.skip) };
-        Place {
+        RegionAddress {
             guest: self.guest,
             len: self.len,
             host,
@@ -244,25 +243,25 @@ impl Region {
     }
 }
 
-/// Where a region is, at hand: every address of every request is looked up.
+/// The addresses of a region, stored compactly: every address of every request is looked up.
 #[derive(Clone, Copy)]
-struct Place {
+struct RegionAddress {
     guest: u64,
     len: u64,
-    /// The region's first byte here.
+    /// The host address of the region's first byte.
     host: *mut u8,
 }
 
-// SAFETY: an address in a mapping that the region beside it keeps; it has no thread affinity.
-unsafe impl Send for Place {}
+// SAFETY: an address in a mapping that the region next to it keeps mapped; it has no thread affinity.
+unsafe impl Send for RegionAddress {}
 // SAFETY: as above; the value itself never changes.
-unsafe impl Sync for Place {}
+unsafe impl Sync for RegionAddress {}
 
-impl Place {
-    /// Host address of the byte at `guest`, with the bytes left in the region from there.
+impl RegionAddress {
+    /// Host address of the byte at `guest`, and the number of bytes left in the region from there.
     #[inline]
     fn find(&self, guest: u64) -> Option<(*mut u8, u64)> {
-        // An address before the region wraps to one far behind it.
+        // An address below the region wraps to one far above it.
         let at = guest.wrapping_sub(self.guest);
         if at >= self.len {
             return None;
@@ -273,16 +272,16 @@ impl Place {
     }
 }
 
-/// All of a guest's memory at one moment, and the log of what devices write, while one is kept.
+/// All of a guest's memory at one moment, and the log of devices' writes, if there is one.
 #[derive(Clone)]
 pub(crate) struct Mapping {
     regions: Vec<Arc<Region>>,
     /// One for each region.
-    places: Vec<Place>,
+    addresses: Vec<RegionAddress>,
     log: Option<Arc<DirtyLog>>,
 }
 
-/// The bitmap in which devices note what they write during live migration.
+/// The bitmap in which devices mark what they write during live migration.
 pub(crate) struct DirtyLog {
     map: Mmap,
 }
@@ -291,7 +290,7 @@ impl DirtyLog {
     /// Maps a log of `len` bytes at `offset` of `file`.
     ///
     /// # Errors
-    /// What mmap says, or a file shorter than it claims.
+    /// If mmap fails, or the file is too short.
     pub(crate) fn map(file: &File, offset: u64, len: u64) -> io::Result<DirtyLog> {
         let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
         if offset
@@ -324,26 +323,26 @@ impl DirtyLog {
             let at = unsafe { self.map.base().add(byte) };
             // SAFETY: the byte is mapped for as long as self, and only ever accessed atomically by us.
             let atom = unsafe { AtomicU8::from_ptr(at) };
-            // Who sees the bit and then copies the page must find in it what was written.
+            // A reader that sees the bit and then copies the page must find the written data.
             atom.fetch_or(1 << (page % 8), Ordering::Release);
         }
     }
 }
 
 impl Mapping {
-    /// No memory at all.
+    /// No memory.
     pub(crate) fn empty() -> Mapping {
         Mapping {
             regions: Vec::new(),
-            places: Vec::new(),
+            addresses: Vec::new(),
             log: None,
         }
     }
 
-    /// This and one region more.
+    /// This mapping with one more region.
     ///
     /// # Errors
-    /// When it overlaps another in guest addresses, or all would be more than one front end may have mapped.
+    /// If it overlaps another in guest addresses, or all exceed what one front end may have mapped.
     pub(crate) fn with(&self, region: Region) -> io::Result<Mapping> {
         let overlaps =
             |r: &Arc<Region>| region.guest < r.guest + r.len && r.guest < region.guest + region.len;
@@ -357,12 +356,12 @@ impl Mapping {
         let sum: u64 = self.regions.iter().map(|r| mapped(&r.map)).sum();
         check_size(sum + mapped(&region.map), MOST_MEMORY)?;
         let mut next = self.clone();
-        next.places.push(region.place());
+        next.addresses.push(region.address());
         next.regions.push(Arc::new(region));
         Ok(next)
     }
 
-    /// This without the region that begins at guest address `guest` and is `len` long; `None` if there is none.
+    /// This mapping without the region at guest address `guest` of length `len`; `None` if there is none.
     pub(crate) fn without(&self, guest: u64, len: u64) -> Option<Mapping> {
         let at = self
             .regions
@@ -370,15 +369,15 @@ impl Mapping {
             .position(|r| r.guest == guest && r.len == len)?;
         let mut next = self.clone();
         next.regions.remove(at);
-        next.places.remove(at);
+        next.addresses.remove(at);
         Some(next)
     }
 
-    /// This with writes logged from now on, or no longer.
+    /// This mapping with or without a log of writes.
     pub(crate) fn logging(&self, log: Option<Arc<DirtyLog>>) -> Mapping {
         Mapping {
             regions: self.regions.clone(),
-            places: self.places.clone(),
+            addresses: self.addresses.clone(),
             log,
         }
     }
@@ -388,7 +387,7 @@ impl Mapping {
         self.regions.len()
     }
 
-    /// The guest address of what the front end's process has at `user`.
+    /// The guest address of the front end's address `user`.
     pub(crate) fn guest_of_user(&self, user: u64) -> Option<u64> {
         let region = self
             .regions
@@ -397,10 +396,10 @@ impl Mapping {
         Some(region.guest + (user - region.user))
     }
 
-    /// Whether a page of it, or of its log, was missing when it was touched: its front end has cut it, or there was no
-    /// memory left for it. Nothing that is found there can be relied on until it is shared anew.
+    /// Whether a page of it, or of its log, was missing on access: its front end truncated it, or there was no memory
+    /// left for it. Its content is unreliable until it is shared again.
     pub(crate) fn is_spoilt(&self) -> bool {
-        // One load, as long as nobody's memory is.
+        // One load, unless some mapping has a missing page.
         fault::is_any_patched()
             && (self.regions.iter().any(|region| region.map.is_patched())
                 || self.log.as_ref().is_some_and(|log| log.map.is_patched()))
@@ -411,7 +410,7 @@ impl Mapping {
         self.log.is_some()
     }
 
-    /// Notes a segment of this memory as written, when a log is kept.
+    /// Marks a segment of this memory as written, if there is a log.
     pub(crate) fn mark_segment(&self, segment: &Segment) {
         let Some(log) = &self.log else { return };
         let host = segment.0.iov_base as usize;
@@ -428,11 +427,13 @@ impl Mapping {
 
     #[inline]
     fn find(&self, guest: u64) -> Option<(*mut u8, u64)> {
-        self.places.iter().find_map(|place| place.find(guest))
+        self.addresses
+            .iter()
+            .find_map(|address| address.find(guest))
     }
 }
 
-/// A contiguous piece of memory for scatter and gather, as the kernel wants it.
+/// A contiguous piece of memory, in the kernel's format for scatter and gather.
 #[derive(Clone, Copy)]
 #[repr(transparent)]
 pub(crate) struct Segment(pub(super) libc::iovec);
@@ -459,7 +460,7 @@ impl Segment {
         (self.0.iov_base as usize).is_multiple_of(alignment)
     }
 
-    /// Leaves of a list what its first `len` bytes lie in.
+    /// Cuts a list to the pieces that contain its first `len` bytes.
     pub(crate) fn cut(list: &mut Vec<Segment>, len: usize) {
         let mut left = len;
         list.retain_mut(|piece| {
@@ -483,16 +484,16 @@ impl GuestMemory for Mapping {
     type Segment = Segment;
 
     fn area(&self, addr: u64, len: usize) -> Option<GuestArea> {
-        let found = |place: &Place| place.find(addr);
+        let found = |address: &RegionAddress| address.find(addr);
         let (region, (base, left)) = self
             .regions
             .iter()
-            .zip(self.places.iter().map(found))
+            .zip(self.addresses.iter().map(found))
             .find_map(|(region, found)| Some((region, found?)))?;
         (len as u64 <= left).then(|| GuestArea {
             base,
             len,
-            _region: Keep::Region(Arc::clone(region)),
+            _region: Owner::Region(Arc::clone(region)),
         })
     }
 
@@ -520,7 +521,7 @@ impl GuestMemory for Mapping {
             let take = need.min(left);
             out.push(Segment::new(host, memory_size(take)));
             need -= take;
-            // Cannot wrap: the region that held `addr` does not.
+            // Cannot wrap: the region of `addr` does not.
             addr += take;
         }
         true
@@ -569,19 +570,19 @@ impl GuestMemory for Mapping {
     }
 }
 
-/// Asks for a cache line ahead of its use.
+/// Prefetches a cache line.
 #[inline]
-fn prefetch(place: *const u8) {
+fn prefetch(address: *const u8) {
     #[cfg(target_arch = "x86_64")]
     // SAFETY: a prefetch reads nothing and never faults, whatever the address.
     unsafe {
-        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(place.cast());
+        std::arch::x86_64::_mm_prefetch::<{ std::arch::x86_64::_MM_HINT_T0 }>(address.cast());
     }
     #[cfg(not(target_arch = "x86_64"))]
-    let _ = place;
+    let _ = address;
 }
 
-/// Copies from the front of `segments` into `bytes`, as far as both reach; returns how many.
+/// Copies from the front of `segments` into `bytes`, as far as both reach; returns how many bytes.
 pub(super) fn gather(segments: &[Segment], bytes: &mut [u8]) -> usize {
     let mut done = 0;
     for segment in segments {
@@ -606,14 +607,14 @@ mod tests {
 
     const TIB: u64 = 1 << 40;
 
-    /// A region of so many bytes, of a file that takes no room.
+    /// A region of this many bytes, from a sparse file.
     fn region(guest: u64, len: u64) -> io::Result<Region> {
         let file = os::memory_file(c"much", len).expect("memory");
         Region::map(&file, guest, guest, 0, len)
     }
 
     #[test]
-    fn no_front_end_has_more_mapped_than_its_part_of_our_addresses() {
+    fn a_front_end_maps_no_more_than_its_part_of_the_address_space() {
         let refused = |error: Option<io::Error>| {
             let error = error.expect("refused").to_string();
             assert!(error.contains("give its guest less memory"), "{error}");
@@ -636,19 +637,19 @@ mod tests {
     }
 
     #[test]
-    fn memory_is_spoilt_once_a_page_of_it_or_of_its_log_was_missing_and_anothers_is_not() {
+    fn a_missing_page_spoils_only_its_own_memory_or_log() {
         let files =
-            ["cut", "kept", "log"].map(|_| os::memory_file(c"guest", 8192).expect("memory"));
+            ["cut", "first", "log"].map(|_| os::memory_file(c"guest", 8192).expect("memory"));
         let part = |file, guest| Region::map(file, guest, guest, 0, 8192).expect("a mapping");
-        let kept = Mapping::empty().with(part(&files[1], 0)).expect("fits");
-        let both = kept.with(part(&files[0], 8192)).expect("fits");
+        let first = Mapping::empty().with(part(&files[1], 0)).expect("fits");
+        let both = first.with(part(&files[0], 8192)).expect("fits");
         let log = Arc::new(DirtyLog::map(&files[2], 0, 8192).expect("a mapping"));
-        let logged = kept.logging(Some(log));
-        let spoilt = || [&kept, &both, &logged].map(Mapping::is_spoilt);
+        let logged = first.logging(Some(log));
+        let spoilt = || [&first, &both, &logged].map(Mapping::is_spoilt);
         assert_eq!(spoilt(), [false; 3]);
         files[0].set_len(0).expect("cut");
         files[2].set_len(0).expect("cut");
-        assert_eq!(spoilt(), [false; 3], "nobody was there yet");
+        assert_eq!(spoilt(), [false; 3], "nothing was accessed yet");
         assert_eq!(both.area(8192, 2).expect("inside").load_u16(0), 0);
         assert_eq!(spoilt(), [false, true, false]);
         logged.mark_dirty(0, 1);
@@ -657,7 +658,7 @@ mod tests {
     }
 
     #[test]
-    fn a_list_is_cut_to_the_pieces_that_its_first_bytes_lie_in() {
+    fn a_list_is_cut_to_the_pieces_of_its_first_bytes() {
         let piece = |len| Segment::new(std::ptr::null_mut(), len);
         let cut = |lens: &[usize], len| {
             let mut list: Vec<Segment> = lens.iter().copied().map(piece).collect();

@@ -5,10 +5,10 @@ use super::guest::Mmap;
 use std::io;
 use tidegate_core::request::Data;
 
-/// What memory is given back in.
+/// The unit in which memory is freed.
 pub(crate) const PAGE: usize = 4096;
 
-/// Private zeroes until written.
+/// Private memory, initially zeroes.
 pub(crate) struct Memory {
     map: Mmap,
 }
@@ -17,22 +17,22 @@ impl Memory {
     /// `len` bytes of address space.
     ///
     /// # Errors
-    /// What mmap says.
+    /// If mmap fails.
     pub(crate) fn new(len: usize) -> io::Result<Memory> {
         Ok(Memory {
             map: Mmap::anonymous(len)?,
         })
     }
 
-    /// Where a range is.
+    /// The address of a range.
     ///
     /// # Panics
-    /// When it is not inside.
+    /// If it is not inside.
     fn at(&self, start: usize, len: usize) -> *mut u8 {
         let inside = start
             .checked_add(len)
             .is_some_and(|end| end <= self.map.len());
-        assert!(inside, "the shard admits only what lies within the disk");
+        assert!(inside, "the shard admits only requests within the disk");
         // SAFETY: start lies within the mapping or at its end, checked above.
         unsafe { self.map.base().add(start) }
     }
@@ -40,7 +40,7 @@ impl Memory {
     /// Copies `len` bytes from `start` into the buffer.
     pub(crate) fn read(&self, start: usize, len: usize, buffers: &mut Buffers, data: Data) {
         let from = self.at(start, len);
-        // SAFETY: the range is mapped, and nobody writes it meanwhile: the image's only thread is here.
+        // SAFETY: the range is mapped, and not written meanwhile: only the image's thread uses it.
         let bytes = unsafe { std::slice::from_raw_parts(from, len) };
         buffers.put(data, bytes);
     }
@@ -53,7 +53,7 @@ impl Memory {
         buffers.get(data, bytes);
     }
 
-    /// Makes `len` bytes from `start` zero; whole pages of them are given back to the system.
+    /// Zeroes `len` bytes from `start`; whole pages of them are freed.
     pub(crate) fn clear(&mut self, start: usize, len: usize) {
         let end = start + len;
         let (first, last) = (start.next_multiple_of(PAGE), end / PAGE * PAGE);

@@ -1,28 +1,28 @@
 //! A scatter list for one sendmsg call.
 //!
-//! An NBD connection keeps one, fills it with reply headers and buffers, and leaves it alone while the send is under
-//! way. The list may be longer than what one system call takes: the sender goes on from where it stopped.
+//! An NBD connection fills it with reply headers and buffers, and does not change it during the send. The list may be
+//! longer than one system call takes: the sender continues where it stopped.
 //!
 //! # Always true
-//! - while a send is under way the message is not changed (the connection asserts it), so the kernel's pointers hold
+//! - the message does not change during a send (the connection asserts it), so the kernel's pointers stay valid
 
 use super::buffers::Buffers;
 use super::guest::Segment;
 use std::pin::Pin;
 
-/// The most pieces that one system call takes (UIO_MAXIOV).
+/// Maximum number of pieces of one system call (UIO_MAXIOV).
 const MOST: usize = 1024;
 
 /// See the module.
 pub(crate) struct Message {
     header: Pin<Box<libc::msghdr>>,
     pieces: Vec<Segment>,
-    /// First piece not wholly sent.
+    /// First piece that is not completely sent.
     next: usize,
 }
 
-// SAFETY: the header's pointers are followed by the kernel alone, in a send that the owner of the pieces asks for; a
-// message changes threads only with its image, before it is first filled.
+// SAFETY: only the kernel follows the header's pointers, in a send that the owner of the pieces submits. A message
+// changes threads only with its image, before it is first filled.
 unsafe impl Send for Message {}
 
 impl Message {
@@ -42,26 +42,26 @@ impl Message {
         self.next == self.pieces.len()
     }
 
-    /// Forgets everything.
+    /// Removes everything.
     pub(crate) fn clear(&mut self) {
         self.pieces.clear();
         self.next = 0;
     }
 
-    /// Appends `len` bytes of a slot from `start`. The slot stays claimed until the message is sent: the caller's part.
+    /// Appends `len` bytes of a slot from `start`. The caller keeps the slot claimed until the message is sent.
     pub(crate) fn push(&mut self, buffers: &Buffers, slot: u32, start: usize, len: usize) {
         self.pieces
             .extend(super::buffers::pieces(buffers.segments(slot), start, len));
     }
 
-    /// Points the header at what is left. Call before each send.
+    /// Points the header at the unsent pieces. Call before each send.
     pub(crate) fn prepare(&mut self) {
         let left = &mut self.pieces[self.next..];
         self.header.msg_iov = left.as_mut_ptr().cast();
         self.header.msg_iovlen = left.len().min(MOST) as _;
     }
 
-    /// `bytes` of what was left have gone out.
+    /// `bytes` of the unsent pieces were sent.
     pub(crate) fn sent(&mut self, mut bytes: usize) {
         while bytes > 0 {
             let piece = &mut self.pieces[self.next];

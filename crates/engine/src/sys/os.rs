@@ -8,7 +8,7 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use tidegate_core::units::Time;
 
-/// Now, on the monotonic clock.
+/// The current time of the monotonic clock.
 pub(crate) fn now() -> Time {
     let mut at = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: the call fills the timespec it is given.
@@ -19,22 +19,23 @@ pub(crate) fn now() -> Time {
     Time::from_nanos(at.tv_sec.unsigned_abs() * 1_000_000_000 + at.tv_nsec.unsigned_abs())
 }
 
-/// Now, on the clock that also counts while the machine is suspended.
+/// The current time of the clock that includes a machine's suspend time.
 pub(crate) fn boottime() -> Time {
     let mut at = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: the call fills the timespec it is given.
     let ok = unsafe { libc::clock_gettime(libc::CLOCK_BOOTTIME, at.as_mut_ptr()) };
-    assert_eq!(ok, 0, "the clock of the machine's life exists");
+    assert_eq!(ok, 0, "the boot-time clock exists");
     // SAFETY: filled by the successful call.
     let at = unsafe { at.assume_init() };
     Time::from_nanos(at.tv_sec.unsigned_abs() * 1_000_000_000 + at.tv_nsec.unsigned_abs())
 }
 
-/// Locks one byte of a file for this open file description: held until its last reference is gone, the kernel's own
-/// for operations still under way included. So a successor gets it only when nothing of ours can reach the disk.
+/// Locks one byte of a file for this open file description. The lock is held until the last reference is gone,
+/// including the kernel's own for operations in flight. So a successor gets it only when no operation of ours can reach
+/// the disk.
 ///
 /// # Errors
-/// `WouldBlock` when somebody else holds it.
+/// `WouldBlock` if another holds it.
 pub(crate) fn lock(file: &File, byte: u8, exclusive: bool) -> io::Result<()> {
     let kind = if exclusive {
         libc::F_WRLCK
@@ -62,7 +63,7 @@ pub(crate) fn lock(file: &File, byte: u8, exclusive: bool) -> io::Result<()> {
     }
 }
 
-/// What unaligned direct I/O a file refuses.
+/// The alignment that direct I/O on a file requires.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct DirectAlignment {
     /// Of memory, in bytes.
@@ -71,8 +72,8 @@ pub(crate) struct DirectAlignment {
     pub(crate) offset: usize,
 }
 
-/// The alignment that direct I/O on this file needs, an offset of zero where it is refused; `None` when the system does not
-/// tell.
+/// The alignment that direct I/O on this file requires, with an offset of zero if it is refused; `None` if the system
+/// does not report it.
 pub(crate) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
     let mut info = MaybeUninit::<libc::statx>::zeroed();
     let empty = c"".as_ptr();
@@ -100,10 +101,11 @@ pub(crate) fn direct_alignment(file: &File) -> Option<DirectAlignment> {
     })
 }
 
-/// How long a file is, as far as this host knows: on a file system of another host nobody is asked, so nothing waits.
+/// The length of a file, as far as this host knows. On a network file system the server is not asked, so the call does
+/// not block.
 ///
 /// # Errors
-/// What statx says.
+/// If statx fails.
 pub(crate) fn length_now(file: &OwnedFd) -> io::Result<u64> {
     let mut info = MaybeUninit::<libc::statx>::zeroed();
     let empty = c"".as_ptr();
@@ -125,10 +127,10 @@ pub(crate) fn length_now(file: &OwnedFd) -> io::Result<u64> {
     Ok(unsafe { info.assume_init() }.stx_size)
 }
 
-/// Makes a hole in a file.
+/// Punches a hole in a file.
 ///
 /// # Errors
-/// What fallocate says.
+/// If fallocate fails.
 #[cfg(test)]
 pub(crate) fn punch_hole(file: &OwnedFd, offset: u64, len: u64) -> io::Result<()> {
     let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
@@ -142,10 +144,10 @@ pub(crate) fn punch_hole(file: &OwnedFd, offset: u64, len: u64) -> io::Result<()
     }
 }
 
-/// The next offset from `from` on at which the file has data; `None` when there is none.
+/// The next offset from `from` on at which the file has data; `None` if there is none.
 ///
 /// # Errors
-/// What lseek says, for files without holes to ask about.
+/// If lseek fails, as for files that do not support it.
 pub(crate) fn seek_data(fd: RawFd, from: u64) -> io::Result<Option<u64>> {
     seek(fd, from, libc::SEEK_DATA)
 }
@@ -160,7 +162,7 @@ pub(crate) fn seek_hole(fd: RawFd, from: u64) -> io::Result<Option<u64>> {
 
 fn seek(fd: RawFd, from: u64, whence: i32) -> io::Result<Option<u64>> {
     let from = libc::off_t::try_from(from).map_err(|_| io::ErrorKind::InvalidInput)?;
-    // SAFETY: no memory is involved; nobody relies on the file's position.
+    // SAFETY: no memory is involved; the file's position is not used.
     let at = unsafe { libc::lseek(fd, from, whence) };
     if at >= 0 {
         return Ok(Some(at.unsigned_abs()));
@@ -173,10 +175,10 @@ fn seek(fd: RawFd, from: u64, whence: i32) -> io::Result<Option<u64>> {
     }
 }
 
-/// Bytes of a block device.
+/// The size of a block device in bytes.
 ///
 /// # Errors
-/// When it is none, or what the driver says.
+/// If it is none, or the driver fails.
 pub(crate) fn block_device_size(file: &File) -> io::Result<u64> {
     const BLKGETSIZE64: libc::c_ulong = 0x8008_1272;
     let mut size = 0u64;
@@ -189,7 +191,7 @@ pub(crate) fn block_device_size(file: &File) -> io::Result<u64> {
     }
 }
 
-/// The identity of the file system that a file is on, as the kernel knows it; `None` where it knows none.
+/// The UUID of a file's file system from the kernel; `None` if it has none.
 pub(crate) fn file_system_uuid(file: &File) -> Option<Vec<u8>> {
     // _IOR(0x15, 0, struct fsuuid2), of `linux/fs.h`.
     const FS_IOC_GETFSUUID: libc::c_ulong = 0x8011_1500;
@@ -198,20 +200,20 @@ pub(crate) fn file_system_uuid(file: &File) -> Option<Vec<u8>> {
         len: u8,
         uuid: [u8; 16],
     }
-    let mut told = Uuid {
+    let mut answer = Uuid {
         len: 0,
         uuid: [0; 16],
     };
     // SAFETY: this request stores one such structure.
-    let ok = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETFSUUID, &raw mut told) };
-    let uuid = told.uuid.get(..usize::from(told.len))?;
+    let ok = unsafe { libc::ioctl(file.as_raw_fd(), FS_IOC_GETFSUUID, &raw mut answer) };
+    let uuid = answer.uuid.get(..usize::from(answer.len))?;
     (ok == 0 && uuid.iter().any(|byte| *byte != 0)).then(|| uuid.to_vec())
 }
 
-/// Keeps the calling thread on one CPU.
+/// Pins the calling thread to one CPU.
 ///
 /// # Errors
-/// When there is no such CPU or the thread may not use it.
+/// If the CPU does not exist or the thread may not use it.
 pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
     // SAFETY: cpu_set_t is plain old data; zero is the empty set.
     let mut set: libc::cpu_set_t = unsafe { std::mem::zeroed() };
@@ -229,7 +231,7 @@ pub(crate) fn pin_to(cpu: usize) -> io::Result<()> {
     }
 }
 
-/// The CPUs that the calling thread could be pinned to. It may run on any of them afterwards.
+/// The CPUs to which the calling thread may be pinned. It may run on any of them afterwards.
 pub(crate) fn usable_cpus() -> Vec<usize> {
     let size = size_of::<libc::cpu_set_t>();
     // SAFETY: cpu_set_t is plain old data; zero is the empty set.
@@ -239,7 +241,7 @@ pub(crate) fn usable_cpus() -> Vec<usize> {
         // SAFETY: the CPU's bit is inside the set.
         unsafe { libc::CPU_SET(cpu, &mut set) };
     }
-    // The kernel takes of all those that it may give. One that refuses leaves what the thread had.
+    // The kernel takes the allowed subset. If it fails, the thread's old set stays.
     // SAFETY: zero means the calling thread; the kernel reads the set during the call.
     unsafe { libc::sched_setaffinity(0, size, &raw const set) };
     // SAFETY: as above, but the kernel fills the set.
@@ -249,32 +251,32 @@ pub(crate) fn usable_cpus() -> Vec<usize> {
         .collect()
 }
 
-/// An anonymous file in memory.
+/// Creates an anonymous file in memory.
 ///
 /// # Errors
-/// What memfd_create says.
+/// If memfd_create fails.
 pub(crate) fn memory_file(name: &std::ffi::CStr, len: u64) -> io::Result<File> {
     memory_of(name, libc::MFD_CLOEXEC, len)
 }
 
-/// The same, of the kind that the flags say.
+/// As [`memory_file`], with these flags.
 pub(super) fn memory_of(name: &std::ffi::CStr, flags: u32, len: u64) -> io::Result<File> {
     // SAFETY: the name is a terminated string that the kernel copies.
     let fd = unsafe { libc::memfd_create(name.as_ptr(), flags) };
     if fd < 0 {
         return Err(io::Error::last_os_error());
     }
-    // SAFETY: the descriptor is fresh and owned by nobody else.
+    // SAFETY: the descriptor is new and has no other owner.
     let file = unsafe { File::from_raw_fd(fd) };
     file.set_len(len)?;
     Ok(file)
 }
 
-/// Makes a file at least `len` bytes long, with room for all of them where the file system can promise that. What is in
-/// it stays, whoever else does the same meanwhile.
+/// Makes a file at least `len` bytes long, with space allocated if the file system supports that. Existing content
+/// stays, even if others do the same.
 ///
 /// # Errors
-/// What fallocate says, but not that it is not supported.
+/// If fallocate fails, unless it is not supported.
 pub(crate) fn preallocate(file: &File, len: u64) -> io::Result<()> {
     let length = libc::off_t::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
     // SAFETY: no memory is involved.
@@ -290,55 +292,55 @@ pub(crate) fn preallocate(file: &File, len: u64) -> io::Result<()> {
     }
 }
 
-/// How large the pages are of a file that is to be mapped as a guest's memory. It is memory: a memfd, or a file on tmpfs or
-/// hugetlbfs. Any other may have a file system behind it that lets whoever touches it wait for ever (FUSE, NFS).
+/// The page size of a file to be mapped as guest memory. The file must be memory: a memfd, or a file on tmpfs or
+/// hugetlbfs. On another file system (FUSE, NFS) an access may block forever.
 ///
 /// # Errors
-/// When it is anything else.
+/// If it is anything else.
 pub(crate) fn memory_page(file: &File) -> io::Result<usize> {
-    // Only files that are memory have seals, and no file system is asked for them.
+    // Only files in memory have seals, and no file system is asked for them.
     // SAFETY: no memory is involved.
     if unsafe { libc::fcntl(file.as_raw_fd(), libc::F_GET_SEALS) } < 0 {
-        let what = "memory that is shared must be a memfd, or a file on tmpfs or hugetlbfs";
+        let what = "shared memory must be a memfd, or a file on tmpfs or hugetlbfs";
         return Err(io::Error::new(io::ErrorKind::InvalidInput, what));
     }
-    let about = file_system(file)?;
-    if about.f_type != libc::HUGETLBFS_MAGIC {
+    let status = file_system(file)?;
+    if status.f_type != libc::HUGETLBFS_MAGIC {
         return Ok(PAGE);
     }
-    usize::try_from(about.f_bsize).map_err(|_| io::ErrorKind::InvalidData.into())
+    usize::try_from(status.f_bsize).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// What the system says of the file system that a file is on.
+/// The status of a file's file system.
 fn file_system(file: &File) -> io::Result<libc::statfs> {
-    let mut about = MaybeUninit::<libc::statfs>::uninit();
+    let mut status = MaybeUninit::<libc::statfs>::uninit();
     // SAFETY: the call fills the structure it is given.
-    if unsafe { libc::fstatfs(file.as_raw_fd(), about.as_mut_ptr()) } < 0 {
+    if unsafe { libc::fstatfs(file.as_raw_fd(), status.as_mut_ptr()) } < 0 {
         return Err(io::Error::last_os_error());
     }
     // SAFETY: filled by the successful call.
-    Ok(unsafe { about.assume_init() })
+    Ok(unsafe { status.assume_init() })
 }
 
-/// Whether a file's bytes are in the page cache and nowhere else, so that its direct I/O is none.
+/// Whether a file's data is only in the page cache, so that it has no direct I/O.
 pub(crate) fn is_memory(file: &File) -> bool {
     const RAMFS_MAGIC: libc::__fsword_t = 0x8584_58f6;
-    file_system(file).is_ok_and(|about| matches!(about.f_type, libc::TMPFS_MAGIC | RAMFS_MAGIC))
+    file_system(file).is_ok_and(|status| matches!(status.f_type, libc::TMPFS_MAGIC | RAMFS_MAGIC))
 }
 
-/// The blocks of the file system that a file is on, in bytes, a power of two: a hole that begins and ends at multiples of it
-/// leaves the page cache alone.
+/// The block size of a file's file system in bytes, a power of two: a hole aligned to it does not affect the page
+/// cache.
 pub(crate) fn hole_unit(file: &File) -> u64 {
-    // Linux has no larger blocks; some network file systems give their preferred request instead.
+    // Linux has no larger blocks; some network file systems report their preferred request size instead.
     const LARGEST: u64 = 65_536;
-    let block = file_system(file).map_or(LARGEST, |about| about.f_bsize.unsigned_abs());
+    let block = file_system(file).map_or(LARGEST, |status| status.f_bsize.unsigned_abs());
     block.max(PAGE as u64).min(LARGEST).next_power_of_two()
 }
 
 /// The smallest direct I/O of a block device, in bytes.
 ///
 /// # Errors
-/// When it is none, or what the driver says.
+/// If it is none, or the driver fails.
 pub(crate) fn logical_block_size(file: &File) -> io::Result<usize> {
     const BLKSSZGET: libc::c_ulong = 0x1268;
     let mut size = 0_i32;
@@ -349,7 +351,7 @@ pub(crate) fn logical_block_size(file: &File) -> io::Result<usize> {
     usize::try_from(size).map_err(|_| io::ErrorKind::InvalidData.into())
 }
 
-/// The calling thread's CPU clock: what it has used of CPUs.
+/// The CPU time of the calling thread.
 pub(crate) fn thread_cpu() -> Time {
     let mut at = MaybeUninit::<libc::timespec>::uninit();
     // SAFETY: the call fills the timespec it is given.
@@ -360,11 +362,11 @@ pub(crate) fn thread_cpu() -> Time {
     Time::from_nanos(at.tv_sec.unsigned_abs() * 1_000_000_000 + at.tv_nsec.unsigned_abs())
 }
 
-/// Makes sure that a descriptor from a front end is an eventfd, and that signalling it never blocks: neither a full pipe
-/// nor a counter that somebody wound up to its end may hold up an I/O thread.
+/// Checks that a descriptor from a front end is an eventfd, and makes it non-blocking: neither a full pipe nor a full
+/// counter may block an I/O thread.
 ///
 /// # Errors
-/// When it is anything else.
+/// If it is anything else.
 pub(crate) fn check_eventfd(file: &File) -> io::Result<()> {
     let fd = file.as_raw_fd();
     let link = std::fs::read_link(format!("/proc/self/fd/{fd}"))?;
@@ -386,8 +388,8 @@ pub(crate) fn check_eventfd(file: &File) -> io::Result<()> {
     }
 }
 
-/// Asks for room to send `bytes` at once, so that a deep queue's replies go out in one piece. Without the privilege to
-/// have as much, the system gives what it allows.
+/// Enlarges the send buffer to `bytes`, so that a deep queue's replies are sent in one piece. Without the privilege for
+/// that the system grants what it allows.
 pub(crate) fn widen_send_buffer(socket: &OwnedFd, bytes: i32) {
     for option in [libc::SO_SNDBUF, libc::SO_SNDBUFFORCE] {
         let len = libc::socklen_t::try_from(size_of::<i32>()).expect("four bytes");
@@ -397,26 +399,29 @@ pub(crate) fn widen_send_buffer(socket: &OwnedFd, bytes: i32) {
     }
 }
 
-/// Ends the receiving side of a socket, or both sides. A socket that is gone already is as it should be.
+/// Shuts down the receiving side of a socket, or both sides. A socket that is closed already is no error.
 pub(crate) fn shut_down(socket: &OwnedFd, both: bool) {
     let how = if both { libc::SHUT_RDWR } else { libc::SHUT_RD };
     // SAFETY: no memory is involved.
     unsafe { libc::shutdown(socket.as_raw_fd(), how) };
 }
 
-/// Whether the other end of a socket has gone, or ours was shut down: all that may come yet is what was sent before.
+/// Whether the other end of a socket is closed, or ours was shut down: only data sent before may still arrive.
 pub(crate) fn has_hung_up(socket: &UnixStream) -> bool {
     let mut watched = [watch_for(socket.as_raw_fd(), libc::POLLRDHUP)];
-    // What cannot be asked is taken to be there.
+    // If poll fails, the other end is assumed to be there.
     poll(&mut watched, 0).is_ok() && watched[0].revents != 0
 }
 
-/// Waits until `bell` has rung or the other end of `socket` has gone.
+/// Waits until `wakeup` is signalled or the other end of `socket` is closed.
 ///
 /// # Errors
-/// What poll says.
-pub(crate) fn wait_for_bell(bell: RawFd, socket: &UnixStream) -> io::Result<()> {
-    let ends = [(bell, libc::POLLIN), (socket.as_raw_fd(), libc::POLLRDHUP)];
+/// If poll fails.
+pub(crate) fn wait_for_wakeup(wakeup: RawFd, socket: &UnixStream) -> io::Result<()> {
+    let ends = [
+        (wakeup, libc::POLLIN),
+        (socket.as_raw_fd(), libc::POLLRDHUP),
+    ];
     let mut watched = ends.map(|(fd, events)| watch_for(fd, events));
     poll(&mut watched, -1)
 }
@@ -429,12 +434,12 @@ fn watch_for(fd: RawFd, events: libc::c_short) -> libc::pollfd {
     }
 }
 
-/// Waits for one of these for so many milliseconds, for ever if negative.
-fn poll(watched: &mut [libc::pollfd], patience_ms: i32) -> io::Result<()> {
+/// Polls these for this many milliseconds, forever if negative.
+fn poll(watched: &mut [libc::pollfd], timeout_ms: i32) -> io::Result<()> {
     let count = libc::nfds_t::try_from(watched.len()).expect("a few");
     loop {
-        // SAFETY: the kernel reads and writes the slice, as long as it is told, during the call.
-        if unsafe { libc::poll(watched.as_mut_ptr(), count, patience_ms) } >= 0 {
+        // SAFETY: the kernel reads and writes the slice, of the given length, during the call.
+        if unsafe { libc::poll(watched.as_mut_ptr(), count, timeout_ms) } >= 0 {
             return Ok(());
         }
         let error = io::Error::last_os_error();
@@ -444,10 +449,10 @@ fn poll(watched: &mut [libc::pollfd], patience_ms: i32) -> io::Result<()> {
     }
 }
 
-/// Waits for bytes on a socket and copies as many as fit, leaving them there; fewer than asked mean its end.
+/// Waits for data on a socket and copies as much as fits without consuming it; fewer bytes mean its end.
 ///
 /// # Errors
-/// What recv says.
+/// If recv fails.
 pub(crate) fn peek(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<usize> {
     loop {
         let flags = libc::MSG_PEEK | libc::MSG_WAITALL;
@@ -472,10 +477,10 @@ pub(crate) fn peek(socket: &UnixStream, bytes: &mut [u8]) -> io::Result<usize> {
     }
 }
 
-/// Writes to a socket without ever waiting, whatever its other holders have made of its options; how many bytes it took.
+/// Writes to a socket without blocking, whatever its socket options; returns how many bytes were written.
 ///
 /// # Errors
-/// What send says; `WouldBlock` when there is no room.
+/// If send fails; `WouldBlock` if there is no room.
 pub(crate) fn send_now(socket: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
     let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
     // SAFETY: the kernel reads the slice's length from it.
@@ -490,10 +495,10 @@ pub(crate) fn send_now(socket: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
     usize::try_from(sent).map_err(|_| io::Error::last_os_error())
 }
 
-/// A copy of the first descriptor that comes with the next bytes on a socket, leaving both there.
+/// A copy of the first descriptor that arrives with the next bytes on a socket; both stay unread.
 ///
 /// # Errors
-/// What recvmsg says.
+/// If recvmsg fails.
 pub(crate) fn peek_descriptor(socket: &UnixStream) -> io::Result<Option<OwnedFd>> {
     /// Room for the descriptors of any vhost-user message.
     const ROOM: usize = 256;

@@ -1,15 +1,16 @@
 //! The io_uring of one I/O thread.
 //!
-//! Every operation carries a [`Tag`], by which its completion finds its way back. Buffers are lent from
-//! [`Buffers`] slots; the thread tells the slot when the completion has come.
+//! Every operation has a [`Tag`], which leads its completion to its owner. Buffers are lent from [`Buffers`] slots; the
+//! thread returns them on completion.
 //!
 //! # Always true
-//! - an operation is never refused for want of room: a full submission queue is submitted first
-//! - the ring belongs to the thread that made it (SINGLE_ISSUER), which alone submits and reaps
+//! - an operation is never refused for lack of room: a full submission queue is submitted first
+//! - the ring belongs to the thread that created it (SINGLE_ISSUER), which alone submits and reaps
 //!
 //! # For tools
-//! A tool that runs all threads under one lock and does not know that `io_uring_enter` may wait (valgrind up to 3.19)
-//! stops the whole program there. With [`NAP`] in the environment a thread naps for a millisecond at a time instead.
+//! Some tools run all threads under one lock and do not know that `io_uring_enter` may block (valgrind up to 3.19).
+//! They would stop the whole program there. With [`NAP`] in the environment a thread sleeps for a millisecond at a time
+//! instead.
 
 use super::buffers::Buffers;
 use super::guest::Segment;
@@ -19,33 +20,34 @@ use std::os::fd::RawFd;
 use tidegate_core::request::Data;
 use tidegate_core::units::Span;
 
-/// Submission queue entries. A full queue costs one early system call, no more.
+/// Submission queue entries. A full queue only costs one early system call.
 const ENTRIES: u32 = 512;
-/// Completion queue entries; the kernel keeps what does not fit (NODROP).
+/// Completion queue entries; the kernel queues what does not fit (NODROP).
 const COMPLETIONS: u32 = 8192;
-/// What a ring takes of its user's locked memory (RLIMIT_MEMLOCK), where the kernel counts it there, as from Linux 6.14 on
-/// without CAP_IPC_LOCK: 64 bytes for each submission, and 16 for each completion with a page for the ring's own head and
-/// the 4 bytes of each place in the queue.
+/// Locked memory of a ring (RLIMIT_MEMLOCK), where the kernel counts it for the user, as from Linux 6.14 on without
+/// CAP_IPC_LOCK: 64 bytes for each submission, 16 for each completion, and a page for the ring's head and its array of
+/// 4-byte indices.
 pub(crate) const LOCKED: u64 = (ENTRIES * 64 + COMPLETIONS * 16 + 4096) as u64;
-/// Reads and writes that wait for their submission at most. The kernel takes microseconds for each and shows a disk
-/// nothing before it has taken all of one submission: a disk that waits for 32 idles meanwhile, and from then on all 32
-/// go round in step. The first of a turn goes alone, so that a disk that idles begins at once; then they go in fours,
-/// and the system calls still weigh little.
+/// Maximum number of reads and writes that wait for submission. The kernel takes microseconds for each, and starts none
+/// on the disk before it has processed the whole submission. A disk that waits for 32 idles meanwhile, and then all 32
+/// stay in lockstep. The first of a turn is submitted alone, so that an idle disk starts at once. The others follow in
+/// fours, with little cost for system calls.
 const BATCH: u32 = 4;
-/// The longest read or write that the kernel may do at once while it is submitted. What it has in its cache it copies there
-/// and then, 8 ms for the longest that a guest can ask for, and the thread has other guests: longer ones its workers do.
+/// The longest read or write that the kernel may perform during submission. If the data is in its cache it copies it at
+/// once, which takes 8 ms for a guest's longest request. The thread has other guests, so kernel workers perform longer
+/// ones.
 const LONGEST_AT_ONCE: usize = 256 << 10;
-/// The environment variable of which the presence makes threads nap instead of waiting in the kernel; see the module.
+/// The environment variable that makes threads sleep in user space instead of the kernel; see the module.
 const NAP: &str = "TIDEGATE_NAP";
 
-/// What an operation belongs to: a kind, and two numbers that the kind gives a meaning.
+/// The owner of an operation: a kind, and two numbers whose meaning depends on the kind.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Tag {
-    /// Which table `owner` counts in; chosen by the thread.
+    /// The table that `owner` is an index of; chosen by the thread.
     pub(crate) kind: u8,
     /// At most 24 bits.
     pub(crate) owner: u32,
-    /// The owner's own.
+    /// For the owner's use.
     pub(crate) slot: u32,
 }
 
@@ -68,14 +70,14 @@ impl Tag {
     }
 }
 
-/// An operation that has ended.
+/// A completed operation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Completion {
-    /// Whose.
+    /// Its owner.
     pub(crate) tag: Tag,
-    /// What the system call would have returned, negative for an error number.
+    /// The result of the system call, negative for an error number.
     pub(crate) result: i32,
-    /// Whether the operation goes on and will complete again.
+    /// Whether the operation continues and will complete again.
     pub(crate) more: bool,
 }
 
@@ -83,9 +85,9 @@ pub(crate) struct Completion {
 pub(crate) struct Ring {
     inner: IoUring,
     queued: u32,
-    /// Reads and writes that may still be queued before they are submitted.
-    patience: u32,
-    /// [`NAP`] was asked for.
+    /// How many more reads and writes may be queued before a submission.
+    queue_room: u32,
+    /// Whether [`NAP`] is set.
     naps: bool,
 }
 
@@ -93,7 +95,7 @@ impl Ring {
     /// A ring for the calling thread.
     ///
     /// # Errors
-    /// When the kernel has no io_uring, forbids it, or is older than 6.1.
+    /// If the kernel has no io_uring, denies it, or is older than 6.1.
     pub(crate) fn new() -> io::Result<Ring> {
         let inner = IoUring::builder()
             .setup_single_issuer()
@@ -105,27 +107,27 @@ impl Ring {
         Ok(Ring {
             inner,
             queued: 0,
-            patience: 1,
+            queue_room: 1,
             naps: std::env::var_os(NAP).is_some(),
         })
     }
 
     fn push(&mut self, entry: squeue::Entry, tag: Tag) {
         let entry = entry.user_data(tag.to_bits());
-        // SAFETY: what the entry points at stays valid until its completion: the callers below lend it from slots
-        // and structures that live that long (see `sys`).
+        // SAFETY: the targets of the entry stay valid until its completion: the callers below lend them from slots and
+        // structures that live that long (see `sys`).
         while unsafe { self.inner.submission().push(&entry) }.is_err() {
             self.submit_now();
         }
         self.queued += 1;
     }
 
-    /// Queues a read or a write: a disk may be idle until it is submitted.
+    /// Queues a read or a write: the disk may be idle until it is submitted.
     fn push_data(&mut self, entry: squeue::Entry, tag: Tag) {
         self.push(entry, tag);
-        self.patience -= 1;
-        if self.patience == 0 {
-            self.patience = BATCH;
+        self.queue_room -= 1;
+        if self.queue_room == 0 {
+            self.queue_room = BATCH;
             self.queued = 0;
             self.submit_now();
         }
@@ -134,7 +136,7 @@ impl Ring {
     fn submit_now(&mut self) {
         match self.inner.submit() {
             Ok(_) => {}
-            // Busy: completions must be reaped first, which the thread does next. Interrupted: try again then.
+            // Busy: completions must be reaped first, which the thread does next. Interrupted: it tries again then.
             Err(error)
                 if matches!(
                     error.raw_os_error(),
@@ -162,7 +164,7 @@ impl Ring {
                 .offset(offset)
                 .build(),
         };
-        self.push_data(aside(entry, len), tag);
+        self.push_data(with_worker(entry, len), tag);
     }
 
     /// Writes `len` bytes from the buffer at `offset` of `fd`; durable before it completes if `durable`.
@@ -191,10 +193,10 @@ impl Ring {
                 .rw_flags(flags)
                 .build(),
         };
-        self.push_data(aside(entry, len), tag);
+        self.push_data(with_worker(entry, len), tag);
     }
 
-    /// Makes what was written to `fd` durable (fdatasync).
+    /// Makes earlier writes to `fd` durable (fdatasync).
     pub(crate) fn sync(&mut self, fd: RawFd, tag: Tag) {
         self.push(
             opcode::Fsync::new(types::Fd(fd))
@@ -223,7 +225,7 @@ impl Ring {
         self.push(entry, tag);
     }
 
-    /// Completes once, with poll's events, when the other end of the socket `fd` has closed it for both ways; where `half`,
+    /// Completes once, with poll's events, when the other end of the socket `fd` has closed both directions; if `half`,
     /// also when it sends no more.
     pub(crate) fn watch_other_end(&mut self, fd: RawFd, half: bool, tag: Tag) {
         let events = if half { libc::POLLRDHUP as u32 } else { 0 };
@@ -257,16 +259,16 @@ impl Ring {
         self.push(entry, tag);
     }
 
-    /// Cancels the operations with this tag; they complete with ECANCELED or as they would have.
+    /// Cancels the operations with this tag; they complete with ECANCELED or as usual.
     pub(crate) fn cancel(&mut self, target: Tag, tag: Tag) {
         let entry = opcode::AsyncCancel::new(target.to_bits()).build();
         self.push(entry, tag);
     }
 
-    /// Hands queued operations to the kernel and lets it post completions, without waiting. No system call when there is
-    /// nothing of either.
+    /// Submits queued operations and lets the kernel post completions, without waiting. Makes no system call if there
+    /// is nothing to do.
     pub(crate) fn submit(&mut self) {
-        self.patience = 1;
+        self.queue_room = 1;
         let submission = self.inner.submission();
         if self.queued > 0 || submission.taskrun() || submission.cq_overflow() {
             drop(submission);
@@ -321,10 +323,10 @@ impl Ring {
         }));
     }
 
-    /// Whether a completion is waiting to be reaped; the kernel posts what it holds first.
+    /// Whether a completion can be reaped; the kernel posts pending ones first.
     ///
-    /// That the kernel says it holds something is not enough: another CPU says so after it has left the work, which may
-    /// be done by then, and so it stays said until there is work again. A thread that believed it would never sleep.
+    /// The kernel's flag for pending work is not enough: another CPU sets it after it has queued work that may be done
+    /// by then, and it stays set until there is work again. A thread that relied on it would never sleep.
     pub(crate) fn has_completions(&mut self) -> bool {
         if !self.inner.completion().is_empty() {
             return true;
@@ -337,24 +339,24 @@ impl Ring {
     }
 }
 
-/// Whether a write may still be in a cache when it completes.
+/// Whether a write may still be cached when it completes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Durability {
-    /// It may.
+    /// It may be.
     Cached,
     /// It is on stable storage (RWF_DSYNC).
     Durable,
 }
 
-/// The entry of an operation on `len` bytes, to be done by the kernel's workers if that is long.
-fn aside(entry: squeue::Entry, len: usize) -> squeue::Entry {
+/// The entry of an operation on `len` bytes, marked for the kernel's workers if it is long.
+fn with_worker(entry: squeue::Entry, len: usize) -> squeue::Entry {
     if len > LONGEST_AT_ONCE {
         return entry.flags(squeue::Flags::ASYNC);
     }
     entry
 }
 
-/// A list as the kernel reads it.
+/// A list in the kernel's format.
 fn iovecs(segments: &[Segment]) -> *const libc::iovec {
     segments.as_ptr().cast()
 }
@@ -363,7 +365,7 @@ fn count(segments: &[Segment]) -> u32 {
     clamp(segments.len())
 }
 
-/// One operation moves less than 4 GiB; what is left over comes back as a short count.
+/// One operation moves less than 4 GiB; the rest follows after a short count.
 fn clamp(len: usize) -> u32 {
     const MOST: u32 = !4095;
     u32::try_from(len).unwrap_or(MOST)
@@ -387,7 +389,7 @@ mod tests {
         let name = format!("iou-wrk-{own}");
         let tasks = std::fs::read_dir("/proc/self/task").expect("threads");
         let names = tasks.flatten().map(|task| {
-            // One may have ended meanwhile.
+            // A task may have ended meanwhile.
             std::fs::read_to_string(task.path().join("comm")).unwrap_or_default()
         });
         // Names are cut to 15 bytes.
@@ -396,7 +398,7 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_long_to_copy_is_left_to_workers_and_what_does_not_is_not() {
+    fn only_long_copies_are_left_to_kernel_workers() {
         const LONG: usize = 2 * LONGEST_AT_ONCE;
         // A file of some megabytes that the kernel has in its cache: this program.
         let own = "/proc/self/exe";

@@ -1,14 +1,14 @@
 //! The system call timeout: it interrupts a call that blocks an I/O thread.
 //!
-//! A front end shares the descriptor by which its guest is called, may have it block, and wind its counter up to the end:
-//! whoever adds to it then waits, with all other guests of the thread, until somebody reads it. No flag of the call keeps
-//! from that, and looking beforehand comes too early. So a timer of the thread's own sends it a signal; its handler does
-//! nothing, but the system call ends with EINTR. The timer is set when something is called and it is not set, once in
-//! [`TIMEOUT_NS`] at most: a call costs two stores and a load, and a thread that calls nobody is not disturbed.
+//! A front end shares the descriptor through which its guest is called. It may make the descriptor blocking and fill
+//! its counter: a write then blocks the thread, with all its guests, until the counter is read. No flag of the call
+//! prevents that, and a check beforehand is racy. So a timer of the thread sends it a signal. The handler does nothing,
+//! but the system call ends with EINTR. The timer is armed at a call if it is not armed, at most once in
+//! [`TIMEOUT_NS`]. So a call costs two stores and a load, and a thread without calls is not interrupted.
 //!
 //! # Always true
-//! - while a thread is inside [`guarded`], its timer is set, or its handler is about to set it
-//! - the handler touches its thread's own atomics, and sets the timer: all that a signal handler may
+//! - while a thread is inside [`guarded`], its timer is armed, or its handler is about to arm it
+//! - the handler only accesses its thread's own atomics, and arms the timer: both are allowed in a signal handler
 //! # Source
 //! eventfd(2), timer_create(2), signal-safety(7).
 
@@ -18,33 +18,33 @@ use std::mem::MaybeUninit;
 use std::sync::Once;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering, compiler_fence};
 
-/// How long a call may wait at most, twice that where the timer was set for one before.
+/// Longest time of a call; twice that if the timer was armed for an earlier one.
 const TIMEOUT_NS: libc::c_long = 10_000_000;
 
 thread_local! {
     static INSIDE: AtomicBool = const { AtomicBool::new(false) };
     static SET: AtomicBool = const { AtomicBool::new(false) };
-    /// The thread's timer, once there is one.
+    /// The thread's timer, once it is created.
     static TIMER: AtomicUsize = const { AtomicUsize::new(0) };
     static OWNED: Cell<Option<Timer>> = const { Cell::new(None) };
 }
 
 static INSTALL: Once = Once::new();
 
-/// A thread's timer, which goes with it.
+/// A thread's timer, deleted at the thread's end.
 struct Timer(libc::timer_t);
 
 impl Drop for Timer {
     fn drop(&mut self) {
-        // SAFETY: the timer is this thread's, and nobody sets it any more: the thread ends.
+        // SAFETY: the timer is this thread's, and not armed any more: the thread ends.
         unsafe { libc::timer_delete(self.0) };
     }
 }
 
-/// Makes a system call that was not to wait. One that waits all the same ends with EINTR, soon.
+/// Makes a system call that should not block. If it blocks nevertheless, it soon ends with EINTR.
 #[inline]
 pub(crate) fn guarded<T>(call: impl FnOnce() -> T) -> T {
-    // The handler runs on this thread: that the compiler keeps the order is enough.
+    // The handler runs on this thread: compiler ordering is enough.
     INSIDE.with(|inside| inside.store(true, Ordering::Relaxed));
     compiler_fence(Ordering::SeqCst);
     if !SET.with(|set| set.load(Ordering::Relaxed)) {
@@ -61,17 +61,17 @@ pub(crate) fn guarded<T>(call: impl FnOnce() -> T) -> T {
 fn set() {
     SET.with(|set| set.store(true, Ordering::Relaxed));
     let timer = match TIMER.with(|timer| timer.load(Ordering::Relaxed)) {
-        0 => make(),
+        0 => create(),
         known => Ok(known),
     };
     if let Err(error) = timer.and_then(start) {
-        // It is called all the same, and not asked for a timer again: most front ends are honest.
-        tracing::warn!(%error, "no timer for an I/O thread: a front end could hold it up");
+        // The call is made nevertheless, and no timer is tried again: most front ends are honest.
+        tracing::warn!(%error, "no timer for an I/O thread: a front end could block it");
     }
 }
 
-/// Makes this thread's timer.
-fn make() -> io::Result<usize> {
+/// Creates this thread's timer.
+fn create() -> io::Result<usize> {
     INSTALL.call_once(install);
     unblock();
     // SAFETY: a sigevent is plain old data.
@@ -96,7 +96,7 @@ fn make() -> io::Result<usize> {
     Ok(number)
 }
 
-/// Lets this thread get the signal, whatever it has inherited.
+/// Unblocks the signal for this thread, whatever mask it has inherited.
 fn unblock() {
     let mut only = MaybeUninit::<libc::sigset_t>::uninit();
     // SAFETY: the call fills the set that it is given.
@@ -107,7 +107,7 @@ fn unblock() {
     unsafe { libc::pthread_sigmask(libc::SIG_UNBLOCK, only.as_ptr(), std::ptr::null_mut()) };
 }
 
-/// Has the timer send its signal once.
+/// Arms the timer for one signal.
 fn start(number: usize) -> io::Result<()> {
     let none = libc::timespec {
         tv_sec: 0,
@@ -131,9 +131,9 @@ fn start(number: usize) -> io::Result<()> {
 }
 
 fn install() {
-    // SAFETY: sigaction is plain old data; zero is an empty mask and no flags: a call that waits is not taken up again.
+    // SAFETY: sigaction is plain old data; zero is an empty mask and no flags: a blocked call is not restarted.
     let mut action: libc::sigaction = unsafe { std::mem::zeroed() };
-    let handler: extern "C" fn(libc::c_int) = on_alarm;
+    let handler: extern "C" fn(libc::c_int) = on_timer;
     action.sa_sigaction = handler as usize;
     let signal = libc::SIGRTMIN();
     // SAFETY: the handler is async-signal-safe (see the module) and lives as long as the program.
@@ -141,14 +141,14 @@ fn install() {
     assert_eq!(set, 0, "a handler for a real-time signal can be installed");
 }
 
-extern "C" fn on_alarm(_signal: libc::c_int) {
+extern "C" fn on_timer(_signal: libc::c_int) {
     // SAFETY: no memory is involved.
     let place = unsafe { libc::__errno_location() };
-    // SAFETY: this thread's errno, which whoever is interrupted may be about to read.
+    // SAFETY: this thread's errno, which the interrupted code may be about to read.
     let errno = unsafe { *place };
     let inside = INSIDE.with(|inside| inside.load(Ordering::Relaxed));
     let number = TIMER.with(|timer| timer.load(Ordering::Relaxed));
-    // It may have come before the call began to wait.
+    // The signal may have arrived before the call blocked.
     let again = inside && number != 0 && start(number).is_ok();
     SET.with(|set| set.store(again, Ordering::Relaxed));
     // SAFETY: as above.
@@ -162,22 +162,22 @@ mod tests {
     use std::time::{Duration, Instant};
 
     #[test]
-    fn a_call_that_waits_is_interrupted_again_and_again_and_one_that_does_not_is_not() {
+    fn only_blocked_calls_are_interrupted_each_time() {
         std::thread::spawn(|| {
             for _ in 0..3 {
                 let full = EventFd::blocking_and_full().expect("a descriptor");
-                full.call().expect_err("nobody reads it");
+                full.call().expect_err("the counter is full");
                 assert_eq!(full.drain(), u64::MAX - 1);
                 full.call().expect("there is room");
                 assert_eq!(full.drain(), 1);
             }
         })
         .join()
-        .expect("a thread that is not held up");
+        .expect("the thread is not blocked");
     }
 
     #[test]
-    fn a_signal_that_comes_before_the_call_waits_comes_again() {
+    fn a_signal_before_the_call_blocks_is_repeated() {
         std::thread::spawn(|| {
             let full = EventFd::blocking_and_full().expect("a descriptor");
             let begun = Instant::now();
@@ -187,14 +187,14 @@ mod tests {
                 }
                 full.signal();
             });
-            assert_eq!(full.drain(), u64::MAX - 1, "nobody read it");
+            assert_eq!(full.drain(), u64::MAX - 1, "the counter was not read");
         })
         .join()
-        .expect("a thread that is not held up");
+        .expect("the thread is not blocked");
     }
 
     #[test]
-    fn a_thread_that_calls_nobody_is_not_disturbed() {
+    fn a_thread_without_calls_is_not_interrupted() {
         std::thread::spawn(|| {
             let call = EventFd::new().expect("a descriptor");
             call.call().expect("there is room");
@@ -209,7 +209,7 @@ mod tests {
                 unsafe { libc::nanosleep(&raw const long, std::ptr::null_mut()) };
                 naps += 1;
             }
-            // Four whole ones, and one that the signal cut.
+            // Four whole sleeps, and one that the signal interrupted.
             assert!(naps <= 5, "{naps}");
             assert!(!SET.with(|set| set.load(Ordering::Relaxed)));
         })

@@ -1,18 +1,18 @@
-//! The truncation guard: a private page that shows that a file was cut before its end, whatever was written since.
+//! The truncation guard: a private page that shows that a file was truncated, whatever was written since.
 //!
-//! It is a private copy of the page in which the file ends, with a word of ours in it that no file sees. Whoever asks reads
-//! that word: no system call. A write to the file does not reach the copy, nor does a hole made in it. But when a file
-//! is cut, the kernel takes every page behind the new end out of every mapping, private copies as well, before the
-//! file can be written again. From then on there is a fault where the word was (which [`super::fault`] answers with
-//! zeroes), or, if the file has grown again meanwhile, what it has there.
+//! It is a private copy of the file's last page with a marker word that the file never contains. A check reads that
+//! word: no system call. Neither a write to the file nor a hole in it changes the copy. But when a file is truncated,
+//! the kernel removes every page beyond the new end from every mapping, private copies included, before the file can be
+//! written again. Afterwards a read of the word faults (which [`super::fault`] answers with zeroes), or returns the
+//! file's data if it has grown again.
 //!
 //! # Always true
-//! - a word that is there means that the file was never cut to before the page since the wire was armed
+//! - if the word is there, the file was never truncated to before the page since the guard was armed
 //!
-//! # What it does not see
-//! - a cut inside the file's last page: the page stays. Who writes there asks for the length, which can be too short
-//!   only as long as nobody has written there.
-//! - a cut that another host makes to a file that both have mounted
+//! # What it does not detect
+//! - a truncation within the file's last page: the page stays. A write there checks the length, which stays too short
+//!   until something is written there
+//! - a truncation by another host on a shared file system
 //!
 //! # Source
 //! Linux, mm/memory.c, `unmap_mapping_range`: `even_cows` is "1 when truncating a file, unmap even private COWed pages".
@@ -23,23 +23,23 @@ use std::os::fd::OwnedFd;
 
 const PAGE: u64 = 4096;
 
-/// What no file holds at the beginning of its last page, unless somebody wants to fool himself.
+/// A value that no file has at the start of its last page, except on purpose.
 const WORD: u64 = 0x9e6b_51d7_c03f_a284;
 
 /// See the module.
 pub(crate) struct TruncationGuard {
     map: Mmap,
-    /// Where in the file the page begins.
+    /// Offset of the page in the file.
     start: u64,
-    /// Where the file is to end.
+    /// The expected end of the file.
     end: u64,
 }
 
 impl TruncationGuard {
-    /// Watches over the file's first `end` bytes.
+    /// Guards the file's first `end` bytes.
     ///
     /// # Errors
-    /// When the file cannot be mapped, has not as many bytes, or cannot be read there.
+    /// If the file cannot be mapped, is too short, or cannot be read there.
     pub(crate) fn arm(file: &OwnedFd, end: u64) -> io::Result<TruncationGuard> {
         let last = end.checked_sub(1).ok_or(io::ErrorKind::InvalidInput)?;
         let start = last / PAGE * PAGE;
@@ -48,28 +48,28 @@ impl TruncationGuard {
         if !map.is_guarded() {
             return Err(io::ErrorKind::OutOfMemory.into());
         }
-        // SAFETY: the page is mapped for as long as `map`, and nobody else knows of it.
+        // SAFETY: the page is mapped for as long as `map`, and has no other user.
         unsafe { map.base().cast::<u64>().write_volatile(WORD) };
-        // A page of zeroes that was put in its place would stand for ever.
+        // If a page of zeroes was put in its place, it would stay forever.
         if map.is_patched() || os::length_now(file)? < end {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
         Ok(TruncationGuard { map, start, end })
     }
 
-    /// Whether the file was never cut to before [`TruncationGuard::start`].
+    /// Whether the file was never truncated to before [`TruncationGuard::start`].
     #[inline]
     pub(crate) fn is_intact(&self) -> bool {
-        // SAFETY: mapped for as long as self; where its file no longer reaches it, the fault is answered with zeroes.
+        // SAFETY: mapped for as long as self; beyond the end of its file, the fault is answered with zeroes.
         unsafe { self.map.base().cast::<u64>().read_volatile() == WORD }
     }
 
-    /// What lies behind this is not watched by the page itself.
+    /// Truncations beyond this offset are not detected by the page itself.
     pub(crate) fn start(&self) -> u64 {
         self.start
     }
 
-    /// Where the file is to end.
+    /// The expected end of the file.
     pub(crate) fn end(&self) -> u64 {
         self.end
     }
@@ -83,7 +83,7 @@ mod tests {
 
     const SIZE: u64 = 64 << 10;
 
-    /// A file of ones, once in memory and once where temporary files are.
+    /// Two files of ones: one in memory, one in the temporary directory.
     fn files() -> [File; 2] {
         let files = [
             os::memory_file(c"truncation_guard", 0).expect("memory"),
@@ -95,15 +95,15 @@ mod tests {
         files
     }
 
-    fn armed(file: &File) -> TruncationGuard {
+    fn arm(file: &File) -> TruncationGuard {
         let own = file.try_clone().expect("a descriptor");
-        TruncationGuard::arm(&own.into(), SIZE).expect("a wire")
+        TruncationGuard::arm(&own.into(), SIZE).expect("a guard")
     }
 
     #[test]
-    fn it_stands_while_the_file_is_written_punched_and_grown_and_the_file_does_not_see_it() {
+    fn the_guard_survives_writes_holes_and_growth_and_does_not_change_the_file() {
         for file in files() {
-            let wire = armed(&file);
+            let guard = arm(&file);
             file.write_all_at(&[2; 8192], SIZE - 8192).expect("written");
             let own: OwnedFd = file.try_clone().expect("a descriptor").into();
             let punched = os::punch_hole(&own, SIZE - 4096, 4096);
@@ -111,7 +111,7 @@ mod tests {
             file.set_len(2 * SIZE).expect("grown");
             file.set_len(SIZE)
                 .expect("shrunk again, not to before the end");
-            assert!(wire.is_intact());
+            assert!(guard.is_intact());
             let mut bytes = [9; 4096];
             file.read_exact_at(&mut bytes, SIZE - 4096).expect("read");
             assert_eq!(bytes, [0; 4096]);
@@ -119,23 +119,23 @@ mod tests {
     }
 
     #[test]
-    fn it_falls_when_the_file_is_cut_and_stays_down_when_it_grows_again() {
+    fn the_guard_detects_a_truncation_even_after_the_file_grows_again() {
         for file in files() {
             for cut in [0, 4096, SIZE - 4096] {
-                let wire = armed(&file);
-                assert!(wire.is_intact());
+                let guard = arm(&file);
+                assert!(guard.is_intact());
                 file.set_len(cut).expect("cut");
                 file.write_all_at(&[3; 4096], SIZE - 4096).expect("grown");
-                assert!(!wire.is_intact(), "cut to {cut}, and grown");
+                assert!(!guard.is_intact(), "cut to {cut}, and grown");
                 file.set_len(cut).expect("cut");
-                assert!(!wire.is_intact(), "cut to {cut} again");
+                assert!(!guard.is_intact(), "cut to {cut} again");
                 file.set_len(SIZE).expect("grown");
             }
         }
     }
 
     #[test]
-    fn a_file_that_is_too_short_is_not_watched() {
+    fn a_file_that_is_too_short_is_not_guarded() {
         for file in files() {
             file.set_len(SIZE - 1).expect("cut");
             let own = file.try_clone().expect("a descriptor").into();

@@ -18,7 +18,7 @@ pub(crate) struct DeviceFacts {
     /// Whether the guest knows of a write-back cache and flushes it.
     pub(crate) write_back: AtomicBool,
     /// Whether the guest's cache mode is unknown: it is treated as write-through until it flushes.
-    pub(crate) in_doubt: AtomicBool,
+    pub(crate) cache_unknown: AtomicBool,
     /// Malformed requests.
     pub(crate) nonsense: AtomicU64,
     /// Queues that were stopped because their rings were malformed.
@@ -43,7 +43,7 @@ impl DeviceFacts {
             name,
             serial,
             write_back: AtomicBool::new(write_back),
-            in_doubt: AtomicBool::new(false),
+            cache_unknown: AtomicBool::new(false),
             nonsense: AtomicU64::new(0),
             broken: AtomicU64::new(0),
             recent: Recent::default(),
@@ -57,7 +57,9 @@ impl DeviceFacts {
 
     /// The guest has flushed: it knows of the write-back cache.
     pub(crate) fn flushed(&self) {
-        if self.in_doubt.load(Ordering::Relaxed) && self.in_doubt.swap(false, Ordering::Relaxed) {
+        if self.cache_unknown.load(Ordering::Relaxed)
+            && self.cache_unknown.swap(false, Ordering::Relaxed)
+        {
             self.write_back.store(true, Ordering::Relaxed);
         }
     }
@@ -89,7 +91,7 @@ impl DeviceFacts {
                         disk,
                         queue,
                         why,
-                        "a guest's queue is stopped until it is set up anew (those of the next minute are counted only)"
+                        "a guest's queue is stopped until it is set up again (further ones within a minute are only counted)"
                     );
                 }
                 false => {
@@ -97,7 +99,7 @@ impl DeviceFacts {
                         disk,
                         queue,
                         why,
-                        "a guest's malformed request was answered with an error (those of the next minute are counted only)"
+                        "a guest's malformed request was answered with an error (further ones within a minute are only counted)"
                     );
                 }
             }

@@ -34,13 +34,15 @@ impl fmt::Display for Malformed {
         match self {
             Malformed::Request(why) => why.fmt(f),
             Malformed::Ring(why) => why.fmt(f),
-            Malformed::Memory => f.write_str("pages are missing of memory that the front end shares"),
+            Malformed::Memory => {
+                f.write_str("pages are missing in memory that the front end shares")
+            }
             Malformed::Kick(errno) => {
                 let error = std::io::Error::from_raw_os_error(*errno);
                 write!(f, "the kick descriptor cannot be watched: {error}")
             }
             Malformed::Call => f.write_str(
-                "the front end had the I/O thread wait where its guest is called, and is called no more",
+                "the front end's call descriptor blocked the I/O thread, and is not used any more",
             ),
         }
     }

@@ -1,6 +1,6 @@
 //! A queue on a real I/O thread: commands at awkward moments of a restart.
 //!
-//! Orders of a test are put in the inbox while the thread is batches, so that it finds them all in one turn.
+//! Orders of a test are put in the inbox while the thread is held, so that it finds them all in one turn.
 
 use super::*;
 use crate::datastore::{Image, ImageCx, Job, Progress, null};
@@ -90,7 +90,7 @@ impl Guest {
         guest
     }
 
-    /// The duplicate, with all chains taken by a daemon that died.
+    /// The same, with all chains taken by a daemon that died.
     fn with_a_dead_daemon() -> Guest {
         Guest::with_flushes().left_behind()
     }
@@ -369,7 +369,7 @@ fn answered(guest: &Guest, used: u16, call: EventFd) -> Parts {
     }
 }
 
-/// Another descriptor of the duplicate counter.
+/// Another descriptor of the same counter.
 fn duplicate(counter: &EventFd) -> EventFd {
     EventFd::from_file(counter.to_file().expect("another descriptor"))
 }
@@ -587,7 +587,7 @@ fn long_chains_are_answered_one_per_turn_and_others_between_them() {
     daemon.stop();
 }
 
-/// Completes all its jobs batch once no more arrive for a while, and reports how many they were.
+/// Completes all its jobs together once no more arrive for a while, and reports how many they were.
 struct BatchingImage {
     jobs: Vec<Job>,
     quiet_time: Span,

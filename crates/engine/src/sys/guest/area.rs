@@ -1,29 +1,29 @@
 //! An area of shared memory that a peer may change at any time: rings and in-flight regions.
 //!
-//! The queue walker of `tidegate-front` sees it as [`Area`]; it comes out of a guest's [`super::Mapping`], or of a mapping
-//! of its own.
+//! The ring parser of `tidegate-front` uses it as [`Area`]. It lies in a guest's [`super::Mapping`], or in a mapping of
+//! its own.
 //!
 //! # Always true
-//! - what it points to stays mapped for as long as it lives
-//! - each access is one volatile or atomic load or store, inside (checked) and, where it is atomic, aligned (checked)
+//! - its memory stays mapped while it exists
+//! - each access is one volatile or atomic load or store, checked to be inside and, if atomic, aligned
 
 use super::{Mmap, Region, prefetch};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, Ordering};
 use tidegate_front::vhost::Area;
 
-/// A stretch of shared memory (rings, in-flight region) that stays mapped while this lives.
+/// A range of shared memory (rings, in-flight region) that stays mapped while this exists.
 pub(crate) struct GuestArea {
     pub(super) base: *mut u8,
     pub(super) len: usize,
-    pub(super) _region: Keep,
+    pub(super) _region: Owner,
 }
 
 // SAFETY: a pointer into a mapping that is kept alive by reference count and has no thread affinity.
 unsafe impl Send for GuestArea {}
 
-/// What keeps an area mapped.
-pub(super) enum Keep {
+/// The owner that keeps an area mapped.
+pub(super) enum Owner {
     Region(#[expect(dead_code, reason = "held for its drop")] Arc<Region>),
     Map(#[expect(dead_code, reason = "held for its drop")] Arc<Mmap>),
 }
@@ -39,7 +39,7 @@ impl GuestArea {
         Some(GuestArea {
             base,
             len,
-            _region: Keep::Map(Arc::clone(map)),
+            _region: Owner::Map(Arc::clone(map)),
         })
     }
 
@@ -53,7 +53,7 @@ impl GuestArea {
         unsafe { self.base.add(at) }
     }
 
-    /// The same as an atomic.
+    /// As [`GuestArea::at`], as an atomic.
     fn atom(&self, at: usize) -> &AtomicU16 {
         let place = self.at(at, 2).cast::<u16>();
         assert!(place.is_aligned(), "an atomic access is aligned");
@@ -133,7 +133,7 @@ impl Area for GuestArea {
     }
 }
 
-/// Reads 16 bytes that a guest may be writing: whatever mixture comes out is believed only after checks.
+/// Reads 16 bytes that a guest may be writing: a torn value is possible, so callers check what they read.
 ///
 /// # Safety
 /// 16 bytes are mapped at `place`.
@@ -148,7 +148,7 @@ pub(super) unsafe fn load_pair(place: *const u8) -> [u64; 2] {
     unsafe { words.read_volatile() }.map(u64::from_le)
 }
 
-/// The same at any address: no driver of note lays a table out like this.
+/// Reads at any address: no common driver has such a layout.
 ///
 /// # Safety
 /// 16 bytes are mapped at `place`.
