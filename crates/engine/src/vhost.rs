@@ -1,15 +1,16 @@
 //! The vhost-user protocol of one front end (QEMU, Cloud Hypervisor, libblkio), on a thread of its own.
 //!
-//! The crate `vhost` speaks the messages; this file keeps what they set up: memory and its log, rings ([`rings`]), what
-//! device and guest agree on ([`features`]), the account of what is in flight ([`region`]). No request passes here.
+//! The crate `vhost` handles the messages; this module stores their settings: memory and its log, rings ([`rings`]),
+//! what device and guest negotiated ([`features`]), and the in-flight region ([`region`]). No request passes through
+//! here.
 //!
 //! # Always true
 //! - a queue runs on the I/O thread, or its position is in `base`: never both
-//! - a queue runs only while its front end has the turn ([`front_ends`]); whoever comes after one that has hung up
-//!   waits here, in the message that starts its first ring, and finds everything of the other ended
+//! - a queue runs only while its front end owns the rings ([`front_ends`]). A front end that follows a disconnected one
+//!   waits in the message that starts its first ring, until everything of the other has ended
 //! - memory, log and features change only while no queue runs
-//! - when the front end is gone, this returns only after everything that it had in flight has ended, so that a
-//!   reconnecting one never finds a request under way twice
+//! - when the front end is gone, this returns only after everything of it in flight has ended. So a reconnecting one
+//!   never finds a request in flight twice
 //!
 //! # Source
 //! The vhost-user protocol document; VIRTIO 1.2 §5.2.
@@ -23,7 +24,7 @@ use crate::sys::os;
 use crate::thread::commands::{Command, Inbox, QueueChange, StopQueue};
 use channel::Channel;
 use front_ends::{FrontEndId, FrontEnds};
-use region::{CHOICE, InflightRegion, accounts_len};
+use region::{CHOICE, InflightRegion, rings_len};
 use rings::Setup;
 use std::fs::File;
 use std::io;
@@ -48,18 +49,18 @@ pub(crate) mod front_ends;
 mod region;
 mod rings;
 
-/// Memory slots that a front end may fill. A virtual machine has two to four, one more for each piece of memory that is
-/// plugged in, and libblkio wants 32. QEMU would take 509, but all front ends share what can be mapped in all
-/// ([`crate::sys::fault`]): a few that fill so many would leave nothing to the others.
+/// Memory slots of a front end. A virtual machine has two to four, and one more for each hot-plugged piece of memory;
+/// libblkio wants 32. QEMU would use 509, but the number of mappings is limited for all front ends together
+/// ([`crate::sys::fault`]). A few front ends with so many would leave none to the others.
 const MEMORY_SLOTS: u64 = 64;
 
 /// A disk as its front ends see it, shared by the handles and the protocol threads.
 pub(crate) struct VhostDevice {
     pub(crate) id: DiskId,
     pub(crate) spec: DiskSpec,
-    /// Bytes, as it is now.
+    /// Current size in bytes.
     size: AtomicU64,
-    /// Of the I/O thread that serves it.
+    /// Inbox of the I/O thread that serves it.
     pub(crate) inbox: Arc<Inbox>,
     pub(crate) facts: Arc<DeviceFacts>,
     pub(crate) front_ends: FrontEnds,
@@ -78,18 +79,18 @@ impl VhostDevice {
         }
     }
 
-    /// Bytes.
+    /// Current size in bytes.
     pub(crate) fn size(&self) -> u64 {
         self.size.load(Ordering::Relaxed)
     }
 
-    /// It has this size from now on.
+    /// Sets the size.
     pub(crate) fn set_size(&self, size: u64) {
         self.size.store(size, Ordering::Relaxed);
     }
 }
 
-/// Serves one front end until it goes away and everything that it had in flight has ended.
+/// Serves one front end until it disconnects and everything of it in flight has ended.
 pub(crate) fn serve(disk: &Arc<VhostDevice>, front_end: FrontEndId, stream: UnixStream) {
     let own = match stream.try_clone() {
         Ok(own) => own,
@@ -111,29 +112,29 @@ pub(crate) fn serve(disk: &Arc<VhostDevice>, front_end: FrontEndId, stream: Unix
             Ok(()) | Err(Error::SocketRetry(_)) => {}
             Err(Error::Disconnected | Error::SocketBroken(_) | Error::PartialMessage) => break,
             Err(error) => {
-                // Also where the front end was told of it: what it asked for may have been done by half, and one that
-                // connects again begins anew. Where it was not, it would wait for a reply that never comes.
-                tracing::warn!(disk = %disk.spec.name, %error, "the vhost-user connection is closed: a request was refused");
+                // Close the connection even if the front end was informed: the request may be half done, and a
+                // reconnecting front end starts afresh. If it was not informed, it would wait forever for a reply.
+                tracing::warn!(disk = %disk.spec.name, %error, "the vhost-user connection is closed: a request was rejected");
                 break;
             }
         }
     }
     disk.front_ends.end(front_end);
-    // Dropping the protocol stops its queues, also when this thread panics above.
+    // Dropping the protocol stops its queues, even if this thread panics above.
 }
 
-/// What one front end has set up.
+/// The settings of one front end.
 struct Protocol {
     disk: Arc<VhostDevice>,
     front_end: FrontEndId,
-    /// Whether it ever ran a ring: before that, the guest may be one that another front end served until now.
-    had_turn: bool,
-    /// Which cache the guest chose, if it has.
+    /// Whether it ever owned the rings: before that, another front end may have served the guest.
+    owned_rings: bool,
+    /// The guest's choice of a cache mode, if it made one.
     cache_choice: Option<bool>,
-    /// Whether its guest came from somewhere else, where it may have chosen.
-    in_doubt: bool,
-    /// The size that it read last. One that connects again asks for nothing that it believes to know.
-    told_size: Option<u64>,
+    /// Whether its guest came from another host, where it may have chosen a cache mode.
+    cache_unknown: bool,
+    /// The size that it last read. A reconnected front end does not read again what it knows.
+    known_size: Option<u64>,
     facts: Arc<DeviceFacts>,
     standing: Standing,
     features: u64,
@@ -150,10 +151,10 @@ impl Protocol {
         Protocol {
             disk,
             front_end,
-            had_turn: false,
+            owned_rings: false,
             cache_choice: None,
-            in_doubt: false,
-            told_size: None,
+            cache_unknown: false,
+            known_size: None,
             facts,
             standing: Standing::default(),
             features: 0,
@@ -171,7 +172,7 @@ impl Drop for Protocol {
     }
 }
 
-/// An error that the front end is told.
+/// An error that is reported to the front end.
 fn refuse(what: impl Into<String>) -> Error {
     Error::ReqHandlerError(io::Error::new(io::ErrorKind::InvalidInput, what.into()))
 }
@@ -195,7 +196,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     fn reset_owner(&mut self) -> Result<()> {
         self.stop_all();
         self.rings.fill_with(Setup::default);
-        self.give_turn_back();
+        self.release_rings();
         Ok(())
     }
 
@@ -218,7 +219,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         }
         self.while_stopped(|own| {
             own.features = features;
-            own.settle_write_back();
+            own.update_write_back();
             Ok(())
         })
     }
@@ -254,7 +255,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     ) -> Result<Option<VhostUserMemoryRegionBase>> {
         if self.memory.regions() as u64 >= MEMORY_SLOTS {
             return Err(refuse(format!(
-                "all {MEMORY_SLOTS} memory slots are taken: plug fewer and larger pieces of memory into the guest"
+                "all {MEMORY_SLOTS} memory slots are in use: plug fewer and larger pieces of memory into the guest"
             )));
         }
         let memory = self
@@ -325,16 +326,16 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     fn get_vring_base(&mut self, index: u32) -> Result<VhostUserVringState> {
         self.stop(index)?;
         let ring = self.ring(index)?;
-        // The ring starts anew with its next kick descriptor.
+        // The ring is started again by its next kick descriptor.
         ring.kick = None;
         let base = ring.base;
-        self.give_turn_back();
+        self.release_rings();
         Ok(VhostUserVringState::new(index, base.into()))
     }
 
     fn set_vring_kick(&mut self, index: u8, fd: Option<File>) -> Result<()> {
         let index = u32::from(index);
-        let fd = fd.ok_or_else(|| refuse("a ring without a kick descriptor is not served: it would have to be polled for ever"))?;
+        let fd = fd.ok_or_else(|| refuse("a ring without a kick descriptor is not served: it would have to be polled permanently"))?;
         os::check_eventfd(&fd).map_err(Error::ReqHandlerError)?;
         self.stop(index)?;
         self.ring(index)?.kick = Some(fd);
@@ -385,7 +386,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     }
 
     fn set_protocol_features(&mut self, _features: u64) -> Result<()> {
-        // The crate keeps them, and refuses messages that were not agreed on.
+        // The crate stores them, and rejects messages that were not negotiated.
         Ok(())
     }
 
@@ -399,7 +400,7 @@ impl VhostUserBackendReqHandlerMut for Protocol {
             self.start_if_ready(index)
         } else {
             self.stop(index)?;
-            self.give_turn_back();
+            self.release_rings();
             Ok(())
         }
     }
@@ -410,8 +411,8 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         size: u32,
         _flags: VhostUserConfigFlags,
     ) -> Result<Vec<u8>> {
-        self.told_size = Some(self.disk.size());
-        // Front ends newer than this device read fields that it does not have: zeroes.
+        self.known_size = Some(self.disk.size());
+        // Newer front ends read fields that this device does not have: return zeroes.
         let mut space = self.config().to_vec();
         let end = offset.checked_add(size).ok_or(Error::InvalidParam)? as usize;
         space.resize(end.max(space.len()), 0);
@@ -438,11 +439,11 @@ impl VhostUserBackendReqHandlerMut for Protocol {
     }
 
     fn set_backend_req_fd(&mut self, _backend: Backend) {
-        // Copied before the crate took it: see `channel`.
+        // It was copied before the crate read it: see `channel`.
     }
 
     fn set_gpu_socket(&mut self, _backend: GpuBackend) -> Result<()> {
-        Err(Error::InvalidOperation("a disk is no display"))
+        Err(Error::InvalidOperation("a disk is not a display"))
     }
 
     fn get_shared_object(&mut self, _object: VhostUserSharedMsg) -> Result<File> {
@@ -451,15 +452,15 @@ impl VhostUserBackendReqHandlerMut for Protocol {
 
     fn get_inflight_fd(&mut self, wanted: &VhostUserInflight) -> Result<(VhostUserInflight, File)> {
         self.must_fit_device(wanted)?;
-        let len = accounts_len(wanted) + CHOICE as u64;
+        let len = rings_len(wanted) + CHOICE as u64;
         let file = os::memory_file(c"tidegate-inflight", len).map_err(Error::ReqHandlerError)?;
-        let given = VhostUserInflight::new(len, 0, wanted.num_queues, wanted.queue_size);
-        self.take_inflight(&given, &file)?;
-        Ok((given, file))
+        let region = VhostUserInflight::new(len, 0, wanted.num_queues, wanted.queue_size);
+        self.take_inflight(&region, &file)?;
+        Ok((region, file))
     }
 
-    fn set_inflight_fd(&mut self, given: &VhostUserInflight, file: File) -> Result<()> {
-        self.take_inflight(given, &file)
+    fn set_inflight_fd(&mut self, region: &VhostUserInflight, file: File) -> Result<()> {
+        self.take_inflight(region, &file)
     }
 
     fn set_device_state_fd(

@@ -1,6 +1,6 @@
 //! The features of the device, and the cache mode of its guest.
 //!
-//! The front end asks for both before and while rings run; the guest's choice of a cache reaches the rings through
+//! The front end reads both before and while rings run. The guest's cache mode reaches the rings through
 //! [`DeviceFacts`](crate::device::ring::DeviceFacts).
 //!
 //! # Source
@@ -10,9 +10,9 @@ use super::Protocol;
 use std::sync::atomic::Ordering;
 use tidegate_front::vhost::block::{BlockConfig, feature};
 
-/// The best size of an I/O, announced to guests, in bytes.
+/// The optimal I/O size announced to guests, in bytes.
 const OPTIMAL_IO: u32 = 64 << 10;
-/// The physical block, in bytes: smaller writes are read, changed and written back below.
+/// The physical block size, in bytes: smaller writes need a read-modify-write.
 const PHYSICAL_BLOCK: u32 = 4096;
 
 impl Protocol {
@@ -54,8 +54,8 @@ impl Protocol {
         .encode()
     }
 
-    /// What the configuration space says of the cache. QEMU reads it once, before the guest has chosen any features:
-    /// it must hear what the guest will find.
+    /// The cache mode in the configuration space. QEMU reads it once, before the guest has chosen any features: so it
+    /// must be the mode that the guest will find.
     pub(super) fn shows_write_back(&self) -> bool {
         if self.features == 0 {
             self.disk.spec.write_back
@@ -64,41 +64,42 @@ impl Protocol {
         }
     }
 
-    /// The cache that goes with the guest's features, or that it chose.
+    /// The cache mode by the guest's features, or by its choice.
     pub(super) fn write_back(&self) -> bool {
         self.features & feature::FLUSH != 0 && self.cache_choice.unwrap_or(true)
     }
 
-    /// Has the rings that run, or are about to, give the guest its cache. A front end that waits for its turn changes
-    /// nothing for the one that has it.
-    pub(super) fn settle_write_back(&self) {
-        if self.disk.front_ends.has_turn(self.front_end) {
-            let in_doubt = self.in_doubt && self.write_back();
-            self.facts.in_doubt.store(in_doubt, Ordering::Relaxed);
+    /// Applies the guest's cache mode to the rings. A front end that does not own the rings changes nothing.
+    pub(super) fn update_write_back(&self) {
+        if self.disk.front_ends.owns_rings(self.front_end) {
+            let cache_unknown = self.cache_unknown && self.write_back();
+            self.facts
+                .cache_unknown
+                .store(cache_unknown, Ordering::Relaxed);
             self.facts
                 .write_back
-                .store(self.write_back() && !in_doubt, Ordering::Relaxed);
+                .store(self.write_back() && !cache_unknown, Ordering::Relaxed);
         }
     }
 
-    /// A ring is to run in which `used` tells whether its guest was answered before, and `known` whether that was by this
-    /// disk's daemon, which would have noted what the guest chose. If neither it nor the front end knows, nobody does.
-    pub(super) fn doubt(&mut self, used: bool, known: bool) {
-        if used && !known && self.cache_choice.is_none() && !self.in_doubt {
-            self.in_doubt = true;
+    /// Called before a ring starts. `used`: the guest has used it before. `known`: this disk's daemon served it then
+    /// and recorded the cache mode. If neither the daemon nor the front end knows the mode, it is unknown.
+    pub(super) fn note_unknown_cache(&mut self, used: bool, known: bool) {
+        if used && !known && self.cache_choice.is_none() && !self.cache_unknown {
+            self.cache_unknown = true;
             if let Some(region) = &self.inflight {
-                region.doubt();
+                region.set_unknown();
             }
-            self.settle_write_back();
+            self.update_write_back();
         }
     }
 
     pub(super) fn choose_write_back(&mut self, choice: Option<bool>) {
         self.cache_choice = choice;
-        self.in_doubt &= choice.is_none();
+        self.cache_unknown &= choice.is_none();
         self.disk
             .front_ends
             .note_cache_choice(self.front_end, choice);
-        self.settle_write_back();
+        self.update_write_back();
     }
 }

@@ -1,24 +1,25 @@
-//! The front ends of a disk: one that runs, and at most one that waits for it to leave.
+//! The front ends of a disk: one that owns the rings, and at most one that waits for it to leave.
 //!
-//! The second is there for live migration on one host: the destination's QEMU connects while the source's guest still
-//! runs, and starts its rings when the source's have stopped. The handle lets front ends in and sends them away; the
-//! protocol's thread of each asks here before it starts a ring.
+//! The second one exists for live migration on one host: the destination's QEMU connects while the source's guest still
+//! runs, and starts its rings when the source's have stopped. The disk's handle admits front ends and disconnects them.
+//! Each protocol thread acquires ownership here before it starts a ring.
 //!
-//! One that has hung up still has the turn until all that it had in flight has ended. Whoever comes then, as a virtual
-//! machine that is started anew does, waits for that and is not refused: nobody is there any more who could stop.
+//! A disconnected front end still owns the rings until everything of it in flight has ended. A new one, such as a
+//! restarted virtual machine, waits for that and is not refused, because the old one can no longer stop its rings
+//! itself.
 //!
 //! # Always true
 //! - rings of two front ends never run at the same time
-//! - the turn passes on only when the last ring of its holder has stopped, and with it all that it had in flight
-//! - nobody is refused, or kept out, for the sake of one that has gone; nobody who has gone himself waits
+//! - ownership passes on only when the owner's last ring has stopped, and everything of it in flight has ended
+//! - a disconnected front end causes no refusal, and does not itself wait
 //!
 //! # Picture
 //! ```text
-//! source       connected ── takes the turn ────────────── stops its rings ── leaves
-//! destination                    connected ── is refused ─────── takes the turn ─────────
+//! source       connected ── owns rings ────────────────── stops its rings ── leaves
+//! destination                    connected ── is refused ─────── owns rings ─────────────
 //!
-//! the old one  connected ── takes the turn ── hangs up ── its I/O ends ── leaves
-//! the new one                                   connected ── waits ────── takes the turn ─────────
+//! the old one  connected ── owns rings ────── hangs up ── its I/O ends ── leaves
+//! the new one                                   connected ── waits ────── owns rings ─────────────
 //! ```
 
 use super::channel::Channel;
@@ -30,55 +31,55 @@ use std::os::fd::AsRawFd;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// One whose rings run, and one that is to take over from it. Those who have gone are not counted.
+/// One that owns the rings, and one that is to take over. Disconnected ones do not count.
 const MOST: usize = 2;
 
 /// The front ends of one disk.
 #[derive(Default)]
 pub(crate) struct FrontEnds(Mutex<State>);
 
-/// One of them.
+/// A front end's identity.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct FrontEndId(u64);
 
-/// One that is connected; dropped when it is gone and its rings have stopped.
-pub(crate) struct Stay<'a> {
+/// A connected front end; dropped when it is gone and its rings have stopped.
+pub(crate) struct Registration<'a> {
     front_ends: &'a FrontEnds,
     pub(crate) id: FrontEndId,
 }
 
-impl Drop for Stay<'_> {
+impl Drop for Registration<'_> {
     fn drop(&mut self) {
-        self.front_ends.leave(self.id);
+        self.front_ends.unregister(self.id);
     }
 }
 
-/// Why one is not let in.
+/// Why a front end is not admitted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refusal {
-    /// As many are connected as may be.
+    /// The maximum number is connected.
     Full,
-    /// The disk is going away.
+    /// The disk is being detached.
     Closed,
 }
 
-/// What one hears who asks for the turn.
+/// The result of a request for the rings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Turn {
-    /// It has it.
-    Taken,
-    /// Another one has it, and is still there.
-    Anothers,
-    /// The one that asked has gone before its turn came.
-    TooLate,
+pub(crate) enum Ownership {
+    /// The front end owns the rings.
+    Acquired,
+    /// Another one owns the rings, and is still connected.
+    Busy,
+    /// The front end has disconnected while it waited.
+    Disconnected,
 }
 
 #[derive(Default)]
 struct State {
     connected: Vec<Connected>,
-    /// Whose rings run, or are about to.
-    turn: Option<FrontEndId>,
-    /// What the guest chose of its cache, as the last holder of the turn knew; kept while anybody is connected.
+    /// The owner of the rings.
+    owner: Option<FrontEndId>,
+    /// The guest's cache mode, as the last owner knew it; stored while any front end is connected.
     cache_choice: Option<bool>,
     closed: bool,
     next: u64,
@@ -86,18 +87,18 @@ struct State {
 
 struct Connected {
     id: FrontEndId,
-    /// To send it away, and to see whether it has gone.
+    /// For disconnecting it, and for detecting its disconnection.
     socket: Arc<UnixStream>,
-    /// How to tell it that the configuration has changed.
+    /// For notifying it of a changed configuration.
     channel: Option<Arc<Channel>>,
-    /// Rung when the turn becomes free, if it ever waited for that.
-    bell: Option<Arc<EventFd>>,
-    /// We have ended it, though it may not have hung up.
+    /// Signalled when the rings are released, if it ever waited for that.
+    wakeup: Option<Arc<EventFd>>,
+    /// The daemon has ended the connection, though the front end may still be there.
     ended: bool,
 }
 
 impl Connected {
-    /// Whether it has gone, and only what it had in flight is waited for. Its thread may not know yet.
+    /// Whether it is gone, and only its requests in flight remain. Its thread may not know yet.
     fn is_leaving(&self) -> bool {
         self.ended || os::has_hung_up(&self.socket)
     }
@@ -108,11 +109,11 @@ impl State {
         self.connected.iter_mut().find(|one| one.id == id)
     }
 
-    fn free_turn(&mut self, id: FrontEndId) {
-        if self.turn == Some(id) {
-            self.turn = None;
-            for bell in self.connected.iter().flat_map(|one| &one.bell) {
-                bell.signal();
+    fn free_rings(&mut self, id: FrontEndId) {
+        if self.owner == Some(id) {
+            self.owner = None;
+            for wakeup in self.connected.iter().flat_map(|one| &one.wakeup) {
+                wakeup.signal();
             }
         }
     }
@@ -120,19 +121,19 @@ impl State {
 
 impl FrontEnds {
     fn state(&self) -> MutexGuard<'_, State> {
-        // A panic elsewhere while this is held leaves plain values that are still true.
+        // The state is valid even if a holder of the lock panicked.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Lets one in whose socket is `socket`.
-    pub(crate) fn enter(&self, socket: UnixStream) -> Result<Stay<'_>, Refusal> {
+    /// Admits a front end on this socket.
+    pub(crate) fn register(&self, socket: UnixStream) -> Result<Registration<'_>, Refusal> {
         let mut state = self.state();
         if state.closed {
             return Err(Refusal::Closed);
         }
-        let there = state.connected.iter().filter(|one| !one.is_leaving());
-        match there.count() {
-            // Its guest is none that comes from another front end.
+        let present = state.connected.iter().filter(|one| !one.is_leaving());
+        match present.count() {
+            // Its guest does not come from another front end.
             0 => state.cache_choice = None,
             MOST.. => return Err(Refusal::Full),
             _ => {}
@@ -143,90 +144,91 @@ impl FrontEnds {
             id,
             socket: Arc::new(socket),
             channel: None,
-            bell: None,
+            wakeup: None,
             ended: false,
         });
         let front_ends = self;
-        Ok(Stay { front_ends, id })
+        Ok(Registration { front_ends, id })
     }
 
-    fn leave(&self, id: FrontEndId) {
+    fn unregister(&self, id: FrontEndId) {
         let mut state = self.state();
         state.connected.retain(|one| one.id != id);
-        state.free_turn(id);
+        state.free_rings(id);
         if state.connected.is_empty() {
             state.cache_choice = None;
         }
     }
 
-    /// Nothing more is heard of this one: whoever wants the turn that it may have waits for it.
+    /// The front end sends nothing more: others may now wait for its rings.
     pub(crate) fn end(&self, id: FrontEndId) {
         if let Some(one) = self.state().find(id) {
             one.ended = true;
         }
     }
 
-    /// Takes the turn to run rings, if it is free or this one's already. Waits where its holder has gone, until all that
-    /// that one had in flight has ended.
+    /// Acquires the rings, if they are free or owned already. If their owner is disconnected, waits until everything of
+    /// it in flight has ended.
     ///
     /// # Errors
-    /// When there is no descriptor to wait with.
-    pub(crate) fn take_turn(&self, id: FrontEndId) -> io::Result<Turn> {
+    /// If there is no descriptor to wait with.
+    pub(crate) fn acquire_rings(&self, id: FrontEndId) -> io::Result<Ownership> {
         loop {
-            let (socket, bell) = {
+            let (socket, wakeup) = {
                 let mut state = self.state();
-                let holder = state.turn.filter(|holder| *holder != id);
-                let Some(holder) = holder else {
-                    state.turn = Some(id);
-                    return Ok(Turn::Taken);
+                let owner = state.owner.filter(|owner| *owner != id);
+                let Some(owner) = owner else {
+                    state.owner = Some(id);
+                    return Ok(Ownership::Acquired);
                 };
-                if state.find(holder).is_some_and(|one| !one.is_leaving()) {
-                    return Ok(Turn::Anothers);
+                if state.find(owner).is_some_and(|one| !one.is_leaving()) {
+                    return Ok(Ownership::Busy);
                 }
                 let Some(own) = state.find(id) else {
-                    return Ok(Turn::TooLate);
+                    return Ok(Ownership::Disconnected);
                 };
-                let bell = match &own.bell {
-                    Some(bell) => Arc::clone(bell),
+                let wakeup = match &own.wakeup {
+                    Some(wakeup) => Arc::clone(wakeup),
                     None => Arc::new(EventFd::new()?),
                 };
-                own.bell = Some(Arc::clone(&bell));
-                (Arc::clone(&own.socket), bell)
+                own.wakeup = Some(Arc::clone(&wakeup));
+                (Arc::clone(&own.socket), wakeup)
             };
-            // Rung since we looked, it rings still.
-            os::wait_for_bell(bell.as_raw_fd(), &socket)?;
-            bell.drain();
+            // A signal since the check is still pending.
+            os::wait_for_wakeup(wakeup.as_raw_fd(), &socket)?;
+            wakeup.drain();
             if os::has_hung_up(&socket) {
-                return Ok(Turn::TooLate);
+                return Ok(Ownership::Disconnected);
             }
         }
     }
 
-    /// Whether it is this one's turn.
-    pub(crate) fn has_turn(&self, id: FrontEndId) -> bool {
-        self.state().turn == Some(id)
+    /// Whether this front end owns the rings.
+    pub(crate) fn owns_rings(&self, id: FrontEndId) -> bool {
+        self.state().owner == Some(id)
     }
 
-    /// Gives the turn back: none of this one's rings runs any more.
-    pub(crate) fn give_turn_back(&self, id: FrontEndId) {
-        self.state().free_turn(id);
+    /// Releases the rings: none of this front end's rings runs any more.
+    pub(crate) fn release_rings(&self, id: FrontEndId) {
+        self.state().free_rings(id);
     }
 
-    /// What the guest chose of its cache, for a front end that takes a guest over.
+    /// The guest's cache mode, for a front end that takes the guest over.
     pub(crate) fn cache_choice(&self) -> Option<bool> {
         self.state().cache_choice
     }
 
-    /// Notes that, for one who may take the guest over later; heard from the holder of the turn only, while it is there.
+    /// Stores the cache mode for a front end that may take the guest over. Only a connected owner of the rings may set
+    /// it.
     pub(crate) fn note_cache_choice(&self, id: FrontEndId, choice: Option<bool>) {
         let mut state = self.state();
-        let holds = state.turn == Some(id);
-        if holds && state.find(id).is_some_and(|one| !one.is_leaving()) {
+        let owns = state.owner == Some(id);
+        if owns && state.find(id).is_some_and(|one| !one.is_leaving()) {
             state.cache_choice = choice;
         }
     }
 
-    /// Keeps the channel that one has sent.
+    /// Stores the channel of a front end.
     pub(crate) fn set_channel(&self, id: FrontEndId, channel: Channel) {
         let mut state = self.state();
         if let Some(one) = state.find(id) {
@@ -234,24 +236,24 @@ impl FrontEnds {
         }
     }
 
-    /// Tells one of them that the configuration may be another than it believes, if it has sent a channel.
+    /// Notifies a front end that the configuration may have changed, if it has a channel.
     ///
     /// # Errors
-    /// When it could not be told.
-    pub(crate) fn tell(&self, id: FrontEndId) -> io::Result<()> {
+    /// If it could not be notified.
+    pub(crate) fn notify(&self, id: FrontEndId) -> io::Result<()> {
         let channel = self.state().find(id).and_then(|one| one.channel.clone());
         channel.map_or(Ok(()), |channel| channel.config_changed())
     }
 
-    /// Tells all of them that the configuration has changed; the errors of those that could not be told.
+    /// Notifies all front ends that the configuration has changed; returns the errors.
     pub(crate) fn config_changed(&self) -> Vec<io::Error> {
         let channels: Vec<Arc<Channel>> = {
             let state = self.state();
             let channels = state.connected.iter().flat_map(|one| &one.channel);
             channels.cloned().collect()
         };
-        let told = channels.iter().map(|channel| channel.config_changed());
-        told.filter_map(Result::err).collect()
+        let results = channels.iter().map(|channel| channel.config_changed());
+        results.filter_map(Result::err).collect()
     }
 
     /// Whether any is connected.
@@ -259,12 +261,12 @@ impl FrontEnds {
         !self.state().connected.is_empty()
     }
 
-    /// Sends all of them away, and lets none in any more.
+    /// Disconnects all front ends, and admits no more.
     pub(crate) fn close(&self) {
         let mut state = self.state();
         state.closed = true;
         for one in &state.connected {
-            // One that has gone by itself is as gone as it should be.
+            // A disconnected socket is no error.
             let _ = one.socket.shutdown(Shutdown::Both);
         }
     }
@@ -272,9 +274,12 @@ impl FrontEnds {
 
 #[cfg(test)]
 impl FrontEnds {
-    /// Whether any waits, or waited, for one that had gone.
+    /// Whether any front end waits, or waited, for a disconnected one.
     pub(crate) fn is_waited_for(&self) -> bool {
-        self.state().connected.iter().any(|one| one.bell.is_some())
+        self.state()
+            .connected
+            .iter()
+            .any(|one| one.wakeup.is_some())
     }
 }
 
@@ -284,165 +289,171 @@ mod tests {
     use std::sync::mpsc::{Receiver, TryRecvError, channel};
     use std::time::{Duration, Instant};
 
-    /// How long a test waits before it fails: never reached unless something is stuck.
+    /// Deadline of a test that waits.
     const PATIENCE: Duration = Duration::from_secs(60);
 
-    /// One that has come, and its own end of the socket.
-    fn entered(front_ends: &FrontEnds) -> (Stay<'_>, UnixStream) {
+    /// An admitted front end, and its end of the socket.
+    fn connect(front_ends: &FrontEnds) -> (Registration<'_>, UnixStream) {
         let (ours, theirs) = UnixStream::pair().expect("sockets");
-        (front_ends.enter(ours).expect("there is room"), theirs)
+        (front_ends.register(ours).expect("there is room"), theirs)
     }
 
-    /// Those of a disk that is never freed, so that whoever waits for ever keeps a thread and not the test.
+    /// The front ends of a disk that is never freed, so that a blocked thread does not block the test.
     fn front_ends() -> &'static FrontEnds {
         Box::leak(Box::default())
     }
 
-    /// Asks for the turn on a thread of its own, and tells what it heard.
-    fn asks(front_ends: &'static FrontEnds, id: FrontEndId) -> Receiver<Turn> {
-        let (tell, heard) = channel();
-        std::thread::spawn(move || tell.send(front_ends.take_turn(id).expect("descriptors")));
-        heard
+    /// Requests the rings on another thread; returns the result's channel.
+    fn request(front_ends: &'static FrontEnds, id: FrontEndId) -> Receiver<Ownership> {
+        let (sender, result) = channel();
+        std::thread::spawn(move || sender.send(front_ends.acquire_rings(id).expect("descriptors")));
+        result
     }
 
-    fn take_turn(front_ends: &'static FrontEnds, stay: &Stay<'_>) -> bool {
-        let turn = asks(front_ends, stay.id).recv_timeout(PATIENCE);
-        let turn = turn.expect("an answer, soon");
-        assert_ne!(turn, Turn::TooLate, "it is there");
-        turn == Turn::Taken
+    fn acquire_rings(front_ends: &'static FrontEnds, registration: &Registration<'_>) -> bool {
+        let ownership = request(front_ends, registration.id).recv_timeout(PATIENCE);
+        let ownership = ownership.expect("an answer in time");
+        assert_ne!(ownership, Ownership::Disconnected, "it is still connected");
+        ownership == Ownership::Acquired
     }
 
     fn wait_until(what: &str, so: impl Fn() -> bool) {
         let deadline = Instant::now() + PATIENCE;
         while !so() {
-            assert!(Instant::now() < deadline, "in vain: {what}");
+            assert!(Instant::now() < deadline, "timed out waiting until {what}");
             std::thread::yield_now();
         }
     }
 
     #[test]
-    fn the_second_has_its_turn_only_when_the_first_has_given_it_back() {
+    fn the_second_front_end_owns_the_rings_after_the_first_released_them() {
         let front_ends = front_ends();
-        let (source, _its_end) = entered(front_ends);
-        let (destination, _other_end) = entered(front_ends);
-        assert!(take_turn(front_ends, &source));
-        assert!(!take_turn(front_ends, &destination));
-        assert!(take_turn(front_ends, &source), "it has the turn already");
-
-        front_ends.give_turn_back(destination.id);
+        let (source, _its_end) = connect(front_ends);
+        let (destination, _other_end) = connect(front_ends);
+        assert!(acquire_rings(front_ends, &source));
+        assert!(!acquire_rings(front_ends, &destination));
         assert!(
-            !take_turn(front_ends, &destination),
-            "it was not its to give"
+            acquire_rings(front_ends, &source),
+            "it owns the rings already"
         );
-        front_ends.give_turn_back(source.id);
-        assert!(take_turn(front_ends, &destination));
-        assert!(!take_turn(front_ends, &source));
+
+        front_ends.release_rings(destination.id);
+        assert!(
+            !acquire_rings(front_ends, &destination),
+            "the destination did not own them"
+        );
+        front_ends.release_rings(source.id);
+        assert!(acquire_rings(front_ends, &destination));
+        assert!(!acquire_rings(front_ends, &source));
     }
 
     #[test]
-    fn one_that_leaves_leaves_the_turn_behind() {
+    fn a_front_end_that_leaves_releases_the_rings() {
         let front_ends = front_ends();
-        let (source, _its_end) = entered(front_ends);
-        let (destination, _other_end) = entered(front_ends);
-        assert!(take_turn(front_ends, &source));
+        let (source, _its_end) = connect(front_ends);
+        let (destination, _other_end) = connect(front_ends);
+        assert!(acquire_rings(front_ends, &source));
         drop(source);
-        assert!(take_turn(front_ends, &destination));
+        assert!(acquire_rings(front_ends, &destination));
     }
 
-    /// Has a new one come while the turn is that of `old`, of which nothing more will be heard, and has it wait until
-    /// that one has left.
-    fn waits_for(front_ends: &'static FrontEnds, old: Stay<'_>) {
-        let (new, _its_end) = entered(front_ends);
-        let heard = asks(front_ends, new.id);
+    /// Connects a new front end while `old`, which sends nothing more, owns the rings. It must wait until `old` has
+    /// left.
+    fn waits_for(front_ends: &'static FrontEnds, old: Registration<'_>) {
+        let (new, _its_end) = connect(front_ends);
+        let result = request(front_ends, new.id);
         wait_until("the new one waits", || front_ends.is_waited_for());
-        assert_eq!(heard.try_recv(), Err(TryRecvError::Empty));
+        assert_eq!(result.try_recv(), Err(TryRecvError::Empty));
         drop(old);
-        assert_eq!(heard.recv_timeout(PATIENCE), Ok(Turn::Taken));
+        assert_eq!(result.recv_timeout(PATIENCE), Ok(Ownership::Acquired));
     }
 
     #[test]
-    fn who_comes_after_one_that_has_hung_up_waits_for_its_turn_and_is_not_refused() {
+    fn a_front_end_after_a_disconnected_one_waits_and_is_not_refused() {
         let front_ends = front_ends();
-        let (old, its_end) = entered(front_ends);
-        assert!(take_turn(front_ends, &old));
+        let (old, its_end) = connect(front_ends);
+        assert!(acquire_rings(front_ends, &old));
         drop(its_end);
         waits_for(front_ends, old);
     }
 
     #[test]
-    fn who_comes_after_one_that_was_hung_up_on_waits_for_its_turn_too() {
+    fn a_front_end_after_an_ended_one_waits_too() {
         let front_ends = front_ends();
-        let (old, _its_end) = entered(front_ends);
-        assert!(take_turn(front_ends, &old));
+        let (old, _its_end) = connect(front_ends);
+        assert!(acquire_rings(front_ends, &old));
         front_ends.end(old.id);
         waits_for(front_ends, old);
     }
 
     #[test]
-    fn one_that_hangs_up_while_it_waits_waits_no_more() {
+    fn a_waiting_front_end_that_disconnects_stops_waiting() {
         let front_ends = front_ends();
-        let (old, old_end) = entered(front_ends);
-        assert!(take_turn(front_ends, &old));
+        let (old, old_end) = connect(front_ends);
+        assert!(acquire_rings(front_ends, &old));
         drop(old_end);
-        let (new, new_end) = entered(front_ends);
-        let heard = asks(front_ends, new.id);
+        let (new, new_end) = connect(front_ends);
+        let result = request(front_ends, new.id);
         wait_until("the new one waits", || front_ends.is_waited_for());
         drop(new_end);
-        assert_eq!(heard.recv_timeout(PATIENCE), Ok(Turn::TooLate));
-        assert!(take_turn(front_ends, &old), "it is its turn still");
+        assert_eq!(result.recv_timeout(PATIENCE), Ok(Ownership::Disconnected));
+        assert!(
+            acquire_rings(front_ends, &old),
+            "the old one still owns the rings"
+        );
     }
 
     #[test]
-    fn all_who_wait_are_sent_away_when_the_disk_goes() {
+    fn a_detach_disconnects_waiting_front_ends() {
         let front_ends = front_ends();
-        let (old, old_end) = entered(front_ends);
-        assert!(take_turn(front_ends, &old));
+        let (old, old_end) = connect(front_ends);
+        assert!(acquire_rings(front_ends, &old));
         drop(old_end);
-        let (new, _its_end) = entered(front_ends);
-        let heard = asks(front_ends, new.id);
+        let (new, _its_end) = connect(front_ends);
+        let result = request(front_ends, new.id);
         wait_until("the new one waits", || front_ends.is_waited_for());
         front_ends.close();
-        assert_eq!(heard.recv_timeout(PATIENCE), Ok(Turn::TooLate));
+        assert_eq!(result.recv_timeout(PATIENCE), Ok(Ownership::Disconnected));
     }
 
     #[test]
-    fn a_third_is_not_let_in_until_one_leaves() {
+    fn a_third_front_end_is_admitted_after_one_left() {
         let front_ends = front_ends();
-        let (first, _first_end) = entered(front_ends);
-        let _second = entered(front_ends);
+        let (first, _first_end) = connect(front_ends);
+        let _second = connect(front_ends);
         let (third, _theirs) = UnixStream::pair().expect("sockets");
-        assert_eq!(front_ends.enter(third).err(), Some(Refusal::Full));
+        assert_eq!(front_ends.register(third).err(), Some(Refusal::Full));
         drop(first);
-        let _third = entered(front_ends);
+        let _third = connect(front_ends);
     }
 
     #[test]
-    fn those_who_have_gone_keep_nobody_out() {
+    fn disconnected_front_ends_do_not_count() {
         let front_ends = front_ends();
-        let (_first, first_end) = entered(front_ends);
-        let (second, _second_end) = entered(front_ends);
+        let (_first, first_end) = connect(front_ends);
+        let (second, _second_end) = connect(front_ends);
         drop(first_end);
         front_ends.end(second.id);
-        let _there = (entered(front_ends), entered(front_ends));
+        let _present = (connect(front_ends), connect(front_ends));
         let (late, _theirs) = UnixStream::pair().expect("sockets");
-        assert_eq!(front_ends.enter(late).err(), Some(Refusal::Full));
+        assert_eq!(front_ends.register(late).err(), Some(Refusal::Full));
     }
 
     #[test]
-    fn nobody_is_let_in_after_all_were_sent_away() {
+    fn no_front_end_is_admitted_after_a_close() {
         let front_ends = front_ends();
-        let _first = entered(front_ends);
+        let _first = connect(front_ends);
         front_ends.close();
         let (late, _theirs) = UnixStream::pair().expect("sockets");
-        assert_eq!(front_ends.enter(late).err(), Some(Refusal::Closed));
+        assert_eq!(front_ends.register(late).err(), Some(Refusal::Closed));
     }
 
     #[test]
-    fn what_the_guest_chose_of_its_cache_goes_with_it_and_no_further() {
+    fn the_cache_mode_follows_a_guest_to_its_next_front_end_only() {
         let front_ends = front_ends();
-        let (source, _its_end) = entered(front_ends);
-        let (destination, _other_end) = entered(front_ends);
-        assert!(take_turn(front_ends, &source));
+        let (source, _its_end) = connect(front_ends);
+        let (destination, _other_end) = connect(front_ends);
+        assert!(acquire_rings(front_ends, &source));
         front_ends.note_cache_choice(source.id, Some(false));
         front_ends.note_cache_choice(destination.id, Some(true));
         drop(source);
@@ -452,15 +463,19 @@ mod tests {
     }
 
     #[test]
-    fn who_comes_after_one_that_has_hung_up_has_another_guest() {
+    fn a_front_end_after_a_disconnected_one_has_another_guest() {
         let front_ends = front_ends();
-        let (old, its_end) = entered(front_ends);
-        assert!(take_turn(front_ends, &old));
+        let (old, its_end) = connect(front_ends);
+        assert!(acquire_rings(front_ends, &old));
         front_ends.note_cache_choice(old.id, Some(false));
         drop(its_end);
-        let _new = entered(front_ends);
+        let _new = connect(front_ends);
         assert_eq!(front_ends.cache_choice(), None);
         front_ends.note_cache_choice(old.id, Some(false));
-        assert_eq!(front_ends.cache_choice(), None, "what it said last is late");
+        assert_eq!(
+            front_ends.cache_choice(),
+            None,
+            "a disconnected owner sets no mode"
+        );
     }
 }

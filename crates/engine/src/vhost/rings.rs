@@ -1,8 +1,8 @@
 //! The rings of a front end: started on the disk's I/O thread, stopped, and started again.
 //!
 //! # Always true
-//! - a ring that stops has nothing in flight when its position is known
-//! - what was changed while rings stood still is seen by all of them, or they do not run
+//! - a stopped ring has nothing in flight when its position is known
+//! - a change made while rings are stopped is seen by all of them, or they do not run
 //!
 //! # Picture: one ring
 //! ```text
@@ -12,7 +12,7 @@
 //!     └───────────────────────────────────────────┘   position comes back
 //! ```
 
-use super::front_ends::Turn;
+use super::front_ends::Ownership;
 use super::{Protocol, refuse};
 use crate::device::ring::Parts;
 use crate::sys::eventfd::EventFd;
@@ -24,7 +24,7 @@ use tidegate_front::vhost::block::feature;
 use tidegate_front::vhost::queue::{Queue, QueueConfig};
 use vhost::vhost_user::{Error, Result};
 
-/// What one ring was told so far.
+/// The settings of one ring so far.
 #[derive(Default)]
 pub(super) struct Setup {
     pub(super) size: u16,
@@ -36,30 +36,30 @@ pub(super) struct Setup {
     pub(super) call: Option<File>,
     pub(super) error: Option<File>,
     pub(super) enabled: bool,
-    /// Its number on the I/O thread while it runs.
+    /// Its index on the I/O thread while it runs.
     pub(super) running: Option<u32>,
-    /// Whether it ever ran, for this front end.
+    /// Whether it ever ran for this front end.
     pub(super) ran: bool,
 }
 
 impl Protocol {
-    /// Takes the turn before rings run, once nothing of a front end that has gone is in flight; and takes up what a guest
-    /// that comes from another front end chose there: no front end repeats it.
-    pub(super) fn take_turn(&mut self) -> Result<()> {
-        match self.disk.front_ends.take_turn(self.front_end) {
-            Ok(Turn::Taken) => {}
-            Ok(Turn::Anothers) => {
+    /// Acquires the rings, after everything of a disconnected front end has ended. A guest's cache mode is taken over
+    /// from its previous front end, because the new one does not repeat it.
+    pub(super) fn acquire_rings(&mut self) -> Result<()> {
+        match self.disk.front_ends.acquire_rings(self.front_end) {
+            Ok(Ownership::Acquired) => {}
+            Ok(Ownership::Busy) => {
                 return Err(refuse(
                     "another front end runs rings on this disk: one virtual machine at a time. Stop the other, or let \
-                     its migration come to its end",
+                     its migration finish",
                 ));
             }
-            Ok(Turn::TooLate) => return Err(Error::Disconnected),
+            Ok(Ownership::Disconnected) => return Err(Error::Disconnected),
             Err(error) => return Err(Error::ReqHandlerError(error)),
         }
-        // Also for one that had the turn before: two that are connected could take turns at it.
+        // Also for a former owner: two connected front ends could alternate.
         self.facts.offences.wait_out_pause();
-        if !std::mem::replace(&mut self.had_turn, true) && self.cache_choice.is_none() {
+        if !std::mem::replace(&mut self.owned_rings, true) && self.cache_choice.is_none() {
             self.cache_choice = self.disk.front_ends.cache_choice();
             if let (Some(region), Some(choice)) = (&self.inflight, self.cache_choice) {
                 region.choose_write_back(choice);
@@ -69,10 +69,10 @@ impl Protocol {
         Ok(())
     }
 
-    /// Lets another front end have its turn, if no ring runs here.
-    pub(super) fn give_turn_back(&self) {
+    /// Releases the rings for another front end, if no ring runs here.
+    pub(super) fn release_rings(&self) {
         if self.rings.iter().all(|ring| ring.running.is_none()) {
-            self.disk.front_ends.give_turn_back(self.front_end);
+            self.disk.front_ends.release_rings(self.front_end);
         }
     }
 
@@ -82,8 +82,8 @@ impl Protocol {
             .ok_or(Error::InvalidParam)
     }
 
-    /// Calls the guest of a ring that does not run: it may have missed a call through the descriptor before this one. A ring
-    /// that runs is called by its I/O thread. libvhost-user calls so, and QEMU's test waits for it.
+    /// Calls the guest of a ring that does not run, because a call through the previous descriptor may be lost. The I/O
+    /// thread does it for a running ring. libvhost-user does the same, and a test of QEMU relies on it.
     pub(super) fn call_once(&self, call: Option<&EventFd>) {
         if let Some(call) = call
             && !self.standing.is_shunned()
@@ -93,7 +93,7 @@ impl Protocol {
         }
     }
 
-    /// Starts a ring if everything that it needs is there.
+    /// Starts a ring if all its settings are complete.
     pub(super) fn start_if_ready(&mut self, index: u32) -> Result<()> {
         let always_enabled = self.features & feature::PROTOCOL_FEATURES == 0;
         let ring = self.ring(index)?;
@@ -106,15 +106,15 @@ impl Protocol {
     }
 
     pub(super) fn start(&mut self, index: u32) -> Result<()> {
-        self.take_turn()?;
-        let started = self.start_in_turn(index);
+        self.acquire_rings()?;
+        let started = self.start_as_owner(index);
         if started.is_err() {
-            self.give_turn_back();
+            self.release_rings();
         }
         started
     }
 
-    pub(super) fn start_in_turn(&mut self, index: u32) -> Result<()> {
+    pub(super) fn start_as_owner(&mut self, index: u32) -> Result<()> {
         let logging = self.features & feature::LOG_ALL != 0;
         let memory = self.memory.logging(self.log.clone().filter(|_| logging));
         let guest = |user| {
@@ -135,23 +135,23 @@ impl Protocol {
             log_used: setup.log_used.filter(|_| logging),
         };
         let mut queue = Queue::new(&memory, config)
-            .map_err(|broken| refuse(format!("ring {index} makes no sense: {broken}")))?;
+            .map_err(|broken| refuse(format!("ring {index} is malformed: {broken}")))?;
         let left_behind = match self.inflight_area(index, config.size) {
             Some((area, len)) => queue
                 .track(area, len)
                 .map_err(|_| refuse("the in-flight region does not fit the ring"))?,
             None => Vec::new(),
         };
-        // After the rings have been looked at: that is where a page may first be missed.
+        // Checked after the rings were read, since missing pages are detected on access.
         if memory.is_spoilt() {
             return Err(refuse(
-                "pages are missing of memory that the front end shares: it was cut, or the host has none left. Share it \
-                 anew, as a virtual machine does that is reset or connects again",
+                "pages are missing in memory that the front end shares: it was truncated, or the host has none left. Share it \
+                 again, as a virtual machine does when it is reset or reconnects",
             ));
         }
         let known =
             queue.is_resumed() || std::mem::replace(&mut self.rings[index as usize].ran, true);
-        self.doubt(queue.was_used(), known);
+        self.note_unknown_cache(queue.was_used(), known);
         let setup = &self.rings[index as usize];
         let event = |file: &Option<File>| -> Result<Option<EventFd>> {
             file.as_ref()
@@ -180,18 +180,18 @@ impl Protocol {
             .recv()
             .map_err(|_| refuse("the disk's I/O thread is gone"))?;
         self.rings[index as usize].running = Some(running);
-        self.tell_size();
+        self.notify_size();
         Ok(())
     }
 
-    /// Has the front end read the configuration again where its guest may believe another size: the disk may have been
-    /// resized while nobody was connected. It hears that while its rings run, and not before.
-    fn tell_size(&mut self) {
+    /// Has the front end read the configuration again if its guest may know an old size: the disk may have been resized
+    /// while no front end was connected. The notice is sent only while its rings run.
+    fn notify_size(&mut self) {
         let size = Some(self.disk.size());
-        if self.told_size != size {
-            self.told_size = size;
-            if let Err(error) = self.disk.front_ends.tell(self.front_end) {
-                tracing::warn!(disk = %self.disk.spec.name, %error, "the front end could not be told of the disk's size");
+        if self.known_size != size {
+            self.known_size = size;
+            if let Err(error) = self.disk.front_ends.notify(self.front_end) {
+                tracing::warn!(disk = %self.disk.spec.name, %error, "the front end could not be notified of the disk's size");
             }
         }
     }
@@ -200,10 +200,10 @@ impl Protocol {
         self.disk
             .inbox
             .send(order)
-            .map_err(|_| refuse("the disk's I/O thread does not take orders any more"))
+            .map_err(|_| refuse("the disk's I/O thread does not accept commands any more"))
     }
 
-    /// Stops a ring and remembers where it was; waits for what it has in flight.
+    /// Stops a ring and stores its position; waits for its requests in flight.
     pub(super) fn stop(&mut self, index: u32) -> Result<()> {
         let Some(queue) = self.ring(index)?.running.take() else {
             return Ok(());
@@ -228,8 +228,8 @@ impl Protocol {
         }
     }
 
-    /// Makes a change that no running ring may see half of. Every ring that ran is tried again, whatever happened to
-    /// the others; the first error is told.
+    /// Makes a change while no ring runs. Every ring that ran is restarted, whatever happens to the others; returns the
+    /// first error.
     pub(super) fn while_stopped(
         &mut self,
         change: impl FnOnce(&mut Protocol) -> Result<()>,

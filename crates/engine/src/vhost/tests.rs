@@ -1,6 +1,6 @@
-//! Front ends that connect and leave, on a real I/O thread.
+//! Tests of front ends that connect and leave, on a real I/O thread.
 
-use super::front_ends::Stay;
+use super::front_ends::Registration;
 use super::*;
 use crate::datastore::null;
 use crate::error::Kind;
@@ -11,10 +11,10 @@ use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 use tidegate_core::units::Span;
 
-/// How long a test waits before it fails: never reached unless something is stuck.
+/// Deadline of a test that waits.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// Bytes of a guest's memory, and where it lies in its front end's process.
+/// Size of a guest's memory, and its address in its front end's process.
 const MEMORY: u64 = 0x1_0000;
 const USER: u64 = 0x7000_0000;
 const AVAIL: u64 = 0x4000;
@@ -61,7 +61,7 @@ fn disk(engine: &Engine) -> Disk {
 struct FrontEnd<'a> {
     theirs: UnixStream,
     protocol: Protocol,
-    stay: Stay<'a>,
+    registration: Registration<'a>,
     memory: File,
     kick: EventFd,
     features: u64,
@@ -71,18 +71,21 @@ impl FrontEnd<'_> {
     fn connect(disk: &Disk) -> FrontEnd<'_> {
         let device = &disk.core.device;
         let (ours, theirs) = UnixStream::pair().expect("sockets");
-        let stay = device.front_ends.enter(ours).expect("it is let in");
+        let registration = device
+            .front_ends
+            .register(ours)
+            .expect("the front end is admitted");
         FrontEnd {
             theirs,
-            protocol: Protocol::new(Arc::clone(device), stay.id),
-            stay,
+            protocol: Protocol::new(Arc::clone(device), registration.id),
+            registration,
             memory: os::memory_file(c"guest", MEMORY).expect("memory"),
             kick: EventFd::new().expect("a descriptor"),
             features: feature::PROTOCOL_FEATURES | feature::VERSION_1,
         }
     }
 
-    /// All messages up to the one that has the first ring run.
+    /// Sends all messages up to the one that starts the first ring.
     fn start(&mut self) -> Result<()> {
         let protocol = &mut self.protocol;
         protocol.set_features(self.features)?;
@@ -98,7 +101,8 @@ impl FrontEnd<'_> {
         protocol.set_vring_enable(0, true)
     }
 
-    /// The guest is reset, and started again by the same front end: its ring stops, and what is in flight has a new region.
+    /// Resets the guest, and starts it again with the same front end: its ring stops, and requests in flight get a new
+    /// region.
     fn reset(&mut self) -> Result<()> {
         self.protocol.get_vring_base(0)?;
         self.protocol.get_inflight_fd(&REGION)?;
@@ -109,46 +113,44 @@ impl FrontEnd<'_> {
         self.protocol.rings[0].running.is_some()
     }
 
-    /// What the thread of a connection does at its end.
+    /// Does what a connection's thread does at its end.
     fn end(self) {
         drop(self.protocol);
-        drop(self.stay);
+        drop(self.registration);
     }
 }
 
-/// Keeps an I/O thread from doing anything else until what comes back is dropped; `other` is a disk of it.
-fn hold(other: &Disk) -> Sender<()> {
+/// Holds an I/O thread until the result is dropped; `other` is a disk on it.
+fn hold_thread(other: &Disk) -> Sender<()> {
     let (entered, inside) = channel();
     let (open, gate) = channel::<()>();
-    let hold = Command::Run(Box::new(move || {
+    let command = Command::Run(Box::new(move || {
         let _ = entered.send(());
         let _ = gate.recv();
     }));
-    other.core.device.inbox.send_always(hold);
-    inside
-        .recv_timeout(PATIENCE)
-        .expect("the thread gets there");
+    other.core.device.inbox.send_always(command);
+    inside.recv_timeout(PATIENCE).expect("the thread runs it");
     open
 }
 
 #[test]
-fn a_virtual_machine_that_starts_as_the_last_one_leaves_is_served_when_its_rings_have_stopped() {
+fn a_front_end_that_connects_as_the_last_one_leaves_is_served_after_its_rings_stopped() {
     let engine = engine();
     let (disk, other) = (disk(&engine), disk(&engine));
     let mut old = FrontEnd::connect(&disk);
     old.start().expect("its ring runs");
-    let held = hold(&other);
+    let held = hold_thread(&other);
     std::thread::scope(|scope| {
-        let hung_up = old.theirs.try_clone().expect("a descriptor");
-        hung_up
+        let socket = old.theirs.try_clone().expect("a descriptor");
+        socket
             .shutdown(std::net::Shutdown::Both)
             .expect("it is connected");
         let mut new = FrontEnd::connect(&disk);
-        let (tell, heard) = channel();
+        let (sender, received) = channel();
         scope.spawn(move || {
             let started = new.start().map_err(|error| error.to_string());
-            let told = tell.send((started, new.runs(), new));
-            told.expect("somebody hears it");
+            let notices = sender.send((started, new.runs(), new));
+            notices.expect("the result is received");
         });
         // Only now does the old one's thread notice, and waits for the I/O thread.
         scope.spawn(|| old.end());
@@ -158,16 +160,16 @@ fn a_virtual_machine_that_starts_as_the_last_one_leaves_is_served_when_its_rings
             && early.is_none()
             && Instant::now() < deadline
         {
-            early = heard.try_recv().ok();
+            early = received.try_recv().ok();
             std::thread::yield_now();
         }
         let waits = disk.core.device.front_ends.is_waited_for();
-        early = early.or_else(|| heard.try_recv().ok());
-        // First of all: nobody else goes on before.
+        early = early.or_else(|| received.try_recv().ok());
+        // Release the thread first: others depend on it.
         drop(held);
         let early = early.map(|(started, ..)| started);
-        assert_eq!((early, waits), (None, true), "it waits for its turn");
-        let (started, runs, new) = heard.recv_timeout(PATIENCE).expect("it is served");
+        assert_eq!((early, waits), (None, true), "it waits for the rings");
+        let (started, runs, new) = received.recv_timeout(PATIENCE).expect("it is served");
         assert_eq!((started, runs), (Ok(()), true));
         new.end();
     });
@@ -175,18 +177,18 @@ fn a_virtual_machine_that_starts_as_the_last_one_leaves_is_served_when_its_rings
 }
 
 #[test]
-fn a_detach_ends_only_after_the_farewell_of_every_queue() {
+fn a_detach_ends_only_after_every_queue_has_ended() {
     let engine = engine();
     let disk = disk(&engine);
     let mut old = FrontEnd::connect(&disk);
     old.start().expect("its ring runs");
     std::thread::scope(|scope| {
-        let (tell, heard) = channel();
+        let (sender, received) = channel();
         let (core, disk) = (&disk.core, &disk);
-        scope.spawn(move || tell.send(disk.detach_fully().map_err(|error| error.to_string())));
+        scope.spawn(move || sender.send(disk.detach_fully().map_err(|error| error.to_string())));
         let deadline = Instant::now() + PATIENCE;
         let mut byte = [0];
-        // Sent away, it has not said goodbye yet: its ring is still this disk's.
+        // Its socket is shut down, but its thread still runs: its ring still belongs to this disk.
         assert_eq!(
             std::io::Read::read(&mut &old.theirs, &mut byte).ok(),
             Some(0)
@@ -201,15 +203,18 @@ fn a_detach_ends_only_after_the_farewell_of_every_queue() {
             answer.err().map(|error| error.kind())
         };
         let refused = loop {
-            assert!(Instant::now() < deadline, "the order comes to the thread");
+            assert!(
+                Instant::now() < deadline,
+                "the command reaches the thread in time"
+            );
             if let Some(refused) = refusal() {
                 break refused;
             }
         };
-        assert_eq!(refused, Kind::Busy, "its number is taken");
-        assert_eq!(heard.try_recv().ok(), None, "its queue has not ended");
+        assert_eq!(refused, Kind::Busy, "the disk still exists");
+        assert_eq!(received.try_recv().ok(), None, "its queue has not ended");
         old.end();
-        assert_eq!(heard.recv_timeout(PATIENCE), Ok(Ok(())));
+        assert_eq!(received.recv_timeout(PATIENCE), Ok(Ok(())));
     });
 }
 
@@ -227,8 +232,8 @@ fn a_guest_is_called_once_when_its_call_descriptor_is_set_whether_its_ring_runs_
         front_end
             .protocol
             .set_vring_call(0, Some(file))
-            .expect("it is taken");
-        // A running ring's I/O thread takes the order before it stops the ring.
+            .expect("the descriptor is accepted");
+        // A running ring's I/O thread handles the new descriptor before it stops the ring.
         front_end.protocol.get_vring_base(0).expect("it stops");
         assert_eq!(call.drain(), 1, "{runs}");
     }
@@ -236,19 +241,22 @@ fn a_guest_is_called_once_when_its_call_descriptor_is_set_whether_its_ring_runs_
 }
 
 #[test]
-fn a_guest_is_told_as_many_segments_as_its_disk_is_set_to() {
+fn a_guest_sees_the_seg_max_of_its_disk() {
     let engine = engine();
     let disk = disk(&engine);
     let mut front_end = FrontEnd::connect(&disk);
     let space = front_end
         .protocol
         .get_config(12, 4, VhostUserConfigFlags::empty());
-    assert_eq!(space.expect("it is told"), 30_u32.to_le_bytes());
+    assert_eq!(
+        space.expect("the configuration is read"),
+        30_u32.to_le_bytes()
+    );
     front_end.end();
 }
 
 #[test]
-fn what_a_guest_chose_of_its_cache_holds_for_the_next_one_until_that_chooses() {
+fn a_cache_mode_survives_a_reset_until_the_next_choice() {
     let engine = engine();
     let disk = disk(&engine);
     let mut front_end = FrontEnd::connect(&disk);
@@ -279,7 +287,7 @@ fn what_a_guest_chose_of_its_cache_holds_for_the_next_one_until_that_chooses() {
 }
 
 #[test]
-fn of_a_guest_that_comes_from_elsewhere_each_write_is_durable_until_it_flushes() {
+fn each_write_of_a_guest_from_another_host_is_durable_until_it_flushes() {
     let engine = engine();
     let disk = disk(&engine);
     let answered_before = |front_end: &FrontEnd<'_>| {
@@ -287,50 +295,50 @@ fn of_a_guest_that_comes_from_elsewhere_each_write_is_durable_until_it_flushes()
             let index = 5_u16.to_le_bytes();
             let written =
                 std::os::unix::fs::FileExt::write_all_at(&front_end.memory, &index, ring + 2);
-            written.expect("memory takes it");
+            written.expect("memory is written");
         }
     };
     let is_write_back = || disk.core.device.facts.write_back.load(Ordering::Relaxed);
-    let come = || {
+    let connect = || {
         let mut front_end = FrontEnd::connect(&disk);
         front_end.features |= feature::FLUSH | feature::CONFIG_WCE;
         front_end
     };
-    let take_up = |given: &VhostUserInflight, region: &File| {
-        let mut again = come();
-        answered_before(&again);
+    let reconnect = |config: &VhostUserInflight, region: &File| {
+        let mut restarted = connect();
+        answered_before(&restarted);
         let region = region.try_clone().expect("a descriptor");
-        let taken = again.protocol.set_inflight_fd(given, region);
+        let taken = restarted.protocol.set_inflight_fd(config, region);
         taken.expect("it fits");
-        again.start().expect("its ring runs");
-        again
+        restarted.start().expect("its ring runs");
+        restarted
     };
-    // One that was here from the beginning, over a restart of the daemon.
-    let mut here = come();
-    let (given, region) = here.protocol.get_inflight_fd(&REGION).expect("a region");
+    // A guest that this daemon served from its start, before and after a restart of the daemon.
+    let mut here = connect();
+    let (config, region) = here.protocol.get_inflight_fd(&REGION).expect("a region");
     here.start().expect("its ring runs");
     assert!(is_write_back());
     here.end();
-    let again = take_up(&given, &region);
+    let restarted = reconnect(&config, &region);
     assert!(is_write_back());
-    again.end();
-    // One that was not, and is no better known after a restart.
-    let mut migrated = come();
+    restarted.end();
+    // A migrated guest: its mode is also unknown after a restart.
+    let mut migrated = connect();
     answered_before(&migrated);
-    let (given, region) = migrated
+    let (config, region) = migrated
         .protocol
         .get_inflight_fd(&REGION)
         .expect("a region");
     migrated.start().expect("its ring runs");
     assert!(!is_write_back());
     migrated.end();
-    let again = take_up(&given, &region);
+    let restarted = reconnect(&config, &region);
     assert!(!is_write_back());
     disk.core.device.facts.flushed();
     assert!(is_write_back());
-    again.end();
-    // One that has chosen is believed.
-    let mut chooses = come();
+    restarted.end();
+    // A guest that has chosen a mode gets it.
+    let mut chooses = connect();
     answered_before(&chooses);
     chooses.start().expect("its ring runs");
     assert!(!is_write_back());
@@ -341,7 +349,7 @@ fn of_a_guest_that_comes_from_elsewhere_each_write_is_durable_until_it_flushes()
     chosen.expect("it may choose");
     assert!(is_write_back());
     chooses.end();
-    // One that does not acknowledge FLUSH never has a cache, whatever it sends.
+    // A guest that does not acknowledge FLUSH has no write-back cache, whatever it sends.
     let mut plain = FrontEnd::connect(&disk);
     answered_before(&plain);
     plain.start().expect("its ring runs");
@@ -351,12 +359,12 @@ fn of_a_guest_that_comes_from_elsewhere_each_write_is_durable_until_it_flushes()
 }
 
 #[test]
-fn who_did_not_read_the_disks_size_on_this_connection_is_told_to_once_its_ring_runs() {
+fn a_front_end_that_did_not_read_the_current_size_is_notified_when_its_ring_runs() {
     let engine = engine();
     let disk = disk(&engine);
-    for (reads, resized, told) in [
+    for (reads, resized, notices) in [
         (true, None, 0),
-        // It has connected again, and believes what it read before.
+        // It has reconnected, and knows an old size.
         (false, None, 1),
         (true, Some(2 << 20), 1),
     ] {
@@ -377,18 +385,18 @@ fn who_did_not_read_the_disks_size_on_this_connection_is_told_to_once_its_ring_r
         disk.core
             .device
             .front_ends
-            .set_channel(front_end.stay.id, channel);
+            .set_channel(front_end.registration.id, channel);
         front_end.start().expect("its ring runs");
         front_end.end();
-        // The channel has gone with the front end: what it was told can be read to the end.
-        let mut heard = Vec::new();
-        std::io::Read::read_to_end(&mut &ours, &mut heard).expect("what was told");
-        assert_eq!(heard.len(), 12 * told, "{reads} {resized:?}");
+        // The channel closes with the front end: its messages can be read to the end.
+        let mut received = Vec::new();
+        std::io::Read::read_to_end(&mut &ours, &mut received).expect("the messages");
+        assert_eq!(received.len(), 12 * notices, "{reads} {resized:?}");
     }
 }
 
 #[test]
-fn a_second_virtual_machine_is_refused_while_the_first_one_is_there() {
+fn a_second_front_end_is_refused_while_the_first_is_connected() {
     let engine = engine();
     let disk = disk(&engine);
     let (mut first, mut second) = (FrontEnd::connect(&disk), FrontEnd::connect(&disk));
@@ -402,14 +410,13 @@ fn a_second_virtual_machine_is_refused_while_the_first_one_is_there() {
     second.end();
     first.protocol.get_vring_base(0).expect("it stops");
     let mut third = FrontEnd::connect(&disk);
-    third.start().expect("the turn was given back");
+    third.start().expect("the rings were released");
     third.end();
     first.end();
 }
 
 #[test]
-fn after_one_that_had_the_thread_wait_a_ring_runs_a_second_later_also_for_who_had_its_turn_before()
-{
+fn after_a_blocking_front_end_a_ring_starts_a_second_later_also_for_a_former_owner() {
     let engine = engine();
     let disk = disk(&engine);
     let (mut first, mut second) = (FrontEnd::connect(&disk), FrontEnd::connect(&disk));
@@ -435,7 +442,7 @@ fn after_one_that_had_the_thread_wait_a_ring_runs_a_second_later_also_for_who_ha
 }
 
 #[test]
-fn no_ring_runs_over_memory_that_was_cut_until_it_is_shared_anew() {
+fn no_ring_runs_over_truncated_memory_until_it_is_shared_again() {
     let engine = engine();
     let disk = disk(&engine);
     let mut front_end = FrontEnd::connect(&disk);
@@ -445,8 +452,8 @@ fn no_ring_runs_over_memory_that_was_cut_until_it_is_shared_anew() {
     for _ in 0..2 {
         let kick = front_end.kick.to_file().expect("a descriptor");
         let started = front_end.protocol.set_vring_kick(0, Some(kick));
-        let refused = started.expect_err("nothing can be read there").to_string();
-        assert!(refused.contains("Share it anew"), "{refused}");
+        let refused = started.expect_err("the memory is missing").to_string();
+        assert!(refused.contains("Share it again"), "{refused}");
         assert!(!front_end.runs());
     }
     front_end.memory.set_len(MEMORY).expect("grown");
@@ -456,7 +463,7 @@ fn no_ring_runs_over_memory_that_was_cut_until_it_is_shared_anew() {
 }
 
 #[test]
-fn a_front_end_fills_its_memory_slots_and_no_more() {
+fn a_front_end_may_use_its_memory_slots_and_no_more() {
     let engine = engine();
     let disk = disk(&engine);
     let mut front_end = FrontEnd::connect(&disk);
@@ -471,9 +478,9 @@ fn a_front_end_fills_its_memory_slots_and_no_more() {
         plug(slot).expect("there is room");
     }
     let refused = plug(slots).expect_err("no slot is left").to_string();
-    assert!(refused.contains("memory slots are taken"), "{refused}");
+    assert!(refused.contains("memory slots are in use"), "{refused}");
     front_end.end();
-    // What all front ends share has room for two of each of many disks that fill theirs, beside honest ones.
+    // The global limit has room for many disks with two such front ends each, in addition to usual ones.
     assert!(slots <= 64, "{slots}");
 }
 
@@ -490,16 +497,16 @@ fn an_in_flight_region_is_for_queues_that_the_disk_has() {
         assert!(refused.contains("than the disk has"), "{refused}");
         let huge = VhostUserInflight::new(1 << 20, 0, queues, size);
         let file = os::memory_file(c"region", 1 << 20).expect("memory");
-        let given = front_end.protocol.set_inflight_fd(&huge, file);
-        given.expect_err("nor is it taken");
+        let config = front_end.protocol.set_inflight_fd(&huge, file);
+        config.expect_err("it is rejected");
     }
     for (queues, size) in [(1, 1), (2, 32768)] {
-        let (given, file) = front_end
+        let (config, file) = front_end
             .protocol
             .get_inflight_fd(&region(queues, size))
             .expect("it has as many");
         let len = file.metadata().expect("it is there").len();
-        assert_eq!((given.mmap_size, len / (3 << 20)), (len, 0));
+        assert_eq!((config.mmap_size, len / (3 << 20)), (len, 0));
     }
     front_end.end();
 }
