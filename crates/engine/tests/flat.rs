@@ -1,5 +1,5 @@
-//! Memory and descriptors stay flat while disks are attached and detached. A process of its own: nothing else may
-//! allocate here.
+//! Memory and descriptors stay constant while disks are attached and detached. This is a process of its own, because
+//! nothing else may allocate here.
 
 #[path = "engine/client.rs"]
 #[expect(dead_code, reason = "shared with the engine's other tests")]
@@ -37,7 +37,7 @@ fn cycle(engine: &Engine, path: &Path) {
         .expect("a write");
     client.read(0, 262_144).expect("a read");
     drop(client);
-    disk.detach(PATIENCE).expect("the disk goes");
+    disk.detach(PATIENCE).expect("the disk is detached");
 }
 
 #[test]
@@ -68,6 +68,6 @@ fn memory_and_descriptors_are_flat_after_a_thousand_attaches() {
     });
     let after = (descriptors(), resident());
     assert_eq!(after.0, before.0, "descriptors");
-    // A kilobyte lost in each cycle would be one mebibyte.
+    // A kilobyte lost in each cycle would add up to one mebibyte.
     assert!(after.1 < before.1 + (1 << 20), "{before:?} -> {after:?}");
 }

@@ -1,6 +1,6 @@
 //! A blocking NBD client for tests.
 //!
-//! It begins after the handshake, with what [`super::rig`] agreed on its behalf.
+//! It starts after the handshake, with the options that [`super::rig`] negotiated.
 
 use std::collections::HashMap;
 use std::io::{Read, Write};
@@ -10,17 +10,17 @@ use tidegate_core::request::{Extent, Fault, Flags, Op};
 use tidegate_engine::nbd::client::handshake::Negotiated;
 use tidegate_engine::nbd::client::requests::{self, Replies, Sent, Step, What};
 
-/// How long a test waits for an answer before it fails: never reached unless one is missing.
+/// Deadline of a test that waits for an answer.
 const PATIENCE: Duration = Duration::from_secs(60);
 
-/// What a request came to.
+/// The result of a request.
 pub(crate) type Answer = Result<Vec<u8>, Fault>;
 
 pub(crate) struct Client {
     pub(crate) stream: UnixStream,
     replies: Replies,
     next: u64,
-    asked: HashMap<u64, (Sent, Answer)>,
+    pending: HashMap<u64, (Sent, Answer)>,
     input: Vec<u8>,
 }
 
@@ -34,13 +34,13 @@ impl Client {
             stream,
             replies: Replies::new(agreed),
             next: 0,
-            asked: HashMap::new(),
+            pending: HashMap::new(),
             input: Vec::new(),
         }
     }
 
-    /// Sends a request; the answer comes with its cookie.
-    pub(crate) fn ask(
+    /// Sends a request; returns the cookie of its answer.
+    pub(crate) fn send(
         &mut self,
         op: Op,
         flags: Flags,
@@ -57,30 +57,35 @@ impl Client {
             len,
         };
         let room = if op == Op::Read { len as usize } else { 0 };
-        self.asked.insert(cookie, (sent, Ok(vec![0; room])));
+        self.pending.insert(cookie, (sent, Ok(vec![0; room])));
         let mut message = sent.encode(cookie).to_vec();
         message.extend_from_slice(payload);
         self.stream
             .write_all(&message)
-            .expect("the server takes requests");
+            .expect("the server accepts requests");
         cookie
     }
 
-    /// Waits for the next answer, to whichever request; `None` when the server has hung up.
+    /// Waits for the next answer to any request; `None` if the server has closed the connection.
     pub(crate) fn next_answer(&mut self) -> Option<(u64, Answer)> {
         loop {
-            let asked = &self.asked;
+            let pending = &self.pending;
             match self
                 .replies
-                .decode(&self.input, |cookie| asked.get(&cookie).map(|a| a.0))
+                .decode(&self.input, |cookie| pending.get(&cookie).map(|a| a.0))
             {
                 Step::Need(_) => self.more()?,
-                Step::Violation(violation) => panic!("the server broke the protocol: {violation}"),
+                Step::Violation(violation) => {
+                    panic!("the server violated the protocol: {violation}")
+                }
                 Step::Part(part) => {
                     self.input.drain(..part.consumed);
                     self.take(part.cookie, part.what)?;
                     if part.last {
-                        let (_, answer) = self.asked.remove(&part.cookie).expect("it was asked");
+                        let (_, answer) = self
+                            .pending
+                            .remove(&part.cookie)
+                            .expect("the request was sent");
                         return Some((part.cookie, answer));
                     }
                 }
@@ -92,7 +97,10 @@ impl Client {
         let (bytes, at) = match what {
             What::Nothing | What::Zeroes { .. } => return Some(()),
             What::Failed(fault) => {
-                self.asked.get_mut(&cookie).expect("it was asked").1 = Err(fault);
+                self.pending
+                    .get_mut(&cookie)
+                    .expect("the request was sent")
+                    .1 = Err(fault);
                 return Some(());
             }
             What::Data { offset, len } => (len, Some(offset)),
@@ -103,7 +111,7 @@ impl Client {
             self.more()?;
         }
         let data: Vec<u8> = self.input.drain(..len).collect();
-        let (sent, answer) = self.asked.get_mut(&cookie).expect("it was asked");
+        let (sent, answer) = self.pending.get_mut(&cookie).expect("the request was sent");
         if let Ok(buffer) = answer {
             match at {
                 Some(offset) => {
@@ -125,12 +133,12 @@ impl Client {
                 Some(())
             }
             Err(error) if error.kind() == std::io::ErrorKind::ConnectionReset => None,
-            Err(error) => panic!("no answer came: {error}"),
+            Err(error) => panic!("no answer: {error}"),
         }
     }
 
     fn one(&mut self, op: Op, flags: Flags, offset: u64, len: u32, payload: &[u8]) -> Answer {
-        let cookie = self.ask(op, flags, offset, len, payload);
+        let cookie = self.send(op, flags, offset, len, payload);
         let (answered, answer) = self.next_answer().expect("the server answers");
         assert_eq!(answered, cookie, "one request, one answer");
         answer
@@ -173,7 +181,7 @@ impl Client {
     }
 
     pub(crate) fn extents(&mut self, offset: u64, len: u32) -> Vec<Extent> {
-        self.try_extents(offset, len).expect("extents are told")
+        self.try_extents(offset, len).expect("extents are returned")
     }
 
     pub(crate) fn try_extents(&mut self, offset: u64, len: u32) -> Result<Vec<Extent>, Fault> {
@@ -182,7 +190,7 @@ impl Client {
     }
 }
 
-/// Bytes that say where they were written, and in which round.
+/// A pattern that depends on the offset and the round.
 pub(crate) fn pattern(offset: u64, round: u64, len: usize) -> Vec<u8> {
     let word = |at: u64| {
         (at ^ round.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_mul(0xff51_afd7_ed55_8ccd)
@@ -195,10 +203,10 @@ pub(crate) fn pattern(offset: u64, round: u64, len: usize) -> Vec<u8> {
         .collect()
 }
 
-/// A small generator, for tests that are the same each time.
-pub(crate) struct Chance(pub(crate) u64);
+/// A small random generator, for reproducible tests.
+pub(crate) struct Random(pub(crate) u64);
 
-impl Chance {
+impl Random {
     pub(crate) fn below(&mut self, limit: u64) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let z = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -207,11 +215,11 @@ impl Chance {
     }
 }
 
-/// Writes and reads in random places of `from..to`, in sizes that are multiples of `unit`, several at a time, and checks
-/// that each byte is what was last written there.
+/// Writes and reads at random offsets in `from..to`, with sizes in multiples of `unit`, several at a time. Checks that
+/// each byte was last written there.
 pub(crate) struct Verifier {
     pub(crate) client: Client,
-    pub(crate) chance: Chance,
+    pub(crate) random: Random,
     from: u64,
     unit: u64,
     mirror: Vec<u8>,
@@ -219,12 +227,12 @@ pub(crate) struct Verifier {
 }
 
 impl Verifier {
-    /// The range must be zeroes.
+    /// The range must contain zeroes.
     pub(crate) fn new(client: Client, from: u64, to: u64, unit: u64, seed: u64) -> Verifier {
         let len = usize::try_from(to - from).expect("small");
         Verifier {
             client,
-            chance: Chance(seed),
+            random: Random(seed),
             from,
             unit,
             mirror: vec![0; len],
@@ -232,16 +240,16 @@ impl Verifier {
         }
     }
 
-    /// One batch: writes to places that do not overlap, then reads them and others back.
+    /// One batch: writes to ranges that do not overlap, then reads them and others back.
     pub(crate) fn round(&mut self) {
         let slots = 8_u64;
         let stride = self.mirror.len() as u64 / slots / self.unit * self.unit;
         let mut pending = HashMap::new();
         for slot in 0..slots {
             self.round += 1;
-            let (at, len) = self.place(slot * stride, stride);
+            let (at, len) = self.random_range(slot * stride, stride);
             let bytes = pattern(self.from + at, self.round, len);
-            let flags = if self.chance.below(8) == 0 {
+            let flags = if self.random.below(8) == 0 {
                 Flags::FUA
             } else {
                 Flags::NONE
@@ -251,7 +259,7 @@ impl Verifier {
             let size = u32::try_from(len).expect("small");
             pending.insert(
                 self.client
-                    .ask(Op::Write, flags, self.from + at, size, &bytes),
+                    .send(Op::Write, flags, self.from + at, size, &bytes),
                 (),
             );
         }
@@ -262,16 +270,16 @@ impl Verifier {
         }
         let mut reads = HashMap::new();
         for slot in 0..slots {
-            let (at, len) = self.place(slot * stride, stride);
+            let (at, len) = self.random_range(slot * stride, stride);
             let size = u32::try_from(len).expect("small");
             let cookie = self
                 .client
-                .ask(Op::Read, Flags::NONE, self.from + at, size, &[]);
+                .send(Op::Read, Flags::NONE, self.from + at, size, &[]);
             reads.insert(cookie, (usize::try_from(at).expect("small"), len));
         }
         while !reads.is_empty() {
             let (cookie, answer) = self.client.next_answer().expect("the server answers");
-            let (at, len) = reads.remove(&cookie).expect("it was asked");
+            let (at, len) = reads.remove(&cookie).expect("the request was sent");
             let bytes = answer.expect("a read failed");
             self.check(at, &bytes[..len]);
         }
@@ -288,7 +296,7 @@ impl Verifier {
         let wanted = &self.mirror[at..at + bytes.len()];
         if let Some(first) = bytes.iter().zip(wanted).position(|(a, b)| a != b) {
             panic!(
-                "byte {} is not what was last written there (read {} bytes at {})",
+                "byte {} was not last written there (read {} bytes at {})",
                 self.from + (at + first) as u64,
                 bytes.len(),
                 self.from + at as u64
@@ -296,10 +304,10 @@ impl Verifier {
         }
     }
 
-    fn place(&mut self, from: u64, room: u64) -> (u64, usize) {
+    fn random_range(&mut self, from: u64, room: u64) -> (u64, usize) {
         let units = room / self.unit;
-        let len = 1 + self.chance.below(units.min(64));
-        let at = self.chance.below(units - len + 1);
+        let len = 1 + self.random.below(units.min(64));
+        let at = self.random.below(units - len + 1);
         let len = usize::try_from(len * self.unit).expect("small");
         (from + at * self.unit, len)
     }

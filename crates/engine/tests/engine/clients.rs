@@ -1,4 +1,4 @@
-//! Misbehaving clients and slow disks: other clients do not notice.
+//! Tests of misbehaving clients and slow disks: other clients are not affected.
 
 use super::client::{Client, Verifier};
 use super::rig::{PATIENCE, attach, client, engine, eventually, filters, raw};
@@ -28,26 +28,27 @@ fn request(op: Op, offset: u64, len: u32) -> Vec<u8> {
 }
 
 #[test]
-fn a_client_that_never_reads_its_replies_holds_bounded_memory_and_nobody_up() {
+fn a_client_that_never_reads_its_replies_uses_bounded_memory_and_delays_no_other() {
     let engine = engine(1);
     let disk = attach(&engine, memory::open(SIZE).unwrap());
-    let (mut deaf, _) = raw(&disk);
-    deaf.set_write_timeout(Some(Duration::from_millis(500)))
+    let (mut silent_reader, _) = raw(&disk);
+    silent_reader
+        .set_write_timeout(Some(Duration::from_millis(500)))
         .unwrap();
     let before = resident();
-    let ask = request(Op::Read, 0, 1 << 20).repeat(1000);
-    // 100 GiB of replies, if all were taken. The server stops taking: that is what ends this loop.
-    assert!((0..100).any(|_| deaf.write_all(&ask).is_err()));
+    let requests = request(Op::Read, 0, 1 << 20).repeat(1000);
+    // The server would have to send 100 GiB of replies. It stops reading, which ends this loop.
+    assert!((0..100).any(|_| silent_reader.write_all(&requests).is_err()));
     let mut others = Verifier::new(client(&disk), 0, 4 << 20, 512, 1);
     for _ in 0..50 {
         others.round();
     }
-    // Other tests run beside this one: far less than what was asked for, far more than what one client may hold.
+    // Other tests run in parallel: the limit is far below what was requested, and far above what one client may hold.
     let grown = resident().saturating_sub(before);
     assert!(grown < 2 << 30, "{grown} bytes for one client");
     let report = disk.report().unwrap();
     assert!(report.in_flight < 1000, "{}", report.in_flight);
-    drop(deaf);
+    drop(silent_reader);
     drop(others);
     eventually("its connection is dropped", || {
         engine.threads().unwrap()[0].connections == 0
@@ -55,9 +56,9 @@ fn a_client_that_never_reads_its_replies_holds_bounded_memory_and_nobody_up() {
 }
 
 #[test]
-fn the_clients_of_a_disk_hold_no_more_than_they_leave_to_those_of_others() {
+fn the_clients_of_a_disk_leave_half_of_the_memory_to_others() {
     let engine = engine(1);
-    // What waits in a filter has its memory, and touches none of it.
+    // Requests that wait in a filter have memory that was never touched.
     let disk = || {
         let disk = attach(&engine, memory::open(SIZE).unwrap());
         let slow = filters(&["fault:delay=3600s,op=read"]);
@@ -66,31 +67,31 @@ fn the_clients_of_a_disk_hold_no_more_than_they_leave_to_those_of_others() {
     };
     let (greedy, other) = (disk(), disk());
     let in_flight = |disk: &Disk| disk.report().unwrap().in_flight;
-    let ask = request(Op::Read, 0, 32 << 20).repeat(2);
+    let requests = request(Op::Read, 0, 32 << 20).repeat(2);
     let clients: Vec<_> = (0..8)
         .map(|_| {
             let (mut stream, _) = raw(&greedy);
-            stream.write_all(&ask).unwrap();
+            stream.write_all(&requests).unwrap();
             stream
         })
         .collect();
-    eventually("they hold all that a disk's may", || {
+    eventually("the clients of the disk hold their maximum", || {
         in_flight(&greedy) == 6
     });
     let (mut modest, _) = raw(&other);
-    modest.write_all(&ask).unwrap();
-    eventually("another disk's has room", || in_flight(&other) == 2);
+    modest.write_all(&requests).unwrap();
+    eventually("another disk's client has room", || in_flight(&other) == 2);
     let mut c = client(&other);
     for n in 0..50 {
         c.write(n * 4096, &[5; 4096]).unwrap();
     }
     assert_eq!(in_flight(&greedy), 6, "the others wait");
     drop(clients);
-    eventually("nothing is left of them", || in_flight(&greedy) == 0);
+    eventually("all requests are dropped", || in_flight(&greedy) == 0);
 }
 
 #[test]
-fn half_a_message_and_garbage_close_their_connection_and_hold_nobody_up() {
+fn half_a_message_and_garbage_close_their_connection_and_delay_no_other() {
     let engine = engine(1);
     let disk = attach(&engine, memory::open(SIZE).unwrap());
     let mut silent = Vec::new();
@@ -104,7 +105,7 @@ fn half_a_message_and_garbage_close_their_connection_and_hold_nobody_up() {
     let (mut garbage, _) = raw(&disk);
     garbage.write_all(&[0x5a; 8192]).unwrap();
     let mut bytes = [0; 16];
-    // Closed: an end, or a reset where unread bytes were left.
+    // Closed: an end, or a reset if unread bytes were left.
     assert!(!matches!(garbage.read(&mut bytes), Ok(1..)));
     let mut others = Verifier::new(client(&disk), 0, 4 << 20, 512, 1);
     for _ in 0..50 {
@@ -119,7 +120,7 @@ fn half_a_message_and_garbage_close_their_connection_and_hold_nobody_up() {
 }
 
 #[test]
-fn a_client_that_goes_in_the_middle_of_everything_leaves_nothing_behind() {
+fn a_client_that_disconnects_at_any_time_leaves_nothing_behind() {
     let engine = engine(1);
     let disk = attach(&engine, memory::open(SIZE).unwrap());
     disk.restack(&filters(&["fault:delay=2ms"]), PATIENCE)
@@ -140,35 +141,39 @@ fn a_client_that_goes_in_the_middle_of_everything_leaves_nothing_behind() {
     });
 }
 
-/// Two rotating disks: some hundred random reads take them a good part of a second.
+/// Two rotating disks: some hundred random reads take them most of a second.
 fn slow() -> OpenedImage {
     let spec: emulated::Spec = "raid0-2x15k,size=64M,seed=3".parse().unwrap();
     emulated::open(&spec).unwrap()
 }
 
 /// Has a disk of [`slow`] read 128 blocks of fives.
-fn ask_much(disk: &Disk) -> Client {
+fn submit_many(disk: &Disk) -> Client {
     let mut c = client(disk);
     c.write(0, &[5; 1 << 20]).unwrap();
     for n in 0..128 {
-        c.ask(Op::Read, Flags::NONE, n * 7_919 % 256 * 4096, 4096, &[]);
+        c.send(Op::Read, Flags::NONE, n * 7_919 % 256 * 4096, 4096, &[]);
     }
-    eventually("the requests are inside", || {
+    eventually("the requests are in flight", || {
         disk.report().unwrap().in_flight >= 32
     });
     c
 }
 
 #[test]
-fn a_detach_waits_for_io_in_flight_and_clients_are_sent_away() {
+fn a_detach_waits_for_io_in_flight_and_disconnects_clients() {
     let engine = engine(1);
     let disk = attach(&engine, slow());
-    let mut c = ask_much(&disk);
+    let mut c = submit_many(&disk);
     let other = disk.clone();
     disk.detach(PATIENCE).unwrap();
     let report = &engine.threads().unwrap()[0];
-    assert_eq!((report.in_flight, report.strays), (0, 0), "it waited");
-    // Of what was in flight the client may have been told or not; nothing wrong, and then the end.
+    assert_eq!(
+        (report.in_flight, report.strays),
+        (0, 0),
+        "the detach waited"
+    );
+    // Requests in flight may have been answered or not; no answer is wrong, and then the connection ends.
     while let Some((_, answer)) = c.next_answer() {
         assert_eq!(answer, Ok(vec![5; 4096]));
     }
@@ -176,33 +181,33 @@ fn a_detach_waits_for_io_in_flight_and_clients_are_sent_away() {
         other.detach(PATIENCE).err().map(|e| e.kind()),
         Some(Kind::Gone)
     );
-    // Others come to live on the same thread, under the same number.
+    // Another disk lives on the same thread, with the same number.
     let next = attach(&engine, memory::open(SIZE).unwrap());
     assert_eq!(client(&next).read(0, 4096), Ok(vec![0; 4096]));
 }
 
 #[test]
-fn a_detach_whose_patience_is_over_says_so_and_ends_by_itself() {
+fn a_detach_that_times_out_is_an_error_and_completes_later() {
     let engine = engine(1);
     let disk = attach(&engine, slow());
-    let _asker = ask_much(&disk);
+    let _client = submit_many(&disk);
     let early = disk.detach(Duration::ZERO);
     assert_eq!(early.err().map(|e| e.kind()), Some(Kind::TimedOut));
-    eventually("it goes when its I/O has ended", || {
+    eventually("the disk is detached when its I/O has ended", || {
         let report = &engine.threads().unwrap()[0];
         report.disks.is_empty() && report.connections == 0
     });
 }
 
-/// The client's requests are in the server's input when the disk goes: none may reach a disk that is not there.
+/// The client's requests are in the server's input when the disk is detached: none may reach a detached disk.
 #[test]
-fn a_disk_goes_under_a_client_that_asked_much_and_reads_late() {
+fn a_detach_succeeds_with_a_client_that_sent_many_requests_and_reads_late() {
     let engine = engine(1);
     let disk = attach(&engine, memory::open(SIZE).unwrap());
     let (mut late, _) = raw(&disk);
     late.write_all(&request(Op::Read, 0, 65_536).repeat(4000))
         .unwrap();
-    eventually("the server stops taking its requests", || {
+    eventually("the server stops reading its requests", || {
         let turns = || engine.threads().unwrap()[0].turns;
         let before = turns();
         turns() - before <= 2
@@ -210,7 +215,7 @@ fn a_disk_goes_under_a_client_that_asked_much_and_reads_late() {
     disk.detach(PATIENCE).unwrap();
     let mut rest = Vec::new();
     late.set_read_timeout(Some(PATIENCE)).unwrap();
-    // An end or a reset; what comes before it are replies.
+    // An end or a reset; before it only replies.
     let _ = late.read_to_end(&mut rest);
     assert!(rest.len() < 4000 * 65_536);
     drop(late);
@@ -222,7 +227,7 @@ fn a_disk_goes_under_a_client_that_asked_much_and_reads_late() {
 }
 
 #[test]
-fn a_disk_that_hangs_holds_up_no_other_on_its_thread() {
+fn a_disk_that_hangs_delays_no_other_on_its_thread() {
     let engine = engine(1);
     let stuck = attach(&engine, memory::open(SIZE).unwrap());
     stuck
@@ -230,7 +235,7 @@ fn a_disk_that_hangs_holds_up_no_other_on_its_thread() {
         .unwrap();
     let mut waiting = client(&stuck);
     for _ in 0..64 {
-        waiting.ask(Op::Read, Flags::NONE, 0, 4096, &[]);
+        waiting.send(Op::Read, Flags::NONE, 0, 4096, &[]);
     }
     let free = attach(&engine, memory::open(SIZE).unwrap());
     let mut others = Verifier::new(client(&free), 0, 4 << 20, 512, 1);
@@ -238,13 +243,13 @@ fn a_disk_that_hangs_holds_up_no_other_on_its_thread() {
         others.round();
     }
     assert_eq!(stuck.report().unwrap().in_flight, 64);
-    // Who has it go need not wait for the hour to end.
+    // A detach does not wait for the end of the hour.
     stuck.detach(PATIENCE).unwrap();
     assert_eq!(engine.threads().unwrap()[0].in_flight, 0);
 }
 
 #[test]
-fn what_lies_outside_of_the_disk_is_refused() {
+fn requests_outside_of_the_disk_are_refused() {
     let engine = engine(1);
     let disk = attach(&engine, memory::open(1 << 20).unwrap());
     let mut c = client(&disk);

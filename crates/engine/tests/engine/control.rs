@@ -1,7 +1,8 @@
-//! Disks under I/O control on real I/O threads: shares, limits and changes. Hosts that meet are in `control/hosts.rs`.
+//! Tests of disks under I/O control on real I/O threads: shares, limits and changes. Tests with several hosts are in
+//! `control/hosts.rs`.
 //!
-//! What is asserted is proportions, counts and bounds that hold on any machine, however busy; never how long something
-//! takes.
+//! The assertions are proportions, counts and bounds that hold on any machine, however busy. No test asserts how long
+//! something takes.
 
 mod hosts;
 
@@ -39,10 +40,10 @@ pub(crate) fn settings(host: u8, threshold: Threshold) -> Settings {
     }
 }
 
-/// Outstanding reads of a client that is to be backlogged whatever the machine does: a third of a second's work.
+/// Outstanding reads of a client that is always backlogged: a third of a second's work.
 const BACKLOG: u64 = 128;
 
-/// A few hundred small reads a second: so slow that a busy machine's delays do not count.
+/// A few hundred small reads a second: a busy machine's delays do not matter.
 fn slow() -> OpenedImage {
     let spec: emulated::Spec = "raid0-2x15k,size=64M,seed=3".parse().unwrap();
     emulated::open(&spec).unwrap()
@@ -83,29 +84,29 @@ pub(crate) fn limited(sustained: u64, burst: u64) -> Policy {
     }
 }
 
-/// A client that keeps `depth` small reads outstanding until it is dropped.
-struct Load {
+/// A client with `depth` small reads outstanding until it is dropped.
+struct Workload {
     stop: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
-impl Load {
-    fn on(disk: &Disk, depth: u64) -> Load {
+impl Workload {
+    fn on(disk: &Disk, depth: u64) -> Workload {
         let stop = Arc::new(AtomicBool::new(false));
         let (own, mut client) = (Arc::clone(&stop), client(disk));
         let thread = std::thread::spawn(move || {
-            let (mut asked, mut answered) = (0_u64, 0);
+            let (mut sent, mut answered) = (0_u64, 0);
             loop {
                 let depth = if own.load(Ordering::Relaxed) {
                     0
                 } else {
                     depth
                 };
-                while asked - answered < depth {
-                    read(&mut client, asked * 7_919 % 16_000 * 4096);
-                    asked += 1;
+                while sent - answered < depth {
+                    read(&mut client, sent * 7_919 % 16_000 * 4096);
+                    sent += 1;
                 }
-                if asked == answered {
+                if sent == answered {
                     return;
                 }
                 let (_, answer) = client.next_answer().expect("the disk answers");
@@ -113,14 +114,14 @@ impl Load {
                 answered += 1;
             }
         });
-        Load {
+        Workload {
             stop,
             thread: Some(thread),
         }
     }
 }
 
-impl Drop for Load {
+impl Drop for Workload {
     fn drop(&mut self) {
         self.stop.store(true, Ordering::Relaxed);
         let ended = self.thread.take().unwrap().join();
@@ -129,7 +130,7 @@ impl Drop for Load {
 }
 
 fn read(client: &mut Client, offset: u64) -> u64 {
-    client.ask(Op::Read, Flags::NONE, offset, 4096, &[])
+    client.send(Op::Read, Flags::NONE, offset, 4096, &[])
 }
 
 fn used(report: &Report, key: u64) -> (u64, u64) {
@@ -143,29 +144,32 @@ fn two_to_one(threads: usize) {
     let control = engine.control(settings(1, threshold)).unwrap();
     let heavy = attach(&engine, &control, 1, shares(2_000), slow());
     let light = attach(&engine, &control, 2, shares(1_000), slow());
-    let loads = [Load::on(&heavy, BACKLOG), Load::on(&light, BACKLOG)];
-    eventually("it engages", || control.report().unwrap().governor.engaged);
+    let workloads = [Workload::on(&heavy, BACKLOG), Workload::on(&light, BACKLOG)];
+    eventually("control engages", || {
+        control.report().unwrap().governor.engaged
+    });
     let costs = || {
         let report = control.report().unwrap();
-        assert!(report.governor.engaged, "it stays engaged");
+        assert!(report.governor.engaged, "control stays engaged");
         [used(&report, 1).1, used(&report, 2).1]
     };
-    // The window finds its size first: until then the queues at the datastore are those from before.
+    // The window must settle first: until then the datastore's queues are those from before.
     let settled = costs();
     eventually("the window settles", || costs()[1] > settled[1] + 256 * 100);
     let begin = costs();
-    eventually("enough was done", || costs()[1] > begin[1] + 256 * 400);
+    eventually("enough I/O was done", || costs()[1] > begin[1] + 256 * 400);
     let end = costs();
     let ratio = (end[0] - begin[0]) as f64 / (end[1] - begin[1]) as f64;
     assert!((1.8..=2.2).contains(&ratio), "2 to 1 came out as {ratio}");
     let held = control.report().unwrap().disks[0].held_ns;
     assert!(held[0] + held[1] > 0, "they waited for shares and window");
-    let told = control.events().told;
+    let events = control.events().told;
     assert!(
-        told.iter()
+        events
+            .iter()
             .any(|(_, event)| matches!(event, Event::Governor(GovernorEvent::Engaged { .. })))
     );
-    drop(loads);
+    drop(workloads);
 }
 
 #[test]
@@ -178,7 +182,7 @@ fn shares_hold_over_two_io_threads() {
     two_to_one(2);
 }
 
-/// A request starts after it was asked for and before it is answered, so this bound holds on any machine.
+/// A request starts after it is sent and before it is answered, so this bound holds on any machine.
 #[test]
 fn a_limit_is_exact_over_any_interval() {
     let engine = engine(1);
@@ -194,22 +198,22 @@ fn a_limit_is_exact_over_any_interval() {
     let begin = Instant::now();
     let mut spans = Vec::new();
     for round in 0..240_u64 {
-        // Each seventh is of two units.
+        // Each seventh request is of two units.
         let len = if round % 7 == 0 { 64 << 10 } else { 4096 };
-        let asked = begin.elapsed();
+        let sent = begin.elapsed();
         assert!(c.read(round * 4096, len).is_ok());
         spans.push((
-            asked,
+            sent,
             begin.elapsed(),
             u64::from(len.div_ceil(32 << 10).max(1)),
         ));
     }
-    for (first, (asked, ..)) in spans.iter().enumerate() {
+    for (first, (sent, ..)) in spans.iter().enumerate() {
         let mut units = 0;
         for (_, answered, more) in &spans[first..] {
             units += more;
-            let span = (*answered - *asked).as_secs_f64();
-            // One request may be of two units.
+            let span = (*answered - *sent).as_secs_f64();
+            // The interval may include one request of two units.
             assert!(
                 units as f64 <= 400.0 * span + 8.0 + 2.0,
                 "{units} units in {span} s"
@@ -257,7 +261,7 @@ fn disks_of_a_group_share_its_limit() {
 }
 
 #[test]
-fn nobody_is_held_back_where_nothing_is_congested() {
+fn no_request_waits_while_nothing_is_congested() {
     let engine = engine(1);
     let control = engine.control(settings(1, Threshold::Auto)).unwrap();
     let disk = attach(
@@ -267,11 +271,11 @@ fn nobody_is_held_back_where_nothing_is_congested() {
         shares(100),
         memory::open(SIZE).unwrap(),
     );
-    let load = Load::on(&disk, 16);
-    eventually("it has worked", || {
+    let workload = Workload::on(&disk, 16);
+    eventually("the disk has done I/O", || {
         used(&control.report().unwrap(), 1).0 > 1_000
     });
-    drop(load);
+    drop(workload);
     let report = control.report().unwrap();
     assert!(!report.governor.engaged);
     assert_eq!(report.disks[0].held_ns, [0; 5]);
@@ -291,8 +295,8 @@ fn a_policy_changes_at_once_and_loses_no_request() {
     );
     let mut c = client(&disk);
     let mut open: Vec<u64> = (0..200).map(|at| read(&mut c, at * 4096)).collect();
-    eventually("they wait", || disk.report().unwrap().held > 190);
-    // Refused, and nothing changes.
+    eventually("the requests wait", || disk.report().unwrap().held > 190);
+    // It is refused, and nothing changes.
     let wrong = Policy {
         shares: 1,
         ..Policy::default()
@@ -300,7 +304,7 @@ fn a_policy_changes_at_once_and_loses_no_request() {
     let refused = disk.set_policy(&wrong).err().map(|e| e.kind());
     assert_eq!(refused, Some(Kind::Invalid));
     disk.set_policy(&shares(500)).unwrap();
-    // At one a second the client's patience would end long before the last.
+    // At one request a second the client would time out long before the last.
     while !open.is_empty() {
         let (cookie, answer) = c.next_answer().expect("the disk answers");
         assert!(answer.is_ok());
@@ -313,7 +317,7 @@ fn a_policy_changes_at_once_and_loses_no_request() {
 }
 
 #[test]
-fn a_detach_waits_for_what_waits_for_its_turn() {
+fn a_detach_waits_for_scheduled_requests() {
     let engine = engine(1);
     let control = engine.control(settings(1, Threshold::Off)).unwrap();
     let disk = attach(
@@ -327,14 +331,14 @@ fn a_detach_waits_for_what_waits_for_its_turn() {
     for at in 0..40 {
         read(&mut c, at * 4096);
     }
-    eventually("they wait", || disk.report().unwrap().held >= 10);
+    eventually("the requests wait", || disk.report().unwrap().held >= 10);
     disk.detach(PATIENCE).unwrap();
     while let Some((_, answer)) = c.next_answer() {
-        assert!(answer.is_ok(), "what was inside is carried out");
+        assert!(answer.is_ok(), "requests in flight are performed");
     }
     let report = &engine.threads().unwrap()[0];
     assert_eq!((report.in_flight, report.strays), (0, 0));
-    // The control lives on, and so does its next disk, under the same number.
+    // The control continues, and so does its next disk, with the same number.
     let next = attach(
         &engine,
         &control,
@@ -345,9 +349,9 @@ fn a_detach_waits_for_what_waits_for_its_turn() {
     assert!(client(&next).read(0, 4096).is_ok());
 }
 
-/// A disk that begins one request a second, and a client that has asked for some two minutes' worth: longer than anything
-/// here waits.
-fn held_for_minutes(engine: &Engine) -> (Disk, Client) {
+/// A disk that starts one request a second, and a client with requests for some two minutes: longer than any timeout
+/// here.
+fn delayed_by_limit(engine: &Engine) -> (Disk, Client) {
     let control = engine.control(settings(1, Threshold::Off)).unwrap();
     let disk = attach(
         engine,
@@ -360,18 +364,18 @@ fn held_for_minutes(engine: &Engine) -> (Disk, Client) {
     for at in 0..BACKLOG {
         read(&mut c, at * 4096);
     }
-    eventually("they wait", || disk.report().unwrap().held >= 100);
+    eventually("the requests wait", || disk.report().unwrap().held >= 100);
     (disk, c)
 }
 
-/// Has a change of filters wait for what the limit holds back; what comes of it in the end.
-fn change_that_waits(disk: &Disk) -> JoinHandle<Option<Kind>> {
+/// Starts a change of filters that waits for the limit; returns its result.
+fn start_waiting_change(disk: &Disk) -> JoinHandle<Option<Kind>> {
     let own = disk.clone();
     let change = std::thread::spawn(move || {
         let changed = own.restack(&filters(&["null"]), PATIENCE);
         changed.err().map(|error| error.kind())
     });
-    eventually("it waits", || {
+    eventually("the change waits", || {
         let resized = disk.resize(SIZE);
         resized.err().map(|error| error.kind()) == Some(Kind::Busy)
     });
@@ -381,20 +385,20 @@ fn change_that_waits(disk: &Disk) -> JoinHandle<Option<Kind>> {
 #[test]
 fn a_detach_waits_for_no_limit() {
     let engine = engine(1);
-    let (disk, mut c) = held_for_minutes(&engine);
+    let (disk, mut c) = delayed_by_limit(&engine);
     disk.detach(PATIENCE).unwrap();
     while let Some((_, answer)) = c.next_answer() {
-        assert!(answer.is_ok(), "what was inside is carried out");
+        assert!(answer.is_ok(), "requests in flight are performed");
     }
     let report = &engine.threads().unwrap()[0];
     assert_eq!((report.in_flight, report.strays), (0, 0));
 }
 
 #[test]
-fn a_limit_is_lifted_while_a_change_of_filters_waits_for_it() {
+fn a_limit_can_be_lifted_while_a_change_of_filters_waits_for_it() {
     let engine = engine(1);
-    let (disk, mut c) = held_for_minutes(&engine);
-    let change = change_that_waits(&disk);
+    let (disk, mut c) = delayed_by_limit(&engine);
+    let change = start_waiting_change(&disk);
     disk.set_policy(&shares(1_000)).unwrap();
     assert_eq!(change.join().unwrap(), None, "the filters have changed");
     for _ in 0..BACKLOG {
@@ -405,8 +409,8 @@ fn a_limit_is_lifted_while_a_change_of_filters_waits_for_it() {
 #[test]
 fn a_detach_overtakes_a_change_of_filters() {
     let engine = engine(1);
-    let (disk, _c) = held_for_minutes(&engine);
-    let change = change_that_waits(&disk);
+    let (disk, _c) = delayed_by_limit(&engine);
+    let change = start_waiting_change(&disk);
     disk.detach(PATIENCE).unwrap();
     assert_eq!(change.join().unwrap(), Some(Kind::Gone));
     let report = &engine.threads().unwrap()[0];
@@ -414,7 +418,7 @@ fn a_detach_overtakes_a_change_of_filters() {
 }
 
 #[test]
-fn a_control_ends_with_its_last_disk_and_its_number_serves_again() {
+fn a_control_ends_with_its_last_disk_and_its_number_is_reused() {
     let engine = engine(2);
     for round in 0..20 {
         let control = engine.control(settings(1, Threshold::Auto)).unwrap();
@@ -425,7 +429,7 @@ fn a_control_ends_with_its_last_disk_and_its_number_serves_again() {
             shares(100),
             memory::open(SIZE).unwrap(),
         );
-        // The disk keeps it.
+        // The disk keeps the control alive.
         drop(control);
         assert!(client(&disk).read(0, 4096).is_ok());
         disk.detach(PATIENCE).unwrap();
@@ -444,38 +448,38 @@ fn a_control_ends_with_its_last_disk_and_its_number_serves_again() {
     assert_eq!(
         foreign.report().err().map(|e| e.kind()),
         Some(Kind::Gone),
-        "it ended with its engine"
+        "the control ended with its engine"
     );
 }
 
 #[test]
-fn what_an_administrator_sets_holds_and_is_told() {
+fn settings_of_an_administrator_apply_and_are_reported() {
     let engine = engine(1);
     let control = engine.control(settings(1, Threshold::Auto)).unwrap();
     let threshold = Threshold::Fixed(Span::from_millis(12));
     control.set(Mode::Observe, threshold).unwrap();
-    eventually("it is so", || {
+    eventually("the setting is reported", || {
         let report = control.report().unwrap().governor;
         report.mode == Mode::Observe && report.threshold == Span::from_millis(12)
     });
-    let asks = Policy {
+    let policy = Policy {
         reservation: 100,
         ..Policy::default()
     };
-    // The datastore has never been seen at its limit.
-    let admission = control.admit(None, &asks).unwrap();
+    // The datastore was never seen at its limit.
+    let admission = control.admit(None, &policy).unwrap();
     assert!(matches!(admission, Admission::Unverified));
 }
 
-/// As in [`a_limit_is_exact_over_any_interval`]; that the disk was away in between changes nothing.
+/// As in [`a_limit_is_exact_over_any_interval`], although the disk is detached in between.
 #[test]
-fn a_disk_that_is_attached_again_has_its_burst_no_second_time() {
+fn an_attached_again_disk_has_no_second_burst() {
     let engine = engine(2);
     let begin = Instant::now();
     let mut done = 0;
     let mut others = Vec::new();
     for _ in 0..3 {
-        // With its last disk the control ends as well.
+        // The control ends with its last disk.
         let control = engine.control(settings(1, Threshold::Off)).unwrap();
         let opened = memory::open(SIZE).unwrap();
         let disk = attach(&engine, &control, 1, limited(40, 60), opened);

@@ -1,4 +1,4 @@
-//! Write and read back, on every kind of datastore and in every size.
+//! Tests that write and read back, on every kind of datastore and in every size.
 
 use super::client::{Client, Verifier, pattern};
 use super::rig::{PATIENCE, attach, client, engine, image, open_file, spec, tempdir};
@@ -10,7 +10,7 @@ use tidegate_model::{Array, ArraySpec, IoKind, ModelIo};
 
 const SIZE: u64 = 16 << 20;
 
-/// Writes and reads in all the ways that a client has.
+/// Writes and reads with all requests of a client.
 fn verify(client: Client, unit: u64, rounds: u32) {
     let mut verifier = Verifier::new(client, 0, 4 << 20, unit, 1);
     for _ in 0..rounds {
@@ -35,7 +35,7 @@ fn verify(client: Client, unit: u64, rounds: u32) {
 }
 
 #[test]
-fn a_file_gives_back_what_was_written() {
+fn a_file_returns_what_was_written() {
     let dir = tempdir();
     let path = image(dir.path(), "image", SIZE);
     let engine = engine(1);
@@ -50,13 +50,13 @@ fn a_file_gives_back_what_was_written() {
     verify(client(&disk), 1, 30);
     disk.detach(PATIENCE).unwrap();
     engine.stop();
-    // On the file, not only in our caches.
+    // In the file, not only in a cache.
     let bytes = std::fs::read(&path).unwrap();
     assert!(bytes[8 << 20..12 << 20] == pattern(8 << 20, 9, 4 << 20));
 }
 
 #[test]
-fn a_file_through_the_page_cache_gives_back_what_was_written() {
+fn a_cached_file_returns_what_was_written() {
     let dir = tempdir();
     let path = image(dir.path(), "image", SIZE);
     let engine = engine(1);
@@ -70,13 +70,13 @@ fn a_file_through_the_page_cache_gives_back_what_was_written() {
 }
 
 #[test]
-fn memory_gives_back_what_was_written() {
+fn memory_returns_what_was_written() {
     let engine = engine(1);
     verify(client(&attach(&engine, memory::open(SIZE).unwrap())), 1, 50);
 }
 
 #[test]
-fn an_emulated_array_gives_back_what_was_written_and_takes_its_time() {
+fn an_emulated_array_returns_what_was_written_with_the_models_latency() {
     let engine = engine(1);
     let spec: emulated::Spec = "emulated:nvme,size=16M,seed=3".parse().unwrap();
     verify(
@@ -86,7 +86,7 @@ fn an_emulated_array_gives_back_what_was_written_and_takes_its_time() {
     );
     let spec: emulated::Spec = "emulated:raid5-8x10k,size=1G,seed=3".parse().unwrap();
     let mut slow = client(&attach(&engine, emulated::open(&spec).unwrap()));
-    // The same array in virtual time, asked the same: how long it takes at least.
+    // The same requests on the same array in virtual time give the minimum duration.
     let mut model = Array::new(&ArraySpec::named("raid5-8x10k").unwrap(), 3).unwrap();
     let (mut now, begin) = (0, Instant::now());
     for id in 0..20 {
@@ -103,7 +103,7 @@ fn an_emulated_array_gives_back_what_was_written_and_takes_its_time() {
             },
         );
         while model.pop_completed(now).is_none() {
-            now = model.next_completion().expect("an I/O is under way");
+            now = model.next_completion().expect("an I/O is in flight");
         }
     }
     assert!(now > 20_000_000, "seeks take milliseconds");
@@ -111,7 +111,7 @@ fn an_emulated_array_gives_back_what_was_written_and_takes_its_time() {
 }
 
 #[test]
-fn an_nbd_server_of_another_make_gives_back_what_was_written() {
+fn nbdkit_returns_what_was_written() {
     let dir = tempdir();
     let socket = dir.path().join("nbdkit.sock");
     let mut server = Command::new("nbdkit")
@@ -144,7 +144,7 @@ fn an_nbd_server_of_another_make_gives_back_what_was_written() {
     server.wait().unwrap();
 }
 
-/// Two clients write in turns of `slot` bytes, each from its start and with its length, so that they meet inside 4 KiB
+/// Two clients write alternating pieces of `slot` bytes, each with its own start and length, so that they share 4 KiB
 /// blocks: neither may undo the other.
 fn neighbours(slot: u64, places: [(u64, u32); 2], rounds: u64) {
     let dir = tempdir();
@@ -153,20 +153,20 @@ fn neighbours(slot: u64, places: [(u64, u32); 2], rounds: u64) {
     let disk = attach(&engine, open_file(&path));
     let threads: Vec<_> = (0_u64..)
         .zip(places)
-        .map(|(who, (from, len))| {
+        .map(|(number, (from, len))| {
             let mut client = client(&disk);
             std::thread::spawn(move || {
-                // Four blocks, so that they meet often.
+                // Four blocks, so that they conflict often.
                 let mut versions = vec![0_u64; usize::try_from(4 * 4096 / slot / 2).unwrap()];
-                let mut chance = super::client::Chance(who);
-                let mut draw = || chance.below(4 * 4096 / slot / 2);
+                let mut random = super::client::Random(number);
+                let mut draw = || random.below(4 * 4096 / slot / 2);
                 let bytes = |at, version| match version {
                     0 => vec![0; len as usize],
-                    version => pattern(at, version << 1 | who, len as usize),
+                    version => pattern(at, version << 1 | number, len as usize),
                 };
                 for round in 1..=rounds {
                     let (piece, check) = (draw(), draw());
-                    let place = |piece| (2 * piece + who) * slot + from;
+                    let place = |piece| (2 * piece + number) * slot + from;
                     client
                         .write(place(piece), &bytes(place(piece), round))
                         .expect("a write");
@@ -175,7 +175,7 @@ fn neighbours(slot: u64, places: [(u64, u32); 2], rounds: u64) {
                     let found = client.read(place(check), len).expect("a read");
                     assert!(
                         found == bytes(place(check), version),
-                        "piece {check} of client {who} lost version {version}"
+                        "piece {check} of client {number} lost version {version}"
                     );
                 }
             })
@@ -187,40 +187,39 @@ fn neighbours(slot: u64, places: [(u64, u32); 2], rounds: u64) {
 }
 
 #[test]
-fn neighbours_in_one_block_do_not_undo_each_other() {
+fn writes_to_one_block_do_not_undo_each_other() {
     neighbours(512, [(0, 512), (0, 512)], 800);
     neighbours(100, [(0, 100), (0, 100)], 800);
-    // Whole sectors, which the disk could take directly, beside parts of sectors, which it cannot.
+    // Whole sectors, which could use direct I/O, next to partial sectors, which cannot.
     neighbours(512, [(0, 512), (100, 300)], 1600);
     neighbours(1024, [(512, 1024), (700, 100)], 1600);
 }
 
-/// One client writes whole blocks, which go directly to the file; another writes ranges between that are not aligned to
-/// blocks.
+/// One client writes whole blocks, with direct I/O; another writes unaligned ranges between them.
 #[test]
-fn ragged_and_whole_writes_next_to_each_other_do_not_undo_each_other() {
+fn unaligned_and_whole_writes_do_not_undo_each_other() {
     let dir = tempdir();
     let path = image(dir.path(), "image", 8 << 20);
     let engine = engine(2);
     let disk = attach(&engine, open_file(&path));
-    // Stripes of 64 KiB in turn; the ragged ones begin and end inside a block of their own.
+    // Stripes of 64 KiB alternate; the unaligned writes start and end inside blocks of their own.
     let threads: Vec<_> = (0..2_u64)
-        .map(|who| {
+        .map(|number| {
             let mut client = client(&disk);
             std::thread::spawn(move || {
-                let (mut chance, stripes, stripe) =
-                    (super::client::Chance(who), 64_u64, 65_536_u64);
+                let (mut random, stripes, stripe) =
+                    (super::client::Random(number), 64_u64, 65_536_u64);
                 let mut versions = vec![0_u64; usize::try_from(stripes).unwrap()];
                 let shape = |index: u64| {
-                    let from = (2 * index + who) * stripe;
-                    if who == 0 {
+                    let from = (2 * index + number) * stripe;
+                    if number == 0 {
                         (from, stripe)
                     } else {
                         (from + 512, stripe - 1024)
                     }
                 };
                 for round in 1..=800_u64 {
-                    let (index, check) = (chance.below(stripes), chance.below(stripes));
+                    let (index, check) = (random.below(stripes), random.below(stripes));
                     let (at, len) = shape(index);
                     client
                         .write(at, &pattern(at, round, usize::try_from(len).unwrap()))
@@ -228,7 +227,7 @@ fn ragged_and_whole_writes_next_to_each_other_do_not_undo_each_other() {
                     versions[usize::try_from(index).unwrap()] = round;
                     let (at, len) = shape(check);
                     let version = versions[usize::try_from(check).unwrap()];
-                    // Part of it, unaligned.
+                    // A part of it, unaligned.
                     let (at, len) = (at + 100, len - 200);
                     let bytes = client
                         .read(at, u32::try_from(len).unwrap())
@@ -241,7 +240,7 @@ fn ragged_and_whole_writes_next_to_each_other_do_not_undo_each_other() {
                     };
                     assert!(
                         bytes == wanted,
-                        "client {who}: stripe {check} lost version {version}"
+                        "client {number}: stripe {check} lost version {version}"
                     );
                 }
             })
@@ -253,7 +252,7 @@ fn ragged_and_whole_writes_next_to_each_other_do_not_undo_each_other() {
 }
 
 #[test]
-fn a_read_only_disk_refuses_writes_and_reads_on() {
+fn a_read_only_disk_refuses_writes_and_continues_to_read() {
     let dir = tempdir();
     let path = image(dir.path(), "image", 1 << 20);
     let engine = engine(1);

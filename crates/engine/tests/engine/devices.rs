@@ -1,4 +1,4 @@
-//! Images on block devices: each has one writer, by whatever node.
+//! Tests of images on block devices: each has one writer, whatever node is used.
 
 use super::rig::{image, tempdir};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ fn run(program: &str, arguments: &[&str]) -> String {
     String::from_utf8_lossy(&done.stdout).trim().to_owned()
 }
 
-/// A block device, made of a file.
+/// A loop device over a file.
 struct Device(PathBuf);
 
 impl Device {
@@ -23,7 +23,7 @@ impl Device {
         Device(run("losetup", &["--find", "--show", &file]).into())
     }
 
-    /// Another node of it.
+    /// Creates another node of the device.
     fn node(&self, path: &Path) {
         use std::os::unix::fs::MetadataExt;
         let number = std::fs::metadata(&self.0).expect("it is there").rdev();
@@ -52,7 +52,7 @@ fn opens(path: &Path, read_only: bool) -> Option<Kind> {
 }
 
 #[test]
-fn a_device_that_is_written_to_is_opened_once_whatever_node_leads_there() {
+fn a_device_is_opened_for_writing_once_whatever_node_is_used() {
     let place = tempdir();
     let device = Device::of(&image(place.path(), "image", 4 << 20));
     let other = place.path().join("other");
@@ -63,7 +63,7 @@ fn a_device_that_is_written_to_is_opened_once_whatever_node_leads_there() {
     }
     drop(held);
     assert_eq!(opens(&other, false), None);
-    // Who only reads is in no other reader's way.
+    // A reader does not exclude other readers.
     let options = dir::Options {
         read_only: true,
         ..Default::default()

@@ -1,4 +1,4 @@
-//! Filters seen by a client: they change under load, and follow their rules.
+//! Tests of filters as seen by a client: they change under load, and follow their rules.
 
 use super::client::{Verifier, pattern};
 use super::rig::{
@@ -51,7 +51,7 @@ fn filters_change_under_a_verifying_client_without_an_error() {
 }
 
 #[test]
-fn a_client_meets_what_the_fault_rules_say() {
+fn a_client_sees_the_configured_faults() {
     let engine = engine(1);
     let disk = attach(&engine, memory::open(1 << 20).unwrap());
     let mut c = client(&disk);
@@ -69,7 +69,7 @@ fn a_client_meets_what_the_fault_rules_say() {
     assert_eq!(c.read(0, 512), Err(Fault::Io));
     assert!(
         c.read(0, 8192).unwrap() == old,
-        "a write that failed changed nothing"
+        "a failed write changed nothing"
     );
 
     give(&["fault:lost"]);
@@ -88,7 +88,7 @@ fn a_client_meets_what_the_fault_rules_say() {
 }
 
 #[test]
-fn a_filter_that_is_taken_away_lets_go_at_once_of_what_it_delayed() {
+fn a_removed_filter_releases_delayed_requests_at_once() {
     let engine = engine(1);
     let disk = attach(&engine, memory::open(1 << 20).unwrap());
     let mut c = client(&disk);
@@ -96,13 +96,13 @@ fn a_filter_that_is_taken_away_lets_go_at_once_of_what_it_delayed() {
     disk.restack(&filters(&["stats", "fault:delay=3600s"]), PATIENCE)
         .unwrap();
     for _ in 0..64 {
-        c.ask(Op::Read, Flags::NONE, 0, 4096, &[]);
+        c.send(Op::Read, Flags::NONE, 0, 4096, &[]);
     }
-    eventually("they are held back", || {
+    eventually("the requests are delayed", || {
         disk.report().unwrap().in_flight == 64
     });
     disk.restack(&filters(&["stats"]), PATIENCE)
-        .expect("nobody waits for an hour");
+        .expect("the change does not wait for an hour");
     for _ in 0..64 {
         let (_, answer) = c.next_answer().expect("the disk answers");
         assert!(answer.unwrap() == pattern(0, 1, 4096));
@@ -112,7 +112,7 @@ fn a_filter_that_is_taken_away_lets_go_at_once_of_what_it_delayed() {
 }
 
 #[test]
-fn a_trace_tells_what_was_done() {
+fn a_trace_records_the_requests() {
     let dir = tempdir();
     let path = dir.path().join("trace");
     let engine = engine(1);
@@ -130,7 +130,7 @@ fn a_trace_tells_what_was_done() {
     c.flush().unwrap();
     disk.restack(&[], PATIENCE).unwrap();
     let records = |bytes: &[u8]| {
-        let entries = Reader::new(bytes).map(|entry| entry.expect("the trace makes sense"));
+        let entries = Reader::new(bytes).map(|entry| entry.expect("the trace is valid"));
         entries
             .filter_map(|entry| match entry {
                 Entry::Block(_) => None,
@@ -138,7 +138,7 @@ fn a_trace_tells_what_was_done() {
             })
             .collect::<Vec<_>>()
     };
-    eventually("the trace is on its file", || {
+    eventually("the trace is in its file", || {
         std::fs::read(&path).is_ok_and(|bytes| bytes.len() >= 2 * 64 + 4 * 40)
     });
     let wanted = [

@@ -1,7 +1,7 @@
-//! Clients that disconnect while their requests wait for a limit, in a filter, or for memory.
+//! Tests of clients that disconnect while their requests wait for a limit, in a filter, or for memory.
 //!
-//! What has not started is dropped at once, with its memory and its connection. What a client asked for before it said
-//! goodbye is carried out while its end is open.
+//! Requests that have not started are dropped at once, with their memory and the connection. Requests before an NBD
+//! disconnect are carried out while the client's end is open.
 
 use super::client::pattern;
 use super::control::{attach as attach_limited, limited, settings};
@@ -28,7 +28,7 @@ fn request(op: Op, offset: u64, len: u32) -> Vec<u8> {
     sent.encode(1).to_vec()
 }
 
-/// A disk that keeps all reads for an hour.
+/// A disk that delays all reads for an hour.
 fn delayed(engine: &Engine) -> Disk {
     let disk = attach(engine, memory::open(SIZE).unwrap());
     let slow = filters(&["fault:delay=3600s,op=read"]);
@@ -36,7 +36,7 @@ fn delayed(engine: &Engine) -> Disk {
     disk
 }
 
-/// A disk that begins so many requests a second.
+/// A disk that starts this many requests a second.
 fn slow(engine: &Engine, each_second: u64) -> Disk {
     let control = engine.control(settings(1, Threshold::Off)).unwrap();
     let image = memory::open(SIZE).unwrap();
@@ -47,53 +47,53 @@ fn connections(engine: &Engine) -> usize {
     engine.threads().unwrap()[0].connections
 }
 
-fn inside(disk: &Disk) -> usize {
+fn in_flight(disk: &Disk) -> usize {
     disk.report().unwrap().in_flight
 }
 
 #[test]
-fn clients_that_are_gone_leave_neither_memory_nor_connections_whatever_they_asked_for() {
+fn disconnected_clients_leave_neither_memory_nor_connections() {
     let engine = engine(1);
     let disk = delayed(&engine);
     let clients: Vec<_> = (0..45)
         .map(|_| {
             let (mut stream, _) = raw(&disk);
-            let ask = request(Op::Read, 0, LARGEST).repeat(3);
-            stream.write_all(&ask).unwrap();
+            let requests = request(Op::Read, 0, LARGEST).repeat(3);
+            stream.write_all(&requests).unwrap();
             stream
         })
         .collect();
-    eventually("they have asked", || connections(&engine) == 45);
-    eventually("they hold all that they may", || inside(&disk) >= 6);
+    eventually("the clients are connected", || connections(&engine) == 45);
+    eventually("the clients hold their maximum", || in_flight(&disk) >= 6);
     drop(clients);
-    eventually("they are gone", || connections(&engine) == 0);
-    assert_eq!(inside(&disk), 0);
+    eventually("the connections are dropped", || connections(&engine) == 0);
+    assert_eq!(in_flight(&disk), 0);
     assert!(client(&disk).write(0, &[5; 4096]).is_ok());
 }
 
 #[test]
-fn a_client_that_goes_while_others_hold_all_memory_and_nothing_of_it_has_begun_leaves_its_seat() {
+fn a_client_that_disconnects_while_it_waits_for_memory_releases_its_connection() {
     let engine = engine(1);
     let disk = delayed(&engine);
-    let connect = |asks: usize| {
+    let connect = |counts: usize| {
         let (mut stream, _) = raw(&disk);
-        let ask = request(Op::Read, 0, LARGEST).repeat(asks);
-        stream.write_all(&ask).unwrap();
+        let requests = request(Op::Read, 0, LARGEST).repeat(counts);
+        stream.write_all(&requests).unwrap();
         stream
     };
-    let hogs: Vec<_> = (0..6).map(|_| connect(2)).collect();
-    eventually("they hold all that they may", || inside(&disk) >= 6);
-    let held = inside(&disk);
+    let greedy: Vec<_> = (0..6).map(|_| connect(2)).collect();
+    eventually("the clients hold their maximum", || in_flight(&disk) >= 6);
+    let held = in_flight(&disk);
     let last: Vec<_> = [1, 3].map(connect).into();
     eventually("all are connected", || connections(&engine) == 8);
     drop(last);
-    eventually("they are gone", || connections(&engine) == 6);
-    assert_eq!(inside(&disk), held);
-    drop(hogs);
+    eventually("the connections are dropped", || connections(&engine) == 6);
+    assert_eq!(in_flight(&disk), held);
+    drop(greedy);
 }
 
 #[test]
-fn what_a_dead_client_asked_for_and_a_limit_holds_is_dropped_and_the_disk_serves_others() {
+fn requests_of_a_dead_client_that_wait_for_a_limit_are_dropped() {
     let engine = engine(1);
     let disk = slow(&engine, 10);
     let dead: Vec<_> = (0..20)
@@ -106,15 +106,15 @@ fn what_a_dead_client_asked_for_and_a_limit_holds_is_dropped_and_the_disk_serves
             stream
         })
         .collect();
-    eventually("they wait", || disk.report().unwrap().held == 19);
+    eventually("the requests wait", || disk.report().unwrap().held == 19);
     drop(dead);
-    eventually("they are gone", || connections(&engine) == 0);
+    eventually("the connections are dropped", || connections(&engine) == 0);
     let report = disk.report().unwrap();
     assert_eq!((report.in_flight, report.held), (0, 0));
 }
 
 #[test]
-fn a_client_that_sends_no_more_and_did_not_say_goodbye_is_gone_over_tcp_too() {
+fn a_client_that_closes_without_an_nbd_disconnect_is_gone_over_tcp_too() {
     let engine = engine(1);
     let disk = delayed(&engine);
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
@@ -124,34 +124,34 @@ fn a_client_that_sends_no_more_and_did_not_say_goodbye_is_gone_over_tcp_too() {
         raw_on(&disk, theirs.into());
         ours
     };
-    // One holds all that it may, one has asked for little, and one still owes the bytes of a write.
-    let asks = [
+    // One client holds its maximum, one sent a small request, and one has not sent all bytes of a write.
+    let counts = [
         request(Op::Read, 0, LARGEST).repeat(4),
         request(Op::Read, 0, 4096),
         [request(Op::Read, 0, 4096), request(Op::Write, 0, 4096)].concat(),
     ];
-    let ends: Vec<_> = asks
+    let ends: Vec<_> = counts
         .iter()
-        .map(|ask| {
+        .map(|requests| {
             let mut stream = connect();
-            stream.write_all(ask).unwrap();
+            stream.write_all(requests).unwrap();
             stream
         })
         .collect();
-    eventually("they have asked", || inside(&disk) == 4);
+    eventually("the requests are in flight", || in_flight(&disk) == 4);
     for end in &ends {
         end.shutdown(Shutdown::Write).unwrap();
     }
-    eventually("they are gone", || connections(&engine) == 0);
-    assert_eq!(inside(&disk), 0);
+    eventually("the connections are dropped", || connections(&engine) == 0);
+    assert_eq!(in_flight(&disk), 0);
 }
 
 #[test]
-fn what_was_asked_before_a_goodbye_is_carried_out_while_the_client_is_there() {
+fn requests_before_an_nbd_disconnect_are_performed_while_the_socket_is_open() {
     let engine = engine(1);
     let disk = slow(&engine, 1_000);
     let (mut polite, _) = raw(&disk);
-    // More than a client may have under way, so that the goodbye is read late.
+    // More than a client may have in flight, so that the disconnect is read late.
     let writes = 600_u64;
     let mut message = Vec::new();
     for n in 0..writes {
@@ -161,15 +161,18 @@ fn what_was_asked_before_a_goodbye_is_carried_out_while_the_client_is_there() {
     message.extend(requests::disconnect());
     polite.write_all(&message).unwrap();
     polite.shutdown(Shutdown::Write).unwrap();
-    eventually("all is done", || connections(&engine) == 0);
+    eventually("the connection is dropped", || connections(&engine) == 0);
     let len = u32::try_from(writes * 512).unwrap();
     let there = client(&disk).read(0, len).unwrap();
-    assert!(there == pattern(0, 1, len as usize), "every write is there");
+    assert!(
+        there == pattern(0, 1, len as usize),
+        "every write was performed"
+    );
     drop(polite);
 }
 
 #[test]
-fn what_was_asked_before_a_goodbye_is_dropped_when_the_client_has_gone_for_good() {
+fn requests_before_an_nbd_disconnect_are_dropped_when_the_socket_closes() {
     let engine = engine(1);
     let disk = delayed(&engine);
     let (mut polite, _) = raw(&disk);
@@ -177,10 +180,10 @@ fn what_was_asked_before_a_goodbye_is_dropped_when_the_client_has_gone_for_good(
     message.extend(requests::disconnect());
     polite.write_all(&message).unwrap();
     polite.shutdown(Shutdown::Write).unwrap();
-    eventually("they wait", || inside(&disk) == 9);
+    eventually("the requests wait", || in_flight(&disk) == 9);
     assert!(client(&disk).write(0, &[5; 4096]).is_ok());
-    assert_eq!(inside(&disk), 9, "it may still read");
+    assert_eq!(in_flight(&disk), 9, "the client may still read");
     drop(polite);
-    eventually("it is gone", || connections(&engine) == 0);
-    assert_eq!(inside(&disk), 0);
+    eventually("the connection is dropped", || connections(&engine) == 0);
+    assert_eq!(in_flight(&disk), 0);
 }

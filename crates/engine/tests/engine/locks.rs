@@ -1,4 +1,4 @@
-//! The lock of an image: a second opening is refused until the first holder is gone.
+//! Tests of an image's lock: a second opening is refused until the first holder is gone.
 
 use super::rig::{image, tempdir};
 use std::io::{BufRead, BufReader, Write};
@@ -8,18 +8,18 @@ use std::time::Duration;
 use tidegate_engine::Kind;
 use tidegate_engine::datastore::dir;
 
-/// Names the image for a process that is to hold one.
+/// The variable with the path of the image that a child process is to hold.
 const HELD: &str = "TIDEGATE_TEST_HOLDS";
 
-/// Who has this patience is refused at once.
-const IMPATIENT: dir::Options = dir::Options {
+/// Refused at once if the image is locked.
+const NO_WAIT: dir::Options = dir::Options {
     read_only: false,
     buffered: false,
     patience: Duration::ZERO,
     place: dir::Place::Anywhere,
 };
 
-/// A part of the tests below, which start this binary anew with the variable set; otherwise it has nothing to do.
+/// Part of the tests below, which start this binary again with the variable set; otherwise it does nothing.
 #[test]
 fn a_process_that_holds_an_image() {
     let Some(path) = std::env::var_os(HELD) else {
@@ -30,7 +30,7 @@ fn a_process_that_holds_an_image() {
     let disk = super::rig::attach(&engine, opened.expect("the image opens"));
     let mut client = super::rig::client(&disk);
     std::io::stdout().write_all(b"\nholding\n").unwrap();
-    // Keeps writing until it is killed.
+    // Writes until it is killed.
     loop {
         client.write(0, &[1; 65_536]).expect("a write");
     }
@@ -48,11 +48,11 @@ fn holder(path: &PathBuf) -> Child {
         .spawn()
         .unwrap();
     let out = BufReader::new(child.stdout.take().unwrap());
-    let told = out
+    let ready = out
         .lines()
         .map_while(Result::ok)
         .any(|line| line == "holding");
-    assert!(told, "the holder holds the image");
+    assert!(ready, "the child holds the image");
     child
 }
 
@@ -63,9 +63,9 @@ fn a_second_opening_is_refused_and_succeeds_after_the_holder_was_killed() {
     let mut child = holder(&path);
     let reader = dir::Options {
         read_only: true,
-        ..IMPATIENT
+        ..NO_WAIT
     };
-    for options in [IMPATIENT, reader] {
+    for options in [NO_WAIT, reader] {
         let refused = dir::open(&path, options).err().map(|e| e.kind());
         assert_eq!(refused, Some(Kind::Busy), "{options:?}");
     }
@@ -79,14 +79,14 @@ fn a_second_opening_in_the_same_process_is_refused() {
     let dir = tempdir();
     let path = image(dir.path(), "image", 1 << 20);
     let held = dir::open(&path, dir::Options::default()).unwrap();
-    let refused = dir::open(&path, IMPATIENT).err().map(|e| e.kind());
+    let refused = dir::open(&path, NO_WAIT).err().map(|e| e.kind());
     assert_eq!(refused, Some(Kind::Busy));
     drop(held);
     assert!(dir::open(&path, dir::Options::default()).is_ok());
 }
 
 #[test]
-fn an_opening_waits_for_the_holder_to_go_as_long_as_it_is_told() {
+fn an_opening_waits_for_the_holder_up_to_its_timeout() {
     let dir = tempdir();
     let path = image(dir.path(), "image", 1 << 20);
     let held = dir::open(&path, dir::Options::default()).unwrap();
@@ -101,7 +101,7 @@ fn an_opening_waits_for_the_holder_to_go_as_long_as_it_is_told() {
         });
         waits.recv().unwrap();
         for _ in 0..100 {
-            assert!(dir::open(&path, IMPATIENT).is_err(), "it is held");
+            assert!(dir::open(&path, NO_WAIT).is_err(), "the image is locked");
         }
         drop(held);
         waiting.join().unwrap().unwrap();

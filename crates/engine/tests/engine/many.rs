@@ -1,4 +1,4 @@
-//! Many disks at once, and an engine that has nothing to do.
+//! Tests with many disks at once, and with an idle engine.
 
 use super::rig::{PATIENCE, attach, client, engine, filters, image, open_file, spec, tempdir};
 use tidegate_engine::datastore::{emulated, memory, null};
@@ -36,9 +36,9 @@ fn five_hundred_disks_live_on_two_threads() {
     );
 }
 
-/// Whoever looks at many disks must not be felt on any: in no turn is more copied than one disk's histograms.
+/// A query over many disks must not delay any: no turn copies more than one disk's histograms.
 #[test]
-fn a_look_at_measured_disks_takes_a_turn_for_each_and_a_disk_knows_its_thread() {
+fn a_report_of_measured_disks_takes_a_turn_for_each_and_a_disk_knows_its_thread() {
     const DISKS: u64 = 64;
     let engine = engine(2);
     let attach = |_| {
@@ -57,17 +57,17 @@ fn a_look_at_measured_disks_takes_a_turn_for_each_and_a_disk_knows_its_thread() 
         assert!(turns >= DISKS, "{turns} turns for {DISKS} disks");
         let here = disks.iter().filter(|disk| disk.thread() == thread);
         let here: Vec<_> = here.map(Disk::id).collect();
-        let told: Vec<_> = after.disks.iter().map(|told| told.disk).collect();
-        assert_eq!(told, here);
-        assert_eq!(told.len() as u64, DISKS);
+        let reading: Vec<_> = after.disks.iter().map(|reading| reading.disk).collect();
+        assert_eq!(reading, here);
+        assert_eq!(reading.len() as u64, DISKS);
     }
 }
 
-/// How often the thread was woken and turned, by whatever but our questions, while something else took its time: an
-/// array of another engine, which answers one read after the other, each after a seek.
+/// Counts the wake-ups and turns of the thread, except for the queries', while something else takes time: an array of
+/// another engine, which answers one read after the other, each after a seek.
 #[test]
 fn an_idle_engine_makes_no_wake_ups() {
-    /// Some milliseconds each, so that any timer of use to somebody would have struck meanwhile.
+    /// Some milliseconds each, so that any useful timer would have fired meanwhile.
     const SEEKS: u64 = 150;
     let dir = tempdir();
     let engine = engine(1);
@@ -89,8 +89,8 @@ fn an_idle_engine_makes_no_wake_ups() {
     let mut seeker = client(&array);
 
     let report = |engine: &Engine| engine.threads().unwrap().remove(0);
-    // Whatever follows the last answers is over when two questions in a row find nothing else.
-    super::rig::eventually("the thread comes to rest", || {
+    // The work after the last answers is over when two queries in a row find nothing else.
+    super::rig::eventually("the thread is idle", || {
         let before = report(&engine).turns;
         report(&engine).turns - before <= 2
     });
@@ -105,7 +105,7 @@ fn an_idle_engine_makes_no_wake_ups() {
     );
     assert!(
         after.wakes - before.wakes <= 1,
-        "{} wakes, one by our question",
+        "{} wakes, one by the query",
         after.wakes - before.wakes
     );
     assert!(

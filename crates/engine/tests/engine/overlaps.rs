@@ -1,13 +1,15 @@
-//! Overlapping requests in flight together, on every kind of datastore, against a model of each byte.
+//! Tests of overlapping requests in flight together, on every kind of datastore, against a model of each byte.
 //!
-//! A round asks for a few dozen requests at once, from two connections, all within a small range. When all are answered, each
-//! byte must hold what one of the round's requests may have put there, or, if none of them covered it, what it held before.
-//! So bytes that one request alone wrote hold that request's bytes, and rounds are in order.
+//! A round sends a few dozen requests at once, from two connections, all within a small range. When all are answered,
+//! each byte must have a value that one of the round's requests may have written. A byte that no request covered must
+//! have its old value. So bytes that only one request wrote have that request's value, and rounds are in order.
 //!
-//! `TIDEGATE_OVERLAP_SECONDS` makes each test as long as that; without it each takes a second or two.
+//! `TIDEGATE_OVERLAP_SECONDS` sets the duration of each test; without it each takes a second or two.
 
-use super::client::{Chance, Client};
-use super::rig::{PATIENCE, Server, attach, client, engine, everything, image, open_file, tempdir};
+use super::client::{Client, Random};
+use super::rig::{
+    PATIENCE, Server, all_abilities, attach, client, engine, image, open_file, tempdir,
+};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -16,18 +18,18 @@ use tidegate_core::request::{Flags, Op};
 use tidegate_engine::datastore::{OpenedImage, dir, emulated, memory, nbd};
 use tidegate_engine::nbd::handshake::BlockSizes;
 
-/// What requests share: sixteen blocks.
+/// The range of the requests: sixteen blocks.
 const RANGE: u64 = 64 << 10;
-/// Where it begins: so that the file system's blocks before and behind it belong to the disk, too.
+/// Its start: the file system's blocks before and behind it belong to the disk, too.
 const BEGIN: u64 = 1 << 20;
 const SIZE: u64 = 4 << 20;
 /// Requests of a round.
 const REQUESTS: u64 = 24;
-/// GovernorThread of a short run.
+/// Rounds of a short run.
 const ROUNDS: u32 = 60;
 
 /// One request of a round.
-struct Asked {
+struct Request {
     op: Op,
     flags: Flags,
     at: u64,
@@ -37,8 +39,8 @@ struct Asked {
 
 struct World {
     clients: Vec<Client>,
-    chance: Chance,
-    /// What offsets and lengths are multiples of.
+    random: Random,
+    /// Offsets and lengths are multiples of this.
     unit: u64,
     bytes: Vec<u8>,
     value: u8,
@@ -52,7 +54,7 @@ impl World {
     fn new(clients: Vec<Client>, unit: u64, seed: u64) -> World {
         let mut world = World {
             clients,
-            chance: Chance(seed),
+            random: Random(seed),
             unit,
             bytes: vec![0; at(RANGE)],
             value: 0,
@@ -63,25 +65,25 @@ impl World {
         world
     }
 
-    fn draw(&mut self) -> Asked {
+    fn random_request(&mut self) -> Request {
         let units = RANGE / self.unit;
-        // Short ones and long ones; many that begin or end within a block.
-        let most = [1, 8, 64][at(self.chance.below(3))].min(units);
-        let len = 1 + self.chance.below(most);
-        let begin = self.chance.below(units - len + 1);
+        // Short ones and long ones; many that start or end within a block.
+        let most = [1, 8, 64][at(self.random.below(3))].min(units);
+        let len = 1 + self.random.below(most);
+        let begin = self.random.below(units - len + 1);
         self.value = self.value % 250 + 1;
-        let op = match self.chance.below(12) {
+        let op = match self.random.below(12) {
             0 => Op::WriteZeroes,
             1 => Op::Discard,
             2 | 3 => Op::Read,
             _ => Op::Write,
         };
-        let flags = match (op, self.chance.below(6)) {
+        let flags = match (op, self.random.below(6)) {
             (Op::Write, 0) => Flags::FUA,
             (Op::WriteZeroes, 0..3) => Flags::MAY_UNMAP,
             _ => Flags::NONE,
         };
-        Asked {
+        Request {
             op,
             flags,
             at: begin * self.unit,
@@ -90,22 +92,23 @@ impl World {
         }
     }
 
-    /// Every byte, and what may have become of it: what it was, unless a request is sure to have changed it.
-    fn allowed(&self, round: &[Asked]) -> Vec<Vec<u8>> {
+    /// The allowed values of every byte: the old one, unless a request is sure to have changed it, and those of the
+    /// requests.
+    fn allowed(&self, round: &[Request]) -> Vec<Vec<u8>> {
         let mut allowed: Vec<Vec<u8>> = self.bytes.iter().map(|byte| vec![*byte]).collect();
         let sure = |op| matches!(op, Op::Write | Op::WriteZeroes);
-        for asked in round.iter().filter(|asked| sure(asked.op)) {
-            for byte in &mut allowed[at(asked.at)..at(asked.at + asked.len)] {
+        for request in round.iter().filter(|request| sure(request.op)) {
+            for byte in &mut allowed[at(request.at)..at(request.at + request.len)] {
                 byte.clear();
             }
         }
-        for asked in round.iter().filter(|asked| asked.op != Op::Read) {
-            let value = if asked.op == Op::Write {
-                asked.value
+        for request in round.iter().filter(|request| request.op != Op::Read) {
+            let value = if request.op == Op::Write {
+                request.value
             } else {
                 0
             };
-            for byte in &mut allowed[at(asked.at)..at(asked.at + asked.len)] {
+            for byte in &mut allowed[at(request.at)..at(request.at + request.len)] {
                 byte.push(value);
             }
         }
@@ -113,25 +116,26 @@ impl World {
     }
 
     fn round(&mut self, number: u32) {
-        let round: Vec<Asked> = (0..REQUESTS).map(|_| self.draw()).collect();
+        let round: Vec<Request> = (0..REQUESTS).map(|_| self.random_request()).collect();
         let allowed = self.allowed(&round);
-        let mut asked: Vec<HashMap<u64, usize>> =
+        let mut pending: Vec<HashMap<u64, usize>> =
             self.clients.iter().map(|_| HashMap::new()).collect();
         for (index, request) in round.iter().enumerate() {
-            let who = index % self.clients.len();
+            let connection = index % self.clients.len();
             let payload = match request.op {
                 Op::Write => vec![request.value; at(request.len)],
                 _ => Vec::new(),
             };
             let len = u32::try_from(request.len).expect("small");
             let offset = BEGIN + request.at;
-            let cookie = self.clients[who].ask(request.op, request.flags, offset, len, &payload);
-            asked[who].insert(cookie, index);
+            let cookie =
+                self.clients[connection].send(request.op, request.flags, offset, len, &payload);
+            pending[connection].insert(cookie, index);
         }
-        for (client, mut asked) in self.clients.iter_mut().zip(asked) {
-            while !asked.is_empty() {
+        for (client, mut pending) in self.clients.iter_mut().zip(pending) {
+            while !pending.is_empty() {
                 let (cookie, answer) = client.next_answer().expect("the server answers");
-                let request = &round[asked.remove(&cookie).expect("it was asked")];
+                let request = &round[pending.remove(&cookie).expect("the request was sent")];
                 let bytes = answer.unwrap_or_else(|fault| {
                     panic!(
                         "round {number}: {:?} at {} failed: {fault:?}",
@@ -139,7 +143,7 @@ impl World {
                     )
                 });
                 for (byte, offset) in bytes.iter().zip(request.at..) {
-                    // Before, after or in the midst of the others.
+                    // The read may be before, after or among the others.
                     let may = allowed[at(offset)].contains(byte) || self.bytes[at(offset)] == *byte;
                     assert!(may, "round {number}: a read found {byte} at {offset}");
                 }
@@ -159,7 +163,7 @@ impl World {
     }
 }
 
-/// How long a run is to be, if not short.
+/// The duration of a long run, if it is set.
 fn long() -> Option<Duration> {
     let seconds = std::env::var("TIDEGATE_OVERLAP_SECONDS").ok()?;
     Some(Duration::from_secs(
@@ -167,7 +171,7 @@ fn long() -> Option<Duration> {
     ))
 }
 
-/// GovernorThread on an image, of requests that are multiples of each unit.
+/// Runs rounds on an image, with requests in multiples of each unit.
 fn overlap(opened: OpenedImage, units: &[u64]) {
     let engine = engine(2);
     let disk = attach(&engine, opened);
@@ -192,7 +196,7 @@ fn overlap(opened: OpenedImage, units: &[u64]) {
 }
 
 #[test]
-fn overlapping_requests_on_a_file_leave_in_each_byte_what_one_of_them_wrote() {
+fn after_overlapping_requests_on_a_file_each_byte_is_of_one_of_them() {
     let dir = tempdir();
     let opened = open_file(&image(dir.path(), "image", SIZE));
     assert!(!opened.info.buffered);
@@ -200,7 +204,7 @@ fn overlapping_requests_on_a_file_leave_in_each_byte_what_one_of_them_wrote() {
 }
 
 #[test]
-fn overlapping_requests_on_a_cached_file_leave_in_each_byte_what_one_of_them_wrote() {
+fn after_overlapping_requests_on_a_cached_file_each_byte_is_of_one_of_them() {
     let dir = tempdir();
     let path = image(dir.path(), "image", SIZE);
     let options = dir::Options {
@@ -211,22 +215,22 @@ fn overlapping_requests_on_a_cached_file_leave_in_each_byte_what_one_of_them_wro
 }
 
 #[test]
-fn overlapping_requests_in_memory_leave_in_each_byte_what_one_of_them_wrote() {
+fn after_overlapping_requests_in_memory_each_byte_is_of_one_of_them() {
     overlap(memory::open(SIZE).expect("memory"), &[512, 1]);
 }
 
 #[test]
-fn overlapping_requests_on_an_emulated_array_leave_in_each_byte_what_one_of_them_wrote() {
+fn after_overlapping_requests_on_an_emulated_array_each_byte_is_of_one_of_them() {
     let spec: emulated::Spec = "emulated:nvme,size=4M,seed=3".parse().expect("a spec");
     overlap(emulated::open(&spec).expect("it opens"), &[512, 1]);
 }
 
 #[test]
-fn overlapping_requests_on_an_upstream_leave_in_each_byte_what_one_of_them_wrote() {
+fn after_overlapping_requests_on_an_upstream_each_byte_is_of_one_of_them() {
     let dir = tempdir();
     let far = engine(1);
     let disk = attach(&far, open_file(&image(dir.path(), "image", SIZE)));
-    let server = Server::start(dir.path(), &disk, everything(), BlockSizes::default());
+    let server = Server::start(dir.path(), &disk, all_abilities(), BlockSizes::default());
     let uri = format!("nbd+unix:///disk?socket={}", server.path.display());
     let opened = nbd::open(&uri, &nbd::Options::default()).expect("it connects");
     overlap(opened, &[512, 1]);
@@ -234,7 +238,7 @@ fn overlapping_requests_on_an_upstream_leave_in_each_byte_what_one_of_them_wrote
     far.stop();
 }
 
-/// A loop device, as long as it lives.
+/// A loop device, removed when dropped.
 struct Loop(PathBuf);
 
 impl Loop {
@@ -250,7 +254,7 @@ impl Loop {
             ])
             .arg(path)
             .output()
-            .expect("losetup is there");
+            .expect("losetup is installed");
         assert!(out.status.success(), "losetup needs root: {out:?}");
         let device = String::from_utf8(out.stdout).expect("a path");
         Loop(device.trim().into())
@@ -266,9 +270,9 @@ impl Drop for Loop {
     }
 }
 
-/// Here all that is no multiple of 4 KiB is read, changed and written back.
+/// On this device every request that is not a multiple of 4 KiB needs a read-modify-write.
 #[test]
-fn overlapping_requests_on_a_device_with_large_blocks_leave_in_each_byte_what_one_of_them_wrote() {
+fn after_overlapping_requests_on_a_device_with_large_blocks_each_byte_is_of_one_of_them() {
     let dir = tempdir();
     let device = Loop::over(&image(dir.path(), "image", SIZE));
     let opened = dir::open(&device.0, dir::Options::default()).expect("it opens");

@@ -18,7 +18,7 @@ use tidegate_engine::nbd::handshake::{
 use tidegate_engine::nbd::wire::Abilities;
 use tidegate_engine::{Disk, DiskSpec, Engine, Settings};
 
-/// For what must not take long, in tests that must not hang: generous, for slow machines.
+/// Timeout for tests that must not hang: generous, for slow machines.
 pub(crate) const PATIENCE: Duration = Duration::from_secs(60);
 
 pub(crate) fn engine(threads: usize) -> Engine {
@@ -59,7 +59,7 @@ pub(crate) fn attach(engine: &Engine, opened: OpenedImage) -> Disk {
     engine.attach(spec, opened).expect("the disk attaches")
 }
 
-pub(crate) fn everything() -> Abilities {
+pub(crate) fn all_abilities() -> Abilities {
     [
         Abilities::FLUSH,
         Abilities::FUA,
@@ -79,21 +79,21 @@ pub(crate) fn raw(disk: &Disk) -> (UnixStream, Negotiated) {
     (ours, raw_on(disk, theirs.into()))
 }
 
-/// The same over a socket whose other end the test has.
+/// A connection over a socket whose other end the test has.
 pub(crate) fn raw_on(disk: &Disk, socket: OwnedFd) -> Negotiated {
     let negotiated = Negotiated {
         export: ExportInfo {
             name: disk.name().into(),
             description: String::new(),
             size: disk.size(),
-            abilities: everything(),
+            abilities: all_abilities(),
             block: BlockSizes::default(),
         },
         structured: true,
         context: Some(1),
     };
     disk.serve_nbd(socket, &negotiated, Vec::new())
-        .expect("the disk takes a client");
+        .expect("the disk accepts a client");
     negotiated
 }
 
@@ -125,16 +125,16 @@ pub(crate) fn open_file(path: &Path) -> OpenedImage {
     dir::open(path, dir::Options::default()).expect("the image opens")
 }
 
-/// Waits until something is so, which it will be soon.
+/// Waits until a condition holds.
 pub(crate) fn eventually(what: &str, mut so: impl FnMut() -> bool) {
     let deadline = Instant::now() + PATIENCE;
     while !so() {
-        assert!(Instant::now() < deadline, "in vain: {what}");
+        assert!(Instant::now() < deadline, "timed out waiting until {what}");
         std::thread::yield_now();
     }
 }
 
-/// An NBD server on a Unix socket, in front of a disk. Its connections can be cut, and it can be closed and opened.
+/// An NBD server on a Unix socket, backed by a disk. Its connections can be cut, and it can be closed and opened.
 pub(crate) struct Server {
     pub(crate) path: PathBuf,
     state: Arc<Mutex<State>>,
@@ -167,7 +167,7 @@ impl Server {
         Server { path, state }
     }
 
-    /// Hangs up on everybody; takes nobody until [`Server::open`].
+    /// Closes all connections; accepts none until [`Server::open`].
     pub(crate) fn close(&self) {
         let mut state = self.state.lock().expect("plain");
         state.open = false;
@@ -180,14 +180,14 @@ impl Server {
         self.state.lock().expect("plain").open = true;
     }
 
-    /// Hangs up on everybody, who may come back at once.
+    /// Closes all connections; clients may reconnect at once.
     pub(crate) fn cut(&self) {
         self.close();
         self.open();
     }
 }
 
-/// Negotiates, then hands the client to the disk. A client that goes away meanwhile is not a server's trouble.
+/// Negotiates, then passes the client to the disk. A client that disconnects meanwhile is ignored.
 fn serve(
     mut stream: UnixStream,
     disk: &Disk,
@@ -212,7 +212,7 @@ fn serve(
                 abilities,
                 block,
             };
-            let export = if name == "nobody" {
+            let export = if name == "missing" {
                 Err(Refusal::Unknown)
             } else {
                 Ok(export)
@@ -237,7 +237,7 @@ fn serve(
                     state
                         .clients
                         .push(stream.try_clone().expect("a descriptor"));
-                    // A disk that is gone drops its clients: they see it.
+                    // A detached disk drops its clients: they see it.
                     let _ = disk.serve_nbd(stream.into(), &negotiated, input);
                 }
                 return;

@@ -1,4 +1,4 @@
-//! Space on a file system: trimmed, exhausted, truncated.
+//! Tests of a file system's space: discarded, exhausted, truncated.
 
 use super::client::pattern;
 use super::rig::{attach, client, engine, image, open_file, spec, tempdir};
@@ -14,7 +14,7 @@ fn blocks(path: &Path) -> u64 {
 }
 
 #[test]
-fn a_discard_gives_space_back_and_zeroes_do_as_they_are_told() {
+fn a_discard_frees_space_and_write_zeroes_frees_it_if_allowed() {
     let dir = tempdir();
     let path = image(dir.path(), "image", 8 << 20);
     let engine = engine(1);
@@ -29,17 +29,17 @@ fn a_discard_gives_space_back_and_zeroes_do_as_they_are_told() {
     let (after, half) = (blocks(&path), (2 << 20) / 512);
     assert!(after <= full - half + 64, "{full} -> {after}");
     assert!(c.read(0, 2 << 20).unwrap().iter().all(|b| *b == 0));
-    // May be given back: is.
+    // May free the space, and does.
     c.write_zeroes(Flags::MAY_UNMAP.with(Flags::FUA), 2 << 20, 2 << 20)
         .unwrap();
     assert!(blocks(&path) <= after - half + 64);
-    // Must keep its space: does.
+    // Must keep its space, and does.
     let before = blocks(&path);
     c.write_zeroes(Flags::NONE, 4 << 20, 2 << 20).unwrap();
     c.flush().unwrap();
     assert!(blocks(&path) + 64 >= before);
     assert!(c.read(2 << 20, 4 << 20).unwrap().iter().all(|b| *b == 0));
-    // An odd range: exactly its bytes, and no others.
+    // An unaligned range: exactly its bytes, and no others.
     c.write_zeroes(Flags::MAY_UNMAP, (6 << 20) + 100, 10_000)
         .unwrap();
     let bytes = c.read(6 << 20, 16_384).unwrap();
@@ -49,7 +49,7 @@ fn a_discard_gives_space_back_and_zeroes_do_as_they_are_told() {
 }
 
 #[test]
-fn the_extents_of_a_sparse_file_are_told() {
+fn the_extents_of_a_sparse_file_are_reported() {
     let dir = tempdir();
     let path = image(dir.path(), "image", 8 << 20);
     let engine = engine(1);
@@ -57,7 +57,7 @@ fn the_extents_of_a_sparse_file_are_told() {
     let mut c = client(&disk);
     c.write_with(Flags::FUA, 1 << 20, &[1; 1 << 20]).unwrap();
     c.write_with(Flags::FUA, 4 << 20, &[1; 65_536]).unwrap();
-    let told: Vec<_> = c
+    let extents: Vec<_> = c
         .extents(0, 8 << 20)
         .iter()
         .map(|e| (e.len, e.kind))
@@ -70,7 +70,7 @@ fn the_extents_of_a_sparse_file_are_told() {
         (65_536, data),
         ((4 << 20) - 65_536, hole),
     ];
-    assert_eq!(told, wanted);
+    assert_eq!(extents, wanted);
     let inside: Vec<_> = c
         .extents((1 << 20) + 512, 1024)
         .iter()
@@ -80,7 +80,7 @@ fn the_extents_of_a_sparse_file_are_told() {
 }
 
 #[test]
-fn the_extents_of_an_image_of_odd_size_are_told_to_its_last_byte() {
+fn the_extents_of_an_image_of_odd_size_reach_its_last_byte() {
     let (hole, data) = (ExtentKind::Hole, ExtentKind::Data);
     let dir = tempdir();
     let engine = engine(1);
@@ -89,17 +89,17 @@ fn the_extents_of_an_image_of_odd_size_are_told_to_its_last_byte() {
         let disk = attach(&engine, open_file(&path));
         let mut c = client(&disk);
         let rest = u32::try_from(size - (1 << 20)).unwrap();
-        let told = |c: &mut super::client::Client, at, len| -> Vec<_> {
+        let extents = |c: &mut super::client::Client, at, len| -> Vec<_> {
             let extents = c.try_extents(at, len).expect("the image is whole");
             extents.iter().map(|e| (e.len, e.kind)).collect()
         };
-        assert_eq!(told(&mut c, 0, (1 << 20) + rest), [(size, hole)]);
-        assert_eq!(told(&mut c, size - 1, 1), [(1, hole)]);
+        assert_eq!(extents(&mut c, 0, (1 << 20) + rest), [(size, hole)]);
+        assert_eq!(extents(&mut c, size - 1, 1), [(1, hole)]);
         c.write_with(Flags::FUA, 1 << 20, &vec![1; rest as usize])
             .unwrap();
         let wanted = [(1 << 20, hole), (rest.into(), data)];
-        assert_eq!(told(&mut c, 0, (1 << 20) + rest), wanted);
-        assert_eq!(told(&mut c, size - 1, 1), [(1, data)]);
+        assert_eq!(extents(&mut c, 0, (1 << 20) + rest), wanted);
+        assert_eq!(extents(&mut c, size - 1, 1), [(1, data)]);
     }
 }
 
@@ -160,7 +160,7 @@ impl Mount {
 
 impl Drop for Mount {
     fn drop(&mut self) {
-        // What is left of it is the test's failure, told elsewhere.
+        // A leftover mount fails the test elsewhere.
         let _ = Command::new("umount")
             .arg("--lazy")
             .arg(self.path())
@@ -168,7 +168,7 @@ impl Drop for Mount {
     }
 }
 
-/// Fills a file system up under a disk, and makes room again.
+/// Fills a file system below a disk, and frees space again.
 fn fill(mount: &Mount) {
     let ballast = mount.path().join("ballast");
     std::fs::write(&ballast, vec![1; 4 << 20]).unwrap();
@@ -184,7 +184,7 @@ fn fill(mount: &Mount) {
     let full = (0..64).find(|index| write(&mut c, *index) == Err(Fault::NoSpace));
     let full = full.expect("a full datastore says so");
     assert!(full > 4, "there was room for some");
-    // Reads go on, and what was acknowledged is there.
+    // Reads continue, and acknowledged data is there.
     for index in 0..full {
         let bytes = c.read(place(index), u32::try_from(piece).unwrap()).unwrap();
         assert!(
@@ -192,10 +192,10 @@ fn fill(mount: &Mount) {
             "piece {index} is torn"
         );
     }
-    // What is there already can be written again.
+    // Allocated ranges can be written again.
     c.write_with(Flags::FUA, 0, &pattern(0, 2, piece)).unwrap();
     c.write_with(Flags::FUA, 0, &pattern(0, 1, piece)).unwrap();
-    // The write that found no room may have left a part of itself, and nothing else.
+    // The write that found no space may have written a part of its data, and nothing else.
     let bytes = c.read(place(full), u32::try_from(piece).unwrap()).unwrap();
     let wanted = pattern(place(full), 1, piece);
     let mut sectors = bytes.chunks(512).zip(wanted.chunks(512));
@@ -206,16 +206,16 @@ fn fill(mount: &Mount) {
 }
 
 #[test]
-fn a_full_tmpfs_refuses_writes_and_nothing_else_until_there_is_room() {
+fn a_full_tmpfs_refuses_only_writes_until_space_is_freed() {
     fill(&Mount::tmpfs("16M"));
 }
 
 #[test]
-fn a_full_ext4_refuses_writes_and_nothing_else_until_there_is_room() {
+fn a_full_ext4_refuses_only_writes_until_space_is_freed() {
     fill(&Mount::ext4(20 << 20));
 }
 
-/// Cuts an image of a MiB of ones to `cut`, and has the client write before it reads.
+/// Truncates an image of a MiB of ones to `cut`, and has the client write before it reads.
 fn cut_then_write(dir: &Path, cut: u64, write: impl Fn(&mut super::client::Client) -> [Answer; 2]) {
     let path = image(dir, &format!("cut-{cut}"), 1 << 20);
     let engine = engine(1);
@@ -228,8 +228,8 @@ fn cut_then_write(dir: &Path, cut: u64, write: impl Fn(&mut super::client::Clien
         assert_eq!(answer, Err(Fault::Io));
     }
     let after = std::fs::metadata(&path).unwrap().len();
-    assert_eq!(after, cut, "no write of ours makes it long again");
-    assert_eq!(c.read(0, 4096), Ok(vec![1; 4096]), "what is left is there");
+    assert_eq!(after, cut, "no write extends the file again");
+    assert_eq!(c.read(0, 4096), Ok(vec![1; 4096]), "the rest can be read");
     assert_eq!(c.read(cut / 4096 * 4096, 4096), Err(Fault::Io));
     std::fs::remove_file(&path).unwrap();
 }
@@ -239,7 +239,7 @@ type Answer = Result<(), Fault>;
 fn writes_do_not_hide_a_cut(dir: &Path) {
     const END: u64 = 1 << 20;
     for cut in [4096, END / 2, END - 4096] {
-        // Directly and through the page cache; up to the very end, which leaves the file as long as it was.
+        // With direct I/O and through the page cache; up to the very end, which leaves the old length.
         cut_then_write(dir, cut, |c| {
             [
                 c.write(END - 4096, &[2; 4096]),
@@ -263,18 +263,18 @@ fn writes_do_not_hide_a_cut(dir: &Path) {
 }
 
 #[test]
-fn a_write_beyond_the_new_end_does_not_hide_a_cut() {
+fn a_write_beyond_the_new_end_does_not_hide_a_truncation() {
     writes_do_not_hide_a_cut(tempdir().path());
 }
 
 #[test]
-fn a_write_beyond_the_new_end_hides_no_cut_on_tmpfs_or_ext4() {
+fn a_write_beyond_the_new_end_hides_no_truncation_on_tmpfs_or_ext4() {
     writes_do_not_hide_a_cut(&Mount::tmpfs("16M").path());
     writes_do_not_hide_a_cut(&Mount::ext4(20 << 20).path());
 }
 
 #[test]
-fn an_image_that_was_cut_and_made_long_again_is_not_believed() {
+fn an_image_that_was_truncated_and_extended_is_not_read() {
     let dir = tempdir();
     let path = image(dir.path(), "image", 1 << 20);
     let engine = engine(1);
@@ -284,12 +284,12 @@ fn an_image_that_was_cut_and_made_long_again_is_not_believed() {
     let file = std::fs::OpenOptions::new().write(true).open(&path).unwrap();
     file.set_len(512 << 10).unwrap();
     file.set_len(1 << 20).unwrap();
-    assert_eq!(c.read(768 << 10, 4096), Err(Fault::Io), "a hole, no data");
+    assert_eq!(c.read(768 << 10, 4096), Err(Fault::Io), "a hole, not data");
     assert_eq!(c.write(0, &[2; 4096]), Err(Fault::Io));
 }
 
 #[test]
-fn a_cut_image_is_not_told_to_have_holes_where_data_was() {
+fn a_truncated_image_reports_no_holes_in_place_of_data() {
     const END: u64 = 1 << 20;
     let engine = engine(1);
     let plain = tempdir();
@@ -306,14 +306,14 @@ fn a_cut_image_is_not_told_to_have_holes_where_data_was() {
             if grown {
                 file.set_len(END).unwrap();
             }
-            // Nothing else has met the cut before.
+            // No other request has met the truncation before.
             let harm = if grown { Harm::Torn } else { Harm::Cut };
             assert_eq!(c.try_extents(0, 1 << 20), Err(Fault::Io));
             assert_eq!(disk.harm(), Some(harm));
             assert_eq!(c.try_extents(END - 512, 512), Err(Fault::Io));
             assert_eq!(c.try_extents(cut - 512, 1024), Err(Fault::Io));
-            // As with reads: what is left is known, unless any of it may be a hole.
-            let left = c.try_extents(0, 512 << 10).map(|told| told.len());
+            // As with reads: the rest is known, unless any of it may be a hole.
+            let left = c.try_extents(0, 512 << 10).map(|extents| extents.len());
             assert_eq!(left, if grown { Err(Fault::Io) } else { Ok(1) });
             std::fs::remove_file(&path).unwrap();
         }
@@ -321,7 +321,7 @@ fn a_cut_image_is_not_told_to_have_holes_where_data_was() {
 }
 
 #[test]
-fn a_disk_shorter_than_its_image_does_not_mind_the_rest_being_cut_off() {
+fn a_disk_shorter_than_its_image_tolerates_a_truncation_to_its_size() {
     let dir = tempdir();
     let path = image(dir.path(), "image", 2 << 20);
     let engine = engine(1);
@@ -332,7 +332,7 @@ fn a_disk_shorter_than_its_image_does_not_mind_the_rest_being_cut_off() {
     file.set_len(1 << 20).unwrap();
     assert_eq!(c.write((1 << 20) - 4096, &[2; 4096]), Ok(()));
     assert_eq!(c.extents(0, 1 << 20).len(), 2);
-    // It may grow, and what it has grown to is watched too.
+    // It may grow, and its new range is guarded too.
     file.set_len(2 << 20).unwrap();
     disk.resize(2 << 20).unwrap();
     assert_eq!(c.write((2 << 20) - 8192, &[3; 4096]), Ok(()));
@@ -341,7 +341,7 @@ fn a_disk_shorter_than_its_image_does_not_mind_the_rest_being_cut_off() {
 }
 
 #[test]
-fn an_image_cut_behind_our_back_is_an_error_not_zeroes() {
+fn a_read_of_a_truncated_image_is_an_error_not_zeroes() {
     let dir = tempdir();
     let path = image(dir.path(), "image", 1 << 20);
     let engine = engine(1);
@@ -359,10 +359,10 @@ fn an_image_cut_behind_our_back_is_an_error_not_zeroes() {
         assert_eq!(c.read(at, len), Err(Fault::Io), "{at}+{len}");
     }
     assert_eq!(c.read(0, 4096), Ok(vec![1; 4096]));
-    // A write near the old end would make the file long again, and the hole before it would read as zeroes.
+    // A write near the old end would extend the file, and the hole before it would read as zeroes.
     assert_eq!(c.write((1 << 20) - 4096, &[2; 4096]), Err(Fault::Io));
     assert_eq!(c.read(768 << 10, 4096), Err(Fault::Io));
-    // So does somebody who makes it long again once the cut is known.
+    // So does another program that extends the file after the truncation was detected.
     file.set_len(1 << 20).unwrap();
     for at in [768 << 10, 0] {
         assert_eq!(c.read(at, 4096), Err(Fault::Io));

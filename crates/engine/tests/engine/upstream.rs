@@ -1,8 +1,8 @@
-//! Disks on another NBD server that goes away, forgets, lies or falls silent.
+//! Tests of disks on another NBD server that goes away, loses data, violates the protocol or is silent.
 
 use super::client::{Client, Verifier, pattern};
 use super::rig::{
-    PATIENCE, Server, attach, client, engine, eventually, everything, filters, image, open_file,
+    PATIENCE, Server, all_abilities, attach, client, engine, eventually, filters, image, open_file,
     tempdir,
 };
 use std::io::{Read, Write};
@@ -36,17 +36,17 @@ fn uri(path: &Path) -> String {
 }
 
 #[test]
-fn a_disk_on_another_engine_gives_back_what_was_written() {
+fn a_disk_on_another_engine_returns_what_was_written() {
     let dir = tempdir();
     let path = image(dir.path(), "image", SIZE);
     let (near, far) = (engine(1), engine(1));
-    let there = attach(&far, open_file(&path));
+    let backing = attach(&far, open_file(&path));
     let small = BlockSizes {
         minimum: 1,
         preferred: 4096,
         payload: 65_536,
     };
-    let server = Server::start(dir.path(), &there, everything(), small);
+    let server = Server::start(dir.path(), &backing, all_abilities(), small);
     let disk = attach(&near, nbd::open(&uri(&server.path), &options()).unwrap());
     assert_eq!(disk.size(), SIZE);
     for (unit, from) in [(512, 0), (1, 4 << 20)] {
@@ -57,20 +57,20 @@ fn a_disk_on_another_engine_gives_back_what_was_written() {
         verifier.check_all();
     }
     let mut c = client(&disk);
-    // Longer than the server's longest request, and back through every kind of reply.
+    // Longer than the server's longest request, and read through every kind of reply.
     let large = pattern(8 << 20, 1, 4 << 20);
     c.write_with(Flags::FUA, 8 << 20, &large).unwrap();
     assert!(c.read(8 << 20, 4 << 20).unwrap() == large);
     c.discard(8 << 20, 1 << 20).unwrap();
     c.write_zeroes(Flags::MAY_UNMAP, 9 << 20, 1 << 20).unwrap();
     c.flush().unwrap();
-    let told: Vec<_> = c
+    let extents: Vec<_> = c
         .extents(8 << 20, 8 << 20)
         .iter()
         .map(|e| (e.len, e.kind))
         .collect();
     let (hole, data) = (ExtentKind::Hole, ExtentKind::Data);
-    assert_eq!(told, [(2 << 20, hole), (2 << 20, data), (4 << 20, hole)]);
+    assert_eq!(extents, [(2 << 20, hole), (2 << 20, data), (4 << 20, hole)]);
     disk.detach(PATIENCE).unwrap();
     eventually("the server's connection ends", || {
         far.threads().unwrap()[0].connections == 0
@@ -81,12 +81,12 @@ fn a_disk_on_another_engine_gives_back_what_was_written() {
 fn a_server_is_reached_over_tcp_as_well() {
     let dir = tempdir();
     let (near, far) = (engine(1), engine(1));
-    let there = attach(&far, memory::open(SIZE).unwrap());
-    let server = Server::start(dir.path(), &there, everything(), BlockSizes::default());
+    let backing = attach(&far, memory::open(SIZE).unwrap());
+    let server = Server::start(dir.path(), &backing, all_abilities(), BlockSizes::default());
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let address = listener.local_addr().unwrap();
     let path = server.path.clone();
-    // Carries bytes between the two kinds of socket.
+    // Forwards bytes between the two kinds of socket.
     std::thread::spawn(move || {
         let (mut tcp, _) = listener.accept().unwrap();
         let mut unix = UnixStream::connect(path).unwrap();
@@ -107,13 +107,13 @@ fn a_server_is_reached_over_tcp_as_well() {
 }
 
 #[test]
-fn a_server_that_can_only_read_and_write_serves_everything() {
+fn a_server_with_reads_and_writes_only_serves_all_requests() {
     let dir = tempdir();
     let (near, far) = (engine(1), engine(1));
-    let there = attach(&far, memory::open(SIZE).unwrap());
+    let backing = attach(&far, memory::open(SIZE).unwrap());
     let server = Server::start(
         dir.path(),
-        &there,
+        &backing,
         Abilities::HAS_FLAGS.with(Abilities::FLUSH),
         BlockSizes::default(),
     );
@@ -130,7 +130,7 @@ fn a_server_that_can_only_read_and_write_serves_everything() {
     let bytes = c.read(0, 8 << 20).unwrap();
     assert!(
         bytes[..4096] == pattern(0, 1, 4096)[..],
-        "a discard is no promise"
+        "a discard promises no content"
     );
     assert!(bytes[4096..4096 + (4 << 20)].iter().all(|b| *b == 0));
     assert!(bytes[4096 + (4 << 20)..] == pattern(0, 1, 8 << 20)[4096 + (4 << 20)..]);
@@ -140,10 +140,10 @@ fn a_server_that_can_only_read_and_write_serves_everything() {
 fn errors_of_the_server_reach_the_client() {
     let dir = tempdir();
     let (near, far) = (engine(1), engine(1));
-    let there = attach(&far, memory::open(SIZE).unwrap());
-    let server = Server::start(dir.path(), &there, everything(), BlockSizes::default());
+    let backing = attach(&far, memory::open(SIZE).unwrap());
+    let server = Server::start(dir.path(), &backing, all_abilities(), BlockSizes::default());
     let disk = attach(&near, nbd::open(&uri(&server.path), &options()).unwrap());
-    there
+    backing
         .restack(
             &filters(&["fault:error=enospc,op=write", "fault:error=eio,op=read"]),
             PATIENCE,
@@ -159,7 +159,7 @@ fn errors_of_the_server_reach_the_client() {
 fn a_server_that_cannot_be_used_is_refused_with_a_reason() {
     let dir = tempdir();
     let far = engine(1);
-    let there = attach(&far, memory::open(SIZE).unwrap());
+    let backing = attach(&far, memory::open(SIZE).unwrap());
     let kind = |uri: &str| nbd::open(uri, &options()).err().map(|e| e.kind());
     assert_eq!(kind("http://x/"), Some(Kind::Invalid));
     assert_eq!(
@@ -171,7 +171,7 @@ fn a_server_that_cannot_be_used_is_refused_with_a_reason() {
         preferred: 4096,
         payload: 1 << 20,
     };
-    let server = Server::start(dir.path(), &there, everything(), coarse);
+    let server = Server::start(dir.path(), &backing, all_abilities(), coarse);
     assert_eq!(kind(&uri(&server.path)), Some(Kind::Invalid));
     let fits = nbd::Options {
         block_size: 4096,
@@ -184,26 +184,26 @@ fn a_server_that_cannot_be_used_is_refused_with_a_reason() {
             .block_size,
         4096
     );
-    let nobody = uri(&server.path).replace("disk", "nobody");
-    let error = nbd::open(&nobody, &options()).err().unwrap().to_string();
+    let missing = uri(&server.path).replace("disk", "missing");
+    let error = nbd::open(&missing, &options()).err().unwrap().to_string();
     assert!(error.contains("no such export"), "{error}");
-    // It listens and never speaks.
-    let mute = dir.path().join("mute");
-    let _listener = UnixListener::bind(&mute).unwrap();
-    let hasty = nbd::Options {
+    // It listens but never sends.
+    let silent = dir.path().join("silent");
+    let _listener = UnixListener::bind(&silent).unwrap();
+    let short_timeout = nbd::Options {
         connect: Duration::from_millis(50),
         ..options()
     };
-    let error = nbd::open(&uri(&mute), &hasty).err().unwrap();
+    let error = nbd::open(&uri(&silent), &short_timeout).err().unwrap();
     assert_eq!(error.kind(), Kind::TimedOut);
 }
 
 #[test]
-fn a_server_that_goes_and_comes_back_loses_nothing() {
+fn a_server_that_goes_and_returns_loses_nothing() {
     let dir = tempdir();
     let (near, far) = (engine(1), engine(1));
-    let there = attach(&far, memory::open(SIZE).unwrap());
-    let server = Server::start(dir.path(), &there, everything(), BlockSizes::default());
+    let backing = attach(&far, memory::open(SIZE).unwrap());
+    let server = Server::start(dir.path(), &backing, all_abilities(), BlockSizes::default());
     let options = options();
     let disk = attach(&near, nbd::open(&uri(&server.path), &options).unwrap());
     let done = Arc::new(AtomicBool::new(false));
@@ -218,12 +218,12 @@ fn a_server_that_goes_and_comes_back_loses_nothing() {
     let lost = || options.counts.lost.load(Ordering::Relaxed);
     let returned = || options.counts.returned.load(Ordering::Relaxed);
     for cut in 1..=10 {
-        // A connection that the server has not noted yet survives one cut.
-        eventually("the loss is noticed", || {
+        // A connection that the server has not recorded yet survives one cut.
+        eventually("the loss is detected", || {
             server.cut();
             lost() >= cut
         });
-        eventually("the loss is mended", || returned() >= lost());
+        eventually("the disk is reconnected", || returned() >= lost());
     }
     done.store(true, Ordering::Relaxed);
     load.join().expect("the client saw no error");
@@ -231,11 +231,11 @@ fn a_server_that_goes_and_comes_back_loses_nothing() {
 }
 
 #[test]
-fn requests_wait_for_a_server_that_is_away_then_fail_and_work_again_when_it_is_back() {
+fn requests_wait_for_an_absent_server_then_fail_and_succeed_after_its_return() {
     let dir = tempdir();
     let (near, far) = (engine(1), engine(1));
-    let there = attach(&far, memory::open(SIZE).unwrap());
-    let server = Server::start(dir.path(), &there, everything(), BlockSizes::default());
+    let backing = attach(&far, memory::open(SIZE).unwrap());
+    let server = Server::start(dir.path(), &backing, all_abilities(), BlockSizes::default());
     let options = nbd::Options {
         patience: Duration::from_millis(700),
         ..options()
@@ -248,16 +248,16 @@ fn requests_wait_for_a_server_that_is_away_then_fail_and_work_again_when_it_is_b
     assert_eq!(c.read(0, 4096), Err(Fault::Io));
     assert!(
         begin.elapsed() >= Duration::from_millis(600),
-        "it waited for the server"
+        "the request waited for the server"
     );
-    // From now on at once: a hundred of them would else take a minute.
+    // From now on at once: a hundred requests would otherwise take a minute.
     let begin = Instant::now();
     for _ in 0..100 {
         assert_eq!(c.read(0, 4096), Err(Fault::Io));
     }
     assert!(begin.elapsed() < Duration::from_secs(30));
     let refused = options.counts.refused.load(Ordering::Relaxed);
-    eventually("it is tried again", || {
+    eventually("a reconnect is tried", || {
         options.counts.refused.load(Ordering::Relaxed) > refused
     });
     server.open();
@@ -267,8 +267,8 @@ fn requests_wait_for_a_server_that_is_away_then_fail_and_work_again_when_it_is_b
     assert_eq!(c.read(0, 4096), Ok(vec![1; 4096]));
 }
 
-/// A server that negotiates properly, then does as it is told with each connection.
-fn crook(path: &Path, abilities: Abilities, then: impl Fn(UnixStream) + Send + 'static) {
+/// A server that negotiates correctly, then handles each connection with `then`.
+fn custom_server(path: &Path, abilities: Abilities, then: impl Fn(UnixStream) + Send + 'static) {
     let listener = UnixListener::bind(path).unwrap();
     std::thread::spawn(move || {
         for mut stream in listener.incoming().map_while(Result::ok) {
@@ -304,8 +304,8 @@ fn crook(path: &Path, abilities: Abilities, then: impl Fn(UnixStream) + Send + '
     });
 }
 
-/// The head of a request.
-struct Asked {
+/// The header of a request.
+struct Header {
     durable: bool,
     command: u16,
     cookie: [u8; 8],
@@ -313,11 +313,11 @@ struct Asked {
     len: u32,
 }
 
-/// Reads one request's head; nothing once the client has gone.
-fn asked_of(stream: &mut UnixStream) -> Option<Asked> {
+/// Reads one request's header; `None` once the client is gone.
+fn read_header(stream: &mut UnixStream) -> Option<Header> {
     let mut request = [0; 28];
     stream.read_exact(&mut request).ok()?;
-    Some(Asked {
+    Some(Header {
         durable: request[5] & 1 == 1,
         command: u16::from_be_bytes(request[6..8].try_into().ok()?),
         cookie: request[8..16].try_into().ok()?,
@@ -327,7 +327,7 @@ fn asked_of(stream: &mut UnixStream) -> Option<Asked> {
 }
 
 fn cookie_of(stream: &mut UnixStream) -> Option<[u8; 8]> {
-    asked_of(stream).map(|asked| asked.cookie)
+    read_header(stream).map(|header| header.cookie)
 }
 
 fn chunk(flags: u16, kind: u16, cookie: [u8; 8], body: &[u8]) -> Vec<u8> {
@@ -344,49 +344,49 @@ const READ: u16 = 0;
 const WRITE: u16 = 1;
 const FLUSH: u16 = 3;
 
-/// A server that keeps what it is told to make durable, and forgets the rest when it dies: instead of answering the first
-/// request of this kind after it was told to. It comes back at once. The first bytes of the disk are all that it has.
-struct Forgetful {
+/// A server that dies instead of answering the first request of one kind after it was told to. It keeps what it made
+/// durable, and loses the rest. It comes back at once. It has only the first bytes of the disk.
+struct LossyServer {
     path: PathBuf,
-    mortal: Arc<AtomicBool>,
-    kept: Arc<Mutex<Vec<u8>>>,
+    may_die: Arc<AtomicBool>,
+    durable_bytes: Arc<Mutex<Vec<u8>>>,
     _dir: TempDir,
 }
 
-impl Forgetful {
-    fn start(abilities: Abilities, dies_at: u16) -> Forgetful {
+impl LossyServer {
+    fn start(abilities: Abilities, dies_at_request: u16) -> LossyServer {
         let dir = tempdir();
         let path = dir.path().join("forgetful.sock");
-        let mortal = Arc::new(AtomicBool::new(false));
-        let kept = Arc::new(Mutex::new(vec![0; 64 << 10]));
-        let (dies, own) = (Arc::clone(&mortal), Arc::clone(&kept));
-        crook(&path, abilities, move |mut stream| {
+        let may_die = Arc::new(AtomicBool::new(false));
+        let durable_bytes = Arc::new(Mutex::new(vec![0; 64 << 10]));
+        let (dies, own) = (Arc::clone(&may_die), Arc::clone(&durable_bytes));
+        custom_server(&path, abilities, move |mut stream| {
             let mut cached = own.lock().unwrap().clone();
-            while let Some(asked) = asked_of(&mut stream) {
-                if asked.command == dies_at && dies.swap(false, Ordering::Relaxed) {
+            while let Some(header) = read_header(&mut stream) {
+                if header.command == dies_at_request && dies.swap(false, Ordering::Relaxed) {
                     return;
                 }
-                let place = usize::try_from(asked.offset).unwrap();
-                let place = place..place + asked.len as usize;
-                let mut reply = chunk(1, 0, asked.cookie, &[]);
-                match asked.command {
+                let place = usize::try_from(header.offset).unwrap();
+                let place = place..place + header.len as usize;
+                let mut reply = chunk(1, 0, header.cookie, &[]);
+                match header.command {
                     READ => {
-                        let body = [&asked.offset.to_be_bytes(), &cached[place]].concat();
-                        reply = chunk(1, 1, asked.cookie, &body);
+                        let body = [&header.offset.to_be_bytes(), &cached[place]].concat();
+                        reply = chunk(1, 1, header.cookie, &body);
                     }
                     WRITE => stream.read_exact(&mut cached[place]).unwrap(),
                     _ => {}
                 }
-                if asked.durable || asked.command == FLUSH {
+                if header.durable || header.command == FLUSH {
                     own.lock().unwrap().copy_from_slice(&cached);
                 }
                 let _ = stream.write_all(&reply);
             }
         });
-        Forgetful {
+        LossyServer {
             path,
-            mortal,
-            kept,
+            may_die,
+            durable_bytes,
             _dir: dir,
         }
     }
@@ -397,91 +397,93 @@ impl Forgetful {
         (disk, client)
     }
 
-    fn dies_now(&self) {
-        self.mortal.store(true, Ordering::Relaxed);
+    fn arm_death(&self) {
+        self.may_die.store(true, Ordering::Relaxed);
     }
 
     fn has_died(&self) -> bool {
-        !self.mortal.load(Ordering::Relaxed)
+        !self.may_die.load(Ordering::Relaxed)
     }
 
-    fn keeps(&self, offset: usize, byte: u8) -> bool {
-        let kept = self.kept.lock().unwrap();
-        kept[offset..offset + 4096].iter().all(|b| *b == byte)
+    fn has_durable(&self, offset: usize, byte: u8) -> bool {
+        let durable_bytes = self.durable_bytes.lock().unwrap();
+        durable_bytes[offset..offset + 4096]
+            .iter()
+            .all(|b| *b == byte)
     }
 }
 
 #[test]
-fn a_durable_write_is_durable_although_the_server_forgot_it_before_the_flush_behind_it() {
-    let server = Forgetful::start(Abilities::HAS_FLAGS.with(Abilities::FLUSH), FLUSH);
+fn a_durable_write_survives_a_server_crash_before_its_flush() {
+    let server = LossyServer::start(Abilities::HAS_FLAGS.with(Abilities::FLUSH), FLUSH);
     let near = engine(1);
     let (_disk, mut c) = server.attach(&near);
-    server.dies_now();
+    server.arm_death();
     assert_eq!(c.write_with(Flags::FUA, 0, &[7; 4096]), Ok(()));
-    assert!(server.has_died() && server.keeps(0, 7));
-    assert_eq!(c.flush(), Ok(()), "nothing was lost");
+    assert!(server.has_died() && server.has_durable(0, 7));
+    assert_eq!(c.flush(), Ok(()), "no write was lost");
 }
 
 #[test]
-fn flushes_fail_once_a_server_went_away_with_writes_that_no_flush_had_made_durable() {
-    let server = Forgetful::start(everything(), READ);
+fn flushes_fail_after_a_server_was_lost_with_unflushed_writes() {
+    let server = LossyServer::start(all_abilities(), READ);
     let near = engine(1);
     let (disk, mut c) = server.attach(&near);
     c.write(0, &[7; 4096]).unwrap();
-    server.dies_now();
-    assert_eq!(c.read(0, 4096), Ok(vec![0; 4096]), "it is gone");
+    server.arm_death();
+    assert_eq!(c.read(0, 4096), Ok(vec![0; 4096]), "the write is lost");
     assert!(server.has_died());
     assert_eq!(c.flush(), Err(Fault::Io));
-    // Writing again is no way out: the guest must learn that something is gone which it believes durable.
+    // A new write does not help: the guest must learn that a write is lost that it relies on.
     c.write(0, &[8; 4096]).unwrap();
     assert_eq!(c.flush(), Err(Fault::Io));
-    // What is durable by itself promises nothing about others.
+    // A durable write promises nothing about others.
     assert_eq!(c.write_with(Flags::FUA, 4096, &[9; 4096]), Ok(()));
-    assert!(server.keeps(4096, 9));
+    assert!(server.has_durable(4096, 9));
     assert_eq!(c.flush(), Err(Fault::Io));
     assert_eq!(disk.harm(), Some(Harm::FlushesFail));
     disk.detach(PATIENCE).unwrap();
     let (disk, mut c) = server.attach(&near);
-    assert_eq!(c.flush(), Ok(()), "the disk is attached anew");
+    assert_eq!(c.flush(), Ok(()), "the disk was attached again");
     assert_eq!(disk.harm(), None);
 }
 
 #[test]
-fn a_flush_that_a_server_takes_with_it_fails_where_writes_may_be_lost() {
-    let server = Forgetful::start(everything(), FLUSH);
+fn a_flush_in_flight_during_a_loss_fails_if_writes_may_be_lost() {
+    let server = LossyServer::start(all_abilities(), FLUSH);
     let near = engine(1);
     let (_disk, mut c) = server.attach(&near);
     c.write(0, &[7; 4096]).unwrap();
-    server.dies_now();
+    server.arm_death();
     assert_eq!(c.flush(), Err(Fault::Io));
-    assert!(server.has_died() && server.keeps(0, 0));
+    assert!(server.has_died() && server.has_durable(0, 0));
 }
 
 #[test]
-fn a_server_that_goes_and_comes_back_fails_no_flush_where_all_was_durable() {
-    for dies_at in [READ, FLUSH] {
-        let server = Forgetful::start(everything(), dies_at);
+fn no_flush_fails_after_a_loss_without_unflushed_writes() {
+    for dies_at_request in [READ, FLUSH] {
+        let server = LossyServer::start(all_abilities(), dies_at_request);
         let near = engine(1);
         let (_disk, mut c) = server.attach(&near);
         c.write(0, &[7; 4096]).unwrap();
         c.flush().unwrap();
         c.write_with(Flags::FUA, 4096, &[8; 4096]).unwrap();
         c.discard(8192, 4096).unwrap();
-        server.dies_now();
+        server.arm_death();
         assert_eq!(c.read(0, 4096), Ok(vec![7; 4096]));
         assert_eq!(c.flush(), Ok(()));
-        assert!(server.has_died() && server.keeps(0, 7) && server.keeps(4096, 8));
+        assert!(server.has_died() && server.has_durable(0, 7) && server.has_durable(4096, 8));
     }
 }
 
 #[test]
-fn a_server_that_lies_is_left_and_counted_and_the_truth_of_another_is_believed() {
+fn a_server_with_invalid_replies_is_disconnected_and_counted() {
     let mut data = 0_u64.to_be_bytes().to_vec();
     data.extend([9; 2048]);
     let half = data.clone();
     let whole: Vec<u8> = [&0_u64.to_be_bytes()[..], &[3; 4096]].concat();
-    type Lie = Box<dyn Fn([u8; 8]) -> Vec<u8> + Send>;
-    let lies: Vec<(&str, Lie)> = vec![
+    type Reply = Box<dyn Fn([u8; 8]) -> Vec<u8> + Send>;
+    let invalid_replies: Vec<(&str, Reply)> = vec![
         ("bad magic", Box::new(|_| vec![0x5a; 64])),
         (
             "an unknown cookie",
@@ -501,12 +503,12 @@ fn a_server_that_lies_is_left_and_counted_and_the_truth_of_another_is_believed()
             })
         }),
     ];
-    for (what, lie) in lies {
+    for (what, lie) in invalid_replies {
         let dir = tempdir();
-        let path = dir.path().join("crook.sock");
+        let path = dir.path().join("custom_server.sock");
         let honest = AtomicBool::new(false);
         let whole = whole.clone();
-        crook(&path, everything(), move |mut stream| {
+        custom_server(&path, all_abilities(), move |mut stream| {
             while let Some(cookie) = cookie_of(&mut stream) {
                 let reply = if honest.load(Ordering::Relaxed) {
                     chunk(1, 1, cookie, &whole)
@@ -532,10 +534,10 @@ fn a_server_that_lies_is_left_and_counted_and_the_truth_of_another_is_believed()
 }
 
 #[test]
-fn a_server_that_never_answers_holds_up_no_other_disk_and_its_requests_fail_in_the_end() {
+fn a_silent_server_delays_no_other_disk_and_its_requests_time_out() {
     let dir = tempdir();
-    let path = dir.path().join("mute.sock");
-    crook(&path, everything(), |mut stream| {
+    let path = dir.path().join("silent.sock");
+    custom_server(&path, all_abilities(), |mut stream| {
         std::thread::spawn(move || while cookie_of(&mut stream).is_some() {});
     });
     let near = engine(1);
@@ -546,17 +548,17 @@ fn a_server_that_never_answers_holds_up_no_other_disk_and_its_requests_fail_in_t
     let stuck: Disk = attach(&near, nbd::open(&uri(&path), &options).unwrap());
     let free = attach(&near, memory::open(SIZE).unwrap());
     let mut waiting = client(&stuck);
-    let mut asked: Vec<u64> = (0..50)
-        .map(|_| waiting.ask(Op::Read, Flags::NONE, 0, 4096, &[]))
+    let mut pending: Vec<u64> = (0..50)
+        .map(|_| waiting.send(Op::Read, Flags::NONE, 0, 4096, &[]))
         .collect();
     let mut others = Verifier::new(client(&free), 0, 4 << 20, 512, 1);
     for _ in 0..50 {
         others.round();
     }
-    while !asked.is_empty() {
+    while !pending.is_empty() {
         let (cookie, answer) = waiting.next_answer().expect("an answer");
         assert_eq!(answer, Err(Fault::Io));
-        asked.retain(|other| *other != cookie);
+        pending.retain(|other| *other != cookie);
     }
     assert!(options.counts.silent.load(Ordering::Relaxed) >= 1);
     stuck.detach(PATIENCE).unwrap();

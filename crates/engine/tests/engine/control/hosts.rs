@@ -1,6 +1,6 @@
-//! Hosts that meet in a directory and divide a window.
+//! Tests of hosts that share a directory and divide a window.
 
-use super::{BACKLOG, Load, SIZE, attach, limited, settings, shares, slow, used};
+use super::{BACKLOG, SIZE, Workload, attach, limited, settings, shares, slow, used};
 use crate::rig::{PATIENCE, engine, eventually, tempdir};
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -18,7 +18,7 @@ fn in_directory(host: u8, threshold: Threshold, directory: &Path) -> Settings {
 }
 
 #[test]
-fn two_hosts_meet_in_a_directory_and_divide_the_window_by_shares() {
+fn two_hosts_in_a_directory_divide_the_window_by_shares() {
     let dir = tempdir();
     let threshold = Threshold::Fixed(Span::from_millis(40));
     let hosts: Vec<_> = [(1_u8, 2_000), (2, 1_000)]
@@ -28,8 +28,8 @@ fn two_hosts_meet_in_a_directory_and_divide_the_window_by_shares() {
                 .control(in_directory(host, threshold, dir.path()))
                 .unwrap();
             let disk = attach(&engine, &control, host.into(), shares(weight), slow());
-            let load = Load::on(&disk, BACKLOG);
-            (load, disk, control, engine)
+            let workload = Workload::on(&disk, BACKLOG);
+            (workload, disk, control, engine)
         })
         .into();
     let reports = || {
@@ -37,7 +37,7 @@ fn two_hosts_meet_in_a_directory_and_divide_the_window_by_shares() {
             .iter()
             .map(|(_, _, control, _)| control.report().unwrap())
     };
-    eventually("each hears of the other", || {
+    eventually("each host knows the other", || {
         reports().all(|report| report.governor.hosts.len() == 2)
     });
     let slots: Vec<_> = reports().map(|report| report.slot).collect();
@@ -45,7 +45,8 @@ fn two_hosts_meet_in_a_directory_and_divide_the_window_by_shares() {
     eventually("both engage", || {
         reports().all(|report| report.governor.engaged)
     });
-    // What each makes of the whole is a sample whenever its window has moved; the first few are from before they agreed.
+    // A host's view of the whole window is sampled whenever its own window changes; the first samples are from before
+    // they agreed.
     for ((_, _, control, _), part) in hosts.iter().zip([2.0 / 3.0, 1.0 / 3.0]) {
         let (mut sums, mut samples, mut last) = ([0.0; 2], 0, 0);
         eventually("windows are divided often enough", || {
@@ -66,10 +67,10 @@ fn two_hosts_meet_in_a_directory_and_divide_the_window_by_shares() {
             "{got} of the window, not {part}"
         );
     }
-    // One leaves: the other need not wait for its lease to end.
+    // One host leaves: the other does not wait for its lease to expire.
     let slot = hosts[1].2.report().unwrap().slot.unwrap();
     hosts[1].2.leave(PATIENCE).unwrap();
-    eventually("it is seen to have left", || {
+    eventually("the host is reported as gone", || {
         let lost = |event: &Event| {
             let GovernorEvent::HostLost { left, .. } = (match event {
                 Event::Governor(event) => *event,
@@ -79,19 +80,19 @@ fn two_hosts_meet_in_a_directory_and_divide_the_window_by_shares() {
             };
             left
         };
-        let told = hosts[0].2.events().told;
-        told.iter().any(|(_, event)| lost(event))
+        let events = hosts[0].2.events().told;
+        events.iter().any(|(_, event)| lost(event))
     });
     assert!(!dir.path().join(format!(".tidegate/owners/{slot}")).exists());
 }
 
 #[test]
-fn garbage_in_the_slot_file_is_survived_and_counted() {
+fn garbage_in_the_slot_file_is_tolerated_and_counted() {
     let dir = tempdir();
     let folder = dir.path().join(".tidegate");
     std::fs::create_dir_all(&folder).unwrap();
     let mut bytes = b"nothing of ours ".repeat(20 * SLOT / 16);
-    // One of another host that is whole, and one that is torn.
+    // One valid record of another host, and one that is torn.
     let record = |host| Record {
         host: [host; 16],
         incarnation: 5,
@@ -114,8 +115,8 @@ fn garbage_in_the_slot_file_is_survived_and_counted() {
         shares(100),
         memory::open(SIZE).unwrap(),
     );
-    let load = Load::on(&disk, 4);
-    eventually("it has a slot, and knows the one host that is real", || {
+    let workload = Workload::on(&disk, 4);
+    eventually("the host has a slot, and knows the one real host", || {
         let report = control.report().unwrap();
         let hosts = &report.governor.hosts;
         report.slot == Some(1)
@@ -127,7 +128,7 @@ fn garbage_in_the_slot_file_is_survived_and_counted() {
         let bytes = std::fs::read(folder.join("hosts.v1")).unwrap();
         Record::decode(&bytes[SLOT..2 * SLOT]).is_ok_and(|record| record.host == [1; 16])
     });
-    drop(load);
+    drop(workload);
 }
 
 /// A file system of its own, mounted read-only at first.
@@ -157,7 +158,7 @@ fn mount(options: &[&str], at: &Path) {
 }
 
 #[test]
-fn a_read_only_slot_directory_is_survived_and_told_once() {
+fn a_read_only_slot_directory_is_tolerated_and_reported_once() {
     let dir = tempdir();
     let mount = Mount::read_only(dir.path().join(".tidegate"));
     let engine = engine(1);
@@ -171,29 +172,29 @@ fn a_read_only_slot_directory_is_survived_and_told_once() {
         limited(1_000_000, 1_000),
         memory::open(SIZE).unwrap(),
     );
-    let load = Load::on(&disk, 4);
-    eventually("the trouble is told", || {
+    let workload = Workload::on(&disk, 4);
+    eventually("the fault is reported", || {
         control.report().unwrap().trouble.is_some()
     });
     let before = used(&control.report().unwrap(), 1).0;
-    eventually("I/O goes on", || {
+    eventually("I/O continues", || {
         used(&control.report().unwrap(), 1).0 > before + 1_000
     });
     mount.make_writable();
-    eventually("it finds its slot once it can", || {
+    eventually("the host claims its slot once it can", || {
         let report = control.report().unwrap();
         report.trouble.is_none() && report.slot == Some(1)
     });
-    let told = control.events().told;
-    let troubles = told
+    let events = control.events().told;
+    let faults = events
         .iter()
         .filter(|(_, event)| matches!(event, Event::Trouble(_)));
-    assert_eq!(troubles.count(), 1);
-    drop(load);
+    assert_eq!(faults.count(), 1);
+    drop(workload);
 }
 
 #[test]
-fn a_host_whose_root_was_copied_and_its_copy_are_two_hosts_and_it_is_told_once() {
+fn a_copied_root_makes_a_second_host_and_is_reported_once() {
     let dir = tempdir();
     let threshold = Threshold::Fixed(Span::from_millis(40));
     let hosts: Vec<_> = [(1_u64, 2_000), (2, 1_000)]
@@ -203,8 +204,8 @@ fn a_host_whose_root_was_copied_and_its_copy_are_two_hosts_and_it_is_told_once()
             settings.governor.incarnation = start;
             let control = engine.control(settings).unwrap();
             let disk = attach(&engine, &control, start, shares(weight), slow());
-            let load = Load::on(&disk, BACKLOG);
-            (load, disk, control, engine)
+            let workload = Workload::on(&disk, BACKLOG);
+            (workload, disk, control, engine)
         })
         .into();
     let reports = || {
@@ -212,24 +213,24 @@ fn a_host_whose_root_was_copied_and_its_copy_are_two_hosts_and_it_is_told_once()
             .iter()
             .map(|(_, _, control, _)| control.report().unwrap())
     };
-    eventually("each knows of the other", || {
+    eventually("each host knows the other", || {
         reports().all(|report| report.governor.hosts.len() == 2)
     });
     let names: Vec<_> = reports().map(|r| r.governor.hosts[0].host).collect();
-    assert_eq!(names[0], [1; 16], "the older keeps its name");
+    assert_eq!(names[0], [1; 16], "the older host keeps its identity");
     assert_ne!(names[0], names[1]);
     let slots: Vec<_> = reports().map(|report| report.slot).collect();
     assert!(
         slots[0].is_some() && slots[1].is_some() && slots[0] != slots[1],
         "{slots:?}"
     );
-    let told: Vec<usize> = hosts
+    let events: Vec<usize> = hosts
         .iter()
         .map(|(_, _, control, _)| {
-            let told = control.events().told.into_iter();
+            let events = control.events().told.into_iter();
             let displaced = Event::Governor(GovernorEvent::Displaced);
-            told.filter(|(_, event)| *event == displaced).count()
+            events.filter(|(_, event)| *event == displaced).count()
         })
         .collect();
-    assert_eq!(told, [0, 1]);
+    assert_eq!(events, [0, 1]);
 }

@@ -1,103 +1,103 @@
-//! The last flush to an upstream before its disk is detached.
+//! Tests of the last flush to an upstream before its disk is detached.
 
 use super::super::client::Client;
-use super::super::rig::{PATIENCE, attach, client, engine, everything, tempdir};
-use super::{FLUSH, Forgetful, READ, WRITE, asked_of, chunk, crook, options, uri};
+use super::super::rig::{PATIENCE, all_abilities, attach, client, engine, tempdir};
+use super::{FLUSH, LossyServer, READ, WRITE, chunk, custom_server, options, read_header, uri};
 use std::io::{Read, Write};
 use tidegate_core::request::Flags;
 use tidegate_engine::datastore::nbd;
 use tidegate_engine::nbd::wire::Abilities;
 
-const GOODBYE: u16 = 2;
+const DISCONNECT: u16 = 2;
 
-/// What a server was asked from a disk's attachment to its detachment. It answers everything at once; flushes, as
-/// `flushed` says.
-fn asked_meanwhile(
+/// The requests that a server receives between a disk's attach and its detach. It answers everything at once, and
+/// flushes with `flushed`.
+fn requests_of(
     abilities: Abilities,
     flushed: impl Fn([u8; 8]) -> Vec<u8> + Send + 'static,
     work: impl FnOnce(&mut Client),
 ) -> Vec<u16> {
     let dir = tempdir();
     let path = dir.path().join("meek.sock");
-    let (tell, told) = std::sync::mpsc::channel();
-    crook(&path, abilities, move |mut stream| {
+    let (sender, received) = std::sync::mpsc::channel();
+    custom_server(&path, abilities, move |mut stream| {
         let mut all = Vec::new();
-        while let Some(asked) = asked_of(&mut stream) {
-            all.push(asked.command);
-            let mut payload = vec![0; asked.len as usize];
-            let reply = match asked.command {
-                GOODBYE => continue,
+        while let Some(header) = read_header(&mut stream) {
+            all.push(header.command);
+            let mut payload = vec![0; header.len as usize];
+            let reply = match header.command {
+                DISCONNECT => continue,
                 READ => {
-                    let body = [&asked.offset.to_be_bytes()[..], &payload].concat();
-                    chunk(1, 1, asked.cookie, &body)
+                    let body = [&header.offset.to_be_bytes()[..], &payload].concat();
+                    chunk(1, 1, header.cookie, &body)
                 }
                 WRITE => {
                     stream.read_exact(&mut payload).unwrap();
-                    well(asked.cookie)
+                    success(header.cookie)
                 }
-                FLUSH => flushed(asked.cookie),
-                _ => well(asked.cookie),
+                FLUSH => flushed(header.cookie),
+                _ => success(header.cookie),
             };
             stream.write_all(&reply).unwrap();
         }
-        let _ = tell.send(all);
+        let _ = sender.send(all);
     });
     let near = engine(1);
     let disk = attach(&near, nbd::open(&uri(&path), &options()).unwrap());
     work(&mut client(&disk));
     disk.detach(PATIENCE).unwrap();
-    told.recv_timeout(PATIENCE).expect("the server is left")
+    received.recv_timeout(PATIENCE).expect("the server is left")
 }
 
-fn well(cookie: [u8; 8]) -> Vec<u8> {
+fn success(cookie: [u8; 8]) -> Vec<u8> {
     chunk(1, 0, cookie, &[])
 }
 
 #[test]
-fn a_detach_has_the_server_flush_what_was_written_and_not_flushed_before_it_says_goodbye() {
-    let asked = asked_meanwhile(everything(), well, |c| {
+fn a_detach_flushes_unflushed_writes_before_it_disconnects() {
+    let requests = requests_of(all_abilities(), success, |c| {
         c.write(0, &[7; 4096]).unwrap();
         c.flush().unwrap();
         c.write(4096, &[8; 4096]).unwrap();
     });
-    assert_eq!(asked, [WRITE, FLUSH, WRITE, FLUSH, GOODBYE]);
-    // Where it cannot, the disk goes all the same.
+    assert_eq!(requests, [WRITE, FLUSH, WRITE, FLUSH, DISCONNECT]);
+    // If the server cannot flush, the disk is detached nevertheless.
     let cannot = |cookie| chunk(1, 0x8001, cookie, &[0, 0, 0, 5, 0, 0]);
-    let asked = asked_meanwhile(everything(), cannot, |c| c.write(0, &[7; 4096]).unwrap());
-    assert_eq!(asked, [WRITE, FLUSH, GOODBYE]);
+    let requests = requests_of(all_abilities(), cannot, |c| c.write(0, &[7; 4096]).unwrap());
+    assert_eq!(requests, [WRITE, FLUSH, DISCONNECT]);
 }
 
 #[test]
-fn a_detach_asks_for_no_flush_where_nothing_would_be_durable_by_it() {
-    let asked = asked_meanwhile(everything(), well, |c| {
+fn a_detach_sends_no_flush_without_unflushed_writes() {
+    let requests = requests_of(all_abilities(), success, |c| {
         c.read(0, 4096).unwrap();
     });
-    assert_eq!(asked, [READ, GOODBYE]);
-    let asked = asked_meanwhile(everything(), well, |c| {
+    assert_eq!(requests, [READ, DISCONNECT]);
+    let requests = requests_of(all_abilities(), success, |c| {
         c.write(0, &[7; 4096]).unwrap();
         c.flush().unwrap();
         c.write_with(Flags::FUA, 4096, &[8; 4096]).unwrap();
     });
-    assert_eq!(asked, [WRITE, FLUSH, WRITE, GOODBYE]);
-    // It knows no flush, and promised nothing.
-    let asked = asked_meanwhile(Abilities::HAS_FLAGS, well, |c| {
+    assert_eq!(requests, [WRITE, FLUSH, WRITE, DISCONNECT]);
+    // The server does not support flush, and promised nothing.
+    let requests = requests_of(Abilities::HAS_FLAGS, success, |c| {
         c.write(0, &[7; 4096]).unwrap();
     });
-    assert_eq!(asked, [WRITE, GOODBYE]);
+    assert_eq!(requests, [WRITE, DISCONNECT]);
 }
 
 #[test]
-fn a_server_that_dies_after_a_detach_has_what_was_written_before_it() {
-    let server = Forgetful::start(everything(), READ);
+fn writes_before_a_detach_survive_a_server_crash() {
+    let server = LossyServer::start(all_abilities(), READ);
     let near = engine(1);
     let (disk, mut c) = server.attach(&near);
     c.write(0, &[7; 4096]).unwrap();
     disk.detach(PATIENCE).unwrap();
-    assert!(server.keeps(0, 7));
-    // As a guest sees it whose daemon was started again in between.
+    assert!(server.has_durable(0, 7));
+    // As seen by a guest whose daemon was restarted in between.
     let (_disk, mut c) = server.attach(&near);
-    server.dies_now();
+    server.arm_death();
     assert_eq!(c.read(0, 4096), Ok(vec![7; 4096]));
     assert!(server.has_died());
-    assert_eq!(c.flush(), Ok(()), "a flush that succeeds is true");
+    assert_eq!(c.flush(), Ok(()), "a flush that succeeds keeps its promise");
 }
