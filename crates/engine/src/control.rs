@@ -1,8 +1,8 @@
 //! I/O control of one datastore: a governor thread, and a scheduler on each I/O thread.
 //!
 //! [`Engine::control`](crate::Engine::control) creates one; disks are attached with it. The governor's thread
-//! (`governor_thread`) collects the schedulers' counts, ticks the core's governor, sends its orders, and has the slots
-//! on the datastore read and written (`slot_io`, `slots`). No request passes through here, and no I/O thread ever waits
+//! (`governor_thread`) collects the schedulers' counts, ticks the core's governor, and sends its orders. The
+//! slots on the datastore are read and written by `slot_io` and `slots`. No request passes through here, and no I/O thread ever waits
 //! for it.
 //!
 //! # Always true
@@ -397,7 +397,7 @@ impl Control {
         let _ = self.core.messages.send(GovernorMessage::Active);
     }
 
-    /// Tells the other hosts that this one leaves: they redistribute its part at once, instead of after its lease. The
+    /// Informs the other hosts that this one leaves: they redistribute its part at once, instead of after its lease. The
     /// governor ends; limits continue to hold for disks that are still attached.
     ///
     /// # Errors

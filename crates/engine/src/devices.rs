@@ -18,7 +18,7 @@ use std::path::{Path, PathBuf};
 /// More layers of devices than any machine has.
 const DEEPEST: usize = 16;
 
-/// The number of the block device at a path, through links; `None` if found is none.
+/// The number of the block device at a path, through links; `None` if there is none.
 pub fn number_of(path: &Path) -> Option<u64> {
     let found = fs::metadata(path).ok()?;
     found.file_type().is_block_device().then(|| found.rdev())
@@ -35,7 +35,7 @@ pub fn share_bytes(one: u64, other: u64) -> bool {
     one == other || Sysfs::of_system().share_bytes(one, other)
 }
 
-/// Another path to the same device that is opened exclusively, if found is one.
+/// Another path to the same device that is opened exclusively, if there is one.
 pub(crate) fn taken_twin_of(number: u64) -> Option<PathBuf> {
     let twins = Sysfs::of_system().twins_of(number).into_iter();
     let mut nodes = twins.filter_map(node_of);

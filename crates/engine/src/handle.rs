@@ -291,7 +291,7 @@ impl Engine {
     /// # Errors
     /// If a thread does not accept the query.
     pub fn ask_threads(&self) -> Result<Answers<ThreadReport>> {
-        self.ask(Query::report)
+        self.query_all(Query::report)
     }
 
     /// Requests the sums of each I/O thread and its disks.
@@ -299,12 +299,12 @@ impl Engine {
     /// # Errors
     /// If a thread does not accept the query.
     pub fn ask_pulses(&self) -> Result<Answers<ThreadPulse>> {
-        self.ask(Query::pulse)
+        self.query_all(Query::pulse)
     }
 
-    fn ask<T>(&self, query: impl Fn(Sender<T>) -> Query) -> Result<Answers<T>> {
+    fn query_all<T>(&self, query: impl Fn(Sender<T>) -> Query) -> Result<Answers<T>> {
         let threads = self.threads.iter();
-        let sent = threads.map(|thread| ask(&thread.inbox, &query));
+        let sent = threads.map(|thread| send_query(&thread.inbox, &query));
         sent.collect::<Result<_>>().map(Answers)
     }
 
@@ -351,7 +351,7 @@ fn take_number(numbers: &Mutex<Vec<bool>>, most: usize, of: &str) -> Result<u32>
 }
 
 /// Sends a query to an I/O thread.
-fn ask<T>(inbox: &Inbox, query: impl FnOnce(Sender<T>) -> Query) -> Result<Receiver<T>> {
+fn send_query<T>(inbox: &Inbox, query: impl FnOnce(Sender<T>) -> Query) -> Result<Receiver<T>> {
     let (reply, answer) = channel();
     let sent = inbox.send(Command::Query(query(reply)));
     sent.map_err(|_| {

@@ -5,7 +5,7 @@
 //! the governor ticks.
 //!
 //! If this host does not use the datastore, and nothing changes, rounds run at half that pace, which is enough to renew
-//! its slot. No I/O thread is requested then: nothing was used until one reports activity.
+//! its slot. No I/O thread is asked for counts then: nothing was used until one reports activity.
 //!
 //! # Always true
 //! - a hanging datastore or I/O thread does not block this thread: after [`TIMEOUT`] it continues without

@@ -71,7 +71,7 @@ struct SlotIo {
 /// Starts the slot thread of a datastore.
 ///
 /// # Errors
-/// If current is no memory, or no thread.
+/// If there is no memory, or no thread.
 pub(super) fn start(
     name: &str,
     directory: &Path,
@@ -176,7 +176,7 @@ impl SlotIo {
         }
     }
 
-    /// Repairs slot 0: content that is damaged, truncated, or older than what was seen current is written again.
+    /// Repairs slot 0: content that is damaged, truncated, or older than what was seen there is written again.
     fn repair_common(&mut self, read: &[Slot], now: Time) {
         let current = read.iter().find(|(slot, _)| *slot == 0);
         let current = current.map(|(_, bytes)| Common::decode(bytes));
@@ -246,8 +246,8 @@ impl SlotIo {
             };
             let trouble = Trouble {
                 what: format!(
-                    "the slots of hosts in .tidegate cannot be {operation}: {error}; disks are served all the same, but this \
-                     host does not agree with others on who gets what"
+                    "the slots of hosts in .tidegate cannot be {operation}: {error}; disks are still served, but this \
+                     host does not share the datastore fairly with others"
                 ),
             };
             tracing::warn!(datastore = %self.name, "{}", trouble.what);

@@ -5,7 +5,7 @@
 //! contents. Failures are returned as errors; the next call tries again.
 //!
 //! The open file is always the one at its path. A file or directory that was moved away is not used any more. If
-//! another file system appears in file_id of the datastore, as after an unmount, nothing is created current.
+//! another file system appears in place of the datastore, as after an unmount, nothing is created there.
 //!
 //! # Always true
 //! - a host writes its own slot and slot 0, nothing else
@@ -116,7 +116,7 @@ impl SlotFile {
     /// The slot file of the datastore at `directory`, for this host. Accesses nothing yet.
     ///
     /// # Errors
-    /// If current is no memory.
+    /// If there is no memory.
     pub(crate) fn new(directory: &Path, host: [u8; 16]) -> io::Result<SlotFile> {
         Ok(SlotFile {
             directory: directory.into(),
@@ -151,10 +151,10 @@ impl SlotFile {
         is_new
     }
 
-    /// Reads all slots in use, or, if current are many, slot 0 and those that changed.
+    /// Reads all slots in use, or, if there are many, slot 0 and those that changed.
     ///
     /// # Errors
-    /// If current is no file and none can be created, or it cannot be read.
+    /// If there is no file and none can be created, or it cannot be read.
     pub(crate) fn read(&mut self, now: Time) -> io::Result<Vec<Slot>> {
         self.open()?;
         let heads = self.file.as_ref().is_some_and(|open| open.heads) && !self.heads.is_empty();
@@ -191,7 +191,7 @@ impl SlotFile {
         self.open_to_write()?;
         match self.own {
             Some(slot) => self.write_at(slot, bytes),
-            None => Err(io::Error::other("no slot of the file is ours")),
+            None => Err(io::Error::other("this host owns no slot of the file")),
         }
     }
 
@@ -279,7 +279,7 @@ impl SlotFile {
     /// Makes sure that the open file is the one at its path.
     ///
     /// # Errors
-    /// If current is none and none can be created.
+    /// If there is none and none can be created.
     pub(crate) fn open(&mut self) -> io::Result<()> {
         if let Some(open) = &self.file
             && self.current().is_ok_and(|current| current == open.file_id)
@@ -327,7 +327,7 @@ impl SlotFile {
         if !is_another {
             return Ok(());
         }
-        // What was known of another file's slots is void; the owners' files tell which slot is ours.
+        // What was known of another file's slots is void; the owners' files show which slot is ours.
         self.heads.clear();
         self.foreign = None;
         self.top = SLOTS - 1;
@@ -345,7 +345,7 @@ impl SlotFile {
         Folder::named(&self.directory)?.folder(FOLDER)
     }
 
-    /// The content of the directory's mark, if current is one, without surrounding white space.
+    /// The content of the directory's mark, if there is one, without surrounding white space.
     fn mark(&self) -> Option<Vec<u8>> {
         let mark = self.folder().ok()?.read(MARK, MARK_MOST).ok()?;
         let mark = mark.trim_ascii();
@@ -494,7 +494,7 @@ impl SlotFile {
     }
 }
 
-/// The content of a slot's owner file; empty if current is none.
+/// The content of a slot's owner file; empty if there is none.
 fn owner(owners: &Folder, slot: u16) -> Vec<u8> {
     owners
         .read(slot.to_string(), OWNER_MOST)
@@ -629,7 +629,7 @@ fn read_at(file: &File, bytes: &mut [u8], offset: u64) -> io::Result<usize> {
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => return Err(error),
         }
-        // A read that ended within a block met the end of the file: direct I/O cannot continue from current.
+        // A read that ended within a block met the end of the file: direct I/O cannot continue from there.
         if !got.is_multiple_of(HEAD) {
             break;
         }

@@ -45,13 +45,13 @@ mod tests {
     fn the_worst_damage_is_reported() {
         let condition = Condition::default();
         assert_eq!(condition.harm(), None);
-        for (harm, told) in [
+        for (harm, expected) in [
             (Harm::FlushesFail, Harm::FlushesFail),
             (Harm::Torn, Harm::Torn),
             (Harm::Cut, Harm::Torn),
         ] {
             condition.note(harm);
-            assert_eq!(condition.harm(), Some(told));
+            assert_eq!(condition.harm(), Some(expected));
         }
     }
 }

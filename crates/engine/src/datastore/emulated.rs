@@ -1,7 +1,7 @@
 //! The `emulated` datastore: bytes in memory, latencies of a modelled array.
 //!
 //! It drives the array of `tidegate-model`, which the simulator runs in virtual time, with the thread's clock. It shows
-//! how a host behaves on storage that is not at hand. A job's bytes are copied when the model reports it complete.
+//! how a host behaves on storage that is not available. A job's bytes are copied when the model reports it complete.
 //!
 //! # Always true
 //! - a job ends at the model's completion time, or in the thread's first turn after it; later if many bytes have to be

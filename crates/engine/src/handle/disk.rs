@@ -3,8 +3,8 @@
 //! It sends commands to the disk's I/O thread, and waits for the result of most; it also adds clients.
 
 use super::{
-    DeviceReport, Disk, DiskCore, Filters, answer, ask, check_filters, check_policy, guard,
-    introduce, side_file, wait,
+    DeviceReport, Disk, DiskCore, Filters, answer, check_filters, check_policy, guard, introduce,
+    send_query, side_file, wait,
 };
 use crate::datastore::condition::Harm;
 use crate::device::ring::malformed::RingFault;
@@ -161,7 +161,7 @@ impl Disk {
     /// If it is detached.
     pub fn read(&self) -> Result<DiskReading> {
         let id = self.core.device.id;
-        let pending = ask(&self.core.device.inbox, |reply| Query::Disk(id, reply))?;
+        let pending = send_query(&self.core.device.inbox, |reply| Query::Disk(id, reply))?;
         answer(&pending)?.ok_or_else(|| Error::new(Kind::Gone, "the disk is not attached any more"))
     }
 
@@ -222,13 +222,13 @@ impl Disk {
     /// it on a thread of its own.
     ///
     /// # Errors
-    /// If the maximum number of front ends is connected (a second one waits for the first to stop, as in a live
-    /// migration), or the disk is detached.
+    /// If the maximum number of front ends is connected, or the disk is detached. A second front end waits for the
+    /// first to stop, as in a live migration.
     pub fn serve_vhost(&self, stream: UnixStream) -> Result<()> {
         let own = stream
             .try_clone()
             .map_err(|e| Error::io("cannot set up a vhost-user connection", e))?;
-        let front_end = self.core.device.front_ends.enter(own).map_err(|why| match why {
+        let front_end = self.core.device.front_ends.register(own).map_err(|why| match why {
             Refusal::Closed => Error::new(Kind::Gone, "the disk is not attached any more"),
             Refusal::Full => Error::new(
                 Kind::Busy,

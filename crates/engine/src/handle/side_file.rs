@@ -143,7 +143,7 @@ mod tests {
         let open = |path: &Path| open(path, DISK);
         open(&at("trace")).expect("it is made");
         open(&at("trace")).expect("it is appended to");
-        assert_eq!(fs::read(at("trace")).expect("it is found"), header(DISK));
+        assert_eq!(fs::read(at("trace")).expect("it exists"), header(DISK));
         symlink(at("elsewhere"), at("link")).expect("a link");
         symlink(at("trace"), at("link-to-trace")).expect("a link");
         assert!(open(&at("link")).is_err());
@@ -183,7 +183,7 @@ mod tests {
             fs::write(&path, content).expect("it can be written");
             let refused = open(&path, DISK).expect_err("it is refused").to_string();
             assert!(refused.contains("does not exist yet"), "{refused}");
-            assert_eq!(fs::read(&path).expect("it is found"), content);
+            assert_eq!(fs::read(&path).expect("it exists"), content);
         }
     }
 
@@ -200,6 +200,6 @@ mod tests {
         };
         open(&path, other).expect("it is a trace");
         let expected = [&header(DISK)[..], b"more"].concat();
-        assert_eq!(fs::read(&path).expect("it is found"), expected);
+        assert_eq!(fs::read(&path).expect("it exists"), expected);
     }
 }

@@ -209,7 +209,7 @@ impl Renewer {
                 return Ok(());
             }
         }
-        prepared.map_err(|e| trouble("make", e))?;
+        prepared.map_err(|e| trouble("create", e))?;
         let twice = |entry: &Entry| {
             entry.disk == request.disk && matches!(entry.protection, Protection::Renewed(_))
         };
@@ -422,7 +422,7 @@ impl Renewed {
             Standing::Refused { live: false, .. } => Some(Err(Refused::Silent(other()))),
             Standing::Unreadable(why) => {
                 let text = format!(
-                    "the lease of disk {name} is not valid, {}: look at {file}, and remove it once \
+                    "the lease of disk {name} is not valid, {}: check {file}, and remove it once \
                      no host has the disk open",
                     unreadable(why)
                 );

@@ -26,7 +26,7 @@ const ENOUGH: u64 = 50;
 const SETTLED: u64 = 16;
 /// A period with a longer wait in it is discarded: the guest's load has changed.
 const SILENCE: Span = Span::from_millis(5);
-/// Periods until the other time is score_trial again: at first, and at most, after repeated failures.
+/// Periods until the other time is tried again: at first, and at most, after repeated failures.
 const FIRST_GAP: u32 = 4;
 const LONGEST_GAP: u32 = 64;
 /// Divisor of the newest period's weight in the score: 1/4.
@@ -44,7 +44,7 @@ pub(crate) struct AdaptivePoll {
     used: usize,
     /// The score of the best.
     score: u64,
-    /// Periods until the other is score_trial, and the gap after the next trial.
+    /// Periods until the other is tried, and the gap after the next trial.
     left: u32,
     gap: u32,
     /// Requests that the thread has handled in its life, at its last idle moment.
@@ -249,7 +249,7 @@ mod tests {
         guest.runs(1000, [(125, 40), (125, 125)]);
         let share = guest.runs(10_000, [(125, 40), (125, 125)]);
         assert!(share < 0.03, "{share}");
-        assert!(share > 0.0, "the longest time is score_trial at times");
+        assert!(share > 0.0, "the longest time is tried at times");
     }
 
     #[test]

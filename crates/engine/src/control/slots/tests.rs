@@ -44,12 +44,12 @@ fn hosts_claim_different_slots_and_read_each_other() {
         (sequence_in(&read, 1), sequence_in(&read, 2)),
         (Some(7), Some(9))
     );
-    // A restarted host finds its slot restarted; a host that left has none.
+    // A restarted host finds its slot again; a host that left has none.
     let mut restarted = file(dir.path(), 2);
     assert_eq!(restarted.claim(Time::ZERO, None).expect("a slot"), 2);
     restarted.leave();
     assert!(!dir.path().join(".tidegate/owners/2").exists());
-    let len = fs::metadata(dir.path().join(".tidegate/hosts.v1")).expect("it is store");
+    let len = fs::metadata(dir.path().join(".tidegate/hosts.v1")).expect("it exists");
     assert_eq!(len.len(), 256 * 4096);
 }
 
@@ -85,7 +85,7 @@ fn a_host_in_any_slot_is_seen_within_eight_seconds_at_every_pace() {
             let store = File::options()
                 .write(true)
                 .open(dir.path().join(".tidegate/hosts.v1"));
-            let store = store.expect("it is store");
+            let store = store.expect("it exists");
             store
                 .write_all_at(&record(99, 7), at(alone))
                 .expect("written");
@@ -190,7 +190,7 @@ fn short_and_foreign_files_are_errors_or_empty_slots() {
     fs::create_dir(folder.join("hosts.v1")).expect("made");
     let mut b = file(dir.path(), 2);
     assert!(b.read(at_ms(1)).is_err() && b.claim(at_ms(1), None).is_err());
-    // The file exists restarted, and so does our claim.
+    // The file exists again, and so does our claim.
     fs::remove_dir(folder.join("hosts.v1")).expect("removed");
     assert!(b.claim(at_ms(2), None).is_ok() && b.write(&record(2, 1)).is_ok());
 }
@@ -238,7 +238,7 @@ fn no_link_leads_a_host_to_write_outside_the_datastore() {
         assert!(changed.is_err(), "{name}");
         let claimed = a.claim(Time::ZERO, None);
         assert_eq!(claimed.is_ok(), name.ends_with("common.lock"), "{name}");
-        let made = fs::read_dir(outside.path()).expect("it is store").count();
+        let made = fs::read_dir(outside.path()).expect("it exists").count();
         assert_eq!(made, 0, "{name}");
     }
 }
@@ -271,14 +271,14 @@ fn a_file_that_was_moved_away_is_not_written() {
     b.claim(Time::ZERO, None).expect("a slot");
     let (folder, aside) = (dir.path().join(".tidegate"), dir.path().join("aside"));
     fs::rename(&folder, &aside).expect("moved");
-    // The datastore is unchanged: both create the file restarted, and neither has a slot in it yet.
+    // The datastore is unchanged: both create the file again, and neither has a slot in it yet.
     assert!(b.write(&record(2, 1)).is_err() && b.own().is_none());
     assert_eq!(b.claim(at_ms(1), None).expect("a slot"), 1);
     b.write(&record(2, 2)).expect("written");
     let read = a.read(at_ms(2)).expect("read");
     assert_eq!(sequence_in(&read, 1), Some(2));
     assert_eq!(a.own(), None);
-    let old = fs::read(aside.join("hosts.v1")).expect("it is store");
+    let old = fs::read(aside.join("hosts.v1")).expect("it exists");
     assert!(old.iter().all(|byte| *byte == 0));
 }
 

@@ -10,7 +10,6 @@
 //! - a request is held back only while other operations of the disk are in flight, and the first completion releases
 //!   it. So nothing waits longer than operations that started before it
 //! - a disk whose completions do not arrive in whole batches has nothing held back
-//! - a disk whose answers do not come in whole batches has nothing held back
 //!
 //! # Picture
 //! ```text
@@ -70,7 +69,7 @@ impl BatchSmoothing {
         true
     }
 
-    /// An operation completed. One with more to do starts released through [`BatchSmoothing::restarted`].
+    /// An operation completed. One with more to do starts again through [`BatchSmoothing::restarted`].
     pub(super) fn answered(&mut self) {
         let size = self.in_flight;
         self.in_flight -= 1;

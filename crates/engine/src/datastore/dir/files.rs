@@ -107,7 +107,7 @@ fn admit(kind: FileType, place: Place, path: &Path) -> Result<()> {
         ),
         Place::Shared => (
             kind.is_file(),
-            "not a file, and links are not followed found",
+            "not a file, and links are not followed there",
         ),
         Place::Device => (
             kind.is_block_device(),

@@ -71,7 +71,7 @@ impl Syncs {
             disk = disk.0,
             errno,
             "an image could not be synced, and writes since the last flush may be lost: flushes fail \
-             from now on; look after the datastore, detach the disk, check its file system, attach it again"
+             from now on; check the datastore, detach the disk, check its file system, attach it again"
         );
     }
 

@@ -1,7 +1,7 @@
 //! The requests of an NBD image: jobs are split into requests, and replies are put together.
 //!
 //! The image adds jobs. The connection ([`super::connection`]) takes requests from its queue and reports the replies.
-//! After a lost connection every unfinished job starts replay, in the old order. The server may have lost requests that
+//! After a lost connection every unfinished job starts again, in the old order. The server may have lost requests that
 //! it already acknowledged, and a job's flush must follow all of its writes on the same connection.
 //!
 //! # Always true
@@ -520,7 +520,7 @@ impl Work {
                 if flush && self.unflushed.lost() {
                     tracing::warn!(
                         "an NBD server could not flush acknowledged writes, which may be lost: from now on flushes \
-                         of the disk fail; check the server, detach the disk, attach it replay, and have the guest \
+                         of the disk fail; check the server, detach the disk, attach it again, and have the guest \
                          check its file systems"
                     );
                 }
@@ -550,7 +550,7 @@ impl Work {
     }
 
     /// The connection is lost and idle: restarts unfinished jobs in their old order. A flush fails if writes may be
-    /// lost. A flush that follows a job's own write may still succeed, because the write is sent replay.
+    /// lost. A flush that follows a job's own write may still succeed, because the write is sent again.
     pub(super) fn replay(&mut self, offer: &Offer) {
         self.drop_parts();
         let places = (0_u32..).zip(&self.jobs);

@@ -206,6 +206,6 @@ fn an_image_of_unaligned_length_uses_the_page_cache() {
     std::fs::write(&path, [1; 1000]).expect("an image");
     let opened = open(&path, Options::default()).expect("it opens");
     assert!(opened.info.buffered);
-    let remark = opened.info.remark.expect("it says why");
+    let remark = opened.info.remark.expect("a remark gives the reason");
     assert!(remark.contains("not a multiple of the unit"), "{remark}");
 }
