@@ -22,6 +22,6 @@ pub(crate) enum ReplyTo {
     /// An NBD client.
     Nbd {
         connection: u32,
-        asked: ClientRequest,
+        client_request: ClientRequest,
     },
 }

@@ -96,7 +96,7 @@ pub(crate) struct Connection {
 #[derive(Clone, Copy)]
 struct Payload {
     /// The request. With a refusal, the payload is discarded and then the refusal is sent.
-    asked: ClientRequest,
+    client_request: ClientRequest,
     refused: Option<Fault>,
     buffer: Option<u32>,
     got: usize,
@@ -282,15 +282,17 @@ impl Connection {
             }
             match self.peek(cx, self.fill.0) {
                 Step::Need(_) => return,
-                Step::Request(asked) => {
-                    let takes = Buffers::block_of(room(&asked));
+                Step::Request(client_request) => {
+                    let takes = Buffers::block_of(room(&client_request));
                     if !cx.budget.admits(me, self.disk, takes) {
                         self.waits_for_memory = true;
                         return;
                     }
-                    self.begin(me, cx, asked, None);
+                    self.begin(me, cx, client_request, None);
                 }
-                Step::Refuse(asked, fault) => self.begin(me, cx, asked, Some(fault)),
+                Step::Refuse(client_request, fault) => {
+                    self.begin(me, cx, client_request, Some(fault))
+                }
                 Step::Disconnect => {
                     self.fill = (0, 0);
                     self.closing = true;
@@ -307,11 +309,17 @@ impl Connection {
         }
     }
 
-    fn begin(&mut self, me: u32, cx: &mut ThreadCx, asked: ClientRequest, refused: Option<Fault>) {
+    fn begin(
+        &mut self,
+        me: u32,
+        cx: &mut ThreadCx,
+        client_request: ClientRequest,
+        refused: Option<Fault>,
+    ) {
         self.fill.0 += REQUEST_BYTES;
-        if asked.payload > 0 {
+        if client_request.payload > 0 {
             let buffer = match refused {
-                None => self.claim(cx, asked.payload as usize),
+                None => self.claim(cx, client_request.payload as usize),
                 Some(_) => None,
             };
             let refused = refused.or(if buffer.is_none() {
@@ -320,7 +328,7 @@ impl Connection {
                 None
             });
             self.payload = Some(Payload {
-                asked,
+                client_request,
                 refused,
                 buffer,
                 got: 0,
@@ -328,40 +336,45 @@ impl Connection {
             return;
         }
         match refused {
-            Some(fault) => self.refuse(me, cx, &asked, fault),
-            None => self.submit_without_payload(me, cx, asked),
+            Some(fault) => self.refuse(me, cx, &client_request, fault),
+            None => self.submit_without_payload(me, cx, client_request),
         }
     }
 
-    fn submit_without_payload(&mut self, me: u32, cx: &mut ThreadCx, asked: ClientRequest) {
-        let room = room(&asked);
+    fn submit_without_payload(
+        &mut self,
+        me: u32,
+        cx: &mut ThreadCx,
+        client_request: ClientRequest,
+    ) {
+        let room = room(&client_request);
         match self.claim(cx, room) {
             Some(buffer) => {
-                if asked.op == Op::Extents {
+                if client_request.op == Op::Extents {
                     // A zero length ends a list that the datastore does not fill.
                     cx.buffers.clear(Data { buffer, start: 0 }, room);
                 }
-                self.submit(me, cx, asked, buffer);
+                self.submit(me, cx, client_request, buffer);
             }
-            None => self.refuse(me, cx, &asked, Fault::Io),
+            None => self.refuse(me, cx, &client_request, Fault::Io),
         }
     }
 
-    fn submit(&mut self, me: u32, cx: &mut ThreadCx, asked: ClientRequest, buffer: u32) {
+    fn submit(&mut self, me: u32, cx: &mut ThreadCx, client_request: ClientRequest, buffer: u32) {
         self.in_flight += 1;
-        let request = asked.request(Data { buffer, start: 0 }, cx.now);
+        let request = client_request.request(Data { buffer, start: 0 }, cx.now);
         cx.submit(
             self.disk,
             request,
             ReplyTo::Nbd {
                 connection: me,
-                asked,
+                client_request,
             },
         );
     }
 
-    fn refuse(&mut self, me: u32, cx: &mut ThreadCx, asked: &ClientRequest, fault: Fault) {
-        let head = self.session.done(asked, Err(fault));
+    fn refuse(&mut self, me: u32, cx: &mut ThreadCx, client_request: &ClientRequest, fault: Fault) {
+        let head = self.session.done(client_request, Err(fault));
         self.next.push_head(&mut cx.buffers, &head);
         self.note(me, cx);
     }
@@ -400,7 +413,7 @@ impl Connection {
         let Some(mut payload) = self.payload else {
             return true;
         };
-        let need = payload.asked.payload as usize - payload.got;
+        let need = payload.client_request.payload as usize - payload.got;
         let here = (self.fill.1 - self.fill.0).min(need);
         if let (Some(buffer), true) = (payload.buffer, here > 0) {
             let start = u32::try_from(payload.got).expect("a payload is far below 4 GiB");
@@ -415,8 +428,13 @@ impl Connection {
         }
         self.payload = None;
         match (payload.refused, payload.buffer) {
-            (None, Some(buffer)) => self.submit(me, cx, payload.asked, buffer),
-            (refused, _) => self.refuse(me, cx, &payload.asked, refused.unwrap_or(Fault::Io)),
+            (None, Some(buffer)) => self.submit(me, cx, payload.client_request, buffer),
+            (refused, _) => self.refuse(
+                me,
+                cx,
+                &payload.client_request,
+                refused.unwrap_or(Fault::Io),
+            ),
         }
         true
     }
@@ -441,7 +459,7 @@ impl Connection {
         if self.fill.0 == self.fill.1 {
             self.fill = (0, 0);
             if let Some(Payload {
-                asked,
+                client_request,
                 buffer: Some(buffer),
                 got,
                 ..
@@ -449,7 +467,7 @@ impl Connection {
             {
                 // The rest of a large payload is received into its own buffer, without a copy.
                 let start = u32::try_from(got).expect("a payload is far below 4 GiB");
-                let left = asked.payload as usize - got;
+                let left = client_request.payload as usize - got;
                 cx.ring
                     .receive(fd, &mut cx.buffers, Data { buffer, start }, left, tag);
                 self.receiving = Some(buffer);
@@ -509,23 +527,23 @@ impl Connection {
         &mut self,
         cx: &mut ThreadCx,
         buffer: u32,
-        asked: &ClientRequest,
+        client_request: &ClientRequest,
         outcome: Outcome,
     ) -> bool {
         self.in_flight -= 1;
         let buffers = &mut cx.buffers;
-        match (outcome, asked.op) {
+        match (outcome, client_request.op) {
             (Ok(()), Op::Read) => {
-                let head = self.session.data(asked);
+                let head = self.session.data(client_request);
                 self.next.push_head(buffers, &head);
                 self.next
                     .message
-                    .push(buffers, buffer, 0, asked.len as usize);
+                    .push(buffers, buffer, 0, client_request.len as usize);
                 self.next.buffers.push(buffer);
             }
-            (Ok(()), Op::Extents) => self.answer_extents(buffers, buffer, asked),
+            (Ok(()), Op::Extents) => self.answer_extents(buffers, buffer, client_request),
             _ => {
-                let head = self.session.done(asked, outcome);
+                let head = self.session.done(client_request, outcome);
                 self.next.push_head(buffers, &head);
                 let bytes = buffers.block(buffer);
                 buffers.release(buffer);
@@ -535,7 +553,12 @@ impl Connection {
         !std::mem::replace(&mut self.noted, true)
     }
 
-    fn answer_extents(&mut self, buffers: &mut Buffers, buffer: u32, asked: &ClientRequest) {
+    fn answer_extents(
+        &mut self,
+        buffers: &mut Buffers,
+        buffer: u32,
+        client_request: &ClientRequest,
+    ) {
         let mut extents = Vec::new();
         for at in 0..buffers.len(buffer) / Extent::SIZE {
             let mut bytes = [0; Extent::SIZE];
@@ -547,7 +570,7 @@ impl Connection {
             }
         }
         let mut reply = Vec::with_capacity(EXTENTS_HEAD + 8 * extents.len());
-        self.session.extents(asked, extents, &mut reply);
+        self.session.extents(client_request, extents, &mut reply);
         // The list in memory is longer than its wire format, so its buffer has room for the reply.
         buffers.put(Data { buffer, start: 0 }, &reply);
         self.next.message.push(buffers, buffer, 0, reply.len());
@@ -557,11 +580,11 @@ impl Connection {
 }
 
 /// Size of a request's buffer in bytes.
-fn room(asked: &ClientRequest) -> usize {
-    match asked.op {
-        Op::Write => asked.payload as usize,
-        Op::Read => asked.len as usize,
-        Op::Extents if asked.first_only => EXTENTS_HEAD + Extent::SIZE,
+fn room(client_request: &ClientRequest) -> usize {
+    match client_request.op {
+        Op::Write => client_request.payload as usize,
+        Op::Read => client_request.len as usize,
+        Op::Extents if client_request.first_only => EXTENTS_HEAD + Extent::SIZE,
         Op::Extents => EXTENTS_HEAD + MOST_EXTENTS * Extent::SIZE,
         _ => 0,
     }

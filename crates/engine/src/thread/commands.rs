@@ -313,7 +313,9 @@ impl IoThread {
 
     /// Drops a detached disk, once nothing of it is on the ring.
     pub(super) fn close_if_detaching(&mut self, disk: DiskId) {
-        let detaching = self.attached_disk(disk).and_then(|place| place.detaching.as_ref());
+        let detaching = self
+            .attached_disk(disk)
+            .and_then(|place| place.detaching.as_ref());
         if !detaching.is_some_and(|detaching| detaching.detached) {
             return;
         }

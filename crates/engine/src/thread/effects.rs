@@ -103,11 +103,14 @@ impl IoThread {
                     self.cx.dirty.push(queue);
                 }
             }
-            ReplyTo::Nbd { connection, asked } => {
+            ReplyTo::Nbd {
+                connection,
+                client_request,
+            } => {
                 let device = self.connections[connection as usize]
                     .as_mut()
                     .expect("a connection outlives its requests");
-                if device.answer(&mut self.cx, buffer, &asked, outcome) {
+                if device.answer(&mut self.cx, buffer, &client_request, outcome) {
                     self.cx.ready_connections.push(connection);
                 }
             }

@@ -69,12 +69,12 @@ impl Connection {
     #[cold]
     #[inline(never)]
     fn ends_with_disconnect(&self, cx: &ThreadCx) -> bool {
-        let rest = |payload: Payload| payload.asked.payload as usize - payload.got;
+        let rest = |payload: Payload| payload.client_request.payload as usize - payload.got;
         let mut at = self.fill.0 + self.payload.map_or(0, rest);
         while at < self.fill.1 {
             match self.peek(cx, at) {
-                Step::Request(asked) | Step::Refuse(asked, _) => {
-                    at += REQUEST_BYTES + asked.payload as usize;
+                Step::Request(client_request) | Step::Refuse(client_request, _) => {
+                    at += REQUEST_BYTES + client_request.payload as usize;
                 }
                 Step::Disconnect => return true,
                 Step::Need(_) | Step::Violation(_) => return false,
