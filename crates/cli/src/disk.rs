@@ -235,7 +235,7 @@ fn ring_fault(fault: &RingFault) -> String {
 fn upstream(counts: UpstreamCounts) -> Option<String> {
     (counts != UpstreamCounts::default()).then(|| {
         format!(
-            "lost {} times ({} by silence, {} by breaking the protocol), came back {} times after {} vain attempts",
+                        "lost {} times ({} by silence, {} by breaking the protocol), reconnected {} times after {} failed attempts",
             counts.lost_total,
             counts.silent_total,
             counts.violations_total,

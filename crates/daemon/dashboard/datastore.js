@@ -264,7 +264,7 @@ export class DatastorePage {
     if (one.reservation > 0) due.push(`no less than ${count(one.reservation)}`);
     if (one.limit != null) due.push(`no more than ${count(one.limit)}`);
     say(row.where, one.on ? `on ${one.on} · ${due[0]}` : due[0]);
-        say(row.gets, one.got == null ? (one.part == null ? "" : `entitled to ${rate(one.part)}`) : rate(one.got));
+        say(row.gets, one.got == null ? (one.part == null ? "" : `${rate(one.part)} entitled`) : rate(one.got));
     say(row.words, words(one, store));
     row.svg.setAttribute("aria-label", `${one.name}: ${one.got == null ? "on another host" : `throughput ${rate(one.got)}`}${one.part ? `, entitled to ${rate(one.part)}` : ""}, ${due.join(", ")}`);
     row.node.dataset.state = look;

@@ -94,7 +94,7 @@ impl Attach {
             access,
         };
         let disk = client.order(routes::DISK_ATTACH, &[name], &order)?;
-        let next = format!("reach it: tidegate disk snippet {name} --for qemu");
+        let next = format!("use it: tidegate disk snippet {name} --for qemu");
         session
             .console
             .done(&disk, &format!("disk {name} attached; {next}"))
@@ -134,7 +134,7 @@ impl Detach {
         let client = session.client()?;
         if loses_its_data(&client, name).unwrap_or(false) {
             self.consent.obtain(&format!(
-                "disk {name} is in the daemon's memory and its data will be gone"
+                "disk {name} is in the daemon's memory and its data will be lost"
             ))?;
         }
         let clients = if self.disconnect {

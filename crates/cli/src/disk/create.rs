@@ -109,7 +109,7 @@ impl Create {
                 let stands = format!("disk {name} was created, but is not attached");
                 failure.after(stands, &format!("attach it: tidegate disk attach {name}"))
             })?;
-            let next = format!("reach it: tidegate disk snippet {name} --for qemu");
+            let next = format!("use it: tidegate disk snippet {name} --for qemu");
             return session
                 .console
                 .done(&disk, &format!("disk {name} created and attached; {next}"));

@@ -134,7 +134,7 @@ fn missing_group(group: &Name, failure: Option<&Failure>) -> Option<String> {
     let problem = failure.and_then(Failure::problem)?;
     (problem.code == ProblemCode::NotFound).then(|| {
         format!(
-            "there is no group {group} yet: no limit applies until `tidegate group set {group} --limit 20000iops` makes it"
+            "group {group} does not exist yet: no limit applies until `tidegate group set {group} --limit 20000iops` creates it"
         )
     })
 }
@@ -166,7 +166,7 @@ mod tests {
         let group = "godl".parse().unwrap();
         let failed = |code| Failure::Failed(Problem::new(code, "x"));
         let notice = missing_group(&group, Some(&failed(ProblemCode::NotFound))).unwrap();
-        assert!(notice.starts_with("there is no group godl yet: no limit applies"));
+        assert!(notice.starts_with("group godl does not exist yet: no limit applies"));
         assert!(notice.contains("`tidegate group set godl"));
         assert_eq!(missing_group(&group, None), None);
         let busy = failed(ProblemCode::Busy);

@@ -80,17 +80,17 @@ macro_rules! columns {
 /// Columns of disks.
 pub(super) const DISKS: [Column<DiskStats>; 15] = columns! {
     "DISK" "disk" 16 Text "the disk" |d| text(&d.name);
-    "DATASTORE" "datastore" 10 Text "where it lies" |d| text(&d.datastore);
+    "DATASTORE" "datastore" 10 Text "the datastore" |d| text(&d.datastore);
     "THR" "thread" 3 Count "the I/O thread that serves it" |d| Cell::Number(f64::from(d.thread));
     "R/S" "reads_per_s" 6 Count "reads a second" |d| of(d, "read", |op| op.iops);
     "W/S" "writes_per_s" 6 Count "writes a second" |d| of(d, "write", |op| op.iops);
     "RMB/S" "read_bytes_per_s" 6 Megabytes "megabytes read a second" |d| of(d, "read", |op| op.bytes_per_s);
     "WMB/S" "write_bytes_per_s" 6 Megabytes "megabytes written a second" |d| of(d, "write", |op| op.bytes_per_s);
     "ACTV" "outstanding" 5 Count "I/Os outstanding now" |d| Cell::Number(figures::to_f64(d.outstanding));
-    "GAVG" "total_mean_us" 7 Time "mean latency as the guest sees it" |d| Cell::Number(d.all.latency.total.mean_us);
-    "P50" "total_p50_us" 7 Time "half of the I/Os took no longer" |d| Cell::Number(d.all.latency.total.p50_us);
-    "P95" "total_p95_us" 7 Time "95 % took no longer" |d| Cell::Number(d.all.latency.total.p95_us);
-    "P99" "total_p99_us" 7 Time "99 % took no longer" |d| Cell::Number(d.all.latency.total.p99_us);
+    "GAVG" "total_mean_us" 7 Time "mean latency that the guest sees" |d| Cell::Number(d.all.latency.total.mean_us);
+    "P50" "total_p50_us" 7 Time "median latency" |d| Cell::Number(d.all.latency.total.p50_us);
+    "P95" "total_p95_us" 7 Time "latency, 95th percentile" |d| Cell::Number(d.all.latency.total.p95_us);
+    "P99" "total_p99_us" 7 Time "latency, 99th percentile" |d| Cell::Number(d.all.latency.total.p99_us);
     "QAVG" "queue_mean_us" 7 Time "mean wait in the device's queue" |d| Cell::Number(d.all.latency.queue.mean_us);
     "FAVG" "filters_mean_us" 7 Time "mean time in the filters" |d| Cell::Number(d.all.latency.filters.mean_us);
     "DAVG" "datastore_mean_us" 7 Time "mean time in the datastore" |d| Cell::Number(d.all.latency.datastore.mean_us);
@@ -102,11 +102,11 @@ pub(super) const THREADS: [Column<ThreadStats>; 9] = columns! {
     "CPU" "cpu" 4 Text "the CPU that it is pinned to" |t| Cell::Text(t.cpu.map_or_else(figures::dash, |c| c.to_string()));
     "REQ/S" "requests_per_s" 7 Count "requests answered a second" |t| Cell::Number(t.requests_per_s);
     "BUSY" "busy_ratio" 5 Percent "time spent on requests" |t| Cell::Number(t.busy_ratio);
-    "POLL" "polling_ratio" 5 Percent "time spent looking for requests in vain" |t| Cell::Number(t.polling_ratio);
-    "TURNS" "turns_total" 8 Count "how often it looked for work" |t| Cell::Number(figures::to_f64(t.turns_total));
-    "WAKES" "wakeups_total" 8 Count "how often it slept and was woken" |t| Cell::Number(figures::to_f64(t.wakeups_total));
-    "DISKS" "disks" 5 Count "how many disks it serves" |t| Cell::Number(figures::to_f64(t.disks.len() as u64));
-    "NAMES" "disk_names" 40 Text "which" |t| Cell::Text(t.disks.iter().map(AsRef::as_ref).collect::<Vec<&str>>().join(" "));
+    "POLL" "polling_ratio" 5 Percent "time spent polling without requests" |t| Cell::Number(t.polling_ratio);
+    "TURNS" "turns_total" 8 Count "turns of its loop" |t| Cell::Number(figures::to_f64(t.turns_total));
+    "WAKES" "wakeups_total" 8 Count "wake-ups from sleep" |t| Cell::Number(figures::to_f64(t.wakeups_total));
+    "DISKS" "disks" 5 Count "number of disks that it serves" |t| Cell::Number(figures::to_f64(t.disks.len() as u64));
+    "NAMES" "disk_names" 40 Text "names of these disks" |t| Cell::Text(t.disks.iter().map(AsRef::as_ref).collect::<Vec<&str>>().join(" "));
 };
 
 fn text(name: &tidegate_api::name::Name) -> Cell {

@@ -100,7 +100,7 @@ fn together(sample: &Sample) -> String {
         move |disk: &DiskStats| stats::op(disk, op).map_or(0.0, |op| op.bytes_per_s)
     };
     format!(
-        "together: {} IOPS  {} MB/s read  {} MB/s written  {} outstanding",
+        "all disks: {} IOPS  {} MB/s read  {} MB/s written  {} outstanding",
         figures::count(sum(&|disk| disk.all.iops)),
         figures::megabytes(sum(&of("read"))),
         figures::megabytes(sum(&of("write"))),
@@ -237,11 +237,11 @@ fn foot_line(screen: &Screen) -> Line<'static> {
 fn draw_help(frame: &mut Frame, screen: &Screen) {
     let mut lines = vec![
         Line::raw("o O or arrows   next, previous column to sort by"),
-        Line::raw("r               sort the other way round"),
+        Line::raw("r               reverse the order"),
         Line::raw("d t             disks, I/O threads"),
-        Line::raw("up down Enter   choose a disk; show where its time goes"),
+        Line::raw("up down Enter   choose a disk; show its latency by stage"),
         Line::raw("s               set the time between samples"),
-        Line::raw("p or space      pause, go on"),
+        Line::raw("p or space      pause, continue"),
         Line::raw("q               quit"),
         Line::raw(""),
     ];

@@ -161,7 +161,7 @@ fn nothing_is_shown_before_the_first_sample_and_that_is_said() {
         picture.contains("waiting for the first sample"),
         "{picture}"
     );
-    assert!(picture.contains("together: 0 IOPS"), "{picture}");
+    assert!(picture.contains("all disks: 0 IOPS"), "{picture}");
 }
 
 #[test]

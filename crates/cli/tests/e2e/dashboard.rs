@@ -393,7 +393,7 @@ except nbd.Error as error:
         &browser,
         &url,
         "#/disk/disk0",
-        "/harmed/.test(document.querySelector('.title .badge').textContent)",
+        "/has a problem/.test(document.querySelector('.title .badge').textContent)",
     );
     is_accessible(&browser, "a disk whose image was cut");
     browser.until(

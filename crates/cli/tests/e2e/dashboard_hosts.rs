@@ -210,7 +210,7 @@ fn differences(browser: &Browser, demo: &Demo, host: &Host) -> Differences {
         let shares = share["shares"].to_string().replace("000", "\u{202f}000");
         assert!(who.contains(&format!("shares {shares}")), "{disk}: {who}");
         let entitled = share["entitled_iops"].as_f64().expect("a number");
-        let (_, part) = label.split_once("its part is").expect("it has a part");
+        let (_, part) = label.split_once("entitled to").expect("it has a part");
         differences.note(&format!("{disk}'s part"), number(part), entitled);
         let rows = list(&second, "disks").iter();
         let got = rows

@@ -248,7 +248,7 @@ pub(super) const MADE: &[Row] = &[
     ),
     row(
         "tidegate disk resize a 512",
-        &["disk a will lose what is in its last"],
+        &["disk a will lose the data in its last"],
         "add --yes",
         "tidegate disk resize a 512 --yes",
     ),
@@ -375,7 +375,7 @@ pub(super) const SERVED: &[Row] = &[
     ),
     row(
         "tidegate disk detach e",
-        &["disk e is in the daemon's memory and its data will be gone"],
+                &["disk e is in the daemon's memory and its data will be lost"],
         "add --yes",
         "tidegate disk detach e --yes",
     ),

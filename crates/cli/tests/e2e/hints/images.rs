@@ -86,13 +86,13 @@ pub(super) const ROWS: &[Row] = &[
     row(
         "tidegate disk import $P/a.img l -d ds --spool-dir $P",
         &["--spool-dir is for standard input"],
-        "leave --spool-dir out",
+        "omit --spool-dir",
         "tidegate disk import $P/a.img l -d ds",
     ),
     row(
         "tidegate disk import - m -d ds --no-wait < $P/a.img",
         &["--no-wait cannot be used with `-`"],
-        "leave --no-wait out",
+        "omit --no-wait",
         "tidegate disk import - m -d ds < $P/a.img",
     ),
     row(
