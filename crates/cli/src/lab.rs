@@ -290,12 +290,10 @@ impl Run {
                 "run it with --on engine",
             ));
         }
-        let percent = self.how.scale;
         let out = self.how.out(found.name());
         let mut progress = Progress::new(&session.console)?;
         let course = Course {
-            experiment: found.scaled(percent),
-            percent,
+            experiment: found.scaled(self.how.scale),
             on,
             repeat: self.how.repeat,
             seed: self.seed,
@@ -329,7 +327,6 @@ impl Suite {
             let percent = found.at_least(self.how.scale);
             courses.push(Course {
                 experiment: found.scaled(percent),
-                percent,
                 on: on.clone(),
                 repeat: self.how.repeat,
                 seed: 1,
@@ -387,7 +384,6 @@ impl Compare {
 /// An experiment that is to be run, at its length.
 struct Course {
     experiment: Entry,
-    percent: u64,
     on: Vec<experiment::On>,
     repeat: u32,
     seed: u64,
@@ -413,14 +409,7 @@ impl Course {
     /// Makes its runs, those that are not there yet.
     fn go(&self, out: &Path, progress: &mut Progress) -> Result<End, Failure> {
         let program = this_program()?;
-        let begun = Directory::begin(
-            out,
-            &self.experiment,
-            self.percent,
-            self.seed,
-            &self.on,
-            self.repeat,
-        );
+        let begun = Directory::begin(out, &self.experiment, self.seed, &self.on, self.repeat);
         let name = self.experiment.name();
         let mut directory = begun.map_err(|error| failed(format!("cannot run {name}"), &error))?;
         progress.of(name, out);

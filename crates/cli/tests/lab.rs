@@ -1,7 +1,7 @@
 //! `tidegate lab` as scripts meet it: exit status, tables and JSON, and the report that it leaves.
 //!
-//! Mostly in virtual time, which needs no machine; on real daemons what asks for little: small scenarios, and contests of a
-//! second ([`contests`]).
+//! Mostly in virtual time, which needs no machine. On real daemons only what needs little: small scenarios, and A/B tests of
+//! a second ([`ab_tests`]).
 
 use std::fs;
 use std::io::{BufRead, BufReader};
@@ -11,8 +11,8 @@ use std::process::{Command, Stdio};
 use serde_json::Value;
 use tempfile::TempDir;
 
-#[path = "lab/contests.rs"]
-mod contests;
+#[path = "lab/ab_tests.rs"]
+mod ab_tests;
 
 /// Two disks that ask for more than the array has, one with twice the shares.
 const SMALL: &str = r#"
@@ -73,8 +73,8 @@ fn interrupted(command: &mut Command, begun: &str) -> (Option<i32>, String) {
     let found = lines.find(|line| line.as_ref().is_ok_and(|line| line.contains(begun)));
     found.expect("it says when a run begins").expect("text");
     let pid = child.id().to_string();
-    let told = Command::new("kill").args(["-INT", &pid]).status();
-    assert!(told.expect("kill is there").success());
+    let sent = Command::new("kill").args(["-INT", &pid]).status();
+    assert!(sent.expect("kill is there").success());
     let rest: Vec<String> = lines.map_while(Result::ok).collect();
     (child.wait().expect("it ends").code(), rest.join("\n"))
 }
@@ -154,7 +154,7 @@ fn a_run_in_virtual_time_gives_a_report_with_every_check() {
         "no figure is drawn that is no number"
     );
 
-    // What is kept is judged again, and alike; and it is nothing else than itself.
+    // Stored runs are judged again with the same result, and equal themselves.
     let again = tidegate(&["lab", "report", &out, "-o", "json"]);
     let again: Value = serde_json::from_str(&again.out).expect("JSON");
     assert_eq!(again["checks"], found["checks"]);
@@ -164,7 +164,7 @@ fn a_run_in_virtual_time_gives_a_report_with_every_check() {
 }
 
 #[test]
-fn the_same_on_real_daemons_is_held_against_the_simulator_and_leaves_no_daemon() {
+fn the_same_on_real_daemons_is_compared_with_the_simulator_and_leaves_no_daemon() {
     let scratch = scratch();
     let file = scratch.path().join("small.toml");
     fs::write(&file, SMALL).expect("it can be written");
@@ -204,7 +204,7 @@ fn the_same_on_real_daemons_is_held_against_the_simulator_and_leaves_no_daemon()
     assert_eq!(of("sim", "breaches"), "pass");
     let rows = found["agreement"]["rows"]
         .as_array()
-        .expect("they are held against each other");
+        .expect("they are compared");
     assert_eq!(rows.len(), 2);
     let page = fs::read_to_string(scratch.path().join("results/report.html")).expect("a page");
     assert!(page.contains("Real daemons against the simulator"));
@@ -251,10 +251,10 @@ set = [{ disk = "three", limit = 100 }]
 
 #[test]
 fn daemons_and_the_simulator_hold_no_disk_back_without_control() {
-    let mut demanding = LIMITED.to_owned();
+    let mut scenario = LIMITED.to_owned();
     for disk in ["one", "two", "three"] {
         for (policy, bar) in [("ours", "at-most = 150"), ("none", "at-least = 250")] {
-            demanding += &format!(
+            scenario += &format!(
                 "[[expect]]\nwhat = \"iops\"\ndisks = [\"{disk}\"]\nphase = \"after\"\npolicy = \"{policy}\"\n\
                  {bar}\nsource = \"{policy} {disk}\"\n"
             );
@@ -262,7 +262,7 @@ fn daemons_and_the_simulator_hold_no_disk_back_without_control() {
     }
     let scratch = scratch();
     let file = scratch.path().join("limited.toml");
-    fs::write(&file, demanding).expect("it can be written");
+    fs::write(&file, scenario).expect("it can be written");
     let (file, out) = (text(&file), text(&scratch.path().join("results")));
     let words = ["lab", "run", &file, "--on", "engine,sim", "--out", &out];
     let run = tidegate(&[&words[..], &["-o", "json"]].concat());
@@ -278,7 +278,7 @@ fn daemons_and_the_simulator_hold_no_disk_back_without_control() {
 }
 
 #[test]
-fn a_check_that_does_not_hold_ends_with_1_and_stands_first() {
+fn a_failed_check_ends_with_1_and_stands_first() {
     let scratch = scratch();
     let file = scratch.path().join("small.toml");
     let demanding = format!(
@@ -313,7 +313,7 @@ fn a_check_that_does_not_hold_ends_with_1_and_stands_first() {
 }
 
 #[test]
-fn a_run_that_is_missing_ends_with_1_whoever_asks() {
+fn a_missing_run_ends_with_1_in_every_verb() {
     let scratch = scratch();
     let file = scratch.path().join("small.toml");
     fs::write(&file, SMALL).expect("it can be written");
@@ -335,7 +335,7 @@ fn a_run_that_is_missing_ends_with_1_whoever_asks() {
 }
 
 #[test]
-fn an_interrupted_run_keeps_what_is_whole_and_says_how_to_go_on() {
+fn an_interrupted_run_leaves_whole_files_and_says_how_to_resume() {
     let scratch = scratch();
     let out = text(&scratch.path().join("results"));
     let words = [
@@ -354,8 +354,8 @@ fn an_interrupted_run_keeps_what_is_whole_and_says_how_to_go_on() {
     );
     for entry in fs::read_dir(scratch.path().join("results/runs")).expect("it is there") {
         let path = entry.expect("it can be listed").path();
-        let kept: Result<Value, _> = serde_json::from_slice(&fs::read(&path).expect("a file"));
-        assert!(kept.is_ok(), "{} is not whole", path.display());
+        let whole: Result<Value, _> = serde_json::from_slice(&fs::read(&path).expect("a file"));
+        assert!(whole.is_ok(), "{} is not whole", path.display());
     }
 }
 
@@ -587,7 +587,7 @@ source = "it works at all"
     )
 }
 
-/// Runs the shops on real daemons, and keeps what came out.
+/// Runs the shops on real daemons, and stores the results.
 fn run_shops(place: &Path, shares: u32) {
     let file = place.join(format!("shops-{shares}.toml"));
     fs::write(&file, shops(shares)).expect("it can be written");

@@ -1,11 +1,11 @@
 //! Charts as SVG text: lines over time, bars side by side, latencies by percentile.
 //!
-//! A report puts them into its page, which brings [`STYLE`] once for all of them. One chart is one panel of a size that
-//! stands beside another on a desk and alone on a phone, so that nothing has to be drawn twice.
+//! A report puts them into its page, with [`STYLE`] once for all of them. One chart is one panel. Two panels fit side by side
+//! on a desktop screen, and one fits on a phone.
 //!
 //! # Always true
 //! - Nothing is shown by colour alone: a line has its dashes, its marks and its name at its end; bars differ in their fill.
-//! - What is no number is left out and moves no axis.
+//! - Values that are not numbers are left out and move no axis.
 //!
 //! # Units
 //! Units of the view box; one is about a pixel.
@@ -84,30 +84,75 @@ fn width(text: &str, height: f64) -> f64 {
     text.chars().count() as f64 * height * 0.56
 }
 
-/// The opening of a panel: what it is for who does not see it, and its name.
-fn open(svg: &mut String, name: &str, unit: &str) {
-    let name = escape(name);
-    let unit = escape(unit);
-    svg.push_str(&format!(
-        "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{name}, {unit}\">\
-         <text class=\"name\" x=\"0\" y=\"13\">{name}</text><text class=\"unit\" x=\"0\" y=\"30\">{unit}</text>"
-    ));
-}
+/// Where the vertical axis is.
+const LEFT: f64 = 44.0;
 
-/// The mark of a style, about a point.
-fn mark(style: usize, x: f64, y: f64) -> String {
-    let style = style % STYLES;
-    let [left, right, top, bottom] = [at(x - 3.2), at(x + 3.2), at(y - 3.2), at(y + 3.2)];
-    let (x, y) = (at(x), at(y));
-    let d = match style {
-        0 => return format!("<circle class=\"mark s0\" cx=\"{x}\" cy=\"{y}\" r=\"2.8\"/>"),
-        1 => format!("M{left} {top}H{right}V{bottom}H{left}Z"),
-        2 => format!("M{x} {top}L{right} {bottom}H{left}Z"),
-        3 => format!("M{x} {top}L{right} {y}L{x} {bottom}L{left} {y}Z"),
-        4 => format!("M{left} {top}L{right} {bottom}M{left} {bottom}L{right} {top}"),
-        _ => format!("M{x} {bottom}L{right} {top}H{left}Z"),
-    };
-    format!("<path class=\"mark s{style}\" d=\"{d}\"/>")
+/// A panel that is being drawn.
+struct Panel(String);
+
+impl Panel {
+    /// A panel with its name and unit, which screen readers have too.
+    fn new(name: &str, unit: &str) -> Panel {
+        let (label, what) = (escape(name), escape(unit));
+        let mut panel = Panel(format!(
+            "<svg class=\"chart\" viewBox=\"0 0 {WIDTH} {HEIGHT}\" role=\"img\" aria-label=\"{label}, {what}\">"
+        ));
+        panel.text("name", "start", (0.0, 13.0), name);
+        panel.text("unit", "start", (0.0, 30.0), unit);
+        panel
+    }
+
+    fn text(&mut self, class: &str, anchor: &str, (x, y): (f64, f64), text: &str) {
+        let (x, y, text) = (at(x), at(y), escape(text));
+        self.0 += &format!(
+            "<text class=\"{class}\" text-anchor=\"{anchor}\" x=\"{x}\" y=\"{y}\">{text}</text>"
+        );
+    }
+
+    fn rect(&mut self, class: &str, (x, y): (f64, f64), (width, height): (f64, f64)) {
+        let [x, y, width, height] = [x, y, width, height].map(at);
+        self.0 += &format!(
+            "<rect class=\"{class}\" x=\"{x}\" y=\"{y}\" width=\"{width}\" height=\"{height}\"/>"
+        );
+    }
+
+    fn path(&mut self, class: &str, d: &str) {
+        self.0 += &format!("<path class=\"{class}\" d=\"{d}\"/>");
+    }
+
+    /// A line from the vertical axis to the right.
+    fn rule(&mut self, class: &str, y: f64, right: f64) {
+        self.path(class, &format!("M{} {}H{}", at(LEFT), at(y), at(right)));
+    }
+
+    /// The vertical axis: its labels, and a line at each.
+    fn upwards(&mut self, values: &[f64], heights: &[f64], (bottom, right): (f64, f64)) {
+        for (value, y) in values.iter().zip(heights) {
+            self.rule("grid", *y, right);
+            self.text("tick", "end", (LEFT - 6.0, y + 4.0), &label(*value));
+        }
+        self.rule("axis", bottom, right);
+    }
+
+    /// The mark of a style, about a point.
+    fn mark(&mut self, style: usize, x: f64, y: f64) {
+        let style = style % STYLES;
+        let [left, right, top, bottom] = [x - 3.2, x + 3.2, y - 3.2, y + 3.2].map(at);
+        let (x, y) = (at(x), at(y));
+        let d = match style {
+            0 => format!("M{left} {y}a3 3 0 1 0 6.4 0a3 3 0 1 0 -6.4 0Z"),
+            1 => format!("M{left} {top}H{right}V{bottom}H{left}Z"),
+            2 => format!("M{x} {top}L{right} {bottom}H{left}Z"),
+            3 => format!("M{x} {top}L{right} {y}L{x} {bottom}L{left} {y}Z"),
+            4 => format!("M{left} {top}L{right} {bottom}M{left} {bottom}L{right} {top}"),
+            _ => format!("M{x} {bottom}L{right} {top}H{left}Z"),
+        };
+        self.path(&format!("mark s{style}"), &d);
+    }
+
+    fn svg(self) -> String {
+        self.0 + "</svg>"
+    }
 }
 
 #[cfg(test)]
@@ -124,9 +169,13 @@ mod tests {
 
     #[test]
     fn each_style_has_a_mark_of_its_own() {
-        let marks: std::collections::BTreeSet<String> =
-            (0..STYLES).map(|style| mark(style, 9.0, 9.0)).collect();
+        let mark = |style| {
+            let mut panel = Panel(String::new());
+            panel.mark(style, 9.0, 9.0);
+            panel.0
+        };
+        let marks: std::collections::BTreeSet<String> = (0..STYLES).map(mark).collect();
         assert_eq!(marks.len(), STYLES);
-        assert_eq!(mark(STYLES, 9.0, 9.0), mark(0, 9.0, 9.0));
+        assert_eq!(mark(STYLES), mark(0));
     }
 }

@@ -13,6 +13,8 @@ pub mod ab_test;
 pub mod compare;
 pub mod directory;
 pub mod findings;
+#[cfg(test)]
+pub(crate) mod fixtures;
 pub mod page;
 pub mod runner;
 mod series;
@@ -75,7 +77,7 @@ impl On {
         }
     }
 
-    /// As one speaks of it.
+    /// In words.
     #[must_use]
     pub const fn title(self) -> &'static str {
         match self {
@@ -84,7 +86,7 @@ impl On {
         }
     }
 
-    /// The same, where something stands under it.
+    /// The same as a heading.
     #[must_use]
     pub const fn heading(self) -> &'static str {
         match self {
@@ -184,8 +186,8 @@ impl Entry {
         }
     }
 
-    /// The least percent of its length, and no less than `percent`, at which a run of it is not too short to judge. A
-    /// contest sees to that itself.
+    /// The least percent of its length, and no less than `percent`, at which a run of it is not too short to judge. An A/B
+    /// test is never too short.
     #[must_use]
     pub fn at_least(&self, percent: u64) -> u64 {
         match self {
@@ -194,15 +196,16 @@ impl Entry {
         }
     }
 
-    /// The scenario that it is, if it is one.
-    fn scenario(self) -> Option<Experiment> {
+    /// Its length, in percent of what the file says.
+    #[must_use]
+    pub fn percent(&self) -> u64 {
         match self {
-            Entry::Scenario(experiment) => Some(*experiment),
-            Entry::AbTest(_) => None,
+            Entry::Scenario(experiment) => experiment.percent,
+            Entry::AbTest(ab_test) => ab_test.percent,
         }
     }
 
-    /// Why it cannot be run in some place, where it cannot.
+    /// Why it cannot be run in some place, if it cannot.
     #[must_use]
     pub fn not_on(&self, on: On) -> Option<&'static str> {
         match (self, on) {
@@ -214,16 +217,12 @@ impl Entry {
         }
     }
 
-    /// What is to be reported of a place in which it was to be run and cannot be.
+    /// A place in which it was to be run and cannot be, with the reason. The checks of an A/B test have it themselves.
     pub(crate) fn missed_in(&self, on: &[On]) -> Option<(On, String)> {
-        match self {
-            Entry::Scenario(experiment) if on.contains(&On::Engine) => {
-                let why = experiment.only_simulated()?;
-                Some((On::Engine, format!("not on real daemons: {why}")))
-            }
-            // Its checks say of themselves that they were not judged, and why.
-            _ => None,
-        }
+        let why = self
+            .not_on(On::Engine)
+            .filter(|_| on.contains(&On::Engine))?;
+        Some((On::Engine, format!("not on real daemons: {why}")))
     }
 }
 
@@ -242,32 +241,17 @@ impl From<AbTest> for Entry {
 /// A scenario with the text that it was read from.
 #[derive(Clone, Debug)]
 pub struct Experiment {
-    /// What is to happen and what is to come out.
+    /// The set-up, the load and the expected results.
     pub scenario: Scenario,
     /// The file.
     pub text: String,
+    /// Its length, in percent of what the file says.
+    pub percent: u64,
 }
 
 impl Experiment {
-    /// All scenarios that the program has, the published ones first.
-    ///
-    /// # Errors
-    /// Never: a test reads them all.
-    pub fn all() -> Result<Vec<Experiment>> {
-        let all = Entry::all()?.into_iter();
-        Ok(all.filter_map(Entry::scenario).collect())
-    }
-
-    /// The scenario of this name, or in this file; none if there is neither.
-    ///
-    /// # Errors
-    /// The file cannot be read, or is no scenario.
-    pub fn find(word: &str) -> Result<Option<Experiment>> {
-        Ok(Entry::find(word)?.and_then(Entry::scenario))
-    }
-
-    /// Reads one. Where it does not say where hosts meet, they do so apart from the array, in virtual time as the lab's real
-    /// daemons do: on the array their words would take one percent of its time.
+    /// Reads one. Unless it says otherwise, hosts coordinate apart from the array in virtual time, as the lab's real daemons
+    /// do. On the array the coordination would take one percent of its time.
     ///
     /// # Errors
     /// The text is no scenario.
@@ -280,6 +264,7 @@ impl Experiment {
         Ok(Experiment {
             scenario,
             text: text.to_owned(),
+            percent: 100,
         })
     }
 
@@ -294,6 +279,7 @@ impl Experiment {
     pub fn scaled(mut self, percent: u64) -> Experiment {
         if percent != 100 {
             self.scenario = self.scenario.scaled(percent);
+            self.percent = percent;
         }
         self
     }
@@ -337,6 +323,7 @@ impl Experiment {
 
 #[cfg(test)]
 mod tests {
+    use super::fixtures::{entry, scenario};
     use super::*;
 
     #[test]
@@ -350,8 +337,7 @@ mod tests {
 
     #[test]
     fn hosts_of_an_experiment_meet_apart_unless_it_says_otherwise() {
-        let plain = Entry::find("sioc-1").expect("it can be read");
-        let plain = plain.and_then(Entry::scenario).expect("it is there");
+        let plain = scenario("sioc-1", 100);
         let meet = |experiment: &Experiment| experiment.scenario.datastore.coordination;
         assert_eq!(meet(&plain), Some(Coordination::Apart));
         let said = "[datastore]\ncoordination = \"array\"";
@@ -361,12 +347,9 @@ mod tests {
 
     #[test]
     fn an_experiment_is_found_by_its_name_and_by_its_file() {
-        let found = Entry::find("sioc-3").expect("it can be read");
-        assert_eq!(found.expect("it is there").name(), "sioc-3");
         for name in ["sioc-1", "filter-overhead"] {
             let path = format!("{}/../../scenarios/{name}.toml", env!("CARGO_MANIFEST_DIR"));
-            let found = Entry::find(&path).expect("it can be read");
-            assert_eq!(found.expect("it is there").name(), name);
+            assert_eq!(entry(&path, 100).name(), name);
         }
         assert!(Entry::find("sioc-99").expect("no fault").is_none());
         let error = Entry::find(concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml"));
@@ -374,25 +357,29 @@ mod tests {
         assert!(error.contains("is no scenario"), "{error}");
     }
 
-    fn find(name: &str) -> Entry {
-        Entry::find(name).ok().flatten().expect("it is there")
-    }
-
     #[test]
     fn a_short_experiment_is_not_cut_to_nothing() {
-        assert_eq!(find("sioc-4").at_least(10), 10);
-        assert_eq!(find("sioc-2").at_least(10), 17);
-        assert_eq!(find("sioc-ssd").at_least(10), 67);
-        assert_eq!(find("sioc-ssd").at_least(80), 80);
-        assert_eq!(find("filter-overhead").at_least(1), 1);
+        for (name, percent, least) in [
+            ("sioc-4", 10, 10),
+            ("sioc-2", 10, 17),
+            ("sioc-ssd", 10, 67),
+            ("sioc-ssd", 80, 80),
+            ("filter-overhead", 1, 1),
+        ] {
+            assert_eq!(entry(name, 100).at_least(percent), least, "{name}");
+        }
     }
 
     #[test]
-    fn what_has_faults_is_the_simulators_alone_and_contests_are_not_for_it() {
-        assert!(find("row-11-host-death").not_on(On::Engine).is_some());
-        assert!(find("row-11-host-death").not_on(On::Sim).is_none());
-        assert!(find("sioc-4").not_on(On::Engine).is_none());
-        assert!(find("million-iops").not_on(On::Engine).is_none());
-        assert!(find("million-iops").not_on(On::Sim).is_some());
+    fn faults_need_the_simulator_and_ab_tests_need_real_servers() {
+        for (name, on, can) in [
+            ("row-11-host-death", On::Engine, false),
+            ("row-11-host-death", On::Sim, true),
+            ("sioc-4", On::Engine, true),
+            ("million-iops", On::Engine, true),
+            ("million-iops", On::Sim, false),
+        ] {
+            assert_eq!(entry(name, 100).not_on(on).is_none(), can, "{name}");
+        }
     }
 }

@@ -78,8 +78,8 @@ impl Shown for Summary {
                 pairs.push(("ways", self.ways.join("; ")));
                 pairs.push(("one run", length(self.run_s)));
             }
-            SetUp::AbTest(contest) => {
-                pairs.push(("rounds", contest.rounds.to_string()));
+            SetUp::AbTest(ab_test) => {
+                pairs.push(("rounds", ab_test.blocks.to_string()));
                 pairs.push(("one round", length(self.run_s)));
             }
         }
@@ -97,7 +97,7 @@ impl Shown for Summary {
         text += "\n";
         text += &match &self.set_up {
             SetUp::Scenario(scenario) => disks_and_phases(scenario),
-            SetUp::AbTest(contest) => contestants_and_sweeps(contest),
+            SetUp::AbTest(ab_test) => contestants_and_sweeps(ab_test),
         };
         let checks = self.checks.iter().map(|check| {
             let mut row = vec![check.what.clone(), check.bar.clone()];

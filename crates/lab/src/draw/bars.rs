@@ -1,12 +1,12 @@
 //! Bar charts: groups of bars side by side, such as target, result, and result without control.
 
 use super::scale::{Scale, label, round_up, ticks};
-use super::{HEIGHT, STYLES, WIDTH, at, escape, open, width};
+use super::{HEIGHT, LEFT, Panel, STYLES, WIDTH, width};
 
 /// How a bar is filled, so that it differs from its neighbours on grey paper.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// Only its outline: what was to be.
+    /// Only its outline: the target.
     Outline,
     /// Full.
     Solid,
@@ -14,10 +14,10 @@ pub enum Fill {
     Light,
 }
 
-/// Bars that stand together, one for each row; what was not measured is none.
+/// Bars side by side, one for each row; none if it was not measured.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Group {
-    /// Stands below.
+    /// The label below.
     pub name: String,
     /// Their heights.
     pub bars: Vec<Option<f64>>,
@@ -28,15 +28,14 @@ pub struct Group {
 pub struct Bars {
     /// What it shows.
     pub name: String,
-    /// What goes up, with its unit.
+    /// The vertical axis, with its unit.
     pub unit: String,
-    /// What each bar of a group is, its fill, and its style.
+    /// The name, fill and style of each bar of a group.
     pub rows: Vec<(String, Fill, usize)>,
     /// The groups.
     pub groups: Vec<Group>,
 }
 
-const LEFT: f64 = 44.0;
 const TOP: f64 = 50.0;
 const BOTTOM: f64 = HEIGHT - 44.0;
 const RIGHT: f64 = WIDTH - 6.0;
@@ -46,39 +45,27 @@ impl Bars {
     #[must_use]
     pub fn svg(&self) -> String {
         let values = self.groups.iter().flat_map(|group| &group.bars).flatten();
-        let most = round_up(
-            values
-                .copied()
-                .filter(|v| v.is_finite())
-                .fold(0.0, f64::max),
-        );
+        let finite = values.copied().filter(|value| value.is_finite());
+        let most = round_up(finite.fold(0.0, f64::max));
         let up = Scale::new(0.0, most, BOTTOM, TOP);
-        let mut svg = String::new();
-        open(&mut svg, &self.name, &self.unit);
-        for value in ticks(0.0, most, 5.0) {
-            let y = up.place(value);
-            svg.push_str(&format!(
-                "<path class=\"grid\" d=\"M{LEFT} {}H{RIGHT}\"/><text class=\"tick\" text-anchor=\"end\" x=\"{}\" \
-                 y=\"{}\">{}</text>",
-                at(y),
-                LEFT - 6.0,
-                at(y + 4.0),
-                label(value)
-            ));
-        }
+        let mut panel = Panel::new(&self.name, &self.unit);
+        let values = ticks(0.0, most, 5.0);
+        let heights: Vec<f64> = values.iter().map(|value| up.place(*value)).collect();
+        panel.upwards(&values, &heights, (BOTTOM, RIGHT));
         let room = (RIGHT - LEFT) / self.groups.len().max(1) as f64;
         for (place, group) in self.groups.iter().enumerate() {
-            self.group(group, LEFT + place as f64 * room, room, &up, &mut svg);
+            self.group(group, LEFT + place as f64 * room, room, &up, &mut panel);
         }
-        svg.push_str(&format!(
-            "<path class=\"axis\" d=\"M{LEFT} {BOTTOM}H{RIGHT}\"/>"
-        ));
-        self.legend(&mut svg);
-        svg.push_str("</svg>");
-        svg
+        let (mut x, y) = (LEFT, HEIGHT - 8.0);
+        for (name, fill, style) in &self.rows {
+            panel.rect(&class(*fill, *style), (x, y - 9.0), (11.0, 9.0));
+            panel.text("end", "start", (x + 16.0, y), name);
+            x += 16.0 + width(name, 11.0) + 14.0;
+        }
+        panel.svg()
     }
 
-    fn group(&self, group: &Group, from: f64, room: f64, up: &Scale, svg: &mut String) {
+    fn group(&self, group: &Group, from: f64, room: f64, up: &Scale, panel: &mut Panel) {
         let gap = (room * 0.12).clamp(2.0, 14.0);
         let wide = ((room - 2.0 * gap) / self.rows.len().max(1) as f64).min(34.0);
         let begin = from + (room - wide * self.rows.len() as f64) / 2.0;
@@ -86,27 +73,12 @@ impl Bars {
             let Some(value) = bar.filter(|value| value.is_finite()) else {
                 continue;
             };
-            let fill = match fill {
-                Fill::Outline => "outline",
-                Fill::Solid => "solid",
-                Fill::Light => "light",
-            };
             let (x, y) = (begin + place as f64 * wide, up.place(value));
-            svg.push_str(&format!(
-                "<rect class=\"bar {fill} s{}\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"/>",
-                style % STYLES,
-                at(x + 1.0),
-                at(y),
-                at((wide - 2.0).max(1.0)),
-                at(BOTTOM - y)
-            ));
+            let size = ((wide - 2.0).max(1.0), BOTTOM - y);
+            panel.rect(&class(*fill, *style), (x + 1.0, y), size);
             let text = label(value);
             if width(&text, 9.5) < wide + 2.0 {
-                svg.push_str(&format!(
-                    "<text class=\"worth\" x=\"{}\" y=\"{}\">{text}</text>",
-                    at(x + wide / 2.0),
-                    at(y - 4.0)
-                ));
+                panel.text("worth", "middle", (x + wide / 2.0, y - 4.0), &text);
             }
         }
         let mut name = group.name.clone();
@@ -117,35 +89,17 @@ impl Bars {
                 break;
             }
         }
-        svg.push_str(&format!(
-            "<text class=\"tick\" text-anchor=\"middle\" x=\"{}\" y=\"{}\">{}</text>",
-            at(from + room / 2.0),
-            BOTTOM + 15.0,
-            escape(&name)
-        ));
+        panel.text("tick", "middle", (from + room / 2.0, BOTTOM + 15.0), &name);
     }
+}
 
-    fn legend(&self, svg: &mut String) {
-        let mut x = LEFT;
-        let y = HEIGHT - 8.0;
-        for (name, fill, style) in &self.rows {
-            let fill = match fill {
-                Fill::Outline => "outline",
-                Fill::Solid => "solid",
-                Fill::Light => "light",
-            };
-            svg.push_str(&format!(
-                "<rect class=\"bar {fill} s{}\" x=\"{}\" y=\"{}\" width=\"11\" height=\"9\"/>\
-                 <text class=\"end\" x=\"{}\" y=\"{y}\">{}</text>",
-                style % STYLES,
-                at(x),
-                y - 9.0,
-                at(x + 16.0),
-                escape(name)
-            ));
-            x += 16.0 + width(name, 11.0) + 14.0;
-        }
-    }
+fn class(fill: Fill, style: usize) -> String {
+    let fill = match fill {
+        Fill::Outline => "outline",
+        Fill::Solid => "solid",
+        Fill::Light => "light",
+    };
+    format!("bar {fill} s{}", style % STYLES)
 }
 
 #[cfg(test)]
@@ -154,6 +108,10 @@ mod tests {
 
     #[test]
     fn a_bar_for_each_value_and_none_for_what_was_not_measured() {
+        let group = |name: &str, bars: [Option<f64>; 2]| Group {
+            name: name.into(),
+            bars: bars.into(),
+        };
         let bars = Bars {
             name: "Parts".into(),
             unit: "percent".into(),
@@ -162,14 +120,8 @@ mod tests {
                 ("had".into(), Fill::Solid, 0),
             ],
             groups: vec![
-                Group {
-                    name: "vm1".into(),
-                    bars: vec![Some(20.0), Some(20.1)],
-                },
-                Group {
-                    name: "vm4".into(),
-                    bars: vec![Some(40.0), None],
-                },
+                group("vm1", [Some(20.0), Some(20.1)]),
+                group("vm4", [Some(40.0), None]),
             ],
         };
         let svg = bars.svg();

@@ -1,21 +1,21 @@
 //! Line charts over time with phases, over percentiles, or over measured points.
 
 use super::scale::{Scale, label, log_ticks, ticks};
-use super::{HEIGHT, STYLES, WIDTH, at, escape, mark, open, width};
+use super::{HEIGHT, LEFT, Panel, STYLES, WIDTH, at, width};
 
 /// A line with a name.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Line {
-    /// Stands at its end.
+    /// The label at its end.
     pub name: String,
     /// From left to right.
     pub points: Vec<(f64, f64)>,
 }
 
-/// A stretch of time with a name: a phase.
+/// A phase.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Stretch {
-    /// Stands above it.
+    /// The label above it.
     pub name: String,
     /// Where it begins.
     pub from: f64,
@@ -23,16 +23,16 @@ pub struct Stretch {
     pub to: f64,
 }
 
-/// A value that lines are to be held against.
+/// A value that lines are compared with.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Level {
-    /// Stands on it.
+    /// The label on it.
     pub name: String,
     /// The value.
     pub at: f64,
 }
 
-/// What lies across.
+/// The horizontal axis.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Across {
     /// Time from zero until then, in this unit.
@@ -43,7 +43,7 @@ pub enum Across {
     Places(Vec<String>, &'static str),
 }
 
-/// What goes up.
+/// The vertical axis.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Up {
     /// From zero to here.
@@ -57,26 +57,52 @@ pub enum Up {
 pub struct Lines {
     /// What it shows.
     pub name: String,
-    /// What goes up, with its unit.
+    /// The vertical axis, with its unit.
     pub unit: String,
-    /// What lies across.
+    /// The horizontal axis.
     pub across: Across,
-    /// How high it is.
+    /// Its range.
     pub up: Up,
     /// The lines; each has the style of its place.
     pub lines: Vec<Line>,
     /// Phases, where there are several.
     pub phases: Vec<Stretch>,
-    /// What lines are held against.
+    /// Values that lines are compared with.
     pub levels: Vec<Level>,
 }
 
-const LEFT: f64 = 44.0;
 const BOTTOM: f64 = HEIGHT - 36.0;
 /// Names at lines' ends stand at least so far apart.
 const APART: f64 = 13.0;
 /// A line has about so many marks.
 const MARKS: usize = 6;
+/// The labels of an axis of percentiles, by their nines.
+const PERCENTILES: [(f64, &str); 6] = [
+    (0.0, "0"),
+    (std::f64::consts::LOG10_2, "50"),
+    (1.0, "90"),
+    (2.0, "99"),
+    (3.0, "99.9"),
+    (4.0, "99.99"),
+];
+
+/// A panel with its axes.
+struct Paper {
+    panel: Panel,
+    across: Scale,
+    up: Scale,
+    /// A vertical axis of powers begins here.
+    powers: Option<f64>,
+    top: f64,
+    right: f64,
+}
+
+impl Paper {
+    fn y(&self, value: f64) -> f64 {
+        let value = self.powers.map_or(value, |from| value.max(from).log10());
+        self.up.place(value)
+    }
+}
 
 impl Lines {
     /// The panel.
@@ -91,170 +117,107 @@ impl Lines {
             // A little room beside the first and the last, whose marks would lie on the axes.
             Across::Places(names, _) => (-0.25, names.len() as f64 - 0.75),
         };
-        let across = Scale::new(from, to, LEFT, right);
-        let up = match self.up {
-            Up::To(most) => Scale::new(0.0, most, BOTTOM, top),
-            Up::Powers(from, to) => Scale::new(from.log10(), to.log10(), BOTTOM, top),
+        let (low, high, powers) = match self.up {
+            Up::To(most) => (0.0, most, None),
+            Up::Powers(from, to) => (from.log10(), to.log10(), Some(from)),
         };
-        let paper = Paper {
-            across,
-            up,
+        let mut paper = Paper {
+            panel: Panel::new(&self.name, &self.unit),
+            across: Scale::new(from, to, LEFT, right),
+            up: Scale::new(low, high, BOTTOM, top),
+            powers,
             top,
             right,
         };
-        let mut svg = String::new();
-        open(&mut svg, &self.name, &self.unit);
-        self.phases(&paper, &mut svg);
-        self.upwards(&paper, &mut svg);
-        self.sideways(&paper, &mut svg);
-        self.lines(&paper, &mut svg);
-        // Last, with a rim: what is held at a level lies on it.
-        self.levels(&paper, &mut svg);
-        svg.push_str("</svg>");
-        svg
-    }
-
-    fn height(&self, value: f64) -> f64 {
-        match self.up {
-            Up::To(_) => value,
-            Up::Powers(from, _) => value.max(from).log10(),
+        self.phases(&mut paper);
+        self.axes(&mut paper);
+        self.lines(&mut paper);
+        // Last, with a rim: a line at a level lies on it.
+        for level in &self.levels {
+            let y = paper.y(level.at);
+            paper.panel.rule("level", y, right);
+            let place = (LEFT + 4.0, y - 4.0);
+            paper.panel.text("end rim", "start", place, &level.name);
         }
+        paper.panel.svg()
     }
 
-    fn phases(&self, paper: &Paper, svg: &mut String) {
+    fn phases(&self, paper: &mut Paper) {
+        let across = paper.across;
         let fits = self.phases.iter().all(|phase| {
-            let room = paper.across.place(phase.to) - paper.across.place(phase.from);
+            let room = across.place(phase.to) - across.place(phase.from);
             width(&phase.name, 11.0) < room - 2.0
         });
         for (place, phase) in self.phases.iter().enumerate() {
-            let (from, to) = (paper.across.place(phase.from), paper.across.place(phase.to));
+            let (from, to) = (across.place(phase.from), across.place(phase.to));
+            let top = paper.top;
             if !place.is_multiple_of(2) {
-                svg.push_str(&format!(
-                    "<rect class=\"band\" x=\"{}\" y=\"{}\" width=\"{}\" height=\"{}\"/>",
-                    at(from),
-                    at(paper.top),
-                    at(to - from),
-                    at(BOTTOM - paper.top)
-                ));
+                let size = (to - from, BOTTOM - top);
+                paper.panel.rect("band", (from, top), size);
             }
-            // Names that have no room are numbers; the page says which is which.
-            let name = if fits {
-                escape(&phase.name)
-            } else {
-                (place + 1).to_string()
+            // Names that have no room are numbers, which the caption explains.
+            let name = match fits {
+                true => phase.name.clone(),
+                false => (place + 1).to_string(),
             };
-            svg.push_str(&format!(
-                "<text class=\"phase\" text-anchor=\"middle\" x=\"{}\" y=\"{}\">{name}</text>",
-                at(f64::midpoint(from, to)),
-                at(paper.top - 6.0)
-            ));
+            let middle = (f64::midpoint(from, to), top - 6.0);
+            paper.panel.text("phase", "middle", middle, &name);
             if place > 0 {
-                let (x, top) = (at(from), at(paper.top));
-                svg.push_str(&format!("<path class=\"part\" d=\"M{x} {top}V{BOTTOM}\"/>"));
+                let d = format!("M{} {}V{BOTTOM}", at(from), at(top));
+                paper.panel.path("part", &d);
             }
         }
     }
 
-    fn upwards(&self, paper: &Paper, svg: &mut String) {
+    fn axes(&self, paper: &mut Paper) {
         let values = match self.up {
             Up::To(most) => ticks(0.0, most, 5.0),
             Up::Powers(from, to) => log_ticks(from, to),
         };
-        for value in values {
-            let y = paper.up.place(self.height(value));
-            let class = if y >= BOTTOM - 0.05 { "axis" } else { "grid" };
-            svg.push_str(&format!(
-                "<path class=\"{class}\" d=\"M{LEFT} {}H{}\"/><text class=\"tick\" text-anchor=\"end\" x=\"{}\" \
-                 y=\"{}\">{}</text>",
-                at(y),
-                at(paper.right),
-                LEFT - 6.0,
-                at(y + 4.0),
-                label(value)
-            ));
-        }
-        svg.push_str(&format!(
-            "<path class=\"axis\" d=\"M{LEFT} {BOTTOM}H{}\"/>",
-            at(paper.right)
-        ));
-    }
-
-    fn sideways(&self, paper: &Paper, svg: &mut String) {
-        let (values, unit) = match &self.across {
+        let heights: Vec<f64> = values.iter().map(|value| paper.y(*value)).collect();
+        let right = paper.right;
+        paper.panel.upwards(&values, &heights, (BOTTOM, right));
+        let (labels, unit): (Vec<(f64, String)>, _) = match &self.across {
             Across::Time(to, unit) => {
                 let ticks = ticks(0.0, *to, 6.0).into_iter();
-                let ticks: Vec<_> = ticks.map(|tick| (tick, label(tick))).collect();
-                (ticks, *unit)
+                (ticks.map(|tick| (tick, label(tick))).collect(), *unit)
             }
             Across::Places(names, what) => {
-                let ticks = names.iter().enumerate();
-                let ticks = ticks.map(|(place, name)| (place as f64, escape(name)));
-                (ticks.collect(), *what)
+                let names = names.iter().enumerate();
+                let labels = names.map(|(place, name)| (place as f64, name.clone()));
+                (labels.collect(), *what)
             }
             Across::Percentiles(nines) => {
-                let named = [
-                    (0.0, "0"),
-                    (std::f64::consts::LOG10_2, "50"),
-                    (1.0, "90"),
-                    (2.0, "99"),
-                    (3.0, "99.9"),
-                    (4.0, "99.99"),
-                ];
-                let here = named.iter().filter(|(at, _)| *at <= f64::from(*nines));
-                let ticks = here.map(|(at, name)| (*at, (*name).to_owned())).collect();
-                (ticks, "percent of I/Os are at or below")
+                let here = PERCENTILES.into_iter();
+                let here = here.filter(|(at, _)| *at <= f64::from(*nines));
+                let labels = here.map(|(at, name)| (at, name.to_owned()));
+                (labels.collect(), "percent of I/Os are at or below")
             }
         };
-        for (value, name) in values {
-            let x = at(paper.across.place(value));
-            svg.push_str(&format!(
-                "<path class=\"axis\" d=\"M{x} {BOTTOM}v4\"/><text class=\"tick\" text-anchor=\"middle\" x=\"{x}\" \
-                 y=\"{}\">{name}</text>",
-                BOTTOM + 16.0
-            ));
+        for (value, name) in labels {
+            let x = paper.across.place(value);
+            paper.panel.path("axis", &format!("M{} {BOTTOM}v4", at(x)));
+            paper
+                .panel
+                .text("tick", "middle", (x, BOTTOM + 16.0), &name);
         }
-        svg.push_str(&format!(
-            "<text class=\"unit\" text-anchor=\"middle\" x=\"{}\" y=\"{}\">{unit}</text>",
-            at(f64::midpoint(LEFT, paper.right)),
-            HEIGHT - 4.0
-        ));
+        let middle = (f64::midpoint(LEFT, right), HEIGHT - 4.0);
+        paper.panel.text("unit", "middle", middle, unit);
     }
 
-    fn levels(&self, paper: &Paper, svg: &mut String) {
-        for level in &self.levels {
-            let y = paper.up.place(self.height(level.at));
-            svg.push_str(&format!(
-                "<path class=\"level\" d=\"M{LEFT} {}H{}\"/><text class=\"end rim\" x=\"{}\" y=\"{}\">{}</text>",
-                at(y),
-                at(paper.right),
-                LEFT + 4.0,
-                at(y - 4.0),
-                escape(&level.name)
-            ));
-        }
-    }
-
-    fn lines(&self, paper: &Paper, svg: &mut String) {
+    fn lines(&self, paper: &mut Paper) {
         let mut ends = Vec::new();
         for (style, line) in self.lines.iter().enumerate() {
-            let points: Vec<(f64, f64)> = line
-                .points
-                .iter()
-                .filter(|(x, y)| x.is_finite() && y.is_finite())
-                .map(|&(x, y)| (paper.across.place(x), paper.up.place(self.height(y))))
-                .collect();
+            let points = line.points.iter();
+            let points = points.filter(|(x, y)| x.is_finite() && y.is_finite());
+            let points = points.map(|(x, y)| (paper.across.place(*x), paper.y(*y)));
+            let points: Vec<(f64, f64)> = points.collect();
             let Some(&(_, last)) = points.last() else {
                 continue;
             };
-            let mut d = String::new();
-            for (place, (x, y)) in points.iter().enumerate() {
-                d.push(if place == 0 { 'M' } else { 'L' });
-                d.push_str(&format!("{} {}", at(*x), at(*y)));
-            }
-            svg.push_str(&format!(
-                "<path class=\"line s{}\" d=\"{d}\"/>",
-                style % STYLES
-            ));
+            let d = points.iter().map(|(x, y)| format!("{} {}", at(*x), at(*y)));
+            let d = format!("M{}", d.collect::<Vec<_>>().join("L"));
+            paper.panel.path(&format!("line s{}", style % STYLES), &d);
             // Each line's marks begin elsewhere, so that they do not cover each other where lines meet.
             let pace = (points.len() / MARKS).max(1);
             let begin = match self.across {
@@ -262,28 +225,19 @@ impl Lines {
                 _ => pace * (style % STYLES + 1) / (STYLES + 1),
             };
             for (x, y) in points.iter().skip(begin).step_by(pace) {
-                svg.push_str(&mark(style, *x, *y));
+                paper.panel.mark(style, *x, *y);
             }
             ends.push((last, style));
         }
+        let right = paper.right;
         for (y, style) in apart(ends, paper.top, BOTTOM) {
-            let name = escape(&self.lines[style].name);
-            svg.push_str(&mark(style, paper.right + 8.0, y));
-            svg.push_str(&format!(
-                "<text class=\"end\" x=\"{}\" y=\"{}\">{name}</text>",
-                at(paper.right + 15.0),
-                at(y + 4.0)
-            ));
+            paper.panel.mark(style, right + 8.0, y);
+            let name = &self.lines[style].name;
+            paper
+                .panel
+                .text("end", "start", (right + 15.0, y + 4.0), name);
         }
     }
-}
-
-/// Where things are on the panel.
-struct Paper {
-    across: Scale,
-    up: Scale,
-    top: f64,
-    right: f64,
 }
 
 /// Moves names away from each other, as little as need be.
@@ -325,36 +279,36 @@ mod tests {
         }
     }
 
+    fn has(svg: &str, text: &str) -> bool {
+        svg.contains(&format!(">{text}</text>"))
+    }
+
     #[test]
     fn every_line_has_its_dashes_its_marks_and_its_name() {
         let svg = panel().svg();
         for (style, name) in ["vm1", "vm2"].iter().enumerate() {
             assert_eq!(svg.matches(&format!("class=\"line s{style}\"")).count(), 1);
             assert!(svg.matches(&format!("class=\"mark s{style}\"")).count() > 3);
-            assert!(svg.contains(&format!(">{name}</text>")), "{svg}");
+            assert!(has(&svg, name), "{svg}");
         }
-        assert!(svg.contains(">threshold</text>"));
+        assert!(has(&svg, "threshold"));
         assert!(svg.contains("aria-label=\"Throughput, I/Os a second\""));
     }
 
     #[test]
     fn names_of_lines_that_meet_stand_apart() {
         let placed = apart(vec![(50.0, 0), (51.0, 1), (52.0, 2)], 0.0, 60.0);
-        let places: Vec<f64> = placed.iter().map(|(y, _)| *y).collect();
-        assert_eq!(places, [34.0, 47.0, 60.0]);
+        assert_eq!(placed, [(34.0, 0), (47.0, 1), (60.0, 2)]);
     }
 
     #[test]
-    fn what_is_no_number_is_left_out() {
+    fn values_that_are_not_numbers_are_left_out() {
         let mut panel = panel();
         panel.lines[0].points = vec![(0.0, f64::NAN), (1.0, 2.0), (f64::INFINITY, 1.0)];
         panel.lines[1].points.clear();
         let svg = panel.svg();
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
-        assert!(
-            !svg.contains(">vm2</text>"),
-            "a line of nothing has no name"
-        );
+        assert!(!has(&svg, "vm2"), "a line without points has no name");
     }
 
     #[test]
@@ -366,7 +320,7 @@ mod tests {
         }
         let svg = panel.svg();
         for text in ["1", "16", "256", "VMs"] {
-            assert!(svg.contains(&format!(">{text}</text>")), "{text}: {svg}");
+            assert!(has(&svg, text), "{text}: {svg}");
         }
         // Few points have a mark each.
         assert_eq!(svg.matches("class=\"mark s0\"").count(), 3 + 1);
@@ -381,9 +335,9 @@ mod tests {
             to: from + 25.0,
         };
         panel.phases = vec![phase("all", 0.0), phase("idle", 25.0)];
-        assert!(panel.svg().contains(">idle</text>"));
+        assert!(has(&panel.svg(), "idle"));
         panel.phases[1].name = "a name that is much too long to stand above its phase".into();
         let svg = panel.svg();
-        assert!(svg.contains(">2</text>") && !svg.contains("much too long"));
+        assert!(has(&svg, "2") && !svg.contains("much too long"));
     }
 }

@@ -1,9 +1,9 @@
 //! An A/B test (a contest, in its file): several contestants do the same work on real servers.
 //!
 //! It answers what is not about I/O control: the cost of a filter, the IOPS of a host, the loss on the way from a file to a
-//! guest. Its file lies beside the scenarios, and `file` reads it. The experiment's runner runs it with the machinery of the
-//! bench: pinned server processes, interleaved trials, CPU per I/O, rejected trials. Findings and report are like those of
-//! scenarios.
+//! guest. Its file lies beside the scenarios; `file` reads it and checks it. The experiment's runner runs it with the
+//! machinery of the bench: pinned server processes, interleaved trials, CPU per I/O, rejected trials. Findings and report are
+//! like those of scenarios.
 //!
 //! # Always true
 //! - A ratio is taken within a block first, and the median of the blocks second.
@@ -25,61 +25,92 @@ use anyhow::Result;
 use serde::Deserialize;
 
 /// An A/B test, at its length.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct AbTest {
-    /// What it is called, as its file is.
+    /// Its name, which is its file's too.
     pub name: String,
     /// What it shows.
     pub title: String,
     /// Where it is from.
     pub source: String,
     /// The file.
+    #[serde(skip)]
     pub text: String,
-    /// What it is measured for, in percent of what the file says.
+    /// Its length, in percent of what the file says.
+    #[serde(skip)]
     pub percent: u64,
-    /// How long each contestant is measured at each point, over all blocks.
-    pub measure: Duration,
-    /// Before each trial.
-    pub warm: Duration,
-    /// How often contestants meet at each point.
-    pub rounds: u32,
-    /// Their servers run side by side in a block and are asked in turns of milliseconds: for what differs by a percent.
-    pub side_by_side: bool,
-    /// A trial during which others had more of a processor than this, in percent, is thrown away.
-    pub quiet: f64,
-    /// The size of the file that is read and written, where one is.
-    pub file_bytes: u64,
-    /// Who takes part.
+    /// How it is measured.
+    #[serde(rename = "contest")]
+    pub rules: Rules,
+    /// What is compared.
+    #[serde(rename = "contestant")]
     pub contestants: Vec<Contestant>,
-    /// In what.
+    /// The work.
+    #[serde(rename = "sweep")]
     pub sweeps: Vec<Sweep>,
-    /// What is to come out.
+    /// The expected results.
+    #[serde(rename = "expect")]
     pub expects: Vec<Expect>,
     /// Points that are left out at this length.
+    #[serde(skip)]
     pub left_out: Vec<String>,
 }
 
-/// Who takes part.
-#[derive(Clone, Debug, PartialEq)]
+/// How an A/B test is measured.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
+pub struct Rules {
+    /// How long each contestant is measured at each point, over all blocks.
+    #[serde(deserialize_with = "file::length")]
+    pub measure: Duration,
+    /// Before each trial.
+    #[serde(deserialize_with = "file::length")]
+    pub warm: Duration,
+    /// The number of blocks at each point.
+    #[serde(rename = "rounds")]
+    pub blocks: u32,
+    /// All servers run in a block and are measured in slices of milliseconds, for differences of a percent.
+    #[serde(default)]
+    pub side_by_side: bool,
+    /// A trial during which others had more of a processor than this, in percent, is discarded.
+    #[serde(default = "file::quiet")]
+    pub quiet: f64,
+    /// The size of the file that is read and written, if there is one.
+    #[serde(default = "file::gib", deserialize_with = "file::size")]
+    pub file: u64,
+    /// The same of a short A/B test.
+    #[serde(default, deserialize_with = "file::some_size")]
+    pub brief_file: Option<u64>,
+}
+
+/// One of the things that are compared.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Contestant {
-    /// What it is called.
+    /// Its name.
     pub name: String,
-    /// Who serves.
+    /// The server.
+    #[serde(default)]
     pub server: Server,
-    /// Who asks.
+    /// The client.
+    #[serde(default)]
     pub client: Client,
-    /// What lies behind it.
+    /// What lies behind the server.
+    #[serde(default)]
     pub store: Store,
     /// The disk's filters, top first.
+    #[serde(default)]
     pub filters: Vec<String>,
 }
 
-/// Who serves.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+/// The server.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Server {
+    /// None: the client uses the file itself.
+    #[default]
     #[serde(skip)]
-    /// Nobody: the file itself is asked.
     Nobody,
     /// Tidegate, with one I/O thread.
     Tidegate,
@@ -87,11 +118,12 @@ pub enum Server {
     StorageDaemon,
 }
 
-/// Who asks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+/// The client.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Client {
     /// Our own guests without a virtual machine, over vhost-user.
+    #[default]
     VhostUser,
     /// fio on the file.
     Fio,
@@ -102,10 +134,11 @@ pub enum Client {
 }
 
 /// What lies behind a disk.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Store {
     /// Nothing: I/Os are answered at once, and no byte is moved.
+    #[default]
     Null,
     /// Memory of the server.
     Memory,
@@ -114,18 +147,30 @@ pub enum Store {
 }
 
 /// The same work with one thing varied.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Sweep {
-    /// What it is called.
+    /// Its name.
     pub name: String,
     /// The same in words.
     pub title: String,
     /// What is varied.
     pub across: Across,
+    /// The values that are varied; none where points are kinds of work.
+    #[serde(default, rename = "points", deserialize_with = "file::names")]
+    values: Vec<String>,
+    /// The only points of a short A/B test, if some are left out.
+    #[serde(default, deserialize_with = "file::names")]
+    brief: Vec<String>,
+    /// The work, apart from what is varied.
+    #[serde(default)]
+    work: Work,
     /// From first to last.
+    #[serde(default, rename = "point")]
     pub points: Vec<Point>,
-    /// Who takes part in it.
-    pub contestants: Vec<usize>,
+    /// The names of its contestants.
+    #[serde(default)]
+    pub contestants: Vec<String>,
 }
 
 /// What a sweep varies.
@@ -134,7 +179,7 @@ pub struct Sweep {
 pub enum Across {
     /// The number of VMs.
     Vms,
-    /// What each keeps in flight.
+    /// The I/Os that each keeps in flight.
     Outstanding,
     /// The size of a request.
     Size,
@@ -143,62 +188,69 @@ pub enum Across {
 }
 
 /// One point of a sweep.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Point {
-    /// What it is called.
+    /// Its name: the varied value, or the kind of work.
     pub name: String,
-    /// What is asked.
+    /// The work.
     pub work: Work,
 }
 
-/// What is asked.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// The load of one trial.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[serde(default, deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Work {
-    /// How many VMs, each with a disk.
-    pub vms: usize,
+    /// The number of VMs, each with a disk.
+    pub vms: u32,
     /// Queues of each.
     pub queues: u16,
-    /// What each queue keeps in flight.
+    /// The I/Os that each queue keeps in flight.
     pub outstanding: u16,
-    /// Bytes.
+    /// Bytes of a request.
+    #[serde(deserialize_with = "file::size")]
     pub size: u32,
     /// How many of 100 are reads.
     pub reads: u8,
     /// At random places, or one after the other.
+    #[serde(deserialize_with = "file::all_or_none")]
     pub random: bool,
     /// A flush after so many writes; 0 for never.
     pub flush_every: u32,
 }
 
-/// A figure and its mark.
-#[derive(Clone, Debug, PartialEq)]
+/// A figure and its bar.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields, rename_all = "kebab-case")]
 pub struct Expect {
     /// Which figure.
     pub what: Measure,
     /// In which sweep.
-    pub sweep: usize,
-    /// At which point; at all of them, if not said.
+    pub sweep: String,
+    /// At which point; all of them if not said.
     pub at: Option<String>,
-    /// What is made of several points.
+    /// How several points become one figure.
+    #[serde(default)]
     pub over: Over,
-    /// Whose.
-    pub contestant: usize,
-    /// Divided by the same figure of whom, where.
+    /// Of which contestant.
+    pub contestant: String,
+    /// What it is divided by.
     pub against: Option<Against>,
     /// The least it may be.
     pub at_least: Option<f64>,
     /// The most it may be.
     pub at_most: Option<f64>,
-    /// Where the mark is from.
+    /// Where the bar is from.
     pub source: String,
 }
 
 /// What a figure is divided by.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
 pub struct Against {
-    /// Whose.
-    pub contestant: usize,
-    /// At which point; at the same, if not said.
+    /// The figure of this contestant; of the same one if not said.
+    pub contestant: Option<String>,
+    /// At which point; at the same if not said.
     pub at: Option<String>,
 }
 
@@ -216,15 +268,16 @@ pub enum Measure {
     Cpu,
 }
 
-/// What is made of several points.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+/// How several points become one figure.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Over {
-    /// The geometric mean.
+    /// By the geometric mean.
+    #[default]
     Mean,
-    /// The least.
+    /// The smallest counts.
     Least,
-    /// The greatest.
+    /// The largest counts.
     Most,
 }
 
@@ -254,28 +307,39 @@ impl AbTest {
     /// How long a trial is measured.
     #[must_use]
     pub fn span(&self) -> Duration {
-        (self.measure / self.rounds.max(1)).max(SHORTEST)
+        (self.rules.measure / self.rules.blocks.max(1)).max(SHORTEST)
     }
 
-    /// How long all blocks take, when nothing has to be made again.
+    /// How long all blocks take, when nothing has to be repeated.
     #[must_use]
     pub fn lasts(&self) -> Duration {
-        let trials = self.sweeps.iter().flat_map(|sweep| {
-            let each = sweep.points.iter().flat_map(|_| &sweep.contestants);
-            each.map(|contestant| self.trial(*contestant))
-        });
-        trials.sum::<Duration>() * self.rounds
+        let sweeps = self.sweeps.iter();
+        let trials = sweeps.flat_map(|sweep| sweep.points.iter().flat_map(|_| &sweep.contestants));
+        let trials: Duration = trials.map(|contestant| self.trial(contestant)).sum();
+        trials * self.rules.blocks
     }
 
-    /// How long a contestant's trial takes, with what is set up before it.
+    /// How long a contestant's trial takes, with its preparation.
     #[must_use]
-    pub fn trial(&self, contestant: usize) -> Duration {
-        let set_up = match self.contestants[contestant].client {
-            Client::Guest => guest::BOOTS,
-            Client::Fio | Client::FioNbd => Duration::from_millis(700),
-            Client::VhostUser => Duration::from_millis(300),
+    pub fn trial(&self, contestant: &str) -> Duration {
+        let set_up = match self.contestant(contestant).map(|one| one.client) {
+            Some(Client::Guest) => guest::BOOTS,
+            Some(Client::Fio | Client::FioNbd) => Duration::from_millis(700),
+            Some(Client::VhostUser) | None => Duration::from_millis(300),
         };
-        set_up + self.warm + self.span()
+        set_up + self.rules.warm + self.span()
+    }
+
+    /// The contestant of a name.
+    #[must_use]
+    pub fn contestant(&self, name: &str) -> Option<&Contestant> {
+        self.contestants.iter().find(|one| one.name == name)
+    }
+
+    /// The sweep of a name.
+    #[must_use]
+    pub fn sweep(&self, name: &str) -> Option<&Sweep> {
+        self.sweeps.iter().find(|sweep| sweep.name == name)
     }
 
     /// Whether a file is read and written: an emulated disk's work counts as stolen then, and says nothing.
@@ -286,7 +350,7 @@ impl AbTest {
             .any(|contestant| contestant.store == Store::File)
     }
 
-    /// Whether contestants differ in who asks: what they cost is then the asker's processor time too.
+    /// Whether contestants differ in their clients: their cost includes the client's processor time then.
     #[must_use]
     pub fn clients_differ(&self) -> bool {
         let first = self.contestants.first().map(|one| one.client);
@@ -304,6 +368,31 @@ impl Across {
             Across::Size => "size of a request",
             Across::Work => "kind of work",
         }
+    }
+}
+
+impl Sweep {
+    /// Whether it has a point.
+    #[must_use]
+    pub fn has(&self, point: &str) -> bool {
+        self.points.iter().any(|one| one.name == point)
+    }
+
+    /// A point in words.
+    #[must_use]
+    pub fn words(&self, point: &str) -> String {
+        match self.across {
+            Across::Vms if point == "1" => "1 VM".to_owned(),
+            Across::Vms => format!("{point} VMs"),
+            Across::Outstanding => format!("{point} outstanding"),
+            Across::Size | Across::Work => point.to_owned(),
+        }
+    }
+
+    /// A point as part of a file's name.
+    #[must_use]
+    pub fn slug(&self, point: &str) -> String {
+        slug(&format!("{}-{point}", self.name))
     }
 }
 
@@ -372,7 +461,7 @@ impl Work {
             reads => format!("{reads} % reads"),
         };
         let place = if self.random { "random" } else { "sequential" };
-        let mut words = format!("{} {place} {kind}", bytes(u64::from(self.size)));
+        let mut words = format!("{} {place} {kind}", bytes(self.size.into()));
         match self.queues {
             1 => words += &format!(", {} outstanding", self.outstanding),
             queues => words += &format!(", {queues} queues of {} outstanding", self.outstanding),
@@ -389,11 +478,11 @@ impl Work {
 
 /// Bytes as people write them.
 pub(in crate::experiment) fn bytes(bytes: u64) -> String {
-    match bytes {
-        _ if bytes >= 1 << 30 && bytes.is_multiple_of(1 << 30) => format!("{} GiB", bytes >> 30),
-        _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
-        _ if bytes >= 1 << 10 && bytes.is_multiple_of(1 << 10) => format!("{} KiB", bytes >> 10),
-        _ => format!("{bytes} B"),
+    let units = [(30, "GiB"), (20, "MiB"), (10, "KiB")];
+    let whole = |(shift, _): &(u32, &str)| bytes > 0 && bytes.is_multiple_of(1 << shift);
+    match units.into_iter().find(whole) {
+        Some((shift, unit)) => format!("{} {unit}", bytes >> shift),
+        None => format!("{bytes} B"),
     }
 }
 

@@ -1,9 +1,9 @@
 //! Compares two results directories: two revisions, two machines, or two places to run.
 //!
 //! # Always true
-//! - Only what both have is compared; what only one has is named, and counted.
-//! - A check that held in the first and is missing in the second, or could not be judged there, is as lost as one
-//!   that fails. Where the two were run in different places, what only one place can tell is not.
+//! - Only what both have is compared. The rest is named and counted.
+//! - A check that passed in the first and fails, is missing or not judged in the second is lost. If the two were run in
+//!   different places, a check that only one place can judge is not.
 
 use std::path::Path;
 
@@ -12,12 +12,11 @@ use serde::Serialize;
 
 use super::On;
 use super::directory::{Directory, Suite};
-use super::findings::ab_test::Measured;
 use super::findings::{Check, Findings, Verdict};
 use crate::statistics::Spread;
 
 /// The two, side by side.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Default, Serialize)]
 pub struct Comparison {
     /// The first directory.
     pub before: String,
@@ -25,7 +24,7 @@ pub struct Comparison {
     pub after: String,
     /// Checks that both have.
     pub checks: Vec<ComparedCheck>,
-    /// What disks had, as far as both have it.
+    /// Figures of disks, as far as both have them.
     pub figures: Vec<ComparedFigure>,
     /// Checks that only the first has.
     pub only_before: Vec<OneSided>,
@@ -42,7 +41,7 @@ pub struct OneSided {
     pub what: String,
     /// How it came out.
     pub verdict: Verdict,
-    /// Whether it held, and should be there.
+    /// Whether it passed, and should be there.
     pub lost: bool,
 }
 
@@ -67,7 +66,7 @@ pub struct ComparedCheck {
     pub verdict_before: Verdict,
     /// How it came out in the second.
     pub verdict_after: Verdict,
-    /// Whether it held in the first, and not in the second.
+    /// Whether it passed in the first, and not in the second.
     pub lost: bool,
 }
 
@@ -97,10 +96,7 @@ pub fn compare(before: &Path, after: &Path) -> Result<Comparison> {
     let mut comparison = Comparison {
         before: before.display().to_string(),
         after: after.display().to_string(),
-        checks: Vec::new(),
-        figures: Vec::new(),
-        only_before: Vec::new(),
-        only_after: Vec::new(),
+        ..Comparison::default()
     };
     for one in &left {
         match same(one, &right) {
@@ -123,7 +119,7 @@ pub fn compare(before: &Path, after: &Path) -> Result<Comparison> {
     Ok(comparison)
 }
 
-/// What a directory, or each of a suite, comes to.
+/// The findings of a directory, or of each in a suite.
 fn findings(path: &Path) -> Result<Vec<Findings>> {
     let Some(suite) = Suite::open(path)? else {
         return Ok(vec![Findings::read(path)?]);
@@ -156,25 +152,45 @@ fn alike(one: &Check, other: &Check, common: bool) -> bool {
         && (one.on == other.on || !common && one.on.is_some() == other.on.is_some())
 }
 
+/// A check's name, with the place if it is wanted.
+fn named(check: &Check, with_place: bool) -> String {
+    match check.on {
+        Some(on) if with_place => format!("{} ({})", check.what, on.title()),
+        _ => check.what.clone(),
+    }
+}
+
 impl OneSided {
     /// `missed`: it should be in the other, too.
     fn of(findings: &Findings, check: &Check, missed: bool) -> OneSided {
         OneSided {
             experiment: findings.experiment.name.clone(),
-            what: match check.on {
-                Some(on) => format!("{} ({})", check.what, on.title()),
-                None => check.what.clone(),
-            },
+            what: named(check, true),
             verdict: check.verdict,
             lost: missed && check.verdict == Verdict::Pass,
         }
     }
 }
 
+/// The figures of disks or contestants: where, of what, I/Os a second, and latency.
+fn rows(findings: &Findings) -> Vec<(On, String, Option<Spread>, Option<Spread>)> {
+    let stages = findings.stages.iter();
+    let disks = stages.flat_map(|stage| stage.figures.iter().map(|row| (stage.on, row)));
+    let disks = disks.map(|(on, row)| {
+        let of = format!("{} {}, {}", row.disk, row.way, row.phase);
+        (on, of, row.iops, row.latency_ms)
+    });
+    let contestants = findings.measured.iter().map(|row| {
+        let of = format!("{}, {}: {}", row.contestant, row.sweep, row.point);
+        let latency_ms = row.p50_us.map(|us| us.scaled(1e-3));
+        (On::Engine, of, row.iops, latency_ms)
+    });
+    disks.chain(contestants).collect()
+}
+
 impl Comparison {
     fn add(&mut self, one: &Findings, other: &Findings) {
-        self.add_measured(one, other);
-        let name = &one.experiment.name;
+        let experiment = &one.experiment.name;
         let places = |findings: &Findings| -> Vec<On> {
             findings.stages.iter().map(|stage| stage.on).collect()
         };
@@ -186,17 +202,13 @@ impl Comparison {
                 self.only_before.push(OneSided::of(one, check, common));
                 continue;
             };
-            let held = check.verdict == Verdict::Pass;
-            let holds_not = match common {
+            let lost = match common {
                 true => theirs.verdict != Verdict::Pass,
                 false => theirs.verdict == Verdict::Fail,
             };
             self.checks.push(ComparedCheck {
-                experiment: name.clone(),
-                what: match (check.on, common && left.len() > 1) {
-                    (Some(on), true) => format!("{} ({})", check.what, on.title()),
-                    _ => check.what.clone(),
-                },
+                experiment: experiment.clone(),
+                what: named(check, common && left.len() > 1),
                 bar: check.bar.clone(),
                 unit: check.unit,
                 change_percent: change(check.ours, theirs.ours),
@@ -204,56 +216,29 @@ impl Comparison {
                 after: theirs.ours,
                 verdict_before: check.verdict,
                 verdict_after: theirs.verdict,
-                lost: held && holds_not,
+                lost: check.verdict == Verdict::Pass && lost,
             });
         }
         let new = |theirs: &&Check| !one.checks.iter().any(|check| alike(check, theirs, common));
         let new = other.checks.iter().filter(new);
         self.only_after
             .extend(new.map(|theirs| OneSided::of(other, theirs, false)));
-        for stage in &one.stages {
-            let theirs = other
-                .stages
-                .iter()
-                .find(|theirs| theirs.on == stage.on || !common);
-            let theirs = theirs.map_or(&[][..], |theirs| &theirs.figures);
-            for figure in &stage.figures {
-                let key = |figure: &super::findings::Figure| {
-                    format!("{} {}, {}", figure.disk, figure.way, figure.phase)
-                };
-                if let Some(theirs) = theirs.iter().find(|theirs| key(theirs) == key(figure)) {
-                    self.figures.push(ComparedFigure {
-                        experiment: name.clone(),
-                        of: key(figure),
-                        iops_before: figure.iops,
-                        iops_after: theirs.iops,
-                        latency_before_ms: figure.latency_ms,
-                        latency_after_ms: theirs.latency_ms,
-                    });
-                }
-            }
+        let theirs = rows(other);
+        for (on, of, iops_before, latency_before_ms) in rows(one) {
+            let mut theirs = theirs.iter();
+            let same = theirs.find(|row| row.1 == of && (row.0 == on || !common));
+            self.figures.extend(same.map(|row| ComparedFigure {
+                experiment: experiment.clone(),
+                of,
+                iops_before,
+                iops_after: row.2,
+                latency_before_ms,
+                latency_after_ms: row.3,
+            }));
         }
     }
 
-    /// What contestants did, where both were A/B tests.
-    fn add_measured(&mut self, one: &Findings, other: &Findings) {
-        let key = |row: &Measured| format!("{}, {}: {}", row.contestant, row.sweep, row.point);
-        let ms = |us: Option<Spread>| us.map(|us| us.scaled(1e-3));
-        for row in &one.measured {
-            if let Some(theirs) = other.measured.iter().find(|theirs| key(theirs) == key(row)) {
-                self.figures.push(ComparedFigure {
-                    experiment: one.experiment.name.clone(),
-                    of: key(row),
-                    iops_before: row.iops,
-                    iops_after: theirs.iops,
-                    latency_before_ms: ms(row.p50_us),
-                    latency_after_ms: ms(theirs.p50_us),
-                });
-            }
-        }
-    }
-
-    /// Checks that held in the first and do not in the second, a line each with what became of them.
+    /// Checks that passed in the first and do not in the second, a line each with what became of them.
     #[must_use]
     pub fn lost(&self) -> Vec<String> {
         let both = self.checks.iter().filter(|check| check.lost);
@@ -278,13 +263,13 @@ pub fn change(before: Option<Spread>, after: Option<Spread>) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::findings::ab_test::tests::results;
+    use crate::experiment::fixtures::ab_results;
     use crate::experiment::store::FORMAT;
 
-    /// What an A/B test came to, of which every check holds.
-    fn held() -> Findings {
+    /// The findings of an A/B test with every check passed.
+    fn passed() -> Findings {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let mut findings = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]).findings();
+        let mut findings = ab_results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]).findings();
         for check in &mut findings.checks {
             check.verdict = Verdict::Pass;
         }
@@ -292,21 +277,14 @@ mod tests {
     }
 
     fn compared(one: &Findings, other: &Findings) -> Comparison {
-        let mut comparison = Comparison {
-            before: "before".into(),
-            after: "after".into(),
-            checks: Vec::new(),
-            figures: Vec::new(),
-            only_before: Vec::new(),
-            only_after: Vec::new(),
-        };
+        let mut comparison = Comparison::default();
         comparison.add(one, other);
         comparison
     }
 
     #[test]
-    fn a_check_that_held_and_fails_is_not_judged_or_missing_is_lost() {
-        let before = held();
+    fn a_passed_check_that_fails_is_missing_or_not_judged_is_lost() {
+        let before = passed();
         assert!(compared(&before, &before).lost().is_empty());
         for verdict in [Verdict::Fail, Verdict::NotJudged] {
             let mut after = before.clone();
@@ -314,7 +292,7 @@ mod tests {
             let lost = compared(&before, &after).lost();
             assert_eq!(lost.len(), 1, "{lost:?}");
             assert!(lost[0].ends_with(verdict.word()), "{lost:?}");
-            // What did not hold before is not lost.
+            // A check that did not pass before is not lost.
             assert!(compared(&after, &before).lost().is_empty());
         }
         let mut after = before.clone();
@@ -332,7 +310,7 @@ mod tests {
 
     #[test]
     fn in_different_places_only_what_fails_is_lost() {
-        let before = held();
+        let before = passed();
         let mut after = before.clone();
         after.stages[0].on = On::Sim;
         for check in &mut after.checks {
@@ -346,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn an_experiment_that_a_suite_no_longer_has_is_lost_with_all_that_held() {
+    fn an_experiment_that_a_suite_no_longer_has_is_lost_with_its_passed_checks() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let names = ["million-iops", "filter-overhead"];
         let suite = |place: &str, made: &[&str]| {
@@ -358,7 +336,7 @@ mod tests {
             };
             suite.save(&place).expect("it can be written");
             for name in made {
-                results(&place.join(name), name, &[1.0, 1.0, 0.5]);
+                ab_results(&place.join(name), name, &[1.0, 1.0, 0.5]);
             }
             place
         };

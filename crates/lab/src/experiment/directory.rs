@@ -11,9 +11,9 @@
 //!
 //! # Always true
 //! - A file is there whole or not at all: it is written beside its place and renamed.
-//! - Runs of one directory are of one scenario at one length: others are refused.
-//! - Runs of one directory are of one program on one machine under one kernel: who is another is refused.
-//! - That a run could not be made is reported until it is there, whatever is made meanwhile.
+//! - Runs of one directory are of one scenario at one length. Others are refused.
+//! - Runs of one directory are of one program on one machine under one kernel. Others are refused.
+//! - A run that could not be made is reported until it is there.
 
 mod maker;
 
@@ -23,14 +23,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use anyhow::{Context, Result, bail};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
 use super::ab_test::store::Block;
-use super::store::{FORMAT, StoredRun};
+pub use super::store::moment;
+use super::store::{FORMAT, Piece, StoredRun};
 use super::{Entry, Experiment, On};
 
 /// What was to be run, and on what.
@@ -95,7 +96,6 @@ impl Directory {
     pub fn begin(
         path: &Path,
         experiment: &Entry,
-        percent: u64,
         seed: u64,
         on: &[On],
         repeat: u32,
@@ -104,7 +104,7 @@ impl Directory {
             format: FORMAT,
             name: experiment.name().to_owned(),
             scenario: experiment.text().to_owned(),
-            percent,
+            percent: experiment.percent(),
             seed,
             on: on.iter().copied().collect(),
             repeat,
@@ -171,97 +171,92 @@ impl Directory {
 
     /// A run's file, whether it is there or not.
     #[must_use]
-    pub fn run_path(&self, on: On, repeat: u32, way: &str) -> PathBuf {
-        self.path
-            .join("runs")
-            .join(format!("{on}-{repeat:02}-{way}.json"))
+    pub fn run_path(&self, piece: &Piece) -> PathBuf {
+        self.run_file(&piece.file())
     }
 
-    /// Remembers why a run could not be made, until it is there.
+    fn run_file(&self, name: &str) -> PathBuf {
+        self.path.join("runs").join(format!("{name}.json"))
+    }
+
+    /// Stores why something could not be run, until its file is there.
     ///
     /// # Errors
     /// It cannot be written.
-    pub fn miss(&mut self, run: &Path, why: String) -> Result<()> {
-        self.plan.missed.insert(name_of(run), why);
+    pub fn miss(&mut self, name: &str, why: String) -> Result<()> {
+        self.plan.missed.insert(name.to_owned(), why);
         self.save()
     }
 
     /// Why runs could not be made that are not there yet.
     #[must_use]
     pub fn problems(&self) -> Vec<String> {
-        let there = |run: &str| self.path.join("runs").join(format!("{run}.json")).is_file();
-        let missed = self.plan.missed.iter().filter(|(run, _)| !there(run));
+        let missed = self.plan.missed.iter();
+        let missed = missed.filter(|(name, _)| !self.run_file(name).is_file());
         missed.map(|(_, why)| why.clone()).collect()
     }
 
-    /// Keeps a run, with its table by seconds beside it.
+    /// Stores a run, with a table of it beside it.
     ///
     /// # Errors
     /// It cannot be written.
-    pub fn keep(&self, stored: &StoredRun) -> Result<()> {
-        let path = self.run_path(stored.on, stored.repeat, &stored.way);
-        self.keep_at(&path, stored, &csv(stored))
+    pub fn store(&self, run: &impl Stored) -> Result<()> {
+        let beside = format!("{}.csv", run.piece().file());
+        let table = run.table();
+        write(&self.path.join("csv").join(beside), |file| {
+            Ok(file.write_all(table.as_bytes())?)
+        })?;
+        write_json(&self.run_path(run.piece()), run)
     }
 
-    /// Keeps an A/B test's block, with its trials as a table beside it.
-    ///
-    /// # Errors
-    /// It cannot be written.
-    pub fn store_block(&self, round: &Block) -> Result<()> {
-        let path = self.run_path(round.on, round.repeat, &round.way);
-        self.keep_at(&path, round, &round.csv())
-    }
-
-    /// A block that is stored; none if it is not.
+    /// A run that is stored; none if it is not.
     ///
     /// # Errors
     /// It cannot be read.
-    pub fn round(&self, on: On, repeat: u32, way: &str) -> Result<Option<Block>> {
-        read(&self.run_path(on, repeat, way))
+    pub fn run<T: Stored>(&self, piece: &Piece) -> Result<Option<T>> {
+        read(&self.run_path(piece))
     }
 
-    fn keep_at(&self, path: &Path, run: &impl Serialize, table: &str) -> Result<()> {
-        let name = name_of(path);
-        let beside = self.path.join("csv").join(format!("{name}.csv"));
-        write(&beside, |file| Ok(file.write_all(table.as_bytes())?))?;
-        write_json(path, run)
-    }
-
-    /// All runs of a scenario that are stored here, in the order of their files' names.
+    /// All runs that are stored here, in the order of their files' names.
     ///
     /// # Errors
     /// One cannot be read.
-    pub fn runs(&self) -> Result<Vec<StoredRun>> {
-        self.read_runs()
-    }
-
-    /// All blocks of an A/B test that are stored here, in the order of their files' names.
-    ///
-    /// # Errors
-    /// One cannot be read.
-    pub fn rounds(&self) -> Result<Vec<Block>> {
-        self.read_runs()
-    }
-
-    fn read_runs<T: DeserializeOwned>(&self) -> Result<Vec<T>> {
-        let dir = self.path.join("runs");
-        let entries =
-            fs::read_dir(&dir).with_context(|| format!("cannot read {}", dir.display()))?;
-        let mut paths = Vec::new();
-        for entry in entries {
-            paths.push(
-                entry
-                    .with_context(|| format!("cannot read {}", dir.display()))?
-                    .path(),
-            );
-        }
-        paths.retain(|path| path.extension().is_some_and(|end| end == "json"));
+    pub fn runs<T: Stored>(&self) -> Result<Vec<T>> {
+        let mut paths = stored_in(&self.path.join("runs"))?;
         paths.sort();
         let mut runs = Vec::new();
         for path in paths {
             runs.extend(read::<T>(&path)?);
         }
         Ok(runs)
+    }
+}
+
+/// A run as a file, of either kind of experiment.
+pub trait Stored: Serialize + DeserializeOwned {
+    /// Which run it is.
+    fn piece(&self) -> &Piece;
+    /// The same for a spreadsheet.
+    fn table(&self) -> String;
+}
+
+impl Stored for StoredRun {
+    fn piece(&self) -> &Piece {
+        &self.head.piece
+    }
+
+    fn table(&self) -> String {
+        csv(self)
+    }
+}
+
+impl Stored for Block {
+    fn piece(&self) -> &Piece {
+        &self.head.piece
+    }
+
+    fn table(&self) -> String {
+        self.csv()
     }
 }
 
@@ -279,7 +274,7 @@ impl Directory {
                 there.seed
             );
         }
-        let stored = any_run(&self.path.join("runs"))?;
+        let stored = !stored_in(&self.path.join("runs"))?.is_empty();
         if stored && let Some(says) = maker::differs(&there, &with) {
             bail!("they were made {says}; figures of both would not be of one thing");
         }
@@ -296,15 +291,16 @@ impl Directory {
     }
 }
 
-/// Whether any run is stored.
-fn any_run(runs: &Path) -> Result<bool> {
-    match fs::read_dir(runs) {
-        Ok(mut entries) => Ok(entries.any(|entry| {
-            entry.is_ok_and(|entry| entry.path().extension().is_some_and(|end| end == "json"))
-        })),
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => Ok(false),
-        Err(error) => Err(error).with_context(|| format!("cannot read {}", runs.display())),
-    }
+/// The files of the runs that are stored, in no order.
+fn stored_in(runs: &Path) -> Result<Vec<PathBuf>> {
+    let entries = match fs::read_dir(runs) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),
+        entries => entries.and_then(Iterator::collect::<std::io::Result<Vec<_>>>),
+    };
+    let entries = entries.with_context(|| format!("cannot read {}", runs.display()))?;
+    let paths = entries.into_iter().map(|entry| entry.path());
+    let json = paths.filter(|path| path.extension().is_some_and(|end| end == "json"));
+    Ok(json.collect())
 }
 
 impl Suite {
@@ -324,12 +320,6 @@ impl Suite {
         fs::create_dir_all(path).with_context(|| format!("cannot make {}", path.display()))?;
         write_json(&path.join(SUITE), self)
     }
-}
-
-/// A run's name: its file's without the ending.
-fn name_of(run: &Path) -> String {
-    let name = run.file_stem().unwrap_or_default();
-    name.to_string_lossy().into_owned()
 }
 
 /// What a run did in every second: a line each.
@@ -430,73 +420,44 @@ pub(super) fn write(
     written.with_context(|| format!("cannot write {}", path.display()))
 }
 
-/// A moment as RFC 3339 writes it, in UTC and to the second.
-#[must_use]
-pub fn moment(at: SystemTime) -> String {
-    let since = at
-        .duration_since(SystemTime::UNIX_EPOCH)
-        .unwrap_or(Duration::ZERO);
-    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
-    // The count of days by months from March on, which end where leap days do.
-    let day = days + 719_468;
-    let (era, of_era) = (day / 146_097, day % 146_097);
-    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
-    let of_year = of_era - (365 * year + year / 4 - year / 100);
-    let march = (5 * of_year + 2) / 153;
-    let day = of_year - (153 * march + 2) / 5 + 1;
-    let month = if march < 10 { march + 3 } else { march - 9 };
-    let year = era * 400 + year + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3_600, second % 3_600 / 60, second % 60);
-    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use tidegate_sim::{Policy, Variant, world};
-
-    fn experiment(name: &str) -> Entry {
-        let found = Entry::find(name).expect("it can be read");
-        found.expect("it is there").scaled(1)
-    }
+    use crate::experiment::fixtures::{entry, scenario, simulated};
+    use tidegate_sim::{Policy, Variant};
 
     #[test]
     fn a_directory_takes_more_of_the_same_and_nothing_else() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let (one, three) = (experiment("sioc-1"), experiment("sioc-3"));
-        let begin = |experiment: &Entry, percent, on: &[On], repeat| {
-            Directory::begin(scratch.path(), experiment, percent, 1, on, repeat)
+        let begin = |name: &str, percent, on: &[On], repeat| {
+            Directory::begin(scratch.path(), &entry(name, percent), 1, on, repeat)
         };
-        begin(&one, 10, &[On::Sim], 1).expect("it is empty");
-        let more = begin(&one, 10, &[On::Engine], 3).expect("it is the same");
+        begin("sioc-1", 10, &[On::Sim], 1).expect("it is empty");
+        let more = begin("sioc-1", 10, &[On::Engine], 3).expect("it is the same");
         assert_eq!(more.plan.on, [On::Engine, On::Sim].into());
         assert_eq!(more.plan.repeat, 3);
-        for error in [
-            begin(&three, 10, &[On::Sim], 1),
-            begin(&one, 20, &[On::Sim], 1),
-        ] {
-            let error = format!("{:#}", error.expect_err("something else"));
+        for (name, percent) in [("sioc-3", 10), ("sioc-1", 20)] {
+            let error = begin(name, percent, &[On::Sim], 1).expect_err("something else");
+            let error = format!("{error:#}");
             assert!(error.contains("name another directory"), "{error}");
         }
     }
 
-    /// Keeps a simulated run of an experiment.
-    fn keep(directory: &Directory) {
-        let scenario = directory.experiment().expect("a scenario").scenario;
-        let way = Variant::of(Policy::Ours);
-        let run = world::run(&scenario, &way, 1).expect("it can be modelled");
-        let mut stored = StoredRun::of(&scenario, On::Sim, &run);
-        (stored.repeat, stored.way) = (1, "managed".into());
-        directory.keep(&stored).expect("it can be written");
+    /// Stores a simulated run of an experiment.
+    fn store(directory: &Directory) -> StoredRun {
+        let scenario = scenario("sioc-1", 1).scenario;
+        let stored = simulated(&scenario, On::Sim, &Variant::of(Policy::Ours), 1);
+        directory.store(&stored).expect("it can be written");
+        stored
     }
 
     #[test]
-    fn who_is_another_program_or_machine_does_not_go_on_with_what_is_kept() {
+    fn another_program_or_machine_does_not_resume_stored_runs() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let experiment = experiment("sioc-1");
-        let begin = || Directory::begin(scratch.path(), &experiment, 1, 1, &[On::Sim], 1);
+        let experiment = entry("sioc-1", 1);
+        let begin = || Directory::begin(scratch.path(), &experiment, 1, &[On::Sim], 1);
         let own = begin().expect("it is empty");
-        keep(&own);
+        store(&own);
         assert_eq!(begin().expect("it is the same").plan, own.plan);
         type Change = fn(&mut Plan);
         let others: [(Change, &str); 5] = [
@@ -516,7 +477,7 @@ mod tests {
         }
         // Without stored runs the program may be another.
         fs::remove_dir_all(scratch.path().join("runs")).expect("it is there");
-        let anew = begin().expect("nothing is kept").plan;
+        let anew = begin().expect("nothing is stored").plan;
         assert_eq!(
             (anew.machine.kernel, anew.build),
             (own.plan.machine.kernel, own.plan.build)
@@ -524,18 +485,13 @@ mod tests {
     }
 
     #[test]
-    fn a_run_is_kept_with_a_line_for_every_second() {
+    fn a_run_is_stored_with_a_line_for_every_second() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let experiment = experiment("sioc-1");
-        let directory = Directory::begin(scratch.path(), &experiment, 1, 1, &[On::Sim], 1);
+        let directory = Directory::begin(scratch.path(), &entry("sioc-1", 1), 1, &[On::Sim], 1);
         let directory = directory.expect("it is empty");
-        let scenario = directory.experiment().expect("a scenario").scenario;
-        let way = Variant::of(Policy::Ours);
-        let run = world::run(&scenario, &way, 1).expect("it can be modelled");
-        let mut stored = StoredRun::of(&scenario, On::Sim, &run);
-        (stored.repeat, stored.way) = (1, "managed".into());
-        directory.keep(&stored).expect("it can be written");
-        assert_eq!(directory.runs().expect("it can be read"), [stored]);
+        let stored = store(&directory);
+        let runs: Vec<StoredRun> = directory.runs().expect("it can be read");
+        assert_eq!(runs, [stored]);
         let path = scratch.path().join("csv/sim-01-managed.csv");
         let table = fs::read_to_string(path).expect("it is there");
         let lines: Vec<&str> = table.lines().collect();
@@ -545,18 +501,5 @@ mod tests {
         assert!(lines.iter().all(|line| columns(line) == columns(lines[0])));
         let left = fs::read_dir(scratch.path().join("runs")).expect("it is there");
         assert_eq!(left.count(), 1, "nothing is left beside it");
-    }
-
-    #[test]
-    fn a_moment_is_a_date_and_a_time() {
-        for (seconds, text) in [
-            (0, "1970-01-01T00:00:00Z"),
-            (951_782_399, "2000-02-28T23:59:59Z"),
-            (951_782_400, "2000-02-29T00:00:00Z"),
-            (1_735_689_599, "2024-12-31T23:59:59Z"),
-        ] {
-            let at = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
-            assert_eq!(moment(at), text);
-        }
     }
 }

@@ -1,7 +1,7 @@
 //! The findings of a results directory: every check with its figure and verdict, and the tables.
 //!
-//! The judge is the simulator's own, whoever made the runs. With repeats, a figure is the median of theirs, and the
-//! verdict is the median's; how many of the repeats would have held alone is reported beside it.
+//! The simulator's judge is used for all runs. With repeats, a figure is their median, and the verdict is the median's. The
+//! number of repeats that pass alone is reported beside it.
 //!
 //! # Always true
 //! - Each of a scenario's checks is there once for each place where it was run.
@@ -20,8 +20,8 @@ use tidegate_sim::{Run, Scenario, Variant};
 
 use super::directory::{Directory, MachineSeen, write_json};
 use super::series::{Band, Slice, bands, mean_ms, percentile_ms};
-use super::store::{Busy, FORMAT, Late};
-use super::summary::way_slug;
+use super::store::{Busy, FORMAT, Head, Late, Piece, StoredRun};
+use super::summary::{CheckSummary, way_slug};
 use super::{Experiment, On, Summary, way_words};
 use crate::statistics::{Spread, spread};
 use ab_test::{AbResults, Measured};
@@ -51,15 +51,10 @@ impl Verdict {
     }
 }
 
-/// Whether a figure is within its bar.
-fn within(value: f64, at_least: Option<f64>, at_most: Option<f64>) -> bool {
-    at_least.is_none_or(|least| value >= least) && at_most.is_none_or(|most| value <= most)
-}
-
-/// A check and what it came to.
+/// A check and its result.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Check {
-    /// Where it was run; a check of both against each other has none.
+    /// Where it was run; a check of both places against each other has none.
     pub on: Option<On>,
     /// Which figure.
     pub what: String,
@@ -71,97 +66,78 @@ pub struct Check {
     pub unit: &'static str,
     /// The figure.
     pub ours: Option<Spread>,
-    /// In how many of the repeats it would have held alone.
-    pub held: usize,
-    /// Of so many, those in which there is no figure among them.
+    /// How many of the repeats pass alone.
+    #[serde(rename = "held")]
+    pub passed: usize,
+    /// The number of repeats, with those without a figure.
     pub of: usize,
     /// How it came out.
     pub verdict: Verdict,
-    /// Why there is no figure, or what is to be known of it.
+    /// Why there is no figure, or what the reader must know.
     pub note: Option<String>,
 }
 
-/// What a figure came to over its repeats, before it is a check of something.
-#[derive(Clone, Debug, PartialEq)]
-pub(super) struct Outcome {
-    pub(super) ours: Option<Spread>,
-    pub(super) held: usize,
-    pub(super) of: usize,
-    pub(super) verdict: Verdict,
-    pub(super) note: Option<String>,
-}
-
-impl Outcome {
-    /// It cannot be judged.
-    pub(super) fn unjudged(why: String) -> Outcome {
-        Outcome {
+impl Check {
+    /// A check without a figure yet.
+    fn new(on: Option<On>, summary: CheckSummary, unit: &'static str) -> Check {
+        Check {
+            on,
+            what: summary.what,
+            published: summary.published,
+            bar: summary.bar,
+            unit,
             ours: None,
-            held: 0,
+            passed: 0,
             of: 0,
             verdict: Verdict::NotJudged,
-            note: Some(why),
+            note: None,
         }
     }
 
-    /// Judges a figure by the median of its `repeats`, or whatever they are called. One without a figure (no number) is
-    /// on the wrong side of every bar.
-    pub(super) fn of(
+    /// It cannot be judged.
+    fn unjudged(self, why: String) -> Check {
+        Check {
+            note: Some(why),
+            ..self
+        }
+    }
+
+    /// Judges it by the median of `repeats`, or whatever they are called. A repeat without a figure (no number) fails
+    /// every bar.
+    fn judged(
+        self,
         values: &[f64],
         at_least: Option<f64>,
         at_most: Option<f64>,
         repeats: &str,
-    ) -> Outcome {
+    ) -> Check {
         if values.is_empty() {
-            return Outcome::unjudged("nothing was measured".to_owned());
+            return self.unjudged("nothing was measured".to_owned());
         }
-        let holds = |value: f64| within(value, at_least, at_most);
+        let passes = |value: f64| {
+            at_least.is_none_or(|least| value >= least) && at_most.is_none_or(|most| value <= most)
+        };
         let median = |otherwise: f64| {
             let all = values.iter().map(|&value| match value.is_finite() {
                 true => value,
                 false => otherwise,
             });
-            spread(&all.collect::<Vec<_>>()).is_some_and(|all| holds(all.median))
+            spread(&all.collect::<Vec<_>>()).is_some_and(|all| passes(all.median))
         };
-        let none = values.iter().filter(|value| !value.is_finite()).count();
-        let held = values.iter().filter(|value| value.is_finite());
-        Outcome {
+        let figures = values.iter().filter(|value| value.is_finite());
+        let (of, none) = (values.len(), values.len() - figures.clone().count());
+        Check {
             ours: spread(values),
-            held: held.filter(|value| holds(**value)).count(),
-            of: values.len(),
+            passed: figures.filter(|value| passes(**value)).count(),
+            of,
             verdict: match median(f64::MIN) && median(f64::MAX) {
                 true => Verdict::Pass,
                 false => Verdict::Fail,
             },
             note: (none > 0).then(|| {
-                format!(
-                    "there is no figure in {none} of {} {repeats}, which do not hold: nothing happened that it could be \
-                     taken of",
-                    values.len()
-                )
+                format!("{none} of {of} {repeats} fail, because nothing happened that has a figure")
             }),
-        }
-    }
-
-    /// As a check of something.
-    pub(super) fn check(
-        self,
-        on: On,
-        what: String,
-        published: String,
-        bar: String,
-        unit: &'static str,
-    ) -> Check {
-        Check {
-            on: Some(on),
-            what,
-            published,
-            bar,
-            unit,
-            ours: self.ours,
-            held: self.held,
-            of: self.of,
-            verdict: self.verdict,
-            note: self.note,
+            ..self
         }
     }
 }
@@ -216,7 +192,7 @@ pub struct Stage {
 pub struct Made {
     /// Its file's name without the ending.
     pub file: String,
-    /// Which time.
+    /// Its number among the repeats.
     pub repeat: u32,
     /// In which way.
     pub way: String,
@@ -226,10 +202,25 @@ pub struct Made {
     pub took_s: f64,
     /// How busy the machine was.
     pub busy: Busy,
-    /// By how much the emulated array was late, where there was one.
+    /// How late the emulated array was, if there was one.
     pub late: Option<Late>,
-    /// Attempts thrown away before it.
+    /// Discarded attempts before it.
     pub rejected: usize,
+}
+
+impl Made {
+    fn of(head: &Head, late: Option<Late>, rejected: usize) -> Made {
+        Made {
+            file: head.piece.file(),
+            repeat: head.piece.repeat,
+            way: head.piece.words.clone(),
+            began: head.began.clone(),
+            took_s: head.took_s,
+            busy: head.busy,
+            late,
+            rejected,
+        }
+    }
 }
 
 /// What disks had in a phase.
@@ -292,28 +283,21 @@ impl Loaded {
             experiment: experiment.clone(),
             directory,
         };
-        for stored in loaded.directory.runs()? {
-            let file = format!("{}-{:02}-{}", stored.on, stored.repeat, stored.way);
-            let Some(way) = ways.get(&stored.way) else {
+        for stored in loaded.directory.runs::<StoredRun>()? {
+            let Piece {
+                on, repeat, slug, ..
+            } = &stored.head.piece;
+            let (on, repeat, file) = (*on, *repeat, stored.head.piece.file());
+            let Some(way) = ways.get(slug) else {
                 bail!("runs/{file}.json is of a way that the experiment does not know");
             };
             let run = stored.run(scenario, way);
             let run = run.with_context(|| format!("runs/{file}.json does not fit"))?;
-            *loaded.errors.entry(stored.on).or_default() += stored.errors;
-            loaded.made.entry(stored.on).or_default().push(Made {
-                file,
-                repeat: stored.repeat,
-                way: stored.way_words,
-                began: stored.began,
-                took_s: stored.took_s,
-                busy: stored.busy,
-                late: stored.late,
-                rejected: stored.rejected.len(),
-            });
-            let on = loaded.runs.entry(stored.on).or_default();
-            on.entry(way.clone())
-                .or_default()
-                .insert(stored.repeat, run);
+            *loaded.errors.entry(on).or_default() += stored.errors;
+            let made = Made::of(&stored.head, stored.late, stored.rejected.len());
+            loaded.made.entry(on).or_default().push(made);
+            let ways = loaded.runs.entry(on).or_default();
+            ways.entry(way.clone()).or_default().insert(repeat, run);
         }
         Ok(loaded)
     }
@@ -350,46 +334,50 @@ impl Findings {
         }
     }
 
-    /// What the runs of a scenario come to.
+    /// Findings without checks yet.
+    fn new(directory: &Directory, experiment: Summary) -> Findings {
+        let plan = directory.plan.clone();
+        Findings {
+            format: FORMAT,
+            experiment,
+            percent: plan.percent,
+            repeat: plan.repeat,
+            seed: plan.seed,
+            began: plan.began,
+            version: plan.version,
+            machine: plan.machine,
+            checks: Vec::new(),
+            stages: Vec::new(),
+            measured: Vec::new(),
+            agreement: None,
+            problems: directory.problems(),
+            missing: 0,
+        }
+    }
+
+    /// The findings of a scenario's runs.
     #[must_use]
     pub fn of(loaded: &Loaded) -> Findings {
         let (plan, experiment) = (&loaded.directory.plan, &loaded.experiment);
-        let places: Vec<On> = plan.on.iter().copied().collect();
-        let mut checks = Vec::new();
-        let mut stages = Vec::new();
-        let mut missing = 0;
-        for &on in &places {
+        let mut findings = Findings::new(&loaded.directory, experiment.summary());
+        for &on in &plan.on {
             if on == On::Engine && experiment.only_simulated().is_some() {
                 continue;
             }
-            checks.extend(judged::of(loaded, on));
+            findings.checks.extend(judged::of(loaded, on));
             let made = loaded.made.get(&on).cloned().unwrap_or_default();
             let wanted = experiment.ways_on(on).len() * usize::try_from(plan.repeat).unwrap_or(1);
-            missing += wanted.saturating_sub(made.len());
-            stages.push(Stage {
+            findings.missing += wanted.saturating_sub(made.len());
+            findings.stages.push(Stage {
                 on,
                 runs: made,
                 figures: figures(loaded, on),
             });
         }
-        let agreement = agreement::of(loaded);
-        checks.extend(agreement.iter().flat_map(Agreement::checks));
-        Findings {
-            format: FORMAT,
-            experiment: experiment.summary(),
-            percent: plan.percent,
-            repeat: plan.repeat,
-            seed: plan.seed,
-            began: plan.began.clone(),
-            version: plan.version.clone(),
-            machine: plan.machine.clone(),
-            checks,
-            stages,
-            measured: Vec::new(),
-            agreement,
-            problems: loaded.directory.problems(),
-            missing,
-        }
+        findings.agreement = agreement::of(loaded);
+        let agreement = findings.agreement.iter().flat_map(Agreement::checks);
+        findings.checks.extend(agreement);
+        findings
     }
 
     /// So many checks came out so.
@@ -407,7 +395,7 @@ impl Findings {
         self.count(Verdict::Fail) == 0 && self.problems.is_empty() && self.missing == 0
     }
 
-    /// Keeps them beside the runs.
+    /// Stores them beside the runs.
     ///
     /// # Errors
     /// They cannot be written.

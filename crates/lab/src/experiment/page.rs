@@ -1,7 +1,7 @@
 //! Writes findings as a self-contained HTML page, and the same tables as Markdown.
 //!
-//! [`write()`] does it for a results directory or for a suite of them. `charts.rs` decides what is drawn, `html.rs` and
-//! `markdown.rs` how it is laid out; both say the same words.
+//! [`write()`] does it for a results directory or for a suite of them. `content.rs` says what is in a report, `charts.rs` and
+//! `ab_charts.rs` what is drawn; `html.rs` and `markdown.rs` render it.
 //!
 //! # Always true
 //! - What failed stands first.
@@ -9,9 +9,11 @@
 
 mod ab_charts;
 mod charts;
+mod content;
+mod document;
 mod html;
 mod markdown;
-mod measured;
+mod method;
 mod style;
 
 use std::io::Write;
@@ -22,7 +24,7 @@ use anyhow::{Result, bail};
 use super::directory::{Suite, write as write_file};
 use super::findings::ab_test::AbResults;
 use super::findings::{Check, Findings, Loaded, Verdict};
-use super::{Directory, On, SetUp};
+use super::{Directory, On};
 use crate::draw::{fine, label};
 use crate::statistics::Spread;
 
@@ -61,8 +63,7 @@ pub(super) struct Picture {
 /// One experiment on a page: what was found, its charts, and where its files are.
 struct Chapter {
     findings: Findings,
-    figures: Vec<(On, Vec<Picture>)>,
-    agreement: Vec<String>,
+    pictures: Vec<Picture>,
     /// The directory of its files, from the page's; empty if it is the same.
     base: String,
 }
@@ -70,25 +71,22 @@ struct Chapter {
 impl Chapter {
     /// Of the results in a directory.
     fn of(place: &Path, base: String) -> Result<Chapter> {
-        if let Some(results) = AbResults::open(place)? {
-            let findings = results.findings();
-            let pictures = ab_charts::of(&results, &findings.measured);
-            return Ok(Chapter {
-                figures: vec![(On::Engine, pictures)],
-                agreement: Vec::new(),
-                findings,
-                base,
-            });
-        }
-        let loaded = Loaded::read(place)?;
-        let findings = Findings::of(&loaded);
+        let (findings, pictures) = match AbResults::open(place)? {
+            Some(results) => {
+                let findings = results.findings();
+                let pictures = ab_charts::of(&results, &findings.measured);
+                (findings, pictures)
+            }
+            None => {
+                let loaded = Loaded::read(place)?;
+                let findings = Findings::of(&loaded);
+                let pictures = charts::of(&loaded, &findings);
+                (findings, pictures)
+            }
+        };
         Ok(Chapter {
-            figures: loaded
-                .places()
-                .map(|on| (on, charts::of(&loaded, on)))
-                .collect(),
-            agreement: charts::agreement(&findings),
             findings,
+            pictures,
             base,
         })
     }
@@ -132,17 +130,17 @@ pub fn write(path: &Path) -> Result<Written> {
             .collect(),
         unbegun,
     };
-    let title = title.map(|suite| format!("The {suite} experiments"));
-    let page = html::page(title.as_deref(), &chapters);
-    write_file(&written.html, |file| Ok(file.write_all(page.as_bytes())?))?;
-    let text = markdown::page(title.as_deref(), &chapters);
-    write_file(&written.markdown, |file| {
-        Ok(file.write_all(text.as_bytes())?)
-    })?;
+    let document = content::document(title.as_deref(), &chapters);
+    for (path, text) in [
+        (&written.html, html::page(&document)),
+        (&written.markdown, markdown::page(&document)),
+    ] {
+        write_file(path, |file| Ok(file.write_all(text.as_bytes())?))?;
+    }
     Ok(written)
 }
 
-/// A figure with what it was taken from: `1.08 (1.05 to 1.1)`.
+/// A figure with the range of its repeats: `1.08 (1.05 to 1.1)`.
 #[must_use]
 pub fn figure(spread: Option<Spread>, unit: &str) -> String {
     joined(parts(spread, unit, label))
@@ -155,7 +153,7 @@ fn joined((figure, range): (String, Option<String>)) -> String {
     }
 }
 
-/// A figure, and from where to where its repeats are if they differ.
+/// A figure, and the range of its repeats if they differ.
 fn parts(spread: Option<Spread>, unit: &str, label: fn(f64) -> String) -> (String, Option<String>) {
     let Some(spread) = spread else {
         return ("-".to_owned(), None);
@@ -165,13 +163,13 @@ fn parts(spread: Option<Spread>, unit: &str, label: fn(f64) -> String) -> (Strin
     (format!("{}{unit}", label(spread.median)), range)
 }
 
-/// How many repeats would have held alone, where they are not of one mind.
+/// How many repeats pass alone, where not all do.
 fn repeats(check: &Check) -> Option<String> {
-    let of = check.of;
-    (of > 1 && check.held < of).then(|| format!("{} of {of} repeats hold", check.held))
+    let (passed, of) = (check.passed, check.of);
+    (of > 1 && passed < of).then(|| format!("{passed} of {of} repeats pass"))
 }
 
-/// What a check came to, with how many repeats would have held alone where they are not of one mind.
+/// A check's figure, with how many repeats pass alone where not all do.
 #[must_use]
 pub fn came_to(check: &Check) -> String {
     let figure = joined(parts(check.ours, check.unit, fine));
@@ -187,171 +185,28 @@ pub fn place(on: Option<On>) -> &'static str {
     on.map_or("both", On::title)
 }
 
-/// So many hold, so many do not, so many are not judged.
+/// How many checks passed, failed and were not judged.
 #[must_use]
 pub fn tally(findings: &Findings) -> String {
+    let count = |verdict| findings.count(verdict);
     let all = findings.checks.len();
-    let mut text = format!("{} of {all} checks hold", findings.count(Verdict::Pass));
+    let mut text = format!("{} of {all} checks passed", count(Verdict::Pass));
     for (verdict, says) in [
-        (Verdict::Fail, "do not hold"),
-        (Verdict::NotJudged, "could not be judged"),
+        (Verdict::Fail, "failed"),
+        (Verdict::NotJudged, "not judged"),
     ] {
-        let count = findings.count(verdict);
-        if count > 0 {
-            text += &format!(", {count} {says}");
+        if count(verdict) > 0 {
+            text += &format!(", {} {says}", count(verdict));
         }
     }
     text
 }
 
-/// Who else had more of a processor than this, in percent, while daemons ran, is reported beside the verdict.
-const DISTURBED: f64 = 20.0;
-/// Above so great a part of all processors, work waits for one now and then.
-const FULL: f64 = 0.85;
-
-/// That others had the processors too, or that they were full, where it was so: real daemons that wait for a processor
-/// say little of I/O control.
-fn disturbed<'a>(all: impl Iterator<Item = &'a Findings>) -> Vec<String> {
-    let (mut of, mut others, mut full) = (0, 0, 0);
-    let (mut still, mut most_ms) = (0, 0.0_f64);
-    for findings in all {
-        let most = findings.machine.cpus as f64 * 100.0 * FULL;
-        let engine = findings
-            .stages
-            .iter()
-            .filter(|stage| stage.on == On::Engine);
-        for made in engine.flat_map(|stage| &stage.runs) {
-            let foreign = made.busy.foreign_percent + made.busy.steal_percent;
-            of += 1;
-            if let Some(late) = made.late.filter(|late| late.stood_still()) {
-                still += 1;
-                most_ms = most_ms.max(late.most_us as f64 / 1e3);
-            }
-            others += usize::from(foreign > DISTURBED);
-            // An A/B test is to fill its two processors.
-            let filled = foreign + made.busy.own_percent > most
-                && matches!(findings.experiment.set_up, SetUp::Scenario(_));
-            full += usize::from(foreign <= DISTURBED && filled);
-        }
-    }
-    let mut says = Vec::new();
-    if still > 0 {
-        says.push(format!(
-            "The machine stood still during {still} of {of} runs on real daemons: the emulated array answered up to \
-             {most_ms:.0} ms late. What does not hold there says nothing of I/O control: run it again."
-        ));
-    }
-    if others > 0 {
-        says.push(format!(
-            "The machine was not quiet: during {others} of {of} runs on real daemons others had more than \
-             {DISTURBED:.0} % of a processor (see the raw data). Run it again on a quiet one before you believe what \
-             does not hold."
-        ));
-    }
-    if full > 0 {
-        says.push(format!(
-            "The processors were full during {full} of {of} runs on real daemons. There they are the bound and not the \
-             array, and what does not hold tells of them: a larger machine is needed."
-        ));
-    }
-    says
-}
-
-/// How the runs were made: one sentence each.
-fn method(findings: &Findings) -> Vec<String> {
-    if let SetUp::AbTest(summary) = &findings.experiment.set_up {
-        return measured::method(findings, summary);
-    }
-    let has = |on: On| findings.stages.iter().any(|stage| stage.on == on);
-    let mut says = Vec::new();
-    if has(On::Engine) {
-        says.push(
-            "On real daemons: a fresh daemon for each host, set up by its command line; guests of the scenario, over NBD; \
-             behind the daemons one modelled array that they share, over NBD, in real time. The array is the bound, not \
-             the processor."
-                .to_owned(),
-        );
-    }
-    if has(On::Sim) {
-        says.push(
-            "In virtual time: the same schedulers, governors, guests and array in the simulator; no clock of the machine \
-             is read."
-                .to_owned(),
-        );
-    }
-    says.push(format!(
-        "Length: {} % of the published phases. The guests' own times are as published.",
-        findings.percent
-    ));
-    says.push(
-        "Warm-up: each check leaves out the beginning of its phase, as its scenario says; at a part of the length, that \
-         part of it."
-            .to_owned(),
-    );
-    says.push(match findings.repeat {
-        1 => "Each way was run once: figures have no spread.".to_owned(),
-        n => format!(
-            "Each way was run {n} times with seeds {} to {}. Ways took turns, and turns at being first. A figure is the \
-             median, in brackets from the least to the most; the median is judged.",
-            findings.seed,
-            findings.seed + u64::from(n) - 1
-        ),
-    });
-    let made = findings.stages.iter().flat_map(|stage| &stage.runs);
-    let rejected: usize = made.clone().map(|made| made.rejected).sum();
-    if rejected > 0 {
-        says.push(format!(
-            "{rejected} runs were thrown away and made again, since others had the processors."
-        ));
-    }
-    let engine = findings.stages.iter().find(|stage| stage.on == On::Engine);
-    if let Some(stage) = engine {
-        let most = |what: fn(&super::store::Busy) -> f64| {
-            stage
-                .runs
-                .iter()
-                .map(|made| what(&made.busy))
-                .fold(0.0, f64::max)
-        };
-        says.push(format!(
-            "Of all processors, in percent of one: guests, daemons and array had up to {:.0}, other programs up to \
-             {:.0}, other machines up to {:.0}. A run whose processors were full tells of them and not of I/O control.",
-            most(|busy| busy.own_percent),
-            most(|busy| busy.foreign_percent),
-            most(|busy| busy.steal_percent)
-        ));
-    }
-    says.push(
-        "Lines over time are of the first repeat; latencies by percentile are of all of them together.".to_owned(),
-    );
-    says.push("Ratios travel, absolute figures do not: quote both with the machine.".to_owned());
-    says
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::findings::ab_test::tests::results as contest_results;
-    use crate::experiment::store::{FORMAT, Late, StoredRun};
-    use crate::experiment::{Experiment, way_words};
-    use tidegate_sim::world;
-
-    /// A results directory with every way of an experiment run once, in the simulator, at a hundredth of its length.
-    fn results(place: &Path, name: &str) {
-        let found = Experiment::find(name).expect("it can be read");
-        let experiment = found.expect("it is there").scaled(1);
-        let entry = experiment.clone().into();
-        let directory = Directory::begin(place, &entry, 1, 1, &[On::Sim], 1);
-        let directory = directory.expect("it is empty");
-        for way in experiment.ways_on(On::Sim) {
-            let run = world::run(&experiment.scenario, &way, 1).expect("it can be modelled");
-            let mut stored = StoredRun::of(&experiment.scenario, On::Sim, &run);
-            stored.repeat = 1;
-            stored.way = crate::experiment::summary::way_slug(&experiment.scenario, &way);
-            stored.way_words = way_words(&experiment.scenario, &way);
-            directory.keep(&stored).expect("it can be written");
-        }
-    }
+    use crate::experiment::fixtures::{ab_results, scenario, stored};
+    use crate::experiment::store::{FORMAT, Late};
 
     fn between<'a>(text: &'a str, open: &'static str) -> impl Iterator<Item = &'a str> {
         let rest = text.split(open).skip(1);
@@ -359,15 +214,21 @@ mod tests {
     }
 
     #[test]
-    fn a_suites_page_has_a_chapter_for_each_experiment_and_every_link_leads_somewhere() {
+    fn a_suites_report_has_a_section_for_each_experiment_and_every_link_leads_somewhere() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
         let names = ["sioc-1", "sioc-2", "million-iops", "compare-scenarios"];
         for name in &names[..2] {
-            results(&scratch.path().join(name), name);
+            let experiment = scenario(name, 1);
+            stored(
+                &scratch.path().join(name),
+                &experiment,
+                On::Sim,
+                1,
+                |_, _, _| (),
+            );
         }
         for name in &names[2..] {
-            let factors = [1.0, 0.9, 0.5, 0.1];
-            contest_results(&scratch.path().join(name), name, &factors);
+            ab_results(&scratch.path().join(name), name, &[1.0, 0.9, 0.5, 0.1]);
         }
         // One of which nothing was run yet is left out.
         let experiments = [&names[..], &["sioc-3"]].concat();
@@ -380,17 +241,17 @@ mod tests {
         let written = write(scratch.path()).expect("it can be written");
         assert_eq!(written.findings.len(), names.len());
         assert_eq!(written.unbegun, ["sioc-3"]);
-        assert!(!written.holds(), "what was not run does not hold");
+        assert!(!written.holds(), "what was not run does not pass");
         let page = std::fs::read_to_string(&written.html).expect("it is there");
         assert_eq!(page.matches("<h2>").count(), names.len());
         for link in between(&page, "href=\"") {
             match link.strip_prefix('#') {
                 Some(id) => assert!(page.contains(&format!("id=\"{id}\"")), "{link}"),
-                None => assert!(scratch.path().join(link).is_file(), "{link}"),
+                None => assert!(scratch.path().join(link).exists(), "{link}"),
             }
         }
         for tag in [
-            "table", "section", "figure", "div", "ul", "ol", "li", "tr", "td", "dl", "svg",
+            "table", "section", "figure", "div", "ul", "li", "tr", "td", "th", "dl", "svg",
         ] {
             let opened = page.matches(&format!("<{tag}>")).count()
                 + page.matches(&format!("<{tag} ")).count();
@@ -399,51 +260,50 @@ mod tests {
         let summary = std::fs::read_to_string(&written.markdown).expect("it is there");
         let mut columns = 0;
         for line in summary.lines() {
-            let here = if line.starts_with('|') {
-                line.matches('|').count()
-            } else {
-                0
-            };
+            let bars = line.replace("\\|", "").matches('|').count();
+            let here = if line.starts_with('|') { bars } else { 0 };
             assert!(columns == 0 || here == 0 || here == columns, "{line}");
             columns = here;
         }
-        assert_eq!(summary.matches("\n## ").count(), names.len());
+        for name in names {
+            assert!(summary.contains(&format!("\n## {name}\n")), "{name}");
+        }
     }
 
     #[test]
-    fn a_machine_that_was_not_quiet_or_full_is_told_once() {
+    fn a_machine_that_stalled_was_busy_or_full_is_reported() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        results(scratch.path(), "sioc-1");
-        let loaded = Loaded::read(scratch.path()).expect("it is there");
-        let mut findings = Findings::of(&loaded);
+        stored(
+            scratch.path(),
+            &scenario("sioc-1", 1),
+            On::Sim,
+            1,
+            |_, _, _| (),
+        );
+        let mut findings = Findings::read(scratch.path()).expect("it is there");
         findings.machine.cpus = 2;
         findings.stages[0].on = On::Engine;
-        let mut told = |own_percent, foreign_percent| {
+        for (own, foreign, most_us, says) in [
+            (90.0, 5.0, 0, ""),
+            (90.0, 60.0, 0, "The machine was not quiet. In 2 of 2 runs"),
+            (185.0, 5.0, 0, "The processors were full in 2 of 2 runs"),
+            (90.0, 5.0, 41_000, "The machine stalled in 2 of 2 runs"),
+        ] {
             for made in &mut findings.stages[0].runs {
-                made.busy.own_percent = own_percent;
-                made.busy.foreign_percent = foreign_percent;
+                made.busy.own_percent = own;
+                made.busy.foreign_percent = foreign;
+                made.late = Some(Late {
+                    mean_us: most_us / 400,
+                    most_us,
+                });
             }
-            let says = disturbed([&findings, &findings].into_iter());
-            says.iter()
-                .map(|says| says[..12].to_owned())
-                .collect::<Vec<_>>()
-        };
-        assert_eq!(told(90.0, 5.0), [""; 0]);
-        assert_eq!(told(90.0, 60.0), ["The machine "]);
-        assert_eq!(told(185.0, 5.0), ["The processo"]);
-        for made in &mut findings.stages[0].runs {
-            made.busy.own_percent = 90.0;
-            made.late = Some(Late {
-                mean_us: 100,
-                most_us: 41_000,
-            });
+            let all = method::disturbed(&[&findings]).join("\n");
+            assert!(
+                all.starts_with(says) && all.is_empty() == says.is_empty(),
+                "{all}"
+            );
+            assert_eq!(all.contains("up to 41 ms late"), most_us > 0, "{all}");
         }
-        let says = disturbed(std::iter::once(&findings)).join("\n");
-        assert!(
-            says.starts_with("The machine stood still during 2 of 2 runs"),
-            "{says}"
-        );
-        assert!(says.contains("up to 41 ms late"), "{says}");
     }
 
     #[test]

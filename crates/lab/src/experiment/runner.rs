@@ -1,30 +1,31 @@
 //! Runs an experiment: one run after the other, each stored as soon as it has ended.
 //!
-//! Ways take turns, and turns at being first, so that a machine that changes meanwhile changes for all of them alike. What
-//! a directory holds already is not made again: a course that was interrupted goes on where it was.
+//! The ways of a scenario alternate, and so does the first one: a change of the machine affects all of them alike. A run that
+//! is stored already is not made again, so an interrupted experiment can be resumed.
 //!
 //! # Always true
 //! - A run that could not be made is reported as a problem, and the others are made.
-//! - What is interrupted leaves whole runs and no daemon.
+//! - An interruption leaves whole runs and no daemon.
 
 pub(super) mod ab_test;
 
 use std::path::Path;
-use std::time::{Duration, Instant, SystemTime};
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 use tidegate_sim::{Scenario, Variant, world};
 
-use super::directory::{Directory, moment};
-use super::store::{Busy, Late, StoredRun};
-use super::summary::{way_slug, way_words};
+use super::directory::{Directory, Stored};
+use super::store::{Late, Making, StoredRun};
+use super::summary::way_piece;
 use super::{Entry, Experiment, On};
 use crate::array::Did;
 use crate::attend;
 use crate::interleaved::{TRIES, rotation};
-use crate::measure::Meter;
 use crate::play::{self, Performance};
 use ab_test::Blocks;
+
+pub use super::store::Piece;
 
 /// What is to be run.
 #[derive(Clone, Copy, Debug)]
@@ -35,41 +36,30 @@ pub struct Order<'a> {
     pub on: &'a [On],
     /// How often.
     pub repeat: u32,
-    /// Where the first repeat's chances begin.
+    /// The seed of the first repeat; each further repeat has the next one.
     pub seed: u64,
     /// The Tidegate whose daemons are used.
     pub program: &'a Path,
-    /// A run during which others had more of a processor than this is made again, twice at most.
+    /// A run during which others had more of a processor than this is repeated, twice at most.
     pub max_noise: Option<f64>,
 }
 
-/// One run that is to be made.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Piece {
-    /// Where.
-    pub on: On,
-    /// Which time.
-    pub repeat: u32,
-    /// In which way, as part of its file's name.
-    pub slug: String,
-    /// The same in words.
-    pub words: String,
-}
-
 /// The runs of an experiment, of whichever kind.
-pub(super) trait Runs {
+trait Runs {
     /// A run that was made.
-    type Made;
+    type Made: Stored;
     /// All of them, in the order in which they are made.
     fn pieces(&self) -> Vec<Piece>;
     /// How long one takes, as far as that can be known before.
     fn takes(&self, place: usize) -> Duration;
     /// Makes one, and calls `heed` often.
     fn make(&mut self, place: usize, heed: &mut dyn FnMut() -> Result<()>) -> Result<Self::Made>;
-    /// Keeps it. What of it could not be made, and is to be made again, is the answer.
-    fn keep(&mut self, made: Self::Made, directory: &Directory) -> Result<Option<String>>;
-    /// Whether a run that is stored is to be made again.
-    fn again(&self, piece: &Piece, directory: &Directory) -> Result<bool>;
+    /// What failed in it. A resumed run repeats it then.
+    fn problem(made: &Self::Made) -> Option<String>;
+    /// Whether a stored run is repeated.
+    fn again(&self, _piece: &Piece, _directory: &Directory) -> Result<bool> {
+        Ok(false)
+    }
 }
 
 /// The runs of a scenario.
@@ -77,11 +67,11 @@ struct Played<'a> {
     order: &'a Order<'a>,
     experiment: &'a Experiment,
     planned: Vec<(Piece, Variant)>,
-    /// A simulated run needs this part of its own time, as seen of the last one.
+    /// A simulated run needs this part of its own time, as the last one did.
     simulated: f64,
 }
 
-/// Who wants to know how it goes, and may stop it.
+/// Shows the progress, and may stop it.
 pub trait Watcher {
     /// A run begins, one of so many; runs that are stored already count.
     fn begins(&mut self, piece: &Piece, place: usize, of: usize);
@@ -93,12 +83,12 @@ pub trait Watcher {
     fn interrupted(&self) -> bool;
 }
 
-/// How a course ended.
+/// How the runs of an experiment ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum End {
     /// All runs that can be made are there.
     Done,
-    /// It was interrupted; what had ended is there.
+    /// They were interrupted. Finished runs are there.
     Interrupted,
 }
 
@@ -129,7 +119,7 @@ fn expected<R: Runs>(runs: &R) -> Duration {
 /// What came out cannot be stored.
 pub fn run(order: &Order<'_>, directory: &mut Directory, watcher: &mut dyn Watcher) -> Result<End> {
     if let Some((on, why)) = order.experiment.missed_in(order.on) {
-        directory.miss(Path::new(on.word()), why)?;
+        directory.miss(on.word(), why)?;
     }
     match order.experiment {
         Entry::Scenario(experiment) => walk(&mut Played::of(order, experiment), directory, watcher),
@@ -143,10 +133,8 @@ fn walk<R: Runs>(
     watcher: &mut dyn Watcher,
 ) -> Result<End> {
     let pieces = runs.pieces();
-    let missing = |piece: &Piece| {
-        let path = directory.run_path(piece.on, piece.repeat, &piece.slug);
-        Ok(!path.is_file() || runs.again(piece, directory)?)
-    };
+    let missing =
+        |piece: &Piece| Ok(!directory.run_path(piece).is_file() || runs.again(piece, directory)?);
     let missing: Vec<bool> = pieces.iter().map(missing).collect::<Result<_>>()?;
     for (place, piece) in pieces.iter().enumerate() {
         if !missing[place] {
@@ -175,15 +163,16 @@ fn walk<R: Runs>(
         let took = begun.elapsed();
         match made {
             Ok(made) => {
-                let problem = runs.keep(made, directory)?;
-                watcher.ended(piece, took, problem.as_deref());
+                directory.store(&made)?;
+                watcher.ended(piece, took, R::problem(&made).as_deref());
             }
             Err(error) => {
-                let words = &piece.words;
-                let says = format!("{}, {words}, repeat {}: {error:#}", piece.on, piece.repeat);
+                let Piece {
+                    on, words, repeat, ..
+                } = piece;
+                let says = format!("{on}, {words}, repeat {repeat}: {error:#}");
                 watcher.ended(piece, took, Some(&says));
-                let run = directory.run_path(piece.on, piece.repeat, &piece.slug);
-                directory.miss(&run, says)?;
+                directory.miss(&piece.file(), says)?;
             }
         }
     }
@@ -193,7 +182,6 @@ fn walk<R: Runs>(
 impl<'a> Played<'a> {
     /// All runs, the quick ones of the simulator first.
     fn of(order: &'a Order<'a>, experiment: &'a Experiment) -> Played<'a> {
-        let scenario = &experiment.scenario;
         let mut planned = Vec::new();
         let mut on = order.on.to_vec();
         on.sort();
@@ -205,16 +193,13 @@ impl<'a> Played<'a> {
             let ways = experiment.ways_on(on);
             for repeat in 1..=order.repeat {
                 let first = usize::try_from(repeat - 1).unwrap_or(0);
-                for place in rotation(first, ways.len()) {
+                planned.extend(rotation(first, ways.len()).map(|place| {
                     let way = &ways[place];
-                    let piece = Piece {
-                        on,
-                        repeat,
-                        slug: way_slug(scenario, way),
-                        words: way_words(scenario, way),
-                    };
-                    planned.push((piece, way.clone()));
-                }
+                    (
+                        way_piece(&experiment.scenario, way, on, repeat),
+                        way.clone(),
+                    )
+                }));
             }
         }
         Played {
@@ -230,10 +215,8 @@ impl Runs for Played<'_> {
     type Made = StoredRun;
 
     fn pieces(&self) -> Vec<Piece> {
-        self.planned
-            .iter()
-            .map(|(piece, _)| piece.clone())
-            .collect()
+        let planned = self.planned.iter();
+        planned.map(|(piece, _)| piece.clone()).collect()
     }
 
     fn takes(&self, place: usize) -> Duration {
@@ -249,26 +232,23 @@ impl Runs for Played<'_> {
         let mut rejected = Vec::new();
         loop {
             let mut stored = attempt(self.order, self.experiment, piece, way, heed)?;
-            let others = stored.busy.foreign_percent + stored.busy.steal_percent;
+            if piece.on == On::Sim {
+                let own = self.experiment.lasts().as_secs_f64().max(1e-3);
+                self.simulated = stored.head.took_s / own;
+            }
+            let busy = stored.head.busy;
+            let others = busy.foreign_percent + busy.steal_percent;
             let disturbed = self.order.max_noise.is_some_and(|most| others > most);
             if !disturbed || rejected.len() + 1 >= TRIES {
                 stored.rejected = rejected;
                 return Ok(stored);
             }
-            rejected.push(stored.busy);
+            rejected.push(busy);
         }
     }
 
-    fn keep(&mut self, stored: StoredRun, directory: &Directory) -> Result<Option<String>> {
-        if stored.on == On::Sim {
-            self.simulated = stored.took_s / self.experiment.lasts().as_secs_f64().max(1e-3);
-        }
-        directory.keep(&stored)?;
-        Ok(None)
-    }
-
-    fn again(&self, _piece: &Piece, _directory: &Directory) -> Result<bool> {
-        Ok(false)
+    fn problem(_made: &StoredRun) -> Option<String> {
+        None
     }
 }
 
@@ -281,20 +261,12 @@ fn attempt(
 ) -> Result<StoredRun> {
     let scenario = &experiment.scenario;
     let seed = order.seed + u64::from(piece.repeat) - 1;
-    let (began, begun) = (SystemTime::now(), Instant::now());
-    let meter = Meter::start()?;
+    let making = Making::begin(&scenario.name, piece)?;
     let made = match piece.on {
         On::Engine => play::perform(order.program, scenario, way, seed, heed)?,
         On::Sim => simulate(scenario, way, seed, heed)?,
     };
-    let (noise, own) = meter.end(Duration::ZERO)?;
-    let took = begun.elapsed();
-    let mut stored = StoredRun::of(scenario, piece.on, &made.run);
-    stored.repeat = piece.repeat;
-    stored.way = piece.slug.clone();
-    stored.way_words = piece.words.clone();
-    stored.began = moment(began);
-    stored.took_s = took.as_secs_f64();
+    let mut stored = StoredRun::of(making.end()?, scenario, &made.run);
     stored.errors = made.errors;
     stored.late = (piece.on == On::Engine).then(|| {
         let (mean, most) = play::lateness(&made.array);
@@ -303,11 +275,10 @@ fn attempt(
             most_us: most.as_micros(),
         }
     });
-    stored.busy = Busy::of(noise, own, took);
     Ok(stored)
 }
 
-/// Runs it in virtual time, on a thread of its own: who is interrupted does not wait for its end.
+/// Runs it in virtual time, on a thread of its own: an interruption does not wait for its end.
 fn simulate(
     scenario: &Scenario,
     way: &Variant,
@@ -327,6 +298,7 @@ fn simulate(
 mod tests {
     use super::*;
     use crate::experiment::Findings;
+    use crate::experiment::fixtures::{entry, scenario};
     use tidegate_sim::Policy;
 
     /// Counts, and stops after so many runs.
@@ -338,8 +310,7 @@ mod tests {
     impl Watcher for Counter {
         fn begins(&mut self, _piece: &Piece, _place: usize, _of: usize) {}
         fn goes(&mut self, _done: Duration, _of: Duration, _left: Duration) {}
-        fn ended(&mut self, _piece: &Piece, _took: Duration, problem: Option<&str>) {
-            assert_eq!(problem, None);
+        fn ended(&mut self, _piece: &Piece, _took: Duration, _problem: Option<&str>) {
             self.ended += 1;
         }
         fn interrupted(&self) -> bool {
@@ -347,38 +318,31 @@ mod tests {
         }
     }
 
-    /// Lets everything happen.
-    struct Patient;
-
-    impl Watcher for Patient {
-        fn begins(&mut self, _piece: &Piece, _place: usize, _of: usize) {}
-        fn goes(&mut self, _done: Duration, _of: Duration, _left: Duration) {}
-        fn ended(&mut self, _piece: &Piece, _took: Duration, _problem: Option<&str>) {}
-        fn interrupted(&self) -> bool {
-            false
+    fn order<'a>(experiment: &'a Entry, on: &'a [On], repeat: u32, program: &'a str) -> Order<'a> {
+        Order {
+            experiment,
+            on,
+            repeat,
+            seed: 1,
+            program: Path::new(program),
+            max_noise: None,
         }
     }
 
-    fn experiment() -> Entry {
-        let found = Entry::find("sioc-1").expect("it can be read");
-        found.expect("it is there").scaled(1)
+    /// Makes runs until so many have ended; how that ended, the number of ended runs, and the findings.
+    fn go(order: &Order<'_>, path: &Path, most: usize) -> (End, usize, Findings) {
+        let directory = Directory::begin(path, order.experiment, 1, order.on, order.repeat);
+        let mut counter = Counter { ended: 0, most };
+        let end = run(order, &mut directory.expect("it is ours"), &mut counter);
+        let findings = Findings::read(path).expect("it can be read");
+        (end.expect("it can be stored"), counter.ended, findings)
     }
 
     #[test]
-    fn ways_take_turns_at_being_first() {
-        let experiment = experiment();
-        let order = Order {
-            experiment: &experiment,
-            on: &[On::Engine],
-            repeat: 2,
-            seed: 1,
-            program: Path::new("tidegate"),
-            max_noise: None,
-        };
-        let Entry::Scenario(scenario) = &experiment else {
-            panic!("sioc-1 is a scenario");
-        };
-        let played = Played::of(&order, scenario);
+    fn ways_alternate_and_so_does_the_first() {
+        let (experiment, scenario) = (entry("sioc-1", 1), scenario("sioc-1", 1));
+        let order = order(&experiment, &[On::Engine], 2, "tidegate");
+        let played = Played::of(&order, &scenario);
         let policies: Vec<Policy> = played.planned.iter().map(|(_, way)| way.policy).collect();
         let (ours, none) = (Policy::Ours, Policy::None);
         assert_eq!(policies, [ours, none, none, ours]);
@@ -386,23 +350,14 @@ mod tests {
     }
 
     #[test]
-    fn a_run_that_could_not_be_made_is_told_until_it_is_there() {
+    fn a_run_that_could_not_be_made_is_reported_until_it_is_there() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let experiment = experiment();
+        let experiment = entry("sioc-1", 1);
         let go = |on: &[On], program: &str| {
-            let order = Order {
-                experiment: &experiment,
-                on,
-                repeat: 1,
-                seed: 1,
-                program: Path::new(program),
-                max_noise: None,
-            };
-            let directory = Directory::begin(scratch.path(), &experiment, 1, 1, on, 1);
-            let mut directory = directory.expect("it is ours");
-            let end = run(&order, &mut directory, &mut Patient).expect("it can be kept");
+            let order = order(&experiment, on, 1, program);
+            let (end, _, findings) = go(&order, scratch.path(), usize::MAX);
             assert_eq!(end, End::Done);
-            Findings::read(scratch.path()).expect("it can be read")
+            findings
         };
         let failed = go(&[On::Engine], "/bin/false");
         assert_eq!((failed.problems.len(), failed.missing), (2, 2));
@@ -413,37 +368,26 @@ mod tests {
         // As if they had been made at last.
         let directory = Directory::open(scratch.path()).expect("it can be read");
         let directory = directory.expect("it is there");
-        for mut stored in directory.runs().expect("they can be read") {
-            stored.on = On::Engine;
-            directory.keep(&stored).expect("it can be written");
+        for mut stored in directory.runs::<StoredRun>().expect("they can be read") {
+            stored.head.piece.on = On::Engine;
+            directory.store(&stored).expect("it can be written");
         }
         let last = go(&[On::Engine], "/bin/false");
         assert_eq!((last.problems.len(), last.missing), (0, 0));
     }
 
     #[test]
-    fn what_was_interrupted_goes_on_where_it_was() {
+    fn an_interrupted_experiment_is_resumed() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let experiment = experiment();
-        let on = [On::Sim];
-        let order = Order {
-            experiment: &experiment,
-            on: &on,
-            repeat: 2,
-            seed: 1,
-            program: Path::new("tidegate"),
-            max_noise: None,
-        };
-        let go = |most: usize| {
-            let directory = Directory::begin(scratch.path(), &experiment, 1, 1, &on, 2);
-            let mut directory = directory.expect("it is ours");
-            let mut counter = Counter { ended: 0, most };
-            let end = run(&order, &mut directory, &mut counter).expect("it can be kept");
-            let stored = directory.runs().expect("they can be read").len();
-            (end, counter.ended, stored)
-        };
-        assert_eq!(go(1), (End::Interrupted, 1, 1));
-        assert_eq!(go(9), (End::Done, 3, 4));
-        assert_eq!(go(9), (End::Done, 0, 4));
+        let experiment = entry("sioc-1", 1);
+        let order = order(&experiment, &[On::Sim], 2, "tidegate");
+        for (most, end, ended, missing) in [
+            (1, End::Interrupted, 1, 3),
+            (9, End::Done, 3, 0),
+            (9, End::Done, 0, 0),
+        ] {
+            let (this, made, findings) = go(&order, scratch.path(), most);
+            assert_eq!((this, made, findings.missing), (end, ended, missing));
+        }
     }
 }

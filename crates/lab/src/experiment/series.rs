@@ -262,17 +262,13 @@ fn whole(number: f64) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::Experiment;
-
-    fn scenario(name: &str) -> Scenario {
-        let found = Experiment::find(name).expect("it can be read");
-        found.expect("it is there").scenario
-    }
+    use crate::experiment::Entry;
+    use crate::experiment::fixtures::scenario;
 
     #[test]
     fn many_disks_are_drawn_by_their_names_on_all_hosts() {
         let names = |name: &str| -> Vec<String> {
-            let bands = bands(&scenario(name)).into_iter();
+            let bands = bands(&scenario(name, 100).scenario).into_iter();
             bands.map(|band| band.name).collect()
         };
         assert_eq!(names("sioc-1"), ["vm1", "vm2", "vm3", "vm4"]);
@@ -280,7 +276,10 @@ mod tests {
             names("sioc-ssd"),
             ["high (3)", "normal (3)", "limited (3)", "reserved (3)"]
         );
-        for experiment in Experiment::all().expect("they are scenarios") {
+        for entry in Entry::all().expect("they are experiments") {
+            let Entry::Scenario(experiment) = entry else {
+                continue;
+            };
             let bands = bands(&experiment.scenario);
             assert!(bands.len() <= STYLES, "{}", experiment.name());
             let disks: usize = bands.iter().map(|band| band.disks.len()).sum();
@@ -303,7 +302,7 @@ mod tests {
     #[test]
     fn a_line_has_some_hundred_points_and_a_short_run_some_ten() {
         let points = |percent| {
-            let grid = Grid::of(&scenario("sioc-3").scaled(percent));
+            let grid = Grid::of(&scenario("sioc-3", percent).scenario);
             grid.points(|_| Some(0.0)).len()
         };
         assert_eq!(points(100), 150);

@@ -6,7 +6,7 @@
 //! # Units
 //! As the names say; a bin is `bin_ms` long, and latencies stand in the order in which I/Os ended.
 
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
@@ -18,39 +18,113 @@ use tidegate_sim::{Breach, Run, Scenario, Variant};
 
 use super::On;
 use crate::machine::Noise;
+use crate::measure::Meter;
 use crate::play;
 
-/// What this file's form is called; a later one will have a larger number.
+/// The version of this file's format. A later one has a larger number.
 pub const FORMAT: u32 = 1;
 
-/// A run.
+/// One run of an experiment: a scenario in one way, or one block of an A/B test at one point.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
-pub struct StoredRun {
-    /// The form of this file.
-    pub format: u32,
-    /// Which experiment.
-    pub experiment: String,
-    /// Where it was made.
+pub struct Piece {
+    /// Where it is run.
     pub on: On,
-    /// Which time it was, from one on.
+    /// Its number among the repeats or blocks, from one on.
     pub repeat: u32,
-    /// Where its chances began.
-    pub seed: u64,
-    /// In which way, as in the file's name.
-    pub way: String,
+    /// The way or the point, as part of the file's name.
+    #[serde(rename = "way")]
+    pub slug: String,
     /// The same in words.
-    pub way_words: String,
+    #[serde(rename = "way_words")]
+    pub words: String,
+}
+
+impl Piece {
+    /// Its file's name without the ending.
+    #[must_use]
+    pub fn file(&self) -> String {
+        format!("{}-{:02}-{}", self.on, self.repeat, self.slug)
+    }
+}
+
+/// The beginning of every stored run.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Head {
+    /// The version of the file's format.
+    pub format: u32,
+    /// The experiment.
+    pub experiment: String,
+    /// Which of its runs.
+    #[serde(flatten)]
+    pub piece: Piece,
     /// When it began, by the clock on the wall.
     pub began: String,
-    /// How long making it took.
+    /// How long it took.
     pub took_s: f64,
     /// Of Tidegate.
     pub version: String,
     /// How busy the machine was.
     pub busy: Busy,
-    /// How busy it was during earlier attempts that were thrown away for it.
+}
+
+impl Head {
+    /// The head of a run that begins now.
+    pub(super) fn new(experiment: &str, piece: &Piece) -> Head {
+        Head {
+            format: FORMAT,
+            experiment: experiment.to_owned(),
+            piece: piece.clone(),
+            began: moment(SystemTime::now()),
+            took_s: 0.0,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+            busy: Busy::default(),
+        }
+    }
+}
+
+/// A run in progress.
+pub(super) struct Making {
+    head: Head,
+    begun: Instant,
+    meter: Meter,
+}
+
+impl Making {
+    /// It begins.
+    pub(super) fn begin(experiment: &str, piece: &Piece) -> Result<Making> {
+        Ok(Making {
+            head: Head::new(experiment, piece),
+            begun: Instant::now(),
+            meter: Meter::start()?,
+        })
+    }
+
+    /// It has ended.
+    pub(super) fn end(self) -> Result<Head> {
+        let (noise, own) = self.meter.end(Duration::ZERO)?;
+        let took_s = self.begun.elapsed().as_secs_f64();
+        Ok(Head {
+            took_s,
+            busy: Busy {
+                own_percent: own.as_secs_f64() / took_s.max(1e-9) * 100.0,
+                ..noise.into()
+            },
+            ..self.head
+        })
+    }
+}
+
+/// A stored run of a scenario.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct StoredRun {
+    /// What every stored run begins with.
+    #[serde(flatten)]
+    pub head: Head,
+    /// The seed of its random numbers.
+    pub seed: u64,
+    /// How busy the machine was in earlier attempts that were discarded for it.
     pub rejected: Vec<Busy>,
-    /// By how much the emulated array was late, on real daemons.
+    /// How late the emulated array was, on real daemons.
     #[serde(default)]
     pub late: Option<Late>,
     /// I/Os that ended with an error.
@@ -61,10 +135,11 @@ pub struct StoredRun {
     pub lag: f64,
     /// Of everything that happened, in order; of the simulator.
     pub fingerprint: String,
-    /// What must not be, and was.
+    /// Broken guarantees.
     pub breaches: Vec<StoredBreach>,
-    /// What governors had to say.
-    pub told: Vec<StoredMessage>,
+    /// Messages of governors.
+    #[serde(rename = "told")]
+    pub messages: Vec<StoredMessage>,
     /// The length of a bin.
     pub bin_ms: u64,
     /// By disk.
@@ -95,11 +170,10 @@ pub struct Late {
     pub most_us: u64,
 }
 
-impl Busy {
-    /// Of a run that took so long.
-    pub(super) fn of(noise: Noise, own: Duration, took: Duration) -> Busy {
+impl From<Noise> for Busy {
+    fn from(noise: Noise) -> Busy {
         Busy {
-            own_percent: own.as_secs_f64() / took.as_secs_f64().max(1e-9) * 100.0,
+            own_percent: 0.0,
             foreign_percent: noise.foreign_percent,
             steal_percent: noise.steal_percent,
         }
@@ -124,7 +198,7 @@ pub struct StoredBreach {
     pub what: String,
 }
 
-/// What a governor had to say.
+/// A governor's message.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct StoredMessage {
     /// When.
@@ -152,7 +226,7 @@ pub struct StoredDisk {
     pub orders: Vec<u32>,
     /// How long each I/O took.
     pub latencies_us: Vec<u32>,
-    /// How long each waited for its turn; empty where none did.
+    /// How long each waited in the scheduler; empty where none did.
     pub waits_us: Vec<u32>,
     /// How long each order took.
     pub orders_us: Vec<u32>,
@@ -167,9 +241,9 @@ pub struct StoredHost {
     pub window: Vec<f64>,
     /// What it had.
     pub in_flight: Vec<u64>,
-    /// The latency it believed in.
+    /// The latency it measured.
     pub latency_us: Vec<u64>,
-    /// The latency it held the datastore to.
+    /// Its congestion threshold.
     pub threshold_us: Vec<u64>,
     /// Whether control was engaged.
     pub engaged: Vec<bool>,
@@ -189,25 +263,16 @@ pub struct StoredDatastore {
 }
 
 impl StoredRun {
-    /// Takes the figures out of a run; the rest is the caller's to fill in.
+    /// A run's figures under its head. The caller fills in the rest.
     #[must_use]
-    pub fn of(scenario: &Scenario, on: On, run: &Run) -> StoredRun {
+    pub fn of(head: Head, scenario: &Scenario, run: &Run) -> StoredRun {
         let results = &run.results;
         let disks = scenario.disks.iter().zip(&results.disks);
         let hosts = scenario.hosts.iter().zip(&results.hosts);
         let bins = &results.datastore.bins;
         StoredRun {
-            format: FORMAT,
-            experiment: scenario.name.clone(),
-            on,
-            repeat: 0,
+            head,
             seed: run.seed,
-            way: String::new(),
-            way_words: String::new(),
-            began: String::new(),
-            took_s: 0.0,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            busy: Busy::default(),
             rejected: Vec::new(),
             late: None,
             errors: 0,
@@ -220,7 +285,7 @@ impl StoredRun {
                     what: breach.what.clone(),
                 })
                 .collect(),
-            told: (results.events.iter())
+            messages: (results.events.iter())
                 .map(|(at, says)| StoredMessage {
                     at_ns: at.as_nanos(),
                     says: says.clone(),
@@ -287,8 +352,8 @@ impl StoredRun {
                 datastore: DatastoreSeries {
                     bins: bins.context("the datastore's columns do not fit")?,
                 },
-                events: (self.told.iter())
-                    .map(|told| (Time::from_nanos(told.at_ns), told.says.clone()))
+                events: (self.messages.iter())
+                    .map(|message| (Time::from_nanos(message.at_ns), message.says.clone()))
                     .collect(),
             },
         })
@@ -395,31 +460,44 @@ fn host_series(stored: &StoredHost) -> Result<HostSeries> {
     })
 }
 
+/// A moment as RFC 3339 writes it, in UTC and to the second.
+#[must_use]
+pub fn moment(at: SystemTime) -> String {
+    let since = at
+        .duration_since(SystemTime::UNIX_EPOCH)
+        .unwrap_or(Duration::ZERO);
+    let (days, second) = (since.as_secs() / 86_400, since.as_secs() % 86_400);
+    // The count of days by months from March on, which end where leap days do.
+    let day = days + 719_468;
+    let (era, of_era) = (day / 146_097, day % 146_097);
+    let year = (of_era - of_era / 1_460 + of_era / 36_524 - of_era / 146_096) / 365;
+    let of_year = of_era - (365 * year + year / 4 - year / 100);
+    let march = (5 * of_year + 2) / 153;
+    let day = of_year - (153 * march + 2) / 5 + 1;
+    let month = if march < 10 { march + 3 } else { march - 9 };
+    let year = era * 400 + year + u64::from(month <= 2);
+    let (hour, minute, second) = (second / 3_600, second % 3_600 / 60, second % 60);
+    format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::Experiment;
+    use crate::experiment::fixtures::{scenario, simulated};
     use tidegate_sim::{Policy, judge, world};
 
     #[test]
     fn a_run_comes_back_from_its_file_as_it_was_and_is_judged_alike() {
-        let found = Experiment::find("sioc-1").expect("it can be read");
-        let scenario = found.expect("it is there").scaled(1).scenario;
+        let scenario = scenario("sioc-1", 1).scenario;
         let way = Variant::of(Policy::Ours);
         let run = world::run(&scenario, &way, 7).expect("it can be modelled");
-        let stored = StoredRun::of(&scenario, On::Sim, &run);
+        let stored = simulated(&scenario, On::Sim, &way, 7);
         let text = serde_json::to_string(&stored).expect("plain data");
         let again: StoredRun = serde_json::from_str(&text).expect("what was written can be read");
         assert_eq!(again, stored);
         let back = again.run(&scenario, &way).expect("it fits");
-        assert_eq!(
-            format!("{:?}", back.results.disks),
-            format!("{:?}", run.results.disks)
-        );
-        assert_eq!(
-            format!("{:?}", back.results.hosts),
-            format!("{:?}", run.results.hosts)
-        );
+        let series = |run: &Run| format!("{:?}{:?}", run.results.disks, run.results.hosts);
+        assert_eq!(series(&back), series(&run));
         let judged = |run: Run| {
             let runs = [(way.clone(), run)].into();
             format!("{:?}", judge::judgements(&scenario, &runs))
@@ -429,15 +507,26 @@ mod tests {
 
     #[test]
     fn columns_that_do_not_fit_are_refused() {
-        let found = Experiment::find("sioc-1").expect("it can be read");
-        let scenario = found.expect("it is there").scaled(1).scenario;
+        let scenario = scenario("sioc-1", 1).scenario;
         let way = Variant::of(Policy::None);
-        let run = world::run(&scenario, &way, 7).expect("it can be modelled");
-        let mut stored = StoredRun::of(&scenario, On::Sim, &run);
+        let mut stored = simulated(&scenario, On::Sim, &way, 7);
         stored.disks[1].latencies_us.pop();
         let error = stored.run(&scenario, &way).expect_err("one is missing");
         assert!(format!("{error:#}").contains("disk vm2"), "{error:#}");
         stored.disks.pop();
         stored.run(&scenario, &way).expect_err("a disk is missing");
+    }
+
+    #[test]
+    fn a_moment_is_a_date_and_a_time() {
+        for (seconds, text) in [
+            (0, "1970-01-01T00:00:00Z"),
+            (951_782_399, "2000-02-28T23:59:59Z"),
+            (951_782_400, "2000-02-29T00:00:00Z"),
+            (1_735_689_599, "2024-12-31T23:59:59Z"),
+        ] {
+            let at = SystemTime::UNIX_EPOCH + Duration::from_secs(seconds);
+            assert_eq!(moment(at), text);
+        }
     }
 }

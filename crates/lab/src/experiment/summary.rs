@@ -11,6 +11,8 @@ use tidegate_sim::{Policy, Variant};
 
 pub(super) mod ab_test;
 
+use super::ab_test::bytes;
+use super::store::Piece;
 use super::{Entry, Experiment, On, PUBLISHED};
 use crate::draw::label;
 pub use ab_test::{AbTestSummary, ContestantSummary, SweepSummary};
@@ -26,10 +28,10 @@ pub struct Summary {
     pub source: String,
     /// Whether it is one of the published ones.
     pub published: bool,
-    /// Who does what, and where.
+    /// The hosts and disks, or the contestants.
     #[serde(flatten)]
     pub set_up: SetUp,
-    /// In which ways it is run; of an A/B test who takes part.
+    /// In which ways it is run; of an A/B test the contestants.
     pub ways: Vec<String>,
     /// What is expected.
     pub checks: Vec<CheckSummary>,
@@ -41,7 +43,7 @@ pub struct Summary {
     pub only_simulated: Option<&'static str>,
 }
 
-/// Who does what, and where, by the kind of experiment.
+/// The hosts and disks, or the contestants, by the kind of experiment.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum SetUp {
@@ -122,6 +124,8 @@ impl Experiment {
     pub fn summary(&self) -> Summary {
         let scenario = &self.scenario;
         let ways = self.ways();
+        let (hosts, disks) = (scenario.hosts.iter(), scenario.disks.iter());
+        let expects = scenario.expects.iter();
         Summary {
             name: scenario.name.clone(),
             title: scenario.title.clone(),
@@ -130,24 +134,12 @@ impl Experiment {
             set_up: SetUp::Scenario(ScenarioSummary {
                 datastore: array(&scenario.datastore.array, scenario.datastore.kind),
                 threshold: threshold(scenario.datastore.threshold),
-                hosts: scenario
-                    .hosts
-                    .iter()
-                    .map(|host| host.name.clone())
-                    .collect(),
-                disks: scenario
-                    .disks
-                    .iter()
-                    .map(|disk| disk_summary(scenario, disk))
-                    .collect(),
+                hosts: hosts.map(|host| host.name.clone()).collect(),
+                disks: disks.map(|disk| disk_summary(scenario, disk)).collect(),
                 phases: phases(scenario),
             }),
             ways: ways.iter().map(|way| way_words(scenario, way)).collect(),
-            checks: scenario
-                .expects
-                .iter()
-                .map(|expect| check(scenario, expect))
-                .collect(),
+            checks: expects.map(|expect| check(scenario, expect)).collect(),
             run_s: self.lasts().as_secs_f64(),
             engine_s: match self.only_simulated() {
                 Some(_) => 0.0,
@@ -258,14 +250,6 @@ fn ios(io: &Io) -> String {
         part(io.reads, "reads", "writes", "reads"),
         part(io.random, "random", "sequential", "random")
     )
-}
-
-fn bytes(bytes: u64) -> String {
-    match bytes {
-        _ if bytes >= 1 << 20 && bytes.is_multiple_of(1 << 20) => format!("{} MiB", bytes >> 20),
-        _ if bytes >= 1 << 10 && bytes.is_multiple_of(1 << 10) => format!("{} KiB", bytes >> 10),
-        _ => format!("{bytes} B"),
-    }
 }
 
 fn array(spec: &ArraySpec, kind: Kind) -> String {
@@ -379,6 +363,16 @@ pub fn way_words(scenario: &Scenario, way: &Variant) -> String {
     words
 }
 
+/// A run of a scenario.
+pub(super) fn way_piece(scenario: &Scenario, way: &Variant, on: On, repeat: u32) -> Piece {
+    Piece {
+        on,
+        repeat,
+        slug: way_slug(scenario, way),
+        words: way_words(scenario, way),
+    }
+}
+
 /// The same as part of a file's name.
 #[must_use]
 pub fn way_slug(scenario: &Scenario, way: &Variant) -> String {
@@ -409,16 +403,14 @@ pub fn way_slug(scenario: &Scenario, way: &Variant) -> String {
 pub fn check(scenario: &Scenario, expect: &Expect) -> CheckSummary {
     CheckSummary {
         what: figure(scenario, expect),
-        bar: bar(expect),
+        bar: bounds(expect.at_least, expect.at_most, unit(expect)),
         published: expect.source.clone(),
     }
 }
 
-/// What a check demands.
-#[must_use]
-pub fn bar(expect: &Expect) -> String {
-    let unit = unit(expect);
-    match (expect.at_least, expect.at_most) {
+/// A bar in words.
+pub(super) fn bounds(at_least: Option<f64>, at_most: Option<f64>, unit: &str) -> String {
+    match (at_least, at_most) {
         (Some(least), Some(most)) => format!("{} to {}{unit}", label(least), label(most)),
         (Some(least), None) => format!("at least {}{unit}", label(least)),
         (None, Some(most)) => format!("at most {}{unit}", label(most)),
@@ -426,88 +418,80 @@ pub fn bar(expect: &Expect) -> String {
     }
 }
 
-/// The unit of a check's figure, with the space before it; of a ratio there is none.
+/// The unit of a check's figure, with the space before it; a ratio has none.
 #[must_use]
 pub fn unit(expect: &Expect) -> &'static str {
-    if expect.against.is_some() {
-        return "";
+    match expect.against {
+        Some(_) => "",
+        None => measure(expect).1,
     }
+}
+
+/// A check's figure in words, and its unit.
+fn measure(expect: &Expect) -> (String, &'static str) {
+    let (of, window) = (label(expect.of), length(expect.window));
+    let percentile = label(expect.percentile);
     match expect.what {
-        Measure::Iops | Measure::Units | Measure::UnitsLeast | Measure::UnitsFirst => " /s",
-        Measure::Orders => " /s",
-        Measure::Bandwidth => " MB/s",
-        Measure::Share
-        | Measure::DeviceShare
-        | Measure::ShareError
-        | Measure::ShareErrorWindows
-        | Measure::UnitsError
-        | Measure::DeviceLatencyError
-        | Measure::Dip
-        | Measure::Resumed
-        | Measure::Coordination
-        | Measure::Isolation
-        | Measure::LatencyImpact => " %",
-        Measure::Latency
-        | Measure::LatencyPercentile
-        | Measure::DeviceLatency
-        | Measure::OrderTime => " ms",
-        Measure::DeviceLatencySettles | Measure::Settles | Measure::LongestWait => " s",
-        Measure::Evenness
-        | Measure::Window
-        | Measure::Lag
-        | Measure::HostsLost
-        | Measure::External
-        | Measure::Outstanding => "",
+        Measure::Iops => ("throughput".into(), " /s"),
+        Measure::Bandwidth => ("bandwidth".into(), " MB/s"),
+        Measure::Share => ("part of all I/Os".into(), " %"),
+        Measure::DeviceShare => ("part of the array's time".into(), " %"),
+        Measure::ShareError => ("furthest from its shares' part".into(), " %"),
+        Measure::ShareErrorWindows => (
+            format!("distance from shares' parts over {window}, {percentile}th percentile"),
+            " %",
+        ),
+        Measure::Evenness => ("least by most for each share".into(), ""),
+        Measure::Units => ("units as limits count them".into(), " /s"),
+        Measure::UnitsLeast => (format!("units in the worst {window}"), " /s"),
+        Measure::UnitsFirst => (format!("units in the first {window}"), " /s"),
+        Measure::UnitsError => (format!("distance of units from {of} a second"), " %"),
+        Measure::Latency => ("mean latency".into(), " ms"),
+        Measure::LatencyPercentile => (format!("{percentile}th percentile of latency"), " ms"),
+        Measure::DeviceLatency => ("the datastore's latency".into(), " ms"),
+        Measure::DeviceLatencyError => (
+            format!("distance of the datastore's latency from {of} ms"),
+            " %",
+        ),
+        Measure::DeviceLatencySettles => (
+            format!("time until the datastore's latency stays below {of} ms"),
+            " s",
+        ),
+        Measure::Settles => (
+            format!(
+                "time until every disk stays within {} % of its shares' part",
+                label(expect.within)
+            ),
+            " s",
+        ),
+        Measure::Dip => (format!("the worst {window} against the mean"), " %"),
+        Measure::Resumed => (
+            format!("had of its shares' part in the first {window}"),
+            " %",
+        ),
+        Measure::Window => ("hosts' windows".into(), ""),
+        Measure::LongestWait => ("longest wait in a scheduler".into(), " s"),
+        Measure::Lag => ("widest gap between two disks, by what it may be".into(), ""),
+        Measure::Coordination => ("I/Os on the coordination file, of all".into(), " %"),
+        Measure::Orders => ("orders".into(), " /s"),
+        Measure::OrderTime => ("time of an order".into(), " ms"),
+        Measure::Isolation => (
+            format!("the worst hundredth of seconds, of {of} I/Os"),
+            " %",
+        ),
+        Measure::LatencyImpact => (
+            format!("mean latency of seconds above {of} ms, 90th percentile"),
+            " %",
+        ),
+        Measure::HostsLost => ("hosts said to be lost".into(), ""),
+        Measure::External => ("load from outside noticed".into(), ""),
+        Measure::Outstanding => ("outstanding at the datastore".into(), ""),
     }
 }
 
 /// Which figure a check is about.
 fn figure(scenario: &Scenario, expect: &Expect) -> String {
-    let of = label(expect.of);
-    let percentile = label(expect.percentile);
-    let mut says = match expect.what {
-        Measure::Iops => "throughput".to_owned(),
-        Measure::Bandwidth => "bandwidth".to_owned(),
-        Measure::Share => "part of all I/Os".to_owned(),
-        Measure::DeviceShare => "part of the array's time".to_owned(),
-        Measure::ShareError => "furthest from its shares' part".to_owned(),
-        Measure::ShareErrorWindows => format!(
-            "distance from shares' parts over {}, {percentile}th percentile",
-            length(expect.window)
-        ),
-        Measure::Evenness => "least by most for each share".to_owned(),
-        Measure::Units => "units as limits count them".to_owned(),
-        Measure::UnitsLeast => format!("units in the worst {}", length(expect.window)),
-        Measure::UnitsFirst => format!("units in the first {}", length(expect.window)),
-        Measure::UnitsError => format!("distance of units from {of} a second"),
-        Measure::Latency => "mean latency".to_owned(),
-        Measure::LatencyPercentile => format!("{percentile}th percentile of latency"),
-        Measure::DeviceLatency => "the datastore's latency".to_owned(),
-        Measure::DeviceLatencyError => format!("distance of the datastore's latency from {of} ms"),
-        Measure::DeviceLatencySettles => {
-            format!("time until the datastore's latency stays below {of} ms")
-        }
-        Measure::Settles => format!(
-            "time until every disk stays within {} % of its shares' part",
-            label(expect.within)
-        ),
-        Measure::Dip => format!("the worst {} against the mean", length(expect.window)),
-        Measure::Resumed => format!(
-            "had of its shares' part in the first {}",
-            length(expect.window)
-        ),
-        Measure::Window => "hosts' windows".to_owned(),
-        Measure::LongestWait => "longest wait for a turn".to_owned(),
-        Measure::Lag => "widest gap between two disks, by what it may be".to_owned(),
-        Measure::Coordination => "I/Os on the coordination file, of all".to_owned(),
-        Measure::Orders => "orders".to_owned(),
-        Measure::OrderTime => "time of an order".to_owned(),
-        Measure::Isolation => format!("the worst hundredth of seconds, of {of} I/Os"),
-        Measure::LatencyImpact => format!("mean latency of seconds above {of} ms, 90th percentile"),
-        Measure::HostsLost => "hosts said to be lost".to_owned(),
-        Measure::External => "load from outside noticed".to_owned(),
-        Measure::Outstanding => "outstanding at the datastore".to_owned(),
-    };
+    let (mut says, _) = measure(expect);
     says += &whose(scenario, expect.what, &expect.disks, &expect.hosts);
     if scenario.phases.len() > 1 {
         says += &format!(" in \u{201c}{}\u{201d}", scenario.phases[expect.phase].name);
@@ -555,11 +539,7 @@ fn whose(scenario: &Scenario, what: Measure, disks: &[usize], hosts: &[usize]) -
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    fn summary(name: &str) -> Summary {
-        let found = Experiment::find(name).expect("it can be read");
-        found.expect("it is there").summary()
-    }
+    use crate::experiment::fixtures::scenario;
 
     fn set_up(summary: &Summary) -> &ScenarioSummary {
         match &summary.set_up {
@@ -570,58 +550,63 @@ mod tests {
 
     #[test]
     fn an_experiment_says_who_shares_what_and_what_is_expected() {
-        let summary = summary("sioc-3");
+        let summary = scenario("sioc-3", 100).summary();
         assert!(summary.published);
         let set_up = set_up(&summary);
         assert_eq!(set_up.threshold, "12ms");
         assert_eq!(set_up.hosts, ["host1", "host2"]);
-        assert_eq!(set_up.disks[3].shares, 2_000);
-        assert!(
-            set_up.disks[3]
-                .workload
-                .starts_with("a shop of 72 users who think 500ms")
-        );
+        let disk = &set_up.disks[3];
+        assert_eq!(disk.shares, 2_000);
+        let shop = "a shop of 72 users who think 500ms";
+        assert!(disk.workload.starts_with(shop), "{}", disk.workload);
         assert_eq!(set_up.phases[1].idle, ["vm4"]);
         assert_eq!((summary.run_s, summary.engine_s), (900.0, 1_800.0));
         assert_eq!(summary.ways, ["with I/O control", "without I/O control"]);
-        let checks: Vec<_> = summary
-            .checks
-            .iter()
-            .map(|check| check.what.as_str())
-            .collect();
-        assert_eq!(
-            checks[2..4],
-            [
+        for (place, what, bar) in [
+            (
+                2,
                 "throughput of vm1, vm2, vm3 in \u{201c}idle\u{201d}, by that in \u{201c}all\u{201d}",
+                "",
+            ),
+            (
+                3,
                 "hosts' windows of host1 in \u{201c}all\u{201d}, by that of host2",
-            ]
-        );
-        assert_eq!(summary.checks[3].bar, "0.64 to 0.69");
-        assert_eq!(summary.checks[0].bar, "at most 2 %");
+                "0.64 to 0.69",
+            ),
+            (0, "", "at most 2 %"),
+        ] {
+            let check = &summary.checks[place];
+            assert!(check.what.contains(what), "{}", check.what);
+            assert!(check.bar.contains(bar), "{}", check.bar);
+        }
     }
 
     #[test]
-    fn every_experiment_can_be_told_and_its_ways_have_names_of_their_own() {
-        for experiment in Experiment::all().expect("they are scenarios") {
-            let summary = experiment.summary();
-            assert_eq!(summary.checks.len(), experiment.scenario.expects.len());
+    fn every_experiment_has_a_summary_and_its_ways_have_names_of_their_own() {
+        for entry in Entry::all().expect("they are experiments") {
+            let summary = entry.summary();
             assert!(summary.checks.iter().all(|check| !check.bar.is_empty()));
-            let ways = experiment.ways();
-            let slugs: std::collections::BTreeSet<String> = ways
-                .iter()
-                .map(|way| way_slug(&experiment.scenario, way))
-                .collect();
+            let Entry::Scenario(experiment) = entry else {
+                continue;
+            };
+            let (scenario, ways) = (&experiment.scenario, experiment.ways());
+            assert_eq!(summary.checks.len(), scenario.expects.len());
+            let slugs = ways.iter().map(|way| way_slug(scenario, way));
+            let slugs: std::collections::BTreeSet<String> = slugs.collect();
             assert_eq!(slugs.len(), ways.len(), "{}", summary.name);
         }
     }
 
     #[test]
     fn limits_and_reservations_are_said() {
-        let summary = summary("sioc-ssd");
-        let disks = &set_up(&summary).disks;
-        let disk = |name: &str| disks.iter().find(|disk| disk.name == name);
-        let disk = |name: &str| disk(name).expect("it is there").settings.clone();
-        assert_eq!(disk("host1.limited"), "limit 500 IOPS");
-        assert_eq!(disk("host1.reserved"), "reservation 600 IOPS");
+        let summary = scenario("sioc-ssd", 100).summary();
+        for (name, settings) in [
+            ("host1.limited", "limit 500 IOPS"),
+            ("host1.reserved", "reservation 600 IOPS"),
+        ] {
+            let mut disks = set_up(&summary).disks.iter();
+            let disk = disks.find(|disk| disk.name == name);
+            assert_eq!(disk.expect("it is there").settings, settings);
+        }
     }
 }

@@ -11,6 +11,7 @@ use tidegate_sim::results::DiskSeries;
 use tidegate_sim::{Policy, Scenario, Variant};
 
 use super::{Case, Did, Known, did, mode_note};
+use crate::experiment::store::StoredRun;
 use crate::experiment::summary::way_slug;
 use crate::experiment::{Directory, On};
 
@@ -32,10 +33,13 @@ pub fn case(dir: &Path, phase: Option<&str>) -> Result<Case> {
     let mut scenario = directory.experiment()?.scenario;
     let variant = Variant::of(Policy::Ours);
     let slug = way_slug(&scenario, &variant);
-    let runs = directory.runs()?;
+    let runs: Vec<StoredRun> = directory.runs()?;
     let of = |on: On| {
         let runs = runs.iter();
-        let runs = runs.filter(|run| run.on == on && run.way == slug);
+        let runs = runs.filter(|run| {
+            let piece = &run.head.piece;
+            piece.on == on && piece.slug == slug
+        });
         runs.collect::<Vec<_>>()
     };
     let (on, runs) = match (of(On::Engine), of(On::Sim)) {
@@ -107,31 +111,25 @@ fn mean(runs: &[Did]) -> Did {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiment::store::StoredRun;
-    use crate::experiment::{Directory, Entry, Experiment};
+    use crate::experiment::fixtures::{scenario, simulated};
     use crate::whatif::{Changes, Setting, Worth, predict};
-    use tidegate_sim::world;
 
     #[test]
-    fn kept_results_of_the_simulator_are_what_the_simulator_says_again() {
+    fn stored_results_of_the_simulator_are_what_the_simulator_says_again() {
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let found = Experiment::find("sioc-3").expect("it can be read");
-        let experiment = found.expect("it is there").scaled(5);
-        let on = [On::Sim];
-        let entry = Entry::Scenario(Box::new(experiment.clone()));
-        let directory = Directory::begin(scratch.path(), &entry, 5, 1, &on, 1);
+        let experiment = scenario("sioc-3", 5);
+        let entry = experiment.clone().into();
+        let directory = Directory::begin(scratch.path(), &entry, 1, &[On::Sim], 1);
         let directory = directory.expect("it is empty");
         case(scratch.path(), None).expect_err("nothing was run yet");
         let way = Variant::of(Policy::Ours);
-        let run = world::run(&experiment.scenario, &way, 1).expect("it can be modelled");
-        let mut stored = StoredRun::of(&experiment.scenario, On::Sim, &run);
-        (stored.repeat, stored.way) = (1, way_slug(&experiment.scenario, &way));
-        directory.keep(&stored).expect("it can be written");
+        let stored = simulated(&experiment.scenario, On::Sim, &way, 1);
+        directory.store(&stored).expect("it can be written");
 
         let case = |phase| super::case(scratch.path(), phase);
-        let again = case(None).expect("it is kept");
+        let again = case(None).expect("it is stored");
         assert_eq!(again.scenario.phases[again.phase].name, "again");
-        let all = case(Some("all")).expect("it is kept");
+        let all = case(Some("all")).expect("it is stored");
         assert_eq!((all.phase, all.scenario.phases.len()), (0, 1));
         let error = case(Some("some")).expect_err("no such phase").to_string();
         assert!(error.contains("there are all, idle, again"), "{error}");

@@ -1,7 +1,7 @@
-//! Reads an A/B test's file into a checked plan: names are looked up, and numbers are in range.
+//! Reads an A/B test's file and checks it: names are known, and numbers are in range.
 //!
-//! What a file may say is what stands in the first half; a word that is not there is refused with its line. Which points
-//! and how many blocks there are depends on the length, and is decided here too.
+//! The types of [`super`] have the file's fields; an unknown field is refused with its line. Points and blocks depend on the
+//! length, and are decided here too.
 
 use std::time::Duration;
 
@@ -10,157 +10,93 @@ use serde::Deserialize;
 use serde::de::{Deserializer, Error};
 
 use super::{
-    AbTest, Across, Against, BRIEF, Client, Contestant, Expect, FEWEST, Measure, Over, Point,
-    Server, Store, Sweep, Work,
+    AbTest, Across, BRIEF, Client, Contestant, Expect, FEWEST, Point, Server, Store, Sweep, Work,
 };
 
-/// As much as tells an A/B test from a scenario.
+/// Enough of a file to tell an A/B test from a scenario.
 #[derive(Deserialize)]
 struct Head {
     contest: Option<toml::Table>,
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct Raw {
-    name: String,
-    title: String,
-    source: String,
-    contest: RawContest,
-    contestant: Vec<RawContestant>,
-    sweep: Vec<RawSweep>,
-    expect: Vec<RawExpect>,
+/// Reads a length of time: a number and `ms`, `s` or `min`.
+pub(super) fn length<'de, D: Deserializer<'de>>(from: D) -> Result<Duration, D::Error> {
+    let word = String::deserialize(from)?;
+    let ms = scaled(&word, &[("ms", 1), ("min", 60_000), ("s", 1_000)]);
+    ms.map(Duration::from_millis).ok_or_else(|| {
+        let says = format!("`{word}` is no length of time: write `500ms`, `4s` or `2min`");
+        D::Error::custom(says)
+    })
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct RawContest {
-    measure: Length,
-    warm: Length,
-    rounds: u32,
-    #[serde(default)]
-    side_by_side: bool,
-    quiet: Option<f64>,
-    file: Option<Size>,
-    brief_file: Option<Size>,
+/// Reads a number of bytes: a number and `B`, `KiB`, `MiB` or `GiB`.
+pub(super) fn size<'de, D: Deserializer<'de>, T: TryFrom<u64>>(from: D) -> Result<T, D::Error> {
+    let word = String::deserialize(from)?;
+    bytes(&word).map_err(D::Error::custom)
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct RawContestant {
-    name: String,
-    server: Option<Server>,
-    client: Option<Client>,
-    store: Option<Store>,
-    #[serde(default)]
-    filters: Vec<String>,
+pub(super) fn some_size<'de, D: Deserializer<'de>>(from: D) -> Result<Option<u64>, D::Error> {
+    size(from).map(Some)
 }
 
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct RawSweep {
-    name: String,
-    title: String,
-    across: Across,
-    #[serde(default)]
-    points: Vec<toml::Value>,
-    /// The only points of a short contest.
-    brief: Option<Vec<toml::Value>>,
-    #[serde(default)]
-    work: RawWork,
-    /// Points that are kinds of work.
-    #[serde(default)]
-    point: Vec<RawPoint>,
-    /// All of them, if not said.
-    contestants: Option<Vec<String>>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct RawPoint {
-    name: String,
-    work: RawWork,
-}
-
-#[derive(Clone, Default, Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct RawWork {
-    vms: Option<u32>,
-    queues: Option<u32>,
-    outstanding: Option<u32>,
-    size: Option<Size>,
-    reads: Option<u8>,
-    random: Option<u8>,
-    flush_every: Option<u32>,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct RawExpect {
-    what: Measure,
-    sweep: String,
-    at: Option<String>,
-    over: Option<Over>,
-    contestant: String,
-    against: Option<RawAgainst>,
-    at_least: Option<f64>,
-    at_most: Option<f64>,
-    source: String,
-}
-
-#[derive(Deserialize)]
-#[serde(deny_unknown_fields, rename_all = "kebab-case")]
-struct RawAgainst {
-    contestant: Option<String>,
-    at: Option<String>,
-}
-
-/// A length of time: a number and `ms`, `s` or `min`.
-#[derive(Clone, Copy)]
-struct Length(Duration);
-
-/// A number of bytes: a number and `B`, `KiB`, `MiB` or `GiB`.
-#[derive(Clone, Copy)]
-struct Size(u64);
-
-impl<'de> Deserialize<'de> for Length {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Length, D::Error> {
-        let word = String::deserialize(from)?;
-        let units = [("ms", 1), ("min", 60_000), ("s", 1_000)];
-        let ms = scaled(&word, &units);
-        ms.map(|ms| Length(Duration::from_millis(ms)))
-            .ok_or_else(|| {
-                D::Error::custom(format!(
-                    "`{word}` is no length of time: write `500ms`, `4s` or `2min`"
-                ))
-            })
+/// Reads 100 of 100 or none.
+pub(super) fn all_or_none<'de, D: Deserializer<'de>>(from: D) -> Result<bool, D::Error> {
+    match u8::deserialize(from)? {
+        0 => Ok(false),
+        100 => Ok(true),
+        _ => Err(D::Error::custom("random is 0 or 100")),
     }
 }
 
-impl<'de> Deserialize<'de> for Size {
-    fn deserialize<D: Deserializer<'de>>(from: D) -> Result<Size, D::Error> {
-        let word = String::deserialize(from)?;
-        size(&word).map(Size).map_err(D::Error::custom)
+/// Reads names of points, which may be numbers.
+pub(super) fn names<'de, D: Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    let values = Vec::<toml::Value>::deserialize(from)?.into_iter();
+    let names = values.map(|value| match value {
+        toml::Value::String(word) => word,
+        other => other.to_string(),
+    });
+    Ok(names.collect())
+}
+
+/// The bench has found that ratios bear so much.
+pub(super) fn quiet() -> f64 {
+    5.0
+}
+
+pub(super) fn gib() -> u64 {
+    1 << 30
+}
+
+impl Default for Work {
+    fn default() -> Work {
+        Work {
+            vms: 1,
+            queues: 1,
+            outstanding: 32,
+            size: 4096,
+            reads: 100,
+            random: true,
+            flush_every: 0,
+        }
     }
 }
 
-fn size(word: &str) -> Result<u64, String> {
+fn bytes<T: TryFrom<u64>>(word: &str) -> Result<T, String> {
     let units = [
         ("KiB", 1 << 10),
         ("MiB", 1 << 20),
         ("GiB", 1 << 30),
         ("B", 1),
     ];
-    scaled(word, &units)
-        .ok_or_else(|| format!("`{word}` is no size: write `512B`, `8KiB` or `1GiB`"))
+    let bytes = scaled(word, &units).and_then(|bytes| T::try_from(bytes).ok());
+    bytes.ok_or_else(|| format!("`{word}` is no size: write `512B`, `8KiB` or `1GiB`"))
 }
 
 /// A whole number with a unit.
 fn scaled(word: &str, units: &[(&str, u64)]) -> Option<u64> {
-    let found = units.iter();
-    let (number, scale) = found
-        .filter_map(|(unit, scale)| Some((word.strip_suffix(unit)?, scale)))
-        .next()?;
+    let mut found = units.iter();
+    let (number, scale) =
+        found.find_map(|(unit, scale)| Some((word.strip_suffix(unit)?, scale)))?;
     number.trim().parse::<u64>().ok()?.checked_mul(*scale)
 }
 
@@ -170,81 +106,70 @@ pub(super) fn read(text: &str, percent: u64) -> Result<Option<AbTest>> {
     if !head.is_ok_and(|head| head.contest.is_some()) {
         return Ok(None);
     }
-    let raw: Raw = toml::from_str(text).context("this is no contest")?;
-    let name = raw.name.clone();
-    let planned = plan(raw, text, percent);
-    planned
-        .map(Some)
-        .with_context(|| format!("contest `{name}`"))
+    let mut ab_test: AbTest = toml::from_str(text).context("this is no A/B test")?;
+    ab_test.text = text.to_owned();
+    let name = ab_test.name.clone();
+    let ready = check(&mut ab_test).and_then(|()| shorten(&mut ab_test, percent));
+    ready.with_context(|| format!("A/B test `{name}`"))?;
+    Ok(Some(ab_test))
 }
 
-fn plan(raw: Raw, text: &str, percent: u64) -> Result<AbTest> {
-    let brief = percent < BRIEF;
-    let contestants = raw.contestant.iter().map(contestant);
-    let contestants = contestants.collect::<Result<Vec<_>>>()?;
-    if contestants.is_empty() || raw.sweep.is_empty() {
-        bail!("nobody competes without a [[contestant]] and a [[sweep]]");
+/// Checks what the file says, and fills in its points.
+fn check(ab_test: &mut AbTest) -> Result<()> {
+    let contestants = &ab_test.contestants;
+    if contestants.is_empty() || ab_test.sweeps.is_empty() {
+        bail!("there is nothing to compare without a [[contestant]] and a [[sweep]]");
     }
+    contestants.iter().try_for_each(contestant)?;
     let together = |one: &Contestant| one.client == Client::VhostUser && one.store != Store::File;
-    if raw.contest.side_by_side && !contestants.iter().all(together) {
+    if ab_test.rules.side_by_side && !contestants.iter().all(together) {
         bail!(
-            "side-by-side: only servers of null and memory that guests ask over vhost-user can be asked in turn"
+            "side-by-side: only servers of null and memory with vhost-user clients can be measured in slices"
         );
     }
-    let mut left_out = Vec::new();
-    let mut sweeps = Vec::new();
-    // Whether a point is there at full length: a check of one that is left out is not judged, but no mistake.
-    let mut all = Vec::new();
-    for raw in &raw.sweep {
-        let sweep = sweep(raw, &contestants).with_context(|| format!("sweep `{}`", raw.name))?;
-        all.push(sweep.clone());
-        let (sweep, without) = if brief {
-            thinned(sweep, raw)?
-        } else {
-            (sweep, Vec::new())
-        };
-        if !without.is_empty() {
-            left_out.push(format!("{}: {}", sweep.title, without.join(", ")));
-        }
-        sweeps.push(sweep);
+    let blocks = ab_test.rules.blocks;
+    if blocks == 0 || blocks > 1_000 {
+        bail!("rounds = {blocks}: must be 1 to 1000");
     }
-    let mut expects = Vec::new();
-    for raw in &raw.expect {
-        let checked = expect(raw, &contestants, &all);
-        expects.push(checked.with_context(|| format!("expectation of `{}`", raw.what.words()))?);
+    for sweep in &mut ab_test.sweeps {
+        let name = sweep.name.clone();
+        self::sweep(sweep, contestants).with_context(|| format!("sweep `{name}`"))?;
     }
-    let file = raw.contest.file.map_or(1 << 30, |size| size.0);
-    let brief_file = raw.contest.brief_file.map_or(file, |size| size.0);
-    if raw.contest.rounds == 0 || raw.contest.rounds > 1_000 {
-        bail!("rounds = {}: must be 1 to 1000", raw.contest.rounds);
+    for expect in &ab_test.expects {
+        let checked = self::expect(expect, ab_test);
+        checked.with_context(|| format!("expectation of `{}`", expect.what.words()))?;
     }
-    let rounds = u64::from(raw.contest.rounds) * percent / 100;
-    let rounds = u32::try_from(rounds).unwrap_or(u32::MAX);
-    Ok(AbTest {
-        name: raw.name,
-        title: raw.title,
-        source: raw.source,
-        text: text.to_owned(),
-        percent,
-        measure: raw.contest.measure.0 * u32::try_from(percent).unwrap_or(100) / 100,
-        warm: raw.contest.warm.0,
-        rounds: rounds.max(FEWEST.min(raw.contest.rounds)),
-        side_by_side: raw.contest.side_by_side,
-        // What the bench has found that ratios bear.
-        quiet: raw.contest.quiet.unwrap_or(5.0),
-        file_bytes: if brief { brief_file } else { file },
-        contestants,
-        sweeps,
-        expects,
-        left_out,
-    })
+    Ok(())
 }
 
-fn contestant(raw: &RawContestant) -> Result<Contestant> {
-    let name = &raw.name;
-    let server = raw.server.unwrap_or(Server::Nobody);
-    let client = raw.client.unwrap_or(Client::VhostUser);
-    let store = raw.store.unwrap_or(Store::Null);
+/// Makes it as long as so many percent of what the file says. An expectation of a point that is left out stays.
+fn shorten(ab_test: &mut AbTest, percent: u64) -> Result<()> {
+    ab_test.percent = percent;
+    let rules = &mut ab_test.rules;
+    let blocks = u32::try_from(u64::from(rules.blocks) * percent / 100)?;
+    rules.measure = rules.measure * u32::try_from(percent)? / 100;
+    rules.blocks = blocks.max(FEWEST.min(rules.blocks));
+    if percent >= BRIEF {
+        return Ok(());
+    }
+    rules.file = rules.brief_file.unwrap_or(rules.file);
+    for sweep in &mut ab_test.sweeps {
+        let brief = &sweep.brief;
+        let (kept, without): (Vec<Point>, Vec<Point>) = std::mem::take(&mut sweep.points)
+            .into_iter()
+            .partition(|point| brief.is_empty() || brief.contains(&point.name));
+        sweep.points = kept;
+        if !without.is_empty() {
+            let names = without.into_iter().map(|point| point.name);
+            let names = names.collect::<Vec<_>>().join(", ");
+            ab_test.left_out.push(format!("{}: {names}", sweep.title));
+        }
+    }
+    Ok(())
+}
+
+fn contestant(one: &Contestant) -> Result<()> {
+    let (name, server, client, store) = (&one.name, one.server, one.client, one.store);
     match (server, client, store) {
         (Server::Nobody, Client::Fio, Store::File)
         | (Server::Tidegate, Client::VhostUser, _)
@@ -252,163 +177,87 @@ fn contestant(raw: &RawContestant) -> Result<Contestant> {
         | (Server::StorageDaemon, Client::VhostUser, _) => {}
         _ => bail!("contestant `{name}`: {client:?} cannot ask {server:?} of {store:?}"),
     }
-    if server != Server::Tidegate && !raw.filters.is_empty() {
+    if server != Server::Tidegate && !one.filters.is_empty() {
         bail!("contestant `{name}`: only tidegate has filters");
     }
-    Ok(Contestant {
-        name: name.clone(),
-        server,
-        client,
-        store,
-        filters: raw.filters.clone(),
-    })
+    Ok(())
 }
 
-fn sweep(raw: &RawSweep, contestants: &[Contestant]) -> Result<Sweep> {
-    let across = raw.across;
-    if (across == Across::Work) == raw.point.is_empty()
-        || (across == Across::Work) != raw.points.is_empty()
-    {
+fn sweep(sweep: &mut Sweep, contestants: &[Contestant]) -> Result<()> {
+    let across = sweep.across;
+    let kinds = across == Across::Work;
+    if kinds == sweep.points.is_empty() || kinds != sweep.values.is_empty() {
         bail!("kinds of work are [[sweep.point]]s, and all else is `points`");
     }
-    let mut points = Vec::new();
-    for value in &raw.points {
-        let mut work = raw.work.clone();
-        let name = point(value);
+    for name in std::mem::take(&mut sweep.values) {
+        let mut work = sweep.work;
         let number = || {
-            name.parse::<u32>()
-                .with_context(|| format!("point `{name}` is no number"))
+            let number = name.parse::<u32>();
+            number.with_context(|| format!("point `{name}` is no number"))
         };
         match across {
-            Across::Vms => work.vms = Some(number()?),
-            Across::Outstanding => work.outstanding = Some(number()?),
-            Across::Size => work.size = Some(Size(size(&name).map_err(anyhow::Error::msg)?)),
+            Across::Vms => work.vms = number()?,
+            Across::Outstanding => work.outstanding = u16::try_from(number()?)?,
+            Across::Size => work.size = bytes(&name).map_err(anyhow::Error::msg)?,
             Across::Work => {}
         }
-        points.push(Point {
-            work: self::work(&work)?,
-            name,
-        });
+        sweep.points.push(Point { work, name });
     }
-    for raw in &raw.point {
-        points.push(Point {
-            name: raw.name.clone(),
-            work: work(&raw.work).with_context(|| format!("point `{}`", raw.name))?,
-        });
+    for point in &sweep.points {
+        work(&point.work).with_context(|| format!("point `{}`", point.name))?;
     }
-    let contestants = match &raw.contestants {
-        None => (0..contestants.len()).collect(),
-        Some(names) => {
-            let found = names.iter().map(|name| named(name, contestants));
-            found.collect::<Result<Vec<_>>>()?
-        }
-    };
-    Ok(Sweep {
-        name: raw.name.clone(),
-        title: raw.title.clone(),
-        across,
-        points,
-        contestants,
-    })
-}
-
-/// A point's name: the number or the word that the file has.
-fn point(value: &toml::Value) -> String {
-    match value {
-        toml::Value::String(word) => word.clone(),
-        other => other.to_string(),
-    }
-}
-
-fn work(raw: &RawWork) -> Result<Work> {
-    let within = |what: &str, value: u32, most: u32| {
-        if (1..=most).contains(&value) {
-            Ok(value)
-        } else {
-            bail!("{what} = {value}: must be 1 to {most}")
-        }
-    };
-    let size = raw.size.map_or(4096, |size| size.0);
-    if !size.is_multiple_of(512) || !(512..=1 << 20).contains(&size) {
-        bail!("a request has 512B to 1MiB, in whole blocks of 512B");
-    }
-    let (reads, random) = (raw.reads.unwrap_or(100), raw.random.unwrap_or(100));
-    if reads > 100 || !matches!(random, 0 | 100) {
-        bail!("reads are 0 to 100 of 100, and random is 0 or 100");
-    }
-    Ok(Work {
-        vms: usize::try_from(within("vms", raw.vms.unwrap_or(1), 256)?)?,
-        queues: u16::try_from(within("queues", raw.queues.unwrap_or(1), 16)?)?,
-        outstanding: u16::try_from(within("outstanding", raw.outstanding.unwrap_or(32), 128)?)?,
-        size: u32::try_from(size)?,
-        reads,
-        random: random == 100,
-        flush_every: raw.flush_every.unwrap_or(0),
-    })
-}
-
-/// A sweep with the points of a short contest, and the names of those that it is without.
-fn thinned(mut sweep: Sweep, raw: &RawSweep) -> Result<(Sweep, Vec<String>)> {
-    let Some(brief) = &raw.brief else {
-        return Ok((sweep, Vec::new()));
-    };
-    let brief: Vec<String> = brief.iter().map(point).collect();
-    if let Some(other) = brief
-        .iter()
-        .find(|name| !sweep.points.iter().any(|point| point.name == **name))
-    {
+    if let Some(other) = sweep.brief.iter().find(|name| !sweep.has(name)) {
         bail!("`{other}` is brief, and not among the points");
     }
-    let without = sweep
-        .points
-        .iter()
-        .filter(|point| !brief.contains(&point.name));
-    let without = without.map(|point| point.name.clone()).collect();
-    sweep.points.retain(|point| brief.contains(&point.name));
-    Ok((sweep, without))
-}
-
-fn named(name: &str, contestants: &[Contestant]) -> Result<usize> {
-    let found = contestants.iter().position(|one| one.name == name);
-    found.with_context(|| format!("no contestant is called `{name}`"))
-}
-
-fn expect(raw: &RawExpect, contestants: &[Contestant], sweeps: &[Sweep]) -> Result<Expect> {
-    if raw.at_least.is_none() && raw.at_most.is_none() {
-        bail!("say `at-least`, `at-most` or both");
+    if sweep.contestants.is_empty() {
+        sweep.contestants = contestants.iter().map(|one| one.name.clone()).collect();
     }
-    let place = sweeps.iter().position(|sweep| sweep.name == raw.sweep);
-    let place = place.with_context(|| format!("no sweep is called `{}`", raw.sweep))?;
-    let points = [
-        raw.at.as_ref(),
-        raw.against.as_ref().and_then(|against| against.at.as_ref()),
+    let names = &sweep.contestants;
+    names.iter().try_for_each(|name| known(name, contestants))
+}
+
+fn work(work: &Work) -> Result<()> {
+    let ranges = [
+        ("vms", work.vms, 256),
+        ("queues", work.queues.into(), 16),
+        ("outstanding", work.outstanding.into(), 128),
     ];
-    for at in points.into_iter().flatten() {
-        if !sweeps[place].points.iter().any(|point| point.name == *at) {
-            bail!("sweep `{}` has no point `{at}`", raw.sweep);
+    for (what, value, most) in ranges {
+        if !(1..=most).contains(&value) {
+            bail!("{what} = {value}: must be 1 to {most}");
         }
     }
-    let own = named(&raw.contestant, contestants)?;
-    let against = raw.against.as_ref().map(|against| {
-        anyhow::Ok(Against {
-            contestant: match &against.contestant {
-                None => own,
-                Some(name) => named(name, contestants)?,
-            },
-            at: against.at.clone(),
-        })
-    });
-    Ok(Expect {
-        what: raw.what,
-        sweep: place,
-        at: raw.at.clone(),
-        over: raw.over.unwrap_or(Over::Mean),
-        contestant: own,
-        against: against.transpose()?,
-        at_least: raw.at_least,
-        at_most: raw.at_most,
-        source: raw.source.clone(),
-    })
+    if !work.size.is_multiple_of(512) || !(512..=1 << 20).contains(&work.size) {
+        bail!("a request has 512B to 1MiB, in whole blocks of 512B");
+    }
+    if work.reads > 100 {
+        bail!("reads are 0 to 100 of 100");
+    }
+    Ok(())
+}
+
+fn known(name: &str, contestants: &[Contestant]) -> Result<()> {
+    if !contestants.iter().any(|one| one.name == name) {
+        bail!("no contestant is called `{name}`");
+    }
+    Ok(())
+}
+
+fn expect(expect: &Expect, ab_test: &AbTest) -> Result<()> {
+    if expect.at_least.is_none() && expect.at_most.is_none() {
+        bail!("say `at-least`, `at-most` or both");
+    }
+    let sweep = ab_test.sweep(&expect.sweep);
+    let sweep = sweep.with_context(|| format!("no sweep is called `{}`", expect.sweep))?;
+    let against = expect.against.as_ref();
+    let other = against.and_then(|against| against.at.as_ref());
+    let points = [expect.at.as_ref(), other];
+    if let Some(at) = points.into_iter().flatten().find(|at| !sweep.has(at)) {
+        bail!("sweep `{}` has no point `{at}`", sweep.name);
+    }
+    let other = against.and_then(|against| against.contestant.as_ref());
+    let mut names = std::iter::once(&expect.contestant).chain(other);
+    names.try_for_each(|name| known(name, &ab_test.contestants))
 }
 
 #[cfg(test)]
@@ -448,43 +297,43 @@ mod tests {
     "#;
 
     fn small(percent: u64) -> AbTest {
-        read(SMALL, percent).expect("a contest").expect("a contest")
+        read(SMALL, percent).expect("a ab_test").expect("a ab_test")
     }
 
     #[test]
     fn points_become_work() {
-        let contest = small(100);
-        let vms = contest.sweeps[0].points.iter().map(|point| point.work.vms);
+        let ab_test = small(100);
+        let vms = ab_test.sweeps[0].points.iter().map(|point| point.work.vms);
         assert_eq!(vms.collect::<Vec<_>>(), [1, 2, 4]);
-        let work = contest.sweeps[0].points[1].work;
+        let work = ab_test.sweeps[0].points[1].work;
         assert_eq!((work.outstanding, work.size, work.random), (8, 8192, false));
         assert_eq!(
             work.words(),
             "8 KiB sequential reads, 8 outstanding for each of 2 VMs"
         );
         assert_eq!(
-            (contest.rounds, contest.span()),
+            (ab_test.rules.blocks, ab_test.span()),
             (6, Duration::from_secs(10))
         );
-        assert_eq!(contest.sweeps[0].contestants, [0, 1]);
+        assert_eq!(ab_test.sweeps[0].contestants, ["a", "b"]);
     }
 
     #[test]
-    fn a_short_contest_has_fewer_points_and_rounds_and_says_which_are_left_out() {
-        let contest = small(10);
-        let names = contest.sweeps[0]
+    fn a_short_ab_test_has_fewer_points_and_rounds_and_says_which_are_left_out() {
+        let ab_test = small(10);
+        let names = ab_test.sweeps[0]
             .points
             .iter()
             .map(|point| point.name.as_str());
         assert_eq!(names.collect::<Vec<_>>(), ["1", "4"]);
-        assert_eq!(contest.left_out, ["By number of VMs: 2"]);
+        assert_eq!(ab_test.left_out, ["By number of VMs: 2"]);
         assert_eq!(
-            (contest.rounds, contest.span()),
+            (ab_test.rules.blocks, ab_test.span()),
             (3, Duration::from_secs(2))
         );
         assert_eq!(small(1).span(), Duration::from_secs(1));
         assert!(small(50).left_out.is_empty());
-        assert_eq!(small(100).scaled(10), contest);
+        assert_eq!(small(100).scaled(10), ab_test);
     }
 
     #[test]
@@ -525,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_scenario_is_no_contest() {
+    fn a_scenario_is_no_ab_test() {
         assert_eq!(
             read("name = \"x\"\n[datastore]\n", 100).expect("no fault"),
             None

@@ -1,11 +1,11 @@
 //! A QEMU guest that runs fio once on its vhost-user disk, prints the result, and ends.
 //!
-//! Its root ([`tidegate_testing::initramfs`]) has busybox and fio, so that nothing has to be installed in a guest. fio's words are the
-//! kernel's last, and become `init`'s.
+//! Its root ([`tidegate_testing::initramfs`]) has busybox and fio, so that nothing has to be installed in a guest. The kernel's last arguments
+//! are fio's, and `init` gets them.
 //!
 //! # Always true
 //! - QEMU ends with its trial, also when that is interrupted.
-//! - Whether the processor was emulated is reported: without KVM figures tell of QEMU and not of the disk.
+//! - Whether the processor was emulated is reported: without KVM figures are of QEMU and not of the disk.
 //!
 //! # Picture
 //! ```text
@@ -30,11 +30,11 @@ use tidegate_testing::initramfs::{Kernel, Root};
 
 /// A guest without KVM needs about so long until it works, and as long again to be gone.
 pub(super) const BOOTS: Duration = Duration::from_secs(10);
-/// One that needs longer has lost its way.
-const PATIENCE: Duration = Duration::from_secs(90);
+/// The longest time until it has ended.
+const TIMEOUT: Duration = Duration::from_secs(90);
 /// With KVM a kernel without anything to do is gone in a second or two; where it is not, KVM is there and does not work.
 const PROBE: Duration = Duration::from_secs(15);
-/// The longest sleep while it runs: by then it is heard whether to stop.
+/// The longest sleep while it runs: then `stop` is checked.
 const LOOK: Duration = Duration::from_millis(100);
 /// Its disk.
 pub(super) const DISK: &str = "/dev/vda";
@@ -76,16 +76,13 @@ impl Kit {
             }
         }
         let places = places(program);
-        let Some(kernel) = places.iter().find_map(|place| Kernel::newest_in(place)) else {
-            bail!(
-                "there is no kernel for a guest in {}; {PLACE} may name another place",
-                places
-                    .iter()
-                    .map(|place| place.join("boot").display().to_string())
-                    .collect::<Vec<_>>()
-                    .join(", ")
-            );
-        };
+        let kernel = places.iter().find_map(|place| Kernel::newest_in(place));
+        let kernel = kernel.with_context(|| {
+            let boot = places.iter();
+            let boot = boot.map(|place| place.join("boot").display().to_string());
+            let boot = boot.collect::<Vec<_>>().join(", ");
+            format!("there is no kernel for a guest in {boot}; {PLACE} may name another place")
+        })?;
         let root = scratch.join("guest-root");
         let packed = pack(&kernel).context("cannot pack a guest's root")?;
         fs::write(&root, packed).with_context(|| format!("cannot write {}", root.display()))?;
@@ -129,30 +126,18 @@ impl Kit {
         let errors = scratch.join("qemu.log");
         let log =
             File::create(&errors).with_context(|| format!("cannot create {}", errors.display()))?;
+        let machine = format!(
+            "q35,accel={},memory-backend=memory,smm=off",
+            self.accelerator
+        );
+        let memory = format!("memory-backend-memfd,id=memory,size={MEMORY},share=on");
+        let disk = format!("socket,id=disk,path={}", socket.display());
         let mut command = Command::new("taskset");
         command
             .args(["--cpu-list", &cpu.to_string(), "qemu-system-x86_64"])
-            .args([
-                "-nodefaults",
-                "-no-user-config",
-                "-no-reboot",
-                "-display",
-                "none",
-                "-cpu",
-                "max",
-            ])
-            .args([
-                "-machine",
-                &format!(
-                    "q35,accel={},memory-backend=memory,smm=off",
-                    self.accelerator
-                ),
-            ])
-            .args(["-m", MEMORY, "-smp", "1"])
-            .args([
-                "-object",
-                &format!("memory-backend-memfd,id=memory,size={MEMORY},share=on"),
-            ])
+            .args(["-nodefaults", "-no-user-config", "-no-reboot"])
+            .args(["-display", "none", "-cpu", "max", "-machine", &machine])
+            .args(["-m", MEMORY, "-smp", "1", "-object", &memory])
             .arg("-kernel")
             .arg(&self.kernel)
             .arg("-initrd")
@@ -160,29 +145,23 @@ impl Kit {
             .args(["-append", &append])
             .args(["-serial", &format!("file:{}", console.display())])
             .args(["-serial", &format!("file:{}", said.display())])
-            .args([
-                "-chardev",
-                &format!("socket,id=disk,path={}", socket.display()),
-            ])
+            .args(["-chardev", &disk])
             .args(["-device", "vhost-user-blk-pci,chardev=disk,num-queues=1"])
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(log);
         let qemu = Qemu(command.spawn().context("cannot start qemu-system-x86_64")?);
-        qemu.wait(PATIENCE + job.warm + job.span, stop)?;
-        let told = fs::read_to_string(&said).context("cannot read what the guest said")?;
-        heard(&told, job.jobs).with_context(|| {
+        qemu.wait(TIMEOUT + job.warm + job.span, stop)?;
+        let output = fs::read_to_string(&said).context("cannot read the guest's output")?;
+        parse_output(&output, job.jobs).with_context(|| {
             let tail = |path: &Path| {
                 let text = fs::read(path).unwrap_or_default();
                 let text = String::from_utf8_lossy(&text).trim_end().to_owned();
                 let from = text.char_indices().rev().nth(600).map_or(0, |(at, _)| at);
                 text[from..].to_owned()
             };
-            format!(
-                "the guest did not do its work; {} {}",
-                tail(&errors),
-                tail(&console)
-            )
+            let (errors, console) = (tail(&errors), tail(&console));
+            format!("the guest did not do its work; {errors} {console}")
         })
     }
 }
@@ -191,17 +170,17 @@ impl Kit {
 struct Qemu(Child);
 
 impl Qemu {
-    fn wait(mut self, patience: Duration, stop: &AtomicBool) -> Result<ExitStatus> {
+    fn wait(mut self, timeout: Duration, stop: &AtomicBool) -> Result<ExitStatus> {
         // The kernel hangs up on a pipe when whoever wrote to it has ended: that can be waited for, and not for ever.
         let pipe = self.0.stdout.take().context("QEMU has no pipe")?;
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             if stop.load(Ordering::Relaxed) {
                 bail!("interrupted");
             }
             let left = deadline.saturating_duration_since(Instant::now());
             if left.is_zero() {
-                bail!("the guest did not end within {patience:?}");
+                bail!("the guest did not end within {timeout:?}");
             }
             let mut ended = [PollFd::new(pipe.as_fd(), PollFlags::empty())];
             let sleep = PollTimeout::try_from(left.min(LOOK)).context("a sleep is short")?;
@@ -241,8 +220,8 @@ fn accelerates(kernel: &Path) -> bool {
     ended.is_ok_and(|status| status.success())
 }
 
-/// What a guest said, as figures.
-fn heard(said: &str, jobs: u16) -> Result<Done> {
+/// A guest's output as figures.
+fn parse_output(said: &str, jobs: u16) -> Result<Done> {
     let (_, rest) = said.split_once("[begin]").context("it said nothing")?;
     let (report, _) = rest.split_once("[done ").context("it was cut off")?;
     parse(report, jobs)
@@ -250,15 +229,11 @@ fn heard(said: &str, jobs: u16) -> Result<Done> {
 
 /// Where a kernel may be: where the environment says, beside the build of a tree, on the host.
 fn places(program: &Path) -> Vec<PathBuf> {
-    let told = std::env::var_os(PLACE).map(PathBuf::from);
-    let built = program
-        .parent()
-        .and_then(Path::parent)
-        .map(|target| target.join("tmp/guest-kernel"));
-    told.into_iter()
-        .chain(built)
-        .chain([PathBuf::from("/")])
-        .collect()
+    let named = std::env::var_os(PLACE).map(PathBuf::from);
+    let target = program.parent().and_then(Path::parent);
+    let built = target.map(|target| target.join("tmp/guest-kernel"));
+    let host = Some(PathBuf::from("/"));
+    [named, built, host].into_iter().flatten().collect()
 }
 
 fn pack(kernel: &Kernel) -> Result<Vec<u8>> {
@@ -289,13 +264,13 @@ mod tests {
     #[test]
     fn the_end_of_a_process_is_waited_for_and_one_that_does_not_end_is_given_up() {
         let (go, stop) = (AtomicBool::new(false), AtomicBool::new(true));
-        let ended = running(&["sh", "-c", "exit 3"]).wait(PATIENCE, &go);
+        let ended = running(&["sh", "-c", "exit 3"]).wait(TIMEOUT, &go);
         assert_eq!(ended.expect("it ended").code(), Some(3));
         let forever = || running(&["sleep", "infinity"]);
         let late = forever().wait(Duration::from_millis(1), &go);
         let late = late.expect_err("it does not end").to_string();
         assert!(late.contains("did not end within 1ms"), "{late}");
-        let interrupted = forever().wait(PATIENCE, &stop);
+        let interrupted = forever().wait(TIMEOUT, &stop);
         let interrupted = interrupted.expect_err("it is to stop").to_string();
         assert_eq!(interrupted, "interrupted");
     }
@@ -304,9 +279,9 @@ mod tests {
     fn what_a_guest_said_is_read_and_what_was_cut_off_is_an_error() {
         let report = r#"{"jobs": [{"error": 0, "usr_cpu": 1.0, "sys_cpu": 1.0, "mixed": {"iops": 100.0,
             "clat_ns": {"percentile": {"50.000000": 1000, "99.000000": 2000, "99.900000": 3000}}}}]}"#;
-        let done = heard(&format!("[begin]\n{report}\n[done 0]\n"), 1).expect("a report");
+        let done = parse_output(&format!("[begin]\n{report}\n[done 0]\n"), 1).expect("a report");
         assert_eq!(done.iops, 100.0);
-        heard("[begin]\n{\"jobs\"", 1).expect_err("cut off");
-        heard("", 1).expect_err("nothing");
+        parse_output("[begin]\n{\"jobs\"", 1).expect_err("cut off");
+        parse_output("", 1).expect_err("nothing");
     }
 }

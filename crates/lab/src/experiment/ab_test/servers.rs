@@ -1,10 +1,10 @@
 //! The servers of an A/B test, the file that some of them serve, and one trial after the other.
 //!
-//! A trial has a fresh server. A Tidegate with many disks is a daemon with a root of its own, set up once by the command
-//! line as an administrator would do it, and started anew for every trial: which disks are attached it remembers.
+//! A trial has a new server. A Tidegate with many disks is a daemon with its own root. The command line sets it up once, as an
+//! administrator would; each trial starts it again, and it attaches the same disks.
 //!
 //! # Always true
-//! - Server and client have a processor each, the same two for all contestants. Idle ones are kept awake for all or for none.
+//! - Server and client have a processor each, the same two for all contestants. Idle processors stay awake for all or for none.
 //! - A file is read and written on the CPU that gets its disk's interrupts ([`machine::interrupt_cpu`]), by fio on the bare
 //!   file too: no contestant uses a second processor.
 //! - Servers and files are gone once the value is dropped.
@@ -22,11 +22,10 @@ use tempfile::{NamedTempFile, TempDir};
 use super::guest::{self, Kit};
 use super::store::Trial;
 use super::{AbTest, Client, Contestant, Server, Store, Work, there};
-use crate::experiment::store::Busy;
 use crate::fio::{self, Job, Target};
 use crate::host::{Host, HostOptions, daemon};
 use crate::interleaved::{self, BRIEF, Started};
-use crate::machine::{self, Held, IdleCpus, Noise};
+use crate::machine::{self, Held, IdleCpus};
 use crate::measure::{self, Ask, Figures, Meter};
 use tidegate_testing::load::{Load, Pattern};
 use tidegate_testing::peers::{self, Tidegate};
@@ -46,22 +45,16 @@ pub(in crate::experiment) struct Servers {
     client_cpu: usize,
     file: Option<NamedTempFile>,
     file_bytes: u64,
-    fleets: BTreeMap<String, Fleet>,
+    /// Daemons that are set up.
+    fleets: BTreeMap<String, Launch>,
     kit: Option<Kit>,
-    /// Set to end a guest, or servers that are asked in turn, before their time.
+    /// Set to end a guest, or servers that run side by side, early.
     pub(in crate::experiment) stop: AtomicBool,
-    /// Idle processors stay awake while it stands, where this program may ask for that.
+    /// Keeps idle processors awake, if this program is allowed to.
     awake: Option<Held>,
 }
 
-/// A daemon's root with its disks, not running.
-#[derive(Clone, Debug)]
-struct Fleet {
-    root: PathBuf,
-    sockets: Vec<PathBuf>,
-}
-
-/// How long a trial warms up and is measured, and where its chances begin.
+/// How long a trial warms up and is measured, and its seed.
 #[derive(Clone, Copy, Debug)]
 pub(in crate::experiment) struct Window {
     pub(in crate::experiment) warm: Duration,
@@ -80,7 +73,7 @@ impl Servers {
             .then(|| machine::interrupt_cpu(&std::env::temp_dir()))
             .flatten();
         let (server_cpu, client_cpu) = two_processors(interrupts)?;
-        let file_bytes = ab_test.file_bytes;
+        let file_bytes = ab_test.rules.file;
         Ok(Servers {
             program: program.to_owned(),
             scratch: tempfile::tempdir().context("cannot make a scratch directory")?,
@@ -174,9 +167,9 @@ impl Servers {
         server::pin(self.client_cpu)?;
         let ask = ask(work, window);
         let started = contestants.iter().enumerate().map(|(number, contestant)| {
-            let (launch, sockets) = self.launch(contestant, work)?;
+            let launch = self.launch(contestant, work)?;
             let scratch = self.path(&format!("side{number}"));
-            Started::start(&contestant.name, &launch, &sockets, &scratch, &ask)
+            Started::start(&contestant.name, &launch, &launch.sockets, &scratch, &ask)
                 .with_context(|| contestant.name.clone())
         });
         let started = started.collect::<Result<Vec<_>>>()?;
@@ -194,9 +187,9 @@ impl Servers {
 
     fn guests(&self, contestant: &Contestant, work: &Work, window: Window) -> Result<Trial> {
         let launch = self.launch(contestant, work)?;
-        let server = tidegate_testing::server::Server::start(&launch.0, self.scratch.path())?;
+        let server = server::Server::start(&launch, self.scratch.path())?;
         let until = Until::Time(window.warm, window.span);
-        let figures = measure::asked(&server, &launch.1, &ask(work, window), until)?;
+        let figures = measure::asked(&server, &launch.sockets, &ask(work, window), until)?;
         server.stop()?;
         Ok(counted(&figures, work))
     }
@@ -207,7 +200,7 @@ impl Servers {
         let done = fio::run(&job, self.server_cpu)?;
         let (noise, _) = meter.end(Duration::ZERO)?;
         Ok(Trial {
-            noise: disturbed(noise),
+            noise: noise.into(),
             ..asked(&done)
         })
     }
@@ -252,7 +245,7 @@ impl Servers {
         window: Window,
         ask: impl FnOnce() -> Result<Trial>,
     ) -> Result<Trial> {
-        let server = tidegate_testing::server::Server::start(launch, self.scratch.path())?;
+        let server = server::Server::start(launch, self.scratch.path())?;
         let (meter, had) = (Meter::start()?, server.cpu_time()?);
         let trial = ask()?;
         let took = server.cpu_time()?.saturating_sub(had);
@@ -263,7 +256,7 @@ impl Servers {
         Ok(Trial {
             server_percent: took.as_secs_f64() / seconds * 100.0,
             resident_bytes,
-            noise: disturbed(noise),
+            noise: noise.into(),
             ..trial
         })
     }
@@ -282,38 +275,26 @@ impl Servers {
         }
     }
 
-    /// How a contestant is started, and where its disks are asked.
-    fn launch(&self, contestant: &Contestant, work: &Work) -> Result<(Launch, Vec<PathBuf>)> {
+    /// How a contestant's server is started.
+    fn launch(&self, contestant: &Contestant, work: &Work) -> Result<Launch> {
         if contestant.server == Server::Tidegate && contestant.store != Store::File {
-            let key = fleet_key(contestant, work);
-            let fleet = self
-                .fleets
-                .get(&key)
-                .context("the daemon was not prepared")?;
-            let sockets = fleet.sockets.clone();
-            let launch = daemon(&self.program, &fleet.root, sockets, Some(self.server_cpu));
-            return Ok((launch, fleet.sockets.clone()));
+            let fleet = self.fleets.get(&fleet_key(contestant, work));
+            return fleet.cloned().context("the daemon was not prepared");
         }
-        let sockets: Vec<PathBuf> = (0..work.vms)
-            .map(|vm| self.path(&format!("vhost{vm}-{}.sock", super::slug(&contestant.name))))
-            .collect();
-        let launch = match contestant.server {
-            Server::StorageDaemon => {
-                let store = match contestant.store {
-                    Store::Null => peers::Store::Null,
-                    Store::Memory => peers::Store::Memory,
-                    Store::File => peers::Store::File(self.file()?.to_owned()),
-                };
-                peers::storage_daemon(&store, &sockets, self.server_cpu)
-            }
-            _ => {
-                let [socket] = sockets.as_slice() else {
-                    bail!("one file is one disk: {} VMs cannot share it", work.vms);
-                };
-                self.serve_one(contestant, Some(socket), None)?
-            }
-        };
-        Ok((launch, sockets))
+        let socket = |vm| self.path(&format!("vhost{vm}-{}.sock", super::slug(&contestant.name)));
+        let sockets: Vec<PathBuf> = (0..work.vms).map(socket).collect();
+        if contestant.server == Server::StorageDaemon {
+            let store = match contestant.store {
+                Store::Null => peers::Store::Null,
+                Store::Memory => peers::Store::Memory,
+                Store::File => peers::Store::File(self.file()?.to_owned()),
+            };
+            return Ok(peers::storage_daemon(&store, &sockets, self.server_cpu));
+        }
+        match sockets.as_slice() {
+            [socket] => self.serve_one(contestant, Some(socket), None),
+            _ => bail!("one file is one disk: {} VMs cannot share it", work.vms),
+        }
     }
 
     /// A Tidegate that serves the file and nothing else.
@@ -339,7 +320,7 @@ impl Servers {
     }
 
     /// Sets a daemon up with a disk for each VM, and stops it again.
-    fn fleet(&self, key: &str, contestant: &Contestant, work: &Work) -> Result<Fleet> {
+    fn fleet(&self, key: &str, contestant: &Contestant, work: &Work) -> Result<Launch> {
         let root = self.path(key);
         let host = Host::start(&HostOptions {
             program: &self.program,
@@ -350,10 +331,9 @@ impl Servers {
             cpu: Some(self.server_cpu),
             own_group: false,
         })?;
-        let kind = if contestant.store == Store::Memory {
-            "memory"
-        } else {
-            "null"
+        let kind = match contestant.store {
+            Store::Memory => "memory",
+            _ => "null",
         };
         host.run(&["datastore", "add", DATASTORE, "--kind", kind])?;
         let mut filters = Vec::new();
@@ -367,7 +347,8 @@ impl Servers {
             (0..work.vms).map(|vm| host.create_disk(&format!("vm{vm}"), DATASTORE, &filters));
         let sockets = disks.collect::<Result<_>>()?;
         host.stop()?;
-        Ok(Fleet { root, sockets })
+        let cpu = Some(self.server_cpu);
+        Ok(daemon(&self.program, &root, sockets, cpu))
     }
 
     fn file(&self) -> Result<&Path> {
@@ -380,14 +361,13 @@ impl Servers {
     }
 }
 
-/// What our own guests ask for.
+/// The load of our own guests.
 fn ask(work: &Work, window: Window) -> Ask {
     Ask {
         load: Load {
-            pattern: if work.random {
-                Pattern::Random
-            } else {
-                Pattern::Sequential
+            pattern: match work.random {
+                true => Pattern::Random,
+                false => Pattern::Sequential,
             },
             read_percent: work.reads,
             block: work.size,
@@ -400,12 +380,12 @@ fn ask(work: &Work, window: Window) -> Ask {
     }
 }
 
-/// Disks alike in all but their number of VMs are not alike: each has a root of its own.
+/// Each number of VMs has a root of its own.
 fn fleet_key(contestant: &Contestant, work: &Work) -> String {
     format!("{}-{}", super::slug(&contestant.name), work.vms)
 }
 
-/// The first two processors that this program may use: the server's and the asker's. The server has the one that takes a
+/// The first two processors that this program may use: the server's and the client's. The server has the one that takes a
 /// disk's interrupts, if that is among them.
 fn two_processors(interrupts: Option<usize>) -> Result<(usize, usize)> {
     let allowed =
@@ -415,11 +395,11 @@ fn two_processors(interrupts: Option<usize>) -> Result<(usize, usize)> {
     match (allowed.next(), allowed.next()) {
         (Some(client), Some(server)) if interrupts == Some(server) => Ok((server, client)),
         (Some(server), Some(client)) => Ok((server, client)),
-        _ => bail!("server and asker need a processor each, and this program may use one only"),
+        _ => bail!("server and client need a processor each, and this program may use one only"),
     }
 }
 
-/// How many of our guests' requests are no flushes: fio counts those alone.
+/// The part of our guests' requests that are not flushes. fio counts only those.
 fn data_part(work: &Work) -> f64 {
     match (work.flush_every, work.reads) {
         (0, _) | (_, 100) => 1.0,
@@ -437,7 +417,7 @@ fn counted(figures: &Figures, work: &Work) -> Trial {
         client_percent: Some(figures.client_percent),
         unfairness: figures.unfairness,
         resident_bytes: figures.resident_bytes,
-        noise: disturbed(figures.noise),
+        noise: figures.noise.into(),
         ..Trial::default()
     }
 }
@@ -454,41 +434,26 @@ fn asked(done: &fio::Done) -> Trial {
     }
 }
 
-fn disturbed(noise: Noise) -> Busy {
-    Busy {
-        own_percent: 0.0,
-        foreign_percent: noise.foreign_percent,
-        steal_percent: noise.steal_percent,
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
-    fn flushes_are_no_requests_of_the_works() {
-        let log = Work {
-            vms: 1,
-            queues: 1,
-            outstanding: 1,
-            size: 4096,
-            reads: 0,
-            random: false,
-            flush_every: 8,
-        };
+    fn flushes_are_not_counted_as_requests() {
         let figures = Figures {
             iops: 900.0,
             cpu_percent_per_kiops: 10.0,
             ..Figures::default()
         };
-        let trial = counted(&figures, &log);
-        assert_eq!((trial.iops, trial.server_percent), (800.0, 9.0));
-        let reads = Work {
-            flush_every: 0,
-            ..log
-        };
-        assert_eq!(counted(&figures, &reads).iops, 900.0);
+        for (reads, flush_every, iops) in [(0, 8, 800.0), (0, 0, 900.0), (100, 8, 900.0)] {
+            let work = Work {
+                reads,
+                flush_every,
+                ..Work::default()
+            };
+            let trial = counted(&figures, &work);
+            assert_eq!((trial.iops, trial.server_percent), (iops, 9.0));
+        }
     }
 
     #[test]
@@ -502,23 +467,5 @@ mod tests {
             assert_eq!(server, servers);
             assert_eq!(client, first + second - servers);
         }
-    }
-
-    #[test]
-    fn what_a_contestant_lacks_is_named() {
-        let text = include_str!("../../../../../scenarios/compare-scenarios.toml");
-        let ab_test = AbTest::read(text).expect("a contest").expect("a contest");
-        let Ok(mut servers) = Servers::new(Path::new("/nowhere/bin/tidegate"), &ab_test) else {
-            // One processor: nothing competes here, and the error says so.
-            assert!(two_processors(None).is_err());
-            return;
-        };
-        let bare = &ab_test.contestants[0];
-        let lacks = servers.lacks(bare);
-        assert_eq!(
-            lacks.is_some(),
-            !(there("fio") && there("taskset")),
-            "{lacks:?}"
-        );
     }
 }

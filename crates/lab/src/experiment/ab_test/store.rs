@@ -5,42 +5,24 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::Measure;
-use crate::experiment::On;
-use crate::experiment::store::Busy;
+use super::{Contestant, Measure};
+use crate::experiment::store::{Busy, Head};
 
 /// A block.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Block {
-    /// The form of this file.
-    pub format: u32,
-    /// Which contest.
-    pub experiment: String,
-    /// Where it was made: always on real servers.
-    pub on: On,
-    /// Which block, from one on.
-    pub repeat: u32,
-    /// The sweep and the point, as in the file's name.
-    pub way: String,
-    /// The same in words.
-    pub way_words: String,
+    /// What every stored run begins with.
+    #[serde(flatten)]
+    pub head: Head,
     /// The sweep.
     pub sweep: String,
     /// The point.
     pub point: String,
-    /// When it began, by the clock on the wall.
-    pub began: String,
-    /// How long it took.
-    pub took_s: f64,
-    /// Of Tidegate.
-    pub version: String,
-    /// How busy the machine was.
-    pub busy: Busy,
-    /// Who was measured.
+    /// The trials of the contestants.
     pub trials: Vec<Trial>,
-    /// Who cannot take part on this machine.
+    /// Contestants that cannot take part on this machine.
     pub absent: Vec<Absent>,
-    /// Whose trial failed: it is made again by whoever goes on.
+    /// Contestants whose trial failed. A resumed run repeats the block.
     #[serde(default)]
     pub failed: Vec<Absent>,
 }
@@ -48,7 +30,7 @@ pub struct Block {
 /// A contestant's trial.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Trial {
-    /// Whose.
+    /// Of which contestant.
     pub contestant: String,
     /// Requests a second.
     pub iops: f64,
@@ -58,9 +40,9 @@ pub struct Trial {
     pub p50_us: f64,
     /// 99th percentile.
     pub p99_us: f64,
-    /// What the server had of a processor.
+    /// The server's processor time.
     pub server_percent: f64,
-    /// What who asked had of one; none where that was not measured.
+    /// The client's processor time; none where that was not measured.
     pub client_percent: Option<f64>,
     /// The fastest VM's IOPS by the slowest one's.
     pub unfairness: f64,
@@ -73,19 +55,29 @@ pub struct Trial {
     pub awake: bool,
     /// What disturbed it.
     pub noise: Busy,
-    /// Whether that is little enough to be judged by.
+    /// Whether that is little enough to be judged.
     pub quiet: bool,
-    /// What disturbed earlier attempts, which were thrown away.
+    /// What disturbed earlier attempts, which were discarded.
     pub rejected: Vec<Busy>,
 }
 
 /// A contestant that was not measured.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Absent {
-    /// Who.
+    /// Its name.
     pub contestant: String,
-    /// Why.
+    /// The reason.
     pub why: String,
+}
+
+impl Absent {
+    /// Of a contestant.
+    pub(in crate::experiment) fn of(contestant: &Contestant, why: String) -> Absent {
+        Absent {
+            contestant: contestant.name.clone(),
+            why,
+        }
+    }
 }
 
 impl Trial {
@@ -100,7 +92,7 @@ impl Trial {
         }
     }
 
-    /// The server's and the asker's processor time by I/O, where both were measured.
+    /// The server's and the client's processor time by I/O, where both were measured.
     #[must_use]
     pub fn cpu_of_both(&self) -> Option<f64> {
         let client = self.client_percent?;
@@ -120,7 +112,7 @@ impl Block {
         trials.find(|trial| trial.contestant == contestant)
     }
 
-    /// Whose trials failed, and why; none where none did.
+    /// Trials that failed, and why; none where none did.
     #[must_use]
     pub fn problem(&self) -> Option<String> {
         let failed = self.failed.iter();
@@ -128,8 +120,9 @@ impl Block {
             .map(|failed| format!("{}: {}", failed.contestant, failed.why))
             .collect();
         (!each.is_empty()).then(|| {
-            let (on, words, repeat) = (self.on, &self.way_words, self.repeat);
-            format!("{on}, {words}, block {repeat}: {}", each.join("; "))
+            let piece = &self.head.piece;
+            let (on, words, number) = (piece.on, &piece.words, piece.repeat);
+            format!("{on}, {words}, block {number}: {}", each.join("; "))
         })
     }
 
@@ -148,7 +141,7 @@ impl Block {
                 "{},{},{},{},{:.0},{:.2},{:.1},{:.1},{:.5},{:.1},{client},{:.1},{:.1},{},{}\n",
                 quoted(&self.sweep),
                 quoted(&self.point),
-                self.repeat,
+                self.head.piece.repeat,
                 quoted(&trial.contestant),
                 trial.iops,
                 trial.figure(Measure::Bandwidth),
@@ -174,6 +167,8 @@ fn quoted(text: &str) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::On;
+    use crate::experiment::store::Piece;
 
     #[test]
     fn figures_have_the_units_that_they_are_published_in() {
@@ -190,36 +185,31 @@ mod tests {
     }
 
     #[test]
-    fn a_table_has_a_line_for_each_trial_and_cells_keep_their_commas() {
+    fn a_block_comes_back_from_its_file_and_its_table_has_a_line_for_each_trial() {
         let trial = |name: &str| Trial {
             contestant: name.into(),
             ..Trial::default()
         };
-        let round = Block {
-            format: 1,
-            experiment: "x".into(),
+        let piece = Piece {
             on: On::Engine,
             repeat: 2,
-            way: "work-reads".into(),
-            way_words: String::new(),
+            slug: "work-reads".into(),
+            words: String::new(),
+        };
+        let block = Block {
+            head: Head::new("x", &piece),
             sweep: "work".into(),
             point: "reads, 8 x 16".into(),
-            began: String::new(),
-            took_s: 0.0,
-            version: String::new(),
-            busy: Busy::default(),
             trials: vec![trial("a"), trial("b")],
             absent: Vec::new(),
             failed: Vec::new(),
         };
-        let table = round.csv();
+        let table = block.csv();
         assert_eq!(table.lines().count(), 3);
-        assert!(
-            table.contains("\"work\",\"reads, 8 x 16\",2,\"a\","),
-            "{table}"
-        );
-        let back = serde_json::to_string(&round).expect("plain data");
+        let line = "\"work\",\"reads, 8 x 16\",2,\"a\",";
+        assert!(table.contains(line), "{table}");
+        let back = serde_json::to_string(&block).expect("plain data");
         let back: Block = serde_json::from_str(&back).expect("what was written can be read");
-        assert_eq!(back, round);
+        assert_eq!(back, block);
     }
 }

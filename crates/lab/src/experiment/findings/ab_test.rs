@@ -1,9 +1,8 @@
 //! Judges an A/B test: every check with its figure, and a table of all measurements.
 //!
 //! # Always true
-//! - A ratio is of trials of one block. Where a check is over several points, the n-th quiet blocks of each are taken
-//!   together.
-//! - A check that is not judged says why; a trial that was disturbed is judged by nobody.
+//! - A ratio is of trials of one block. If a check is over several points, the n-th quiet blocks of each are combined.
+//! - A check that is not judged says why. A disturbed trial is never judged.
 
 mod rows;
 
@@ -14,12 +13,11 @@ use std::path::Path;
 
 use anyhow::{Result, bail};
 
-use super::{Check, Findings, Made, Outcome, Stage};
+use super::{Check, Findings, Made, Stage};
 use crate::draw::label;
 use crate::experiment::ab_test::store::{Absent, Block, Trial};
 use crate::experiment::ab_test::{AbTest, Expect, Over, Sweep};
-use crate::experiment::store::FORMAT;
-use crate::experiment::summary::ab_test::{bar, point_words, unit};
+use crate::experiment::summary::ab_test::unit;
 use crate::experiment::{Directory, Entry, On};
 use crate::statistics;
 
@@ -31,7 +29,7 @@ pub(in crate::experiment) struct AbResults {
     /// What was run, at its length.
     pub(in crate::experiment) ab_test: AbTest,
     /// Every block that is stored.
-    pub(in crate::experiment) rounds: Vec<Block>,
+    pub(in crate::experiment) blocks: Vec<Block>,
 }
 
 impl AbResults {
@@ -43,143 +41,100 @@ impl AbResults {
         let Some(directory) = Directory::open(path)? else {
             return Ok(None);
         };
-        match directory.entry()? {
-            Entry::Scenario(_) => Ok(None),
-            Entry::AbTest(ab_test) => AbResults::read(directory, *ab_test).map(Some),
-        }
-    }
-
-    fn read(directory: Directory, ab_test: AbTest) -> Result<AbResults> {
-        let rounds = directory.rounds()?;
-        let of = |round: &Block| {
-            let sweep = ab_test
-                .sweeps
-                .iter()
-                .find(|sweep| sweep.name == round.sweep);
-            sweep.is_some_and(|sweep| sweep.points.iter().any(|one| one.name == round.point))
+        let Entry::AbTest(ab_test) = directory.entry()? else {
+            return Ok(None);
         };
-        if let Some(other) = rounds.iter().find(|round| !of(round)) {
-            let path = directory.run_path(other.on, other.repeat, &other.way);
+        let blocks: Vec<Block> = directory.runs()?;
+        let known = |block: &&Block| {
+            let sweep = ab_test.sweep(&block.sweep);
+            !sweep.is_some_and(|sweep| sweep.has(&block.point))
+        };
+        if let Some(other) = blocks.iter().find(known) {
+            let path = directory.run_path(&other.head.piece);
             bail!(
-                "{} is of a point that the contest does not know",
+                "{} is of a point that the A/B test does not know",
                 path.display()
             );
         }
-        Ok(AbResults {
+        Ok(Some(AbResults {
             directory,
-            ab_test,
-            rounds,
-        })
+            ab_test: *ab_test,
+            blocks,
+        }))
     }
 
-    /// So many blocks are to be made at each point.
+    /// The number of blocks that are to be made at each point.
     fn wanted(&self) -> usize {
-        let rounds = self
-            .ab_test
-            .rounds
-            .saturating_mul(self.directory.plan.repeat);
-        usize::try_from(rounds).unwrap_or(usize::MAX)
+        let repeat = self.directory.plan.repeat;
+        let blocks = self.ab_test.rules.blocks.saturating_mul(repeat);
+        usize::try_from(blocks).unwrap_or(usize::MAX)
     }
 
     /// The blocks at a point, in order.
     fn at(&self, sweep: &Sweep, point: &str) -> Vec<&Block> {
-        let all = self.rounds.iter();
-        let mut rounds: Vec<&Block> = all
-            .filter(|round| round.sweep == sweep.name && round.point == point)
-            .collect();
-        rounds.sort_by_key(|round| round.repeat);
-        rounds
+        let all = self.blocks.iter();
+        let here = all.filter(|block| block.sweep == sweep.name && block.point == point);
+        let mut blocks: Vec<&Block> = here.collect();
+        blocks.sort_by_key(|block| block.head.piece.repeat);
+        blocks
     }
 
-    /// What the blocks come to.
+    /// The findings of the blocks.
     #[must_use]
     pub(in crate::experiment) fn findings(&self) -> Findings {
-        let plan = &self.directory.plan;
         let ab_test = &self.ab_test;
         let points: usize = ab_test.sweeps.iter().map(|sweep| sweep.points.len()).sum();
-        let here = plan.on.contains(&On::Engine);
+        let here = self.directory.plan.on.contains(&On::Engine);
         let wanted = if here { points * self.wanted() } else { 0 };
-        let made = self.rounds.iter().map(|round| Made {
-            file: format!("{}-{:02}-{}", round.on, round.repeat, round.way),
-            repeat: round.repeat,
-            way: round.way_words.clone(),
-            began: round.began.clone(),
-            took_s: round.took_s,
-            busy: round.busy,
-            late: None,
-            rejected: round.trials.iter().map(|trial| trial.rejected.len()).sum(),
+        let made = self.blocks.iter().map(|block| {
+            let rejected = block.trials.iter().map(|trial| trial.rejected.len());
+            Made::of(&block.head, None, rejected.sum())
         });
-        Findings {
-            format: FORMAT,
-            experiment: ab_test.summary(),
-            percent: plan.percent,
-            repeat: plan.repeat,
-            seed: plan.seed,
-            began: plan.began.clone(),
-            version: plan.version.clone(),
-            machine: plan.machine.clone(),
-            checks: ab_test
-                .expects
-                .iter()
-                .map(|expect| self.judged(expect))
-                .collect(),
-            stages: vec![Stage {
-                on: On::Engine,
-                runs: made.collect(),
-                figures: Vec::new(),
-            }],
-            measured: self.measured(),
-            agreement: None,
-            problems: self.problems(),
-            missing: wanted.saturating_sub(self.rounds.len()),
-        }
-    }
-
-    /// Runs that could not be made, and trials that failed.
-    fn problems(&self) -> Vec<String> {
-        let mut problems = self.directory.problems();
-        problems.extend(self.rounds.iter().filter_map(Block::problem));
-        problems
+        let mut findings = Findings::new(&self.directory, ab_test.summary());
+        let expects = ab_test.expects.iter();
+        findings.checks = expects.map(|expect| self.judged(expect)).collect();
+        findings.stages = vec![Stage {
+            on: On::Engine,
+            runs: made.collect(),
+            figures: Vec::new(),
+        }];
+        findings.measured = self.measured();
+        let failed = self.blocks.iter().filter_map(Block::problem);
+        findings.problems.extend(failed);
+        findings.missing = wanted.saturating_sub(self.blocks.len());
+        findings
     }
 
     fn judged(&self, expect: &Expect) -> Check {
-        let outcome = match self.values(expect) {
-            Err(why) => Outcome::unjudged(why),
-            Ok((values, disturbed)) => {
-                let judged = Outcome::of(&values, expect.at_least, expect.at_most, "blocks");
-                let left_out =
-                    (disturbed > 0).then(|| format!("{disturbed} disturbed blocks are left out"));
-                let notes = [left_out, judged.note.clone()];
-                let notes: Vec<String> = notes.into_iter().flatten().collect();
-                Outcome {
-                    note: (!notes.is_empty()).then(|| notes.join("; ")),
-                    ..judged
-                }
-            }
+        let check = Check::new(Some(On::Engine), self.ab_test.check(expect), unit(expect));
+        let (values, disturbed) = match self.values(expect) {
+            Err(why) => return check.unjudged(why),
+            Ok(values) => values,
         };
-        outcome.check(
-            On::Engine,
-            self.ab_test.words(expect),
-            expect.source.clone(),
-            bar(expect),
-            unit(expect),
-        )
+        let mut check = check.judged(&values, expect.at_least, expect.at_most, "blocks");
+        if disturbed > 0 {
+            let left_out = format!("{disturbed} disturbed blocks are left out");
+            check.note = Some(match check.note {
+                None => left_out,
+                Some(note) => format!("{left_out}; {note}"),
+            });
+        }
+        check
     }
 
     /// A check's figure by blocks, and how many blocks were disturbed at most; or why there is none.
     fn values(&self, expect: &Expect) -> Result<(Vec<f64>, usize), String> {
-        let ab_test = &self.ab_test;
         if !self.directory.plan.on.contains(&On::Engine) {
-            return Err("it was run in virtual time only, in which nothing competes".to_owned());
+            return Err("it was run in virtual time only, which has no real servers".to_owned());
         }
-        let sweep = &ab_test.sweeps[expect.sweep];
+        let sweep = self.ab_test.sweep(&expect.sweep);
+        let sweep = sweep.ok_or_else(|| format!("there is no sweep {}", expect.sweep))?;
         let points: Vec<&str> = match &expect.at {
             Some(at) => vec![at.as_str()],
-            None => sweep
-                .points
-                .iter()
-                .map(|point| point.name.as_str())
-                .collect(),
+            None => {
+                let all = sweep.points.iter();
+                all.map(|point| point.name.as_str()).collect()
+            }
         };
         let mut by_point = Vec::new();
         let mut disturbed = 0;
@@ -188,9 +143,9 @@ impl AbResults {
             disturbed = disturbed.max(left_out);
             by_point.push(values);
         }
-        let rounds = by_point.iter().map(Vec::len).min().unwrap_or(0);
-        let values = (0..rounds).map(|round| {
-            let each = by_point.iter().map(|values| values[round]);
+        let blocks = by_point.iter().map(Vec::len).min().unwrap_or(0);
+        let values = (0..blocks).map(|block| {
+            let each = by_point.iter().map(|values| values[block]);
             match expect.over {
                 Over::Mean => mean(each),
                 Over::Least => each.fold(f64::INFINITY, f64::min),
@@ -207,51 +162,43 @@ impl AbResults {
         sweep: &Sweep,
         point: &str,
     ) -> Result<(Vec<f64>, usize), String> {
-        let mut sides = vec![(expect.contestant, point)];
+        let own = self.column(sweep, point, &expect.contestant)?;
+        let mut blocks: Vec<Vec<&Trial>> = own.values().map(|trial| vec![*trial]).collect();
         if let Some(against) = &expect.against {
-            sides.push((against.contestant, against.at.as_deref().unwrap_or(point)));
+            let other = against.contestant.as_ref().unwrap_or(&expect.contestant);
+            let theirs = self.column(sweep, against.at.as_deref().unwrap_or(point), other)?;
+            let both = own.iter();
+            let both = both.filter_map(|(block, own)| Some(vec![*own, *theirs.get(block)?]));
+            blocks = both.collect();
         }
-        let mut columns = Vec::new();
-        for (contestant, at) in &sides {
-            columns.push(self.column(sweep, at, *contestant)?);
-        }
-        let rounds = columns[0].keys().filter_map(|round| {
-            let sides = columns.iter().map(|column| column.get(round).copied());
-            sides.collect::<Option<Vec<&Trial>>>()
-        });
-        let rounds: Vec<Vec<&Trial>> = rounds.collect();
-        let quiet = rounds
+        let quiet = blocks
             .iter()
             .filter(|sides| sides.iter().all(|trial| trial.quiet));
         let values: Vec<f64> = quiet
             .map(|sides| {
-                let own = sides[0].figure(expect.what);
-                let theirs = sides.get(1).map(|trial| trial.figure(expect.what));
-                theirs.map_or(own, |theirs| own / theirs)
+                let figures = sides.iter().map(|trial| trial.figure(expect.what));
+                figures
+                    .reduce(|own, theirs| own / theirs)
+                    .unwrap_or(f64::NAN)
             })
             .collect();
+        let at = sweep.words(point);
         if values.is_empty() {
-            let others = rounds.iter().flatten().map(|trial| {
-                let noise = trial.noise;
-                noise.foreign_percent.max(noise.steal_percent)
-            });
+            let others = blocks.iter().flatten().map(|trial| trial.noise);
+            let others = others.map(|noise| noise.foreign_percent.max(noise.steal_percent));
+            let least = label(others.fold(f64::INFINITY, f64::min));
             return Err(format!(
-                "no block was quiet at {}: others had {} % of a processor at least",
-                point_words(sweep, point),
-                label(others.fold(f64::INFINITY, f64::min))
+                "no block was quiet at {at}: others had {least} % of a processor at least"
             ));
         }
-        let wanted = self.wanted();
-        if !statistics::enough(values.len(), wanted) {
+        let (count, wanted) = (values.len(), self.wanted());
+        if !statistics::enough(count, wanted) {
+            let least = statistics::least_of(wanted);
             return Err(format!(
-                "{} quiet blocks of {wanted} wanted at {}: {} are the least to judge by",
-                values.len(),
-                point_words(sweep, point),
-                statistics::least_of(wanted)
+                "{count} quiet blocks of {wanted} wanted at {at}: at least {least} are needed"
             ));
         }
-        let left_out = rounds.len() - values.len();
-        Ok((values, left_out))
+        Ok((values, blocks.len() - count))
     }
 
     /// A contestant's trials at a point, by blocks.
@@ -259,57 +206,54 @@ impl AbResults {
         &self,
         sweep: &Sweep,
         point: &str,
-        contestant: usize,
+        name: &str,
     ) -> Result<BTreeMap<u32, &Trial>, String> {
-        let name = &self.ab_test.contestants[contestant].name;
-        if !sweep.points.iter().any(|one| one.name == point) {
-            return Err(format!(
-                "{} is left out at this length: run it longer",
-                point_words(sweep, point)
-            ));
+        let at = sweep.words(point);
+        if !sweep.has(point) {
+            return Err(format!("{at} is left out at this length: run it longer"));
         }
-        let rounds = self.at(sweep, point);
-        let failed = failures(&rounds, name);
+        let blocks = self.at(sweep, point);
+        let failed = failures(&blocks, name);
         if let Some(last) = failed.last() {
+            let (failed, of) = (failed.len(), blocks.len());
             return Err(format!(
-                "{name} failed in {} of {} blocks at {}: {}",
-                failed.len(),
-                rounds.len(),
-                point_words(sweep, point),
+                "{name} failed in {failed} of {of} blocks at {at}: {}",
                 last.why
             ));
         }
-        let trials = rounds
+        let trials = blocks
             .iter()
-            .filter_map(|round| Some((round.repeat, round.trial(name)?)));
+            .filter_map(|block| Some((block.head.piece.repeat, block.trial(name)?)));
         let trials: BTreeMap<u32, &Trial> = trials.collect();
         if trials.is_empty() {
-            let absent = rounds.iter().flat_map(|round| &round.absent);
-            let why = absent.rev().find(|absent| absent.contestant == *name);
-            return Err(match why {
+            return Err(match absence(&blocks, name) {
                 Some(absent) => format!("{name} could not take part: {}", absent.why),
-                None => format!("nothing was measured at {}", point_words(sweep, point)),
+                None => format!("nothing was measured at {at}"),
             });
         }
         if trials.values().any(|trial| trial.emulated) {
-            return Err(
-                "QEMU emulates the guest's processor here, without KVM: its figures tell of that"
-                    .to_owned(),
-            );
+            let says = "QEMU emulates the guest's processor here, without KVM: its figures are of the emulation";
+            return Err(says.to_owned());
         }
         Ok(trials)
     }
 }
 
-/// Where a contestant's trials failed.
-fn failures<'a>(rounds: &[&'a Block], contestant: &str) -> Vec<&'a Absent> {
-    let failed = rounds.iter().flat_map(|round| &round.failed);
+/// A contestant's failed trials.
+fn failures<'a>(blocks: &[&'a Block], contestant: &str) -> Vec<&'a Absent> {
+    let failed = blocks.iter().flat_map(|block| &block.failed);
     failed
         .filter(|failed| failed.contestant == contestant)
         .collect()
 }
 
-/// The geometric mean: of ratios the one that does not care which side is which.
+/// Why a contestant did not take part, if it did not.
+fn absence<'a>(blocks: &[&'a Block], contestant: &str) -> Option<&'a Absent> {
+    let absent = blocks.iter().flat_map(|block| &block.absent);
+    absent.rev().find(|absent| absent.contestant == contestant)
+}
+
+/// The geometric mean: for ratios it does not matter which side is divided by which.
 fn mean(values: impl Iterator<Item = f64>) -> f64 {
     let (sum, count) = values.fold((0.0, 0.0), |(sum, count), value| {
         (sum + value.ln(), count + 1.0)
@@ -318,201 +262,135 @@ fn mean(values: impl Iterator<Item = f64>) -> f64 {
 }
 
 #[cfg(test)]
-pub(in crate::experiment) mod tests {
+mod tests {
     use super::*;
     use crate::experiment::Verdict;
-    use crate::experiment::store::Busy;
+    use crate::experiment::fixtures::ab_results;
 
-    /// Blocks of an A/B test as the stage would have made them, where contestants differ by these factors.
-    pub(in crate::experiment) fn results(path: &Path, name: &str, factors: &[f64]) -> AbResults {
-        let entry = Entry::find(name).expect("it can be read");
-        let entry = entry.expect("it is there").scaled(10);
-        let Entry::AbTest(ab_test) = &entry else {
-            panic!("{name} is a contest");
-        };
-        let directory = Directory::begin(path, &entry, 10, 1, &[On::Engine], 1);
-        let directory = directory.expect("it is empty");
-        for (repeat, drift) in (1..=ab_test.rounds).zip([1.0, 0.5, 2.0]) {
-            for sweep in &ab_test.sweeps {
-                for point in &sweep.points {
-                    let trials = sweep.contestants.iter().map(|place| Trial {
-                        contestant: ab_test.contestants[*place].name.clone(),
-                        iops: 2e6 * drift * factors[*place],
-                        size: point.work.size,
-                        p50_us: 10.0 / factors[*place],
-                        p99_us: 20.0,
-                        server_percent: 80.0 * drift,
-                        client_percent: Some(99.0),
-                        quiet: true,
-                        ..Trial::default()
-                    });
-                    let slug =
-                        crate::experiment::ab_test::slug(&format!("{}-{}", sweep.name, point.name));
-                    let round = Block {
-                        format: FORMAT,
-                        experiment: name.into(),
-                        on: On::Engine,
-                        repeat,
-                        way: slug,
-                        way_words: point.name.clone(),
-                        sweep: sweep.name.clone(),
-                        point: point.name.clone(),
-                        began: "2026-01-01T00:00:00Z".into(),
-                        took_s: 1.0,
-                        version: "0".into(),
-                        busy: Busy::default(),
-                        trials: trials.collect(),
-                        absent: Vec::new(),
-                        failed: Vec::new(),
-                    };
-                    directory.store_block(&round).expect("it can be written");
-                }
-            }
-        }
-        AbResults::open(path)
-            .expect("it can be read")
-            .expect("a contest")
+    /// The results of an A/B test, changed.
+    fn changed(name: &str, factors: &[f64], change: impl FnOnce(&mut AbResults)) -> AbResults {
+        let scratch = tempfile::tempdir().expect("a scratch directory");
+        let mut results = ab_results(scratch.path(), name, factors);
+        change(&mut results);
+        results
     }
 
     /// As if each block had been made again.
     fn twice(results: &mut AbResults) {
-        let again = results.rounds.clone().into_iter().map(|round| Block {
-            repeat: round.repeat + results.ab_test.rounds,
-            ..round
-        });
-        let again: Vec<Block> = again.collect();
-        results.rounds.extend(again);
+        let mut again = results.blocks.clone();
+        for block in &mut again {
+            block.head.piece.repeat += results.ab_test.rules.blocks;
+        }
+        results.blocks.extend(again);
         results.directory.plan.repeat = 2;
     }
 
-    fn check<'a>(findings: &'a Findings, what: &str) -> &'a Check {
-        let found = findings
-            .checks
-            .iter()
-            .find(|check| check.what.contains(what));
-        found.unwrap_or_else(|| panic!("no {what} among {:?}", findings.checks))
+    fn trials(results: &mut AbResults) -> impl Iterator<Item = (u32, &mut Trial)> {
+        let blocks = results.blocks.iter_mut();
+        blocks.flat_map(|block| {
+            let number = block.head.piece.repeat;
+            block.trials.iter_mut().map(move |trial| (number, trial))
+        })
     }
 
+    fn check<'a>(findings: &'a Findings, what: &str) -> (&'a Check, &'a str) {
+        let mut checks = findings.checks.iter();
+        let found = checks.find(|check| check.what.contains(what));
+        let found = found.unwrap_or_else(|| panic!("no {what} among {:?}", findings.checks));
+        (found, found.note.as_deref().unwrap_or_default())
+    }
+
+    const MILLION: [f64; 3] = [1.0, 1.0, 0.5];
+
     #[test]
-    fn ratios_are_of_one_round_and_a_machine_that_drifts_does_not_matter() {
-        let scratch = tempfile::tempdir().expect("a scratch directory");
-        let results = results(scratch.path(), "filter-overhead", &[1.0, 0.98]);
+    fn ratios_are_of_one_block_and_a_machine_that_drifts_does_not_matter() {
+        let results = changed("filter-overhead", &[1.0, 0.98], |_| ());
         let findings = results.findings();
         assert_eq!(findings.missing, 0);
-        let throughput = check(&findings, "throughput, null filter, by that of no filter");
+        let (throughput, _) = check(&findings, "throughput, null filter, by that of no filter");
         let ours = throughput.ours.expect("it was measured");
         assert!((ours.median - 0.98).abs() < 1e-9 && (ours.high - ours.low).abs() < 1e-9);
-        assert_eq!((throughput.verdict, throughput.held), (Verdict::Fail, 0));
+        assert_eq!((throughput.verdict, throughput.passed), (Verdict::Fail, 0));
         // 2 % fewer requests for the same processor time.
-        let cpu = check(&findings, "processor time by I/O");
+        let (cpu, _) = check(&findings, "processor time by I/O");
         assert!((cpu.ours.expect("it was measured").median - 1.0 / 0.98).abs() < 1e-9);
         assert_eq!(findings.checks.len(), results.ab_test.expects.len());
         assert_eq!(findings.measured.len(), 2 * 6);
     }
 
     #[test]
-    fn who_is_missing_and_who_was_disturbed_is_told_and_judged_by_nobody() {
-        let scratch = tempfile::tempdir().expect("a scratch directory");
-        let mut results = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
-        twice(&mut results);
-        for round in &mut results.rounds {
-            round
-                .trials
-                .retain(|trial| trial.contestant != "qemu-storage-daemon");
-            round.absent.push(Absent {
-                contestant: "qemu-storage-daemon".into(),
-                why: "it is not installed".into(),
-            });
-            if round.repeat == 2 {
-                for trial in &mut round.trials {
-                    trial.quiet = false;
-                }
+    fn absent_and_disturbed_contestants_are_reported_and_not_judged() {
+        let mut results = changed("million-iops", &MILLION, |results| {
+            twice(results);
+            for block in &mut results.blocks {
+                remove(block, "qemu-storage-daemon");
+                block.absent.push(Absent {
+                    contestant: "qemu-storage-daemon".into(),
+                    why: "it is not installed".into(),
+                });
             }
-        }
+            trials(results).for_each(|(block, trial)| trial.quiet = block != 2);
+        });
         let findings = results.findings();
-        let against = check(&findings, "by that of qemu-storage-daemon");
+        let (against, note) = check(&findings, "by that of qemu-storage-daemon");
         assert_eq!(against.verdict, Verdict::NotJudged);
-        assert!(
-            against
-                .note
-                .as_ref()
-                .is_some_and(|note| note.contains("not installed"))
-        );
-        let one = check(&findings, "tidegate at 1 VM,");
+        assert!(note.contains("not installed"), "{note}");
+        let (one, note) = check(&findings, "tidegate at 1 VM,");
         assert_eq!(one.ours.expect("it was measured").count, 5);
         assert_eq!(one.verdict, Verdict::Pass);
-        assert!(
-            one.note
-                .as_ref()
-                .is_some_and(|note| note.starts_with("1 disturbed"))
-        );
-        let linear = check(&findings, "bandwidth, tidegate at 64KiB, by that at 4KiB");
+        assert!(note.starts_with("1 disturbed"), "{note}");
+        let (linear, _) = check(&findings, "bandwidth, tidegate at 64KiB, by that at 4KiB");
         let times = linear.ours.expect("it was measured").median;
         assert!((times - 16.0).abs() < 1e-9, "{times}");
 
-        for trial in results
-            .rounds
-            .iter_mut()
-            .flat_map(|round| &mut round.trials)
-        {
+        for (_, trial) in trials(&mut results) {
             trial.quiet = false;
             trial.noise.foreign_percent = 33.0;
         }
         let findings = results.findings();
         assert_eq!(findings.count(Verdict::NotJudged), findings.checks.len());
-        let one = check(&findings, "tidegate at 1 VM,");
-        assert!(
-            one.note.as_ref().is_some_and(|note| note.contains("33 %")),
-            "{one:?}"
-        );
+        let (_, note) = check(&findings, "tidegate at 1 VM,");
+        assert!(note.contains("33 %"), "{note}");
         assert!(findings.holds(), "what is not judged does not fail");
     }
 
+    fn remove(block: &mut Block, contestant: &str) {
+        block.trials.retain(|trial| trial.contestant != contestant);
+    }
+
     #[test]
-    fn too_few_quiet_rounds_are_none() {
+    fn too_few_quiet_blocks_are_not_judged() {
         for (disturbed, verdict) in [(3, Verdict::Pass), (4, Verdict::NotJudged)] {
-            let scratch = tempfile::tempdir().expect("a scratch directory");
-            let mut results = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
-            twice(&mut results);
-            for round in &mut results.rounds {
-                for trial in &mut round.trials {
-                    trial.quiet = round.repeat > disturbed;
-                }
-            }
+            let results = changed("million-iops", &MILLION, |results| {
+                twice(results);
+                trials(results).for_each(|(block, trial)| trial.quiet = block > disturbed);
+            });
             let findings = results.findings();
-            let one = check(&findings, "tidegate at 1 VM,");
+            let (one, note) = check(&findings, "tidegate at 1 VM,");
             assert_eq!(one.verdict, verdict, "{one:?}");
-            if verdict == Verdict::NotJudged {
-                let note = one.note.as_deref().unwrap_or_default();
-                assert!(note.starts_with("2 quiet blocks of 6 wanted"), "{note}");
-            }
+            let few = note.starts_with("2 quiet blocks of 6 wanted");
+            assert_eq!(few, verdict == Verdict::NotJudged, "{note}");
         }
     }
 
     #[test]
-    fn a_check_whose_side_failed_in_a_round_is_not_judged_by_the_others() {
-        let scratch = tempfile::tempdir().expect("a scratch directory");
-        let mut results = results(scratch.path(), "million-iops", &[1.0, 1.0, 0.5]);
-        let last = results.rounds.iter_mut().filter(|round| round.repeat == 3);
-        for round in last {
-            round
-                .trials
-                .retain(|trial| trial.contestant != "qemu-storage-daemon");
-            round.failed.push(Absent {
-                contestant: "qemu-storage-daemon".into(),
-                why: "it ended".into(),
-            });
-        }
+    fn a_check_whose_side_failed_in_a_block_is_not_judged_by_the_others() {
+        let results = changed("million-iops", &MILLION, |results| {
+            let blocks = results.blocks.iter_mut();
+            for block in blocks.filter(|block| block.head.piece.repeat == 3) {
+                remove(block, "qemu-storage-daemon");
+                block.failed.push(Absent {
+                    contestant: "qemu-storage-daemon".into(),
+                    why: "it ended".into(),
+                });
+            }
+        });
         let findings = results.findings();
-        let against = check(&findings, "by that of qemu-storage-daemon");
+        let (against, note) = check(&findings, "by that of qemu-storage-daemon");
         assert_eq!(against.verdict, Verdict::NotJudged);
-        let note = against.note.as_deref().unwrap_or_default();
         assert!(note.contains("failed in 1 of 3 blocks"), "{note}");
-        assert_eq!(
-            check(&findings, "tidegate at 1 VM,").verdict,
-            Verdict::Pass,
-            "who did not fail is judged"
-        );
+        let (other, _) = check(&findings, "tidegate at 1 VM,");
+        assert_eq!(other.verdict, Verdict::Pass, "it did not fail");
         assert!(!findings.problems.is_empty() && !findings.holds());
         let mut rows = findings.measured.iter();
         let row = rows.find(|row| row.contestant == "qemu-storage-daemon");
@@ -522,30 +400,17 @@ pub(in crate::experiment) mod tests {
 
     #[test]
     fn an_emulated_guest_is_drawn_and_not_judged() {
-        let scratch = tempfile::tempdir().expect("a scratch directory");
-        let mut results = results(scratch.path(), "compare-scenarios", &[1.0, 0.9, 1.0, 0.1]);
-        for trial in results
-            .rounds
-            .iter_mut()
-            .flat_map(|round| &mut round.trials)
-        {
-            trial.emulated = trial.contestant == "guest";
-        }
+        let results = changed("compare-scenarios", &[1.0, 0.9, 1.0, 0.1], |results| {
+            trials(results).for_each(|(_, trial)| trial.emulated = trial.contestant == "guest");
+        });
         let findings = results.findings();
-        let guest = check(&findings, "throughput, guest at");
+        let (guest, note) = check(&findings, "throughput, guest at");
         assert_eq!(guest.verdict, Verdict::NotJudged);
-        assert!(guest.note.as_ref().is_some_and(|note| note.contains("KVM")));
-        assert!(
-            findings
-                .measured
-                .iter()
-                .any(|row| row.contestant == "guest" && row.iops.is_some())
-        );
-        let ours = check(
-            &findings,
-            "throughput, vhost-user at \u{201c}random reads\u{201d}",
-        );
-        assert_eq!(ours.verdict, Verdict::Pass);
+        assert!(note.contains("KVM"), "{note}");
+        let mut rows = findings.measured.iter();
+        assert!(rows.any(|row| row.contestant == "guest" && row.iops.is_some()));
+        let reads = "throughput, vhost-user at \u{201c}random reads\u{201d}";
+        assert_eq!(check(&findings, reads).0.verdict, Verdict::Pass);
     }
 
     #[test]

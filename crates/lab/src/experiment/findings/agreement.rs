@@ -6,10 +6,11 @@
 //! - A disk that was served in one place and not in the other is the worst.
 
 use serde::Serialize;
-use tidegate_sim::{Run, Scenario, Variant};
+use tidegate_sim::{Run, Scenario};
 
-use super::{Check, Loaded, Verdict, asks};
+use super::{Check, Loaded, asks};
 use crate::experiment::series::{Band, Slice, mean_ms};
+use crate::experiment::summary::CheckSummary;
 use crate::experiment::{On, way_words};
 use crate::statistics::spread;
 
@@ -68,7 +69,8 @@ pub(super) fn of(loaded: &Loaded) -> Option<Agreement> {
                 if asks(&band, way, &phase.active) {
                     let here = standing(scenario, runs.values(), place, disk);
                     let there = standing(scenario, others.values(), place, disk);
-                    rows.extend(row(scenario, way, place, disk, here, there));
+                    let way = way_words(scenario, way);
+                    rows.extend(row([&way, &phase.name, &named.name], here, there));
                 }
             }
         }
@@ -76,12 +78,8 @@ pub(super) fn of(loaded: &Loaded) -> Option<Agreement> {
     (!rows.is_empty()).then_some(Agreement { rows })
 }
 
-/// How a disk stands in a phase in one place: the medians.
-#[derive(Clone, Copy, Debug)]
-struct Standing {
-    share: f64,
-    latency_ms: Option<f64>,
-}
+/// A disk's figures in a phase in one place: its part and its mean latency, the medians.
+type Standing = (f64, Option<f64>);
 
 fn standing<'a>(
     scenario: &Scenario,
@@ -95,36 +93,24 @@ fn standing<'a>(
         shares.push(slice.share(run, &[disk]));
         latencies.extend(mean_ms(&slice.latencies(run, &[disk])));
     }
-    Some(Standing {
-        share: spread(&shares)?.median,
-        latency_ms: spread(&latencies).map(|latencies| latencies.median),
-    })
+    let latency = spread(&latencies).map(|latencies| latencies.median);
+    Some((spread(&shares)?.median, latency))
 }
 
-/// None where it was not run in both places, or not served in either.
-fn row(
-    scenario: &Scenario,
-    way: &Variant,
-    phase: usize,
-    disk: usize,
-    here: Option<Standing>,
-    there: Option<Standing>,
-) -> Option<Row> {
-    let (engine, sim) = (here?, there?);
-    let latencies = (engine.latency_ms, sim.latency_ms);
-    if latencies == (None, None) {
-        return None;
-    }
-    Some(Row {
-        way: way_words(scenario, way),
-        phase: scenario.phases[phase].name.clone(),
-        disk: scenario.disks[disk].name.clone(),
-        share_engine: engine.share,
-        share_sim: sim.share,
-        share_off: off(engine.share, sim.share),
-        latency_engine_ms: engine.latency_ms,
-        latency_sim_ms: sim.latency_ms,
-        latency_off: engine.latency_ms.and_then(|ms| off(ms, sim.latency_ms?)),
+/// None if it was not run in both places, or not served in either.
+fn row(names: [&str; 3], here: Option<Standing>, there: Option<Standing>) -> Option<Row> {
+    let ((share_engine, latency_engine_ms), (share_sim, latency_sim_ms)) = (here?, there?);
+    let [way, phase, disk] = names.map(str::to_owned);
+    (latency_engine_ms.is_some() || latency_sim_ms.is_some()).then(|| Row {
+        way,
+        phase,
+        disk,
+        share_engine,
+        share_sim,
+        share_off: off(share_engine, share_sim),
+        latency_engine_ms,
+        latency_sim_ms,
+        latency_off: latency_engine_ms.and_then(|ms| off(ms, latency_sim_ms?)),
     })
 }
 
@@ -166,7 +152,6 @@ fn worst(rows: &[&Row], what: &str, within: f64, off: fn(&Row) -> Option<f64>) -
         .iter()
         .max_by(|one, two| rank(one).total_cmp(&rank(two)))?;
     let value = off(worst);
-    let holds = value.is_some_and(|value| value <= within);
     let of = format!("{} in \u{201c}{}\u{201d}", worst.disk, worst.phase);
     let silent = |latency: Option<f64>, place: On| {
         let silent = value.is_none() && latency.is_none();
@@ -175,26 +160,22 @@ fn worst(rows: &[&Row], what: &str, within: f64, off: fn(&Row) -> Option<f64>) -
     let note = silent(worst.latency_engine_ms, On::Engine)
         .or_else(|| silent(worst.latency_sim_ms, On::Sim))
         .unwrap_or_else(|| format!("furthest: {of}"));
-    Some(Check {
-        on: None,
+    let summary = CheckSummary {
         what: what.to_owned(),
-        published: "the two are to be of one mind".to_owned(),
+        published: "both places must agree".to_owned(),
         bar: format!("at most {within} %"),
-        unit: " %",
-        ours: value.and_then(|value| spread(&[value])),
-        held: usize::from(holds),
-        of: 1,
-        verdict: match holds {
-            true => Verdict::Pass,
-            false => Verdict::Fail,
-        },
+    };
+    let check = Check::new(None, summary, " %");
+    Some(Check {
         note: Some(note),
+        ..check.judged(&[value.unwrap_or(f64::NAN)], None, Some(within), "places")
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::Verdict;
 
     fn row(disk: &str, share_off: f64, latency_off: f64) -> Row {
         Row {
@@ -235,16 +216,15 @@ mod tests {
 
     #[test]
     fn a_disk_that_real_daemons_starve_has_a_row() {
-        let found = crate::experiment::Experiment::find("sioc-1").expect("it can be read");
-        let scenario = found.expect("it is there").scenario;
-        let way = Variant::of(tidegate_sim::Policy::Ours);
-        let standing = |share, latency_ms| Some(Standing { share, latency_ms });
-        let (none, some) = (standing(0.0, None), standing(20.0, Some(3.0)));
-        let row = super::row(&scenario, &way, 0, 0, none, some).expect("it is told");
-        assert_eq!((row.share_off, row.latency_off), (Some(100.0), None));
-        let row = super::row(&scenario, &way, 0, 0, some, none).expect("it is told");
-        assert_eq!((row.share_off, row.latency_off), (None, None));
-        assert!(super::row(&scenario, &way, 0, 0, none, none).is_none());
+        let (none, some) = (Some((0.0, None)), Some((20.0, Some(3.0))));
+        for (here, there, offs) in [
+            (none, some, Some((Some(100.0), None))),
+            (some, none, Some((None, None))),
+            (none, none, None),
+        ] {
+            let row = super::row(["way", "all", "vm1"], here, there);
+            assert_eq!(row.map(|row| (row.share_off, row.latency_off)), offs);
+        }
     }
 
     #[test]

@@ -1,204 +1,75 @@
-//! The report's tables as Markdown, for a ticket or a pull request.
+//! Renders a report as Markdown, for a ticket or a pull request: without charts and details.
 
-use super::html::{cells, phase_words};
-use super::{Chapter, came_to, disturbed, measured, method, place, tally};
-use crate::draw::label;
-use crate::experiment::SetUp;
-use crate::experiment::findings::{Check, Findings, Stage, Verdict};
-use crate::experiment::summary::{ScenarioSummary, Summary};
+use super::document::{Block, Cell, Document, Table};
+use crate::experiment::Verdict;
 
-/// The summary; `title` is a suite's.
-pub(super) fn page(title: Option<&str>, chapters: &[Chapter]) -> String {
-    let mut text = String::new();
-    if let Some(title) = title {
-        text += &format!("# {title}\n\n");
-        for chapter in chapters {
-            let findings = &chapter.findings;
-            let name = &findings.experiment.name;
-            text += &format!("- [{name}](#{name}): {}\n", tally(findings));
-        }
-        text += "\n";
+/// The summary.
+pub(super) fn page(document: &Document) -> String {
+    let mut text = format!("# {}\n", document.title);
+    if !document.lede.is_empty() {
+        text += &format!("\n{}.\n", document.lede);
     }
-    for (place, chapter) in chapters.iter().enumerate() {
-        if place > 0 {
-            text += "\n";
+    text.extend(document.verdict.iter().map(|part| block(part, "##")));
+    for section in &document.sections {
+        let mut level = "##";
+        if !section.title.is_empty() {
+            text += &format!("\n## {}\n\n{}.\n", section.name, section.title);
+            level = "###";
         }
-        text += &self::chapter(chapter, if title.is_some() { "##" } else { "#" });
+        text.extend(section.blocks.iter().map(|part| block(part, level)));
+    }
+    text + &format!("\n{} Charts: report.html.\n", document.footer)
+}
+
+fn block(block: &Block, level: &str) -> String {
+    match block {
+        Block::Heading(text) => format!("\n{level} {text}\n"),
+        Block::Text(text) | Block::Note(text) => format!("\n{}\n", line(text)),
+        Block::Strong(text) => format!("\n**{}**\n", line(text)),
+        Block::List(items) => {
+            let items = items.iter().map(|item| {
+                let link = item.link.iter();
+                let link = link.map(|(label, to)| format!("[{label}]({to}): "));
+                format!("- {}{}\n", link.collect::<String>(), line(&item.text))
+            });
+            format!("\n{}", items.collect::<String>())
+        }
+        Block::Facts(facts) => {
+            let facts = facts.iter();
+            let facts = facts.map(|(name, what)| format!("- {name}: {}\n", line(what)));
+            format!("\n{}", facts.collect::<String>())
+        }
+        Block::Table(table) => self::table(table),
+        Block::Detail(_) | Block::Charts(..) => String::new(),
+    }
+}
+
+fn table(table: &Table) -> String {
+    let mut text = match table.title.as_str() {
+        "" => "\n".to_owned(),
+        title => format!("\n{title}:\n\n"),
+    };
+    let rule = "---|".repeat(table.columns.split(" | ").count());
+    text += &format!("| {} |\n|{rule}\n", table.columns);
+    for row in &table.rows {
+        let cells: Vec<String> = row.iter().map(cell).collect();
+        text += &format!("| {} |\n", cells.join(" | "));
     }
     text
 }
 
-fn chapter(chapter: &Chapter, level: &str) -> String {
-    let findings = &chapter.findings;
-    let summary = &findings.experiment;
-    let mut text = format!("{level} {}\n\n{}.\n", summary.name, summary.title);
-    if !summary.source.is_empty() {
-        text += &format!("{}.\n", summary.source);
+fn cell(cell: &Cell) -> String {
+    let mut text = match cell.verdict {
+        Some(Verdict::Fail) => format!("**{}**", cell.text),
+        _ => cell.text.clone(),
+    };
+    if !cell.below.is_empty() {
+        text += &format!(" ({})", cell.below.join("; "));
     }
-    text += &format!("\n**{}.**", tally(findings));
-    if findings.missing > 0 {
-        text += &format!(" {} runs are not there (yet).", findings.missing);
-    }
-    text += "\n";
-    for says in disturbed(std::iter::once(findings)) {
-        text += &format!("\n{says}\n");
-    }
-    for problem in &findings.problems {
-        text += &format!("\nCould not be run: {}\n", problem.replace('\n', " "));
-    }
-    text += &checks(&findings.checks);
-    if measured::ab_test(findings).is_some() {
-        text += &competed(findings);
-    } else {
-        for stage in &findings.stages {
-            text += &figures(stage);
-        }
-    }
-    text += &format!("\n{level}# Set-up\n\n");
-    text += &set_up(summary);
-    let machine = &findings.machine;
-    text += &format!("\n{level}# Machine and method\n\n");
-    text += &format!(
-        "- {} x {}, {} GiB, Linux {}, load {} before; Tidegate {}, begun {}\n",
-        machine.cpus,
-        machine.processor,
-        label(machine.memory_bytes as f64 / f64::from(1 << 30)),
-        machine.kernel,
-        machine.load,
-        findings.version,
-        findings.began
-    );
-    for says in method(findings) {
-        text += &format!("- {says}\n");
-    }
-    let base = &chapter.base;
-    text += &format!(
-        "\nRaw data: [{base}runs/]({base}runs/) (JSON), [{base}csv/]({base}csv/), \
-         [{base}findings.json]({base}findings.json). Charts: report.html.\n"
-    );
-    text
+    line(&text).replace('|', "\\|")
 }
 
-fn set_up(summary: &Summary) -> String {
-    match &summary.set_up {
-        SetUp::Scenario(scenario) => hosts(scenario),
-        SetUp::AbTest(ab_test) => {
-            let facts = measured::set_up(ab_test).into_iter();
-            facts
-                .map(|(name, what)| format!("- {name}: {what}\n"))
-                .collect()
-        }
-    }
-}
-
-fn hosts(summary: &ScenarioSummary) -> String {
-    let mut text = format!("- Hosts: {}\n", summary.hosts.join(", "));
-    text += &format!("- Datastore: {}\n", summary.datastore);
-    text += &format!("- Congestion threshold: {}\n", summary.threshold);
-    for disk in &summary.disks {
-        let settings = match disk.settings.as_str() {
-            "" => String::new(),
-            some => format!(", {some}"),
-        };
-        text += &format!(
-            "- {} on {}: {} shares{settings}; {}\n",
-            disk.name, disk.host, disk.shares, disk.workload
-        );
-    }
-    if summary.phases.len() > 1 {
-        let phases = summary.phases.iter().map(phase_words);
-        text += &format!("- Phases: {}\n", phases.collect::<Vec<_>>().join("; "));
-    }
-    text
-}
-
-/// What contestants did, sweep by sweep.
-fn competed(findings: &Findings) -> String {
-    let mut text = String::new();
-    for (title, rows) in measured::sweeps(findings) {
-        text += &format!(
-            "\n{title}:\n\n| {} |\n|{}\n",
-            measured::HEAD.join(" | "),
-            "---|".repeat(measured::HEAD.len())
-        );
-        for row in rows {
-            let (cells, note) = measured::cells(row);
-            let note = note.map_or(String::new(), |note| format!(" ({note})"));
-            text += &format!(
-                "| {} | {}{} |",
-                cell(&row.point),
-                cell(&row.contestant),
-                cell(&note)
-            );
-            for (figure, spread) in cells {
-                let spread = spread.map_or(String::new(), |spread| format!(" ({spread})"));
-                text += &format!(" {figure}{spread} |");
-            }
-            text += "\n";
-        }
-    }
-    text + &format!("\n{}\n", measured::KEY)
-}
-
-fn checks(checks: &[Check]) -> String {
-    let mut sorted: Vec<&Check> = checks.iter().collect();
-    sorted.sort_by_key(|check| check.verdict);
-    let mut text = String::from(
-        "\n| | check | on | published, or why | ours | bar |\n|---|---|---|---|---|---|\n",
-    );
-    for check in sorted {
-        let verdict = match check.verdict {
-            Verdict::Fail => "**FAIL**",
-            other => other.word(),
-        };
-        let note = check
-            .note
-            .as_ref()
-            .map_or(String::new(), |note| format!(" ({note})"));
-        text += &format!(
-            "| {verdict} | {} | {} | {} | {}{} | {} |\n",
-            cell(&check.what),
-            place(check.on),
-            cell(&check.published),
-            cell(&came_to(check)),
-            cell(&note),
-            cell(&check.bar)
-        );
-    }
-    text
-}
-
-fn figures(stage: &Stage) -> String {
-    let shops = stage.figures.iter().any(|row| row.orders.is_some());
-    let mut text = format!(
-        "\n{}:\n\n| way | phase | disk | I/Os a second | part | latency, mean | 99 % at or below |",
-        stage.on.heading()
-    );
-    if shops {
-        text += " orders a second | time of an order |";
-    }
-    text += "\n|---|---|---|---|---|---|---|";
-    if shops {
-        text += "---|---|";
-    }
-    text += "\n";
-    for row in &stage.figures {
-        text += &format!(
-            "| {} | {} | {} |",
-            cell(&row.way),
-            cell(&row.phase),
-            cell(&row.disk)
-        );
-        for (figure, spread) in cells(row, shops) {
-            let spread = spread.map_or(String::new(), |spread| format!(" ({spread})"));
-            text += &format!(" {figure}{spread} |");
-        }
-        text += "\n";
-    }
-    text
-}
-
-/// Text that does not end its cell.
-fn cell(text: &str) -> String {
-    text.replace('|', "\\|").replace('\n', " ")
+/// Text that does not end its line.
+fn line(text: &str) -> String {
+    text.replace('\n', " ")
 }

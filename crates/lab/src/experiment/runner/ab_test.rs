@@ -12,7 +12,7 @@ use std::collections::BTreeMap;
 use std::path::PathBuf;
 use std::sync::atomic::Ordering;
 use std::sync::mpsc::{RecvTimeoutError, channel};
-use std::time::{Duration, Instant, SystemTime};
+use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
@@ -20,59 +20,79 @@ use super::{Order, Piece, Runs};
 use crate::experiment::On;
 use crate::experiment::ab_test::servers::{Servers, Window};
 use crate::experiment::ab_test::store::{Absent, Block, Trial};
-use crate::experiment::ab_test::{AbTest, Across, Sweep, slug};
-use crate::experiment::directory::{Directory, moment};
-use crate::experiment::store::{Busy, FORMAT};
+use crate::experiment::ab_test::{AbTest, Contestant, Point, Sweep};
+use crate::experiment::directory::Directory;
+use crate::experiment::store::{Busy, Making};
 use crate::interleaved::{TRIES, rotation};
-use crate::measure::Meter;
 
-/// How often a trial is looked after while it runs.
+/// How often the progress of a trial is shown.
 const LOOK: Duration = Duration::from_millis(100);
-/// Of all trials one in so many may be made again.
+/// One in so many of all trials may be repeated.
 const AGAIN: usize = 5;
 /// And so many in any case.
 const AGAIN_LEAST: usize = 6;
 
 /// See the module.
-pub(in crate::experiment) struct Blocks<'a> {
+pub(super) struct Blocks<'a> {
     ab_test: &'a AbTest,
     program: PathBuf,
-    /// By place among the pieces: which block, sweep and point.
-    planned: Vec<(u32, usize, usize)>,
+    planned: Vec<Planned<'a>>,
     quiet: f64,
     seed: u64,
     servers: Option<Servers>,
-    /// By contestant, once asked.
-    lacks: BTreeMap<usize, Option<String>>,
-    /// So many trials may be made again yet.
+    /// What contestants lack, by name, once it is known.
+    lacks: BTreeMap<&'a str, Option<String>>,
+    /// So many more trials may be repeated.
     again: usize,
 }
 
-/// A point as part of a file's name.
-fn way(sweep: &Sweep, point: usize) -> String {
-    slug(&format!("{}-{}", sweep.name, sweep.points[point].name))
+/// A block that is to be made.
+#[derive(Clone)]
+struct Planned<'a> {
+    piece: Piece,
+    sweep: &'a Sweep,
+    point: &'a Point,
+    /// The place of the contestant that is first.
+    first: usize,
 }
 
 impl<'a> Blocks<'a> {
-    /// All blocks of an A/B test; none where it is not to be run on real servers.
-    pub(in crate::experiment) fn of(order: &Order<'_>, ab_test: &'a AbTest) -> Blocks<'a> {
+    /// All blocks of an A/B test; none if it is not to run on real servers.
+    pub(super) fn of(order: &Order<'_>, ab_test: &'a AbTest) -> Blocks<'a> {
         let mut planned = Vec::new();
-        if order.on.contains(&On::Engine) {
-            for round in 1..=ab_test.rounds.saturating_mul(order.repeat) {
-                for (sweep, points) in ab_test.sweeps.iter().enumerate() {
-                    planned.extend((0..points.points.len()).map(|point| (round, sweep, point)));
-                }
+        let blocks = match order.on.contains(&On::Engine) {
+            true => ab_test.rules.blocks.saturating_mul(order.repeat),
+            false => 0,
+        };
+        for block in 1..=blocks {
+            for sweep in &ab_test.sweeps {
+                let first = usize::try_from(block).unwrap_or(0)..;
+                planned.extend(
+                    sweep
+                        .points
+                        .iter()
+                        .zip(first)
+                        .map(|(point, first)| Planned {
+                            piece: Piece {
+                                on: On::Engine,
+                                repeat: block,
+                                slug: sweep.slug(&point.name),
+                                words: sweep.words(&point.name),
+                            },
+                            sweep,
+                            point,
+                            first,
+                        }),
+                );
             }
         }
-        let trials: usize = planned
-            .iter()
-            .map(|(_, sweep, _)| ab_test.sweeps[*sweep].contestants.len())
-            .sum();
+        let trials = planned.iter().map(|block| block.sweep.contestants.len());
+        let trials: usize = trials.sum();
         Blocks {
             ab_test,
             program: order.program.to_owned(),
             planned,
-            quiet: order.max_noise.unwrap_or(ab_test.quiet),
+            quiet: order.max_noise.unwrap_or(ab_test.rules.quiet),
             seed: order.seed,
             servers: None,
             lacks: BTreeMap::new(),
@@ -80,58 +100,51 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    /// A trial of one, or of several side by side, on a thread of its own, and whether they are to count.
+    /// A trial of one, or of several side by side, on a thread of its own, and whether they count.
     fn attempt(
         &mut self,
-        contestants: &[usize],
-        place: usize,
+        contestants: &[&Contestant],
+        block: &Planned<'_>,
         heed: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Vec<Trial>> {
-        let (round, sweep, point) = self.planned[place];
-        let ab_test = self.ab_test;
-        let who = contestants.iter().map(|one| &ab_test.contestants[*one]);
-        let who: Vec<_> = who.collect();
-        let work = ab_test.sweeps[sweep].points[point].work;
+        let (ab_test, work) = (self.ab_test, block.point.work);
         let window = Window {
-            warm: ab_test.warm,
+            warm: ab_test.rules.warm,
             span: ab_test.span(),
-            seed: self.seed + u64::from(round) - 1,
+            seed: self.seed + u64::from(block.piece.repeat) - 1,
         };
-        let servers = self.servers.as_mut().context("the servers was not set")?;
-        for one in &who {
+        let servers = self.servers.as_mut().context("the servers were not set")?;
+        for one in contestants {
             servers.prepare(one, &work)?;
         }
         heed()?;
         let servers = &*servers;
-        let made = || match who.as_slice() {
+        let made = || match contestants {
             [one] => Ok(vec![servers.trial(one, &work, window)?]),
             all => servers.side_by_side(all, &work, window),
         };
         let mut trials = attended(servers, &made, heed)?;
         for trial in &mut trials {
-            let busy = trial.noise;
-            let steal = if ab_test.on_disk() {
-                0.0
-            } else {
-                busy.steal_percent
-            };
-            trial.quiet = busy.foreign_percent <= self.quiet && steal <= self.quiet;
+            let noise = trial.noise;
+            let quiet = |percent: f64| percent <= self.quiet;
+            trial.quiet =
+                quiet(noise.foreign_percent) && (ab_test.on_disk() || quiet(noise.steal_percent));
         }
         Ok(trials)
     }
 
-    /// The same, made again if it was disturbed and may be.
+    /// The same, repeated if it was disturbed and may be.
     fn trials(
         &mut self,
-        contestants: &[usize],
-        place: usize,
+        contestants: &[&Contestant],
+        block: &Planned<'_>,
         heed: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Vec<Trial>> {
         let mut rejected: Vec<Vec<Busy>> = vec![Vec::new(); contestants.len()];
         let mut attempt = 0;
         loop {
             attempt += 1;
-            let mut trials = self.attempt(contestants, place, heed)?;
+            let mut trials = self.attempt(contestants, block, heed)?;
             let quiet = trials.iter().all(|trial| trial.quiet);
             if quiet || self.again < trials.len() || attempt >= TRIES {
                 for (trial, rejected) in trials.iter_mut().zip(rejected) {
@@ -146,16 +159,14 @@ impl<'a> Blocks<'a> {
         }
     }
 
-    fn words(&self, place: usize) -> String {
-        let (_, sweep, point) = self.planned[place];
-        let sweep = &self.ab_test.sweeps[sweep];
-        let name = &sweep.points[point].name;
-        match sweep.across {
-            Across::Vms if name == "1" => "1 VM".to_owned(),
-            Across::Vms => format!("{name} VMs"),
-            Across::Outstanding => format!("{name} outstanding"),
-            Across::Size | Across::Work => name.clone(),
+    /// What a contestant lacks on this machine, if anything.
+    fn lacks(&mut self, contestant: &'a Contestant) -> Result<Option<String>> {
+        if self.servers.is_none() {
+            self.servers = Some(Servers::new(&self.program, self.ab_test)?);
         }
+        let servers = self.servers.as_mut().context("the servers were not set")?;
+        let lacks = self.lacks.entry(&contestant.name);
+        Ok(lacks.or_insert_with(|| servers.lacks(contestant)).clone())
     }
 }
 
@@ -205,234 +216,161 @@ impl Runs for Blocks<'_> {
     type Made = Block;
 
     fn pieces(&self) -> Vec<Piece> {
-        let places = self.planned.iter().enumerate();
-        let pieces = places.map(|(place, (round, sweep, point))| Piece {
-            on: On::Engine,
-            repeat: *round,
-            slug: way(&self.ab_test.sweeps[*sweep], *point),
-            words: self.words(place),
-        });
-        pieces.collect()
+        let planned = self.planned.iter();
+        planned.map(|block| block.piece.clone()).collect()
     }
 
     fn takes(&self, place: usize) -> Duration {
-        let (_, sweep, _) = self.planned[place];
-        let contestants = self.ab_test.sweeps[sweep].contestants.iter();
-        let there = contestants.filter(|one| !matches!(self.lacks.get(one), Some(Some(_))));
-        there.map(|one| self.ab_test.trial(*one)).sum()
+        let contestants = self.planned[place].sweep.contestants.iter();
+        let there =
+            contestants.filter(|one| !matches!(self.lacks.get(one.as_str()), Some(Some(_))));
+        there.map(|one| self.ab_test.trial(one)).sum()
     }
 
     fn make(&mut self, place: usize, heed: &mut dyn FnMut() -> Result<()>) -> Result<Block> {
-        let (round, sweep, point) = self.planned[place];
-        let (began, begun) = (SystemTime::now(), Instant::now());
-        let meter = Meter::start()?;
-        if self.servers.is_none() {
-            self.servers = Some(Servers::new(&self.program, self.ab_test)?);
-        }
-        let ab_test = self.ab_test;
-        let variants = &ab_test.sweeps[sweep];
+        let planned = self.planned[place].clone();
+        let (ab_test, sweep) = (self.ab_test, planned.sweep);
+        let piece = Piece {
+            words: format!("{}: {}", sweep.title, planned.piece.words),
+            ..planned.piece.clone()
+        };
+        let making = Making::begin(&ab_test.name, &piece)?;
         let (mut trials, mut absent, mut failed) = (Vec::new(), Vec::new(), Vec::new());
         let mut there = Vec::new();
-        let first = usize::try_from(round).unwrap_or(0) + point;
-        for place in rotation(first, variants.contestants.len()) {
-            let contestant = variants.contestants[place];
-            let who = &ab_test.contestants[contestant];
-            if !self.lacks.contains_key(&contestant) {
-                let servers = self.servers.as_mut().context("the servers was not set")?;
-                self.lacks.insert(contestant, servers.lacks(who));
+        let names = &sweep.contestants;
+        let order = rotation(planned.first, names.len()).map(|place| &names[place]);
+        for contestant in order.filter_map(|name| ab_test.contestant(name)) {
+            match self.lacks(contestant)? {
+                Some(why) => absent.push(Absent::of(contestant, why)),
+                None => there.push(contestant),
             }
-            if let Some(Some(why)) = self.lacks.get(&contestant) {
-                absent.push(Absent {
-                    contestant: who.name.clone(),
-                    why: why.clone(),
-                });
-                continue;
-            }
-            there.push(contestant);
         }
-        let at_once = if ab_test.side_by_side {
-            there.len().max(1)
-        } else {
-            1
+        let at_once = match ab_test.rules.side_by_side {
+            true => there.len().max(1),
+            false => 1,
         };
         for together in there.chunks(at_once) {
-            match self.trials(together, place, heed) {
+            match self.trials(together, &planned, heed) {
                 Ok(made) => trials.extend(made),
                 Err(error) => {
                     heed()?;
-                    failed.extend(together.iter().map(|one| Absent {
-                        contestant: ab_test.contestants[*one].name.clone(),
-                        why: brief(&format!("{error:#}")),
-                    }));
+                    let why = brief(&format!("{error:#}"));
+                    failed.extend(together.iter().map(|one| Absent::of(one, why.clone())));
                 }
             }
         }
-        let (noise, own) = meter.end(Duration::ZERO)?;
-        let took = begun.elapsed();
         Ok(Block {
-            format: FORMAT,
-            experiment: ab_test.name.clone(),
-            on: On::Engine,
-            repeat: round,
-            way: way(variants, point),
-            way_words: format!("{}: {}", variants.title, self.words(place)),
-            sweep: variants.name.clone(),
-            point: variants.points[point].name.clone(),
-            began: moment(began),
-            took_s: took.as_secs_f64(),
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-            busy: Busy::of(noise, own, took),
+            head: making.end()?,
+            sweep: sweep.name.clone(),
+            point: planned.point.name.clone(),
             trials,
             absent,
             failed,
         })
     }
 
-    fn keep(&mut self, made: Block, directory: &Directory) -> Result<Option<String>> {
-        directory.store_block(&made)?;
-        Ok(made.problem())
+    fn problem(made: &Block) -> Option<String> {
+        made.problem()
     }
 
     fn again(&self, piece: &Piece, directory: &Directory) -> Result<bool> {
-        let round = directory.round(piece.on, piece.repeat, &piece.slug)?;
-        Ok(round.is_some_and(|round| !round.failed.is_empty()))
+        let block: Option<Block> = directory.run(piece)?;
+        Ok(block.is_some_and(|block| !block.failed.is_empty()))
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::experiment::fixtures::{ab_test, entry};
     use crate::experiment::{Entry, Findings, PUBLISHED, page};
     use std::collections::BTreeSet;
+    use std::path::Path;
+
+    fn order<'a>(experiment: &'a Entry, on: &'a [On], repeat: u32, program: &'a str) -> Order<'a> {
+        Order {
+            experiment,
+            on,
+            repeat,
+            seed: 1,
+            program: Path::new(program),
+            max_noise: None,
+        }
+    }
 
     #[test]
-    fn every_contest_is_published_and_its_points_have_files_of_their_own() {
+    fn every_ab_test_is_published_and_its_points_have_files_of_their_own() {
         for entry in Entry::all().expect("they are experiments") {
             let Entry::AbTest(ab_test) = entry else {
                 continue;
             };
-            assert!(
-                PUBLISHED.contains(&ab_test.name.as_str()),
-                "{}",
-                ab_test.name
-            );
+            let name = &ab_test.name;
+            assert!(PUBLISHED.contains(&name.as_str()), "{name}");
             for percent in [1, 10, 100] {
                 let ab_test = ab_test.clone().scaled(percent);
                 let mut slugs = BTreeSet::new();
                 for sweep in &ab_test.sweeps {
-                    for point in 0..sweep.points.len() {
-                        let slug = way(sweep, point);
-                        assert!(slugs.insert(slug.clone()), "{}: {slug}", ab_test.name);
+                    for point in &sweep.points {
+                        let slug = sweep.slug(&point.name);
+                        assert!(slugs.insert(slug.clone()), "{name}: {slug}");
                     }
                 }
-                assert!(ab_test.rounds >= 3);
+                assert!(ab_test.rules.blocks >= 3);
             }
         }
     }
 
     #[test]
-    fn of_what_a_server_said_the_first_and_the_last_line_are_told() {
+    fn of_a_servers_log_the_first_and_the_last_line_are_reported() {
         assert_eq!(brief("it ended"), "it ended");
         let says = "it ended: begun\n  serving\n  no room";
         assert_eq!(brief(says), "it ended: begun ... no room");
     }
 
-    /// Two Tidegates, one of them on memory.
-    const TWO: &str = r#"
-        name = "two"
-        title = "Two Tidegates"
-        source = "made up"
-        [contest]
-        measure = "1s"
-        warm = "50ms"
-        rounds = 1
-        [[contestant]]
-        name = "one"
-        server = "tidegate"
-        [[contestant]]
-        name = "other"
-        server = "tidegate"
-        store = "memory"
-        [[sweep]]
-        name = "vms"
-        title = "By number of VMs"
-        across = "vms"
-        points = [1]
-        work = { outstanding = 4, size = "4KiB", reads = 100, random = 0 }
-        [[expect]]
-        what = "iops"
-        sweep = "vms"
-        contestant = "one"
-        against = { contestant = "other" }
-        at-least = 0.001
-        source = "made up"
-    "#;
-
     #[test]
-    fn a_trial_that_fails_is_a_problem_and_is_made_again_while_nobody_is_taken_to_be_absent() {
-        let entry = Entry::read(TWO).expect("a contest");
+    fn a_failed_trial_is_a_problem_and_is_repeated_and_no_contestant_is_absent() {
+        let text = include_str!("../../../../../scenarios/filter-overhead.toml");
+        let text = text.replace("side-by-side = true", "");
+        let entry = Entry::read(&text).expect("an A/B test").scaled(1);
         let Entry::AbTest(ab_test) = &entry else {
-            panic!("it is a contest");
+            panic!("it is an A/B test");
         };
         let scratch = tempfile::tempdir().expect("a scratch directory");
-        let directory = Directory::begin(scratch.path(), &entry, 100, 1, &[On::Engine], 1);
+        let directory = Directory::begin(scratch.path(), &entry, 1, &[On::Engine], 1);
         let directory = directory.expect("it is empty");
-        let order = Order {
-            experiment: &entry,
-            on: &[On::Engine],
-            repeat: 1,
-            seed: 1,
-            program: std::path::Path::new("/bin/false"),
-            max_noise: None,
-        };
-        let mut rounds = Blocks::of(&order, ab_test);
-        let piece = rounds.pieces().remove(0);
-        let round = rounds.make(0, &mut || Ok(())).expect("a round is made");
-        assert_eq!((round.trials.len(), round.absent.len()), (0, 0));
-        let failed: Vec<&str> = round
-            .failed
-            .iter()
-            .map(|failed| failed.contestant.as_str())
-            .collect();
-        assert_eq!(failed.len(), 2, "each has its turn: {failed:?}");
-        let problem = rounds.keep(round, &directory).expect("it can be written");
-        assert!(problem.is_some_and(|says| says.contains("block 1")));
-        assert!(rounds.again(&piece, &directory).expect("it can be read"));
+        let order = order(&entry, &[On::Engine], 1, "/bin/false");
+        let mut blocks = Blocks::of(&order, ab_test);
+        let piece = blocks.pieces().remove(0);
+        let block = blocks.make(0, &mut || Ok(())).expect("a block is made");
+        assert_eq!((block.trials.len(), block.absent.len()), (0, 0));
+        assert_eq!(block.failed.len(), 2, "each has its trial: {block:?}");
+        directory.store(&block).expect("it can be written");
+        let problem = block.problem().unwrap_or_default();
+        assert!(problem.contains("block 1"), "{problem}");
+        assert!(blocks.again(&piece, &directory).expect("it can be read"));
         let findings = Findings::read(scratch.path()).expect("it can be read");
-        assert_eq!((findings.problems.len(), findings.missing), (1, 0));
+        assert_eq!(findings.problems, [problem]);
         assert!(!findings.holds());
         let written = page::write(scratch.path()).expect("it can be written");
         for path in [written.html, written.markdown] {
-            let told = std::fs::read_to_string(path).expect("it is there");
-            assert!(told.contains("block 1: "), "{told}");
+            let report = std::fs::read_to_string(path).expect("it is there");
+            assert!(report.contains("block 1: "), "{report}");
         }
     }
 
     #[test]
-    fn everybody_is_in_every_round_and_nothing_is_run_where_no_server_is() {
-        let entry = Entry::find("million-iops").expect("it can be read");
-        let entry = entry.expect("it is there").scaled(10);
-        let Entry::AbTest(ab_test) = &entry else {
-            panic!("it is a contest");
-        };
-        let order = |on| Order {
-            experiment: &entry,
-            on,
-            repeat: 2,
-            seed: 1,
-            program: std::path::Path::new("tidegate"),
-            max_noise: None,
-        };
-        let rounds = Blocks::of(&order(&[On::Engine, On::Sim]), ab_test);
-        let pieces = rounds.pieces();
+    fn every_contestant_is_in_every_block_and_none_runs_in_virtual_time() {
+        let (entry, ab_test) = (entry("million-iops", 10), ab_test("million-iops", 10));
+        let on = [On::Engine, On::Sim];
+        let blocks = Blocks::of(&order(&entry, &on, 2, "tidegate"), &ab_test);
+        let pieces = blocks.pieces();
         assert_eq!(pieces.len(), 2 * 3 * (3 + 2));
-        assert_eq!(
-            (pieces[0].slug.as_str(), pieces[0].words.as_str()),
-            ("vms-1", "1 VM")
-        );
+        let first = (pieces[0].slug.as_str(), pieces[0].words.as_str());
+        assert_eq!(first, ("vms-1", "1 VM"));
         assert_eq!(pieces.last().map(|piece| piece.repeat), Some(6));
-        let trial = ab_test.trial(0);
-        assert_eq!((rounds.takes(0), rounds.takes(3)), (2 * trial, 3 * trial));
-        assert!(Blocks::of(&order(&[On::Sim]), ab_test).pieces().is_empty());
+        let trial = ab_test.trial("tidegate");
+        assert_eq!((blocks.takes(0), blocks.takes(3)), (2 * trial, 3 * trial));
+        let simulated = Blocks::of(&order(&entry, &on[1..], 2, "tidegate"), &ab_test);
+        assert!(simulated.pieces().is_empty());
     }
 }

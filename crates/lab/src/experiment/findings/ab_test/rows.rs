@@ -2,20 +2,19 @@
 
 use serde::Serialize;
 
-use super::{AbResults, failures};
+use super::{AbResults, absence, failures};
 use crate::experiment::ab_test::store::Trial;
 use crate::experiment::ab_test::{Measure, Server, Sweep};
-use crate::experiment::summary::ab_test::point_words;
 use crate::statistics::{Spread, spread};
 
-/// What a contestant did at a point, over the quiet blocks; over all of them, if none was.
+/// A contestant's figures at a point, over the quiet blocks; over all of them if none was quiet.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
-    /// In which sweep.
+    /// The title of the sweep.
     pub sweep: String,
-    /// At which point.
+    /// The point.
     pub point: String,
-    /// Who.
+    /// The contestant.
     pub contestant: String,
     /// Requests a second.
     pub iops: Option<Spread>,
@@ -27,31 +26,31 @@ pub struct Measured {
     pub p99_us: Option<Spread>,
     /// The server's processor time, in percent of one, for a thousand requests a second.
     pub cpu_percent_per_kiops: Option<Spread>,
-    /// The same with the asker's.
+    /// The same with the client's.
     pub cpu_of_both_percent_per_kiops: Option<Spread>,
-    /// What the asker had of a processor: near 100 it may be the bound.
+    /// The client's processor time: near 100 it may be the limit.
     pub client_percent: Option<Spread>,
     /// Blocks in which it was measured.
-    pub rounds: usize,
+    #[serde(rename = "rounds")]
+    pub blocks: usize,
     /// Those of them in which the machine was quiet.
     pub quiet: usize,
-    /// Trials that were thrown away and made again.
+    /// Trials that were discarded and repeated.
     pub rejected: usize,
     /// Blocks in which idle processors were kept awake.
     pub awake: usize,
-    /// Why it was not measured, or what is to be known.
+    /// Why it was not measured, or what the reader must know.
     pub note: Option<String>,
 }
 
 impl AbResults {
-    /// All that was measured.
+    /// All measurements.
     pub(super) fn measured(&self) -> Vec<Measured> {
         let mut rows = Vec::new();
         for sweep in &self.ab_test.sweeps {
             for point in &sweep.points {
                 for contestant in &sweep.contestants {
-                    let name = &self.ab_test.contestants[*contestant].name;
-                    rows.extend(self.row(sweep, &point.name, name));
+                    rows.extend(self.row(sweep, &point.name, contestant));
                 }
             }
         }
@@ -59,14 +58,11 @@ impl AbResults {
     }
 
     fn row(&self, sweep: &Sweep, point: &str, contestant: &str) -> Option<Measured> {
-        let rounds = self.at(sweep, point);
-        let absent = rounds.iter().flat_map(|round| &round.absent);
-        let absent = absent.rev().find(|absent| absent.contestant == *contestant);
-        let all: Vec<&Trial> = rounds
-            .iter()
-            .filter_map(|round| round.trial(contestant))
-            .collect();
-        let failed = failures(&rounds, contestant);
+        let blocks = self.at(sweep, point);
+        let absent = absence(&blocks, contestant);
+        let trials = blocks.iter().filter_map(|block| block.trial(contestant));
+        let all: Vec<&Trial> = trials.collect();
+        let failed = failures(&blocks, contestant);
         if all.is_empty() && absent.is_none() && failed.is_empty() {
             return None;
         }
@@ -76,26 +72,19 @@ impl AbResults {
             let values: Vec<f64> = counted.iter().filter_map(|trial| figure(trial)).collect();
             spread(&values)
         };
-        let who = self
-            .ab_test
-            .contestants
-            .iter()
-            .find(|one| one.name == contestant);
-        let served = who.is_some_and(|who| who.server != Server::Nobody);
-        let note = if let Some(last) = failed.last() {
-            Some(format!("failed in {} blocks: {}", failed.len(), last.why))
-        } else if all.is_empty() {
-            absent.map(|absent| absent.why.clone())
-        } else if all.iter().any(|trial| trial.emulated) {
-            Some("the guest's processor is emulated, without KVM".to_owned())
-        } else if quiet.is_empty() {
-            Some("no block was quiet".to_owned())
-        } else {
-            None
+        let one = self.ab_test.contestant(contestant);
+        let served = one.is_some_and(|one| one.server != Server::Nobody);
+        let note = match failed.last() {
+            Some(last) => Some(format!("failed in {} blocks: {}", failed.len(), last.why)),
+            None if all.is_empty() => absent.map(|absent| absent.why.clone()),
+            None if all.iter().any(|trial| trial.emulated) => {
+                Some("the guest's processor is emulated, without KVM".to_owned())
+            }
+            None => quiet.is_empty().then(|| "no block was quiet".to_owned()),
         };
         Some(Measured {
             sweep: sweep.title.clone(),
-            point: point_words(sweep, point).replace(['\u{201c}', '\u{201d}'], ""),
+            point: sweep.words(point),
             contestant: contestant.to_owned(),
             iops: of(&|trial| Some(trial.figure(Measure::Iops))),
             mb_per_s: of(&|trial| Some(trial.figure(Measure::Bandwidth))),
@@ -104,7 +93,7 @@ impl AbResults {
             cpu_percent_per_kiops: of(&|trial| served.then(|| trial.figure(Measure::Cpu))),
             cpu_of_both_percent_per_kiops: of(&Trial::cpu_of_both),
             client_percent: of(&|trial| trial.client_percent),
-            rounds: all.len(),
+            blocks: all.len(),
             quiet: quiet.len(),
             rejected: all.iter().map(|trial| trial.rejected.len()).sum(),
             awake: all.iter().filter(|trial| trial.awake).count(),

@@ -1,5 +1,4 @@
-//! Contests as scripts meet them: who is missing is named, what is short says what it leaves out, and what is interrupted
-//! leaves nobody behind.
+//! A/B tests as scripts meet them: missing contestants and omitted points are named, and an interruption leaves no server.
 
 use std::fs;
 use std::process::Command;
@@ -9,8 +8,8 @@ use tempfile::TempDir;
 
 use super::{finished, interrupted, left, scratch, text, tidegate};
 
-/// Two Tidegates and one who is not there, at two points. Every trial counts: what is tested is not the machine.
-const CONTEST: &str = r#"
+/// Two Tidegates and a contestant that is not there, at two points. Every trial counts: the machine is not under test.
+const AB_TEST: &str = r#"
 name = "tiny"
 title = "What a filter costs, in a second"
 source = "made up"
@@ -55,7 +54,7 @@ source = "a peer that is not there"
 /// Where the kernel is asked to keep idle CPUs awake.
 const PM_QOS: &str = "/dev/cpu_dma_latency";
 
-/// A directory for programs in which is nothing but what pins them to a processor.
+/// A search path that has only `taskset`.
 fn bare_path(scratch: &TempDir) -> String {
     let dir = scratch.path().join("bin");
     fs::create_dir(&dir).expect("it can be made");
@@ -68,11 +67,11 @@ fn bare_path(scratch: &TempDir) -> String {
 }
 
 #[test]
-fn a_contest_is_run_judged_and_reported_and_who_is_missing_is_named() {
+fn an_ab_test_is_run_judged_and_reported_and_a_missing_contestant_is_named() {
     let scratch = scratch();
     let file = scratch.path().join("tiny.toml");
     let demanding = format!(
-        "{CONTEST}\n[[expect]]\nwhat = \"iops\"\nsweep = \"vms\"\nat = \"2\"\ncontestant = \"plain\"\n\
+        "{AB_TEST}\n[[expect]]\nwhat = \"iops\"\nsweep = \"vms\"\nat = \"2\"\ncontestant = \"plain\"\n\
          at-least = 1e12\nsource = \"a dream\"\n"
     );
     fs::write(&file, demanding).expect("it can be written");
@@ -107,8 +106,8 @@ fn a_contest_is_run_judged_and_reported_and_who_is_missing_is_named() {
     );
     let measured = found["measured"].as_array().expect("figures");
     assert_eq!(measured.len(), 2 * 3);
-    let wishes = fs::OpenOptions::new().write(true).open(PM_QOS);
-    let may_keep_awake = wishes.is_ok();
+    let pm_qos = fs::OpenOptions::new().write(true).open(PM_QOS);
+    let may_keep_awake = pm_qos.is_ok();
     for row in measured.iter().filter(|row| row["contestant"] != "daemon") {
         assert!(row["iops"]["median"].as_f64() > Some(0.0), "{row}");
         assert!(
@@ -138,14 +137,14 @@ fn a_contest_is_run_judged_and_reported_and_who_is_missing_is_named() {
     let rows = fs::read_to_string(scratch.path().join("results/csv/engine-01-vms-2.csv"));
     assert_eq!(rows.expect("a table").lines().count(), 1 + 2);
 
-    // What is there is not made again, and is nothing else than itself.
+    // A stored block is not made again, and the results equal themselves.
     let runs = scratch.path().join("results/runs");
-    let kept = |name: &str| fs::read_to_string(runs.join(name)).expect("a round");
-    let before = kept("engine-01-vms-1.json");
+    let stored = |name: &str| fs::read_to_string(runs.join(name)).expect("a block");
+    let before = stored("engine-01-vms-1.json");
     let again = go(&["-o", "json"]);
     let again: Value = serde_json::from_str(&again.out).expect("JSON");
     assert_eq!(again["checks"], found["checks"]);
-    assert_eq!(kept("engine-01-vms-1.json"), before);
+    assert_eq!(stored("engine-01-vms-1.json"), before);
     assert_eq!(left(&runs), 2);
     let compared = tidegate(&["lab", "compare", &out, &out, "-o", "wide"]);
     assert_eq!(compared.status, 0, "{}", compared.err);
@@ -156,9 +155,9 @@ fn a_contest_is_run_judged_and_reported_and_who_is_missing_is_named() {
     );
 }
 
-/// The same, asked in turn.
+/// The same in slices.
 fn side_by_side() -> String {
-    CONTEST.replace("rounds = 1", "rounds = 1\nside-by-side = true")
+    AB_TEST.replace("rounds = 1", "rounds = 1\nside-by-side = true")
 }
 
 #[test]
@@ -177,10 +176,10 @@ fn servers_that_run_side_by_side_are_measured_in_the_same_time_and_the_report_sa
     );
     assert_eq!(run.status, 0, "{}", run.err);
     assert_eq!(left(&places), 0, "servers' roots go when they have ended");
-    let kept = scratch.path().join("results/runs/engine-01-vms-2.json");
-    let kept = fs::read_to_string(kept).expect("a round");
-    let round: Value = serde_json::from_str(&kept).expect("JSON");
-    let trials = round["trials"].as_array().expect("trials");
+    let path = scratch.path().join("results/runs/engine-01-vms-2.json");
+    let text = fs::read_to_string(path).expect("a block");
+    let block: Value = serde_json::from_str(&text).expect("JSON");
+    let trials = block["trials"].as_array().expect("trials");
     let mut names: Vec<&str> = trials
         .iter()
         .filter_map(|trial| trial["contestant"].as_str())
@@ -192,16 +191,16 @@ fn servers_that_run_side_by_side_are_measured_in_the_same_time_and_the_report_sa
         assert!(trial["server_percent"].as_f64() > Some(0.0), "{trial}");
     }
     assert_eq!(trials[0]["noise"], trials[1]["noise"]);
-    assert_eq!(round["absent"][0]["contestant"], "daemon");
+    assert_eq!(block["absent"][0]["contestant"], "daemon");
     let summary = fs::read_to_string(scratch.path().join("results/report.md")).expect("a summary");
     assert!(summary.contains("servers run side by side"), "{summary}");
 }
 
 #[test]
-fn a_short_contest_says_what_it_leaves_out() {
+fn a_short_ab_test_says_what_it_leaves_out() {
     let scratch = scratch();
     let file = scratch.path().join("tiny.toml");
-    fs::write(&file, CONTEST).expect("it can be written");
+    fs::write(&file, AB_TEST).expect("it can be written");
     let out = text(&scratch.path().join("results"));
     let path = bare_path(&scratch);
     let run = finished(
@@ -219,19 +218,19 @@ fn a_short_contest_says_what_it_leaves_out() {
 }
 
 #[test]
-fn an_interrupted_contest_leaves_no_server_and_is_gone_on_with() {
-    is_interrupted_and_goes_on(CONTEST);
+fn an_interrupted_ab_test_leaves_no_server_and_is_resumed() {
+    is_interrupted_and_resumed(AB_TEST);
 }
 
 #[test]
-fn an_interrupted_contest_side_by_side_leaves_no_server_and_is_gone_on_with() {
-    is_interrupted_and_goes_on(&side_by_side());
+fn an_interrupted_ab_test_in_slices_leaves_no_server_and_is_resumed() {
+    is_interrupted_and_resumed(&side_by_side());
 }
 
-fn is_interrupted_and_goes_on(contest: &str) {
+fn is_interrupted_and_resumed(ab_test: &str) {
     let scratch = scratch();
     let file = scratch.path().join("tiny.toml");
-    fs::write(&file, contest).expect("it can be written");
+    fs::write(&file, ab_test).expect("it can be written");
     let (out, places) = (
         text(&scratch.path().join("results")),
         scratch.path().join("t"),
@@ -251,14 +250,14 @@ fn is_interrupted_and_goes_on(contest: &str) {
     assert_eq!(left(&places), 0, "servers' roots go when they have ended");
     let runs = scratch.path().join("results/runs");
     let there = left(&runs);
-    assert!((1..4).contains(&there), "{there} rounds");
+    assert!((1..4).contains(&there), "{there} blocks");
     let run = finished(command().env("PATH", &path));
     assert_eq!(run.status, 0, "{}", run.err);
     assert_eq!(left(&runs), 4);
 }
 
 #[test]
-fn a_contest_is_shown_with_who_competes_in_what() {
+fn an_ab_test_is_shown_with_its_contestants_and_their_work() {
     let shown = tidegate(&["lab", "show", "filter-overhead"]).out;
     for says in [
         "null filter",
