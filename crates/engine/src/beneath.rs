@@ -306,7 +306,7 @@ mod tests {
                 .is_err()
         );
         assert!(folder.make_folder("away", 0o755).is_err());
-        let outside = std::fs::read_dir(at("outside")).expect("it is there");
+        let outside = std::fs::read_dir(at("outside")).expect("it exists");
         assert_eq!(outside.count(), 1);
         let image = folder.open("disk/image", OFlags::RDONLY, 0);
         assert!(image.is_ok(), "{image:?}");
@@ -362,8 +362,8 @@ mod tests {
     fn a_stat_follows_no_link() {
         let (place, folder) = place();
         symlink("disk/image", place.path().join("store/link")).expect("a link");
-        assert!(!is_plain(&folder.look("link").expect("it is there")));
-        assert!(is_plain(&folder.look("disk/image").expect("it is there")));
+        assert!(!is_plain(&folder.look("link").expect("it exists")));
+        assert!(is_plain(&folder.look("disk/image").expect("it exists")));
         assert!(folder.look("link/none").is_err());
         let none = folder.look("disk/none").expect_err("nothing");
         assert_eq!(none.kind(), io::ErrorKind::NotFound);

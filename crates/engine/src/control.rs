@@ -79,10 +79,10 @@ impl Change {
         }
     }
 
-    /// The common settings after this change to `there`; `ours` are the settings here including it. The generation is
+    /// The common settings after this change to `current`; `ours` are the settings here including it. The generation is
     /// above both, unless they are equal but for this change.
-    fn into_common(self, there: Common, ours: &Common) -> Common {
-        let mut common = there;
+    fn into_common(self, current: Common, ours: &Common) -> Common {
+        let mut common = current;
         if self.mode.is_some() {
             common.mode = ours.mode;
         }
@@ -94,8 +94,8 @@ impl Change {
             common.io_unit = ours.io_unit;
         }
         common.generation = ours.generation;
-        if there.generation >= ours.generation || common != *ours {
-            common.generation = Common::next_generation(ours.generation, there.generation);
+        if current.generation >= ours.generation || common != *ours {
+            common.generation = Common::next_generation(ours.generation, current.generation);
         }
         common
     }

@@ -7,7 +7,7 @@
 //! ```text
 //!   /sys/dev/block/8:1 -> .../block/sda/sda1      partition: its parent is the whole device
 //!   /sys/dev/block/253:0 -> .../block/dm-0        slaves/: the devices that it is made of
-//!   .../block/sda/device/wwid                     two devices with the same one are two ways to it (multipath)
+//!   .../block/sda/device/wwid                     two devices with the same one are two paths to it (multipath)
 //! ```
 
 use std::collections::BTreeSet;

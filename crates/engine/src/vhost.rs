@@ -425,15 +425,15 @@ impl VhostUserBackendReqHandlerMut for Protocol {
         bytes: &[u8],
         _flags: VhostUserConfigFlags,
     ) -> Result<()> {
-        let (true, &[wish]) = (offset as usize == BlockConfig::WRITEBACK, bytes) else {
+        let (true, &[value]) = (offset as usize == BlockConfig::WRITEBACK, bytes) else {
             return Err(refuse("only the write-back setting may be written"));
         };
-        if self.features & feature::FLUSH == 0 && wish != 0 {
+        if self.features & feature::FLUSH == 0 && value != 0 {
             return Err(refuse("a guest without FLUSH has no write-back cache"));
         }
-        self.choose_write_back(Some(wish != 0));
+        self.choose_write_back(Some(value != 0));
         if let Some(region) = &self.inflight {
-            region.choose_write_back(wish != 0);
+            region.choose_write_back(value != 0);
         }
         Ok(())
     }

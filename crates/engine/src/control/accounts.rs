@@ -1,4 +1,4 @@
-//! The accounts of detached disks: what they had used of their limits, for when they are attached again.
+//! The accounts of detached disks: their used-up limits, for when they are attached again.
 //!
 //! There is one for all datastores of an engine: a control ends with its last disk, but that disk's usage still counts.
 //! An I/O thread writes here when a disk is detached, and reads when one is attached, on whichever thread it was

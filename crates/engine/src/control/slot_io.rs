@@ -211,7 +211,7 @@ impl SlotIo {
             tracing::warn!(
                 datastore = %self.name,
                 slots = ?foreign,
-                "slot {more} of .tidegate/hosts.v1 holds no host's message: something foreign, damaged, or of a newer \
+                "slot {more} of .tidegate/hosts.v1 holds no host's word: something foreign, damaged, or of a newer \
                  version; it is passed over"
             );
         } else if foreign.is_empty() && !self.foreign.is_empty() {

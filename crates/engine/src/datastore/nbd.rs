@@ -18,9 +18,9 @@
 //!
 //! # Picture
 //! ```text
-//!              answers                    lost, lied, silent
+//!              replies               lost, invalid reply, silent
 //!   ┌─> Up ──────────────> Up ────────────────────────────> Down ── pause 100 ms .. 5 s ──> connecting ─┐
-//!   └───────────────────────────────────────────────────────────────────────── what has no answer again ┘
+//!   └───────────────────────────────────────────────────────────────── unanswered requests are replayed ┘
 //! ```
 //!
 //! # Source

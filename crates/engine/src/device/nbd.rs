@@ -21,7 +21,7 @@
 //! ```text
 //!   socket ──> input buffer ──decode──> requests ──> shard
 //!                  └ rest of a large payload goes straight into its own buffer
-//!   socket <── sending <── next <── answers          (sending is with the kernel; next gathers meanwhile)
+//!   socket <── sending <── next <── replies          (the kernel sends one message; the next is filled meanwhile)
 //! ```
 
 mod other_end;

@@ -79,7 +79,7 @@ pub(crate) struct RingDevice {
     left_behind: VecDeque<u16>,
     /// Whether the thread polls it each turn.
     pub(crate) active: bool,
-    /// Whether its kicks are watched.
+    /// When requests were last taken from it.
     pub(crate) last_request: Time,
     /// Receives the position for a successor once nothing is in flight; set when the queue is to stop.
     stopping: Option<Sender<u16>>,

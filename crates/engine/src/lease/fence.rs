@@ -5,10 +5,10 @@
 //!
 //! # Picture
 //! ```text
-//!            moment passes                    lost
-//!   open ────────────────────> shut (waits) ──────> lost (what modifies fails)
+//!            time passes                      lost
+//!   open ────────────────────> shut (waits) ──────> lost (changes fail)
 //!    ^                          │
-//!    └──────── moved on ────────┘
+//!    └──────── extended ────────┘
 //! ```
 
 use crate::sys::os;

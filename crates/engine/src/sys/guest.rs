@@ -623,7 +623,7 @@ mod tests {
         let whole = Mapping::empty().with(region(0, 4 * TIB).expect("as much as may be"));
         let whole = whole.expect("as much as may be");
         refused(whole.with(region(4 * TIB, 4096).expect("mapped")).err());
-        let none = whole.without(0, 4 * TIB).expect("it is there");
+        let none = whole.without(0, 4 * TIB).expect("it exists");
         let some = none.with(region(0, TIB).expect("mapped")).expect("fits");
         refused(
             some.with(region(TIB, 3 * TIB + 4096).expect("mapped"))
@@ -654,7 +654,7 @@ mod tests {
         assert_eq!(spoilt(), [false, true, false]);
         logged.mark_dirty(0, 1);
         assert_eq!(spoilt(), [false, true, true]);
-        assert!(!both.without(8192, 8192).expect("it is there").is_spoilt());
+        assert!(!both.without(8192, 8192).expect("it exists").is_spoilt());
     }
 
     #[test]

@@ -5,7 +5,7 @@
 //! Each protocol thread acquires ownership here before it starts a ring.
 //!
 //! A disconnected front end still owns the rings until everything of it in flight has ended. A new one, such as a
-//! restarted virtual machine, waits for that and is not refused, because the old one can no longer stop its rings
+//! restarted virtual machine, waits for that. It is not refused, because the old one can no longer stop its rings
 //! itself.
 //!
 //! # Always true

@@ -269,10 +269,10 @@ fn a_cache_mode_survives_a_reset_until_the_next_choice() {
             region.chosen_write_back(),
         )
     };
-    let choose = |front_end: &mut FrontEnd<'_>, wish| {
+    let choose = |front_end: &mut FrontEnd<'_>, value| {
         let space = BlockConfig::WRITEBACK.try_into().expect("a small number");
         let flags = VhostUserConfigFlags::WRITABLE;
-        front_end.protocol.set_config(space, &[wish], flags)
+        front_end.protocol.set_config(space, &[value], flags)
     };
     front_end.reset().expect("its ring runs");
     assert_eq!(is_write_back(&front_end), (true, None));
@@ -505,7 +505,7 @@ fn an_in_flight_region_is_for_queues_that_the_disk_has() {
             .protocol
             .get_inflight_fd(&region(queues, size))
             .expect("it has as many");
-        let len = file.metadata().expect("it is there").len();
+        let len = file.metadata().expect("it exists").len();
         assert_eq!((config.mmap_size, len / (3 << 20)), (len, 0));
     }
     front_end.end();

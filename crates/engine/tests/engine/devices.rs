@@ -26,7 +26,7 @@ impl Device {
     /// Creates another node of the device.
     fn node(&self, path: &Path) {
         use std::os::unix::fs::MetadataExt;
-        let number = std::fs::metadata(&self.0).expect("it is there").rdev();
+        let number = std::fs::metadata(&self.0).expect("it exists").rdev();
         let (major, minor) = (libc::major(number), libc::minor(number));
         let path = path.display().to_string();
         run(

@@ -14,7 +14,7 @@
 //! # Picture
 //! ```text
 //!   without   disk  ▇▇▇▇▇▇▇▇········▇▇▇▇▇▇▇▇········        with   disk  ▇▇▇▇▇▇▇▁▇▇▇▇▇▇▇▁▇▇▇▇▇▇▇
-//!             guests          turn            turn                 guests       turn    turn
+//!             guests         submit          submit                guests      submit  submit
 //! ```
 
 use std::collections::VecDeque;

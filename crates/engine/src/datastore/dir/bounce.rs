@@ -13,7 +13,7 @@
 //! ```text
 //!   units      |     A     |     B     |     C     |
 //!   request           |----------------|
-//!   window     |===========|===========|             read, changed, written back: the begin of A stays what it was
+//!   window     |===========|===========|             read, changed, written back: the start of A is unchanged
 //! ```
 
 use super::{Dir, Step};

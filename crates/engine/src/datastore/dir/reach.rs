@@ -12,10 +12,10 @@
 //!
 //! # Picture
 //! ```text
-//!            cut, nothing being written
-//!   Whole ──────────────────────────────> Cut     what is left can be read; behind its end there is an error
-//!     │ cut, and grown again                │ grown again
-//!     │ or perhaps to be                    v
+//!            truncated, no write in flight
+//!   Whole ──────────────────────────────> Cut     the rest can be read; a read beyond it is an error
+//!     │ truncated, and grown again          │ grown again
+//!     │ or a write in flight                v
 //!     └─────────────────────────────────> Torn    any of it may be a hole: nothing can be read
 //! ```
 
