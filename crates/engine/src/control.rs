@@ -1,9 +1,9 @@
 //! I/O control of one datastore: a governor thread, and a scheduler on each I/O thread.
 //!
 //! [`Engine::control`](crate::Engine::control) creates one; disks are attached with it. The governor's thread
-//! (`governor_thread`) collects the schedulers' counts, ticks the core's governor, and sends its orders. The
-//! slots on the datastore are read and written by `slot_io` and `slots`. No request passes through here, and no I/O thread ever waits
-//! for it.
+//! (`governor_thread`) collects the schedulers' counts, ticks the core's governor, and sends its orders. The slots on
+//! the datastore are read and written by `slot_io` and `slots`. No request passes through here, and no I/O thread ever
+//! waits for it.
 //!
 //! # Always true
 //! - a fault of the slot file never affects a disk: it only changes what the governor knows
@@ -397,8 +397,8 @@ impl Control {
         let _ = self.core.messages.send(GovernorMessage::Active);
     }
 
-    /// Informs the other hosts that this one leaves: they redistribute its part at once, instead of after its lease. The
-    /// governor ends; limits continue to hold for disks that are still attached.
+    /// Informs the other hosts that this one leaves: they redistribute its part at once, instead of after its lease.
+    /// The governor ends; limits continue to hold for disks that are still attached.
     ///
     /// # Errors
     /// If the datastore does not accept it within `patience`: the others then see the lease expire.

@@ -8,8 +8,8 @@
 //! # Always true
 //! - no operation that modifies a leased disk is submitted after the lease's time, by this host's own clock
 //! - a lease is released when the last operation on its image has ended and the image is closed, not before
-//! - a disk that a lock guards ([`Guard::Kernel`]) neither waits for a lease nor fails for one. The exception: another host
-//!   renews a lease through a path on which it does not see the lock
+//! - a disk that a lock guards ([`Guard::Kernel`]) neither waits for a lease nor fails for one. The exception: another
+//!   host renews a lease through a path on which it does not see the lock
 //!
 //! # Picture
 //! ```text

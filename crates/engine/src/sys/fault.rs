@@ -6,8 +6,8 @@
 //! others do not notice. Any other SIGBUS ends the process as usual.
 //!
 //! A missing page says nothing about those behind it: there may only have been no memory for it, and the guest's other
-//! data must not reach its disk as zeroes. So pages are first replaced one by one. But each replacement splits the mapping, and the kernel limits the mappings of a
-//! process. A hostile front end can have any number of pages missing.
+//! data must not reach its disk as zeroes. So pages are first replaced one by one. But each replacement splits the
+//! mapping, and the kernel limits the mappings of a process. A hostile front end can have any number of pages missing.
 //! So beyond a limit per mapping and in total, a page and everything behind it are replaced as one piece. Such memory
 //! is lost to its guest anyway. No ring starts over memory with a missing page ([`super::guest::Mapping::is_spoilt`]).
 //!

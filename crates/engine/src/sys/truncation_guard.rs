@@ -1,9 +1,9 @@
 //! The truncation guard: a private page that shows that a file was truncated, whatever was written since.
 //!
 //! It is a private copy of the file's last page with a marker word that the file never contains. A check reads that
-//! word: no system call. Neither a write to the file nor a hole in it changes the copy. A
-//! truncation does: the kernel removes every page beyond the new end from every mapping, private copies included. It
-//! does so before the file can be written again. Afterwards a read of the word faults (which [`super::fault`] answers with zeroes), or returns the
+//! word: no system call. Neither a write to the file nor a hole in it changes the copy. A truncation does: the kernel
+//! removes every page beyond the new end from every mapping, private copies included. It does so before the file can be
+//! written again. Afterwards a read of the word faults (which [`super::fault`] answers with zeroes), or returns the
 //! file's data if it has grown again.
 //!
 //! # Always true
@@ -15,7 +15,8 @@
 //! - a truncation by another host on a shared file system
 //!
 //! # Source
-//! Linux, mm/memory.c, `unmap_mapping_range`: `even_cows` is "1 when truncating a file, unmap even private COWed pages".
+//! Linux, mm/memory.c, `unmap_mapping_range`: `even_cows` is "1 when truncating a file, unmap even private COWed
+//! pages".
 
 use super::{guest::Mmap, os};
 use std::io;
