@@ -7,6 +7,7 @@
 mod command;
 mod docs;
 mod mutants;
+mod needs;
 mod packages;
 mod sim;
 mod steps;
@@ -14,6 +15,7 @@ mod tidy;
 mod workspace;
 
 use anyhow::{Context, bail};
+use needs::LeftOut;
 use std::process::ExitCode;
 use steps::{Steps, cargo};
 use workspace::Workspace;
@@ -21,7 +23,8 @@ use workspace::Workspace;
 const USAGE: &str = "\
 cargo xtask TASK
 
-  check                     formatting, clippy, tidy, the code's own documentation, the fast tests: before each commit
+  check                     formatting, clippy, tidy, the code's own documentation, the fast tests: before each commit;
+                            installs nothing, and names the tests that it leaves out for want of a program
   test [--all] [--release]  everything: installs what the tests need (Debian packages, as root), then check, the
                             end-to-end tests, and three scenarios in real time (--all: all of them), of the program that
                             the checks built, which looks for overflows and broken assumptions; or of the one that is
@@ -54,7 +57,8 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
         ["check"] => {
             let workspace = Workspace::read()?;
             let mut steps = Steps::new();
-            check(&workspace, &mut steps)?;
+            let left_out = LeftOut::here(&workspace)?;
+            check(&workspace, &mut steps, &left_out)?;
             steps.summary();
             Ok(())
         }
@@ -75,7 +79,8 @@ fn run(args: &[&str]) -> anyhow::Result<()> {
     }
 }
 
-fn check(workspace: &Workspace, steps: &mut Steps) -> anyhow::Result<()> {
+/// Everything fast but what is `left_out`.
+fn check(workspace: &Workspace, steps: &mut Steps, left_out: &LeftOut) -> anyhow::Result<()> {
     steps.run(
         "formatting",
         cargo(workspace).args(["fmt", "--all", "--check"]),
@@ -105,11 +110,15 @@ fn check(workspace: &Workspace, steps: &mut Steps) -> anyhow::Result<()> {
     let mut fast = cargo(workspace);
     fast.args(["test", "--workspace", "--no-fail-fast", "--lib", "--bins"]);
     for target in workspace.test_targets() {
-        if ![END_TO_END, SCENARIOS].contains(&target) {
+        let later = [END_TO_END, SCENARIOS].contains(&target);
+        if !later && !left_out.targets.contains(&target) {
             fast.args(["--test", target]);
         }
     }
     fast.args(["--", FAST_AT_ONCE]);
+    for name in &left_out.names {
+        fast.args(["--skip", name]);
+    }
     steps.run("fast tests", &mut fast)?;
     steps.run(
         "examples in the documentation",
@@ -193,7 +202,7 @@ fn test(wish: &Test) -> anyhow::Result<()> {
     steps.time("a guest's kernel", || {
         packages::fetch_kernel(&workspace.target)
     })?;
-    check(&workspace, &mut steps)?;
+    check(&workspace, &mut steps, &LeftOut::default())?;
     steps.time("generated documents", || docs::check(&workspace))?;
     steps.run(
         "end-to-end tests",

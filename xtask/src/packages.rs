@@ -36,6 +36,7 @@ const PACKAGES: &[(&str, &str)] = &[
     ("qemu-system-x86", "the guest"),
     ("qemu-utils", "qemu-img, qemu-io, qemu-nbd"),
     ("util-linux", "setpriv, runuser"),
+    ("valgrind", "counts the bench's instructions"),
 ];
 
 /// The guest's kernel: Debian's for virtual machines, which is small and has all that a virtio disk needs.
