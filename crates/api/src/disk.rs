@@ -449,8 +449,9 @@ impl Access {
     }
 }
 
-/// What to do about paths outside a disk's datastore that its descriptor names: the block device that is its image, and
-/// files that its filters write. Every program that can write to the datastore can put paths there.
+/// What to do about paths outside a disk's datastore that its descriptor names.
+/// They are the block device that is its image, and files that its filters write. Every program that can write to the
+/// datastore can put paths there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Outside {

@@ -46,8 +46,8 @@ pub struct Status {
     pub attached: u64,
     /// Number of connected vhost-user guests and NBD clients.
     pub clients: u64,
-    /// Current problems: disks that are wanted but not attached or whose images are damaged, datastores that are full
-    /// or unreachable, certificates that have expired or expire soon.
+    /// Current problems of disks (wanted but not attached, damaged image), datastores (full, unreachable) and certificates
+    /// (expired, or soon to expire).
     #[serde(default)]
     pub problems: Vec<Problem>,
 }

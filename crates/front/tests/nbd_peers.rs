@@ -35,20 +35,20 @@ fn run(program: &str, arguments: &[&str]) -> Result<String, String> {
         .args(arguments)
         .output()
         .expect("timeout is in coreutils");
-    let said = [output.stdout, output.stderr].concat();
-    let said = String::from_utf8_lossy(&said).into_owned();
+    let text = [output.stdout, output.stderr].concat();
+    let text = String::from_utf8_lossy(&text).into_owned();
     match output.status.code() {
-        Some(0) => Ok(said),
+        Some(0) => Ok(text),
         Some(127) => panic!(
             "{program} is missing: apt-get install libnbd-bin nbdkit python3-libnbd qemu-utils"
         ),
-        Some(124 | 137) => panic!("{program} {arguments:?} did not end: {said}"),
-        _ => Err(said),
+        Some(124 | 137) => panic!("{program} {arguments:?} did not end: {text}"),
+        _ => Err(text),
     }
 }
 
 fn good(program: &str, arguments: &[&str]) -> String {
-    run(program, arguments).unwrap_or_else(|said| panic!("{program} {arguments:?}: {said}"))
+    run(program, arguments).unwrap_or_else(|text| panic!("{program} {arguments:?}: {text}"))
 }
 
 /// Random bytes with holes.
@@ -204,8 +204,8 @@ fn qemu_io_reads_back_its_patterns() {
     }
     let uri = server.uri("disk0");
     arguments.push(&uri);
-    let said = good("qemu-io", &arguments);
-    assert!(!said.contains("Pattern verification failed"), "{said}");
+    let output = good("qemu-io", &arguments);
+    assert!(!output.contains("Pattern verification failed"), "{output}");
 }
 
 #[test]
@@ -263,7 +263,7 @@ def status(flags):
 assert status(0) == [4096, 0, size - 4096, 3], status(0)
 assert status(nbd.CMD_FLAG_REQ_ONE) == [4096, 0]
 
-# Many at once, answered each by its own.
+# Many requests at once, each with its own reply.
 buffers = [nbd.Buffer(4096) for _ in range(64)]
 for i, buffer in enumerate(buffers):
     h.pwrite(bytes([i]) * 4096, 4096 * i)

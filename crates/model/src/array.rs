@@ -1,8 +1,8 @@
 //! An array of disks or SSDs: it takes I/Os and completes them in virtual time.
 //!
 //! The simulator and the engine's `emulated` datastore call it. It splits an I/O over members (`stripe.rs`), puts
-//! writes into its cache (`cache.rs`) and runs the members (`disk.rs`, `ssd.rs`). It does not store data, and it never
-//! rejects an I/O: an offset past its end wraps around, so a small model can back a large disk.
+//! writes into its cache (`cache.rs`) and runs the members (`disk.rs`, `ssd.rs`). It does not store data.
+//! It never rejects an I/O: an offset past its end wraps around, so a small model can back a large disk.
 //!
 //! # Always true
 //! - Every submitted I/O completes exactly once, never before its submission, at a time announced by

@@ -1,7 +1,7 @@
 //! The striping of an array: the location of data, and the reads and parity writes of a write.
 //!
 //! [`crate::array`] gets the parts of an I/O from it: those that start first, and those that start when the first are
-//! finished (RAID 5 reads before it writes, except for a whole row).
+//! finished. RAID 5 reads before it writes, except for a whole row.
 //!
 //! # Picture
 //! RAID 5, left-symmetric, four members; `P` moves, and a row's data begins right after it:

@@ -19,7 +19,7 @@ use tidegate_core::units::Span;
 #[derive(Clone, Copy, Debug)]
 pub struct Row {
     /// Its text.
-    pub says: &'static str,
+    pub text: &'static str,
     /// Its scenario: a file of `scenarios/`, without its extension.
     pub scenario: &'static str,
     /// Its figure.
@@ -31,14 +31,14 @@ pub struct Row {
 }
 
 const fn row(
-    says: &'static str,
+    text: &'static str,
     scenario: &'static str,
     what: Measure,
     phase: Option<&'static str>,
     digits: usize,
 ) -> Row {
     Row {
-        says,
+        text,
         scenario,
         what,
         phase,
@@ -236,7 +236,7 @@ pub fn table(scenarios: &BTreeMap<&str, Scenario>, seeds: u64) -> Result<String,
     let mut table =
         String::from("| figure | scenario | none | PARDA | ours |\n|---|---|---|---|---|\n");
     for (row, values) in ROWS.iter().zip(&values) {
-        let _ = write!(table, "| {} | `{}` |", row.says, row.scenario);
+        let _ = write!(table, "| {} | `{}` |", row.text, row.scenario);
         let expect = row.expect(&scenarios[row.scenario])?;
         let phase = &scenarios[row.scenario].phases[expect.phase];
         let whole = phase.ends.since(phase.begins);

@@ -444,8 +444,8 @@ mod tests {
 
     #[test]
     fn a_log_is_appended_and_flushed_periodically() {
-        let words = "{ kind = 'access', outstanding = 1, size = '4KiB', reads = 0, random = 0, flush-every = 2 }";
-        let mut guest = guest(words);
+        let workload = "{ kind = 'access', outstanding = 1, size = '4KiB', reads = 0, random = 0, flush-every = 2 }";
+        let mut guest = guest(workload);
         let (mut out, mut ops, mut offsets) = (Vec::new(), Vec::new(), Vec::new());
         guest.start(Time::ZERO, &mut out);
         for _ in 0..6 {

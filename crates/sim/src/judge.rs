@@ -107,8 +107,8 @@ pub fn judgements(scenario: &Scenario, runs: &BTreeMap<Variant, Run>) -> Vec<Jud
     scenario.expects.iter().enumerate().map(judge).collect()
 }
 
-/// Why a run is too short to judge an expectation: its phase ends before the settling time, or is shorter than the
-/// windows that the figure needs.
+/// Why a run is too short to judge an expectation. Its phase ends before the settling time, or is shorter than the
+/// windows of the figure.
 pub fn too_short(scenario: &Scenario, expect: &Expect) -> Option<String> {
     let other = expect.against.as_ref().map(|against| against.phase);
     [Some(expect.phase), other]
@@ -213,21 +213,21 @@ fn value(
 }
 
 /// An expectation as text: figure, disks, phase and bounds.
-pub fn words(scenario: &Scenario, expect: &Expect) -> impl fmt::Display {
-    let mut says = expect.what.word().to_owned();
+pub fn describe(scenario: &Scenario, expect: &Expect) -> impl fmt::Display {
+    let mut text = expect.what.word().to_owned();
     if expect.disks.len() < scenario.disks.len() {
         let names = expect
             .disks
             .iter()
             .map(|&disk| scenario.disks[disk].name.as_str());
         let names: Vec<_> = names.take(4).collect();
-        says += &format!(" of {}", names.join(", "));
+        text += &format!(" of {}", names.join(", "));
     }
     if scenario.phases.len() > 1 {
-        says += &format!(" in `{}`", scenario.phases[expect.phase].name);
+        text += &format!(" in `{}`", scenario.phases[expect.phase].name);
     }
     if expect.run.policy != Policy::Ours {
-        says += &format!(" under {}", expect.run.policy.word());
+        text += &format!(" under {}", expect.run.policy.word());
     }
     if let Some(against) = &expect.against {
         let policy = against.run.policy.word();
@@ -237,18 +237,18 @@ pub fn words(scenario: &Scenario, expect: &Expect) -> impl fmt::Display {
             ""
         };
         let phase = &scenario.phases[against.phase].name;
-        says += &format!(" against {policy}{alone} (`{phase}`)");
+        text += &format!(" against {policy}{alone} (`{phase}`)");
     }
     if let Some(least) = expect.at_least {
-        says += &format!(", at least {least}");
+        text += &format!(", at least {least}");
     }
     if let Some(most) = expect.at_most {
-        says += &format!(", at most {most}");
+        text += &format!(", at most {most}");
     }
     if expect.of_seeds < 100 {
-        says += &format!(", with {} of 100 seeds", expect.of_seeds);
+        text += &format!(", with {} of 100 seeds", expect.of_seeds);
     }
-    says
+    text
 }
 
 #[cfg(test)]
@@ -310,8 +310,8 @@ mod tests {
         let whole = silent("isolation");
         assert_eq!(too_short(&whole, &whole.expects[0]), None);
         let short = whole.scaled(25);
-        let says = too_short(&short, &short.expects[0]).unwrap();
-        assert!(says.contains("shorter than a window of 1.00s"), "{says}");
+        let text = too_short(&short, &short.expects[0]).unwrap();
+        assert!(text.contains("shorter than a window of 1.00s"), "{text}");
         let verdict = judge(&short, 1).unwrap();
         assert!(verdict.judgements[0].value.is_nan());
         assert!(verdict.holds(&short), "it is not judged");

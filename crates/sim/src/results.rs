@@ -262,8 +262,8 @@ impl Recorder {
     }
 
     /// Records a governor's event.
-    pub fn event(&mut self, at: Time, says: String) {
-        self.results.events.push((at, says));
+    pub fn event(&mut self, at: Time, message: String) {
+        self.results.events.push((at, message));
     }
 
     /// The results.

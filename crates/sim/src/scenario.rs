@@ -287,8 +287,8 @@ impl fmt::Display for ScenarioError {
 impl std::error::Error for ScenarioError {}
 
 /// Shorthand for an error with its correction.
-pub(crate) fn wrong<T>(says: impl Into<String>) -> Result<T, ScenarioError> {
-    Err(ScenarioError(says.into()))
+pub(crate) fn wrong<T>(message: impl Into<String>) -> Result<T, ScenarioError> {
+    Err(ScenarioError(message.into()))
 }
 
 impl Scenario {
@@ -444,7 +444,7 @@ mod tests {
 
     #[test]
     fn an_error_contains_its_correction() {
-        for (from, to, says) in [
+        for (from, to, message) in [
             ("\"25ms\"", "\"25\"", "`25`"),
             ("shares = [500, 1000]", "shares = 7", "must be 100 to 10000"),
             (
@@ -457,8 +457,8 @@ mod tests {
             ("lasts = \"10s\"", "", "give the run's length"),
             ("\"access\"", "\"axcess\"", "axcess"),
         ] {
-            let error = Scenario::read(&SMALL.replace(from, to)).expect_err(says);
-            assert!(error.to_string().contains(says), "{error}");
+            let error = Scenario::read(&SMALL.replace(from, to)).expect_err(message);
+            assert!(error.to_string().contains(message), "{error}");
         }
     }
 

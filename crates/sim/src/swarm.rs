@@ -52,8 +52,8 @@ impl Tally {
             }
         }
         if let Some(breach) = verdict.breaches.first() {
-            let says = format!("{:?}: {}", breach.at, breach.what);
-            self.breached.push((verdict.seed, says));
+            let message = format!("{:?}: {}", breach.at, breach.what);
+            self.breached.push((verdict.seed, message));
         }
     }
 

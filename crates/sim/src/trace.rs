@@ -381,17 +381,17 @@ mod tests {
     #[test]
     fn a_file_that_is_not_a_complete_trace_of_one_disk_is_rejected_with_the_reason() {
         let good = block(1, 0, &[(5, 5, Op::Read), (6, 5, Op::Read)]);
-        let says = |bytes: &[u8]| read(bytes).expect_err("no trace").to_string();
-        assert!(says(b"").contains("no I/O"));
-        assert!(says(b"name = 'sioc-1'").contains("is it another file?"));
-        assert!(says(&[b'x'; 4096]).contains("byte 0 does not begin a block"));
-        assert!(says(&good[..good.len() - 1]).contains("cut off at byte 104"));
-        assert!(says(&good[..20]).contains("cut off at byte 0"));
+        let error = |bytes: &[u8]| read(bytes).expect_err("no trace").to_string();
+        assert!(error(b"").contains("no I/O"));
+        assert!(error(b"name = 'sioc-1'").contains("is it another file?"));
+        assert!(error(&[b'x'; 4096]).contains("byte 0 does not begin a block"));
+        assert!(error(&good[..good.len() - 1]).contains("cut off at byte 104"));
+        assert!(error(&good[..20]).contains("cut off at byte 0"));
         let mut damaged = good.clone();
         damaged[HEADER + 35] = 0;
-        assert!(says(&damaged).contains("record at byte 64 is damaged"));
+        assert!(error(&damaged).contains("record at byte 64 is damaged"));
         let other = block(2, 0, &[(5, 5, Op::Read)]);
-        assert!(says(&[good, other].concat()).contains("several disks"));
+        assert!(error(&[good, other].concat()).contains("several disks"));
     }
 
     #[test]

@@ -330,9 +330,9 @@ impl<'a> World<'a> {
                 self.check_progress();
                 let left = self.ios.len();
                 if left > 0 {
-                    let says =
+                    let message =
                         format!("{left} I/Os are not completed {DRAINED} after guests stopped");
-                    self.invariants.breach(self.now, says);
+                    self.invariants.breach(self.now, message);
                 }
             }
         }

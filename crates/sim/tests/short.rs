@@ -4,7 +4,7 @@
 
 use std::path::{Path, PathBuf};
 use tidegate_sim::compare::{ROWS, check};
-use tidegate_sim::judge::{judge, too_short, words};
+use tidegate_sim::judge::{describe, judge, too_short};
 use tidegate_sim::scenario::FaultKind;
 use tidegate_sim::seeds::PastFailure;
 use tidegate_sim::world::run;
@@ -74,8 +74,8 @@ fn every_scenario_is_valid_named_like_its_file_and_long_enough_to_be_judged() {
         let scenario = scenario(&name);
         assert!(!scenario.expects.is_empty(), "{name} expects nothing");
         for expect in &scenario.expects {
-            let says = words(&scenario, expect);
-            assert_eq!(too_short(&scenario, expect), None, "{name}: {says}");
+            let text = describe(&scenario, expect);
+            assert_eq!(too_short(&scenario, expect), None, "{name}: {text}");
         }
     }
 }
@@ -89,7 +89,7 @@ fn every_compared_figure_exists_and_the_page_names_its_command() {
     let page = std::fs::read_to_string(docs.join("io-control-compared.md")).unwrap();
     assert!(page.contains("`cargo xtask sim --side-by-side --seeds "));
     for row in ROWS {
-        let begins = format!("| {} | `{}` |", row.says, row.scenario);
+        let begins = format!("| {} | `{}` |", row.text, row.scenario);
         assert!(
             page.contains(&begins),
             "{begins} is missing: generate the page again"
@@ -106,25 +106,29 @@ fn done(text: &str) -> (u64, u64, usize) {
     (
         bins.iter().map(|bin| bin.ios).sum(),
         bins.iter().map(|bin| bin.coordination).sum(),
-        seen.filter(|(_, says)| says.contains("HostSeen")).count(),
+        seen.filter(|(_, text)| text.contains("HostSeen")).count(),
     )
 }
 
 #[test]
 fn a_coordination_file_on_other_storage_uses_no_array_time() {
     let text = std::fs::read_to_string(scenarios().join("sioc-1.toml")).unwrap();
-    let with = |words: &str| text.replace("[datastore]", &format!("[datastore]\n{words}"));
-    let (ios, words, seen) = done(&with("coordination = \"array\""));
-    assert_eq!((ios, words, seen), done(&text), "the array is the default");
-    let (ios_apart, words_apart, seen_apart) = done(&with("coordination = \"apart\""));
+    let with = |settings: &str| text.replace("[datastore]", &format!("[datastore]\n{settings}"));
+    let (ios, slot_ios, seen) = done(&with("coordination = \"array\""));
+    assert_eq!(
+        (ios, slot_ios, seen),
+        done(&text),
+        "the array is the default"
+    );
+    let (ios_apart, slot_ios_apart, seen_apart) = done(&with("coordination = \"apart\""));
     assert_eq!(seen_apart, seen);
     assert!(
-        words_apart.abs_diff(words) * 4 < words,
-        "{words_apart} and {words}"
+        slot_ios_apart.abs_diff(slot_ios) * 4 < slot_ios,
+        "{slot_ios_apart} and {slot_ios}"
     );
     assert!(
-        ios_apart > ios + words / 2 && ios_apart < ios + words * 2,
-        "{ios_apart} and {ios}, {words} of the hosts"
+        ios_apart > ios + slot_ios / 2 && ios_apart < ios + slot_ios * 2,
+        "{ios_apart} and {ios}, {slot_ios} of the hosts"
     );
     let error = Scenario::read(&with("coordination = \"moon\"")).unwrap_err();
     assert!(
@@ -142,8 +146,8 @@ fn missed(name: &str) -> Vec<String> {
         for judged in verdict.judgements.iter().filter(|judged| !judged.holds) {
             let expect = &scenario.expects[judged.expect];
             if expect.of_seeds == 100 {
-                let says = words(&scenario, expect);
-                missed.push(format!("{name}, seed {seed}: {:.3}, {says}", judged.value));
+                let text = describe(&scenario, expect);
+                missed.push(format!("{name}, seed {seed}: {:.3}, {text}", judged.value));
             }
         }
         for breach in &verdict.breaches {
@@ -244,7 +248,7 @@ fn past_failures_stay_fixed() {
                 "{}: {:.3}, {}",
                 path.display(),
                 judged.value,
-                words(&scenario, expect)
+                describe(&scenario, expect)
             );
         }
     }

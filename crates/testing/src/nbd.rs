@@ -247,16 +247,16 @@ impl Connection {
 
     /// Reconnects and sends every request in flight again.
     fn recover(&mut self, error: &anyhow::Error, tally: &mut Tally) -> Result<()> {
-        let Some(patience) = self.reconnect else {
+        let Some(timeout) = self.reconnect else {
             bail!("{error:#}")
         };
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         (self.stream, self.export) = loop {
             match wire::connect(&self.socket, &self.name) {
                 Ok(found) => break found,
                 Err(error) if Instant::now() > deadline => {
                     return Err(
-                        error.context(format!("the server did not return within {patience:?}"))
+                        error.context(format!("the server did not return within {timeout:?}"))
                     );
                 }
                 // There is no event for a returned process: poll for it.

@@ -35,8 +35,8 @@ pub struct Tidegate {
     pub poll_us: Option<u32>,
 }
 
-fn words<const N: usize>(words: [&str; N]) -> Vec<OsString> {
-    words.iter().map(OsString::from).collect()
+fn args<const N: usize>(args: [&str; N]) -> Vec<OsString> {
+    args.iter().map(OsString::from).collect()
 }
 
 fn launch(
@@ -65,7 +65,7 @@ pub fn tidegate(
     nbd: Option<&Path>,
     cpu: usize,
 ) -> Launch {
-    let mut arguments = words(["serve-one"]);
+    let mut arguments = args(["serve-one"]);
     arguments.push(match &options.store {
         Store::Null => format!("null:{NULL_SIZE}").into(),
         Store::Memory => format!("memory:{NULL_SIZE}").into(),
@@ -77,12 +77,12 @@ pub fn tidegate(
         }
     }
     for filter in &options.filters {
-        arguments.extend(words(["--filter", filter]));
+        arguments.extend(args(["--filter", filter]));
     }
     if let Some(poll_us) = options.poll_us {
-        arguments.extend(words(["--poll-us", &poll_us.to_string()]));
+        arguments.extend(args(["--poll-us", &poll_us.to_string()]));
     }
-    arguments.extend(words(["--cpu", &cpu.to_string()]));
+    arguments.extend(args(["--cpu", &cpu.to_string()]));
     let sockets: Vec<PathBuf> = [vhost, nbd]
         .into_iter()
         .flatten()
@@ -116,7 +116,7 @@ pub fn storage_daemon(store: &Store, sockets: &[PathBuf], cpu: usize) -> Launch 
             "type=vhost-user-blk,id=e{index},node-name=d{index},writable=on,addr.type=unix,addr.path={}",
             socket.display()
         );
-        arguments.extend(words(["--blockdev", &node, "--export", &export]));
+        arguments.extend(args(["--blockdev", &node, "--export", &export]));
     }
     launch(
         "qemu-storage-daemon",
@@ -131,7 +131,7 @@ pub fn storage_daemon(store: &Store, sockets: &[PathBuf], cpu: usize) -> Launch 
 #[must_use]
 pub fn storage_daemon_nbd(store: &Store, socket: &Path, cpu: usize) -> Launch {
     let server = format!("addr.type=unix,addr.path={}", socket.display());
-    let arguments = words([
+    let arguments = args([
         "--blockdev",
         &qemu_node(store, "d"),
         "--nbd-server",
@@ -151,7 +151,7 @@ pub fn storage_daemon_nbd(store: &Store, socket: &Path, cpu: usize) -> Launch {
 /// nbdkit with its null, memory or file plug-in (which uses the page cache).
 #[must_use]
 pub fn nbdkit(store: &Store, filters: &[&str], socket: &Path, cpu: usize) -> Launch {
-    let mut arguments = words(["-f", "-U"]);
+    let mut arguments = args(["-f", "-U"]);
     arguments.push(socket.into());
     arguments.extend(
         filters
@@ -159,8 +159,8 @@ pub fn nbdkit(store: &Store, filters: &[&str], socket: &Path, cpu: usize) -> Lau
             .map(|filter| OsString::from(format!("--filter={filter}"))),
     );
     match store {
-        Store::Null => arguments.extend(words(["null", &NULL_SIZE.to_string()])),
-        Store::Memory => arguments.extend(words(["memory", &NULL_SIZE.to_string()])),
+        Store::Null => arguments.extend(args(["null", &NULL_SIZE.to_string()])),
+        Store::Memory => arguments.extend(args(["memory", &NULL_SIZE.to_string()])),
         Store::File(path) => {
             arguments.push("file".into());
             arguments.push(path.into());
@@ -178,10 +178,10 @@ pub fn nbdkit(store: &Store, filters: &[&str], socket: &Path, cpu: usize) -> Lau
 /// qemu-nbd for up to 16 clients.
 #[must_use]
 pub fn qemu_nbd(store: &Store, socket: &Path, cpu: usize) -> Launch {
-    let mut arguments = words(["-k"]);
+    let mut arguments = args(["-k"]);
     arguments.push(socket.into());
     let node = qemu_node(store, "d");
-    arguments.extend(words(["-e", "16", "-t", "--image-opts", &node]));
+    arguments.extend(args(["-e", "16", "-t", "--image-opts", &node]));
     launch(
         "qemu-nbd",
         Path::new("qemu-nbd"),
@@ -195,7 +195,7 @@ pub fn qemu_nbd(store: &Store, socket: &Path, cpu: usize) -> Launch {
 /// without.
 #[must_use]
 pub fn engine(program: &Path, sockets: &[PathBuf], controlled: bool, cpu: usize) -> Launch {
-    let mut arguments = words(["engine"]);
+    let mut arguments = args(["engine"]);
     for socket in sockets {
         arguments.extend(["--socket".into(), socket.into()]);
     }
@@ -208,7 +208,7 @@ pub fn engine(program: &Path, sockets: &[PathBuf], controlled: bool, cpu: usize)
 /// The bare ring loop: `tidegate-bench bare --socket SOCKET`.
 #[must_use]
 pub fn bare(program: &Path, socket: &Path, wait: Wait, cpu: usize) -> Launch {
-    let mut arguments = words(["bare", "--socket"]);
+    let mut arguments = args(["bare", "--socket"]);
     arguments.push(socket.into());
     if wait == Wait::Poll {
         arguments.push("--poll".into());

@@ -298,9 +298,9 @@ fn large_nbd_writes_and_reads_in_flight_together_do_not_deadlock() {
 fn an_nbd_client_reconnects_and_sends_its_requests_again() {
     let scene = Scene::new();
     let mut server = Some(scene.nbd_server());
-    let patience = Some(Duration::from_secs(20));
+    let timeout = Some(Duration::from_secs(20));
     let mut connection =
-        Connection::open(&scene.socket(), "", 32, 4096, patience).expect("nbdkit speaks NBD");
+        Connection::open(&scene.socket(), "", 32, 4096, timeout).expect("nbdkit speaks NBD");
     let mut source = Source::new(Load::verified(32, SIZE));
     let until = Until::Time(Duration::from_millis(50), Duration::from_millis(100));
     let tally = connection

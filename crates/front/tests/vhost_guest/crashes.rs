@@ -1,7 +1,7 @@
 //! The device dies between any two stores. Its successor resumes from the in-flight region.
 //!
-//! At any point, the successor takes each chain that the guest does not see as used exactly once, in the order in which
-//! it was made available. It takes no chain that the guest sees as used.
+//! At any point, the successor takes each chain that the guest does not see as used. It takes each exactly once, in the
+//! order in which they were made available. It takes no chain that the guest sees as used.
 
 use super::driver::{self, Desc, Driver, ROOM, header};
 use super::memory::Memory;
@@ -152,7 +152,7 @@ fn act(world: &mut World, device: &mut Device, acts: &[Act]) {
 
 /// The base that the front end sends after its device has died.
 #[derive(Clone, Copy, Debug)]
-enum Says {
+enum FrontEndBase {
     /// The used index, like QEMU.
     Used,
     /// An index that it read before the last completions were published.
@@ -160,10 +160,15 @@ enum Says {
 }
 
 /// One device process, which dies after `stores` stores. The guest continues meanwhile.
-fn run_until_death(world: &mut World, says: Says, acts: &[Act], stores: u64) -> bool {
-    let base = match says {
-        Says::Used => world.guest.used_idx(),
-        Says::Old(base) => base,
+fn run_until_death(
+    world: &mut World,
+    front_end_base: FrontEndBase,
+    acts: &[Act],
+    stores: u64,
+) -> bool {
+    let base = match front_end_base {
+        FrontEndBase::Used => world.guest.used_idx(),
+        FrontEndBase::Old(base) => base,
     };
     world.memory.die_after(stores);
     let mut device = world.start(base).expect("the region fits");
@@ -175,10 +180,10 @@ fn run_until_death(world: &mut World, says: Says, acts: &[Act], stores: u64) -> 
 }
 
 /// A successor recovers and completes every chain, and then the ring works as usual.
-fn recover(world: &mut World, says: Says) {
-    let base = match says {
-        Says::Used => world.guest.used_idx(),
-        Says::Old(base) => base,
+fn recover(world: &mut World, front_end_base: FrontEndBase) {
+    let base = match front_end_base {
+        FrontEndBase::Used => world.guest.used_idx(),
+        FrontEndBase::Old(base) => base,
     };
     world.collect();
     let mut device = world.start(base).expect("the region fits");
@@ -239,8 +244,8 @@ fn a_crash_between_any_two_stores_loses_and_repeats_no_chain() {
         let mut stores = 0;
         loop {
             let mut world = World::new(4, base);
-            let died = run_until_death(&mut world, Says::Used, &LIFE, stores);
-            recover(&mut world, Says::Used);
+            let died = run_until_death(&mut world, FrontEndBase::Used, &LIFE, stores);
+            recover(&mut world, FrontEndBase::Used);
             if !died {
                 break;
             }
@@ -272,9 +277,9 @@ fn two_crashes_in_a_row_lose_and_repeat_no_chain() {
             let (mut second, mut died) = (0, false);
             loop {
                 let mut world = World::new(4, base);
-                died |= run_until_death(&mut world, Says::Used, &LIFE, first);
-                let again = run_until_death(&mut world, Says::Used, &SECOND, second);
-                recover(&mut world, Says::Used);
+                died |= run_until_death(&mut world, FrontEndBase::Used, &LIFE, first);
+                let again = run_until_death(&mut world, FrontEndBase::Used, &SECOND, second);
+                recover(&mut world, FrontEndBase::Used);
                 if !again {
                     break;
                 }
@@ -305,10 +310,10 @@ proptest! {
         let base = 0_u16.wrapping_sub(before);
         let mut world = World::new(1 << bits, base);
         for (acts, stores, old) in lives {
-            let says = if old { Says::Old(base) } else { Says::Used };
-            run_until_death(&mut world, says, &acts, stores);
+            let front_end_base = if old { FrontEndBase::Old(base) } else { FrontEndBase::Used };
+            run_until_death(&mut world, front_end_base, &acts, stores);
         }
-        recover(&mut world, Says::Old(base));
+        recover(&mut world, FrontEndBase::Old(base));
     }
 }
 
@@ -326,8 +331,8 @@ fn the_region_overrides_a_used_index_that_the_front_end_read_too_early() {
         Complete(0),
         Publish,
     ];
-    run_until_death(&mut world, Says::Used, &acts, u64::MAX);
-    recover(&mut world, Says::Old(11));
+    run_until_death(&mut world, FrontEndBase::Used, &acts, u64::MAX);
+    recover(&mut world, FrontEndBase::Old(11));
 }
 
 #[test]
@@ -346,7 +351,7 @@ fn a_region_of_a_ring_of_another_size_is_reset() {
     let mut world = World::new(8, 0);
     run_until_death(
         &mut world,
-        Says::Used,
+        FrontEndBase::Used,
         &[Add, Add, Add, Take, Take, Complete(1)],
         u64::MAX,
     );
@@ -358,7 +363,7 @@ fn a_region_of_a_ring_of_another_size_is_reset() {
     world.add();
     assert_eq!(device.take(), Some(0));
     drop(device);
-    recover(&mut world, Says::Used);
+    recover(&mut world, FrontEndBase::Used);
 }
 
 #[test]

@@ -332,8 +332,8 @@ fn the_devices_notification_settings_are_logged_for_migration() {
         queue.want_kicks(&memory);
         // With event-idx this word is on another page than a completion's other changes.
         let word = if event_idx { 4 + 8 * 1024 } else { 0 };
-        let said = [(0x5000 + word, 2); 2];
-        assert_eq!(memory.dirty()[before..], said, "event-idx {event_idx}");
+        let expected = [(0x5000 + word, 2); 2];
+        assert_eq!(memory.dirty()[before..], expected, "event-idx {event_idx}");
     }
 }
 

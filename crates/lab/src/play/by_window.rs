@@ -50,7 +50,7 @@ pub fn judged(
     let mut text = String::new();
     for expect in &scenario.expects {
         let Some(expect) = in_real_time(expect) else {
-            let says = judge::words(scenario, expect);
+            let says = judge::describe(scenario, expect);
             text += &format!("----             {says}: in virtual time only\n");
             continue;
         };
@@ -64,7 +64,7 @@ pub fn judged(
             && expect.at_most.is_none_or(|most| value <= most);
         all &= holds;
         let verdict = if holds { "pass" } else { "FAIL" };
-        let says = judge::words(scenario, &expect);
+        let says = judge::describe(scenario, &expect);
         text += &format!("{verdict}  {value:>9.3}  {says}{range}\n");
     }
     let faults = at_fault(scenario, performances);

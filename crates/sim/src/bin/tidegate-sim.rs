@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tidegate_sim::compare::{ROWS, table};
-use tidegate_sim::judge::{judge, side_by_side, too_short, words};
+use tidegate_sim::judge::{describe, judge, side_by_side, too_short};
 use tidegate_sim::swarm::Tally;
 use tidegate_sim::{Policy, Run, Scenario, Variant, Verdict};
 
@@ -65,25 +65,25 @@ fn options(mut args: impl Iterator<Item = String>) -> Result<Options, String> {
         trace: None,
     };
     while let Some(flag) = args.next() {
-        let mut word = || {
+        let mut value = || {
             args.next()
                 .ok_or_else(|| format!("{flag} needs a value\n\n{USAGE}"))
         };
-        let number = |word: String| {
-            let number: Result<u64, _> = word.parse();
-            number.map_err(|_| format!("`{word}` is not a number\n\n{USAGE}"))
+        let number = |value: String| {
+            let number: Result<u64, _> = value.parse();
+            number.map_err(|_| format!("`{value}` is not a number\n\n{USAGE}"))
         };
         match flag.as_str() {
-            "--scenarios" => options.dir = PathBuf::from(word()?),
-            "--scenario" => options.scenario = Some(word()?),
-            "--seed" => options.seed = number(word()?)?,
-            "--scale" => options.scale = number(word()?)?.clamp(1, 100),
-            "--swarm" => options.swarm = Some(Duration::from_secs(60 * number(word()?)?)),
-            "--seeds" => options.seeds = number(word()?)?,
+            "--scenarios" => options.dir = PathBuf::from(value()?),
+            "--scenario" => options.scenario = Some(value()?),
+            "--seed" => options.seed = number(value()?)?,
+            "--scale" => options.scale = number(value()?)?.clamp(1, 100),
+            "--swarm" => options.swarm = Some(Duration::from_secs(60 * number(value()?)?)),
+            "--seeds" => options.seeds = number(value()?)?,
             "--side-by-side" => options.side_by_side = true,
             "--told" => options.events = true,
             "--trace" => {
-                let (from, to) = (number(word()?)?, number(word()?)?);
+                let (from, to) = (number(value()?)?, number(value()?)?);
                 options.trace = Some((from, to));
             }
             "--help" | "-h" => {
@@ -202,7 +202,7 @@ fn once(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
             println!(
                 "  {mark} {:>10.3}  {}{reason}",
                 judged.value,
-                words(scenario, expect)
+                describe(scenario, expect)
             );
         }
         for breach in &verdict.breaches {
@@ -214,8 +214,8 @@ fn once(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
                 .values()
                 .filter(|run| run.variant.policy == Policy::Ours)
             {
-                for (at, says) in &run.results.events {
-                    println!("  event at {:.1} s: {says}", at.as_nanos() as f64 / 1e9);
+                for (at, text) in &run.results.events {
+                    println!("  event at {:.1} s: {text}", at.as_nanos() as f64 / 1e9);
                 }
             }
         }
@@ -262,7 +262,7 @@ fn compare(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
     for scenario in scenarios {
         let rows = side_by_side(scenario, options.seed).map_err(|error| error.to_string())?;
         for (place, [ours, parda, none]) in rows {
-            let figure = words(scenario, &scenario.expects[place]);
+            let figure = describe(scenario, &scenario.expects[place]);
             let name = &scenario.name;
             println!("| {name} | {figure} | {none:.3} | {parda:.3} | {ours:.3} |");
         }
@@ -301,11 +301,11 @@ fn swarm(options: &Options, scenarios: &[Scenario]) -> Result<bool, String> {
                 "  passed {:>4} of {}  least {least:.3} middle {middle:.3} most {most:.3}  {}{miss}",
                 expected.passed,
                 tally.seeds,
-                words(scenario, expect)
+                describe(scenario, expect)
             );
         }
-        for (seed, says) in &tally.breached {
-            println!("  BREACH with seed {seed} at {says}");
+        for (seed, text) in &tally.breached {
+            println!("  BREACH with seed {seed} at {text}");
         }
     }
     Ok(scenarios

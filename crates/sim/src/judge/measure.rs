@@ -139,7 +139,7 @@ impl Stretch<'_> {
     /// Number of governor events that contain `of`.
     fn count_events(&self, from: Time, to: Time, of: &str) -> f64 {
         let events = self.run.results.events.iter();
-        let events = events.filter(|(at, says)| (from..to).contains(at) && says.contains(of));
+        let events = events.filter(|(at, text)| (from..to).contains(at) && text.contains(of));
         count(events.count())
     }
 

@@ -79,10 +79,10 @@ pub struct Against {
 }
 
 macro_rules! measures {
-    ($($(#[doc = $says:literal])+ $name:ident = $word:literal),+ $(,)?) => {
+    ($($(#[doc = $text:literal])+ $name:ident = $word:literal),+ $(,)?) => {
         /// The figures of expectations.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-        pub enum Measure { $($(#[doc = $says])+ $name),+ }
+        pub enum Measure { $($(#[doc = $text])+ $name),+ }
 
         impl Measure {
             /// All of them.

@@ -85,8 +85,8 @@ mod tests {
     #[test]
     fn an_invalid_length_is_rejected_with_an_example() {
         for word in ["12", "ms", "-1s", "twelve s", "1e300s", "NaNs"] {
-            let says = Length::parse(word).expect_err("an invalid length");
-            assert!(says.contains(word) && says.contains("12ms"), "{says}");
+            let error = Length::parse(word).expect_err("an invalid length");
+            assert!(error.contains(word) && error.contains("12ms"), "{error}");
         }
         assert!(Size::parse("8kb").is_err());
     }

@@ -105,8 +105,8 @@ impl World<'_> {
                         let disk = match self.ios.get(io) {
                             Some(found) if found.stage == Stage::Waiting => found.disk,
                             _ => {
-                                let says = "a picked I/O was not waiting";
-                                return self.invariants.breach(self.now, says);
+                                let message = "a picked I/O was not waiting";
+                                return self.invariants.breach(self.now, message);
                             }
                         };
                         self.waits(disk, -1);
@@ -118,8 +118,8 @@ impl World<'_> {
                         break;
                     }
                     Next::Thread(_) => {
-                        let says = "I/O threads wake each other without starting an I/O";
-                        return self.invariants.breach(self.now, says);
+                        let message = "I/O threads wake each other without starting an I/O";
+                        return self.invariants.breach(self.now, message);
                     }
                     Next::Nothing => break,
                 }

@@ -52,9 +52,9 @@ impl World<'_> {
         });
         self.results.sample(self.array.outstanding(), hosts);
         for (place, host) in self.hosts.iter_mut().enumerate() {
-            for says in host.control.take_events() {
-                let says = format!("{}: {says}", self.scenario.hosts[place].name);
-                self.results.events.push((self.now, says));
+            for message in host.control.take_events() {
+                let message = format!("{}: {message}", self.scenario.hosts[place].name);
+                self.results.events.push((self.now, message));
             }
         }
         self.queue.put(self.now + BIN, Event::Sample);
@@ -84,8 +84,8 @@ impl World<'_> {
         for (disk, ended) in repaired.iter().enumerate() {
             if *ended == 0 && self.present[disk] {
                 let name = &self.scenario.disks[disk].name;
-                let says = format!("disk {name} was not served within {REPAIRED} of the repair");
-                self.invariants.breach(self.now, says);
+                let message = format!("disk {name} was not served within {REPAIRED} of the repair");
+                self.invariants.breach(self.now, message);
             }
         }
         self.repaired = Some(repaired);

@@ -235,16 +235,16 @@ mod tests {
         let bytes: Vec<u8> = (0..4_u32 << 20).map(|at| at.to_le_bytes()[1]).collect();
         connection.request('a').1.extend(&bytes);
         connection.send().expect("an open connection");
-        let waits = connection.unsent();
-        assert!(0 < waits && waits < bytes.len(), "{waits}");
-        let mut heard: Vec<u8> = Vec::new();
+        let unsent = connection.unsent();
+        assert!(0 < unsent && unsent < bytes.len(), "{unsent}");
+        let mut received: Vec<u8> = Vec::new();
         let mut piece = vec![0; 1 << 20];
-        while heard.len() < bytes.len() {
+        while received.len() < bytes.len() {
             let count = theirs.read(&mut piece).expect("more data");
-            heard.extend(&piece[..count]);
+            received.extend(&piece[..count]);
             connection.send().expect("an open connection");
         }
-        assert!(heard == bytes && connection.unsent() == 0);
+        assert!(received == bytes && connection.unsent() == 0);
         assert_eq!(
             poll(&mut [connection.interest()], PollTimeout::ZERO),
             Ok(0),

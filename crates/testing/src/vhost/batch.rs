@@ -93,7 +93,7 @@ impl Vm {
 
     /// Whether the server has closed the connection. Waits briefly.
     fn has_hung_up(&self) -> Result<bool> {
-        const MOMENT: Duration = Duration::from_millis(1);
+        const HANGUP_TIMEOUT: Duration = Duration::from_millis(1);
         let epoll = Epoll::new().context("cannot create an epoll")?;
         epoll
             .ctl(
@@ -102,9 +102,9 @@ impl Vm {
                 EpollEvent::new(EventSet::READ_HANG_UP, 0),
             )
             .context("cannot watch a socket")?;
-        let moment = i32::try_from(MOMENT.as_millis()).context("a short timeout")?;
+        let timeout = i32::try_from(HANGUP_TIMEOUT.as_millis()).context("a short timeout")?;
         let mut event = [EpollEvent::default()];
-        let hung_up = epoll.wait(moment, &mut event);
+        let hung_up = epoll.wait(timeout, &mut event);
         Ok(hung_up.context("cannot wait for a socket")? > 0)
     }
 }

@@ -57,7 +57,7 @@ struct Run<'a> {
     step: u64,
     curve: Curve,
     issued: u64,
-    heard: u64,
+    last_reply: u64,
     scratch: Vec<u8>,
 }
 
@@ -130,7 +130,7 @@ impl GuestDriver {
             step: self.step.map_or(u64::MAX, nanos),
             curve: Curve::default(),
             issued: 0,
-            heard: 0,
+            last_reply: 0,
             scratch: vec![0; usize::try_from(longest).context("a block fits memory")?],
         };
         run.watch_all(&self.vms)?;
@@ -183,7 +183,7 @@ impl GuestDriver {
             if progress {
                 idle = 0;
                 let now = run.now();
-                run.heard = now;
+                run.last_reply = now;
                 run.advance_clock(now, tallies);
                 continue;
             }
@@ -228,7 +228,7 @@ impl GuestDriver {
         }
         let now = run.now();
         run.advance_clock(now, tallies);
-        if Duration::from_nanos(now.saturating_sub(run.heard)) > SILENCE {
+        if Duration::from_nanos(now.saturating_sub(run.last_reply)) > SILENCE {
             bail!("the server has completed nothing for {SILENCE:?}");
         }
         Ok(())
@@ -254,7 +254,7 @@ impl GuestDriver {
         self.vms[index].reconnect()?;
         run.watch_socket(&self.vms[index], index)?;
         tallies[before].reconnections += 1;
-        run.heard = run.now();
+        run.last_reply = run.now();
         Ok(())
     }
 }

@@ -195,10 +195,10 @@ impl Vm {
     /// # Errors
     /// Reconnection is disabled, the server offers no in-flight region, or it does not return in time.
     pub fn reconnect(&mut self) -> Result<()> {
-        let Some(patience) = self.options.reconnect else {
+        let Some(timeout) = self.options.reconnect else {
             bail!("{} closed the connection", self.options.socket.display());
         };
-        let deadline = Instant::now() + patience;
+        let deadline = Instant::now() + timeout;
         loop {
             let attempt = Link::open(&self.options).and_then(|link| {
                 if link.features != self.link.features {
@@ -211,7 +211,7 @@ impl Vm {
                 Ok(()) => return Ok(()),
                 Err(error) if Instant::now() > deadline => {
                     return Err(
-                        error.context(format!("the server did not return within {patience:?}"))
+                        error.context(format!("the server did not return within {timeout:?}"))
                     );
                 }
                 // There is no event for a returned process: poll for it.

@@ -1,8 +1,8 @@
 //! The client's transmission phase: requests become messages, replies become steps.
 //!
 //! The caller numbers its requests with cookies and stores each as [`Sent`]. [`Replies::decode`] looks it up, because a
-//! simple reply does not contain its payload's length. Payloads do not pass through here: a step returns the payload's
-//! length and its offset on the disk, and the caller receives it into its buffer.
+//! simple reply does not contain its payload's length. Payloads do not pass through here. A step returns the
+//! payload's length and its offset on the disk. The caller receives the payload into its buffer.
 //!
 //! # Always true
 //! - A [`Part`]'s range lies within the request of its cookie.

@@ -277,9 +277,12 @@ fn where_tls_is_required_other_options_are_rejected_before_it() {
     let mut server = Handshake::new(Tls::Required);
     let (step, out) = finish(&mut server, &input);
     assert_eq!(step, Step::StartTls);
-    let said: Vec<u32> = codes(&out[18..]).iter().map(|(_, code)| *code).collect();
+    let sent_codes: Vec<u32> = codes(&out[18..]).iter().map(|(_, code)| *code).collect();
     let required = reply::ERR_TLS_REQD;
-    assert_eq!(said, [required, required, reply::ERR_INVALID, reply::ACK]);
+    assert_eq!(
+        sent_codes,
+        [required, required, reply::ERR_INVALID, reply::ACK]
+    );
 
     let input = hello_from(FIXED, &[(option::EXPORT_NAME, b"disk0")]);
     let (step, _) = run(Tls::Required, &input);
@@ -337,8 +340,8 @@ fn a_name_longer_than_the_protocol_allows_is_not_listed() {
     let mut out = Vec::new();
     let (_, step) = server.advance(&hello_from(FIXED, &[(option::LIST, &[])]), &mut out);
     assert_eq!(step, Step::List);
-    let (long, words) = ("n".repeat(4097), "ü".repeat(4000));
-    server.listed(Ok([(&*long, ""), ("disk0", &*words)]), &mut out);
+    let (long, description) = ("n".repeat(4097), "ü".repeat(4000));
+    server.listed(Ok([(&*long, ""), ("disk0", &*description)]), &mut out);
     let list: Vec<u32> = codes(&out[18..]).iter().map(|(_, code)| *code).collect();
     assert_eq!(list, [reply::SERVER, reply::ACK]);
 }

@@ -52,8 +52,8 @@ fn run(preferences: Preferences, replies: &[Vec<u8>]) -> (Step, Vec<u8>) {
 
 #[test]
 fn reported_block_sizes_are_used_if_they_are_consistent() {
-    let said = |sizes| vec![greeting(3), export(1 << 20), block(sizes), ack(option::GO)];
-    let (step, _) = run(plain(), &said([1, 4096, 1 << 25]));
+    let replies = |sizes| vec![greeting(3), export(1 << 20), block(sizes), ack(option::GO)];
+    let (step, _) = run(plain(), &replies([1, 4096, 1 << 25]));
     let Step::Finished(negotiated) = step else {
         panic!("{step:?}")
     };
@@ -65,7 +65,7 @@ fn reported_block_sizes_are_used_if_they_are_consistent() {
         [4096, 512, 1 << 25],
         [512, 512, 1],
     ] {
-        let (step, _) = run(plain(), &said(sizes));
+        let (step, _) = run(plain(), &replies(sizes));
         assert_eq!(step, Step::Failed(Failure::BadBlockSizes));
     }
 }
@@ -73,12 +73,12 @@ fn reported_block_sizes_are_used_if_they_are_consistent() {
 #[test]
 fn a_server_without_go_gets_export_name() {
     for (greeting, no_zeroes) in [(greeting(3), true), (greeting(1), false)] {
-        let mut said = vec![greeting, answer(option::GO, reply::ERR_UNSUP, b"")];
-        said.push([&(1_u64 << 20).to_be_bytes()[..], &[0, 1]].concat());
+        let mut replies = vec![greeting, answer(option::GO, reply::ERR_UNSUP, b"")];
+        replies.push([&(1_u64 << 20).to_be_bytes()[..], &[0, 1]].concat());
         if !no_zeroes {
-            said.push(vec![0; PADDING_BYTES]);
+            replies.push(vec![0; PADDING_BYTES]);
         }
-        let (step, out) = run(plain(), &said);
+        let (step, out) = run(plain(), &replies);
         assert!(matches!(step, Step::Finished(negotiated) if negotiated.size == 1 << 20));
         assert!(out.ends_with(b"\0\0\0\x01\0\0\0\x05disk0"));
     }
@@ -101,22 +101,22 @@ fn unsupported_features_are_left_out() {
         extents: true,
         ..plain()
     };
-    let mut said = vec![
+    let mut replies = vec![
         greeting(3),
         answer(option::STRUCTURED_REPLY, reply::ERR_UNSUP, b"no"),
         export(512),
         ack(option::GO),
     ];
-    let (step, _) = run(preferences.clone(), &said);
+    let (step, _) = run(preferences.clone(), &replies);
     assert!(matches!(step, Step::Finished(negotiated) if !negotiated.structured));
-    said[1] = ack(option::STRUCTURED_REPLY);
-    said.insert(2, answer(option::SET_META_CONTEXT, reply::ERR_UNSUP, b"no"));
-    let (step, _) = run(preferences.clone(), &said);
+    replies[1] = ack(option::STRUCTURED_REPLY);
+    replies.insert(2, answer(option::SET_META_CONTEXT, reply::ERR_UNSUP, b"no"));
+    let (step, _) = run(preferences.clone(), &replies);
     assert!(matches!(step, Step::Finished(negotiated) if negotiated.context.is_none()));
     let context = [&9_u32.to_be_bytes()[..], b"base:allocation"].concat();
-    said[2] = answer(option::SET_META_CONTEXT, reply::META_CONTEXT, &context);
-    said.insert(3, ack(option::SET_META_CONTEXT));
-    let (step, _) = run(preferences, &said);
+    replies[2] = answer(option::SET_META_CONTEXT, reply::META_CONTEXT, &context);
+    replies.insert(3, ack(option::SET_META_CONTEXT));
+    let (step, _) = run(preferences, &replies);
     assert!(matches!(step, Step::Finished(negotiated) if negotiated.context == Some(9)));
 }
 
@@ -139,8 +139,8 @@ fn required_tls_is_never_dropped() {
     let (used, step) = client.advance(&injected, &mut out);
     assert_eq!((used, step), (18 + 20, Step::StartTls));
     let mut inside = client.inside_tls();
-    let said = [export(512), ack(option::GO)].concat();
-    let (_, step) = inside.advance(&said, &mut out);
+    let replies = [export(512), ack(option::GO)].concat();
+    let (_, step) = inside.advance(&replies, &mut out);
     assert!(matches!(step, Step::Finished(negotiated) if negotiated.size == 512));
 }
 
@@ -165,7 +165,7 @@ fn malformed_replies_fail_the_negotiation_with_a_reason() {
     let mut wrong = export(512);
     wrong[0] ^= 1;
     let endless = answer(option::GO, reply::INFO, &[0, 9]).repeat(257);
-    for (said, failure) in [
+    for (replies, failure) in [
         (vec![vec![b'S'; 18]], Failure::NotNbd),
         (vec![oldstyle], Failure::TooOld),
         (
@@ -192,7 +192,7 @@ fn malformed_replies_fail_the_negotiation_with_a_reason() {
         ),
         (vec![greeting(3), endless], Failure::TooMuch),
     ] {
-        let (step, _) = run(plain(), &said);
+        let (step, _) = run(plain(), &replies);
         assert_eq!(step, Step::Failed(failure));
     }
     let long = Preferences {
