@@ -36,9 +36,9 @@ pub fn share_bytes(one: u64, other: u64) -> bool {
 }
 
 /// Another path to the same device that is opened exclusively, if there is one.
-pub(crate) fn taken_twin_of(number: u64) -> Option<PathBuf> {
-    let twins = Sysfs::of_system().twins_of(number).into_iter();
-    let mut nodes = twins.filter_map(node_of);
+pub(crate) fn exclusive_alias_of(number: u64) -> Option<PathBuf> {
+    let aliases = Sysfs::of_system().aliases_of(number).into_iter();
+    let mut nodes = aliases.filter_map(node_of);
     nodes.find(|node| is_taken(node))
 }
 
@@ -89,7 +89,7 @@ impl Sysfs {
     }
 
     /// The other paths to a device.
-    fn twins_of(&self, number: u64) -> Vec<u64> {
+    fn aliases_of(&self, number: u64) -> Vec<u64> {
         let Some(folder) = self.folder_of(number) else {
             return Vec::new();
         };
@@ -102,8 +102,8 @@ impl Sysfs {
             .into_iter()
             .flatten();
         let others = all.filter_map(|entry| fs::canonicalize(entry.ok()?.path()).ok());
-        let twins = others.filter(|other| *other != folder && !names(other).is_disjoint(&ours));
-        twins.filter_map(|twin| number_in(&twin)).collect()
+        let aliases = others.filter(|other| *other != folder && !names(other).is_disjoint(&ours));
+        aliases.filter_map(|twin| number_in(&twin)).collect()
     }
 }
 
@@ -242,9 +242,9 @@ mod tests {
     #[test]
     fn other_paths_to_a_device_are_found_by_its_identity_only() {
         let (_place, sysfs) = machine();
-        assert_eq!(sysfs.twins_of(SDA), [SDB]);
-        assert_eq!(sysfs.twins_of(SDB1), [SDA1]);
-        assert!(sysfs.twins_of(SDC).is_empty());
+        assert_eq!(sysfs.aliases_of(SDA), [SDB]);
+        assert_eq!(sysfs.aliases_of(SDB1), [SDA1]);
+        assert!(sysfs.aliases_of(SDC).is_empty());
         assert_eq!(sysfs.node_of(SDC).as_deref(), Some(Path::new("/dev/sdc")));
     }
 }

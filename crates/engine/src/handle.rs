@@ -184,7 +184,10 @@ impl Engine {
             return Err(Error::new(Kind::Invalid, text));
         }
         let keys = (0..).map(FilterKey);
-        let known = spec.filters.iter().map(|filter| introduce(filter, &spec));
+        let known = spec
+            .filters
+            .iter()
+            .map(|filter| with_disk_identity(filter, &spec));
         let specs: Vec<(FilterKey, FilterSpec)> = keys.zip(known).collect();
         let sides = side_file::open_all(&specs)?;
         if spec.size != opened.info.size {
@@ -430,7 +433,7 @@ fn check_filters(filters: &[FilterSpec]) -> Result<()> {
 }
 
 /// Adds to a trace filter the identity of its disk.
-fn introduce(filter: &FilterSpec, disk: &DiskSpec) -> FilterSpec {
+fn with_disk_identity(filter: &FilterSpec, disk: &DiskSpec) -> FilterSpec {
     let mut filter = filter.clone();
     if let FilterSpec::Trace(trace) = &mut filter {
         trace.disk = TracedDisk {

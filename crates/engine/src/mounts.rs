@@ -41,7 +41,7 @@ pub(crate) fn find(table: &str, path: &Path) -> Option<Mount> {
 /// The UUID of the file system of an open directory, if the kernel or udev knows it.
 pub fn file_system_uuid(directory: &File) -> Option<String> {
     if let Some(bytes) = os::file_system_uuid(directory) {
-        return Some(dashed(&bytes));
+        return Some(format_uuid(&bytes));
     }
     let device = directory.metadata().ok()?.dev();
     let known = fs::read_dir("/dev/disk/by-uuid").ok()?;
@@ -52,7 +52,7 @@ pub fn file_system_uuid(directory: &File) -> Option<String> {
 }
 
 /// Formats sixteen bytes as a UUID; any other number of bytes as plain hex.
-fn dashed(bytes: &[u8]) -> String {
+fn format_uuid(bytes: &[u8]) -> String {
     let mut text = String::new();
     for (at, byte) in bytes.iter().enumerate() {
         if bytes.len() == 16 && [4, 6, 8, 10].contains(&at) {
@@ -69,16 +69,16 @@ impl Mount {
         let (mount, system) = line.split_once(" - ")?;
         let mut system = system.split(' ');
         Some(Mount {
-            place: plain(mount.split(' ').nth(4)?).into(),
+            place: unescape(mount.split(' ').nth(4)?).into(),
             kind: system.next()?.to_owned(),
-            source: plain(system.next().unwrap_or_default()),
+            source: unescape(system.next().unwrap_or_default()),
             options: system.next().unwrap_or_default().to_owned(),
         })
     }
 }
 
 /// Decodes a text of the mount table, in which blanks are written in octal.
-fn plain(text: &str) -> String {
+fn unescape(text: &str) -> String {
     let mut plain = String::new();
     let mut rest = text;
     while let Some((before, after)) = rest.split_once('\\') {
@@ -114,7 +114,7 @@ mod tests {
     #[test]
     fn a_uuid_has_the_usual_format() {
         let bytes: Vec<u8> = (0..16).collect();
-        assert_eq!(dashed(&bytes), "00010203-0405-0607-0809-0a0b0c0d0e0f");
-        assert_eq!(dashed(&[0xab, 0xcd]), "abcd");
+        assert_eq!(format_uuid(&bytes), "00010203-0405-0607-0809-0a0b0c0d0e0f");
+        assert_eq!(format_uuid(&[0xab, 0xcd]), "abcd");
     }
 }

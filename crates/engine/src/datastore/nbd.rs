@@ -188,7 +188,7 @@ struct Upstream {
 
 impl Image for Upstream {
     fn start(&mut self, cx: &mut ImageCx<'_>, job: Job) -> Progress {
-        self.first_connection(cx);
+        self.use_first_connection(cx);
         let (op, flush, zeroes) = match Plan::of(&self.offer, &job) {
             Plan::Done(outcome) => return Progress::Done(outcome),
             Plan::AllData => {
@@ -262,11 +262,11 @@ impl Image for Upstream {
             .retry_at
             .filter(|_| self.connection.is_none() && !self.connecting);
         let patience = self.times_out_at();
-        let goodbye = match self.stage {
+        let disconnect_at = match self.stage {
             Stage::Disconnecting(until) => Some(until),
             Stage::Open | Stage::Flushing => None,
         };
-        [retry, patience, goodbye].into_iter().flatten().min()
+        [retry, patience, disconnect_at].into_iter().flatten().min()
     }
 
     fn tick(&mut self, cx: &mut ImageCx<'_>) {
@@ -356,7 +356,7 @@ impl Upstream {
     }
 
     /// Starts to use the connection that opened the image.
-    fn first_connection(&mut self, cx: &mut ImageCx<'_>) {
+    fn use_first_connection(&mut self, cx: &mut ImageCx<'_>) {
         if let Some(connected) = self.first.take()
             && let Err(error) = self.accept(cx, connected)
         {

@@ -225,15 +225,15 @@ impl Connection {
 
     /// Decodes received bytes, then starts a receive and a send if none is in flight. Call after any change.
     /// Returns whether the connection has ended and can be dropped.
-    pub(crate) fn advance(&mut self, me: u32, cx: &mut ThreadCx) -> bool {
+    pub(crate) fn advance(&mut self, index: u32, cx: &mut ThreadCx) -> bool {
         self.noted = false;
-        self.decode(me, cx);
-        self.drop_if_gone(me, cx);
-        self.send(me, cx);
-        self.receive(me, cx);
+        self.decode(index, cx);
+        self.drop_if_gone(index, cx);
+        self.send(index, cx);
+        self.receive(index, cx);
         let quiet = self.in_flight == 0 && self.receiving.is_none() && !self.send_in_flight;
         let over = quiet && self.closing && (self.dead || self.next.is_empty());
-        self.stop_watching(me, cx, over) && over
+        self.stop_watching(index, cx, over) && over
     }
 
     /// Decodes the header at a position of the input.
@@ -268,10 +268,10 @@ impl Connection {
         in_progress >= MOST_REQUESTS || self.held >= MOST_BYTES
     }
 
-    fn decode(&mut self, me: u32, cx: &mut ThreadCx) {
+    fn decode(&mut self, index: u32, cx: &mut ThreadCx) {
         while !self.dead && !self.dismissed {
             if self.payload.is_some() {
-                if !self.finish_payload(me, cx) {
+                if !self.finish_payload(index, cx) {
                     return;
                 }
                 continue;
@@ -284,14 +284,14 @@ impl Connection {
                 Step::Need(_) => return,
                 Step::Request(client_request) => {
                     let takes = Buffers::block_of(room(&client_request));
-                    if !cx.budget.admits(me, self.disk, takes) {
+                    if !cx.budget.admits(index, self.disk, takes) {
                         self.waits_for_memory = true;
                         return;
                     }
-                    self.begin(me, cx, client_request, None);
+                    self.begin(index, cx, client_request, None);
                 }
                 Step::Refuse(client_request, fault) => {
-                    self.begin(me, cx, client_request, Some(fault))
+                    self.begin(index, cx, client_request, Some(fault))
                 }
                 Step::Disconnect => {
                     self.fill = (0, 0);
@@ -311,7 +311,7 @@ impl Connection {
 
     fn begin(
         &mut self,
-        me: u32,
+        index: u32,
         cx: &mut ThreadCx,
         client_request: ClientRequest,
         refused: Option<Fault>,
@@ -336,14 +336,14 @@ impl Connection {
             return;
         }
         match refused {
-            Some(fault) => self.refuse(me, cx, &client_request, fault),
-            None => self.submit_without_payload(me, cx, client_request),
+            Some(fault) => self.refuse(index, cx, &client_request, fault),
+            None => self.submit_without_payload(index, cx, client_request),
         }
     }
 
     fn submit_without_payload(
         &mut self,
-        me: u32,
+        index: u32,
         cx: &mut ThreadCx,
         client_request: ClientRequest,
     ) {
@@ -354,35 +354,47 @@ impl Connection {
                     // A zero length ends a list that the datastore does not fill.
                     cx.buffers.clear(Data { buffer, start: 0 }, room);
                 }
-                self.submit(me, cx, client_request, buffer);
+                self.submit(index, cx, client_request, buffer);
             }
-            None => self.refuse(me, cx, &client_request, Fault::Io),
+            None => self.refuse(index, cx, &client_request, Fault::Io),
         }
     }
 
-    fn submit(&mut self, me: u32, cx: &mut ThreadCx, client_request: ClientRequest, buffer: u32) {
+    fn submit(
+        &mut self,
+        index: u32,
+        cx: &mut ThreadCx,
+        client_request: ClientRequest,
+        buffer: u32,
+    ) {
         self.in_flight += 1;
         let request = client_request.request(Data { buffer, start: 0 }, cx.now);
         cx.submit(
             self.disk,
             request,
             ReplyTo::Nbd {
-                connection: me,
+                connection: index,
                 client_request,
             },
         );
     }
 
-    fn refuse(&mut self, me: u32, cx: &mut ThreadCx, client_request: &ClientRequest, fault: Fault) {
+    fn refuse(
+        &mut self,
+        index: u32,
+        cx: &mut ThreadCx,
+        client_request: &ClientRequest,
+        fault: Fault,
+    ) {
         let head = self.session.done(client_request, Err(fault));
         self.next.push_head(&mut cx.buffers, &head);
-        self.note(me, cx);
+        self.note(index, cx);
     }
 
-    fn note(&mut self, me: u32, cx: &mut ThreadCx) {
+    fn note(&mut self, index: u32, cx: &mut ThreadCx) {
         if !self.noted {
             self.noted = true;
-            cx.note_ready_connection(me);
+            cx.note_ready_connection(index);
         }
     }
 
@@ -409,7 +421,7 @@ impl Connection {
     }
 
     /// Moves received bytes to their payload; true once it is complete and its request was submitted.
-    fn finish_payload(&mut self, me: u32, cx: &mut ThreadCx) -> bool {
+    fn finish_payload(&mut self, index: u32, cx: &mut ThreadCx) -> bool {
         let Some(mut payload) = self.payload else {
             return true;
         };
@@ -428,9 +440,9 @@ impl Connection {
         }
         self.payload = None;
         match (payload.refused, payload.buffer) {
-            (None, Some(buffer)) => self.submit(me, cx, payload.client_request, buffer),
+            (None, Some(buffer)) => self.submit(index, cx, payload.client_request, buffer),
             (refused, _) => self.refuse(
-                me,
+                index,
                 cx,
                 &payload.client_request,
                 refused.unwrap_or(Fault::Io),
@@ -442,17 +454,17 @@ impl Connection {
     /// Starts a receive unless one is in flight or the client must wait. While it waits, the kernel watches for its
     /// disconnection. After a hang-up the rest is still received, as far as there is room, to see whether it ends with
     /// a disconnect.
-    fn receive(&mut self, me: u32, cx: &mut ThreadCx) {
+    fn receive(&mut self, index: u32, cx: &mut ThreadCx) {
         if self.receiving.is_some() {
             return;
         }
         let waits = self.payload.is_none() && (self.waits_for_memory || self.must_wait());
         if self.closing || waits && !(self.hung_up && self.fill.1 < INPUT) {
-            return self.watch_other_end(me, cx);
+            return self.watch_other_end(index, cx);
         }
         let tag = Tag {
             kind: tag::RECEIVE,
-            owner: me,
+            owner: index,
             slot: 0,
         };
         let fd = self.socket.as_raw_fd();
@@ -496,7 +508,7 @@ impl Connection {
     }
 
     /// Starts a send unless one is in flight.
-    fn send(&mut self, me: u32, cx: &mut ThreadCx) {
+    fn send(&mut self, index: u32, cx: &mut ThreadCx) {
         if self.send_in_flight {
             return;
         }
@@ -513,7 +525,7 @@ impl Connection {
         self.sending.message.prepare();
         let tag = Tag {
             kind: tag::SEND,
-            owner: me,
+            owner: index,
             slot: 0,
         };
         cx.ring

@@ -3,8 +3,8 @@
 //! It sends commands to the disk's I/O thread, and waits for the result of most; it also adds clients.
 
 use super::{
-    DeviceReport, Disk, DiskCore, Filters, answer, check_filters, check_policy, guard, introduce,
-    send_query, side_file, wait,
+    DeviceReport, Disk, DiskCore, Filters, answer, check_filters, check_policy, guard, send_query,
+    side_file, wait, with_disk_identity,
 };
 use crate::datastore::condition::Harm;
 use crate::device::ring::malformed::RingFault;
@@ -92,7 +92,7 @@ impl Disk {
         let mut next_key = current.next_key;
         let (mut specs, mut places, mut fresh) = (Vec::new(), Vec::new(), Vec::new());
         for spec in filters {
-            let spec = &introduce(spec, &self.core.device.spec);
+            let spec = &with_disk_identity(spec, &self.core.device.spec);
             if let Some(at) = old.iter().position(|(_, kept)| kept == spec) {
                 let (key, spec) = old.remove(at);
                 places.push(Place::Keep(key));

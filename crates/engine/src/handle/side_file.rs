@@ -51,7 +51,7 @@ fn open(path: &Path, disk: TracedDisk) -> io::Result<File> {
     if !file.metadata()?.is_file() {
         return Err(refusal("it is not a regular file"));
     }
-    adopt(&file, disk)?;
+    check_header(&file, disk)?;
     Ok(file)
 }
 
@@ -67,7 +67,7 @@ fn make(path: &Path, disk: TracedDisk) -> io::Result<File> {
 }
 
 /// Fails unless the file is a trace that can be appended to.
-fn adopt(file: &File, disk: TracedDisk) -> io::Result<()> {
+fn check_header(file: &File, disk: TracedDisk) -> io::Result<()> {
     let length = file.metadata()?.len();
     let mut head = [0; HEADER];
     match file.read_exact_at(&mut head, 0) {

@@ -60,7 +60,7 @@ pub(super) struct Granted {
 
 struct Renewer {
     settings: Settings,
-    me: lease::Holder,
+    this_host: lease::Holder,
     name: Name,
     next: u64,
     leases: Vec<Entry>,
@@ -102,14 +102,14 @@ struct Renewed {
 /// If it cannot be started.
 pub(super) fn start(settings: Settings) -> io::Result<Sender<Command>> {
     let (commands, received) = channel();
-    let me = lease::Holder {
+    let this_host = lease::Holder {
         host: settings.host,
         boot: boot(),
         incarnation: settings.incarnation,
         lock: settings.lock,
     };
     let mut renewer = Renewer {
-        me,
+        this_host,
         name: Name::new(&settings.host_name),
         next: 0,
         leases: Vec::new(),
@@ -236,7 +236,7 @@ impl Renewer {
     /// Whether the daemon in a record may still have the disk. Our own host's name proves nothing: a copy of this root
     /// has it too.
     fn may_live(&self, found: &Record) -> bool {
-        !found.free && !self.me.replaces(&found.holder)
+        !found.free && !self.this_host.replaces(&found.holder)
     }
 
     fn renewed(&self, guard: Guard, request: &LeaseRequest) -> Renewed {
@@ -255,7 +255,7 @@ impl Renewer {
             _ => Intent::TakeOver,
         };
         let now = os::boottime();
-        let mut lease = Lease::new(request.disk, self.me, self.name, terms);
+        let mut lease = Lease::new(request.disk, self.this_host, self.name, terms);
         lease.want(now, intent);
         let timeout = Span::from_nanos(nanos.saturating_mul(TIMEOUT));
         Renewed {
@@ -288,7 +288,7 @@ impl Renewer {
     ) -> io::Result<Record> {
         let record = Record {
             disk,
-            holder: self.me,
+            holder: self.this_host,
             name: self.name,
             sequence: found.map_or(0, |found| found.sequence).saturating_add(1),
             lease: Span::ZERO,

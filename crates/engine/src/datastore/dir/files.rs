@@ -183,7 +183,7 @@ fn open_alone(path: &Path, options: Options, deadline: Instant) -> Result<std::i
     loop {
         match open_as(path, options, alone) {
             Ok(file) => {
-                return match device.and_then(devices::taken_twin_of) {
+                return match device.and_then(devices::exclusive_alias_of) {
                     Some(twin) => Err(taken(&twin)),
                     None => Ok(Ok(file)),
                 };

@@ -45,14 +45,14 @@ impl Connection {
     }
 
     /// Drops requests that have not started once the client is gone.
-    pub(super) fn drop_if_gone(&mut self, me: u32, cx: &mut ThreadCx) {
+    pub(super) fn drop_if_gone(&mut self, index: u32, cx: &mut ThreadCx) {
         if !self.closing || self.abandoned || !self.is_gone(cx) {
             return;
         }
         self.abandoned = true;
         self.dismissed = true;
         if self.in_flight > 0 {
-            cx.abandon(self.disk, me);
+            cx.abandon(self.disk, index);
         }
     }
 
@@ -85,36 +85,36 @@ impl Connection {
 
     /// Asks the kernel to report when the other end is closed. Only while no receive is in flight, and requests are in
     /// flight or the next waits for memory.
-    pub(super) fn watch_other_end(&mut self, me: u32, cx: &mut ThreadCx) {
+    pub(super) fn watch_other_end(&mut self, index: u32, cx: &mut ThreadCx) {
         let waits = self.in_flight > 0 || self.waits_for_memory;
         if self.watch != Watch::Off || self.dead || !waits {
             return;
         }
         let half = !(self.closing || self.hung_up);
         cx.ring
-            .watch_other_end(self.socket.as_raw_fd(), half, hang_up_tag(me));
+            .watch_other_end(self.socket.as_raw_fd(), half, hang_up_tag(index));
         self.watch = Watch::On;
     }
 
     /// Whether the kernel does not watch the socket. Cancels the watch if the connection is `over` otherwise.
-    pub(super) fn stop_watching(&mut self, me: u32, cx: &mut ThreadCx, over: bool) -> bool {
+    pub(super) fn stop_watching(&mut self, index: u32, cx: &mut ThreadCx, over: bool) -> bool {
         if self.watch == Watch::On && over {
             let no_owner = Tag {
                 kind: tag::NOTHING,
                 owner: 0,
                 slot: 0,
             };
-            cx.ring.cancel(hang_up_tag(me), no_owner);
+            cx.ring.cancel(hang_up_tag(index), no_owner);
             self.watch = Watch::Ending;
         }
         matches!(self.watch, Watch::Off | Watch::Never)
     }
 }
 
-fn hang_up_tag(me: u32) -> Tag {
+fn hang_up_tag(index: u32) -> Tag {
     Tag {
         kind: tag::HANG_UP,
-        owner: me,
+        owner: index,
         slot: 0,
     }
 }

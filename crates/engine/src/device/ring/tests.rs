@@ -542,7 +542,7 @@ struct CountingImage {
 }
 
 impl Image for CountingImage {
-    fn start(&mut self, _lane: &mut ImageCx<'_>, _job: Job) -> Progress {
+    fn start(&mut self, _cx: &mut ImageCx<'_>, _job: Job) -> Progress {
         let used = self.others.iter().map(|used| used.load_u16(2)).sum();
         self.report.send(used).expect("the test waits");
         Progress::Done(Ok(()))
