@@ -160,7 +160,7 @@ impl Cli {
         }
     }
 
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         match self.command {
             Command::Serve(verb) => verb.run(session),

@@ -61,7 +61,7 @@ impl Client {
         &self.socket
     }
 
-    /// The user as whom the daemon runs.
+    /// The user that the daemon runs as.
     pub(crate) fn daemon_user(&self) -> Result<u32, Failure> {
         let asked = async {
             let stream = UnixStream::connect(&self.socket)
@@ -114,7 +114,7 @@ impl Client {
         self.answer(&self.exchange(route.method, &route.url(arguments), Some(body), ORDER)?)
     }
 
-    /// Has something taken away, of which nothing remains to be told.
+    /// Has something deleted. The answer is empty.
     pub(crate) fn erase(
         &self,
         route: Route<Nothing, Nothing>,
@@ -221,7 +221,7 @@ async fn send(
         .body(Full::new(Bytes::from(body.unwrap_or_default())))
         .expect("routes make valid requests");
     match sender.send_request(request).await {
-        // A daemon that died meanwhile greets nobody.
+                // A daemon that died meanwhile sends no greeting.
         Err(_) if greets_as_nbd(socket).await => {
             Err(Failure::Unreachable(
                 unreachable(socket)

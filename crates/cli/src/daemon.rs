@@ -10,12 +10,12 @@ use crate::failure::Failure;
 
 pub(crate) use tidegate_daemon::{OneOptions, ServeOptions};
 
-/// Serves until it is told to stop.
+/// Serves until a signal stops it.
 pub(crate) fn serve(options: ServeOptions) -> Result<(), Failure> {
     tidegate_daemon::serve(options).map_err(failed)
 }
 
-/// Serves one disk until it is told to stop.
+/// Serves one disk until a signal stops it.
 pub(crate) fn serve_one(options: OneOptions) -> Result<(), Failure> {
     tidegate_daemon::serve_one(options).map_err(failed)
 }

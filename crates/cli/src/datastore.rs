@@ -29,7 +29,7 @@ pub(crate) enum Datastore {
 }
 
 impl Datastore {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         match self {
             Datastore::Add(verb) => verb.run(session),

@@ -45,7 +45,7 @@ pub(crate) enum Disk {
 }
 
 impl Disk {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         match self {
             Disk::Create(verb) => verb.run(session),
@@ -231,7 +231,7 @@ fn ring_fault(fault: &RingFault) -> String {
     )
 }
 
-/// How the connection to an upstream has held, if it did not always.
+/// The failures of the connection to an upstream, if there were any.
 fn upstream(counts: UpstreamCounts) -> Option<String> {
     (counts != UpstreamCounts::default()).then(|| {
         format!(

@@ -33,7 +33,7 @@ enum Shell {
 }
 
 impl Completions {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         session.console.print(&completions(self.shell))
     }
@@ -75,7 +75,7 @@ pub(crate) struct Man {
 }
 
 impl Man {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session, root: Command) -> Result<(), Failure> {
         let Some(dir) = self.dir else {
             return session.console.print(&page(find(root, &self.verb)?));
@@ -94,7 +94,7 @@ impl Man {
     }
 }
 
-/// Write the references that `docs/` holds
+/// Write the generated documents of `docs/`
 #[derive(Debug, Args)]
 #[command(hide = true)]
 pub(crate) struct InternalDocs {
@@ -103,7 +103,7 @@ pub(crate) struct InternalDocs {
 }
 
 impl InternalDocs {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session, root: Command) -> Result<(), Failure> {
         create(&self.dir)?;
         for (file, text) in [

@@ -30,7 +30,7 @@ pub(crate) struct Events {
 }
 
 impl Events {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         let client = session.client()?;
         let console = &session.console;

@@ -44,7 +44,7 @@ pub(crate) fn last(text: &str) -> Result<Span, String> {
 }
 
 impl Explain {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         let query = format!("last={}", self.last);
         let disk = self.disk.as_str();
@@ -96,7 +96,7 @@ impl Shown for Explanation {
         if self.parts.is_empty() {
             return text;
         }
-        // Reasons for which nothing waited are told to who wants all.
+        // Reasons without waiting are shown in the wide form only.
         let told =
             |part: &&Part| detail == Detail::Wide || part.reason.is_none() || part.mean_us > 0.0;
         let rows = self.parts.iter().filter(told).map(|part| {

@@ -20,7 +20,7 @@ pub(crate) enum Failure {
     Failed(Problem),
     /// It was asked for in a way that makes no sense; nothing was tried.
     Usage(Problem),
-    /// There was nobody to ask.
+    /// The daemon could not be reached.
     Unreachable(Problem),
     /// Whoever read our output has gone away (`tidegate disk list | head -1`): not worth a word.
     NobodyReads,
@@ -114,7 +114,7 @@ pub(crate) fn sentences(problem: &Problem) -> String {
     text
 }
 
-/// A problem as programs read it: `{"problem": {...}}`, for who asked for JSON.
+/// A problem for programs, with `-o json`: `{"problem": {...}}`.
 #[derive(Serialize)]
 pub(crate) struct Told<'a> {
     /// The problem.

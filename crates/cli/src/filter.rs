@@ -24,7 +24,7 @@ pub(crate) enum Filter {
 }
 
 impl Filter {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         match self {
             Filter::List(verb) => verb.run(session),

@@ -24,7 +24,7 @@ pub(crate) enum Group {
 }
 
 impl Group {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         match self {
             Group::Set(verb) => verb.run(session),

@@ -31,7 +31,7 @@ pub(crate) enum Job {
 }
 
 impl Job {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         let console = &session.console;
         let client = session.client()?;

@@ -51,7 +51,7 @@ pub(crate) enum Lab {
 }
 
 impl Lab {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         match self {
             Lab::Demo(verb) => verb.run(session),

@@ -28,7 +28,7 @@ pub(crate) enum Format {
     Name,
 }
 
-/// How much a table tells.
+/// How many columns a table has.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Detail {
     /// What one mostly wants to know, in a terminal's width.
@@ -119,7 +119,7 @@ impl Console {
         }
     }
 
-    /// Says that something was done; prints what came of it for who asked for a form that programs read.
+    /// Reports that something was done. In a form for programs it prints the result.
     pub(crate) fn done(&self, value: &impl Shown, message: &str) -> Result<(), Failure> {
         match self.format {
             Format::Table | Format::Wide => {
@@ -141,12 +141,12 @@ impl Console {
     /// Says something to the person, unless none wants to hear.
     pub(crate) fn say(&self, message: &str) {
         if self.talk == Talk::Usual {
-            // A person who is not there to read it does not miss it.
+            // If standard error cannot be written, nobody reads it.
             let _ = writeln!(io::stderr().lock(), "{message}");
         }
     }
 
-    /// Tells of a failure: in sentences, or as JSON for who asked for JSON.
+    /// Reports a failure: in sentences, or as JSON with `-o json`.
     pub(crate) fn complain(&self, problem: &Problem) {
         let text = match self.format {
             Format::Json => to_json(&Told { problem }, Pretty::No).unwrap_or_default(),

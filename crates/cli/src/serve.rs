@@ -70,7 +70,7 @@ struct Tcp {
 }
 
 impl Serve {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         daemon::serve(self.options(session)?)
     }
@@ -92,7 +92,7 @@ fn absolute(path: &Path) -> Result<PathBuf, Failure> {
 }
 
 impl Tcp {
-    /// The listener that is asked for, if one is. Nobody gets one without TLS who has not asked for that by name.
+    /// The requested listener, if there is one. A listener without TLS needs --plaintext.
     fn listener(self) -> Result<Option<NbdTcp>, Failure> {
         let Some(listen) = self.nbd_tcp else {
             return Ok(None);
@@ -217,7 +217,7 @@ struct Device {
     #[arg(long, value_name = "N")]
     seg_max: Option<u16>,
 
-    /// Bytes of the blocks that a guest is told: 512 or 4096
+    /// The block size that a guest sees: 512 or 4096 bytes
     #[arg(long, value_name = "BYTES")]
     block_size: Option<u32>,
 
@@ -225,7 +225,7 @@ struct Device {
     #[arg(long)]
     write_through: bool,
 
-    /// Go through the page cache
+    /// Use the page cache
     #[arg(long)]
     buffered: bool,
 }
@@ -234,22 +234,23 @@ struct Device {
 #[derive(Debug, Args)]
 #[command(next_help_heading = "I/O threads")]
 struct Threads {
-    /// How many I/O threads; default: one for each --cpu, else 1
+    /// The number of I/O threads; default: one for each --cpu, else 1
     #[arg(long, value_name = "N")]
     threads: Option<u16>,
 
-    /// A CPU to pin an I/O thread to; may be given several times, once for each thread
+    /// The CPU of an I/O thread; can be given several times, once for each thread
     #[arg(long = "cpu", value_name = "CPU")]
     cpus: Vec<usize>,
 
-    /// How many microseconds an idle I/O thread looks for work before it sleeps, at most (whether
-    /// that or a quarter of it is better is learnt); 0: not at all; default: 200
+    /// The longest time that an idle I/O thread polls before it sleeps, in microseconds; 0: not at all; default: 200
+    ///
+    /// The thread learns whether this time or a quarter of it is better.
     #[arg(long, value_name = "US")]
     poll_us: Option<u32>,
 }
 
 impl ServeOne {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         if session.socket.is_some() {
             return Err(Failure::usage(
@@ -261,7 +262,7 @@ impl ServeOne {
         let named = self.vhost_user.is_some() || self.nbd.is_some() || self.single;
         if !named && !inherits {
             return Err(Failure::usage(
-                format!("nobody could reach {}: it has no socket", self.source),
+                format!("no client could reach {}: it has no socket", self.source),
                 "say --nbd SOCKET, --vhost-user SOCKET or both; or --single; or hand a listening socket over by LISTEN_FDS",
             ));
         }
@@ -346,7 +347,7 @@ pub(crate) struct CheckConfig {
 }
 
 impl CheckConfig {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         let options = ServeOptions {
             root: session.root.clone(),

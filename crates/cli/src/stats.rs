@@ -63,7 +63,7 @@ pub(crate) fn samples(client: Client, interval: Duration) -> Result<Stream<Sampl
 }
 
 impl Stats {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         let client = session.client()?;
         let console = &session.console;
@@ -74,7 +74,7 @@ impl Stats {
             };
         }
         if let Some(disk) = &self.disk {
-            // An unknown name is told at once, not by silence.
+            // Reports an unknown name at once, instead of showing nothing.
             client.look(routes::DISK, &[disk.as_str()])?;
         }
         let mut samples = samples(client, self.interval.to_duration())?;

@@ -33,7 +33,7 @@ pub(crate) struct Status {
 }
 
 impl Status {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         let client = session.client()?;
         let status = match self.wait {

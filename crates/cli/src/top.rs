@@ -79,7 +79,7 @@ fn delay(text: &str) -> Result<Span, String> {
 }
 
 impl Top {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(crate) fn run(self, session: &Session) -> Result<(), Failure> {
         let interval = self.delay.to_duration();
         if self.batch {
@@ -95,7 +95,7 @@ impl Top {
         if let Some(column) = &self.sort {
             screen.sort_by(column)?;
         }
-        // Asked once before the screen is taken, so that a daemon that is not there is told in plain words.
+        // Asked once before the screen opens, so that the message about a missing daemon is readable.
         let feed = Feed::start(session, interval)?;
         let mut terminal =
             ratatui::try_init().map_err(|e| Failure::io("cannot use this terminal", &e))?;

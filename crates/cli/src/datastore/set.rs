@@ -69,7 +69,7 @@ enum Mode {
 }
 
 impl Set {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let name = self.name.clone();
         let set = self.order()?;

@@ -60,7 +60,7 @@ pub(crate) struct Attach {
 }
 
 impl Attach {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let name = self.name.as_str();
         let client = session.client()?;
@@ -128,7 +128,7 @@ pub(crate) struct Detach {
 }
 
 impl Detach {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let name = self.name.as_str();
         let client = session.client()?;

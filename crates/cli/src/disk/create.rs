@@ -93,7 +93,7 @@ pub(crate) struct Create {
 }
 
 impl Create {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let attach = self.attach;
         let order = self.order()?;

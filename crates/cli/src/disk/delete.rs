@@ -32,7 +32,7 @@ pub(crate) struct Delete {
     consent: Consent,
 }
 
-/// Fails if a disk is attached: the daemon would refuse it, and nobody should agree to a loss for that.
+/// Fails if a disk is attached, as the daemon would. This comes before the question about lost data.
 pub(super) fn must_be_detached(disk: &Disk, verb: &str, reason: &str) -> Result<(), Failure> {
     let name = &disk.name;
     let state = match (disk.attached, disk.detaching) {
@@ -48,11 +48,11 @@ pub(super) fn must_be_detached(disk: &Disk, verb: &str, reason: &str) -> Result<
 }
 
 impl Delete {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let name = self.name.as_str();
         let client = session.client()?;
-        // Asked first, so that the question can say what is lost and an unknown name is told at once.
+        // Read first: the question names what is lost, and an unknown name is reported at once.
         let disk = client.look(routes::DISK, &[name])?;
         must_be_detached(&disk, "delete", "its guests would lose their data")?;
         let size = figures::bytes(disk.size_bytes);

@@ -77,7 +77,7 @@ pub(crate) struct Import {
 }
 
 impl Import {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let piped = self.is_piped()?;
         let device = self.device.as_deref().map(absolute).transpose()?;
@@ -204,7 +204,7 @@ pub(crate) struct Export {
 }
 
 impl Export {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let order = DiskExport {
             file: absolute(&self.file)?,
@@ -237,7 +237,7 @@ fn is_own_descriptor(path: &Path) -> bool {
             .any(|own| path.starts_with(own))
 }
 
-/// Fails if that is certainly no block device: nobody should agree to a loss for that.
+/// Fails if that is certainly no block device. This comes before the question about lost data.
 fn must_be_device(device: &Path) -> Result<(), Failure> {
     let why = match device.metadata() {
         Ok(there) if there.file_type().is_block_device() => return Ok(()),
@@ -253,7 +253,7 @@ fn must_be_device(device: &Path) -> Result<(), Failure> {
         .into())
 }
 
-/// The path as the daemon, which stands elsewhere, must be told it.
+/// The absolute path, because the daemon has another working directory.
 fn absolute(path: &Path) -> Result<PathBuf, Failure> {
     std::path::absolute(path).map_err(|e| Failure::io(format!("cannot use {}", path.display()), &e))
 }

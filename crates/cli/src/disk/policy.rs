@@ -151,7 +151,7 @@ fn burst(burst: OrNone<Iops>) -> Option<u64> {
     burst.0.map(|Iops(iops)| iops)
 }
 
-/// A target of no whole microseconds is rounded up: nobody means a nanosecond.
+/// A target that is not a whole number of microseconds is rounded up.
 fn micros(target: OrNone<Span>) -> Option<u64> {
     target.0.map(|Span(nanos)| nanos.div_ceil(1_000))
 }

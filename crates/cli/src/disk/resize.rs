@@ -35,7 +35,7 @@ pub(crate) struct Resize {
     consent: Consent,
 }
 
-/// Fails if the daemon would refuse to make a disk that small: nobody should agree to a loss for that.
+/// Fails if the daemon would refuse the smaller size. This comes before the question about lost data.
 fn must_be_possible(disk: &Disk, size_bytes: u64) -> Result<(), Failure> {
     let mut after = Descriptor::new(Uuid::from_random([0; 16]), size_bytes);
     after.block_size = disk.block_size_bytes;
@@ -49,7 +49,7 @@ fn must_be_possible(disk: &Disk, size_bytes: u64) -> Result<(), Failure> {
 }
 
 impl Resize {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let name = self.name.as_str();
         let Size(size_bytes) = self.size;

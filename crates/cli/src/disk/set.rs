@@ -77,7 +77,7 @@ pub(crate) struct Set {
 }
 
 impl Set {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let name = self.name.clone();
         let set = self.order();

@@ -35,7 +35,7 @@ fn programs() -> impl TypedValueParser<Value = SnippetFor> {
 }
 
 impl Snippet {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let arguments = [self.name.as_str(), self.program.as_str()];
         session.show(routes::DISK_SNIPPET, &arguments)

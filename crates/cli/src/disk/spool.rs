@@ -69,7 +69,7 @@ impl Spool {
         &self.path
     }
 
-    /// A failure of the import in terms of standard input: the file is gone when somebody reads it.
+    /// A failure of the import in terms of standard input, because the temporary file is removed.
     pub(super) fn explain(&self, failure: Failure) -> Failure {
         let Failure::Failed(mut problem) = failure else {
             return failure;
@@ -175,7 +175,7 @@ fn remove_when_interrupted(shared: &Shared) -> Result<(), Failure> {
     Ok(())
 }
 
-/// The directory of the file, as the daemon must be told it.
+/// The directory of the file, as an absolute path for the daemon.
 fn place(named: Option<&Path>) -> Result<PathBuf, Failure> {
     let default = || std::env::var_os("TMPDIR").filter(|dir| !dir.is_empty());
     let directory = match named {

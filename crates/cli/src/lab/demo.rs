@@ -71,7 +71,7 @@ fn lasts(text: &str) -> Result<Span, String> {
 }
 
 impl Demo {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let stop = Arc::new(AtomicBool::new(false));
         let caught = [SIGINT, SIGTERM, SIGHUP].into_iter();
@@ -126,7 +126,7 @@ impl Demo {
     }
 }
 
-/// Waits; whether the time has come before somebody wanted it to stop.
+/// Waits until `at`. False if it was interrupted before.
 fn wait_until(at: Instant, stop: &AtomicBool) -> bool {
     loop {
         if stop.load(Ordering::Relaxed) {
@@ -158,12 +158,12 @@ fn open(console: &Console, demo: &demo::Demo) {
     }
 }
 
-/// The page with who gets what.
+/// The page with the share of throughput by disk.
 fn page(host: &tidegate_lab::host::Host) -> String {
     format!("{}#/datastore/{}", host.dashboard(), demo::DATASTORE)
 }
 
-/// What is told, as programs read it: an object a line.
+/// The output for programs: one object a line.
 #[derive(Serialize)]
 #[serde(tag = "kind", rename_all = "kebab-case")]
 enum Told<'a> {

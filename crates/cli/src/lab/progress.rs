@@ -133,7 +133,7 @@ impl Course {
     }
 }
 
-/// Becomes true when somebody interrupts; who does so again does not wait for a good end.
+/// Becomes true at the first interruption. A second interruption ends the program at once.
 fn interruptions() -> Result<Arc<AtomicBool>, Failure> {
     interruption::noticed().map_err(|error| Failure::io("cannot catch interruptions", &error))
 }

@@ -1,11 +1,11 @@
 //! `tidegate lab record`: it records a disk's I/O into a file.
 //!
 //! The daemon's `trace` filter does it: it is put on the disk as `disk set --filter` would, and taken away again whatever
-//! happens in between. The daemon writes the file, but whoever asked for it owns it: [`Landing`] says how.
+//! happens in between. The daemon writes the file, but the user of this command owns it: [`Landing`] says how.
 //!
 //! # Always true
 //! - The filter is taken away before the file's place is: a disk whose trace filter has no file cannot be attached again.
-//! - Where the filter could not be taken away, it is said how to, and what was recorded is kept.
+//! - If the filter could not be removed, the message says how to remove it, and the recording stays.
 
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -123,7 +123,7 @@ impl Ended {
 }
 
 impl Record {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let what = format!("cannot record disk {}", self.disk);
         self.must_be_free(&what)?;
@@ -270,7 +270,7 @@ fn can_record(disk: &Disk, what: &str) -> Result<(), Failure> {
         let problem = Problem::new(ProblemCode::Busy, what)
             .because(format!("it has a trace filter already: {there}"))
             .remedy(format!(
-                "wait until that recording is over; if nobody waits for it: tidegate filter remove {} trace",
+                "wait until that recording is over; if that recording was abandoned: tidegate filter remove {} trace",
                 disk.name
             ));
         return Err(Failure::Failed(problem));

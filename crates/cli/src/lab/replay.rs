@@ -2,7 +2,7 @@
 //!
 //! # Always true
 //! - Nothing that changes a disk is asked for unless that was said and agreed to.
-//! - A disk that somebody else is connected to is not written to.
+//! - A disk with another client is not written to.
 
 use std::path::{Path, PathBuf};
 
@@ -127,7 +127,7 @@ struct Answer {
 }
 
 impl Replay {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let trace = Trace::open(&self.file).map_err(|error| {
             let what = format!("cannot replay {}", self.file.display());

@@ -171,7 +171,7 @@ fn or_results(name: &Name, failure: Failure) -> Failure {
 }
 
 impl WhatIf {
-    /// Does what was asked for.
+    /// Runs the verb.
     pub(super) fn run(self, session: &Session) -> Result<(), Failure> {
         let (case, what) = match (&self.from, &self.datastore) {
             (Some(dir), _) => {
@@ -345,7 +345,7 @@ fn groups(client: &Client, disks: &[Disk]) -> Result<Vec<GroupAccount>, Failure>
     Ok(accounts.collect())
 }
 
-/// How long a burst lasts where nobody says.
+/// The length of a burst if the policy has none.
 const BURST_SECONDS: u32 = 30;
 
 fn settings(policy: &Policy) -> DiskSettings {

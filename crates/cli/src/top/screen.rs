@@ -71,7 +71,7 @@ pub(super) enum Pace {
     Paused,
 }
 
-/// What a key asks of the one who drives the screen.
+/// What the caller must do after a key.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Act {
     /// Nothing: go on.
@@ -176,7 +176,7 @@ impl Screen {
         sorted(rows, &THREADS, self.thread_sort)
     }
 
-    /// The disk that is selected: the first row if nobody has chosen one.
+    /// The selected disk: the first row if none was chosen.
     pub(super) fn selected(&self) -> Option<&DiskStats> {
         let disks = self.disks();
         let chosen = disks
