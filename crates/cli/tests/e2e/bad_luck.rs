@@ -136,7 +136,7 @@ assert refused > 0
 }
 
 #[test]
-fn a_disk_that_fails_or_hangs_is_alone_with_it() {
+fn a_failing_or_hanging_disk_affects_no_other_disk() {
     const ASK: &str = "
 import sys
 buffer = nbd.Buffer(4096)
@@ -285,7 +285,7 @@ fn filters_change_hundreds_of_times_over_rest_under_verifying_clients() {
 }
 
 #[test]
-fn a_log_that_nobody_reads_holds_nobody_up_and_says_later_how_much_is_lost() {
+fn a_full_log_pipe_blocks_nothing_and_lost_lines_are_counted() {
     let place = Place::new();
     let log = place.join("log");
     Program::new("mkfifo").arg(&log).run();

@@ -28,7 +28,7 @@ fn both(daemons: &[Daemon; 2], path: &str, bodies: [String; 2]) {
 }
 
 #[test]
-fn of_changes_on_two_hosts_at_one_moment_none_is_lost() {
+fn concurrent_changes_on_two_hosts_are_all_applied() {
     let place = Place::new();
     let shared = place.join("shared");
     fs::create_dir(&shared).expect("a directory can be made");

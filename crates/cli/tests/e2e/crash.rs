@@ -181,7 +181,7 @@ fn a_write_held_back_long_before_the_daemon_died_is_answered_by_the_next_and_no_
 }
 
 #[test]
-fn an_nbd_client_that_asks_again_loses_nothing_when_the_server_is_killed_ten_times() {
+fn an_nbd_client_that_reconnects_loses_nothing_when_the_server_is_killed_ten_times() {
     // Enough passes to last for ten deaths; each verifies all that it wrote.
     const LOAD: [&str; 10] = [
         "--name=load",

@@ -122,7 +122,7 @@ pub(crate) fn look_at(browser: &Browser, page: &str) {
 }
 
 #[test]
-fn each_page_loads_under_load_and_shows_what_rest_tells() {
+fn each_page_loads_under_load_and_shows_what_rest_reports() {
     let place = Place::new();
     let (daemon, url) = start(&place, "listen = '127.0.0.1:0'");
     disks(&daemon);
@@ -371,7 +371,7 @@ fn the_form_says_what_will_happen_and_then_it_happens() {
 }
 
 #[test]
-fn an_image_that_was_cut_is_said_on_the_pages_of_its_disk_and_of_its_host() {
+fn a_truncated_image_is_shown_on_the_pages_of_its_disk_and_host() {
     let place = Place::new();
     let (daemon, url) = start(&place, "listen = '127.0.0.1:0'");
     let image = place.join("root/local/disk0/image");
@@ -408,7 +408,7 @@ except nbd.Error as error:
 }
 
 #[test]
-fn a_lost_daemon_is_said_and_recovered_from() {
+fn a_lost_daemon_is_shown_and_reconnected_to() {
     let place = Place::new();
     // The next daemon is to be found where the first was.
     let free = TcpListener::bind("127.0.0.1:0").expect("a port is free");
@@ -495,7 +495,7 @@ fn raw(url: &str, request: &str) -> u16 {
 }
 
 #[test]
-fn the_address_answers_neither_foreign_names_nor_foreign_pages_nor_other_orders() {
+fn the_address_refuses_other_host_names_origins_and_methods() {
     let place = Place::new();
     let (daemon, url) = start(&place, "listen = '127.0.0.1:0'");
     let disk = "Content-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";

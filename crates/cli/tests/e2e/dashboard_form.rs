@@ -25,7 +25,7 @@ fn has_done(browser: &Browser, word: &str) {
 }
 
 #[test]
-fn what_goes_with_a_limit_is_said_and_comes_back_with_it() {
+fn settings_that_depend_on_a_limit_are_shown_and_restored_with_it() {
     let place = Place::new();
     let (daemon, url) = start(&place, "listen = '127.0.0.1:0'");
     disks(&daemon);
@@ -78,7 +78,7 @@ fn what_goes_with_a_limit_is_said_and_comes_back_with_it() {
 }
 
 #[test]
-fn the_form_says_what_becomes_of_a_reservation_that_is_wanted_all_the_same() {
+fn the_form_offers_best_effort_for_a_reservation_that_cannot_be_promised() {
     let place = Place::new();
     let (daemon, url) = start(&place, "listen = '127.0.0.1:0'");
     daemon.run(&[

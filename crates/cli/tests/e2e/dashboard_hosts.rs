@@ -262,7 +262,7 @@ fn differences(browser: &Browser, demo: &Demo, host: &Host) -> Differences {
 }
 
 #[test]
-fn a_datastore_of_two_hosts_shows_the_disks_of_both_and_what_rest_and_guests_tell() {
+fn a_datastore_of_two_hosts_shows_the_disks_of_both_as_rest_and_guests_report_them() {
     let place = Place::new();
     let demo = Demo::start(&place);
     let browser = Browser::start(&place);

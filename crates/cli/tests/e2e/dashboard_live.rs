@@ -29,7 +29,7 @@ const LOOKED_AT: &str = "
 const STATE: &str = "document.getElementById('state').textContent";
 
 #[test]
-fn what_is_measured_goes_with_a_disk_that_is_detached_and_with_a_datastore_that_is_out_of_use() {
+fn measurements_are_removed_with_a_detached_disk_or_an_unused_datastore() {
     let place = Place::new();
     let (daemon, url) = start(&place, "listen = '127.0.0.1:0'");
     disks(&daemon);
@@ -91,7 +91,7 @@ fn what_is_measured_goes_with_a_disk_that_is_detached_and_with_a_datastore_that_
 }
 
 #[test]
-fn a_page_is_live_only_while_beats_come_and_somebody_looks() {
+fn a_page_updates_only_while_samples_arrive_and_it_is_visible() {
     let place = Place::new();
     let (daemon, url) = start(&place, "listen = '127.0.0.1:0'");
     let browser = Browser::start(&place);

@@ -39,7 +39,7 @@ fn word<'a>(json: &'a str, field: &str) -> &'a str {
 }
 
 #[test]
-fn a_disk_at_its_limit_says_that_its_limit_holds_it() {
+fn explain_names_the_limit_of_a_disk_at_its_limit() {
     let place = Place::new();
     let daemon = Daemon::start(&place);
     let uri = disk(&daemon, "web1", r#"{"limit_iops": 200}"#);
@@ -60,7 +60,7 @@ fn a_disk_at_its_limit_says_that_its_limit_holds_it() {
 }
 
 #[test]
-fn a_disk_whose_burst_ends_is_told_of_on_the_stream_and_in_the_log() {
+fn the_end_of_a_burst_is_reported_on_the_stream_and_in_the_log() {
     let place = Place::new();
     let daemon = Daemon::start(&place);
     let policy = r#"{"limit_iops": 100, "burst_iops": 500, "burst_seconds": 1}"#;

@@ -94,7 +94,7 @@ fn an_image_has_one_server_at_a_time_and_another_takes_over_after_a_kill() {
 }
 
 #[test]
-fn a_server_whose_words_cannot_be_written_anywhere_serves_all_the_same() {
+fn a_server_without_a_writable_output_serves_its_disk() {
     let place = Place::new();
     let (nbd, vhost_user) = (place.join("nbd"), place.join("vhost"));
     let line =

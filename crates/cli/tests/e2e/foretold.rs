@@ -120,7 +120,7 @@ fn parts<N: Into<f64> + Copy>(of: &BTreeMap<String, N>) -> BTreeMap<&str, f64> {
 }
 
 #[test]
-fn what_if_foretells_a_change_of_shares_by_the_accounts_of_one_host() {
+fn what_if_predicts_a_change_of_shares_from_the_data_of_one_host() {
     let place = Place::new();
     let names = DISKS.iter().copied().flatten();
     let stretches = (0..).zip(names).map(|(nth, name)| Stretch {
@@ -191,7 +191,7 @@ fn what_if_foretells_a_change_of_shares_by_the_accounts_of_one_host() {
 }
 
 #[test]
-fn what_if_of_a_datastore_says_why_not_also_beside_results_of_its_name() {
+fn what_if_of_a_datastore_gives_the_reason_of_a_refusal_also_beside_results_of_its_name() {
     let place = Place::new();
     let daemon = Daemon::start(&place);
     fs::create_dir(place.join("stored")).expect("a directory can be made");

@@ -245,7 +245,7 @@ fn drawn(seed: u64, below: u64) -> u64 {
 }
 
 #[test]
-fn of_three_hosts_one_dies_and_the_others_take_up_its_part_within_its_lease_and_a_second() {
+fn survivors_take_the_share_of_a_dead_host_within_its_lease_and_a_second() {
     let seed = std::env::var("TIDEGATE_HOSTS_SEED").map_or_else(
         |_| now_ms(),
         |text| text.parse().expect("TIDEGATE_HOSTS_SEED is a number"),

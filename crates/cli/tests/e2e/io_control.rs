@@ -380,7 +380,7 @@ fn a_policy_and_a_group_survive_a_restart() {
 }
 
 #[test]
-fn who_observes_holds_nobody_back_and_off_leaves_limits() {
+fn observe_delays_nothing_and_off_applies_limits_only() {
     let place = Place::new();
     let daemon = with_null_datastore(&place);
     daemon.run(&["datastore", "set", "none", "--io-control", "observe"]);
@@ -494,7 +494,7 @@ fn control_that_is_off_leaves_no_slot_and_comes_back() {
 }
 
 #[test]
-fn hosts_without_a_common_datastore_directory_meet_where_they_are_told_to() {
+fn hosts_without_a_common_directory_coordinate_in_the_one_that_is_set() {
     let place = Place::new();
     let meeting = place.join("shared");
     fs::create_dir(&meeting).expect("a directory can be made");
@@ -518,7 +518,7 @@ fn hosts_without_a_common_datastore_directory_meet_where_they_are_told_to() {
 }
 
 #[test]
-fn a_reservation_that_cannot_be_promised_is_refused_unless_it_need_not_be() {
+fn a_reservation_that_cannot_be_promised_is_refused_without_best_effort() {
     let place = Place::new();
     let daemon = Daemon::start(&place);
     daemon.run(&[

@@ -15,7 +15,7 @@ const ROUND: f64 = 8.0;
 const EACH_ROUND: f64 = 6.0;
 
 #[test]
-fn with_idle_disks_only_the_threads_that_show_that_it_lives_wake_up() {
+fn with_idle_disks_only_the_governor_threads_wake_up() {
     let place = Place::new();
     let daemon = Daemon::start_with(&place, "root", &["--threads", "2"]);
     for disk in ["a", "b"] {
@@ -54,7 +54,7 @@ fn with_idle_disks_only_the_threads_that_show_that_it_lives_wake_up() {
 }
 
 #[test]
-fn what_a_disk_does_last_is_told_though_its_datastore_has_no_other() {
+fn the_last_event_of_a_disk_is_reported_on_a_datastore_without_others() {
     let place = Place::new();
     let daemon = Daemon::start(&place);
     daemon.run(&["datastore", "add", "none", "--kind", "null"]);

@@ -135,7 +135,7 @@ fn many_disks_under_load_leak_nothing_and_sleep_when_it_is_over() {
 }
 
 #[test]
-fn a_guest_that_sleeps_is_called_whichever_moment_its_thread_tries() {
+fn a_sleeping_guest_gets_its_interrupt_with_each_moderation() {
     // Ways to call a guest are tried in turn, one every 32 ms of requests that come fast: here each is, many times.
     const SPAN: Duration = Duration::from_secs(1);
     let place = Place::new();

@@ -152,7 +152,7 @@ fn clients_that_trust_the_servers_authority_copy_both_ways_and_others_are_turned
 }
 
 #[test]
-fn where_clients_must_show_a_certificate_only_those_of_the_authority_are_let_in() {
+fn clients_without_a_certificate_of_the_authority_are_refused_where_one_is_required() {
     let place = Place::new();
     let pki = Pki::new(&place, "ours");
     let stranger = Pki::new(&place, "strange");
@@ -190,7 +190,7 @@ fn plaintext_is_served_on_loopback_when_asked_for_by_name_and_nowhere_else() {
 }
 
 #[test]
-fn a_client_that_falls_silent_in_its_handshake_is_dropped_and_nobody_else_notices() {
+fn a_silent_handshake_is_dropped_without_affecting_other_clients() {
     /// The option by which a client asks for TLS, and the server's consent.
     const START_TLS: u32 = 5;
     const CONSENT: u32 = 1;

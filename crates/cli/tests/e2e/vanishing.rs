@@ -139,7 +139,7 @@ fn two_hosts(place: &Place) -> ([Daemon; 2], [Load; 2]) {
 }
 
 #[test]
-fn damaged_cut_and_foreign_slot_files_are_mended_and_told_once() {
+fn damaged_truncated_and_foreign_slot_files_are_repaired_and_reported_once() {
     let place = Place::new();
     let (daemons, loads) = two_hosts(&place);
     let folder = place.join("shared/.tidegate");
@@ -244,7 +244,7 @@ impl Drop for Mount {
 }
 
 #[test]
-fn in_a_read_only_directory_hosts_do_not_meet_disks_are_served_and_it_is_told_once() {
+fn in_a_read_only_directory_disks_are_served_without_coordination_and_it_is_reported_once() {
     let place = Place::new();
     let meeting = place.join("meeting");
     let mount = Mount::of(
@@ -316,7 +316,7 @@ fn done(daemon: &Daemon, disk: &str) -> u64 {
 }
 
 #[test]
-fn a_directory_of_hosts_that_vanishes_leaves_each_to_itself_and_they_meet_again() {
+fn hosts_continue_without_a_vanished_coordination_directory_and_resume_with_it() {
     let place = Place::new();
     let shared = place.join("shared");
     fs::create_dir(&shared).expect("a directory can be made");
@@ -409,7 +409,7 @@ fn signal(id: u32, name: &str) {
 }
 
 #[test]
-fn a_disk_whose_upstream_stands_still_waits_and_goes_on_and_others_do_not_notice() {
+fn a_stalled_upstream_delays_only_its_own_disk() {
     /// From then on requests fail at once, until the upstream is back: docs/datastores.md.
     const WAITS: Duration = Duration::from_secs(30);
     let place = Place::new();
